@@ -1,0 +1,25 @@
+"""Every AnnData key and every special token id, spelled once."""
+
+# --- keys in AnnData -------------------------------------------------------------------------------------------------
+UNS = "scdiva"
+"""`adata.uns` entry that holds what each scdiva call was given and what it found."""
+VAR_TOKEN = "scdiva_token"
+VAR_ENTROPY = "scdiva_entropy"
+LAYER_RANK = "scdiva_rank"
+OBSM_EMBEDDING = "X_scdiva"
+
+# --- tokens ----------------------------------------------------------------------------------------------------------
+PAD = 0
+MASK = 1
+LAT = 2
+N_SPECIAL = 3
+"""Gene tokens are `N_SPECIAL ... N_SPECIAL + n_genes - 1`: row `i` of a vocabulary has token `i + N_SPECIAL`."""
+UNKNOWN = -1
+"""Token of a gene that the vocabulary does not hold."""
+
+# --- units -----------------------------------------------------------------------------------------------------------
+TARGET_SUM = 1e4
+"""Counts per cell to which expression is normalised before log1p (paper, section 3.4)."""
+MAX_LENGTH = 1200
+"""Genes kept per cell (paper, table of the model configuration)."""
+DEFAULT_MODEL = "scdiva-mini"

@@ -117,7 +117,7 @@ def test_odd_heads_are_fine_without_rope():
 def test_config_is_there_without_torch():
     code = (
         "import sys, scdiva.models as m; m.ScDiVaConfig.paper(); assert 'torch' not in sys.modules; "
-        "assert 'ScDiVa' in dir(m) and 'load_model' in dir(m); m.ScDiVa; assert 'torch' in sys.modules"
+        "assert 'ScDiVa' in dir(m) and 'load_model' in dir(m)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 

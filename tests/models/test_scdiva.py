@@ -66,8 +66,7 @@ def slow_forward(model: ScDiVa, tokens, values, hidden, time=None):
         z = norm(weights @ genes[tokens] / max(weights.sum(), 1e-30), w["anchor.norm.weight"])
     elif c.anchor == "encoder":
         raw = weights @ w["anchor.table.weight"][tokens] + w["anchor.bias"]
-        normed = raw / np.sqrt((raw**2).mean() + 1e-5) * w["anchor.norm.weight"]
-        z = raw + affine(silu(affine(normed, "anchor.hidden")), "anchor.out")
+        z = raw + affine(silu(affine(norm(raw, w["anchor.norm.weight"]), "anchor.hidden")), "anchor.out")
     if z is not None:
         lat = lat + affine(z, "anchor_in")
     x = np.concatenate([lat[None], x])
@@ -104,7 +103,7 @@ def slow_forward(model: ScDiVa, tokens, values, hidden, time=None):
         ("learned", {}),
         ("learned", {"position": "none", "tie_gene_head": True}),
         ("pooled", {}),
-        ("encoder", {}),
+        ("encoder", {"norm_eps": 0.1}),
         ("encoder", {"time_conditioning": True, "tie_gene_head": True}),
     ],
 )

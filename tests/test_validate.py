@@ -148,6 +148,13 @@ def test_logarithms_to_other_bases_are_refused(counts, base, log, input):
         scan_of(x, input=input)
 
 
+def test_logarithms_to_base_2_of_large_totals_are_refused(counts):
+    x = np.log2(1 + counts / counts.sum(1, keepdims=True) * 1e6)
+    assert 15 < x.max() < 20
+    with pytest.raises(ValueError, match="logarithms to base 2"):
+        scan_of(x)
+
+
 def test_nothing_to_scan():
     for shape in ((0, 4), (4, 0)):
         with pytest.raises(ValueError, match=f"adata.X is empty: {shape[0]} cells × {shape[1]} genes"):

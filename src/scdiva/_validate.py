@@ -14,6 +14,7 @@ Input = Literal["auto", "counts", "lognorm"]
 
 MAX_LOGNORM = 15.0
 """Largest value taken as a logarithm: log(1 + 1e6), the whole of a cell in one gene at a million counts, is 13.8."""
+_MAX_LOG2 = 20.0  # the same to base 2 is 19.9
 LOG_SHARE = 0.5
 """Share of non-integer values above which a matrix of small values is taken as log-normalised. Log-normalised values
 are never integers but by accident; in counts corrected for ambient RNA or multiple mapping many still are."""
@@ -173,7 +174,7 @@ class _Seen:
         genes = block.indices
         self.sum += np.bincount(genes, weights=x, minlength=self.n_vars)
         self.sum_squares += np.bincount(genes, weights=x * x, minlength=self.n_vars)
-        if self.max > MAX_LOGNORM:
+        if self.max > _MAX_LOG2:
             return
         counts = np.expm1(x)
         self.sum_expm1 += np.bincount(genes, weights=counts, minlength=self.n_vars)
@@ -258,8 +259,9 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
         return "lognorm"
     if not seen.n_fraction:
         return "counts"
-    if log_like:
+    if share > LOG_SHARE:
         _refuse_other_base(seen, where)
+    if log_like:
         return "lognorm"
     warnings.warn(
         f"{where} is taken as counts although {found}. Corrected counts, TPM and counts recovered from logarithms look "
@@ -272,10 +274,11 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
 
 def _refuse_other_base(seen: _Seen, where: str) -> None:
     # Normalised cells have one total. If it is one only when the logarithm is undone to another base, that is the base.
-    if seen.totals["e"][0] < 10 or seen.spread("e") < 0.05:
+    if seen.max > _MAX_LOG2 or seen.totals["e"][0] < 10:
         return
+    natural = seen.spread("e")
     for base in ("2", "10"):
-        if seen.spread(base) < 0.01:
+        if seen.spread(base) < min(1e-3, natural / 10):
             raise ValueError(
                 f"{where} holds logarithms to base {base}: undone so, every cell has the same total. scdiva reads "
                 f"natural logarithms, log(1 + x): adata.X = adata.X * np.log({base}) makes them so."

@@ -141,6 +141,7 @@ def _open_path(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
 
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
+    root: Any
     if path.is_dir():
         import zarr
 

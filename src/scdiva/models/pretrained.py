@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 from scdiva._constants import DEFAULT_MODEL
 from scdiva._settings import logger, settings
 from scdiva._version import __version__
-
-from ._folder import (
+from scdiva.models._folder import (
     CARD,
     CHECKSUMS,
     CONFIG,
@@ -41,9 +40,9 @@ from ._folder import (
 
 if TYPE_CHECKING:
     import torch
-    from scdiva.tokenizer.vocabulary import Vocabulary
 
-    from .scdiva import ScDiVa
+    from scdiva.models.scdiva import ScDiVa
+    from scdiva.tokenizer.vocabulary import Vocabulary
 
 _BUNDLED = Path(__file__).parents[1] / "checkpoints"
 _DTYPES = ("float32", "float16", "bfloat16")
@@ -160,10 +159,10 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
         If ``hf://`` is asked for and huggingface_hub is not installed.
     """
     import torch
-    from scdiva.tokenizer.vocabulary import Vocabulary
 
-    from .config import ScDiVaConfig
-    from .scdiva import ScDiVa
+    from scdiva.models.config import ScDiVaConfig
+    from scdiva.models.scdiva import ScDiVa
+    from scdiva.tokenizer.vocabulary import Vocabulary
 
     if isinstance(model, ScDiVa):
         if getattr(model, "vocabulary", None) is None:
@@ -190,8 +189,8 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
             f"{folder}: {CONFIG} describes a model of {model_config.n_genes:,} genes, but {VOCABULARY} holds "
             f"{vocabulary.n_genes:,}"
         )
-    with torch.random.fork_rng(devices=[]):
-        loaded = ScDiVa(model_config)
+    # Every weight is about to be replaced; with a generator of its own this draws nothing from torch's global stream.
+    loaded = ScDiVa(model_config, generator=torch.Generator())
     _fill(loaded, blob, folder / WEIGHTS)
     # Through object.__setattr__: neither is a parameter, and nn.Module types what its own __setattr__ takes.
     object.__setattr__(loaded, "vocabulary", vocabulary)
@@ -315,12 +314,10 @@ def _fill(model: ScDiVa, blob: bytes, file: Path) -> None:
 def _check_vocabulary(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> None:
     """Refuse a vocabulary that is not the one the model was trained with."""
     expected = config["vocabulary"]
-    found = {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint}
-    if found != expected:
+    if {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint} != expected:
         raise ValueError(
-            f"{folder / VOCABULARY} is not the vocabulary that the model was trained with: {found['n_genes']:,} genes, "
-            f"fingerprint {found['fingerprint'][:12]}, where {CONFIG} says {expected.get('n_genes')} genes, "
-            f"{str(expected.get('fingerprint'))[:12]}"
+            f"{folder / VOCABULARY} is not the vocabulary that the model was trained with: it has {vocabulary.n_genes} "
+            f"genes, fingerprint {vocabulary.fingerprint[:12]}, but {CONFIG} says {expected}"
         )
 
 

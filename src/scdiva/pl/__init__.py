@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from ._umap import umap
+from scdiva.pl._umap import umap
 
 __all__ = ["umap"]

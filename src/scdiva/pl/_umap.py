@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from scdiva._constants import OBSM_EMBEDDING, UNS
 from scdiva._docs import with_shared_docs
 from scdiva._settings import logger, settings
-
-from ._figure import axes_for, check_file, finish
-from ._labels import densest_point, place_labels
+from scdiva.pl._figure import axes_for, check_file, finish
+from scdiva.pl._labels import densest_point, place_labels
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -46,10 +45,10 @@ def umap(
 ) -> Figure | None:
     """Draw the UMAP of an embedding, coloured by a column of obs or by a gene.
 
-    The map is computed from ``obsm[basis]`` (UMAP [1]_, Euclidean distance) and kept in ``obsm[basis + "_umap"]``, (n_obs,
-    2), with its parameters in ``uns["scdiva"]["umap"]``, so that the next picture is at once the same. It is computed
-    anew when the embedding or the parameters have changed. A map of that name that did not come from here is drawn as
-    it is and never written over; ``obsm["X_umap"]`` is never touched.
+    The map, (n_obs, 2), is computed from ``obsm[basis]`` by UMAP [1]_ and kept in ``obsm[basis + "_umap"]``, with its
+    parameters in ``uns["scdiva"]["umap"]``, so that the next picture is at once the same. It is computed anew when the
+    embedding or the parameters have changed. A map of that name that did not come from here is drawn as it is and never
+    written over; ``obsm["X_umap"]`` is never touched.
 
     Parameters
     ----------
@@ -115,13 +114,14 @@ def umap(
     axes.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
     axes.set_title(title if title is not None else color or "")
     if values is None:
-        axes.scatter(*xy[shown].T, color="0.5", **style)
+        axes.scatter(xy[shown, 0], xy[shown, 1], color="0.5", **style)
     elif isinstance(values.dtype, pd.CategoricalDtype):
         _draw_groups(axes, xy[shown], values[shown], _palette(adata, str(color), values), legend, style)
     else:
         number = values.to_numpy(dtype=np.float64)[shown]
         order = np.argsort(number, kind="stable")  # high values on top
-        dots = axes.scatter(*xy[shown][order].T, c=number[order], cmap="viridis", **style)
+        x, y = xy[shown][order].T
+        dots = axes.scatter(x, y, c=number[order], cmap="viridis", **style)
         fig.colorbar(dots, ax=axes, shrink=0.7)
     return finish(fig, own=ax is None, return_fig=return_fig, save=save)
 
@@ -237,7 +237,7 @@ def _draw_groups(
     # One shuffled layer, so that no group hides another only because it comes later in the alphabet.
     order = np.random.default_rng(0).permutation(len(xy))
     order = order[np.argsort(codes[order] >= 0, kind="stable")]
-    ax.scatter(*xy[order].T, c=colours[codes[order] + 1], **style)
+    ax.scatter(xy[order, 0], xy[order, 1], c=colours[codes[order] + 1], **style)
     present = [i for i in range(len(names)) if (codes == i).any()]
     where = ("on data" if len(present) <= _MAX_ON_DATA else "right") if legend == "auto" else legend
     if where == "on data" and present:

@@ -57,6 +57,8 @@ def place_labels(ax: Axes, anchors: NDArray[np.floating], names: list[str], *, f
         ax.text(x, y, name, ha="center", va="center", fontsize=fontsize, weight="bold", path_effects=outline, zorder=5)
         for (x, y), name in zip(anchors, names, strict=True)
     ]
+    for text in texts:
+        text.set_in_layout(False)  # names lie on the plot and claim no room beside it
     ax.figure.canvas.draw()  # a constrained layout settles only now, and pixels count from here on
     boxes = [text.get_window_extent() for text in texts]
     sizes = np.array([(box.width, box.height) for box in boxes]).reshape(-1, 2)

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 
 from scdiva._settings import settings
 from scdiva.pl import _umap, umap
-from scdiva.pl._labels import densest_point, spread
+from scdiva.pl._labels import densest_point, free_places
 
 
 def cells(n: int = 60, seed: int = 0) -> ad.AnnData:
@@ -134,6 +134,19 @@ def test_colours_follow_the_kind_of_column(drawn):
     assert "kind_colors" not in adata.uns
 
 
+def test_all_cells_are_in_view_and_each_name_stands_at_its_group(drawn):
+    fig = umap(drawn.copy(), "kind", return_fig=True)
+    fig.canvas.draw()
+    axes, xy = fig.axes[0], drawn.obsm["X_scdiva_umap"]
+    (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
+    assert ((xy > [x0, y0]) & (xy < [x1, y1])).all()
+    assert np.ptp(xy[:, 0]) > 0.8 * (x1 - x0)
+    centres = {kind: xy[drawn.obs["kind"] == kind].mean(axis=0) for kind in drawn.obs["kind"].cat.categories}
+    for text in axes.texts:
+        nearest = min(centres, key=lambda kind: np.linalg.norm(centres[kind] - text.get_position()))
+        assert nearest == text.get_text()
+
+
 def test_scanpys_colours_are_used(drawn):
     adata = drawn.copy()
     adata.uns["kind_colors"] = ["#ff0000", "#00ff00", "#0000ff"]
@@ -226,15 +239,29 @@ def test_the_densest_point_is_in_the_larger_island():
     assert np.array_equal(densest_point(points[:1]), points[0])
 
 
-def test_spread_separates_boxes_inside_the_frame_and_leaves_free_ones():
+def test_names_find_places_off_each_other_and_off_the_cells():
     rng = np.random.default_rng(0)
-    centres = np.concatenate([rng.uniform(190, 210, (8, 2)), [[350.0, 350.0], [399.0, 20.0]]])
+    anchors = np.concatenate([rng.uniform(190, 210, (8, 2)), [[350.0, 350.0], [399.0, 20.0]]])
     sizes = np.tile([60.0, 14.0], (10, 1))
-    at = spread(centres, sizes, (0.0, 0.0, 400.0, 400.0))
+    dots = rng.uniform(150, 250, (500, 2))
+    frame = (0.0, 0.0, 400.0, 400.0)
+    at = free_places(anchors, sizes, dots, frame)
     gap = np.abs(at[:, None] - at) - (sizes[:, None] + sizes) / 2
     np.fill_diagonal(gap[..., 0], 1.0)
     assert (gap.max(axis=2) >= 0).all()
     assert (at - sizes / 2 >= 0).all()
     assert (at + sizes / 2 <= 400).all()
-    assert np.array_equal(at[8], centres[8])
-    assert at[9, 0] == 370.0  # pulled inside
+    assert np.array_equal(at[8], anchors[8])  # nothing there to avoid
+    assert at[9, 0] < 370.0  # pulled inside
+
+    def hidden(centres):
+        return sum((np.abs(dots - c) < s / 2).all(axis=1).sum() for c, s in zip(centres, sizes, strict=True))
+
+    assert hidden(at) < 0.5 * hidden(anchors)
+    assert np.array_equal(at, free_places(anchors, sizes, dots, frame))
+
+
+def test_names_without_room_stay_in_the_frame():
+    at = free_places(np.full((9, 2), 20.0), np.tile([38.0, 14.0], (9, 1)), np.zeros((0, 2)), (0.0, 0.0, 40.0, 40.0))
+    assert np.isfinite(at).all()
+    assert ((at > 0) & (at < 40)).all()

@@ -36,7 +36,7 @@ def umap(
     *,
     basis: str = OBSM_EMBEDDING,
     n_neighbors: int = 15,
-    min_dist: float = 0.3,
+    min_dist: float = 0.5,
     legend: str = "auto",
     size: float | None = None,
     title: str | None = None,
@@ -113,8 +113,8 @@ def umap(
     groups = [] if values is None or not isinstance(values.dtype, pd.CategoricalDtype) else _present(values[shown])
     where = ("on data" if len(groups) <= _MAX_ON_DATA else "right") if legend == "auto" else legend
     columns = -(-len(groups) // _PER_COLUMN) if where == "right" else 0
-    fig, axes = axes_for(ax, (5.5 + 1.6 * columns, 5.0))
-    dot = size if size is not None else float(np.clip(40_000 / shown.sum(), 1.0, 40.0))
+    fig, axes = axes_for(ax, (6.0 + 1.6 * columns, 5.0))
+    dot = size if size is not None else float(np.clip(12_000 / shown.sum(), 1.0, 18.0))
     style: dict[str, Any] = {"s": dot, "linewidths": 0, "rasterized": True}
     axes.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
     axes.set_title(title if title is not None else color or "")
@@ -254,8 +254,9 @@ def _draw_groups(
     ax.scatter(xy[order, 0], xy[order, 1], c=colours[codes[order] + 1], **style)
     groups = _present(values)
     if where == "on data" and groups:
-        ax.autoscale(False)
-        place_labels(ax, np.array([densest_point(xy[codes == i]) for i in groups]), [str(names[i]) for i in groups])
+        anchors = np.array([densest_point(xy[codes == i]) for i in groups])
+        darker = [tuple(0.7 * colours[i + 1, :3]) for i in groups]
+        place_labels(ax, xy, anchors, [str(names[i]) for i in groups], darker)
     elif where == "right":
         for i in groups:
             ax.scatter([], [], color=colours[i + 1], s=30, label=str(names[i]))

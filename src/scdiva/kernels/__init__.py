@@ -1,0 +1,11 @@
+"""Attention kernels behind one door.
+
+`rope_attention` is the only way in: rotation and attention in one call, so that a fused backend can take both.
+"""
+
+from __future__ import annotations
+
+from scdiva.kernels._attention import BACKENDS, rope_attention
+from scdiva.kernels._rope import apply_rope, positions, rope_tables
+
+__all__ = ["BACKENDS", "apply_rope", "positions", "rope_attention", "rope_tables"]

@@ -1,0 +1,32 @@
+"""The network, its configuration, and its folder on disk. Nothing is imported before it is asked for."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scdiva.models.config import ScDiVaConfig
+    from scdiva.models.pretrained import load_model, save_model
+    from scdiva.models.scdiva import ScDiVa, ScDiVaOutput, init_gene_embedding
+
+_WHERE = {
+    "ScDiVa": "scdiva",
+    "ScDiVaConfig": "config",
+    "ScDiVaOutput": "scdiva",
+    "init_gene_embedding": "scdiva",
+    "load_model": "pretrained",
+    "save_model": "pretrained",
+}
+
+__all__ = ["ScDiVa", "ScDiVaConfig", "ScDiVaOutput", "init_gene_embedding", "load_model", "save_model"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,163 @@
+"""One dataclass says what a network is. It imports no torch, so that a command line can show it at once."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from math import isfinite
+from typing import Any, Literal
+
+from scdiva._constants import MAX_LENGTH, N_SPECIAL
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "anchor": ("learned", "pooled", "encoder"),
+    "position": ("rope", "none"),
+    "attention_backend": ("auto", "sdpa", "reference", "triton"),
+}
+
+
+@dataclass(frozen=True)
+class ScDiVaConfig:
+    """Architecture of an :class:`~scdiva.models.ScDiVa`.
+
+    `ScDiVaConfig()` holds our defaults, :meth:`paper` the paper's tables to the letter. Each field in which the two
+    differ says why.
+
+    Parameters
+    ----------
+    n_genes
+        Genes of the vocabulary; special tokens come on top.
+    dim, n_layers, n_heads, ffn_dim
+        Width of the stream, number of blocks, heads in each, hidden width of SwiGLU.
+    max_length
+        Most genes a cell may hold; `[LAT]` comes on top.
+    rope_base
+        Base of the rotary frequencies.
+    norm_eps
+        Of every RMSNorm.
+    tie_gene_head
+        Use the gene rows of the embedding table as gene head. The paper's count of parameters is only reached untied;
+        small models spend most of their weights there and may tie.
+    anchor
+        What `[LAT]` starts from, beside its own learned vector: `"learned"`, nothing, as in the paper's text;
+        `"pooled"`, the value-weighted mean of the visible genes' embeddings; `"encoder"`, a light set encoder, for
+        the latent encoder that the paper's figure shows and its text leaves undefined. Default `"encoder"`: in a
+        single denoising pass nothing trains `[LAT]` directly, and on its own it stays a weak summary of the cell.
+    anchor_dim, anchor_hidden
+        Widths of the set encoder's state and MLP; without effect for other anchors.
+    position
+        `"rope"`: attention sees the distance in rank between two genes; `"none"`: a cell is a set.
+    time_conditioning
+        Tell the network the diffusion time. Off, as in the paper's architecture: in an absorbing process the optimal
+        denoiser doesn't depend on it (Ou et al. 2024).
+    entropy_floor
+        Least entropy, in nats, by which a value is divided when genes are ranked. 0 in the paper; ours is 0.1, because
+        a gene detected in one cell of ten thousand would otherwise outrank any marker by hundreds of times.
+    attention_backend
+        Backend of :func:`scdiva.kernels.rope_attention` unless a call names another. It changes no number beyond
+        rounding.
+
+    Raises
+    ------
+    TypeError
+        If a field has the wrong type.
+    ValueError
+        If a field is out of range, or `n_heads` doesn't divide `dim` into heads that RoPE can rotate.
+    """
+
+    n_genes: int = 41_818
+    dim: int = 512
+    n_layers: int = 12
+    n_heads: int = 8
+    ffn_dim: int = 2048
+    max_length: int = MAX_LENGTH
+    rope_base: float = 10_000.0
+    norm_eps: float = 1e-5
+    tie_gene_head: bool = False
+    anchor: Literal["learned", "pooled", "encoder"] = "encoder"
+    anchor_dim: int = 128
+    anchor_hidden: int = 512
+    position: Literal["rope", "none"] = "rope"
+    time_conditioning: bool = False
+    entropy_floor: float = 0.1
+    attention_backend: Literal["auto", "sdpa", "reference", "triton"] = "auto"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            self._check_field(field.name, field.default)
+        if self.dim % self.n_heads:
+            raise ValueError(f"n_heads must divide dim; {self.n_heads} doesn't divide {self.dim}.")
+        if self.position == "rope" and self.head_dim % 2:
+            raise ValueError(f"RoPE rotates pairs, so dim / n_heads must be even; {self.dim} / {self.n_heads} is not.")
+        if self.time_conditioning and self.dim % 2:
+            raise ValueError(f"time_conditioning needs an even dim; got {self.dim}.")
+
+    def _check_field(self, name: str, default: object) -> None:
+        """Check type and range of one field, taking the type from the default's."""
+        value = getattr(self, name)
+        if isinstance(default, bool):
+            if not isinstance(value, bool):
+                raise TypeError(f"{name} must be True or False; got {value!r}.")
+        elif isinstance(default, int):
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise TypeError(f"{name} must be a whole number; got {value!r}.")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1; got {value}.")
+        elif isinstance(default, float):
+            if not isinstance(value, (int, float)) or isinstance(value, bool):
+                raise TypeError(f"{name} must be a number; got {value!r}.")
+            if not isfinite(value) or value < 0 or (value == 0 and name != "entropy_floor"):
+                raise ValueError(f"{name} must be finite and positive; got {value}.")
+            object.__setattr__(self, name, float(value))  # a whole number from JSON means the same model
+        elif value not in _CHOICES[name]:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, _CHOICES[name]))}; got {value!r}.")
+
+    @classmethod
+    def paper(cls) -> ScDiVaConfig:
+        """Return the paper's model configuration (its table "Model configuration").
+
+        93,432,321 parameters: 93.43 M for what the paper lists, 1,536 for the special tokens' embeddings and 512 for
+        the hidden value's. The "about 94.5 M" of the paper's text can't be reached from its tables.
+        """
+        return cls(anchor="learned", entropy_floor=0.0)
+
+    @property
+    def n_tokens(self) -> int:
+        """Rows of the embedding table: special tokens and genes."""
+        return self.n_genes + N_SPECIAL
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.dim // self.n_heads
+
+    @property
+    def state_dim(self) -> int:
+        """Width of the cell state: `anchor_dim` with the set encoder, else `dim`."""
+        return self.anchor_dim if self.anchor == "encoder" else self.dim
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every field as plain Python, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> ScDiVaConfig:
+        """Rebuild a configuration from :meth:`to_dict`'s result.
+
+        Parameters
+        ----------
+        values
+            One entry for every field.
+
+        Raises
+        ------
+        ValueError
+            If a field is missing or unknown: a weight file read with a guessed field would give a plausible, wrong
+            model.
+        """
+        known = {field.name for field in fields(cls)}
+        unknown, missing = sorted(set(values) - known), sorted(known - set(values))
+        if unknown or missing:
+            said = [f"unknown: {', '.join(map(str, unknown))}"] * bool(unknown)
+            said += [f"missing: {', '.join(missing)}"] * bool(missing)
+            raise ValueError(f"Not a complete model configuration ({'; '.join(said)}).")
+        return cls(**values)

@@ -1,0 +1,316 @@
+"""The network: a bidirectional transformer over the ranked genes of a cell, with `[LAT]` in front.
+
+No loss and no optimiser live here; `scdiva.diffusion` corrupts and scores, `scdiva.train` trains.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scdiva._constants import LAT, MASK, N_SPECIAL
+from scdiva.kernels import rope_tables
+from scdiva.models.config import ScDiVaConfig
+from scdiva.nn.anchor import PooledAnchor, SetEncoder
+from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
+from scdiva.nn.heads import DualHeads
+from scdiva.nn.layers import INIT_STD, Block, RMSNorm, linear
+
+
+class ScDiVaOutput(NamedTuple):
+    """What one pass gives.
+
+    Attributes
+    ----------
+    hidden
+        `(T, dim)`, the gene positions after the final norm, in the order of the input.
+    cell_state
+        `(B, state_dim)`: `[LAT]` after the final norm; with the set encoder, `z + R·[LAT]`.
+    anchor
+        `(B, state_dim)`, the state that `[LAT]` started from; `None` with `anchor="learned"` unless one was given.
+    """
+
+    hidden: Tensor
+    cell_state: Tensor
+    anchor: Tensor | None
+
+
+class ScDiVa(nn.Module):
+    """Masked-diffusion transformer of single cells (paper, section 3 and appendix "Model Architecture").
+
+    Cells come packed: the tokens of all cells one after the other, `cu_seqlens` (int32, `(B + 1,)`) marking where each
+    begins. The model itself puts `[LAT]` at position 0 of each cell; it is never masked. Nothing is padded, so the
+    result for a cell doesn't depend on which others are in the batch.
+
+    Parameters
+    ----------
+    config
+        The architecture.
+    generator
+        Source of the initial weights. `None` draws from torch's global stream, like any module; a generator leaves
+        that stream as it was.
+    """
+
+    def __init__(self, config: ScDiVaConfig, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.config = config
+        if generator is None:
+            self._build()
+            return
+        seed = int(torch.randint(2**63 - 1, (1,), generator=generator, device=generator.device))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self._build()
+
+    def _build(self) -> None:
+        c = self.config
+        self.embedding = GeneValueEmbedding(c.n_tokens, c.dim)
+        self.time = TimeEmbedding(c.dim) if c.time_conditioning else None
+        self.anchor: nn.Module | None = None
+        self.anchor_in: nn.Module = nn.Identity()
+        self.anchor_out: nn.Linear | None = None
+        if c.anchor == "pooled":
+            self.anchor = PooledAnchor(c.dim, c.norm_eps)
+            self.anchor_in = linear(c.dim, c.dim)
+        elif c.anchor == "encoder":
+            self.anchor = SetEncoder(c.n_tokens, c.anchor_dim, c.anchor_hidden)
+            self.anchor_in = linear(c.anchor_dim, c.dim)
+            self.anchor_out = linear(c.dim, c.anchor_dim, std=0.0)  # the encoder's state is kept until this has learned
+        # each of the 2·n_layers writes to the stream adds its variance: scaled down so that the sum keeps its size
+        out_std = INIT_STD / (2 * c.n_layers) ** 0.5
+        self.blocks = nn.ModuleList(
+            Block(c.dim, c.n_heads, c.ffn_dim, eps=c.norm_eps, out_std=out_std) for _ in range(c.n_layers)
+        )
+        self.norm = RMSNorm(c.dim, c.norm_eps)
+        self.heads = DualHeads(c.dim, c.n_genes, tied=c.tie_gene_head)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        values: Tensor,
+        cu_seqlens: Tensor,
+        *,
+        value_mask: Tensor | None = None,
+        time: Tensor | None = None,
+        anchor_state: Tensor | None = None,
+        backend: str | None = None,
+    ) -> ScDiVaOutput:
+        """Run the network once.
+
+        Parameters
+        ----------
+        tokens
+            int64 `(T,)`: gene tokens, or `MASK` where the identity is hidden; without `[LAT]` and padding. In each
+            cell they stand in order of rank.
+        values
+            `(T,)`, log-normalised expression; not read where hidden.
+        cu_seqlens
+            int32 `(B + 1,)`, cell boundaries. A cell may be empty, and all of its tokens may be masked.
+        value_mask
+            bool `(T,)`, `True` where the value is hidden. The value of a `MASK` token always is. `None`: only there.
+        time
+            `(B,)`, diffusion times in [0, 1]; needed if the model is conditioned on time, else ignored.
+        anchor_state
+            `(B, state_dim)`, the cell state of another view of the same cells to start `[LAT]` from (the paper's
+            "global prompt"); `None`: from the visible tokens of this input.
+        backend
+            Attention backend of this call; `None`: the configured one.
+
+        Raises
+        ------
+        ValueError
+            If the tensors don't fit each other, a token isn't one of this vocabulary, or a cell is too long.
+        """
+        self._check(tokens, values, cu_seqlens, value_mask, time, anchor_state)
+        c = self.config
+        hidden_identity = tokens == MASK
+        value_mask = hidden_identity if value_mask is None else value_mask | hidden_identity
+
+        genes = self.embedding(tokens, values, value_mask)
+        anchor = anchor_state
+        if anchor is None:
+            anchor = self._encode_anchor(tokens, values, cu_seqlens, ~value_mask)
+        lat = self.embedding.gene.weight[LAT].expand(cu_seqlens.numel() - 1, -1)
+        if anchor is not None:
+            lat = lat + self.anchor_in(anchor)
+
+        lengths = cu_seqlens.long().diff()
+        cells = torch.arange(lengths.numel(), device=tokens.device)
+        cell_of_gene = torch.repeat_interleave(cells, lengths)
+        if self.time is not None and time is not None:
+            shift = self.time(time)
+            lat, genes = lat + shift, genes + shift[cell_of_gene]
+
+        # [LAT] goes in front of each cell: gene i of cell b moves b + 1 places down
+        gene_rows = torch.arange(tokens.numel(), device=tokens.device) + cell_of_gene + 1
+        lat_rows = cu_seqlens[:-1].long() + cells
+        x = torch.cat([lat, genes])[torch.cat([lat_rows, gene_rows]).argsort()]
+        bounds = cu_seqlens + torch.arange(cu_seqlens.numel(), dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+
+        cos = sin = None
+        if c.position == "rope":
+            cos, sin = rope_tables(c.max_length + 1, c.head_dim, c.rope_base, device=x.device)
+        for block in self.blocks:
+            x = block(x, bounds, cos, sin, backend or c.attention_backend)
+        x = self.norm(x)
+
+        cell_state = x[lat_rows]
+        if self.anchor_out is not None:
+            cell_state = anchor + self.anchor_out(cell_state)
+        return ScDiVaOutput(hidden=x[gene_rows], cell_state=cell_state, anchor=anchor)
+
+    def encode(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, backend: str | None = None) -> Tensor:
+        """Return the cell state `(B, state_dim)` of uncorrupted cells; arguments as in :meth:`forward`."""
+        time = None
+        if self.time is not None:
+            time = torch.zeros(cu_seqlens.numel() - 1, device=tokens.device)
+        return self(tokens, values, cu_seqlens, time=time, backend=backend).cell_state
+
+    def encode_anchor(
+        self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, value_mask: Tensor | None = None
+    ) -> Tensor | None:
+        """Return what `[LAT]` would start from, without running a transformer block.
+
+        Arguments as in :meth:`forward`. `(B, state_dim)`, or `None` with `anchor="learned"`.
+        """
+        self._check(tokens, values, cu_seqlens, value_mask, None, None, needs_time=False)
+        hidden = tokens == MASK if value_mask is None else value_mask | (tokens == MASK)
+        return self._encode_anchor(tokens, values, cu_seqlens, ~hidden)
+
+    def _encode_anchor(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, visible: Tensor) -> Tensor | None:
+        if self.anchor is None:
+            return None
+        if isinstance(self.anchor, PooledAnchor):
+            return self.anchor(self.embedding.gene.weight, tokens, values, cu_seqlens, visible)
+        return self.anchor(tokens, values, cu_seqlens, visible)
+
+    @property
+    def gene_weight(self) -> Tensor:
+        """Weight of the gene head, `(n_genes, dim)`; row `j` belongs to token `j + N_SPECIAL`."""
+        return self.heads.gene_weight(self.embedding.gene.weight)
+
+    def gene_logits(self, hidden: Tensor) -> Tensor:
+        """Map hidden states `(N, dim)` to logits `(N, n_genes)`; column `j` belongs to token `j + N_SPECIAL`."""
+        return nn.functional.linear(hidden, self.gene_weight)
+
+    def predict_values(self, hidden: Tensor) -> Tensor:
+        """Map hidden states `(N, dim)` to log-normalised expression `(N,)`."""
+        return self.heads.value(hidden).squeeze(-1)
+
+    @property
+    def state_dim(self) -> int:
+        """Width of the cell state."""
+        return self.config.state_dim
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of trained numbers; tied weights count once."""
+        return sum(p.numel() for p in self.parameters())
+
+    def _check(
+        self,
+        tokens: Tensor,
+        values: Tensor,
+        cu_seqlens: Tensor,
+        value_mask: Tensor | None,
+        time: Tensor | None,
+        anchor_state: Tensor | None,
+        *,
+        needs_time: bool = True,
+    ) -> None:
+        c = self.config
+        if tokens.dim() != 1 or tokens.dtype != torch.int64:
+            raise ValueError(f"tokens must be a packed int64 vector (T,); got {tokens.dtype} {tuple(tokens.shape)}.")
+        if values.shape != tokens.shape or not values.is_floating_point():
+            raise ValueError(
+                f"values must be floating and as long as tokens, {tokens.numel()}; "
+                f"got {values.dtype} {tuple(values.shape)}."
+            )
+        if value_mask is not None and (value_mask.shape != tokens.shape or value_mask.dtype != torch.bool):
+            raise ValueError(
+                f"value_mask must be bool and as long as tokens, {tokens.numel()}; "
+                f"got {value_mask.dtype} {tuple(value_mask.shape)}."
+            )
+        if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.dtype != torch.int32:
+            raise ValueError(
+                "cu_seqlens must be int32 (B + 1,) for at least one cell; "
+                f"got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
+            )
+        n_cells, lengths = cu_seqlens.numel() - 1, cu_seqlens.diff()
+        if cu_seqlens[0] != 0 or cu_seqlens[-1] != tokens.numel() or (lengths < 0).any():
+            raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens.numel()}.")
+        if (too_long := lengths > c.max_length).any():
+            cell = int(too_long.nonzero()[0])
+            raise ValueError(
+                f"{int(too_long.sum())} cell(s) have more genes than max_length={c.max_length}, the first is cell "
+                f"{cell} of the batch with {int(lengths[cell])}; serialize with max_length={c.max_length}."
+            )
+        bad = (tokens != MASK) & ((tokens < N_SPECIAL) | (tokens >= c.n_tokens))
+        if bad.any():
+            raise ValueError(
+                f"{int(bad.sum())} token(s) are neither MASK nor one of this model's {c.n_genes} genes, the first is "
+                f"{int(tokens[bad][0])}; serialize with the vocabulary that the model was trained with."
+            )
+        if needs_time and c.time_conditioning and (time is None or time.shape != (n_cells,)):
+            raise ValueError(f"This model is conditioned on time: pass time of shape ({n_cells},).")
+        if anchor_state is not None and anchor_state.shape != (n_cells, c.state_dim):
+            raise ValueError(f"anchor_state must be {(n_cells, c.state_dim)}; got {tuple(anchor_state.shape)}.")
+
+
+@torch.no_grad()
+def init_gene_embedding(
+    model: ScDiVa, matrix: Tensor | np.ndarray, *, generator: torch.Generator | None = None
+) -> None:
+    """Start the gene embeddings from gene vectors, such as those of a truncated SVD of the corpus.
+
+    The first `k` columns of a gene's embedding become its vector, all scaled by one number so that an average row is
+    as long as a freshly drawn one; the others are drawn at a tenth of the usual size, so that the vectors rule at
+    first. The set encoder's table, where there is one, gets the leading `anchor_dim` columns in the same way. A gene
+    whose vector is all 0 (the corpus never saw it) and the special tokens keep what they have.
+
+    Parameters
+    ----------
+    model
+        Changed in place.
+    matrix
+        `(n_genes, k)`, row `j` for token `j + N_SPECIAL`, leading directions first; `k <= dim`.
+    generator
+        Source of the small random numbers; `None`: torch's global stream.
+
+    Raises
+    ------
+    ValueError
+        If the matrix has another number of genes, too many columns, numbers that aren't finite, or only zeros. The
+        model is then left as it was.
+    """
+    vectors = torch.as_tensor(matrix)
+    c = model.config
+    if vectors.dim() != 2 or vectors.shape[0] != c.n_genes or not 1 <= vectors.shape[1] <= c.dim:
+        raise ValueError(
+            f"The gene matrix must be ({c.n_genes}, k) with 1 <= k <= dim = {c.dim}; got {tuple(vectors.shape)}."
+        )
+    if not torch.isfinite(vectors).all():
+        row = int((~torch.isfinite(vectors)).any(dim=1).nonzero()[0])
+        raise ValueError(f"The gene matrix holds NaN or infinite numbers, first in row {row}.")
+    if not vectors.any():
+        raise ValueError("The gene matrix holds only zeros.")
+    tables = [model.embedding.gene.weight]
+    if isinstance(model.anchor, SetEncoder):
+        tables.append(model.anchor.table.weight)
+    for table in tables:
+        _fill(table[N_SPECIAL:], vectors.to(torch.float64), generator)
+
+
+def _fill(rows: Tensor, vectors: Tensor, generator: torch.Generator | None) -> None:
+    """Write the leading columns of `vectors` into `rows` (a view of a table), by the rule of `init_gene_embedding`."""
+    width = rows.shape[1]
+    lead = vectors[:, :width]
+    known = lead.any(dim=1)
+    rms = lead[known].square().sum(dim=1).mean().sqrt()
+    scale = INIT_STD * width**0.5 / rms
+    fresh = torch.randn(rows.shape, generator=generator) * (INIT_STD / 10)
+    fresh[:, : lead.shape[1]] = (lead * scale).to(fresh.dtype)
+    rows[known.to(rows.device)] = fresh[known].to(device=rows.device, dtype=rows.dtype)

@@ -1,0 +1,20 @@
+"""The parts of the network: layers, joint embedding, anchors of `[LAT]`, output heads."""
+
+from __future__ import annotations
+
+from scdiva.nn.anchor import PooledAnchor, SetEncoder
+from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
+from scdiva.nn.heads import DualHeads
+from scdiva.nn.layers import Attention, Block, RMSNorm, SwiGLU
+
+__all__ = [
+    "Attention",
+    "Block",
+    "DualHeads",
+    "GeneValueEmbedding",
+    "PooledAnchor",
+    "RMSNorm",
+    "SetEncoder",
+    "SwiGLU",
+    "TimeEmbedding",
+]

@@ -1,0 +1,131 @@
+"""RMSNorm, SwiGLU, attention and the pre-norm block (paper, appendix "Model Architecture")."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scdiva.kernels import rope_attention
+
+INIT_STD = 0.02
+"""Standard deviation of freshly drawn weights, as in GPT-2; the paper gives none."""
+
+
+def linear(n_in: int, n_out: int, *, bias: bool = False, std: float = INIT_STD) -> nn.Linear:
+    """Make a linear layer with weights from N(0, std²) and zero bias."""
+    layer = nn.Linear(n_in, n_out, bias=bias)
+    nn.init.normal_(layer.weight, std=std)
+    if bias:
+        nn.init.zeros_(layer.bias)
+    return layer
+
+
+class RMSNorm(nn.Module):
+    r"""Scale every vector to unit root mean square.
+
+    :math:`x / \sqrt{\mathrm{Mean}(x^2) + \epsilon} \odot \gamma` (paper, eq. `rmsnorm`; Zhang & Sennrich 2019),
+    accumulated in float32 whatever the dtype of `x` (paper, section 3.5).
+
+    Parameters
+    ----------
+    dim
+        Length of the last axis.
+    eps
+        :math:`\epsilon`; 1e-5 in the paper.
+    """
+
+    def __init__(self, dim: int, eps: float = 1e-5) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise the last axis of `x`, any shape; the dtype is kept."""
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        scale = torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + self.eps)
+        return (wide * scale * self.weight).to(x.dtype)
+
+
+class SwiGLU(nn.Module):
+    r"""Gated feed-forward network.
+
+    :math:`(\mathrm{SiLU}(x W_g) \odot (x W_u))\, W_d` (paper, eq. `swiglu`; Shazeer 2020), without biases.
+
+    Parameters
+    ----------
+    dim, hidden
+        Width of the stream and of the gate.
+    out_std
+        Standard deviation of the initial :math:`W_d`.
+    """
+
+    def __init__(self, dim: int, hidden: int, *, out_std: float = INIT_STD) -> None:
+        super().__init__()
+        self.gate = linear(dim, hidden)
+        self.up = linear(dim, hidden)
+        self.down = linear(hidden, dim, std=out_std)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map `(..., dim)` to `(..., dim)`."""
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Attention(nn.Module):
+    r"""Bidirectional multi-head attention within each cell.
+
+    :math:`\mathrm{Concat}(\mathrm{head}_1 \ldots \mathrm{head}_H) W_O` (paper, eq. `mha`), without biases.
+    :math:`W_Q, W_K, W_V` lie one after the other in `qkv.weight`, each `(dim, dim)`.
+
+    Parameters
+    ----------
+    dim, n_heads
+        Width of the stream; number of heads, which divides it.
+    out_std
+        Standard deviation of the initial :math:`W_O`.
+    """
+
+    def __init__(self, dim: int, n_heads: int, *, out_std: float = INIT_STD) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.qkv = linear(dim, 3 * dim)
+        self.out = linear(dim, dim, std=out_std)
+
+    def forward(
+        self, x: Tensor, cu_seqlens: Tensor, cos: Tensor | None, sin: Tensor | None, backend: str = "auto"
+    ) -> Tensor:
+        """Attend over packed tokens `(T, dim)`; arguments as in :func:`scdiva.kernels.rope_attention`."""
+        q, k, v = self.qkv(x).view(x.shape[0], 3, self.n_heads, -1).unbind(dim=1)
+        heads = rope_attention(q, k, v, cos=cos, sin=sin, cu_seqlens=cu_seqlens, backend=backend)
+        return self.out(heads.flatten(start_dim=1))
+
+
+class Block(nn.Module):
+    r"""Pre-norm transformer block.
+
+    :math:`x' = x + \mathrm{Attention}(\mathrm{RMSNorm}(x))`, then
+    :math:`x' + \mathrm{FFN}(\mathrm{RMSNorm}(x'))` (paper, eqs. `prenorm_attn` and `prenorm_ffn`).
+
+    Parameters
+    ----------
+    dim, n_heads, ffn_dim
+        Widths of stream and gate, number of heads.
+    eps
+        Of both norms.
+    out_std
+        Standard deviation of the two weights that write to the residual stream.
+    """
+
+    def __init__(self, dim: int, n_heads: int, ffn_dim: int, *, eps: float = 1e-5, out_std: float = INIT_STD) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(dim, eps)
+        self.attention = Attention(dim, n_heads, out_std=out_std)
+        self.ffn_norm = RMSNorm(dim, eps)
+        self.ffn = SwiGLU(dim, ffn_dim, out_std=out_std)
+
+    def forward(
+        self, x: Tensor, cu_seqlens: Tensor, cos: Tensor | None, sin: Tensor | None, backend: str = "auto"
+    ) -> Tensor:
+        """Map packed tokens `(T, dim)` to `(T, dim)`."""
+        x = x + self.attention(self.attention_norm(x), cu_seqlens, cos, sin, backend)
+        return x + self.ffn(self.ffn_norm(x))

@@ -1,0 +1,6 @@
+"""From gene names and counts to tokens: numpy, scipy and pandas only."""
+
+from scdiva.tokenizer.names import looks_like_mouse
+from scdiva.tokenizer.vocabulary import GeneMatch, Vocabulary, load_vocabulary
+
+__all__ = ["GeneMatch", "Vocabulary", "load_vocabulary", "looks_like_mouse"]

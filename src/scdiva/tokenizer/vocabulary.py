@@ -1,0 +1,364 @@
+"""The genes that a model knows: a table whose row i has token i + 3, and the way from gene names to tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from scdiva._constants import N_SPECIAL, UNKNOWN
+from scdiva.tokenizer.names import ensembl_id, r_name, repeated_name, usual_spelling
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+COLUMNS = ("ensembl_id", "symbol", "previous", "alias", "biotype", "entropy")
+"""Columns of a vocabulary table. All are strings but `entropy` (float32, nats)."""
+HOW = ("ensembl", "symbol", "previous", "alias", "unknown")
+"""The ways a name can be matched, in the order in which they are tried."""
+
+_HUMAN = Path(__file__).parent / "human.parquet"
+_CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
+_FORMAT = {b"scdiva_vocabulary": b"1"}
+
+
+@dataclass(frozen=True)
+class GeneMatch:
+    """Answer of :meth:`Vocabulary.match`.
+
+    Attributes
+    ----------
+    tokens
+        int32 of shape (n_names,), -1 where the vocabulary does not hold the gene.
+    how
+        Categorical of shape (n_names,): "ensembl", "symbol", "previous", "alias" or "unknown".
+    """
+
+    tokens: NDArray[np.int32]
+    how: pd.Categorical
+
+
+class Vocabulary:
+    """Genes with their tokens, names and entropies. It never changes: methods return a new one.
+
+    Parameters
+    ----------
+    table
+        One row per gene, in token order, with the columns `ensembl_id` (without version; may be empty), `symbol`
+        (unique), `previous` and `alias` (names joined by "|", may be empty), `biotype` and `entropy` (nats; NaN where
+        the corpus never saw the gene). The index is ignored. It is copied.
+
+    Raises
+    ------
+    ValueError
+        If a column is missing, of another type, or more than asked for; if a symbol is empty; if a symbol or an
+        Ensembl id stands twice; if an entropy is negative or infinite; if there is no gene.
+    """
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self._table = _checked(table)
+
+    def __len__(self) -> int:
+        return self.n_genes
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self._table.equals(other._table)
+
+    def __hash__(self) -> int:
+        return hash(self.fingerprint)
+
+    def __repr__(self) -> str:
+        known = int(self._table["entropy"].notna().sum())
+        return f"Vocabulary({self.n_genes} genes, entropy known for {known}, fingerprint {self.fingerprint[:12]})"
+
+    # --- making one --------------------------------------------------------------------------------------------------
+    @classmethod
+    def human(cls) -> Vocabulary:
+        """Give the 41,818 human genes that come with the package (rules in `scripts/build_vocabulary.py`)."""
+        return cls.read(_HUMAN)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Vocabulary:
+        """Read a vocabulary that :meth:`write` wrote.
+
+        Raises
+        ------
+        FileNotFoundError
+            If there is no such file.
+        ValueError
+            If it is no parquet file, is damaged, or is no vocabulary; the message names the file.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no vocabulary file {path}")
+        try:
+            stored = pq.read_table(path, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise ValueError(f"{path} is damaged or is no parquet file: {error}") from error
+        version = (stored.schema.metadata or {}).get(b"scdiva_vocabulary")
+        if version != _FORMAT[b"scdiva_vocabulary"]:
+            said = "no version" if version is None else f"version {version.decode(errors='replace')}"
+            raise ValueError(f"{path} states {said} of the vocabulary format; this scdiva reads version 1")
+        if not stored.schema.equals(_schema(), check_metadata=False):
+            raise ValueError(f"{path} is no vocabulary: its columns are {stored.schema.names}, not {list(COLUMNS)}")
+        if any(stored[name].null_count for name in COLUMNS):
+            raise ValueError(f"{path} is no vocabulary: it holds nulls")
+        try:
+            return cls(stored.to_pandas(use_threads=False))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+
+    def write(self, path: str | Path) -> None:
+        """Write the vocabulary to a parquet file. Equal vocabularies give equal bytes (with the same pyarrow)."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        # from_pandas=False keeps NaN a number; no pandas metadata, which would hold version strings
+        columns = [pa.array(self._table[f.name].to_numpy(), type=f.type, from_pandas=False) for f in _schema()]
+        table = pa.Table.from_arrays(columns, schema=_schema())
+        pq.write_table(table, path, compression="zstd", compression_level=19, use_dictionary=["biotype"])
+
+    def with_entropy(self, values: NDArray[np.floating]) -> Vocabulary:
+        """Give the same genes with other entropies.
+
+        Parameters
+        ----------
+        values
+            Nats, of shape (n_genes,), in row order (token order without the specials); NaN = never seen.
+        """
+        values = np.asarray(values)
+        if values.shape != (self.n_genes,):
+            raise ValueError(f"entropy of {self.n_genes} genes needs shape ({self.n_genes},), got {values.shape}")
+        return Vocabulary(self._table.assign(entropy=values.astype(np.float32)))
+
+    def subset(self, tokens: Sequence[int] | NDArray[np.integer]) -> Vocabulary:
+        """Keep some genes, in the order of this vocabulary, and number them anew.
+
+        A previous or alias name stays only if it means that same gene here. So a name of a dropped gene is unknown to
+        the smaller vocabulary, and is never taken for one of the kept genes.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of this vocabulary, each once, any order.
+
+        Raises
+        ------
+        ValueError
+            If a token is no gene of this vocabulary, or stands twice, or there is none.
+        """
+        wanted = np.asarray(tokens, dtype=np.int64).ravel()
+        outside = wanted[(wanted < N_SPECIAL) | (wanted >= N_SPECIAL + self.n_genes)]
+        if outside.size:
+            last = N_SPECIAL + self.n_genes - 1
+            raise ValueError(f"{outside.size} tokens are no genes ({N_SPECIAL} to {last}) here, first: {outside[0]}")
+        unique = np.unique(wanted)
+        if unique.size != wanted.size:
+            raise ValueError(f"{wanted.size - unique.size} tokens stand more than once")
+        kept = self._table.iloc[unique - N_SPECIAL].copy()
+        for column in ("previous", "alias"):
+            kept[column] = [
+                "|".join(name for name in _split(names) if self._names.get(name, (UNKNOWN,))[0] == token)
+                for token, names in zip(unique, kept[column], strict=True)
+            ]
+        return Vocabulary(kept)
+
+    # --- looking at it -----------------------------------------------------------------------------------------------
+    @property
+    def n_genes(self) -> int:
+        """Number of genes, without special tokens."""
+        return len(self._table)
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A copy of the table; its index is the token."""
+        return self._table.copy()
+
+    @cached_property
+    def tokens(self) -> NDArray[np.int32]:
+        """Tokens of the genes, int32 of shape (n_genes,): 3, 4, ..."""
+        return _frozen(np.arange(N_SPECIAL, N_SPECIAL + self.n_genes, dtype=np.int32))
+
+    @cached_property
+    def symbols(self) -> NDArray[np.object_]:
+        """Current symbols, shape (n_genes,)."""
+        return _frozen(self._table["symbol"].to_numpy(copy=True))
+
+    @cached_property
+    def ensembl_ids(self) -> NDArray[np.object_]:
+        """Ensembl ids without version, shape (n_genes,)."""
+        return _frozen(self._table["ensembl_id"].to_numpy(copy=True))
+
+    @cached_property
+    def entropy(self) -> NDArray[np.float32]:
+        """Entropy by token, float32 nats of shape (3 + n_genes,): 0 for specials, the median for genes never seen.
+
+        Raises
+        ------
+        ValueError
+            If no gene has an entropy, as in :meth:`human`, which no corpus was counted for.
+        """
+        rows = self._table["entropy"].to_numpy()
+        if np.isnan(rows).all():
+            raise ValueError(
+                "this vocabulary holds no entropies, which come from a corpus: take the vocabulary of a model "
+                '(`load_vocabulary("scdiva-mini")`) or count a corpus (`scdiva.pp.corpus_entropy`)'
+            )
+        by_token = np.zeros(N_SPECIAL + self.n_genes, dtype=np.float32)
+        by_token[N_SPECIAL:] = np.where(np.isnan(rows), np.nanmedian(rows), rows)
+        return _frozen(by_token)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 over Ensembl ids and symbols in token order: equal means that tokens mean the same genes."""
+        lines = (f"{i}\t{s}\n" for i, s in zip(self._table["ensembl_id"], self._table["symbol"], strict=True))
+        return hashlib.sha256("".join(lines).encode()).hexdigest()
+
+    # --- matching ----------------------------------------------------------------------------------------------------
+    def match(self, names: Iterable[str]) -> GeneMatch:
+        """Find the token of each name.
+
+        The first of these that holds decides: the name is an Ensembl id (version and `_PAR_Y` aside); a current symbol;
+        a previous symbol; an alias; a current symbol in R's spelling ("HLA.A"). A name that is a previous symbol (or
+        alias) of several genes is unknown. Case counts. Blanks around a name don't. What is still unknown is looked up
+        once more in its usual spelling ("C12ORF57" → C12orf57, "Sep-07" → SEPT7), and then, if it is a repeat that
+        `make.unique` numbered ("PSMA2.1" in a list that holds PSMA2), by the name it repeats.
+
+        Parameters
+        ----------
+        names
+            Symbols, Ensembl ids, or a mixture.
+
+        Returns
+        -------
+        GeneMatch
+            Tokens and how each was found. Several names may have one token.
+        """
+        clean = [str(name).strip() for name in names]
+        present = set(clean)
+        found = [self._find(name) for name in clean]
+        for i, name in enumerate(clean):
+            if found[i][0] == UNKNOWN and (base := repeated_name(name)) in present:
+                token, how = self._find(str(base))
+                if how in ("symbol", "previous"):
+                    found[i] = (token, how)
+        return GeneMatch(
+            tokens=np.fromiter((token for token, _ in found), dtype=np.int32, count=len(found)),
+            how=pd.Categorical([how for _, how in found], categories=list(HOW)),
+        )
+
+    def _find(self, name: str) -> tuple[int, str]:
+        """Token of one stripped name and how it was found."""
+        unknown = (UNKNOWN, "unknown")
+        gene_id = ensembl_id(name)
+        answer = self._names.get(gene_id or name)
+        if answer is None and (usual := usual_spelling(name)) is not None:
+            answer = self._names.get(usual)
+        return answer if answer is not None and answer[0] != UNKNOWN else unknown
+
+    @cached_property
+    def _names(self) -> dict[str, tuple[int, str]]:
+        """Every name with its token and kind; ambiguous names hold UNKNOWN, so that no later kind answers for them."""
+        of_row = self._table
+        kinds = [
+            ("ensembl", of_row["ensembl_id"].map(_split)),
+            ("symbol", ([symbol] for symbol in of_row["symbol"])),
+            ("previous", of_row["previous"].map(_split)),
+            ("alias", of_row["alias"].map(_split)),
+            ("symbol", ([r_name(symbol)] for symbol in of_row["symbol"])),
+        ]
+        known: dict[str, tuple[int, str]] = {}
+        for kind, names_of_rows in kinds:
+            level: dict[str, int] = {}
+            for token, names in zip(of_row.index, names_of_rows, strict=True):
+                for name in names:
+                    level[name] = token if level.get(name, token) == token else UNKNOWN
+            known = {name: (token, kind) for name, token in level.items()} | known
+        return known
+
+
+def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary:
+    """Load a vocabulary.
+
+    Parameters
+    ----------
+    vocabulary
+        A :class:`Vocabulary` (given back as it is), "human", the name of a bundled model, the folder of a saved model,
+        or a parquet file.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is none of these.
+    ValueError
+        If the file is damaged or is no vocabulary.
+    """
+    if isinstance(vocabulary, Vocabulary):
+        return vocabulary
+    if vocabulary == "human":
+        return Vocabulary.human()
+    given = Path(vocabulary)
+    for path in (given, given / "vocabulary.parquet", _CHECKPOINTS / given / "vocabulary.parquet"):
+        if path.is_file():
+            return Vocabulary.read(path)
+    bundled = sorted(path.parent.name for path in _CHECKPOINTS.glob("*/vocabulary.parquet"))
+    raise FileNotFoundError(
+        f"no vocabulary {str(vocabulary)!r}: give 'human', a bundled model {bundled}, the folder of a saved model "
+        "(it holds vocabulary.parquet), or a parquet file"
+    )
+
+
+def _schema() -> Any:
+    """Arrow schema of the file."""
+    import pyarrow as pa
+
+    fields = [pa.field(name, pa.float32() if name == "entropy" else pa.string()) for name in COLUMNS]
+    return pa.schema(fields, metadata=_FORMAT)
+
+
+def _split(names: str) -> list[str]:
+    """Names of a "|"-joined string."""
+    return [name for name in names.split("|") if name]
+
+
+def _frozen(values: NDArray[Any]) -> NDArray[Any]:
+    """Make an array read-only, so that nobody changes a vocabulary by its arrays."""
+    values.setflags(write=False)
+    return values
+
+
+def _checked(table: pd.DataFrame) -> pd.DataFrame:
+    """Give a copy of a valid table with tokens as its index; raise ValueError for any other."""
+    if set(table.columns) != set(COLUMNS) or len(table.columns) != len(COLUMNS):
+        raise ValueError(f"a vocabulary has the columns {list(COLUMNS)}, got {list(table.columns)}")
+    if len(table) == 0:
+        raise ValueError("a vocabulary needs at least one gene")
+    checked = pd.DataFrame({name: table[name].to_numpy(copy=True) for name in COLUMNS})
+    for name in COLUMNS[:-1]:
+        wrong = [i for i, value in enumerate(checked[name]) if not isinstance(value, str)]
+        if wrong:
+            raise ValueError(f"column {name!r} holds {len(wrong)} values that are no strings, first in row {wrong[0]}")
+    if not np.issubdtype(checked["entropy"].dtype, np.floating):
+        raise ValueError(f"column 'entropy' holds {checked['entropy'].dtype}, not numbers with NaN for unseen genes")
+    checked["entropy"] = checked["entropy"].astype(np.float32)
+    bad = np.flatnonzero((checked["entropy"] < 0) | np.isinf(checked["entropy"]))
+    if bad.size:
+        raise ValueError(f"{bad.size} entropies are negative or infinite, first of {checked['symbol'][bad[0]]!r}")
+    if (checked["symbol"] == "").any():
+        raise ValueError(f"{int((checked['symbol'] == '').sum())} genes have no symbol")
+    for name in ("symbol", "ensembl_id"):
+        again = checked[name].duplicated() & (checked[name] != "")
+        if again.any():
+            first = checked[name][again].iloc[0]
+            raise ValueError(f"{int(again.sum())} genes repeat the {name} of another, first: {first!r}")
+    checked.index = pd.RangeIndex(N_SPECIAL, N_SPECIAL + len(checked), name="token")
+    return checked

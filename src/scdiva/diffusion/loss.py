@@ -82,8 +82,9 @@ def masked_cross_entropy(
 
     Equal, in value and in every gradient, to
     `row_weight @ F.cross_entropy(hidden @ weight.T, targets, reduction="none")` without ever holding more than `chunk`
-    rows of logits (for a batch of 192 × 1200 tokens and 41,818 genes these would be 18 GiB in bfloat16). log-sum-exp and the accumulated gradient of `weight` are float32 (float64 for
-    float64 input). Inside `torch.autocast` the matrix products run in autocast's dtype.
+    rows of logits (for a batch of 192 × 1200 tokens and 41,818 genes these would be 18 GiB in bfloat16). log-sum-exp
+    and the accumulated gradient of `weight` are float32 (float64 for float64 input). Inside `torch.autocast` the
+    matrix products run in autocast's dtype.
 
     The row weights are asked for beforehand because the gradients are computed in the forward pass.
 

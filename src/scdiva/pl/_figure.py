@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def axes_for(ax: Axes | None, size: tuple[float, float] = (5.5, 5.0)) -> tuple[Figure, Axes]:
+def axes_for(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
     """Give the axes to draw on, the user's or those of a new figure (`size` in inches), and their figure."""
     if ax is not None:
         return ax.get_figure(root=True), ax  # type: ignore[return-value]

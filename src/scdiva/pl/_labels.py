@@ -1,8 +1,9 @@
-"""Place the names of groups on a scatter plot so that they can be read."""
+"""Place the names of groups on a scatter plot so that they can be read and hide few cells."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,8 +11,10 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_GAP = 2.0
-"""Pixels kept between two labels."""
+_EDGE = 4.0
+"""Pixels kept between a label and the frame, and between two labels."""
+_REACH = 150.0
+"""Pixels that a label may move away to save as much as being wholly covered with cells costs."""
 
 
 def densest_point(points: NDArray[np.floating]) -> NDArray[np.floating]:
@@ -34,83 +37,97 @@ def densest_point(points: NDArray[np.floating]) -> NDArray[np.floating]:
     return points[int(np.argmin(reach))]
 
 
-def place_labels(ax: Axes, anchors: NDArray[np.floating], names: list[str], *, fontsize: float = 9.0) -> None:
-    """Write each name at its anchor, outlined in white, then push overlapping names apart.
-
-    A name that had to move away from its anchor gets a thin line back to it.
+def place_labels(
+    ax: Axes,
+    dots: NDArray[np.floating],
+    anchors: NDArray[np.floating],
+    names: Sequence[str],
+    colours: Sequence[Any],
+    *,
+    fontsize: float = 8.0,
+) -> None:
+    """Write each name near its anchor, outlined in white; one that stands off gets a thin line to its anchor.
 
     Parameters
     ----------
     ax
-        The axes; their limits must be final.
+        The axes, with everything else drawn: their limits are final from here on.
+    dots
+        The cells that names had better not hide, data coordinates, (n_cells, 2).
     anchors
         Data coordinates, (n, 2).
-    names
-        What to write, n of them.
+    names, colours
+        What to write, and in which colour, n of each.
     fontsize
         In points.
     """
     from matplotlib import patheffects
 
-    outline = [patheffects.withStroke(linewidth=2.5, foreground="white")]
+    ax.autoscale_view()  # limits are worked out only when asked for; frozen before that they are still (0, 1)
+    ax.autoscale(False)
     texts = [
-        ax.text(x, y, name, ha="center", va="center", fontsize=fontsize, weight="bold", path_effects=outline, zorder=5)
-        for (x, y), name in zip(anchors, names, strict=True)
+        ax.text(x, y, name, ha="center", va="center", fontsize=fontsize, weight="bold", color=colour, zorder=5)
+        for (x, y), name, colour in zip(anchors, names, colours, strict=True)
     ]
+    for text in texts:
+        text.set_in_layout(False)  # names lie on the plot and claim no room beside it
+        text.set_path_effects([patheffects.withStroke(linewidth=2.5, foreground="white")])
     ax.figure.canvas.draw()  # a constrained layout settles only now, and pixels count from here on
     boxes = [text.get_window_extent() for text in texts]
-    sizes = np.array([(box.width, box.height) for box in boxes]).reshape(-1, 2)
-    start = ax.transData.transform(anchors).reshape(-1, 2)
+    sizes = np.array([(box.width, box.height) for box in boxes])
+    start = ax.transData.transform(anchors)
     frame = ax.get_window_extent()
-    centres = spread(start, sizes, (frame.x0, frame.y0, frame.x1, frame.y1))
+    centres = free_places(start, sizes, ax.transData.transform(dots), (frame.x0, frame.y0, frame.x1, frame.y1))
     where = ax.transData.inverted().transform(centres)
-    for text, position, anchor, moved, size in zip(texts, where, anchors, np.abs(centres - start), sizes, strict=True):
-        text.set_position(tuple(position))
+    for text, at, anchor, moved, size in zip(texts, where, anchors, np.abs(centres - start), sizes, strict=True):
+        text.set_position((float(at[0]), float(at[1])))
         if (moved > size / 2 + 2).any():
-            ax.plot(
-                *zip(anchor, position, strict=True), color="0.25", linewidth=0.7, zorder=4, scalex=False, scaley=False
-            )
+            ax.plot([anchor[0], at[0]], [anchor[1], at[1]], color="0.3", linewidth=0.6, zorder=4)
 
 
-def spread(
-    centres: NDArray[np.floating], sizes: NDArray[np.floating], frame: tuple[float, float, float, float]
+def free_places(
+    anchors: NDArray[np.floating],
+    sizes: NDArray[np.floating],
+    dots: NDArray[np.floating],
+    frame: tuple[float, float, float, float],
 ) -> NDArray[np.floating]:
-    """Move boxes as little as it takes until none overlaps another, inside a frame.
+    """Choose a place for each box, near its anchor, off the other boxes and off the dots.
 
-    Of each overlapping pair both boxes step back by half of the smaller overlap, along its axis, until nothing moves.
-    Deterministic; where there are more boxes than room it ends with the overlaps that are left.
+    Boxes choose in turn, the widest first, among 16 directions at several distances. A box takes the place that costs
+    least: the distance, plus the share of it that dots cover. Overlap with a box that stands already costs more than
+    any place without, so it happens only where there is no room left. Nothing is random.
 
     Parameters
     ----------
-    centres
+    anchors
         Where the boxes want to be, pixels, (n, 2).
     sizes
         Widths and heights, pixels, (n, 2).
+    dots
+        What had better stay in sight, pixels, (n_dots, 2).
     frame
         x0, y0, x1, y1 in pixels.
 
     Returns
     -------
     ndarray
-        Where the boxes end up, (n, 2).
+        Centres of the boxes, (n, 2).
     """
-    at = np.array(centres, dtype=np.float64)
-    low = np.array(frame[:2]) + sizes / 2
-    high = np.maximum(np.array(frame[2:]) - sizes / 2, low)
-    for _ in range(500):
-        at = np.clip(at, low, high)
-        moved = False
-        for i in range(len(at)):
-            for j in range(i):
-                apart = at[i] - at[j]
-                overlap = (sizes[i] + sizes[j]) / 2 + _GAP - np.abs(apart)
-                if (overlap <= 1e-6).any():
-                    continue
-                axis = int(np.argmin(overlap))
-                step = (1.0 if apart[axis] >= 0 else -1.0) * overlap[axis] / 2
-                at[i, axis] += step
-                at[j, axis] -= step
-                moved = True
-        if not moved:
-            break
-    return np.clip(at, low, high)
+    turn = np.arange(16) * (np.pi / 8)
+    rays = np.stack([np.cos(turn), np.sin(turn)], axis=1)
+    steps = np.concatenate([np.zeros((1, 2)), *(radius * rays for radius in np.arange(8.0, 2 * _REACH, 8.0))])
+    centres = np.array(anchors, dtype=np.float64)
+    placed: list[int] = []
+    for i in sorted(range(len(centres)), key=lambda i: (-sizes[i, 0], i)):
+        half = sizes[i] / 2
+        low = np.array(frame[:2]) + half + _EDGE
+        places = np.clip(anchors[i] + steps, low, np.maximum(np.array(frame[2:]) - half - _EDGE, low))
+        inside = (np.abs(dots[None] - places[:, None]) < half + 1).all(axis=2).sum(axis=1)
+        # A dot hides about 12 square pixels; a box is covered at most wholly.
+        cost = np.minimum(inside * 12 / sizes[i].prod(), 1.0) + np.linalg.norm(places - anchors[i], axis=1) / _REACH
+        for j in placed:
+            room = (sizes[i] + sizes[j]) / 2 + _EDGE - np.abs(places - centres[j])
+            cost += 10.0 * (room > 0).all(axis=1)
+        centres[i] = places[int(np.argmin(cost))]
+        placed.append(i)
+    return centres

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _MIN_CELLS = 5
+_PER_COLUMN = 22
+"""Names under each other in a legend at the side."""
 _MAX_ON_DATA = 30
 """With more groups than this their names would hide the cells, and go beside the plot."""
 
@@ -34,7 +36,7 @@ def umap(
     *,
     basis: str = OBSM_EMBEDDING,
     n_neighbors: int = 15,
-    min_dist: float = 0.3,
+    min_dist: float = 0.5,
     legend: str = "auto",
     size: float | None = None,
     title: str | None = None,
@@ -108,15 +110,27 @@ def umap(
     xy = _coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
     shown = np.isfinite(xy).all(axis=1)
 
-    fig, axes = axes_for(ax)
-    dot = size if size is not None else float(np.clip(40_000 / shown.sum(), 1.0, 40.0))
+    groups = [] if values is None or not isinstance(values.dtype, pd.CategoricalDtype) else _present(values[shown])
+    where = ("on data" if len(groups) <= _MAX_ON_DATA else "right") if legend == "auto" else legend
+    columns = -(-len(groups) // _PER_COLUMN) if where == "right" else 0
+    fig, axes = axes_for(ax, (6.0 + 1.6 * columns, 5.0))
+    dot = size if size is not None else float(np.clip(12_000 / shown.sum(), 1.0, 18.0))
     style: dict[str, Any] = {"s": dot, "linewidths": 0, "rasterized": True}
     axes.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
     axes.set_title(title if title is not None else color or "")
     if values is None:
         axes.scatter(xy[shown, 0], xy[shown, 1], color="0.5", **style)
     elif isinstance(values.dtype, pd.CategoricalDtype):
-        _draw_groups(axes, xy[shown], values[shown], _palette(adata, str(color), values), legend, style)
+        _draw_groups(axes, xy[shown], values[shown], _palette(adata, str(color), values), where, style)
+        if columns:
+            axes.legend(
+                loc="center left",
+                bbox_to_anchor=(1.0, 0.5),
+                frameon=False,
+                fontsize=8,
+                ncols=columns,
+                handletextpad=0.2,
+            )
     else:
         number = values.to_numpy(dtype=np.float64)[shown]
         order = np.argsort(number, kind="stable")  # high values on top
@@ -227,7 +241,7 @@ def _draw_groups(
     xy: NDArray[np.floating],
     values: pd.Series,
     palette: dict[Any, Any],
-    legend: str,
+    where: str,
     style: dict[str, Any],
 ) -> None:
     """Draw cells coloured by group, unlabelled ones grey below, and name the groups that have cells."""
@@ -238,16 +252,19 @@ def _draw_groups(
     order = np.random.default_rng(0).permutation(len(xy))
     order = order[np.argsort(codes[order] >= 0, kind="stable")]
     ax.scatter(xy[order, 0], xy[order, 1], c=colours[codes[order] + 1], **style)
-    present = [i for i in range(len(names)) if (codes == i).any()]
-    where = ("on data" if len(present) <= _MAX_ON_DATA else "right") if legend == "auto" else legend
-    if where == "on data" and present:
-        ax.autoscale(False)
-        place_labels(ax, np.array([densest_point(xy[codes == i]) for i in present]), [str(names[i]) for i in present])
-    elif where == "right" and present:
-        for i in present:
+    groups = _present(values)
+    if where == "on data" and groups:
+        anchors = np.array([densest_point(xy[codes == i]) for i in groups])
+        darker = [tuple(0.7 * colours[i + 1, :3]) for i in groups]
+        place_labels(ax, xy, anchors, [str(names[i]) for i in groups], darker)
+    elif where == "right":
+        for i in groups:
             ax.scatter([], [], color=colours[i + 1], s=30, label=str(names[i]))
-        columns = -(-len(present) // 22)
-        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8, ncols=columns)
+
+
+def _present(values: pd.Series) -> list[int]:
+    """Codes of the categories that have cells."""
+    return [int(code) for code in np.unique(values.cat.codes) if code >= 0]
 
 
 def _rgba(colour: Any) -> tuple[float, float, float, float]:

@@ -62,7 +62,8 @@ def matrix_of(adata: AnnData, layer: str | None = None, use_raw: bool = False) -
     Parameters
     ----------
     adata
-        Annotated data, in memory, a view, backed, or dask-backed.
+        Annotated data, in memory, a view, backed, or dask-backed. AnnData reads the matrix of a view of a backed object
+        whole; open the file itself to read it by rows.
     layer
         Key of `adata.layers`; `None` takes `adata.X`.
     use_raw
@@ -140,6 +141,7 @@ def _open_path(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
 
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
+    root: Any
     if path.is_dir():
         import zarr
 
@@ -171,7 +173,8 @@ def _open_path(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
         var = anndata.io.read_elem((root["raw"] if use_raw else root)["var"])
         # Only the index of obs: annotation of an atlas can be larger than memory allows.
         obs = root["obs"]
-        obs_names = pd.Index(np.asarray(anndata.io.read_elem(obs[obs.attrs["_index"]])).astype(str))
+        names = anndata.io.read_elem(obs[obs.attrs["_index"]])
+        obs_names = pd.Index(np.asarray(names, dtype=object)).astype(str)
     except BaseException:
         if file is not None:
             file.close()

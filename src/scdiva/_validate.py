@@ -1,0 +1,285 @@
+"""One full pass over an expression matrix that says what it holds, or what is wrong with it and what to do."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import scipy.sparse as sp
+
+Input = Literal["auto", "counts", "lognorm"]
+
+MAX_LOGNORM = 15.0
+"""Largest value taken as a logarithm: log(1 + 1e6), the whole of a cell in one gene at a million counts, is 13.8."""
+_MAX_LOG2 = 20.0  # the same to base 2 is 19.9
+LOG_SHARE = 0.5
+"""Share of non-integer values above which a matrix of small values is taken as log-normalised. Log-normalised values
+are never integers but by accident; in counts corrected for ambient RNA or multiple mapping many still are."""
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What :func:`scan` found.
+
+    Attributes
+    ----------
+    kind
+        ``"counts"`` or ``"lognorm"``.
+    integer
+        Whether every value is an integer, up to rounding.
+    max
+        Largest value.
+    counts_per_gene
+        float64 (n_vars,), sums on the count scale: of the values, or of exp(x) - 1 for log-normalised ones.
+    genes_per_cell
+        int32 (n_obs,), genes above zero.
+    known_per_cell
+        int32 (n_obs,), genes above zero among the `known` ones; the same array if `known` was not given.
+    """
+
+    kind: Literal["counts", "lognorm"]
+    integer: bool
+    max: float
+    counts_per_gene: np.ndarray
+    genes_per_cell: np.ndarray
+    known_per_cell: np.ndarray
+
+    @property
+    def n_obs(self) -> int:
+        """Number of cells."""
+        return len(self.genes_per_cell)
+
+    @property
+    def n_vars(self) -> int:
+        """Number of genes."""
+        return len(self.counts_per_gene)
+
+    @property
+    def empty_cells(self) -> np.ndarray:
+        """Row numbers of cells without any count."""
+        return np.flatnonzero(self.genes_per_cell == 0)
+
+
+def scan(
+    blocks: Iterable[tuple[int, sp.csr_matrix]],
+    n_vars: int,
+    *,
+    input: Input = "auto",
+    known: np.ndarray | None = None,
+    obs_names: Sequence[str] | None = None,
+    var_names: Sequence[str] | None = None,
+    where: str = "the matrix",
+) -> Scan:
+    """Read a matrix once, block by block, and decide whether it holds counts or log-normalised values.
+
+    Under ``input="auto"`` integers are counts; values of which more than half are not integer and none exceeds 15 are
+    log(1 + x) values; other non-integers are counts (corrected or recovered ones), with a warning.
+
+    Parameters
+    ----------
+    blocks
+        First row and canonical CSR block, as :func:`scdiva.data.blocks.row_blocks` yields them.
+    n_vars
+        Number of genes.
+    input
+        What the matrix is said to hold; anything else in it is an error.
+    known
+        bool (n_vars,), genes of interest; their number is counted for each cell.
+    obs_names, var_names
+        Names for the messages; row and column numbers otherwise.
+    where
+        What messages call the matrix.
+
+    Returns
+    -------
+    The findings. Memory beyond a block is 8 bytes a cell.
+
+    Raises
+    ------
+    ValueError
+        If there are no cells or genes, or values that are NaN, infinite, negative, not of the kind that `input` says,
+        scaled to unit variance, or logarithms to base 2 or 10.
+    """
+    if input not in ("auto", "counts", "lognorm"):
+        raise ValueError(f"input must be 'auto', 'counts' or 'lognorm', got {input!r}.")
+    seen = _Seen(n_vars, obs_names, var_names)
+    for start, block in blocks:
+        seen.add(start, block, known)
+    genes_per_cell = np.concatenate(seen.genes_per_cell) if seen.genes_per_cell else np.zeros(0, np.int32)
+    known_per_cell = (
+        np.concatenate(seen.known_per_cell) if known is not None and seen.known_per_cell else genes_per_cell
+    )
+    if not len(genes_per_cell) or not n_vars:
+        raise ValueError(f"{where} is empty: {len(genes_per_cell)} cells × {n_vars} genes.")
+    seen.refuse_impossible(where)
+    kind = _decide(seen, input, where)
+    counts = seen.sum if kind == "counts" else seen.sum_expm1
+    return Scan(kind, seen.n_fraction == 0, seen.max, counts, genes_per_cell, known_per_cell)
+
+
+@dataclass
+class _Finding:
+    """How often something was met, and where first."""
+
+    count: int = 0
+    first: str = ""
+
+
+@dataclass
+class _Seen:
+    """Running totals of a scan."""
+
+    n_vars: int
+    obs_names: Sequence[str] | None
+    var_names: Sequence[str] | None
+    n_values: int = 0
+    n_fraction: int = 0
+    max: float = 0.0
+    genes_per_cell: list[np.ndarray] = field(default_factory=list)
+    known_per_cell: list[np.ndarray] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.sum = np.zeros(self.n_vars)
+        self.sum_squares = np.zeros(self.n_vars)
+        self.sum_expm1 = np.zeros(self.n_vars)
+        self.nan, self.inf, self.negative, self.fraction = _Finding(), _Finding(), _Finding(), _Finding()
+        # Number, sum and sum of squares over cells of each cell's total, were the values logarithms to base e, 2, 10.
+        self.totals = {base: np.zeros(3) for base in ("e", "2", "10")}
+
+    def add(self, start: int, block: sp.csr_matrix, known: np.ndarray | None) -> None:
+        if block.shape[1] != self.n_vars:
+            raise ValueError(f"the block at row {start} has {block.shape[1]} columns, expected {self.n_vars}.")
+        per_cell = np.diff(block.indptr)
+        self.genes_per_cell.append(per_cell.astype(np.int32))
+        row = np.repeat(np.arange(block.shape[0]), per_cell)
+        if known is not None:
+            self.known_per_cell.append(
+                np.bincount(row, weights=known[block.indices], minlength=block.shape[0]).astype(np.int32)
+            )
+        x = block.data.astype(np.float64)
+        self._find(self.nan, np.isnan(x), start, block, row)
+        self._find(self.inf, np.isinf(x), start, block, row)
+        self._find(self.negative, x < 0, start, block, row)
+        if self.nan.count or self.inf.count or self.negative.count or not len(x):
+            return  # the call will fail: only go on counting how much is wrong
+        self.n_values += len(x)
+        # Counts recovered from float32 logarithms miss an integer by rounding only.
+        fraction = np.abs(x - np.rint(x)) > np.maximum(1e-3, 1e-5 * x)
+        self._find(self.fraction, fraction, start, block, row)
+        self.n_fraction = self.fraction.count
+        self.max = max(self.max, float(x.max()))
+        genes = block.indices
+        self.sum += np.bincount(genes, weights=x, minlength=self.n_vars)
+        self.sum_squares += np.bincount(genes, weights=x * x, minlength=self.n_vars)
+        if self.max > _MAX_LOG2:
+            return
+        counts = np.expm1(x)
+        self.sum_expm1 += np.bincount(genes, weights=counts, minlength=self.n_vars)
+        for base, values in (("e", counts), ("2", np.exp2(x) - 1), ("10", 10.0**x - 1)):
+            total = np.bincount(row, weights=values, minlength=block.shape[0])[per_cell > 0]
+            self.totals[base] += len(total), total.sum(), (total * total).sum()
+
+    def _find(self, what: _Finding, hit: np.ndarray, start: int, block: sp.csr_matrix, row: np.ndarray) -> None:
+        n = int(np.count_nonzero(hit))
+        if n and not what.count:
+            at = int(np.argmax(hit))
+            i, j = start + int(row[at]), int(block.indices[at])
+            cell = f"cell {self.obs_names[i]!r}" if self.obs_names is not None else f"row {i}"
+            gene = f"gene {self.var_names[j]!r}" if self.var_names is not None else f"column {j}"
+            what.first = f"first {block.data[at]:g} at {cell}, {gene}"
+        what.count += n
+
+    def refuse_impossible(self, where: str) -> None:
+        if self.nan.count or self.inf.count:
+            which = " and ".join(
+                f"{found.count} {name} values ({found.first})"
+                for found, name in ((self.nan, "NaN"), (self.inf, "infinite"))
+                if found.count
+            )
+            raise ValueError(
+                f"{where} holds {which}. Find out where they come from; if they stand for missing counts, "
+                "set them to zero: adata.X = np.nan_to_num(adata.X, posinf=0, neginf=0) (for sparse X, adata.X.data)."
+            )
+        if self.negative.count:
+            raise ValueError(
+                f"{where} holds {self.negative.count} negative values ({self.negative.first}): a scaled, centred or "
+                "regressed matrix? Pass the counts, or their log1p, with layer=... or use_raw=True."
+            )
+
+    def spread(self, base: str) -> float:
+        """Coefficient of variation, over cells, of the total on the count scale."""
+        n, total, squares = self.totals[base]
+        mean = total / n
+        return float(np.sqrt(max(squares / n - mean * mean, 0.0)) / mean)
+
+    def unit_variance_share(self, n_obs: int) -> float:
+        """Share of the genes with any variance whose variance over cells is 1."""
+        variance = (self.sum_squares - self.sum**2 / n_obs) / max(n_obs - 1, 1)
+        varying = variance > 1e-6
+        return float(np.mean(np.abs(variance[varying] - 1) < 0.02)) if varying.any() else 0.0
+
+
+def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm"]:
+    share = seen.n_fraction / max(seen.n_values, 1)
+    n_obs = sum(len(part) for part in seen.genes_per_cell)
+    found = (
+        f"{seen.n_fraction} of {seen.n_values} values ({100 * share:.3g}%) are not integer ({seen.fraction.first}), "
+        f"the largest value is {seen.max:g}"
+    )
+    log_like = share > LOG_SHARE and seen.max <= MAX_LOGNORM
+    if share > LOG_SHARE and n_obs >= 10 and seen.unit_variance_share(n_obs) > 0.9:
+        raise ValueError(
+            f"{where} is scaled: its genes have variance 1 ({found}). Pass the counts, or their log1p, with layer=... "
+            "or use_raw=True."
+        )
+    if input == "counts":
+        if log_like:
+            raise ValueError(
+                f"{where} looks log-normalised, not like counts: {found}. Pass input='lognorm', or the counts with "
+                "layer=... or use_raw=True. If these are corrected counts, round them: adata.X = np.rint(adata.X)."
+            )
+        if seen.n_fraction:
+            raise ValueError(
+                f"{where} holds no integer counts: {found}. Pass input='auto' to take corrected counts or TPM as they "
+                "are, or the raw counts with layer=... or use_raw=True."
+            )
+        return "counts"
+    if input == "lognorm":
+        if seen.max > MAX_LOGNORM:
+            raise ValueError(
+                f"{where} holds values up to {seen.max:g}, too large for a logarithm (at most {MAX_LOGNORM:g}). "
+                "Pass input='counts', or input='auto'."
+            )
+        if seen.n_values and not seen.n_fraction:
+            raise ValueError(f"{where} holds integers only: counts, not log-normalised values. Pass input='counts'.")
+        _refuse_other_base(seen, where)
+        return "lognorm"
+    if not seen.n_fraction:
+        return "counts"
+    if share > LOG_SHARE:
+        _refuse_other_base(seen, where)
+    if log_like:
+        return "lognorm"
+    warnings.warn(
+        f"{where} is taken as counts although {found}. Corrected counts, TPM and counts recovered from logarithms look "
+        "like this; if it holds something else, pass the counts with layer=... or use_raw=True.",
+        UserWarning,
+        stacklevel=3,
+    )
+    return "counts"
+
+
+def _refuse_other_base(seen: _Seen, where: str) -> None:
+    # Normalised cells have one total. If it is one only when the logarithm is undone to another base, that is the base.
+    if seen.max > _MAX_LOG2 or seen.totals["e"][0] < 10:
+        return
+    natural = seen.spread("e")
+    for base in ("2", "10"):
+        if seen.spread(base) < min(1e-3, natural / 10):
+            raise ValueError(
+                f"{where} holds logarithms to base {base}: undone so, every cell has the same total. scdiva reads "
+                f"natural logarithms, log(1 + x): adata.X = adata.X * np.log({base}) makes them so."
+            )

@@ -1,0 +1,355 @@
+"""One study's cells, checked once and then read by row blocks as ranked gene tokens."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import scipy.sparse as sp
+
+from scdiva._constants import MAX_LENGTH, N_SPECIAL
+from scdiva._validate import Input, Scan, scan
+from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, read_rows, row_blocks, row_readable
+from scdiva.data.genes import gene_names, resolve_genes
+from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize, to_token_space
+from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from anndata import AnnData
+
+    from scdiva.data.batch import CellBatch
+
+Ragged = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""indptr (n + 1,), tokens (T,), values (T,) of n serialised cells."""
+
+
+@dataclass
+class CellSource:
+    """Cells of one AnnData object or file, ready to be read. Made by :func:`open_cells`.
+
+    Nothing is held in memory but what was found out about each gene and the number of known genes of each cell. A
+    source of a file may be sent to another process; it opens the file there anew.
+
+    Attributes
+    ----------
+    vocabulary
+        The genes.
+    tokens
+        int32 (n_vars,), token of each column; -1 = unknown.
+    report
+        What :func:`scdiva.data.genes.resolve_genes` reported about the genes.
+    scan
+        What :func:`scdiva._validate.scan` found.
+    denominator
+        float32 (n_tokens,) of the ranking score, or None where the cells are not to be ranked.
+    max_length
+        Genes kept per cell.
+    block_rows
+        Rows read at once.
+    """
+
+    vocabulary: Vocabulary
+    tokens: np.ndarray
+    report: dict[str, Any]
+    scan: Scan
+    max_length: int
+    block_rows: int
+    denominator: np.ndarray | None
+    layer: str | None = None
+    use_raw: bool = False
+    path: Path | None = None
+    _opened: OpenMatrix | None = field(default=None, repr=False)
+    _matrix: Any = field(default=None, repr=False)
+    _process: int = field(default_factory=os.getpid, repr=False)
+
+    @property
+    def n_obs(self) -> int:
+        """Number of cells, also of those without a known gene."""
+        return self.scan.n_obs
+
+    @property
+    def n_tokens(self) -> int:
+        """Size of the token space: genes and specials."""
+        return self.vocabulary.n_genes + N_SPECIAL
+
+    @property
+    def kind(self) -> Literal["counts", "lognorm"]:
+        """What the matrix holds."""
+        return self.scan.kind
+
+    @property
+    def obs_names(self) -> pd.Index:
+        """Names of the cells."""
+        return self._open().obs_names
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Number of columns above zero with a known gene, for each cell, int32 (n_obs,); 0 = nothing to embed."""
+        return self.scan.known_per_cell
+
+    @property
+    def measured_tokens(self) -> np.ndarray:
+        """Tokens that this study has a column for, ascending."""
+        return np.unique(self.tokens[self.tokens >= 0])
+
+    def _open(self) -> OpenMatrix:
+        # HDF5 handles do not survive a fork: a data loader's worker opens the file anew.
+        if self._opened is None or (self.path is not None and self._process != os.getpid()):
+            if self.path is None:
+                raise ValueError("this source was closed.")
+            self._opened = open_matrix(self.path, layer=self.layer, use_raw=self.use_raw)
+            self._matrix, self._process = None, os.getpid()
+        if self._matrix is None:
+            self._matrix = row_readable(self._opened.matrix)
+        return self._opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        if self.path is not None:
+            state["_opened"] = state["_matrix"] = None
+        return state
+
+    def close(self) -> None:
+        """Close the file, if there is one. It is opened anew when read."""
+        if self.path is not None and self._opened is not None and self._process == os.getpid():
+            self._opened.close()
+            self._opened = self._matrix = None
+
+    def expression(self, start: int, stop: int) -> sp.csr_matrix:
+        """Read cells `start` to `stop` as log-normalised expression in token space.
+
+        Returns
+        -------
+        float32 CSR (stop - start, n_tokens), see :func:`scdiva.tokenizer.serialize.to_token_space`.
+        """
+        self._open()
+        return to_token_space(read_rows(self._matrix, start, stop), self.tokens, self.n_tokens, self.kind)
+
+    def expression_blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, sp.csr_matrix]]:
+        """Read cells in order, `block_rows` at a time.
+
+        Yields
+        ------
+        The block's first row, and what :meth:`expression` returns.
+        """
+        stop = self.n_obs if stop is None else stop
+        for lo in range(start, stop, self.block_rows):
+            yield lo, self.expression(lo, min(lo + self.block_rows, stop))
+
+    def read(self, start: int, stop: int) -> Ragged:
+        """Read cells `start` to `stop`, ranked.
+
+        Returns
+        -------
+        indptr, tokens and values, see :func:`scdiva.tokenizer.serialize.serialize`.
+        """
+        if self.denominator is None:
+            raise ValueError("this source was opened to be counted, not ranked; use open_cells.")
+        return serialize(self.expression(start, stop), self.denominator, self.max_length)
+
+    def batches(
+        self, start: int = 0, stop: int | None = None, batch_size: int = 32
+    ) -> Iterator[tuple[np.ndarray, CellBatch]]:
+        """Read cells in order as batches; memory does not grow with their number.
+
+        Parameters
+        ----------
+        start, stop
+            Range of rows; `None` is the last row.
+        batch_size
+            Cells of a batch; the last one may be smaller.
+
+        Yields
+        ------
+        Row numbers, int64 (B,), and the :class:`~scdiva.data.batch.CellBatch`. Cells without a known gene (there are
+        none unless ``empty="nan"`` was given) are left out, so that rows may be missing and batches smaller.
+        """
+        from scdiva.data.batch import from_ragged
+
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+        stop = self.n_obs if stop is None else stop
+        if not 0 <= start <= stop <= self.n_obs:
+            raise ValueError(f"rows {start} to {stop} are not within the {self.n_obs} cells.")
+        step = max(1, self.block_rows // batch_size) * batch_size
+        for lo in range(start, stop, step):
+            hi = min(lo + step, stop)
+            indptr, tokens, values = self.read(lo, hi)
+            for first in range(0, hi - lo, batch_size):
+                last = min(first + batch_size, hi - lo)
+                part = indptr[first : last + 1]
+                filled = np.diff(part) > 0
+                if filled.any():
+                    at = slice(part[0], part[-1])
+                    # A cell without genes adds no position: leaving out its entry of indptr leaves out the cell.
+                    yield (
+                        lo + first + np.flatnonzero(filled),
+                        from_ragged(part[np.concatenate([[True], filled])], tokens[at], values[at]),
+                    )
+
+
+def open_cells(
+    data: AnnData | str | Path,
+    vocabulary: Vocabulary | str | Path = "human",
+    *,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Input = "auto",
+    duplicates: Literal["sum", "error"] = "sum",
+    gene_ids: str | None = None,
+    max_length: int = MAX_LENGTH,
+    entropy_floor: float = ENTROPY_FLOOR,
+    empty: Literal["error", "nan"] = "error",
+    block_rows: int = BLOCK_ROWS,
+) -> CellSource:
+    """Check a study's matrix and genes in one pass and make its cells readable as ranked tokens.
+
+    Parameters
+    ----------
+    data
+        Annotated data, or the path of an ``.h5ad`` or ``.zarr`` file, which is read by row blocks.
+    vocabulary
+        What :func:`scdiva.tokenizer.vocabulary.load_vocabulary` takes. It must hold entropies.
+    layer, use_raw
+        Where the counts are; see :func:`scdiva.data.blocks.matrix_of`.
+    input
+        What they are: ``"auto"``, ``"counts"`` or ``"lognorm"``; see :func:`scdiva._validate.scan`.
+    duplicates
+        What to do with two columns of one gene: ``"sum"`` or ``"error"``.
+    gene_ids
+        Column of `var` with Ensembl ids or symbols; `None` takes the var names.
+    max_length
+        Genes kept per cell.
+    entropy_floor
+        See :func:`scdiva.tokenizer.serialize.score_denominator`.
+    empty
+        What to do with cells that have no known gene: ``"error"``, or ``"nan"`` to leave them out of the batches (the
+        caller fills their rows with NaN).
+    block_rows
+        Rows read at once.
+
+    Returns
+    -------
+    The checked cells.
+
+    Raises
+    ------
+    KeyError, ValueError
+        With the call that mends it: no such layer or column, impossible values, too few genes or counts known, another
+        species, cells without a known gene, a vocabulary without entropies.
+    """
+    if empty not in ("error", "nan"):
+        raise ValueError(f"empty must be 'error' or 'nan', got {empty!r}.")
+    vocabulary = load_vocabulary(vocabulary)
+    if max_length < 1:
+        raise ValueError(f"max_length must be at least 1, got {max_length}.")
+    denominator = score_denominator(vocabulary.entropy, entropy_floor)  # first: it may say that there are no entropies
+    source = open_expression(
+        data,
+        vocabulary,
+        layer=layer,
+        use_raw=use_raw,
+        input=input,
+        duplicates=duplicates,
+        gene_ids=gene_ids,
+        block_rows=block_rows,
+    )
+    if empty == "error":
+        refuse_empty(source)
+    return replace(source, denominator=denominator, max_length=max_length)
+
+
+def open_expression(
+    data: AnnData | str | Path,
+    vocabulary: Vocabulary,
+    *,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Input = "auto",
+    duplicates: Literal["sum", "error"] = "sum",
+    gene_ids: str | None = None,
+    block_rows: int = BLOCK_ROWS,
+) -> CellSource:
+    """Do what :func:`open_cells` does, without ranking: no entropy is needed, and empty cells are allowed.
+
+    Parameters
+    ----------
+    data, vocabulary, layer, use_raw, input, duplicates, gene_ids, block_rows
+        As in :func:`open_cells`.
+
+    Returns
+    -------
+    The checked cells, whose :meth:`CellSource.expression` can be read.
+    """
+    opened = open_matrix(data, layer=layer, use_raw=use_raw)
+    try:
+        names, fallback = gene_names(opened.var, gene_ids)
+        matrix = row_readable(opened.matrix)
+        known = vocabulary.match(names).tokens >= 0
+        found = scan(
+            row_blocks(matrix, block_rows),
+            opened.shape[1],
+            input=input,
+            known=known,
+            obs_names=opened.obs_names,
+            var_names=opened.var.index,
+            where=opened.where,
+        )
+        tokens, report = resolve_genes(names, vocabulary, found.counts_per_gene, duplicates, fallback=fallback)
+        if not np.array_equal(tokens >= 0, known):  # second names made more genes known: count them for each cell
+            found = replace(found, known_per_cell=_known_per_cell(matrix, tokens >= 0, block_rows))
+    except BaseException:
+        opened.close()
+        raise
+    path = Path(data) if isinstance(data, str | Path) else None
+    return CellSource(
+        vocabulary, tokens, report, found, MAX_LENGTH, block_rows, None, layer, use_raw, path, opened, matrix
+    )
+
+
+def _known_per_cell(matrix: Any, known: np.ndarray, block_rows: int) -> np.ndarray:
+    # Every stored value of a canonical block is above zero.
+    parts = [
+        np.add.reduceat(np.append(known[b.indices], 0), b.indptr[:-1]) * (np.diff(b.indptr) > 0)
+        for _, b in row_blocks(matrix, block_rows)
+    ]
+    return np.concatenate(parts).astype(np.int32)
+
+
+def refuse_empty(source: CellSource) -> None:
+    """Raise an error that names the cells without any known gene, and the call that removes them.
+
+    Parameters
+    ----------
+    source
+        Checked cells.
+
+    Raises
+    ------
+    ValueError
+        If there are such cells.
+    """
+    rows = np.flatnonzero(source.lengths == 0)
+    if not len(rows):
+        return
+    of = "adata.raw" if source.use_raw else "adata"
+    at = "X" if source.layer is None else f"layers[{source.layer!r}]"
+    if (source.scan.genes_per_cell[rows] == 0).all():
+        what = "no counts at all"
+        mend = f"adata = adata[np.asarray({of}.{at}.sum(axis=1)).ravel() > 0].copy()"
+    else:
+        what = "no count of any gene that the vocabulary holds"
+        mend = (
+            "scdiva.pp.match_genes(adata); adata = adata[np.asarray(adata[:, adata.var['scdiva_token'] >= 0]"
+            f".{at}.sum(axis=1)).ravel() > 0].copy()"
+        )
+    first = ", ".join(repr(str(name)) for name in source.obs_names[rows[:5]])
+    raise ValueError(
+        f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). Remove them: {mend} — or pass empty='nan' "
+        "to keep them without a result."
+    )

@@ -1,0 +1,199 @@
+"""From the gene names of a data set to tokens, with the checks that a wrong name list must not pass."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from scdiva._constants import UNKNOWN
+from scdiva.tokenizer.names import ensembl_id, looks_like_mouse
+from scdiva.tokenizer.vocabulary import HOW, Vocabulary
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+Duplicates = Literal["sum", "error"]
+
+ERROR_SHARE = 0.5
+"""Below this share of counts on known genes a data set is refused."""
+WARNING_SHARE = 0.8
+"""Below this share of counts on known genes there is a warning. Human data sets have 0.95 or more."""
+
+_N_SHOWN = 5
+
+
+def gene_names(var: pd.DataFrame, gene_ids: str | None = None) -> tuple[list[str], list[str] | None]:
+    """Choose the gene names of a data set.
+
+    Parameters
+    ----------
+    var
+        Annotation of the genes, `adata.var` or `adata.raw.var`.
+    gene_ids
+        Column with Ensembl ids or symbols. None takes the index.
+
+    Returns
+    -------
+    names
+        One name per gene.
+    fallback
+        The index, if `gene_ids` was given: where an Ensembl id is unknown (retired, say), the symbol may still be
+        known. None otherwise.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column; the message names those that hold text.
+    """
+    index = [str(name) for name in var.index]
+    if gene_ids is None:
+        return index, None
+    if gene_ids not in var.columns:
+        text = [str(c) for c in var.columns if not pd.api.types.is_numeric_dtype(var[c])]
+        raise KeyError(f"adata.var has no column {gene_ids!r}; columns that hold text: {text}. None takes var_names.")
+    return [str(name) for name in var[gene_ids]], index
+
+
+def resolve_genes(
+    names: Sequence[str],
+    vocabulary: Vocabulary,
+    counts_per_gene: ArrayLike,
+    duplicates: Duplicates = "sum",
+    *,
+    fallback: Sequence[str] | None = None,
+) -> tuple[NDArray[np.int32], dict[str, Any]]:
+    """Find the token of every gene of a data set, and refuse names under which too few counts are known.
+
+    Parameters
+    ----------
+    names
+        Symbols, Ensembl ids, or a mixture, n of them (see :meth:`scdiva.tokenizer.Vocabulary.match`).
+    vocabulary
+        The genes to match with.
+    counts_per_gene
+        Sum of the counts of each gene over all cells (count scale, not logarithms), shape (n,).
+    duplicates
+        What is said about several names of one gene: "sum" lets them pass (whoever reads the counts sums them), "error"
+        refuses them.
+    fallback
+        Second names, shape (n,), for genes whose first name is an Ensembl id that is unknown. They are not tried for
+        any other name: whoever left a gene without a name meant it to be unknown.
+
+    Returns
+    -------
+    tokens
+        int32 of shape (n,), -1 where the vocabulary does not hold the gene.
+    report
+        Plain numbers and strings: `n_genes`, `n_mapped`, `share_genes`, `share_counts` (of all counts, those on mapped
+        genes), `n_duplicates` (names beyond the first of their gene), `vocabulary` (fingerprint) and `how`, a dict with
+        the number of names found as "ensembl", "symbol", "previous", "alias" and "unknown".
+
+    Raises
+    ------
+    ValueError
+        If the names are those of mouse genes; if less than half of the counts fall on known genes; if there are no
+        genes, no counts, or as many counts as genes; if `duplicates="error"` and two names mean one gene.
+
+    Warns
+    -----
+    UserWarning
+        If less than 80% of the counts fall on known genes.
+    """
+    if duplicates not in ("sum", "error"):
+        raise ValueError(f'duplicates must be "sum" or "error", got {duplicates!r}')
+    names = [str(name) for name in names]
+    counts = np.asarray(counts_per_gene, dtype=np.float64)
+    if not names:
+        raise ValueError("there are no genes to match: the data set has no columns")
+    if counts.shape != (len(names),):
+        raise ValueError(f"{len(names)} gene names need counts_per_gene of shape ({len(names)},), got {counts.shape}")
+    if not (np.isfinite(counts).all() and (counts >= 0).all()):
+        raise ValueError("counts_per_gene holds negative or non-finite sums: the matrix is not one of counts")
+    total = counts.sum()
+    if total == 0:
+        raise ValueError(f"the matrix holds no counts: all values of its {len(names)} genes are zero")
+
+    match = vocabulary.match(names)
+    tokens, how = match.tokens, np.asarray(match.how, dtype=object)
+    if fallback is not None:
+        second = vocabulary.match(fallback)
+        unknown = (tokens == UNKNOWN) & [ensembl_id(name) is not None for name in names]
+        tokens = np.where(unknown, second.tokens, tokens)
+        how = np.where(unknown, np.asarray(second.how, dtype=object), how)
+    mapped = tokens != UNKNOWN
+    share = float(counts[mapped].sum() / total)
+    if share < WARNING_SHARE:
+        _refuse_or_warn(names, counts, mapped, share)
+
+    repeats = pd.Series(tokens[mapped]).duplicated()
+    if duplicates == "error" and repeats.any():
+        raise ValueError(_about_duplicates(names, tokens, vocabulary, int(repeats.sum())))
+    report = {
+        "n_genes": len(names),
+        "n_mapped": int(mapped.sum()),
+        "share_genes": float(mapped.mean()),
+        "share_counts": share,
+        "n_duplicates": int(repeats.sum()),
+        "vocabulary": vocabulary.fingerprint,
+        "how": {kind: int((how == kind).sum()) for kind in HOW},
+    }
+    return tokens.astype(np.int32), report
+
+
+def _refuse_or_warn(names: Sequence[str], counts: NDArray[np.float64], mapped: NDArray[np.bool_], share: float) -> None:
+    """Say why many counts are unknown: as an error below half of them, as a warning otherwise."""
+    heaviest = np.argsort(-counts, kind="stable")
+    first = [names[i] for i in heaviest if not mapped[i]][:_N_SHOWN]
+    found = (
+        f"only {share:.1%} of the counts fall on known genes ({int(mapped.sum())} of {len(names)} names; unknown with "
+        f"most counts: {', '.join(map(repr, first))})"
+    )
+    if share >= ERROR_SHARE:
+        warnings.warn(f"{found}: results rest on that part of the data.", UserWarning, stacklevel=4)
+        return
+    if looks_like_mouse(names):
+        raise ValueError(
+            f"these are mouse (or rat) genes, such as {', '.join(map(repr, first))}; the vocabulary is human. Map them "
+            "to their one-to-one human orthologs (homology tables of Ensembl BioMart or MGI), write the human symbols "
+            'into a column of adata.var ("" where there is none), and pass that column as gene_ids='
+        )
+    raise ValueError(f"{found}. {_advice(names)}")
+
+
+def _advice(names: Sequence[str]) -> str:
+    """Say what mends a name list that is no list of human genes."""
+    if sum(bool(re.fullmatch(r"[\d.]+", name)) for name in names) > len(names) / 2:
+        return (
+            "The names are numbers: pass as gene_ids= the column of adata.var that holds symbols or Ensembl ids, or "
+            "set adata.var_names"
+        )
+    if sum(bool(re.match(r"ENS(?!G\d)[A-Z]*G\d", name)) for name in names) > len(names) / 2:
+        return "These are Ensembl ids of another species: map them to human orthologs and pass that column as gene_ids="
+    if sum(bool(re.match(r"ENST\d", name)) for name in names) > len(names) / 2:
+        return "These are transcripts: sum them to genes first"
+    return (
+        "Human symbols or Ensembl ids are expected: if another column of adata.var holds them, pass it as gene_ids=; "
+        "if these are genes of another species, map them to human orthologs first"
+    )
+
+
+def _about_duplicates(names: Sequence[str], tokens: NDArray[np.int32], vocabulary: Vocabulary, n_repeats: int) -> str:
+    """Name the first pairs of names that mean one gene."""
+    first_of: dict[int, str] = {}
+    pairs = []
+    for name, token in zip(names, tokens.tolist(), strict=True):
+        if token != UNKNOWN and token in first_of:
+            symbol = vocabulary.symbols[int(np.searchsorted(vocabulary.tokens, token))]
+            pairs.append(f"{first_of[token]!r} and {name!r} ({symbol})")
+        first_of.setdefault(token, name)
+        if len(pairs) == _N_SHOWN:
+            break
+    return (
+        f"{n_repeats} names mean a gene that another name means already: {', '.join(pairs)}. Pass "
+        'duplicates="sum" to sum their counts, or remove columns'
+    )

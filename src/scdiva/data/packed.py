@@ -1,0 +1,337 @@
+"""A corpus serialised once into one HDF5 file, which training reads without AnnData."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import h5py
+import numpy as np
+
+from scdiva._constants import MAX_LENGTH, N_SPECIAL
+from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
+from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
+
+if TYPE_CHECKING:
+    from scdiva._validate import Input
+
+_FORMAT = 1
+_CHUNK = 1 << 16  # values of a chunk of the file: 256 kB
+_PARTS = ("indptr", "tokens", "values", "study", "study_names", "measured", "denominator")
+
+
+def pack_files(
+    paths: Sequence[str | Path],
+    vocabulary: Vocabulary | str | Path,
+    out: str | Path,
+    *,
+    max_length: int = MAX_LENGTH,
+    entropy_floor: float = ENTROPY_FLOOR,
+    min_genes: int = 1,
+    value_dtype: Literal["float32", "float16"] = "float32",
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Input = "auto",
+    duplicates: Literal["sum", "error"] = "sum",
+    gene_ids: str | None = None,
+    block_rows: int = 4096,
+) -> PackedCells:
+    """Serialise many files into one, cell after cell, by row blocks.
+
+    Parameters
+    ----------
+    paths
+        ``.h5ad`` or ``.zarr`` files, one study each; the file's name without suffix is the study's name.
+    vocabulary
+        Genes and entropies.
+    out
+        File to write, whole or not at all; replaced if it exists.
+    max_length
+        Genes kept per cell.
+    entropy_floor
+        See :func:`scdiva.tokenizer.serialize.score_denominator`.
+    min_genes
+        Cells with fewer known genes are left out, with a warning that says how many.
+    value_dtype
+        How expression is stored; float16 keeps three digits.
+    layer, use_raw, input, duplicates, gene_ids, block_rows
+        As in :func:`scdiva.data.cells.open_cells`; the same for all files.
+
+    Returns
+    -------
+    The written file, opened.
+
+    Raises
+    ------
+    ValueError
+        If there are no files, two have one name, or one does not pass :func:`scdiva.data.cells.open_cells`; the message
+        names the file.
+    """
+    from scdiva.data.cells import open_cells
+
+    if value_dtype not in ("float32", "float16"):
+        raise ValueError(f"value_dtype must be 'float32' or 'float16', got {value_dtype!r}.")
+    if min_genes < 1:
+        raise ValueError(f"min_genes must be at least 1, got {min_genes}.")
+    files = [Path(path) for path in paths]
+    names = study_names(files)
+    vocabulary = load_vocabulary(vocabulary)
+    denominator = score_denominator(vocabulary.entropy, entropy_floor)
+    n_tokens = vocabulary.n_genes + N_SPECIAL
+    out = Path(out)
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        with h5py.File(part, "w") as file:
+            file.attrs.update(
+                scdiva_packed=_FORMAT,
+                fingerprint=vocabulary.fingerprint,
+                n_tokens=n_tokens,
+                max_length=max_length,
+                entropy_floor=entropy_floor,
+            )
+            token_dtype = np.uint16 if n_tokens <= 1 << 16 else np.int32
+            columns = {
+                name: file.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(_CHUNK,))
+                for name, dtype in (("tokens", token_dtype), ("values", value_dtype), ("study", np.int32))
+            }
+            measured = np.zeros((len(files), n_tokens), dtype=bool)
+            lengths = [np.zeros(1, np.int64)]
+            for number, path in enumerate(files):
+                try:
+                    source = open_cells(
+                        path,
+                        vocabulary,
+                        layer=layer,
+                        use_raw=use_raw,
+                        input=input,
+                        duplicates=duplicates,
+                        gene_ids=gene_ids,
+                        max_length=max_length,
+                        entropy_floor=entropy_floor,
+                        empty="nan",
+                        block_rows=block_rows,
+                    )
+                except (KeyError, ValueError) as error:
+                    raise ValueError(f"{path.name}: {error.args[0]}") from error
+                measured[number, source.measured_tokens] = True
+                n_kept = 0
+                for start in range(0, source.n_obs, block_rows):
+                    stop = min(start + block_rows, source.n_obs)
+                    kept = np.flatnonzero(source.lengths[start:stop] >= min_genes)
+                    indptr, tokens, values = take_cells(source.read(start, stop), kept)
+                    _append(columns["tokens"], tokens)
+                    _append(columns["values"], values)
+                    _append(columns["study"], np.full(len(kept), number, np.int32))
+                    lengths.append(np.diff(indptr))
+                    n_kept += len(kept)
+                source.close()
+                warn_left_out(names[number], source.n_obs - n_kept, source.n_obs, min_genes)
+            file["indptr"] = np.cumsum(np.concatenate(lengths))
+            file["study_names"] = np.array(names, dtype=h5py.string_dtype())
+            file.create_dataset("measured", data=measured, compression="gzip")
+            file["denominator"] = denominator
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)
+    return PackedCells(out)
+
+
+def _append(column: h5py.Dataset, values: np.ndarray) -> None:
+    n = len(column)
+    column.resize((n + len(values),))
+    column[n:] = values
+
+
+def study_names(files: Sequence[Path]) -> list[str]:
+    """Give each file's study its name: the file's name without suffix.
+
+    Parameters
+    ----------
+    files
+        Paths of the files.
+
+    Raises
+    ------
+    ValueError
+        If there are no files, or two would have one name.
+    """
+    names = [path.stem for path in files]
+    if not names:
+        raise ValueError("no files were given.")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{len(twice)} names stand for more than one file (first: {twice[0]!r}); rename one of them.")
+    return names
+
+
+def warn_left_out(name: str, n_left_out: int, n_obs: int, min_genes: int) -> None:
+    """Warn that cells of a study are not trained on.
+
+    Parameters
+    ----------
+    name
+        The study.
+    n_left_out, n_obs
+        Number of cells left out, of all.
+    min_genes
+        The limit that they miss.
+    """
+    if n_left_out:
+        genes = "any gene" if min_genes == 1 else f"{min_genes} genes"
+        warnings.warn(
+            f"{name}: {n_left_out} of {n_obs} cells are left out: they lack {genes} of the vocabulary.", stacklevel=3
+        )
+
+
+def take_cells(
+    ragged: tuple[np.ndarray, np.ndarray, np.ndarray], rows: np.ndarray, max_length: int | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Choose cells of serialised ones, in the order of `rows`, and cut each to its first `max_length` genes.
+
+    Parameters
+    ----------
+    ragged
+        indptr, tokens, values.
+    rows
+        int, numbers of the cells.
+    max_length
+        Genes kept per cell; None keeps all.
+
+    Returns
+    -------
+    indptr, starting at 0, tokens, values.
+    """
+    indptr, tokens, values = ragged
+    lengths = np.diff(indptr)[rows]
+    if max_length is not None:
+        lengths = np.minimum(lengths, max_length)
+    out = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=out[1:])
+    at = np.arange(out[-1]) + np.repeat(indptr[:-1][rows] - out[:-1], lengths)
+    return out, tokens[at], values[at]
+
+
+class PackedCells:
+    """A corpus that :func:`pack_files` wrote.
+
+    Parameters
+    ----------
+    path
+        The file.
+    vocabulary
+        If given, the file must have been packed with it.
+
+    Attributes
+    ----------
+    study
+        int32 (n_obs,), number of each cell's study.
+    study_names
+        Names of the studies.
+    measured
+        bool (n_studies, n_tokens), the genes that each study has a column for.
+    max_length
+        Genes kept per cell.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If there is no such file, it is no packed corpus, is damaged, or was packed with another vocabulary.
+    """
+
+    def __init__(self, path: str | Path, vocabulary: Vocabulary | None = None) -> None:
+        self.path = Path(path)
+        if not is_packed(self.path):
+            raise ValueError(f"{str(path)!r} is no packed corpus; make one with scdiva.data.pack_files.")
+        self._file: h5py.File | None = None
+        self._process = -1
+        file = self._open()
+        missing = [name for name in _PARTS if name not in file]
+        if file.attrs["scdiva_packed"] != _FORMAT or missing:
+            raise ValueError(
+                f"{str(path)!r} is a packed corpus of another version or is damaged (lacks {missing}); pack it anew."
+            )
+        self.max_length = int(file.attrs["max_length"])
+        self.n_tokens = int(file.attrs["n_tokens"])
+        self.fingerprint = str(file.attrs["fingerprint"])
+        self.entropy_floor = float(file.attrs["entropy_floor"])
+        self.indptr = file["indptr"][:]
+        self.study = file["study"][:]
+        self.study_names = [str(name) for name in file["study_names"].asstr()[:]]
+        self.measured = file["measured"][:]
+        n = int(self.indptr[-1])
+        if len(self.study) != len(self.indptr) - 1 or len(file["tokens"]) != n or len(file["values"]) != n:
+            raise ValueError(f"{str(path)!r} is damaged: its parts do not fit each other; pack it anew.")
+        if vocabulary is not None:
+            self._check_vocabulary(vocabulary, file["denominator"][:])
+
+    def _check_vocabulary(self, vocabulary: Vocabulary, denominator: np.ndarray) -> None:
+        if vocabulary.fingerprint != self.fingerprint:
+            raise ValueError(
+                f"{str(self.path)!r} was packed with another vocabulary (fingerprint {self.fingerprint[:12]}, not "
+                f"{vocabulary.fingerprint[:12]}); pack it anew."
+            )
+        if not np.array_equal(denominator, score_denominator(vocabulary.entropy, self.entropy_floor)):
+            raise ValueError(
+                f"{str(self.path)!r} was packed with other entropies than this vocabulary's; pack it anew."
+            )
+
+    def _open(self) -> h5py.File:
+        # HDF5 handles do not survive a fork: a data loader's worker opens the file anew.
+        if self._file is None or self._process != os.getpid():
+            self._file, self._process = h5py.File(self.path, "r"), os.getpid()
+        return self._file
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_file": None}
+
+    def close(self) -> None:
+        """Close the file. It is opened anew when read."""
+        if self._file is not None and self._process == os.getpid():
+            self._file.close()
+            self._file = None
+
+    @property
+    def n_obs(self) -> int:
+        """Number of cells."""
+        return len(self.study)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Genes of each cell, int64 (n_obs,)."""
+        return np.diff(self.indptr)
+
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Read cells `start` to `stop`.
+
+        Returns
+        -------
+        indptr int64 (n + 1,), tokens int32, values float32, as :func:`scdiva.tokenizer.serialize.serialize` returns.
+        """
+        file, indptr = self._open(), self.indptr[start : stop + 1]
+        at = slice(int(indptr[0]), int(indptr[-1]))
+        return indptr - indptr[0], file["tokens"][at].astype(np.int32), file["values"][at].astype(np.float32)
+
+
+def is_packed(path: str | Path) -> bool:
+    """Tell whether a file is a packed corpus.
+
+    Parameters
+    ----------
+    path
+        An existing file or folder.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is nothing.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"no file {str(path)!r}.")
+    if path.is_dir() or not h5py.is_hdf5(path):
+        return False
+    with h5py.File(path, "r") as file:
+        return "scdiva_packed" in file.attrs

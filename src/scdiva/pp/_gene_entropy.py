@@ -1,0 +1,193 @@
+"""Entropy of each gene over the cells of one or several data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from scdiva._constants import N_SPECIAL, UNS, VAR_ENTROPY
+from scdiva._validate import Input
+from scdiva.data.cells import CellSource, open_expression
+from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
+from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+
+def gene_entropy(
+    adata: AnnData | Sequence[AnnData],
+    vocabulary: Vocabulary | str | Path = "human",
+    *,
+    gene_ids: str | None = None,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Input = "auto",
+    duplicates: Literal["sum", "error"] = "sum",
+    key_added: str = VAR_ENTROPY,
+    copy: bool = False,
+) -> AnnData | list[AnnData] | None:
+    r"""Compute the Shannon entropy of each gene's expression over cells.
+
+    :math:`H_g = -\sum_b p_{g,b} \log p_{g,b}` over bins b of log-normalised expression (paper, appendix, eq.
+    gene_entropy): one bin for zero and fixed bins of width 0.5 above it. Ubiquitous and rare genes have little entropy.
+    Models rank genes by the entropy of their training corpus, not by this one; this call is for looking, and for
+    :func:`scdiva.pp.entropy_serialize` with ``entropy_key``.
+
+    Parameters
+    ----------
+    adata
+        Cells by genes; or a list of such, whose cells are counted together, each gene over the data sets that have a
+        column for it.
+    vocabulary
+        A vocabulary, "human", the name of a bundled model, the folder of a saved model, or a parquet file. Genes that
+        it does not hold get no entropy.
+    gene_ids
+        Column of `adata.var` with Ensembl ids or symbols; None takes `var_names`.
+    layer, use_raw
+        Where the counts are, if not in `adata.X`.
+    input
+        What they are: "auto" finds out, "counts", or "lognorm" for log(1 + x) values.
+    duplicates
+        Several columns that mean one gene: "sum" (each gets the entropy of the sum) or "error".
+    key_added
+        Column to write.
+    copy
+        Write into a copy and return it.
+
+    Returns
+    -------
+    None, or the copy (a list of copies for a list). Written are
+
+    `adata.var[key_added]`
+        float32, nats; NaN for genes that the vocabulary does not hold.
+    `adata.uns["scdiva"][key_added]`
+        `n_cells` counted, the vocabulary's fingerprint, and the arguments.
+
+    Raises
+    ------
+    KeyError, ValueError
+        As :func:`scdiva.pp.match_genes`.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy()
+    >>> sd.pp.gene_entropy(adata)
+    >>> adata.var["scdiva_entropy"].dtype
+    dtype('float32')
+    """
+    several = isinstance(adata, list | tuple)
+    adatas: list[AnnData] = list(adata) if several else [adata]  # type: ignore[arg-type]
+    if not adatas:
+        raise ValueError("the list holds no AnnData.")
+    genes = load_vocabulary(vocabulary)
+    histogram = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
+    tokens: list[np.ndarray] = []
+    for one in adatas:
+        source = open_expression(
+            one, genes, layer=layer, use_raw=use_raw, input=input, duplicates=duplicates, gene_ids=gene_ids
+        )
+        _count(source, histogram)
+        tokens.append(_tokens_of_var(one, source.tokens) if use_raw else source.tokens)
+    entropy = histogram.entropy()
+    found = {
+        "n_cells": histogram.n_cells,
+        "vocabulary": genes.fingerprint,
+        "bin_width": BIN_WIDTH,
+        "gene_ids": gene_ids or "",
+        "layer": layer or "",
+        "use_raw": use_raw,
+        "input": input,
+        "duplicates": duplicates,
+    }
+    targets = [one.copy() for one in adatas] if copy else adatas
+    for target, of_var in zip(targets, tokens, strict=True):
+        target.var[key_added] = np.where(of_var >= 0, entropy[of_var], np.float32(np.nan)).astype(np.float32)
+        target.uns[UNS] = {**target.uns.get(UNS, {}), key_added: dict(found)}
+    if not copy:
+        return None
+    return targets if several else targets[0]
+
+
+def corpus_entropy(
+    data: AnnData | str | Path | Sequence[AnnData | str | Path],
+    vocabulary: Vocabulary | str | Path = "human",
+    *,
+    gene_ids: str | None = None,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Input = "auto",
+    duplicates: Literal["sum", "error"] = "sum",
+    block_rows: int = 4096,
+) -> EntropyHistogram:
+    """Count the expression histograms of a corpus, file by file and block by block.
+
+    Histograms hold integers: files may be counted by different workers, in any order and block size, and added.
+
+    Parameters
+    ----------
+    data
+        AnnData objects or ``.h5ad`` / ``.zarr`` files, each a study: its cells count for the genes that it has a column
+        for.
+    vocabulary
+        As in :func:`gene_entropy`.
+    gene_ids, layer, use_raw, input, duplicates
+        As in :func:`gene_entropy`, the same for all.
+    block_rows
+        Rows read at once.
+
+    Returns
+    -------
+    The histogram. ``vocabulary.with_entropy(histogram.entropy()[3:])`` is the vocabulary with its entropies (3 special
+    tokens come first).
+
+    Raises
+    ------
+    ValueError
+        If there are no data, or some do not pass the checks; the message names the file.
+    """
+    studies = list(data) if isinstance(data, list | tuple) else [data]
+    if not studies:
+        raise ValueError("no files were given.")
+    genes = load_vocabulary(vocabulary)
+    histogram = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
+    for number, study in enumerate(studies):
+        try:
+            source = open_expression(
+                study,  # type: ignore[arg-type]
+                genes,
+                layer=layer,
+                use_raw=use_raw,
+                input=input,
+                duplicates=duplicates,
+                gene_ids=gene_ids,
+                block_rows=block_rows,
+            )
+        except (KeyError, ValueError) as error:
+            name = Path(study).name if isinstance(study, str | Path) else f"data set {number}"
+            raise ValueError(f"{name}: {error.args[0]}") from error
+        _count(source, histogram)
+        source.close()
+    return histogram
+
+
+def _count(source: CellSource, histogram: EntropyHistogram) -> None:
+    measured = source.measured_tokens
+    for _, cells in source.expression_blocks():
+        histogram.update(cells, measured)
+
+
+def _tokens_of_var(adata: AnnData, raw_tokens: np.ndarray) -> np.ndarray:
+    """Tokens of the genes of `adata`, from those of the genes of `adata.raw`, by name."""
+    names = adata.raw.var_names
+    if not names.is_unique:
+        raise ValueError(
+            "adata.raw.var_names repeat names, so adata.var can't be matched with them; pass use_raw=False, or work on "
+            "adata.raw.to_adata()."
+        )
+    row = names.get_indexer(adata.var_names)
+    return np.where(row >= 0, raw_tokens[row], -1)

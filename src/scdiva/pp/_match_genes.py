@@ -1,0 +1,117 @@
+"""Match the genes of a data set with the genes that a model knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from scdiva._constants import UNKNOWN, UNS, VAR_TOKEN
+from scdiva._validate import scan
+from scdiva.data.blocks import open_matrix, row_blocks
+from scdiva.data.genes import Duplicates, gene_names, resolve_genes
+from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+
+def match_genes(
+    adata: AnnData,
+    vocabulary: Vocabulary | str | Path = "human",
+    *,
+    gene_ids: str | None = None,
+    duplicates: Duplicates = "sum",
+    layer: str | None = None,
+    use_raw: bool = False,
+    copy: bool = False,
+) -> AnnData | None:
+    """Match gene names with a vocabulary and report how much of the data it covers.
+
+    Names may be current symbols, previous symbols, aliases, Ensembl ids (with or without version), or a mixture: see
+    :meth:`scdiva.tokenizer.Vocabulary.match`. The matrix is read once, to weigh genes by their counts and to refuse
+    what is neither counts nor log-normalised. Other calls match genes themselves: this one is for looking.
+
+    Parameters
+    ----------
+    adata
+        Cells by genes, counts or log-normalised values (which are weighed on the count scale).
+    vocabulary
+        A vocabulary, "human", the name of a bundled model, the folder of a saved model, or a parquet file.
+    gene_ids
+        Column of `adata.var` (of `adata.raw.var` with `use_raw`) with Ensembl ids or symbols. Where its entry is
+        an Ensembl id that is unknown, the gene's name in `var_names` is tried. None takes `var_names` alone.
+    duplicates
+        Several columns that mean one gene: "sum" (their counts are summed wherever the gene is used) or "error".
+    layer
+        Layer to read instead of `adata.X`.
+    use_raw
+        Read `adata.raw` instead of `adata.X`; shares then refer to the genes of `adata.raw`.
+    copy
+        Write into a copy and return it.
+
+    Returns
+    -------
+    None, or the copy. Written are
+
+    `adata.var["scdiva_token"]`
+        int32 token of each gene, -1 where the vocabulary does not hold it.
+    `adata.uns["scdiva"]["match"]`
+        `n_genes`, `n_mapped`, `share_genes`, `share_counts`, `n_duplicates`, `vocabulary` (its fingerprint), `how`
+        (names found as "ensembl", "symbol", "previous", "alias", "unknown"), and the arguments under `params`.
+
+    Raises
+    ------
+    ValueError
+        If names are those of mouse genes; if less than half of the counts fall on known genes; if `duplicates="error"`
+        and two columns mean one gene; if the matrix is absent, empty, scaled, or holds NaN, infinite or negative
+        values.
+    KeyError
+        If there is no such column or layer.
+
+    Warns
+    -----
+    UserWarning
+        If less than 80% of the counts fall on known genes.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy()
+    >>> sd.pp.match_genes(adata)
+    >>> adata.uns["scdiva"]["match"]["share_counts"]
+    1.0
+    """
+    genes = load_vocabulary(vocabulary)
+    with open_matrix(adata, layer=layer, use_raw=use_raw) as opened:
+        names, fallback = gene_names(opened.var, gene_ids)
+        found = scan(
+            row_blocks(opened.matrix),
+            opened.shape[1],
+            obs_names=opened.obs_names,
+            var_names=opened.var.index,
+            where=opened.where,
+        )
+        read_names = opened.var.index
+    tokens, report = resolve_genes(names, genes, found.counts_per_gene, duplicates, fallback=fallback)
+    if use_raw:
+        # adata.raw may hold more genes than adata, in another order
+        row = read_names.get_indexer(adata.var_names) if read_names.is_unique else None
+        if row is None:
+            raise ValueError(
+                "adata.raw.var_names repeat names: adata.var can't be matched with them; pass use_raw=False"
+            )
+        tokens = np.where(row >= 0, tokens[row], UNKNOWN).astype(np.int32)
+    report["params"] = {
+        "vocabulary": str(vocabulary) if isinstance(vocabulary, str | Path) else "given",
+        "gene_ids": gene_ids or "",
+        "duplicates": duplicates,
+        "layer": layer or "",
+        "use_raw": use_raw,
+    }
+
+    target = adata.copy() if copy else adata
+    target.var[VAR_TOKEN] = tokens
+    target.uns[UNS] = {**target.uns.get(UNS, {}), "match": report}
+    return target if copy else None

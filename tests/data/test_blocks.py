@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import anndata as ad
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scdiva.data.blocks import matrix_of, open_matrix, row_blocks
+
+
+def random_counts(n_obs: int = 23, n_vars: int = 11, seed: int = 0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    x = rng.poisson(0.6, (n_obs, n_vars)).astype(np.float32)
+    x[3] = 0  # an empty cell
+    x[:, 5] = 0  # an unseen gene
+    return x
+
+
+def read(matrix, block_rows: int = 5) -> np.ndarray:
+    """Blocks put together densely, checked to be canonical on the way."""
+    parts, expected_start = [], 0
+    for start, block in row_blocks(matrix, block_rows):
+        assert start == expected_start
+        assert type(block) is sp.csr_matrix
+        assert block.dtype == np.float32
+        for i in range(block.shape[0]):
+            assert (np.diff(block.indices[block.indptr[i] : block.indptr[i + 1]]) > 0).all()
+        assert (block.data != 0).all()
+        parts.append(block.toarray())
+        expected_start += block.shape[0]
+    return np.concatenate(parts)
+
+
+@pytest.fixture(scope="module")
+def x() -> np.ndarray:
+    return random_counts()
+
+
+@pytest.mark.parametrize("block_rows", [1, 5, 23, 1000])
+@pytest.mark.parametrize(
+    "store",
+    [
+        sp.csr_matrix,
+        sp.csc_matrix,
+        sp.csr_array,
+        sp.csc_array,
+        sp.coo_matrix,
+        sp.lil_matrix,
+        np.asarray,
+        np.asfortranarray,
+        np.asmatrix,
+        lambda x: x.astype(np.int64),
+        lambda x: sp.csr_matrix(x.astype(np.float64)),
+        lambda x: sp.csr_matrix(x.astype(np.uint16)),
+        lambda x: zarr.array(x, chunks=(4, 3)),
+        lambda x: da.from_array(x, chunks=(7, 4)),
+        lambda x: da.from_array(x, chunks=(7, 11)).map_blocks(sp.csr_matrix),
+        lambda x: da.from_array(x, chunks=(7, 11)).map_blocks(sp.csc_matrix),
+    ],
+)
+def test_every_storage_gives_the_same_blocks(x, store, block_rows):
+    np.testing.assert_array_equal(read(store(x), block_rows), x)
+
+
+@pytest.mark.parametrize("backend", ["h5ad", "zarr"])
+@pytest.mark.parametrize("store", [sp.csr_matrix, sp.csc_matrix, np.asarray])
+def test_files_read_by_rows_equal_memory(x, store, backend, tmp_path):
+    adata = ad.AnnData(store(x), layers={"doubled": store(2 * x)})
+    adata.raw = ad.AnnData(store(3 * x), var=adata.var)
+    path = tmp_path / f"cells.{backend}"
+    getattr(adata, f"write_{backend}")(path)
+    with open_matrix(path) as opened:
+        assert opened.shape == x.shape
+        assert list(opened.obs_names) == list(adata.obs_names)
+        assert list(opened.var.index) == list(adata.var_names)
+        np.testing.assert_array_equal(read(opened.matrix), x)
+    with open_matrix(str(path), layer="doubled") as opened:
+        np.testing.assert_array_equal(read(opened.matrix), 2 * x)
+    with open_matrix(path, use_raw=True) as opened:
+        np.testing.assert_array_equal(read(opened.matrix), 3 * x)
+    if backend == "h5ad":
+        backed = ad.read_h5ad(path, backed="r")
+        np.testing.assert_array_equal(read(matrix_of(backed)[0]), x)
+        np.testing.assert_array_equal(read(matrix_of(backed[4:17, [1, 2, 8]])[0]), x[4:17, [1, 2, 8]])
+        np.testing.assert_array_equal(read(matrix_of(backed, use_raw=True)[0]), 3 * x)
+        backed.file.close()
+
+
+@pytest.mark.parametrize("store", [sp.csr_matrix, sp.csc_matrix, np.asarray])
+def test_views_are_read_and_stay_views(x, store):
+    adata = ad.AnnData(store(x), layers={"doubled": store(2 * x)})
+    adata.raw = adata.copy()
+    view = adata[[7, 3, 3, 20], [10, 0, 5]]
+    matrix, names = matrix_of(view)
+    np.testing.assert_array_equal(read(matrix, 3), x[[7, 3, 3, 20]][:, [10, 0, 5]])
+    assert list(names) == ["10", "0", "5"]
+    np.testing.assert_array_equal(read(matrix_of(view, layer="doubled")[0]), 2 * x[[7, 3, 3, 20]][:, [10, 0, 5]])
+    matrix, names = matrix_of(view, use_raw=True)
+    np.testing.assert_array_equal(read(matrix), x[[7, 3, 3, 20]])
+    assert len(names) == 11
+    assert view.is_view
+
+
+def test_broken_indices_are_mended_on_a_copy(x):
+    good = sp.csr_matrix(x)
+    # Each row backwards, its first entry split in two halves, an explicit zero at the unseen gene.
+    data, indices, indptr = [], [], [0]
+    for i in range(x.shape[0]):
+        columns = good.indices[good.indptr[i] : good.indptr[i + 1]][::-1]
+        values = x[i, columns]
+        if len(columns):
+            columns = np.concatenate([columns, columns[:1], [5]])
+            values = np.concatenate([values, values[:1] / 2, [0]])
+            values[0] /= 2
+        data.append(values)
+        indices.append(columns)
+        indptr.append(indptr[-1] + len(columns))
+    broken = sp.csr_matrix((np.concatenate(data), np.concatenate(indices).astype(np.int32), indptr), shape=x.shape)
+    broken.has_sorted_indices = True  # what scipy would believe after a careless in-place edit
+    broken.has_canonical_format = True
+    before = broken.data.copy(), broken.indices.copy(), broken.indptr.copy()
+    np.testing.assert_array_equal(read(broken), x)
+    for now, then in zip((broken.data, broken.indices, broken.indptr), before, strict=True):
+        np.testing.assert_array_equal(now, then)
+
+
+def test_blocks_do_not_share_memory_with_the_matrix(x):
+    for matrix in (sp.csr_matrix(x), x.copy()):
+        for _, block in row_blocks(matrix, 4):
+            block.data[:] = -1
+        np.testing.assert_array_equal(matrix.toarray() if sp.issparse(matrix) else matrix, x)
+
+
+def test_nan_and_infinity_pass_through():
+    x = np.array([[0, np.nan], [np.inf, 1e300]])
+    (_, block), *rest = row_blocks(x)
+    assert not rest
+    np.testing.assert_array_equal(block.toarray(), np.array([[0, np.nan], [np.inf, np.inf]], dtype=np.float32))
+
+
+def test_ranges_and_their_errors(x):
+    assert [(start, block.shape[0]) for start, block in row_blocks(x, 4, 6, 15)] == [(6, 4), (10, 4), (14, 1)]
+    assert list(row_blocks(x, 4, 6, 6)) == []
+    with pytest.raises(ValueError, match="rows 6 to 24 are not within the matrix of 23 rows"):
+        next(row_blocks(x, 4, 6, 24))
+    with pytest.raises(ValueError, match="block_rows must be at least 1, got 0"):
+        next(row_blocks(x, 0))
+    with pytest.raises(ValueError, match="cells × genes"):
+        next(row_blocks(x[0]))
+
+
+def test_what_is_no_matrix_of_numbers_is_refused(x):
+    with pytest.raises(TypeError, match="real numbers, got dtype <U1"):
+        next(row_blocks(np.array([["a"]])))
+    with pytest.raises(TypeError, match="complex"):
+        next(row_blocks(x.astype(complex)))
+    damaged = sp.csr_matrix(x)
+    damaged.indices[4] = 11
+    with pytest.raises(ValueError, match="indices run from 0 to 11, but the matrix has 11 columns"):
+        list(row_blocks(damaged))
+
+
+def test_choosing_a_matrix_names_what_exists(x, tmp_path):
+    adata = ad.AnnData(x, layers={"counts": x, "spliced": x})
+    with pytest.raises(KeyError, match=r"no layer 'count'; its layers: 'counts' \| 'spliced'"):
+        matrix_of(adata, layer="count")
+    with pytest.raises(ValueError, match=r"adata\.raw is None"):
+        matrix_of(adata, use_raw=True)
+    with pytest.raises(ValueError, match="exclude each other"):
+        matrix_of(adata, layer="counts", use_raw=True)
+    with pytest.raises(ValueError, match=r"adata\.X is None\. Pass layer='counts'"):
+        matrix_of(ad.AnnData(obs=adata.obs, var=adata.var, layers={"counts": x}))
+    with pytest.raises(TypeError, match="expected an AnnData object or a path, got ndarray"):
+        matrix_of(x)
+
+    path = tmp_path / "cells.h5ad"
+    ad.AnnData(obs=adata.obs, var=adata.var, layers={"counts": x}).write_h5ad(path)
+    with pytest.raises(KeyError, match="no layer 'count'; its layers: 'counts'"):
+        open_matrix(path, layer="count")
+    with pytest.raises(ValueError, match="has no raw"):
+        open_matrix(path, use_raw=True)
+    with pytest.raises(ValueError, match=r"has no X\. Pass layer='counts'"):
+        open_matrix(path)
+    with pytest.raises(FileNotFoundError, match=r"no file .*absent\.h5ad"):
+        open_matrix(tmp_path / "absent.h5ad")
+    (tmp_path / "text.h5ad").write_text("cells")
+    with pytest.raises(ValueError, match="is no HDF5 file"):
+        open_matrix(tmp_path / "text.h5ad")
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    x=st.integers(0, 2**32 - 1).map(lambda seed: random_counts(seed % 17 + 4, seed % 5 + 6, seed)),
+    block_rows=st.integers(1, 25),
+)
+def test_any_block_size_gives_the_matrix(x, block_rows):
+    np.testing.assert_array_equal(read(sp.csc_matrix(x), block_rows), x)

@@ -1,0 +1,266 @@
+from __future__ import annotations
+
+import pickle
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import anndata as ad
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from scdiva.data.cells import open_cells, open_expression
+from scdiva.tokenizer.serialize import score_denominator, serialize
+from scdiva.tokenizer.vocabulary import Vocabulary
+
+
+def slow_cells(adata, vocabulary, max_length=1200, lognorm=False):
+    """Each cell on its own: dense normalisation in float64, then a lexicographic sort."""
+    token_of = dict(zip(vocabulary.symbols, vocabulary.tokens, strict=True))
+    denominator = score_denominator(vocabulary.entropy)
+    x = adata.X.toarray().astype(np.float64)
+    x = np.expm1(x) if lognorm else x
+    out = []
+    for cell in x:
+        v = np.zeros(len(denominator))
+        for name, count in zip(adata.var_names, cell, strict=True):
+            if name in token_of:
+                v[token_of[name]] += count
+        v = np.log1p(v / max(cell.sum(), 1e-300) * 1e4).astype(np.float32)
+        score = v / denominator
+        order = np.lexsort((np.arange(len(v)), -score))
+        order = order[v[order] > 0][:max_length]
+        out.append((order, v[order]))
+    return out
+
+
+def as_lists(source, batch_size=7):
+    """Row → (tokens, values)."""
+    out = {}
+    for rows, batch in source.batches(batch_size=batch_size):
+        assert len(rows) == batch.n_cells
+        ends = batch.cu_seqlens.numpy()
+        for i, row in enumerate(rows):
+            assert row not in out
+            out[int(row)] = (batch.tokens.numpy()[ends[i] : ends[i + 1]], batch.values.numpy()[ends[i] : ends[i + 1]])
+    return out
+
+
+def assert_equal_cells(a, b):
+    assert a.keys() == b.keys()
+    for row in a:
+        np.testing.assert_array_equal(a[row][0], b[row][0])
+        np.testing.assert_array_equal(a[row][1], b[row][1])
+
+
+@pytest.mark.parametrize("max_length", [1200, 9])
+def test_batches_equal_the_slow_way(cells, vocabulary, max_length):
+    source = open_cells(cells, vocabulary, max_length=max_length, block_rows=16)
+    assert (source.n_obs, source.kind) == (60, "counts")
+    got, expected = as_lists(source), slow_cells(cells, vocabulary, max_length)
+    assert list(got) == list(range(60))
+    for row, (tokens, values) in enumerate(expected):
+        np.testing.assert_array_equal(got[row][0], tokens)
+        np.testing.assert_allclose(got[row][1], values, rtol=2e-7)
+
+
+def test_report_and_tokens(cells, vocabulary):
+    source = open_cells(cells, vocabulary)
+    known = ~cells.var_names.isin(["NOGENE1", "NOGENE2"])
+    np.testing.assert_array_equal(source.tokens >= 0, known)
+    np.testing.assert_array_equal(vocabulary.symbols[source.tokens[known] - 3], cells.var_names[known])
+    np.testing.assert_array_equal(source.measured_tokens, np.sort(source.tokens[known]))
+    np.testing.assert_array_equal(source.lengths, (cells.X[:, known] > 0).sum(1).A1)
+    assert source.report["n_mapped"] == 78
+
+
+@pytest.mark.parametrize("batch_size", [1, 7, 60, 1000])
+@pytest.mark.parametrize("block_rows", [1, 16, 4096])
+def test_batch_and_block_sizes_change_nothing(cells, vocabulary, batch_size, block_rows):
+    expected = as_lists(open_cells(cells, vocabulary))
+    source = open_cells(cells, vocabulary, block_rows=block_rows)
+    assert_equal_cells(as_lists(source, batch_size), expected)
+    sizes = [batch.n_cells for _, batch in source.batches(batch_size=batch_size)]
+    assert all(size == batch_size for size in sizes[:-1])
+    rows = np.concatenate([rows for rows, _ in source.batches(11, 29, batch_size)])
+    np.testing.assert_array_equal(rows, np.arange(11, 29))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: ad.AnnData(a.X.tocsc(), a.obs, a.var),
+        lambda a: ad.AnnData(a.X.toarray(), a.obs, a.var),
+        lambda a: ad.AnnData(a.X.astype(np.int64), a.obs, a.var),
+        lambda a: ad.AnnData(da.from_array(a.X.toarray(), chunks=(13, 80)).map_blocks(sp.csr_matrix), a.obs, a.var),
+        lambda a: ad.AnnData(a.X, a.obs, a.var.assign(symbol=a.var_names).set_axis([f"g{i}" for i in range(80)])),
+        lambda a: ad.AnnData(np.zeros(a.shape), a.obs, a.var, layers={"counts": a.X}),
+        lambda a: a[:, np.random.default_rng(1).permutation(80)],
+        lambda a: a[:, np.random.default_rng(2).permutation(80)].copy(),
+    ],
+)
+def test_storage_and_column_order_change_no_bit(cells, vocabulary, change):
+    expected = as_lists(open_cells(cells, vocabulary))
+    changed = change(cells)
+    options = {"layer": "counts" if "counts" in changed.layers else None}
+    options["gene_ids"] = "symbol" if "symbol" in changed.var else None
+    assert_equal_cells(as_lists(open_cells(changed, vocabulary, **options)), expected)
+
+
+@pytest.mark.parametrize("backend", ["h5ad", "zarr"])
+@pytest.mark.parametrize("store", [sp.csr_matrix, sp.csc_matrix, lambda x: x.toarray()])
+def test_files_equal_memory(cells, vocabulary, tmp_path, backend, store):
+    expected = as_lists(open_cells(cells, vocabulary))
+    path = tmp_path / f"cells.{backend}"
+    getattr(ad.AnnData(store(cells.X), cells.obs, cells.var), f"write_{backend}")(path)
+    source = open_cells(path, vocabulary, block_rows=16)
+    assert_equal_cells(as_lists(source), expected)
+    assert_equal_cells(as_lists(pickle.loads(pickle.dumps(source))), expected)
+    source.close()
+    assert_equal_cells(as_lists(source), expected)  # opened anew
+    source.close()
+    if backend == "h5ad":
+        backed = ad.read_h5ad(path, backed="r")
+        assert_equal_cells(as_lists(open_cells(backed, vocabulary)), expected)
+        backed.file.close()
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_a_source_of_a_file_can_be_read_in_another_process(cells, vocabulary, tmp_path, start):
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    source = open_cells(tmp_path / "cells.h5ad", vocabulary)
+    expected = source.read(10, 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # fork of a process with threads
+        with ProcessPoolExecutor(1, mp_context=get_context(start)) as pool:
+            got = pool.submit(source.read, 10, 20).result()
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+    source.close()
+
+
+def test_lognormalised_cells_are_ranked_like_their_counts(cells, vocabulary):
+    logs = cells.copy()
+    logs.X = cells.X.multiply(1e4 / cells.X.sum(1)).tocsr().log1p()
+    source = open_cells(logs, vocabulary)
+    assert source.kind == "lognorm"
+    got, expected = as_lists(source), as_lists(open_cells(cells, vocabulary))
+    for row in expected:
+        assert sorted(got[row][0]) == sorted(expected[row][0])
+        np.testing.assert_allclose(np.sort(got[row][1]), np.sort(expected[row][1]), rtol=1e-5)
+
+
+def test_two_columns_of_one_gene_are_summed_or_refused(cells, vocabulary):
+    x = cells.X.toarray()
+    extra = np.random.default_rng(3).poisson(2, (60, 1)).astype(np.float32)
+    summed = x.copy()
+    at = int(np.flatnonzero(cells.var_names.isin(vocabulary.symbols))[4])
+    name = cells.var_names[at]
+    summed[:, [at]] += extra
+    gene_id = vocabulary.ensembl_ids[np.flatnonzero(vocabulary.symbols == name)[0]]
+    twice = ad.AnnData(np.hstack([x, extra]), cells.obs)
+    twice.var_names = [*cells.var_names, gene_id]
+    assert_equal_cells(
+        as_lists(open_cells(twice, vocabulary)),
+        as_lists(open_cells(ad.AnnData(summed, cells.obs, cells.var), vocabulary)),
+    )
+    with pytest.raises(ValueError, match=f"'{name}' and '{gene_id}'"):
+        open_cells(twice, vocabulary, duplicates="error")
+
+
+def test_second_names_count_as_known(cells, vocabulary):
+    ids = dict(zip(vocabulary.symbols, vocabulary.ensembl_ids, strict=True))
+    cells.var["id"] = [ids.get(name, name) for name in cells.var_names]
+    retired = cells.var_names[np.flatnonzero(cells.var_names.isin(vocabulary.symbols))[0]]
+    cells.var.loc[retired, "id"] = "ENSG99999999999"
+    source = open_cells(cells, vocabulary, gene_ids="id")
+    plain = open_cells(cells, vocabulary)
+    np.testing.assert_array_equal(source.tokens, plain.tokens)
+    np.testing.assert_array_equal(source.lengths, plain.lengths)
+
+
+def test_cells_without_counts_are_refused_by_name(cells, vocabulary):
+    x = cells.X.toarray()
+    x[[3, 50]] = 0
+    adata = ad.AnnData(x, cells.obs, cells.var)
+    with pytest.raises(ValueError, match=r"2 of 60 cells have no counts at all \(first: 's0c3', 's0c50'\)") as error:
+        open_cells(adata, vocabulary)
+    scope = {"adata": adata, "np": np}
+    exec(str(error.value).split("Remove them: ")[1].split(" — or")[0], scope)  # the advice works
+    assert scope["adata"].n_obs == 58
+    assert open_cells(scope["adata"], vocabulary).n_obs == 58
+
+
+def test_cells_of_unknown_genes_are_refused_by_name(cells, vocabulary):
+    import scdiva.pp
+
+    x = cells.X.toarray()
+    x[[3, 50]] = 0
+    x[3, cells.var_names.get_loc("NOGENE1")] = 4
+    adata = ad.AnnData(x, cells.obs, cells.var)
+    with pytest.raises(ValueError, match="2 of 60 cells have no count of any gene that the vocabulary holds") as error:
+        open_cells(adata, vocabulary)
+    mend = str(error.value).split("Remove them: ")[1].split(" — or")[0]
+    mend = mend.replace("match_genes(adata)", "match_genes(adata, vocabulary)")
+    scope = {"adata": adata, "np": np, "scdiva": scdiva, "vocabulary": vocabulary}
+    exec(mend, scope)
+    assert scope["adata"].n_obs == 58
+    assert open_cells(scope["adata"], vocabulary).n_obs == 58
+
+
+def test_empty_nan_leaves_their_rows_out(cells, vocabulary):
+    x = cells.X.toarray()
+    empty = [0, 14, 15, 16, 17, 18, 19, 20, 59]
+    x[empty] = 0
+    source = open_cells(ad.AnnData(x, cells.obs, cells.var), vocabulary, empty="nan", block_rows=14)
+    assert source.n_obs == 60
+    got, expected = as_lists(source), as_lists(open_cells(cells, vocabulary))
+    assert set(got) == set(range(60)) - set(empty)
+    assert_equal_cells(got, {row: expected[row] for row in got})
+
+
+def test_expression_needs_no_entropy(cells):
+    human = Vocabulary.human()
+    with pytest.raises(ValueError, match="holds no entropies"):
+        open_cells(cells, human)
+    source = open_expression(cells, human)
+    (start, block), *rest = source.expression_blocks()
+    assert start == 0
+    assert not rest
+    assert block.shape == (60, human.n_genes + 3)
+    with pytest.raises(ValueError, match="opened to be counted"):
+        source.read(0, 1)
+
+
+def test_read_equals_serialise_of_expression(cells, vocabulary):
+    source = open_cells(cells, vocabulary, max_length=12)
+    got = source.read(5, 9)
+    expected = serialize(source.expression(5, 9), source.denominator, 12)
+    for a, b in zip(got, expected, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_wrong_calls_say_what_to_do_and_change_nothing(cells, vocabulary, tmp_path):
+    before = cells.copy()
+    with pytest.raises(KeyError, match="no column 'symbol'"):
+        open_cells(cells, vocabulary, gene_ids="symbol")
+    with pytest.raises(ValueError, match="empty must be"):
+        open_cells(cells, vocabulary, empty="drop")
+    with pytest.raises(ValueError, match="max_length must be at least 1"):
+        open_cells(cells, vocabulary, max_length=0)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        open_cells(tmp_path / "nowhere.h5ad", vocabulary)
+    renamed = cells.copy()
+    renamed.var_names = [f"GENE{i}" for i in range(80)]
+    with pytest.raises(ValueError, match=r"only 0\.0% of the counts fall on known genes"):
+        open_cells(renamed, vocabulary)
+    source = open_cells(cells, vocabulary)
+    with pytest.raises(ValueError, match="batch_size must be at least 1"):
+        next(source.batches(batch_size=0))
+    with pytest.raises(ValueError, match="rows 0 to 61 are not within the 60 cells"):
+        next(source.batches(stop=61))
+    assert (cells.X != before.X).nnz == 0
+    assert list(cells.var) == list(before.var)
+    assert not cells.uns

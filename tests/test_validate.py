@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scdiva._validate import scan
+from scdiva.data.blocks import open_matrix, row_blocks
+
+CELLS = [f"cell{i}" for i in range(60)]
+GENES = [f"gene{j}" for j in range(20)]
+DATA = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture
+def counts() -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.negative_binomial(1, 1 / (1 + rng.uniform(1, 20, 20)), (60, 20)).astype(np.float32)
+
+
+def lognorm(counts: np.ndarray, target: float = 1e4) -> np.ndarray:
+    return np.log1p(counts / counts.sum(1, keepdims=True) * target).astype(np.float32)
+
+
+def scan_of(x, **kwargs):
+    kwargs = {"obs_names": CELLS, "var_names": GENES, "where": "adata.X"} | kwargs
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return scan(row_blocks(x, 16), x.shape[1], **kwargs)
+
+
+@pytest.mark.parametrize("input", ["auto", "counts"])
+def test_counts_are_counts(counts, input):
+    counts[7] = 0
+    known = np.arange(20) < 12
+    found = scan_of(counts, input=input, known=known)
+    assert found.kind == "counts"
+    assert found.integer
+    assert (found.n_obs, found.n_vars, found.max) == (60, 20, counts.max())
+    np.testing.assert_array_equal(found.counts_per_gene, counts.sum(0, dtype=np.float64))
+    np.testing.assert_array_equal(found.genes_per_cell, (counts > 0).sum(1))
+    np.testing.assert_array_equal(found.known_per_cell, (counts[:, :12] > 0).sum(1))
+    np.testing.assert_array_equal(found.empty_cells, [7])
+
+
+@pytest.mark.parametrize("target", [1, 1e3, 1e4, 1e6])
+@pytest.mark.parametrize("input", ["auto", "lognorm"])
+def test_lognormalised_values_are_recognised(counts, input, target):
+    logs = lognorm(counts, target)
+    found = scan_of(logs, input=input)
+    assert found.kind == "lognorm"
+    assert not found.integer
+    np.testing.assert_allclose(found.counts_per_gene, np.expm1(logs.astype(np.float64)).sum(0), rtol=1e-6)
+
+
+def test_genes_cut_after_normalising_are_still_lognormalised(counts):
+    assert scan_of(lognorm(counts)[:, :9], var_names=GENES[:9]).kind == "lognorm"
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(1, 80))
+def test_block_size_changes_nothing(block_rows):
+    x = np.random.default_rng(1).poisson(1.0, (50, 7)).astype(np.float32)
+    a, b = scan(row_blocks(x, block_rows), 7), scan(row_blocks(sp.csc_matrix(x), 50), 7)
+    np.testing.assert_array_equal(a.counts_per_gene, b.counts_per_gene)
+    np.testing.assert_array_equal(a.genes_per_cell, b.genes_per_cell)
+
+
+def test_near_integers_are_counts(counts):
+    recovered = np.expm1(np.log1p(counts.astype(np.float32)))
+    assert not np.array_equal(recovered, counts)
+    assert scan_of(recovered, input="counts").integer
+
+
+def test_corrected_counts_are_counts_with_a_warning(counts):
+    counts[:, ::3] *= 0.87
+    with pytest.warns(UserWarning, match=r"adata\.X is taken as counts although \d+ of \d+ values .* are not integer"):
+        found = scan(row_blocks(counts), 20, where="adata.X")
+    assert found.kind == "counts"
+    assert not found.integer
+    with pytest.raises(
+        ValueError, match=r"no integer counts: .*first .* at cell 'cell\d+', gene 'gene\d+'.*input='auto'"
+    ):
+        scan_of(counts, input="counts")
+
+
+def test_counts_per_million_are_counts_with_a_warning(counts):
+    with pytest.warns(UserWarning, match="TPM"):
+        assert scan(row_blocks(counts / counts.sum(1, keepdims=True) * 1e6), 20).kind == "counts"
+
+
+def test_lognormalised_where_counts_are_expected(counts):
+    with pytest.raises(ValueError, match=r"looks log-normalised.*Pass input='lognorm'"):
+        scan_of(lognorm(counts), input="counts")
+
+
+def test_counts_where_lognormalised_is_expected(counts):
+    assert counts.max() > 15
+    with pytest.raises(ValueError, match=r"too large for a logarithm.*input='counts'"):
+        scan_of(counts, input="lognorm")
+    with pytest.raises(ValueError, match=r"integers only.*input='counts'"):
+        scan_of(np.minimum(counts, 9), input="lognorm")
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, -1.0])
+@pytest.mark.parametrize("store", [np.asarray, sp.csr_matrix, sp.csc_matrix])
+def test_impossible_values_are_counted_and_located(counts, value, store):
+    counts[[20, 41, 59], [3, 0, 19]] = value
+    what = {"nan": "3 NaN values", "inf": "3 infinite values", "-inf": "3 infinite values", "-1.0": "3 negative values"}
+    with pytest.raises(
+        ValueError, match=rf"adata\.X holds {what[str(value)]} \(first .* at cell 'cell20', gene 'gene3'\)"
+    ):
+        scan_of(store(counts))
+
+
+def test_without_names_the_position_is_told(counts):
+    counts[20, 3] = np.nan
+    with pytest.raises(ValueError, match=r"the matrix holds 1 NaN values .*row 20, column 3"):
+        scan(row_blocks(counts, 8), 20)
+
+
+def test_messages_name_the_next_call(counts):
+    scaled = (counts - counts.mean(0)) / counts.std(0)
+    with pytest.raises(ValueError, match=r"scaled, centred or regressed matrix\?.*layer=\.\.\. or use_raw=True"):
+        scan_of(scaled)
+    counts[0, 0] = np.nan
+    with pytest.raises(ValueError, match=r"np\.nan_to_num"):
+        scan_of(counts)
+
+
+@pytest.mark.parametrize("of", [lambda c: c, lognorm])
+def test_scaling_without_centring_is_recognised(counts, of):
+    x = of(counts)
+    with pytest.raises(ValueError, match="is scaled: its genes have variance 1"):
+        scan_of(x / x.std(0, ddof=1))
+
+
+@pytest.mark.parametrize(("base", "log"), [(2, np.log2), (10, np.log10)])
+@pytest.mark.parametrize("input", ["auto", "lognorm"])
+def test_logarithms_to_other_bases_are_refused(counts, base, log, input):
+    x = log(1 + counts / counts.sum(1, keepdims=True) * 1e4)
+    with pytest.raises(ValueError, match=rf"logarithms to base {base}.*np\.log\({base}\)"):
+        scan_of(x, input=input)
+
+
+def test_logarithms_to_base_2_of_large_totals_are_refused(counts):
+    x = np.log2(1 + counts / counts.sum(1, keepdims=True) * 1e6)
+    assert 15 < x.max() < 20
+    with pytest.raises(ValueError, match="logarithms to base 2"):
+        scan_of(x)
+
+
+def test_nothing_to_scan():
+    for shape in ((0, 4), (4, 0)):
+        with pytest.raises(ValueError, match=f"adata.X is empty: {shape[0]} cells × {shape[1]} genes"):
+            scan_of(sp.csr_matrix(shape, dtype=np.float32))
+    found = scan_of(sp.csr_matrix((4, 3), dtype=np.float32))
+    assert found.kind == "counts"
+    assert len(found.empty_cells) == 4
+
+
+def test_one_cell_and_one_gene():
+    assert scan_of(np.float32([[3]])).counts_per_gene == [3]
+    assert scan_of(np.float32([[0.7]])).kind == "lognorm"
+
+
+def test_arguments_are_checked(counts):
+    with pytest.raises(ValueError, match="input must be 'auto', 'counts' or 'lognorm', got 'raw'"):
+        scan_of(counts, input="raw")
+    with pytest.raises(ValueError, match="has 20 columns, expected 19"):
+        scan(row_blocks(counts), 19)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared data are not beside the repository")
+@pytest.mark.parametrize(
+    ("file", "integer"),
+    [
+        ("corpus/tidytranscriptomics_pbmc_3000", False),
+        ("corpus/ucell_sample_600", True),
+        ("corpus/zilionis_scgate_300", True),
+        ("benchmark/panc8_small_500", False),
+        ("benchmark/kang_scgen_valid_1975", True),
+    ],
+)
+def test_recovered_and_corrected_counts_of_real_studies_are_counts(file, integer):
+    with open_matrix(DATA / f"{file}.h5ad") as opened, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = scan(row_blocks(opened.matrix), opened.shape[1])
+    assert found.kind == "counts"
+    assert found.integer is integer
+    assert bool(caught) is not integer

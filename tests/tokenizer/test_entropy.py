@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scdiva.tokenizer.entropy import BIN_EDGES, N_BINS, EntropyHistogram
+
+
+def slow_entropy(v: np.ndarray) -> np.ndarray:
+    """Entropy of each column from a dense numpy histogram; zeros are a bin of their own."""
+    out = []
+    for column in v.T:
+        # numpy's bins are closed on the left: mirrored values make them closed on the right.
+        positive = np.histogram(-column[column > 0].astype(np.float64), bins=-BIN_EDGES[::-1])[0]
+        p = np.concatenate([[np.sum(column == 0)], positive]) / len(column)
+        p = p[p > 0]
+        out.append(-(p * np.log(p)).sum())
+    return np.array(out)
+
+
+def random_values(seed: int, n_cells: int = 40, n_tokens: int = 9) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    v = np.where(rng.random((n_cells, n_tokens)) < 0.4, rng.uniform(0, 9.2, (n_cells, n_tokens)), 0)
+    v = np.where(rng.random(v.shape) < 0.2, np.ceil(v * 2) / 2, v).astype(np.float32)  # some right on an edge
+    v[:, :3] = 0
+    return v
+
+
+MEASURED = np.arange(3, 9)
+
+
+def histogram_of(v: np.ndarray, measured: np.ndarray = MEASURED) -> EntropyHistogram:
+    histogram = EntropyHistogram(v.shape[1])
+    histogram.update(sp.csr_matrix(v), measured)
+    return histogram
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1))
+def test_equals_a_dense_histogram(seed):
+    v = random_values(seed)
+    entropy = histogram_of(v).entropy()
+    assert entropy.dtype == np.float32
+    assert np.isnan(entropy[:3]).all()
+    np.testing.assert_allclose(entropy[3:], slow_entropy(v)[3:], rtol=1e-6, atol=1e-7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 40), max_size=6), st.randoms())
+def test_any_division_and_order_gives_equal_histograms(seed, cuts, random):
+    v = random_values(seed)
+    edges = sorted({0, 40, *cuts})
+    parts = [histogram_of(v[a:b]) for a, b in itertools.pairwise(edges)]
+    random.shuffle(parts)
+    whole = histogram_of(v)
+    total = EntropyHistogram(9)
+    for part in parts:
+        total = total + part
+    assert total == whole
+    assert total.n_cells == 40
+    np.testing.assert_array_equal(total.entropy(), whole.entropy())
+    streamed = EntropyHistogram(9)
+    for a, b in itertools.pairwise(edges):
+        streamed.update(sp.csr_matrix(v[a:b]), MEASURED)
+    assert streamed == whole
+
+
+def test_addition_leaves_its_terms_alone():
+    a, b = histogram_of(random_values(1)), histogram_of(random_values(2))
+    before = a.counts.copy()
+    assert (a + b).n_cells == 80
+    np.testing.assert_array_equal(a.counts, before)
+    assert a != b
+
+
+def test_zeros_count_only_where_the_gene_was_measured():
+    v = random_values(3)
+    v[:, 5] = 0
+    first, second = (
+        histogram_of(v),
+        histogram_of(np.delete(v, 5, 1) @ np.zeros((8, 9), np.float32), np.array([3, -1, 4])),
+    )
+    total = first + second
+    np.testing.assert_array_equal(total.counts.sum(1), [0, 0, 0, 80, 80, 40, 40, 40, 40])
+    assert total.counts[5, 0] == 40
+    assert total.entropy()[5] == 0
+    np.testing.assert_array_equal(total.entropy()[6:], first.entropy()[6:])
+
+
+def test_never_measured_genes_have_no_entropy():
+    assert np.isnan(EntropyHistogram(6).entropy()).all()
+
+
+def test_bins_are_closed_on_the_right():
+    v = np.zeros((4, 4), np.float32)
+    v[:, 3] = 0.5, np.nextafter(np.float32(0.5), np.float32(1)), 10.0, np.float32(1e-30)
+    counts = histogram_of(v, np.array([3])).counts[3]
+    assert counts[1] == 2
+    assert counts[2] == 1
+    assert counts[N_BINS - 1] == 1
+    assert counts[0] == 0
+
+
+def test_wrong_cells_are_refused():
+    histogram = EntropyHistogram(9)
+    v = random_values(4)
+    with pytest.raises(ValueError, match="cells have 8 tokens, the histogram 9"):
+        histogram.update(sp.csr_matrix(v[:, :8]), MEASURED)
+    with pytest.raises(ValueError, match="not among the measured"):
+        histogram.update(sp.csr_matrix(v), MEASURED[1:])
+    for bad in (-1.0, 11.0, np.nan):
+        with pytest.raises(ValueError, match="values must lie in 0 to 10"):
+            histogram.update(sp.csr_matrix(np.full((1, 9), bad, np.float32)), np.arange(9))
+    assert histogram.n_cells == 0
+    assert not histogram.counts.any()
+    with pytest.raises(ValueError, match="different vocabularies"):
+        histogram.merge(EntropyHistogram(8))
+    with pytest.raises(ValueError, match="different vocabularies"):
+        EntropyHistogram(9, "a").merge(EntropyHistogram(9, "b"))
+    with pytest.raises(ValueError, match="must exceed the 3 special tokens"):
+        EntropyHistogram(3)
+
+
+def test_a_saved_histogram_comes_back(tmp_path):
+    histogram = histogram_of(random_values(6))
+    histogram.fingerprint = "abc"
+    histogram.save(tmp_path / "h.npz")
+    histogram.save(tmp_path / "h.npz")  # over an older one
+    back = EntropyHistogram.load(tmp_path / "h.npz")
+    assert back == histogram
+    assert back.fingerprint == "abc"
+    assert [p.name for p in tmp_path.iterdir()] == ["h.npz"]
+    assert (back + histogram).n_cells == 80
+
+
+def test_damaged_and_foreign_files_are_refused(tmp_path):
+    path = tmp_path / "h.npz"
+    histogram_of(random_values(7)).save(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-30])
+    with pytest.raises(ValueError, match=r"h\.npz' is no entropy histogram"):
+        EntropyHistogram.load(path)
+    np.savez(path, counts=np.zeros((4, N_BINS), np.int64))
+    with pytest.raises(ValueError, match="lacks edges, fingerprint, format, n_cells"):
+        EntropyHistogram.load(path)
+    parts = {
+        "format": 1,
+        "edges": BIN_EDGES,
+        "counts": np.zeros((4, N_BINS), np.int64),
+        "n_cells": 0,
+        "fingerprint": "",
+    }
+    np.savez(path, **(parts | {"edges": BIN_EDGES * 2}))
+    with pytest.raises(ValueError, match="other bins"):
+        EntropyHistogram.load(path)
+    np.savez(path, **(parts | {"counts": np.zeros((4, 3), np.int64)}))
+    with pytest.raises(ValueError, match="is damaged"):
+        EntropyHistogram.load(path)
+    np.savez(path, **(parts | {"fingerprint": np.array([{}], dtype=object)}))  # a pickle inside
+    with pytest.raises(ValueError, match="is no entropy histogram"):
+        EntropyHistogram.load(path)
+    with pytest.raises(FileNotFoundError):
+        EntropyHistogram.load(tmp_path / "absent.npz")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
 from scdiva.kernels import _reference, _sdpa
 
-Backend = Literal["auto", "sdpa", "reference", "triton"]
 BACKENDS = ("auto", "sdpa", "reference", "triton")
 
 

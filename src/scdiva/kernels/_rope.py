@@ -24,7 +24,7 @@ def rope_tables(
     base
         :math:`\Theta`; 10,000 in the paper.
     device
-        Where the tables are put.
+        Where the tables are put; `None`: the CPU, where they are always computed, since not every device has float64.
 
     Returns
     -------
@@ -39,10 +39,10 @@ def rope_tables(
         raise ValueError(f"RoPE rotates pairs of coordinates, so head_dim must be even and positive; got {head_dim}.")
     if max_pos < 0:
         raise ValueError(f"max_pos must not be negative; got {max_pos}.")
-    pair = torch.arange(head_dim // 2, dtype=torch.float64, device=device)
+    pair = torch.arange(head_dim // 2, dtype=torch.float64, device="cpu")
     omega = float(base) ** (-2.0 * pair / head_dim)
-    angle = torch.outer(torch.arange(max_pos, dtype=torch.float64, device=device), omega)
-    return angle.cos().float(), angle.sin().float()
+    angle = torch.outer(torch.arange(max_pos, dtype=torch.float64, device="cpu"), omega)
+    return angle.cos().float().to(device), angle.sin().float().to(device)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -26,8 +26,9 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | No
     outputs, start = [], 0
     for length, n_cells in groups:
         stop = start + length * n_cells
-        cells = [x[start:stop].view(n_cells, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v)]
-        outputs.append(F.scaled_dot_product_attention(*cells).transpose(1, 2).reshape(length * n_cells, *q.shape[1:]))
+        q_, k_, v_ = (x[start:stop].view(n_cells, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q_, k_, v_)
+        outputs.append(out.transpose(1, 2).reshape(length * n_cells, *q.shape[1:]))
         start = stop
     back = torch.empty_like(rows)
     back[rows] = torch.arange(rows.numel(), device=rows.device)
@@ -50,6 +51,8 @@ def _by_length(cu_seqlens: Tensor) -> tuple[Tensor, list[tuple[int, int]]]:
 def padded(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
     """Attend within each row of the padded layout; see :func:`scdiva.kernels.rope_attention`."""
     length = q.shape[1]
+    if mask is not None:  # whatever stands in the padding, even NaN, must reach neither result nor gradient
+        q, k, v = (x.masked_fill(~mask[:, :, None, None], 0.0) for x in (q, k, v))
     if cos is not None and sin is not None:
         q, k = apply_rope(q, cos[:length], sin[:length]), apply_rope(k, cos[:length], sin[:length])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))

@@ -76,7 +76,7 @@ class ScDiVa(nn.Module):
             self.anchor = PooledAnchor(c.dim, c.norm_eps)
             self.anchor_in = linear(c.dim, c.dim)
         elif c.anchor == "encoder":
-            self.anchor = SetEncoder(c.n_tokens, c.anchor_dim, c.anchor_hidden)
+            self.anchor = SetEncoder(c.n_tokens, c.anchor_dim, c.anchor_hidden, eps=c.norm_eps)
             self.anchor_in = linear(c.anchor_dim, c.dim)
             self.anchor_out = linear(c.dim, c.anchor_dim, std=0.0)  # the encoder's state is kept until this has learned
         # each of the 2·n_layers writes to the stream adds its variance: scaled down so that the sum keeps its size
@@ -118,6 +118,11 @@ class ScDiVa(nn.Module):
             "global prompt"); `None`: from the visible tokens of this input.
         backend
             Attention backend of this call; `None`: the configured one.
+
+        Returns
+        -------
+        :class:`ScDiVaOutput`: hidden states of the genes, cell states, anchors. Logits and values are asked for apart,
+        of the positions that need them (:meth:`gene_logits`, :meth:`predict_values`).
 
         Raises
         ------

@@ -58,7 +58,8 @@ class PooledAnchor(nn.Module):
         """Summarise each cell; `visible` bool `(T,)`. Returns `(B, dim)`, 0 for a cell of which nothing is visible."""
         weights = values.masked_fill(~visible, 0.0)
         total = weighted_sum(torch.ones_like(table[:, :1]), tokens, weights, cu_seqlens)
-        mean = weighted_sum(table, tokens, weights, cu_seqlens) / total.clamp_min(torch.finfo(total.dtype).tiny)
+        total = torch.where(total > 0, total, 1.0)  # nothing visible: 0 / 1, whose gradient is finite
+        mean = weighted_sum(table, tokens, weights, cu_seqlens) / total
         return self.norm(mean)
 
 

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from scdiva.kernels import rope_attention, rope_tables
+from scdiva.kernels._reference import packed_with_weights
+
+BOTH = pytest.mark.parametrize("backend", ["sdpa", "reference"])
+
+
+def bounds(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+
+
+def random_qkv(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(3, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def slow_attention(q, k, v, base: float | None):
+    """One head of one cell, as the paper writes it, number by number; RoPE on the pairs (j, j + D/2)."""
+    length, dim = q.shape
+
+    def turn(x, pos):
+        if base is None:
+            return x
+        out = x.copy()
+        for j in range(dim // 2):
+            angle = pos * base ** (-2 * j / dim)
+            a, b = x[j], x[j + dim // 2]
+            out[j] = math.cos(angle) * a - math.sin(angle) * b
+            out[j + dim // 2] = math.sin(angle) * a + math.cos(angle) * b
+        return out
+
+    out = np.zeros_like(v)
+    for i in range(length):
+        scores = [turn(q[i], i) @ turn(k[j], j) / math.sqrt(dim) for j in range(length)]
+        weights = np.exp(scores) / np.exp(scores).sum()
+        for j in range(length):
+            out[i] += weights[j] * v[j]
+    return out
+
+
+@BOTH
+@pytest.mark.parametrize("base", [None, 10_000.0, 100.0])
+def test_packed_attention_is_the_papers_formula(backend, base):
+    lengths = [5, 1, 9, 5]
+    q, k, v = random_qkv(sum(lengths), 2, 6, dtype=torch.float64)
+    cos, sin = (None, None) if base is None else rope_tables(9, 6, base)
+    out = rope_attention(q, k, v, cos=cos, sin=sin, cu_seqlens=bounds(lengths), backend=backend)
+    start = 0
+    for length in lengths:
+        cell = slice(start, start + length)
+        for head in range(2):
+            expected = slow_attention(*(x[cell, head].numpy() for x in (q, k, v)), base)
+            np.testing.assert_allclose(out[cell, head].numpy(), expected, atol=1e-6)
+        start += length
+
+
+@BOTH
+@settings(deadline=None, max_examples=25)
+@given(lengths=st.lists(st.integers(0, 17), min_size=1, max_size=7).filter(any), seed=st.integers(0, 99))
+def test_packed_padded_and_single_cells_agree(backend, lengths, seed):
+    cu = bounds(lengths)
+    q, k, v = random_qkv(sum(lengths), 3, 4, seed=seed)
+    cos, sin = rope_tables(max(lengths), 4)
+    packed = rope_attention(q, k, v, cos=cos, sin=sin, cu_seqlens=cu, backend=backend)
+
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    padded_in = torch.full((3, *mask.shape, 3, 4), torch.nan)  # nothing of the padding may be read
+    padded_in[:, mask] = torch.stack([q, k, v])
+    padded = rope_attention(*padded_in, cos=cos, sin=sin, key_padding_mask=mask, backend=backend)
+    torch.testing.assert_close(padded[mask], packed, atol=1e-5, rtol=0)
+    assert (padded[~mask] == 0).all()
+
+    for start, stop in zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True):
+        if start < stop:
+            cell = [x[None, start:stop] for x in (q, k, v)]
+            alone = rope_attention(*cell, cos=cos, sin=sin, backend=backend)[0]
+            torch.testing.assert_close(alone, packed[start:stop], atol=1e-5, rtol=0)
+
+
+@settings(deadline=None, max_examples=25)
+@given(lengths=st.lists(st.integers(1, 13), min_size=1, max_size=6), seed=st.integers(0, 99), rotate=st.booleans())
+def test_gradients_of_sdpa_are_the_references(lengths, seed, rotate):
+    cos, sin = rope_tables(max(lengths), 8) if rotate else (None, None)
+    gradients = {}
+    for backend in ("sdpa", "reference"):
+        qkv = random_qkv(sum(lengths), 2, 8, seed=seed).requires_grad_()
+        out = rope_attention(*qkv, cos=cos, sin=sin, cu_seqlens=bounds(lengths), backend=backend)
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(seed + 1))
+        (out * weights).sum().backward()
+        gradients[backend] = qkv.grad
+    assert gradients["reference"].abs().max() > 0
+    torch.testing.assert_close(gradients["sdpa"], gradients["reference"], atol=2e-5, rtol=1e-4)
+
+
+@BOTH
+def test_gradients_are_right_in_float64(backend):
+    lengths = [3, 1, 3, 2]
+    q, k, v = random_qkv(sum(lengths), 1, 4, dtype=torch.float64).requires_grad_().unbind()
+    cos, sin = rope_tables(3, 4)
+
+    def attend(q, k, v):
+        return rope_attention(q, k, v, cos=cos, sin=sin, cu_seqlens=bounds(lengths), backend=backend)
+
+    assert torch.autograd.gradcheck(attend, (q, k, v))
+
+
+@BOTH
+def test_padding_gets_no_gradient(backend):
+    qkv = random_qkv(2, 4, 1, 4).requires_grad_()
+    mask = torch.tensor([[True, True, False, False], [False, False, False, False]])
+    cos, sin = rope_tables(4, 4)
+    rope_attention(*qkv, cos=cos, sin=sin, key_padding_mask=mask, backend=backend).square().sum().backward()
+    assert (qkv.grad[:, ~mask] == 0).all()
+    assert (qkv.grad[:, mask] != 0).any()
+
+
+def test_a_hole_in_the_mask_keeps_the_columns_positions():
+    q, k, v = random_qkv(1, 5, 2, 4)
+    cos, sin = rope_tables(5, 4)
+    mask = torch.tensor([[False, True, True, False, True]])
+    results = [
+        rope_attention(q, k, v, cos=cos, sin=sin, key_padding_mask=mask, backend=backend)
+        for backend in ("sdpa", "reference")
+    ]
+    torch.testing.assert_close(*results, atol=1e-5, rtol=0)
+    real = mask[0]
+    squeezed = rope_attention(q[:, real], k[:, real], v[:, real], cos=cos, sin=sin)
+    assert (squeezed - results[0][:, real]).abs().max() > 1e-3  # columns 1, 2, 4 aren't positions 0, 1, 2
+
+
+@BOTH
+def test_one_cell_never_sees_another(backend):
+    q, k, v = random_qkv(9, 2, 4)
+    cu = bounds([4, 5])
+    before = rope_attention(q, k, v, cu_seqlens=cu, backend=backend)
+    for x in (q, k, v):
+        x[4:] = torch.nan
+    after = rope_attention(q, k, v, cu_seqlens=cu, backend=backend)
+    assert torch.equal(after[:4], before[:4])
+    assert after[4:].isnan().all()
+
+
+@BOTH
+def test_low_precision_keeps_its_dtype_and_follows_the_reference(backend):
+    lengths = [33, 70, 1]
+    exact = random_qkv(sum(lengths), 2, 16)
+    cos, sin = rope_tables(70, 16)
+    out = rope_attention(*exact.bfloat16(), cos=cos, sin=sin, cu_seqlens=bounds(lengths), backend=backend)
+    expected = rope_attention(*exact, cos=cos, sin=sin, cu_seqlens=bounds(lengths), backend="reference")
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), expected, atol=3e-2, rtol=3e-2)
+
+
+def test_reference_weights_rebuild_its_output():
+    lengths = [4, 0, 7]
+    q, k, v = random_qkv(sum(lengths), 3, 6)
+    cos, sin = rope_tables(7, 6)
+    out, weights = packed_with_weights(q, k, v, cos, sin, bounds(lengths))
+    assert [tuple(w.shape) for w in weights] == [(3, n, n) for n in lengths]
+    torch.testing.assert_close(weights[2].sum(-1), torch.ones(3, 7))
+    torch.testing.assert_close(out[4:], torch.einsum("hqk,khd->qhd", weights[2], v[4:]))
+
+
+def test_no_tokens_at_all():
+    q = torch.zeros(0, 2, 4)
+    for backend in ("sdpa", "reference"):
+        assert rope_attention(q, q, q, cu_seqlens=bounds([0, 0]), backend=backend).shape == (0, 2, 4)
+
+
+def test_triton_is_refused_and_never_replaced():
+    q, k, v = random_qkv(3, 1, 4)
+    with pytest.raises(NotImplementedError, match="next release"):
+        rope_attention(q, k, v, cu_seqlens=bounds([3]), backend="triton")
+
+
+GOOD = torch.zeros(6, 2, 4)
+TABLES = rope_tables(6, 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"backend": "flash"}, "Unknown attention backend 'flash'"),
+        ({"k": torch.zeros(5, 2, 4)}, "one shape"),
+        ({"v": torch.zeros(6, 2, 4, dtype=torch.float64)}, "one floating dtype"),
+        ({"cu_seqlens": None}, r"\(B, L, H, D\)"),
+        ({"key_padding_mask": torch.ones(1, 6, dtype=torch.bool)}, "not both"),
+        ({"cu_seqlens": torch.tensor([0.0, 6.0])}, "int32"),
+        ({"cu_seqlens": torch.tensor([0], dtype=torch.int32)}, "at least one cell"),
+        ({"cu_seqlens": torch.tensor([0, 5], dtype=torch.int32)}, "number of tokens, 6; it goes from 0 to 5"),
+        ({"cu_seqlens": torch.tensor([1, 6], dtype=torch.int32)}, "it goes from 1 to 6"),
+        ({"cu_seqlens": torch.tensor([0, 4, 3, 6], dtype=torch.int32)}, "falls in between"),
+        ({"sin": None}, "Pass both cos and sin"),
+        ({"cos": TABLES[0][:5], "sin": TABLES[1][:5]}, "longest cell has 6 tokens, but cos and sin hold 5"),
+        ({"cos": TABLES[0][:, :1], "sin": TABLES[1][:, :1]}, r"must be \(max_pos, 4/2\)"),
+    ],
+)
+def test_bad_packed_input_is_refused(change, said):
+    given = {"q": GOOD, "k": GOOD, "v": GOOD, "cos": TABLES[0], "sin": TABLES[1], "cu_seqlens": bounds([6])} | change
+    q, k, v = (given.pop(name) for name in "qkv")
+    with pytest.raises(ValueError, match=said):
+        rope_attention(q, k, v, **given)
+
+
+def test_bad_padded_input_is_refused():
+    x = torch.zeros(2, 3, 1, 4)
+    with pytest.raises(ValueError, match=r"must be \(T, H, D\)"):
+        rope_attention(x, x, x, cu_seqlens=bounds([6]))
+    for mask in (torch.ones(2, 4, dtype=torch.bool), torch.ones(2, 3)):
+        with pytest.raises(ValueError, match="True for real tokens"):
+            rope_attention(x, x, x, key_padding_mask=mask)

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from scdiva.kernels import apply_rope, positions, rope_tables
+
+
+def test_tables_hold_the_papers_angles():
+    cos, sin = rope_tables(1201, 8, 10_000.0)
+    assert cos.shape == sin.shape == (1201, 4)
+    assert cos.dtype == sin.dtype == torch.float32
+    for pos in (0, 1, 7, 1200):
+        for j in range(4):
+            angle = pos * 10_000.0 ** (-2 * j / 8)
+            assert cos[pos, j].item() == pytest.approx(math.cos(angle), abs=1e-7)
+            assert sin[pos, j].item() == pytest.approx(math.sin(angle), abs=1e-7)
+
+
+def test_rotation_is_the_papers_after_permuting_to_half_split():
+    """The paper rotates neighbours (x0, x1), (x2, x3), ...; ours rotates (x0, x4), (x1, x5), ... of a head of 8."""
+    rng = np.random.default_rng(0)
+    head_dim, length = 8, 11
+    x = rng.normal(size=(length, head_dim))
+    paper = np.empty_like(x)
+    for pos in range(length):
+        rotation = np.zeros((head_dim, head_dim))
+        for j in range(head_dim // 2):
+            angle = pos * 10_000.0 ** (-2 * j / head_dim)
+            block = [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
+            rotation[2 * j : 2 * j + 2, 2 * j : 2 * j + 2] = block
+        paper[pos] = rotation @ x[pos]
+    half_split = np.r_[0:head_dim:2, 1:head_dim:2]
+    cos, sin = rope_tables(length, head_dim, 10_000.0)
+    ours = apply_rope(torch.from_numpy(x[:, None, half_split]), cos.double(), sin.double())[:, 0].numpy()
+    np.testing.assert_allclose(ours, paper[:, half_split], atol=1e-6)
+
+
+def test_scores_depend_on_distance_only():
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 1, 1, 16, generator=generator, dtype=torch.float64)
+    cos, sin = (x.double() for x in rope_tables(64, 16))
+
+    def score(i: int, j: int) -> float:
+        return (apply_rope(q, cos[[i]], sin[[i]]) * apply_rope(k, cos[[j]], sin[[j]])).sum().item()
+
+    assert score(3, 10) == pytest.approx(score(40, 47), abs=1e-6)
+    assert abs(score(3, 10) - score(3, 11)) > 1e-3
+
+
+def test_rotation_keeps_length_and_dtype():
+    x = torch.randn(5, 2, 8, generator=torch.Generator().manual_seed(1)).bfloat16()
+    cos, sin = rope_tables(5, 8)
+    turned = apply_rope(x, cos, sin)
+    assert turned.dtype == torch.bfloat16
+    torch.testing.assert_close(turned.float().norm(dim=-1), x.float().norm(dim=-1), rtol=2e-2, atol=0)
+
+
+def test_positions_restart_with_each_cell():
+    assert positions(torch.tensor([0, 3, 3, 4, 6], dtype=torch.int32)).tolist() == [0, 1, 2, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("max_pos", "head_dim", "said"), [(4, 7, "even"), (4, 0, "even"), (-1, 8, "negative")])
+def test_tables_refuse_impossible_shapes(max_pos, head_dim, said):
+    with pytest.raises(ValueError, match=said):
+        rope_tables(max_pos, head_dim)

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import FrozenInstanceError, replace
+
+import pytest
+import torch
+
+from scdiva._constants import N_SPECIAL
+from scdiva.models import ScDiVa, ScDiVaConfig
+
+
+def n_parameters(config: ScDiVaConfig) -> int:
+    with torch.device("meta"):
+        return ScDiVa(config).n_parameters
+
+
+def test_paper_preset_holds_the_papers_tables():
+    c = ScDiVaConfig.paper()
+    assert (c.n_layers, c.dim, c.n_heads, c.ffn_dim, c.n_genes) == (12, 512, 8, 2048, 41_818)
+    assert (c.max_length, c.norm_eps, c.rope_base) == (1200, 1e-5, 10_000.0)
+    assert (c.anchor, c.position, c.time_conditioning, c.tie_gene_head, c.entropy_floor) == (
+        "learned",
+        "rope",
+        False,
+        False,
+        0.0,
+    )
+
+
+def test_paper_preset_has_the_hand_counted_parameters():
+    block = 4 * 512 * 512 + 3 * 512 * 2048 + 2 * 512  # Q, K, V, O; gate, up, down; two norms
+    listed = (
+        12 * block
+        + 512  # final norm
+        + 41_818 * 512  # gene embedding
+        + (512 + 512)  # value MLP, first layer
+        + (512 * 512 + 512)  # second layer
+        + 41_818 * 512  # gene head
+        + (512 + 1)  # value head
+    )
+    assert listed == 93_430_273  # the 93.43 M of what the paper lists
+    specials = N_SPECIAL * 512 + 512  # PAD, MASK, LAT; the hidden value
+    count = n_parameters(ScDiVaConfig.paper())
+    assert count == listed + specials
+    assert 93_400_000 < count < 93_600_000
+
+
+def test_each_option_adds_what_it_says():
+    paper = ScDiVaConfig.paper()
+    base = n_parameters(paper)
+    assert base - n_parameters(replace(paper, tie_gene_head=True)) == 41_818 * 512
+    assert n_parameters(replace(paper, anchor="pooled")) - base == 512 * 512 + 512
+    encoder = (41_818 + N_SPECIAL) * 128 + 128 + 128 + (128 * 512 + 512) + (512 * 128 + 128)
+    assert n_parameters(replace(paper, anchor="encoder")) - base == encoder + 2 * 128 * 512
+    assert n_parameters(replace(paper, time_conditioning=True)) - base == 2 * (512 * 512 + 512)
+    assert n_parameters(replace(paper, position="none")) == base
+
+
+def test_round_trip_through_json():
+    config = ScDiVaConfig(n_genes=7, anchor="pooled", rope_base=500, time_conditioning=True)
+    assert ScDiVaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert config.rope_base == 500.0
+    assert isinstance(config.rope_base, float)
+
+
+def test_from_dict_refuses_what_it_does_not_know_and_guesses_nothing():
+    values = ScDiVaConfig().to_dict()
+    with pytest.raises(ValueError, match="unknown: widht"):
+        ScDiVaConfig.from_dict(values | {"widht": 3})
+    del values["norm_eps"], values["anchor"]
+    with pytest.raises(ValueError, match="missing: anchor, norm_eps"):
+        ScDiVaConfig.from_dict(values)
+
+
+def test_sizes_that_follow():
+    c = ScDiVaConfig(n_genes=10, dim=32, n_heads=4, anchor_dim=6)
+    assert (c.n_tokens, c.head_dim, c.state_dim) == (13, 8, 6)
+    assert replace(c, anchor="pooled").state_dim == replace(c, anchor="learned").state_dim == 32
+
+
+def test_is_frozen():
+    with pytest.raises(FrozenInstanceError):
+        ScDiVaConfig().dim = 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "said"),
+    [
+        ({"n_genes": 0}, ValueError, "n_genes must be at least 1; got 0"),
+        ({"dim": 64.0}, TypeError, "dim must be a whole number"),
+        ({"n_layers": True}, TypeError, "n_layers must be a whole number"),
+        ({"norm_eps": 0.0}, ValueError, "norm_eps must be finite and positive"),
+        ({"rope_base": float("nan")}, ValueError, "rope_base must be finite"),
+        ({"rope_base": "1e4"}, TypeError, "rope_base must be a number"),
+        ({"entropy_floor": -0.1}, ValueError, "entropy_floor"),
+        ({"tie_gene_head": 1}, TypeError, "tie_gene_head must be True or False"),
+        ({"anchor": "mean"}, ValueError, "anchor must be one of 'learned', 'pooled', 'encoder'; got 'mean'"),
+        ({"position": None}, ValueError, "position must be one of"),
+        ({"attention_backend": "flash"}, ValueError, "attention_backend must be one of"),
+        ({"dim": 30, "n_heads": 4}, ValueError, "4 doesn't divide 30"),
+        ({"dim": 12, "n_heads": 4}, ValueError, "12 / 4 is not"),
+        ({"dim": 9, "n_heads": 3, "position": "none", "time_conditioning": True}, ValueError, "even dim; got 9"),
+    ],
+)
+def test_impossible_configurations_are_refused(fields, error, said):
+    with pytest.raises(error, match=said):
+        ScDiVaConfig(**fields)
+
+
+def test_odd_heads_are_fine_without_rope():
+    assert ScDiVaConfig(dim=12, n_heads=4, position="none").head_dim == 3
+
+
+def test_config_is_there_without_torch():
+    code = (
+        "import sys, scdiva.models as m; m.ScDiVaConfig.paper(); assert 'torch' not in sys.modules; "
+        "assert 'ScDiVa' in dir(m) and 'load_model' in dir(m)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_unknown_names_are_attribute_errors():
+    import scdiva.models
+
+    with pytest.raises(AttributeError, match="no attribute 'ScDiva'"):
+        _ = scdiva.models.ScDiva

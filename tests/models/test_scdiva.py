@@ -1,0 +1,382 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+
+from scdiva._constants import LAT, MASK, N_SPECIAL, PAD
+from scdiva.models import ScDiVa, ScDiVaConfig, init_gene_embedding
+
+SMALL = ScDiVaConfig(
+    n_genes=40, dim=16, n_layers=2, n_heads=2, ffn_dim=24, max_length=20, anchor_dim=6, anchor_hidden=10
+)
+ANCHORS = ("learned", "pooled", "encoder")
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def build(anchor: str = "encoder", *, shake: bool = True, seed: int = 0, **fields) -> ScDiVa:
+    """A small model; `shake` gives every weight, the zero ones too, a size at which a missing term shows."""
+    model = ScDiVa(replace(SMALL, anchor=anchor, **fields), generator=seeded(seed))
+    if shake:
+        generator = seeded(seed + 1)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.15 * torch.randn(p.shape, generator=generator))
+    return model
+
+
+def batch(lengths: list[int], *, masked: float = 0.0, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    n_genes = SMALL.n_genes
+    tokens = [torch.from_numpy(rng.permutation(n_genes)[:n].astype(np.int64) + N_SPECIAL) for n in lengths]
+    tokens = torch.cat(tokens)
+    values = torch.from_numpy(rng.gamma(2.0, 1.0, len(tokens)).astype(np.float32))
+    tokens[torch.from_numpy(rng.random(len(tokens)) < masked)] = MASK
+    return tokens, values, torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+
+
+def slow_forward(model: ScDiVa, tokens, values, hidden, time=None):
+    """The whole network for one cell in numpy float64, from the paper's appendix, by the names of the weights."""
+    c = model.config
+    w = {name: p.detach().double().numpy() for name, p in model.state_dict().items()}
+
+    def norm(x, gamma):
+        return x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + c.norm_eps) * gamma
+
+    def silu(x):
+        return x / (1 + np.exp(-x))
+
+    def affine(x, name):
+        return x @ w[f"{name}.weight"].T + w.get(f"{name}.bias", 0.0)
+
+    genes = w["embedding.gene.weight"]
+    shown = affine(silu(affine(np.asarray(values, float)[:, None], "embedding.value_in")), "embedding.value_out")
+    x = genes[tokens] + np.where(hidden[:, None], w["embedding.hidden_value"], shown)
+
+    lat, z = genes[LAT], None
+    weights = np.where(hidden, 0.0, values)
+    if c.anchor == "pooled":
+        z = norm(weights @ genes[tokens] / max(weights.sum(), 1e-30), w["anchor.norm.weight"])
+    elif c.anchor == "encoder":
+        raw = weights @ w["anchor.table.weight"][tokens] + w["anchor.bias"]
+        z = raw + affine(silu(affine(norm(raw, w["anchor.norm.weight"]), "anchor.hidden")), "anchor.out")
+    if z is not None:
+        lat = lat + affine(z, "anchor_in")
+    x = np.concatenate([lat[None], x])
+    if time is not None:
+        angle = 1000 * time * 10_000.0 ** (-2 * np.arange(c.dim // 2) / c.dim)
+        x = x + affine(silu(affine(np.concatenate([np.sin(angle), np.cos(angle)]), "time.hidden")), "time.out")
+
+    d_h = c.dim // c.n_heads
+    turn = np.exp(1j * np.outer(np.arange(len(x)), c.rope_base ** (-2 * np.arange(d_h // 2) / d_h)))
+    if c.position == "none":
+        turn = np.ones_like(turn)
+    for i in range(c.n_layers):
+        y = norm(x, w[f"blocks.{i}.attention_norm.weight"])
+        q, k, v = np.split(affine(y, f"blocks.{i}.attention.qkv"), 3, axis=1)
+        heads = []
+        for h in range(c.n_heads):
+            cut = slice(h * d_h, (h + 1) * d_h)
+            q_, k_ = ((a[:, cut][:, : d_h // 2] + 1j * a[:, cut][:, d_h // 2 :]) * turn for a in (q, k))
+            scores = np.exp((q_ @ k_.conj().T).real / np.sqrt(d_h))
+            heads.append(scores / scores.sum(axis=1, keepdims=True) @ v[:, cut])
+        x = x + affine(np.concatenate(heads, axis=1), f"blocks.{i}.attention.out")
+        y = norm(x, w[f"blocks.{i}.ffn_norm.weight"])
+        ffn = f"blocks.{i}.ffn"
+        x = x + affine(silu(affine(y, f"{ffn}.gate")) * affine(y, f"{ffn}.up"), f"{ffn}.down")
+    x = norm(x, w["norm.weight"])
+    state = x[0] if c.anchor != "encoder" else z + affine(x[0], "anchor_out")
+    logits = x[1:] @ (genes[N_SPECIAL:] if c.tie_gene_head else w["heads.gene.weight"]).T
+    return x[1:], state, logits, affine(x[1:], "heads.value")[:, 0]
+
+
+@pytest.mark.parametrize(
+    ("anchor", "fields"),
+    [
+        ("learned", {}),
+        ("learned", {"position": "none", "tie_gene_head": True}),
+        ("pooled", {}),
+        ("encoder", {"norm_eps": 0.1}),
+        ("encoder", {"time_conditioning": True, "tie_gene_head": True}),
+    ],
+)
+@pytest.mark.parametrize("backend", ["sdpa", "reference"])
+def test_the_network_is_the_papers_written_slowly(anchor, fields, backend):
+    model = build(anchor, **fields).double()
+    lengths = [7, 1, 12, 7]
+    tokens, values, cu = batch(lengths, masked=0.4)
+    value_mask = torch.from_numpy(np.random.default_rng(5).random(len(tokens)) < 0.3)
+    time = torch.tensor([0.1, 0.5, 0.0, 1.0]) if model.config.time_conditioning else None
+    out = model(tokens, values, cu, value_mask=value_mask, time=time, backend=backend)
+    for b in range(len(lengths)):
+        cell = slice(int(cu[b]), int(cu[b + 1]))
+        hidden = (value_mask | (tokens == MASK))[cell].numpy()
+        expected = slow_forward(
+            model, tokens[cell].numpy(), values[cell].numpy(), hidden, None if time is None else time[b].item()
+        )
+        got = (
+            out.hidden[cell],
+            out.cell_state[b],
+            model.gene_logits(out.hidden[cell]),
+            model.predict_values(out.hidden[cell]),
+        )
+        for ours, slow in zip(got, expected, strict=True):
+            np.testing.assert_allclose(ours.detach().numpy(), slow, atol=2e-5)
+
+
+@pytest.mark.parametrize("anchor", ANCHORS)
+@settings(deadline=None, max_examples=15)
+@given(lengths=st.lists(st.integers(0, 20), min_size=1, max_size=8), seed=st.integers(0, 99))
+def test_a_cell_does_not_depend_on_its_batch(anchor, lengths, seed):
+    model = build(anchor)
+    tokens, values, cu = batch([*lengths, 1], masked=0.3, seed=seed)
+    with torch.inference_mode():
+        together = model(tokens, values, cu)
+        for b in range(len(lengths)):
+            cell = slice(int(cu[b]), int(cu[b + 1]))
+            alone = model(tokens[cell], values[cell], torch.tensor([0, lengths[b]], dtype=torch.int32))
+            torch.testing.assert_close(alone.hidden, together.hidden[cell], atol=1e-5, rtol=0)
+            torch.testing.assert_close(alone.cell_state[0], together.cell_state[b], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("anchor", ANCHORS)
+def test_hidden_values_never_leak(anchor):
+    model = build(anchor)
+    tokens, values, cu = batch([9, 6], masked=0.5)
+    value_mask = torch.zeros_like(tokens, dtype=torch.bool)
+    value_mask[::3] = True
+    hidden = value_mask | (tokens == MASK)
+    outputs = []
+    for filler in (0.0, 7.0, torch.nan):
+        out = model(tokens, values.masked_fill(hidden, filler), cu, value_mask=value_mask)
+        outputs.append(torch.cat([out.hidden.flatten(), out.cell_state.flatten()]))
+    assert torch.equal(outputs[0], outputs[1])
+    assert torch.equal(outputs[0], outputs[2])
+
+
+def test_a_value_mask_alone_keeps_the_identity():
+    model = build()
+    tokens, values, cu = batch([8])
+    value_mask = torch.ones(8, dtype=torch.bool)
+    only_value = model(tokens, values, cu, value_mask=value_mask).hidden
+    both = model(torch.full_like(tokens, MASK), values, cu).hidden
+    shown = model(tokens, values, cu).hidden
+    assert (only_value - both).abs().max() > 1e-2
+    assert (only_value - shown).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("anchor", ANCHORS)
+def test_nothing_visible_is_legal_and_trains(anchor):
+    model = build(anchor)
+    tokens, values, cu = batch([3, 0, 5], masked=1.0)
+    out = model(tokens, values, cu)
+    assert out.hidden.isfinite().all()
+    assert out.cell_state.isfinite().all()
+    (out.hidden.square().sum() + out.cell_state.square().sum()).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.parametrize("anchor", ANCHORS)
+def test_the_state_of_one_view_prompts_another(anchor):
+    """The cell state of a view can be given to any model as the other view's anchor, and gradients flow through it."""
+    model = build(anchor)
+    tokens, values, cu = batch([9, 6])
+    masked = torch.full_like(tokens, MASK)
+    plain = model(masked, values, cu)
+    state = model.encode(tokens, values, cu)
+    prompted = model(masked, values, cu, anchor_state=state)
+    assert prompted.anchor is state
+    assert (prompted.hidden - plain.hidden).abs().max() > 1e-3
+    prompted.hidden[:9].sum().backward()
+    assert model.embedding.gene.weight.grad[tokens[:9]].abs().sum() > 0
+    assert model.embedding.gene.weight.grad[tokens[9:][~torch.isin(tokens[9:], tokens[:9])]].abs().sum() == 0
+
+
+def test_a_fresh_encoder_model_keeps_the_encoders_state():
+    model = build("encoder", shake=False)
+    tokens, values, cu = batch([9, 6])
+    out = model(tokens, values, cu)
+    assert torch.equal(out.cell_state, out.anchor)
+    assert torch.equal(out.anchor, model.encode_anchor(tokens, values, cu))
+    out.cell_state.square().sum().backward()
+    assert model.anchor_out.weight.grad.abs().max() > 0  # zero, but not stuck there
+
+
+@pytest.mark.parametrize("anchor", ANCHORS)
+def test_encode_anchor_is_what_lat_starts_from(anchor):
+    model = build(anchor)
+    tokens, values, cu = batch([9, 6], masked=0.3)
+    value_mask = torch.arange(15) % 4 == 0
+    out = model(tokens, values, cu, value_mask=value_mask)
+    z = model.encode_anchor(tokens, values, cu, value_mask=value_mask)
+    assert (z is None) == (anchor == "learned")
+    if z is not None:
+        assert torch.equal(z, out.anchor)
+        assert z.shape == (2, model.state_dim)
+
+
+@pytest.mark.parametrize("anchor", ANCHORS)
+@pytest.mark.parametrize("tied", [False, True])
+def test_every_weight_that_should_learn_gets_a_gradient(anchor, tied):
+    model = build(anchor, tie_gene_head=tied, time_conditioning=True)
+    tokens, values, cu = batch([12, 9], masked=0.4)
+    out = model(tokens, values, cu, time=torch.tensor([0.2, 0.7]))
+    loss = model.gene_logits(out.hidden).logsumexp(-1).sum() + model.predict_values(out.hidden).square().sum()
+    (loss + out.cell_state.square().sum()).backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None, name
+        assert p.grad.abs().max() > 0, name
+    assert model.embedding.gene.weight.grad[PAD].abs().max() == 0
+
+
+def test_bfloat16_autocast_follows_float32():
+    model = build()
+    tokens, values, cu = batch([15, 4, 20], masked=0.3)
+    with torch.inference_mode():
+        exact = model(tokens, values, cu)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rough = model(tokens, values, cu)
+    assert (rough.hidden.float() - exact.hidden).abs().mean() < 0.02
+    assert (rough.cell_state.float() - exact.cell_state).abs().mean() < 0.02
+
+
+def test_time_is_needed_exactly_where_the_model_is_told_it():
+    tokens, values, cu = batch([4, 5])
+    told, untold = build(time_conditioning=True), build()
+    with pytest.raises(ValueError, match=r"pass time of shape \(2,\)"):
+        told(tokens, values, cu)
+    early, late = (told(tokens, values, cu, time=torch.full((2,), t)).hidden for t in (0.1, 0.9))
+    assert (early - late).abs().max() > 1e-3
+    assert torch.equal(told.encode(tokens, values, cu), told(tokens, values, cu, time=torch.zeros(2)).cell_state)
+    assert torch.equal(untold(tokens, values, cu, time=torch.ones(2)).hidden, untold(tokens, values, cu).hidden)
+
+
+def test_a_generator_fixes_the_weights_and_leaves_the_global_stream():
+    before = torch.get_rng_state()
+    first, again, other = (ScDiVa(SMALL, generator=seeded(s)).state_dict() for s in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["embedding.gene.weight"], other["embedding.gene.weight"])
+    torch.manual_seed(5)
+    assert not torch.equal(ScDiVa(SMALL).gene_weight, ScDiVa(SMALL).gene_weight)
+
+
+def test_a_model_built_on_meta_holds_all_its_numbers_in_its_state_dict():
+    """What loading relies on: no buffer is left behind that the weights file doesn't fill."""
+    model = build()
+    with torch.device("meta"):
+        empty = ScDiVa(SMALL)
+    empty.load_state_dict(model.state_dict(), strict=True, assign=True)
+    tokens, values, cu = batch([6, 3])
+    assert torch.equal(empty(tokens, values, cu).hidden, model(tokens, values, cu).hidden)
+
+
+def test_residual_weights_start_smaller_with_depth():
+    model = ScDiVa(ScDiVaConfig(n_genes=10, dim=128, n_heads=4, n_layers=8, ffn_dim=256), generator=seeded(0))
+    for block in model.blocks:
+        assert block.attention.out.weight.std().item() == pytest.approx(0.02 / 4, rel=0.1)
+        assert block.ffn.down.weight.std().item() == pytest.approx(0.02 / 4, rel=0.1)
+
+
+TOKENS, VALUES, CU = batch([4, 3])
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tokens": TOKENS.int()}, "tokens must be a packed int64 vector"),
+        ({"tokens": TOKENS[None]}, "tokens must be a packed int64 vector"),
+        ({"values": VALUES[:-1]}, "values must be floating and as long as tokens, 7"),
+        ({"values": VALUES.long()}, "values must be floating"),
+        ({"value_mask": torch.zeros(7)}, "value_mask must be bool"),
+        ({"value_mask": torch.zeros(6, dtype=torch.bool)}, "value_mask must be bool"),
+        ({"cu_seqlens": CU.long()}, "cu_seqlens must be int32"),
+        ({"cu_seqlens": CU[:1]}, "at least one cell"),
+        ({"cu_seqlens": torch.tensor([0, 4, 6], dtype=torch.int32)}, "rise from 0 to the number of tokens, 7"),
+        ({"cu_seqlens": torch.tensor([0, 9, 7], dtype=torch.int32)}, "rise from 0"),
+        ({"tokens": TOKENS.clone().index_fill(0, torch.tensor(2), LAT)}, r"1 token\(s\) are neither MASK nor"),
+        ({"tokens": TOKENS.clone().index_fill(0, torch.tensor(2), PAD)}, "the first is 0"),
+        (
+            {"tokens": TOKENS.clone().index_fill(0, torch.tensor([2, 5]), 43)},
+            r"2 token\(s\).*40 genes, the first is 43",
+        ),
+        ({"anchor_state": torch.zeros(2, 16)}, r"anchor_state must be \(2, 6\); got \(2, 16\)"),
+        ({"backend": "flash"}, "Unknown attention backend"),
+    ],
+)
+def test_bad_input_is_refused(change, said):
+    model = build()
+    given = {"tokens": TOKENS, "values": VALUES, "cu_seqlens": CU} | change
+    with pytest.raises(ValueError, match=said):
+        model(given.pop("tokens"), given.pop("values"), given.pop("cu_seqlens"), **given)
+
+
+def test_a_cell_that_is_too_long_is_named():
+    tokens, values, cu = batch([5, 21, 22])
+    with pytest.raises(ValueError, match=r"2 cell\(s\).*max_length=20, the first is cell 1 of the batch with 21"):
+        build()(tokens, values, cu)
+
+
+def test_an_unavailable_backend_is_refused():
+    with pytest.raises(NotImplementedError, match="next release"):
+        build(attention_backend="triton")(TOKENS, VALUES, CU)
+    assert build(attention_backend="triton")(TOKENS, VALUES, CU, backend="sdpa").hidden.isfinite().all()
+
+
+# --- start from gene vectors -----------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_gene_vectors_keep_their_geometry(kind):
+    model = build("encoder", shake=False)
+    vectors = np.random.default_rng(0).normal(size=(40, 5)) * np.array([9, 5, 3, 1, 0.5])
+    vectors[7] = 0
+    before = model.embedding.gene.weight.detach().clone()
+    init_gene_embedding(model, torch.from_numpy(vectors) if kind == "torch" else vectors, generator=seeded(0))
+    known = np.arange(40) != 7
+    for table, width in ((model.embedding.gene.weight, 16), (model.anchor.table.weight, 6)):
+        rows = table.detach()[N_SPECIAL:].double().numpy()[known]
+        ratio = rows[:, :5] / vectors[known]
+        np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-5)  # one factor for all
+        assert np.sqrt((rows[:, :5] ** 2).sum(axis=1).mean()) == pytest.approx(0.02 * np.sqrt(width), rel=1e-5)
+        assert 0 < np.abs(rows[:, 5:]).max() < 0.01
+    after = model.embedding.gene.weight.detach()
+    assert torch.equal(after[:N_SPECIAL], before[:N_SPECIAL])
+    assert torch.equal(after[N_SPECIAL + 7], before[N_SPECIAL + 7])
+
+
+def test_a_fresh_encoders_state_is_the_projection_on_the_gene_vectors():
+    model = build("encoder", shake=False)
+    vectors = np.random.default_rng(0).normal(size=(40, 8))  # more columns than anchor_dim: the leading ones are used
+    init_gene_embedding(model, vectors, generator=seeded(0))
+    tokens, values, cu = batch([9, 12, 5, 20], masked=0.0)
+    state = model.encode(tokens, values, cu).detach().double().numpy()
+    dense = np.zeros((4, 40))
+    for b in range(4):
+        cell = slice(int(cu[b]), int(cu[b + 1]))
+        dense[b, tokens[cell].numpy() - N_SPECIAL] = values[cell].numpy()
+    projection = dense @ vectors[:, :6]
+    np.testing.assert_allclose(state / state[0, 0], projection / projection[0, 0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "said"),
+    [
+        (np.ones((39, 4)), r"must be \(40, k\)"),
+        (np.ones((40, 17)), r"1 <= k <= dim = 16; got \(40, 17\)"),
+        (np.ones(40), r"must be \(40, k\)"),
+        (np.where(np.arange(40)[:, None] == 6, np.nan, np.ones((40, 4))), "first in row 6"),
+        (np.zeros((40, 4)), "only zeros"),
+    ],
+)
+def test_bad_gene_vectors_are_refused_and_change_nothing(matrix, said):
+    model = build()
+    before = {name: p.clone() for name, p in model.state_dict().items()}
+    with pytest.raises(ValueError, match=said):
+        init_gene_embedding(model, matrix)
+    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())

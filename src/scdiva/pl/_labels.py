@@ -94,8 +94,8 @@ def free_places(
     """Choose a place for each box, near its anchor, off the other boxes and off the dots.
 
     Boxes choose in turn, the widest first, among 16 directions at several distances. A box takes the place that costs
-    least: its distance, plus twice the share of it that dots cover. Overlap with a box that stands already costs more than
-    any place without, so it happens only where there is no room left. Nothing is random.
+    least: its distance, plus twice the share of it that dots cover. Overlap with a box that stands already costs more
+    than any place without, so it happens only where there is no room left. Nothing is random.
 
     Parameters
     ----------

@@ -1,0 +1,42 @@
+"""scdiva: single-cell embeddings from a masked discrete diffusion model of genes and their expression.
+
+The package is lazy (PEP 562): importing it loads neither torch nor scanpy nor Lightning; each part is loaded when it is
+first named.
+
+Examples
+--------
+>>> import scdiva as sd
+>>> adata = sd.datasets.pbmc68k_reduced()
+>>> sd.tl.embed(adata, use_raw=True)
+>>> sd.pl.umap(adata, color="bulk_labels")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ._version import __version__
+
+if TYPE_CHECKING:
+    from . import datasets, get, metrics, models, pl, pp, tl, train
+    from ._settings import settings
+
+_PARTS = ("datasets", "get", "metrics", "models", "pl", "pp", "tl", "train")
+
+__all__ = ["__version__", "datasets", "get", "metrics", "models", "pl", "pp", "settings", "tl", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PARTS:
+        return importlib.import_module(f"{__name__}.{name}")
+    if name == "settings":
+        from ._settings import settings
+
+        globals()["settings"] = settings
+        return settings
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

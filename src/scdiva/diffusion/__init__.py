@@ -1,0 +1,33 @@
+"""Masked (absorbing-state) diffusion over packed cells: tensors in, tensors out, any callable denoiser.
+
+Layout everywhere: the genes of all cells stand in one row of length `T` (`tokens` int64, `values` float), and
+`cu_seqlens` int32 of length `B + 1` says where each of the `B` cells begins and ends. No `[LAT]`, no padding.
+"""
+
+from __future__ import annotations
+
+from scdiva.diffusion.likelihood import log_likelihood
+from scdiva.diffusion.loss import dual_loss, loss_weights, masked_cross_entropy
+from scdiva.diffusion.masking import (
+    Corrupted,
+    cell_of_token,
+    forward_step_probability,
+    mask_tokens,
+    stratified_times,
+    unmask_probability,
+)
+from scdiva.diffusion.sampler import sample
+
+__all__ = [
+    "Corrupted",
+    "cell_of_token",
+    "dual_loss",
+    "forward_step_probability",
+    "log_likelihood",
+    "loss_weights",
+    "mask_tokens",
+    "masked_cross_entropy",
+    "sample",
+    "stratified_times",
+    "unmask_probability",
+]

@@ -1,0 +1,212 @@
+"""The forward process: which genes of a cell are hidden at time t."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from scdiva._constants import MASK, N_SPECIAL
+
+
+class Corrupted(NamedTuple):
+    """A packed batch at time t; every field has length `T`, the tokens of all cells in a row.
+
+    Attributes
+    ----------
+    tokens
+        int64; `MASK` where the identity is hidden, the gene's token elsewhere.
+    values
+        The log-normalised expression; 0 wherever it is hidden, so that nothing of it can leak.
+    masked
+        bool; identity and value hidden.
+    value_mask
+        bool; value hidden. Contains `masked`; `value_mask & ~masked` are the genes whose name is shown and whose
+        value is asked for. It is what `ScDiVa.forward` takes under the same name.
+    """
+
+    tokens: Tensor
+    values: Tensor
+    masked: Tensor
+    value_mask: Tensor
+
+
+def check_packed(tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> None:
+    """Refuse tensors that are not one packed batch.
+
+    Parameters
+    ----------
+    tokens, values
+        Shape `(T,)`.
+    cu_seqlens
+        Shape `(B + 1,)`, integer.
+
+    Raises
+    ------
+    ValueError
+        If lengths disagree, or `cu_seqlens` does not rise from 0 to `T`.
+    """
+    if tokens.ndim != 1 or values.shape != tokens.shape:
+        raise ValueError(
+            f"A packed batch has tokens and values of one shape (T,), got {tuple(tokens.shape)} and "
+            f"{tuple(values.shape)}."
+        )
+    if tokens.is_floating_point() or not values.is_floating_point():
+        raise ValueError(f"Tokens must be integers and values floats, got {tokens.dtype} and {values.dtype}.")
+    if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 1 or cu_seqlens.is_floating_point():
+        raise ValueError("cu_seqlens must be an integer tensor of shape (B + 1,) that starts with 0.")
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0 or bounds[-1] != tokens.numel() or any(a > b for a, b in itertools.pairwise(bounds)):
+        raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens ({tokens.numel()}), got {bounds[:8]}...")
+
+
+def cell_of_token(cu_seqlens: Tensor, n_tokens: int) -> Tensor:
+    """Cell that each packed token belongs to.
+
+    Parameters
+    ----------
+    cu_seqlens
+        Shape `(B + 1,)`.
+    n_tokens
+        `T`; given so that no device has to be asked for it.
+
+    Returns
+    -------
+    int64 tensor of shape `(T,)` with entries `0 ... B - 1`.
+    """
+    lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
+    cells = torch.arange(lengths.numel(), device=cu_seqlens.device)
+    return torch.repeat_interleave(cells, lengths, output_size=n_tokens)
+
+
+def forward_step_probability(earlier: Tensor | float, later: Tensor | float) -> Tensor | float:
+    """Probability that a visible token is hidden between two times, `(t_k - t_{k-1}) / (1 - t_{k-1})`.
+
+    The discretised forward chain of the paper's ELBO derivation (appendix "ELBO Derivation for Masked Discrete
+    Diffusion"); chaining it from 0 gives back the marginal `t`.
+
+    Parameters
+    ----------
+    earlier, later
+        `t_{k-1} < t_k` in [0, 1].
+    """
+    return (later - earlier) / (1 - earlier)
+
+
+def unmask_probability(later: Tensor | float, earlier: Tensor | float) -> Tensor | float:
+    """Probability that a token hidden at `t_k` was still visible at `t_{k-1}`: `(t_k - t_{k-1}) / t_k`.
+
+    The posterior q(x_{t_{k-1}} visible | x_{t_k} hidden, x_0) of the absorbing process, and so the share of hidden
+    tokens that a reverse step reveals (paper, algorithm "scDiVa Inference"). By Bayes it is
+    `(1 - t_{k-1}) * (t_k - t_{k-1}) / (1 - t_{k-1}) / t_k`.
+
+    Parameters
+    ----------
+    later, earlier
+        `t_k > t_{k-1}` in [0, 1].
+    """
+    return (later - earlier) / later
+
+
+def stratified_times(n_cells: int, generator: torch.Generator, min_time: float = 1e-3) -> Tensor:
+    """One diffusion time per cell, spread evenly over the batch.
+
+    The unit interval is cut into `n_cells` strata; each cell gets its own stratum (in random order) and a uniform
+    place inside it. Each single time is therefore exactly uniform, as the paper asks (`t ~ Unif(0, 1)`), while the
+    batch as a whole sees every corruption level: the loss depends so strongly on t that independent draws would make
+    most of its noise.
+
+    Parameters
+    ----------
+    n_cells
+        `B`.
+    generator
+        Source of the draws.
+    min_time
+        Smallest time; `t = min_time + (1 - min_time) * u`. Keeps `1 / t` bounded.
+
+    Returns
+    -------
+    float32 tensor of shape `(B,)` on the generator's device, in `[min_time, 1]`.
+
+    Raises
+    ------
+    ValueError
+        If `n_cells < 1` or `min_time` is outside [0, 1).
+    """
+    if n_cells < 1:
+        raise ValueError(f"Times are drawn for at least one cell, got n_cells={n_cells}.")
+    if not 0 <= min_time < 1:
+        raise ValueError(f"min_time must be in [0, 1), got {min_time}.")
+    device = generator.device
+    strata = torch.randperm(n_cells, generator=generator, device=device)
+    inside = torch.rand(n_cells, generator=generator, device=device, dtype=torch.float64)
+    uniform = (strata + inside) / n_cells
+    return (min_time + (1 - min_time) * uniform).float()
+
+
+def mask_tokens(
+    tokens: Tensor,
+    values: Tensor,
+    cu_seqlens: Tensor,
+    times: Tensor,
+    generator: torch.Generator,
+    *,
+    value_mask_rate: float = 0.0,
+) -> Corrupted:
+    """Draw x_t from the forward kernel q(x_t^i | x_0^i) = (1 - t) δ(x_t^i, x_0^i) + t δ(x_t^i, [MASK]).
+
+    Equation of the paper's section "Problem Formulation and Diffusion Modeling": each gene is hidden with probability
+    t of its cell, independently of the others, identity and value together. Among the genes that stay, a share may
+    lose its value alone: the paper never trains "the value of gene g in this context", although imputation,
+    perturbation and networks ask just that.
+
+    Parameters
+    ----------
+    tokens, values, cu_seqlens
+        A packed batch: `(T,)`, `(T,)`, `(B + 1,)`. Not changed.
+    times
+        Shape `(B,)`, each in [0, 1].
+    generator
+        Source of the draws. May live on another device than the batch: a CPU generator gives the same masks wherever
+        the model runs.
+    value_mask_rate
+        Probability that a gene which stays visible has its value hidden.
+
+    Returns
+    -------
+    The corrupted batch, see :class:`Corrupted`.
+
+    Raises
+    ------
+    ValueError
+        If the batch is not packed, holds special tokens (they are never masked and never predicted), or a time or the
+        rate is no probability.
+    """
+    check_packed(tokens, values, cu_seqlens)
+    n_cells = cu_seqlens.numel() - 1
+    if times.shape != (n_cells,):
+        raise ValueError(f"One time per cell is needed: {n_cells} cells, times of shape {tuple(times.shape)}.")
+    if not bool(((times >= 0) & (times <= 1)).all()):
+        raise ValueError("Diffusion times must lie in [0, 1].")
+    if not 0 <= value_mask_rate <= 1:
+        raise ValueError(f"value_mask_rate must be in [0, 1], got {value_mask_rate}.")
+    special = tokens < N_SPECIAL
+    if bool(special.any()):
+        first = int(special.nonzero()[0])
+        raise ValueError(
+            f"{int(special.sum())} of {tokens.numel()} tokens are no genes (first: token {int(tokens[first])} at "
+            f"position {first}). Only gene tokens, {N_SPECIAL} and up, can be masked; pass the cells as serialised."
+        )
+    draws = torch.rand(2, tokens.numel(), generator=generator, device=generator.device).to(tokens.device)
+    times_per_token = times.to(tokens.device)[cell_of_token(cu_seqlens.to(tokens.device), tokens.numel())]
+    masked = draws[0] < times_per_token
+    value_mask = masked | (draws[1] < value_mask_rate)
+    return Corrupted(
+        tokens=tokens.masked_fill(masked, MASK),
+        values=values.masked_fill(value_mask, 0.0),
+        masked=masked,
+        value_mask=value_mask,
+    )

@@ -1,0 +1,293 @@
+"""The reverse process: from (partly) masked cells to cells."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from scdiva._constants import MASK, N_SPECIAL
+from scdiva.diffusion.masking import cell_of_token, check_packed, unmask_probability
+
+Denoiser = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""`(tokens, values, cu_seqlens, value_mask) -> (logits, values)`.
+
+`logits` has one row per `MASK` token, in their order, and one column per gene (token minus `N_SPECIAL`); `values` has
+one predicted value for each of the `T` positions.
+"""
+Remasking = Literal["low_confidence", "random"]
+
+
+class Sampled(NamedTuple):
+    """Completed cells: `tokens` int64 `(T,)` without any `MASK`, `values` `(T,)`."""
+
+    tokens: Tensor
+    values: Tensor
+
+
+def checked_logits(logits: Tensor, n_masked: int) -> Tensor:
+    """Logits in float32 or better, or an error if they are not what a denoiser must return.
+
+    Parameters
+    ----------
+    logits
+        What the denoiser returned.
+    n_masked
+        How many rows it must have.
+
+    Raises
+    ------
+    ValueError
+        If the number of rows is wrong, or a logit is NaN or +inf (-inf, an impossible gene, is legal).
+    """
+    if logits.ndim != 2 or logits.shape[0] != n_masked:
+        raise ValueError(
+            f"The denoiser must return one row of logits for each of the {n_masked} masked tokens, got a tensor of "
+            f"shape {tuple(logits.shape)}."
+        )
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    bad = torch.isnan(logits) | (logits == torch.inf)
+    if bool(bad.any()):
+        raise ValueError(f"The denoiser returned {int(bad.sum())} logits that are NaN or +inf: damaged weights?")
+    return logits
+
+
+def available_logits(logits: Tensor, tokens: Tensor, cells: Tensor, n_cells: int, allowed: Tensor | None) -> Tensor:
+    """Gene logits of the masked positions, -inf for genes that the cell shows already.
+
+    Parameters
+    ----------
+    logits
+        Shape `(N, n_genes)`, one row per `MASK` in `tokens`.
+    tokens
+        Shape `(T,)`.
+    cells
+        Cell of each token, `(T,)`.
+    n_cells
+        `B`.
+    allowed
+        bool `(n_genes,)`, or None for all genes.
+
+    Returns
+    -------
+    float32 (or float64 for float64 input) of shape `(N, n_genes)`; a new tensor.
+
+    Raises
+    ------
+    ValueError
+        If the denoiser returned the wrong number of rows, NaN or +inf.
+    """
+    masked = tokens == MASK
+    logits = checked_logits(logits, int(masked.sum()))
+    taken = torch.zeros(n_cells, logits.shape[1], dtype=torch.bool, device=logits.device)
+    shown = ~masked
+    taken[cells[shown], tokens[shown] - N_SPECIAL] = True
+    if allowed is not None:
+        taken |= ~allowed.to(taken.device)
+    return logits.masked_fill(taken[cells[masked]], -torch.inf)
+
+
+def gumbel(shape: torch.Size, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Draw standard Gumbel noise in float64.
+
+    In float32 `-log(-log u)` cannot exceed about 17, which cuts the tail off and makes samples too likely (known from
+    masked diffusion language models), so it is always float64.
+
+    Parameters
+    ----------
+    shape
+        Shape of the noise.
+    generator
+        Source of the draws.
+    device
+        Where the noise is needed.
+    """
+    uniform = torch.rand(shape, generator=generator, device=generator.device, dtype=torch.float64)
+    # a uniform of exactly 0 would give -inf
+    return -torch.log(-torch.log(uniform.clamp_min(torch.finfo(torch.float64).tiny))).to(device)
+
+
+def assign_genes(
+    logits: Tensor, cells: Tensor, priority: Tensor, temperature: float, generator: torch.Generator
+) -> Tensor:
+    """One gene for each row, no gene twice in a cell.
+
+    Rows of a cell are served in order of priority: each draws from its softmax over the genes that no row before it
+    took, so that the result is an exact sample without replacement. The loop runs over the rank within the cell, for
+    all cells at once.
+
+    Parameters
+    ----------
+    logits
+        Shape `(N, n_genes)`; -inf for genes that may not be drawn.
+    cells
+        int64 `(N,)`: which cell a row belongs to.
+    priority
+        `(N,)`: higher is served first.
+    temperature
+        0 takes the likeliest gene; otherwise logits are divided by it.
+    generator
+        Source of the Gumbel noise.
+
+    Returns
+    -------
+    int64 of shape `(N,)`: gene index (token minus `N_SPECIAL`).
+
+    Raises
+    ------
+    ValueError
+        If a row has no gene left.
+    """
+    chosen = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    if not logits.shape[0]:
+        return chosen
+    order = torch.argsort(priority, descending=True, stable=True)
+    order = order[torch.argsort(cells[order], stable=True)]
+    cell_ids, counts = torch.unique_consecutive(cells[order], return_counts=True)
+    starts = torch.cumsum(counts, 0) - counts
+    taken = torch.zeros(cell_ids.numel(), logits.shape[1], dtype=torch.bool, device=logits.device)
+    for rank in range(int(counts.max())):
+        active = counts > rank
+        rows = order[starts[active] + rank]
+        scores = logits[rows].double().masked_fill(taken[active], -torch.inf)
+        if bool((scores == -torch.inf).all(1).any()):
+            raise ValueError("A masked position has no gene left that it could become: too few genes are allowed.")
+        if temperature > 0:
+            scores = scores / temperature + gumbel(scores.shape, generator, scores.device)
+        genes = scores.argmax(1)
+        chosen[rows] = genes
+        taken[active.nonzero().squeeze(1), genes] = True
+    return chosen
+
+
+def _pick_positions(
+    logits: Tensor, cells: Tensor, share: float, remasking: Remasking, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Rows to reveal in this step (bool `(N,)`) and the order in which they choose (`(N,)`)."""
+    draws = torch.rand(logits.shape[0], generator=generator, device=generator.device, dtype=torch.float64)
+    draws = draws.to(logits.device)
+    if remasking == "random":
+        # ancestral: each hidden token on its own with the posterior probability; the second use of the same draw as
+        # an order is harmless, because among the revealed it is still uniform
+        return draws < share, draws
+    confidence = torch.softmax(logits.double(), dim=1).amax(1)
+    order = torch.argsort(confidence, descending=True, stable=True)
+    order = order[torch.argsort(cells[order], stable=True)]
+    _, counts = torch.unique_consecutive(cells[order], return_counts=True)
+    starts = torch.cumsum(counts, 0) - counts
+    rank = torch.empty_like(order)
+    rank[order] = torch.arange(order.numel(), device=order.device) - torch.repeat_interleave(starts, counts)
+    quota = torch.repeat_interleave((counts * share).round().long(), counts)
+    reveal = torch.empty_like(rank, dtype=torch.bool)
+    reveal[order] = rank[order] < quota
+    return reveal, confidence
+
+
+def _sort_by_score(tokens: Tensor, values: Tensor, cells: Tensor, denominator: Tensor) -> Tensor:
+    """Order of the packed positions by cell, falling score, token (the order that the serialiser gives)."""
+    score = values.float() / denominator.to(values.device)[tokens].float()
+    order = torch.argsort(tokens, stable=True)
+    order = order[torch.argsort(score[order], descending=True, stable=True)]
+    return order[torch.argsort(cells[order], stable=True)]
+
+
+@torch.no_grad()
+def sample(
+    denoiser: Denoiser,
+    tokens: Tensor,
+    values: Tensor,
+    cu_seqlens: Tensor,
+    *,
+    value_mask: Tensor | None = None,
+    n_steps: int = 1,
+    remasking: Remasking = "low_confidence",
+    temperature: float = 0.0,
+    allowed: Tensor | None = None,
+    score_denominator: Tensor | None = None,
+    generator: torch.Generator,
+) -> Sampled:
+    """Fill every masked position of a packed batch.
+
+    Paper, algorithm "scDiVa Inference", from any partly masked state: step k of `n_steps` reveals the share
+    `(t_k - t_{k-1}) / t_k` of what is still hidden, with `t_k = k / n_steps`. A gene that the cell shows is never
+    drawn again, within a step neither. One step is what the paper's benchmarks use; 32 are its multi-step setting.
+
+    `remasking="low_confidence"` reveals the positions whose likeliest available gene has the highest probability
+    (greedy: for reconstruction). `"random"` reveals each hidden position with the posterior probability of the process
+    (ancestral: for drawing populations; use it with `temperature=1`). With `"random"` and many more steps than hidden
+    positions the draws follow the any-order model whose likelihood :func:`log_likelihood` bounds.
+
+    Parameters
+    ----------
+    denoiser
+        See :data:`Denoiser`. Called at most `n_steps` times; its logits are the largest thing held in memory
+        (masked tokens × genes), so pass as many cells at a time as they allow.
+    tokens, values, cu_seqlens
+        Packed batch, `MASK` where a gene is asked for. Not changed.
+    value_mask
+        bool `(T,)`: positions whose value is asked for as well, their gene being shown. They are filled from the last
+        step, which sees the most. None: only the masked tokens.
+    n_steps
+        K.
+    remasking
+        See above.
+    temperature
+        0 is greedy; 1 samples the model; noise is Gumbel in float64.
+    allowed
+        bool `(n_genes,)`: genes that may appear, for instance those that a panel measures. None: all.
+    score_denominator
+        float32 `(n_tokens,)`; if given, each cell is re-sorted by `value / denominator`, ties by token, as the
+        serialiser would have it. None leaves every gene at its position.
+    generator
+        Source of all draws.
+
+    Returns
+    -------
+    Completed `tokens` and `values`; predictions below 0 are set to 0, which no log-normalised value can fall below.
+
+    Raises
+    ------
+    ValueError
+        If the batch or an option is malformed, the denoiser returns NaN, or a cell asks for more genes than there are.
+    """
+    check_packed(tokens, values, cu_seqlens)
+    if n_steps < 1:
+        raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
+    if remasking not in get_args(Remasking):
+        raise ValueError(f"remasking must be one of {', '.join(get_args(Remasking))}, got {remasking!r}.")
+    if not temperature >= 0:
+        raise ValueError(f"temperature must be 0 or positive, got {temperature}.")
+    if bool(((tokens < N_SPECIAL) & (tokens != MASK)).any()):
+        raise ValueError("Cells to complete may hold gene tokens and MASK only, neither PAD nor LAT.")
+    if value_mask is not None and (value_mask.shape != tokens.shape or value_mask.dtype != torch.bool):
+        raise ValueError("value_mask must be a bool tensor of the shape of tokens.")
+    n_cells = cu_seqlens.numel() - 1
+    cells = cell_of_token(cu_seqlens.to(tokens.device), tokens.numel())
+    asked = torch.zeros_like(tokens, dtype=torch.bool) if value_mask is None else value_mask & (tokens != MASK)
+    tokens, values = tokens.clone(), values.masked_fill(asked | (tokens == MASK), 0.0)
+    for k in range(n_steps, 0, -1):
+        masked = tokens == MASK
+        if not bool(masked.any()) and (k > 1 or not bool(asked.any())):
+            continue
+        logits, predicted = denoiser(tokens, values, cu_seqlens, masked | asked)
+        if predicted.shape != tokens.shape:
+            raise ValueError(f"The denoiser must return {tokens.numel()} values, got shape {tuple(predicted.shape)}.")
+        if not bool(torch.isfinite(predicted[masked | asked]).all()):
+            raise ValueError("The denoiser returned values that are not finite: damaged weights?")
+        predicted = predicted.to(values.dtype).clamp_min(0)
+        if bool(masked.any()):
+            where = masked.nonzero().squeeze(1)
+            logits = available_logits(logits, tokens, cells, n_cells, allowed)
+            share = float(unmask_probability(k / n_steps, (k - 1) / n_steps))
+            reveal, priority = _pick_positions(logits, cells[where], share, remasking, generator)
+            chosen = assign_genes(logits[reveal], cells[where][reveal], priority[reveal], temperature, generator)
+            tokens[where[reveal]] = chosen + N_SPECIAL
+            values[where[reveal]] = predicted[where[reveal]]
+        if k == 1:
+            values[asked] = predicted[asked]
+    if score_denominator is not None:
+        order = _sort_by_score(tokens, values, cells, score_denominator)
+        tokens, values = tokens[order], values[order]
+    return Sampled(tokens, values)

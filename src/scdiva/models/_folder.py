@@ -1,0 +1,95 @@
+"""The files of a model folder: named, checked against their sums, and put in place all at once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from scdiva._version import __version__
+
+FORMAT = "scdiva"
+FORMAT_VERSION = 1
+CONFIG, WEIGHTS, VOCABULARY, CARD, CHECKSUMS = (
+    "config.json",
+    "model.safetensors",
+    "vocabulary.parquet",
+    "README.md",
+    "SHA256SUMS",
+)
+SUMMED = (CARD, CONFIG, WEIGHTS, VOCABULARY)
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def read_sums(folder: Path) -> dict[str, str]:
+    """Read SHA256SUMS: exactly the four files, each once."""
+    for name in (*SUMMED, CHECKSUMS):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(
+                f"{folder} lacks {name}: a model folder holds {', '.join(SUMMED)} and {CHECKSUMS}, "
+                "under these names, as save_model writes them"
+            )
+    pairs = [line.split("  ", 1) for line in (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()]
+    sums = {pair[-1]: pair[0] for pair in pairs}
+    if sorted(sums) != sorted(SUMMED) or len(pairs) != len(SUMMED):
+        raise ValueError(f"{folder / CHECKSUMS} must list {', '.join(SUMMED)}, each once, and nothing else")
+    return sums
+
+
+def read_checked(folder: Path, name: str, sums: dict[str, str]) -> bytes:
+    """Read a file whole and hold it against its checksum."""
+    data = (folder / name).read_bytes()
+    if sha256(data) != sums[name]:
+        raise ValueError(
+            f"{folder / name} does not match {CHECKSUMS}: it is damaged, cut short, swapped or was edited; "
+            "fetch the folder again, or write it again with save_model"
+        )
+    return data
+
+
+def read_config(folder: Path, sums: dict[str, str]) -> dict[str, Any]:
+    """Read config.json; format and version are looked at before anything else in it."""
+    try:
+        config = json.loads(read_checked(folder, CONFIG, sums).decode("utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{folder / CONFIG} is no JSON: {error}") from error
+    if not isinstance(config, dict) or config.get("format") != FORMAT:
+        raise ValueError(f"{folder / CONFIG} has no entry format = {FORMAT!r}: it does not describe a model of scdiva")
+    if config.get("format_version") != FORMAT_VERSION:
+        raise ValueError(
+            f"{folder / CONFIG} has format version {config.get('format_version')!r} (written by scdiva "
+            f"{config.get('scdiva_version')}); scdiva {__version__} reads version {FORMAT_VERSION}: "
+            "update scdiva, or ask for the model in this format"
+        )
+    keys = {"format", "format_version", "scdiva_version", "model", "n_parameters", "dtype", "vocabulary", "metadata"}
+    if config.keys() != keys:
+        raise ValueError(f"{folder / CONFIG} must hold {', '.join(sorted(keys))}, not {', '.join(sorted(config))}")
+    return config
+
+
+@contextlib.contextmanager
+def written_beside(folder: Path, overwrite: bool) -> Iterator[Path]:
+    """Give a new folder beside `folder`, and put it in its place when the block ends well; else leave no trace."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    mark = uuid.uuid4().hex[:8]
+    part, old = (folder.parent / f".{folder.name}.{mark}.{kind}" for kind in ("part", "old"))
+    part.mkdir()
+    try:
+        yield part
+        if overwrite and folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+    except BaseException:
+        if old.exists() and not folder.exists():
+            old.rename(folder)
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,333 @@
+"""Save a model to a folder and load it back, strictly and without pickle.
+
+A model is a folder of plain files::
+
+    config.json          format version, ScDiVaConfig, the vocabulary's fingerprint, the author's metadata
+    model.safetensors    the weights, stored as float32, float16 or bfloat16
+    vocabulary.parquet   the genes (row i is token i + 3) with their names and their corpus entropy
+    README.md            the model card
+    SHA256SUMS           of the four files above, as `sha256sum -c` reads it
+
+Nothing is repaired and nothing is filled in on loading: a file, a tensor or a gene that is missing, damaged, swapped or
+left over is an error that names it. A model with one random layer gives embeddings that look like embeddings.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from scdiva._constants import DEFAULT_MODEL
+from scdiva._settings import logger, settings
+from scdiva._version import __version__
+from scdiva.models._folder import (
+    CARD,
+    CHECKSUMS,
+    CONFIG,
+    FORMAT,
+    FORMAT_VERSION,
+    SUMMED,
+    VOCABULARY,
+    WEIGHTS,
+    read_checked,
+    read_config,
+    read_sums,
+    sha256,
+    written_beside,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from scdiva.models.scdiva import ScDiVa
+    from scdiva.tokenizer.vocabulary import Vocabulary
+
+_BUNDLED = Path(__file__).parents[1] / "checkpoints"
+_DTYPES = ("float32", "float16", "bfloat16")
+
+
+def save_model(
+    model: ScDiVa,
+    vocabulary: Vocabulary,
+    path: str | os.PathLike[str],
+    card: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    *,
+    dtype: str = "float32",
+    overwrite: bool = False,
+) -> Path:
+    """Write a model, its vocabulary and its card to a folder.
+
+    The folder is written beside `path` and renamed, so that it is there whole or not at all.
+
+    Parameters
+    ----------
+    model
+        The model; it is left as it is.
+    vocabulary
+        The genes it was built for, with their entropy: `model.config.n_genes` of them.
+    path
+        The folder to make. Its parents are made as needed.
+    card
+        Markdown for the model's README.md; None writes a short one from the configuration and `metadata`.
+    metadata
+        What else to keep in config.json, for instance the corpus and the steps trained. Plain JSON values.
+    dtype
+        How weights are stored: ``"float32"``, ``"float16"`` or ``"bfloat16"``. They are loaded as float32 in any case.
+    overwrite
+        Whether a model folder that stands at `path` is replaced. Anything else that stands there never is.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    FileExistsError
+        If something stands at `path` already, and it is no model folder or `overwrite` is False.
+    ValueError
+        If the vocabulary is not the model's, weights are not finite (or not in `dtype`), or `metadata` is not JSON.
+    """
+    from safetensors.torch import save
+
+    folder = Path(path)
+    if folder.exists() and not (overwrite and (folder / CONFIG).is_file() and (folder / CHECKSUMS).is_file()):
+        hint = "pass overwrite=True" if (folder / CHECKSUMS).is_file() else "it is no model folder; choose another path"
+        raise FileExistsError(f"{folder} exists already: {hint}")
+    if vocabulary.n_genes != model.config.n_genes:
+        raise ValueError(
+            f"the model was built for {model.config.n_genes:,} genes and the vocabulary holds {vocabulary.n_genes:,}: "
+            "pass the vocabulary that it was trained with"
+        )
+    weights = {name: _stored(name, tensor, dtype) for name, tensor in _tensors(model).items()}
+    config = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "scdiva_version": __version__,
+        "model": model.config.to_dict(),
+        "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": dtype,
+        "vocabulary": {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint},
+        "metadata": metadata or {},
+    }
+    try:
+        text = json.dumps(config, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"metadata must hold plain JSON values (str, int, finite float, bool, list, dict): {error}"
+        ) from error
+
+    with written_beside(folder, overwrite) as part:
+        (part / CONFIG).write_text(text, encoding="utf-8")
+        (part / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
+        vocabulary.write(part / VOCABULARY)
+        (part / CARD).write_text(_default_card(config) if card is None else card, encoding="utf-8")
+        sums = [f"{sha256((part / name).read_bytes())}  {name}\n" for name in SUMMED]
+        (part / CHECKSUMS).write_text("".join(sums), encoding="utf-8")
+    return folder
+
+
+def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device: str | None = None) -> ScDiVa:
+    """Load a model, ready to embed cells.
+
+    Parameters
+    ----------
+    model
+        The name of a bundled model (see `bundled_models`), a folder that `save_model` wrote, ``"hf://owner/name"`` (or
+        ``"hf://owner/name@revision"``) on the Hugging Face Hub, or a loaded model, which is given back after a move to
+        `device` if one is named.
+    device
+        A torch device; None takes `settings.device`.
+
+    Returns
+    -------
+    ScDiVa
+        In float32 and evaluation mode, with the attributes `config`, `vocabulary` (the `Vocabulary` it was trained
+        with) and `metadata` (a dict). The state of torch's random generators is left as it was.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such model, or its folder lacks a file.
+    ValueError
+        If a file is damaged or was changed, the format is newer than this package, a tensor is missing, left over or of
+        the wrong shape, or the vocabulary is not the one the model was trained with. The message names the file.
+    ImportError
+        If ``hf://`` is asked for and huggingface_hub is not installed.
+    """
+    import torch
+
+    from scdiva.models.config import ScDiVaConfig
+    from scdiva.models.scdiva import ScDiVa
+    from scdiva.tokenizer.vocabulary import Vocabulary
+
+    if isinstance(model, ScDiVa):
+        if getattr(model, "vocabulary", None) is None:
+            raise ValueError(
+                "this model has no vocabulary: set `model.vocabulary`, or save it with save_model and load that"
+            )
+        return model if device is None else model.to(settings.resolve_device(device))
+
+    target = settings.resolve_device(device)
+    folder = find_model(model)
+    sums = read_sums(folder)
+    config = read_config(folder, sums)
+    blob = read_checked(folder, WEIGHTS, sums)
+    read_checked(folder, CARD, sums)
+    read_checked(folder, VOCABULARY, sums)
+    vocabulary = Vocabulary.read(folder / VOCABULARY)
+    _check_vocabulary(folder, config, vocabulary)
+    try:
+        model_config = ScDiVaConfig.from_dict(config["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG}: the entry 'model' is no ScDiVaConfig of this version: {error}") from error
+    if model_config.n_genes != vocabulary.n_genes:
+        raise ValueError(
+            f"{folder}: {CONFIG} describes a model of {model_config.n_genes:,} genes, but {VOCABULARY} holds "
+            f"{vocabulary.n_genes:,}"
+        )
+    # Every weight is about to be replaced; with a generator of its own this draws nothing from torch's global stream.
+    loaded = ScDiVa(model_config, generator=torch.Generator())
+    _fill(loaded, blob, folder / WEIGHTS)
+    # Through object.__setattr__: neither is a parameter, and nn.Module types what its own __setattr__ takes.
+    object.__setattr__(loaded, "vocabulary", vocabulary)
+    object.__setattr__(loaded, "metadata", config["metadata"])
+    logger.info("loaded the model in %s", folder)
+    return loaded.eval().to(target)
+
+
+def bundled_models() -> list[str]:
+    """List the models that come with the package.
+
+    Returns
+    -------
+    list of str
+        Names that `load_model` takes.
+    """
+    return sorted(path.parent.name for path in _BUNDLED.glob(f"*/{CONFIG}"))
+
+
+def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
+    """Find a model's folder; see `load_model` for what `model` may be.
+
+    Parameters
+    ----------
+    model
+        A bundled name, a folder, or ``"hf://owner/name"``, which is downloaded to the hub's own cache.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none; the message lists the bundled names.
+    """
+    if isinstance(model, str) and model.startswith("hf://"):
+        return _from_hub(model)
+    if isinstance(model, str) and model in (names := bundled_models()):
+        return _BUNDLED / model
+    folder = Path(model)
+    if not folder.is_dir():
+        names = bundled_models()
+        raise FileNotFoundError(
+            f"no model {os.fspath(model)!r}: there is no such folder, the bundled models are "
+            f'{", ".join(names) or "none"}, and a model on the Hugging Face Hub is written "hf://owner/name"'
+        )
+    return folder
+
+
+def _from_hub(address: str) -> Path:
+    """Fetch a model's five files through huggingface_hub and return the folder of its cache."""
+    repository, _, revision = address.removeprefix("hf://").partition("@")
+    if repository.count("/") != 1 or not all(repository.split("/")):
+        raise ValueError(f'{address!r} is no address of a model: write "hf://owner/name" or "hf://owner/name@revision"')
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError as error:
+        raise ImportError(f"{address} needs huggingface_hub: install it with `pip install 'scdiva[hub]'`") from error
+    return Path(snapshot_download(repository, revision=revision or None, allow_patterns=[*SUMMED, CHECKSUMS]))
+
+
+def _tensors(model: ScDiVa) -> dict[str, torch.Tensor]:
+    """Give every tensor of the model's state once: of tied parameters, which are one object, only the first name."""
+    once: dict[int, tuple[str, torch.Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        once.setdefault(id(tensor), (name, tensor))
+    return dict(once.values())
+
+
+def _stored(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Copy a tensor to the CPU in the dtype it is stored in; refuse what that dtype can't hold."""
+    import torch
+
+    if dtype not in _DTYPES:
+        raise ValueError(f"dtype={dtype!r}: weights are stored as one of {', '.join(_DTYPES)}")
+    value = tensor.detach().cpu().contiguous()
+    if not value.is_floating_point():
+        return value.clone()
+    if bad := int((~torch.isfinite(value)).sum()):
+        raise ValueError(f"{bad:,} of {value.numel():,} values of {name!r} are NaN or infinite: the model is not saved")
+    value = value.to(getattr(torch, dtype), copy=True)
+    if bad := int((~torch.isfinite(value)).sum()):
+        raise ValueError(f"{bad:,} values of {name!r} are too large for {dtype}: store them as bfloat16 or float32")
+    return value
+
+
+def _fill(model: ScDiVa, blob: bytes, file: Path) -> None:
+    """Copy stored weights into a model that was just built; names and shapes must agree exactly."""
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        stored = load(blob)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ValueError(f"{file} is damaged or no safetensors file: {error}") from error
+    expected = _tensors(model)
+    if missing := sorted(expected.keys() - stored.keys()):
+        raise ValueError(
+            f"{file} lacks {len(missing)} tensors of the model that {CONFIG} describes, first {missing[0]!r}"
+        )
+    if extra := sorted(stored.keys() - expected.keys()):
+        raise ValueError(
+            f"{file} holds {len(extra)} tensors that the model in {CONFIG} does not have, first {extra[0]!r}"
+        )
+    for name, tensor in expected.items():
+        value = stored[name]
+        if value.shape != tensor.shape:
+            raise ValueError(f"{file}: {name!r} has shape {tuple(value.shape)}, the model needs {tuple(tensor.shape)}")
+        if value.is_floating_point() != tensor.is_floating_point():
+            raise ValueError(f"{file}: {name!r} is stored as {value.dtype}, the model needs {tensor.dtype}")
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise ValueError(f"{file}: {name!r} holds NaN or infinite values")
+    with torch.no_grad():
+        for name, tensor in expected.items():
+            tensor.copy_(stored[name])
+
+
+def _check_vocabulary(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> None:
+    """Refuse a vocabulary that is not the one the model was trained with."""
+    expected = config["vocabulary"]
+    if {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint} != expected:
+        raise ValueError(
+            f"{folder / VOCABULARY} is not the vocabulary that the model was trained with: it has {vocabulary.n_genes} "
+            f"genes, fingerprint {vocabulary.fingerprint[:12]}, but {CONFIG} says {expected}"
+        )
+
+
+def _default_card(config: dict[str, Any]) -> str:
+    """Write a short model card from the configuration."""
+    lines = [f"- {name}: {value}" for name, value in {**config["model"], **config["metadata"]}.items()]
+    return (
+        "# An scdiva model\n\n"
+        f"{config['n_parameters']:,} parameters, {config['vocabulary']['n_genes']:,} genes; written by scdiva "
+        f"{config['scdiva_version']}.\n\n"
+        "Load it with `scdiva.models.load_model(folder)`; embed cells with `scdiva.tl.embed(adata, model=folder)`.\n\n"
+        "## Configuration\n\n" + "\n".join(lines) + "\n"
+    )

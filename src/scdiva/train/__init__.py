@@ -1,0 +1,32 @@
+"""Training: modules that hold the losses, and the one function that runs them. Loaded when first named."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from scdiva.train.base import TaskModule
+    from scdiva.train.config import OptimiserConfig, PretrainingConfig
+    from scdiva.train.pretraining import PretrainingModule
+    from scdiva.train.runner import fit
+
+_WHERE = {
+    "OptimiserConfig": "config",
+    "PretrainingConfig": "config",
+    "PretrainingModule": "pretraining",
+    "TaskModule": "base",
+    "fit": "runner",
+}
+
+__all__ = ["OptimiserConfig", "PretrainingConfig", "PretrainingModule", "TaskModule", "fit"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

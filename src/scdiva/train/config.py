@@ -1,0 +1,172 @@
+"""What a training run is told. Plain dataclasses: they are the command line and the YAML file too; no torch here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any, Literal
+
+from scdiva._constants import MAX_LENGTH
+
+ANCHOR_OBJECTIVES = ("two_view", "genes", "contrast")
+
+
+def _at_least(config: object, low: float, *names: str, strictly: bool = False) -> None:
+    for name in names:
+        value = getattr(config, name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
+            raise ValueError(f"{name} must be a finite number, got {value!r}.")
+        if value < low or (strictly and value == low):
+            raise ValueError(f"{name} must be {'above' if strictly else 'at least'} {low}, got {value}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimiserConfig:
+    """What every training task shares: AdamW, linear warm-up then cosine, clipping, accumulation, bookkeeping.
+
+    The paper names AdamW and the global batch size; all else here is ours.
+
+    Attributes
+    ----------
+    steps
+        Optimiser steps of the whole run; the learning rate falls along a cosine to their end.
+    batch_size
+        Cells per batch. The global batch is `batch_size * accumulate * devices`; the paper's is 768.
+    accumulate
+        Batches per optimiser step.
+    learning_rate
+        Highest learning rate, reached after the warm-up.
+    final_learning_rate
+        Share of `learning_rate` left at the end.
+    warmup_steps
+        Steps of linear warm-up.
+    weight_decay
+        Decoupled decay of matrices; norms, biases and embedding tables are spared (a gene that is absent from a batch
+        must not fade because of it).
+    beta1, beta2
+        AdamW's moments.
+    clip
+        Largest norm of the gradient; 0 does not clip.
+    precision
+        `"bf16"`: bfloat16 autocast; `"fp32"`; `"auto"`: bf16 where the device has bfloat16 arithmetic, else fp32.
+    seed
+        Of data order, masks, dropout and initial weights. Together with the step it determines a run.
+    log_every, validate_every, checkpoint_every
+        In optimiser steps.
+
+    Raises
+    ------
+    ValueError
+        If a value makes no sense; the message names it.
+    """
+
+    steps: int = 10_000
+    batch_size: int = 64
+    accumulate: int = 1
+    learning_rate: float = 3e-4
+    final_learning_rate: float = 0.1
+    warmup_steps: int = 500
+    weight_decay: float = 0.05
+    beta1: float = 0.9
+    beta2: float = 0.95
+    clip: float = 1.0
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    seed: int = 0
+    log_every: int = 10
+    validate_every: int = 500
+    checkpoint_every: int = 500
+
+    def __post_init__(self) -> None:
+        _at_least(self, 1, "steps", "batch_size", "accumulate", "log_every", "validate_every", "checkpoint_every")
+        _at_least(self, 0, "warmup_steps", "weight_decay", "clip", "beta1", "beta2", "seed", "final_learning_rate")
+        _at_least(self, 0, "learning_rate", strictly=True)
+        if self.beta1 >= 1 or self.beta2 >= 1 or self.final_learning_rate > 1:
+            raise ValueError("beta1 and beta2 must be below 1, final_learning_rate at most 1.")
+        if self.precision not in ("auto", "fp32", "bf16"):
+            raise ValueError(f'precision must be "auto", "fp32" or "bf16", got {self.precision!r}.')
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain Python values, for a checkpoint or a model card."""
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PretrainingConfig(OptimiserConfig):
+    """Pretraining by masked diffusion. Defaults are ours; :meth:`paper` is the paper's table "Training configuration".
+
+    Attributes
+    ----------
+    context
+        Genes of a cell seen in training: the first so many of its ranking.
+    loss_norm
+        See :func:`scdiva.diffusion.loss_weights`. `"per_cell"` is the paper's algorithm.
+    value_weight
+        λ of the value term; 10 in the paper.
+    value_mask_rate
+        Share of shown genes whose value alone is hidden. 0 in the paper, which so never trains "the value of gene g in
+        this context", the question that imputation and perturbation ask.
+    min_time
+        Least diffusion time.
+    anchor_objective
+        What makes the cell state carry the cell; in a plain denoising pass nothing does directly. `"none"` (the
+        paper), or one or more of these joined by `"+"`:
+
+        - `"two_view"`: the state of one view of the cell anchors the denoising of another (the paper's "global
+          prompt");
+        - `"genes"`: a linear decoder predicts the cell's genes from its state, study as covariate of the decoder;
+        - `"contrast"`: InfoNCE between two corruption levels of a cell, negatives from its own study only, so that
+          telling studies apart earns nothing. Not together with `"two_view"`, which shows one view to the other.
+    anchor_max_time
+        A view hides at most this share of the genes in expectation, and cells corrupted beyond it are not asked for
+        their genes: of an almost empty cell nothing can be known.
+    genes_weight, contrast_weight
+        Weights of these terms.
+    contrast_temperature
+        Of InfoNCE.
+    loss_chunk
+        Rows of gene logits held at once.
+    """
+
+    context: int = MAX_LENGTH
+    loss_norm: Literal["per_cell", "inv_t", "sum"] = "per_cell"
+    value_weight: float = 10.0
+    value_mask_rate: float = 0.1
+    min_time: float = 1e-3
+    anchor_objective: str = "genes"
+    anchor_max_time: float = 0.8
+    genes_weight: float = 1.0
+    contrast_weight: float = 0.2
+    contrast_temperature: float = 0.1
+    loss_chunk: int = 1024
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 1, "context", "loss_chunk")
+        _at_least(self, 0, "value_weight", "value_mask_rate", "genes_weight", "contrast_weight")
+        _at_least(self, 0, "contrast_temperature", "anchor_max_time", "min_time", strictly=True)
+        if self.value_mask_rate > 1 or self.min_time >= 1 or self.anchor_max_time > 1:
+            raise ValueError("value_mask_rate and anchor_max_time must be at most 1, min_time below 1.")
+        if self.anchor_max_time <= self.min_time:
+            raise ValueError(f"anchor_max_time must be above min_time, got {self.anchor_max_time} and {self.min_time}.")
+        if self.loss_norm not in ("per_cell", "inv_t", "sum"):
+            raise ValueError(f"loss_norm must be one of per_cell, inv_t, sum, got {self.loss_norm!r}.")
+        wrong = [name for name in self.anchor_objectives if name not in ANCHOR_OBJECTIVES]
+        if wrong:
+            raise ValueError(
+                f'anchor_objective must be "none" or of {", ".join(ANCHOR_OBJECTIVES)} joined by "+", got {wrong[0]!r}.'
+            )
+        if {"two_view", "contrast"} <= set(self.anchor_objectives):
+            raise ValueError(
+                'anchor_objective cannot join "two_view" and "contrast": with the one, a view is anchored on the other '
+                "view's state, which the contrast would then only have to repeat."
+            )
+
+    @property
+    def anchor_objectives(self) -> tuple[str, ...]:
+        """The parts of `anchor_objective`; empty for `"none"`."""
+        return () if self.anchor_objective == "none" else tuple(self.anchor_objective.split("+"))
+
+    @classmethod
+    def paper(cls) -> PretrainingConfig:
+        """Return what the paper says of its training: global batch 768, λ = 10, t ~ U(0, 1), one plain pass."""
+        return cls(batch_size=768, value_mask_rate=0.0, anchor_objective="none")

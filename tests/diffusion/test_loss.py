@@ -1,0 +1,254 @@
+"""The chunked loss against full logits, and the dual loss against its formula written out cell by cell."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from scdiva._constants import N_SPECIAL
+from scdiva.diffusion import Corrupted, dual_loss, log_likelihood, loss_weights, mask_tokens, masked_cross_entropy
+
+
+def head(n: int = 37, n_genes: int = 23, dim: int = 8, dtype=torch.float64, seed: int = 0):
+    g = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(n, dim, generator=g, dtype=dtype, requires_grad=True)
+    weight = torch.randn(n_genes, dim, generator=g, dtype=dtype, requires_grad=True)
+    targets = torch.randint(n_genes, (n,), generator=g)
+    row_weight = torch.rand(n, generator=g, dtype=dtype) + 0.1
+    return hidden, weight, targets, row_weight
+
+
+@pytest.mark.parametrize("chunk", [1, 8, 36, 37, 1000])
+@pytest.mark.parametrize("scale", [1.0, -3.7])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_equals_full_logits_in_value_and_gradients(chunk, scale, weighted):
+    hidden, weight, targets, row_weight = head()
+    if not weighted:
+        row_weight = None
+    loss, nll = masked_cross_entropy(hidden, weight, targets, row_weight, chunk=chunk)
+    grads = torch.autograd.grad(scale * loss, (hidden, weight))
+
+    full = F.cross_entropy(hidden @ weight.T, targets, reduction="none")
+    expected = (full if row_weight is None else full * row_weight).sum()
+    expected_grads = torch.autograd.grad(scale * expected, (hidden, weight))
+    assert nll.dtype == torch.float64
+    assert not nll.requires_grad
+    torch.testing.assert_close(nll, full.detach(), rtol=0, atol=1e-10)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
+    for got, want in zip(grads, expected_grads, strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=1e-10)
+
+
+def test_gradient_flows_through_a_network_before_and_a_scalar_after():
+    """The incoming gradient is not a constant here: it is a function of the loss itself."""
+    hidden, weight, targets, row_weight = head()
+    mix = torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(3), requires_grad=True)
+    loss, _ = masked_cross_entropy(torch.tanh(hidden @ mix), weight, targets, row_weight, chunk=5)
+    full = (F.cross_entropy(torch.tanh(hidden @ mix) @ weight.T, targets, reduction="none") * row_weight).sum()
+    got = torch.autograd.grad(torch.sin(loss / 40) * 2, (hidden, weight, mix))
+    want = torch.autograd.grad(torch.sin(full / 40) * 2, (hidden, weight, mix))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-10)
+
+
+def test_gradcheck():
+    hidden, weight, targets, row_weight = head(n=5, n_genes=7, dim=3)
+    assert torch.autograd.gradcheck(
+        lambda h, w: masked_cross_entropy(h, w, targets, row_weight, chunk=2)[0], (hidden, weight)
+    )
+
+
+@pytest.mark.parametrize("frozen", ["hidden", "weight"])
+def test_only_the_asked_gradient(frozen):
+    hidden, weight, targets, row_weight = head()
+    {"hidden": hidden, "weight": weight}[frozen].requires_grad_(False)
+    loss, _ = masked_cross_entropy(hidden, weight, targets, row_weight)
+    loss.backward()
+    assert (hidden.grad is None) == (frozen == "hidden")
+    assert (weight.grad is None) == (frozen == "weight")
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the number of elements of the largest tensor that any operation returned."""
+
+    def __init__(self):
+        super().__init__()
+        self.largest = 0
+        self.matmuls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        self.matmuls += func is torch.ops.aten.mm.default
+        for tensor in out if isinstance(out, (tuple, list)) else [out]:
+            if isinstance(tensor, torch.Tensor):
+                self.largest = max(self.largest, tensor.numel())
+        return out
+
+
+def test_never_holds_rows_by_vocabulary():
+    n, n_genes, dim, chunk = 640, 900, 4, 32
+    hidden, weight, targets, row_weight = head(n, n_genes, dim)
+    with LargestTensor() as seen:
+        loss, _ = masked_cross_entropy(hidden, weight, targets, row_weight, chunk=chunk)
+        loss.backward()
+    assert seen.largest <= max(chunk * n_genes, n * dim, n_genes * dim)
+    assert seen.matmuls == 3 * n // chunk  # logits and the two gradients: no logit is computed twice
+    with LargestTensor() as seen, torch.no_grad():
+        masked_cross_entropy(hidden, weight, targets, row_weight, chunk=chunk)
+    assert seen.matmuls == n // chunk  # and without gradients, only the logits
+
+
+def test_no_masked_position_is_a_zero_loss_with_zero_gradients():
+    hidden, weight, targets, _ = head(n=0)
+    loss, nll = masked_cross_entropy(hidden, weight, targets)
+    loss.backward()
+    assert float(loss.detach()) == 0
+    assert nll.shape == (0,)
+    assert not weight.grad.any()
+
+
+def test_autocast_runs_bf16_products_and_keeps_float32_sums():
+    hidden, weight, targets, row_weight = head(dtype=torch.float32)
+    exact, _ = masked_cross_entropy(hidden.detach().double(), weight.detach().double(), targets, row_weight.double())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, nll = masked_cross_entropy(hidden, weight, targets, row_weight)
+    loss.backward()
+    assert loss.dtype == nll.dtype == weight.grad.dtype == torch.float32
+    assert float(loss) == pytest.approx(float(exact), rel=2e-2)
+    assert float(loss) != pytest.approx(float(exact), rel=1e-6)  # bf16 did run
+
+
+def test_large_logits_stay_finite():
+    hidden, weight, targets, _ = head(dtype=torch.float32)
+    loss, _ = masked_cross_entropy(hidden * 1e4, weight, targets)
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(hidden.grad).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"targets": torch.full((37,), 23)}, "37 targets are no gene of a head with 23 genes"),
+        ({"targets": torch.full((37,), -1)}, "no gene"),
+        ({"targets": torch.zeros(36, dtype=torch.int64)}, "one entry for each"),
+        ({"row_weight": torch.ones(3)}, "one entry for each"),
+        ({"weight": torch.ones(23, 9)}, "agree in dim"),
+        ({"chunk": 0}, "chunk"),
+    ],
+)
+def test_bad_input_is_refused(change, message):
+    hidden, weight, targets, row_weight = head()
+    arguments = {"hidden": hidden, "weight": weight, "targets": targets, "row_weight": row_weight, "chunk": 4} | change
+    with pytest.raises(ValueError, match=message):
+        masked_cross_entropy(**arguments)
+
+
+def corrupted_batch(value_mask_rate: float):
+    lengths = [5, 1, 9, 4]
+    g = torch.Generator().manual_seed(4)
+    total = sum(lengths)
+    tokens = torch.randint(N_SPECIAL, N_SPECIAL + 23, (total,), generator=g)
+    values = torch.rand(total, generator=g, dtype=torch.float64) * 4
+    cu = torch.tensor([0, 5, 6, 15, 19], dtype=torch.int32)
+    times = torch.tensor([0.5, 0.001, 0.8, 0.6])  # the cell of one gene ends up with nothing masked
+    return tokens, values, cu, times, mask_tokens(tokens, values, cu, times, g, value_mask_rate=value_mask_rate)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+@pytest.mark.parametrize("loss_norm", ["per_cell", "inv_t", "sum"])
+def test_dual_loss_is_its_formula(loss_norm, rate):
+    tokens, values, cu, times, corrupted = corrupted_batch(rate)
+    hidden, weight, _, _ = head(n=tokens.numel())
+    predicted = torch.randn(
+        tokens.numel(), generator=torch.Generator().manual_seed(5), dtype=torch.float64, requires_grad=True
+    )
+    loss, parts = dual_loss(
+        hidden,
+        weight,
+        predicted,
+        tokens,
+        values,
+        corrupted,
+        cu,
+        times,
+        loss_norm=loss_norm,
+        value_weight=10.0,
+        value_mask_rate=rate,
+        chunk=3,
+    )
+
+    log_p = torch.log_softmax(hidden @ weight.T, dim=1)
+    identity, value = [], []
+    for b in range(4):
+        cell = range(int(cu[b]), int(cu[b + 1]))
+        t, length = float(times[b]), len(cell)
+        genes = [i for i in cell if corrupted.masked[i]]
+        amounts = [i for i in cell if corrupted.value_mask[i]]
+        nll = [-log_p[i, tokens[i] - N_SPECIAL] for i in genes]
+        error = [(predicted[i] - values[i]) ** 2 for i in amounts]
+        if loss_norm == "per_cell":
+            identity += [sum(nll) / len(genes)] if genes else []
+            value += [sum(error) / len(amounts)] if amounts else []
+        elif loss_norm == "inv_t":
+            identity.append(sum(nll) / (t * length))
+            value.append(sum(error) / ((t + (1 - t) * rate) * length))
+        else:
+            identity.append(sum(nll))
+            value.append(sum(error))
+    assert loss_norm != "per_cell" or len(identity) == 3
+    expected = sum(identity) / len(identity) + 10.0 * sum(value) / len(value)
+    # the position weights are float32
+    torch.testing.assert_close(loss, expected, rtol=1e-6, atol=1e-6)
+    got = torch.autograd.grad(loss, (hidden, weight, predicted))
+    want = torch.autograd.grad(expected, (hidden, weight, predicted))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    assert float(parts["identity"]) == pytest.approx(float(sum(identity) / len(identity)), rel=1e-6)
+    assert float(parts["value"]) == pytest.approx(float(sum(value) / len(value)), rel=1e-6)
+    assert int(parts["n_masked"]) == int(corrupted.masked.sum())
+
+
+def test_nothing_masked_is_zero_not_nan():
+    tokens, values, cu, times, _ = corrupted_batch(0.0)
+    nothing = torch.zeros_like(tokens, dtype=torch.bool)
+    hidden, weight, _, _ = head(n=tokens.numel())
+    loss, parts = dual_loss(
+        hidden, weight, values + 1, tokens, values, Corrupted(tokens, values, nothing, nothing), cu, times
+    )
+    assert float(loss) == 0
+    assert all(float(part) == 0 for part in parts.values())
+
+
+@pytest.mark.parametrize("loss_norm", ["per_cell", "inv_t"])
+def test_its_expectation_is_the_likelihood_bound(loss_norm, toy):
+    """E_t of the identity term, times -L, is what log_likelihood estimates: the same cell through both."""
+    table = toy.random_table(1)
+    cell, n = (2, 0, 3), 40_000
+    tokens, values, cu = toy.pack([cell] * n)
+    g = torch.Generator().manual_seed(6)
+    times = torch.rand(n, generator=g)
+    corrupted = mask_tokens(tokens, values, cu, times, g)
+    logits, _ = toy.table_denoiser(table)(corrupted.tokens, corrupted.values, cu, corrupted.masked)
+    nll = F.cross_entropy(logits, tokens[corrupted.masked] - N_SPECIAL, reduction="none")
+    weights = loss_weights(corrupted.masked, cu, times, loss_norm)
+    n_used = int(corrupted.masked.view(n, 3).any(1).sum()) if loss_norm == "per_cell" else n
+    per_position = torch.zeros(tokens.numel(), dtype=torch.float64)
+    per_position[corrupted.masked] = nll * weights[corrupted.masked] * n_used
+    per_cell = per_position.view(n, 3).sum(1)
+    loss = float(per_cell.sum() / n_used)
+    bound, _ = log_likelihood(toy.table_denoiser(table), tokens, values, cu, 4, exclude_shown=False, generator=g)
+    # heavy tails of 1 / t: bound by the observed spread of each
+    error = float((per_cell.var() / n_used + bound.var() / n / 9).sqrt())
+    assert loss == pytest.approx(-float(bound.mean()) / 3, abs=5 * error)
+    assert error < 0.05
+
+
+def test_loss_norm_is_checked():
+    mask, cu = torch.ones(3, dtype=torch.bool), torch.tensor([0, 3])
+    with pytest.raises(ValueError, match="loss_norm must be one of per_cell, inv_t, sum"):
+        loss_weights(mask, cu, torch.tensor([0.5]), "mean")
+    with pytest.raises(ValueError, match="min_time"):
+        loss_weights(mask, cu, torch.tensor([0.0]), "inv_t")

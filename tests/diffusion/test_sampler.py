@@ -1,0 +1,248 @@
+"""Sampling: no gene twice, the schedule of the paper, the distribution of the toy, and every option."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from scdiva._constants import MASK, N_SPECIAL, PAD
+from scdiva.diffusion import sample
+from scdiva.diffusion.sampler import assign_genes, gumbel
+
+N_GENES = 40
+
+
+def rng(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class Fixed:
+    """Denoiser with the same favourite genes everywhere; records what it is shown."""
+
+    def __init__(self, n_genes: int = N_GENES, spread: float = 3.0):
+        self.logits = torch.randn(n_genes, generator=rng(0)) * spread
+        self.calls: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def __call__(self, tokens, values, cu_seqlens, value_mask):
+        assert value_mask[tokens == MASK].all()
+        assert (values[value_mask] == 0).all()
+        self.calls.append((tokens.clone(), value_mask.clone()))
+        n = int((tokens == MASK).sum())
+        # a slight slope, so that positions differ in confidence
+        slope = torch.linspace(1.0, 1.5, max(n, 1))[:n, None]
+        return self.logits * slope, torch.arange(tokens.numel()).float() - 2.0
+
+
+def partly_masked(lengths=(12, 1, 30, 7), share=0.7, seed=1):
+    g = rng(seed)
+    tokens, cu = [], [0]
+    for length in lengths:
+        genes = torch.randperm(N_GENES, generator=g)[:length] + N_SPECIAL
+        tokens.append(torch.where(torch.rand(length, generator=g) < share, MASK, genes))
+        cu.append(cu[-1] + length)
+    tokens = torch.cat(tokens)
+    return tokens, torch.where(tokens == MASK, 0.0, 1.0), torch.tensor(cu, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("n_steps", [1, 4, 32])
+@pytest.mark.parametrize("remasking", ["low_confidence", "random"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_fills_everything_without_repeating_a_gene(n_steps, remasking, temperature):
+    tokens, values, cu = partly_masked()
+    before = tokens.clone(), values.clone()
+    denoiser = Fixed()
+    out = sample(
+        denoiser, tokens, values, cu, n_steps=n_steps, remasking=remasking, temperature=temperature, generator=rng(2)
+    )
+    shown = tokens != MASK
+    assert torch.equal(out.tokens[shown], tokens[shown])
+    assert torch.equal(out.values[shown], values[shown])
+    for a, b in itertools.pairwise(cu.tolist()):
+        cell = out.tokens[a:b]
+        assert cell.min() >= N_SPECIAL
+        assert cell.unique().numel() == cell.numel()
+    assert (out.values >= 0).all()  # the denoiser said -2 for the first positions
+    assert torch.equal(out.values[~shown], (torch.arange(tokens.numel()).float() - 2).clamp_min(0)[~shown])
+    assert len(denoiser.calls) <= n_steps
+    assert torch.equal(tokens, before[0])
+    assert torch.equal(values, before[1])
+
+
+def test_full_cell_uses_every_gene_once():
+    """As many masked positions as genes: only a permutation will do."""
+    tokens = torch.full((N_GENES,), MASK)
+    cu = torch.tensor([0, N_GENES])
+    for remasking in ("low_confidence", "random"):
+        out = sample(
+            Fixed(), tokens, torch.zeros(N_GENES), cu, n_steps=3, remasking=remasking, temperature=1, generator=rng(3)
+        )
+        assert sorted(out.tokens.tolist()) == list(range(N_SPECIAL, N_SPECIAL + N_GENES))
+
+
+def test_low_confidence_reveals_the_quota_and_the_surest_first():
+    n, n_steps = 24, 6
+    tokens, cu = torch.full((n,), MASK), torch.tensor([0, n])
+    denoiser = Fixed()
+    sample(denoiser, tokens, torch.zeros(n), cu, n_steps=n_steps, generator=rng(4))
+    hidden = [int((seen == MASK).sum()) for seen, _ in denoiser.calls]
+    # (t_k - t_{k-1}) / t_k of what is hidden leaves t_{k-1} of the whole: 24, 20, 16, ...
+    assert hidden == [24, 20, 16, 12, 8, 4]
+    # confidence rises with the position (the slope), so the last four came first
+    first = (denoiser.calls[1][0] != MASK).nonzero().squeeze(1).tolist()
+    assert first == [20, 21, 22, 23]
+    # and the surest took the favourite gene
+    assert int(denoiser.calls[1][0][23]) == int(denoiser.logits.argmax()) + N_SPECIAL
+
+
+def test_random_reveals_the_posterior_share():
+    """Each reverse step reveals (t_k - t_{k-1}) / t_k of the hidden tokens: binomial, 5 standard deviations."""
+    n_cells, length, n_steps = 3000, 10, 5
+    tokens = torch.full((n_cells * length,), MASK)
+    cu = torch.arange(0, n_cells * length + 1, length)
+    denoiser = Fixed(spread=0.5)
+    sample(denoiser, tokens, torch.zeros(tokens.numel()), cu, n_steps=n_steps, remasking="random", generator=rng(5))
+    hidden = [int((seen == MASK).sum()) for seen, _ in denoiser.calls] + [0]
+    assert len(hidden) == n_steps + 1
+    for k, (now, then) in enumerate(itertools.pairwise(hidden)):
+        t, s = (n_steps - k) / n_steps, (n_steps - k - 1) / n_steps
+        share = (t - s) / t
+        assert abs((now - then) - now * share) <= 5 * math.sqrt(now * share * (1 - share)) + 1e-9
+
+
+def test_ancestral_samples_follow_the_exact_distribution(toy):
+    """24 possible cells, their probabilities enumerated over all orders; chi-square of 4,000 ancestral samples."""
+    table = toy.random_table(7)
+    exact = np.array([np.mean(np.exp(toy.order_log_probabilities(table, cell))) for cell in toy.CELLS])
+    n = 4000
+    tokens, values, cu = toy.pack([(0, 1, 2)] * n)
+    out = sample(
+        toy.table_denoiser(table),
+        torch.full_like(tokens, MASK),
+        values,
+        cu,
+        n_steps=300,  # so fine that two positions of a cell are hardly ever revealed together
+        remasking="random",
+        temperature=1.0,
+        generator=rng(6),
+    )
+    cells = [tuple(row) for row in (out.tokens - N_SPECIAL).view(n, 3).tolist()]
+    counts = np.array([cells.count(cell) for cell in toy.CELLS])
+    assert counts.sum() == n
+    chi_square = ((counts - n * exact) ** 2 / (n * exact)).sum()
+    assert chi_square < 23 + 5 * math.sqrt(2 * 23)
+
+
+def test_assignment_is_sampling_without_replacement():
+    """Two rows of one softmax: P(a, b) = p_a · p_b / (1 - p_a), row of higher priority first."""
+    logits = torch.tensor([1.0, 0.0, -0.5])
+    p = torch.softmax(logits.double(), 0)
+    n = 20_000
+    cells = torch.arange(n).repeat_interleave(2)
+    priority = torch.tensor([0.0, 1.0]).repeat(n)
+    chosen = assign_genes(logits.repeat(2 * n, 1), cells, priority, 1.0, rng(8)).view(n, 2)
+    for a in range(3):
+        for b in range(3):
+            count = int(((chosen[:, 1] == a) & (chosen[:, 0] == b)).sum())
+            expected = 0.0 if a == b else float(p[a] * p[b] / (1 - p[a]))
+            assert abs(count - n * expected) <= 5 * math.sqrt(n * expected * (1 - expected))
+
+
+def test_temperature_sharpens():
+    logits = torch.tensor([1.0, 0.0]).repeat(20_000, 1)
+    cells = torch.arange(20_000)
+    for temperature in (0.5, 2.0):
+        share = (assign_genes(logits, cells, torch.zeros(20_000), temperature, rng(9)) == 0).double().mean()
+        expected = 1 / (1 + math.exp(-1 / temperature))
+        assert abs(float(share) - expected) < 5 * math.sqrt(0.25 / 20_000)
+    assert (assign_genes(logits, cells, torch.zeros(20_000), 0.0, rng(9)) == 0).all()
+
+
+def test_gumbel_noise_has_a_float64_tail():
+    noise = gumbel(torch.Size([200_000]), rng(10), torch.device("cpu"))
+    assert noise.dtype == torch.float64
+    assert torch.isfinite(noise).all()
+    # mean is Euler's constant, variance π² / 6
+    assert abs(float(noise.mean()) - 0.5772156649) < 5 * math.sqrt(math.pi**2 / 6 / 200_000)
+
+
+def test_allowed_genes_and_their_end():
+    tokens = torch.full((6,), MASK)
+    cu = torch.tensor([0, 3, 6])
+    allowed = torch.zeros(N_GENES, dtype=torch.bool)
+    allowed[[4, 9, 17]] = True
+    out = sample(Fixed(), tokens, torch.zeros(6), cu, allowed=allowed, generator=rng(0))
+    assert sorted(out.tokens[:3].tolist()) == [4 + 3, 9 + 3, 17 + 3]
+    assert sorted(out.tokens[3:].tolist()) == [4 + 3, 9 + 3, 17 + 3]
+    allowed[4] = False
+    with pytest.raises(ValueError, match="no gene left"):
+        sample(Fixed(), tokens, torch.zeros(6), cu, allowed=allowed, generator=rng(0))
+
+
+def test_values_asked_for_of_shown_genes():
+    tokens, values, cu = partly_masked(lengths=(10,), share=0.3)
+    asked = torch.zeros(10, dtype=torch.bool)
+    asked[(tokens != MASK).nonzero().squeeze(1)[:3]] = True
+    denoiser = Fixed()
+    out = sample(denoiser, tokens, values, cu, value_mask=asked, n_steps=2, generator=rng(1))
+    assert all(value_mask[asked].all() for _, value_mask in denoiser.calls)
+    assert torch.equal(out.tokens[asked], tokens[asked])
+    assert torch.equal(out.values[asked], (torch.arange(10).float() - 2).clamp_min(0)[asked])
+    # nothing masked at all: one call, at the last step
+    complete = out.tokens
+    denoiser = Fixed()
+    again = sample(denoiser, complete, values, cu, value_mask=asked, n_steps=8, generator=rng(1))
+    assert len(denoiser.calls) == 1
+    assert torch.equal(again.tokens, complete)
+
+
+def test_result_is_sorted_by_score_when_asked():
+    tokens, values, cu = partly_masked()
+    denominator = torch.rand(N_GENES + N_SPECIAL, generator=rng(3)) + 0.1
+    out = sample(Fixed(), tokens, values, cu, score_denominator=denominator, generator=rng(2))
+    plain = sample(Fixed(), tokens, values, cu, generator=rng(2))
+    for a, b in itertools.pairwise(cu.tolist()):
+        cell = list(zip(plain.tokens[a:b].tolist(), plain.values[a:b], strict=True))
+        cell.sort(key=lambda pair: (-float(pair[1] / denominator[pair[0]]), pair[0]))
+        assert out.tokens[a:b].tolist() == [token for token, _ in cell]
+        assert out.values[a:b].tolist() == [float(value) for _, value in cell]
+
+
+def test_draws_are_a_function_of_the_generator():
+    tokens, values, cu = partly_masked(lengths=(30, 30), share=1.0)
+    one, two, three = (
+        sample(Fixed(spread=0.3), tokens, values, cu, temperature=1.0, generator=rng(s)).tokens for s in (1, 1, 2)
+    )
+    assert torch.equal(one, two)
+    assert not torch.equal(one, three)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_steps": 0}, "n_steps"),
+        ({"remasking": "topk"}, "low_confidence, random"),
+        ({"temperature": -1.0}, "temperature"),
+        ({"temperature": float("nan")}, "temperature"),
+        ({"tokens": torch.tensor([3, PAD, MASK])}, "neither PAD nor LAT"),
+        ({"value_mask": torch.zeros(2, dtype=torch.bool)}, "value_mask"),
+        ({"cu_seqlens": torch.tensor([0, 2])}, "rise from 0"),
+        ({"denoiser": lambda *_: (torch.zeros(2, N_GENES), torch.zeros(3))}, "one row of logits"),
+        ({"denoiser": lambda *_: (torch.full((1, N_GENES), torch.nan), torch.zeros(3))}, "40 logits that are NaN"),
+        ({"denoiser": lambda *_: (torch.zeros(1, N_GENES), torch.zeros(2))}, "3 values"),
+        ({"denoiser": lambda *_: (torch.zeros(1, N_GENES), torch.full((3,), torch.inf))}, "not finite"),
+    ],
+)
+def test_bad_input_is_refused(change, message):
+    arguments = {
+        "denoiser": Fixed(),
+        "tokens": torch.tensor([3, 4, MASK]),
+        "values": torch.ones(3),
+        "cu_seqlens": torch.tensor([0, 3]),
+        "generator": rng(0),
+    } | change
+    with pytest.raises(ValueError, match=message):
+        sample(**arguments)

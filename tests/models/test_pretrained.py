@@ -1,0 +1,350 @@
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import shutil
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from scdiva.models import ScDiVa, ScDiVaConfig, load_model, pretrained, save_model
+from scdiva.models.pretrained import bundled_models, find_model
+from scdiva.tokenizer.vocabulary import Vocabulary
+
+FILES = {"config.json", "model.safetensors", "vocabulary.parquet", "README.md", "SHA256SUMS"}
+SMALL = {"n_genes": 12, "dim": 16, "n_layers": 2, "n_heads": 2, "ffn_dim": 24, "anchor_dim": 8, "anchor_hidden": 8}
+
+
+def make_vocabulary(prefix: str = "GENE", n: int = 12) -> Vocabulary:
+    return Vocabulary(
+        pd.DataFrame(
+            {
+                "ensembl_id": [f"ENSG{i:011d}" for i in range(n)],
+                "symbol": [f"{prefix}{i}" for i in range(n)],
+                "previous": "",
+                "alias": "",
+                "biotype": "protein_coding",
+                "entropy": np.linspace(0.2, 1.5, n, dtype=np.float32),
+            }
+        )
+    )
+
+
+def make_model(seed: int = 0, **changes) -> ScDiVa:
+    return ScDiVa(ScDiVaConfig(**{**SMALL, **changes}), generator=torch.Generator().manual_seed(seed)).eval()
+
+
+def embed(model: ScDiVa) -> torch.Tensor:
+    tokens = torch.tensor([3, 5, 9, 14, 7, 4])
+    values = torch.tensor([2.0, 1.5, 0.7, 0.2, 3.0, 1.0])
+    with torch.no_grad():
+        return model.encode(tokens, values, torch.tensor([0, 4, 6], dtype=torch.int32))
+
+
+def resum(folder) -> None:
+    """Write SHA256SUMS anew, so that a test reaches the checks behind the checksums."""
+    names = sorted(FILES - {"SHA256SUMS"})
+    sums = "".join(f"{hashlib.sha256((folder / name).read_bytes()).hexdigest()}  {name}\n" for name in names)
+    (folder / "SHA256SUMS").write_text(sums)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return save_model(make_model(), make_vocabulary(), tmp_path / "model", metadata={"steps": 7})
+
+
+@pytest.mark.parametrize("changes", [{}, {"tie_gene_head": True}, {"anchor": "learned"}, {"anchor": "pooled"}])
+def test_what_is_saved_comes_back(tmp_path, changes):
+    model, vocabulary = make_model(**changes), make_vocabulary()
+    folder = save_model(model, vocabulary, tmp_path / "deep" / "model", metadata={"steps": 7})
+    assert {path.name for path in folder.iterdir()} == FILES
+    assert [path.name for path in folder.parent.iterdir()] == ["model"]
+
+    loaded = load_model(folder, device="cpu")
+    assert loaded.config == model.config
+    assert loaded.vocabulary == vocabulary
+    assert loaded.metadata == {"steps": 7}
+    assert not loaded.training
+    before, after = model.state_dict(), loaded.state_dict()
+    assert before.keys() == after.keys()
+    for name in before:
+        assert torch.equal(before[name], after[name]), name
+    assert torch.equal(embed(model), embed(loaded))
+
+
+def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):
+    model = make_model(tie_gene_head=True)
+    folder = save_model(model, make_vocabulary(), tmp_path / "model")
+    n_stored = sum(tensor.numel() for tensor in load_file(folder / "model.safetensors").values())
+    loaded = load_model(folder, device="cpu")
+    assert n_stored <= sum(p.numel() for p in model.parameters()) + sum(b.numel() for b in model.buffers())
+    assert sum(p.numel() for p in loaded.parameters()) == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [("float16", 11), ("bfloat16", 8)])
+def test_half_precision_is_stored_and_loaded_as_float32(tmp_path, dtype, bits):
+    model = make_model()
+    folder = save_model(model, make_vocabulary(), tmp_path / "model", dtype=dtype)
+    assert {t.dtype for t in load_file(folder / "model.safetensors").values()} == {getattr(torch, dtype)}
+    loaded = load_model(folder, device="cpu")
+    for (name, before), after in zip(model.state_dict().items(), loaded.state_dict().values(), strict=True):
+        assert after.dtype == torch.float32
+        assert torch.allclose(before, after, rtol=2.0**-bits, atol=1e-7), name
+    assert {t.dtype for t in model.state_dict().values()} == {torch.float32}
+
+
+def test_a_card_is_kept_and_a_default_one_says_what_is_known(tmp_path):
+    with_card = save_model(make_model(), make_vocabulary(), tmp_path / "a", "# Mine\n")
+    assert (with_card / "README.md").read_text() == "# Mine\n"
+    default = save_model(make_model(), make_vocabulary(), tmp_path / "b", metadata={"corpus": "31,303 cells"})
+    text = (default / "README.md").read_text()
+    assert "12 genes" in text
+    assert "corpus: 31,303 cells" in text
+
+
+def test_saving_twice_gives_equal_bytes(tmp_path):
+    a, b = (save_model(make_model(), make_vocabulary(), tmp_path / name) for name in "ab")
+    assert (a / "SHA256SUMS").read_text() == (b / "SHA256SUMS").read_text()
+
+
+def test_loading_draws_nothing_from_the_global_generator(folder):
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    load_model(folder, device="cpu")
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_loaded_model_is_given_back(folder):
+    model = load_model(folder, device="cpu")
+    assert load_model(model) is model
+    with pytest.raises(ValueError, match="has no vocabulary"):
+        load_model(make_model())
+
+
+# --- what is refused on saving ---------------------------------------------------------------------------------------
+def test_nothing_is_overwritten_unasked(folder, tmp_path):
+    before = (folder / "SHA256SUMS").read_text()
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        save_model(make_model(1), make_vocabulary(), folder)
+    assert (folder / "SHA256SUMS").read_text() == before
+    save_model(make_model(1), make_vocabulary(), folder, overwrite=True)
+    assert torch.equal(embed(load_model(folder, device="cpu")), embed(make_model(1)))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_of_other_things_is_never_replaced(tmp_path):
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter.txt").write_text("years of work")
+    with pytest.raises(FileExistsError, match="no model folder"):
+        save_model(make_model(), make_vocabulary(), tmp_path / "thesis", overwrite=True)
+    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
+
+
+def test_a_save_that_fails_leaves_no_trace_and_keeps_the_old_model(folder, tmp_path):
+    class FullDisk(Vocabulary):
+        def write(self, path):
+            raise OSError(28, "No space left on device")
+
+    before = (folder / "SHA256SUMS").read_text()
+    with pytest.raises(OSError, match="No space left"):
+        save_model(make_model(1), FullDisk(make_vocabulary().table), folder, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+    assert (folder / "SHA256SUMS").read_text() == before
+
+
+def test_bad_input_to_save_is_refused_before_anything_is_written(tmp_path):
+    model, vocabulary, path = make_model(), make_vocabulary(), tmp_path / "model"
+    with pytest.raises(ValueError, match="built for 12 genes and the vocabulary holds 11"):
+        save_model(model, make_vocabulary(n=11), path)
+    with pytest.raises(ValueError, match="float8"):
+        save_model(model, vocabulary, path, dtype="float8")
+    for bad in ({"x": float("nan")}, {"x": object()}):
+        with pytest.raises(ValueError, match="plain JSON"):
+            save_model(model, vocabulary, path, metadata=bad)
+    name, weight = next(iter(model.named_parameters()))
+    with torch.no_grad():
+        weight.view(-1)[0] = 1e6
+    with pytest.raises(ValueError, match=f"1 values of '{name}' are too large for float16"):
+        save_model(model, vocabulary, path, dtype="float16")
+    with torch.no_grad():
+        weight.view(-1)[:2] = float("nan")
+    with pytest.raises(ValueError, match=f"2 of .* values of '{name}' are NaN"):
+        save_model(model, vocabulary, path)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- what is refused on loading --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_a_missing_or_renamed_file_is_named(folder, name):
+    (folder / name).rename(folder / f"old_{name}")
+    with pytest.raises(FileNotFoundError, match=f"lacks {name}"):
+        load_model(folder, device="cpu")
+
+
+@pytest.mark.parametrize("name", sorted(FILES - {"SHA256SUMS"}))
+@pytest.mark.parametrize("damage", ["flipped bit", "cut short", "longer", "empty"])
+def test_a_damaged_file_is_named(folder, name, damage):
+    data = bytearray((folder / name).read_bytes())
+    if damage == "flipped bit":
+        data[len(data) // 2] ^= 1
+    else:
+        data = {"cut short": data[:-9], "longer": data + b"\0", "empty": b""}[damage]
+    (folder / name).write_bytes(data)
+    with pytest.raises(ValueError, match=rf"{name} does not match SHA256SUMS"):
+        load_model(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda lines: lines[:-1],
+        lambda lines: [*lines, lines[0]],
+        lambda lines: [*lines, lines[0].split("  ")[0] + "  more.bin"],
+        lambda lines: ["garbage"],
+        lambda lines: [],
+    ],
+)
+def test_a_sum_file_of_other_content_is_refused(folder, change):
+    file = folder / "SHA256SUMS"
+    file.write_text("\n".join(change(file.read_text().splitlines())))
+    with pytest.raises(ValueError, match="SHA256SUMS must list"):
+        load_model(folder, device="cpu")
+
+
+def test_files_of_two_models_do_not_mix(folder, tmp_path):
+    other = save_model(make_model(1), make_vocabulary("OTHER"), tmp_path / "other")
+    for name in ("model.safetensors", "vocabulary.parquet"):
+        mixed = tmp_path / f"mixed_{name}"
+        shutil.copytree(folder, mixed)
+        shutil.copy(other / name, mixed / name)
+        with pytest.raises(ValueError, match=f"{name} does not match"):
+            load_model(mixed, device="cpu")
+
+
+def test_a_wrong_vocabulary_is_refused_even_with_fresh_sums(folder):
+    make_vocabulary("OTHER").write(folder / "vocabulary.parquet")
+    resum(folder)
+    with pytest.raises(ValueError, match=r"vocabulary\.parquet is not the vocabulary that the model was trained with"):
+        load_model(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.update(format_version=2), "format version 2 .* reads version 1"),
+        (lambda c: c.pop("format_version"), "format version None"),
+        (lambda c: c.update(format="other"), "no entry format = 'scdiva'"),
+        (lambda c: c.update(note="?"), "must hold"),
+        (lambda c: c.pop("dtype"), "must hold"),
+        (lambda c: c["model"].update(depth=3), "'model' is no ScDiVaConfig.*depth"),
+        (lambda c: c["model"].pop("dim"), "'model' is no ScDiVaConfig.*dim"),
+        (lambda c: c["model"].update(dim="16"), "'model' is no ScDiVaConfig.*dim"),
+        (lambda c: c["model"].update(n_genes=13), "a model of 13 genes, but vocabulary.parquet holds 12"),
+        (lambda c: c["model"].update(ffn_dim=32), "has shape"),
+        (lambda c: c["model"].update(n_layers=3), "lacks .* tensors"),
+        (lambda c: c["model"].update(n_layers=1), "holds .* tensors that the model in config.json does not have"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(folder, change, message):
+    config = json.loads((folder / "config.json").read_text())
+    change(config)
+    (folder / "config.json").write_text(json.dumps(config))
+    resum(folder)
+    with pytest.raises(ValueError, match=message):
+        load_model(folder, device="cpu")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "\xff"])
+def test_a_config_that_is_no_json_object_is_refused(folder, text):
+    (folder / "config.json").write_bytes(text.encode("latin-1"))
+    resum(folder)
+    with pytest.raises(ValueError, match=r"config\.json (is no JSON|has no entry)"):
+        load_model(folder, device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w, n: w.pop(n), "lacks 1 tensors .* first '{n}'"),
+        (lambda w, n: w.update(extra=torch.zeros(2)), "holds 1 tensors .* first 'extra'"),
+        (lambda w, n: w.update({n: w[n][:-1].clone()}), "'{n}' has shape"),
+        (lambda w, n: w.update({n: w[n].to(torch.int64)}), "'{n}' is stored as torch.int64"),
+        (lambda w, n: w.update({n: w[n] * float("nan")}), "'{n}' holds NaN"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(folder, change, message):
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    name = sorted(weights)[0]
+    change(weights, name)
+    save_file(weights, file)
+    resum(folder)
+    with pytest.raises(ValueError, match=message.replace("{n}", name)):
+        load_model(folder, device="cpu")
+
+
+@pytest.mark.parametrize("data", [b"", b"\x08\0\0\0\0\0\0\0{}      ", b"PK\x03\x04 a pickle in disguise"])
+def test_weights_that_are_no_safetensors_are_refused(folder, data):
+    (folder / "model.safetensors").write_bytes(data)
+    resum(folder)
+    with pytest.raises(ValueError, match=r"model\.safetensors"):
+        load_model(folder, device="cpu")
+
+
+# --- names -----------------------------------------------------------------------------------------------------------
+def test_an_unknown_name_lists_what_there_is(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no model 'scdiva-maxi'.*bundled models are"):
+        load_model("scdiva-maxi")
+    with pytest.raises(FileNotFoundError, match="bundled models are"):
+        load_model(tmp_path / "nothing")
+
+
+def test_bundled_models_load_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrained, "_BUNDLED", tmp_path)
+    assert bundled_models() == []
+    save_model(make_model(), make_vocabulary(), tmp_path / "tiny")
+    assert bundled_models() == ["tiny"]
+    assert find_model("tiny") == tmp_path / "tiny"
+    assert torch.equal(embed(load_model("tiny", device="cpu")), embed(make_model()))
+
+
+@pytest.mark.parametrize("name", bundled_models())
+def test_every_model_of_the_package_loads(name):
+    model = load_model(name, device="cpu")
+    assert model.vocabulary.n_genes == model.config.n_genes
+    assert np.isfinite(model.vocabulary.entropy).all()
+
+
+@pytest.mark.parametrize("address", ["hf://", "hf://name", "hf://a/b/c", "hf:///b"])
+def test_a_bad_hub_address_is_refused(address):
+    with pytest.raises(ValueError, match="no address of a model"):
+        load_model(address)
+
+
+def test_without_huggingface_hub_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    with pytest.raises(ImportError, match=r"scdiva\[hub\]"):
+        load_model("hf://owner/name")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("huggingface_hub") is None, reason="needs the hub extra")
+def test_a_model_of_the_hub_loads_from_its_cache(folder, tmp_path, monkeypatch):
+    """The hub's client finds a snapshot in its cache and asks no server."""
+    revision = "0" * 40
+    cache = tmp_path / "cache" / "models--owner--name"
+    shutil.copytree(folder, cache / "snapshots" / revision)
+    (cache / "refs").mkdir()
+    (cache / "refs" / "main").write_text(revision)
+    import huggingface_hub.constants as constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", os.fspath(tmp_path / "cache"))
+    assert find_model("hf://owner/name") == cache / "snapshots" / revision
+    assert torch.equal(embed(load_model("hf://owner/name", device="cpu")), embed(make_model()))
+    assert find_model(f"hf://owner/name@{revision}") == cache / "snapshots" / revision

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import anndata as ad
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+from scdiva._settings import settings
+from scdiva.pl import _umap, umap
+from scdiva.pl._labels import densest_point, free_places
+
+
+def cells(n: int = 60, seed: int = 0) -> ad.AnnData:
+    """Three groups, far apart in ten dimensions."""
+    rng = np.random.default_rng(seed)
+    group = np.arange(n) % 3
+    z = rng.normal(size=(n, 10)).astype(np.float32) + 12 * np.eye(3, 10, dtype=np.float32)[group]
+    adata = ad.AnnData(rng.poisson(1.0, size=(n, 4)).astype(np.float32))
+    adata.var_names = ["CD3E", "MS4A1", "LYZ", "GNLY"]
+    adata.obs_names = [f"cell{i}" for i in range(n)]
+    adata.obs["kind"] = pd.Categorical(
+        [("T cell", "B cell", "Monocyte")[i] for i in group], ["T cell", "B cell", "Monocyte"]
+    )
+    adata.obs["depth"] = rng.uniform(size=n)
+    adata.obs["flag"] = group == 1
+    adata.obsm["X_scdiva"] = z
+    return adata
+
+
+@pytest.fixture(scope="module")
+def drawn() -> ad.AnnData:
+    """Cells whose map is there already, so that a test need not compute it."""
+    adata = cells()
+    umap(adata, save=None)
+    plt.close("all")
+    return adata
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+def overlaps(fig) -> int:
+    """Pairs of names on the axes that overlap, in the finished picture."""
+    fig.canvas.draw()
+    boxes = [text.get_window_extent() for text in fig.axes[0].texts]
+    return sum(a.overlaps(b) for i, a in enumerate(boxes) for b in boxes[:i])
+
+
+def test_the_map_is_kept_under_its_own_key_and_nothing_else_changes(drawn):
+    adata = cells()
+    adata.obsm["X_umap"] = np.zeros((60, 2))
+    before = adata.copy()
+    umap(adata, "kind")
+    assert set(adata.obsm) == {"X_scdiva", "X_umap", "X_scdiva_umap"}
+    assert set(adata.uns) == {"scdiva"}
+    for key in before.obsm:
+        assert np.array_equal(adata.obsm[key], before.obsm[key])
+    pd.testing.assert_frame_equal(adata.obs, before.obs)
+    xy = adata.obsm["X_scdiva_umap"]
+    assert xy.shape == (60, 2)
+    assert xy.dtype == np.float32
+    assert np.array_equal(xy, drawn.obsm["X_scdiva_umap"])  # same seed, same picture
+
+
+def test_groups_that_are_apart_stay_apart_on_the_map(drawn):
+    xy, kind = drawn.obsm["X_scdiva_umap"], drawn.obs["kind"].cat.codes.to_numpy()
+    centres = np.stack([xy[kind == i].mean(axis=0) for i in range(3)])
+    nearest = np.linalg.norm(xy[:, None] - centres, axis=2).argmin(axis=1)
+    assert (nearest == kind).all()
+
+
+def test_the_map_is_reused_until_embedding_or_parameters_change(drawn, monkeypatch):
+    made = []
+    monkeypatch.setattr(_umap, "_umap_of", lambda z, **k: made.append(k) or np.full((len(z), 2), 1.0, dtype=np.float32))
+    adata = drawn.copy()
+    umap(adata, "kind", legend="none")
+    assert made == []
+    umap(adata, n_neighbors=7, legend="none")
+    assert made[-1]["n_neighbors"] == 7
+    umap(adata, n_neighbors=7, legend="none", rng=5)
+    assert made[-1]["seed"] == 5
+    with settings.override(seed=5):
+        umap(adata, n_neighbors=7, legend="none")
+    assert len(made) == 2
+    adata.obsm["X_scdiva"] = adata.obsm["X_scdiva"] + 1
+    umap(adata, n_neighbors=7, legend="none", rng=5)
+    assert len(made) == 3
+
+
+def test_a_map_of_the_users_own_is_drawn_and_never_replaced():
+    adata = cells()
+    theirs = np.random.default_rng(1).normal(size=(60, 2))
+    adata.obsm["X_scdiva_umap"] = theirs.copy()
+    fig = umap(adata, return_fig=True)
+    assert np.array_equal(adata.obsm["X_scdiva_umap"], theirs)
+    assert "scdiva" not in adata.uns
+    assert np.array_equal(np.asarray(fig.axes[0].collections[0].get_offsets()), theirs)
+
+
+def test_the_map_survives_a_file(drawn, tmp_path, monkeypatch):
+    drawn.write_h5ad(tmp_path / "cells.h5ad")
+    adata = ad.read_h5ad(tmp_path / "cells.h5ad")
+    monkeypatch.delattr(_umap, "_umap_of")
+    umap(adata, "kind")
+    assert np.array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
+
+
+def test_colours_follow_the_kind_of_column(drawn):
+    adata = drawn.copy()
+    fig = umap(adata, "kind", return_fig=True)
+    assert sorted(text.get_text() for text in fig.axes[0].texts) == ["B cell", "Monocyte", "T cell"]
+    assert overlaps(fig) == 0
+    dots = fig.axes[0].collections[0]
+    assert len(np.unique(dots.get_facecolors(), axis=0)) == 3
+
+    fig = umap(adata, "flag", return_fig=True, legend="right")
+    assert [t.get_text() for t in fig.axes[0].get_legend().get_texts()] == ["False", "True"]
+    assert len(fig.axes[0].texts) == 0
+
+    for number in ("depth", "LYZ"):
+        fig = umap(adata, number, return_fig=True)
+        assert len(fig.axes) == 2  # the plot and its colour bar
+        shown = np.asarray(fig.axes[0].collections[0].get_array())
+        expected = adata.obs["depth"] if number == "depth" else adata[:, "LYZ"].X.ravel()
+        assert np.allclose(shown, np.sort(expected))
+
+    assert "kind_colors" not in adata.uns
+
+
+def test_all_cells_are_in_view_and_each_name_stands_at_its_group(drawn):
+    fig = umap(drawn.copy(), "kind", return_fig=True)
+    fig.canvas.draw()
+    axes, xy = fig.axes[0], drawn.obsm["X_scdiva_umap"]
+    (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
+    assert ((xy > [x0, y0]) & (xy < [x1, y1])).all()
+    assert np.ptp(xy[:, 0]) > 0.8 * (x1 - x0)
+    centres = {kind: xy[drawn.obs["kind"] == kind].mean(axis=0) for kind in drawn.obs["kind"].cat.categories}
+    for text in axes.texts:
+        nearest = min(centres, key=lambda kind: np.linalg.norm(centres[kind] - text.get_position()))
+        assert nearest == text.get_text()
+
+
+def test_scanpys_colours_are_used(drawn):
+    adata = drawn.copy()
+    adata.uns["kind_colors"] = ["#ff0000", "#00ff00", "#0000ff"]
+    dots = umap(adata, "kind", return_fig=True).axes[0].collections[0]
+    at = {tuple(np.float32(p)): tuple(c) for p, c in zip(dots.get_offsets(), dots.get_facecolors(), strict=True)}
+    first = tuple(adata.obsm["X_scdiva_umap"][0])
+    assert at[first] == (1.0, 0.0, 0.0, 1.0)
+
+
+def test_cells_without_a_label_are_grey_and_unnamed(drawn):
+    adata = drawn.copy()
+    adata.obs.loc[adata.obs["kind"] == "B cell", "kind"] = np.nan
+    fig = umap(adata, "kind", return_fig=True)
+    assert sorted(text.get_text() for text in fig.axes[0].texts) == ["Monocyte", "T cell"]
+    grey = (fig.axes[0].collections[0].get_facecolors()[:, :3] == 0.83).all(axis=1)
+    assert grey[:20].all()
+    assert not grey[20:].any()
+
+
+def test_text_with_missing_values_makes_groups(drawn):
+    adata = drawn.copy()
+    adata.obs["note"] = ["a", None, "b"] * 20
+    fig = umap(adata, "note", return_fig=True)
+    assert sorted(text.get_text() for text in fig.axes[0].texts) == ["a", "b"]
+
+
+def test_many_groups_get_distinct_colours_and_a_legend_at_the_side(drawn):
+    adata = drawn.copy()
+    adata.obs["clone"] = pd.Categorical([f"clone {i:02d}" for i in range(60)])
+    fig = umap(adata, "clone", return_fig=True)
+    assert len(fig.axes[0].texts) == 0
+    assert len(fig.axes[0].get_legend().get_texts()) == 60
+    assert len(np.unique(fig.axes[0].collections[0].get_facecolors(), axis=0)) == 60
+
+
+def test_cells_with_nan_embedding_are_left_out_with_a_warning():
+    adata = cells()
+    adata.obsm["X_scdiva"][:4] = np.nan
+    with pytest.warns(UserWarning, match="4 of 60 cells have no finite embedding"):
+        fig = umap(adata, "kind", return_fig=True)
+    assert np.isnan(adata.obsm["X_scdiva_umap"][:4]).all()
+    assert np.isfinite(adata.obsm["X_scdiva_umap"][4:]).all()
+    assert len(fig.axes[0].collections[0].get_offsets()) == 56
+
+
+def test_the_users_axes_are_drawn_on_and_left_open(drawn, tmp_path):
+    fig, (left, right) = plt.subplots(1, 2)
+    assert umap(drawn.copy(), "kind", ax=right, title="mine", save=tmp_path / "a.png") is None
+    assert right.get_title() == "mine"
+    assert len(right.collections) == 1
+    assert len(left.collections) == 0
+    assert plt.fignum_exists(fig.number)
+
+
+def test_save_writes_a_picture_and_closes_its_own_figure(drawn, tmp_path):
+    before = plt.get_fignums()
+    umap(drawn.copy(), "kind", save=tmp_path / "new" / "map.png")
+    assert (tmp_path / "new" / "map.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["map.png"]
+    assert plt.get_fignums() == before
+
+
+def test_bad_input_is_refused_and_adata_left_alone(tmp_path):
+    adata = cells()
+    with pytest.raises(KeyError, match=r"no 'X_pca', it has X_scdiva.*tl\.embed"):
+        umap(adata, basis="X_pca")
+    with pytest.raises(KeyError, match=r"'Kind' is neither a gene .* which has kind, depth, flag"):
+        umap(adata, "Kind")
+    with pytest.raises(ValueError, match="legend='left'"):
+        umap(adata, "kind", legend="left")
+    for name in ("map", "map.docx"):
+        with pytest.raises(ValueError, match="must end in a picture format"):
+            umap(adata, "kind", save=tmp_path / name)
+    with pytest.raises(ValueError, match="has 4 finite rows of 4: a UMAP needs at least 5"):
+        umap(adata[:4].copy())
+    assert set(adata.obsm) == {"X_scdiva"}
+    assert dict(adata.uns) == {}
+
+
+def test_five_cells_are_enough():
+    adata = cells(5)
+    umap(adata, "kind")
+    assert np.isfinite(adata.obsm["X_scdiva_umap"]).all()
+
+
+def test_the_densest_point_is_in_the_larger_island():
+    rng = np.random.default_rng(0)
+    points = np.concatenate([rng.normal(0, 0.1, (60, 2)), rng.normal(10, 2.0, (40, 2))])
+    assert np.linalg.norm(densest_point(points)) < 0.5
+    assert np.array_equal(densest_point(points[:1]), points[0])
+
+
+def test_names_find_places_off_each_other_and_off_the_cells():
+    rng = np.random.default_rng(0)
+    anchors = np.concatenate([rng.uniform(190, 210, (8, 2)), [[350.0, 350.0], [399.0, 20.0]]])
+    sizes = np.tile([60.0, 14.0], (10, 1))
+    dots = rng.uniform(150, 250, (500, 2))
+    frame = (0.0, 0.0, 400.0, 400.0)
+    at = free_places(anchors, sizes, dots, frame)
+    gap = np.abs(at[:, None] - at) - (sizes[:, None] + sizes) / 2
+    np.fill_diagonal(gap[..., 0], 1.0)
+    assert (gap.max(axis=2) >= 0).all()
+    assert (at - sizes / 2 >= 0).all()
+    assert (at + sizes / 2 <= 400).all()
+    assert np.array_equal(at[8], anchors[8])  # nothing there to avoid
+    assert at[9, 0] < 370.0  # pulled inside
+
+    def hidden(centres):
+        return sum((np.abs(dots - c) < s / 2).all(axis=1).sum() for c, s in zip(centres, sizes, strict=True))
+
+    assert hidden(at) < 0.5 * hidden(anchors)
+    assert np.array_equal(at, free_places(anchors, sizes, dots, frame))
+
+
+def test_names_without_room_stay_in_the_frame():
+    at = free_places(np.full((9, 2), 20.0), np.tile([38.0, 14.0], (9, 1)), np.zeros((0, 2)), (0.0, 0.0, 40.0, 40.0))
+    assert np.isfinite(at).all()
+    assert ((at > 0) & (at < 40)).all()

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from scdiva._settings import Settings, logger, settings
+
+
+@pytest.fixture(autouse=True)
+def _settings_as_before():
+    with settings.override():
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", -1),
+        ("seed", 1.0),
+        ("seed", True),
+        ("device", "gpu"),
+        ("device", None),
+        ("batch_size", 0),
+        ("progress", 1),
+        ("threads", 0),
+        ("threads", "two"),
+        ("verbosity", "loud"),
+    ],
+)
+def test_bad_values_are_refused_and_leave_the_old_one(name, value):
+    before = getattr(settings, name)
+    with pytest.raises(ValueError, match=f"settings.{name} must be"):
+        setattr(settings, name, value)
+    assert getattr(settings, name) == before
+
+
+def test_a_misspelt_setting_is_refused():
+    with pytest.raises(AttributeError, match=r"no 'batchsize'; it has .*batch_size"):
+        settings.batchsize = 3
+
+
+def test_override_ends_with_its_block_even_on_an_error():
+    before = settings.batch_size
+
+    def fails_halfway():
+        with settings.override(batch_size=7, progress=False):
+            assert (settings.batch_size, settings.progress) == (7, False)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fails_halfway()
+    assert settings.batch_size == before
+    with pytest.raises(ValueError, match="threads"), settings.override(batch_size=9, threads=-1):
+        pass
+    assert settings.batch_size == before
+
+
+def test_verbosity_sets_what_the_logger_passes():
+    settings.verbosity = "info"
+    assert logger.level == logging.INFO
+
+
+def test_the_handler_prints_only_where_the_user_has_no_logging_of_their_own():
+    (handler,) = logger.handlers
+    record = logger.makeRecord("scdiva", logging.WARNING, "f", 1, "said once", (), None)
+    root = logging.getLogger()
+    before = root.handlers[:]
+    try:
+        root.handlers[:] = []
+        assert handler.filter(record)
+        root.handlers[:] = [logging.NullHandler()]
+        assert not handler.filter(record)
+    finally:
+        root.handlers[:] = before
+
+
+def test_auto_device_is_one_that_torch_has():
+    import torch
+
+    assert settings.resolve_device("auto") == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert settings.resolve_device("cpu") == "cpu"
+    with settings.override(device="cpu"):
+        assert settings.resolve_device() == "cpu"
+    with pytest.raises(ValueError, match=r"settings\.device must be"):
+        settings.resolve_device("gpu")
+
+
+def test_an_absent_device_is_an_error_not_a_fallback():
+    import torch
+
+    absent = [
+        d for d, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())) if not there
+    ]
+    assert absent, "a machine with both CUDA and MPS does not exist"
+    for device in absent:
+        with pytest.raises(ValueError, match=f"device='{device}'"):
+            settings.resolve_device(device)
+
+
+def test_threads_are_held_and_given_back():
+    import torch
+
+    before = torch.get_num_threads()
+    with settings.override(threads=1), settings.limit_threads():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
+    with settings.limit_threads():
+        assert torch.get_num_threads() == before
+
+
+def test_settings_are_checked_when_made():
+    with pytest.raises(ValueError, match="batch_size"):
+        Settings(batch_size=0)

@@ -1,0 +1,166 @@
+"""The floors of docs/architecture.md: a file imports only from below, or from its own part of the package."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SRC = ROOT / "src" / "scdiva"
+FLOORS = {
+    1: {"_constants", "_settings", "_version", "_rng", "kernels", "diffusion", "metrics"},
+    2: {"_docs", "_validate", "nn", "tokenizer", "datasets"},
+    3: {"models", "data", "pp", "get"},
+    4: {"train", "pl"},
+    5: {"tl"},
+    6: {"cli", "__init__"},
+}
+FLOOR = {part: floor for floor, parts in FLOORS.items() for part in parts}
+SIDEWAYS = {
+    # Settings and random numbers stand on the ground floor of the ground floor: they import only spelled-out constants.
+    **{part: {"_constants", "_version"} for part in ("_settings", "_rng", "kernels", "diffusion", "metrics")},
+    # Toy cells carry real gene names.
+    "datasets": {"tokenizer"},
+    # How a matrix is read is one matter, whoever asks.
+    "pp": {"data"},
+    "get": {"data"},
+}
+"""Imports within a floor that are allowed, by part."""
+MAX_LINES = 400
+
+
+def sources(folder: Path) -> dict[str, str]:
+    """Every module of a package by dotted name, without the package's own."""
+    return {
+        ".".join(path.relative_to(folder).with_suffix("").parts): path.read_text(encoding="utf-8")
+        for path in sorted(folder.rglob("*.py"))
+    }
+
+
+def imported_parts(module: str, text: str) -> Iterator[str]:
+    """Yield the part of scdiva (`nn`, `_constants`, ...) behind each import of a module, those inside functions too."""
+    package = ["scdiva", *module.split(".")][:-1]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else []
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            targets = [f"{base}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for target in targets:
+            names = target.split(".")
+            if names[0] == "scdiva":
+                yield names[1] if len(names) > 1 else "__init__"
+
+
+def floor_breaks(modules: Mapping[str, str]) -> list[str]:
+    """List imports that go up or sideways, and modules that stand on no floor."""
+    breaks = []
+    for module, text in modules.items():
+        part = module.split(".")[0]
+        if part not in FLOOR:
+            breaks.append(f"{module} stands on no floor: give it one here and in docs/architecture.md")
+            continue
+        for target in sorted(set(imported_parts(module, text))):
+            if target == part or target in SIDEWAYS.get(part, ()):
+                continue
+            if FLOOR.get(target, 6) >= FLOOR[part]:
+                breaks.append(f"{module} (floor {FLOOR[part]}) imports {target} (floor {FLOOR.get(target, 6)})")
+    return breaks
+
+
+def test_every_file_imports_only_from_below():
+    modules = sources(SRC)
+    # The root names every part, lazily; it is the top floor.
+    assert floor_breaks(modules) == []
+    assert len(modules) > 10
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("nn.layers", "from scdiva.models import ScDiVa"),
+        ("nn.layers", "def f():\n    import scdiva.tl.embed"),
+        ("kernels._sdpa", "from ..nn import layers"),
+        ("data.cells", "from scdiva import pp"),
+        ("models.scdiva", "from scdiva.data.batch import CellBatch"),
+        ("_constants", "from . import _settings"),
+        ("tl.embed", "import scdiva"),
+        ("helpers", ""),
+    ],
+)
+def test_a_break_is_seen(module, text):
+    assert len(floor_breaks({module: text})) == 1
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("nn.layers", "from scdiva.kernels import rope_attention"),
+        ("nn.layers", "from .embedding import GeneValueEmbedding\nimport torch"),
+        ("pp._match_genes", "from scdiva.data.genes import resolve_genes"),
+        ("tl.__init__", "from . import _embed"),
+        ("__init__", "from . import tl"),
+    ],
+)
+def test_what_goes_down_passes(module, text):
+    assert floor_breaks({module: text}) == []
+
+
+def test_files_are_short():
+    files = [path for folder in ("src", "tests", "scripts", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    long = {str(p.relative_to(ROOT)): n for p in files if (n := len(p.read_text("utf-8").splitlines())) > MAX_LINES}
+    assert long == {}
+
+
+def test_no_file_is_called_utils():
+    vague = {"utils", "util", "helpers", "common", "misc"}
+    assert [path for path in SRC.rglob("*") if path.stem.strip("_") in vague] == []
+
+
+def prints(text: str) -> list[int]:
+    """Lines of a module that call print."""
+    return [
+        node.lineno
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+
+
+def test_the_package_prints_nothing():
+    assert {module: lines for module, text in sources(SRC).items() if (lines := prints(text))} == {}
+    assert prints("x = 1\nif x:\n    print(x)") == [3]
+
+
+def test_nothing_is_pickled():
+    """Neither the module nor torch.save of whole objects: what is stored is safetensors, json, parquet, npz, h5."""
+    modules = sources(SRC)
+    found = {
+        module
+        for module, text in modules.items()
+        for node in ast.walk(ast.parse(text))
+        if (isinstance(node, ast.Import) and {a.name for a in node.names} & {"pickle", "dill", "cloudpickle", "joblib"})
+        or (isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) == "True")
+        or (isinstance(node, ast.keyword) and node.arg == "weights_only" and ast.unparse(node.value) == "False")
+    }
+    assert found == set()
+
+
+def test_the_root_is_typed_and_ships_its_tables():
+    assert (SRC / "py.typed").is_file()
+    assert (SRC / "tokenizer" / "human.parquet").stat().st_size < 2_000_000
+
+
+def test_the_parser_sees_relative_imports_from_a_package():
+    text = textwrap.dedent("""
+        from .. import _constants
+        from ..tokenizer.vocabulary import Vocabulary
+        from . import batch
+    """)
+    assert set(imported_parts("data.cells", text)) == {"_constants", "tokenizer", "data"}

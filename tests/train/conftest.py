@@ -1,0 +1,97 @@
+"""A small model and a small stream of cells, without files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from scdiva._constants import N_SPECIAL
+from scdiva._rng import step_generator
+from scdiva.data.batch import CellBatch, from_ragged
+from scdiva.models import ScDiVa, ScDiVaConfig
+from scdiva.train import PretrainingConfig
+
+N_GENES = 30
+
+
+def make_batch(generator: torch.Generator, n_cells: int = 6, n_studies: int = 2) -> CellBatch:
+    """Ragged cells of two types: the first likes low genes, the second high ones."""
+    lengths = torch.randint(1, 12, (n_cells,), generator=generator).tolist()
+    kinds = torch.randint(2, (n_cells,), generator=generator).tolist()
+    tokens, values = [], []
+    for length, kind in zip(lengths, kinds, strict=True):
+        preference = torch.linspace(-3, 3, N_GENES) * (1 if kind else -1)
+        noise = -torch.log(-torch.log(torch.rand(N_GENES, generator=generator)))
+        tokens.append((preference + noise).argsort(descending=True)[:length] + N_SPECIAL)
+        values.append(torch.rand(length, generator=generator).sort(descending=True).values * 3 + 0.2)
+    study = torch.randint(n_studies, (n_cells,), generator=generator)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    return from_ragged(indptr, torch.cat(tokens).numpy(), torch.cat(values).numpy(), study.numpy())
+
+
+class Stream(IterableDataset):
+    """Batch s is a function of (seed, s), for all s from `start`."""
+
+    def __init__(self, start: int, seed: int):
+        self.start, self.seed = start, seed
+
+    def __iter__(self):
+        step = self.start
+        while True:
+            yield make_batch(step_generator(self.seed, step, "data"))
+            step += 1
+
+
+class CellStream(pl.LightningDataModule):
+    def __init__(self, seed: int = 0):
+        super().__init__()
+        self.seed, self.start_step = seed, 0
+
+    def train_dataloader(self):
+        return DataLoader(Stream(self.start_step, self.seed), batch_size=None)
+
+    def val_dataloader(self):
+        batches = [make_batch(step_generator(99, i, "validation")) for i in range(2)]
+        return DataLoader(batches, batch_size=None)
+
+
+@pytest.fixture
+def batch():
+    return make_batch(torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def stream():
+    """Make a datamodule of an endless stream."""
+    return CellStream
+
+
+@pytest.fixture
+def tiny():
+    """Make a tiny model; the same weights each time."""
+
+    def make(**fields) -> ScDiVa:
+        settings = {
+            "n_genes": N_GENES, "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "max_length": 16,
+            "anchor_dim": 8, "anchor_hidden": 12, "anchor": "encoder",
+        } | fields  # fmt: skip
+        return ScDiVa(ScDiVaConfig(**settings), generator=torch.Generator().manual_seed(1))
+
+    return make
+
+
+@pytest.fixture
+def config():
+    """Make a configuration for a few steps."""
+
+    def make(**fields) -> PretrainingConfig:
+        settings = {
+            "steps": 20, "batch_size": 6, "warmup_steps": 3, "learning_rate": 3e-3, "precision": "fp32",
+            "log_every": 1, "validate_every": 5, "checkpoint_every": 5,
+        } | fields  # fmt: skip
+        return PretrainingConfig(**settings)
+
+    return make

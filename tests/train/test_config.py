@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import pytest
+
+from scdiva.train import OptimiserConfig, PretrainingConfig
+
+
+def test_paper_preset():
+    c = PretrainingConfig.paper()
+    assert (c.batch_size, c.value_weight, c.value_mask_rate, c.loss_norm) == (768, 10.0, 0.0, "per_cell")
+    assert c.anchor_objectives == ()
+
+
+def test_objectives_can_be_joined():
+    assert PretrainingConfig(anchor_objective="genes+contrast").anchor_objectives == ("genes", "contrast")
+    assert PretrainingConfig(**PretrainingConfig(steps=7).to_dict()) == PretrainingConfig(steps=7)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", 0),
+        ("batch_size", -1),
+        ("accumulate", 0),
+        ("learning_rate", 0.0),
+        ("learning_rate", float("nan")),
+        ("final_learning_rate", 1.5),
+        ("warmup_steps", -1),
+        ("weight_decay", -0.1),
+        ("beta2", 1.0),
+        ("clip", -1),
+        ("seed", -1),
+        ("precision", "fp16"),
+        ("context", 0),
+        ("loss_norm", "mean"),
+        ("value_weight", float("inf")),
+        ("value_mask_rate", 1.1),
+        ("min_time", 0.0),
+        ("min_time", 1.0),
+        ("anchor_objective", "genes+nothing"),
+        ("anchor_objective", "two_view+contrast"),
+        ("anchor_max_time", 1.5),
+        ("anchor_max_time", 1e-4),
+        ("contrast_temperature", 0),
+        ("loss_chunk", 0),
+        ("checkpoint_every", "often"),
+    ],
+)
+def test_values_without_sense_are_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=field):
+        PretrainingConfig(**{field: value})
+
+
+def test_base_has_no_pretraining_fields():
+    with pytest.raises(TypeError, match="value_weight"):
+        OptimiserConfig(value_weight=1.0)

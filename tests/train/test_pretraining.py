@@ -1,0 +1,177 @@
+"""The pretraining losses against their formulas, written out cell by cell, and what they train."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from scdiva._constants import N_SPECIAL
+from scdiva._rng import step_generator
+from scdiva.diffusion import dual_loss, mask_tokens, stratified_times
+from scdiva.train import PretrainingModule
+from scdiva.train.pretraining import contrast_loss, gene_multinomial_loss, thinned
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def cells_of(batch):
+    bounds = batch.cu_seqlens.tolist()
+    for a, b in zip(bounds, bounds[1:], strict=False):
+        yield batch.tokens[a:b], batch.values[a:b]
+
+
+def test_plain_loss_is_one_masked_pass(tiny, config, batch):
+    module = PretrainingModule(tiny(), config(anchor_objective="none", value_mask_rate=0.3))
+    loss, parts = module.compute_loss(batch, rng())
+    g = rng()
+    times = stratified_times(batch.n_cells, g, 1e-3)
+    corrupted = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, times, g, value_mask_rate=0.3)
+    out = module.model(corrupted.tokens, corrupted.values, batch.cu_seqlens, value_mask=corrupted.value_mask)
+    expected, _ = dual_loss(
+        out.hidden, module.model.gene_weight, module.model.predict_values(out.hidden), batch.tokens, batch.values,
+        corrupted, batch.cu_seqlens, times, value_mask_rate=0.3,
+    )  # fmt: skip
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+    assert set(parts) == {"identity", "value", "identity_per_token", "value_per_token", "n_masked"}
+
+
+@pytest.mark.parametrize("anchor", ["learned", "pooled", "encoder"])
+@pytest.mark.parametrize("objective", ["none", "genes", "contrast", "two_view", "two_view+genes", "genes+contrast"])
+def test_every_objective_reaches_every_weight(tiny, config, batch, anchor, objective):
+    module = PretrainingModule(tiny(anchor=anchor), config(anchor_objective=objective), n_studies=2)
+    if module.decoder is not None:  # it starts from zeros, which pass no gradient on
+        torch.nn.init.normal_(module.decoder.weight, generator=rng())
+    if module.model.anchor_out is not None:
+        torch.nn.init.normal_(module.model.anchor_out.weight, generator=rng())
+    loss, parts = module.compute_loss(batch, rng(1))
+    loss.backward()
+    without = {name for name, p in module.named_parameters() if p.grad is None}
+    # the state's residual is only reached where the state is used
+    assert without == ({"model.anchor_out.weight"} if (anchor, objective) == ("encoder", "none") else set())
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
+    assert ("genes" in parts) == ("genes" in objective)
+    assert ("contrast" in parts) == ("contrast" in objective)
+
+
+def test_two_view_anchors_on_the_other_view(tiny, config, batch):
+    """The anchor handed to the denoising pass is the state of a pass over fewer genes, with its gradient."""
+    model = tiny()
+    calls = []
+    plain = model.forward
+
+    def spy(tokens, values, cu_seqlens, **options):
+        out = plain(tokens, values, cu_seqlens, **options)
+        calls.append((tokens, options.get("anchor_state"), out.cell_state))
+        return out
+
+    model.forward = spy
+    module = PretrainingModule(model, config(anchor_objective="two_view"))
+    loss, _ = module.compute_loss(batch, rng(2))
+    (view, no_anchor, state), (full, anchor, _) = calls
+    assert no_anchor is None
+    assert anchor is state
+    assert view.numel() < full.numel() == batch.tokens.numel()
+    assert (view >= N_SPECIAL).all()
+    loss.backward()
+    assert model.anchor.table.weight.grad.abs().sum() > 0
+
+
+def test_thinned_keeps_order_and_boundaries(batch):
+    dropped = torch.rand(batch.tokens.numel(), generator=rng(3)) < 0.5
+    first = slice(0, int(batch.cu_seqlens[1]))
+    dropped[first] = True  # a cell that loses everything
+    thin = thinned(batch, dropped)
+    assert thin.cu_seqlens.dtype == torch.int32
+    assert int(thin.cu_seqlens[1]) == 0
+    start = 0
+    for (tokens, values), (kept, kept_values) in zip(cells_of(batch), cells_of(thin), strict=True):
+        keep = ~dropped[start : start + len(tokens)]
+        assert torch.equal(kept, tokens[keep])
+        assert torch.equal(kept_values, values[keep])
+        start += len(tokens)
+    assert torch.equal(thin.study, batch.study)
+
+
+def test_gene_multinomial_is_its_formula(batch):
+    logits = torch.randn(batch.n_cells, 30, generator=rng(4))
+    got = gene_multinomial_loss(logits, batch)
+    for b, (tokens, values) in enumerate(cells_of(batch)):
+        counts = [math.expm1(v) for v in values.tolist()]
+        target = [
+            0.5 * c / sum(counts) + 0.5 * v / float(values.sum()) for c, v in zip(counts, values.tolist(), strict=True)
+        ]
+        assert sum(target) == pytest.approx(1)
+        log_p = torch.log_softmax(logits[b], 0)
+        expected = -sum(t * float(log_p[g - N_SPECIAL]) for t, g in zip(target, tokens.tolist(), strict=True))
+        assert float(got[b]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_untrained_decoder_knows_nothing(tiny, config, batch):
+    """From zeros every gene is as likely: log(30) nats."""
+    module = PretrainingModule(tiny(), config(anchor_objective="genes"), n_studies=2)
+    _, parts = module.compute_loss(batch, rng(5))
+    assert float(parts["genes"]) == pytest.approx(math.log(30), rel=1e-5)
+
+
+def test_contrast_is_its_formula_with_negatives_of_one_study():
+    one, other = torch.randn(5, 4, generator=rng(6)), torch.randn(5, 4, generator=rng(7))
+    study = [0, 1, 0, 0, 2]
+    tau, total = 0.2, 0.0
+    for i in range(5):
+        peers = [j for j in range(5) if study[j] == study[i]]
+        for a, b in ((one, other), (other, one)):
+            s = [float(torch.cosine_similarity(a[i], b[j], dim=0)) / tau for j in peers]
+            own = float(torch.cosine_similarity(a[i], b[i], dim=0)) / tau
+            total += math.log(sum(math.exp(x) for x in s)) - own
+    assert float(contrast_loss(one, other, torch.tensor(study), tau)) == pytest.approx(total / 10, rel=1e-5)
+    # alone in its study, a cell has nothing to be told from
+    assert float(contrast_loss(one, other, torch.arange(5), tau)) == pytest.approx(0, abs=1e-6)
+    # without studies all others are negatives
+    everything = contrast_loss(one, other, None, tau)
+    assert float(everything) == pytest.approx(float(contrast_loss(one, other, torch.zeros(5), tau)))
+    assert float(everything) > 0.1
+
+
+def test_cells_corrupted_too_far_are_not_asked_for_their_genes(tiny, config, batch):
+    """With the limit just above min_time all but the least corrupted cells fall away; the term stays finite."""
+    module = PretrainingModule(tiny(), config(anchor_objective="genes", anchor_max_time=0.0011), n_studies=2)
+    _, parts = module.compute_loss(batch, rng(8))
+    assert float(parts["genes"]) == 0.0  # none below it in this batch of 6 strata
+
+
+def test_studies_are_checked(tiny, config, batch):
+    module = PretrainingModule(tiny(), config(), n_studies=2)
+    with pytest.raises(ValueError, match="2 studies, but the batch does not say"):
+        module.compute_loss(dataclasses.replace(batch, study=None), rng())
+    with pytest.raises(ValueError, match=r"0 \.\.\. 1, got up to 2"):
+        module.compute_loss(dataclasses.replace(batch, study=batch.study + 1), rng())
+
+
+def test_construction_leaves_torchs_stream(tiny, config):
+    model = tiny()
+    before = torch.get_rng_state()
+    PretrainingModule(model, config(), n_studies=3)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_time_conditioned_model_is_given_the_time(tiny, config, batch):
+    for objective in ("none", "contrast"):
+        module = PretrainingModule(tiny(time_conditioning=True), config(anchor_objective=objective))
+        loss, _ = module.compute_loss(batch, step_generator(0, 0, "x"))
+        assert torch.isfinite(loss)
+
+
+def test_bf16_autocast_gives_nearly_the_same_loss(tiny, config, batch):
+    module = PretrainingModule(tiny(), config(anchor_objective="genes+contrast"), n_studies=2)
+    exact, _ = module.compute_loss(batch, rng(9))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = module.compute_loss(batch, rng(9))
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert float(loss.detach()) == pytest.approx(float(exact.detach()), rel=0.03)
+    assert all(p.grad.dtype == torch.float32 for p in module.parameters() if p.grad is not None)

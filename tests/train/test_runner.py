@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import csv
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from scdiva.train import PretrainingModule, fit
+from scdiva.train.runner import batches_seen, find_checkpoint, resolve_precision
+
+
+def weights(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def column(folder, name):
+    rows = []
+    for file in sorted(folder.glob("log/version_*/metrics.csv")):
+        with file.open() as lines:
+            rows += [(int(row["step"]), float(row[name])) for row in csv.DictReader(lines) if row.get(name)]
+    return rows
+
+
+@pytest.fixture
+def run(tiny, config, stream):
+    """Train from new objects; everything that a new process would have."""
+
+    def start(out, *, model=None, settings=None, **options):
+        module = PretrainingModule(tiny(**(model or {})), config(**(settings or {})), n_studies=2)
+        trainer = fit(module, stream(), out_dir=out, accelerator="cpu", progress=False, **options)
+        return module, trainer
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("settings", "stop"),
+    [
+        ({}, 10),  # at a multiple of checkpoint_every
+        ({"checkpoint_every": 4, "accumulate": 2, "anchor_objective": "genes+contrast"}, 7),  # between two of them
+    ],
+)
+def test_a_resumed_run_is_the_run(run, tmp_path, settings, stop):
+    straight, _ = run(tmp_path / "straight", settings=settings)
+    half, _ = run(tmp_path / "halves", settings=settings, max_steps=stop)
+    torch.rand(3)  # global state must not matter
+    resumed, trainer = run(tmp_path / "halves", settings=settings, resume_from=tmp_path / "halves")
+    assert trainer.global_step == 20
+    assert resumed.batches_seen == straight.batches_seen == 20 * settings.get("accumulate", 1)
+    assert half.batches_seen == stop * settings.get("accumulate", 1)
+    assert (weights(resumed) - weights(straight)).abs().max() <= 1e-6
+    assert (weights(half) - weights(straight)).abs().max() > 1e-4
+    # the logs join without gap or overlap, and say the same
+    for name in ("train/loss", "val/loss", "train/learning_rate"):
+        one, two = column(tmp_path / "straight", name), column(tmp_path / "halves", name)
+        assert [step for step, _ in one] == [step for step, _ in two]
+        assert [v for _, v in two] == pytest.approx([v for _, v in one], rel=1e-5)
+
+
+def test_training_learns_and_leaves_a_plain_checkpoint(run, tmp_path):
+    module, trainer = run(tmp_path, settings={"steps": 60, "learning_rate": 1e-2, "checkpoint_every": 45})
+    value = [v for _, v in column(tmp_path, "val/loss")]
+    assert len(value) == 12
+    assert value[-1] < 0.8 * value[0]
+    content = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert content["global_step"] == 60
+    assert content["scdiva"]["batches_seen"] == 60
+    assert trainer.callback_metrics["val/identity"] < 3.4  # below log(30), all genes alike
+
+
+def test_clipping_and_accumulation_reach_the_trainer(run, tmp_path):
+    _, trainer = run(tmp_path, settings={"clip": 0.3, "accumulate": 3, "steps": 2})
+    assert trainer.gradient_clip_val == 0.3
+    assert trainer.accumulate_grad_batches == 3
+    assert trainer.precision == "32-true"
+    _, trainer = run(tmp_path / "b", settings={"clip": 0, "precision": "bf16", "steps": 1})
+    assert trainer.gradient_clip_val is None
+    assert trainer.precision == "bf16-mixed"
+
+
+def test_global_random_state_is_left(run, tmp_path):
+    torch.manual_seed(5)
+    run(tmp_path, settings={"steps": 3})
+    after = torch.rand(1)
+    torch.manual_seed(5)
+    assert torch.equal(after, torch.rand(1))
+
+
+def test_resuming_needs_a_checkpoint_that_fits(run, tmp_path, tiny, config):
+    with pytest.raises(FileNotFoundError, match="No checkpoint at"):
+        run(tmp_path / "new", resume_from=tmp_path / "nowhere")
+    assert not (tmp_path / "new").exists()
+    other = tmp_path / "other.ckpt"
+    torch.save({"state_dict": {}}, other)
+    with pytest.raises(ValueError, match="no checkpoint of a scdiva training task"):
+        run(tmp_path / "new", resume_from=other)
+    run(tmp_path / "first", settings={"steps": 2})
+    with pytest.raises(ValueError, match="steps: 2 then, 20 now"):
+        run(tmp_path / "new", resume_from=tmp_path / "first")
+    assert batches_seen(find_checkpoint(tmp_path / "first")) == 2
+
+    class NoStart(pl.LightningDataModule):
+        pass
+
+    with pytest.raises(ValueError, match="NoStart has no start_step"):
+        fit(PretrainingModule(tiny(), config()), NoStart(), out_dir=tmp_path, resume_from=tmp_path / "first")
+
+
+def test_ctrl_c_is_a_keyboard_interrupt_and_can_be_resumed(run, tmp_path):
+    class Impatient(pl.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            if trainer.global_step == 12:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", callbacks=[Impatient()])
+    assert batches_seen(tmp_path / "run" / "last.ckpt") == 10
+    resumed, _ = run(tmp_path / "run", resume_from=tmp_path / "run")
+    straight, _ = run(tmp_path / "straight")
+    assert (weights(resumed) - weights(straight)).abs().max() <= 1e-6
+
+
+def test_precision_names():
+    assert resolve_precision("fp32") == "32-true"
+    assert resolve_precision("bf16") == "bf16-mixed"
+    assert resolve_precision("auto", "cpu") in ("32-true", "bf16-mixed")
+    with pytest.raises(ValueError, match="precision"):
+        resolve_precision("16")

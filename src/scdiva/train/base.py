@@ -135,13 +135,12 @@ class TaskModule(pl.LightningModule):
 
     def _log(self, stage: str, loss: Tensor, parts: dict[str, Tensor], n_cells: int) -> None:
         values = {f"{stage}/loss": loss.detach()} | {f"{stage}/{name}": value.float() for name, value in parts.items()}
-        self.log_dict(
-            values, batch_size=n_cells, on_step=stage == "train", on_epoch=stage == "val", sync_dist=stage == "val"
-        )
+        whole = stage == "val"
+        self.log_dict(values, batch_size=n_cells, on_step=not whole, on_epoch=whole, sync_dist=whole)
         if stage == "train" and self.trainer.optimizers:
             self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=n_cells)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         """AdamW with linear warm-up and cosine, stepped once per optimiser step. Called by Lightning."""
         c = self.config
         optimizer = torch.optim.AdamW(

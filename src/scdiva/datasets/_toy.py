@@ -38,7 +38,7 @@ def toy(
     Parameters
     ----------
     n_cells, n_genes
-        Shape. Genes are drawn from the protein-coding genes of the human vocabulary.
+        Shape. Genes are drawn from the named protein-coding genes of the human vocabulary.
     n_types, n_batches
         Cell types and batches, both drawn evenly and independently of one another.
     rng
@@ -67,7 +67,7 @@ def toy(
     if n_types * size > n_genes:
         raise ValueError(f"{n_types} types with modules of {size} genes need {n_types * size} genes, got {n_genes}")
     table = Vocabulary.human().table
-    table = table[table["biotype"] == "protein_coding"]
+    table = table[(table["biotype"] == "protein_coding") & (table["symbol"] != table["ensembl_id"])]
     if n_genes > len(table):
         raise ValueError(f"n_genes must be at most {len(table)}, got {n_genes}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +81,7 @@ class Vocabulary:
     @classmethod
     def human(cls) -> Vocabulary:
         """Give the 41,818 human genes that come with the package (rules in `scripts/build_vocabulary.py`)."""
-        return cls.read(_HUMAN)
+        return _human()
 
     @classmethod
     def read(cls, path: str | Path) -> Vocabulary:
@@ -315,6 +315,12 @@ def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary
         f"no vocabulary {str(vocabulary)!r}: give 'human', a bundled model {bundled}, the folder of a saved model "
         "(it holds vocabulary.parquet), or a parquet file"
     )
+
+
+@cache
+def _human() -> Vocabulary:
+    """Read the bundled vocabulary once: it can't change, and its table of names takes a moment to build."""
+    return Vocabulary.read(_HUMAN)
 
 
 def _schema() -> Any:

@@ -1,0 +1,114 @@
+"""Sphinx configuration. API page and notebooks are gathered when the build starts, so neither can fall behind."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import shutil
+from pathlib import Path
+
+import scdiva
+
+HERE = Path(__file__).parent
+
+project = "scdiva"
+author = "scdiva developers"
+copyright = "2026, scdiva developers"
+version = release = scdiva.__version__
+
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.autosummary", "sphinx.ext.intersphinx", "numpydoc", "myst_nb"]
+templates_path = ["_templates"]
+exclude_patterns = ["_build", "_templates", "**.ipynb_checkpoints", "jupyter_execute"]
+html_theme = "sphinx_book_theme"
+html_title = "scdiva"
+html_static_path = ["_static"]
+html_theme_options = {"show_toc_level": 2}
+
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_heading_anchors = 3
+nb_execution_mode = "force"
+nb_execution_timeout = 300
+nb_execution_raise_on_error = True
+nb_output_stderr = "remove"
+
+autosummary_generate = True
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+numpydoc_show_class_members = False
+
+# Every reference to something of scdiva must resolve. Types of other packages are linked where the build may ask their
+# sites for an inventory (Read the Docs), and left as plain text elsewhere: a build must not need the network.
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!scdiva\.).*")]
+if os.environ.get("READTHEDOCS"):
+    intersphinx_mapping = {
+        "anndata": ("https://anndata.readthedocs.io/en/stable/", None),
+        "numpy": ("https://numpy.org/doc/stable/", None),
+        "pandas": ("https://pandas.pydata.org/docs/", None),
+        "python": ("https://docs.python.org/3/", None),
+        "torch": ("https://docs.pytorch.org/docs/stable/", None),
+    }
+
+PARTS = {
+    "pp": "Prepare: `scdiva.pp`",
+    "tl": "Embed: `scdiva.tl`",
+    "pl": "Plot: `scdiva.pl`",
+    "get": "Read results: `scdiva.get`",
+    "datasets": "Data sets: `scdiva.datasets`",
+    "metrics": "Scores: `scdiva.metrics`",
+    "models": "Models: `scdiva.models`",
+    "tokenizer": "Genes and tokens: `scdiva.tokenizer`",
+    "data": "Batches and files: `scdiva.data`",
+    "train": "Training: `scdiva.train`",
+    "diffusion": "Masked diffusion: `scdiva.diffusion`",
+    "nn": "Layers: `scdiva.nn`",
+    "kernels": "Attention: `scdiva.kernels`",
+}
+
+
+def public_names(part: str) -> list[str]:
+    """Names of the functions and classes that a part of the package shows."""
+    module = importlib.import_module(f"scdiva.{part}")
+    things = {name: getattr(module, name) for name in getattr(module, "__all__", dir(module))}
+    return [
+        name
+        for name, thing in sorted(things.items(), key=lambda item: (inspect.isclass(item[1]), item[0].lower()))
+        if (inspect.isfunction(thing) or inspect.isclass(thing))
+        and not name.startswith("_")
+        and thing.__module__.startswith(module.__name__)
+    ]
+
+
+def write_api(path: Path) -> None:
+    """Write the API page: one table for each part of the package."""
+    lines = ["API", "===", "", "Import as ``import scdiva as sd``. Each part is loaded when it is first named.", ""]
+    for part, title in PARTS.items():
+        title = title.replace("`", "``")
+        names = [f"   scdiva.{part}.{name}" for name in public_names(part)]
+        lines += [
+            title,
+            "-" * len(title),
+            "",
+            ".. autosummary::",
+            "   :toctree: .",
+            "   :nosignatures:",
+            "",
+            *names,
+            "",
+        ]
+    title = "Settings: ``scdiva.settings``"
+    lines += [title, "-" * len(title), "", ".. autoclass:: scdiva._settings.Settings", "   :members:", ""]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("\n".join(lines), encoding="utf-8")
+
+
+def copy_notebooks(source: Path, target: Path) -> None:
+    """Copy the tutorials to where Sphinx looks; the copies are executed, the originals stay without output."""
+    target.mkdir(exist_ok=True)
+    for notebook in source.glob("*.ipynb"):
+        shutil.copy(notebook, target / notebook.name)
+
+
+write_api(HERE / "generated" / "api.rst")
+copy_notebooks(HERE.parent / "tutorials", HERE / "notebooks")

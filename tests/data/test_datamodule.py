@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections import Counter
+
+import anndata as ad
+import numpy as np
+import pytest
+import torch
+
+from scdiva.data.cells import open_cells
+from scdiva.data.datamodule import UNSEEN_STUDY, CellDataModule
+from scdiva.data.packed import pack_files
+
+
+def as_cells(batch) -> list[tuple]:
+    """Every cell of a batch as something that can be compared and counted."""
+    ends = batch.cu_seqlens.tolist()
+    tokens, values, study = batch.tokens.tolist(), batch.values.tolist(), batch.study.tolist()
+    return [(study[i], *tokens[a:b], *values[a:b]) for i, (a, b) in enumerate(itertools.pairwise(ends))]
+
+
+def module_of(train, vocabulary, **options) -> CellDataModule:
+    options = {"batch_size": 8, "context": 20, "block_rows": 5, "n_blocks": 4, "seed": 3} | options
+    return CellDataModule(train, vocabulary=vocabulary, **options)
+
+
+@pytest.fixture(scope="module")
+def expected(study_files, vocabulary) -> Counter:
+    """All usable cells, read plainly."""
+    cells: Counter = Counter()
+    for number, path in enumerate(study_files):
+        source = open_cells(path, vocabulary, max_length=20, empty="nan")
+        indptr, tokens, values = source.read(0, source.n_obs)
+        for a, b in itertools.pairwise(indptr):
+            if b > a:
+                cells[(number, *tokens[a:b].tolist(), *values[a:b].tolist())] += 1
+        source.close()
+    return cells
+
+
+@pytest.fixture(params=["files", "packed", "adata"])
+def train(request, study_files, vocabulary, tmp_path):
+    if request.param == "files":
+        return study_files
+    if request.param == "adata":
+        return [ad.read_h5ad(path) for path in study_files]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=25).close()
+    return tmp_path / "corpus.h5"
+
+
+@pytest.mark.filterwarnings("ignore:study2|adata2")
+def test_an_epoch_holds_every_cell_once(train, vocabulary, expected):
+    data = module_of(train, vocabulary, max_steps=2 * 214 // 8)
+    assert (data.n_cells, data.n_studies) == (214, 3)
+    seen = [cell for batch in data.train_dataloader() for cell in as_cells(batch)]
+    assert len(seen) == 2 * 214 // 8 * 8
+    assert Counter(seen[:214]) == expected
+    rest = Counter(seen[214:])
+    assert all(rest[cell] <= expected[cell] for cell in rest)
+    data.close()
+
+
+@pytest.mark.filterwarnings("ignore:study2")
+def test_files_and_packed_hold_the_same_cells(study_files, vocabulary, tmp_path):
+    pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=25).close()
+    of_files = module_of(study_files, vocabulary).training_stream()
+    of_pack = module_of(tmp_path / "corpus.h5", vocabulary).training_stream()
+    # The order differs (a block of the packed corpus may span two studies), the cells of an epoch do not.
+    a, b = ([c for s in range(27) for c in as_cells(stream.batch(s))][:214] for stream in (of_files, of_pack))
+    assert a != b
+    assert Counter(a) == Counter(b)
+
+
+@pytest.mark.filterwarnings("ignore:study2")
+@pytest.mark.parametrize("start_step", [1, 13, 26, 27, 40])
+def test_a_resumed_stream_goes_on_where_it_stopped(study_files, vocabulary, start_step):
+    whole = [as_cells(batch) for batch in module_of(study_files, vocabulary, max_steps=45).train_dataloader()]
+    resumed = module_of(study_files, vocabulary, max_steps=45, start_step=start_step).train_dataloader()
+    assert [as_cells(batch) for batch in resumed] == whole[start_step:]
+    data = module_of(study_files, vocabulary, max_steps=45)
+    data.setup()
+    data.start_step = start_step
+    assert [as_cells(batch) for batch in data.train_dataloader()] == whole[start_step:]
+
+
+@pytest.mark.filterwarnings("ignore:study2|.*fork")
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_change_nothing(study_files, vocabulary, num_workers):
+    alone = [as_cells(batch) for batch in module_of(study_files, vocabulary, max_steps=10).train_dataloader()]
+    loader = module_of(study_files, vocabulary, max_steps=10, num_workers=num_workers).train_dataloader()
+    assert [as_cells(batch) for batch in loader] == alone
+
+
+@pytest.mark.filterwarnings("ignore:study2")
+def test_ranks_share_the_stream(study_files, vocabulary, monkeypatch):
+    stream = module_of(study_files, vocabulary, max_steps=5).training_stream()
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    for rank in (0, 1):
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        assert [as_cells(b) for b in stream] == [as_cells(stream.batch(2 * step + rank)) for step in range(5)]
+
+
+@pytest.mark.filterwarnings("ignore:study2")
+def test_seeds_differ(study_files, vocabulary):
+    a, b = (module_of(study_files, vocabulary, seed=seed).training_stream().batch(0) for seed in (0, 1))
+    assert as_cells(a) != as_cells(b)
+
+
+@pytest.mark.filterwarnings("ignore:study2")
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_validation_is_fixed_and_in_order(study_files, vocabulary, num_workers):
+    data = module_of(study_files[:1], vocabulary, validation=study_files[1:], batch_size=10, num_workers=num_workers)
+    data.setup("fit")
+    assert data.study_names == ["study0"]
+    first, second = ([as_cells(b) for b in data.val_dataloader()] for _ in range(2))
+    assert first == second
+    assert [len(batch) for batch in first] == [10] * 15 + [4]
+    cells = [cell for batch in first for cell in batch]
+    assert {cell[0] for cell in cells} == {UNSEEN_STUDY}
+    source = open_cells(study_files[1], vocabulary, max_length=20)
+    indptr, tokens, values = source.read(0, 25)
+    plain = [(-1, *tokens[a:b].tolist(), *values[a:b].tolist()) for a, b in itertools.pairwise(indptr)]
+    assert cells[:25] == plain
+
+    few = module_of(
+        study_files[:1], vocabulary, validation=study_files[1:], batch_size=10, validation_cells=13
+    ).val_dataloader()
+    assert [cell for b in few for cell in as_cells(b)] == [cells[i * 154 // 13] for i in range(13)]
+
+
+def test_validation_knows_the_training_studies(study_files, vocabulary):
+    data = module_of(study_files[:2], vocabulary, validation=study_files[1])
+    assert {cell[0] for b in data.val_dataloader() for cell in as_cells(b)} == {1}
+    assert module_of(study_files[0], vocabulary).val_dataloader() == []
+
+
+def test_cells_left_out_are_told_of(study_files, vocabulary, expected):
+    with pytest.warns(UserWarning, match="study2: 2 of 131 cells are left out"):
+        module_of(study_files, vocabulary).setup()
+    data = module_of(study_files[:1], vocabulary, min_genes=55, context=200)
+    with pytest.warns(UserWarning, match="lack 55 genes"):
+        assert 0 < data.n_cells < 60
+    with (
+        pytest.raises(ValueError, match="no training cell has 1000 known genes"),
+        pytest.warns(UserWarning, match="60 of 60"),
+    ):
+        module_of(study_files[:1], vocabulary, min_genes=1000).setup()
+
+
+@pytest.mark.filterwarnings("ignore:study2")
+def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path):
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        module_of(study_files, vocabulary, batch_size=0)
+    with pytest.raises(ValueError, match="must not be negative"):
+        module_of(study_files, vocabulary, start_step=-1)
+    with pytest.raises(FileNotFoundError, match=r"absent\.h5ad"):
+        module_of([tmp_path / "absent.h5ad"], vocabulary).setup()
+    with pytest.raises(ValueError, match="no files were given"):
+        module_of([], vocabulary).setup()
+    with pytest.raises(ValueError, match=r"study1: .*no layer 'counts'"):
+        module_of(study_files[1:], vocabulary, layer="counts").setup()
+    pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=12).close()
+    with pytest.raises(ValueError, match="holds 12 genes per cell, fewer than context=20"):
+        module_of(tmp_path / "corpus.h5", vocabulary).setup()
+    with pytest.raises(ValueError, match="stands alone"):
+        module_of([tmp_path / "corpus.h5", study_files[0]], vocabulary).setup()
+
+
+@pytest.mark.filterwarnings("ignore:study2")
+def test_lightning_trains_on_it(study_files, vocabulary, tmp_path):
+    import pytorch_lightning as pl
+
+    class Probe(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+            self.seen, self.validated = [], []
+
+        def training_step(self, batch, _):
+            self.seen.append(as_cells(batch))
+            return (self.weight - batch.values.mean()).square().sum()
+
+        def validation_step(self, batch, _):
+            self.validated.append(batch.n_cells)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    probe, data = Probe(), module_of(study_files[:2], vocabulary, validation=study_files[2])
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=6,
+        val_check_interval=3,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(probe, datamodule=data)
+    stream = data.training_stream()
+    assert probe.seen == [as_cells(stream.batch(step)) for step in range(6)]
+    assert sum(probe.validated) == 2 * 129
+    assert np.isfinite(probe.weight.item())

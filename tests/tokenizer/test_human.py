@@ -1,0 +1,78 @@
+"""The bundled vocabulary against facts about human genes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scdiva._constants import N_SPECIAL, UNKNOWN
+from scdiva.tokenizer import Vocabulary
+from scdiva.tokenizer import vocabulary as module
+
+
+@pytest.fixture(scope="module")
+def human():
+    return Vocabulary.human()
+
+
+def test_size(human):
+    assert human.n_genes == 41_818
+    assert N_SPECIAL + human.n_genes < 2**16  # tokens fit into uint16
+    assert Path(module._HUMAN).stat().st_size < 2_000_000
+
+
+def test_every_gene_has_its_ensembl_id(human):
+    assert all(gene.startswith("ENSG") and len(gene) == 15 for gene in human.ensembl_ids)
+
+
+def test_each_gene_is_found_by_id_and_symbol(human):
+    np.testing.assert_array_equal(human.match(human.ensembl_ids).tokens, human.tokens)
+    np.testing.assert_array_equal(human.match(human.symbols).tokens, human.tokens)
+
+
+def test_mitochondrial_genes(human):
+    coding = "ND1 ND2 CO1 CO2 ATP8 ATP6 CO3 ND3 ND4L ND4 ND5 ND6 CYB RNR1 RNR2"
+    assert (human.match([f"MT-{name}" for name in coding.split()]).tokens != UNKNOWN).all()
+    assert sum(symbol.startswith("MT-T") for symbol in human.symbols) == 22
+    assert human.match(["MT-COX1"]).tokens == human.match(["MT-CO1"]).tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "symbol", "how"),
+    [
+        ("ENSG00000141510.18", "TP53", "ensembl"),
+        ("CD3E", "CD3E", "symbol"),
+        ("HLA.DRA", "HLA-DRA", "symbol"),
+        ("GNB2L1", "RACK1", "previous"),
+        ("SEPT7", "SEPTIN7", "previous"),
+        ("Sep-07", "SEPTIN7", "previous"),
+        ("C12ORF57", "C12orf57", "symbol"),
+        ("MARCH1", "MARCHF1", "previous"),
+        ("TAFAZZIN", "TAZ", "alias"),  # GENCODE's symbol, newer than HGNC's table
+        ("CD20", "MS4A1", "previous"),
+        ("CD56", "NCAM1", "alias"),
+        ("ENSG00000112096", "SOD2", "alias"),  # its retired id
+    ],
+)
+def test_names_of_known_genes(human, name, symbol, how):
+    match = human.match([name])
+    assert match.how.tolist() == [how]
+    assert human.symbols[match.tokens[0] - N_SPECIAL] == symbol
+
+
+@pytest.mark.parametrize("name", ["Mar-01", "QARS", "STRA13", "MUM1", "Gapdh", "ERCC-00074", "GENE123", "RNU6-82P"])
+def test_names_that_mean_no_or_two_genes(human, name):
+    assert human.match([name]).tokens.tolist() == [UNKNOWN]
+
+
+def test_biotypes(human):
+    share = human.table["biotype"].value_counts()
+    assert share["protein_coding"] > 19_000
+    assert share["lncRNA"] > 8_000
+    assert share["TR_C_gene"] == 6
+    assert "IG_V_pseudogene" not in share
+
+
+def test_no_corpus_was_counted_yet(human):
+    with pytest.raises(ValueError, match="holds no entropies"):
+        _ = human.entropy

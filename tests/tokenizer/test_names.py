@@ -1,0 +1,77 @@
+import numpy as np
+import pytest
+
+from scdiva.tokenizer.names import ensembl_id, looks_like_mouse, r_name, repeated_name, usual_spelling
+from scdiva.tokenizer.vocabulary import Vocabulary
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ENSG00000141510", "ENSG00000141510"),
+        ("ENSG00000141510.18", "ENSG00000141510"),
+        ("ENSG00000182378.15_PAR_Y", "ENSG00000182378"),
+        ("ENSMUSG00000059552.3", "ENSMUSG00000059552"),
+        ("ENST00000269305", None),
+        ("ENSG0000014151", None),
+        ("TP53", None),
+    ],
+)
+def test_ensembl_id(name, expected):
+    assert ensembl_id(name) == expected
+
+
+# What R 4 gives for make.names of these.
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("HLA-A", "HLA.A"), ("7SK", "X7SK"), ("TP53", "TP53"), (".5A", "X.5A"), ("a b", "a.b"), ("_x", "X_x")],
+)
+def test_r_name(name, expected):
+    assert r_name(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("C12ORF57", "C12orf57"),
+        ("CXORF40A", "CXorf40A"),
+        ("C12orf57", None),
+        ("Sep-07", "SEPT7"),
+        ("7-Sep", "SEPT7"),
+        ("Sep-15", "SEPT15"),
+        ("Mar-05", "MARCH5"),
+        ("Mar-01", None),
+        ("2-Mar", None),
+        ("Dec-01", "DEC1"),
+        ("SEPT7", None),
+    ],
+)
+def test_usual_spelling(name, expected):
+    assert usual_spelling(name) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("PSMA2.1", "PSMA2"), ("HLA-A-1", "HLA-A"), ("PSMA2", None), ("HLA-A", None)]
+)
+def test_repeated_name(name, expected):
+    assert repeated_name(name) == expected
+
+
+def test_mouse_is_recognised():
+    assert looks_like_mouse(["Gapdh", "mt-Co1", "0610007P14Rik", "H2-Aa", "Gm1992", "Cd8a"])
+    assert looks_like_mouse(["ENSMUSG00000059552.3", "ENSMUSG00000051951"])
+    assert looks_like_mouse(["ENSRNOG00000010756"])
+    assert looks_like_mouse(["Gapdh"] * 3 + ["GAPDH"] * 7)
+
+
+def test_human_is_not_mouse():
+    assert not looks_like_mouse([])
+    assert not looks_like_mouse(["GAPDH", "MT-CO1", "C1orf162", "ENSG00000141510"])
+    assert not looks_like_mouse(["Gapdh"] * 2 + ["GAPDH"] * 8)
+    human = Vocabulary.human()
+    assert not looks_like_mouse(human.symbols)
+    # any thousand human genes, also those that hold most open reading frames
+    frames = [symbol for symbol in human.symbols if "orf" in symbol]
+    assert len(frames) > 100
+    assert not looks_like_mouse(frames)
+    assert not looks_like_mouse(np.random.default_rng(0).choice(human.symbols, 1000))

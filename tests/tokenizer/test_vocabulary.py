@@ -1,0 +1,269 @@
+import hashlib
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scdiva._constants import N_SPECIAL, UNKNOWN
+from scdiva.tokenizer import Vocabulary, load_vocabulary
+from scdiva.tokenizer import vocabulary as module
+
+
+def table_of(*rows):
+    """Rows of (ensembl id, symbol, previous, alias)."""
+    table = pd.DataFrame(rows, columns=["ensembl_id", "symbol", "previous", "alias"])
+    return table.assign(biotype="protein_coding", entropy=np.float32(np.nan))
+
+
+@pytest.fixture
+def small():
+    return Vocabulary(
+        table_of(
+            ("ENSG00000000001", "AAA", "OLD1|SHARED", "alpha|NICK"),
+            ("ENSG00000000002", "HLA-A", "AAA|SHARED", "NICK|OLD1"),
+            ("ENSG00000000003", "C1orf5", "", "SHARED|7b"),
+            ("", "SEPTIN7", "SEPT7", ""),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "row", "how"),
+    [
+        ("ENSG00000000002", 1, "ensembl"),
+        ("ENSG00000000002.12", 1, "ensembl"),
+        ("ENSG00000000002.12_PAR_Y", 1, "ensembl"),
+        ("AAA", 0, "symbol"),  # a current symbol comes before another gene's previous one
+        ("  AAA ", 0, "symbol"),
+        ("OLD1", 0, "previous"),  # previous comes before alias
+        ("alpha", 0, "alias"),
+        ("7b", 2, "alias"),
+        ("HLA.A", 1, "symbol"),
+        ("C1ORF5", 2, "symbol"),
+        ("Sep-07", 3, "previous"),
+        ("SHARED", None, "unknown"),  # previous symbol of two genes: nor is it the alias of a third
+        ("NICK", None, "unknown"),
+        ("aaa", None, "unknown"),
+        ("ALPHA", None, "unknown"),
+        ("", None, "unknown"),
+        ("nan", None, "unknown"),
+        ("ENSG00000000009", None, "unknown"),
+    ],
+)
+def test_match_order(small, name, row, how):
+    match = small.match([name])
+    assert match.tokens.dtype == np.int32
+    assert match.tokens.tolist() == [UNKNOWN if row is None else row + N_SPECIAL]
+    assert match.how.tolist() == [how]
+    assert match.how.categories.tolist() == ["ensembl", "symbol", "previous", "alias", "unknown"]
+
+
+def test_repeats_need_the_name_they_repeat(small):
+    assert small.match(["AAA", "AAA.1", "AAA-2"]).tokens.tolist() == [3, 3, 3]
+    assert small.match(["AAA.1"]).tokens.tolist() == [UNKNOWN]
+    # an alias is too loose a name to build on
+    assert small.match(["alpha", "alpha.1"]).tokens.tolist() == [3, UNKNOWN]
+
+
+def test_match_of_nothing(small):
+    assert small.match([]).tokens.shape == (0,)
+
+
+def test_row_i_has_token_i_plus_3(small):
+    assert small.tokens.tolist() == [3, 4, 5, 6]
+    assert small.tokens.dtype == np.int32
+    assert small.table.index.tolist() == [3, 4, 5, 6]
+    assert small.n_genes == len(small) == 4
+
+
+def test_it_never_changes(small):
+    before = small.fingerprint
+    table = small.table
+    table.loc[3, "symbol"] = "ZZZ"
+    for values in (small.symbols, small.ensembl_ids, small.tokens, small.with_entropy(np.ones(4)).entropy):
+        with pytest.raises(ValueError, match="read-only"):
+            values[0] = values[1]
+    given_table = table_of(("", "AAA", "", ""))
+    taken = Vocabulary(given_table)
+    given_table.loc[0, "symbol"] = "BBB"
+    assert taken.symbols.tolist() == ["AAA"]
+    assert small.symbols[0] == "AAA"
+    assert small.fingerprint == before
+
+
+def test_fingerprint_is_of_ids_and_symbols_in_order(small):
+    text = "ENSG00000000001\tAAA\nENSG00000000002\tHLA-A\nENSG00000000003\tC1orf5\n\tSEPTIN7\n"
+    assert small.fingerprint == hashlib.sha256(text.encode()).hexdigest()
+    assert small.with_entropy(np.ones(4)).fingerprint == small.fingerprint
+    assert Vocabulary(small.table.iloc[::-1]).fingerprint != small.fingerprint
+
+
+def test_entropy_by_token(small):
+    known = small.with_entropy(np.array([0.5, np.nan, 0.1, 0.2]))
+    assert known.entropy.dtype == np.float32
+    np.testing.assert_array_equal(known.entropy, np.float32([0, 0, 0, 0.5, 0.2, 0.1, 0.2]))
+    with pytest.raises(ValueError, match=r"holds no entropies.*corpus_entropy"):
+        _ = small.entropy
+    with pytest.raises(ValueError, match=r"needs shape \(4,\), got \(7,\)"):
+        small.with_entropy(np.zeros(7))
+
+
+@pytest.mark.parametrize("bad", [-0.1, np.inf])
+def test_bad_entropy(small, bad):
+    with pytest.raises(ValueError, match=r"1 entropies are negative or infinite, first of 'C1orf5'"):
+        small.with_entropy(np.array([0.0, 1.0, bad, 1.0]))
+
+
+def test_subset_keeps_order_and_numbers_anew(small):
+    part = small.subset([6, 3])
+    assert part.symbols.tolist() == ["AAA", "SEPTIN7"]
+    assert part.tokens.tolist() == [3, 4]
+
+
+def test_a_dropped_gene_is_never_taken_for_another(small):
+    without_aaa = small.subset([4, 5, 6])
+    # AAA was a previous symbol of HLA-A, OLD1 its alias: both meant the gene that was dropped
+    assert without_aaa.match(["AAA", "OLD1", "SHARED", "NICK"]).tokens.tolist() == [UNKNOWN] * 4
+    assert without_aaa.match(["HLA-A", "7b", "SEPT7"]).tokens.tolist() == [3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([0, 3], r"1 tokens are no genes \(3 to 6\) here, first: 0"),
+        ([3, 7], "first: 7"),
+        ([-1], "first: -1"),
+        ([3, 3], "1 tokens stand more than once"),
+        ([], "at least one gene"),
+    ],
+)
+def test_subset_refuses(small, tokens, message):
+    with pytest.raises(ValueError, match=message):
+        small.subset(tokens)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------
+def test_write_and_read(small, tmp_path):
+    known = small.with_entropy(np.array([0.5, np.nan, 0.1, 0.2]))
+    known.write(tmp_path / "a.parquet")
+    known.write(tmp_path / "b.parquet")
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    again = Vocabulary.read(tmp_path / "a.parquet")
+    assert again == known
+    assert again != small
+    assert again.table.dtypes["entropy"] == np.float32
+    np.testing.assert_array_equal(again.entropy, known.entropy)
+
+
+def test_read_refuses_and_names_the_file(small, tmp_path):
+    path = tmp_path / "genes.parquet"
+    with pytest.raises(FileNotFoundError, match=r"genes\.parquet"):
+        Vocabulary.read(path)
+    small.write(path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"genes.parquet is damaged"):
+        Vocabulary.read(path)
+    path.write_bytes(b"gene,token\nAAA,3\n")
+    with pytest.raises(ValueError, match=r"genes.parquet is damaged or is no parquet"):
+        Vocabulary.read(path)
+    small.table.to_parquet(path)
+    with pytest.raises(ValueError, match=r"genes.parquet states no version"):
+        Vocabulary.read(path)
+
+
+def write_arrow(path, table, **changes):
+    schema = module._schema().with_metadata({b"scdiva_vocabulary": changes.pop("version", b"1")})
+    columns = {name: table[name].to_numpy() for name in module.COLUMNS} | changes
+    fields = [pa.field(f.name, changes[f.name].type if f.name in changes else f.type) for f in schema]
+    arrays = [
+        c if isinstance(c, pa.Array) else pa.array(c, f.type) for c, f in zip(columns.values(), fields, strict=True)
+    ]
+    pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields, metadata=schema.metadata)), path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"version": b"2"}, "states version 2"),
+        ({"entropy": pa.array([0.0] * 4, pa.float64())}, "is no vocabulary: its columns"),
+        ({"biotype": pa.array(["x", None, "x", "x"])}, "holds nulls"),
+        ({"symbol": pa.array(["A", "B", "B", "C"])}, "1 genes repeat the symbol of another, first: 'B'"),
+        ({"symbol": pa.array(["A", "", "B", "C"])}, "1 genes have no symbol"),
+        ({"ensembl_id": pa.array(["E1", "E2", "E1", "E1"])}, "2 genes repeat the ensembl_id of another, first: 'E1'"),
+    ],
+)
+def test_read_refuses_bad_tables(small, tmp_path, changes, message):
+    path = tmp_path / "genes.parquet"
+    write_arrow(path, small.table.assign(entropy=np.float32(0)))
+    assert Vocabulary.read(path).n_genes == 4  # the writer of this test writes what is accepted
+    write_arrow(path, small.table, **changes)
+    with pytest.raises(ValueError, match=message) as error:
+        Vocabulary.read(path)
+    assert "genes.parquet" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.drop(columns="alias"), "has the columns"),
+        (lambda t: t.assign(more=1), "has the columns"),
+        (lambda t: t.iloc[:0], "at least one gene"),
+        (
+            lambda t: t.assign(alias=[None, "", "", ""]),
+            "column 'alias' holds 1 values that are no strings, first in row 0",
+        ),
+        (lambda t: t.assign(entropy="high"), "column 'entropy' holds object"),
+    ],
+)
+def test_constructor_refuses(small, change, message):
+    with pytest.raises(ValueError, match=message):
+        Vocabulary(change(small.table))
+
+
+def test_load(small, tmp_path, monkeypatch):
+    assert load_vocabulary(small) is small
+    assert load_vocabulary() == Vocabulary.human()
+    folder = tmp_path / "my-model"
+    folder.mkdir()
+    small.write(folder / "vocabulary.parquet")
+    assert load_vocabulary(folder) == small
+    assert load_vocabulary(str(folder / "vocabulary.parquet")) == small
+    monkeypatch.setattr(module, "_CHECKPOINTS", tmp_path)
+    assert load_vocabulary("my-model") == small
+    with pytest.raises(FileNotFoundError, match=r"no vocabulary 'no-model'.*\['my-model'\]"):
+        load_vocabulary("no-model")
+
+
+# --- any vocabulary --------------------------------------------------------------------------------------------------
+names = st.text("ABC1-.", min_size=1, max_size=3)
+
+
+@st.composite
+def vocabularies(draw):
+    symbols = draw(st.lists(names, min_size=1, max_size=8, unique=True))
+    joined = st.lists(names, max_size=3, unique=True).map("|".join)
+    rows = [(f"ENSG{i:011d}", symbol, draw(joined), draw(joined)) for i, symbol in enumerate(symbols)]
+    return Vocabulary(table_of(*rows))
+
+
+@settings(max_examples=60, deadline=None)
+@given(vocabularies(), st.data())
+def test_any_subset_says_the_same_or_nothing(full, data):
+    kept = sorted(data.draw(st.sets(st.sampled_from(full.tokens.tolist()), min_size=1)))
+    part = full.subset(kept)
+    every = [*full.symbols, *full.ensembl_ids, *data.draw(st.lists(names, max_size=20))]
+    for name in every:
+        token = full.match([name]).tokens[0]
+        answer = part.match([name]).tokens[0]
+        if token in kept:
+            assert answer != UNKNOWN
+            assert kept[answer - N_SPECIAL] == token
+        elif token != UNKNOWN or answer == UNKNOWN:
+            assert answer == UNKNOWN
+    np.testing.assert_array_equal(part.match(part.symbols).tokens, part.tokens)
+    np.testing.assert_array_equal(part.match(part.ensembl_ids).tokens, part.tokens)

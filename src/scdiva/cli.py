@@ -196,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         training = PretrainingConfig(**arguments.pop("training"))
         folder = pretrain(training=training, **arguments)
-    except (ValueError, KeyError, OSError) as error:
+    except (ValueError, KeyError, OSError, FloatingPointError) as error:
         sys.stderr.write(f"scdiva pretrain: {error.args[0] if isinstance(error, KeyError) else error}\n")
         return 1
     except KeyboardInterrupt:

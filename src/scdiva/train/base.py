@@ -109,7 +109,10 @@ class TaskModule(pl.LightningModule):
         """Seed torch's global streams inside the block only."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
+            # not torch.manual_seed: it would seed the GPUs that other work runs on too
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                torch.cuda.manual_seed(seed)
             yield
 
     def training_step(self, batch: CellBatch, batch_idx: int) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import pytest
@@ -21,7 +22,7 @@ def rng(seed: int = 0) -> torch.Generator:
 
 def cells_of(batch):
     bounds = batch.cu_seqlens.tolist()
-    for a, b in zip(bounds, bounds[1:], strict=False):
+    for a, b in itertools.pairwise(bounds):
         yield batch.tokens[a:b], batch.values[a:b]
 
 
@@ -148,8 +149,22 @@ def test_studies_are_checked(tiny, config, batch):
     module = PretrainingModule(tiny(), config(), n_studies=2)
     with pytest.raises(ValueError, match="2 studies, but the batch does not say"):
         module.compute_loss(dataclasses.replace(batch, study=None), rng())
-    with pytest.raises(ValueError, match=r"0 \.\.\. 1, got up to 2"):
-        module.compute_loss(dataclasses.replace(batch, study=batch.study + 1), rng())
+    for wrong in (batch.study + 1, batch.study - 2):
+        with pytest.raises(ValueError, match=r"0 \.\.\. 1, or -1 for another one"):
+            module.compute_loss(dataclasses.replace(batch, study=wrong), rng())
+
+
+def test_an_unseen_study_gets_the_mean_of_the_seen(tiny, config, batch):
+    """Logits are linear in the covariate: with zero decoder, study -1 scores as the mean of both biases does."""
+    module = PretrainingModule(tiny(), config(), n_studies=2)
+    torch.nn.init.normal_(module.study_bias.weight, generator=rng())
+    unseen = dataclasses.replace(batch, study=torch.full_like(batch.study, -1))
+    _, parts = module.compute_loss(unseen, rng(1))
+    with torch.no_grad():
+        module.study_bias.weight[:] = module.study_bias.weight.mean(0)
+    _, expected = module.compute_loss(batch, rng(1))
+    assert float(parts["genes"]) == pytest.approx(float(expected["genes"]), rel=1e-5)
+    assert float(parts["genes"]) != pytest.approx(math.log(30), rel=1e-2)
 
 
 def test_construction_leaves_torchs_stream(tiny, config):

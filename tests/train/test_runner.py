@@ -59,7 +59,7 @@ def test_a_resumed_run_is_the_run(run, tmp_path, settings, stop):
 
 
 def test_training_learns_and_leaves_a_plain_checkpoint(run, tmp_path):
-    module, trainer = run(tmp_path, settings={"steps": 60, "learning_rate": 1e-2, "checkpoint_every": 45})
+    _, trainer = run(tmp_path, settings={"steps": 60, "learning_rate": 1e-2, "checkpoint_every": 45})
     value = [v for _, v in column(tmp_path, "val/loss")]
     assert len(value) == 12
     assert value[-1] < 0.8 * value[0]

@@ -62,8 +62,11 @@ class CellPool:
         self.context = context
         self.blocks: list[tuple[int, np.ndarray]] = []
         for number, source in enumerate(self.sources):
-            rows = np.flatnonzero(source.lengths >= min_genes)
-            self.blocks += [(number, rows[i : i + block_rows]) for i in range(0, len(rows), block_rows)]
+            usable = np.flatnonzero(source.lengths >= min_genes)
+            # No block spans two studies: then a packed corpus gives the very stream that its files give.
+            of_studies = np.split(usable, np.flatnonzero(np.diff(self.studies[number][usable])) + 1)
+            for rows in of_studies:
+                self.blocks += [(number, rows[i : i + block_rows]) for i in range(0, len(rows), block_rows)]
         self.block_sizes = tuple(len(rows) for _, rows in self.blocks)
         self.n_cells = sum(self.block_sizes)
 

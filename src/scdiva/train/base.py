@@ -109,7 +109,10 @@ class TaskModule(pl.LightningModule):
         """Seed torch's global streams inside the block only."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(seed)
+            # not torch.manual_seed: it would seed the GPUs that other work runs on too
+            torch.default_generator.manual_seed(seed)
+            if devices:
+                torch.cuda.manual_seed(seed)
             yield
 
     def training_step(self, batch: CellBatch, batch_idx: int) -> Tensor:
@@ -135,13 +138,12 @@ class TaskModule(pl.LightningModule):
 
     def _log(self, stage: str, loss: Tensor, parts: dict[str, Tensor], n_cells: int) -> None:
         values = {f"{stage}/loss": loss.detach()} | {f"{stage}/{name}": value.float() for name, value in parts.items()}
-        self.log_dict(
-            values, batch_size=n_cells, on_step=stage == "train", on_epoch=stage == "val", sync_dist=stage == "val"
-        )
+        whole = stage == "val"
+        self.log_dict(values, batch_size=n_cells, on_step=not whole, on_epoch=whole, sync_dist=whole)
         if stage == "train" and self.trainer.optimizers:
             self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=n_cells)
 
-    def configure_optimizers(self) -> dict[str, Any]:
+    def configure_optimizers(self) -> Any:
         """AdamW with linear warm-up and cosine, stepped once per optimiser step. Called by Lightning."""
         c = self.config
         optimizer = torch.optim.AdamW(

@@ -127,7 +127,7 @@ class PretrainingModule(TaskModule):
         Parameters
         ----------
         batch
-            Complete cells, with `study` where the module was given `n_studies`.
+            Complete cells, with `study` where the module was given `n_studies` (-1: a study that is not trained on).
         generator
             Source of times and masks.
 
@@ -191,9 +191,10 @@ class PretrainingModule(TaskModule):
             return
         if batch.study is None:
             raise ValueError(f"The module was made for {self.n_studies} studies, but the batch does not say which.")
-        if bool(((batch.study < 0) | (batch.study >= self.n_studies)).any()):
+        if bool(((batch.study < -1) | (batch.study >= self.n_studies)).any()):
+            low, high = int(batch.study.min()), int(batch.study.max())
             raise ValueError(
-                f"Study numbers must be in 0 ... {self.n_studies - 1}, got up to {int(batch.study.max())}."
+                f"Study numbers must be in 0 ... {self.n_studies - 1}, or -1 for another one; got {low} to {high}."
             )
 
     def _view_state(self, batch: CellBatch, generator: torch.Generator) -> Tensor:
@@ -212,6 +213,9 @@ class PretrainingModule(TaskModule):
         """Mean over the asked cells of the multinomial loss of their genes, predicted from their states."""
         assert self.decoder is not None
         logits = self.decoder(state)
-        if self.study_bias is not None:
-            logits = logits + self.study_bias(batch.study)
+        if self.study_bias is not None and batch.study is not None:
+            # a study that is not trained on (-1) gets what the others have in common
+            known = torch.ge(batch.study, 0)[:, None]
+            common = self.study_bias.weight.mean(0)
+            logits = logits + torch.where(known, self.study_bias(batch.study.clamp_min(0)), common)
         return (gene_multinomial_loss(logits, batch) * asked).sum() / asked.sum().clamp_min(1)

@@ -29,6 +29,7 @@ _EXPECTED_WARNINGS = (
     ".*You're resuming from a checkpoint that ended before the epoch ended.*",
     ".*isinstance.treespec, LeafSpec.*",
     ".*The dirpath has changed from.*",
+    ".*Total length of `list` across ranks is zero.*",
 )
 
 
@@ -225,9 +226,7 @@ def fit(
         for message in _EXPECTED_WARNINGS:
             warnings.filterwarnings("ignore", message=message)
         try:
-            trainer.fit(
-                module, datamodule=datamodule, ckpt_path=None if checkpoint is None else str(checkpoint), **safe
-            )
+            trainer.fit(module, datamodule=datamodule, ckpt_path=checkpoint and str(checkpoint), **safe)
         except SystemExit as error:
             if trainer.interrupted:
                 raise KeyboardInterrupt from error

@@ -1,0 +1,213 @@
+"""The command line: `scdiva pretrain --config file.yaml`.
+
+Every option of a run is a field of a dataclass or an argument of a function here, so the command line, the YAML file
+and Python say the same things by the same names. Heavy packages are imported when work begins: `scdiva --help` answers
+at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from scdiva.models.config import ScDiVaConfig
+from scdiva.train.config import PretrainingConfig
+
+MODEL = "model"
+VOCABULARY = "vocabulary.parquet"
+CONFIG = "config.yaml"
+
+
+def pretrain(
+    train: list[str],
+    out: str,
+    training: PretrainingConfig,
+    *,
+    model: dict[str, Any] | None = None,
+    validation: list[str] | None = None,
+    vocabulary: str = "human",
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    min_genes: int = 1,
+    validation_cells: int | None = 2000,
+    num_workers: int = 0,
+    accelerator: str = "auto",
+    devices: int = 1,
+    resume: bool = False,
+    progress: bool = True,
+) -> Path:
+    """Pretrain a model on files and save it.
+
+    Parameters
+    ----------
+    train
+        ``.h5ad`` or ``.zarr`` files, each a study of its own, or one packed corpus. Read by row blocks.
+    out
+        Folder of the run: `vocabulary.parquet` (with entropies), `last.ckpt`, `log/`, and at the end `model/`, which
+        :func:`scdiva.models.load_model` reads.
+    training
+        See :class:`~scdiva.train.PretrainingConfig`.
+    model
+        Fields of :class:`~scdiva.models.ScDiVaConfig` that differ from its defaults; `n_genes` is the vocabulary's.
+    validation
+        Files of studies that are not trained on.
+    vocabulary
+        A name, a model folder or a parquet file. If it holds no entropies, they are counted from `train` first.
+    layer, use_raw, input, gene_ids
+        Where the expression is and what it is, as in :func:`scdiva.pp.match_genes` and the other calls.
+    min_genes
+        Cells with fewer known genes are left out.
+    validation_cells
+        At most so many cells are validated on, taken evenly.
+    num_workers
+        Processes that read ahead.
+    accelerator, devices
+        As for :func:`scdiva.train.fit`.
+    resume
+        Go on from `out/last.ckpt`.
+    progress
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    The model folder.
+
+    Raises
+    ------
+    FileExistsError
+        If `out` holds a run and `resume` is False, or a finished model.
+    FileNotFoundError
+        If there is nothing to resume.
+    ValueError
+        If files, vocabulary and configuration do not fit together.
+    """
+    folder = Path(out)
+    if (folder / MODEL).exists():
+        raise FileExistsError(f"{folder / MODEL} exists already: the run is finished. Choose another out.")
+    if (folder / "last.ckpt").exists() and not resume:
+        raise FileExistsError(f"{folder} holds a run that is not finished. Pass resume=true, or choose another out.")
+    if not train:
+        raise ValueError("train must name at least one file.")
+
+    from scdiva._rng import step_generator
+    from scdiva.data.datamodule import CellDataModule
+    from scdiva.models.pretrained import save_model
+    from scdiva.models.scdiva import ScDiVa
+    from scdiva.train.pretraining import PretrainingModule
+    from scdiva.train.runner import find_checkpoint, fit
+
+    checkpoint = find_checkpoint(folder) if resume else None
+    reading: dict[str, Any] = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids}
+    genes = _vocabulary(folder / VOCABULARY if resume else vocabulary, train, reading)
+    config = ScDiVaConfig(n_genes=genes.n_genes, **(model or {}))
+    if training.context > config.max_length:
+        raise ValueError(f"context={training.context} exceeds the model's max_length={config.max_length}.")
+    data = CellDataModule(
+        train,
+        validation=validation,
+        vocabulary=genes,
+        batch_size=training.batch_size,
+        context=training.context,
+        seed=training.seed,
+        min_genes=min_genes,
+        validation_cells=validation_cells,
+        num_workers=num_workers,
+        entropy_floor=config.entropy_floor,
+        **reading,
+    )
+    data.setup()
+    folder.mkdir(parents=True, exist_ok=True)
+    if not resume:
+        genes.write(folder / VOCABULARY)
+    network = ScDiVa(config, generator=step_generator(training.seed, 0, "weights"))
+    module = PretrainingModule(network, training, n_studies=data.n_studies)
+    trainer = fit(
+        module,
+        data,
+        out_dir=folder,
+        accelerator=accelerator,
+        devices=devices,
+        resume_from=checkpoint,
+        progress=progress,
+    )
+    metadata = {
+        "steps": trainer.global_step,
+        "training": training.to_dict(),
+        "studies": data.study_names,
+        "n_training_cells": data.n_cells,
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")},
+    }
+    data.close()
+    return save_model(network.cpu(), genes, folder / MODEL, metadata=metadata)
+
+
+def _vocabulary(vocabulary: str | Path, train: list[str], reading: dict[str, Any]) -> Any:
+    """Load a vocabulary; where it has no entropies, count them."""
+    from scdiva._settings import logger
+    from scdiva.data.packed import is_packed
+    from scdiva.tokenizer.vocabulary import load_vocabulary
+
+    genes = load_vocabulary(vocabulary)
+    if genes.table["entropy"].notna().any() or any(is_packed(file) for file in train):
+        return genes  # a packed corpus was ranked by entropies already; without them the vocabulary itself complains
+    from scdiva.pp import corpus_entropy
+
+    logger.info("counting the entropy of each gene over %d files", len(train))
+    entropy = corpus_entropy(train, genes, **reading).entropy()
+    return genes.with_entropy(entropy[-genes.n_genes :])
+
+
+def _parsers() -> tuple[Any, Any]:
+    """Command-line parsers of the program and of `pretrain`, read off the signatures."""
+    from jsonargparse import ActionConfigFile, ArgumentParser
+
+    parser = ArgumentParser(prog="scdiva", description="Single-cell embeddings from masked discrete diffusion.")
+    pretraining = ArgumentParser(prog="scdiva pretrain", description="Pretrain a model on h5ad files and save it.")
+    pretraining.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options below.")
+    pretraining.add_function_arguments(pretrain, skip={"model", "training"}, as_group=True)
+    pretraining.add_class_arguments(PretrainingConfig, "training", instantiate=False)
+    # the number of genes is the vocabulary's, hence no option
+    pretraining.add_class_arguments(ScDiVaConfig, "model", skip={"n_genes"}, instantiate=False)
+    commands = parser.add_subcommands(dest="command", required=True)
+    commands.add_subcommand("pretrain", pretraining, help=pretraining.description)
+    return parser, pretraining
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Parameters
+    ----------
+    argv
+        Arguments without the program's name; None reads the process's.
+
+    Returns
+    -------
+    0, or 1 after an error in what was asked (said in one line), or 130 after Ctrl-C.
+    """
+    parser, pretraining = _parsers()
+    options = parser.parse_args(None if argv is None else list(argv)).pretrain
+    arguments = options.as_dict()
+    arguments.pop("config", None)
+    try:
+        training = PretrainingConfig(**arguments.pop("training"))
+        folder = pretrain(training=training, **arguments)
+    except (ValueError, KeyError, OSError, FloatingPointError) as error:
+        sys.stderr.write(f"scdiva pretrain: {error.args[0] if isinstance(error, KeyError) else error}\n")
+        return 1
+    except KeyboardInterrupt:
+        sys.stderr.write(
+            f"scdiva pretrain: stopped. Go on with the same options and --resume true (out: {options.out})\n"
+        )
+        return 130
+    pretraining.save(options, Path(options.out) / CONFIG, overwrite=True)
+    sys.stdout.write(f"{folder}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import anndata as ad
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from scdiva import get
+from scdiva.datasets import toy
+from scdiva.pp import entropy_serialize, gene_entropy
+from scdiva.tokenizer.vocabulary import Vocabulary
+
+
+@pytest.fixture(scope="module")
+def human() -> Vocabulary:
+    return Vocabulary.human()
+
+
+@pytest.fixture(scope="module")
+def vocabulary(human) -> Vocabulary:
+    return human.with_entropy(np.round(np.random.default_rng(0).uniform(0, 2, human.n_genes), 1))
+
+
+@pytest.fixture
+def adata() -> ad.AnnData:
+    return toy(40, 60)
+
+
+def slow_ranks(counts, entropy, tokens, max_length):
+    """Ranks of each gene, one cell after the other."""
+    ranks = np.zeros(counts.shape, int)
+    for i, cell in enumerate(counts):
+        v = np.log1p(cell / cell.sum() * 1e4).astype(np.float32)
+        score = v / (np.maximum(entropy.astype(np.float32), np.float32(0.1)) + np.float32(1e-6))
+        order = [j for j in np.lexsort((tokens, -score)) if cell[j] > 0][:max_length]
+        ranks[i, order] = np.arange(1, len(order) + 1)
+    return ranks
+
+
+@pytest.mark.parametrize("max_length", [1200, 11])
+def test_ranks_equal_the_slow_way(adata, vocabulary, max_length):
+    before = adata.copy()
+    assert entropy_serialize(adata, vocabulary, max_length=max_length) is None
+    ranks = adata.layers["scdiva_rank"]
+    assert type(ranks) is sp.csr_matrix
+    assert ranks.dtype == np.int32
+    assert ranks.has_sorted_indices
+    tokens = vocabulary.match(adata.var_names).tokens
+    expected = slow_ranks(before.X.toarray(), vocabulary.entropy[tokens], tokens, max_length)
+    np.testing.assert_array_equal(ranks.toarray(), expected)
+    assert (adata.X != before.X).nnz == 0
+    said = adata.uns["scdiva_rank"]
+    assert said["kind"] == "counts"
+    assert said["max_length"] == max_length
+    assert said["n_truncated"] == ((before.X.toarray() > 0).sum(1) > max_length).sum()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda a: ad.AnnData(a.X.tocsc(), a.obs, a.var),
+        lambda a: ad.AnnData(a.X.toarray(), a.obs, a.var),
+        lambda a: ad.AnnData(da.from_array(a.X.toarray(), chunks=(7, 60)), a.obs, a.var),
+        lambda a: a[::-1, np.random.default_rng(0).permutation(60)].copy(),
+    ],
+)
+def test_storage_and_order_change_nothing(adata, vocabulary, change):
+    other = change(adata)
+    entropy_serialize(adata, vocabulary)
+    entropy_serialize(other, vocabulary)
+    back = other[adata.obs_names, adata.var_names]
+    assert (back.layers["scdiva_rank"] != adata.layers["scdiva_rank"]).nnz == 0
+
+
+def test_views_become_their_own(adata, vocabulary):
+    entropy_serialize(adata, vocabulary)
+    view = toy(40, 60)[5:9]
+    with pytest.warns(ad.ImplicitModificationWarning):
+        entropy_serialize(view, vocabulary)
+    assert (view.layers["scdiva_rank"] != adata.layers["scdiva_rank"][5:9]).nnz == 0
+
+
+def test_own_entropies(adata, human):
+    with pytest.raises(ValueError, match="holds no entropies"):
+        entropy_serialize(adata, human)
+    gene_entropy(adata, human)
+    entropy_serialize(adata, human, entropy_key="scdiva_entropy")
+    tokens = human.match(adata.var_names).tokens
+    expected = slow_ranks(adata.X.toarray(), adata.var["scdiva_entropy"].to_numpy(), tokens, 1200)
+    np.testing.assert_array_equal(adata.layers["scdiva_rank"].toarray(), expected)
+    assert adata.uns["scdiva_rank"]["entropy_key"] == "scdiva_entropy"
+    with pytest.raises(KeyError, match=r"no column 'entropy'; scdiva\.pp\.gene_entropy"):
+        entropy_serialize(adata, human, entropy_key="entropy")
+    adata.var.iloc[[4, 9], adata.var.columns.get_loc("scdiva_entropy")] = np.nan
+    with pytest.raises(ValueError, match=rf"for 2 of 60 known genes \(first: '{adata.var_names[4]}'\)"):
+        entropy_serialize(adata, human, entropy_key="scdiva_entropy")
+
+
+def test_rank_of_summed_columns_stands_at_the_first(adata, vocabulary):
+    names = [*adata.var_names, "NOGENE"]
+    twice = ad.AnnData(sp.hstack([adata.X, adata.X[:, [3]], adata.X[:, [5]]]).tocsr(), adata.obs)
+    twice.var_names = [*names, adata.var["ensembl_id"].iloc[3]]
+    entropy_serialize(twice, vocabulary)
+    ranks = twice.layers["scdiva_rank"].toarray()
+    assert not ranks[:, 60:].any()
+    assert ((ranks[:, 3] > 0) == ((adata.X[:, [3]].toarray() + adata.X[:, [5]].toarray())[:, 0] > 0)).all()
+    with pytest.raises(ValueError, match="already"):
+        entropy_serialize(twice, vocabulary, duplicates="error")
+
+
+def test_raw_layer_and_lognormalised(adata, vocabulary):
+    expected = entropy_serialize(adata, vocabulary, copy=True).layers["scdiva_rank"]
+    assert "scdiva_rank" not in adata.layers
+    other = ad.AnnData(np.zeros(adata.shape), adata.obs, adata.var, layers={"counts": adata.X})
+    other.raw = adata[:, ::-1]
+    entropy_serialize(other, vocabulary, layer="counts", key_added="a")
+    entropy_serialize(other, vocabulary, use_raw=True, key_added="b")
+    assert (other.layers["a"] != expected).nnz == 0
+    assert (other.layers["b"] != expected).nnz == 0
+    small = other[:, :30].copy()
+    with pytest.raises(ValueError, match=r"adata\.raw holds 30 known genes that adata lacks .*raw\.to_adata"):
+        entropy_serialize(small, vocabulary, use_raw=True)
+
+    logs = adata.copy()
+    logs.X = adata.X.multiply(1e4 / adata.X.sum(1)).tocsr().log1p()
+    entropy_serialize(logs, vocabulary)
+    assert logs.uns["scdiva_rank"]["kind"] == "lognorm"
+    moved = (logs.layers["scdiva_rank"] != expected).nnz / expected.nnz
+    assert moved < 0.05  # near-ties may swap
+
+
+def test_empty_cells(adata, vocabulary):
+    x = adata.X.toarray()
+    x[7] = 0
+    adata.X = x
+    with pytest.raises(ValueError, match=rf"1 of 40 cells have no counts at all \(first: '{adata.obs_names[7]}'\)"):
+        entropy_serialize(adata, vocabulary)
+    assert "scdiva_rank" not in adata.layers
+    assert "scdiva_rank" not in adata.uns
+    entropy_serialize(adata, vocabulary, empty="nan")
+    assert (np.diff(adata.layers["scdiva_rank"].indptr) == 0).nonzero()[0].tolist() == [7]
+    with pytest.raises(ValueError, match="empty must be"):
+        entropy_serialize(adata, vocabulary, empty="drop")
+    with pytest.raises(ValueError, match="max_length must be"):
+        entropy_serialize(adata, vocabulary, max_length=0)
+
+
+def test_table_of_ranks(adata, vocabulary, tmp_path):
+    with pytest.raises(KeyError, match=r"call scdiva\.pp\.entropy_serialize"):
+        get.serialized_df(adata)
+    entropy_serialize(adata, vocabulary)
+    adata.write_h5ad(tmp_path / "a.h5ad")
+    adata = ad.read_h5ad(tmp_path / "a.h5ad")
+    table = get.serialized_df(adata)
+    assert list(table.columns) == ["cell", "rank", "gene"]
+    ranks = adata.layers["scdiva_rank"].toarray()
+    assert len(table) == (ranks > 0).sum()
+    at = adata.obs_names.get_indexer(table["cell"]), adata.var_names.get_indexer(table["gene"])
+    np.testing.assert_array_equal(ranks[at], table["rank"])
+    for _, of_cell in table.groupby("cell"):
+        np.testing.assert_array_equal(of_cell["rank"], np.arange(1, len(of_cell) + 1))
+    assert table["cell"].drop_duplicates().tolist() == list(adata.obs_names)
+
+    two = [adata.obs_names[9], adata.obs_names[2]]
+    few = get.serialized_df(adata, cells=two, max_rank=3)
+    assert few["cell"].tolist() == [two[0]] * 3 + [two[1]] * 3
+    assert few["rank"].tolist() == [1, 2, 3] * 2
+    assert get.serialized_df(adata, cells=two[0]).equals(table[table["cell"] == two[0]].reset_index(drop=True))
+    with pytest.raises(KeyError, match=r"1 of 2 cells are not in adata \(first: 'nobody'\)"):
+        get.serialized_df(adata, cells=[two[0], "nobody"])

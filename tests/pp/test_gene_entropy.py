@@ -111,7 +111,7 @@ def test_a_failed_call_leaves_adata_alone(human):
         assert "scdiva" not in one.uns
 
 
-@pytest.mark.parametrize("block_rows", [1, 7, 4096])
+@pytest.mark.parametrize("block_rows", [7, 4096])
 def test_a_corpus_of_files_equals_memory(human, tmp_path, block_rows):
     adata = toy(60, 50)
     parts = [adata[:13].copy(), adata[13:41, 5:].copy(), adata[41:].copy()]

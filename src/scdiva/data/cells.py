@@ -99,11 +99,10 @@ class CellSource:
 
     def _open(self) -> OpenMatrix:
         # HDF5 handles do not survive a fork: a data loader's worker opens the file anew.
-        if self._opened is None or (self.path is not None and self._process != os.getpid()):
-            if self.path is None:
-                raise ValueError("this source was closed.")
+        if self.path is not None and (self._opened is None or self._process != os.getpid()):
             self._opened = open_matrix(self.path, layer=self.layer, use_raw=self.use_raw)
             self._matrix, self._process = None, os.getpid()
+        assert self._opened is not None  # only a source of a file lets go of it
         if self._matrix is None:
             self._matrix = row_readable(self._opened.matrix)
         return self._opened

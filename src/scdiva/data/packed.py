@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
+from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -37,7 +38,7 @@ def pack_files(
     input: Input = "auto",
     duplicates: Literal["sum", "error"] = "sum",
     gene_ids: str | None = None,
-    block_rows: int = 4096,
+    block_rows: int = BLOCK_ROWS,
 ) -> PackedCells:
     """Serialise many files into one, cell after cell, by row blocks.
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from scdiva._constants import N_SPECIAL, UNS, VAR_ENTROPY
 from scdiva._validate import Input
+from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.cells import CellSource, open_expression
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -122,7 +123,7 @@ def corpus_entropy(
     use_raw: bool = False,
     input: Input = "auto",
     duplicates: Literal["sum", "error"] = "sum",
-    block_rows: int = 4096,
+    block_rows: int = BLOCK_ROWS,
 ) -> EntropyHistogram:
     """Count the expression histograms of a corpus, file by file and block by block.
 

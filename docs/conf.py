@@ -7,6 +7,7 @@ import inspect
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import scdiva
 
@@ -37,8 +38,9 @@ autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 
-# Every reference to something of scdiva must resolve. Types of other packages are linked where the build may ask their
-# sites for an inventory (Read the Docs), and left as plain text elsewhere: a build must not need the network.
+# Every reference to something of scdiva must exist (see `missing_reference`). Types of other packages are linked where
+# the build may ask their sites for an inventory (Read the Docs), and left as plain text elsewhere: a build must not need
+# the network.
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!scdiva\.).*")]
 if os.environ.get("READTHEDOCS"):
@@ -78,6 +80,45 @@ def public_names(part: str) -> list[str]:
         and not name.startswith("_")
         and thing.__module__.startswith(module.__name__)
     ]
+
+
+def thing_named(target: str) -> Any:
+    """Import what a dotted name stands for; raise if there is no such thing."""
+    names = target.split(".")
+    for cut in range(len(names), 0, -1):
+        try:
+            thing: Any = importlib.import_module(".".join(names[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for name in names[cut:]:
+            thing = getattr(thing, name)
+        return thing
+    raise ModuleNotFoundError(target)
+
+
+def missing_reference(app: Any, env: Any, node: Any, contnode: Any) -> Any:
+    """Lead a name by which a docstring or a signature knows a thing to the page of its public name.
+
+    What exists but has no page of its own is written as plain text. What does not exist stays a warning.
+    """
+    target = node.get("reftarget", "")
+    if not target.startswith("scdiva."):
+        return None
+    try:
+        thing = thing_named(target)
+    except (ImportError, AttributeError):
+        return None
+    for part in PARTS:
+        for name in public_names(part):
+            if getattr(importlib.import_module(f"scdiva.{part}"), name) is thing and f"scdiva.{part}.{name}" != target:
+                public, domain = f"scdiva.{part}.{name}", env.get_domain("py")
+                return domain.resolve_xref(env, node["refdoc"], app.builder, "obj", public, node, contnode)
+    return contnode
+
+
+def setup(app: Any) -> None:
+    """Connect to the build."""
+    app.connect("missing-reference", missing_reference)
 
 
 def write_api(path: Path) -> None:

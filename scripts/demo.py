@@ -34,6 +34,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, help="an h5ad file; without it, scanpy's pbmc68k_reduced")
     file = parser.parse_args().data
+    sd.settings.progress = sys.stderr.isatty()
     try:
         name, adata = ("pbmc68k_reduced", sd.datasets.pbmc68k_reduced()) if file is None else (file.stem, read(file))
         use_raw = adata.raw is not None and holds(adata.X, lambda x: x < 0)  # X is scaled: the expression is in raw
@@ -85,6 +86,8 @@ def pca(adata: ad.AnnData, use_raw: bool) -> np.ndarray:
     if cells.n_vars > 2000:
         sc.pp.highly_variable_genes(cells, n_top_genes=2000)
         cells = cells[:, cells.var["highly_variable"]].copy()
+    if hasattr(cells.X, "toarray"):
+        cells.X = cells.X.toarray()  # scaling centres: nothing stays sparse
     sc.pp.scale(cells, max_value=10)
     sc.pp.pca(cells, n_comps=min(50, cells.n_obs - 1, cells.n_vars - 1), random_state=sd.settings.seed)
     return cells.obsm["X_pca"]

@@ -314,7 +314,7 @@ TOKENS, VALUES, CU = batch([4, 3])
             {"tokens": TOKENS.clone().index_fill(0, torch.tensor([2, 5]), 43)},
             r"2 token\(s\).*40 genes, the first is 43",
         ),
-        ({"anchor_state": torch.zeros(2, 16)}, r"anchor_state must be \(2, 6\); got \(2, 16\)"),
+        ({"anchor_state": torch.zeros(2, 16)}, r"anchor_state must be \(2, 10\); got \(2, 16\)"),
         ({"backend": "flash"}, "Unknown attention backend"),
     ],
 )
@@ -327,7 +327,7 @@ def test_bad_input_is_refused(change, said):
 
 def test_a_cell_that_is_too_long_is_named():
     tokens, values, cu = batch([5, 21, 22])
-    with pytest.raises(ValueError, match=r"2 cell\(s\).*max_length=20, the first is cell 1 of the batch with 21"):
+    with pytest.raises(ValueError, match=r"2 cell\(s\).*more than the 20 genes.*the first is cell 1 of the batch with 21"):
         build()(tokens, values, cu)
 
 

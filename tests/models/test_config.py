@@ -77,7 +77,9 @@ def test_from_dict_refuses_what_it_does_not_know_and_guesses_nothing():
 
 
 def test_sizes_that_follow():
-    c = ScDiVaConfig(n_genes=10, dim=32, n_heads=4, anchor_linear_dim=6, anchor_learned_dim=2, max_length=50, anchor_length=90)
+    c = ScDiVaConfig(
+        n_genes=10, dim=32, n_heads=4, anchor_linear_dim=6, anchor_learned_dim=2, max_length=50, anchor_length=90
+    )
     assert (c.n_tokens, c.head_dim, c.state_dim, c.input_length) == (13, 8, 8, 90)
     assert replace(c, anchor="pooled").input_length == 50
     assert replace(c, anchor="pooled").state_dim == replace(c, anchor="learned").state_dim == 32

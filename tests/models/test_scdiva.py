@@ -12,8 +12,16 @@ from scdiva._constants import LAT, MASK, N_SPECIAL, PAD
 from scdiva.models import ScDiVa, ScDiVaConfig, init_gene_embedding
 
 SMALL = ScDiVaConfig(
-    n_genes=40, dim=16, n_layers=2, n_heads=2, ffn_dim=24, max_length=20, anchor_linear_dim=6, anchor_learned_dim=4,
-    anchor_hidden=10, anchor_length=30
+    n_genes=40,
+    dim=16,
+    n_layers=2,
+    n_heads=2,
+    ffn_dim=24,
+    max_length=20,
+    anchor_linear_dim=6,
+    anchor_learned_dim=4,
+    anchor_hidden=10,
+    anchor_length=30,
 )
 ANCHORS = ("learned", "pooled", "encoder")
 
@@ -327,7 +335,9 @@ def test_bad_input_is_refused(change, said):
 
 def test_a_cell_that_is_too_long_is_named():
     tokens, values, cu = batch([5, 21, 22])
-    with pytest.raises(ValueError, match=r"2 cell\(s\).*more than the 20 genes.*the first is cell 1 of the batch with 21"):
+    with pytest.raises(
+        ValueError, match=r"2 cell\(s\).*more than the 20 genes.*the first is cell 1 of the batch with 21"
+    ):
         build()(tokens, values, cu)
 
 

@@ -94,7 +94,11 @@ class SetEncoder(nn.Module):
         self.table = nn.Embedding(n_tokens, linear_dim)
         self.bias = nn.Parameter(torch.zeros(linear_dim))
         self.mlp = nn.Sequential(
-            nn.Linear(linear_dim, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, learned_dim)
+            nn.Linear(linear_dim, hidden),
+            nn.SiLU(),
+            nn.Linear(hidden, hidden),
+            nn.SiLU(),
+            nn.Linear(hidden, learned_dim),
         )
         nn.init.normal_(self.table.weight, std=INIT_STD)
 

@@ -6,20 +6,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from scdiva.train.anchor import AnchorModule
     from scdiva.train.base import TaskModule
-    from scdiva.train.config import OptimiserConfig, PretrainingConfig
+    from scdiva.train.config import AnchorConfig, OptimiserConfig, PretrainingConfig
+    from scdiva.train.linear_map import LinearMap, fit_linear_map
     from scdiva.train.pretraining import PretrainingModule
     from scdiva.train.runner import fit
 
 _WHERE = {
+    "AnchorConfig": "config",
+    "AnchorModule": "anchor",
+    "LinearMap": "linear_map",
     "OptimiserConfig": "config",
     "PretrainingConfig": "config",
     "PretrainingModule": "pretraining",
     "TaskModule": "base",
     "fit": "runner",
+    "fit_linear_map": "linear_map",
 }
 
-__all__ = ["OptimiserConfig", "PretrainingConfig", "PretrainingModule", "TaskModule", "fit"]
+__all__ = [
+    "AnchorConfig",
+    "AnchorModule",
+    "LinearMap",
+    "OptimiserConfig",
+    "PretrainingConfig",
+    "PretrainingModule",
+    "TaskModule",
+    "fit",
+    "fit_linear_map",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -170,3 +170,41 @@ class PretrainingConfig(OptimiserConfig):
     def paper(cls) -> PretrainingConfig:
         """Return what the paper says of its training: global batch 768, λ = 10, t ~ U(0, 1), one plain pass."""
         return cls(batch_size=768, value_mask_rate=0.0, anchor_objective="none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnchorConfig(OptimiserConfig):
+    """Training of the set encoder alone (:class:`~scdiva.train.AnchorModule`), before the transformer.
+
+    The paper has no such stage; its figure shows a latent encoder and its text none. Defaults are ours.
+
+    Attributes
+    ----------
+    genes_weight, contrast_weight
+        Weights of the two objectives.
+    contrast_temperature
+        Of InfoNCE.
+    max_time
+        A view leaves out at most this share of a cell's genes in expectation, t ~ U(0, max_time) per cell.
+    panel_rate
+        Share of the batches that are shown through a random gene panel, as targeted and filtered data are.
+    min_panel
+        Smallest panel, as a share of the genes; the share is drawn log-uniformly up to 1.
+    study_power
+        Cells are weighted by the size of their study to minus this power.
+    """
+
+    genes_weight: float = 1.0
+    contrast_weight: float = 0.2
+    contrast_temperature: float = 0.1
+    max_time: float = 0.8
+    panel_rate: float = 0.3
+    min_panel: float = 0.05
+    study_power: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 0, "genes_weight", "contrast_weight", "panel_rate", "study_power")
+        _at_least(self, 0, "contrast_temperature", "max_time", "min_panel", strictly=True)
+        if self.max_time > 1 or self.panel_rate > 1 or self.min_panel > 1:
+            raise ValueError("max_time, panel_rate and min_panel must be at most 1.")

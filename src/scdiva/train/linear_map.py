@@ -1,0 +1,129 @@
+"""The linear start of the set encoder: a truncated SVD of a packed corpus, computed block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from scdiva._constants import TARGET_SUM
+from scdiva.data.packed import PackedCells
+
+DISPERSION_OFFSET = 1e-3
+"""Added to the mean before the dispersion var / mean is taken, so that hardly seen genes do not lead."""
+DEVIATION_OFFSET = 0.05
+"""Added to the standard deviation that genes are divided by, so that hardly seen genes do not dominate."""
+CLIP = 10.0
+"""Largest standardised value, as scanpy's `scale(max_value=10)`."""
+BLOCK_ROWS = 2048
+
+
+class LinearMap(NamedTuple):
+    """A linear embedding of cells, `x = v @ weight + bias` with `v` the log-normalised expression by token.
+
+    Attributes
+    ----------
+    weight
+        float32 `(n_tokens, n_dims)`, leading directions first; rows of special tokens and of genes left out are 0.
+    bias
+        float32 `(n_dims,)`, minus the image of the corpus mean.
+    explained
+        float64 `(n_dims,)`, share of the standardised, study-centred variance that each direction explains.
+    frequency
+        float64 `(n_tokens,)`, mean share of a cell's counts that each gene has; 0 for special tokens.
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray
+    explained: np.ndarray
+    frequency: np.ndarray
+
+
+def fit_linear_map(
+    cells: PackedCells, n_dims: int = 128, *, n_genes: int = 8000, study_power: float = 0.5
+) -> LinearMap:
+    r"""Fit the leading directions of a corpus, each study centred on its own mean.
+
+    Cells are weighted by :math:`n_s^{-\mathrm{study\_power}}` with :math:`n_s` the cells of their study, so that a few
+    large studies of one tissue do not own every direction. Of the genes that cover more than half of the (weighted)
+    corpus, the `n_genes` with the highest dispersion are kept, divided by their standard deviation and clipped at
+    10. The directions are eigenvectors of the genes' covariance, summed over row blocks: memory does not grow with the
+    corpus, and the result does not depend on the blocks beyond rounding.
+
+    Parameters
+    ----------
+    cells
+        The corpus. Cells should be packed whole (a large `max_length`): what is cut off counts as zero.
+    n_dims
+        Number of directions, k.
+    n_genes
+        Genes kept; all that qualify if there are fewer.
+    study_power
+        0: each cell counts alike; 1: each study does.
+
+    Returns
+    -------
+    The map.
+
+    Raises
+    ------
+    ValueError
+        If fewer than `n_dims` genes qualify.
+    """
+    sizes = np.bincount(cells.study, minlength=len(cells.study_names)).astype(np.float64)
+    weight = np.maximum(sizes, 1) ** -study_power
+    weight *= sizes.sum() / (weight * sizes).sum()
+
+    means = np.zeros((len(sizes), cells.n_tokens))
+    squares, shares = np.zeros_like(means), np.zeros_like(means)
+    for study, block in _blocks(cells):
+        means[study] += np.asarray(block.sum(axis=0)).ravel() / sizes[study]
+        squares[study] += np.asarray(block.multiply(block).sum(axis=0)).ravel() / sizes[study]
+        shares[study] += np.asarray(np.expm1(block).sum(axis=0)).ravel() / (TARGET_SUM * sizes[study])
+    share = (weight * sizes)[:, None] * cells.measured
+    covered = share.sum(axis=0)
+    mean = (share * means).sum(axis=0) / np.maximum(covered, 1e-12)
+    variance = (share * (squares - means**2)).sum(axis=0) / np.maximum(covered, 1e-12)
+    dispersion = np.where(covered > 0.5 * sizes.sum(), variance / np.maximum(mean, DISPERSION_OFFSET), 0.0)
+    kept = np.sort(np.argsort(-dispersion, kind="stable")[:n_genes])
+    kept = kept[dispersion[kept] > 0]
+    if len(kept) < n_dims:
+        raise ValueError(f"{len(kept)} genes vary in more than half of the corpus, fewer than n_dims={n_dims}.")
+    deviation = np.sqrt(variance[kept]) + DEVIATION_OFFSET
+
+    covariance = np.zeros((len(kept), len(kept)))
+    for study, block in _blocks(cells):
+        dense = (block[:, kept].toarray() - means[study, kept]) * cells.measured[study, kept] / deviation
+        dense = np.clip(dense, -CLIP, CLIP).astype(np.float32)
+        covariance += weight[study] * (dense.T @ dense)
+    directions, values = _leading_eigenvectors(covariance, n_dims)
+
+    table = np.zeros((cells.n_tokens, n_dims), dtype=np.float32)
+    table[kept] = directions / deviation[:, None]
+    bias = -(mean[kept] / deviation) @ directions
+    frequency = (share * shares).sum(axis=0) / np.maximum(covered, 1e-12)
+    return LinearMap(table, bias.astype(np.float32), values / np.trace(covariance), frequency)
+
+
+def _leading_eigenvectors(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """Eigenvectors of the k largest eigenvalues, largest first; the sign makes the largest entry positive."""
+    from scipy.linalg import eigh
+
+    n = len(matrix)
+    values, vectors = eigh(matrix, subset_by_index=(n - k, n - 1))
+    values, vectors = values[::-1], vectors[:, ::-1]
+    return vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(k)]), values
+
+
+def _blocks(cells: PackedCells) -> Iterator[tuple[int, sp.csr_matrix]]:
+    """Yield row blocks of one study each, in token space."""
+    bounds = np.flatnonzero(np.diff(cells.study, prepend=-1, append=-1))
+    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+        for lo in range(start, end, BLOCK_ROWS):
+            hi = min(lo + BLOCK_ROWS, end)
+            indptr, tokens, values = cells.read(lo, hi)
+            # float64 sums: the moments must not depend on where blocks end
+            block = sp.csr_matrix((values.astype(np.float64), tokens, indptr), shape=(hi - lo, cells.n_tokens))
+            yield int(cells.study[start]), block

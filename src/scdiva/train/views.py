@@ -1,0 +1,54 @@
+"""Two views of one cell, and what it means that they agree."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scdiva.data.batch import CellBatch
+from scdiva.diffusion import cell_of_token
+
+
+def thinned(batch: CellBatch, dropped: Tensor) -> CellBatch:
+    """Leave genes out of a batch, as dropout does (paper, theorem "Dropout-Diffusion Isomorphism").
+
+    Parameters
+    ----------
+    batch
+        Cells; not changed.
+    dropped
+        bool `(T,)`.
+
+    Returns
+    -------
+    The batch of the genes that are left, in their order; a cell may end up empty.
+    """
+    kept = ~dropped
+    counts = torch.zeros(batch.n_cells, dtype=torch.int64, device=kept.device)
+    counts.index_add_(0, cell_of_token(batch.cu_seqlens, kept.numel()), kept.long())
+    cu_seqlens = F.pad(counts.cumsum(0), (1, 0)).to(batch.cu_seqlens.dtype)
+    return CellBatch(batch.tokens[kept], batch.values[kept], cu_seqlens, batch.study)
+
+
+def contrast_loss(one: Tensor, other: Tensor, study: Tensor | None, temperature: float) -> Tensor:
+    """InfoNCE between two views of each cell, negatives from the cell's own study only.
+
+    Mean over cells and both directions of `-log exp(s_ii / τ) / Σ_j exp(s_ij / τ)` with cosine similarity s and j over
+    the cells of i's study (van den Oord et al. 2018; the restriction takes away the reward for telling studies apart).
+
+    Parameters
+    ----------
+    one, other
+        States `(B, dim)` of the same cells.
+    study
+        `(B,)`, or None: all cells are of one study.
+    temperature
+        τ.
+    """
+    high = torch.promote_types(one.dtype, torch.float32)
+    similarity = F.normalize(one.to(high), dim=1) @ F.normalize(other.to(high), dim=1).T / temperature
+    if study is not None:
+        similarity = similarity.masked_fill(study[:, None] != study[None, :], -torch.inf)
+    own = torch.arange(one.shape[0], device=one.device)
+    return 0.5 * (F.cross_entropy(similarity, own) + F.cross_entropy(similarity.T, own))

@@ -132,6 +132,37 @@ def test_a_dropped_gene_is_never_taken_for_another(small):
 
 
 @pytest.mark.parametrize(
+    ("dropped", "kept", "asked"),
+    [
+        ("A.B", "A-B", ["A.B", "A-B"]),  # R's spelling of the kept one
+        ("A:B", "A-B", ["A.B", "A-B"]),  # R's spelling of both
+        ("C1ORF5", "C1orf5", ["C1ORF5", "C1orf5"]),
+        ("MIR1-2", "MIR1", ["MIR1-2", "MIR1"]),  # a repeat of the kept one, were it not a gene
+        ("C1orf5-2", "C1orf5", ["C1ORF5-2", "C1ORF5"]),
+    ],
+)
+def test_a_dropped_gene_is_not_taken_for_one_that_resembles_it(dropped, kept, asked, tmp_path):
+    full = Vocabulary(table_of(("", dropped, "", ""), ("", kept, "", ""), ("", "OTHER", "", "")))
+    part = full.subset([4, 5])
+    assert part.match(asked).tokens.tolist() == [UNKNOWN, 3]
+    # nor by what is made of the smaller vocabulary
+    part.with_entropy(np.ones(2)).write(tmp_path / "part.parquet")
+    again = Vocabulary.read(tmp_path / "part.parquet")
+    assert again.match(asked).tokens.tolist() == [UNKNOWN, 3]
+    assert again == part.with_entropy(np.ones(2))
+    assert again != Vocabulary(again.table)
+    assert part.subset([3]).match(asked).tokens.tolist() == [UNKNOWN, 3]
+    assert part.subset([4]) == Vocabulary(part.table.iloc[1:])  # nothing resembles OTHER
+    # without the gene that is dropped, the name is a spelling of the kept one
+    assert Vocabulary(part.table).match(asked).tokens.tolist() == [3, 3]
+
+
+def test_foreign_names_are_of_no_gene_here(small):
+    with pytest.raises(ValueError, match="2 foreign names are those of genes here, first: 'AAA'"):
+        Vocabulary(small.table, ["HLA-A", "AAA", "BBB"])
+
+
+@pytest.mark.parametrize(
     ("tokens", "message"),
     [
         ([0, 3], r"1 tokens are no genes \(3 to 6\) here, first: 0"),
@@ -240,7 +271,7 @@ def test_load(small, tmp_path, monkeypatch):
 
 
 # --- any vocabulary --------------------------------------------------------------------------------------------------
-names = st.text("ABC1-.", min_size=1, max_size=3)
+names = st.text("ABC1-.", min_size=1, max_size=3) | st.sampled_from(["C1ORF1", "C1orf1", "C1orf1-1", "C1ORF1.1"])
 
 
 @st.composite
@@ -257,13 +288,8 @@ def test_any_subset_says_the_same_or_nothing(full, data):
     kept = sorted(data.draw(st.sets(st.sampled_from(full.tokens.tolist()), min_size=1)))
     part = full.subset(kept)
     every = [*full.symbols, *full.ensembl_ids, *data.draw(st.lists(names, max_size=20))]
-    for name in every:
-        token = full.match([name]).tokens[0]
-        answer = part.match([name]).tokens[0]
-        if token in kept:
-            assert answer != UNKNOWN
-            assert kept[answer - N_SPECIAL] == token
-        elif token != UNKNOWN or answer == UNKNOWN:
-            assert answer == UNKNOWN
+    for asked in [every, *([name] for name in every)]:
+        for token, answer in zip(full.match(asked).tokens, part.match(asked).tokens, strict=True):
+            assert answer == (kept.index(token) + N_SPECIAL if token in kept else UNKNOWN)
     np.testing.assert_array_equal(part.match(part.symbols).tokens, part.tokens)
     np.testing.assert_array_equal(part.match(part.ensembl_ids).tokens, part.tokens)

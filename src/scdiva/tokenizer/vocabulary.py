@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ HOW = ("ensembl", "symbol", "previous", "alias", "unknown")
 _HUMAN = Path(__file__).parent / "human.parquet"
 _CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
 _FORMAT = {b"scdiva_vocabulary": b"1"}
+_FOREIGN = b"scdiva_foreign"  # in a file's metadata, where there are any: JSON list
 
 
 @dataclass(frozen=True)
@@ -53,22 +55,32 @@ class Vocabulary:
         One row per gene, in token order, with the columns `ensembl_id` (without version; may be empty), `symbol`
         (unique), `previous` and `alias` (names joined by "|", may be empty), `biotype` and `entropy` (nats; NaN where
         the corpus never saw the gene). The index is ignored. It is copied.
+    foreign
+        Names that match nothing, because they mean genes that are not here, although a rule of spelling would lead to
+        one that is: without the gene "A.B", "A.B" would be taken for "A-B" in R's spelling. :meth:`subset` sets them.
 
     Raises
     ------
     ValueError
         If a column is missing, of another type, or more than asked for; if a symbol is empty; if a symbol or an
-        Ensembl id stands twice; if an entropy is negative or infinite; if there is no gene.
+        Ensembl id stands twice; if an entropy is negative or infinite; if there is no gene; if a foreign name is the
+        symbol or Ensembl id of a gene.
     """
 
-    def __init__(self, table: pd.DataFrame) -> None:
+    def __init__(self, table: pd.DataFrame, foreign: Iterable[str] = ()) -> None:
         self._table = _checked(table)
+        self._foreign = tuple(sorted(set(foreign)))
+        wrong = sorted({*self._table["symbol"], *self._table["ensembl_id"]}.intersection(self._foreign))
+        if wrong:
+            raise ValueError(f"{len(wrong)} foreign names are those of genes here, first: {wrong[0]!r}")
 
     def __len__(self) -> int:
         return self.n_genes
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and self._table.equals(other._table)
+        return (
+            isinstance(other, Vocabulary) and self._foreign == other._foreign and self._table.equals(other._table)
+        )
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
@@ -113,7 +125,7 @@ class Vocabulary:
         if any(stored[name].null_count for name in COLUMNS):
             raise ValueError(f"{path} is no vocabulary: it holds nulls")
         try:
-            return cls(stored.to_pandas(use_threads=False))
+            return cls(stored.to_pandas(use_threads=False), json.loads(stored.schema.metadata.get(_FOREIGN, b"[]")))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
@@ -124,7 +136,8 @@ class Vocabulary:
 
         # from_pandas=False keeps NaN a number; no pandas metadata, which would hold version strings
         columns = [pa.array(self._table[f.name].to_numpy(), type=f.type, from_pandas=False) for f in _schema()]
-        table = pa.Table.from_arrays(columns, schema=_schema())
+        foreign = {_FOREIGN: json.dumps(self._foreign).encode()} if self._foreign else {}
+        table = pa.Table.from_arrays(columns, schema=_schema().with_metadata(_FORMAT | foreign))
         pq.write_table(table, path, compression="zstd", compression_level=19, use_dictionary=["biotype"])
 
     def with_entropy(self, values: NDArray[np.floating]) -> Vocabulary:
@@ -138,13 +151,14 @@ class Vocabulary:
         values = np.asarray(values)
         if values.shape != (self.n_genes,):
             raise ValueError(f"entropy of {self.n_genes} genes needs shape ({self.n_genes},), got {values.shape}")
-        return Vocabulary(self._table.assign(entropy=values.astype(np.float32)))
+        return Vocabulary(self._table.assign(entropy=values.astype(np.float32)), self._foreign)
 
     def subset(self, tokens: Sequence[int] | NDArray[np.integer]) -> Vocabulary:
         """Keep some genes, in the order of this vocabulary, and number them anew.
 
-        A previous or alias name stays only if it means that same gene here. So a name of a dropped gene is unknown to
-        the smaller vocabulary, and is never taken for one of the kept genes.
+        A previous or alias name stays only if it means that same gene here, and the names of dropped genes that
+        resemble a kept one ("A.B" and "A-B", "C1ORF5" and "C1orf5", "MIR1-2" and "MIR1") are remembered. So a name of
+        a dropped gene is unknown to the smaller vocabulary, and is never taken for one of the kept genes.
 
         Parameters
         ----------
@@ -170,7 +184,9 @@ class Vocabulary:
                 "|".join(name for name in _split(names) if self._names.get(name, (UNKNOWN,))[0] == token)
                 for token, names in zip(unique, kept[column], strict=True)
             ]
-        return Vocabulary(kept)
+        part, stay = Vocabulary(kept), set(unique.tolist())
+        dropped = (name for name, (token, _) in self._names.items() if token not in stay)
+        return Vocabulary(kept, (name for name in dropped if part._resembles(name)))
 
     # --- looking at it -----------------------------------------------------------------------------------------------
     @property
@@ -205,7 +221,7 @@ class Vocabulary:
         Raises
         ------
         ValueError
-            If no gene has an entropy, as in :meth:`human`, which no corpus was counted for.
+            If no gene has an entropy: no corpus was counted.
         """
         rows = self._table["entropy"].to_numpy()
         if np.isnan(rows).all():
@@ -229,9 +245,9 @@ class Vocabulary:
 
         The first of these that holds decides: the name is an Ensembl id (version and `_PAR_Y` aside); a current symbol;
         a previous symbol; an alias; a current symbol in R's spelling ("HLA.A"). A name that is a previous symbol (or
-        alias) of several genes is unknown. Case counts. Blanks around a name don't. What is still unknown is looked up
-        once more in its usual spelling ("C12ORF57" → C12orf57, "Sep-07" → SEPT7), and then, if it is a repeat that
-        `make.unique` numbered ("PSMA2.1" in a list that holds PSMA2), by the name it repeats.
+        alias) of several genes is unknown. Case counts. Blanks around a name don't. A name that nothing is known of is
+        looked up once more in its usual spelling ("C12ORF57" → C12orf57, "Sep-07" → SEPT7), and then, if it is a repeat
+        that `make.unique` numbered ("PSMA2.1" in a list that holds PSMA2), by the name it repeats.
 
         Parameters
         ----------
@@ -245,29 +261,33 @@ class Vocabulary:
         """
         clean = [str(name).strip() for name in names]
         present = set(clean)
-        found = [self._find(name) for name in clean]
-        for i, name in enumerate(clean):
-            if found[i][0] == UNKNOWN and (base := repeated_name(name)) in present:
-                token, how = self._find(str(base))
-                if how in ("symbol", "previous"):
-                    found[i] = (token, how)
+        found = [self._find(name) or self._find_repeated(name, present) or (UNKNOWN, "unknown") for name in clean]
         return GeneMatch(
             tokens=np.fromiter((token for token, _ in found), dtype=np.int32, count=len(found)),
             how=pd.Categorical([how for _, how in found], categories=list(HOW)),
         )
 
-    def _find(self, name: str) -> tuple[int, str]:
-        """Token of one stripped name and how it was found."""
-        unknown = (UNKNOWN, "unknown")
-        gene_id = ensembl_id(name)
-        answer = self._names.get(gene_id or name)
+    def _find(self, name: str) -> tuple[int, str] | None:
+        """Token of one stripped name and how it was found; None where nothing is known of the name."""
+        answer = self._names.get(ensembl_id(name) or name)
         if answer is None and (usual := usual_spelling(name)) is not None:
             answer = self._names.get(usual)
-        return answer if answer is not None and answer[0] != UNKNOWN else unknown
+        return answer
+
+    def _find_repeated(self, name: str, present: Container[str]) -> tuple[int, str] | None:
+        """Answer for the name that `name` repeats, if that is present and no mere alias."""
+        base = repeated_name(name)
+        answer = self._find(base) if base is not None and base in present else None
+        return answer if answer is not None and answer[1] in ("symbol", "previous") else None
+
+    def _resembles(self, name: str) -> bool:
+        """Whether `name` could be taken for one of the genes, in whatever list it stands."""
+        answer = self._find(name) or self._find_repeated(name, {repeated_name(name)})
+        return answer is not None and answer[0] != UNKNOWN
 
     @cached_property
     def _names(self) -> dict[str, tuple[int, str]]:
-        """Every name with its token and kind; ambiguous names hold UNKNOWN, so that no later kind answers for them."""
+        """Every name with its token and kind; ambiguous and foreign names hold UNKNOWN: no other rule answers for them."""
         of_row = self._table
         kinds = [
             ("ensembl", of_row["ensembl_id"].map(_split)),
@@ -282,8 +302,9 @@ class Vocabulary:
             for token, names in zip(of_row.index, names_of_rows, strict=True):
                 for name in names:
                     level[name] = token if level.get(name, token) == token else UNKNOWN
-            known = {name: (token, kind) for name, token in level.items()} | known
-        return known
+            answers = {name: (token, kind if token != UNKNOWN else "unknown") for name, token in level.items()}
+            known = answers | known
+        return known | dict.fromkeys(self._foreign, (UNKNOWN, "unknown"))
 
 
 def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary:

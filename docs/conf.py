@@ -33,6 +33,7 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_output_stderr = "remove"
 
+default_role = "literal"  # docstrings write names in single backticks
 autosummary_generate = True
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"

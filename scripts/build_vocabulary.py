@@ -1,6 +1,10 @@
-"""Build the human vocabulary of the package from the HGNC and GENCODE tables.
+r"""Build the human vocabulary of the package from the HGNC and GENCODE tables.
 
-    python scripts/build_vocabulary.py --hgnc hgnc_compact.tsv --gencode gencode_genes_homo_sapiens.csv.gz
+    python scripts/build_vocabulary.py --hgnc hgnc_compact.tsv --gencode gencode_genes_homo_sapiens.csv.gz \
+        --corpus FOLDER/*.h5ad
+
+With `--corpus`, the entropy of each gene is counted over these files (one stream, see `scdiva.pp.corpus_entropy`) and
+stored with it; a gene that no file has measured keeps NaN.
 
 `--hgnc`: tab-separated, with a header: symbol, ensembl_gene_id, locus_group, locus_type, prev_symbol, alias_symbol
 (names joined by "|", quoted). `--gencode`: comma-separated, without a header: Ensembl id, symbol (the id again where
@@ -42,6 +46,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from scdiva._constants import N_SPECIAL
+from scdiva.pp import corpus_entropy
 from scdiva.tokenizer import Vocabulary
 
 N_GENES = 41_818
@@ -155,6 +161,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the human vocabulary from HGNC and GENCODE tables.")
     parser.add_argument("--hgnc", required=True)
     parser.add_argument("--gencode", required=True)
+    parser.add_argument("--corpus", nargs="*", default=[], type=Path)
     parser.add_argument("--out", default=OUT, type=Path)
     args = parser.parse_args()
 
@@ -165,6 +172,8 @@ def main() -> None:
     everything = everything[["ensembl_id", "symbol", "previous", "alias", "biotype", "entropy"]]
     full = Vocabulary(everything)
     vocabulary = full.subset(full.tokens[:N_GENES])
+    if args.corpus:
+        vocabulary = vocabulary.with_entropy(corpus_entropy(args.corpus, vocabulary).entropy()[N_SPECIAL:])
     vocabulary.write(args.out)
     print(vocabulary, f"{args.out} {args.out.stat().st_size / 1e6:.2f} MB", sep="\n")
 

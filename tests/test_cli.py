@@ -15,7 +15,7 @@ from scdiva.models import load_model
 from scdiva.tokenizer.vocabulary import Vocabulary
 from scdiva.train.runner import batches_seen
 
-MODEL = {"dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "anchor_dim": 8, "anchor_hidden": 12}
+MODEL = {"dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "anchor_linear_dim": 8, "anchor_hidden": 12}
 TRAINING = {
     "steps": 6, "batch_size": 8, "warmup_steps": 2, "validate_every": 3, "checkpoint_every": 2, "context": 40,
     "precision": "fp32", "log_every": 1,

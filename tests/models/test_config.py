@@ -53,8 +53,9 @@ def test_each_option_adds_what_it_says():
     base = n_parameters(paper)
     assert base - n_parameters(replace(paper, tie_gene_head=True)) == 41_818 * 512
     assert n_parameters(replace(paper, anchor="pooled")) - base == 512 * 512 + 512
-    encoder = (41_818 + N_SPECIAL) * 128 + 128 + 128 + (128 * 512 + 512) + (512 * 128 + 128)
-    assert n_parameters(replace(paper, anchor="encoder")) - base == encoder + 2 * 128 * 512
+    encoder = (41_818 + N_SPECIAL) * 128 + 128 + (128 * 512 + 512) + (512 * 512 + 512) + (512 * 64 + 64)
+    assert n_parameters(replace(paper, anchor="encoder")) - base == encoder + 2 * 192 * 512
+    assert n_parameters(replace(paper, anchor="encoder", anchor_residual=False)) - base == encoder + 192 * 512
     assert n_parameters(replace(paper, time_conditioning=True)) - base == 2 * (512 * 512 + 512)
     assert n_parameters(replace(paper, position="none")) == base
 
@@ -76,8 +77,9 @@ def test_from_dict_refuses_what_it_does_not_know_and_guesses_nothing():
 
 
 def test_sizes_that_follow():
-    c = ScDiVaConfig(n_genes=10, dim=32, n_heads=4, anchor_dim=6)
-    assert (c.n_tokens, c.head_dim, c.state_dim) == (13, 8, 6)
+    c = ScDiVaConfig(n_genes=10, dim=32, n_heads=4, anchor_linear_dim=6, anchor_learned_dim=2, max_length=50, anchor_length=90)
+    assert (c.n_tokens, c.head_dim, c.state_dim, c.input_length) == (13, 8, 8, 90)
+    assert replace(c, anchor="pooled").input_length == 50
     assert replace(c, anchor="pooled").state_dim == replace(c, anchor="learned").state_dim == 32
 
 

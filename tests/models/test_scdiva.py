@@ -12,7 +12,8 @@ from scdiva._constants import LAT, MASK, N_SPECIAL, PAD
 from scdiva.models import ScDiVa, ScDiVaConfig, init_gene_embedding
 
 SMALL = ScDiVaConfig(
-    n_genes=40, dim=16, n_layers=2, n_heads=2, ffn_dim=24, max_length=20, anchor_dim=6, anchor_hidden=10
+    n_genes=40, dim=16, n_layers=2, n_heads=2, ffn_dim=24, max_length=20, anchor_linear_dim=6, anchor_learned_dim=4,
+    anchor_hidden=10, anchor_length=30
 )
 ANCHORS = ("learned", "pooled", "encoder")
 
@@ -66,7 +67,10 @@ def slow_forward(model: ScDiVa, tokens, values, hidden, time=None):
         z = norm(weights @ genes[tokens] / max(weights.sum(), 1e-30), w["anchor.norm.weight"])
     elif c.anchor == "encoder":
         raw = weights @ w["anchor.table.weight"][tokens] + w["anchor.bias"]
-        z = raw + affine(silu(affine(norm(raw, w["anchor.norm.weight"]), "anchor.hidden")), "anchor.out")
+        raw = raw / np.linalg.norm(raw)
+        y = silu(affine(silu(affine(raw * np.sqrt(c.anchor_linear_dim), "anchor.mlp.0")), "anchor.mlp.2"))
+        y = affine(y, "anchor.mlp.4")
+        z = np.concatenate([c.anchor_balance * raw, y / np.linalg.norm(y)]) / np.hypot(c.anchor_balance, 1)
     if z is not None:
         lat = lat + affine(z, "anchor_in")
     x = np.concatenate([lat[None], x])
@@ -92,7 +96,9 @@ def slow_forward(model: ScDiVa, tokens, values, hidden, time=None):
         ffn = f"blocks.{i}.ffn"
         x = x + affine(silu(affine(y, f"{ffn}.gate")) * affine(y, f"{ffn}.up"), f"{ffn}.down")
     x = norm(x, w["norm.weight"])
-    state = x[0] if c.anchor != "encoder" else z + affine(x[0], "anchor_out")
+    state = x[0]
+    if c.anchor == "encoder":
+        state = z + affine(x[0], "anchor_out") if c.anchor_residual else z
     logits = x[1:] @ (genes[N_SPECIAL:] if c.tie_gene_head else w["heads.gene.weight"]).T
     return x[1:], state, logits, affine(x[1:], "heads.value")[:, 0]
 
@@ -104,6 +110,7 @@ def slow_forward(model: ScDiVa, tokens, values, hidden, time=None):
         ("learned", {"position": "none", "tie_gene_head": True}),
         ("pooled", {}),
         ("encoder", {"norm_eps": 0.1}),
+        ("encoder", {"anchor_residual": False}),
         ("encoder", {"time_conditioning": True, "tie_gene_head": True}),
     ],
 )
@@ -307,7 +314,7 @@ TOKENS, VALUES, CU = batch([4, 3])
             {"tokens": TOKENS.clone().index_fill(0, torch.tensor([2, 5]), 43)},
             r"2 token\(s\).*40 genes, the first is 43",
         ),
-        ({"anchor_state": torch.zeros(2, 16)}, r"anchor_state must be \(2, 6\); got \(2, 16\)"),
+        ({"anchor_state": torch.zeros(2, 16)}, r"anchor_state must be \(2, 10\); got \(2, 16\)"),
         ({"backend": "flash"}, "Unknown attention backend"),
     ],
 )
@@ -320,7 +327,7 @@ def test_bad_input_is_refused(change, said):
 
 def test_a_cell_that_is_too_long_is_named():
     tokens, values, cu = batch([5, 21, 22])
-    with pytest.raises(ValueError, match=r"2 cell\(s\).*max_length=20, the first is cell 1 of the batch with 21"):
+    with pytest.raises(ValueError, match=r"2 cell\(s\).*more than the 20 genes.*the first is cell 1 of the batch with 21"):
         build()(tokens, values, cu)
 
 
@@ -339,29 +346,36 @@ def test_gene_vectors_keep_their_geometry(kind):
     before = model.embedding.gene.weight.detach().clone()
     init_gene_embedding(model, torch.from_numpy(vectors) if kind == "torch" else vectors, generator=seeded(0))
     known = np.arange(40) != 7
-    for table, width in ((model.embedding.gene.weight, 16), (model.anchor.table.weight, 6)):
-        rows = table.detach()[N_SPECIAL:].double().numpy()[known]
-        ratio = rows[:, :5] / vectors[known]
-        np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-5)  # one factor for all
-        assert np.sqrt((rows[:, :5] ** 2).sum(axis=1).mean()) == pytest.approx(0.02 * np.sqrt(width), rel=1e-5)
-        assert 0 < np.abs(rows[:, 5:]).max() < 0.01
+    rows = model.embedding.gene.weight.detach()[N_SPECIAL:].double().numpy()[known]
+    ratio = rows[:, :5] / vectors[known]
+    np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-5)  # one factor for all
+    assert np.sqrt((rows[:, :5] ** 2).sum(axis=1).mean()) == pytest.approx(0.02 * np.sqrt(16), rel=1e-5)
+    assert 0 < np.abs(rows[:, 5:]).max() < 0.01
     after = model.embedding.gene.weight.detach()
     assert torch.equal(after[:N_SPECIAL], before[:N_SPECIAL])
     assert torch.equal(after[N_SPECIAL + 7], before[N_SPECIAL + 7])
 
 
-def test_a_fresh_encoders_state_is_the_projection_on_the_gene_vectors():
-    model = build("encoder", shake=False)
-    vectors = np.random.default_rng(0).normal(size=(40, 8))  # more columns than anchor_dim: the leading ones are used
-    init_gene_embedding(model, vectors, generator=seeded(0))
-    tokens, values, cu = batch([9, 12, 5, 20], masked=0.0)
-    state = model.encode(tokens, values, cu).detach().double().numpy()
-    dense = np.zeros((4, 40))
-    for b in range(4):
-        cell = slice(int(cu[b]), int(cu[b + 1]))
-        dense[b, tokens[cell].numpy() - N_SPECIAL] = values[cell].numpy()
-    projection = dense @ vectors[:, :6]
-    np.testing.assert_allclose(state / state[0, 0], projection / projection[0, 0], rtol=1e-4, atol=1e-4)
+def test_a_set_encoder_sees_cells_whole_and_the_transformer_their_first_genes():
+    model = build("encoder")
+    tokens, values, cu = batch([25, 7, 30])  # max_length is 20, anchor_length 30
+    state = model.encode(tokens, values, cu)
+    anchor = model.encode_anchor(tokens, values, cu)
+    cut = torch.cat([torch.arange(20), torch.arange(25, 32), torch.arange(32, 52)])
+    short = torch.tensor([0, 20, 27, 47], dtype=torch.int32)
+    expected = model(tokens[cut], values[cut], short, anchor_state=anchor).cell_state
+    torch.testing.assert_close(state, expected)
+    with pytest.raises(ValueError, match="more than the 20 genes"):
+        model(tokens, values, cu)
+    with pytest.raises(ValueError, match="more than the 30 genes"):
+        model.encode(*batch([31]))
+
+
+def test_without_residual_the_cell_state_is_the_encoders_and_no_block_runs():
+    model = build("encoder", anchor_residual=False)
+    tokens, values, cu = batch([25, 7])
+    model.blocks = None  # would fail if it were run
+    torch.testing.assert_close(model.encode(tokens, values, cu), model.encode_anchor(tokens, values, cu))
 
 
 @pytest.mark.parametrize(

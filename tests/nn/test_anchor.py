@@ -23,14 +23,18 @@ def summarise(anchor, tokens, values, cu, visible, table):
     return anchor(tokens, values, cu, visible)
 
 
+def set_encoder() -> SetEncoder:
+    encoder = SetEncoder(8, 4, 3, 9, balance=2.5).double()
+    for p in encoder.parameters():
+        torch.nn.init.normal_(p)
+    return encoder
+
+
 @pytest.fixture(params=["pooled", "encoder"])
 def anchor(request):
     if request.param == "pooled":
         return PooledAnchor(4).double()
-    encoder = SetEncoder(8, 4, 9).double()
-    for p in encoder.parameters():
-        torch.nn.init.normal_(p)
-    return encoder
+    return set_encoder()
 
 
 @pytest.fixture
@@ -51,28 +55,29 @@ def test_pooled_anchor_is_its_formula(table):
 
 
 def test_set_encoder_is_its_formula():
-    encoder = SetEncoder(8, 4, 9, eps=0.01).double()
-    for p in encoder.parameters():
-        torch.nn.init.normal_(p)
+    encoder = set_encoder()
     out = array(encoder(TOKENS, VALUES, CU, VISIBLE))
+    assert encoder.dim == out.shape[1] == 7
     for b, rows in enumerate(CELLS):
         x = array(encoder.bias).copy()
         for i in rows:
             x += VALUES[i].item() * array(encoder.table.weight)[TOKENS[i]]
-        normed = x / np.sqrt((x**2).mean() + 0.01) * array(encoder.norm.weight)
-        inner = array(encoder.hidden.weight) @ normed + array(encoder.hidden.bias)
-        inner = inner / (1 + np.exp(-inner))
-        expected = x + array(encoder.out.weight) @ inner + array(encoder.out.bias)
-        np.testing.assert_allclose(out[b], expected, atol=1e-10)
+        x = x / np.sqrt((x**2).sum())
+        y = x * np.sqrt(4)
+        for layer in (encoder.mlp[0], encoder.mlp[2]):
+            y = array(layer.weight) @ y + array(layer.bias)
+            y = y / (1 + np.exp(-y))
+        y = array(encoder.mlp[4].weight) @ y + array(encoder.mlp[4].bias)
+        y = y / np.sqrt((y**2).sum())
+        np.testing.assert_allclose(out[b], np.concatenate([2.5 * x, y]) / np.sqrt(2.5**2 + 1), atol=1e-10)
 
 
-def test_set_encoder_starts_as_a_linear_projection():
-    encoder = SetEncoder(8, 4, 9).double()
-    z = encoder(TOKENS, VALUES, CU, VISIBLE)
-    projection = torch.zeros(3, 4, dtype=torch.float64)
-    for b, rows in enumerate(CELLS):
-        projection[b] = (VALUES[rows, None] * encoder.table.weight[TOKENS[rows]]).sum(0)
-    torch.testing.assert_close(z, projection)
+def test_set_encoder_states_have_length_one_and_ignore_depth():
+    encoder = set_encoder()
+    torch.nn.init.zeros_(encoder.bias)
+    state = encoder(TOKENS, VALUES, CU, VISIBLE)
+    torch.testing.assert_close(state[[0, 2]].norm(dim=1), torch.ones(2, dtype=torch.float64))
+    torch.testing.assert_close(encoder(TOKENS, 3 * VALUES, CU, VISIBLE)[[0, 2]], state[[0, 2]])
 
 
 def test_nothing_visible_is_finite_with_finite_gradients(anchor, table):

@@ -76,7 +76,7 @@ def tiny():
     def make(**fields) -> ScDiVa:
         settings = {
             "n_genes": N_GENES, "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "max_length": 16,
-            "anchor_dim": 8, "anchor_hidden": 12, "anchor": "encoder",
+            "anchor_linear_dim": 8, "anchor_learned_dim": 6, "anchor_hidden": 12, "anchor": "encoder",
         } | fields  # fmt: skip
         return ScDiVa(ScDiVaConfig(**settings), generator=torch.Generator().manual_seed(1))
 

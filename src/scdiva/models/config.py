@@ -42,15 +42,22 @@ class ScDiVaConfig:
         `"pooled"`, the value-weighted mean of the visible genes' embeddings; `"encoder"`, a light set encoder, for
         the latent encoder that the paper's figure shows and its text leaves undefined. Default `"encoder"`: in a
         single denoising pass nothing trains `[LAT]` directly, and on its own it stays a weak summary of the cell.
-    anchor_dim, anchor_hidden
-        Widths of the set encoder's state and MLP; without effect for other anchors.
+    anchor_linear_dim, anchor_learned_dim, anchor_hidden, anchor_balance
+        Of the set encoder (:class:`~scdiva.nn.SetEncoder`): widths of the two parts of its state and of its MLP, and
+        the weight of the linear part. Without effect for other anchors.
+    anchor_length
+        Most genes of a cell that the set encoder sees, the first of its ranking. It costs next to nothing per gene, so
+        it sees practically all, where the transformer sees `max_length`. Without effect for other anchors.
+    anchor_residual
+        With the set encoder: whether the cell state is `z + R·[LAT]`, R starting at zero, or `z` alone. Without it a
+        cell is embedded without running the transformer.
     position
         `"rope"`: attention sees the distance in rank between two genes; `"none"`: a cell is a set.
     time_conditioning
         Tell the network the diffusion time. Off, as in the paper's architecture: in an absorbing process the optimal
         denoiser doesn't depend on it (Ou et al. 2024).
     entropy_floor
-        Least entropy, in nats, by which a value is divided when genes are ranked. 0 in the paper; ours is 0.1, because
+        Least entropy, in nats, by which a value is divided when genes are ranked. 0 in the paper; ours is 0.3, because
         a gene detected in one cell of ten thousand would otherwise outrank any marker by hundreds of times.
     attention_backend
         Backend of :func:`scdiva.kernels.rope_attention` unless a call names another. It changes no number beyond
@@ -74,11 +81,15 @@ class ScDiVaConfig:
     norm_eps: float = 1e-5
     tie_gene_head: bool = False
     anchor: Literal["learned", "pooled", "encoder"] = "encoder"
-    anchor_dim: int = 128
+    anchor_linear_dim: int = 128
+    anchor_learned_dim: int = 64
     anchor_hidden: int = 512
+    anchor_balance: float = 2.5
+    anchor_length: int = 8192
+    anchor_residual: bool = True
     position: Literal["rope", "none"] = "rope"
     time_conditioning: bool = False
-    entropy_floor: float = 0.1
+    entropy_floor: float = 0.3
     attention_backend: Literal["auto", "sdpa", "reference", "triton"] = "auto"
 
     def __post_init__(self) -> None:
@@ -132,8 +143,13 @@ class ScDiVaConfig:
 
     @property
     def state_dim(self) -> int:
-        """Width of the cell state: `anchor_dim` with the set encoder, else `dim`."""
-        return self.anchor_dim if self.anchor == "encoder" else self.dim
+        """Width of the cell state: that of the set encoder where there is one, else `dim`."""
+        return self.anchor_linear_dim + self.anchor_learned_dim if self.anchor == "encoder" else self.dim
+
+    @property
+    def input_length(self) -> int:
+        """Most genes of a cell that the model reads: those of the set encoder where there is one, else `max_length`."""
+        return max(self.anchor_length, self.max_length) if self.anchor == "encoder" else self.max_length
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain Python, ready for JSON."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from scdiva._constants import LAT, MASK, N_SPECIAL
-from scdiva.kernels import rope_tables
+from scdiva.kernels import positions, rope_tables
 from scdiva.models.config import ScDiVaConfig
 from scdiva.nn.anchor import PooledAnchor, SetEncoder
 from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
@@ -28,7 +28,8 @@ class ScDiVaOutput(NamedTuple):
     hidden
         `(T, dim)`, the gene positions after the final norm, in the order of the input.
     cell_state
-        `(B, state_dim)`: `[LAT]` after the final norm; with the set encoder, `z + R·[LAT]`.
+        `(B, state_dim)`: `[LAT]` after the final norm; with the set encoder, its state `z`, or `z + R·[LAT]` under
+        `anchor_residual`.
     anchor
         `(B, state_dim)`, the state that `[LAT]` started from; `None` with `anchor="learned"` unless one was given.
     """
@@ -76,9 +77,12 @@ class ScDiVa(nn.Module):
             self.anchor = PooledAnchor(c.dim, c.norm_eps)
             self.anchor_in = linear(c.dim, c.dim)
         elif c.anchor == "encoder":
-            self.anchor = SetEncoder(c.n_tokens, c.anchor_dim, c.anchor_hidden, eps=c.norm_eps)
-            self.anchor_in = linear(c.anchor_dim, c.dim)
-            self.anchor_out = linear(c.dim, c.anchor_dim, std=0.0)  # the encoder's state is kept until this has learned
+            self.anchor = SetEncoder(
+                c.n_tokens, c.anchor_linear_dim, c.anchor_learned_dim, c.anchor_hidden, c.anchor_balance
+            )
+            self.anchor_in = linear(c.state_dim, c.dim)
+            if c.anchor_residual:  # from zero: the encoder's state is kept until this has learned
+                self.anchor_out = linear(c.dim, c.state_dim, std=0.0)
         # each of the 2·n_layers writes to the stream adds its variance: scaled down so that the sum keeps its size
         out_std = INIT_STD / (2 * c.n_layers) ** 0.5
         self.blocks = nn.ModuleList(
@@ -163,16 +167,30 @@ class ScDiVa(nn.Module):
         x = self.norm(x)
 
         cell_state = x[lat_rows]
-        if self.anchor_out is not None:
-            cell_state = anchor + self.anchor_out(cell_state)
+        if anchor is not None and c.anchor == "encoder":
+            cell_state = anchor if self.anchor_out is None else anchor + self.anchor_out(cell_state)
         return ScDiVaOutput(hidden=x[gene_rows], cell_state=cell_state, anchor=anchor)
 
     def encode(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, backend: str | None = None) -> Tensor:
-        """Return the cell state `(B, state_dim)` of uncorrupted cells; arguments as in :meth:`forward`."""
+        """Return the cell state `(B, state_dim)` of uncorrupted cells; arguments as in :meth:`forward`.
+
+        Cells may be as long as `config.input_length`: a set encoder sees them whole, the transformer (which a set
+        encoder without residual does not need) the first `config.max_length` genes.
+        """
+        c = self.config
+        anchor = None
+        if c.anchor == "encoder":
+            anchor = self.encode_anchor(tokens, values, cu_seqlens)
+            if self.anchor_out is None:
+                return anchor
+            kept = positions(cu_seqlens) < c.max_length
+            lengths = cu_seqlens.diff().clamp_max(c.max_length)
+            cu_seqlens = nn.functional.pad(lengths.cumsum(0), (1, 0)).to(cu_seqlens.dtype)
+            tokens, values = tokens[kept], values[kept]
         time = None
         if self.time is not None:
             time = torch.zeros(cu_seqlens.numel() - 1, device=tokens.device)
-        return self(tokens, values, cu_seqlens, time=time, backend=backend).cell_state
+        return self(tokens, values, cu_seqlens, time=time, anchor_state=anchor, backend=backend).cell_state
 
     def encode_anchor(
         self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, value_mask: Tensor | None = None
@@ -181,7 +199,9 @@ class ScDiVa(nn.Module):
 
         Arguments as in :meth:`forward`. `(B, state_dim)`, or `None` with `anchor="learned"`.
         """
-        self._check(tokens, values, cu_seqlens, value_mask, None, None, needs_time=False)
+        self._check(
+            tokens, values, cu_seqlens, value_mask, None, None, max_length=self.config.input_length, needs_time=False
+        )
         hidden = tokens == MASK if value_mask is None else value_mask | (tokens == MASK)
         return self._encode_anchor(tokens, values, cu_seqlens, ~hidden)
 
@@ -224,9 +244,11 @@ class ScDiVa(nn.Module):
         time: Tensor | None,
         anchor_state: Tensor | None,
         *,
+        max_length: int | None = None,
         needs_time: bool = True,
     ) -> None:
         c = self.config
+        max_length = c.max_length if max_length is None else max_length
         if tokens.dim() != 1 or tokens.dtype != torch.int64:
             raise ValueError(f"tokens must be a packed int64 vector (T,); got {tokens.dtype} {tuple(tokens.shape)}.")
         if values.shape != tokens.shape or not values.is_floating_point():
@@ -247,11 +269,11 @@ class ScDiVa(nn.Module):
         n_cells, lengths = cu_seqlens.numel() - 1, cu_seqlens.diff()
         if cu_seqlens[0] != 0 or cu_seqlens[-1] != tokens.numel() or (lengths < 0).any():
             raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens.numel()}.")
-        if (too_long := lengths > c.max_length).any():
+        if (too_long := lengths > max_length).any():
             cell = int(too_long.nonzero()[0])
             raise ValueError(
-                f"{int(too_long.sum())} cell(s) have more genes than max_length={c.max_length}, the first is cell "
-                f"{cell} of the batch with {int(lengths[cell])}; serialize with max_length={c.max_length}."
+                f"{int(too_long.sum())} cell(s) have more than the {max_length} genes that the model reads, the first is "
+                f"cell {cell} of the batch with {int(lengths[cell])}; serialize with max_length={max_length}."
             )
         bad = (tokens != MASK) & ((tokens < N_SPECIAL) | (tokens >= c.n_tokens))
         if bad.any():
@@ -273,8 +295,7 @@ def init_gene_embedding(
 
     The first `k` columns of a gene's embedding become its vector, all scaled by one number so that an average row is
     as long as a freshly drawn one; the others are drawn at a tenth of the usual size, so that the vectors rule at
-    first. The set encoder's table, where there is one, gets the leading `anchor_dim` columns in the same way. A gene
-    whose vector is all 0 (the corpus never saw it) and the special tokens keep what they have.
+    first. A gene whose vector is all 0 (the corpus never saw it) and the special tokens keep what they have.
 
     Parameters
     ----------
@@ -302,20 +323,11 @@ def init_gene_embedding(
         raise ValueError(f"The gene matrix holds NaN or infinite numbers, first in row {row}.")
     if not vectors.any():
         raise ValueError("The gene matrix holds only zeros.")
-    tables = [model.embedding.gene.weight]
-    if isinstance(model.anchor, SetEncoder):
-        tables.append(model.anchor.table.weight)
-    for table in tables:
-        _fill(table[N_SPECIAL:], vectors.to(torch.float64), generator)
-
-
-def _fill(rows: Tensor, vectors: Tensor, generator: torch.Generator | None) -> None:
-    """Write the leading columns of `vectors` into `rows` (a view of a table), by the rule of `init_gene_embedding`."""
-    width = rows.shape[1]
-    lead = vectors[:, :width]
-    known = lead.any(dim=1)
-    rms = lead[known].square().sum(dim=1).mean().sqrt()
-    scale = INIT_STD * width**0.5 / rms
+    rows = model.embedding.gene.weight[N_SPECIAL:]
+    vectors = vectors.to(torch.float64)
+    known = vectors.any(dim=1)
+    rms = vectors[known].square().sum(dim=1).mean().sqrt()
+    scale = INIT_STD * rows.shape[1] ** 0.5 / rms
     fresh = torch.randn(rows.shape, generator=generator) * (INIT_STD / 10)
-    fresh[:, : lead.shape[1]] = (lead * scale).to(fresh.dtype)
+    fresh[:, : vectors.shape[1]] = (vectors * scale).to(fresh.dtype)
     rows[known.to(rows.device)] = fresh[known].to(device=rows.device, dtype=rows.dtype)

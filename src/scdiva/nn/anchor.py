@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva.nn.layers import INIT_STD, RMSNorm, linear
+from scdiva.nn.layers import INIT_STD, RMSNorm
 
 
 def weighted_sum(table: Tensor, tokens: Tensor, weights: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -64,32 +64,53 @@ class PooledAnchor(nn.Module):
 
 
 class SetEncoder(nn.Module):
-    r"""Light encoder of the set of visible genes, with a table of its own.
+    r"""Light encoder of the set of visible genes: a linear map of the cell beside what a small network makes of it.
 
-    :math:`x = \sum v\,A_g + b`, then :math:`z = x + \mathrm{MLP}(\mathrm{RMSNorm}(x))` with a two-layer SiLU MLP whose
-    last layer starts at zero: before training, `z` is a linear projection of the cell.
+    .. math::
+
+        x = \sum v\,A_g + b, \qquad y = \mathrm{MLP}(\sqrt{k}\,\hat x), \qquad
+        z = \frac{[\alpha\,\hat x,\; \hat y]}{\sqrt{\alpha^2 + 1}}
+
+    with :math:`\hat x = x / \lVert x \rVert`, so that :math:`z` has length 1 and the depth of a cell, which scales
+    :math:`x`, counts for little. With :math:`A` from a truncated SVD of the corpus
+    (:func:`scdiva.train.fit_linear_map`), :math:`\hat x` is a strong zero-shot embedding before the first step; kept as
+    coordinates of its own, no training can lose it.
 
     Parameters
     ----------
     n_tokens
         Rows of the table :math:`A`: special tokens and genes.
-    dim, hidden
-        Width of `z` and of the MLP.
-    eps
-        Of the norm.
+    linear_dim, learned_dim
+        Widths of :math:`x` (k) and :math:`y`.
+    hidden
+        Width of the two hidden SiLU layers of the MLP.
+    balance
+        :math:`\alpha`, weight of the linear part.
     """
 
-    def __init__(self, n_tokens: int, dim: int, hidden: int, eps: float = 1e-5) -> None:
+    def __init__(self, n_tokens: int, linear_dim: int, learned_dim: int, hidden: int, balance: float) -> None:
         super().__init__()
-        self.table = nn.Embedding(n_tokens, dim)
-        self.bias = nn.Parameter(torch.zeros(dim))
-        self.norm = RMSNorm(dim, eps)
-        self.hidden = linear(dim, hidden, bias=True)
-        self.out = linear(hidden, dim, bias=True, std=0.0)
+        self.balance = balance
+        self.table = nn.Embedding(n_tokens, linear_dim)
+        self.bias = nn.Parameter(torch.zeros(linear_dim))
+        self.mlp = nn.Sequential(
+            nn.Linear(linear_dim, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, learned_dim)
+        )
         nn.init.normal_(self.table.weight, std=INIT_STD)
 
-    def forward(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, visible: Tensor) -> Tensor:
-        """Encode each cell from its visible tokens; `visible` bool `(T,)`. Returns `(B, dim)`."""
+    @property
+    def dim(self) -> int:
+        """Width of `z`."""
+        return self.bias.numel() + self.mlp[-1].out_features
+
+    def parts(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
+        """Return both parts of each cell's state, each of length 1: `(B, linear_dim)` and `(B, learned_dim)`."""
         weights = values.masked_fill(~visible, 0.0)
-        x = weighted_sum(self.table.weight, tokens, weights, cu_seqlens) + self.bias
-        return x + self.out(F.silu(self.hidden(self.norm(x))))
+        x = F.normalize(weighted_sum(self.table.weight, tokens, weights, cu_seqlens) + self.bias, dim=1)
+        y = F.normalize(self.mlp(x * x.shape[1] ** 0.5), dim=1)
+        return x, y
+
+    def forward(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, visible: Tensor) -> Tensor:
+        """Encode each cell from its visible tokens; `visible` bool `(T,)`. Returns `(B, linear_dim + learned_dim)`."""
+        x, y = self.parts(tokens, values, cu_seqlens, visible)
+        return torch.cat([self.balance * x, y], dim=1) / (self.balance**2 + 1) ** 0.5

@@ -11,10 +11,12 @@ import scipy.sparse as sp
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM
 
-ENTROPY_FLOOR = 0.1
-"""Least entropy, in nats, that a score is divided by. A gene seen in 0.01% of cells has 0.001 nats, and so do genes
-that every cell has at one level; divided by that, one stray count would outrank every marker. 0.1 nats is the entropy
-of a gene found in 2% of cells: genes rarer than that are ranked as if they were that common."""
+ENTROPY_FLOOR = 0.3
+"""Least entropy, in nats, that a score is divided by: that of a gene found in 9% of cells.
+
+Rarer genes are ranked as if they were that common. Without a floor one stray count of a gene seen in 0.01% of cells
+(0.001 nats) outranks every marker: on 500 PBMCs, 38% of the first 16 tokens had an entropy below 0.1 nats with floors
+of 0 and 0.1, 5% with 0.3. From 1 nat on ribosomal genes come back to the front."""
 
 EPSILON = 1e-6
 """The eps of the paper's score (appendix, entropy-normalised serialisation)."""

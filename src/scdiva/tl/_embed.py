@@ -1,0 +1,173 @@
+"""Embed cells with a trained model, nothing fitted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from .. import _constants as C
+from .._settings import logger, settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anndata import AnnData
+
+    from ..data.cells import CellSource
+    from ..models import ScDiVa
+
+
+def embed(
+    adata: AnnData,
+    model: ScDiVa | str | Path = C.DEFAULT_MODEL,
+    *,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    empty: Literal["error", "nan"] = "error",
+    batch_size: int | None = None,
+    device: str | None = None,
+    key_added: str = C.OBSM_EMBEDDING,
+    copy: bool = False,
+) -> AnnData | None:
+    """Embed cells zero-shot: the state of the latent anchor of a trained model.
+
+    Genes are matched to the model's vocabulary by name, cells are serialised with the entropies of the model's own
+    corpus (paper, section 3.2) and read by row blocks, so backed, zarr and dask data are never loaded whole. Nothing
+    is fitted: the embedding of a cell depends neither on the other cells nor on the order of rows or columns.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+    layer
+        Layer to read instead of `adata.X`.
+    use_raw
+        Read `adata.raw.X`.
+    input
+        Unit of the matrix: `"counts"`, `"lognorm"` (log1p of counts scaled per cell, to any total), or `"auto"` to
+        tell them apart by one pass over the data.
+    gene_ids
+        Column of `adata.var` that holds gene symbols or Ensembl ids; `None` takes `adata.var_names`.
+    duplicates
+        Columns that name the same gene are summed, or are an error.
+    empty
+        A cell without any gene of the vocabulary is an error, or gets a row of NaN (`"nan"`).
+    batch_size
+        Cells per forward pass; `None` takes `scdiva.settings.batch_size`. It changes speed, not results.
+    device
+        Torch device such as `"cpu"` or `"cuda:0"`; `None` takes `scdiva.settings.device`.
+    key_added
+        Key of `adata.obsm` to write.
+    copy
+        Return a copy of `adata` with the embedding instead of writing into it.
+
+    Returns
+    -------
+    `None`, or the copy if `copy=True`. Written are
+
+    `adata.obsm[key_added]`
+        float32 array of shape `(n_cells, state_dim)`.
+    `adata.uns["scdiva"][key_added]`
+        The parameters of the call, and the share of genes and counts that the model's vocabulary holds.
+
+    Raises
+    ------
+    ValueError
+        If the matrix is not counts or log-normalised expression (NaN, negative, scaled), if less than half of the
+        counts belong to genes that the model knows, or if a cell has none of them and `empty="error"`.
+    KeyError
+        If `layer` or `gene_ids` does not exist.
+
+    Examples
+    --------
+    >>> import scdiva as sd, scanpy as sc
+    >>> adata = sd.datasets.pbmc68k_reduced()
+    >>> sd.tl.embed(adata, use_raw=True)
+    >>> sc.pp.neighbors(adata, use_rep="X_scdiva")
+    """
+    from ..data.cells import open_cells
+    from ..models import load_model
+
+    name = str(model) if isinstance(model, str) or hasattr(model, "__fspath__") else type(model).__name__
+    loaded = load_model(model)
+    source = open_cells(
+        adata,
+        loaded.vocabulary,
+        layer=layer,
+        use_raw=use_raw,
+        input=input,
+        duplicates=duplicates,
+        gene_ids=gene_ids,
+        max_length=loaded.config.max_length,
+        entropy_floor=loaded.config.entropy_floor,
+        empty=empty,
+    )
+    embedding = embed_cells(
+        loaded, source, batch_size=batch_size or settings.batch_size, device=device or settings.device
+    )
+    parameters = {
+        "model": name,
+        "vocabulary": loaded.vocabulary.fingerprint,
+        "layer": layer or "",
+        "use_raw": use_raw,
+        "input": source.kind,
+        "gene_ids": gene_ids or "",
+        "duplicates": duplicates,
+        "empty": empty,
+        **{key: source.report[key] for key in ("share_genes", "share_counts")},
+    }
+    return _write(adata.copy() if copy else adata, key_added, embedding, parameters, returned=copy)
+
+
+def embed_cells(model: ScDiVa, source: CellSource, *, batch_size: int, device: str) -> np.ndarray:
+    """Run the model over all cells of a source.
+
+    Parameters
+    ----------
+    model
+        The model; left on the device and in the mode in which it was.
+    source
+        Cells to embed, read in row order.
+    batch_size
+        Cells per forward pass.
+    device
+        Torch device.
+
+    Returns
+    -------
+    float32 array of shape `(n_cells, state_dim)`; rows of cells that the source left out are NaN.
+    """
+    import torch
+    from tqdm.auto import tqdm
+
+    home, training = next(model.parameters()).device, model.training
+    embedding = np.full((source.n_obs, model.state_dim), np.nan, dtype=np.float32)
+    model.to(device).eval()
+    try:
+        with torch.inference_mode(), tqdm(total=source.n_obs, disable=not settings.progress, unit="cell") as bar:
+            for rows, batch in source.batches(batch_size=batch_size):
+                batch = batch.to(device)
+                state = model.encode(batch.tokens, batch.values, batch.cu_seqlens)
+                embedding[rows] = state.float().cpu().numpy()
+                bar.update(len(rows))
+    finally:
+        model.to(home).train(training)
+    bad = ~np.isfinite(embedding).all(axis=1)
+    if bad.any():
+        logger.info("%d cells have no known gene; their rows are NaN", bad.sum())
+    return embedding
+
+
+def _write(
+    adata: AnnData, key_added: str, embedding: np.ndarray, parameters: dict[str, Any], *, returned: bool
+) -> AnnData | None:
+    """Write the embedding and its parameters last, once nothing can fail any more."""
+    adata.obsm[key_added] = embedding
+    adata.uns[C.UNS] = {**adata.uns.get(C.UNS, {}), key_added: parameters}
+    return adata if returned else None

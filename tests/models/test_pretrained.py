@@ -17,7 +17,15 @@ from scdiva.models.pretrained import bundled_models, find_model
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 FILES = {"config.json", "model.safetensors", "vocabulary.parquet", "README.md", "SHA256SUMS"}
-SMALL = {"n_genes": 12, "dim": 16, "n_layers": 2, "n_heads": 2, "ffn_dim": 24, "anchor_linear_dim": 8, "anchor_hidden": 8}
+SMALL = {
+    "n_genes": 12,
+    "dim": 16,
+    "n_layers": 2,
+    "n_heads": 2,
+    "ffn_dim": 24,
+    "anchor_linear_dim": 8,
+    "anchor_hidden": 8,
+}
 
 
 def make_vocabulary(prefix: str = "GENE", n: int = 12) -> Vocabulary:

@@ -33,13 +33,14 @@ nb_execution_timeout = 300
 nb_execution_raise_on_error = True
 nb_output_stderr = "remove"
 
+default_role = "literal"  # docstrings write names in single backticks
 autosummary_generate = True
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
 
 # Every reference to something of scdiva must exist (see `missing_reference`). Types of other packages are linked where
-# the build may ask their sites for an inventory (Read the Docs), and left as plain text elsewhere: a build must not need
+# the build may ask their sites for an inventory (Read the Docs), and left as plain text elsewhere: no build must need
 # the network.
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!scdiva\.).*")]

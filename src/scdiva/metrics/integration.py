@@ -27,8 +27,8 @@ def leiden_agreement(
 ) -> dict[str, float]:
     """Normalised mutual information and adjusted Rand index of Leiden clusters against labels.
 
-    Clusters come from the Leiden algorithm :cite:p:`traag2019` on the Euclidean `n_neighbors` graph, at the
-    resolution with the highest mutual information, as scIB does :cite:p:`luecken2022`.
+    Clusters come from the Leiden algorithm [1]_ on the Euclidean `n_neighbors` graph, at the resolution with the
+    highest mutual information, as scIB does [2]_.
 
     Parameters
     ----------
@@ -51,6 +51,11 @@ def leiden_agreement(
     ------
     ImportError
         If `igraph` is not installed; it is GPL and so part of the extra `scdiva[bench]`.
+
+    References
+    ----------
+    .. [1] Traag et al., From Louvain to Leiden: guaranteeing well-connected communities, Scientific Reports 2019.
+    .. [2] Luecken et al., Benchmarking atlas-level data integration in single-cell genomics, Nature Methods 2022.
     """
     try:
         import igraph
@@ -88,7 +93,7 @@ def leiden_agreement(
 
 
 def silhouette_label(embedding: ArrayLike, labels: ArrayLike, *, rescale: bool = True) -> float:
-    """Mean silhouette width of the labels :cite:p:`rousseeuw1987`.
+    """Mean silhouette width of the labels (Rousseeuw 1987).
 
     Parameters
     ----------

@@ -5,7 +5,7 @@ No loss and no optimiser live here; `scdiva.diffusion` corrupts and scores, `scd
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -18,6 +18,9 @@ from scdiva.nn.anchor import PooledAnchor, SetEncoder
 from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
 from scdiva.nn.heads import DualHeads
 from scdiva.nn.layers import INIT_STD, Block, RMSNorm, linear
+
+if TYPE_CHECKING:
+    from scdiva.tokenizer.vocabulary import Vocabulary
 
 
 class ScDiVaOutput(NamedTuple):
@@ -54,6 +57,9 @@ class ScDiVa(nn.Module):
         Source of the initial weights. `None` draws from torch's global stream, like any module; a generator leaves
         that stream as it was.
     """
+
+    vocabulary: Vocabulary
+    """The genes that the tokens stand for; set by :func:`scdiva.models.load_model`."""
 
     def __init__(self, config: ScDiVaConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -178,9 +184,8 @@ class ScDiVa(nn.Module):
         encoder without residual does not need) the first `config.max_length` genes.
         """
         c = self.config
-        anchor = None
-        if c.anchor == "encoder":
-            anchor = self.encode_anchor(tokens, values, cu_seqlens)
+        anchor = self.encode_anchor(tokens, values, cu_seqlens) if c.anchor == "encoder" else None
+        if anchor is not None:
             if self.anchor_out is None:
                 return anchor
             kept = positions(cu_seqlens) < c.max_length
@@ -272,8 +277,8 @@ class ScDiVa(nn.Module):
         if (too_long := lengths > max_length).any():
             cell = int(too_long.nonzero()[0])
             raise ValueError(
-                f"{int(too_long.sum())} cell(s) have more than the {max_length} genes that the model reads, the first is "
-                f"cell {cell} of the batch with {int(lengths[cell])}; serialize with max_length={max_length}."
+                f"{int(too_long.sum())} cell(s) have more than the {max_length} genes that the model reads, the first "
+                f"is cell {cell} of the batch with {int(lengths[cell])}; serialize with max_length={max_length}."
             )
         bad = (tokens != MASK) & ((tokens < N_SPECIAL) | (tokens >= c.n_tokens))
         if bad.any():

@@ -81,7 +81,7 @@ class SetEncoder(nn.Module):
     n_tokens
         Rows of the table :math:`A`: special tokens and genes.
     linear_dim, learned_dim
-        Widths of :math:`x` (k) and :math:`y`.
+        Widths of :math:`x` (k) and :math:`y`; `dim` is their sum, the width of :math:`z`.
     hidden
         Width of the two hidden SiLU layers of the MLP.
     balance
@@ -93,6 +93,7 @@ class SetEncoder(nn.Module):
         self.balance = balance
         self.table = nn.Embedding(n_tokens, linear_dim)
         self.bias = nn.Parameter(torch.zeros(linear_dim))
+        self.dim = linear_dim + learned_dim
         self.mlp = nn.Sequential(
             nn.Linear(linear_dim, hidden),
             nn.SiLU(),
@@ -101,11 +102,6 @@ class SetEncoder(nn.Module):
             nn.Linear(hidden, learned_dim),
         )
         nn.init.normal_(self.table.weight, std=INIT_STD)
-
-    @property
-    def dim(self) -> int:
-        """Width of `z`."""
-        return self.bias.numel() + self.mlp[-1].out_features
 
     def parts(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         """Return both parts of each cell's state, each of length 1: `(B, linear_dim)` and `(B, learned_dim)`."""

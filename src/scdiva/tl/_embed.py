@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .. import _constants as C
-from .._settings import logger, settings
+from scdiva import _constants as C
+from scdiva._settings import logger, settings
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from anndata import AnnData
 
-    from ..data.cells import CellSource
-    from ..models import ScDiVa
+    from scdiva.data.cells import CellSource
+    from scdiva.models import ScDiVa
 
 
 def embed(
@@ -91,8 +91,8 @@ def embed(
     >>> sd.tl.embed(adata, use_raw=True)
     >>> sc.pp.neighbors(adata, use_rep="X_scdiva")
     """
-    from ..data.cells import open_cells
-    from ..models import load_model
+    from scdiva.data.cells import open_cells
+    from scdiva.models import load_model
 
     name = str(model) if isinstance(model, str) or hasattr(model, "__fspath__") else type(model).__name__
     loaded = load_model(model)
@@ -104,13 +104,12 @@ def embed(
         input=input,
         duplicates=duplicates,
         gene_ids=gene_ids,
-        max_length=loaded.config.max_length,
+        max_length=loaded.config.input_length,
         entropy_floor=loaded.config.entropy_floor,
         empty=empty,
     )
-    embedding = embed_cells(
-        loaded, source, batch_size=batch_size or settings.batch_size, device=device or settings.device
-    )
+    device = settings.resolve_device(device)
+    embedding = embed_cells(loaded, source, batch_size=batch_size or settings.batch_size, device=device)
     parameters = {
         "model": name,
         "vocabulary": loaded.vocabulary.fingerprint,
@@ -150,7 +149,11 @@ def embed_cells(model: ScDiVa, source: CellSource, *, batch_size: int, device: s
     embedding = np.full((source.n_obs, model.state_dim), np.nan, dtype=np.float32)
     model.to(device).eval()
     try:
-        with torch.inference_mode(), tqdm(total=source.n_obs, disable=not settings.progress, unit="cell") as bar:
+        with (
+            settings.limit_threads(),
+            torch.inference_mode(),
+            tqdm(total=source.n_obs, disable=not settings.progress, unit="cell") as bar,
+        ):
             for rows, batch in source.batches(batch_size=batch_size):
                 batch = batch.to(device)
                 state = model.encode(batch.tokens, batch.values, batch.cu_seqlens)

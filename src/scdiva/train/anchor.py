@@ -69,7 +69,8 @@ class AnchorModule(TaskModule):
         sizes = np.maximum(np.asarray(study_sizes, dtype=np.float64), 1)
         weight = sizes**-config.study_power
         weight *= sizes.sum() / (weight * sizes).sum()
-        self.register_buffer("study_weight", torch.from_numpy(weight.astype(np.float32)))
+        self.study_weight: Tensor
+        self.register_buffer("study_weight", torch.from_numpy(weight.astype(np.float32)), persistent=False)
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Weighted mean over cells of the genes' cross-entropy, plus the contrast; parts `genes` and `contrast`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -120,7 +121,7 @@ def _leading_eigenvectors(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.nd
 def _blocks(cells: PackedCells) -> Iterator[tuple[int, sp.csr_matrix]]:
     """Yield row blocks of one study each, in token space."""
     bounds = np.flatnonzero(np.diff(cells.study, prepend=-1, append=-1))
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in itertools.pairwise(bounds.tolist()):
         for lo in range(start, end, BLOCK_ROWS):
             hi = min(lo + BLOCK_ROWS, end)
             indptr, tokens, values = cells.read(lo, hi)

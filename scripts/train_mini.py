@@ -1,0 +1,215 @@
+"""Train scdiva-mini, the checkpoint that comes with the package.
+
+    python scripts/train_mini.py --corpus FOLDER [--out runs/mini] [--steps 4000] [--prepared runs/mini/prepared]
+
+In three parts, each left out where its result is there already:
+
+1. prepare: entropies of all genes over the corpus, a vocabulary of the genes found in at least 20 cells, and the corpus
+   packed cell by cell, training and validation studies apart. Only this part reads AnnData.
+2. the set encoder: its linear part from the corpus SVD, its learned part trained alone (minutes).
+3. the transformer: masked diffusion with the set encoder frozen as the anchor of [LAT].
+
+The model folder appears in OUT/model; `--install` copies it into the package. Needs torch, pytorch-lightning, numpy,
+scipy, pandas, pyarrow, h5py and safetensors; part 1 anndata too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from scdiva._constants import N_SPECIAL
+from scdiva._rng import step_generator
+from scdiva.data.datamodule import CellDataModule
+from scdiva.data.packed import PackedCells, pack_files
+from scdiva.models import ScDiVa, ScDiVaConfig, save_model
+from scdiva.models.scdiva import init_gene_embedding
+from scdiva.tokenizer import Vocabulary, load_vocabulary
+from scdiva.train import (
+    AnchorConfig,
+    AnchorModule,
+    LinearMap,
+    PretrainingConfig,
+    PretrainingModule,
+    fit,
+    fit_linear_map,
+)
+
+MIN_CELLS_PER_GENE = 20
+MIN_GENES_PER_CELL = 200
+VALIDATION = ("citefuse_eccite_pbmc_500", "breast_scdeconr_ref", "vision_metastasis_cp007_604")
+"""Studies held out to watch the training: blood, a solid tissue, a cell line."""
+BUNDLED = Path(__file__).parents[1] / "src" / "scdiva" / "checkpoints" / "scdiva-mini"
+
+
+def model_config(n_genes: int) -> ScDiVaConfig:
+    """A transformer of 1 M weights beside its tables; the cell state is the set encoder's."""
+    return ScDiVaConfig(
+        n_genes=n_genes, dim=128, n_layers=4, n_heads=4, ffn_dim=384, tie_gene_head=True, anchor_residual=False
+    )
+
+
+def prepare(corpus: Path, folder: Path) -> None:
+    """Part 1."""
+    from scdiva.pp import corpus_entropy
+
+    files = sorted(corpus.glob("*.h5ad"))
+    train = [file for file in files if file.stem not in VALIDATION]
+    if len(files) - len(train) != len(VALIDATION):
+        raise SystemExit(f"{corpus} lacks one of the validation studies {', '.join(VALIDATION)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    human = load_vocabulary("human")
+    histogram = corpus_entropy(files, human)
+    cells_with = histogram.counts[:, 1:].sum(axis=1)
+    tokens = np.flatnonzero(cells_with >= MIN_CELLS_PER_GENE)
+    vocabulary = human.with_entropy(histogram.entropy()[N_SPECIAL:]).subset(tokens[tokens >= N_SPECIAL])
+    floor, length = model_config(vocabulary.n_genes).entropy_floor, model_config(vocabulary.n_genes).input_length
+    for name, part in (("train", train), ("validation", [file for file in files if file not in train])):
+        packed = pack_files(
+            part,
+            vocabulary,
+            folder / f"{name}.h5",
+            max_length=length,
+            entropy_floor=floor,
+            min_genes=MIN_GENES_PER_CELL,
+        )
+        print(f"{name}: {packed.n_obs:,} cells of {len(part)} studies, {packed.indptr[-1]:,} tokens", flush=True)
+    vocabulary.write(folder / "vocabulary.parquet")  # last: its presence says that the folder is complete
+
+
+def data(folder: Path, vocabulary: Vocabulary, *, batch_size: int, context: int, seed: int) -> CellDataModule:
+    return CellDataModule(
+        [folder / "train.h5"],
+        validation=[folder / "validation.h5"],
+        vocabulary=vocabulary,
+        batch_size=batch_size,
+        context=context,
+        seed=seed,
+    )
+
+
+def linear_map(folder: Path, cells: PackedCells, n_dims: int) -> LinearMap:
+    """The corpus SVD, kept beside the corpus."""
+    file = folder / f"linear_map_{n_dims}.npz"
+    if not file.exists():
+        np.savez(file, **fit_linear_map(cells, n_dims)._asdict())
+    with np.load(file) as saved:
+        return LinearMap(**saved)
+
+
+def train(arguments: argparse.Namespace, folder: Path) -> Path:
+    """Parts 2 and 3."""
+    vocabulary = Vocabulary.read(folder / "vocabulary.parquet")
+    config = model_config(vocabulary.n_genes)
+    cells = PackedCells(folder / "train.h5", vocabulary)
+    seed, out = arguments.seed, arguments.out
+    model = ScDiVa(config, generator=step_generator(seed, 0, "weights"))
+    start = linear_map(folder, cells, config.anchor_linear_dim)
+    init_gene_embedding(model, start.weight[N_SPECIAL:], generator=step_generator(seed, 0, "genes"))
+
+    began = time.time()
+    anchor_config = AnchorConfig(
+        steps=arguments.anchor_steps,
+        batch_size=256,
+        learning_rate=1e-3,
+        warmup_steps=50,
+        weight_decay=0.01,
+        precision="fp32",
+        seed=seed,
+    )
+    anchor = AnchorModule(model, anchor_config, start, np.bincount(cells.study, minlength=len(cells.study_names)))
+    options = {"accelerator": arguments.accelerator, "progress": arguments.progress}
+    module = data(folder, vocabulary, batch_size=256, context=config.anchor_length, seed=seed)
+    anchor_trainer = fit(anchor, module, out_dir=out / "anchor", **options)
+    module.close()
+    anchor_seconds = time.time() - began
+
+    began = time.time()
+    model.requires_grad_(True)
+    model.anchor.requires_grad_(False)
+    training = PretrainingConfig(
+        steps=arguments.steps,
+        batch_size=arguments.batch_size,
+        context=arguments.context,
+        learning_rate=1e-3,
+        warmup_steps=max(1, arguments.steps // 20),
+        anchor_objective="none",
+        precision=arguments.precision,
+        seed=seed,
+    )
+    module = data(folder, vocabulary, batch_size=training.batch_size, context=training.context, seed=seed)
+    trainer = fit(PretrainingModule(model, training), module, out_dir=out / "transformer", **options)
+    module.close()
+    seconds = time.time() - began
+
+    def losses(of) -> dict[str, float]:
+        return {name: round(float(value), 4) for name, value in of.callback_metrics.items() if "/" in name}
+
+    metadata = {
+        "command": " ".join(["python", *sys.argv]),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, "
+        + (torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"),
+        "torch": torch.__version__,
+        "corpus": {
+            "studies": cells.study_names,
+            "validation_studies": list(VALIDATION),
+            "n_cells": cells.n_obs,
+            "n_tokens": int(cells.indptr[-1]),
+        },
+        "anchor": {
+            "training": anchor_config.to_dict(),
+            "cells_seen": anchor_config.steps * anchor_config.batch_size,
+            "seconds": round(anchor_seconds),
+            "losses": losses(anchor_trainer),
+            "variance_explained": round(float(start.explained.sum()), 4),
+        },
+        "transformer": {
+            "training": training.to_dict(),
+            "cells_seen": training.steps * training.batch_size,
+            "seconds": round(seconds),
+            "losses": losses(trainer),
+        },
+    }
+    (out / "metadata.json").write_text(json.dumps(metadata, indent=1))
+    return save_model(model.cpu(), vocabulary, out / "model", metadata=metadata, dtype="float16", overwrite=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--corpus", type=Path, default=Path("../shared/data/corpus"))
+    parser.add_argument("--out", type=Path, default=Path("runs/mini"))
+    parser.add_argument("--prepared", type=Path, help="folder of part 1; default OUT/prepared")
+    parser.add_argument("--anchor-steps", type=int, default=800)
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
+    parser.add_argument("--accelerator", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--progress", action="store_true")
+    parser.add_argument("--install", action="store_true", help="copy the model into the package")
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore", message=".*are left out.*")
+    folder = arguments.prepared or arguments.out / "prepared"
+    if not (folder / "vocabulary.parquet").exists():
+        prepare(arguments.corpus, folder)
+    model = train(arguments, folder)
+    if arguments.install:
+        shutil.rmtree(BUNDLED, ignore_errors=True)
+        shutil.copytree(model, BUNDLED)
+        model = BUNDLED
+    print(f"{model}: {sum(file.stat().st_size for file in model.iterdir()) / 1e6:.1f} MB")
+
+
+if __name__ == "__main__":
+    main()

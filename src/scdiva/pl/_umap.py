@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import sys
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -213,8 +216,25 @@ def _umap_of(
         n_jobs=1,  # what a fixed seed asks for
     )
     xy = np.full((len(z), 2), np.nan, dtype=np.float32)
-    xy[finite] = reducer.fit_transform(z[finite])
+    with _torch_threads_kept():
+        xy[finite] = reducer.fit_transform(z[finite])
     return xy
+
+
+@contextlib.contextmanager
+def _torch_threads_kept() -> Iterator[None]:
+    """Put torch's number of threads back after the block.
+
+    When numba, on which umap-learn runs, starts its OpenMP threads it sets their number for torch too. With fewer free
+    cores than that (a share of a cluster's node), small models then train dozens of times slower.
+    """
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else 0
+    try:
+        yield
+    finally:
+        if torch is not None and torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 def _palette(adata: AnnData, color: str, values: pd.Series) -> dict[Any, Any]:

@@ -73,6 +73,10 @@ def test_biotypes(human):
     assert "IG_V_pseudogene" not in share
 
 
-def test_no_corpus_was_counted_yet(human):
-    with pytest.raises(ValueError, match="holds no entropies"):
-        _ = human.entropy
+def test_entropies_tell_rare_genes_from_common_ones(human):
+    known = human.table["entropy"].notna()
+    assert known.sum() > 30_000
+    assert known[human.table["biotype"] == "protein_coding"].mean() > 0.95
+    by_symbol = dict(zip(human.symbols, human.table["entropy"], strict=True))
+    assert all(by_symbol[gene] > 1 for gene in ("ACTB", "MALAT1", "RPLP0", "MT-CO1"))
+    assert all(by_symbol[gene] < 0.5 for gene in ("INS", "FOXP3", "PAX6", "IL17A"))

@@ -187,12 +187,12 @@ def test_denominator_is_the_floored_entropy():
     entropy = np.float32([0, 0.05, ENTROPY_FLOOR, 0.5, 2])
     got = score_denominator(entropy)
     assert got.dtype == np.float32
-    np.testing.assert_allclose(got, [0.1 + 1e-6, 0.1 + 1e-6, 0.1 + 1e-6, 0.5 + 1e-6, 2 + 1e-6], rtol=1e-6)
+    np.testing.assert_allclose(got, [0.3 + 1e-6, 0.3 + 1e-6, 0.3 + 1e-6, 0.5 + 1e-6, 2 + 1e-6], rtol=1e-6)
     np.testing.assert_allclose(score_denominator(entropy, floor=0)[0], EPSILON)  # the paper to the letter
 
 
-def test_floor_is_the_entropy_of_a_gene_in_two_percent_of_cells():
-    assert abs(-(0.02 * math.log(0.02) + 0.98 * math.log(0.98)) - ENTROPY_FLOOR) < 0.005
+def test_floor_is_the_entropy_of_a_gene_in_nine_percent_of_cells():
+    assert abs(-(0.09 * math.log(0.09) + 0.91 * math.log(0.91)) - ENTROPY_FLOOR) < 0.005
 
 
 def test_wrong_arguments_are_refused():

@@ -21,7 +21,7 @@ def build() -> ScDiVa:
 
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
 def test_gene_vectors_keep_their_geometry(kind):
-    model = build("encoder", shake=False)
+    model = build()
     vectors = np.random.default_rng(0).normal(size=(40, 5)) * np.array([9, 5, 3, 1, 0.5])
     vectors[7] = 0
     before = model.embedding.gene.weight.detach().clone()

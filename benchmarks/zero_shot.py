@@ -2,9 +2,10 @@
 
     python benchmarks/zero_shot.py --data FOLDER [--sets pbmc3k_raw ...] [--seeds 0 1 2]
 
-Both arms see the same cells and are scored alike: 15-NN accuracy and macro-F1 (5 folds), NMI and ARI at the best Leiden
+All arms see the same cells and are scored alike: 15-NN accuracy and macro-F1 (5 folds), NMI and ARI at the best Leiden
 resolution, label silhouette. scdiva was trained on none of these cells and fits nothing; PCA is fitted on the set:
-2,000 highly variable genes, scaled, 50 components. Seeds shuffle the folds, the clusters and the sample of large sets.
+2,000 highly variable genes, scaled, 50 components. The linear part of the model's set encoder, a projection on the
+corpus SVD, is scored beside the whole: what training added. Seeds shuffle the folds, the clusters and the sample of large sets.
 """
 
 from __future__ import annotations
@@ -61,6 +62,9 @@ def main() -> None:
         start = time.process_time()
         arms = {"scdiva": adata.obsm["X_scdiva"], "pca": pca(adata)}
         seconds["pca"] = time.process_time() - start
+        if model.config.anchor == "encoder":
+            arms["linear"] = arms["scdiva"][:, : model.config.anchor_linear_dim]
+            seconds["linear"] = seconds["scdiva"]
         for arm, embedding in arms.items():
             runs = [scores(embedding, labels, seed) for seed in arguments.seeds]
             row: dict = {"set": name, "arm": arm, "n_cells": runs[0]["n_cells"], "cpu_seconds": round(seconds[arm], 1)}

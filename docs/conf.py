@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -152,5 +153,9 @@ def copy_notebooks(source: Path, target: Path) -> None:
         shutil.copy(notebook, target / notebook.name)
 
 
+sys.path.insert(0, str(HERE.parent / "benchmarks"))
+tables = importlib.import_module("tables")
+
 write_api(HERE / "generated" / "api.rst")
+(HERE / "generated" / "benchmarks.md").write_text(tables.page(), encoding="utf-8")
 copy_notebooks(HERE.parent / "tutorials", HERE / "notebooks")

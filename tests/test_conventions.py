@@ -13,6 +13,7 @@ FACE = ("pp", "tl", "pl", "get")
 NOT_ON_ADATA = {
     # These start from files or from a model, since there is no adata yet.
     "pp.corpus_entropy": "data",
+    "tl.embed_file": "path",
     "tl.generate": "model",
 }
 """Functions whose first argument is something else, and what it is called."""

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from scdiva._constants import LAT, MASK, N_SPECIAL, PAD
-from scdiva.models import ScDiVa, ScDiVaConfig, init_gene_embedding
+from scdiva.models import ScDiVa, ScDiVaConfig
 
 SMALL = ScDiVaConfig(
     n_genes=40,
@@ -348,24 +348,6 @@ def test_an_unavailable_backend_is_refused():
 
 
 # --- start from gene vectors -----------------------------------------------------------------------------------------
-@pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_gene_vectors_keep_their_geometry(kind):
-    model = build("encoder", shake=False)
-    vectors = np.random.default_rng(0).normal(size=(40, 5)) * np.array([9, 5, 3, 1, 0.5])
-    vectors[7] = 0
-    before = model.embedding.gene.weight.detach().clone()
-    init_gene_embedding(model, torch.from_numpy(vectors) if kind == "torch" else vectors, generator=seeded(0))
-    known = np.arange(40) != 7
-    rows = model.embedding.gene.weight.detach()[N_SPECIAL:].double().numpy()[known]
-    ratio = rows[:, :5] / vectors[known]
-    np.testing.assert_allclose(ratio, ratio[0, 0], rtol=1e-5)  # one factor for all
-    assert np.sqrt((rows[:, :5] ** 2).sum(axis=1).mean()) == pytest.approx(0.02 * np.sqrt(16), rel=1e-5)
-    assert 0 < np.abs(rows[:, 5:]).max() < 0.01
-    after = model.embedding.gene.weight.detach()
-    assert torch.equal(after[:N_SPECIAL], before[:N_SPECIAL])
-    assert torch.equal(after[N_SPECIAL + 7], before[N_SPECIAL + 7])
-
-
 def test_a_set_encoder_sees_cells_whole_and_the_transformer_their_first_genes():
     model = build("encoder")
     tokens, values, cu = batch([25, 7, 30])  # max_length is 20, anchor_length 30
@@ -386,21 +368,3 @@ def test_without_residual_the_cell_state_is_the_encoders_and_no_block_runs():
     tokens, values, cu = batch([25, 7])
     model.blocks = None  # would fail if it were run
     torch.testing.assert_close(model.encode(tokens, values, cu), model.encode_anchor(tokens, values, cu))
-
-
-@pytest.mark.parametrize(
-    ("matrix", "said"),
-    [
-        (np.ones((39, 4)), r"must be \(40, k\)"),
-        (np.ones((40, 17)), r"1 <= k <= dim = 16; got \(40, 17\)"),
-        (np.ones(40), r"must be \(40, k\)"),
-        (np.where(np.arange(40)[:, None] == 6, np.nan, np.ones((40, 4))), "first in row 6"),
-        (np.zeros((40, 4)), "only zeros"),
-    ],
-)
-def test_bad_gene_vectors_are_refused_and_change_nothing(matrix, said):
-    model = build()
-    before = {name: p.clone() for name, p in model.state_dict().items()}
-    with pytest.raises(ValueError, match=said):
-        init_gene_embedding(model, matrix)
-    assert all(torch.equal(p, before[name]) for name, p in model.state_dict().items())

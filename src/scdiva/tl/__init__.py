@@ -1,5 +1,6 @@
 """Tools: what the model makes of cells."""
 
-from ._embed import embed
+from scdiva.tl._embed import embed
+from scdiva.tl._embed_file import embed_file
 
-__all__ = ["embed"]
+__all__ = ["embed", "embed_file"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -10,8 +12,6 @@ from scdiva import _constants as C
 from scdiva._settings import logger, settings
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from anndata import AnnData
 
     from scdiva.data.cells import CellSource
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def embed(
     adata: AnnData,
-    model: ScDiVa | str | Path = C.DEFAULT_MODEL,
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     *,
     layer: str | None = None,
     use_raw: bool = False,
@@ -94,7 +94,6 @@ def embed(
     from scdiva.data.cells import open_cells
     from scdiva.models import load_model
 
-    name = str(model) if isinstance(model, str) or hasattr(model, "__fspath__") else type(model).__name__
     loaded = load_model(model)
     source = open_cells(
         adata,
@@ -109,23 +108,33 @@ def embed(
         empty=empty,
     )
     device = settings.resolve_device(device)
-    embedding = embed_cells(loaded, source, batch_size=batch_size or settings.batch_size, device=device)
-    parameters = {
-        "model": name,
-        "vocabulary": loaded.vocabulary.fingerprint,
-        "layer": layer or "",
-        "use_raw": use_raw,
-        "input": source.kind,
-        "gene_ids": gene_ids or "",
-        "duplicates": duplicates,
-        "empty": empty,
-        **{key: source.report[key] for key in ("share_genes", "share_counts")},
-    }
-    return _write(adata.copy() if copy else adata, key_added, embedding, parameters, returned=copy)
+    embedding = np.full((source.n_obs, loaded.state_dim), np.nan, dtype=np.float32)
+    for rows, states in embed_cells(loaded, source, batch_size=batch_size or settings.batch_size, device=device):
+        embedding[rows] = states
+    if left_out := int(np.isnan(embedding[:, 0]).sum()):
+        logger.info("%d cells have no known gene; their rows are NaN", left_out)
+
+    parameters = call_parameters(
+        model,
+        source,
+        vocabulary=loaded.vocabulary.fingerprint,
+        layer=layer,
+        use_raw=use_raw,
+        gene_ids=gene_ids,
+        duplicates=duplicates,
+        empty=empty,
+    )
+    # written last, once nothing can fail any more
+    written = adata.copy() if copy else adata
+    written.obsm[key_added] = embedding
+    written.uns[C.UNS] = {**written.uns.get(C.UNS, {}), key_added: parameters}
+    return written if copy else None
 
 
-def embed_cells(model: ScDiVa, source: CellSource, *, batch_size: int, device: str) -> np.ndarray:
-    """Run the model over all cells of a source.
+def embed_cells(
+    model: ScDiVa, source: CellSource, *, batch_size: int, device: str
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Run the model over all cells of a source, batch by batch.
 
     Parameters
     ----------
@@ -138,39 +147,40 @@ def embed_cells(model: ScDiVa, source: CellSource, *, batch_size: int, device: s
     device
         Torch device.
 
-    Returns
-    -------
-    float32 array of shape `(n_cells, state_dim)`; rows of cells that the source left out are NaN.
+    Yields
+    ------
+    Row numbers `(B,)` and float32 states `(B, state_dim)`. Rows that the source leaves out never come.
     """
     import torch
     from tqdm.auto import tqdm
 
     home, training = next(model.parameters()).device, model.training
-    embedding = np.full((source.n_obs, model.state_dim), np.nan, dtype=np.float32)
     model.to(device).eval()
     try:
-        with (
-            settings.limit_threads(),
-            torch.inference_mode(),
-            tqdm(total=source.n_obs, disable=not settings.progress, unit="cell") as bar,
-        ):
+        with settings.limit_threads(), tqdm(total=source.n_obs, disable=not settings.progress, unit="cell") as bar:
             for rows, batch in source.batches(batch_size=batch_size):
-                batch = batch.to(device)
-                state = model.encode(batch.tokens, batch.values, batch.cu_seqlens)
-                embedding[rows] = state.float().cpu().numpy()
+                with torch.inference_mode():
+                    batch = batch.to(device)
+                    state = model.encode(batch.tokens, batch.values, batch.cu_seqlens)
+                yield rows, state.float().cpu().numpy()
                 bar.update(len(rows))
     finally:
         model.to(home).train(training)
-    bad = ~np.isfinite(embedding).all(axis=1)
-    if bad.any():
-        logger.info("%d cells have no known gene; their rows are NaN", bad.sum())
-    return embedding
 
 
-def _write(
-    adata: AnnData, key_added: str, embedding: np.ndarray, parameters: dict[str, Any], *, returned: bool
-) -> AnnData | None:
-    """Write the embedding and its parameters last, once nothing can fail any more."""
-    adata.obsm[key_added] = embedding
-    adata.uns[C.UNS] = {**adata.uns.get(C.UNS, {}), key_added: parameters}
-    return adata if returned else None
+def call_parameters(model: ScDiVa | str | PathLike[str], source: CellSource, **given: Any) -> dict[str, Any]:
+    """Say what a call was given and what it found, as scalars that h5ad can hold.
+
+    Parameters
+    ----------
+    model
+        As the user gave it.
+    source
+        The cells.
+    **given
+        Further arguments; None is written as an empty string.
+    """
+    name = str(model) if isinstance(model, str | PathLike) else type(model).__name__
+    found = {key: source.report[key] for key in ("share_genes", "share_counts")}
+    said = {key: "" if value is None else value for key, value in given.items()}
+    return {"model": name, "input": source.kind, **said, **found}

@@ -1,0 +1,157 @@
+"""Embed a file of any size into another file, in a memory that does not grow with it."""
+
+from __future__ import annotations
+
+import os
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from scdiva import _constants as C
+from scdiva._settings import settings
+from scdiva.tl._embed import call_parameters, embed_cells
+
+if TYPE_CHECKING:
+    import h5py
+
+    from scdiva.models import ScDiVa
+
+ROWS_PER_CHUNK = 4096
+
+
+def embed_file(
+    path: str | PathLike[str],
+    out: str | PathLike[str],
+    *,
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    empty: Literal["error", "nan"] = "error",
+    batch_size: int | None = None,
+    device: str | None = None,
+    key_added: str = C.OBSM_EMBEDDING,
+    overwrite: bool = False,
+) -> Path:
+    """Embed the cells of an ``.h5ad`` file into a new one, block by block.
+
+    As :func:`embed`, for files that do not fit into memory: neither the matrix nor the embedding is ever held whole.
+    The new file holds the embedding and the annotation of the cells, no matrix.
+
+    Parameters
+    ----------
+    path
+        The ``.h5ad`` file to read; it is not changed.
+    out
+        The ``.h5ad`` file to write. It is written beside `out` and renamed, so it is there whole or not at all.
+    model, layer, use_raw, input, gene_ids, duplicates, empty, batch_size, device
+        As in :func:`embed`.
+    key_added
+        Key of `obsm` in the new file.
+    overwrite
+        Replace `out` if it exists.
+
+    Returns
+    -------
+    The path of the new file. It holds `obs` of the old one, and
+
+    `obsm[key_added]`
+        float32, shape `(n_cells, state_dim)`.
+    `uns["scdiva"][key_added]`
+        As :func:`embed` writes it.
+
+    Raises
+    ------
+    FileExistsError
+        If `out` exists and `overwrite` is False, or is the file that is read.
+    FileNotFoundError
+        If there is no file at `path`.
+    ValueError
+        If `path` is no ``.h5ad`` file, or for what :func:`embed` refuses.
+
+    Examples
+    --------
+    >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad")  # doctest: +SKIP
+    """
+    import anndata.io
+    import h5py
+
+    from scdiva.data.cells import open_cells
+    from scdiva.models import load_model
+
+    path, out = Path(path), Path(out)
+    if not path.exists():
+        raise FileNotFoundError(f"no file {str(path)!r}.")
+    if not path.is_file() or not h5py.is_hdf5(path):
+        raise ValueError(f"{str(path)!r} is no .h5ad file. Read other formats with anndata and call scdiva.tl.embed.")
+    if out.exists() and (not overwrite or out.samefile(path)):
+        raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True if it is not the input.")
+    loaded = load_model(model)
+    source = open_cells(
+        path,
+        loaded.vocabulary,
+        layer=layer,
+        use_raw=use_raw,
+        input=input,
+        duplicates=duplicates,
+        gene_ids=gene_ids,
+        max_length=loaded.config.input_length,
+        entropy_floor=loaded.config.entropy_floor,
+        empty=empty,
+    )
+    parameters = call_parameters(
+        model,
+        source,
+        vocabulary=loaded.vocabulary.fingerprint,
+        layer=layer,
+        use_raw=use_raw,
+        gene_ids=gene_ids,
+        duplicates=duplicates,
+        empty=empty,
+    )
+    device = settings.resolve_device(device)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f".{out.name}.{os.getpid()}.part")
+    try:
+        with h5py.File(part, "w") as file:
+            embedding = _start(file, path, key_added, (source.n_obs, loaded.state_dim))
+            batches = embed_cells(loaded, source, batch_size=batch_size or settings.batch_size, device=device)
+            for rows, states in batches:
+                embedding[int(rows[0]) : int(rows[-1]) + 1] = _spread(rows, states)
+            anndata.io.write_elem(file, "uns", {C.UNS: {key_added: parameters}})
+        part.replace(out)
+    finally:
+        source.close()
+        part.unlink(missing_ok=True)
+    return out
+
+
+def _start(file: h5py.File, path: Path, key: str, shape: tuple[int, int]) -> h5py.Dataset:
+    """Lay out the new file: obs copied as it is stored, no genes, an embedding of NaN."""
+    import anndata.io
+    import h5py
+    import pandas as pd
+
+    file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+    with h5py.File(path, "r") as old:
+        old.copy("obs", file)
+    anndata.io.write_elem(file, "var", pd.DataFrame(index=pd.Index([], dtype=str)))
+    anndata.io.write_elem(file, "obsm", {})
+    dataset = file["obsm"].create_dataset(
+        key, shape, np.float32, chunks=(min(ROWS_PER_CHUNK, max(shape[0], 1)), shape[1]), fillvalue=np.nan
+    )
+    dataset.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+    return dataset
+
+
+def _spread(rows: np.ndarray, states: np.ndarray) -> np.ndarray:
+    """Put states at their rows; rows between them, left out for lack of a known gene, are NaN."""
+    if len(rows) == rows[-1] - rows[0] + 1:
+        return states
+    spread = np.full((rows[-1] - rows[0] + 1, states.shape[1]), np.nan, dtype=np.float32)
+    spread[rows - rows[0]] = states
+    return spread

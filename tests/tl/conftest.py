@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import scdiva as sd
+from scdiva.models import ScDiVa, ScDiVaConfig
+from scdiva.tokenizer.vocabulary import load_vocabulary
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with sd.settings.override(progress=False, device="cpu"):
+        yield
+
+
+@pytest.fixture(scope="session")
+def adata():
+    return sd.datasets.toy(90, 60, rng=1)
+
+
+@pytest.fixture(scope="session")
+def vocabulary(adata):
+    human = load_vocabulary("human")
+    tokens = human.match(list(adata.var_names[:55])).tokens  # five genes stay unknown
+    return human.subset(np.sort(tokens[tokens >= 0]))
+
+
+@pytest.fixture(scope="session")
+def build(vocabulary):
+    def build_model(**fields):
+        config = ScDiVaConfig(
+            n_genes=vocabulary.n_genes, dim=16, n_layers=2, n_heads=2, ffn_dim=24, max_length=40,
+            anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, **fields,
+        )  # fmt: skip
+        model = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():  # away from the zeros that hide a path
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+        model.vocabulary = vocabulary
+        return model
+
+    return build_model
+
+
+@pytest.fixture(scope="session")
+def one(build):
+    return build(anchor="encoder")

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import warnings
+
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import scdiva as sd
+from scdiva.models import save_model
+from scdiva.models.pretrained import bundled_models
+from scdiva.tokenizer.vocabulary import load_vocabulary
+
+needs_mini = pytest.mark.skipif("scdiva-mini" not in bundled_models(), reason="the bundled checkpoint is not built yet")
+
+
+@pytest.fixture(scope="module", params=("learned", "pooled", "encoder"))
+def model(request, build):
+    return build(anchor=request.param)
+
+
+def embedded(adata, model, **options):
+    return sd.tl.embed(adata, model, copy=True, **options).obsm["X_scdiva"]
+
+
+def test_writes_what_it_says_in_place(adata, one, tmp_path):
+    cells = adata.copy()
+    cells.uns["scdiva"] = {"mine": 1}
+    assert sd.tl.embed(cells, one) is None
+    z = cells.obsm["X_scdiva"]
+    assert (z.shape, z.dtype) == ((90, one.state_dim), np.float32)
+    assert np.isfinite(z).all()
+    said = cells.uns["scdiva"]["X_scdiva"]
+    assert (said["model"], said["input"]) == ("ScDiVa", "counts")
+    assert 0.8 < said["share_counts"] < 1
+    assert cells.uns["scdiva"]["mine"] == 1
+    cells.write_h5ad(tmp_path / "a.h5ad")
+    back = ad.read_h5ad(tmp_path / "a.h5ad")
+    np.testing.assert_array_equal(back.obsm["X_scdiva"], z)
+    assert back.uns["scdiva"]["X_scdiva"]["model"] == "ScDiVa"
+
+
+def test_a_copy_leaves_the_original_alone(adata, one):
+    before = (list(adata.obsm), dict(adata.uns), adata.X.copy())
+    copy = sd.tl.embed(adata, one, copy=True, key_added="X_mine")
+    assert list(copy.obsm) == ["X_mine"]
+    assert (list(adata.obsm), dict(adata.uns)) == before[:2]
+    assert (before[2] != adata.X).nnz == 0
+
+
+def test_equals_a_forward_pass_written_out(adata, one, vocabulary):
+    """One cell from raw counts to state: normalise, rank, run, by hand."""
+    z = embedded(adata, one)
+    counts = np.asarray(adata.X[7].todense(), dtype=np.float64).ravel()
+    tokens = vocabulary.match(list(adata.var_names)).tokens
+    v = np.log1p(counts / counts.sum() * 1e4).astype(np.float32)
+    score = v / (np.maximum(vocabulary.entropy[tokens], one.config.entropy_floor) + 1e-6)
+    kept = [i for i in np.argsort(-score, kind="stable") if tokens[i] >= 0 and v[i] > 0]
+    with torch.no_grad():
+        state = one.encode(
+            torch.tensor(tokens[kept].astype(np.int64)), torch.tensor(v[kept]),
+            torch.tensor([0, len(kept)], dtype=torch.int32),
+        )  # fmt: skip
+    np.testing.assert_allclose(z[7], state[0].numpy(), atol=1e-5)
+
+
+def test_a_cell_is_embedded_alike_whatever_is_beside_it(adata, model):
+    z = embedded(adata, model)
+    scale = np.abs(z).max()
+    assert scale > 1e-3
+    for batch_size in (1, 7, 90):
+        assert np.abs(embedded(adata, model, batch_size=batch_size) - z).max() <= 1e-5 * scale
+    rows = np.random.default_rng(0).permutation(90)
+    assert np.abs(embedded(adata[rows].copy(), model) - z[rows]).max() <= 1e-5 * scale
+    assert np.abs(embedded(adata[11:30].copy(), model) - z[11:30]).max() <= 1e-5 * scale
+    columns = np.random.default_rng(1).permutation(adata.n_vars)
+    np.testing.assert_array_equal(embedded(adata[:, columns].copy(), model), z)
+    assert np.abs(z[0] - z[1]).max() > 1e-3 * scale  # not one row for all
+
+
+def test_every_storage_gives_the_same(adata, one, tmp_path):
+    import dask.array as da
+
+    z = embedded(adata, one)
+    dense = adata.copy()
+    dense.X = dense.X.toarray()
+    csc = adata.copy()
+    csc.X = sp.csc_matrix(csc.X)
+    dask = adata.copy()
+    dask.X = da.from_array(adata.X.toarray(), chunks=(20, 60))
+    adata.write_h5ad(tmp_path / "a.h5ad")
+    adata.write_zarr(tmp_path / "a.zarr")
+    backed = ad.read_h5ad(tmp_path / "a.h5ad", backed="r")
+    for kind in (dense, csc, dask, adata[:], backed, ad.read_zarr(tmp_path / "a.zarr")):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ad.ImplicitModificationWarning)
+            sd.tl.embed(kind, one)
+        np.testing.assert_array_equal(kind.obsm["X_scdiva"], z)
+    backed.file.close()
+
+
+def test_log_normalised_expression_gives_the_embedding_of_its_counts(adata, one):
+    log = adata.copy()
+    for total in (1e4, 1e6):
+        x = sp.csr_matrix(adata.X.multiply(total / adata.X.sum(axis=1))).astype(np.float32)
+        x.data = np.log1p(x.data)
+        log.X = x
+        sd.tl.embed(log, one)
+        assert log.uns["scdiva"]["X_scdiva"]["input"] == "lognorm"
+        np.testing.assert_allclose(log.obsm["X_scdiva"], embedded(adata, one), atol=2e-4)
+
+
+def test_layer_raw_and_gene_ids(adata, one, vocabulary):
+    z = embedded(adata, one)
+    other = adata.copy()
+    other.layers["counts"] = adata.X.copy()
+    other.raw = adata
+    table = load_vocabulary("human").table.set_index("symbol")
+    other.var["ids"] = [table["ensembl_id"].get(name, name) for name in other.var_names]
+    other.X = other.X.toarray() - 3.0
+    np.testing.assert_array_equal(embedded(other, one, layer="counts"), z)
+    np.testing.assert_array_equal(embedded(other, one, use_raw=True), z)
+    other.var_names = [f"row{i}" for i in range(other.n_vars)]
+    np.testing.assert_array_equal(embedded(other, one, layer="counts", gene_ids="ids"), z)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda a: setattr(a, "var_names", [f"GENE{i}" for i in range(a.n_vars)]), "known genes.*GENE"),
+        (lambda a: setattr(a, "var_names", [n.capitalize() for n in a.var_names]), "mouse|ortholog"),
+        (lambda a: setattr(a, "X", np.where(a.X.toarray() > 3, np.nan, a.X.toarray())), "NaN"),
+        (lambda a: setattr(a, "X", a.X.toarray() - 1), "negative"),
+        (lambda a: setattr(a, "X", sp.csr_matrix(a.X.multiply(np.arange(90)[:, None] != 4))), "cell"),
+    ],
+)
+def test_bad_input_is_refused_and_changes_nothing(adata, one, spoil, said):
+    cells = adata.copy()
+    spoil(cells)
+    with pytest.raises(ValueError, match=said):
+        sd.tl.embed(cells, one)
+    assert not cells.obsm
+    assert "scdiva" not in cells.uns
+
+
+def test_cells_without_genes_can_be_kept_as_nan(adata, one):
+    cells = adata.copy()
+    cells.X = sp.csr_matrix(cells.X.multiply(~np.isin(np.arange(90), [4, 80])[:, None]))
+    sd.tl.embed(cells, one, empty="nan")
+    z = cells.obsm["X_scdiva"]
+    assert np.flatnonzero(np.isnan(z).all(axis=1)).tolist() == [4, 80]
+    assert np.isfinite(np.delete(z, [4, 80], axis=0)).all()
+
+
+def test_a_folder_gives_what_the_model_gives(adata, one, vocabulary, tmp_path):
+    folder = save_model(one, vocabulary, tmp_path / "model")
+    np.testing.assert_array_equal(embedded(adata, folder), embedded(adata, one))
+    cells = sd.tl.embed(adata, str(folder), copy=True)
+    assert cells.uns["scdiva"]["X_scdiva"]["model"] == str(folder)
+
+
+def test_the_users_state_is_left_alone(adata, one):
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    one.train()
+    embedded(adata, one)
+    assert one.training
+    one.eval()
+    assert torch.equal(torch.rand(3), expected)
+
+
+@needs_mini
+def test_the_bundled_model_knows_real_cells():
+    """scanpy's 700 PBMCs: neighbours agree with the published labels about as well as PCA's, far above chance."""
+    cells = sd.datasets.pbmc68k_reduced()
+    sd.tl.embed(cells, use_raw=True)
+    labels = cells.obs["bulk_labels"].astype(str)
+    accuracy = sd.metrics.knn_cross_validation(cells.obsm["X_scdiva"], labels)["accuracy"]
+    pca = sd.metrics.knn_cross_validation(cells.obsm["X_pca"], labels)["accuracy"]
+    shuffled = sd.metrics.knn_cross_validation(cells.obsm["X_scdiva"], labels.sample(frac=1, random_state=0))
+    assert accuracy > 0.78
+    assert accuracy > pca - 0.05
+    assert shuffled["accuracy"] < 0.45
+
+
+@needs_mini
+def test_scanpy_takes_the_embedding_unchanged():
+    import scanpy as sc
+
+    cells = sd.datasets.pbmc68k_reduced()[:100].copy()
+    sd.tl.embed(cells, use_raw=True)
+    sc.pp.neighbors(cells, use_rep="X_scdiva", n_neighbors=10)
+    assert cells.obsp["connectivities"].nnz > 500

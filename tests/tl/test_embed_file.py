@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import scdiva as sd
+from scdiva.tl import _embed_file
+
+
+@pytest.fixture
+def file(adata, tmp_path):
+    path = tmp_path / "cells.h5ad"
+    adata.write_h5ad(path)
+    return path
+
+
+def test_gives_what_embed_gives(adata, one, file, tmp_path):
+    before = file.read_bytes()
+    out = sd.tl.embed_file(file, tmp_path / "deep" / "z.h5ad", model=one, batch_size=7)
+    z = ad.read_h5ad(out)
+    expected = sd.tl.embed(adata, one, copy=True)
+    np.testing.assert_allclose(z.obsm["X_scdiva"], expected.obsm["X_scdiva"], atol=1e-6)
+    assert z.obsm["X_scdiva"].dtype == np.float32
+    assert z.obs.equals(adata.obs)
+    assert z.shape == (90, 0)
+    assert z.uns["scdiva"]["X_scdiva"] == expected.uns["scdiva"]["X_scdiva"]
+    assert file.read_bytes() == before
+    assert [path.name for path in out.parent.iterdir()] == ["z.h5ad"]
+
+
+def test_left_out_cells_are_nan(adata, one, tmp_path):
+    cells = adata.copy()
+    cells.X = sp.csr_matrix(cells.X.multiply(~np.isin(np.arange(90), [0, 4, 5, 89])[:, None]))
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    out = sd.tl.embed_file(tmp_path / "cells.h5ad", tmp_path / "z.h5ad", model=one, batch_size=8, empty="nan")
+    z = ad.read_h5ad(out).obsm["X_scdiva"]
+    np.testing.assert_array_equal(z, sd.tl.embed(cells, one, batch_size=8, empty="nan", copy=True).obsm["X_scdiva"])
+    assert np.flatnonzero(np.isnan(z).any(axis=1)).tolist() == [0, 4, 5, 89]
+
+
+def test_what_stands_is_not_replaced_unasked(one, file, tmp_path):
+    out = tmp_path / "z.h5ad"
+    out.write_text("mine")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        sd.tl.embed_file(file, out, model=one)
+    assert out.read_text() == "mine"
+    sd.tl.embed_file(file, out, model=one, overwrite=True)
+    assert "X_scdiva" in ad.read_h5ad(out).obsm
+    with pytest.raises(FileExistsError, match="not the input"):
+        sd.tl.embed_file(file, file, model=one, overwrite=True)
+
+
+def test_a_failed_run_leaves_nothing_behind(one, file, tmp_path, monkeypatch):
+    def broken(*args, **kwargs):
+        yield np.arange(3), np.zeros((3, one.state_dim), np.float32)
+        raise RuntimeError("the power went")
+
+    monkeypatch.setattr(_embed_file, "embed_cells", broken)
+    with pytest.raises(RuntimeError, match="power"):
+        sd.tl.embed_file(file, tmp_path / "z.h5ad", model=one)
+    assert [path.name for path in tmp_path.iterdir()] == ["cells.h5ad"]
+
+
+def test_no_file_or_another_kind_is_refused(one, adata, tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        sd.tl.embed_file(tmp_path / "nowhere.h5ad", tmp_path / "z.h5ad", model=one)
+    (tmp_path / "text.h5ad").write_text("cells")
+    with pytest.raises(ValueError, match=r"no \.h5ad file"):
+        sd.tl.embed_file(tmp_path / "text.h5ad", tmp_path / "z.h5ad", model=one)

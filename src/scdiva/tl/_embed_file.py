@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from scdiva import _constants as C
-from scdiva._settings import settings
-from scdiva.tl._embed import call_parameters, embed_cells
+from scdiva.tl._embed import embed_cells, open_for
 
 if TYPE_CHECKING:
     import h5py
@@ -80,9 +79,6 @@ def embed_file(
     import anndata.io
     import h5py
 
-    from scdiva.data.cells import open_cells
-    from scdiva.models import load_model
-
     path, out = Path(path), Path(out)
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
@@ -90,37 +86,22 @@ def embed_file(
         raise ValueError(f"{str(path)!r} is no .h5ad file. Read other formats with anndata and call scdiva.tl.embed.")
     if out.exists() and (not overwrite or out.samefile(path)):
         raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True if it is not the input.")
-    loaded = load_model(model)
-    source = open_cells(
+    loaded, source, parameters = open_for(
+        model,
         path,
-        loaded.vocabulary,
         layer=layer,
         use_raw=use_raw,
         input=input,
-        duplicates=duplicates,
-        gene_ids=gene_ids,
-        max_length=loaded.config.input_length,
-        entropy_floor=loaded.config.entropy_floor,
-        empty=empty,
-    )
-    parameters = call_parameters(
-        model,
-        source,
-        vocabulary=loaded.vocabulary.fingerprint,
-        layer=layer,
-        use_raw=use_raw,
         gene_ids=gene_ids,
         duplicates=duplicates,
         empty=empty,
     )
-    device = settings.resolve_device(device)
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with h5py.File(part, "w") as file:
             embedding = _start(file, path, key_added, (source.n_obs, loaded.state_dim))
-            batches = embed_cells(loaded, source, batch_size=batch_size or settings.batch_size, device=device)
-            for rows, states in batches:
+            for rows, states in embed_cells(loaded, source, batch_size=batch_size, device=device):
                 embedding[int(rows[0]) : int(rows[-1]) + 1] = _spread(rows, states)
             anndata.io.write_elem(file, "uns", {C.UNS: {key_added: parameters}})
         part.replace(out)

@@ -119,7 +119,7 @@ def _start(file: h5py.File, path: Path, key: str, shape: tuple[int, int]) -> h5p
 
     file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
     with h5py.File(path, "r") as old:
-        old.copy("obs", file)
+        _copy(old["obs"], file, "obs")
     anndata.io.write_elem(file, "var", pd.DataFrame(index=pd.Index([], dtype=str)))
     anndata.io.write_elem(file, "obsm", {})
     dataset = file["obsm"].create_dataset(
@@ -127,6 +127,24 @@ def _start(file: h5py.File, path: Path, key: str, shape: tuple[int, int]) -> h5p
     )
     dataset.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
     return dataset
+
+
+def _copy(old: h5py.Group | h5py.Dataset, parent: h5py.Group, name: str) -> None:
+    """Copy annotation as it is stored, by blocks: HDF5's own copy holds all strings of a column at once."""
+    import h5py
+
+    if isinstance(old, h5py.Group):
+        new = parent.create_group(name)
+        for key, child in old.items():
+            _copy(child, new, key)
+    elif old.shape == () or old.shape is None:
+        old.file.copy(old, parent, name)
+        return
+    else:
+        new = parent.create_dataset(name, old.shape, old.dtype)
+        for start in range(0, old.shape[0], ROWS_PER_CHUNK):
+            new[start : start + ROWS_PER_CHUNK] = old[start : start + ROWS_PER_CHUNK]
+    new.attrs.update(old.attrs)
 
 
 def _spread(rows: np.ndarray, states: np.ndarray) -> np.ndarray:

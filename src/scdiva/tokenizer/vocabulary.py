@@ -78,9 +78,7 @@ class Vocabulary:
         return self.n_genes
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, Vocabulary) and self._foreign == other._foreign and self._table.equals(other._table)
-        )
+        return isinstance(other, Vocabulary) and self._foreign == other._foreign and self._table.equals(other._table)
 
     def __hash__(self) -> int:
         return hash(self.fingerprint)
@@ -282,12 +280,12 @@ class Vocabulary:
 
     def _resembles(self, name: str) -> bool:
         """Whether `name` could be taken for one of the genes, in whatever list it stands."""
-        answer = self._find(name) or self._find_repeated(name, {repeated_name(name)})
+        answer = self._find(name) or self._find_repeated(name, {str(repeated_name(name))})
         return answer is not None and answer[0] != UNKNOWN
 
     @cached_property
     def _names(self) -> dict[str, tuple[int, str]]:
-        """Every name with its token and kind; ambiguous and foreign names hold UNKNOWN: no other rule answers for them."""
+        """Every name with token and kind; ambiguous and foreign ones have UNKNOWN, so that no later rule answers."""
         of_row = self._table
         kinds = [
             ("ensembl", of_row["ensembl_id"].map(_split)),

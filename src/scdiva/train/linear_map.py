@@ -99,7 +99,8 @@ def fit_linear_map(
 
     covariance = np.zeros((len(kept), len(kept)))
     for study, block in _blocks(cells):
-        dense = (block[:, kept].toarray() - means[study, kept]) * cells.measured[study, kept] / deviation
+        # 0 - 0 for a gene that the study did not measure
+        dense = (block[:, kept].toarray() - means[study, kept]) / deviation
         dense = np.clip(dense, -CLIP, CLIP).astype(np.float32)
         covariance += weight[study] * (dense.T @ dense)
     directions, values = _leading_eigenvectors(covariance, n_dims)

@@ -10,6 +10,8 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import scdiva
+
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -30,13 +32,13 @@ def record(name: str, rows: list[dict], **notes: object) -> Path:
     """Write `results/<name>.json`: the rows, and the command, commit, machine and versions that made them."""
     from importlib.metadata import version
 
-    packages = ("scdiva", "torch", "numpy", "anndata", "scanpy", "scikit-learn")
+    packages = ("torch", "numpy", "anndata", "scanpy", "scikit-learn")
     entry = {
         "command": " ".join(["python", *sys.argv]),
         "commit": _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "-uno") else ""),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "machine": {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "versions": {package: version(package) for package in packages},
+        "versions": {"scdiva": scdiva.__version__, **{package: version(package) for package in packages}},
         **notes,
         "rows": rows,
     }

@@ -5,7 +5,8 @@
 All arms see the same cells and are scored alike: 15-NN accuracy and macro-F1 (5 folds), NMI and ARI at the best Leiden
 resolution, label silhouette. scdiva was trained on none of these cells and fits nothing; PCA is fitted on the set:
 2,000 highly variable genes, scaled, 50 components. The linear part of the model's set encoder, a projection on the
-corpus SVD, is scored beside the whole: what training added. Seeds shuffle the folds, the clusters and the sample of large sets.
+corpus SVD, is scored beside the whole: what training added. Seeds shuffle the folds, the clusters and the sample of
+large sets.
 """
 
 from __future__ import annotations

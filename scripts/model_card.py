@@ -15,7 +15,7 @@ from scdiva.models import load_model, save_model
 from scdiva.models.pretrained import find_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-import tables  # noqa: E402
+import tables
 
 
 def card(name: str, metadata: dict, n_parameters: int, n_genes: int) -> str:

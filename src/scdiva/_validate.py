@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import scipy.sparse as sp
@@ -63,13 +63,21 @@ class Scan:
         return np.flatnonzero(self.genes_per_cell == 0)
 
 
+class Names(Protocol):
+    """Names by number: a list, an index, or what reads them from a file one by one."""
+
+    def __getitem__(self, row: int, /) -> Any:
+        """Return the name of a row."""
+        ...
+
+
 def scan(
     blocks: Iterable[tuple[int, sp.csr_matrix]],
     n_vars: int,
     *,
     input: Input = "auto",
     known: np.ndarray | None = None,
-    obs_names: Sequence[str] | None = None,
+    obs_names: Names | None = None,
     var_names: Sequence[str] | None = None,
     where: str = "the matrix",
 ) -> Scan:
@@ -133,7 +141,7 @@ class _Seen:
     """Running totals of a scan."""
 
     n_vars: int
-    obs_names: Sequence[str] | None
+    obs_names: Names | None
     var_names: Sequence[str] | None
     n_values: int = 0
     n_fraction: int = 0

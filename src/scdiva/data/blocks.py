@@ -19,6 +19,26 @@ BLOCK_ROWS = 1024
 detected genes."""
 
 
+class StoredNames:
+    """Names of the cells of a file, read when one is asked for: held whole, they take more memory than a block.
+
+    Parameters
+    ----------
+    stored
+        Array of strings of an HDF5 or zarr file.
+    """
+
+    def __init__(self, stored: Any) -> None:
+        self._stored = stored
+
+    def __len__(self) -> int:
+        return int(self._stored.shape[0])
+
+    def __getitem__(self, row: int) -> str:
+        name = self._stored[int(row)]
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+
 @dataclass
 class OpenMatrix:
     """An expression matrix with the names of its rows and columns.
@@ -34,7 +54,7 @@ class OpenMatrix:
     """
 
     matrix: Any
-    obs_names: pd.Index
+    obs_names: pd.Index | StoredNames
     var: pd.DataFrame
     where: str
     _file: Any = field(default=None, repr=False)
@@ -174,8 +194,8 @@ def _open_path(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
         var = anndata.io.read_elem((root["raw"] if use_raw else root)["var"])
         # Only the index of obs: annotation of an atlas can be larger than memory allows.
         obs = root["obs"]
-        names = anndata.io.read_elem(obs[obs.attrs["_index"]])
-        obs_names = pd.Index(np.asarray(names, dtype=object)).astype(str)
+        names = obs[obs.attrs["_index"]]
+        obs_names = StoredNames(names) if hasattr(names, "shape") else pd.Index(anndata.io.read_elem(names)).astype(str)
     except BaseException:
         if file is not None:
             file.close()

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva._validate import Input, Scan, scan
-from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, read_rows, row_blocks, row_readable
+from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, StoredNames, open_matrix, read_rows, row_blocks, row_readable
 from scdiva.data.genes import gene_names, resolve_genes
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -83,8 +83,8 @@ class CellSource:
         return self.scan.kind
 
     @property
-    def obs_names(self) -> pd.Index:
-        """Names of the cells."""
+    def obs_names(self) -> pd.Index | StoredNames:
+        """Names of the cells, by row number."""
         return self._open().obs_names
 
     @property
@@ -347,7 +347,7 @@ def refuse_empty(source: CellSource) -> None:
             "scdiva.pp.match_genes(adata); adata = adata[np.asarray(adata[:, adata.var['scdiva_token'] >= 0]"
             f".{at}.sum(axis=1)).ravel() > 0].copy()"
         )
-    first = ", ".join(repr(str(name)) for name in source.obs_names[rows[:5]])
+    first = ", ".join(repr(str(name)) for name in (source.obs_names[row] for row in rows[:5]))
     raise ValueError(
         f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). Remove them: {mend} — or pass empty='nan' "
         "to keep them without a result."

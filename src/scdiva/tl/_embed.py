@@ -12,6 +12,8 @@ from scdiva import _constants as C
 from scdiva._settings import logger, settings
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from anndata import AnnData
 
     from scdiva.data.cells import CellSource
@@ -91,39 +93,21 @@ def embed(
     >>> sd.tl.embed(adata, use_raw=True)
     >>> sc.pp.neighbors(adata, use_rep="X_scdiva")
     """
-    from scdiva.data.cells import open_cells
-    from scdiva.models import load_model
-
-    loaded = load_model(model)
-    source = open_cells(
+    loaded, source, parameters = open_for(
+        model,
         adata,
-        loaded.vocabulary,
         layer=layer,
         use_raw=use_raw,
         input=input,
-        duplicates=duplicates,
         gene_ids=gene_ids,
-        max_length=loaded.config.input_length,
-        entropy_floor=loaded.config.entropy_floor,
+        duplicates=duplicates,
         empty=empty,
     )
-    device = settings.resolve_device(device)
     embedding = np.full((source.n_obs, loaded.state_dim), np.nan, dtype=np.float32)
-    for rows, states in embed_cells(loaded, source, batch_size=batch_size or settings.batch_size, device=device):
+    for rows, states in embed_cells(loaded, source, batch_size=batch_size, device=device):
         embedding[rows] = states
     if left_out := int(np.isnan(embedding[:, 0]).sum()):
         logger.info("%d cells have no known gene; their rows are NaN", left_out)
-
-    parameters = call_parameters(
-        model,
-        source,
-        vocabulary=loaded.vocabulary.fingerprint,
-        layer=layer,
-        use_raw=use_raw,
-        gene_ids=gene_ids,
-        duplicates=duplicates,
-        empty=empty,
-    )
     # written last, once nothing can fail any more
     written = adata.copy() if copy else adata
     written.obsm[key_added] = embedding
@@ -131,8 +115,44 @@ def embed(
     return written if copy else None
 
 
+def open_for(
+    model: ScDiVa | str | PathLike[str], data: AnnData | Path, **reading: Any
+) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
+    """Load a model and open cells as it reads them.
+
+    Parameters
+    ----------
+    model
+        As for :func:`embed`.
+    data
+        The cells, or the path of a file of cells.
+    **reading
+        The arguments of :func:`embed` that say what to read.
+
+    Returns
+    -------
+    The loaded model, the checked cells, and what the call was given and found, as scalars that h5ad can hold.
+    """
+    from scdiva.data.cells import open_cells
+    from scdiva.models import load_model
+
+    loaded = load_model(model)
+    config = loaded.config
+    source = open_cells(
+        data, loaded.vocabulary, max_length=config.input_length, entropy_floor=config.entropy_floor, **reading
+    )
+    parameters = {
+        "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
+        "vocabulary": loaded.vocabulary.fingerprint,
+        **{key: "" if value is None else value for key, value in reading.items()},
+        "input": source.kind,
+        **{key: source.report[key] for key in ("share_genes", "share_counts")},
+    }
+    return loaded, source, parameters
+
+
 def embed_cells(
-    model: ScDiVa, source: CellSource, *, batch_size: int, device: str
+    model: ScDiVa, source: CellSource, *, batch_size: int | None = None, device: str | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Run the model over all cells of a source, batch by batch.
 
@@ -142,10 +162,8 @@ def embed_cells(
         The model; left on the device and in the mode in which it was.
     source
         Cells to embed, read in row order.
-    batch_size
-        Cells per forward pass.
-    device
-        Torch device.
+    batch_size, device
+        As for :func:`embed`.
 
     Yields
     ------
@@ -154,6 +172,7 @@ def embed_cells(
     import torch
     from tqdm.auto import tqdm
 
+    batch_size, device = batch_size or settings.batch_size, settings.resolve_device(device)
     home, training = next(model.parameters()).device, model.training
     model.to(device).eval()
     try:
@@ -166,21 +185,3 @@ def embed_cells(
                 bar.update(len(rows))
     finally:
         model.to(home).train(training)
-
-
-def call_parameters(model: ScDiVa | str | PathLike[str], source: CellSource, **given: Any) -> dict[str, Any]:
-    """Say what a call was given and what it found, as scalars that h5ad can hold.
-
-    Parameters
-    ----------
-    model
-        As the user gave it.
-    source
-        The cells.
-    **given
-        Further arguments; None is written as an empty string.
-    """
-    name = str(model) if isinstance(model, str | PathLike) else type(model).__name__
-    found = {key: source.report[key] for key in ("share_genes", "share_counts")}
-    said = {key: "" if value is None else value for key, value in given.items()}
-    return {"model": name, "input": source.kind, **said, **found}

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from scdiva import _constants as C
-from scdiva._settings import settings
-from scdiva.tl._embed import call_parameters, embed_cells
+from scdiva.tl._embed import embed_cells, open_for
 
 if TYPE_CHECKING:
     import h5py
@@ -80,9 +79,6 @@ def embed_file(
     import anndata.io
     import h5py
 
-    from scdiva.data.cells import open_cells
-    from scdiva.models import load_model
-
     path, out = Path(path), Path(out)
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
@@ -90,37 +86,22 @@ def embed_file(
         raise ValueError(f"{str(path)!r} is no .h5ad file. Read other formats with anndata and call scdiva.tl.embed.")
     if out.exists() and (not overwrite or out.samefile(path)):
         raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True if it is not the input.")
-    loaded = load_model(model)
-    source = open_cells(
+    loaded, source, parameters = open_for(
+        model,
         path,
-        loaded.vocabulary,
         layer=layer,
         use_raw=use_raw,
         input=input,
-        duplicates=duplicates,
-        gene_ids=gene_ids,
-        max_length=loaded.config.input_length,
-        entropy_floor=loaded.config.entropy_floor,
-        empty=empty,
-    )
-    parameters = call_parameters(
-        model,
-        source,
-        vocabulary=loaded.vocabulary.fingerprint,
-        layer=layer,
-        use_raw=use_raw,
         gene_ids=gene_ids,
         duplicates=duplicates,
         empty=empty,
     )
-    device = settings.resolve_device(device)
     out.parent.mkdir(parents=True, exist_ok=True)
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with h5py.File(part, "w") as file:
             embedding = _start(file, path, key_added, (source.n_obs, loaded.state_dim))
-            batches = embed_cells(loaded, source, batch_size=batch_size or settings.batch_size, device=device)
-            for rows, states in batches:
+            for rows, states in embed_cells(loaded, source, batch_size=batch_size, device=device):
                 embedding[int(rows[0]) : int(rows[-1]) + 1] = _spread(rows, states)
             anndata.io.write_elem(file, "uns", {C.UNS: {key_added: parameters}})
         part.replace(out)
@@ -138,7 +119,7 @@ def _start(file: h5py.File, path: Path, key: str, shape: tuple[int, int]) -> h5p
 
     file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
     with h5py.File(path, "r") as old:
-        old.copy("obs", file)
+        _copy(old["obs"], file, "obs")
     anndata.io.write_elem(file, "var", pd.DataFrame(index=pd.Index([], dtype=str)))
     anndata.io.write_elem(file, "obsm", {})
     dataset = file["obsm"].create_dataset(
@@ -146,6 +127,24 @@ def _start(file: h5py.File, path: Path, key: str, shape: tuple[int, int]) -> h5p
     )
     dataset.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
     return dataset
+
+
+def _copy(old: h5py.Group | h5py.Dataset, parent: h5py.Group, name: str) -> None:
+    """Copy annotation as it is stored, by blocks: HDF5's own copy holds all strings of a column at once."""
+    import h5py
+
+    if isinstance(old, h5py.Group):
+        new = parent.create_group(name)
+        for key, child in old.items():
+            _copy(child, new, key)
+    elif old.shape == () or old.shape is None:
+        old.file.copy(old, parent, name)
+        return
+    else:
+        new = parent.create_dataset(name, old.shape, old.dtype)
+        for start in range(0, old.shape[0], ROWS_PER_CHUNK):
+            new[start : start + ROWS_PER_CHUNK] = old[start : start + ROWS_PER_CHUNK]
+    new.attrs.update(old.attrs)
 
 
 def _spread(rows: np.ndarray, states: np.ndarray) -> np.ndarray:

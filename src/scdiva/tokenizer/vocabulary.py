@@ -280,7 +280,7 @@ class Vocabulary:
 
     def _resembles(self, name: str) -> bool:
         """Whether `name` could be taken for one of the genes, in whatever list it stands."""
-        answer = self._find(name) or self._find_repeated(name, {str(repeated_name(name))})
+        answer = self._find(name) or self._find_repeated(name, {repeated_name(name) or ""})
         return answer is not None and answer[0] != UNKNOWN
 
     @cached_property

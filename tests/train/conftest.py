@@ -11,10 +11,19 @@ from torch.utils.data import DataLoader, IterableDataset
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch, from_ragged
+from scdiva.data.packed import PackedCells, pack_files
+from scdiva.datasets import toy
 from scdiva.models import ScDiVa, ScDiVaConfig
+from scdiva.tokenizer.vocabulary import Vocabulary
 from scdiva.train import PretrainingConfig
 
 N_GENES = 30
+STUDIES = {
+    "large": (range(90), range(40)),
+    "middle": (range(90, 130), range(33)),
+    "small": (range(130, 145), range(9, 40)),
+}
+"""Rows and columns of each study of the corpus: the small one lacks nine genes, the middle one seven."""
 
 
 def make_batch(generator: torch.Generator, n_cells: int = 6, n_studies: int = 2) -> CellBatch:
@@ -56,6 +65,24 @@ class CellStream(pl.LightningDataModule):
     def val_dataloader(self):
         batches = [make_batch(step_generator(99, i, "validation")) for i in range(2)]
         return DataLoader(batches, batch_size=None)
+
+
+@pytest.fixture(scope="session")
+def vocabulary() -> Vocabulary:
+    """The 40 genes of the corpus, all of one entropy."""
+    human = Vocabulary.human()
+    genes = human.subset(human.match(toy(145, 40).var_names).tokens)
+    return genes.with_entropy(np.ones(genes.n_genes))
+
+
+@pytest.fixture(scope="session")
+def corpus(vocabulary, tmp_path_factory) -> PackedCells:
+    """Three packed studies of unlike size, with four cell types and a batch effect each."""
+    folder = tmp_path_factory.mktemp("corpus")
+    adata = toy(145, 40)
+    for name, (rows, columns) in STUDIES.items():
+        adata[list(rows), list(columns)].copy().write_h5ad(folder / f"{name}.h5ad")
+    return pack_files([folder / f"{name}.h5ad" for name in STUDIES], vocabulary, folder / "corpus.h5")
 
 
 @pytest.fixture

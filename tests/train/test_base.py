@@ -32,8 +32,8 @@ def test_norms_biases_and_tables_do_not_decay(tiny, config):
     assert {n for n in spared_names if n.endswith("bias") or "norm" in n} == {
         n for n in names.values() if n.endswith("bias") or "norm" in n
     }
-    assert {"model.embedding.gene.weight", "model.anchor.table.weight", "study_bias.weight"} <= spared_names
-    assert "decoder.weight" in decayed_names
+    assert {"model.embedding.gene.weight", "model.anchor.table.weight", "decoder.study_bias.weight"} <= spared_names
+    assert "decoder.linear.weight" in decayed_names
     assert all(p.ndim == 2 for p in decayed["params"])
 
 
@@ -41,7 +41,7 @@ def test_frozen_weights_are_left_out(tiny, config):
     module = PretrainingModule(tiny(), config())
     module.model.requires_grad_(False)
     groups = decay_groups(module, 0.1)
-    assert sum(p.numel() for g in groups for p in g["params"]) == module.decoder.weight.numel() + 30
+    assert sum(p.numel() for g in groups for p in g["params"]) == module.decoder.linear.weight.numel() + 30
 
 
 def test_optimiser_is_adamw_with_the_configured_numbers(tiny, config):

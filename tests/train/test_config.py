@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scdiva.train import OptimiserConfig, PretrainingConfig
+from scdiva.train import AnchorConfig, OptimiserConfig, PretrainingConfig
 
 
 def test_paper_preset():
@@ -49,6 +49,27 @@ def test_objectives_can_be_joined():
 def test_values_without_sense_are_refused_by_name(field, value):
     with pytest.raises(ValueError, match=field):
         PretrainingConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", 0),
+        ("genes_weight", -1.0),
+        ("contrast_weight", float("nan")),
+        ("contrast_temperature", 0.0),
+        ("max_time", 0.0),
+        ("max_time", 1.1),
+        ("panel_rate", -0.1),
+        ("panel_rate", 1.1),
+        ("min_panel", 0.0),
+        ("min_panel", 2.0),
+        ("study_power", -0.5),
+    ],
+)
+def test_the_anchors_values_without_sense_are_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=field):
+        AnchorConfig(**{field: value})
 
 
 def test_base_has_no_pretraining_fields():

@@ -285,7 +285,7 @@ class Vocabulary:
 
     @cached_property
     def _names(self) -> dict[str, tuple[int, str]]:
-        """Every name with its token and kind; ambiguous and foreign ones hold UNKNOWN, no rule answers for them."""
+        """Every name with token and kind; ambiguous and foreign ones have UNKNOWN, so that no later rule answers."""
         of_row = self._table
         kinds = [
             ("ensembl", of_row["ensembl_id"].map(_split)),

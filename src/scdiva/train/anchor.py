@@ -22,14 +22,15 @@ from scdiva.train.views import contrast_loss, thinned
 class AnchorModule(TaskModule):
     """Train the learned part of a model's set encoder; its linear part is set from the corpus SVD and kept.
 
-    Each batch is seen in two views, genes left out at random (as dropout does) and now and then through a random gene
-    panel. From the learned part of one view a linear decoder with the study as covariate predicts all genes of the
-    cell; and the two views of a cell must be nearer to each other than to other cells of the study.
+    Each batch is seen in two views, each with genes left out at random (as dropout does) and now and then through a
+    random gene panel. From the learned part of one view a linear decoder with the study as covariate predicts all genes
+    of the cell; and the two views of a cell must be nearer to each other than to other cells of the study.
 
     Parameters
     ----------
     model
-        With `anchor="encoder"`; trained in place.
+        With `anchor="encoder"`; trained in place. All weights but the learned part's are frozen, and stay so:
+        `model.requires_grad_(True)` before another training.
     config
         See :class:`AnchorConfig`.
     linear_map
@@ -58,14 +59,14 @@ class AnchorModule(TaskModule):
                 f"{tuple(anchor.table.weight.shape)}. Fit it on the model's vocabulary with "
                 f"n_dims={model.config.anchor_linear_dim}."
             )
+        self.decoder = GeneDecoder(
+            model.config.anchor_learned_dim, model.config.n_genes, len(study_sizes), linear_map.frequency
+        )
         with torch.no_grad():
             anchor.table.weight.copy_(table)
             anchor.bias.copy_(bias)
         model.requires_grad_(False)
         anchor.mlp.requires_grad_(True)
-        self.decoder = GeneDecoder(
-            model.config.anchor_learned_dim, model.config.n_genes, len(study_sizes), linear_map.frequency
-        )
         sizes = np.maximum(np.asarray(study_sizes, dtype=np.float64), 1)
         weight = sizes**-config.study_power
         weight *= sizes.sum() / (weight * sizes).sum()
@@ -84,6 +85,7 @@ class AnchorModule(TaskModule):
         """
         c = self.config
         one, other = (self._learned(self._view(batch, generator)) for _ in range(2))
+        # a state has length 1; the decoder sees coordinates of variance 1
         loss = gene_multinomial_loss(self.decoder(one * math.sqrt(one.shape[1]), batch.study), batch)
         weight = torch.ones_like(loss)
         if batch.study is not None:

@@ -187,7 +187,8 @@ class AnchorConfig(OptimiserConfig):
     max_time
         A view leaves out at most this share of a cell's genes in expectation, t ~ U(0, max_time) per cell.
     panel_rate
-        Share of the batches that are shown through a random gene panel, as targeted and filtered data are.
+        Share of the views of a batch that go through a random gene panel, one for all its cells, as targeted and
+        filtered data do.
     min_panel
         Smallest panel, as a share of the genes; the share is drawn log-uniformly up to 1.
     study_power

@@ -18,7 +18,10 @@ DEVIATION_OFFSET = 0.05
 """Added to the standard deviation that genes are divided by, so that hardly seen genes do not dominate."""
 CLIP = 10.0
 """Largest standardised value, as scanpy's `scale(max_value=10)`."""
+LEAST_EIGENVALUE = 1e-6
+"""Eigenvalues below this share of the largest are rounding, and their directions noise."""
 BLOCK_ROWS = 2048
+"""Cells read at once; a product of so many rows is summed in float32, those of blocks in float64."""
 
 
 class LinearMap(NamedTuple):
@@ -71,7 +74,7 @@ def fit_linear_map(
     Raises
     ------
     ValueError
-        If fewer than `n_dims` genes qualify.
+        If `n_dims` is not in 1 ... the number of genes that qualify, or the cells do not span so many directions.
     """
     sizes = np.bincount(cells.study, minlength=len(cells.study_names)).astype(np.float64)
     weight = np.maximum(sizes, 1) ** -study_power
@@ -90,16 +93,20 @@ def fit_linear_map(
     dispersion = np.where(covered > 0.5 * sizes.sum(), variance / np.maximum(mean, DISPERSION_OFFSET), 0.0)
     kept = np.sort(np.argsort(-dispersion, kind="stable")[:n_genes])
     kept = kept[dispersion[kept] > 0]
-    if len(kept) < n_dims:
-        raise ValueError(f"{len(kept)} genes vary in more than half of the corpus, fewer than n_dims={n_dims}.")
+    if not 1 <= n_dims <= len(kept):
+        raise ValueError(f"n_dims must be in 1 ... {len(kept)}, the genes that vary and are measured; got {n_dims}.")
     deviation = np.sqrt(variance[kept]) + DEVIATION_OFFSET
 
     covariance = np.zeros((len(kept), len(kept)))
     for study, block in _blocks(cells):
-        dense = (block[:, kept].toarray() - means[study, kept]) * cells.measured[study, kept] / deviation
+        # 0 - 0 for a gene that the study did not measure
+        dense = (block[:, kept].toarray() - means[study, kept]) / deviation
         dense = np.clip(dense, -CLIP, CLIP).astype(np.float32)
         covariance += weight[study] * (dense.T @ dense)
     directions, values = _leading_eigenvectors(covariance, n_dims)
+    if values[-1] <= LEAST_EIGENVALUE * values[0]:
+        n = int((values > LEAST_EIGENVALUE * values[0]).sum())
+        raise ValueError(f"The {cells.n_obs} cells span {n} directions only; pass n_dims={n} or fewer, or more cells.")
 
     table = np.zeros((cells.n_tokens, n_dims), dtype=np.float32)
     table[kept] = directions / deviation[:, None]

@@ -42,7 +42,6 @@ class PretrainingModule(TaskModule):
         self, model: ScDiVa, config: PretrainingConfig, n_studies: int = 0, frequency: np.ndarray | None = None
     ) -> None:
         super().__init__(model, config)
-        self.n_studies = n_studies
         self.decoder: GeneDecoder | None = None
         if "genes" in config.anchor_objectives:
             self.decoder = GeneDecoder(model.state_dim, model.config.n_genes, n_studies, frequency)

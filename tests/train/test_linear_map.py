@@ -1,0 +1,176 @@
+"""The corpus SVD by blocks against one of the dense matrix, written cell by cell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from scdiva._constants import N_SPECIAL
+from scdiva.data.packed import PackedCells
+from scdiva.train import fit_linear_map
+from scdiva.train import linear_map as module
+
+K = 6
+
+
+def dense(cells: PackedCells) -> np.ndarray:
+    """All values, (n_obs, n_tokens)."""
+    out = np.zeros((cells.n_obs, cells.n_tokens))
+    indptr, tokens, values = cells.read(0, cells.n_obs)
+    for i in range(cells.n_obs):
+        for j in range(indptr[i], indptr[i + 1]):
+            out[i, tokens[j]] = values[j]
+    return out
+
+
+def slow_map(cells: PackedCells, k: int, n_genes: int = 8000, study_power: float = 0.5):
+    """The map's definition: weight of each cell, moments of each gene, SVD of the weighted, centred, scaled matrix."""
+    x, study, n = dense(cells), cells.study, cells.n_obs
+    w = np.array([float((study == s).sum()) ** -study_power for s in study])
+    w *= n / w.sum()
+    centred = np.zeros_like(x)
+    mean, variance, frequency, dispersion = (np.zeros(cells.n_tokens) for _ in range(4))
+    for g in range(N_SPECIAL, cells.n_tokens):
+        seen = cells.measured[study, g]
+        if not seen.any():
+            continue
+        for s in np.unique(study[seen]):
+            centred[study == s, g] = x[study == s, g] - x[study == s, g].mean()
+        mean[g] = np.average(x[seen, g], weights=w[seen])
+        variance[g] = np.average(centred[seen, g] ** 2, weights=w[seen])
+        frequency[g] = np.average(np.expm1(x[seen, g]) / 1e4, weights=w[seen])
+        if w[seen].sum() > n / 2:
+            dispersion[g] = variance[g] / max(mean[g], 1e-3)
+    best = sorted(range(cells.n_tokens), key=lambda g: -dispersion[g])[:n_genes]
+    kept = sorted(g for g in best if dispersion[g] > 0)
+    deviation = np.sqrt(variance[kept]) + 0.05
+    scaled = np.clip(centred[:, kept] / deviation, -module.CLIP, module.CLIP)
+    _, s, vt = np.linalg.svd(np.sqrt(w)[:, None] * scaled, full_matrices=False)
+    directions = vt[:k].T
+    for j in range(k):
+        directions[:, j] *= np.sign(directions[np.abs(directions[:, j]).argmax(), j])
+    weight = np.zeros((cells.n_tokens, k))
+    weight[kept] = directions / deviation[:, None]
+    return weight, -mean @ weight, s[:k] ** 2 / (s**2).sum(), frequency
+
+
+def assert_is(got, expected, atol=1e-4):
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, atol=atol)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"study_power": 0.0}, {"study_power": 1.0}, {"n_genes": 12}, {"n_genes": 6}], ids=str
+)
+def test_it_is_the_svd_of_the_dense_matrix(corpus, options):
+    got = fit_linear_map(corpus, K, **options)
+    assert_is(got, slow_map(corpus, K, **options))
+    assert got.weight.dtype == got.bias.dtype == np.float32
+    assert got.weight.shape == (corpus.n_tokens, K)
+    assert not got.weight[:N_SPECIAL].any()
+    assert (np.abs(got.weight).sum(1) > 0).sum() == min(options.get("n_genes", 40), 40)
+    assert (np.diff(got.explained) <= 0).all()
+    assert 0 < got.explained.sum() <= 1 + 1e-6
+
+
+def test_the_options_matter(corpus):
+    plain = fit_linear_map(corpus, K)
+    for options in ({"study_power": 0.0}, {"n_genes": 12}):
+        assert np.abs(fit_linear_map(corpus, K, **options).weight - plain.weight).max() > 0.01
+
+
+def test_standardised_values_are_clipped(corpus, monkeypatch):
+    plain = fit_linear_map(corpus, K)
+    monkeypatch.setattr(module, "CLIP", 0.7)
+    got = fit_linear_map(corpus, K)
+    assert_is(got, slow_map(corpus, K))
+    assert np.abs(got.weight - plain.weight).max() > 0.01
+
+
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_blocks_change_nothing(corpus, monkeypatch, rows):
+    whole = fit_linear_map(corpus, K)
+    monkeypatch.setattr(module, "BLOCK_ROWS", rows)
+    assert_is(fit_linear_map(corpus, K), whole, atol=1e-5)
+
+
+def test_blocks_are_of_one_study_even_where_studies_alternate(corpus, monkeypatch):
+    monkeypatch.setattr(module, "BLOCK_ROWS", 16)
+    cells = PackedCells(corpus.path)
+    cells.study = cells.study.copy()
+    cells.study[[3, 50, 51, 100]] = [2, 1, 1, 0]
+    x = dense(cells)
+    row = 0
+    for study, block in module._blocks(cells):
+        rows = slice(row, row + block.shape[0])
+        assert block.shape[0] <= 16
+        assert (cells.study[rows] == study).all()
+        np.testing.assert_array_equal(block.toarray(), x[rows])
+        row = rows.stop
+    assert row == cells.n_obs
+
+
+def test_genes_that_half_of_the_corpus_lacks_are_left_out(corpus):
+    cells = PackedCells(corpus.path)
+    cells.measured = cells.measured.copy()
+    gene = N_SPECIAL + 20
+    cells.measured[0, gene] = False  # the largest study
+    got = fit_linear_map(cells, K, study_power=0)
+    assert not got.weight[gene].any()
+    assert got.frequency[gene] > 0  # the decoder still starts from what the others say of it
+    assert_is(got, slow_map(cells, K, study_power=0))
+
+
+def test_a_shift_of_a_whole_study_turns_no_direction(corpus):
+    """Each study is centred on its own mean: what only tells studies apart is no direction."""
+
+    x = dense(corpus)
+    x[corpus.study == 0, N_SPECIAL + 10 : N_SPECIAL + 20] += 1.5
+
+    class Shifted(PackedCells):
+        def read(self, start, stop):
+            n = stop - start
+            tokens = np.tile(np.arange(self.n_tokens, dtype=np.int32), n)
+            return np.arange(n + 1) * self.n_tokens, tokens, x[start:stop].ravel().astype(np.float32)
+
+    one, other = fit_linear_map(corpus, K), fit_linear_map(Shifted(corpus.path), K)
+    np.testing.assert_allclose(one.weight, other.weight, atol=1e-4)
+    assert np.abs(one.bias - other.bias).max() > 0.1  # the corpus mean has moved
+
+
+def test_the_largest_entry_of_each_direction_is_positive(corpus):
+    rng = np.random.default_rng(0)
+    half = rng.normal(size=(20, 9))
+    vectors, values = module._leading_eigenvectors(half @ half.T, 5)
+    assert (vectors[np.abs(vectors).argmax(axis=0), np.arange(5)] > 0).all()
+    np.testing.assert_allclose(half @ half.T @ vectors, vectors * values, atol=1e-10)
+    np.testing.assert_allclose(values, np.linalg.svd(half)[1][:5] ** 2)
+
+
+def test_it_tells_cell_types_apart(corpus):
+    """The first directions hold the toy's four types: nearest neighbours are of one type (by chance in a quarter)."""
+    from scdiva.datasets import toy
+
+    kinds = toy(145, 40).obs["cell_type"].cat.codes.to_numpy()
+    found = fit_linear_map(corpus, 3)
+    z = dense(corpus) @ found.weight + found.bias
+    z /= np.linalg.norm(z, axis=1, keepdims=True)
+    similarity = z @ z.T - 2 * np.eye(len(z))
+    assert (kinds[similarity.argmax(axis=1)] == kinds).mean() > 0.75
+
+
+@pytest.mark.parametrize("n_dims", [0, 41])
+def test_too_many_directions_are_refused(corpus, n_dims):
+    with pytest.raises(ValueError, match=rf"n_dims must be in 1 \.\.\. 40, .* got {n_dims}"):
+        fit_linear_map(corpus, n_dims)
+
+
+def test_directions_that_no_cell_spans_are_refused(vocabulary, tmp_path):
+    from scdiva.data.packed import pack_files
+    from scdiva.datasets import toy
+
+    toy(145, 40)[:9].copy().write_h5ad(tmp_path / "few.h5ad")
+    few = pack_files([tmp_path / "few.h5ad"], vocabulary, tmp_path / "few.h5")
+    assert fit_linear_map(few, 8).weight.any()
+    with pytest.raises(ValueError, match="9 cells span 8 directions only; pass n_dims=8"):
+        fit_linear_map(few, 12)

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+from scdiva.train.views import contrast_loss, thinned
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def cells_of(batch):
+    """Tokens and values of each cell."""
+    bounds = batch.cu_seqlens.tolist()
+    for a, b in itertools.pairwise(bounds):
+        yield batch.tokens[a:b], batch.values[a:b]
+
+
+def test_thinned_keeps_order_and_boundaries(batch):
+    dropped = torch.rand(batch.tokens.numel(), generator=rng(3)) < 0.5
+    first = slice(0, int(batch.cu_seqlens[1]))
+    dropped[first] = True  # a cell that loses everything
+    thin = thinned(batch, dropped)
+    assert thin.cu_seqlens.dtype == torch.int32
+    assert int(thin.cu_seqlens[1]) == 0
+    start = 0
+    for (tokens, values), (kept, kept_values) in zip(cells_of(batch), cells_of(thin), strict=True):
+        keep = ~dropped[start : start + len(tokens)]
+        assert torch.equal(kept, tokens[keep])
+        assert torch.equal(kept_values, values[keep])
+        start += len(tokens)
+    assert torch.equal(thin.study, batch.study)
+
+
+def test_contrast_is_its_formula_with_negatives_of_one_study():
+    one, other = torch.randn(5, 4, generator=rng(6)), torch.randn(5, 4, generator=rng(7))
+    study = [0, 1, 0, 0, 2]
+    tau, total = 0.2, 0.0
+    for i in range(5):
+        peers = [j for j in range(5) if study[j] == study[i]]
+        for a, b in ((one, other), (other, one)):
+            s = [float(torch.cosine_similarity(a[i], b[j], dim=0)) / tau for j in peers]
+            own = float(torch.cosine_similarity(a[i], b[i], dim=0)) / tau
+            total += math.log(sum(math.exp(x) for x in s)) - own
+    assert float(contrast_loss(one, other, torch.tensor(study), tau)) == pytest.approx(total / 10, rel=1e-5)
+    # alone in its study, a cell has nothing to be told from
+    assert float(contrast_loss(one, other, torch.arange(5), tau)) == pytest.approx(0, abs=1e-6)
+    # without studies all others are negatives
+    everything = contrast_loss(one, other, None, tau)
+    assert float(everything) == pytest.approx(float(contrast_loss(one, other, torch.zeros(5), tau)))
+    assert float(everything) > 0.1

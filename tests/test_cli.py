@@ -157,3 +157,28 @@ def test_help_needs_no_heavy_package():
     assert done.returncode == 0, done.stderr
     for option in ("--train", "--model.anchor", "--training.anchor_objective", "--resume"):
         assert option in done.stdout
+
+
+def test_a_packed_corpus_gives_the_svd_start(files, options, tmp_path, capsys):
+    from scdiva.data.packed import PackedCells, pack_files
+    from scdiva.pp import corpus_entropy
+    from scdiva.train import fit_linear_map
+
+    file, run = options
+    studies = [files / "a.h5ad", files / "b.h5ad"]
+    assert cli.main(["pretrain", "--config", str(file), "--svd_start", "true"]) == 1
+    assert "packed corpus" in capsys.readouterr().err
+    genes = Vocabulary.read(files / "genes.parquet")
+    genes = genes.with_entropy(corpus_entropy(studies, genes).entropy()[3:])
+    genes.write(tmp_path / "genes.parquet")
+    pack_files(studies, genes, tmp_path / "corpus.h5").close()
+    arguments = ["--train", f"[{tmp_path / 'corpus.h5'}]", "--vocabulary", str(tmp_path / "genes.parquet")]
+    arguments += ["--svd_start", "true", "--training.learning_rate", "1e-9"]
+    assert cli.main(["pretrain", "--config", str(file), *arguments]) == 0
+    model = load_model(run / "model", device="cpu")
+    expected = fit_linear_map(PackedCells(tmp_path / "corpus.h5"), MODEL["anchor_linear_dim"])
+    weight = torch.from_numpy(expected.weight)
+    torch.testing.assert_close(model.anchor.table.weight[3:], weight[3:], atol=1e-6, rtol=0)
+    lead = model.embedding.gene.weight[3:, : MODEL["anchor_linear_dim"]]
+    cosine = torch.nn.functional.cosine_similarity(lead, weight[3:], dim=1)
+    assert cosine[weight[3:].any(dim=1)].min() > 0.999

@@ -32,6 +32,7 @@ def pretrain(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    svd_start: bool = False,
     min_genes: int = 1,
     validation_cells: int | None = 2000,
     num_workers: int = 0,
@@ -59,6 +60,8 @@ def pretrain(
         A name, a model folder or a parquet file. If it holds no entropies, they are counted from `train` first.
     layer, use_raw, input, gene_ids
         Where the expression is and what it is, as in :func:`scdiva.pp.match_genes` and the other calls.
+    svd_start
+        Start gene embeddings and the linear part of a set encoder from the SVD of the corpus, which must be packed.
     min_genes
         Cells with fewer known genes are left out.
     validation_cells
@@ -92,6 +95,8 @@ def pretrain(
         raise FileExistsError(f"{folder} holds a run that is not finished. Pass resume=true, or choose another out.")
     if not train:
         raise ValueError("train must name at least one file.")
+    if svd_start and (len(train) > 1 or not Path(train[0]).is_file() or not _packed(train[0])):
+        raise ValueError("svd_start needs one packed corpus as train: make it with scdiva.data.pack_files.")
 
     from scdiva._rng import step_generator
     from scdiva.data.datamodule import CellDataModule
@@ -124,6 +129,8 @@ def pretrain(
     if not resume:
         genes.write(folder / VOCABULARY)
     network = ScDiVa(config, generator=step_generator(training.seed, 0, "weights"))
+    if svd_start and not resume:
+        _svd_start(network, train, genes, training.seed)
     module = PretrainingModule(network, training, n_studies=data.n_studies)
     trainer = fit(
         module,
@@ -145,14 +152,37 @@ def pretrain(
     return save_model(network.cpu(), genes, folder / MODEL, metadata=metadata)
 
 
+def _packed(file: str) -> bool:
+    from scdiva.data.packed import is_packed
+
+    return is_packed(file)
+
+
+def _svd_start(network: Any, train: list[str], genes: Any, seed: int) -> None:
+    """Start a network's gene vectors, and its set encoder's linear part, from the corpus."""
+    from scdiva._constants import N_SPECIAL
+    from scdiva._rng import step_generator
+    from scdiva.data.packed import PackedCells
+    from scdiva.models.scdiva import init_gene_embedding
+    from scdiva.train.anchor import set_linear_map
+    from scdiva.train.linear_map import fit_linear_map
+
+    config = network.config
+    with_encoder = config.anchor == "encoder"
+    corpus = fit_linear_map(PackedCells(train[0], genes), config.anchor_linear_dim if with_encoder else config.dim)
+    vectors = corpus.weight[N_SPECIAL:, : config.dim]
+    init_gene_embedding(network, vectors, generator=step_generator(seed, 0, "genes"))
+    if with_encoder:
+        set_linear_map(network.anchor, corpus)
+
+
 def _vocabulary(vocabulary: str | Path, train: list[str], reading: dict[str, Any]) -> Any:
     """Load a vocabulary; where it has no entropies, count them."""
     from scdiva._settings import logger
-    from scdiva.data.packed import is_packed
     from scdiva.tokenizer.vocabulary import load_vocabulary
 
     genes = load_vocabulary(vocabulary)
-    if genes.table["entropy"].notna().any() or any(is_packed(file) for file in train):
+    if genes.table["entropy"].notna().any() or any(_packed(file) for file in train):
         return genes  # a packed corpus was ranked by entropies already; without them the vocabulary itself complains
     from scdiva.pp import corpus_entropy
 

@@ -19,6 +19,45 @@ from scdiva.train.linear_map import LinearMap
 from scdiva.train.views import contrast_loss, thinned
 
 
+def check_linear_map(encoder: SetEncoder, linear_map: LinearMap) -> None:
+    """Raise ValueError if a linear map is not of a set encoder's shape.
+
+    Parameters
+    ----------
+    encoder
+        Of a model.
+    linear_map
+        Of a corpus.
+    """
+    if linear_map.weight.shape != tuple(encoder.table.weight.shape):
+        raise ValueError(
+            f"The linear map is {linear_map.weight.shape} (tokens, dimensions); the set encoder's table is "
+            f"{tuple(encoder.table.weight.shape)}. Fit it on the model's vocabulary with "
+            f"n_dims={encoder.table.embedding_dim}."
+        )
+
+
+@torch.no_grad()
+def set_linear_map(encoder: SetEncoder, linear_map: LinearMap) -> None:
+    """Make a linear map the linear part of a set encoder.
+
+    Parameters
+    ----------
+    encoder
+        Changed in place.
+    linear_map
+        Of the same vocabulary and width.
+
+    Raises
+    ------
+    ValueError
+        If it does not fit.
+    """
+    check_linear_map(encoder, linear_map)
+    encoder.table.weight.copy_(torch.from_numpy(linear_map.weight))
+    encoder.bias.copy_(torch.from_numpy(linear_map.bias))
+
+
 class AnchorModule(TaskModule):
     """Train the learned part of a model's set encoder; its linear part is set from the corpus SVD and kept.
 
@@ -52,19 +91,11 @@ class AnchorModule(TaskModule):
         anchor = model.anchor
         if not isinstance(anchor, SetEncoder):
             raise ValueError(f'The model has anchor={model.config.anchor!r}; only anchor="encoder" is trained alone.')
-        table, bias = torch.from_numpy(linear_map.weight), torch.from_numpy(linear_map.bias)
-        if table.shape != anchor.table.weight.shape:
-            raise ValueError(
-                f"The linear map is {tuple(table.shape)} (tokens, dimensions); the set encoder's table is "
-                f"{tuple(anchor.table.weight.shape)}. Fit it on the model's vocabulary with "
-                f"n_dims={model.config.anchor_linear_dim}."
-            )
+        check_linear_map(anchor, linear_map)
         self.decoder = GeneDecoder(
             model.config.anchor_learned_dim, model.config.n_genes, len(study_sizes), linear_map.frequency
         )
-        with torch.no_grad():
-            anchor.table.weight.copy_(table)
-            anchor.bias.copy_(bias)
+        set_linear_map(anchor, linear_map)
         model.requires_grad_(False)
         anchor.mlp.requires_grad_(True)
         sizes = np.maximum(np.asarray(study_sizes, dtype=np.float64), 1)

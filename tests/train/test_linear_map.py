@@ -23,7 +23,7 @@ def dense(cells: PackedCells) -> np.ndarray:
     return out
 
 
-def slow_map(cells: PackedCells, k: int, n_genes: int = 8000, study_power: float = 0.5):
+def slow_map(cells: PackedCells, k: int, n_genes: int = 8000, study_power: float = 0.5, spectral_power: float = 0.35):
     """The map's definition: weight of each cell, moments of each gene, SVD of the weighted, centred, scaled matrix."""
     x, study, n = dense(cells), cells.study, cells.n_obs
     w = np.array([float((study == s).sum()) ** -study_power for s in study])
@@ -49,6 +49,7 @@ def slow_map(cells: PackedCells, k: int, n_genes: int = 8000, study_power: float
     directions = vt[:k].T
     for j in range(k):
         directions[:, j] *= np.sign(directions[np.abs(directions[:, j]).argmax(), j])
+        directions[:, j] *= (s[j] / s[0]) ** spectral_power
     weight = np.zeros((cells.n_tokens, k))
     weight[kept] = directions / deviation[:, None]
     return weight, -mean @ weight, s[:k] ** 2 / (s**2).sum(), frequency
@@ -60,7 +61,9 @@ def assert_is(got, expected, atol=1e-4):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"study_power": 0.0}, {"study_power": 1.0}, {"n_genes": 12}, {"n_genes": 6}], ids=str
+    "options",
+    [{}, {"study_power": 0.0}, {"study_power": 1.0}, {"spectral_power": 0.0}, {"n_genes": 12}, {"n_genes": 6}],
+    ids=str,
 )
 def test_it_is_the_svd_of_the_dense_matrix(corpus, options):
     got = fit_linear_map(corpus, K, **options)
@@ -75,7 +78,7 @@ def test_it_is_the_svd_of_the_dense_matrix(corpus, options):
 
 def test_the_options_matter(corpus):
     plain = fit_linear_map(corpus, K)
-    for options in ({"study_power": 0.0}, {"n_genes": 12}):
+    for options in ({"study_power": 0.0}, {"spectral_power": 0.0}, {"n_genes": 12}):
         assert np.abs(fit_linear_map(corpus, K, **options).weight - plain.weight).max() > 0.01
 
 

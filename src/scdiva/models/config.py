@@ -84,7 +84,7 @@ class ScDiVaConfig:
     anchor_linear_dim: int = 128
     anchor_learned_dim: int = 64
     anchor_hidden: int = 512
-    anchor_balance: float = 2.5
+    anchor_balance: float = 2.0
     anchor_length: int = 8192
     anchor_residual: bool = True
     position: Literal["rope", "none"] = "rope"

@@ -46,7 +46,12 @@ class LinearMap(NamedTuple):
 
 
 def fit_linear_map(
-    cells: PackedCells, n_dims: int = 128, *, n_genes: int = 8000, study_power: float = 0.5
+    cells: PackedCells,
+    n_dims: int = 128,
+    *,
+    n_genes: int = 8000,
+    study_power: float = 0.5,
+    spectral_power: float = 0.35,
 ) -> LinearMap:
     r"""Fit the leading directions of a corpus, each study centred on its own mean.
 
@@ -66,6 +71,9 @@ def fit_linear_map(
         Genes kept; all that qualify if there are fewer.
     study_power
         0: each cell counts alike; 1: each study does.
+    spectral_power
+        Each direction is scaled by its standard deviation, relative to the first's, to this power: above 0 the leading
+        directions count more in distances than they do by themselves. Chosen on eight labelled studies of the corpus.
 
     Returns
     -------
@@ -108,6 +116,7 @@ def fit_linear_map(
         n = int((values > LEAST_EIGENVALUE * values[0]).sum())
         raise ValueError(f"The {cells.n_obs} cells span {n} directions only; pass n_dims={n} or fewer, or more cells.")
 
+    directions = directions * (values / values[0]) ** (spectral_power / 2)
     table = np.zeros((cells.n_tokens, n_dims), dtype=np.float32)
     table[kept] = directions / deviation[:, None]
     bias = -(mean[kept] / deviation) @ directions

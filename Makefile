@@ -8,6 +8,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --constraint constraints.txt
 DATA ?=
+CORPUS ?= ../shared/data/corpus
+BENCHMARKS ?= ../shared/data/benchmark
 
 .PHONY: demo test docs bench lint train-mini clean
 
@@ -38,7 +40,8 @@ docs: $(VENV)/.groups
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
 
 bench: $(VENV)/.bench
-	$(PY) benchmarks/zero_shot.py
+	$(PY) benchmarks/zero_shot.py --data "$(BENCHMARKS)"
+	$(PY) benchmarks/memory.py --data "$(BENCHMARKS)/gasperini_k562_highmoi_40002_366g.h5ad"
 
 lint: $(VENV)/.groups
 	$(VENV)/bin/ruff check
@@ -46,7 +49,7 @@ lint: $(VENV)/.groups
 	$(VENV)/bin/mypy
 
 train-mini: $(VENV)/.core
-	$(PY) scripts/train_mini.py
+	$(PY) scripts/train_mini.py --corpus "$(CORPUS)"
 
 clean:
 	rm -rf $(VENV) demo docs/_build docs/generated docs/notebooks build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

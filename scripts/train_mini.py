@@ -1,6 +1,6 @@
 """Train scdiva-mini, the checkpoint that comes with the package.
 
-    python scripts/train_mini.py --corpus FOLDER [--out runs/mini] [--prepared runs/mini/prepared] [--install]
+    python scripts/train_mini.py [--corpus FOLDER] [--out runs/mini] [--prepared runs/mini/prepared] [--install]
 
 In three parts, each left out where its result is there already:
 
@@ -186,7 +186,7 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--corpus", type=Path, required=True)
+    parser.add_argument("--corpus", type=Path, default=Path("../shared/data/corpus"))
     parser.add_argument("--out", type=Path, default=Path("runs/mini"))
     parser.add_argument("--prepared", type=Path, help="folder of part 1; default OUT/prepared")
     parser.add_argument("--anchor-steps", type=int, default=800)

@@ -21,11 +21,11 @@ import os
 import platform
 import shutil
 import sys
-import time
 import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
 from scdiva._constants import N_SPECIAL
@@ -41,6 +41,7 @@ from scdiva.train import (
     LinearMap,
     PretrainingConfig,
     PretrainingModule,
+    TaskModule,
     fit,
     fit_linear_map,
 )
@@ -107,6 +108,20 @@ def linear_map(folder: Path, cells: PackedCells, n_dims: int) -> LinearMap:
         return LinearMap(**saved)
 
 
+def trained_seconds(folder: Path) -> int:
+    """Wall time of a run over all its starts, from the first to the last line of each log."""
+    logs = folder.glob("log/version_*/metrics.csv")
+    return round(sum(file.stat().st_mtime - file.parent.stat().st_mtime for file in logs))
+
+
+def last_validation(folder: Path) -> dict[str, float]:
+    """The last validation losses that a run has logged, over all its starts."""
+    logs = sorted(folder.glob("log/version_*/metrics.csv"), key=lambda file: int(file.parent.name.split("_")[1]))
+    rows = pd.concat([pd.read_csv(file) for file in logs])
+    last = rows[rows["val/loss"].notna()].tail(1).to_dict("records") if "val/loss" in rows else []
+    return {name: round(value, 4) for row in last for name, value in row.items() if name.startswith("val/")}
+
+
 def train(arguments: argparse.Namespace, folder: Path) -> Path:
     """Parts 2 and 3."""
     vocabulary = Vocabulary.read(folder / "vocabulary.parquet")
@@ -117,7 +132,6 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
     start = linear_map(folder, cells, config.anchor_linear_dim)
     init_gene_embedding(model, start.weight[N_SPECIAL:], generator=step_generator(seed, 0, "genes"))
 
-    began = time.time()
     anchor_config = AnchorConfig(
         steps=arguments.anchor_steps,
         batch_size=256,
@@ -129,12 +143,17 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
     )
     anchor = AnchorModule(model, anchor_config, start, np.bincount(cells.study, minlength=len(cells.study_names)))
     options = {"accelerator": arguments.accelerator, "progress": arguments.progress}
-    module = data(folder, vocabulary, batch_size=256, context=config.anchor_length, seed=seed)
-    anchor_trainer = fit(anchor, module, out_dir=out / "anchor", **options)
-    module.close()
-    anchor_seconds = time.time() - began
 
-    began = time.time()
+    def run(module: TaskModule, cells: CellDataModule, name: str, **limits: int) -> int:
+        """Train, from the last checkpoint where there is one and --resume is given; return the steps done."""
+        begun = arguments.resume and (out / name / "last.ckpt").exists()
+        resume = out / name if begun else None
+        trainer = fit(module, cells, out_dir=out / name, resume_from=resume, **options, **limits)
+        cells.close()
+        return trainer.global_step
+
+    run(anchor, data(folder, vocabulary, batch_size=256, context=config.anchor_length, seed=seed), "anchor")
+
     model.requires_grad_(True)
     model.anchor.requires_grad_(False)
     training = PretrainingConfig(
@@ -147,13 +166,9 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
         precision=arguments.precision,
         seed=seed,
     )
-    module = data(folder, vocabulary, batch_size=training.batch_size, context=training.context, seed=seed)
-    trainer = fit(PretrainingModule(model, training), module, out_dir=out / "transformer", **options)
-    module.close()
-    seconds = time.time() - began
-
-    def losses(of) -> dict[str, float]:
-        return {name: round(float(value), 4) for name, value in of.callback_metrics.items() if "/" in name}
+    batches = data(folder, vocabulary, batch_size=training.batch_size, context=training.context, seed=seed)
+    limits = {} if arguments.stop_at is None else {"max_steps": arguments.stop_at}
+    steps = run(PretrainingModule(model, training), batches, "transformer", **limits)
 
     metadata = {
         "command": " ".join(["python", *sys.argv]),
@@ -169,15 +184,16 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
         "anchor": {
             "training": anchor_config.to_dict(),
             "cells_seen": anchor_config.steps * anchor_config.batch_size,
-            "seconds": round(anchor_seconds),
-            "losses": losses(anchor_trainer),
+            "seconds": trained_seconds(out / "anchor"),
+            "losses": last_validation(out / "anchor"),
             "variance_explained": round(float(start.explained.sum()), 4),
         },
         "transformer": {
             "training": training.to_dict(),
-            "cells_seen": training.steps * training.batch_size,
-            "seconds": round(seconds),
-            "losses": losses(trainer),
+            "steps": steps,
+            "cells_seen": steps * training.batch_size,
+            "seconds": trained_seconds(out / "transformer"),
+            "losses": last_validation(out / "transformer"),
         },
     }
     (out / "metadata.json").write_text(json.dumps(metadata, indent=1))
@@ -191,6 +207,8 @@ def main() -> None:
     parser.add_argument("--prepared", type=Path, help="folder of part 1; default OUT/prepared")
     parser.add_argument("--anchor-steps", type=int, default=800)
     parser.add_argument("--steps", type=int, default=3500)
+    parser.add_argument("--stop-at", type=int, help="end the transformer's training at this step of its schedule")
+    parser.add_argument("--resume", action="store_true", help="go on from the checkpoints in OUT")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")

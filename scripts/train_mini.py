@@ -117,7 +117,7 @@ def trained_seconds(folder: Path) -> int:
 def last_validation(folder: Path) -> dict[str, float]:
     """The last validation losses that a run has logged, over all its starts."""
     logs = sorted(folder.glob("log/version_*/metrics.csv"), key=lambda file: int(file.parent.name.split("_")[1]))
-    rows = pd.concat([pd.read_csv(file) for file in logs])
+    rows = pd.concat([pd.DataFrame(), *(pd.read_csv(file) for file in logs)])
     last = rows[rows["val/loss"].notna()].tail(1).to_dict("records") if "val/loss" in rows else []
     return {name: round(value, 4) for row in last for name, value in row.items() if name.startswith("val/")}
 

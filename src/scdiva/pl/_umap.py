@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scdiva._constants import OBSM_EMBEDDING, UNS
 from scdiva._docs import with_shared_docs
 from scdiva._settings import logger, settings
+from scdiva.data.writing import check_anndata, check_writable, our_uns
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._labels import densest_point, place_labels
 
@@ -108,6 +109,7 @@ def umap(
     if legend not in ("auto", "on data", "right", "none"):
         raise ValueError(f'legend={legend!r} must be "auto", "on data", "right" or "none"')
     check_file(save)
+    check_anndata(adata)
     values = None if color is None else _values(adata, color)
     seed = settings.seed if rng is None else int(rng)
     xy = _coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
@@ -181,15 +183,16 @@ def _coordinates(adata: AnnData, basis: str, *, n_neighbors: int, min_dist: floa
         "seed": int(seed),
         "embedding_sha256": hashlib.sha256(z.tobytes()).hexdigest(),
     }
-    made_here = adata.uns.get(UNS, {}).get("umap", {}).get(key)
+    made_here = our_uns(adata).get("umap", {}).get(key)
     if key in adata.obsm and (made_here is None or dict(made_here) == record):
         return np.asarray(adata.obsm[key])[:, :2]
     if key in adata.obsm:
         logger.info("the embedding or the parameters have changed since %r was made: it is made anew", key)
 
+    check_writable(adata)
     xy = _umap_of(z, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed, basis=basis)
     adata.obsm[key] = xy
-    ours = dict(adata.uns.get(UNS, {}))
+    ours = our_uns(adata)
     ours["umap"] = {**ours.get("umap", {}), key: record}
     adata.uns[UNS] = ours
     return xy

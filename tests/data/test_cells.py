@@ -8,6 +8,7 @@ from multiprocessing import get_context
 import anndata as ad
 import dask.array as da
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 
@@ -265,3 +266,16 @@ def test_wrong_calls_say_what_to_do_and_change_nothing(cells, vocabulary, tmp_pa
     assert (cells.X != before.X).nnz == 0
     assert list(cells.var) == list(before.var)
     assert not cells.uns
+
+
+def test_cells_of_another_species_among_human_ones_are_told_of(cells, vocabulary):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_cells(cells, vocabulary)
+    foreign = np.zeros((61, 40), dtype=np.float32)
+    foreign[60] = 1  # 40 mouse genes, and two human ones
+    x = sp.vstack([cells.X, sp.csr_matrix((np.ones(2), ([0, 0], [3, 7])), shape=(1, cells.n_vars))])
+    names = [*cells.var_names, *(f"Gm{i}" for i in range(40))]
+    mixed = ad.AnnData(sp.hstack([x, sp.csr_matrix(foreign)]).tocsr(), var=pd.DataFrame(index=names))
+    with pytest.warns(UserWarning, match=r"in 1 of 61 cells \(first: '60'\) less than half"):
+        open_cells(mixed, vocabulary)

@@ -88,7 +88,7 @@ def match_genes(
     our_uns(adata)
     genes = load_vocabulary(vocabulary)
     with open_matrix(adata, layer=layer, use_raw=use_raw) as opened:
-        names, fallback = gene_names(opened.var, gene_ids)
+        names, fallback = gene_names(opened.var, gene_ids, use_raw=use_raw)
         found = scan(
             row_blocks(opened.matrix),
             opened.shape[1],

@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import warnings
 
+import anndata as ad
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -113,3 +115,29 @@ def test_blocks_change_nothing(block_rows):
     x = np.log2(1 + counts())
     with pytest.raises(ValueError, match="base 2"):
         scan(row_blocks(x, block_rows), 300)
+
+
+@pytest.mark.parametrize("scale", ["log1p", "log2", "square root"])
+@pytest.mark.parametrize("first", [0, 30])
+def test_counts_beside_logarithms_are_refused(scale, first):
+    """A batch that was normalised before the data sets were joined, as in a public set of 20 PBMC studies."""
+    mixed = counts()
+    rows = np.arange(first, first + 10)
+    mixed[rows] = SCALES[scale](mixed[rows] * 0.7)
+    whole = 0 if first else 10
+    said = rf"mixes scales: 30 cells.*first: row {whole}\), 10 hold values on the scale '{scale}'.*row {first}"
+    for input in ("auto", "lognorm"):
+        with pytest.raises(ValueError, match=said):
+            scan(row_blocks(mixed, 7), 300, input=input)
+
+
+def test_the_mixture_can_be_mended_as_said():
+    x = counts().astype(np.float32)
+    x[:10] = np.log1p(x[:10] * 0.7)
+    with pytest.raises(ValueError, match="mixes scales") as said:
+        scan(row_blocks(sp.csr_matrix(x)), 300)
+    mended = {"adata": ad.AnnData(sp.csr_matrix(x)), "np": np}
+    exec(str(said.value).split("for instance with ")[1].split(" for log1p")[0], mended)
+    with pytest.warns(UserWarning, match="taken as counts"):
+        assert scan(row_blocks(mended["adata"].X), 300).kind == "counts"
+    np.testing.assert_allclose(mended["adata"].X[:10].toarray(), counts()[:10] * 0.7, rtol=1e-5)

@@ -20,7 +20,9 @@ LOG_SHARE = 0.5
 """Share of non-integer values above which a matrix of small values is taken as log-normalised. Log-normalised values
 are never integers but by accident; in counts corrected for ambient RNA or multiple mapping many still are."""
 _SAMPLE = 200_000
-"""Values, of the first cells, from which their scale is told."""
+"""Values, of the first cells that hold any but integers, from which their scale is told."""
+_MIN_WHOLE = 20
+"""Genes from which on a cell of integers is one of counts for sure."""
 _MIN_BINARY = 1000
 """Values above zero that are all 1 in a binarised matrix, and hardly ever in one of counts."""
 
@@ -115,7 +117,8 @@ def scan(
     ------
     ValueError
         If there are no cells or genes, or values that are NaN, infinite, negative, not of the kind that `input` says,
-        scaled to unit variance, binarised, logarithms to base 2 or 10, square roots, or logarithms of logarithms.
+        scaled to unit variance, binarised, logarithms to base 2 or 10, square roots, or logarithms of logarithms; or if
+        some cells hold counts and others logarithms.
 
     Warns
     -----
@@ -166,7 +169,8 @@ class _Seen:
         self.sum_squares = np.zeros(self.n_vars)
         self.sum_expm1 = np.zeros(self.n_vars)
         self.nan, self.inf, self.negative, self.fraction = _Finding(), _Finding(), _Finding(), _Finding()
-        self.sample: list[np.ndarray] = []  # values of the first cells, cell by cell
+        self.fractional, self.whole = _Finding(), _Finding()  # cells with, and without, values that are not integer
+        self.sample: list[np.ndarray] = []  # values of the first fractional cells, cell by cell
         self.n_sampled = 0
 
     def add(self, start: int, block: sp.csr_matrix, known: np.ndarray | None) -> None:
@@ -197,12 +201,19 @@ class _Seen:
         self.sum_squares += np.bincount(genes, weights=x * x, minlength=self.n_vars)
         if self.max <= MAX_EXPONENT:
             self.sum_expm1 += np.bincount(genes, weights=np.expm1(x), minlength=self.n_vars)
-        for first, last in zip(block.indptr[:-1], block.indptr[1:], strict=True):
+        fractional = np.bincount(row, weights=fraction, minlength=block.shape[0]) > 0
+        self._note(self.fractional, np.flatnonzero(fractional) + start)
+        self._note(self.whole, np.flatnonzero(~fractional & (per_cell >= _MIN_WHOLE)) + start)
+        for i in np.flatnonzero(fractional):
             if self.n_sampled >= _SAMPLE:
                 break
-            if last > first:
-                self.sample.append(x[first:last])
-                self.n_sampled += int(last - first)
+            self.sample.append(x[block.indptr[i] : block.indptr[i + 1]])
+            self.n_sampled += len(self.sample[-1])
+
+    def _note(self, what: _Finding, rows: np.ndarray) -> None:
+        if len(rows) and not what.count:
+            what.first = repr(str(self.obs_names[int(rows[0])])) if self.obs_names is not None else f"row {rows[0]}"
+        what.count += len(rows)
 
     def _find(self, what: _Finding, hit: np.ndarray, start: int, block: sp.csr_matrix, row: np.ndarray) -> None:
         n = int(np.count_nonzero(hit))
@@ -232,7 +243,7 @@ class _Seen:
             )
 
     def scale(self) -> str | None:
-        """Scale of the first cells' values."""
+        """Scale of the fractional cells."""
         if not self.sample:
             return None
         indptr = np.concatenate([[0], np.cumsum([len(cell) for cell in self.sample])])
@@ -259,6 +270,14 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
             "or use_raw=True."
         )
     scale = seen.scale() if seen.n_fraction and input != "counts" else None
+    if scale not in (None, "linear", "unlike counts") and seen.whole.count:
+        raise ValueError(
+            f"{where} mixes scales: {seen.whole.count} cells hold integer counts (first: {seen.whole.first}), "
+            f"{seen.fractional.count} hold values on the scale {scale!r} (first: {seen.fractional.first}). Were data "
+            "sets joined? Bring their cells to one scale first, for instance with "
+            "fractional = np.array([(x % 1).any() for x in adata.X.toarray()]); "
+            "adata.X[fractional] = np.expm1(adata.X[fractional]) for log1p."
+        )
     if input == "counts":
         if log_like:
             raise ValueError(

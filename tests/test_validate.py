@@ -199,6 +199,6 @@ def test_recovered_and_corrected_counts_of_real_studies_are_counts(file, integer
 def test_a_real_study_that_joins_counts_and_logarithms_is_refused():
     with (
         open_matrix(DATA / "corpus" / "tidytranscriptomics_pbmc_3000.h5ad") as opened,
-        pytest.raises(ValueError, match="mixes scales: 1721 cells .* 900 hold values on the scale 'log1p'"),
+        pytest.raises(ValueError, match=r"mixes scales: 1721 cells .* 900 hold values on the scale 'log1p'"),
     ):
         scan(row_blocks(opened.matrix), opened.shape[1])

@@ -195,20 +195,14 @@ def test_cells_without_counts_are_refused_by_name(cells, vocabulary):
 
 
 def test_cells_of_unknown_genes_are_refused_by_name(cells, vocabulary):
-    import scdiva.pp
-
     x = cells.X.toarray()
     x[[3, 50]] = 0
     x[3, cells.var_names.get_loc("NOGENE1")] = 4
     adata = ad.AnnData(x, cells.obs, cells.var)
-    with pytest.raises(ValueError, match="2 of 60 cells have no count of any gene that the vocabulary holds") as error:
+    with pytest.raises(
+        ValueError, match=r"2 of 60 cells have no count of any gene that the vocabulary holds.*Pass empty='nan'"
+    ):
         open_cells(adata, vocabulary)
-    mend = str(error.value).split("Remove them: ")[1].split(" — or")[0]
-    mend = mend.replace("match_genes(adata)", "match_genes(adata, vocabulary)")
-    scope = {"adata": adata, "np": np, "scdiva": scdiva, "vocabulary": vocabulary}
-    exec(mend, scope)
-    assert scope["adata"].n_obs == 58
-    assert open_cells(scope["adata"], vocabulary).n_obs == 58
 
 
 def test_empty_nan_leaves_their_rows_out(cells, vocabulary):

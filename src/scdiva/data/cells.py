@@ -356,15 +356,15 @@ def refuse_empty(source: CellSource) -> None:
     at = "X" if source.layer is None else f"layers[{source.layer!r}]"
     if (source.scan.genes_per_cell[rows] == 0).all():
         what = "no counts at all"
-        mend = f"adata = adata[np.asarray({of}.{at}.sum(axis=1)).ravel() > 0].copy()"
+        mend = (
+            f"Remove them: adata = adata[np.asarray({of}.{at}.sum(axis=1)).ravel() > 0].copy() — or pass "
+            "empty='nan' to keep them without a result."
+        )
     else:
         what = "no count of any gene that the vocabulary holds"
         mend = (
-            "scdiva.pp.match_genes(adata); adata = adata[np.asarray(adata[:, adata.var['scdiva_token'] >= 0]"
-            f".{at}.sum(axis=1)).ravel() > 0].copy()"
+            "Pass empty='nan' to keep them without a result; after scdiva.tl.embed, "
+            "adata = adata[~np.isnan(adata.obsm['X_scdiva']).any(axis=1)].copy() removes them."
         )
     first = ", ".join(repr(str(name)) for name in (source.obs_names[row] for row in rows[:5]))
-    raise ValueError(
-        f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). Remove them: {mend} — or pass empty='nan' "
-        "to keep them without a result."
-    )
+    raise ValueError(f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). {mend}")

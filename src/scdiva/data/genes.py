@@ -25,8 +25,10 @@ WARNING_SHARE = 0.8
 """Below this share of counts on known genes there is a warning. Human data sets have 0.95 or more."""
 
 _N_SHOWN = 5
-_NOT_GENES = ("Antibody Capture", "Antigen Capture", "CRISPR Guide Capture", "Multiplexing Capture", "Custom", "Peaks")
-_NOT_GENES += ("ADT", "HTO", "ATAC")
+_NOT_GENES = (
+    *("Antibody Capture", "Antigen Capture", "CRISPR Guide Capture", "Multiplexing Capture", "Custom", "Peaks"),
+    *("ADT", "HTO", "ATAC"),
+)
 """Values of `var["feature_types"]`, as Cell Ranger and its users write it, for columns that hold no RNA of a gene."""
 _GENOME = re.compile(r"((?:GRC[a-z]+\d+|hg\d+|mm\d+|rn\d+)_+).+")
 """Names of a Cell Ranger reference of several genomes: "GRCh38_CD4", "mm10___Cd4"."""
@@ -66,10 +68,10 @@ def gene_names(
         kinds = var["feature_types"].astype(str)
         if other := [kind for kind in _NOT_GENES if (kinds == kind).any()]:
             first = var.index[np.flatnonzero(kinds.isin(other))[0]]
+            load = "adata = adata.raw.to_adata(); " if use_raw else ""
             raise ValueError(
                 f"{int(kinds.isin(other).sum())} of {len(var)} columns are no genes, but {', '.join(other)} (first: "
-                f"{str(first)!r}): their counts would be mixed with RNA. Leave them out: "
-                f"adata = {'adata.raw.to_adata()' if use_raw else 'adata'}; "
+                f"{str(first)!r}): their counts would be mixed with RNA. Leave them out: {load}"
                 f"adata = adata[:, ~adata.var['feature_types'].isin({other})].copy()"
             )
     index = [str(name) for name in var.index]
@@ -193,7 +195,7 @@ def _refuse_or_warn(names: Sequence[str], counts: NDArray[np.float64], mapped: N
             "to their one-to-one human orthologs (homology tables of Ensembl BioMart or MGI), write the human symbols "
             'into a column of adata.var ("" where there is none), and pass that column as gene_ids='
         )
-    raise ValueError(f"{found}. {_about_spikes(names, counts) or _advice(names)}")
+    raise ValueError(f"{found}. {_about_spikes(names, counts).strip() or _advice(names)}")
 
 
 def _about_spikes(names: Sequence[str], counts: NDArray[np.float64]) -> str:

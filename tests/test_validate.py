@@ -180,7 +180,6 @@ def test_arguments_are_checked(counts):
 @pytest.mark.parametrize(
     ("file", "integer"),
     [
-        ("corpus/tidytranscriptomics_pbmc_3000", False),
         ("corpus/ucell_sample_600", True),
         ("corpus/zilionis_scgate_300", True),
         ("benchmark/panc8_small_500", False),
@@ -194,3 +193,12 @@ def test_recovered_and_corrected_counts_of_real_studies_are_counts(file, integer
     assert found.kind == "counts"
     assert found.integer is integer
     assert bool(caught) is not integer
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared data are not beside the repository")
+def test_a_real_study_that_joins_counts_and_logarithms_is_refused():
+    with (
+        open_matrix(DATA / "corpus" / "tidytranscriptomics_pbmc_3000.h5ad") as opened,
+        pytest.raises(ValueError, match=r"mixes scales: 1721 cells .* 900 hold values on the scale 'log1p'"),
+    ):
+        scan(row_blocks(opened.matrix), opened.shape[1])

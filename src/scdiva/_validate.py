@@ -10,14 +10,21 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import scipy.sparse as sp
 
+from scdiva._scale import MAX_EXPONENT, MENDS, find_scale
+
 Input = Literal["auto", "counts", "lognorm"]
 
 MAX_LOGNORM = 15.0
 """Largest value taken as a logarithm: log(1 + 1e6), the whole of a cell in one gene at a million counts, is 13.8."""
-_MAX_LOG2 = 20.0  # the same to base 2 is 19.9
 LOG_SHARE = 0.5
 """Share of non-integer values above which a matrix of small values is taken as log-normalised. Log-normalised values
 are never integers but by accident; in counts corrected for ambient RNA or multiple mapping many still are."""
+_SAMPLE = 200_000
+"""Values, of the first cells that hold any but integers, from which their scale is told."""
+_MIN_WHOLE = 20
+"""Genes from which on a cell of integers is one of counts for sure."""
+_MIN_BINARY = 1000
+"""Values above zero that are all 1 in a binarised matrix, and hardly ever in one of counts."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +91,8 @@ def scan(
     """Read a matrix once, block by block, and decide whether it holds counts or log-normalised values.
 
     Under ``input="auto"`` integers are counts; values of which more than half are not integer and none exceeds 15 are
-    log(1 + x) values; other non-integers are counts (corrected or recovered ones), with a warning.
+    log(1 + x) values, unless the first cells show another scale (:func:`scdiva._scale.find_scale`); other non-integers
+    are counts (corrected or recovered ones), with a warning.
 
     Parameters
     ----------
@@ -109,7 +117,14 @@ def scan(
     ------
     ValueError
         If there are no cells or genes, or values that are NaN, infinite, negative, not of the kind that `input` says,
-        scaled to unit variance, or logarithms to base 2 or 10.
+        scaled to unit variance, binarised, logarithms to base 2 or 10, square roots, or logarithms of logarithms; or if
+        some cells hold counts and others logarithms.
+
+    Warns
+    -----
+    UserWarning
+        If the values are taken as counts although they are not integers, or as logarithms although their exponentials
+        look neither like counts nor like normalised ones.
     """
     if input not in ("auto", "counts", "lognorm"):
         raise ValueError(f"input must be 'auto', 'counts' or 'lognorm', got {input!r}.")
@@ -154,8 +169,9 @@ class _Seen:
         self.sum_squares = np.zeros(self.n_vars)
         self.sum_expm1 = np.zeros(self.n_vars)
         self.nan, self.inf, self.negative, self.fraction = _Finding(), _Finding(), _Finding(), _Finding()
-        # Number, sum and sum of squares over cells of each cell's total, were the values logarithms to base e, 2, 10.
-        self.totals = {base: np.zeros(3) for base in ("e", "2", "10")}
+        self.fractional, self.whole = _Finding(), _Finding()  # cells with, and without, values that are not integer
+        self.sample: list[np.ndarray] = []  # values of the first fractional cells, cell by cell
+        self.n_sampled = 0
 
     def add(self, start: int, block: sp.csr_matrix, known: np.ndarray | None) -> None:
         if block.shape[1] != self.n_vars:
@@ -176,19 +192,28 @@ class _Seen:
         self.n_values += len(x)
         # Counts recovered from float32 logarithms miss an integer by rounding only.
         fraction = np.abs(x - np.rint(x)) > np.maximum(1e-3, 1e-5 * x)
+        fraction |= x < 0.5  # rounds to no count at all
         self._find(self.fraction, fraction, start, block, row)
         self.n_fraction = self.fraction.count
         self.max = max(self.max, float(x.max()))
         genes = block.indices
         self.sum += np.bincount(genes, weights=x, minlength=self.n_vars)
         self.sum_squares += np.bincount(genes, weights=x * x, minlength=self.n_vars)
-        if self.max > _MAX_LOG2:
-            return
-        counts = np.expm1(x)
-        self.sum_expm1 += np.bincount(genes, weights=counts, minlength=self.n_vars)
-        for base, values in (("e", counts), ("2", np.exp2(x) - 1), ("10", 10.0**x - 1)):
-            total = np.bincount(row, weights=values, minlength=block.shape[0])[per_cell > 0]
-            self.totals[base] += len(total), total.sum(), (total * total).sum()
+        if self.max <= MAX_EXPONENT:
+            self.sum_expm1 += np.bincount(genes, weights=np.expm1(x), minlength=self.n_vars)
+        fractional = np.bincount(row, weights=fraction, minlength=block.shape[0]) > 0
+        self._note(self.fractional, np.flatnonzero(fractional) + start)
+        self._note(self.whole, np.flatnonzero(~fractional & (per_cell >= _MIN_WHOLE)) + start)
+        for i in np.flatnonzero(fractional):
+            if self.n_sampled >= _SAMPLE:
+                break
+            self.sample.append(x[block.indptr[i] : block.indptr[i + 1]])
+            self.n_sampled += len(self.sample[-1])
+
+    def _note(self, what: _Finding, rows: np.ndarray) -> None:
+        if len(rows) and not what.count:
+            what.first = repr(str(self.obs_names[int(rows[0])])) if self.obs_names is not None else f"row {rows[0]}"
+        what.count += len(rows)
 
     def _find(self, what: _Finding, hit: np.ndarray, start: int, block: sp.csr_matrix, row: np.ndarray) -> None:
         n = int(np.count_nonzero(hit))
@@ -217,11 +242,12 @@ class _Seen:
                 "regressed matrix? Pass the counts, or their log1p, with layer=... or use_raw=True."
             )
 
-    def spread(self, base: str) -> float:
-        """Coefficient of variation, over cells, of the total on the count scale."""
-        n, total, squares = self.totals[base]
-        mean = total / n
-        return float(np.sqrt(max(squares / n - mean * mean, 0.0)) / mean)
+    def scale(self) -> str | None:
+        """Scale of the fractional cells."""
+        if not self.sample:
+            return None
+        indptr = np.concatenate([[0], np.cumsum([len(cell) for cell in self.sample])])
+        return find_scale(np.concatenate(self.sample), indptr)
 
     def unit_variance_share(self, n_obs: int) -> float:
         """Share of the genes with any variance whose variance over cells is 1."""
@@ -243,6 +269,15 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
             f"{where} is scaled: its genes have variance 1 ({found}). Pass the counts, or their log1p, with layer=... "
             "or use_raw=True."
         )
+    scale = seen.scale() if seen.n_fraction and input != "counts" else None
+    if scale not in (None, "linear", "unlike counts") and seen.whole.count:
+        raise ValueError(
+            f"{where} mixes scales: {seen.whole.count} cells hold integer counts (first: {seen.whole.first}), "
+            f"{seen.fractional.count} hold values on the scale {scale!r} (first: {seen.fractional.first}). Were data "
+            "sets joined? Bring their cells to one scale first, for instance with "
+            "fractional = np.array([(x % 1).any() for x in adata.X.toarray()]); "
+            "adata.X[fractional] = np.expm1(adata.X[fractional]) for log1p."
+        )
     if input == "counts":
         if log_like:
             raise ValueError(
@@ -263,13 +298,27 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
             )
         if seen.n_values and not seen.n_fraction:
             raise ValueError(f"{where} holds integers only: counts, not log-normalised values. Pass input='counts'.")
-        _refuse_other_base(seen, where)
+        _refuse_other_scale(scale, where)
+        if scale == "linear":
+            raise ValueError(f"{where} holds normalised values, no logarithms ({found}). Pass input='auto'.")
         return "lognorm"
     if not seen.n_fraction:
+        if seen.max == 1 and seen.n_values >= _MIN_BINARY:
+            raise ValueError(
+                f"{where} is binary: its {seen.n_values} values above zero are all 1. Pass the counts with layer=... "
+                "or use_raw=True; if these are the counts, pass input='counts'."
+            )
         return "counts"
-    if share > LOG_SHARE:
-        _refuse_other_base(seen, where)
-    if log_like:
+    _refuse_other_scale(scale, where)
+    if log_like and scale != "linear":
+        if scale == "unlike counts":
+            warnings.warn(
+                f"{where} is taken as log(1 + x), but its exponentials are not those of counts, nor have cells one "
+                f"total ({found}). Imputed, corrected or scaled values look like this, and results may be wrong: "
+                "better pass the counts with layer=... or use_raw=True.",
+                UserWarning,
+                stacklevel=3,
+            )
         return "lognorm"
     warnings.warn(
         f"{where} is taken as counts although {found}. Corrected counts, TPM and counts recovered from logarithms look "
@@ -280,14 +329,11 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
     return "counts"
 
 
-def _refuse_other_base(seen: _Seen, where: str) -> None:
-    # Normalised cells have one total. If it is one only when the logarithm is undone to another base, that is the base.
-    if seen.max > _MAX_LOG2 or seen.totals["e"][0] < 10:
+def _refuse_other_scale(scale: str | None, where: str) -> None:
+    if scale not in MENDS:
         return
-    natural = seen.spread("e")
-    for base in ("2", "10"):
-        if seen.spread(base) < min(1e-3, natural / 10):
-            raise ValueError(
-                f"{where} holds logarithms to base {base}: undone so, every cell has the same total. scdiva reads "
-                f"natural logarithms, log(1 + x): adata.X = adata.X * np.log({base}) makes them so."
-            )
+    what = "logarithms to base " + scale[3:] if scale in ("log2", "log10") else f"values on the scale {scale!r}"
+    raise ValueError(
+        f"{where} holds {what}: undone so, cells have one total or their values are multiples of one count. scdiva "
+        f"reads counts and natural logarithms, log(1 + x): {MENDS[scale]} makes them so."
+    )

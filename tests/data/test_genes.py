@@ -1,5 +1,7 @@
+import re
 import warnings
 
+import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -112,3 +114,56 @@ def test_gene_names():
     assert gene_names(var, "id") == (["ENSG1", "None"], ["A", "B"])
     with pytest.raises(KeyError, match=r"no column 'ids'; columns that hold text: \['id'\]"):
         gene_names(var, "ids")
+
+
+def test_columns_that_are_no_genes_are_refused():
+    """An antibody against CD4 is called CD4, or CD4-1 once names are made unique, and would be added to its RNA."""
+    kinds = pd.Categorical(["Gene Expression", "Gene Expression", "Antibody Capture"])
+    var = pd.DataFrame({"feature_types": kinds}, index=["CD4", "CD3E", "CD4-1"])
+    with pytest.raises(
+        ValueError, match=r"1 of 3 columns are no genes, but Antibody Capture \(first: 'CD4-1'\)"
+    ) as said:
+        gene_names(var)
+    adata = ad.AnnData(np.ones((2, 3), np.float32), var=var)
+    mended = {"adata": adata}
+    exec(str(said.value).split("Leave them out: ")[1], mended)
+    assert gene_names(mended["adata"].var)[0] == ["CD4", "CD3E"]
+    with pytest.raises(ValueError, match=r"adata = adata\.raw\.to_adata\(\); adata = adata\["):
+        gene_names(var, use_raw=True)
+    with pytest.raises(KeyError, match=r"adata\.raw\.var has no column 'x'"):
+        gene_names(var.iloc[:2], "x", use_raw=True)
+    assert gene_names(var.assign(feature_types="protein_coding"))[0] == ["CD4", "CD3E", "CD4-1"]
+
+
+@pytest.mark.parametrize("other", ["", "mm10___"])
+@pytest.mark.parametrize("prefix", ["GRCh38_", "hg19_", "GRCh38______"])
+def test_names_with_a_genome_are_told_how_to_take_it_off(human, prefix, other):
+    symbols = list(human.symbols[:40])
+    names = [prefix + name for name in symbols] + [other + name.capitalize() for name in symbols if other]
+    with pytest.raises(ValueError, match="begin with a genome") as said:
+        resolve_genes(names, human, np.ones(len(names)))
+    mended = {"adata": ad.AnnData(np.ones((2, len(names)), np.float32), var=pd.DataFrame(index=names))}
+    exec(re.split("take that off: |then their genes: ", str(said.value))[1], mended)
+    assert list(mended["adata"].var_names) == symbols
+
+
+def test_ids_with_more_in_the_name_are_told_how_to_get_them_out(human):
+    table = human.table.iloc[:30]
+    names = [f"{row.ensembl_id}.3|{row.symbol}" for row in table.itertuples()]
+    with pytest.raises(ValueError, match="gene_ids='id'") as said:
+        resolve_genes(names, human, np.ones(30))
+    adata = ad.AnnData(np.ones((2, 30), np.float32), var=pd.DataFrame(index=names))
+    exec(re.split("and more: |, and pass", str(said.value))[1], {"adata": adata})
+    tokens, _ = resolve_genes(gene_names(adata.var, "id")[0], human, np.ones(30))
+    assert (tokens == table.index).all()
+
+
+def test_spikes_and_mouse_genes_among_human_ones_are_named(human):
+    symbols = list(human.symbols[:30])
+    with pytest.warns(UserWarning, match="spike-ins; leave them out"):
+        resolve_genes([*symbols, "ERCC-00002"], human, np.r_[np.ones(30), 10])
+    with pytest.raises(ValueError, match="spike-ins; leave them out"):
+        resolve_genes([*symbols, "ERCC-00002"], human, np.r_[np.ones(30), 100])
+    mouse = ["Gapdh", "Actb", "mt-Co1", "Cd8a", "Eef1a1"]
+    with pytest.warns(UserWarning, match="those of a mouse"):
+        resolve_genes([*symbols, *mouse], human, np.r_[np.ones(30), np.full(5, 2.0)])

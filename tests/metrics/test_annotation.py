@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from scdiva.metrics import knn_cross_validation
@@ -62,3 +63,10 @@ def test_what_cannot_be_scored_is_refused():
         knn_cross_validation(bad, labels)
     with pytest.raises(ValueError, match="smaller n_folds"):
         knn_cross_validation(z, np.where(np.arange(60) < 57, "a", "b"))
+
+
+@pytest.mark.parametrize("dtype", ["string", "string[pyarrow]", "category", "object"])
+def test_missing_labels_of_any_type_are_left_out(dtype):
+    labels = pd.Series(["a", None, "b", pd.NA]).astype(dtype if dtype != "category" else "string").astype(dtype)
+    assert labelled(labels).tolist() == [True, False, True, False]
+    assert labelled(pd.to_datetime(["2020-01-01", None])).tolist() == [True, False]

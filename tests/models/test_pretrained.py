@@ -356,3 +356,9 @@ def test_a_model_of_the_hub_loads_from_its_cache(folder, tmp_path, monkeypatch):
     assert find_model("hf://owner/name") == cache / "snapshots" / revision
     assert torch.equal(embed(load_model("hf://owner/name", device="cpu")), embed(make_model()))
     assert find_model(f"hf://owner/name@{revision}") == cache / "snapshots" / revision
+
+
+def test_a_path_in_the_users_home_is_meant_as_such(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert save_model(make_model(), make_vocabulary(), "~/tiny") == tmp_path / "tiny"
+    assert load_model("~/tiny", device="cpu").config == make_model().config

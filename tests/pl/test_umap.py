@@ -273,3 +273,51 @@ def test_names_without_room_stay_in_the_frame():
     at = free_places(np.full((9, 2), 20.0), np.tile([38.0, 14.0], (9, 1)), np.zeros((0, 2)), (0.0, 0.0, 40.0, 40.0))
     assert np.isfinite(at).all()
     assert ((at > 0) & (at < 40)).all()
+
+
+@pytest.mark.parametrize("store", ["dask", "dask sparse", "csr_array"])
+def test_a_gene_is_drawn_from_any_storage(drawn, store):
+    import dask.array as da
+    import scipy.sparse as sp
+
+    adata = drawn.copy()
+    x = adata.X
+    adata.X = {
+        "dask": lambda: da.from_array(x, chunks=(20, 4)),
+        "dask sparse": lambda: da.from_array(x, chunks=(20, 4)).map_blocks(sp.csr_matrix),
+        "csr_array": lambda: sp.csr_array(x),
+    }[store]()
+    np.testing.assert_array_equal(_umap._values(adata, "LYZ"), x[:, 2])
+    umap(adata, "LYZ")
+
+
+def test_columns_with_missing_values_of_any_type_are_drawn(drawn):
+    adata = drawn.copy()
+    adata.obs["flag"] = pd.array([None, True] * 30, dtype="boolean")
+    adata.obs["number"] = pd.array([None, 1] * 30, dtype="Int64")
+    adata.obs["text"] = pd.array([None, "a"] * 30, dtype="string")
+    assert list(_umap._values(adata, "flag").cat.categories) == ["True"]
+    assert _umap._values(adata, "text").isna().sum() == 30
+    for column in ("flag", "number", "text"):
+        umap(adata, column)
+
+
+def test_a_gene_that_can_not_be_drawn_is_refused(drawn):
+    adata = drawn.copy()
+    with pytest.raises(TypeError, match="one column or gene"):
+        umap(adata, ["LYZ", "CD3E"])
+    adata.var_names = ["LYZ", "LYZ", "CD3E", "GNLY"]
+    with pytest.raises(ValueError, match="2 columns are called 'LYZ'"):
+        umap(adata, "LYZ")
+    adata.X = None
+    with pytest.raises(ValueError, match=r"adata\.X is None"):
+        umap(adata, "CD3E")
+
+
+def test_a_sparse_embedding_is_drawn_like_a_dense_one(drawn):
+    import scipy.sparse as sp
+
+    adata = drawn.copy()
+    adata.obsm["X_scdiva"] = sp.csr_matrix(adata.obsm["X_scdiva"])
+    umap(adata)
+    np.testing.assert_array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])

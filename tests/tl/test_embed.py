@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import anndata as ad
 import numpy as np
@@ -194,3 +197,56 @@ def test_scanpy_takes_the_embedding_unchanged():
     sd.tl.embed(cells, use_raw=True)
     sc.pp.neighbors(cells, use_rep="X_scdiva", n_neighbors=10)
     assert cells.obsp["connectivities"].nnz > 500
+
+
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_of_no_cells_is_refused(adata, one, batch_size):
+    with pytest.raises(ValueError, match=f"batch_size must be at least 1, got {batch_size}"):
+        embedded(adata, one, batch_size=batch_size)
+
+
+def test_pickled_and_copied_models_embed_alike(adata, one):
+    z = embedded(adata, one)
+    for model in (pickle.loads(pickle.dumps(one)), copy.deepcopy(one)):
+        assert model.vocabulary == one.vocabulary
+        np.testing.assert_array_equal(embedded(adata, model), z)
+
+
+def test_threads_may_share_a_model(adata, one):
+    z = embedded(adata, one)
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda size: embedded(adata, one, batch_size=size), (5, 9, 13, 17)):
+            np.testing.assert_allclose(found, z, atol=1e-5)
+
+
+def test_an_interrupt_leaves_adata_and_model_as_they_were(adata, one, monkeypatch):
+    calls = []
+
+    def interrupted(*args):
+        calls.append(args)
+        if len(calls) > 1:
+            raise KeyboardInterrupt
+        return type(one).encode(one, *args)
+
+    cells = adata.copy()
+    monkeypatch.setattr(one, "encode", interrupted)
+    one.train()
+    with pytest.raises(KeyboardInterrupt):
+        sd.tl.embed(cells, one, batch_size=10)
+    assert one.training
+    one.eval()
+    assert not cells.obsm
+    assert "scdiva" not in cells.uns
+
+
+def test_cells_without_known_genes_are_removed_as_said(adata, one, vocabulary):
+    cells = adata.copy()
+    known = vocabulary.match(cells.var_names).tokens >= 0
+    cells.X = sp.csr_matrix(cells.X.multiply((np.arange(90) != 4)[:, None] | ~known))
+    cells.X[4, np.flatnonzero(~known)[0]] = 2  # known to the vocabulary of all human genes, not to the model
+    with pytest.raises(ValueError, match="Pass empty='nan'") as said:
+        sd.tl.embed(cells, one)
+    sd.tl.embed(cells, one, empty="nan")
+    scope = {"adata": cells, "np": np}
+    exec(str(said.value).split("scdiva.tl.embed, ")[1].split(" removes them")[0], scope)
+    assert list(scope["adata"].obs_names) == list(np.delete(np.array(cells.obs_names), 4))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import anndata as ad
+import h5py
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -69,3 +70,19 @@ def test_no_file_or_another_kind_is_refused(one, adata, tmp_path):
     (tmp_path / "text.h5ad").write_text("cells")
     with pytest.raises(ValueError, match=r"no \.h5ad file"):
         sd.tl.embed_file(tmp_path / "text.h5ad", tmp_path / "z.h5ad", model=one)
+
+
+def test_categories_of_older_files_are_copied(one, adata, file, tmp_path):
+    """anndata 0.7 kept categories apart and referred to them; a reference copied to another file points anywhere."""
+    with h5py.File(file, "r+") as h5:
+        obs = h5["obs"]
+        for column in ("cell_type", "batch"):
+            codes, names = obs[column]["codes"][:], obs[column]["categories"][:]
+            del obs[column]
+            obs.create_dataset(column, data=codes)
+            obs.require_group("__categories").create_dataset(column, data=names, dtype=h5py.string_dtype())
+            obs[column].attrs["categories"] = obs["__categories"][column].ref
+        obs.attrs["encoding-version"] = "0.1.0"
+    out = ad.read_h5ad(sd.tl.embed_file(file, tmp_path / "z.h5ad", model=one))
+    for column in ("cell_type", "batch"):
+        assert out.obs[column].tolist() == adata.obs[column].tolist()

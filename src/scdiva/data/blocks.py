@@ -166,7 +166,10 @@ def _open_path(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
     if path.is_dir():
         import zarr
 
-        root, file = zarr.open_group(str(path), mode="r"), None
+        try:
+            root, file = zarr.open_group(str(path), mode="r"), None
+        except (FileNotFoundError, ValueError) as error:
+            raise ValueError(f"{str(path)!r} is a folder, but no .zarr that AnnData wrote.") from error
     else:
         if not h5py.is_hdf5(path):
             raise ValueError(f"{str(path)!r} is no HDF5 file: expected an .h5ad or .zarr that AnnData wrote.")
@@ -191,6 +194,11 @@ def _open_path(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
         element = group[key]
         is_array = hasattr(element, "shape")
         matrix = element if is_array else anndata.io.sparse_dataset(element)
+        if not hasattr(root["obs"], "keys"):
+            raise ValueError(
+                f"{str(path)!r} was written by anndata before 0.7. Write it anew: "
+                "anndata.read_h5ad(path).write_h5ad(new_path)."
+            )
         var = anndata.io.read_elem((root["raw"] if use_raw else root)["var"])
         # Only the index of obs: annotation of an atlas can be larger than memory allows.
         obs = root["obs"]
@@ -289,6 +297,8 @@ def read_rows(matrix: Any, start: int, stop: int) -> sp.csr_matrix:
         if not sp.issparse(part):
             part = np.asarray(part)
             _check_numbers(part.dtype)
+            if part.dtype.itemsize < 4:  # scipy has no float16
+                part = part.astype(np.float32)
             part = sp.csr_matrix(part)
         part = part.tocsr()
         data, indices, indptr = part.data, part.indices, part.indptr
@@ -299,8 +309,13 @@ def read_rows(matrix: Any, start: int, stop: int) -> sp.csr_matrix:
             f"the matrix has {n_vars} columns. The file or matrix is damaged; write it anew from its source."
         )
     index_dtype = np.int32 if n_vars <= np.iinfo(np.int32).max and len(indices) <= np.iinfo(np.int32).max else np.int64
+    # Small types can't hold the sum of entries that stand twice, and scipy knows no float16.
     block = sp.csr_matrix(
-        (np.array(data), np.array(indices, dtype=index_dtype), np.array(indptr, dtype=index_dtype)),
+        (
+            np.array(data, dtype=np.float32 if data.dtype.itemsize < 4 else data.dtype),
+            np.array(indices, dtype=index_dtype),
+            np.array(indptr, dtype=index_dtype),
+        ),
         shape=(stop - start, n_vars),
     )
     block.sum_duplicates()

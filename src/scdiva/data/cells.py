@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import scipy.sparse as sp
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva._validate import Input, Scan, scan
 from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, StoredNames, open_matrix, read_rows, row_blocks, row_readable
-from scdiva.data.genes import gene_names, resolve_genes
+from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, gene_names, resolve_genes
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -287,7 +288,7 @@ def open_expression(
     """
     opened = open_matrix(data, layer=layer, use_raw=use_raw)
     try:
-        names, fallback = gene_names(opened.var, gene_ids)
+        names, fallback = gene_names(opened.var, gene_ids, use_raw=use_raw)
         matrix = row_readable(opened.matrix)
         known = vocabulary.match(names).tokens >= 0
         found = scan(
@@ -305,10 +306,25 @@ def open_expression(
     except BaseException:
         opened.close()
         raise
+    if report["share_counts"] >= WARNING_SHARE:
+        _warn_of_foreign(found, opened)
     path = Path(data) if isinstance(data, str | Path) else None
     return CellSource(
         vocabulary, tokens, report, found, MAX_LENGTH, block_rows, None, layer, use_raw, path, opened, matrix
     )
+
+
+def _warn_of_foreign(found: Scan, opened: OpenMatrix) -> None:
+    """Warn of cells whose genes are mostly unknown among others whose genes are known, as mouse cells are."""
+    rows = np.flatnonzero((found.genes_per_cell >= 20) & (found.known_per_cell < ERROR_SHARE * found.genes_per_cell))
+    if len(rows):
+        first = ", ".join(repr(str(opened.obs_names[row])) for row in rows[:5])
+        warnings.warn(
+            f"in {len(rows)} of {found.n_obs} cells (first: {first}) less than half of the genes found are known: "
+            "cells of another species? Results for them rest on the rest; leave such cells out.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def _known_per_cell(matrix: Any, known: np.ndarray, block_rows: int) -> np.ndarray:
@@ -340,15 +356,15 @@ def refuse_empty(source: CellSource) -> None:
     at = "X" if source.layer is None else f"layers[{source.layer!r}]"
     if (source.scan.genes_per_cell[rows] == 0).all():
         what = "no counts at all"
-        mend = f"adata = adata[np.asarray({of}.{at}.sum(axis=1)).ravel() > 0].copy()"
+        mend = (
+            f"Remove them: adata = adata[np.asarray({of}.{at}.sum(axis=1)).ravel() > 0].copy() — or pass "
+            "empty='nan' to keep them without a result."
+        )
     else:
         what = "no count of any gene that the vocabulary holds"
         mend = (
-            "scdiva.pp.match_genes(adata); adata = adata[np.asarray(adata[:, adata.var['scdiva_token'] >= 0]"
-            f".{at}.sum(axis=1)).ravel() > 0].copy()"
+            "Pass empty='nan' to keep them without a result; after scdiva.tl.embed, "
+            "adata = adata[~np.isnan(adata.obsm['X_scdiva']).any(axis=1)].copy() removes them."
         )
     first = ", ".join(repr(str(name)) for name in (source.obs_names[row] for row in rows[:5]))
-    raise ValueError(
-        f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). Remove them: {mend} — or pass empty='nan' "
-        "to keep them without a result."
-    )
+    raise ValueError(f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). {mend}")

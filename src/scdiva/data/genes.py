@@ -25,9 +25,18 @@ WARNING_SHARE = 0.8
 """Below this share of counts on known genes there is a warning. Human data sets have 0.95 or more."""
 
 _N_SHOWN = 5
+_NOT_GENES = (
+    *("Antibody Capture", "Antigen Capture", "CRISPR Guide Capture", "Multiplexing Capture", "Custom", "Peaks"),
+    *("ADT", "HTO", "ATAC"),
+)
+"""Values of `var["feature_types"]`, as Cell Ranger and its users write it, for columns that hold no RNA of a gene."""
+_GENOME = re.compile(r"((?:GRC[a-z]+\d+|hg\d+|mm\d+|rn\d+)_+).+")
+"""Names of a Cell Ranger reference of several genomes: "GRCh38_CD4", "mm10___Cd4"."""
 
 
-def gene_names(var: pd.DataFrame, gene_ids: str | None = None) -> tuple[list[str], list[str] | None]:
+def gene_names(
+    var: pd.DataFrame, gene_ids: str | None = None, *, use_raw: bool = False
+) -> tuple[list[str], list[str] | None]:
     """Choose the gene names of a data set.
 
     Parameters
@@ -36,6 +45,8 @@ def gene_names(var: pd.DataFrame, gene_ids: str | None = None) -> tuple[list[str
         Annotation of the genes, `adata.var` or `adata.raw.var`.
     gene_ids
         Column with Ensembl ids or symbols. None takes the index.
+    use_raw
+        Whether `var` is that of `adata.raw`, for the messages.
 
     Returns
     -------
@@ -49,13 +60,27 @@ def gene_names(var: pd.DataFrame, gene_ids: str | None = None) -> tuple[list[str
     ------
     KeyError
         If there is no such column; the message names those that hold text.
+    ValueError
+        If `var["feature_types"]` says that there are columns of antibodies, guides or peaks. An antibody bears the name
+        of its gene, and its counts would be taken for that gene's RNA.
     """
+    if "feature_types" in var.columns:
+        kinds = var["feature_types"].astype(str)
+        if other := [kind for kind in _NOT_GENES if (kinds == kind).any()]:
+            first = var.index[np.flatnonzero(kinds.isin(other))[0]]
+            load = "adata = adata.raw.to_adata(); " if use_raw else ""
+            raise ValueError(
+                f"{int(kinds.isin(other).sum())} of {len(var)} columns are no genes, but {', '.join(other)} (first: "
+                f"{str(first)!r}): their counts would be mixed with RNA. Leave them out: {load}"
+                f"adata = adata[:, ~adata.var['feature_types'].isin({other})].copy()"
+            )
     index = [str(name) for name in var.index]
     if gene_ids is None:
         return index, None
     if gene_ids not in var.columns:
         text = [str(c) for c in var.columns if not pd.api.types.is_numeric_dtype(var[c])]
-        raise KeyError(f"adata.var has no column {gene_ids!r}; columns that hold text: {text}. None takes var_names.")
+        where = "adata.raw.var" if use_raw else "adata.var"
+        raise KeyError(f"{where} has no column {gene_ids!r}; columns that hold text: {text}. None takes var_names.")
     return [str(name) for name in var[gene_ids]], index
 
 
@@ -154,7 +179,15 @@ def _refuse_or_warn(names: Sequence[str], counts: NDArray[np.float64], mapped: N
         f"most counts: {', '.join(map(repr, first))})"
     )
     if share >= ERROR_SHARE:
-        warnings.warn(f"{found}: results rest on that part of the data.", UserWarning, stacklevel=4)
+        unknown = [name for name, known in zip(names, mapped, strict=True) if not known]
+        mouse = looks_like_mouse(unknown) and not looks_like_mouse(names)
+        warnings.warn(
+            f"{found}: results rest on that part of the data."
+            + (" The unknown genes are those of a mouse: keep only the human cells and genes." if mouse else "")
+            + _about_spikes(names, counts),
+            UserWarning,
+            stacklevel=4,
+        )
         return
     if looks_like_mouse(names):
         raise ValueError(
@@ -162,7 +195,15 @@ def _refuse_or_warn(names: Sequence[str], counts: NDArray[np.float64], mapped: N
             "to their one-to-one human orthologs (homology tables of Ensembl BioMart or MGI), write the human symbols "
             'into a column of adata.var ("" where there is none), and pass that column as gene_ids='
         )
-    raise ValueError(f"{found}. {_advice(names)}")
+    raise ValueError(f"{found}. {_about_spikes(names, counts).strip() or _advice(names)}")
+
+
+def _about_spikes(names: Sequence[str], counts: NDArray[np.float64]) -> str:
+    """Say what to do about spike-ins, if they hold more than a twentieth of the counts."""
+    spikes = np.array([name.startswith("ERCC-") for name in names])
+    if counts[spikes].sum() <= 0.05 * counts.sum():
+        return ""
+    return " ERCC names are spike-ins; leave them out: adata[:, ~adata.var_names.str.startswith('ERCC-')].copy()"
 
 
 def _advice(names: Sequence[str]) -> str:
@@ -171,6 +212,23 @@ def _advice(names: Sequence[str]) -> str:
         return (
             "The names are numbers: pass as gene_ids= the column of adata.var that holds symbols or Ensembl ids, or "
             "set adata.var_names"
+        )
+    prefixes = sorted({found.group(1) for name in names if (found := _GENOME.fullmatch(name))})
+    if prefixes and sum(name.startswith(tuple(prefixes)) for name in names) > len(names) / 2:
+        human = next((prefix for prefix in prefixes if prefix.startswith(("GRCh", "hg"))), None)
+        if human is None:
+            return f"The names begin with {', '.join(map(repr, prefixes))}, another genome: the vocabulary is human"
+        several = len(prefixes) > 1
+        return (
+            f"The names begin with a genome, {', '.join(map(repr, prefixes))}: "
+            + ("keep the human cells, then their genes: " if several else "take that off: ")
+            + (f"adata = adata[:, adata.var_names.str.startswith({human!r})].copy(); " if several else "")
+            + f"adata.var_names = adata.var_names.str.removeprefix({human!r})"
+        )
+    if sum(bool(re.search(r"ENSG\d{11}", name)) for name in names) > len(names) / 2:
+        return (
+            "The names hold an Ensembl id and more: adata.var['id'] = adata.var_names.str.extract(r'(ENSG\\d{11})', "
+            "expand=False).fillna(''), and pass gene_ids='id'"
         )
     if sum(bool(re.match(r"ENS(?!G\d)[A-Z]*G\d", name)) for name in names) > len(names) / 2:
         return "These are Ensembl ids of another species: map them to human orthologs and pass that column as gene_ids="

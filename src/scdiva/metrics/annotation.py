@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
-MISSING_LABELS = ("nan", "None", "NaN", "", "unknown", "Unknown", "unlabelled", "unlabeled")
+MISSING_LABELS = ("nan", "None", "NaN", "<NA>", "NaT", "", "unknown", "Unknown", "unlabelled", "unlabeled")
 """Label texts that name no cell type, so that no score is taken over them."""
 
 

@@ -93,7 +93,7 @@ def save_model(
     """
     from safetensors.torch import save
 
-    folder = Path(path)
+    folder = Path(path).expanduser()
     if folder.exists() and not (overwrite and (folder / CONFIG).is_file() and (folder / CHECKSUMS).is_file()):
         hint = "pass overwrite=True" if (folder / CHECKSUMS).is_file() else "it is no model folder; choose another path"
         raise FileExistsError(f"{folder} exists already: {hint}")
@@ -232,7 +232,7 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
         return _from_hub(model)
     if isinstance(model, str) and model in (names := bundled_models()):
         return _BUNDLED / model
-    folder = Path(model)
+    folder = Path(model).expanduser()
     if not folder.is_dir():
         names = bundled_models()
         raise FileNotFoundError(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from scdiva._constants import OBSM_EMBEDDING, UNS
 from scdiva._docs import with_shared_docs
 from scdiva._settings import logger, settings
+from scdiva.data.writing import check_anndata, check_writable, our_uns
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._labels import densest_point, place_labels
 
@@ -108,6 +109,9 @@ def umap(
     if legend not in ("auto", "on data", "right", "none"):
         raise ValueError(f'legend={legend!r} must be "auto", "on data", "right" or "none"')
     check_file(save)
+    check_anndata(adata)
+    if color is not None and not isinstance(color, str):
+        raise TypeError(f"color={color!r} must be one column or gene: call umap once for each")
     values = None if color is None else _values(adata, color)
     seed = settings.seed if rng is None else int(rng)
     xy = _coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
@@ -151,10 +155,15 @@ def _values(adata: AnnData, color: str) -> pd.Series:
             values = values.astype("category") if isinstance(values.dtype, pd.CategoricalDtype) else _as_groups(values)
         return values
     if color in adata.var_names:
+        n = int((adata.var_names == color).sum())
+        if n > 1:
+            raise ValueError(f"{n} columns are called {color!r}: call adata.var_names_make_unique(), or choose one")
+        if adata.X is None:
+            raise ValueError(f"adata.X is None, so there are no values of {color!r}: put the layer to draw there")
         column = adata[:, color].X
-        return pd.Series(
-            np.asarray(column.todense() if hasattr(column, "todense") else column).ravel(), adata.obs_names
-        )
+        column = column.compute() if hasattr(column, "compute") else column
+        column = column.toarray() if hasattr(column, "toarray") else column
+        return pd.Series(np.asarray(column).ravel(), adata.obs_names)
     raise KeyError(
         f"color={color!r} is neither a gene of adata.var_names nor a column of adata.obs, which has "
         f"{', '.join(map(str, adata.obs.columns)) or 'none'}"
@@ -163,7 +172,7 @@ def _values(adata: AnnData, color: str) -> pd.Series:
 
 def _as_groups(values: pd.Series) -> pd.Series:
     """Make text and booleans into categories, and keep missing values missing."""
-    return values.where(values.isna(), values.astype(str)).astype("category")
+    return values.astype(object).where(values.isna(), values.astype(str)).astype("category")
 
 
 def _coordinates(adata: AnnData, basis: str, *, n_neighbors: int, min_dist: float, seed: int) -> NDArray[np.floating]:
@@ -173,7 +182,8 @@ def _coordinates(adata: AnnData, basis: str, *, n_neighbors: int, min_dist: floa
             f"adata.obsm has no {basis!r}, it has {', '.join(adata.obsm) or 'nothing'}: "
             "call scdiva.tl.embed(adata) first"
         )
-    z = np.ascontiguousarray(np.asarray(adata.obsm[basis]), dtype=np.float32)
+    z = adata.obsm[basis]
+    z = np.ascontiguousarray(z.toarray() if hasattr(z, "toarray") else z, dtype=np.float32)
     key = f"{basis}_umap"
     record = {
         "n_neighbors": int(n_neighbors),
@@ -181,15 +191,16 @@ def _coordinates(adata: AnnData, basis: str, *, n_neighbors: int, min_dist: floa
         "seed": int(seed),
         "embedding_sha256": hashlib.sha256(z.tobytes()).hexdigest(),
     }
-    made_here = adata.uns.get(UNS, {}).get("umap", {}).get(key)
+    made_here = our_uns(adata).get("umap", {}).get(key)
     if key in adata.obsm and (made_here is None or dict(made_here) == record):
         return np.asarray(adata.obsm[key])[:, :2]
     if key in adata.obsm:
         logger.info("the embedding or the parameters have changed since %r was made: it is made anew", key)
 
+    check_writable(adata)
     xy = _umap_of(z, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed, basis=basis)
     adata.obsm[key] = xy
-    ours = dict(adata.uns.get(UNS, {}))
+    ours = our_uns(adata)
     ours["umap"] = {**ours.get("umap", {}), key: record}
     adata.uns[UNS] = ours
     return xy

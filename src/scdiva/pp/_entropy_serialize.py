@@ -11,6 +11,7 @@ import scipy.sparse as sp
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_expression, refuse_empty
+from scdiva.data.writing import check_writable
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -99,6 +100,7 @@ def entropy_serialize(
         raise ValueError(f"empty must be 'error' or 'nan', got {empty!r}.")
     if max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}.")
+    check_writable(adata, copy=copy)
     genes = load_vocabulary(vocabulary)
     if entropy_key is None:
         denominator = score_denominator(genes.entropy, entropy_floor)

@@ -12,6 +12,7 @@ from scdiva._constants import N_SPECIAL, UNS, VAR_ENTROPY
 from scdiva._validate import Input
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.cells import CellSource, open_expression
+from scdiva.data.writing import check_writable, our_uns
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -85,6 +86,9 @@ def gene_entropy(
     adatas: list[AnnData] = list(adata) if several else [adata]  # type: ignore[arg-type]
     if not adatas:
         raise ValueError("the list holds no AnnData.")
+    for one in adatas:
+        check_writable(one, copy=copy)
+        our_uns(one)
     genes = load_vocabulary(vocabulary)
     histogram = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
     tokens: list[np.ndarray] = []
@@ -108,7 +112,7 @@ def gene_entropy(
     targets = [one.copy() for one in adatas] if copy else adatas
     for target, of_var in zip(targets, tokens, strict=True):
         target.var[key_added] = np.where(of_var >= 0, entropy[of_var], np.float32(np.nan)).astype(np.float32)
-        target.uns[UNS] = {**target.uns.get(UNS, {}), key_added: dict(found)}
+        target.uns[UNS] = {**our_uns(target), key_added: dict(found)}
     if not copy:
         return None
     return targets if several else targets[0]

@@ -11,6 +11,7 @@ from scdiva._constants import UNKNOWN, UNS, VAR_TOKEN
 from scdiva._validate import scan
 from scdiva.data.blocks import open_matrix, row_blocks
 from scdiva.data.genes import Duplicates, gene_names, resolve_genes
+from scdiva.data.writing import check_writable, our_uns
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
@@ -83,9 +84,11 @@ def match_genes(
     >>> adata.uns["scdiva"]["match"]["share_counts"]
     1.0
     """
+    check_writable(adata, copy=copy)
+    our_uns(adata)
     genes = load_vocabulary(vocabulary)
     with open_matrix(adata, layer=layer, use_raw=use_raw) as opened:
-        names, fallback = gene_names(opened.var, gene_ids)
+        names, fallback = gene_names(opened.var, gene_ids, use_raw=use_raw)
         found = scan(
             row_blocks(opened.matrix),
             opened.shape[1],
@@ -113,5 +116,5 @@ def match_genes(
 
     target = adata.copy() if copy else adata
     target.var[VAR_TOKEN] = tokens
-    target.uns[UNS] = {**target.uns.get(UNS, {}), "match": report}
+    target.uns[UNS] = {**our_uns(target), "match": report}
     return target if copy else None

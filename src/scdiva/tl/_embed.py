@@ -10,6 +10,7 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._settings import logger, settings
+from scdiva.data.writing import check_writable, our_uns
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -83,8 +84,11 @@ def embed(
     ValueError
         If the matrix is not counts or log-normalised expression (NaN, negative, scaled), if less than half of the
         counts belong to genes that the model knows, or if a cell has none of them and `empty="error"`.
+        Also if `adata` is backed and would have to be copied, or `adata.uns["scdiva"]` is not scdiva's.
     KeyError
         If `layer` or `gene_ids` does not exist.
+    TypeError
+        If `adata` is no AnnData object.
 
     Examples
     --------
@@ -93,6 +97,8 @@ def embed(
     >>> sd.tl.embed(adata, use_raw=True)
     >>> sc.pp.neighbors(adata, use_rep="X_scdiva")
     """
+    check_writable(adata, copy=copy)
+    our_uns(adata)
     loaded, source, parameters = open_for(
         model,
         adata,
@@ -111,7 +117,7 @@ def embed(
     # written last, once nothing can fail any more
     written = adata.copy() if copy else adata
     written.obsm[key_added] = embedding
-    written.uns[C.UNS] = {**written.uns.get(C.UNS, {}), key_added: parameters}
+    written.uns[C.UNS] = {**our_uns(written), key_added: parameters}
     return written if copy else None
 
 
@@ -172,7 +178,8 @@ def embed_cells(
     import torch
     from tqdm.auto import tqdm
 
-    batch_size, device = batch_size or settings.batch_size, settings.resolve_device(device)
+    batch_size = settings.batch_size if batch_size is None else batch_size
+    device = settings.resolve_device(device)
     home, training = next(model.parameters()).device, model.training
     model.to(device).eval()
     try:

@@ -119,7 +119,10 @@ def _start(file: h5py.File, path: Path, key: str, shape: tuple[int, int]) -> h5p
 
     file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
     with h5py.File(path, "r") as old:
-        _copy(old["obs"], file, "obs")
+        if "__categories" in old["obs"]:  # categories of anndata before 0.8 are references into their own file
+            anndata.io.write_elem(file, "obs", anndata.io.read_elem(old["obs"]))
+        else:
+            _copy(old["obs"], file, "obs")
     anndata.io.write_elem(file, "var", pd.DataFrame(index=pd.Index([], dtype=str)))
     anndata.io.write_elem(file, "obsm", {})
     dataset = file["obsm"].create_dataset(

@@ -25,7 +25,7 @@ exclude_patterns = ["_build", "_templates", "**.ipynb_checkpoints", "jupyter_exe
 html_theme = "sphinx_book_theme"
 html_title = "scdiva"
 html_static_path = ["_static"]
-html_theme_options = {"show_toc_level": 2}
+html_theme_options = {"show_toc_level": 2, "navbar_persistent": []}  # one search field, at the side
 
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
 myst_heading_anchors = 3
@@ -39,6 +39,7 @@ autosummary_generate = True
 autodoc_typehints = "signature"
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False
+python_maximum_signature_line_length = 88  # longer ones take a line for each parameter
 
 # Every reference to something of scdiva must exist (see `missing_reference`). Types of other packages are linked where
 # the build may ask their sites for an inventory (Read the Docs), and left as plain text elsewhere: no build must need
@@ -118,9 +119,27 @@ def missing_reference(app: Any, env: Any, node: Any, contnode: Any) -> Any:
     return contnode
 
 
+def returns_with_type(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Put the annotated type above what a docstring says of the result.
+
+    Ours say in prose what comes back, the type being in the signature. numpydoc would take each line for a type.
+    """
+    heads = [i for i in range(len(lines) - 1) if lines[i].strip() == "Returns" and lines[i + 1].startswith("---")]
+    if not heads or not callable(thing):
+        return
+    start = heads[0] + 2
+    ends = (i for i in range(start + 1, len(lines) - 1) if lines[i + 1].startswith("---"))
+    end = next(ends, len(lines))
+    if start + 1 < end and lines[start + 1].startswith(" "):
+        return  # a type and its description
+    kind = inspect.signature(thing).return_annotation
+    lines[start:end] = [str(kind), *(f"    {line}" if line else "" for line in lines[start:end])]
+
+
 def setup(app: Any) -> None:
     """Connect to the build."""
     app.connect("missing-reference", missing_reference)
+    app.connect("autodoc-process-docstring", returns_with_type, priority=100)  # before numpydoc's
 
 
 def write_api(path: Path) -> None:

@@ -50,6 +50,8 @@ MIN_CELLS_PER_GENE = 20
 MIN_GENES_PER_CELL = 200
 VALIDATION = ("citefuse_eccite_pbmc_500", "breast_scdeconr_ref", "vision_metastasis_cp007_604")
 """Studies held out to watch the training: blood, a solid tissue, a cell line."""
+LOG_BATCHES = {"tidytranscriptomics_pbmc_3000": ("SCP345", "SCP591")}
+"""Studies that join counts with logarithms, and the prefixes of the batches that hold log1p values: left out."""
 BUNDLED = Path(__file__).parents[1] / "src" / "scdiva" / "checkpoints" / "scdiva-mini"
 
 
@@ -60,15 +62,30 @@ def model_config(n_genes: int) -> ScDiVaConfig:
     )
 
 
+def clean(corpus: Path, folder: Path) -> list[Path]:
+    """The files of the corpus; a study with batches of logarithms is written anew without them."""
+    import anndata as ad
+
+    files = sorted(corpus.glob("*.h5ad"))
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, file in enumerate(files):
+        if file.stem in LOG_BATCHES:
+            cells = ad.read_h5ad(file)
+            counts = cells[~cells.obs["batch"].astype(str).str.startswith(LOG_BATCHES[file.stem])].copy()
+            print(f"{file.stem}: {cells.n_obs - counts.n_obs} of {cells.n_obs} cells left out", flush=True)
+            files[number] = folder / file.name
+            counts.write_h5ad(files[number])
+    return files
+
+
 def prepare(corpus: Path, folder: Path) -> None:
     """Part 1."""
     from scdiva.pp import corpus_entropy
 
-    files = sorted(corpus.glob("*.h5ad"))
+    files = clean(corpus, folder / "clean")
     train = [file for file in files if file.stem not in VALIDATION]
     if len(files) - len(train) != len(VALIDATION):
         raise SystemExit(f"{corpus} lacks one of the validation studies {', '.join(VALIDATION)}")
-    folder.mkdir(parents=True, exist_ok=True)
     human = load_vocabulary("human")
     histogram = corpus_entropy(files, human)
     cells_with = histogram.counts[:, 1:].sum(axis=1)

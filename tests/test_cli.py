@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -30,7 +31,8 @@ def files(tmp_path_factory):
     for name, rows in (("a", slice(40)), ("b", slice(40, 60)), ("c", slice(60, 80))):
         adata[rows].copy().write_h5ad(folder / f"{name}.h5ad")
     human = Vocabulary.human()
-    human.subset(human.match(adata.var_names).tokens).write(folder / "genes.parquet")
+    genes = human.subset(human.match(adata.var_names).tokens)
+    genes.with_entropy(np.full(genes.n_genes, np.nan)).write(folder / "genes.parquet")
     return folder
 
 
@@ -52,7 +54,9 @@ def options(files, tmp_path):
     return file, tmp_path / "run"
 
 
-def test_from_files_to_a_model_that_loads(options, capsys):
+def test_from_files_to_a_model_that_loads(files, options, capsys):
+    from scdiva.pp import corpus_entropy
+
     file, run = options
     assert cli.main(["pretrain", "--config", str(file)]) == 0
     assert capsys.readouterr().out.strip() == str(run / "model")
@@ -60,7 +64,10 @@ def test_from_files_to_a_model_that_loads(options, capsys):
     assert model.config.dim == 16
     assert model.config.n_genes == model.vocabulary.n_genes == 60
     # the entropies were counted, since the vocabulary had none
-    assert model.vocabulary.table["entropy"].notna().all()
+    genes = Vocabulary.read(files / "genes.parquet")
+    assert genes.table["entropy"].isna().all()
+    counted = corpus_entropy([files / "a.h5ad", files / "b.h5ad"], genes).entropy()
+    np.testing.assert_array_equal(model.vocabulary.table["entropy"], counted[3:])
     assert Vocabulary.read(run / "vocabulary.parquet") == model.vocabulary
     written = yaml.safe_load((run / "config.yaml").read_text())
     assert written["training"]["steps"] == 6
@@ -182,3 +189,6 @@ def test_a_packed_corpus_gives_the_svd_start(files, options, tmp_path, capsys):
     lead = model.embedding.gene.weight[3:, : MODEL["anchor_linear_dim"]]
     cosine = torch.nn.functional.cosine_similarity(lead, weight[3:], dim=1)
     assert cosine[weight[3:].any(dim=1)].min() > 0.999
+    decoder = torch.load(run / "last.ckpt", weights_only=True)["state_dict"]["decoder.linear.bias"]
+    frequency = torch.from_numpy(expected.frequency[3:]).clamp_min(1e-7)
+    torch.testing.assert_close(decoder, frequency.log().float(), atol=1e-5, rtol=0)

@@ -61,7 +61,8 @@ def pretrain(
     layer, use_raw, input, gene_ids
         Where the expression is and what it is, as in :func:`scdiva.pp.match_genes` and the other calls.
     svd_start
-        Start gene embeddings and the linear part of a set encoder from the SVD of the corpus, which must be packed.
+        Start gene embeddings, the linear part of a set encoder and the decoder of `anchor_objective="genes"` from the
+        SVD of the corpus, which must be packed.
     min_genes
         Cells with fewer known genes are left out.
     validation_cells
@@ -129,9 +130,8 @@ def pretrain(
     if not resume:
         genes.write(folder / VOCABULARY)
     network = ScDiVa(config, generator=step_generator(training.seed, 0, "weights"))
-    if svd_start and not resume:
-        _svd_start(network, train, genes, training.seed)
-    module = PretrainingModule(network, training, n_studies=data.n_studies)
+    frequency = _svd_start(network, train, genes, training.seed) if svd_start and not resume else None
+    module = PretrainingModule(network, training, n_studies=data.n_studies, frequency=frequency)
     trainer = fit(
         module,
         data,
@@ -158,8 +158,8 @@ def _packed(file: str) -> bool:
     return is_packed(file)
 
 
-def _svd_start(network: Any, train: list[str], genes: Any, seed: int) -> None:
-    """Start a network's gene vectors, and its set encoder's linear part, from the corpus."""
+def _svd_start(network: Any, train: list[str], genes: Any, seed: int) -> Any:
+    """Start a network's gene vectors and its set encoder's linear part from the corpus; return the gene frequencies."""
     from scdiva._constants import N_SPECIAL
     from scdiva._rng import step_generator
     from scdiva.data.packed import PackedCells
@@ -174,6 +174,7 @@ def _svd_start(network: Any, train: list[str], genes: Any, seed: int) -> None:
     init_gene_embedding(network, vectors, generator=step_generator(seed, 0, "genes"))
     if with_encoder:
         set_linear_map(network.anchor, corpus)
+    return corpus.frequency
 
 
 def _vocabulary(vocabulary: str | Path, train: list[str], reading: dict[str, Any]) -> Any:
@@ -184,11 +185,12 @@ def _vocabulary(vocabulary: str | Path, train: list[str], reading: dict[str, Any
     genes = load_vocabulary(vocabulary)
     if genes.table["entropy"].notna().any() or any(_packed(file) for file in train):
         return genes  # a packed corpus was ranked by entropies already; without them the vocabulary itself complains
+    from scdiva._constants import N_SPECIAL
     from scdiva.pp import corpus_entropy
 
     logger.info("counting the entropy of each gene over %d files", len(train))
     entropy = corpus_entropy(train, genes, **reading).entropy()
-    return genes.with_entropy(entropy[-genes.n_genes :])
+    return genes.with_entropy(entropy[N_SPECIAL:])
 
 
 def _parsers() -> tuple[Any, Any]:

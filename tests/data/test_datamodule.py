@@ -95,11 +95,13 @@ def test_workers_change_nothing(study_files, vocabulary, num_workers):
 
 @pytest.mark.filterwarnings("ignore:study2")
 def test_ranks_share_the_stream(study_files, vocabulary, monkeypatch):
-    stream = module_of(study_files, vocabulary, max_steps=5).training_stream()
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    data = module_of(study_files, vocabulary, max_steps=5)
     for rank in (0, 1):
-        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        with monkeypatch.context() as group:
+            group.setattr(torch.distributed, "is_initialized", lambda: True)
+            group.setattr(torch.distributed, "get_world_size", lambda: 2)
+            group.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+            stream = data.training_stream()
         assert [as_cells(b) for b in stream] == [as_cells(stream.batch(2 * step + rank)) for step in range(5)]
 
 

@@ -66,6 +66,19 @@ def test_standard_error_is_the_spread_of_repeated_estimates(toy):
     assert float(error.square().mean().sqrt()) == pytest.approx(float(bound.std()), rel=0.1)
 
 
+def test_the_number_of_masked_genes_is_stratified(toy):
+    """With as many strata as genes each number is drawn twice, in every cell."""
+    tokens, values, cu = toy.pack([(0, 1, 2), (3, 1, 0)])
+    seen = []
+
+    def denoiser(tokens, values, cu_seqlens, value_mask):
+        seen.append(value_mask.view(2, 3).sum(1).tolist())
+        return torch.zeros(int(value_mask.sum()), 4), values
+
+    log_likelihood(denoiser, tokens, values, cu, 6, generator=rng(7))
+    assert seen == [[1, 1], [1, 1], [2, 2], [2, 2], [3, 3], [3, 3]]
+
+
 def test_bound_is_exact_for_the_optimal_denoiser(toy):
     """True conditionals make every order give log p(x), so the bound is the log-likelihood itself."""
     joint, table = toy.joint_and_table(3)

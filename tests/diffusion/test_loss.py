@@ -121,6 +121,19 @@ def test_autocast_runs_bf16_products_and_keeps_float32_sums():
     assert got != pytest.approx(wanted, rel=1e-6)  # bf16 did run
 
 
+def test_bf16_tensors_are_summed_in_float32():
+    hidden, weight, targets, row_weight = head(n=200, dtype=torch.bfloat16)
+    loss, nll = masked_cross_entropy(hidden, weight, targets, row_weight, chunk=16)
+    assert loss.dtype == nll.dtype == torch.float32
+    logits = (hidden @ weight.T).float()  # what the products in bf16 give; nothing is rounded after them
+    torch.testing.assert_close(nll, F.cross_entropy(logits, targets, reduction="none").detach())
+    grads = torch.autograd.grad(loss, (hidden, weight))
+    assert [g.dtype for g in grads] == [torch.bfloat16, torch.bfloat16]
+    exact = (F.cross_entropy(hidden.float() @ weight.float().T, targets, reduction="none") * row_weight).sum()
+    for got, want in zip(grads, torch.autograd.grad(exact, (hidden, weight)), strict=True):
+        torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+
+
 def test_large_logits_stay_finite():
     hidden, weight, targets, _ = head(dtype=torch.float32)
     loss, _ = masked_cross_entropy(hidden * 1e4, weight, targets)

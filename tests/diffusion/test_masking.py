@@ -135,6 +135,9 @@ def test_times_are_stratified_and_each_uniform():
     # yet the time of any one cell is uniform on (0, 1)
     for cell in (0, 7, 15):
         assert stats.kstest(draws[:, cell].numpy(), "uniform").pvalue > 1e-6
+    # anywhere in its stratum
+    place = (draws.double() * n_cells).remainder(1.0).flatten()
+    assert stats.kstest(place.numpy(), "uniform").pvalue > 1e-6
     # and the mean over a batch varies far less than that of independent draws, sqrt(1 / 12 / n)
     assert draws.mean(1).std() < 0.1 * np.sqrt(1 / 12 / n_cells)
 

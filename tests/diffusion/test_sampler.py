@@ -32,9 +32,9 @@ class Fixed:
         assert (values[value_mask] == 0).all()
         self.calls.append((tokens.clone(), value_mask.clone()))
         n = int((tokens == MASK).sum())
-        # a slight slope, so that positions differ in confidence
+        # a slight slope, so that positions differ in confidence; the offset falls with it and changes no probability
         slope = torch.linspace(1.0, 1.5, max(n, 1))[:n, None]
-        return self.logits * slope, torch.arange(tokens.numel()).float() - 2.0
+        return (self.logits - 20) * slope, torch.arange(tokens.numel()).float() - 2.0
 
 
 def partly_masked(lengths=(12, 1, 30, 7), share=0.7, seed=1):
@@ -177,9 +177,11 @@ def test_allowed_genes_and_their_end():
     out = sample(Fixed(), tokens, torch.zeros(6), cu, allowed=allowed, generator=rng(0))
     assert sorted(out.tokens[:3].tolist()) == [4 + 3, 9 + 3, 17 + 3]
     assert sorted(out.tokens[3:].tolist()) == [4 + 3, 9 + 3, 17 + 3]
-    allowed[4] = False
+    # a cell that shows two of the three has one left for two positions, whatever the others have
+    tokens[3:] = torch.tensor([MASK, MASK, 4 + 3])
+    tokens = torch.cat([tokens, torch.tensor([9 + 3])])
     with pytest.raises(ValueError, match="no gene left"):
-        sample(Fixed(), tokens, torch.zeros(6), cu, allowed=allowed, generator=rng(0))
+        sample(Fixed(), tokens, torch.zeros(7), torch.tensor([0, 3, 7]), allowed=allowed, generator=rng(0))
 
 
 def test_values_asked_for_of_shown_genes():

@@ -9,13 +9,14 @@ import torch
 from scdiva.kernels import apply_rope, positions, rope_tables
 
 
-def test_tables_hold_the_papers_angles():
-    cos, sin = rope_tables(1201, 8, 10_000.0)
-    assert cos.shape == sin.shape == (1201, 4)
+@pytest.mark.parametrize("head_dim", [8, 64])
+def test_tables_hold_the_papers_angles(head_dim):
+    cos, sin = rope_tables(1201, head_dim, 10_000.0)
+    assert cos.shape == sin.shape == (1201, head_dim // 2)
     assert cos.dtype == sin.dtype == torch.float32
     for pos in (0, 1, 7, 1200):
-        for j in range(4):
-            angle = pos * 10_000.0 ** (-2 * j / 8)
+        for j in range(head_dim // 2):
+            angle = pos * 10_000.0 ** (-2 * j / head_dim)
             assert cos[pos, j].item() == pytest.approx(math.cos(angle), abs=1e-7)
             assert sin[pos, j].item() == pytest.approx(math.sin(angle), abs=1e-7)
 
@@ -60,7 +61,7 @@ def test_rotation_keeps_length_and_dtype():
 
 
 def test_positions_restart_with_each_cell():
-    assert positions(torch.tensor([0, 3, 3, 4, 6], dtype=torch.int32)).tolist() == [0, 1, 2, 0, 0, 1]
+    assert positions(torch.tensor([0, 3, 3, 4, 6], dtype=torch.int32), 6).tolist() == [0, 1, 2, 0, 0, 1]
 
 
 @pytest.mark.parametrize(("max_pos", "head_dim", "said"), [(4, 7, "even"), (4, 0, "even"), (-1, 8, "negative")])

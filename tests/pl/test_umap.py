@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 
 from scdiva._settings import settings
 from scdiva.pl import _umap, umap
-from scdiva.pl._labels import densest_point, free_places
+from scdiva.pl._labels import free_places, main_point
 
 
 def cells(n: int = 60, seed: int = 0) -> ad.AnnData:
@@ -240,11 +240,45 @@ def test_five_cells_are_enough():
     assert np.isfinite(adata.obsm["X_scdiva_umap"]).all()
 
 
-def test_the_densest_point_is_in_the_larger_island():
+def test_the_main_point_is_where_the_largest_island_is_thickest():
     rng = np.random.default_rng(0)
-    points = np.concatenate([rng.normal(0, 0.1, (60, 2)), rng.normal(10, 2.0, (40, 2))])
-    assert np.linalg.norm(densest_point(points)) < 0.5
-    assert np.array_equal(densest_point(points[:1]), points[0])
+    tight, wide = rng.normal([18.0, 0.0], 0.05, (40, 2)), rng.uniform(-2, 2, (60, 2))
+    core = rng.normal([1.0, 1.0], 0.1, (20, 2))
+    at = main_point(np.concatenate([tight, wide, core]), np.array([-2.0, -5.0]), np.array([20.0, 5.0]))
+    assert np.linalg.norm(at - [1.0, 1.0]) < 0.3  # the small island is thicker, the large one the group's place
+    for one in (tight[:1], np.ones((3, 2))):  # a map without extent too
+        assert np.array_equal(main_point(one, one.min(axis=0), one.max(axis=0)), one[0])
+
+
+def test_a_name_is_not_crossed_by_another_names_line():
+    """Two names at one thick cluster: the nearest free place for the lower one is beyond the upper one."""
+    rng = np.random.default_rng(0)
+    dots = rng.uniform([100, 0], [200, 200], (4000, 2))
+    anchors = np.array([[150.0, 196.0], [150.0, 190.0], [150.0, 184.0], [140.0, 178.0]])
+    sizes = np.array([[80.0, 14.0], [80.0, 14.0], [60.0, 14.0], [40.0, 14.0]])
+    at = free_places(anchors, sizes, dots, (0.0, 0.0, 300.0, 300.0))
+    for i, j in [(i, j) for i in range(4) for j in range(4) if i != j]:
+        line = anchors[i] + np.linspace(0, 1, 200)[:, None] * (at[i] - anchors[i])
+        assert not (np.abs(line - at[j]) < sizes[j] / 2).all(axis=1).any()
+    assert ((at[:, 0] - sizes[:, 0] / 2 > 198) | (at[:, 0] + sizes[:, 0] / 2 < 102) | (at[:, 1] > 205)).all()
+
+
+def test_dots_under_a_box_are_counted():
+    from scdiva.pl._labels import _counts_below, _dots_inside
+
+    dots = np.array([[11.0, 11.0], [11.0, 31.0], [51.0, 11.0], [51.0, 51.0], [500.0, 11.0]])
+    corner = np.array([1.0, 1.0])
+    below = _counts_below(dots, corner, np.array([101.0, 101.0]))
+    low, high = np.array([[0.0, 0], [0, 0], [40, 0], [12, 12]]), np.array([[100.0, 100], [20, 40], [60, 60], [40, 40]])
+    assert _dots_inside(below, low, high).tolist() == [4, 2, 2, 0]
+
+
+def test_lines_that_cross_are_seen():
+    from scdiva.pl._labels import _crossed
+
+    ends = np.array([[2.0, 2.0], [2.0, 0.0], [0.5, 0.5], [-2.0, -2.0]])
+    crossed = _crossed(np.zeros(2), ends, np.array([0.0, 2.0]), np.array([2.0, 0.5]))
+    assert crossed.tolist() == [True, False, False, False]
 
 
 def test_names_find_places_off_each_other_and_off_the_cells():

@@ -75,6 +75,8 @@ def test_a_cell_is_embedded_alike_whatever_is_beside_it(adata, model):
     assert scale > 1e-3
     for batch_size in (1, 7, 90):
         assert np.abs(embedded(adata, model, batch_size=batch_size) - z).max() <= 1e-5 * scale
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        embedded(adata, model, batch_size=0)
     rows = np.random.default_rng(0).permutation(90)
     assert np.abs(embedded(adata[rows].copy(), model) - z[rows]).max() <= 1e-5 * scale
     assert np.abs(embedded(adata[11:30].copy(), model) - z[11:30]).max() <= 1e-5 * scale

@@ -21,6 +21,9 @@ def test_objectives_can_be_joined():
     [
         ("steps", 0),
         ("batch_size", -1),
+        ("batch_size", 2.5),
+        ("context", 64.0),
+        ("seed", True),
         ("accumulate", 0),
         ("learning_rate", 0.0),
         ("learning_rate", float("nan")),

@@ -28,7 +28,7 @@ def decoder():
     return made
 
 
-def test_logits_are_linear_with_the_studys_own_offset(decoder):
+def test_logits_are_linear_in_the_scaled_state_with_the_studys_own_offset(decoder):
     state = torch.randn(5, 4, generator=rng(1))
     with torch.no_grad():
         got = decoder(state, STUDY)
@@ -36,7 +36,8 @@ def test_logits_are_linear_with_the_studys_own_offset(decoder):
     offsets = decoder.study_bias.weight.detach()
     for i, study in enumerate(STUDY.tolist()):
         offset = offsets[study] if study >= 0 else (offsets[0] + offsets[1] + offsets[2]) / 3
-        expected = [sum(weight[g][k] * float(state[i, k]) for k in range(4)) + bias[g] for g in range(7)]
+        scale = 1 / math.sqrt(sum(float(x) ** 2 for x in state[i]) / 4)
+        expected = [scale * sum(weight[g][k] * float(state[i, k]) for k in range(4)) + bias[g] for g in range(7)]
         torch.testing.assert_close(got[i], torch.tensor(expected) + offset)
 
 

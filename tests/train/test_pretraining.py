@@ -13,14 +13,16 @@ from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
 from scdiva.diffusion import dual_loss, mask_tokens, stratified_times
 from scdiva.train import PretrainingModule
+from scdiva.train.views import contrast_loss, thinned
 
 
 def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def test_plain_loss_is_one_masked_pass(tiny, config, batch):
-    module = PretrainingModule(tiny(), config(anchor_objective="none", value_mask_rate=0.3))
+@pytest.mark.parametrize("loss_norm", ["per_cell", "inv_t"])
+def test_plain_loss_is_one_masked_pass(tiny, config, batch, loss_norm):
+    module = PretrainingModule(tiny(), config(anchor_objective="none", value_mask_rate=0.3, loss_norm=loss_norm))
     loss, parts = module.compute_loss(batch, rng())
     g = rng()
     times = stratified_times(batch.n_cells, g, 1e-3)
@@ -28,10 +30,19 @@ def test_plain_loss_is_one_masked_pass(tiny, config, batch):
     out = module.model(corrupted.tokens, corrupted.values, batch.cu_seqlens, value_mask=corrupted.value_mask)
     expected, _ = dual_loss(
         out.hidden, module.model.gene_weight, module.model.predict_values(out.hidden), batch.tokens, batch.values,
-        corrupted, batch.cu_seqlens, times, value_mask_rate=0.3,
+        corrupted, batch.cu_seqlens, times, value_mask_rate=0.3, loss_norm=loss_norm,
     )  # fmt: skip
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
     assert set(parts) == {"identity", "value", "identity_per_token", "value_per_token", "n_masked"}
+
+
+def test_the_loss_is_the_weighted_sum_of_its_parts(tiny, config, batch):
+    weights = {"value_weight": 3.0, "genes_weight": 0.5, "contrast_weight": 0.2}
+    module = PretrainingModule(tiny(), config(anchor_objective="genes+contrast", **weights), n_studies=2)
+    loss, parts = module.compute_loss(batch, rng(1))
+    expected = parts["identity"] + 3.0 * parts["value"] + 0.5 * parts["genes"] + 0.2 * parts["contrast"]
+    assert float(parts["contrast"]) > 0
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-6)
 
 
 @pytest.mark.parametrize("anchor", ["learned", "pooled", "encoder"])
@@ -66,8 +77,7 @@ def test_two_view_anchors_on_the_other_view(tiny, config, batch):
     model.forward = spy
     module = PretrainingModule(model, config(anchor_objective="two_view"))
     loss, _ = module.compute_loss(batch, rng(2))
-    (view, no_anchor, state), (full, anchor, _) = calls
-    assert no_anchor is None
+    (view, _, state), (full, anchor, _) = calls
     assert anchor is state
     assert view.numel() < full.numel() == batch.tokens.numel()
     assert (view >= N_SPECIAL).all()
@@ -84,9 +94,28 @@ def test_untrained_decoder_knows_nothing(tiny, config, batch):
 
 def test_cells_corrupted_too_far_are_not_asked_for_their_genes(tiny, config, batch):
     """With the limit just above min_time all but the least corrupted cells fall away; the term stays finite."""
-    module = PretrainingModule(tiny(), config(anchor_objective="genes", anchor_max_time=0.0011), n_studies=2)
+    chosen = config(anchor_objective="genes+contrast", anchor_max_time=0.0011)
+    module = PretrainingModule(tiny(), chosen, n_studies=2)
+    loss, parts = module.compute_loss(batch, rng(8))
+    assert float(parts["genes"]) == float(parts["contrast"]) == 0.0  # none below it in this batch of 6 strata
+    loss.backward()
+    assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
+
+
+def test_the_contrast_is_between_the_cells_that_are_not_corrupted_too_far(tiny, config, batch):
+    module = PretrainingModule(tiny(), config(anchor_objective="contrast", anchor_max_time=0.6))
     _, parts = module.compute_loss(batch, rng(8))
-    assert float(parts["genes"]) == 0.0  # none below it in this batch of 6 strata
+    g = rng(8)
+    times = stratified_times(batch.n_cells, g, 1e-3)
+    corrupted = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, times, g, value_mask_rate=0.1)
+    view_times = stratified_times(batch.n_cells, g, 1e-3) * 0.6
+    view = thinned(batch, mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, view_times, g).masked)
+    one = module.model(corrupted.tokens, corrupted.values, batch.cu_seqlens, value_mask=corrupted.value_mask).cell_state
+    other = module.model(view.tokens, view.values, view.cu_seqlens).cell_state
+    near = [i for i, t in enumerate(times.tolist()) if t <= 0.6]
+    assert 2 <= len(near) < batch.n_cells
+    expected = contrast_loss(one[near], other[near], batch.study[near], 0.1)
+    assert float(parts["contrast"]) == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 def test_the_decoder_is_told_the_study(tiny, config, batch):

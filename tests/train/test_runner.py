@@ -51,6 +51,8 @@ def test_a_resumed_run_is_the_run(run, tmp_path, settings, stop):
     assert half.batches_seen == stop * settings.get("accumulate", 1)
     assert (weights(resumed) - weights(straight)).abs().max() <= 1e-6
     assert (weights(half) - weights(straight)).abs().max() > 1e-4
+    # validation is counted in optimiser steps, whatever the accumulation
+    assert [step for step, _ in column(tmp_path / "straight", "val/loss")] == [4, 9, 14, 19]
     # the logs join without gap or overlap, and say the same
     for name in ("train/loss", "val/loss", "train/learning_rate"):
         one, two = column(tmp_path / "straight", name), column(tmp_path / "halves", name)

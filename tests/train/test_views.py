@@ -49,6 +49,7 @@ def test_contrast_is_its_formula_with_negatives_of_one_study():
     assert float(contrast_loss(one, other, torch.tensor(study), tau)) == pytest.approx(total / 10, rel=1e-5)
     # alone in its study, a cell has nothing to be told from
     assert float(contrast_loss(one, other, torch.arange(5), tau)) == pytest.approx(0, abs=1e-6)
+    assert float(contrast_loss(one[:0], other[:0], torch.tensor(study)[:0], tau)) == 0
     # without studies all others are negatives
     everything = contrast_loss(one, other, None, tau)
     assert float(everything) == pytest.approx(float(contrast_loss(one, other, torch.zeros(5), tau)))

@@ -125,6 +125,10 @@ class TrainingStream(IterableDataset):
         self.start_step, self.max_steps = start_step, max_steps
         self._buffers: OrderedDict[tuple[int, int], tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]
         self._buffers = OrderedDict()
+        self.rank, self.world_size = 0, 1
+        # asked here: a data loader's worker that is not forked knows nothing of the process group
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
     def batch(self, number: int) -> CellBatch:
         """Make one batch of the stream.
@@ -156,12 +160,9 @@ class TrainingStream(IterableDataset):
     def __iter__(self) -> Iterator[CellBatch]:
         worker = get_worker_info()
         turn, turns = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        rank, world_size = 0, 1
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
         step = self.start_step + turn
         while self.max_steps is None or step < self.max_steps:
-            yield self.batch(step * world_size + rank)
+            yield self.batch(step * self.world_size + self.rank)
             step += turns
 
 

@@ -41,13 +41,18 @@ def log_likelihood(
     exclude_shown: bool = True,
     generator: torch.Generator,
 ) -> LogLikelihood:
-    """Monte-Carlo estimate of the any-order bound on a cell's log-likelihood (gene identities, given its length).
+    r"""Monte-Carlo estimate of the any-order bound on a cell's log-likelihood (gene identities, given its length).
 
-    Revealing the positions one at a time in a random order σ gives
-    ``log p(x) >= E_σ Σ_l log p(x_σ(l) | x_σ(<l)) = L · E_m E_{abs(M) = m} [1 / m Σ_{i in M} log p(x_i | x without M)]``
-    with m uniform in 1 ... L (Uria, Murray and Larochelle 2014; Hoogeboom et al. 2022). It equals the paper's bound
-    (appendix "ELBO Derivation for Masked Discrete Diffusion") in continuous time with the number of masked genes drawn
-    evenly, which takes the noise of abs(M) out of the estimate.
+    Revealing the positions one at a time in a random order :math:`\sigma` gives
+
+    .. math::
+
+        \log p(x) \ge \mathbb{E}_\sigma \sum_l \log p(x_{\sigma(l)} \mid x_{\sigma(<l)})
+        = L\; \mathbb{E}_m\, \mathbb{E}_{|M| = m}\, \frac{1}{m} \sum_{i \in M} \log p(x_i \mid x_{\setminus M})
+
+    with :math:`m` uniform in 1 ... L (Uria, Murray and Larochelle 2014; Hoogeboom et al. 2022). It equals the paper's
+    bound (appendix "ELBO Derivation for Masked Discrete Diffusion") in continuous time with the number of masked genes
+    drawn evenly, which takes the noise of :math:`|M|` out of the estimate.
 
     `n_samples / 2` strata of m are drawn, two independent samples in each, so that the standard error is unbiased
     though the samples are stratified.
@@ -55,7 +60,7 @@ def log_likelihood(
     Parameters
     ----------
     denoiser
-        See :data:`scdiva.diffusion.sampler.Denoiser`; called `n_samples` times on the whole batch.
+        As in :func:`sample`; called `n_samples` times on the whole batch.
     tokens, values, cu_seqlens
         Packed batch of complete cells. Not changed.
     n_samples
@@ -68,8 +73,8 @@ def log_likelihood(
 
     Returns
     -------
-    Bound and standard error per cell; a cell without genes has 0 and 0, one that the model cannot make has -inf and
-    NaN.
+    Bound and standard error per cell; a cell without genes has 0 and 0, one that the model cannot make has -inf and an
+    infinite error or NaN.
 
     Raises
     ------

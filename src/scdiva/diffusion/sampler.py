@@ -12,11 +12,7 @@ from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion.masking import cell_of_token, check_packed, unmask_probability
 
 Denoiser = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""`(tokens, values, cu_seqlens, value_mask) -> (logits, values)`.
-
-`logits` has one row per `MASK` token, in their order, and one column per gene (token minus `N_SPECIAL`); `values` has
-one predicted value for each of the `T` positions.
-"""
+"""`(tokens, values, cu_seqlens, value_mask) -> (logits, values)`, see :func:`sample`."""
 Remasking = Literal["low_confidence", "random"]
 
 
@@ -148,17 +144,19 @@ def assign_genes(
     cell_ids, counts = torch.unique_consecutive(cells[order], return_counts=True)
     starts = torch.cumsum(counts, 0) - counts
     taken = torch.zeros(cell_ids.numel(), logits.shape[1], dtype=torch.bool, device=logits.device)
+    exhausted = torch.zeros((), dtype=torch.bool, device=logits.device)
     for rank in range(int(counts.max())):
         active = counts > rank
         rows = order[starts[active] + rank]
         scores = logits[rows].double().masked_fill(taken[active], -torch.inf)
-        if bool((scores == -torch.inf).all(1).any()):
-            raise ValueError("A masked position has no gene left that it could become: too few genes are allowed.")
         if temperature > 0:
             scores = scores / temperature + gumbel(scores.shape, generator, scores.device)
-        genes = scores.argmax(1)
+        best, genes = scores.max(1)
+        exhausted |= (best == -torch.inf).any()
         chosen[rows] = genes
         taken[active.nonzero().squeeze(1), genes] = True
+    if bool(exhausted):
+        raise ValueError("A masked position has no gene left that it could become: too few genes are allowed.")
     return chosen
 
 
@@ -222,8 +220,10 @@ def sample(
     Parameters
     ----------
     denoiser
-        See :data:`Denoiser`. Called at most `n_steps` times; its logits are the largest thing held in memory
-        (masked tokens × genes), so pass as many cells at a time as they allow.
+        Called as `denoiser(tokens, values, cu_seqlens, value_mask)`, at most `n_steps` times. Returns logits, one row
+        for each `MASK` token in their order and one column for each gene (token minus `N_SPECIAL`), and one predicted
+        value for each of the `T` positions. The logits are the largest thing held in memory, so pass as many cells at
+        a time as they allow.
     tokens, values, cu_seqlens
         Packed batch, `MASK` where a gene is asked for. Not changed.
     value_mask

@@ -68,19 +68,20 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
-def positions(cu_seqlens: Tensor) -> Tensor:
+def positions(cu_seqlens: Tensor, n_tokens: int) -> Tensor:
     """Position of every packed token in its own cell.
 
     Parameters
     ----------
     cu_seqlens
         Cell boundaries `(B + 1,)`: cell `b` holds tokens `cu_seqlens[b] ... cu_seqlens[b + 1] - 1`.
+    n_tokens
+        `T`; given so that no device has to be asked for it.
 
     Returns
     -------
     int64 `(T,)`, restarting at 0 with each cell.
     """
     bounds = cu_seqlens.long()
-    lengths = bounds.diff()
-    starts = torch.repeat_interleave(bounds[:-1], lengths)
-    return torch.arange(starts.numel(), device=cu_seqlens.device) - starts
+    starts = torch.repeat_interleave(bounds[:-1], bounds.diff(), output_size=n_tokens)
+    return torch.arange(n_tokens, device=cu_seqlens.device) - starts

@@ -19,9 +19,9 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | No
     if q.shape[0] == 0:
         return torch.zeros_like(q)
     if cos is not None and sin is not None:
-        where = positions(cu_seqlens)
+        where = positions(cu_seqlens, q.shape[0])
         q, k = apply_rope(q, cos[where], sin[where]), apply_rope(k, cos[where], sin[where])
-    rows, groups = _by_length(cu_seqlens)
+    rows, groups = _by_length(cu_seqlens, q.shape[0])
     q, k, v = (x.index_select(0, rows) for x in (q, k, v))
     outputs, start = [], 0
     for length, n_cells in groups:
@@ -35,15 +35,15 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | No
     return torch.cat(outputs).index_select(0, back)
 
 
-def _by_length(cu_seqlens: Tensor) -> tuple[Tensor, list[tuple[int, int]]]:
+def _by_length(cu_seqlens: Tensor, n_tokens: int) -> tuple[Tensor, list[tuple[int, int]]]:
     """Rows of the packed layout in order of cell length, and (length, number of cells) of each run."""
     bounds = cu_seqlens.long()
     lengths = bounds.diff()
     order = torch.argsort(lengths, stable=True)
     by_length = lengths[order]
     shift = bounds[:-1][order] - (by_length.cumsum(0) - by_length)
-    shift_of_row = torch.repeat_interleave(shift, by_length)
-    rows = shift_of_row + torch.arange(shift_of_row.numel(), device=cu_seqlens.device)
+    rows = torch.repeat_interleave(shift, by_length, output_size=n_tokens)
+    rows += torch.arange(n_tokens, device=cu_seqlens.device)
     length, count = torch.unique_consecutive(by_length, return_counts=True)
     return rows, [(n, c) for n, c in zip(length.tolist(), count.tolist(), strict=True) if n > 0]
 

@@ -154,7 +154,7 @@ class ScDiVa(nn.Module):
 
         lengths = cu_seqlens.long().diff()
         cells = torch.arange(lengths.numel(), device=tokens.device)
-        cell_of_gene = torch.repeat_interleave(cells, lengths)
+        cell_of_gene = torch.repeat_interleave(cells, lengths, output_size=tokens.numel())
         if self.time is not None and time is not None:
             shift = self.time(time)
             lat, genes = lat + shift, genes + shift[cell_of_gene]
@@ -188,7 +188,7 @@ class ScDiVa(nn.Module):
         if anchor is not None:
             if self.anchor_out is None:
                 return anchor
-            kept = positions(cu_seqlens) < c.max_length
+            kept = positions(cu_seqlens, tokens.numel()) < c.max_length
             lengths = cu_seqlens.diff().clamp_max(c.max_length)
             cu_seqlens = nn.functional.pad(lengths.cumsum(0), (1, 0)).to(cu_seqlens.dtype)
             tokens, values = tokens[kept], values[kept]
@@ -272,18 +272,23 @@ class ScDiVa(nn.Module):
                 f"got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
             )
         n_cells, lengths = cu_seqlens.numel() - 1, cu_seqlens.diff()
-        if cu_seqlens[0] != 0 or cu_seqlens[-1] != tokens.numel() or (lengths < 0).any():
+        too_long = lengths > max_length
+        bad = (tokens != MASK) & ((tokens < N_SPECIAL) | (tokens >= c.n_tokens))
+        # all that depends on numbers in one tensor: a GPU is waited for once
+        first, last, shortest, n_too_long, n_bad = torch.stack(
+            [cu_seqlens[0], cu_seqlens[-1], lengths.min(), too_long.sum(), bad.sum()]
+        ).tolist()
+        if first != 0 or last != tokens.numel() or shortest < 0:
             raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens.numel()}.")
-        if (too_long := lengths > max_length).any():
+        if n_too_long:
             cell = int(too_long.nonzero()[0])
             raise ValueError(
-                f"{int(too_long.sum())} cell(s) have more than the {max_length} genes that the model reads, the first "
+                f"{n_too_long} cell(s) have more than the {max_length} genes that the model reads, the first "
                 f"is cell {cell} of the batch with {int(lengths[cell])}; serialize with max_length={max_length}."
             )
-        bad = (tokens != MASK) & ((tokens < N_SPECIAL) | (tokens >= c.n_tokens))
-        if bad.any():
+        if n_bad:
             raise ValueError(
-                f"{int(bad.sum())} token(s) are neither MASK nor one of this model's {c.n_genes} genes, the first is "
+                f"{n_bad} token(s) are neither MASK nor one of this model's {c.n_genes} genes, the first is "
                 f"{int(tokens[bad][0])}; serialize with the vocabulary that the model was trained with."
             )
         if needs_time and c.time_conditioning and (time is None or time.shape != (n_cells,)):

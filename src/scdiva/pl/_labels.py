@@ -14,24 +14,48 @@ if TYPE_CHECKING:
 _EDGE = 4.0
 """Pixels kept between a label and the frame, and between two labels."""
 _REACH = 150.0
-"""Pixels that a label may move away to hide half of its own area less of the cells."""
+"""Pixels that a label moves away rather than lie with a sixth of it on cells."""
+_DOT = 12.0
+"""Square pixels that a cell takes, at least."""
+_HIDING = 6.0
+"""Cost of a label that lies on cells wholly."""
+_GRID = 2.0
+"""Pixels to which the places of cells are rounded when those under a label are counted."""
+_ISLANDS = 40
+"""Fields along each side of a map; cells of a group in fields that touch are one island."""
+_OVERLAP, _CROSSING = 10.0, 3.0
+"""Cost of a label on another, and of a line through a label: the first outweighs any distance, the second nearly."""
+_SWEEPS = 3
+"""How often every label chooses anew, given where the others stand."""
 
 
-def densest_point(points: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Find where a group is thickest: a mean or median can lie between two islands, on a third group's cells.
+def main_point(points: NDArray[np.floating], low: NDArray[np.floating], high: NDArray[np.floating]) -> NDArray[Any]:
+    """Find where a group is thickest in its largest island.
+
+    A mean or median can lie between two islands, on a third group's cells; the thickest place of all can be in a small
+    tight island, away from most of the group.
 
     Parameters
     ----------
     points
         Coordinates, (n, 2), at least one row.
+    low, high
+        Corners of the whole map, (2,) each.
 
     Returns
     -------
     ndarray
-        The one of the points whose neighbours (a tenth of the group, at least five) are nearest, (2,).
+        The one of the island's points whose neighbours (a tenth of the island, at least five) are nearest, (2,).
     """
+    from scipy.ndimage import label
     from scipy.spatial import cKDTree
 
+    span = np.maximum(np.asarray(high) - low, np.finfo(np.float64).tiny)
+    fields = np.clip(((points - low) / span * _ISLANDS).astype(int), 0, _ISLANDS - 1)
+    taken = np.zeros((_ISLANDS, _ISLANDS), dtype=bool)
+    taken[fields[:, 0], fields[:, 1]] = True
+    island = label(taken, structure=np.ones((3, 3)))[0][fields[:, 0], fields[:, 1]]
+    points = points[island == np.bincount(island).argmax()]
     k = min(len(points), max(5, len(points) // 10))
     reach = cKDTree(points).query(points, k=[k])[0][:, 0]
     return points[int(np.argmin(reach))]
@@ -82,7 +106,9 @@ def place_labels(
     for text, at, anchor, moved, size in zip(texts, where, anchors, np.abs(centres - start), sizes, strict=True):
         text.set_position((float(at[0]), float(at[1])))
         if (moved > size / 2 + 2).any():
-            ax.plot([anchor[0], at[0]], [anchor[1], at[1]], color="0.3", linewidth=0.6, zorder=4)
+            # from the cells to the label's edge, not under it
+            edge = at + (anchor - at) * min(s / (2 * m) for s, m in zip(size, moved, strict=True) if m > 0)
+            ax.plot([anchor[0], edge[0]], [anchor[1], edge[1]], color="0.3", linewidth=0.6, zorder=4)
 
 
 def free_places(
@@ -91,11 +117,13 @@ def free_places(
     dots: NDArray[np.floating],
     frame: tuple[float, float, float, float],
 ) -> NDArray[np.floating]:
-    """Choose a place for each box, near its anchor, off the other boxes and off the dots.
+    """Choose a place for each box, near its anchor, off the other boxes and their lines, and off the dots.
 
-    Boxes choose in turn, the widest first, among 16 directions at several distances. A box takes the place that costs
-    least: its distance, plus twice the share of it that dots cover. Overlap with a box that stands already costs more
-    than any place without, so it happens only where there is no room left. Nothing is random.
+    Boxes choose in turn, the widest first, among 16 directions at several distances, and a few times over, because the
+    first do not know yet where the last will stand. A box takes the place that costs least: its distance, plus the
+    share of it that dots cover. Overlap with another box costs more than any place without, and a line from an
+    anchor to its box through another box more than most, so they happen only where there is no room. Lines that cross
+    cost as much as the distance `_REACH`. Nothing is random.
 
     Parameters
     ----------
@@ -116,18 +144,63 @@ def free_places(
     turn = np.arange(16) * (np.pi / 8)
     rays = np.stack([np.cos(turn), np.sin(turn)], axis=1)
     steps = np.concatenate([np.zeros((1, 2)), *(radius * rays for radius in np.arange(8.0, 2 * _REACH, 8.0))])
+    corner, far = np.array(frame[:2]), np.array(frame[2:])
+    below = _counts_below(dots, corner, far)
+    along = np.linspace(0, 1, 33)[:, None]
     centres = np.array(anchors, dtype=np.float64)
     placed: list[int] = []
-    for i in sorted(range(len(centres)), key=lambda i: (-sizes[i, 0], i)):
+    order = sorted(range(len(centres)), key=lambda i: (-sizes[i, 0], i))
+    for i in order * _SWEEPS:
         half = sizes[i] / 2
-        low = np.array(frame[:2]) + half + _EDGE
-        places = np.clip(anchors[i] + steps, low, np.maximum(np.array(frame[2:]) - half - _EDGE, low))
-        inside = (np.abs(dots[None] - places[:, None]) < half + 1).all(axis=2).sum(axis=1)
-        # A dot hides about 12 square pixels; a box is covered at most wholly.
-        cost = 2 * np.minimum(inside * 12 / sizes[i].prod(), 1.0) + np.linalg.norm(places - anchors[i], axis=1) / _REACH
+        low = corner + half + _EDGE
+        places = np.clip(anchors[i] + steps, low, np.maximum(far - half - _EDGE, low))
+        hidden = _dots_inside(below, places - half - corner, places + half - corner)
+        cost = _HIDING * np.minimum(hidden * _DOT / sizes[i].prod(), 1.0)
+        cost += np.linalg.norm(places - anchors[i], axis=1) / _REACH
+        lines = anchors[i] + along * (places - anchors[i])[:, None]
         for j in placed:
+            if i == j:
+                continue
             room = (sizes[i] + sizes[j]) / 2 + _EDGE - np.abs(places - centres[j])
-            cost += 10.0 * (room > 0).all(axis=1)
+            cost += _OVERLAP * (room > 0).all(axis=1)
+            own = (np.abs(lines - centres[j]) < sizes[j] / 2 + 1).all(axis=2).any(axis=1)
+            line = anchors[j] + along * (centres[j] - anchors[j])
+            other = (np.abs(line - places[:, None]) < half + 1).all(axis=2).any(axis=1)
+            cost += _CROSSING * own + _CROSSING * other + _crossed(anchors[i], places, anchors[j], centres[j])
         centres[i] = places[int(np.argmin(cost))]
-        placed.append(i)
+        placed = [*placed, i] if i not in placed else placed
     return centres
+
+
+def _crossed(
+    start: NDArray[np.floating], ends: NDArray[np.floating], a: NDArray[np.floating], b: NDArray[np.floating]
+) -> NDArray[np.bool_]:
+    """Whether the segments from `start` to each of `ends`, (n, 2), cross the one from `a` to `b`."""
+
+    def side(p: NDArray[Any], q: NDArray[Any], r: NDArray[Any]) -> NDArray[Any]:
+        return np.sign(
+            (q[..., 0] - p[..., 0]) * (r[..., 1] - p[..., 1]) - (q[..., 1] - p[..., 1]) * (r[..., 0] - p[..., 0])
+        )
+
+    apart = side(start, ends, a) * side(start, ends, b) < 0
+    return apart & (side(a, b, start) * side(a, b, ends) < 0)
+
+
+def _counts_below(
+    dots: NDArray[np.floating], corner: NDArray[np.floating], far: NDArray[np.floating]
+) -> NDArray[np.floating]:
+    """Count the dots left of and below each point of a grid over the frame: any box is then four look-ups."""
+    n = np.maximum(np.ceil((far - corner) / _GRID).astype(int), 1)
+    x, y = (dots - corner).T
+    counts = np.histogram2d(x, y, bins=n.tolist(), range=[(0, n[0] * _GRID), (0, n[1] * _GRID)])[0]
+    return np.pad(counts.cumsum(axis=0).cumsum(axis=1), ((1, 0), (1, 0)))
+
+
+def _dots_inside(
+    below: NDArray[np.floating], low: NDArray[np.floating], high: NDArray[np.floating]
+) -> NDArray[np.floating]:
+    """Count the dots in each box, given the lower and upper corners from the frame's, (n, 2)."""
+    most = np.array(below.shape) - 1
+    x0, y0 = np.clip(np.floor(low / _GRID).astype(int), 0, most).T
+    x1, y1 = np.clip(np.ceil(high / _GRID).astype(int), 0, most).T
+    return below[x1, y1] - below[x0, y1] - below[x1, y0] + below[x0, y0]

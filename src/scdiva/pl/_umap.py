@@ -19,7 +19,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._settings import logger, settings
 from scdiva.data.writing import check_anndata, check_writable, our_uns
 from scdiva.pl._figure import axes_for, check_file, finish
-from scdiva.pl._labels import densest_point, place_labels
+from scdiva.pl._labels import main_point, place_labels
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -285,7 +285,8 @@ def _draw_groups(
     ax.scatter(xy[order, 0], xy[order, 1], c=colours[codes[order] + 1], **style)
     groups = _present(values)
     if where == "on data" and groups:
-        anchors = np.array([densest_point(xy[codes == i]) for i in groups])
+        low, high = xy.min(axis=0), xy.max(axis=0)
+        anchors = np.array([main_point(xy[codes == i], low, high) for i in groups])
         darker = [tuple(0.7 * colours[i + 1, :3]) for i in groups]
         place_labels(ax, xy, anchors, [str(names[i]) for i in groups], darker)
     elif where == "right":

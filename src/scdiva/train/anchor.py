@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -116,8 +114,7 @@ class AnchorModule(TaskModule):
         """
         c = self.config
         one, other = (self._learned(self._view(batch, generator)) for _ in range(2))
-        # a state has length 1; the decoder sees coordinates of variance 1
-        loss = gene_multinomial_loss(self.decoder(one * math.sqrt(one.shape[1]), batch.study), batch)
+        loss = gene_multinomial_loss(self.decoder(one, batch.study), batch)
         weight = torch.ones_like(loss)
         if batch.study is not None:
             known = torch.ge(batch.study, 0)

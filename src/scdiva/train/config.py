@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from math import isfinite
 from typing import Any, Literal
 
@@ -77,6 +77,10 @@ class OptimiserConfig:
     checkpoint_every: int = 500
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, int) and (not isinstance(value, int) or isinstance(value, bool)):
+                raise ValueError(f"{field.name} must be a whole number, got {value!r}.")
         _at_least(self, 1, "steps", "batch_size", "accumulate", "log_every", "validate_every", "checkpoint_every")
         _at_least(self, 0, "warmup_steps", "weight_decay", "clip", "beta1", "beta2", "seed", "final_learning_rate")
         _at_least(self, 0, "learning_rate", strictly=True)
@@ -117,8 +121,8 @@ class PretrainingConfig(OptimiserConfig):
         - `"contrast"`: InfoNCE between two corruption levels of a cell, negatives from its own study only, so that
           telling studies apart earns nothing. Not together with `"two_view"`, which shows one view to the other.
     anchor_max_time
-        A view hides at most this share of the genes in expectation, and cells corrupted beyond it are not asked for
-        their genes: of an almost empty cell nothing can be known.
+        A view hides at most this share of the genes in expectation, and cells corrupted beyond it enter neither
+        `"genes"` nor `"contrast"`: of an almost empty cell nothing can be known.
     genes_weight, contrast_weight
         Weights of these terms.
     contrast_temperature

@@ -96,16 +96,20 @@ class PretrainingModule(TaskModule):
             value_mask_rate=c.value_mask_rate,
             chunk=c.loss_chunk,
         )
-        if "genes" in c.anchor_objectives:
+        # of an almost empty cell nothing can be known; a view is never emptied so far
+        asked = times <= c.anchor_max_time
+        if self.decoder is not None:
             if "two_view" in c.anchor_objectives and view_state is not None:
-                state, asked = view_state, torch.ones_like(times)
+                state, weight = view_state, torch.ones_like(times)
             else:
-                state, asked = out.cell_state, (times <= c.anchor_max_time).to(times)
-            genes = self._genes_term(state, batch, asked)
+                state, weight = out.cell_state, asked.to(times)
+            terms = gene_multinomial_loss(self.decoder(state, batch.study), batch)
+            genes = (terms * weight).sum() / weight.sum().clamp_min(1)
             loss = loss + c.genes_weight * genes
             parts["genes"] = genes.detach()
         if "contrast" in c.anchor_objectives and view_state is not None:
-            contrast = contrast_loss(out.cell_state, view_state, batch.study, c.contrast_temperature)
+            study = None if batch.study is None else batch.study[asked]
+            contrast = contrast_loss(out.cell_state[asked], view_state[asked], study, c.contrast_temperature)
             loss = loss + c.contrast_weight * contrast
             parts["contrast"] = contrast.detach()
         return loss, parts
@@ -119,10 +123,4 @@ class PretrainingModule(TaskModule):
         times = stratified_times(batch.n_cells, generator, c.min_time).to(batch.tokens.device) * c.anchor_max_time
         dropped = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, times, generator).masked
         view = thinned(batch, dropped)
-        time = torch.zeros_like(times) if self.model.config.time_conditioning else None
-        return self.model(view.tokens, view.values, view.cu_seqlens, time=time).cell_state
-
-    def _genes_term(self, state: Tensor, batch: CellBatch, asked: Tensor) -> Tensor:
-        """Mean over the asked cells of the multinomial loss of their genes, predicted from their states."""
-        assert self.decoder is not None
-        return (gene_multinomial_loss(self.decoder(state, batch.study), batch) * asked).sum() / asked.sum().clamp_min(1)
+        return self.model.encode(view.tokens, view.values, view.cu_seqlens)

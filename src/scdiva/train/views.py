@@ -45,10 +45,15 @@ def contrast_loss(one: Tensor, other: Tensor, study: Tensor | None, temperature:
         `(B,)`, or None: all cells are of one study.
     temperature
         τ.
+
+    Returns
+    -------
+    A scalar in nats; 0 without cells.
     """
     high = torch.promote_types(one.dtype, torch.float32)
     similarity = F.normalize(one.to(high), dim=1) @ F.normalize(other.to(high), dim=1).T / temperature
     if study is not None:
         similarity = similarity.masked_fill(study[:, None] != study[None, :], -torch.inf)
     own = torch.arange(one.shape[0], device=one.device)
-    return 0.5 * (F.cross_entropy(similarity, own) + F.cross_entropy(similarity.T, own))
+    both = F.cross_entropy(similarity, own, reduction="sum") + F.cross_entropy(similarity.T, own, reduction="sum")
+    return 0.5 * both / max(1, len(own))

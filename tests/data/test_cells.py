@@ -45,7 +45,7 @@ def as_lists(source, batch_size=7):
         ends = batch.cu_seqlens.numpy()
         for i, row in enumerate(rows):
             assert row not in out
-            out[int(row)] = (batch.tokens.numpy()[ends[i] : ends[i + 1]], batch.values.numpy()[ends[i] : ends[i + 1]])
+            out[int(row)] = (batch.tokens.numpy()[ends[i] : ends[i + 1]], batch.values.numpy()[ends[i] : ends[i + 1]])  # noqa: PD011
     return out
 
 

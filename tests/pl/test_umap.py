@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import anndata as ad
 import matplotlib as mpl
 import numpy as np
@@ -261,6 +263,18 @@ def test_a_name_is_not_crossed_by_another_names_line():
         line = anchors[i] + np.linspace(0, 1, 200)[:, None] * (at[i] - anchors[i])
         assert not (np.abs(line - at[j]) < sizes[j] / 2).all(axis=1).any()
     assert ((at[:, 0] - sizes[:, 0] / 2 > 198) | (at[:, 0] + sizes[:, 0] / 2 < 102) | (at[:, 1] > 205)).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_to_names_do_not_cross(seed):
+    from scdiva.pl._labels import _crossed
+
+    rng = np.random.default_rng(seed)
+    dots, anchors = rng.uniform([100, 100], [200, 200], (4000, 2)), rng.uniform(120, 180, (4, 2))
+    sizes = np.array([[80.0, 14.0], [80.0, 14.0], [60.0, 14.0], [40.0, 14.0]])
+    at = free_places(anchors, sizes, dots, (0.0, 0.0, 300.0, 300.0))
+    for i, j in itertools.combinations(range(4), 2):
+        assert not _crossed(anchors[i], at[i : i + 1], anchors[j], at[j]).any()
 
 
 def test_dots_under_a_box_are_counted():

@@ -13,10 +13,7 @@ import torch
 
 import scdiva as sd
 from scdiva.models import save_model
-from scdiva.models.pretrained import bundled_models
 from scdiva.tokenizer.vocabulary import load_vocabulary
-
-needs_mini = pytest.mark.skipif("scdiva-mini" not in bundled_models(), reason="the bundled checkpoint is not built yet")
 
 
 @pytest.fixture(scope="module", params=("learned", "pooled", "encoder"))
@@ -177,7 +174,6 @@ def test_the_users_state_is_left_alone(adata, one):
     assert torch.equal(torch.rand(3), expected)
 
 
-@needs_mini
 def test_the_bundled_model_knows_real_cells():
     """scanpy's 700 PBMCs: neighbours agree with the published labels about as well as PCA's, far above chance."""
     cells = sd.datasets.pbmc68k_reduced()
@@ -191,7 +187,6 @@ def test_the_bundled_model_knows_real_cells():
     assert shuffled["accuracy"] < 0.45
 
 
-@needs_mini
 def test_scanpy_takes_the_embedding_unchanged():
     import scanpy as sc
 

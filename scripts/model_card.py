@@ -8,6 +8,7 @@ Weights, vocabulary and configuration stay as they are, bit for bit; the card an
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
@@ -47,7 +48,7 @@ corpus SVD. The transformer behind it was trained for masked genes and values, n
 
 Corpus: {corpus["n_cells"]:,} cells ({corpus["n_tokens"]:,} gene values) of {len(corpus["studies"])} public studies, most of them blood and marrow, some
 skin, lymphoma, brain, colon, stem cells and cell lines. Held out for validation: {", ".join(corpus["validation_studies"])}.
-On these the transformer's loss is {losses["val/identity"]:.2f} nats for the identity of a masked gene and {losses["val/value"]:.3f} for the squared
+On these the transformer's loss is {losses["val/identity"]:.2f} nats for the identity of a masked gene (a uniform guess: {math.log(n_genes):.2f}) and {losses["val/value"]:.3f} for the squared
 error of its value (log-normalised). The corpus SVD explains {anchor["variance_explained"]:.0%} of the standardised variance.
 
 Machine: {metadata["machine"]}, torch {metadata["torch"]}. Command: `{metadata["command"]}`. Every setting stands in

@@ -3,18 +3,18 @@
     python scripts/carry_corpus.py pack PREPARED CARRIED      # a folder of train_mini.py's part 1 -> a small folder
     python scripts/carry_corpus.py unpack CARRIED PREPARED    # and back; needs no anndata
 
-Three quarters of a packed corpus follow from the rest. The order of a cell's genes is their ranking, which `serialize`
-repeats; the values of a cell are log(1 + 1e4 c / C), so small whole numbers c and one C say them all. Left are which
-genes a cell has, written as gaps in the study's genes from the commonest to the rarest, and their counts; both are mostly
-0 and 1, and LZMA does the rest. A value that this does not give to the bit is kept as it is; so is one that would depend
-on the last bit of another machine's logarithm. `pack` reads back what it wrote and compares every bit; `unpack` checks
-sums.
+Most of a packed corpus follows from the rest. The order of a cell's genes is their ranking, which `serialize` repeats;
+a cell's values are log(1 + 1e4 c / C), so small whole numbers c and one C say them all. Left are which genes a cell
+has, written as gaps in the study's genes from the commonest to the rarest, and their counts; both are mostly small, and
+LZMA does the rest. A value that this does not give to the bit is kept as it is; so is one that would depend on the last
+bit of another machine's logarithm. `pack` decodes what it encoded and compares every bit; `unpack` checks sums.
 """
 
 from __future__ import annotations
 
 import argparse
 import hashlib
+import itertools
 import json
 import shutil
 import zipfile
@@ -129,7 +129,7 @@ def encode(content: dict[str, np.ndarray], header: dict) -> dict[str, np.ndarray
         heads = rows[:-1][np.diff(rows) > 0]
         gap[heads] = places[heads]
         gaps.append(gap)
-        for a, b in zip(rows[:-1], rows[1:], strict=True):
+        for a, b in itertools.pairwise(rows.tolist()):
             total, whole = recover_counts(values[a:b]) if b > a else (0, np.zeros(0, np.int64))
             totals.append(total)
             if not total:

@@ -1,4 +1,4 @@
-"""What the GPU benchmarks stand on: the device and its stand-in for a dry run, clocks, ceilings, profiles, the work done."""
+"""What the GPU benchmarks stand on: the device or its stand-in for a dry run, clocks, ceilings, profiles, FLOPs."""
 
 from __future__ import annotations
 
@@ -108,8 +108,8 @@ def sdpa_backends(setting: Setting, name: str) -> list[SDPBackend]:
 def timed(setting: Setting, arms: dict[str, Arm], *, calls: int | None = None, repeats: int | None = None) -> dict:
     """Milliseconds of one call of each arm, by device events: `{"best", "median", "error"}` by name.
 
-    Arms take turns and the first place goes round. Each sample spans several calls, so that the device, not the launch, is
-    timed. An arm that fails has `error` instead and does not keep the others from running.
+    Arms take turns and the first place goes round. Each sample spans several calls, so that the device, not the launch,
+    is timed. An arm that fails has `error` instead and does not keep the others from running.
     """
     calls, repeats = calls or setting.calls, repeats or setting.repeats
     found: dict[str, dict] = {}
@@ -123,7 +123,7 @@ def timed(setting: Setting, arms: dict[str, Arm], *, calls: int | None = None, r
             found[name] = {"error": f"{type(error).__name__}: {str(error)[:300]}"}
             free_memory(setting)
     running = [name for name in arms if "samples" in found[name]]
-    for turn in range(repeats):
+    for turn in range(repeats if running else 0):
         for name in running[turn % len(running) :] + running[: turn % len(running)]:
             found[name]["samples"].append(_sample(setting, arms[name], calls))
     for name in running:
@@ -192,9 +192,12 @@ def profile(setting: Setting, arm: Arm, top: int = 12) -> list[dict]:
 
     kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.cuda else [])]
     synchronize(setting)
-    with torch.profiler.profile(activities=kinds) as watched:
-        arm()
-        synchronize(setting)
+    try:
+        with torch.profiler.profile(activities=kinds) as watched:
+            arm()
+            synchronize(setting)
+    except Exception as error:  # noqa: BLE001 a figure is not lost because its profile is
+        return [{"left_out": f"{type(error).__name__}: {str(error)[:300]}"}]
     unit = "self_device_time_total" if setting.cuda else "self_cpu_time_total"
     spent = sorted(watched.key_averages(), key=lambda event: -getattr(event, unit))[:top]
     return [{"kernel": e.key[:120], "calls": e.count, "ms": round(getattr(e, unit) / 1e3, 3)} for e in spent]
@@ -242,7 +245,7 @@ def train_flops(config: object, lengths: Sequence[int] | Tensor, n_masked: float
 
 
 def spread_lengths(n: int, length: int, seed: int = 0) -> Tensor:
-    """Genes of typical cells, median 3/4 of `length`: 900 of 1,200, cut there; padding to `length` is 1.41 × the tokens.
+    """Genes of typical cells, median 3/4 of `length`: 900 of 1,200, cut there; padding to it is 1.41 × the tokens.
 
     Evenly spaced quantiles of a log-normal distribution (sigma 0.7), in random order: no draw makes one run easier than
     another.

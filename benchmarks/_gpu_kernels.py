@@ -31,9 +31,7 @@ Inputs = tuple[Tensor, Tensor, Tensor]
 def packed_inputs(setting: Setting, lengths: list[int] | Tensor) -> tuple[Inputs, Tensor]:
     """Random bf16 q, k, v `(T, H, D)` that want gradients, and cu_seqlens."""
     shape = (int(torch.as_tensor(lengths).sum()), setting.heads, setting.head_dim)
-    q, k, v = (
-        torch.randn(*shape, device=setting.device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)
-    )
+    q, k, v = (torch.randn(*shape, device=setting.device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
     return (q, k, v), bounds_of(lengths, setting.device)
 
 
@@ -44,9 +42,7 @@ def fused_arm(
     cos, sin = rope_tables(setting.length, setting.head_dim, device=setting.device) if rotate else (None, None)
 
     def run() -> Tensor:
-        return rope_attention(
-            *inputs, cos=cos, sin=sin, cu_seqlens=bounds, max_seqlen=longest, backend=setting.backend
-        )
+        return rope_attention(*inputs, cos=cos, sin=sin, cu_seqlens=bounds, max_seqlen=longest, backend=setting.backend)
 
     return run
 
@@ -93,7 +89,7 @@ def both_ways(arms: dict[str, Callable[[], Tensor]], inputs: Inputs, grad: Tenso
 
 
 def backward_only(arms: dict[str, Callable[[], Tensor]], inputs: Inputs, grad: Tensor) -> dict[str, Arm]:
-    """The arms' backward passes, over a forward pass done once (at the first call, so that a failure stays the arm's)."""
+    """The arms' backward passes, after one forward pass (at the first call, so that a failure stays the arm's)."""
 
     def back(arm: Callable[[], Tensor]) -> Arm:
         kept: list[Tensor] = []
@@ -123,9 +119,10 @@ def agree(arms: dict[str, Arm], *names: str) -> float:
         except Exception:  # noqa: BLE001 an arm that cannot run gets its row from the timing
             continue
         for a, b in zip(first, other, strict=True):
-            worst = max(worst, float((a - b).norm() / a.norm()))
-        if not worst <= AGREEMENT:
-            raise AssertionError(f"{names[0]} and {name} differ by {worst:.3g}: they do not compute the same.")
+            difference = float((a - b).norm() / a.norm())
+            if not difference <= AGREEMENT:  # so that NaN is none
+                raise AssertionError(f"{names[0]} and {name} differ by {difference:.3g}: they do not compute the same.")
+            worst = max(worst, difference)
     return worst
 
 

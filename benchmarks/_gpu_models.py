@@ -227,20 +227,23 @@ def one_graph(setting: Setting) -> Iterator[dict]:
     cos, sin = rope_tables(setting.length, config.head_dim, device=setting.device)
     options = {"dynamic": True, "fullgraph": True} if setting.cuda else {"dynamic": True, "backend": "eager"}
     fast = torch.compile(block, **options)
-    worst = 0.0
-    for n_cells in (3, 5, 8):
+    differences = []
+    for n_cells in (3,) if setting.tiny else (30, 50, 80):
         lengths = spread_lengths(n_cells, setting.length)
         bounds = bounds_of(lengths, setting.device)
         x = torch.randn(int(lengths.sum()), config.dim, device=setting.device, dtype=torch.bfloat16)
         a, b = (x.clone().requires_grad_() for _ in range(2))
-        seen, plain = fast(a, bounds, cos, sin, setting.backend), block(b, bounds, cos, sin, setting.backend)
+        rest = (bounds, cos, sin, setting.backend, int(lengths.max()))
+        seen, plain = fast(a, *rest), block(b, *rest)
         seen.float().square().sum().backward()
         plain.float().square().sum().backward()
         for one, other in ((seen.detach(), plain.detach()), (a.grad, b.grad)):
-            worst = max(worst, float((one.double() - other.double()).norm() / other.double().norm()))
+            differences.append(float((one.double() - other.double()).norm() / other.double().norm()))
     counters = torch._dynamo.utils.counters
     # reaching this line with fullgraph=True is the proof; the counter says so in a number
     yield goal("compiled block: graph breaks", float(sum(counters["graph_break"].values())), at_most=0.0)
     graphs = counters["stats"]["unique_graphs"]
     yield {"what": "compiled block: graphs for three batches", "value": float(graphs)}
+    # sorted to the end, NaN is no measurement for `goal`
+    worst = max(differences, key=lambda difference: (difference != difference, difference))
     yield goal("compiled block: difference from eager, relative", worst, at_most=0.02)

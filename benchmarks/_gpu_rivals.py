@@ -1,4 +1,4 @@
-"""What else there is for the same attention: eager and compiled rotation, SDPA's kernels, FlexAttention, liger-kernel."""
+"""What else there is for the same work: eager and compiled rotation, SDPA, FlexAttention, liger-kernel."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 from _gpu_device import Setting, bounds_of, full_setting, timed, tiny_setting
+from scdiva.kernels._triton_configs import KERNELS, candidates
 
 from scdiva.kernels import rope_tables
-from scdiva.kernels._triton_configs import KERNELS, candidates
 
 
 def _inputs(setting: Setting, n_cells: int) -> tuple:
@@ -75,7 +75,7 @@ def start_warm_up(parts: int) -> list[subprocess.Popen]:
 
 
 def compile_part(setting: Setting, part: int, parts: int) -> int:
-    """Launch each `parts`-th candidate once on a few cells, which leaves its code in Triton's cache; return how many."""
+    """Launch each `parts`-th candidate once, which leaves its code in Triton's cache; return how many."""
     if not setting.cuda:
         return 0
     from triton.runtime.errors import OutOfResources

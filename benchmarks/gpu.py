@@ -3,24 +3,28 @@
     PYTHONPATH=src python benchmarks/gpu.py [--time-limit 560] [--only SECTION ...] [--commit SHA]
     PYTHONPATH=src python benchmarks/gpu.py --tiny --device cpu      # dry run: every line, toy sizes, nothing recorded
 
-One NVIDIA GPU with bfloat16 (written for an H100 or H200), under ten minutes. Needs torch, triton, numpy, h5py, safetensors,
-pytorch-lightning and pytest; with pytest-xdist the parity tests run side by side, with liger-kernel its rows are there too.
+One NVIDIA GPU with bfloat16 (written for an H100 or H200), under ten minutes. Needs torch, triton, numpy, h5py,
+safetensors, pytorch-lightning and pytest; with pytest-xdist the parity tests run side by side, with liger-kernel its
+rows are there too.
 
 On a machine that runs one command over a copy of the repository and gives back what the command leaves in $OUT:
 
-    PYTHONPATH=src python benchmarks/gpu.py --commit $(git rev-parse HEAD)                    # SHA typed in: no git there
-    # with .whl/ carried along, for liger-kernel's rows:
+    PYTHONPATH=src python benchmarks/gpu.py --commit SHA      # of the copied code: there is no git to ask there
+
+with liger-kernel as a wheel carried along in .whl/:
+
     python -m pip install -q --no-index --no-deps --target /tmp/site .whl/*.whl; \
         PYTHONPATH=src:/tmp/site python benchmarks/gpu.py --commit SHA
 
 and the bundled model's training (`scripts/train_mini.py`), with the corpus packed beforehand, here, and carried along:
 
     PYTHONPATH=src python scripts/carry_corpus.py pack runs/mini/prepared .carry/corpus
-    PYTHONPATH=src python scripts/train_mini.py --prepared .carry/corpus --out /tmp/mini --time-limit 500 --accelerator gpu
+    PYTHONPATH=src python scripts/train_mini.py --prepared .carry/corpus --out /tmp/mini --time-limit 500 \
+        --accelerator gpu
 
-Sections run in the order of `SECTIONS`, each within its own seconds; results are written to results/gpu.json (with `--only` to
-results/gpu_partial.json), and to $OUT where it is set, after each of them. A section that fails leaves a row with its error,
-and the next one runs. A row whose goal is missed holds a profile of what it ran.
+Sections run in the order of `SECTIONS`, each within its own seconds; results are written to results/gpu.json (with
+`--only` to results/gpu_partial.json), and to $OUT where it is set, after each of them. One that fails leaves a row
+with its error, and the next one runs. A row whose goal is missed holds a profile of what it ran.
 
 Exit code: 0, all goals met; 1, a goal missed or a section failed or left out; 2, there is no CUDA device (everything
 that can be checked without one was).
@@ -75,13 +79,16 @@ class OutOfTime(BaseException):
 
 @contextmanager
 def seconds_left(limit: float) -> Iterator[None]:
-    """Raise :class:`OutOfTime` inside the block after so many seconds."""
+    """Raise :class:`OutOfTime` inside the block after so many seconds.
+
+    And again a little later: an exception that is raised where Python happens to clean up is swallowed there.
+    """
 
     def ring(*_: object) -> None:
         raise OutOfTime(f"stopped after its {limit:.0f} seconds")
 
     before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(limit, 0.001))
+    signal.setitimer(signal.ITIMER_REAL, max(limit, 0.001), 3.0)
     try:
         yield
     finally:
@@ -130,10 +137,10 @@ SECTIONS: dict[str, tuple[Callable[[Setting], object], float]] = {
     "sdpa": (against_sdpa, 100),
     "embed": (embedding, 90),
     "train": (training, 120),
-    "flex": (against_flex, 100),
     "compile": (one_graph, 60),
     "padded": (packed_against_padded, 40),
     "math": (against_math, 30),
+    "flex": (against_flex, 130),
     "encoder": (padded_encoder, 40),
     "liger": (liger_rows, 80),
 }
@@ -222,8 +229,8 @@ def main() -> int:
         for row in check_without_device():
             print(row)
         print(
-            "No CUDA device here: imports, the model and the work were checked, nothing was timed. Run this on a machine "
-            "with an NVIDIA GPU, or try its every line with --tiny --device cpu."
+            "No CUDA device here: imports, the model and the work were checked, nothing was timed. Run this on a "
+            "machine with an NVIDIA GPU, or try its every line with --tiny --device cpu."
         )
         return NO_DEVICE
     setting = tiny_setting(arguments.device) if arguments.tiny else full_setting()

@@ -7,6 +7,9 @@ Needs nothing but torch, triton and pytest, so that it also runs on a bare GPU m
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -27,11 +30,11 @@ RAGGED = {
     "long and short": [2049, 3, 129, 128, 127],
 }
 COMBINATIONS = [
-    pytest.param(dtype, head_dim, rotate, id=f"{str(dtype).removeprefix('torch.')}-{head_dim}-{'rope' if rotate else 'plain'}")
+    pytest.param(dtype, head_dim, rotate, id="-".join([str(dtype)[6:], str(head_dim), "rope" if rotate else "plain"]))
     for dtype in LIMITS
     for head_dim in (32, 64, 128)
     for rotate in (True, False)
-]  # fmt: skip
+]
 
 
 def random_lengths(seed: int) -> list[int]:
@@ -40,21 +43,28 @@ def random_lengths(seed: int) -> list[int]:
     return torch.randint(0, 701, (12,), generator=draw).tolist()
 
 
-def poison() -> None:
-    """Fill what the allocator will hand out next with bits that are NaN in every dtype.
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Fill all new memory with NaN inside the block, so that what a kernel leaves out shows.
 
-    Blocks of all sizes that a call asks for: those below 1 MiB come from a pool of their own.
+    First what the allocator has at hand, then, by torch's own means, every tensor that is made without a content.
     """
-    blocks = [torch.full((size,), 255, dtype=torch.uint8, device="cuda") for size in [1 << 19] * 64 + [1 << 28] * 3]
-    torch.cuda.synchronize()
+    blocks = [torch.full((size,), 255, dtype=torch.uint8, device="cuda") for size in [1 << 19] * 64 + [1 << 28] * 2]
     del blocks
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
-def test_poison_reaches_new_memory():
+def test_new_memory_is_poisoned():
     """Otherwise the tests below would not see what a kernel leaves out."""
-    for n in (100, 10_000_000):
-        poison()
-        assert torch.empty(n, dtype=torch.bfloat16, device="cuda").isnan().all()
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    for n in (1, 1000, 10_000_000):
+        with poisoned():
+            assert torch.empty(n, dtype=torch.bfloat16, device="cuda").isnan().all()
+            assert torch.empty_like(torch.ones(n, device="cuda")).isnan().all()
 
 
 def leaves(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> tuple[list[torch.Tensor], torch.Tensor]:
@@ -99,8 +109,8 @@ def test_packed(dtype, head_dim, rotate):
         inputs, grad = leaves((sum(lengths), HEADS, head_dim), dtype, seed)
         options = {**tables(head_dim, rotate=rotate), "cu_seqlens": bounds}
         true = exact(inputs, grad, **options)
-        poison()
-        found = outcome(inputs, grad, **options, backend="triton", max_seqlen=max(lengths))
+        with poisoned():
+            found = outcome(inputs, grad, **options, backend="triton", max_seqlen=max(lengths))
         check(found, true, LIMITS[dtype], case)
 
 
@@ -121,8 +131,8 @@ def test_padded(dtype, head_dim, rotate):
         options = {**tables(head_dim, rotate=rotate), "key_padding_mask": mask}
         clean = [x.detach().nan_to_num(0.0).requires_grad_() for x in inputs]
         true = exact(clean, grad.nan_to_num(0.0), **options)
-        poison()
-        found = outcome(inputs, grad, **options, backend="triton")
+        with poisoned():
+            found = outcome(inputs, grad, **options, backend="triton")
         assert all(not x[~mask].any() for x in found), f"{case}: padding is not 0"
         check(found, true, LIMITS[dtype], case)
 
@@ -138,8 +148,9 @@ def test_rows_of_a_wider_tensor(dtype):
     options = {**tables(64, rotate=True), "cu_seqlens": bounds}
     true = exact([x.contiguous() for x in qkv.unbind(1)], grad, **options)
     inputs = [x.requires_grad_() for x in qkv.unbind(1)]
-    poison()
-    check(outcome(inputs, grad, **options, backend="triton", max_seqlen=200), true, LIMITS[dtype], "slices")
+    with poisoned():
+        found = outcome(inputs, grad, **options, backend="triton", max_seqlen=200)
+    check(found, true, LIMITS[dtype], "slices")
 
 
 @pytest.mark.parametrize("dtype", list(LIMITS))
@@ -150,8 +161,9 @@ def test_the_same_bits_every_time(dtype):
     options = {**tables(64, rotate=True), "cu_seqlens": bounds, "backend": "triton", "max_seqlen": max(lengths)}
     first = outcome(inputs, grad, **options)
     for _ in range(5):
-        poison()
-        for a, b in zip(first, outcome(inputs, grad, **options), strict=True):
+        with poisoned():
+            again = outcome(inputs, grad, **options)
+        for a, b in zip(first, again, strict=True):
             assert torch.equal(a, b)
 
 

@@ -45,7 +45,7 @@ from scdiva._rng import step_generator
 from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells, pack_files
 from scdiva.models import ScDiVa, ScDiVaConfig, save_model
-from scdiva.models.scdiva import init_gene_embedding
+from scdiva.models.gene_vectors import init_gene_embedding
 from scdiva.tokenizer import Vocabulary, load_vocabulary
 from scdiva.train import (
     AnchorConfig,

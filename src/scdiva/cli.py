@@ -163,7 +163,7 @@ def _svd_start(network: Any, train: list[str], genes: Any, seed: int) -> Any:
     from scdiva._constants import N_SPECIAL
     from scdiva._rng import step_generator
     from scdiva.data.packed import PackedCells
-    from scdiva.models.scdiva import init_gene_embedding
+    from scdiva.models.gene_vectors import init_gene_embedding
     from scdiva.train.anchor import set_linear_map
     from scdiva.train.linear_map import fit_linear_map
 

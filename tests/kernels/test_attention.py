@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import hypothesis.strategies as st
 import numpy as np
@@ -8,8 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from scdiva.kernels import rope_attention, rope_tables
-from scdiva.kernels._reference import packed_with_weights
+from scdiva.kernels import _attention, _reference, attention_weights, rope_attention, rope_tables
 
 BOTH = pytest.mark.parametrize("backend", ["sdpa", "reference"])
 
@@ -159,14 +159,40 @@ def test_low_precision_keeps_its_dtype_and_follows_the_reference(backend):
     torch.testing.assert_close(out.float(), expected, atol=3e-2, rtol=3e-2)
 
 
-def test_reference_weights_rebuild_its_output():
+def test_weights_rebuild_the_output():
     lengths = [4, 0, 7]
     q, k, v = random_qkv(sum(lengths), 3, 6)
     cos, sin = rope_tables(7, 6)
-    out, weights = packed_with_weights(q, k, v, cos, sin, bounds(lengths))
+    out = rope_attention(q, k, v, cos=cos, sin=sin, cu_seqlens=bounds(lengths), backend="reference")
+    weights = list(attention_weights(q, k, cos=cos, sin=sin, cu_seqlens=bounds(lengths)))
     assert [tuple(w.shape) for w in weights] == [(3, n, n) for n in lengths]
     torch.testing.assert_close(weights[2].sum(-1), torch.ones(3, 7))
     torch.testing.assert_close(out[4:], torch.einsum("hqk,khd->qhd", weights[2], v[4:]))
+    chosen = list(attention_weights(q, k, cos=cos, sin=sin, cu_seqlens=bounds(lengths), heads=[2, 0]))
+    torch.testing.assert_close(chosen[2], weights[2][[2, 0]])
+
+
+def test_weights_come_one_cell_at_a_time(monkeypatch):
+    """A cell's weights are not formed before they are asked for."""
+    formed = []
+    one_cell = _reference.cell_weights
+    monkeypatch.setattr(_reference, "cell_weights", lambda q, *rest: formed.append(len(q)) or one_cell(q, *rest))
+    q, k, _ = random_qkv(9, 2, 4)
+    weights = attention_weights(q, k, cu_seqlens=bounds([2, 3, 4]))
+    assert formed == []
+    next(weights)
+    assert formed == [2]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [({"heads": [3]}, "numbers from 0 to 2"), ({"k": torch.zeros(3, 3, 6)}, "one shape"), ({"heads": [-1]}, "from 0")],
+)
+def test_weights_refuse_what_does_not_exist(change, said):
+    q, k, _ = random_qkv(11, 3, 6)
+    given = {"q": q, "k": k, "cu_seqlens": bounds([4, 7])} | change
+    with pytest.raises(ValueError, match=said):
+        attention_weights(given.pop("q"), given.pop("k"), **given)
 
 
 def test_no_tokens_at_all():
@@ -175,10 +201,57 @@ def test_no_tokens_at_all():
         assert rope_attention(q, q, q, cu_seqlens=bounds([0, 0]), backend=backend).shape == (0, 2, 4)
 
 
-def test_triton_is_refused_and_never_replaced():
-    q, k, v = random_qkv(3, 1, 4)
-    with pytest.raises(NotImplementedError, match="next release"):
-        rope_attention(q, k, v, cu_seqlens=bounds([3]), backend="triton")
+@pytest.mark.parametrize(
+    ("shape", "dtype", "said"),
+    [
+        ((3, 1, 48), torch.float32, "heads of 32, 64, 128 numbers, not 48; pass backend='sdpa'"),
+        ((3, 1, 64), torch.float64, "not torch.float64; pass backend='sdpa'"),
+        ((3, 1, 64), torch.float32, "needs a CUDA device, and the tensors are on 'cpu'. Pass backend='auto'"),
+    ],
+)
+def test_triton_refuses_what_it_cannot_do(shape, dtype, said):
+    pytest.importorskip("triton", reason="Triton is not installed")
+    q = torch.zeros(shape, dtype=dtype)
+    with pytest.raises(ValueError, match=re.escape(said)):
+        rope_attention(q, q, q, cu_seqlens=bounds([3]), backend="triton")
+
+
+def test_without_triton_the_error_says_how_to_install_it(monkeypatch):
+    _attention._find_obstacle.cache_clear()
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    q = torch.zeros(3, 1, 64)
+    with pytest.raises(ImportError, match=re.escape('pip install "scdiva[gpu]"')):
+        rope_attention(q, q, q, cu_seqlens=bounds([3]), backend="triton")
+    _attention._find_obstacle.cache_clear()
+
+
+class OnCuda:
+    """What the door reads of a tensor when it chooses a backend."""
+
+    is_cuda = True
+    device = torch.device("cuda", 0)
+
+    def __init__(self, head_dim, dtype):
+        self.shape, self.dtype = (3, 1, head_dim), dtype
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "dtype", "obstacle", "chosen"),
+    [
+        (64, torch.bfloat16, "", "triton"),
+        (48, torch.bfloat16, "", "sdpa"),
+        (64, torch.float64, "", "sdpa"),
+        (64, torch.bfloat16, "it is Tuesday", "sdpa"),
+    ],
+)
+def test_auto_takes_triton_on_cuda_and_says_once_why_not(monkeypatch, caplog, head_dim, dtype, obstacle, chosen):
+    monkeypatch.setattr(_attention, "_triton_obstacle", lambda *device: obstacle)
+    _attention._log_once.cache_clear()
+    with caplog.at_level("WARNING", logger="scdiva"):
+        for _ in range(2):
+            assert _attention._picked("auto", OnCuda(head_dim, dtype)) == chosen
+    assert len(caplog.records) == (chosen == "sdpa")
+    _attention._log_once.cache_clear()
 
 
 GOOD = torch.zeros(6, 2, 4)

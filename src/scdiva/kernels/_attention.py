@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import logging
+from collections.abc import Iterator, Sequence
+
 import torch
 from torch import Tensor
 
 from scdiva.kernels import _reference, _sdpa
+from scdiva.kernels._triton_configs import HEAD_DIMS, MIN_CAPABILITY
 
-BACKENDS = ("auto", "sdpa", "reference", "triton")
+BACKENDS = ("auto", "triton", "sdpa", "reference")
+_TRITON_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def rope_attention(
@@ -19,6 +26,7 @@ def rope_attention(
     sin: Tensor | None = None,
     cu_seqlens: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
+    max_seqlen: int | None = None,
     backend: str = "auto",
 ) -> Tensor:
     r"""Rotate queries and keys, then attend within each cell, in both directions.
@@ -38,8 +46,13 @@ def rope_attention(
     key_padding_mask
         bool `(B, L)` of the padded layout, `True` where a token is real; `None` if all are. Nothing attends to
         padding, and the output there is 0.
+    max_seqlen
+        Upper bound of the cells' lengths, for the packed layout. The caller vouches for it and for `cu_seqlens`: given,
+        neither is read on the host, so that no GPU is waited for. `None`: both are read and checked.
     backend
-        `"auto"` (now SDPA everywhere), `"sdpa"`, `"reference"` (float32, written as in the paper). An explicit
+        `"triton"`: one fused kernel, on CUDA devices from compute capability 8.0; `"sdpa"`:
+        `scaled_dot_product_attention` of rotated tensors, anywhere; `"reference"`: float32, written as in the paper;
+        `"auto"`: Triton on CUDA, SDPA elsewhere, and, with one line in the log, where Triton can't run. An explicit
         backend that can't run raises.
 
     Returns
@@ -49,22 +62,129 @@ def rope_attention(
     Raises
     ------
     ValueError
-        If shapes, boundaries, mask or tables don't fit each other, or the backend is unknown.
-    NotImplementedError
-        For `backend="triton"`, which this version doesn't hold.
+        If shapes, boundaries, mask or tables don't fit each other, the backend is unknown, or Triton is asked for with
+        a head width, dtype or device that it has no kernel for.
+    ImportError
+        If Triton is asked for and not installed.
     """
     if backend not in BACKENDS:
         raise ValueError(f"Unknown attention backend {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}.")
-    if backend == "triton":
-        raise NotImplementedError("The Triton backend comes with the next release; pass backend='auto' or 'sdpa'.")
     _check_shapes(q, k, v, cu_seqlens, key_padding_mask)
-    longest = _longest(cu_seqlens, q.shape[0]) if cu_seqlens is not None else q.shape[1]
+    if cu_seqlens is None:
+        longest = q.shape[1]
+    elif max_seqlen is None:
+        longest = _longest(cu_seqlens, q.shape[0])
+    else:
+        longest = max_seqlen
     _check_tables(cos, sin, longest, q.shape[-1])
 
+    if _picked(backend, q) == "triton":
+        from scdiva.kernels import _triton
+
+        if cu_seqlens is None:
+            return _triton.padded(q, k, v, cos, sin, key_padding_mask)
+        return _triton.packed(q, k, v, cos, sin, cu_seqlens.to(torch.int32), longest)
     module = _reference if backend == "reference" else _sdpa
-    if cu_seqlens is not None:
-        return module.packed(q, k, v, cos, sin, cu_seqlens)
-    return module.padded(q, k, v, cos, sin, key_padding_mask)
+    if cu_seqlens is None:
+        return module.padded(q, k, v, cos, sin, key_padding_mask)
+    return module.packed(q, k, v, cos, sin, cu_seqlens)
+
+
+def attention_weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    cos: Tensor | None = None,
+    sin: Tensor | None = None,
+    cu_seqlens: Tensor,
+    heads: Sequence[int] | None = None,
+) -> Iterator[Tensor]:
+    r"""Weights of attention, one cell at a time.
+
+    :math:`\mathrm{softmax}(\tilde Q \tilde K^\top / \sqrt{d_h})` (paper, eq. `mha`), the matrices that
+    :func:`rope_attention` never forms. They exist for one cell only, until the next is asked for: a caller who sums
+    them up as they come holds `(H, L, L)` numbers, however many cells there are.
+
+    Parameters
+    ----------
+    q, k
+        Packed `(T, H, D)`.
+    cos, sin, cu_seqlens
+        As for :func:`rope_attention`.
+    heads
+        Numbers of the heads; `None`: all.
+
+    Yields
+    ------
+    float32 `(len(heads), L_b, L_b)` (head, query, key) of each cell in turn; rows sum to 1.
+
+    Raises
+    ------
+    ValueError
+        If shapes, boundaries or tables don't fit each other, or a head doesn't exist.
+    """
+    _check_shapes(q, k, k, cu_seqlens, None)
+    _check_tables(cos, sin, _longest(cu_seqlens, q.shape[0]), q.shape[-1])
+    if heads is not None:
+        if any(not 0 <= head < q.shape[1] for head in heads):
+            raise ValueError(f"heads must be numbers from 0 to {q.shape[1] - 1}; got {list(heads)}.")
+        chosen = torch.as_tensor(list(heads), dtype=torch.int64, device=q.device)
+        q, k = q.index_select(1, chosen), k.index_select(1, chosen)
+    return _reference.packed_weights(q, k, cos, sin, cu_seqlens)
+
+
+def _picked(backend: str, q: Tensor) -> str:
+    """Decide what "auto" means, check an explicit backend."""
+    if backend == "triton":
+        if q.shape[-1] not in HEAD_DIMS:
+            raise ValueError(
+                f"The Triton kernels have heads of {', '.join(map(str, HEAD_DIMS))} numbers, not {q.shape[-1]}; "
+                "pass backend='sdpa', or choose dim and n_heads so that dim / n_heads is one of them."
+            )
+        if q.dtype not in _TRITON_DTYPES:
+            raise ValueError(
+                f"The Triton kernels take bfloat16, float16 or float32, not {q.dtype}; pass backend='sdpa'."
+            )
+        if obstacle := _triton_obstacle(q.device.type, q.device.index):
+            kind = ImportError if "installed" in obstacle else ValueError
+            raise kind(f"backend='triton' can't run: {obstacle}. Pass backend='auto' or 'sdpa' to do without.")
+        return "triton"
+    if backend != "auto" or not q.is_cuda:
+        return backend
+    if q.shape[-1] not in HEAD_DIMS or q.dtype not in _TRITON_DTYPES:
+        _log_once(f"no Triton kernel for heads of {q.shape[-1]} numbers in {q.dtype}")
+        return "sdpa"
+    if obstacle := _triton_obstacle(q.device.type, q.device.index):
+        _log_once(obstacle)
+        return "sdpa"
+    return "triton"
+
+
+@torch.compiler.assume_constant_result  # asked while a block is compiled, it is answered, not traced
+def _triton_obstacle(device_type: str, index: int | None) -> str:
+    """Say what keeps Triton from running on a device; "" if nothing does."""
+    return _find_obstacle(device_type, index)
+
+
+@functools.cache
+def _find_obstacle(device_type: str, index: int | None) -> str:
+    if importlib.util.find_spec("triton") is None:
+        return 'Triton is not installed (pip install "scdiva[gpu]")'
+    from scdiva.kernels import _triton
+
+    if _triton.INTERPRETED:
+        return ""
+    if device_type != "cuda":
+        return f"it needs a CUDA device, and the tensors are on {device_type!r}"
+    capability = torch.cuda.get_device_capability(index)
+    if capability < MIN_CAPABILITY:
+        return f"it needs compute capability {MIN_CAPABILITY}, and {torch.cuda.get_device_name(index)} has {capability}"
+    return ""
+
+
+@functools.cache
+def _log_once(reason: str) -> None:
+    logging.getLogger("scdiva").warning("attention runs through SDPA, not through the fused kernel: %s", reason)
 
 
 def _check_shapes(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None) -> None:

@@ -5,6 +5,7 @@ Every other backend is held against this one. Slow, and meant to be read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from scdiva.kernels._rope import apply_rope
 
 
-def one_cell(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None) -> tuple[Tensor, Tensor]:
+def one_cell(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
     """Attend within one cell.
 
     Parameters
@@ -25,38 +26,42 @@ def one_cell(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | 
 
     Returns
     -------
-    Output `(L, H, D)` and weights `(H, L, L)` (query, key), both float32 or float64.
+    `(L, H, D)`, float32 or float64.
     """
+    weights = cell_weights(q, k, cos, sin)
+    return torch.einsum("hqk,khd->qhd", weights, v.to(weights.dtype))
+
+
+def cell_weights(q: Tensor, k: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    """Attention weights `(H, L, L)` (head, query, key) of one cell; arguments as for :func:`one_cell`."""
     dtype = torch.promote_types(q.dtype, torch.float32)
-    q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    q, k = q.to(dtype), k.to(dtype)
     if cos is not None and sin is not None:
         q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
-    scores = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
-    weights = scores.softmax(dim=-1)
-    return torch.einsum("hqk,khd->qhd", weights, v), weights
+    return (torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5).softmax(dim=-1)
 
 
 def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor) -> Tensor:
     """Attend within each cell of the packed layout; see :func:`scdiva.kernels.rope_attention`."""
-    out, _ = packed_with_weights(q, k, v, cos, sin, cu_seqlens)
-    return out
+    cells = [one_cell(q[rows], k[rows], v[rows], *tables) for rows, tables in each_cell(cu_seqlens, cos, sin)]
+    return torch.cat(cells).to(q.dtype)
 
 
-def packed_with_weights(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """As `packed`, with the attention weights `(H, L_b, L_b)` (query, key) of each cell."""
-    outputs, weights = [], []
-    bounds = cu_seqlens.tolist()
-    for start, stop in pairwise(bounds):
-        turn = slice(0, stop - start)
-        rows = slice(start, stop)
-        out, weight = one_cell(
-            q[rows], k[rows], v[rows], None if cos is None else cos[turn], None if sin is None else sin[turn]
-        )
-        outputs.append(out)
-        weights.append(weight)
-    return torch.cat(outputs).to(q.dtype), weights
+def packed_weights(
+    q: Tensor, k: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor
+) -> Iterator[Tensor]:
+    """Weights of each packed cell in turn; see :func:`scdiva.kernels.attention_weights`."""
+    for rows, tables in each_cell(cu_seqlens, cos, sin):
+        yield cell_weights(q[rows], k[rows], *tables)
+
+
+def each_cell(
+    cu_seqlens: Tensor, cos: Tensor | None, sin: Tensor | None
+) -> Iterator[tuple[slice, tuple[Tensor | None, Tensor | None]]]:
+    """Rows of each packed cell, and the rotations of its positions."""
+    for start, stop in pairwise(cu_seqlens.tolist()):
+        length = stop - start
+        yield slice(start, stop), (None if cos is None else cos[:length], None if sin is None else sin[:length])
 
 
 def padded(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
@@ -64,7 +69,7 @@ def padded(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | No
     out = torch.zeros_like(q)
     for b in range(q.shape[0]):
         real = torch.arange(q.shape[1], device=q.device) if mask is None else mask[b].nonzero().squeeze(1)
-        cell, _ = one_cell(
+        cell = one_cell(
             q[b, real], k[b, real], v[b, real], None if cos is None else cos[real], None if sin is None else sin[real]
         )
         out = out.index_put((torch.full_like(real, b), real), cell.to(q.dtype))

@@ -2,7 +2,7 @@
 
 Packed cells are sorted by length and those of equal length share a call; others go one by one. No mask, no padding and
 no nested tensor: on a CPU that is the fastest of the four ways, and the result of a cell doesn't depend on how long its
-neighbours are.
+neighbours are. On a GPU the lengths have to be asked for, once a call: there this is what runs without Triton.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | No
     """Attend within each cell of the packed layout; see :func:`scdiva.kernels.rope_attention`."""
     if q.shape[0] == 0:
         return torch.zeros_like(q)
+    if cu_seqlens.numel() == 2:  # one cell: nothing to sort
+        return padded(q[None], k[None], v[None], cos, sin, None)[0]
     if cos is not None and sin is not None:
         where = positions(cu_seqlens, q.shape[0])
         q, k = apply_rope(q, cos[where], sin[where]), apply_rope(k, cos[where], sin[where])

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scdiva.models.config import ScDiVaConfig
+    from scdiva.models.gene_vectors import init_gene_embedding
     from scdiva.models.pretrained import load_model, save_model
-    from scdiva.models.scdiva import ScDiVa, ScDiVaOutput, init_gene_embedding
+    from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
 
 _WHERE = {
     "ScDiVa": "scdiva",
     "ScDiVaConfig": "config",
     "ScDiVaOutput": "scdiva",
-    "init_gene_embedding": "scdiva",
+    "init_gene_embedding": "gene_vectors",
     "load_model": "pretrained",
     "save_model": "pretrained",
 }

@@ -5,9 +5,9 @@ No loss and no optimiser live here; `scdiva.diffusion` corrupts and scores, `scd
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -64,6 +64,7 @@ class ScDiVa(nn.Module):
     def __init__(self, config: ScDiVaConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
         self.config = config
+        self._rope: tuple[Tensor, Tensor] | None = None
         if generator is None:
             self._build()
             return
@@ -139,43 +140,126 @@ class ScDiVa(nn.Module):
         ValueError
             If the tensors don't fit each other, a token isn't one of this vocabulary, or a cell is too long.
         """
-        self._check(tokens, values, cu_seqlens, value_mask, time, anchor_state)
-        c = self.config
+        longest = self._check(tokens, values, cu_seqlens, value_mask, time, anchor_state)
         hidden_identity = tokens == MASK
         value_mask = hidden_identity if value_mask is None else value_mask | hidden_identity
-
-        genes = self.embedding(tokens, values, value_mask)
         anchor = anchor_state
         if anchor is None:
             anchor = self._encode_anchor(tokens, values, cu_seqlens, ~value_mask)
+        x, bounds, lat_rows, gene_rows = self._sequence(tokens, values, cu_seqlens, value_mask, time, anchor)
+        cos, sin = self._tables(x.device)
+        for block in self.blocks:
+            x = block(x, bounds, cos, sin, backend or self.config.attention_backend, longest + 1)
+        x = self.norm(x)
+
+        cell_state = x[lat_rows]
+        if anchor is not None and self.config.anchor == "encoder":
+            cell_state = anchor if self.anchor_out is None else anchor + self.anchor_out(cell_state)
+        return ScDiVaOutput(hidden=x[gene_rows], cell_state=cell_state, anchor=anchor)
+
+    def _sequence(
+        self,
+        tokens: Tensor,
+        values: Tensor,
+        cu_seqlens: Tensor,
+        value_mask: Tensor,
+        time: Tensor | None,
+        anchor: Tensor | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Make what enters the first block `(T + B, dim)`, its cell boundaries, the rows of `[LAT]` and of genes."""
+        genes = self.embedding(tokens, values, value_mask)
         lat = self.embedding.gene.weight[LAT].expand(cu_seqlens.numel() - 1, -1)
         if anchor is not None:
             lat = lat + self.anchor_in(anchor)
 
-        lengths = cu_seqlens.long().diff()
-        cells = torch.arange(lengths.numel(), device=tokens.device)
-        cell_of_gene = torch.repeat_interleave(cells, lengths, output_size=tokens.numel())
+        cells = torch.arange(lat.shape[0], device=tokens.device)
+        cell_of_gene = torch.repeat_interleave(cells, cu_seqlens.long().diff(), output_size=tokens.numel())
         if self.time is not None and time is not None:
             shift = self.time(time)
             lat, genes = lat + shift, genes + shift[cell_of_gene]
 
         # [LAT] goes in front of each cell: gene i of cell b moves b + 1 places down
-        gene_rows = torch.arange(tokens.numel(), device=tokens.device) + cell_of_gene + 1
+        rows = torch.arange(tokens.numel() + lat.shape[0], device=tokens.device)
+        gene_rows = rows[: tokens.numel()] + cell_of_gene + 1
         lat_rows = cu_seqlens[:-1].long() + cells
-        x = torch.cat([lat, genes])[torch.cat([lat_rows, gene_rows]).argsort()]
+        source = torch.empty_like(rows)
+        source[torch.cat([lat_rows, gene_rows])] = rows
+        x = torch.cat([lat, genes])[source]
         bounds = cu_seqlens + torch.arange(cu_seqlens.numel(), dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+        return x, bounds, lat_rows, gene_rows
 
-        cos = sin = None
-        if c.position == "rope":
-            cos, sin = rope_tables(c.max_length + 1, c.head_dim, c.rope_base, device=x.device)
+    def _tables(self, device: torch.device) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Rotations of all positions, kept for the device that asked last.
+
+        No buffers: `model.to(torch.bfloat16)` would round them, and a rotation by a rounded angle is another position.
+        """
+        c = self.config
+        if c.position != "rope":
+            return None, None
+        if self._rope is None or self._rope[0].device != device:
+            self._rope = rope_tables(c.max_length + 1, c.head_dim, c.rope_base, device=device)
+        return self._rope
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile each transformer block in place (`torch.compile`), for any number of tokens.
+
+        Norms, gates and casts fuse into few kernels around the matrix products. With the Triton backend a block is one
+        graph; elsewhere attention breaks it. Compiling takes up to a minute, so it pays in long runs only. The names of
+        the weights stay as they are.
+
+        Parameters
+        ----------
+        **options
+            For `torch.compile`, such as `mode` or `backend`. `fullgraph=True` refuses a graph break.
+        """
         for block in self.blocks:
-            x = block(x, bounds, cos, sin, backend or c.attention_backend)
-        x = self.norm(x)
+            block.compile(**{"dynamic": True, **options})
 
-        cell_state = x[lat_rows]
-        if anchor is not None and c.anchor == "encoder":
-            cell_state = anchor if self.anchor_out is None else anchor + self.anchor_out(cell_state)
-        return ScDiVaOutput(hidden=x[gene_rows], cell_state=cell_state, anchor=anchor)
+    @torch.no_grad()
+    def attention_weights(
+        self,
+        tokens: Tensor,
+        values: Tensor,
+        cu_seqlens: Tensor,
+        *,
+        layers: Sequence[int] | None = None,
+        heads: Sequence[int] | None = None,
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """Attention weights of uncorrupted cells, one layer of one cell at a time.
+
+        Parameters
+        ----------
+        tokens, values, cu_seqlens
+            As in :meth:`forward`.
+        layers, heads
+            Their numbers, from 0; `None`: all.
+
+        Yields
+        ------
+        Layer, cell of the batch, and float32 weights `(heads, L + 1, L + 1)` (head, query, key). Row and column 0 are
+        `[LAT]`'s. They exist until the next are asked for, so what a caller sums up is all that is held.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`forward`; if a layer or head doesn't exist.
+        """
+        asked = range(len(self.blocks)) if layers is None else sorted(set(layers))
+        if any(not 0 <= layer < len(self.blocks) for layer in asked):
+            raise ValueError(f"layers must be numbers from 0 to {len(self.blocks) - 1}; got {list(asked)}.")
+        time = None if self.time is None else torch.zeros(cu_seqlens.numel() - 1, device=tokens.device)
+        longest = self._check(tokens, values, cu_seqlens, None, time, None)
+        masked = tokens == MASK
+        anchor = self._encode_anchor(tokens, values, cu_seqlens, ~masked)
+        x, bounds, _, _ = self._sequence(tokens, values, cu_seqlens, masked, time, anchor)
+        cos, sin = self._tables(x.device)
+        for number, block in enumerate(self.blocks[: max(asked, default=-1) + 1]):
+            assert isinstance(block, Block)
+            if number in asked:
+                attention = block.attention_weights(x, bounds, cos, sin, heads)
+                for cell, weights in enumerate(attention):
+                    yield number, cell, weights
+            x = block(x, bounds, cos, sin, self.config.attention_backend, longest + 1)
 
     def encode(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, backend: str | None = None) -> Tensor:
         """Return the cell state `(B, state_dim)` of uncorrupted cells; arguments as in :meth:`forward`.
@@ -251,7 +335,8 @@ class ScDiVa(nn.Module):
         *,
         max_length: int | None = None,
         needs_time: bool = True,
-    ) -> None:
+    ) -> int:
+        """Check the input; return the number of genes of the longest cell."""
         c = self.config
         max_length = c.max_length if max_length is None else max_length
         if tokens.dim() != 1 or tokens.dtype != torch.int64:
@@ -275,8 +360,8 @@ class ScDiVa(nn.Module):
         too_long = lengths > max_length
         bad = (tokens != MASK) & ((tokens < N_SPECIAL) | (tokens >= c.n_tokens))
         # all that depends on numbers in one tensor: a GPU is waited for once
-        first, last, shortest, n_too_long, n_bad = torch.stack(
-            [cu_seqlens[0], cu_seqlens[-1], lengths.min(), too_long.sum(), bad.sum()]
+        first, last, shortest, longest, n_too_long, n_bad = torch.stack(
+            [cu_seqlens[0], cu_seqlens[-1], lengths.min(), lengths.max(), too_long.sum(), bad.sum()]
         ).tolist()
         if first != 0 or last != tokens.numel() or shortest < 0:
             raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens.numel()}.")
@@ -295,49 +380,4 @@ class ScDiVa(nn.Module):
             raise ValueError(f"This model is conditioned on time: pass time of shape ({n_cells},).")
         if anchor_state is not None and anchor_state.shape != (n_cells, c.state_dim):
             raise ValueError(f"anchor_state must be {(n_cells, c.state_dim)}; got {tuple(anchor_state.shape)}.")
-
-
-@torch.no_grad()
-def init_gene_embedding(
-    model: ScDiVa, matrix: Tensor | np.ndarray, *, generator: torch.Generator | None = None
-) -> None:
-    """Start the gene embeddings from gene vectors, such as those of a truncated SVD of the corpus.
-
-    The first `k` columns of a gene's embedding become its vector, all scaled by one number so that an average row is
-    as long as a freshly drawn one; the others are drawn at a tenth of the usual size, so that the vectors rule at
-    first. A gene whose vector is all 0 (the corpus never saw it) and the special tokens keep what they have.
-
-    Parameters
-    ----------
-    model
-        Changed in place.
-    matrix
-        `(n_genes, k)`, row `j` for token `j + N_SPECIAL`, leading directions first; `k <= dim`.
-    generator
-        Source of the small random numbers; `None`: torch's global stream.
-
-    Raises
-    ------
-    ValueError
-        If the matrix has another number of genes, too many columns, numbers that aren't finite, or only zeros. The
-        model is then left as it was.
-    """
-    vectors = torch.as_tensor(matrix)
-    c = model.config
-    if vectors.dim() != 2 or vectors.shape[0] != c.n_genes or not 1 <= vectors.shape[1] <= c.dim:
-        raise ValueError(
-            f"The gene matrix must be ({c.n_genes}, k) with 1 <= k <= dim = {c.dim}; got {tuple(vectors.shape)}."
-        )
-    if not torch.isfinite(vectors).all():
-        row = int((~torch.isfinite(vectors)).any(dim=1).nonzero()[0])
-        raise ValueError(f"The gene matrix holds NaN or infinite numbers, first in row {row}.")
-    if not vectors.any():
-        raise ValueError("The gene matrix holds only zeros.")
-    rows = model.embedding.gene.weight[N_SPECIAL:]
-    vectors = vectors.to(torch.float64)
-    known = vectors.any(dim=1)
-    rms = vectors[known].square().sum(dim=1).mean().sqrt()
-    scale = INIT_STD * rows.shape[1] ** 0.5 / rms
-    fresh = torch.randn(rows.shape, generator=generator) * (INIT_STD / 10)
-    fresh[:, : vectors.shape[1]] = (vectors * scale).to(fresh.dtype)
-    rows[known.to(rows.device)] = fresh[known].to(device=rows.device, dtype=rows.dtype)
+        return longest

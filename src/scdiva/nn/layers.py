@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva.kernels import rope_attention
+from scdiva.kernels import attention_weights, rope_attention
 
 INIT_STD = 0.02
 """Standard deviation of freshly drawn weights, as in GPT-2; the paper gives none."""
@@ -92,12 +94,22 @@ class Attention(nn.Module):
         self.out = linear(dim, dim, std=out_std)
 
     def forward(
-        self, x: Tensor, cu_seqlens: Tensor, cos: Tensor | None, sin: Tensor | None, backend: str = "auto"
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        backend: str = "auto",
+        max_seqlen: int | None = None,
     ) -> Tensor:
         """Attend over packed tokens `(T, dim)`; arguments as in :func:`scdiva.kernels.rope_attention`."""
-        q, k, v = self.qkv(x).view(x.shape[0], 3, self.n_heads, -1).unbind(dim=1)
-        heads = rope_attention(q, k, v, cos=cos, sin=sin, cu_seqlens=cu_seqlens, backend=backend)
+        q, k, v = self.project(x)
+        heads = rope_attention(q, k, v, cos=cos, sin=sin, cu_seqlens=cu_seqlens, max_seqlen=max_seqlen, backend=backend)
         return self.out(heads.flatten(start_dim=1))
+
+    def project(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Make queries, keys and values, each `(T, H, D)`, of packed tokens `(T, dim)`."""
+        return self.qkv(x).view(x.shape[0], 3, self.n_heads, -1).unbind(dim=1)
 
 
 class Block(nn.Module):
@@ -124,8 +136,26 @@ class Block(nn.Module):
         self.ffn = SwiGLU(dim, ffn_dim, out_std=out_std)
 
     def forward(
-        self, x: Tensor, cu_seqlens: Tensor, cos: Tensor | None, sin: Tensor | None, backend: str = "auto"
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        backend: str = "auto",
+        max_seqlen: int | None = None,
     ) -> Tensor:
-        """Map packed tokens `(T, dim)` to `(T, dim)`."""
-        x = x + self.attention(self.attention_norm(x), cu_seqlens, cos, sin, backend)
+        """Map packed tokens `(T, dim)` to `(T, dim)`; arguments as in :func:`scdiva.kernels.rope_attention`."""
+        x = x + self.attention(self.attention_norm(x), cu_seqlens, cos, sin, backend, max_seqlen)
         return x + self.ffn(self.ffn_norm(x))
+
+    def attention_weights(
+        self,
+        x: Tensor,
+        cu_seqlens: Tensor,
+        cos: Tensor | None,
+        sin: Tensor | None,
+        heads: Sequence[int] | None = None,
+    ) -> Iterator[Tensor]:
+        """Return what each cell attends to in this block, in turn; see :func:`scdiva.kernels.attention_weights`."""
+        q, k, _ = self.attention.project(self.attention_norm(x))
+        return attention_weights(q, k, cos=cos, sin=sin, cu_seqlens=cu_seqlens, heads=heads)

@@ -1,0 +1,137 @@
+"""Tile sizes of the Triton kernels: what is tried, what fits a device, what is taken."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+Kernel = Literal["forward", "dkdv", "dq"]
+KERNELS: tuple[Kernel, ...] = ("forward", "dkdv", "dq")
+HEAD_DIMS = (32, 64, 128)
+MIN_CAPABILITY = (8, 0)
+"""First CUDA architecture with bfloat16 matrix products."""
+
+
+class Tiles(NamedTuple):
+    """How one kernel is launched.
+
+    Attributes
+    ----------
+    block_q, block_k
+        Rows of a tile of queries and of keys.
+    warps, stages
+        Warps of a program; depth of the pipeline that loads tiles ahead.
+    """
+
+    block_q: int
+    block_k: int
+    warps: int
+    stages: int
+
+
+class Plan(NamedTuple):
+    """How attention runs on one kind of device, for one head width and dtype.
+
+    Attributes
+    ----------
+    forward, dkdv, dq
+        Launch of each kernel.
+    rotate_once
+        The tensor that a kernel's loop walks over (keys, or queries in `dkdv`) is rotated once into scratch; otherwise
+        each tile is rotated each time that it is loaded.
+    """
+
+    forward: Tiles
+    dkdv: Tiles
+    dq: Tiles
+    rotate_once: bool = True
+
+    def of(self, kernel: Kernel) -> Tiles:
+        """Launch of a kernel."""
+        return {"forward": self.forward, "dkdv": self.dkdv, "dq": self.dq}[kernel]
+
+    def having(self, kernel: Kernel, tiles: Tiles) -> Plan:
+        """Return this plan with another launch of one kernel."""
+        return {
+            "forward": self._replace(forward=tiles),
+            "dkdv": self._replace(dkdv=tiles),
+            "dq": self._replace(dq=tiles),
+        }[kernel]
+
+
+# What is tried, on a device with the shared memory for it.
+_CANDIDATES_16: dict[Kernel, tuple[Tiles, ...]] = {
+    "forward": (
+        Tiles(128, 64, 8, 2), Tiles(128, 64, 4, 2), Tiles(128, 64, 4, 3), Tiles(128, 64, 8, 3), Tiles(128, 128, 8, 2),
+        Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3), Tiles(64, 128, 4, 2), Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1),
+    ),
+    "dkdv": (
+        Tiles(64, 64, 8, 2), Tiles(64, 128, 8, 2), Tiles(32, 128, 8, 2), Tiles(64, 64, 4, 2), Tiles(32, 64, 8, 2),
+        Tiles(64, 32, 8, 2), Tiles(32, 64, 4, 2), Tiles(32, 32, 8, 2), Tiles(32, 32, 4, 1),
+    ),
+    "dq": (
+        Tiles(64, 64, 8, 2), Tiles(128, 64, 8, 2), Tiles(128, 32, 8, 2), Tiles(64, 64, 4, 2), Tiles(64, 64, 4, 3),
+        Tiles(64, 32, 8, 2), Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1),
+    ),
+}  # fmt: skip
+# float32 is for checking, not for speed: full-precision products run outside of the tensor cores and spill.
+_CANDIDATES_32: dict[Kernel, tuple[Tiles, ...]] = {
+    "forward": (Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)),
+    "dkdv": (Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)),
+    "dq": (Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)),
+}
+# What runs untuned: no spills by ahead-of-time compilation (`tests/kernels/test_triton_aot.py`). Wide heads need
+# smaller tiles in the backward pass, most of all before Hopper, where the products' operands live in registers.
+_HOPPER = Plan(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2))
+_HOPPER_WIDE = _HOPPER._replace(dkdv=Tiles(32, 64, 8, 2))
+_AMPERE = _HOPPER._replace(dkdv=Tiles(32, 64, 8, 2))
+_AMPERE_WIDE = _HOPPER._replace(dkdv=Tiles(32, 32, 8, 2), dq=Tiles(64, 32, 8, 2))
+
+
+def shared_bytes(kernel: Kernel, tiles: Tiles, head_dim: int, itemsize: int) -> int:
+    """Upper estimate of the shared memory of one program, in bytes.
+
+    Tiles that a loop loads are held once per stage; what it walks past (queries, or keys and values in `dkdv`) and one
+    tile of scores or of their gradients once.
+    """
+    q, k = tiles.block_q * head_dim, tiles.block_k * head_dim
+    fixed, walked = {"forward": (q, 2 * k), "dq": (2 * q, 2 * k), "dkdv": (2 * k, 2 * q)}[kernel]
+    scores = tiles.block_q * tiles.block_k * (1 if kernel == "forward" else 2)
+    return (fixed + walked * tiles.stages + scores) * itemsize + 4 * tiles.block_q * tiles.stages * 2
+
+
+def candidates(kernel: Kernel, head_dim: int, itemsize: int, shared_limit: int) -> list[Tiles]:
+    """Tile sizes that fit a device, larger ones first.
+
+    Parameters
+    ----------
+    kernel
+        `"forward"`, `"dkdv"` or `"dq"`.
+    head_dim
+        Width of a head, one of `HEAD_DIMS`.
+    itemsize
+        Bytes of a number: 2 or 4.
+    shared_limit
+        Shared memory that a program may have on the device, in bytes.
+    """
+    tried = (_CANDIDATES_32 if itemsize == 4 else _CANDIDATES_16)[kernel]
+    fitting = [tiles for tiles in tried if shared_bytes(kernel, tiles, head_dim, itemsize) <= shared_limit]
+    return fitting or [tried[-1]]
+
+
+def default_plan(head_dim: int, itemsize: int, capability: tuple[int, int], shared_limit: int) -> Plan:
+    """Choose what runs where nothing was tuned.
+
+    Parameters
+    ----------
+    head_dim, itemsize, shared_limit
+        As for :func:`candidates`.
+    capability
+        CUDA architecture of the device, such as `(9, 0)`.
+    """
+    narrow, wide = (_HOPPER, _HOPPER_WIDE) if capability >= (9, 0) else (_AMPERE, _AMPERE_WIDE)
+    plan = wide if head_dim == 128 else narrow
+    for kernel in KERNELS:
+        fitting = candidates(kernel, head_dim, itemsize, shared_limit)
+        if plan.of(kernel) not in fitting:
+            plan = plan.having(kernel, fitting[0])
+    return plan

@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+import os
+
+# Triton reads TRITON_INTERPRET when kernels are imported: these tests have a process of their own, which
+# test_triton.py starts.
+collect_ignore = [] if os.environ.get("TRITON_INTERPRET") == "1" else ["test_triton_interpreted.py"]

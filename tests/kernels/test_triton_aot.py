@@ -1,0 +1,133 @@
+"""The Triton kernels compiled ahead of time, without a GPU: what they will use of one.
+
+Registers and stack come from the compiler's own report, the instructions from the disassembly; a stack is where spilled
+registers go.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+triton = pytest.importorskip("triton", reason="Triton is not installed")
+
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from scdiva.kernels._triton_configs import (  # noqa: E402
+    HEAD_DIMS,
+    KERNELS,
+    Tiles,
+    candidates,
+    default_plan,
+    shared_bytes,
+)
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled where Triton interprets"
+)
+
+# Shared memory that a program may ask for: CUDA C++ Programming Guide, table of technical specifications.
+SHARED_LIMIT = {90: 227 * 1024, 80: 163 * 1024}
+MATRIX_PRODUCT = {90: "HGMMA", 80: "HMMA"}
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+"""Disassemblers that come with Triton."""
+TYPES = {"Cu": "*i32", "Valid": "*i8", "factor": "fp32", "scale": "fp32"}
+FLOAT32 = ("Lse", "Delta", "Cos", "Sin")
+
+
+def build(kernel: str, tiles: Tiles, head_dim: int, arch: int, dtype: str = "bf16", **flags: object):
+    from scdiva.kernels import _triton_kernels
+
+    function = getattr(_triton_kernels, f"{kernel}_kernel")
+    constants = {
+        "HALF": head_dim // 2, "BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k, "TILE": tiles.block_q,
+        "ROTATE": True, "Q_READY": True, "K_READY": True, "HAS_VALID": False,
+        "PRECISION": "ieee" if dtype == "fp32" else "tf32", **flags,
+    }  # fmt: skip
+    names = function.arg_names
+    constants = {name: value for name, value in constants.items() if name in names}
+
+    def kind(name: str) -> str:
+        if name in constants:
+            return "constexpr"
+        if name[0].isupper():
+            return TYPES.get(name, "*fp32" if name in FLOAT32 else f"*{dtype}")
+        return TYPES.get(name, "i32")
+
+    signature = {name: kind(name) for name in names}
+    # pointers and strides are multiples of 16, as those of tensors are
+    even = [n for n in names if signature[n].startswith("*") or n.endswith(("_token", "_head"))]
+    source = ASTSource(
+        function,
+        signature,
+        {(names.index(name),): value for name, value in constants.items()},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in even},
+    )
+    options = {"num_warps": tiles.warps, "num_stages": tiles.stages, "enable_fp_fusion": True}
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def inspect(compiled, folder: Path) -> tuple[int, int, str]:
+    """Registers of a thread, bytes of its stack, and the machine code."""
+    file = folder / "kernel.cubin"
+    file.write_bytes(compiled.asm["cubin"])
+    usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file], capture_output=True, text=True, check=True)
+    code = subprocess.run([TOOLS / "nvdisasm", file], capture_output=True, text=True, check=True)
+    registers, stack = re.search(r"REG:(\d+) STACK:(\d+)", usage.stdout + usage.stderr).groups()
+    return int(registers), int(stack), code.stdout
+
+
+@pytest.mark.parametrize("arch", [90, 80])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_chosen_tiles_do_not_spill_and_use_the_tensor_cores(kernel, head_dim, arch, tmp_path):
+    limit = SHARED_LIMIT[arch]
+    plan = default_plan(head_dim, 2, divmod(arch, 10), limit)
+    compiled = build(kernel, plan.of(kernel), head_dim, arch)
+    registers, stack, code = inspect(compiled, tmp_path)
+    assert plan.rotate_once
+    assert registers <= 255
+    assert stack == 0
+    assert not re.search(r"\b(STL|LDL)\b", code)
+    assert MATRIX_PRODUCT[arch] in code
+    assert compiled.metadata.shared <= limit
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_rotating_in_the_loop_does_not_spill_on_hopper(kernel, tmp_path):
+    plan = default_plan(64, 2, (9, 0), SHARED_LIMIT[90])
+    flags = {"Q_READY": False} if kernel == "dkdv" else {"K_READY": False}
+    _, stack, code = inspect(build(kernel, plan.of(kernel), 64, 90, **flags), tmp_path)
+    assert stack == 0
+    assert "HGMMA" in code
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_other_dtypes_and_a_mask_compile_within_shared_memory(kernel, dtype, tmp_path):
+    size = 4 if dtype == "fp32" else 2
+    tiles = default_plan(64, size, (9, 0), SHARED_LIMIT[90]).of(kernel)
+    compiled = build(kernel, tiles, 64, 90, dtype, HAS_VALID=True)
+    assert compiled.metadata.shared <= SHARED_LIMIT[90]
+    if dtype == "fp16":
+        assert "HGMMA" in inspect(compiled, tmp_path)[2]
+
+
+def test_the_copy_with_rotation_compiles(tmp_path):
+    _, stack, _ = inspect(build("rotate", Tiles(64, 64, 4, 1), 64, 90), tmp_path)
+    assert stack == 0
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_shared_memory_is_not_underestimated(kernel):
+    """What decides whether tiles fit a device must not promise too little."""
+    limit = SHARED_LIMIT[90]
+    default = default_plan(64, 2, (9, 0), limit).of(kernel)
+    others = [tiles for tiles in candidates(kernel, 64, 2, limit) if tiles != default]
+    for tiles in (default, max(others, key=lambda t: shared_bytes(kernel, t, 64, 2))):
+        assert build(kernel, tiles, 64, 90).metadata.shared <= shared_bytes(kernel, tiles, 64, 2)

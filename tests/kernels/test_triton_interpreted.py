@@ -1,0 +1,191 @@
+"""Run by test_triton.py with TRITON_INTERPRET=1: every kernel, number by number, on a CPU.
+
+float32 and float16 only: the interpreter's bfloat16 is wrong without a word (a known fault of Triton's).
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from scdiva.kernels import _triton, rope_attention, rope_tables
+from scdiva.models import ScDiVa, ScDiVaConfig
+from scdiva.nn.layers import Block
+
+LENGTHS = [1, 33, 0, 64, 100, 257]
+
+
+def bounds(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32)
+
+
+def cells(lengths: list[int], head_dim: int, dtype: torch.dtype = torch.float32, n_heads: int = 1):
+    """q, k, v as they come from one projection: views with a stride; and a gradient."""
+    source = torch.Generator().manual_seed(head_dim)
+    qkv = torch.randn(sum(lengths), 3, n_heads, head_dim, generator=source).to(dtype)
+    grad = torch.randn(sum(lengths), n_heads, head_dim, generator=source).to(dtype)
+    return qkv, grad
+
+
+def run(qkv: torch.Tensor, grad: torch.Tensor, backend: str, dtype: torch.dtype, **given):
+    """Output and the gradients of q, k and v."""
+    qkv = qkv.to(dtype).requires_grad_()
+    out = rope_attention(*qkv.unbind(1), backend=backend, **given)
+    (gradient,) = torch.autograd.grad(out, qkv, grad.to(dtype))
+    return [out.detach(), *gradient.unbind(1)]
+
+
+@pytest.fixture(params=[True, False], ids=["rotated once", "rotated in the loop"])
+def rotate_once(request, monkeypatch):
+    plan = _triton.INTERPRETED_PLAN._replace(rotate_once=request.param)
+    monkeypatch.setattr(_triton, "INTERPRETED_PLAN", plan)
+
+
+def test_this_is_the_interpreter():
+    assert _triton.INTERPRETED
+
+
+@pytest.mark.usefixtures("rotate_once")
+@pytest.mark.parametrize("head_dim", [32, 64, 128])
+def test_packed_cells_agree_to_2e_6(head_dim):
+    qkv, grad = cells(LENGTHS, head_dim)
+    cos, sin = rope_tables(max(LENGTHS), head_dim)
+    given = {"cos": cos, "sin": sin, "cu_seqlens": bounds(LENGTHS)}
+    exact = run(qkv, grad, "reference", torch.float64, **given)
+    fused = run(qkv, grad, "triton", torch.float32, **given)
+    for got, expected in zip(fused, exact, strict=True):
+        torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=2e-6)
+
+
+def test_without_rotation():
+    lengths = [65, 3]
+    qkv, grad = cells(lengths, 32, n_heads=2)
+    exact = run(qkv, grad, "reference", torch.float64, cu_seqlens=bounds(lengths))
+    fused = run(qkv, grad, "triton", torch.float32, cu_seqlens=bounds(lengths))
+    for got, expected in zip(fused, exact, strict=True):
+        torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=2e-6)
+
+
+@pytest.mark.usefixtures("rotate_once")
+def test_half_precision():
+    lengths = [97, 31]
+    qkv, grad = cells(lengths, 64, torch.float16, n_heads=2)
+    cos, sin = rope_tables(97, 64)
+    given = {"cos": cos, "sin": sin, "cu_seqlens": bounds(lengths)}
+    exact = run(qkv, grad, "reference", torch.float64, **given)
+    fused = run(qkv, grad, "triton", torch.float16, **given)
+    assert fused[0].dtype == torch.float16
+    for got, expected in zip(fused, exact, strict=True):
+        error = (got.double() - expected).norm() / expected.norm()
+        assert error < 1e-3
+
+
+@pytest.mark.usefixtures("rotate_once")
+def test_padded_cells_with_any_mask_and_poison_in_the_padding():
+    source = torch.Generator().manual_seed(0)
+    mask = torch.rand(3, 70, generator=source) < 0.6
+    mask[1] = True
+    mask[2] = False
+    qkv = torch.randn(3, 70, 3, 1, 32, generator=source)
+    grad = torch.randn(3, 70, 1, 32, generator=source)
+    qkv[~mask] = float("nan")
+    cos, sin = rope_tables(70, 32)
+    results = {}
+    for backend, dtype in (("reference", torch.float64), ("triton", torch.float32)):
+        x = (qkv.to(dtype)).requires_grad_()
+        out = rope_attention(*x.unbind(2), cos=cos, sin=sin, key_padding_mask=mask, backend=backend)
+        (gradient,) = torch.autograd.grad(out, x, grad.to(dtype))
+        results[backend] = out.detach(), gradient
+    for got, expected in zip(results["triton"], results["reference"], strict=True):
+        assert (got[~mask] == 0).all()
+        torch.testing.assert_close(got[mask].double(), expected[mask], atol=2e-6, rtol=2e-6)
+
+
+def test_padded_cells_without_a_mask():
+    source = torch.Generator().manual_seed(1)
+    q, k, v = torch.randn(3, 2, 40, 2, 32, generator=source)
+    cos, sin = rope_tables(40, 32)
+    fused = rope_attention(q, k, v, cos=cos, sin=sin, backend="triton")
+    torch.testing.assert_close(
+        fused, rope_attention(q, k, v, cos=cos, sin=sin, backend="reference"), atol=2e-6, rtol=2e-6
+    )
+
+
+def test_any_layout_and_a_generous_bound():
+    lengths = [20, 45]
+    qkv, _ = cells(lengths, 32, n_heads=2)
+    q, k, v = qkv.unbind(1)
+    strided = [x.transpose(-1, -2).contiguous().transpose(-1, -2) for x in (q, k, v)]
+    assert strided[0].stride(-1) != 1
+    given = {"cu_seqlens": bounds(lengths), "backend": "triton"}
+    expected = rope_attention(q, k, v, **given)
+    assert torch.equal(rope_attention(*strided, **given), expected)
+    assert torch.equal(rope_attention(q, k, v, max_seqlen=1000, **given), expected)
+
+
+def test_no_tokens():
+    q = torch.zeros(0, 2, 32, requires_grad=True)
+    out = rope_attention(q, q, q, cu_seqlens=bounds([0, 0]), backend="triton")
+    out.sum().backward()
+    assert out.shape == q.grad.shape == (0, 2, 32)
+    empty = torch.zeros(2, 0, 2, 32)
+    assert rope_attention(empty, empty, empty, backend="triton").shape == empty.shape
+
+
+def test_the_operator_keeps_torch_s_rules():
+    """Schema, fake tensors, autograd registration and dynamic shapes, as torch itself checks them."""
+    lengths = [5, 40]
+    qkv, _ = cells(lengths, 32, n_heads=2)
+    q, k, v = (x.contiguous().requires_grad_() for x in qkv.unbind(1))
+    cos, sin = rope_tables(40, 32)
+    torch.library.opcheck(_triton._attention, (q, k, v, cos, sin, bounds(lengths), None, 40))
+
+
+def test_a_block_is_one_graph_and_agrees_compiled():
+    block = Block(64, 2, 96)
+    torch.manual_seed(0)
+    cos, sin = rope_tables(50, 32)
+    explained = torch._dynamo.explain(block)(torch.randn(9, 64), bounds([4, 5]), cos, sin, "triton", 5)
+    assert explained.graph_break_count == 0
+    compiled = torch.compile(block, backend="aot_eager", fullgraph=True, dynamic=True)
+    for lengths in ([4, 5], [30, 1, 12], [50]):
+        x = torch.randn(sum(lengths), 64)
+        results = []
+        for call in (block, compiled):
+            leaf = x.clone().requires_grad_()
+            out = call(leaf, bounds(lengths), cos, sin, "triton", max(lengths))
+            out.square().sum().backward()
+            results.append((out.detach(), leaf.grad))
+        for got, expected in zip(*results, strict=True):
+            torch.testing.assert_close(got, expected)
+
+
+def small_model() -> ScDiVa:
+    config = ScDiVaConfig(n_genes=50, dim=64, n_layers=2, n_heads=2, ffn_dim=96, max_length=40, anchor="learned")
+    return ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
+
+
+def test_the_model_runs_on_it():
+    model = small_model()
+    tokens = torch.randint(3, 53, (60,))
+    values = torch.rand(60)
+    with torch.no_grad():
+        fused = model(tokens, values, bounds([40, 0, 20]), backend="triton")
+        expected = model(tokens, values, bounds([40, 0, 20]), backend="reference")
+    torch.testing.assert_close(fused.hidden, expected.hidden, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(fused.cell_state, expected.cell_state, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_compiled_blocks_agree_at_any_length_and_keep_their_names():
+    model = small_model()
+    tokens, values = torch.randint(3, 53, (60,)), torch.rand(60)
+    batches = [(tokens, values, bounds(lengths)) for lengths in ([40, 0, 20], [7, 13, 20, 20])]
+    expected = [model(*batch, backend="triton").hidden for batch in batches]
+    names = list(model.state_dict())
+    model.compile_blocks(backend="aot_eager", fullgraph=True)
+    for batch, hidden in zip(batches, expected, strict=True):
+        torch.testing.assert_close(model(*batch, backend="triton").hidden, hidden)
+    assert list(model.state_dict()) == names

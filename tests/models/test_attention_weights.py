@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from scdiva.models import ScDiVa, ScDiVaConfig
+
+CU = torch.tensor([0, 5, 5, 12], dtype=torch.int32)
+TOKENS = torch.arange(3, 15)
+VALUES = torch.linspace(0.5, 3.0, 12)
+
+
+def build(**fields) -> ScDiVa:
+    config = ScDiVaConfig(**{
+        "n_genes": 12, "dim": 16, "n_layers": 3, "n_heads": 2, "ffn_dim": 20, "max_length": 9, "anchor": "learned",
+        **fields,
+    })  # fmt: skip
+    model = ScDiVa(config, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(8)  # attention that is far from even
+    return model
+
+
+def test_weights_are_those_that_the_network_uses():
+    """Layer by layer: the recorded input of a block gives the same weights, and those times V its attention."""
+    model = build()
+    inputs, attended = {}, {}
+    for number, block in enumerate(model.blocks):
+
+        def record(_, given, out, number=number):
+            inputs[number], attended[number] = given[0], out
+
+        block.attention.register_forward_hook(record)
+    model(TOKENS, VALUES, CU)
+    seen = []
+    for layer, cell, weights in model.attention_weights(TOKENS, VALUES, CU):
+        seen.append((layer, cell))
+        rows = slice(int(CU[cell]) + cell, int(CU[cell + 1]) + cell + 1)  # one [LAT] a cell
+        assert weights.shape == (2, rows.stop - rows.start, rows.stop - rows.start)
+        attention = model.blocks[layer].attention
+        v = attention.project(inputs[layer])[2][rows]
+        heads = torch.einsum("hqk,khd->qhd", weights, v).flatten(start_dim=1)
+        torch.testing.assert_close(attention.out(heads), attended[layer][rows], atol=1e-5, rtol=1e-5)
+    assert seen == [(layer, cell) for layer in range(3) for cell in range(3)]
+
+
+def test_layers_and_heads_are_chosen():
+    model = build(anchor="encoder", anchor_linear_dim=4, anchor_learned_dim=4, anchor_hidden=8, time_conditioning=True)
+    everything = {(layer, cell): w for layer, cell, w in model.attention_weights(TOKENS, VALUES, CU)}
+    chosen = list(model.attention_weights(TOKENS, VALUES, CU, layers=[1], heads=[1]))
+    assert [(layer, cell) for layer, cell, _ in chosen] == [(1, 0), (1, 1), (1, 2)]
+    for layer, cell, weights in chosen:
+        torch.testing.assert_close(weights, everything[layer, cell][1:])
+    assert not weights.requires_grad
+    assert list(model.attention_weights(TOKENS, VALUES, CU, layers=[])) == []
+
+
+def test_what_does_not_exist_is_refused():
+    model = build()
+    with pytest.raises(ValueError, match="layers must be numbers from 0 to 2"):
+        next(model.attention_weights(TOKENS, VALUES, CU, layers=[3]))
+    with pytest.raises(ValueError, match="heads must be numbers from 0 to 1"):
+        next(model.attention_weights(TOKENS, VALUES, CU, heads=[2]))
+    with pytest.raises(ValueError, match="neither MASK nor one of this model's 12 genes"):
+        next(model.attention_weights(TOKENS + 1, VALUES, CU))
+
+
+def test_tables_of_rotation_are_made_once_and_never_rounded():
+    model = build()
+    model(TOKENS, VALUES, CU)
+    before = model._tables(torch.device("cpu"))
+    assert model._tables(torch.device("cpu")) is before
+    assert model.to(torch.bfloat16)._tables(torch.device("cpu"))[0].dtype == torch.float32
+    assert build(position="none")._tables(torch.device("cpu")) == (None, None)

@@ -17,8 +17,8 @@ import torch
 import scdiva
 
 RESULTS = Path(__file__).parent / "results"
-WRITTEN = ("benchmarks/results", "docs/benchmarks.md")
-"""What benchmarks themselves write: it does not make the code another one."""
+CODE = ("src", "benchmarks", ":(exclude)benchmarks/results")
+"""What a figure depends on: files here that are changed or new make the commit's code another one."""
 PACKAGES = ("torch", "triton", "liger-kernel", "numpy", "anndata", "scanpy", "scikit-learn")
 
 
@@ -33,9 +33,9 @@ def _git(*arguments: str) -> str:
 
 
 def commit() -> str:
-    """The commit that is checked out, with `+changes` if tracked files differ, other than `WRITTEN`."""
+    """The commit that is checked out, with `+changes` if files of `CODE` differ from it or are not in it."""
     head = _git("rev-parse", "HEAD")
-    dirty = _git("status", "--porcelain", "-uno", "--", ":(top)", *(f":(top,exclude){path}" for path in WRITTEN))
+    dirty = _git("-C", "..", "status", "--porcelain", "--", *CODE)
     return (head + ("+changes" if dirty else "")) or "unknown"
 
 

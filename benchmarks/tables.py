@@ -1,4 +1,9 @@
-"""Turn `results/*.json` into the tables of the docs and of the model card, so that no figure is typed by hand."""
+"""Turn `results/*.json` into the tables of the docs and of the model card, so that no figure is typed by hand.
+
+    python benchmarks/tables.py
+
+writes `docs/benchmarks.md`; a test holds the committed page to the committed results.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ import json
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 SCORES = {"accuracy": "15-NN accuracy", "macro_f1": "macro-F1", "nmi": "NMI", "ari": "ARI", "asw": "ASW"}
 ARMS = {"scdiva": "scdiva-mini, zero-shot", "linear": "its linear part alone", "pca": "PCA fitted on the set"}
 
@@ -37,13 +43,87 @@ def zero_shot(result: dict) -> str:
 
 
 def memory(result: dict) -> str:
-    """Peak memory of each size."""
+    """Peak memory of each size, and the goal that it stays flat."""
     rows = [
         [f"{row['n_cells']:,}" if row["n_cells"] else "0 (libraries and model)", f"{row['peak_mib']:,}",
          f"{row['cells_per_second']:,}" if "cells_per_second" in row else "-"]
         for row in result["rows"]
+        if "n_cells" in row
     ]  # fmt: skip
-    return table(["cells", "peak memory, MiB", "cells per second"], rows)
+    judged = [row for row in result["rows"] if "met" in row]
+    flat = goals(judged) if judged else f"Largest to smallest: {result['ratio']:.3f}.\n"
+    return f"{flat}\n{table(['cells', 'peak memory, MiB', 'cells per second'], rows)}"
+
+
+def said(value: object) -> str:
+    """A figure or a note as it stands in a table; numbers to four digits."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    text = value if isinstance(value, str) else f"`{json.dumps(value)}`"
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def goals(rows: list[dict]) -> str:
+    """Rows of `_timing.goal`: the figure, its goal, whether it was met. What was noted beside stands in `details`."""
+    lines = []
+    for row in rows:
+        sign, bound = ("≥", row["at_least"]) if "at_least" in row else ("≤", row["at_most"])
+        verdict = "met" if row["met"] else "**missed**"
+        lines.append([said(row["what"]), said(row["value"]), f"{sign} {said(float(bound))}", verdict, details(row)])
+    header = ["what", "measured", "goal", "", ""]
+    if not any(line[-1] for line in lines):
+        header, lines = header[:-1], [line[:-1] for line in lines]
+    return table(header, lines)
+
+
+def label(key: str) -> str:
+    """A field of a row as a heading: `peak_mib` is "peak MiB"."""
+    words = {"mib": "MiB", "gib": "GiB", "tflops": "TFLOP/s", "value": "measured"}
+    return " ".join(words.get(word, word) for word in key.split("_"))
+
+
+def details(row: dict) -> str:
+    """Everything of a row that has no column of its own."""
+    known = ("what", "value", "at_least", "at_most", "met", "section")
+    return ", ".join(f"{label(key)} {said(value)}" for key, value in row.items() if key not in known)
+
+
+def figures(rows: list[dict]) -> str:
+    """Rows without a goal, those with the same kinds of figures in one table; many kinds are written as words."""
+    alike: dict[tuple[str, ...], list[dict]] = {}
+    for row in rows:
+        alike.setdefault(tuple(key for key in row if key not in ("what", "section")), []).append(row)
+    tables = []
+    for keys, some in alike.items():
+        if len(keys) > 6:
+            tables.append(table(["what", ""], [[said(row["what"]), _all(row)] for row in some]))
+        else:
+            header = ["what", *(label(key) for key in keys)]
+            tables.append(table(header, [[said(row["what"]), *(said(row[key]) for key in keys)] for row in some]))
+    return "\n".join(tables)
+
+
+def _all(row: dict) -> str:
+    first = [said(row["value"])] if "value" in row else []
+    return ", ".join([*first, *([rest] if (rest := details(row)) else [])])
+
+
+def rows_of(result: dict) -> str:
+    """The tables of a result: for each of its sections, the goals, then the other figures."""
+    parts = []
+    for section in dict.fromkeys(row.get("section") for row in result["rows"]):
+        rows = [row for row in result["rows"] if row.get("section") == section]
+        if section:
+            parts.append(f"### {str(section).capitalize()}\n")
+        if judged := [row for row in rows if "met" in row]:
+            parts.append(goals(judged))
+        if others := [row for row in rows if "met" not in row]:
+            parts.append(figures(others))
+    return "\n".join(parts)
 
 
 def origin(result: dict) -> str:
@@ -55,23 +135,76 @@ def origin(result: dict) -> str:
     )
 
 
+def surroundings(result: dict) -> str:
+    """The line below a table: command, commit, machine, versions. A commit with changes says so."""
+    machine, line = result["machine"], origin(result)
+    if result["commit"].endswith("+changes"):
+        line += " The code had changes that are not in this commit."
+    if "gpu" in machine:
+        line += f" GPU: {machine['gpu']} ({machine['gpu_gib']} GiB), CUDA {machine['cuda']}."
+    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
+    return f"{line} Python {machine['python']}, {versions}.\n"
+
+
+ABOUT = {
+    "zero_shot": (
+        "Zero-shot embedding",
+        "The bundled model was trained on none of these cells and fits nothing; PCA is fitted on each set (2,000 "
+        "highly variable genes, scaled, 50 components); the linear part is the model's projection on the corpus SVD, "
+        "from which its set encoder starts. Seeds shuffle the folds, the clusters and the sample of large sets. What "
+        "to read off it: where the tissue was in the corpus (blood) the model is ahead of PCA; where it was not "
+        "(pancreas, lung cancer lines), PCA, which has seen the set, separates the types better. And what 800 steps "
+        "of training added to the linear start is little: accuracy within its spread, clusters no better. A "
+        "checkpoint that earns its training is the next step.",
+    ),
+    "memory": ("Memory", "Peak resident memory of `tl.embed_file` on the same cells, repeated on disk."),
+    "embedding": (
+        "Embedding on a CPU",
+        "One thread, arms in turn, best CPU time of several rounds; only ratios within the run count.",
+    ),
+    "loss": (
+        "Loss",
+        "Forward and backward of the gene head. `full` computes the logits of all positions, half of them masked; "
+        "`masked` those of the masked positions alone; `chunked` is `scdiva.diffusion.masked_cross_entropy`. One "
+        "thread, arms in turn, best CPU time. Peak MiB are tensors above the start; resident MiB are a process of its "
+        "own for each arm, a check by other means.",
+    ),
+    "activations": (
+        "Activation memory",
+        "What a training step of the paper's network keeps for backward, half of the genes masked: bytes per token by "
+        "the part of the network during which a tensor was first saved, in eager mode on a CPU.",
+    ),
+    "gpu": (
+        "GPU",
+        "One call of `benchmarks/gpu.py`: arms in turn, device events, best of several samples. Where a goal was "
+        "missed, the kernels that took the time stand beside it.",
+    ),
+}
+"""Title and what to know, by result; a result that is not named here gets its own name and no words."""
+NO_GPU = (
+    "No GPU was at hand when this page was made; `python benchmarks/gpu.py` fills this section on a machine with one."
+)
+
+
 def page() -> str:
-    """The benchmarks page of the docs."""
-    parts = ["# Benchmarks\n\nEvery figure here is generated from `benchmarks/results`, written by the script named.\n"]
-    if result := load("zero_shot"):
-        parts.append(
-            "## Zero-shot embedding\n\nThe bundled model was trained on none of these cells and fits nothing; PCA is "
-            "fitted on each set (2,000 highly variable genes, scaled, 50 components); the linear part is the model's "
-            "projection on the corpus SVD, from which its set encoder starts. Seeds shuffle the folds, the "
-            "clusters and the sample of large sets. What to read off it: where the tissue was in the corpus (blood) "
-            "the model is ahead of PCA; where it was not (pancreas, lung cancer lines), PCA, which has seen the set, "
-            "separates the types better. And what 800 steps of training added "
-            "to the linear start is little: accuracy within its spread, clusters no better. A checkpoint that "
-            f"earns its training is the next step.\n\n{zero_shot(result)}\n{origin(result)}\n"
-        )
-    if result := load("memory"):
-        parts.append(
-            "## Memory\n\nPeak resident memory of `tl.embed_file` on the same cells, repeated on disk. Largest to "
-            f"smallest: {result['ratio']:.3f}.\n\n{memory(result)}\n{origin(result)}\n"
-        )
+    """The benchmarks page of the docs, from the results that there are."""
+    parts = [
+        "# Benchmarks\n",
+        "Every figure here is generated by `python benchmarks/tables.py` from `benchmarks/results`, which the scripts "
+        "named below write. `make bench` runs those that need no GPU and fails where a goal is missed.\n",
+    ]
+    written = sorted(path.stem for path in RESULTS.glob("*.json"))
+    for name in [*ABOUT, *(name for name in written if name not in ABOUT)]:
+        title, words = ABOUT.get(name, (name.replace("_", " ").capitalize(), ""))
+        result = load(name)
+        if result is None:
+            if name == "gpu":
+                parts.append(f"## {title}\n\n{NO_GPU}\n")
+            continue
+        body = {"zero_shot": zero_shot, "memory": memory}.get(name, rows_of)(result)
+        parts.append("\n\n".join(text for text in (f"## {title}", words, body.strip(), surroundings(result)) if text))
     return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -6,7 +6,6 @@ import importlib
 import inspect
 import os
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,9 +171,5 @@ def copy_notebooks(source: Path, target: Path) -> None:
         shutil.copy(notebook, target / notebook.name)
 
 
-sys.path.insert(0, str(HERE.parent / "benchmarks"))
-tables = importlib.import_module("tables")
-
 write_api(HERE / "generated" / "api.rst")
-(HERE / "generated" / "benchmarks.md").write_text(tables.page(), encoding="utf-8")
 copy_notebooks(HERE.parent / "tutorials", HERE / "notebooks")

@@ -56,13 +56,16 @@ def repository(script, tmp_path, monkeypatch):
     return record, folder
 
 
-def test_changed_code_marks_the_commit_and_results_do_not(repository):
+@pytest.mark.parametrize("new", ["x.py", "y.py"])
+def test_changed_and_new_code_marks_the_commit_and_results_do_not(repository, tmp_path, new):
     record, folder = repository
     clean = record.commit()
     assert len(clean) == 40
     (folder / "results" / "x.json").write_text("{} ")  # an earlier benchmark of the same run wrote its figures
     assert record.commit() == clean
-    (folder / "x.py").write_text("2")
+    (tmp_path / "notes.md").write_text("read by no benchmark")
+    assert record.commit() == clean
+    (folder / new).write_text("2")
     assert record.commit() == clean + "+changes"
 
 

@@ -1,0 +1,96 @@
+"""The page holds what the results hold, a missed goal as missed."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def results(script, tmp_path, monkeypatch):
+    """Write results where `tables` looks for them; gives `(tables, write)`."""
+    tables = script("tables")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+
+    def write(name, rows, gpu=None, commit="0123456789abcdef", **notes):
+        machine = {"processor": "Some CPU", "cores": 2, "python": "3.11.7"}
+        if gpu:
+            machine |= {"gpu": gpu, "gpu_gib": 79, "cuda": "12.8"}
+        entry = {
+            "command": f"python benchmarks/{name}.py", "commit": commit, "date": "2026-01-02", "machine": machine,
+            "versions": {"scdiva": "0.1.0", "torch": "2.13.0"}, **notes, "rows": rows,
+        }  # fmt: skip
+        (tmp_path / f"{name}.json").write_text(json.dumps(entry))
+
+    return tables, write
+
+
+def test_the_committed_page_is_what_the_committed_results_give(script):
+    tables = script("tables")
+    assert tables.PAGE.read_text(encoding="utf-8") == tables.page(), "run python benchmarks/tables.py and commit it"
+
+
+def test_goals_met_and_missed(results):
+    tables, write = results
+    write("loss", [
+        {"what": "memory", "value": 0.1733, "at_most": 0.25, "met": True},
+        {"what": "speed", "value": 1.5, "at_least": 2.0, "met": False},
+        {"what": "float32, full", "cpu_seconds": 6.5, "peak_mib": 1470},
+        {"what": "chunked / masked", "value": 0.875},
+    ])  # fmt: skip
+    page = tables.page()
+    assert "| memory | 0.1733 | ≤ 0.25 | met |" in page
+    assert "| speed | 1.5 | ≥ 2 | **missed** |" in page
+    assert "| what | cpu seconds | peak MiB |" in page
+    assert "| float32, full | 6.5 | 1,470 |" in page
+    assert "| chunked / masked | 0.875 |" in page
+    assert "`python benchmarks/loss.py`, commit `0123456789ab`, 2026-01-02, Some CPU (2 cores)." in page
+    assert "torch 2.13.0" in page
+    assert "changes" not in page
+
+
+def test_what_has_no_result_is_left_out_but_for_the_gpu(results):
+    tables, write = results
+    write("loss", [{"what": "a", "value": 1.0}])
+    page = tables.page()
+    assert [line for line in page.splitlines() if line.startswith("## ")] == ["## Loss", "## GPU"]
+    assert tables.NO_GPU in page
+
+
+def test_gpu_rows_stand_in_their_sections_with_what_went_wrong(results):
+    tables, write = results
+    profile = [{"kernel": "a|b", "calls": 1, "ms": 2.0}]
+    write("gpu", [
+        {"section": "kernels", "what": "forward", "value": 1.4, "at_least": 1.5, "met": False, "profile": profile},
+        {"section": "kernels", "what": "forward: fused", "ms_best": 1.25, "tflops": 300.0},
+        {"section": "training", "what": "train", "error": "OutOfMemoryError: a\nb"},
+    ], gpu="Some GPU")  # fmt: skip
+    page = tables.page()
+    assert tables.NO_GPU not in page
+    assert "### Kernels" in page
+    assert "GPU: Some GPU (79 GiB), CUDA 12.8." in page
+    missed = next(line for line in page.splitlines() if "**missed**" in line)
+    assert r"a\|b" in missed
+    assert "| forward: fused | 1.25 | 300 |" in page
+    assert "| train | OutOfMemoryError: a b |" in page
+
+
+def test_a_result_that_no_one_described_is_shown_all_the_same(results):
+    tables, write = results
+    write("new_subject", [{"what": "a", "value": 1234567.0}], commit="0123456789abcdef+changes")
+    page = tables.page()
+    assert "## New subject" in page
+    assert "1,234,567" in page
+    assert "The code had changes" in page
+
+
+def test_memory_with_and_without_its_goal(results):
+    tables, write = results
+    rows = [{"n_cells": 0, "peak_mib": 400}, {"n_cells": 40002, "peak_mib": 500, "cells_per_second": 20000}]
+    write("memory", rows, ratio=1.0323)
+    assert "Largest to smallest: 1.032." in tables.page()
+    write("memory", [*rows, {"what": "largest / smallest", "value": 1.2, "at_most": 1.1, "met": False}])
+    page = tables.page()
+    assert "| largest / smallest | 1.2 | ≤ 1.1 | **missed** |" in page
+    assert "| 40,002 | 500 | 20,000 |" in page

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 from _gpu_device import Setting, bounds_of, full_setting, timed, tiny_setting
-from scdiva.kernels._triton_configs import KERNELS, candidates
 
 from scdiva.kernels import rope_tables
+from scdiva.kernels._triton_configs import KERNELS, candidates
 
 
 def _inputs(setting: Setting, n_cells: int) -> tuple:

@@ -40,7 +40,7 @@ def test_a_time_limit_is_kept_and_the_schedule_ends(mini, script, prepared, tmp_
     monkeypatch.setattr(sys, "argv", ["train_mini.py", *options.split(), "--steps", "40", "--anchor-steps", "20"])
     begun = time.monotonic()
     mini.main()
-    assert time.monotonic() - begun < 8  # the machine of a test may pause
+    assert time.monotonic() - begun < 12  # the machine of a test may pause
 
     said = json.loads((tmp_path / "run" / "metadata.json").read_text())
     assert said["time_limit"] == 5

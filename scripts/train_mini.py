@@ -11,22 +11,34 @@ In three parts, each left out where its result is there already:
 
 The model folder appears in OUT/model; `--install` copies it into the package. Needs torch, pytorch-lightning, numpy,
 scipy, pandas, pyarrow, h5py and safetensors; part 1 anndata too.
+
+On a machine that is lent for minutes, with the corpus packed by `carry_corpus.py` and carried there:
+
+    PYTHONPATH=src python scripts/train_mini.py --prepared CARRIED --out /tmp/mini --time-limit 500 --accelerator gpu
+
+`--time-limit` counts seconds from the start of the script. The steps that fit are found by a short trial on a copy of
+the model, so that the learning rate comes to its end; `--steps` and `--anchor-steps` are then upper limits. Model and
+metadata are also copied to $OUT, if that is set, files above 16 MiB in pieces (`cat NAME.* > NAME` joins them).
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import os
 import platform
 import shutil
 import sys
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
+from pytorch_lightning.callbacks import Callback
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
@@ -52,6 +64,16 @@ VALIDATION = ("citefuse_eccite_pbmc_500", "breast_scdeconr_ref", "vision_metasta
 """Studies held out to watch the training: blood, a solid tissue, a cell line."""
 LOG_BATCHES = {"tidytranscriptomics_pbmc_3000": ("SCP345", "SCP591")}
 """Studies that join counts with logarithms, and the prefixes of the batches that hold log1p values: left out."""
+STEPS = 3500
+TRIAL_STEPS = 60
+MARGIN = 0.85
+"""Share of the time left that a run is planned to take: validation, checkpoints and a slower stretch take the rest."""
+ANCHOR_SHARE = 0.25
+"""Share of the time left that the set encoder may take."""
+PIECE = 16 << 20
+"""Largest file that is copied whole, in bytes."""
+STARTED = time.monotonic() - time.process_time()
+"""When the script began: the imports above take seconds of their own, which are CPU time."""
 BUNDLED = Path(__file__).parents[1] / "src" / "scdiva" / "checkpoints" / "scdiva-mini"
 
 
@@ -139,6 +161,50 @@ def last_validation(folder: Path) -> dict[str, float]:
     return {name: round(value, 4) for row in last for name, value in row.items() if name.startswith("val/")}
 
 
+class Watch(Callback):
+    """Note the time of each batch, and end the run after so many seconds, but not before so many batches."""
+
+    def __init__(self, seconds: float, batches: int = 1) -> None:
+        self.seconds, self.batches, self.stopped = seconds, batches, False
+        self.times = [time.monotonic()]
+
+    def on_train_batch_end(self, trainer: object, *_: object) -> None:
+        self.times.append(time.monotonic())
+        if self.times[-1] - self.times[0] > self.seconds and len(self.times) > self.batches:
+            trainer.should_stop = self.stopped = True
+
+    def pace(self) -> float:
+        """Seconds of a batch, of the later half: the first ones compile, allocate and fill buffers."""
+        later = self.times[len(self.times) // 2 :]
+        return (later[-1] - later[0]) / (len(later) - 1)
+
+
+def steps_that_fit(seconds: float, most: int, trial: Callable[[Watch], object]) -> int:
+    """Steps that a run can do in some seconds, the trial's own included; at most `most`."""
+    begun = time.monotonic()
+    watch = Watch(seconds / 6, batches=4)
+    trial(watch)
+    left = seconds - (time.monotonic() - begun)
+    steps = min(most, int(MARGIN * left / watch.pace()))
+    if steps < 1:
+        raise SystemExit(f"--time-limit leaves {left:.0f} s for steps of {watch.pace():.2f} s: raise it.")
+    print(f"{steps} steps of {watch.pace() * 1e3:.0f} ms in {left:.0f} s", flush=True)
+    return steps
+
+
+def hand_over(model: Path, metadata: Path, out: Path) -> None:
+    """Copy what was made, files above `PIECE` cut into NAME.00, NAME.01, ..."""
+    for file in (*sorted(model.iterdir()), metadata):
+        target = out / ("model" if file.parent == model else "")
+        target.mkdir(parents=True, exist_ok=True)
+        content = file.read_bytes()
+        if len(content) <= PIECE:
+            (target / file.name).write_bytes(content)
+            continue
+        for number, start in enumerate(range(0, len(content), PIECE)):
+            (target / f"{file.name}.{number:02d}").write_bytes(content[start : start + PIECE])
+
+
 def train(arguments: argparse.Namespace, folder: Path) -> Path:
     """Parts 2 and 3."""
     vocabulary = Vocabulary.read(folder / "vocabulary.parquet")
@@ -149,43 +215,82 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
     start = linear_map(folder, cells, config.anchor_linear_dim)
     init_gene_embedding(model, start.weight[N_SPECIAL:], generator=step_generator(seed, 0, "genes"))
 
-    anchor_config = AnchorConfig(
-        steps=arguments.anchor_steps,
-        batch_size=256,
-        learning_rate=1e-3,
-        warmup_steps=50,
-        weight_decay=0.01,
-        precision="fp32",
-        seed=seed,
-    )
-    anchor = AnchorModule(model, anchor_config, start, np.bincount(cells.study, minlength=len(cells.study_names)))
     options = {"accelerator": arguments.accelerator, "progress": arguments.progress}
+    stopped = []
 
-    def run(module: TaskModule, cells: CellDataModule, name: str, **limits: int) -> int:
-        """Train, from the last checkpoint where there is one and --resume is given; return the steps done."""
+    def left() -> float:
+        """Seconds of the time limit that are left for training; a twentieth is kept for saving."""
+        return 0.95 * arguments.time_limit - (time.monotonic() - STARTED)
+
+    def run(
+        make: Callable[[int], TaskModule], batches: Callable[[], CellDataModule], name: str, steps: int, share: float,
+        **limits: int,
+    ) -> tuple[TaskModule, int]:  # fmt: skip
+        """Train, from the last checkpoint where there is one and --resume is given; return the module and the steps."""
+        watches = []
+        if arguments.time_limit:
+            seconds = share * left()
+
+            def trial(watch: Watch) -> None:
+                # on a copy of its own: the model is not to be trained twice on the same cells
+                copied = copy.deepcopy(make(TRIAL_STEPS))
+                fit(copied, batches(), out_dir=out / "trial", max_steps=TRIAL_STEPS, callbacks=[watch], **options)
+                shutil.rmtree(out / "trial")
+
+            end = time.monotonic() + seconds
+            steps = steps_that_fit(seconds, steps, trial)
+            watches = [Watch(end - time.monotonic())]
+        module, cells = make(steps), batches()
         begun = arguments.resume and (out / name / "last.ckpt").exists()
         resume = out / name if begun else None
-        trainer = fit(module, cells, out_dir=out / name, resume_from=resume, **options, **limits)
+        trainer = fit(module, cells, out_dir=out / name, resume_from=resume, callbacks=watches, **options, **limits)
         cells.close()
-        return trainer.global_step
+        if any(watch.stopped for watch in watches):
+            stopped.append(name)
+            print(f"{name}: out of time at step {trainer.global_step} of {steps}", flush=True)
+        return module, trainer.global_step
 
-    run(anchor, data(folder, vocabulary, batch_size=256, context=config.anchor_length, seed=seed), "anchor")
+    def make_anchor(steps: int) -> AnchorModule:
+        chosen = AnchorConfig(
+            steps=steps,
+            batch_size=256,
+            learning_rate=1e-3,
+            warmup_steps=min(50, max(1, steps // 16)),
+            weight_decay=0.01,
+            precision="fp32",
+            seed=seed,
+        )
+        return AnchorModule(model, chosen, start, np.bincount(cells.study, minlength=len(cells.study_names)))
+
+    def make_transformer(steps: int) -> PretrainingModule:
+        chosen = PretrainingConfig(
+            steps=steps,
+            batch_size=arguments.batch_size,
+            context=arguments.context,
+            learning_rate=1e-3,
+            warmup_steps=max(1, steps // 20),
+            anchor_objective="none",
+            precision=arguments.precision,
+            seed=seed,
+        )
+        return PretrainingModule(model, chosen)
+
+    def batches_of(batch_size: int, context: int) -> CellDataModule:
+        return data(folder, vocabulary, batch_size=batch_size, context=context, seed=seed)
+
+    anchor, _ = run(
+        make_anchor, lambda: batches_of(256, config.anchor_length), "anchor", arguments.anchor_steps, ANCHOR_SHARE
+    )
+    anchor_config = anchor.config
 
     model.requires_grad_(True)
     model.anchor.requires_grad_(False)
-    training = PretrainingConfig(
-        steps=arguments.steps,
-        batch_size=arguments.batch_size,
-        context=arguments.context,
-        learning_rate=1e-3,
-        warmup_steps=max(1, arguments.steps // 20),
-        anchor_objective="none",
-        precision=arguments.precision,
-        seed=seed,
-    )
-    batches = data(folder, vocabulary, batch_size=training.batch_size, context=training.context, seed=seed)
     limits = {} if arguments.stop_at is None else {"max_steps": arguments.stop_at}
-    steps = run(PretrainingModule(model, training), batches, "transformer", **limits)
+    module, steps = run(
+        make_transformer, lambda: batches_of(arguments.batch_size, arguments.context), "transformer",
+        arguments.steps or (10**6 if arguments.time_limit else STEPS), 1.0, **limits,
+    )  # fmt: skip
+    training = module.config
 
     metadata = {
         "command": " ".join(["python", *sys.argv]),
@@ -197,7 +302,9 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
             "validation_studies": list(VALIDATION),
             "n_cells": cells.n_obs,
             "n_tokens": int(cells.indptr[-1]),
+            **(json.loads(carried.read_text()) if (carried := folder / "carried.json").exists() else {}),
         },
+        **({"time_limit": arguments.time_limit, "out_of_time": stopped} if arguments.time_limit else {}),
         "anchor": {
             "training": anchor_config.to_dict(),
             "cells_seen": anchor_config.steps * anchor_config.batch_size,
@@ -214,16 +321,20 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
         },
     }
     (out / "metadata.json").write_text(json.dumps(metadata, indent=1))
-    return save_model(model.cpu(), vocabulary, out / "model", metadata=metadata, dtype="float16", overwrite=True)
+    saved = save_model(model.cpu(), vocabulary, out / "model", metadata=metadata, dtype="float16", overwrite=True)
+    if os.environ.get("OUT"):
+        hand_over(saved, out / "metadata.json", Path(os.environ["OUT"]))
+    return saved
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--corpus", type=Path, default=Path("../shared/data/corpus"))
     parser.add_argument("--out", type=Path, default=Path("runs/mini"))
-    parser.add_argument("--prepared", type=Path, help="folder of part 1; default OUT/prepared")
+    parser.add_argument("--prepared", type=Path, help="folder of part 1, or that packed; default OUT/prepared")
     parser.add_argument("--anchor-steps", type=int, default=800)
-    parser.add_argument("--steps", type=int, default=3500)
+    parser.add_argument("--steps", type=int, help=f"of the transformer; default {STEPS}, or what the time limit allows")
+    parser.add_argument("--time-limit", type=float, help="seconds from the start of the script to the saved model")
     parser.add_argument("--stop-at", type=int, help="end the transformer's training at this step of its schedule")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoints in OUT")
     parser.add_argument("--batch-size", type=int, default=32)
@@ -235,7 +346,17 @@ def main() -> None:
     parser.add_argument("--install", action="store_true", help="copy the model into the package")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", message=".*are left out.*")
+    if arguments.time_limit is not None and (arguments.resume or arguments.time_limit <= 0):
+        parser.error(
+            "--time-limit is a positive number of seconds, and a run with it can't be resumed: its steps differ"
+        )
     folder = arguments.prepared or arguments.out / "prepared"
+    if (folder / "carried.json").exists() and not (folder / "train.h5").exists():
+        from carry_corpus import unpack
+
+        carried, folder = folder, arguments.out / "prepared"
+        unpack(carried, folder)
+        print(f"unpacked {carried.name} after {time.monotonic() - STARTED:.0f} s", flush=True)
     if not (folder / "vocabulary.parquet").exists():
         prepare(arguments.corpus, folder)
     model = train(arguments, folder)

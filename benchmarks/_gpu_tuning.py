@@ -85,9 +85,9 @@ def compile_part(setting: Setting, part: int, parts: int) -> int:
     # 16 cells: sizes are divisible by 16 as those of the timed input are, which is part of what Triton compiles for
     q, k, v, cos, sin, bounds, longest = _inputs(setting, 16)
     start = _triton.device_plan(q.device, setting.head_dim, q.dtype)
-    limit = torch.cuda.get_device_properties(0).shared_memory_per_block_optin
+    limit = _triton.shared_limit(q.device)
     jobs = [
-        (kernel, start._replace(rotate_once=once, **{kernel: tiles}))
+        (kernel, start.having(kernel, tiles)._replace(rotate_once=once))
         for once in (True, False)
         for kernel in KERNELS
         for tiles in candidates(kernel, setting.head_dim, q.element_size(), limit)

@@ -9,8 +9,10 @@ import itertools
 
 import pytest
 import torch
+from triton.runtime.errors import OutOfResources
 
-from scdiva.kernels import _triton, rope_attention, rope_tables
+from scdiva.kernels import _triton, _triton_configs, autotune_attention, rope_attention, rope_tables
+from scdiva.kernels._triton_configs import KERNELS, Tiles
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.nn.layers import Block
 
@@ -123,6 +125,28 @@ def test_any_layout_and_a_generous_bound():
     expected = rope_attention(q, k, v, **given)
     assert torch.equal(rope_attention(*strided, **given), expected)
     assert torch.equal(rope_attention(q, k, v, max_seqlen=1000, **given), expected)
+
+
+@pytest.mark.parametrize("fast", [(True, (32, 16)), (False, (16, 32))])
+def test_tuning_keeps_what_was_fastest(monkeypatch, fast):
+    """A clock that knows what to prefer; every candidate really runs."""
+    tried = {kernel: (Tiles(32, 32, 1, 1), Tiles(32, 16, 1, 1), Tiles(16, 32, 1, 1)) for kernel in KERNELS}
+    monkeypatch.setattr(_triton_configs, "_CANDIDATES_32", tried)
+    monkeypatch.setattr(_triton, "shared_limit", lambda device: 10**6)
+    monkeypatch.setattr(_triton, "_tuned", {})
+    once, blocks = fast
+
+    def seconds(call):
+        plan, kernel = call.__defaults__
+        if plan.of(kernel) == (32, 32, 1, 1):
+            raise OutOfResources(1, 1, "shared memory")
+        return 1.0 + (plan.of(kernel)[:2] != blocks) + (plan.rotate_once != once)
+
+    monkeypatch.setattr(_triton, "median_seconds", seconds)
+    autotune_attention(n_heads=1, head_dim=32, length=20, dtype=torch.float32, device="cpu", n_tokens=40)
+    plan = _triton.device_plan(torch.device("cpu"), 32, torch.float32)
+    assert plan.rotate_once == once
+    assert {plan.of(kernel)[:2] for kernel in KERNELS} == {blocks}
 
 
 def test_no_tokens():

@@ -5,7 +5,15 @@
 
 from __future__ import annotations
 
-from scdiva.kernels._attention import BACKENDS, attention_weights, rope_attention
+from scdiva.kernels._attention import BACKENDS, attention_weights, autotune_attention, rope_attention
 from scdiva.kernels._rope import apply_rope, positions, rope_tables
 
-__all__ = ["BACKENDS", "apply_rope", "attention_weights", "positions", "rope_attention", "rope_tables"]
+__all__ = [
+    "BACKENDS",
+    "apply_rope",
+    "attention_weights",
+    "autotune_attention",
+    "positions",
+    "rope_attention",
+    "rope_tables",
+]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from scdiva.kernels import _reference, _sdpa
+from scdiva.kernels._rope import rope_tables
 from scdiva.kernels._triton_configs import HEAD_DIMS, MIN_CAPABILITY
 
 BACKENDS = ("auto", "triton", "sdpa", "reference")
@@ -131,6 +132,46 @@ def attention_weights(
         chosen = torch.as_tensor(list(heads), dtype=torch.int64, device=q.device)
         q, k = q.index_select(1, chosen), k.index_select(1, chosen)
     return _reference.packed_weights(q, k, cos, sin, cu_seqlens)
+
+
+def autotune_attention(
+    *, n_heads: int, head_dim: int, length: int, dtype: torch.dtype, device: torch.device | str, n_tokens: int = 65_536
+) -> None:
+    """Time the fused kernel's launch configurations on this device, and keep the fastest for this process.
+
+    Without it the configurations run that were chosen for the device's architecture. Tuning compiles some 50 kernels,
+    which takes a minute or two the first time (Triton keeps them on disk). Which one wins is a matter of timing, and
+    another one adds in another order: the last bits of a run that is to be repeated exactly are safe without tuning.
+
+    Parameters
+    ----------
+    n_heads, head_dim
+        Heads, and numbers in each: 32, 64 or 128.
+    length
+        Tokens of a cell.
+    dtype
+        bfloat16, float16 or float32.
+    device
+        A CUDA device.
+    n_tokens
+        Tokens of the random batch that is timed.
+
+    Raises
+    ------
+    ValueError, ImportError
+        As :func:`rope_attention` for `backend="triton"`.
+    """
+    cells = max(1, n_tokens // length)
+    draw = torch.Generator(device).manual_seed(0)
+    shape = (3, cells * length, n_heads, head_dim)
+    q, k, v = torch.randn(shape, generator=draw, device=device, dtype=dtype)
+    _picked("triton", q)
+    from scdiva.kernels import _triton
+
+    cos, sin = rope_tables(length, head_dim, device=q.device)
+    bounds = torch.arange(0, (cells + 1) * length, length, dtype=torch.int32, device=q.device)
+    plan, _ = _triton.tune(_triton.median_seconds, q, k, v, cos, sin, bounds, length)
+    logging.getLogger("scdiva").info("attention runs with %s on %s", plan, q.device)
 
 
 def _picked(backend: str, q: Tensor) -> str:

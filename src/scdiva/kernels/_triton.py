@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
+from triton.runtime import errors
 
 from scdiva.kernels import _triton_kernels as kernels
 from scdiva.kernels._triton_configs import KERNELS, Kernel, Plan, Tiles, candidates, default_plan
@@ -47,12 +48,18 @@ def device_plan(device: torch.device, head_dim: int, dtype: torch.dtype) -> Plan
         if device.type != "cuda":
             return INTERPRETED_PLAN
         capability = torch.cuda.get_device_capability(device)
-        _tuned[key] = default_plan(head_dim, dtype.itemsize, capability, _shared_limit(device))
+        _tuned[key] = default_plan(head_dim, dtype.itemsize, capability, shared_limit(device))
     return _tuned[key]
 
 
-def _shared_limit(device: torch.device) -> int:
+def shared_limit(device: torch.device) -> int:
+    """Shared memory that a program may have, in bytes."""
     return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
+
+
+def median_seconds(call: Callable[[], object]) -> float:
+    """Time of a call on the device."""
+    return triton.testing.do_bench(call, return_mode="median") / 1e3
 
 
 def tune(
@@ -68,7 +75,7 @@ def tune(
     """Time every plan that fits the device on given cells, and keep the best for this process.
 
     The forward pass is timed alone, the two backward kernels together: each kernel's tiles with what its loop walks
-    over rotated once, and in the loop. A plan that doesn't launch (too much shared memory) is left out.
+    over rotated once, and in the loop. A plan that the device refuses (too much shared memory) is left out.
 
     Parameters
     ----------
@@ -81,11 +88,11 @@ def tune(
     -------
     The plan kept, and each (kernel, tiles, rotated once, time) that ran.
     """
-    head_dim, limit = q.shape[-1], _shared_limit(q.device)
+    head_dim, limit = q.shape[-1], shared_limit(q.device)
     key = (q.device.index, head_dim, q.dtype)
     start = device_plan(q.device, head_dim, q.dtype)
     out, lse = forward(q, k, v, cos, sin, cu_seqlens, None, max_seqlen, start)
-    grad = torch.randn_like(out)
+    grad = v  # any numbers but zeros will do
     timings: list[tuple[Kernel, Tiles, bool, float]] = []
     rotations = (True, False) if cos is not None else (True,)
     totals: dict[bool, tuple[float, Plan]] = {}
@@ -104,7 +111,7 @@ def tune(
                 try:
                     call()
                     seconds = time(call)
-                except triton.runtime.errors.OutOfResources:
+                except (errors.OutOfResources, errors.PTXASError):
                     continue
                 timings.append((kernel, tiles, once, seconds))
                 if best is None or seconds < best[0]:
@@ -230,7 +237,8 @@ def _even(x: Tensor) -> Tensor:
 )
 def _attention(q, k, v, cos, sin, cu_seqlens, valid, max_seqlen):
     plan = device_plan(q.device, q.shape[-1], q.dtype)
-    return forward(_even(q), _even(k), _even(v), cos, sin, cu_seqlens, valid, max_seqlen, plan)
+    with torch.cuda.device_of(q):  # Triton launches on the current device
+        return forward(_even(q), _even(k), _even(v), cos, sin, cu_seqlens, valid, max_seqlen, plan)
 
 
 @_attention.register_fake
@@ -248,7 +256,8 @@ def _(q, k, v, cos, sin, cu_seqlens, valid, max_seqlen):
 def _attention_backward(grad, q, k, v, out, lse, cos, sin, cu_seqlens, valid, max_seqlen):
     plan = device_plan(q.device, q.shape[-1], q.dtype)
     args = (_even(grad), _even(q), _even(k), _even(v), out, lse, cos, sin, cu_seqlens, valid, max_seqlen)
-    return backward(*args, plan)
+    with torch.cuda.device_of(q):
+        return backward(*args, plan)
 
 
 @_attention_backward.register_fake

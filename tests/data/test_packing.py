@@ -84,5 +84,5 @@ def test_impossible_calls_are_refused():
         fill_batches(np.array([3, -2]), 8)
     with pytest.raises(ValueError, match="whole numbers"):
         deal_batches(np.array([3.5]), 8)
-    with pytest.raises(ValueError, match="9 tokens, more than the budget of 8 .* raise batch_tokens"):
+    with pytest.raises(ValueError, match=r"9 tokens, more than the budget of 8 .* raise batch_tokens"):
         deal_batches(np.array([3, 9]), 8)

@@ -74,7 +74,7 @@ class BlockShuffle:
         return np.random.default_rng([self.seed, epoch, buffer + 1]).permutation(int(np.diff(starts)[buffer]))
 
     def windows(self, epoch: int, least: int) -> list[range]:
-        """Group an epoch's buffers, in order, into windows of at least `least` cells (or all cells, if there are fewer).
+        """Group an epoch's buffers, in order, into windows of at least `least` cells; one window if there are fewer.
 
         Parameters
         ----------

@@ -14,7 +14,6 @@ from scdiva.data.order import BlockShuffle
 from scdiva.data.packed import take_cells
 from scdiva.data.packing import WINDOW, deal_batches, n_dealt
 
-
 Cells = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """indptr (n + 1,), tokens (T,), values (T,) of n cells, and the study of each (n,)."""
 
@@ -285,7 +284,7 @@ class ValidationBatches(IterableDataset):
 
 
 def _ends_in_order(lengths: np.ndarray, budget: int) -> list[int]:
-    """Ends of the batches that take cells in order as long as they fit."""
+    """Find the ends of batches that take cells in order as long as they fit."""
     before = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     ends = [0]
     while ends[-1] < len(lengths):

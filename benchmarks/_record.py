@@ -7,17 +7,36 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+import torch
 
 import scdiva
 
 RESULTS = Path(__file__).parent / "results"
+WRITTEN = ("benchmarks/results", "docs/benchmarks.md")
+"""What benchmarks themselves write: it does not make the code another one."""
+PACKAGES = ("torch", "triton", "liger-kernel", "numpy", "anndata", "scanpy", "scikit-learn")
 
 
 def _git(*arguments: str) -> str:
-    answer = subprocess.run(["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, check=False)
+    try:
+        answer = subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, cwd=Path(__file__).parent, check=False
+        )
+    except FileNotFoundError:
+        return ""
     return answer.stdout.strip()
+
+
+def commit() -> str:
+    """The commit that is checked out, with `+changes` if tracked files differ, other than `WRITTEN`."""
+    head = _git("rev-parse", "HEAD")
+    dirty = _git("status", "--porcelain", "-uno", "--", ":(top)", *(f":(top,exclude){path}" for path in WRITTEN))
+    return (head + ("+changes" if dirty else "")) or "unknown"
 
 
 def _processor() -> str:
@@ -28,21 +47,42 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def record(name: str, rows: list[dict], **notes: object) -> Path:
-    """Write `results/<name>.json`: the rows, and the command, commit, machine and versions that made them."""
-    from importlib.metadata import version
+def machine() -> dict:
+    """Processor, cores, Python, and the GPU where torch can use one."""
+    entry: dict = {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()}
+    if torch.cuda.is_available():
+        gpu = torch.cuda.get_device_properties(0)
+        entry |= {"gpu": gpu.name, "gpu_gib": round(gpu.total_memory / 2**30), "cuda": torch.version.cuda}
+    return entry
 
-    packages = ("torch", "numpy", "anndata", "scanpy", "scikit-learn")
+
+def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
+    """Versions of scdiva and of those packages that are installed: a GPU machine may have no anndata."""
+    found = {"scdiva": scdiva.__version__}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def record(name: str, rows: list[dict], **notes: object) -> Path:
+    """Write `results/<name>.json`: the rows, and the command, commit, machine and versions that made them.
+
+    Notes stand beside them and win over a field of the same name (`commit=...` where the code runs without its
+    repository). NaN and infinity are refused, as they are no JSON and no figure.
+    """
     entry = {
         "command": " ".join(["python", *sys.argv]),
-        "commit": _git("rev-parse", "HEAD") + ("+changes" if _git("status", "--porcelain", "-uno") else ""),
+        "commit": commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()},
-        "versions": {"scdiva": scdiva.__version__, **{package: version(package) for package in packages}},
+        "machine": machine(),
+        "versions": versions(),
         **notes,
         "rows": rows,
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"
-    path.write_text(json.dumps(entry, indent=1) + "\n")
+    path.write_text(json.dumps(entry, indent=1, allow_nan=False) + "\n")
     return path

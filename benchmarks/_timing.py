@@ -1,0 +1,70 @@
+"""Time arms side by side, compare with goals, print what came out."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+
+
+def interleaved(
+    arms: dict[str, Callable[[], object]],
+    *,
+    repeats: int = 5,
+    warmup: int = 1,
+    clock: Callable[[], float] = time.process_time,
+) -> dict[str, list[float]]:
+    """Seconds of every run of every arm, each arm once a round.
+
+    A machine that is shared or gets warm slows down for minutes, not for one call: arms that take turns suffer alike,
+    and the first place of a round goes round as well. The caller takes `min` of each list, and ratios within one call
+    only.
+
+    `process_time` counts the CPU time of all threads: set one thread. On a GPU the arms must wait for the device
+    themselves, or use its events instead of this function.
+    """
+    if not arms or repeats < 1 or warmup < 0:
+        raise ValueError(f"Time at least one arm, once: got {len(arms)} arms, repeats={repeats}, warmup={warmup}.")
+    names = list(arms)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for turn in range(warmup + repeats):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            start = clock()
+            arms[name]()
+            spent = clock() - start
+            if turn >= warmup:
+                seconds[name].append(spent)
+    return seconds
+
+
+def goal(
+    what: str, value: float, at_least: float | None = None, at_most: float | None = None, **details: object
+) -> dict:
+    """Make a row with a goal: `what`, `value`, the bound (one of the two), `met`, and details for the table."""
+    if (at_least is None) == (at_most is None):
+        raise ValueError(f"{what}: a goal has one bound, at_least or at_most.")
+    if not math.isfinite(value):
+        raise ValueError(f"{what}: {value} is no measurement.")
+    bound = {"at_least": at_least} if at_most is None else {"at_most": at_most}
+    met = value >= at_least if at_least is not None else value <= at_most
+    return {"what": what, "value": float(value), **bound, "met": bool(met), **details}
+
+
+def report(rows: Iterable[dict]) -> int:
+    """Print the rows; return how many goals were missed. A row without `met` has no goal and is only printed."""
+    missed = 0
+    for row in rows:
+        rest = {key: value for key, value in row.items() if key not in ("what", "value", "at_least", "at_most", "met")}
+        line = f"{row.get('what', '')}"
+        if "value" in row:
+            line += f": {row['value']:.4g}"
+        if "met" in row:
+            sign, bound = (">=", row["at_least"]) if "at_least" in row else ("<=", row["at_most"])
+            line += f" (goal {sign} {bound:g}: {'met' if row['met'] else 'MISSED'})"
+            missed += not row["met"]
+        said = ", ".join(
+            f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in rest.items()
+        )
+        print(": ".join(part for part in (line, said) if part))
+    return missed

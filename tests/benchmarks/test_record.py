@@ -1,0 +1,75 @@
+"""A result says where it comes from, also on machines that lack a package or the repository."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+
+import pytest
+import torch
+
+import scdiva
+
+
+def test_a_result_names_its_origin(script, tmp_path, monkeypatch):
+    record = script("_record")
+    monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
+    monkeypatch.setattr("sys.argv", ["benchmarks/x.py", "--repeats", "2"])
+    path = record.record("x", [{"what": "a", "value": 1.5}], data="toy")
+    assert path == tmp_path / "results" / "x.json"
+    entry = json.loads(path.read_text())
+    assert entry["command"] == "python benchmarks/x.py --repeats 2"
+    assert entry["rows"] == [{"what": "a", "value": 1.5}]
+    assert entry["data"] == "toy"
+    assert entry["versions"]["torch"] == torch.__version__
+    assert entry["versions"]["scdiva"] == scdiva.__version__
+    assert entry["machine"]["cores"] >= 1
+    assert ("gpu" in entry["machine"]) == torch.cuda.is_available()
+    assert entry["commit"]
+
+
+def test_missing_packages_are_left_out(script):
+    assert set(script("_record").versions(["numpy", "no-such-package"])) == {"scdiva", "numpy"}
+
+
+def test_a_figure_that_is_none_is_refused(script, tmp_path, monkeypatch):
+    record = script("_record")
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    with pytest.raises(ValueError, match="JSON compliant"):
+        record.record("x", [{"value": math.nan}])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.fixture
+def repository(script, tmp_path, monkeypatch):
+    """A repository of two tracked files, where `_record` believes to be."""
+    record = script("_record")
+    folder = tmp_path / "benchmarks"
+    (folder / "results").mkdir(parents=True)
+    (folder / "x.py").write_text("1")
+    (folder / "results" / "x.json").write_text("{}")
+    monkeypatch.setattr(record, "__file__", str(folder / "_record.py"))
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for command in (["init", "-q"], ["add", "-A"], [*who, "commit", "-q", "-m", "x"]):
+        subprocess.run(["git", *command], cwd=tmp_path, check=True)
+    return record, folder
+
+
+def test_changed_code_marks_the_commit_and_results_do_not(repository):
+    record, folder = repository
+    clean = record.commit()
+    assert len(clean) == 40
+    (folder / "results" / "x.json").write_text("{} ")  # an earlier benchmark of the same run wrote its figures
+    assert record.commit() == clean
+    (folder / "x.py").write_text("2")
+    assert record.commit() == clean + "+changes"
+
+
+def test_without_a_repository_the_commit_is_unknown(script, tmp_path, monkeypatch):
+    record = script("_record")
+    monkeypatch.setattr(record, "__file__", str(tmp_path / "_record.py"))
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert record.commit() == "unknown"
+    monkeypatch.setenv("PATH", str(tmp_path))  # and where there is no git at all
+    assert record.commit() == "unknown"

@@ -1,0 +1,73 @@
+"""Arms take turns, goals are judged, misses are counted."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+
+def test_every_arm_runs_once_a_round_and_the_first_place_goes_round(script):
+    order, now = [], [0.0]
+    costs = {"a": 1.0, "b": 2.0, "c": 4.0}
+
+    def arm(name):
+        def run():
+            order.append(name)
+            now[0] += costs[name]
+
+        return run
+
+    seconds = script("_timing").interleaved(
+        {name: arm(name) for name in costs}, repeats=3, warmup=1, clock=lambda: now[0]
+    )
+    assert seconds == {"a": [1.0] * 3, "b": [2.0] * 3, "c": [4.0] * 3}
+    assert "".join(order) == "abc" + "bca" + "cab" + "abc"
+
+
+@pytest.mark.parametrize(("arms", "repeats"), [({}, 5), ({"a": lambda: None}, 0)])
+def test_nothing_to_time_is_refused(script, arms, repeats):
+    with pytest.raises(ValueError, match="at least one arm"):
+        script("_timing").interleaved(arms, repeats=repeats)
+
+
+def test_a_goal_is_met_at_its_bound_and_missed_beyond(script):
+    goal = script("_timing").goal
+    assert goal("x", 2.0, at_least=2.0, arm="y") == {
+        "what": "x",
+        "value": 2.0,
+        "at_least": 2.0,
+        "met": True,
+        "arm": "y",
+    }
+    assert goal("x", 1.99, at_least=2.0)["met"] is False
+    assert goal("x", 0.25, at_most=0.25)["met"] is True
+    assert goal("x", 0.26, at_most=0.25)["met"] is False
+
+
+@pytest.mark.parametrize("bounds", [{}, {"at_least": 1.0, "at_most": 2.0}])
+def test_a_goal_has_one_bound(script, bounds):
+    with pytest.raises(ValueError, match="one bound"):
+        script("_timing").goal("x", 1.0, **bounds)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_no_number_meets_no_goal(script, value):
+    with pytest.raises(ValueError, match="no measurement"):
+        script("_timing").goal("x", value, at_least=1.0)
+
+
+def test_report_counts_the_missed(script, capsys):
+    timing = script("_timing")
+    rows = [
+        timing.goal("fast", 1.5, at_least=2.0, seconds=0.25),
+        timing.goal("small", 0.1, at_most=0.25),
+        {"what": "beside it", "seconds": 0.125, "n_cells": 3},
+    ]
+    assert timing.report(rows) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "fast: 1.5 (goal >= 2: MISSED): seconds 0.25",
+        "small: 0.1 (goal <= 0.25: met)",
+        "beside it: seconds 0.125, n_cells 3",
+    ]
+    assert timing.report(rows[1:]) == 0

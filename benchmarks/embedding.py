@@ -12,10 +12,11 @@ forward pass), and does nothing else; its rate is those linears' FLOPs over its 
 the time of encoding it) over that rate.
 
 Unpadded against padded. Cells with a median of 900 genes, cut at 1,200; two blocks of the twelve, since each costs the
-same. Unpadded they go one by one, padded all together to 1,200. `ours` is our own blocks on padded tensors with a mask
-(states are the same). `transformer encoder` is `nn.TransformerEncoder` with `src_key_padding_mask`, as scGPT has it, of
-our width and as many weights (post-norm, ReLU, f = 3·2048/2), in inference mode: once as it comes, where torch's fast
-path turns the padding into nested tensors, once with `enable_nested_tensor=False`; the faster one counts.
+same; all arms in the precision that "auto" takes here. Unpadded they go one by one, padded all together to 1,200. `ours`
+is our own blocks on padded tensors with a mask (states are the same). `transformer encoder` is `nn.TransformerEncoder`
+with `src_key_padding_mask`, as scGPT has it, of our width and as many weights (post-norm, ReLU, f = 3·2048/2), in
+inference mode: once as it comes, where torch's fast path turns the padding into nested tensors, once with
+`enable_nested_tensor=False`; the faster one counts.
 
 Workers. The same cells by one worker and by two, in wall time, which only means something if nothing else runs.
 """
@@ -37,10 +38,11 @@ from _record import record
 from _timing import goal, interleaved, report
 from torch import Tensor, nn
 
+from scdiva import settings
 from scdiva._constants import LAT, N_SPECIAL
 from scdiva.kernels import rope_attention, rope_tables
 from scdiva.models import ScDiVa, ScDiVaConfig
-from scdiva.models.inference import open_encoder
+from scdiva.models.inference import at_precision, open_encoder
 
 PRECISIONS = ("fp32", "bf16", "int8")
 MEDIAN = 900
@@ -124,6 +126,7 @@ def transformer_encoder(config: ScDiVaConfig, *, nested: bool) -> nn.Transformer
 @torch.inference_mode()
 def encode_as_scgpt(model: ScDiVa, encoder: nn.TransformerEncoder, cells: list[Cell], length: int) -> Tensor:
     x, real = padded(model, cells, length)
+    x = x.to(next(encoder.parameters()).dtype)
     return encoder(x, src_key_padding_mask=~real)[:, 0]
 
 
@@ -173,9 +176,11 @@ def padding(config: ScDiVaConfig, repeats: int, n_cells: int = 8) -> list[dict]:
     """Rows of unpadded against padded cells, and of two workers against one."""
     config = replace(config, n_layers=2)
     model = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
+    precision = settings.resolve_precision("auto", "cpu")
+    model, dtype = at_precision(model, precision, "cpu"), torch.bfloat16 if precision == "bf16" else torch.float32
     length = config.max_length
     cells = [cell_of(config, n, seed) for seed, n in enumerate(typical_lengths(n_cells, length))]
-    nested, plain = (transformer_encoder(config, nested=nested) for nested in (True, False))
+    nested, plain = (transformer_encoder(config, nested=nested).to(dtype) for nested in (True, False))
     with open_encoder(model, threads=1) as alone, open_encoder(model, threads=2) as two:
         arms = {
             "unpadded": partial(one_by_one, alone, cells),
@@ -188,7 +193,8 @@ def padding(config: ScDiVaConfig, repeats: int, n_cells: int = 8) -> list[dict]:
         wall = interleaved(workers, repeats=repeats, clock=time.perf_counter)
     rivals = {name: best[name] for name in best if "encoder" in name}
     rival = min(rivals, key=rivals.__getitem__)
-    said = {"median_genes": int(np.median([len(cell[0]) for cell in cells])), "blocks": config.n_layers}
+    median = int(np.median([len(cell[0]) for cell in cells]))
+    said = {"precision": precision, "median_genes": median, "blocks": config.n_layers}
     return [
         goal("unpadded vs padded, our blocks", best["padded, ours"] / best["unpadded"], at_least=1.9, **said),
         {"what": f"unpadded vs {rival}", "value": rivals[rival] / best["unpadded"], **said,

@@ -69,7 +69,7 @@ def open_encoder(
         pool = ThreadPoolExecutor(n_workers, "scdiva", initializer=torch.set_num_threads, initargs=(1,))
         try:
             model.to(device).eval()
-            network = _at_precision(model, precision, device)
+            network = at_precision(model, precision, device)
 
             def state_of(batch: Packed) -> np.ndarray:
                 with torch.inference_mode():
@@ -121,8 +121,19 @@ def _one_thread_each() -> Iterator[int]:
                 torch.set_num_threads(_threads_before)
 
 
-def _at_precision(model: ScDiVa, precision: str, device: str) -> ScDiVa:
-    """Copy a model whose blocks multiply in another precision; all else is shared with the original."""
+def at_precision(model: ScDiVa, precision: str, device: str) -> ScDiVa:
+    """Copy a model so that its blocks multiply in another precision; all else is shared with the original.
+
+    Parameters
+    ----------
+    model
+        A float32 model; not changed.
+    precision
+        `"fp32"`, `"bf16"` or `"int8"`; the first, and any for a model whose cell state needs no transformer, returns
+        `model` itself.
+    device
+        Where it runs.
+    """
     if precision == "fp32" or not runs_transformer(model):
         return model
     if precision == "bf16":

@@ -12,11 +12,11 @@ forward pass), and does nothing else; its rate is those linears' FLOPs over its 
 the time of encoding it) over that rate.
 
 Unpadded against padded. Cells with a median of 900 genes, cut at 1,200; two blocks of the twelve, since each costs the
-same; all arms in the precision that "auto" takes here. Unpadded they go one by one, padded all together to 1,200. `ours`
-is our own blocks on padded tensors with a mask (states are the same). `transformer encoder` is `nn.TransformerEncoder`
-with `src_key_padding_mask`, as scGPT has it, of our width and as many weights (post-norm, ReLU, f = 3·2048/2), in
-inference mode: once as it comes, where torch's fast path turns the padding into nested tensors, once with
-`enable_nested_tensor=False`; the faster one counts.
+same; all arms in the precision that "auto" takes here. Unpadded they go one by one, padded all together to 1,200.
+`ours` is our own blocks on padded tensors with a mask (states are the same). `transformer encoder` is
+`nn.TransformerEncoder` with `src_key_padding_mask`, as scGPT has it, of our width and as many weights (post-norm, ReLU,
+f = 3·2048/2), in inference mode: once as it comes, where torch's fast path turns the padding into nested tensors, once
+with `enable_nested_tensor=False`; the faster one counts.
 
 Workers. The same cells by one worker and by two, in wall time, which only means something if nothing else runs.
 """

@@ -126,8 +126,8 @@ class Settings:
         ----------
         precision
             ``"fp32"``; ``"bf16"``: matrix products in bfloat16, sums in float32 (on a CPU without bfloat16 arithmetic
-            this is slow); ``"int8"``: linear layers in 8 bits, scaled per token and per weight row, on CPUs only, a
-            hundred times less exact than ``"bf16"``; ``"auto"``: bf16 where the device multiplies it in hardware, else
+            this is slow); ``"int8"``: linear layers in 8 bits, scaled per token and per weight row, on CPUs only and
+            less exact than ``"bf16"``; ``"auto"``: bf16 where the device multiplies it in hardware, else
             fp32. None takes `settings.precision`.
         device
             A device string, as :meth:`resolve_device` returns it.

@@ -25,7 +25,7 @@ model = sd.models.load_model({model!r})
 if {path!r}:
     import anndata, h5py
     start = time.perf_counter()
-    sd.tl.embed_file({path!r}, {path!r} + ".out", model=model, batch_size=256)
+    sd.tl.embed_file({path!r}, {path!r} + ".out", model=model)
     seconds = time.perf_counter() - start
 else:
     seconds = 0.0

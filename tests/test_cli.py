@@ -81,8 +81,11 @@ def test_from_files_to_a_model_that_loads(files, options, capsys):
     assert "the run is finished" in capsys.readouterr().err
 
 
-def test_a_stopped_run_is_resumed_to_the_same_model(options, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("changes", [{}, {"batch_tokens": 300, "accumulate": 2}])
+def test_a_stopped_run_is_resumed_to_the_same_model(options, tmp_path, monkeypatch, capsys, changes):
     file, run = options
+    content = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump(content | {"training": TRAINING | changes}))
     assert cli.main(["pretrain", "--config", str(file), "--out", str(tmp_path / "straight")]) == 0
 
     from scdiva.train.pretraining import PretrainingModule
@@ -105,6 +108,9 @@ def test_a_stopped_run_is_resumed_to_the_same_model(options, tmp_path, monkeypat
     one, two = load_model(tmp_path / "straight" / "model", device="cpu"), load_model(run / "model", device="cpu")
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
         assert (a - b).abs().max() <= 1e-6
+    assert yaml.safe_load((run / "config.yaml").read_text())["training"].get("batch_tokens") == changes.get(
+        "batch_tokens"
+    )
 
 
 def test_a_packed_corpus_without_validation(files, options, tmp_path):

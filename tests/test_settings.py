@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
 import pytest
 
-from scdiva._settings import Settings, logger, settings
+from scdiva._settings import Settings, logger, multiplies_bf16, settings
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +22,8 @@ def _settings_as_before():
         ("seed", True),
         ("device", "gpu"),
         ("device", None),
-        ("batch_size", 0),
+        ("batch_tokens", 0),
+        ("precision", "fp16"),
         ("progress", 1),
         ("threads", 0),
         ("threads", "two"),
@@ -36,24 +38,24 @@ def test_bad_values_are_refused_and_leave_the_old_one(name, value):
 
 
 def test_a_misspelt_setting_is_refused():
-    with pytest.raises(AttributeError, match=r"no 'batchsize'; it has .*batch_size"):
-        settings.batchsize = 3
+    with pytest.raises(AttributeError, match=r"no 'batchtokens'; it has .*batch_tokens"):
+        settings.batchtokens = 3
 
 
 def test_override_ends_with_its_block_even_on_an_error():
-    before = settings.batch_size
+    before = settings.batch_tokens
 
     def fails_halfway():
-        with settings.override(batch_size=7, progress=False):
-            assert (settings.batch_size, settings.progress) == (7, False)
+        with settings.override(batch_tokens=7, progress=False):
+            assert (settings.batch_tokens, settings.progress) == (7, False)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fails_halfway()
-    assert settings.batch_size == before
-    with pytest.raises(ValueError, match="threads"), settings.override(batch_size=9, threads=-1):
+    assert settings.batch_tokens == before
+    with pytest.raises(ValueError, match="threads"), settings.override(batch_tokens=9, threads=-1):
         pass
-    assert settings.batch_size == before
+    assert settings.batch_tokens == before
 
 
 def test_verbosity_sets_what_the_logger_passes():
@@ -98,17 +100,29 @@ def test_an_absent_device_is_an_error_not_a_fallback():
             settings.resolve_device(device)
 
 
-def test_threads_are_held_and_given_back():
+def test_precision_follows_the_device_and_is_never_replaced_in_silence():
     import torch
 
-    before = torch.get_num_threads()
-    with settings.override(threads=1), settings.limit_threads():
-        assert torch.get_num_threads() == 1
-    assert torch.get_num_threads() == before
-    with settings.limit_threads():
-        assert torch.get_num_threads() == before
+    on_cpu = "bf16" if multiplies_bf16("cpu") else "fp32"
+    assert settings.resolve_precision(None, "cpu") == settings.resolve_precision("auto", "cpu") == on_cpu
+    assert settings.resolve_precision("auto", "mps") == "fp32"
+    with settings.override(precision="int8"):
+        assert settings.resolve_precision(None, "cpu") == "int8"
+        assert settings.resolve_precision("fp32", "cpu") == "fp32"
+    assert settings.resolve_precision("bf16", "cpu") == "bf16"
+    for precision, device, way_out in (
+        ("int8", "cuda:0", "precision='auto', or device='cpu'"),
+        ("bf16", "mps", "precision='fp32'"),
+    ):
+        with pytest.raises(ValueError, match=f"precision='{precision}' was asked for.*{device}.*{way_out}"):
+            settings.resolve_precision(precision, device)
+    with pytest.raises(ValueError, match=r"settings\.precision must be"):
+        settings.resolve_precision("half", "cpu")
+    flags = Path("/proc/cpuinfo")
+    if flags.exists() and not torch.cuda.is_available():
+        assert multiplies_bf16("cpu") == any(f" {flag}" in flags.read_text() for flag in ("avx512_bf16", "amx_bf16"))
 
 
 def test_settings_are_checked_when_made():
-    with pytest.raises(ValueError, match="batch_size"):
-        Settings(batch_size=0)
+    with pytest.raises(ValueError, match="batch_tokens"):
+        Settings(batch_tokens=0)

@@ -28,26 +28,31 @@ class Settings:
     device
         Where models run: ``"auto"`` (CUDA where there is one, else CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or
         ``"mps"``.
-    batch_size
-        Cells per forward pass.
+    precision
+        Arithmetic of the transformer when cells are embedded: ``"fp32"``, ``"bf16"``, ``"int8"`` or ``"auto"``, see
+        :meth:`resolve_precision`.
+    batch_tokens
+        Genes, and `[LAT]` of each cell, per forward pass when cells are embedded. It changes speed and memory, not
+        results: lower it where a GPU's memory runs short.
     progress
         Whether long calls show a progress bar.
     threads
-        CPU threads that torch may use within scdiva's calls; None leaves torch as it is.
+        Cells that a CPU works on at once when they are embedded, each on one core; None: as many as torch has threads.
     verbosity
         What the logger passes on: ``"error"``, ``"warning"``, ``"info"`` or ``"debug"``.
 
     Examples
     --------
     >>> import scdiva as sd
-    >>> sd.settings.batch_size = 128
+    >>> sd.settings.threads = 4
     >>> with sd.settings.override(progress=False, device="cpu"):
     ...     pass
     """
 
     seed: int = 0
     device: str = "auto"
-    batch_size: int = 64
+    precision: str = "auto"
+    batch_tokens: int = 32_768
     progress: bool = True
     threads: int | None = None
     verbosity: str = "warning"
@@ -114,19 +119,68 @@ class Settings:
             raise ValueError(f"device={asked!r} was asked for, but torch {torch.__version__} finds no MPS device here")
         return asked
 
-    @contextlib.contextmanager
-    def limit_threads(self) -> Iterator[None]:
-        """Hold torch to `settings.threads` for the length of a ``with`` block, then give it back its own number."""
-        import torch
+    def resolve_precision(self, precision: str | None, device: str) -> str:
+        """Name the arithmetic that a call uses.
 
-        before = torch.get_num_threads()
-        try:
-            if self.threads is not None:
-                torch.set_num_threads(self.threads)
-            yield
-        finally:
-            if self.threads is not None:
-                torch.set_num_threads(before)
+        Parameters
+        ----------
+        precision
+            ``"fp32"``; ``"bf16"``: matrix products in bfloat16, sums in float32 (on a CPU without bfloat16 arithmetic
+            this is slow); ``"int8"``: linear layers in 8 bits, scaled per token and per weight row, on CPUs only and
+            less exact than ``"bf16"``; ``"auto"``: bf16 where the device multiplies it in hardware, else
+            fp32. None takes `settings.precision`.
+        device
+            A device string, as :meth:`resolve_device` returns it.
+
+        Returns
+        -------
+        str
+            ``"fp32"``, ``"bf16"`` or ``"int8"``.
+
+        Raises
+        ------
+        ValueError
+            If the device cannot do what is asked for. Nothing falls back in silence.
+        """
+        asked = self.precision if precision is None else precision
+        _check("precision", asked)
+        if asked == "auto":
+            return "bf16" if multiplies_bf16(device) else "fp32"
+        if asked == "bf16" and not device.startswith("cpu") and not multiplies_bf16(device):
+            raise ValueError(
+                f"precision='bf16' was asked for, but {device} has no bfloat16 arithmetic; pass precision='fp32'"
+            )
+        if asked == "int8":
+            import torch
+
+            if not device.startswith("cpu") or not hasattr(torch, "_int_mm"):
+                raise ValueError(
+                    "precision='int8' was asked for, but there is none for "
+                    f"device={device!r} of torch {torch.__version__}; pass precision='auto', or device='cpu'"
+                )
+        return asked
+
+
+def multiplies_bf16(device: str) -> bool:
+    """Tell whether a device multiplies bfloat16 matrices in hardware.
+
+    Parameters
+    ----------
+    device
+        A torch device string.
+
+    Returns
+    -------
+    bool
+        True for CUDA from compute capability 8 on, and CPUs with AVX512-BF16 or AMX.
+    """
+    import torch
+
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_capability(device)[0] >= 8
+    # torch has no public question for this; absent in some versions, then no
+    asks = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
+    return device.startswith("cpu") and any(ask() for ask in asks if ask is not None)
 
 
 def _is_int(value: Any) -> bool:
@@ -141,7 +195,8 @@ def _check(name: str, value: Any) -> None:
             isinstance(value, str) and value.split(":")[0] in ("auto", "cpu", "cuda", "mps"),
             '"auto", "cpu", "cuda", "cuda:N" or "mps"',
         ),
-        "batch_size": (_is_int(value) and value > 0, "an integer from 1 up"),
+        "precision": (value in ("auto", "fp32", "bf16", "int8"), '"auto", "fp32", "bf16" or "int8"'),
+        "batch_tokens": (_is_int(value) and value > 0, "an integer from 1 up"),
         "progress": (isinstance(value, bool), "True or False"),
         "threads": (value is None or (_is_int(value) and value > 0), "None or an integer from 1 up"),
         "verbosity": (value in _VERBOSITY, f"one of {', '.join(_VERBOSITY)}"),

@@ -117,6 +117,7 @@ def pretrain(
         validation=validation,
         vocabulary=genes,
         batch_size=training.batch_size,
+        batch_tokens=training.batch_tokens,
         context=training.context,
         seed=training.seed,
         min_genes=min_genes,

@@ -37,15 +37,15 @@ def slow_cells(adata, vocabulary, max_length=1200, lognorm=False):
     return out
 
 
-def as_lists(source, batch_size=7):
+def as_lists(source, n_cells=7):
     """Row → (tokens, values)."""
     out = {}
-    for rows, batch in source.batches(batch_size=batch_size):
-        assert len(rows) == batch.n_cells
-        ends = batch.cu_seqlens.numpy()
-        for i, row in enumerate(rows):
+    for rows, (indptr, tokens, values) in source.windows(n_cells):
+        assert len(rows) == len(indptr) - 1
+        assert len(tokens) == len(values) == indptr[-1]
+        for row, start, stop in zip(rows.tolist(), indptr[:-1], indptr[1:], strict=True):
             assert row not in out
-            out[int(row)] = (batch.tokens.numpy()[ends[i] : ends[i + 1]], batch.values.numpy()[ends[i] : ends[i + 1]])  # noqa: PD011
+            out[row] = (tokens[start:stop], values[start:stop])
     return out
 
 
@@ -57,7 +57,7 @@ def assert_equal_cells(a, b):
 
 
 @pytest.mark.parametrize("max_length", [1200, 9])
-def test_batches_equal_the_slow_way(cells, vocabulary, max_length):
+def test_windows_equal_the_slow_way(cells, vocabulary, max_length):
     source = open_cells(cells, vocabulary, max_length=max_length, block_rows=16)
     assert (source.n_obs, source.kind) == (60, "counts")
     got, expected = as_lists(source), slow_cells(cells, vocabulary, max_length)
@@ -77,15 +77,15 @@ def test_report_and_tokens(cells, vocabulary):
     assert source.report["n_mapped"] == 78
 
 
-@pytest.mark.parametrize("batch_size", [1, 7, 60, 1000])
+@pytest.mark.parametrize("n_cells", [1, 7, 60, 1000])
 @pytest.mark.parametrize("block_rows", [1, 16, 4096])
-def test_batch_and_block_sizes_change_nothing(cells, vocabulary, batch_size, block_rows):
+def test_window_and_block_sizes_change_nothing(cells, vocabulary, n_cells, block_rows):
     expected = as_lists(open_cells(cells, vocabulary))
     source = open_cells(cells, vocabulary, block_rows=block_rows)
-    assert_equal_cells(as_lists(source, batch_size), expected)
-    sizes = [batch.n_cells for _, batch in source.batches(batch_size=batch_size)]
-    assert all(size == batch_size for size in sizes[:-1])
-    rows = np.concatenate([rows for rows, _ in source.batches(11, 29, batch_size)])
+    assert_equal_cells(as_lists(source, n_cells), expected)
+    sizes = [len(rows) for rows, _ in source.windows(n_cells)]
+    assert all(n_cells <= size < n_cells + block_rows for size in sizes[:-1])
+    rows = np.concatenate([rows for rows, _ in source.windows(n_cells, 11, 29)])
     np.testing.assert_array_equal(rows, np.arange(11, 29))
 
 
@@ -253,10 +253,10 @@ def test_wrong_calls_say_what_to_do_and_change_nothing(cells, vocabulary, tmp_pa
     with pytest.raises(ValueError, match=r"only 0\.0% of the counts fall on known genes"):
         open_cells(renamed, vocabulary)
     source = open_cells(cells, vocabulary)
-    with pytest.raises(ValueError, match="batch_size must be at least 1"):
-        next(source.batches(batch_size=0))
+    with pytest.raises(ValueError, match="n_cells must be at least 1"):
+        next(source.windows(0))
     with pytest.raises(ValueError, match="rows 0 to 61 are not within the 60 cells"):
-        next(source.batches(stop=61))
+        next(source.windows(8, stop=61))
     assert (cells.X != before.X).nnz == 0
     assert list(cells.var) == list(before.var)
     assert not cells.uns

@@ -105,6 +105,76 @@ def test_ranks_share_the_stream(study_files, vocabulary, monkeypatch):
         assert [as_cells(b) for b in stream] == [as_cells(stream.batch(2 * step + rank)) for step in range(5)]
 
 
+def batches_of_two_epochs(stream) -> list[list[tuple]]:
+    n = [int(stream._dealt_before(epoch, stream.batch_tokens)[1][-1]) for epoch in (0, 1)]
+    return [as_cells(stream.batch(number)) for number in range(sum(n))]
+
+
+@pytest.mark.filterwarnings("ignore:study2|adata2")
+@pytest.mark.parametrize("window", [25, 4096])
+def test_with_a_token_budget_an_epoch_holds_every_cell_once(train, vocabulary, expected, monkeypatch, window):
+    monkeypatch.setattr("scdiva.data.stream.WINDOW", window)
+    stream = module_of(train, vocabulary, batch_tokens=100).training_stream()
+    batches = batches_of_two_epochs(stream)
+    cells = list(itertools.chain.from_iterable(batches))
+    assert len(cells) == 2 * 214
+    assert Counter(cells[:214]) == Counter(cells[214:]) == expected
+    assert cells[:214] != cells[214:]
+    tokens = [sum((len(cell) - 1) // 2 + 1 for cell in batch) for batch in batches]
+    assert max(tokens) <= 100
+    assert np.mean(tokens) > 75  # of 20 genes and [LAT] a cell, at most four fit
+    assert (len(stream.order.windows(0, window)) > 3) == (window == 25)
+
+
+@pytest.mark.filterwarnings("ignore:study2")
+def test_token_batches_mix_lengths(study_files, vocabulary):
+    data = module_of(study_files, vocabulary, batch_tokens=800, context=60, n_blocks=64)
+    batches = batches_of_two_epochs(data.training_stream())
+    medians = [np.median([(len(cell) - 1) // 2 for cell in batch]) for batch in batches]
+    spread = np.std([(len(cell) - 1) // 2 for batch in batches for cell in batch])
+    assert np.std(medians) < 0.3 * spread
+
+
+@pytest.mark.filterwarnings("ignore:study2|.*fork")
+def test_any_token_batch_can_be_had_alone(study_files, vocabulary, tmp_path, monkeypatch):
+    monkeypatch.setattr("scdiva.data.stream.WINDOW", 25)
+    options = {"batch_tokens": 90, "max_steps": 100}
+    whole = [as_cells(batch) for batch in module_of(study_files, vocabulary, **options).train_dataloader()]
+    pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=25).close()
+    for data in (study_files, tmp_path / "corpus.h5"):
+        resumed = module_of(data, vocabulary, **options, start_step=93).train_dataloader()
+        assert [as_cells(batch) for batch in resumed] == whole[93:]
+    workers = module_of(study_files, vocabulary, batch_tokens=90, max_steps=20, num_workers=2).train_dataloader()
+    assert [as_cells(batch) for batch in workers] == whole[:20]
+    stream = module_of(study_files, vocabulary, **options).training_stream()
+    assert [as_cells(stream.batch(number)) for number in (99, 3, 60)] == [whole[99], whole[3], whole[60]]
+    assert as_cells(module_of(study_files, vocabulary, seed=4, **options).training_stream().batch(0)) != whole[0]
+
+
+@pytest.mark.filterwarnings("ignore:study2")
+def test_ranks_share_the_token_batches(study_files, vocabulary, monkeypatch):
+    data = module_of(study_files, vocabulary, max_steps=5, batch_tokens=64)
+    alone = data.training_stream()
+    whole = [as_cells(alone.batch(number)) for number in range(10)]
+    for rank in (0, 1):
+        with monkeypatch.context() as group:
+            group.setattr(torch.distributed, "is_initialized", lambda: True)
+            group.setattr(torch.distributed, "get_world_size", lambda: 2)
+            group.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+            stream = data.training_stream()
+        assert [as_cells(batch) for batch in stream] == whole[rank::2]
+
+
+def test_validation_keeps_to_the_token_budget(study_files, vocabulary):
+    options = {"validation": study_files[1], "batch_tokens": 50}
+    batches = [as_cells(b) for b in module_of(study_files[:1], vocabulary, **options).val_dataloader()]
+    of_cells = module_of(study_files[:1], vocabulary, validation=study_files[1]).val_dataloader()
+    assert list(itertools.chain.from_iterable(batches)) == [cell for b in of_cells for cell in as_cells(b)]
+    tokens = [[(len(cell) - 1) // 2 + 1 for cell in batch] for batch in batches]
+    assert max(map(sum, tokens)) <= 50
+    assert all(sum(a) + b[0] > 50 for a, b in itertools.pairwise(tokens))  # the next cell would not have fitted
+
+
 @pytest.mark.filterwarnings("ignore:study2")
 def test_seeds_differ(study_files, vocabulary):
     a, b = (module_of(study_files, vocabulary, seed=seed).training_stream().batch(0) for seed in (0, 1))
@@ -156,6 +226,8 @@ def test_cells_left_out_are_told_of(study_files, vocabulary, expected):
 def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path):
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         module_of(study_files, vocabulary, batch_size=0)
+    with pytest.raises(ValueError, match="batch_tokens=20 must exceed context=20"):
+        module_of(study_files, vocabulary, batch_tokens=20)
     with pytest.raises(ValueError, match="must not be negative"):
         module_of(study_files, vocabulary, start_step=-1)
     with pytest.raises(FileNotFoundError, match=r"absent\.h5ad"):

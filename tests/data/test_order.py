@@ -43,6 +43,18 @@ def test_any_part_of_the_stream_can_be_had_alone(order, start, n):
     assert stream(order, start, start + n) == stream(order, 0, start + n)[start:]
 
 
+@settings(max_examples=60, deadline=None)
+@given(orders, st.integers(1, 30))
+def test_windows_hold_every_buffer_once_and_enough_cells(order, least):
+    windows = order.windows(1, least)
+    starts = order.buffers(1)[1]
+    assert [buffer for window in windows for buffer in window] == list(range(len(starts) - 1))
+    sizes = [int(starts[window.stop] - starts[window.start]) for window in windows]
+    assert len(sizes) == 1 or min(sizes) >= least
+    largest = int(np.diff(starts).max())
+    assert max(sizes) < 2 * least + largest
+
+
 def test_order_differs_between_seeds_and_epochs_and_mixes_blocks():
     order = BlockShuffle((16,) * 12, 0, 6)
     first = stream(order, 0, 192)

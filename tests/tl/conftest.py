@@ -11,7 +11,7 @@ from scdiva.tokenizer.vocabulary import load_vocabulary
 
 @pytest.fixture(autouse=True)
 def _quiet():
-    with sd.settings.override(progress=False, device="cpu"):
+    with sd.settings.override(progress=False, device="cpu", precision="fp32"):
         yield
 
 

@@ -70,13 +70,11 @@ def test_a_cell_is_embedded_alike_whatever_is_beside_it(adata, model):
     z = embedded(adata, model)
     scale = np.abs(z).max()
     assert scale > 1e-3
-    for batch_size in (1, 7, 90):
-        assert np.abs(embedded(adata, model, batch_size=batch_size) - z).max() <= 1e-5 * scale
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
-        embedded(adata, model, batch_size=0)
+    for batch_tokens in (1, 70, 100_000):
+        np.testing.assert_array_equal(embedded(adata, model, batch_tokens=batch_tokens), z)
     rows = np.random.default_rng(0).permutation(90)
-    assert np.abs(embedded(adata[rows].copy(), model) - z[rows]).max() <= 1e-5 * scale
-    assert np.abs(embedded(adata[11:30].copy(), model) - z[11:30]).max() <= 1e-5 * scale
+    np.testing.assert_array_equal(embedded(adata[rows].copy(), model), z[rows])
+    np.testing.assert_array_equal(embedded(adata[11:30].copy(), model), z[11:30])
     columns = np.random.default_rng(1).permutation(adata.n_vars)
     np.testing.assert_array_equal(embedded(adata[:, columns].copy(), model), z)
     assert np.abs(z[0] - z[1]).max() > 1e-3 * scale  # not one row for all
@@ -196,10 +194,45 @@ def test_scanpy_takes_the_embedding_unchanged():
     assert cells.obsp["connectivities"].nnz > 500
 
 
-@pytest.mark.parametrize("batch_size", [0, -1])
-def test_a_batch_of_no_cells_is_refused(adata, one, batch_size):
-    with pytest.raises(ValueError, match=f"batch_size must be at least 1, got {batch_size}"):
-        embedded(adata, one, batch_size=batch_size)
+@pytest.mark.parametrize("batch_tokens", [0, -1])
+def test_a_batch_of_no_tokens_is_refused(adata, one, batch_tokens):
+    with pytest.raises(ValueError, match=f"batch_tokens must be at least 1, got {batch_tokens}"):
+        embedded(adata, one, batch_tokens=batch_tokens)
+
+
+def test_without_transformer_cells_share_batches_and_change_little(adata, build):
+    model = build(anchor="encoder", anchor_residual=False)
+    z = embedded(adata, model)
+    for batch_tokens in (1, 300, 2000):
+        np.testing.assert_allclose(embedded(adata, model, batch_tokens=batch_tokens), z, atol=1e-6)
+    rows = np.random.default_rng(0).permutation(90)
+    np.testing.assert_allclose(embedded(adata[rows].copy(), model), z[rows], atol=1e-6)
+
+
+def test_windows_and_workers_change_nothing(adata, one, monkeypatch):
+    z = embedded(adata, one)
+    monkeypatch.setattr("scdiva.data.packing.WINDOW", 20)
+    monkeypatch.setattr("scdiva.data.blocks.BLOCK_ROWS", 8)
+    for threads in (1, 2, 4):
+        with sd.settings.override(threads=threads):
+            np.testing.assert_array_equal(embedded(adata, one), z)
+
+
+def test_precision_is_the_calls_or_the_settings_and_is_written_down(adata, one, build):
+    z = embedded(adata, one)
+    norm = np.linalg.norm
+    for precision, least in (("bf16", 0.9995), ("int8", 0.99)):
+        cells = sd.tl.embed(adata, one, precision=precision, copy=True)
+        low = cells.obsm["X_scdiva"]
+        assert ((low * z).sum(1) / norm(low, axis=1) / norm(z, axis=1)).min() >= least
+        assert np.abs(low - z).max() > 1e-6
+        assert cells.uns["scdiva"]["X_scdiva"]["precision"] == precision
+        with sd.settings.override(precision=precision):
+            np.testing.assert_array_equal(embedded(adata, one), low)
+    light = sd.tl.embed(adata, build(anchor="encoder", anchor_residual=False), precision="bf16", copy=True)
+    assert light.uns["scdiva"]["X_scdiva"]["precision"] == "fp32"
+    with pytest.raises(ValueError, match="precision must be"):
+        embedded(adata, one, precision="fp16")
 
 
 def test_pickled_and_copied_models_embed_alike(adata, one):
@@ -212,8 +245,8 @@ def test_pickled_and_copied_models_embed_alike(adata, one):
 def test_threads_may_share_a_model(adata, one):
     z = embedded(adata, one)
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda size: embedded(adata, one, batch_size=size), (5, 9, 13, 17)):
-            np.testing.assert_allclose(found, z, atol=1e-5)
+        for found in pool.map(lambda tokens: embedded(adata, one, batch_tokens=tokens), (50, 90, 130, 170)):
+            np.testing.assert_array_equal(found, z)
 
 
 def test_an_interrupt_leaves_adata_and_model_as_they_were(adata, one, monkeypatch):
@@ -228,10 +261,13 @@ def test_an_interrupt_leaves_adata_and_model_as_they_were(adata, one, monkeypatc
     cells = adata.copy()
     monkeypatch.setattr(one, "encode", interrupted)
     one.train()
+    threads = torch.get_num_threads()
     with pytest.raises(KeyboardInterrupt):
-        sd.tl.embed(cells, one, batch_size=10)
+        sd.tl.embed(cells, one)
     assert one.training
     one.eval()
+    assert len(calls) <= 4
+    assert torch.get_num_threads() == threads
     assert not cells.obsm
     assert "scdiva" not in cells.uns
 

@@ -19,7 +19,7 @@ def file(adata, tmp_path):
 
 def test_gives_what_embed_gives(adata, one, file, tmp_path):
     before = file.read_bytes()
-    out = sd.tl.embed_file(file, tmp_path / "deep" / "z.h5ad", model=one, batch_size=7)
+    out = sd.tl.embed_file(file, tmp_path / "deep" / "z.h5ad", model=one, batch_tokens=100)
     z = ad.read_h5ad(out)
     expected = sd.tl.embed(adata, one, copy=True)
     np.testing.assert_allclose(z.obsm["X_scdiva"], expected.obsm["X_scdiva"], atol=1e-6)
@@ -35,9 +35,9 @@ def test_left_out_cells_are_nan(adata, one, tmp_path):
     cells = adata.copy()
     cells.X = sp.csr_matrix(cells.X.multiply(~np.isin(np.arange(90), [0, 4, 5, 89])[:, None]))
     cells.write_h5ad(tmp_path / "cells.h5ad")
-    out = sd.tl.embed_file(tmp_path / "cells.h5ad", tmp_path / "z.h5ad", model=one, batch_size=8, empty="nan")
+    out = sd.tl.embed_file(tmp_path / "cells.h5ad", tmp_path / "z.h5ad", model=one, empty="nan")
     z = ad.read_h5ad(out).obsm["X_scdiva"]
-    np.testing.assert_array_equal(z, sd.tl.embed(cells, one, batch_size=8, empty="nan", copy=True).obsm["X_scdiva"])
+    np.testing.assert_array_equal(z, sd.tl.embed(cells, one, empty="nan", copy=True).obsm["X_scdiva"])
     assert np.flatnonzero(np.isnan(z).any(axis=1)).tolist() == [0, 4, 5, 89]
 
 

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
-    from scdiva.data.batch import CellBatch
-
 Ragged = tuple[np.ndarray, np.ndarray, np.ndarray]
 """indptr (n + 1,), tokens (T,), values (T,) of n serialised cells."""
 
@@ -152,45 +150,37 @@ class CellSource:
             raise ValueError("this source was opened to be counted, not ranked; use open_cells.")
         return serialize(self.expression(start, stop), self.denominator, self.max_length)
 
-    def batches(
-        self, start: int = 0, stop: int | None = None, batch_size: int = 32
-    ) -> Iterator[tuple[np.ndarray, CellBatch]]:
-        """Read cells in order as batches; memory does not grow with their number.
+    def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
+        """Read cells in order, many at a time; memory does not grow with their number.
 
         Parameters
         ----------
+        n_cells
+            Cells of a window, at least; it is filled up to whole blocks of `block_rows`. The last one may be smaller.
         start, stop
             Range of rows; `None` is the last row.
-        batch_size
-            Cells of a batch; the last one may be smaller.
 
         Yields
         ------
-        Row numbers, int64 (B,), and the :class:`~scdiva.data.batch.CellBatch`. Cells without a known gene (there are
-        none unless ``empty="nan"`` was given) are left out, so that rows may be missing and batches smaller.
+        Row numbers, int64 (n,), and indptr, tokens and values of these cells. Cells without a known gene (there are
+        none unless ``empty="nan"`` was given) are left out, and with them a window of nothing else.
         """
-        from scdiva.data.batch import from_ragged
-
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
         stop = self.n_obs if stop is None else stop
+        if n_cells < 1:
+            raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
         if not 0 <= start <= stop <= self.n_obs:
             raise ValueError(f"rows {start} to {stop} are not within the {self.n_obs} cells.")
-        step = max(1, self.block_rows // batch_size) * batch_size
-        for lo in range(start, stop, step):
-            hi = min(lo + step, stop)
-            indptr, tokens, values = self.read(lo, hi)
-            for first in range(0, hi - lo, batch_size):
-                last = min(first + batch_size, hi - lo)
-                part = indptr[first : last + 1]
-                filled = np.diff(part) > 0
-                if filled.any():
-                    at = slice(part[0], part[-1])
-                    # A cell without genes adds no position: leaving out its entry of indptr leaves out the cell.
-                    yield (
-                        lo + first + np.flatnonzero(filled),
-                        from_ragged(part[np.concatenate([[True], filled])], tokens[at], values[at]),
-                    )
+        step = -(-n_cells // self.block_rows) * self.block_rows
+        for first in range(start, stop, step):
+            last = min(first + step, stop)
+            parts = [self.read(lo, min(lo + self.block_rows, last)) for lo in range(first, last, self.block_rows)]
+            lengths = np.concatenate([np.diff(indptr) for indptr, _, _ in parts])
+            filled = np.flatnonzero(lengths)
+            if len(filled):
+                # A cell without genes holds no position: leaving out its entry of indptr leaves out the cell.
+                indptr = np.concatenate([[0], np.cumsum(lengths[filled], dtype=np.int64)])
+                tokens, values = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
+                yield first + filled, (indptr, tokens, values)
 
 
 def open_cells(

@@ -44,7 +44,10 @@ class CellDataModule(pl.LightningDataModule):
     vocabulary
         Genes and entropies.
     batch_size
-        Cells of a batch.
+        Cells of a batch; without effect if `batch_tokens` is given.
+    batch_tokens
+        Most tokens (genes, and `[LAT]` of each cell) of a batch, in place of a number of cells: batches then take the
+        same memory and time whatever the length of their cells. See :class:`~scdiva.data.stream.TrainingStream`.
     context
         Genes of a cell seen in training: the first of its ranking.
     seed
@@ -78,6 +81,7 @@ class CellDataModule(pl.LightningDataModule):
         *,
         vocabulary: Vocabulary | str | Path,
         batch_size: int = 32,
+        batch_tokens: int | None = None,
         context: int = MAX_LENGTH,
         seed: int = 0,
         validation: Data | Sequence[Data] | None = None,
@@ -106,10 +110,15 @@ class CellDataModule(pl.LightningDataModule):
         for name, value in at_least_one.items():
             if operator.index(value) < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
+        if batch_tokens is not None and operator.index(batch_tokens) <= context:
+            raise ValueError(
+                f"batch_tokens={batch_tokens} must exceed context={context}, so that the longest cell and its [LAT] "
+                "fit into a batch."
+            )
         if start_step < 0 or seed < 0 or num_workers < 0:
             raise ValueError("start_step, seed and num_workers must not be negative.")
         self.vocabulary = load_vocabulary(vocabulary)
-        self.batch_size, self.context, self.seed = batch_size, context, seed
+        self.batch_size, self.batch_tokens, self.context, self.seed = batch_size, batch_tokens, context, seed
         self.start_step, self.max_steps, self.num_workers = start_step, max_steps, num_workers
         self.block_rows, self.n_blocks, self.min_genes = block_rows, n_blocks, min_genes
         self.validation_cells = validation_cells
@@ -205,7 +214,9 @@ class CellDataModule(pl.LightningDataModule):
         """Make the stream of training batches, from `start_step` on."""
         pool = self._ready()
         order = BlockShuffle(pool.block_sizes, self.seed, self.n_blocks)
-        return TrainingStream(pool, order, self.batch_size, self.start_step, self.max_steps)
+        return TrainingStream(
+            pool, order, self.batch_size, self.start_step, self.max_steps, batch_tokens=self.batch_tokens
+        )
 
     def train_dataloader(self) -> DataLoader:
         """Load the training stream."""
@@ -216,7 +227,10 @@ class CellDataModule(pl.LightningDataModule):
         self._ready()
         if self._validation_pool is None:
             return []
-        return self._loader(ValidationBatches(self._validation_pool, self.batch_size, self.validation_cells))
+        batches = ValidationBatches(
+            self._validation_pool, self.batch_size, self.validation_cells, batch_tokens=self.batch_tokens
+        )
+        return self._loader(batches)
 
     def _loader(self, batches: IterableDataset) -> DataLoader:
         return DataLoader(

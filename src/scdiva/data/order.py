@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -71,6 +72,27 @@ class BlockShuffle:
         starts = self.buffers(epoch)[1]
         # The third number keeps these draws apart from that of the blocks' order.
         return np.random.default_rng([self.seed, epoch, buffer + 1]).permutation(int(np.diff(starts)[buffer]))
+
+    def windows(self, epoch: int, least: int) -> list[range]:
+        """Group an epoch's buffers, in order, into windows of at least `least` cells; one window if there are fewer.
+
+        Parameters
+        ----------
+        epoch
+            Number of the epoch, from 0.
+        least
+            Cells of a window.
+
+        Returns
+        -------
+        The buffers of each window; what is left at the end goes to the last one.
+        """
+        starts = self.buffers(epoch)[1]
+        bounds = [0]
+        for buffer in range(1, len(starts)):
+            if starts[buffer] - starts[bounds[-1]] >= least and self.n_cells - starts[buffer] >= least:
+                bounds.append(buffer)
+        return [range(a, b) for a, b in itertools.pairwise([*bounds, len(starts) - 1])]
 
     def locate(self, start: int, stop: int) -> list[tuple[int, int, np.ndarray]]:
         """Find the cells `start` to `stop` of the endless stream.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,9 +18,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from anndata import AnnData
+    from torch import Tensor
 
     from scdiva.data.cells import CellSource
     from scdiva.models import ScDiVa
+
+Item = TypeVar("Item")
 
 
 def embed(
@@ -31,8 +36,9 @@ def embed(
     gene_ids: str | None = None,
     duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
-    batch_size: int | None = None,
+    batch_tokens: int | None = None,
     device: str | None = None,
+    precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
     key_added: str = C.OBSM_EMBEDDING,
     copy: bool = False,
 ) -> AnnData | None:
@@ -61,10 +67,15 @@ def embed(
         Columns that name the same gene are summed, or are an error.
     empty
         A cell without any gene of the vocabulary is an error, or gets a row of NaN (`"nan"`).
-    batch_size
-        Cells per forward pass; `None` takes `scdiva.settings.batch_size`. It changes speed, not results.
+    batch_tokens
+        Genes per forward pass, each cell's `[LAT]` counted; `None` takes `scdiva.settings.batch_tokens`. It changes
+        speed and memory, not results. A CPU takes cells through a transformer one by one, `scdiva.settings.threads`
+        at once.
     device
         Torch device such as `"cpu"` or `"cuda:0"`; `None` takes `scdiva.settings.device`.
+    precision
+        Arithmetic of the transformer: `"fp32"`, `"bf16"`, `"int8"` (CPU only, less exact) or `"auto"`, bf16 where
+        the device has it in hardware; `None` takes `scdiva.settings.precision`.
     key_added
         Key of `adata.obsm` to write.
     copy
@@ -84,7 +95,8 @@ def embed(
     ValueError
         If the matrix is not counts or log-normalised expression (NaN, negative, scaled), if less than half of the
         counts belong to genes that the model knows, or if a cell has none of them and `empty="error"`.
-        Also if `adata` is backed and would have to be copied, or `adata.uns["scdiva"]` is not scdiva's.
+        Also if `adata` is backed and would have to be copied, or `adata.uns["scdiva"]` is not scdiva's, or if the
+        device is not there or cannot do the precision asked for.
     KeyError
         If `layer` or `gene_ids` does not exist.
     TypeError
@@ -99,9 +111,11 @@ def embed(
     """
     check_writable(adata, copy=copy)
     our_uns(adata)
+    running = how_to_run(batch_tokens, device, precision)
     loaded, source, parameters = open_for(
         model,
         adata,
+        running,
         layer=layer,
         use_raw=use_raw,
         input=input,
@@ -110,7 +124,7 @@ def embed(
         empty=empty,
     )
     embedding = np.full((source.n_obs, loaded.state_dim), np.nan, dtype=np.float32)
-    for rows, states in embed_cells(loaded, source, batch_size=batch_size, device=device):
+    for rows, states in embed_cells(loaded, source, running):
         embedding[rows] = states
     if left_out := int(np.isnan(embedding[:, 0]).sum()):
         logger.info("%d cells have no known gene; their rows are NaN", left_out)
@@ -122,7 +136,7 @@ def embed(
 
 
 def open_for(
-    model: ScDiVa | str | PathLike[str], data: AnnData | Path, **reading: Any
+    model: ScDiVa | str | PathLike[str], data: AnnData | Path, running: Running, **reading: Any
 ) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
     """Load a model and open cells as it reads them.
 
@@ -132,6 +146,8 @@ def open_for(
         As for :func:`embed`.
     data
         The cells, or the path of a file of cells.
+    running
+        How they will be run.
     **reading
         The arguments of :func:`embed` that say what to read.
 
@@ -141,6 +157,7 @@ def open_for(
     """
     from scdiva.data.cells import open_cells
     from scdiva.models import load_model
+    from scdiva.models.inference import runs_transformer
 
     loaded = load_model(model)
     config = loaded.config
@@ -152,15 +169,42 @@ def open_for(
         "vocabulary": loaded.vocabulary.fingerprint,
         **{key: "" if value is None else value for key, value in reading.items()},
         "input": source.kind,
+        "precision": running.precision if runs_transformer(loaded) else "fp32",
         **{key: source.report[key] for key in ("share_genes", "share_counts")},
     }
     return loaded, source, parameters
 
 
-def embed_cells(
-    model: ScDiVa, source: CellSource, *, batch_size: int | None = None, device: str | None = None
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Run the model over all cells of a source, batch by batch.
+class Running(NamedTuple):
+    """How cells are run through a model: tokens of a batch, device, precision; all settled."""
+
+    batch_tokens: int
+    device: str
+    precision: str
+
+
+def how_to_run(batch_tokens: int | None, device: str | None, precision: str | None) -> Running:
+    """Settle how cells are run, before anything is read.
+
+    Parameters
+    ----------
+    batch_tokens, device, precision
+        As for :func:`embed`; None takes the setting.
+
+    Raises
+    ------
+    ValueError
+        As :func:`embed` does.
+    """
+    batch_tokens = settings.batch_tokens if batch_tokens is None else operator.index(batch_tokens)
+    if batch_tokens < 1:
+        raise ValueError(f"batch_tokens must be at least 1, got {batch_tokens}.")
+    device = settings.resolve_device(device)
+    return Running(batch_tokens, device, settings.resolve_precision(precision, device))
+
+
+def embed_cells(model: ScDiVa, source: CellSource, running: Running) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Run the model over all cells of a source, window by window; the next one is read meanwhile.
 
     Parameters
     ----------
@@ -168,27 +212,48 @@ def embed_cells(
         The model; left on the device and in the mode in which it was.
     source
         Cells to embed, read in row order.
-    batch_size, device
-        As for :func:`embed`.
+    running
+        How, from :func:`how_to_run`.
 
     Yields
     ------
-    Row numbers `(B,)` and float32 states `(B, state_dim)`. Rows that the source leaves out never come.
+    Row numbers `(n,)`, ascending, and float32 states `(n, state_dim)`. Rows that the source leaves out never come.
     """
-    import torch
     from tqdm.auto import tqdm
 
-    batch_size = settings.batch_size if batch_size is None else batch_size
-    device = settings.resolve_device(device)
-    home, training = next(model.parameters()).device, model.training
-    model.to(device).eval()
-    try:
-        with settings.limit_threads(), tqdm(total=source.n_obs, disable=not settings.progress, unit="cell") as bar:
-            for rows, batch in source.batches(batch_size=batch_size):
-                with torch.inference_mode():
-                    batch = batch.to(device)
-                    state = model.encode(batch.tokens, batch.values, batch.cu_seqlens)
-                yield rows, state.float().cpu().numpy()
-                bar.update(len(rows))
-    finally:
-        model.to(home).train(training)
+    from scdiva.data.batch import from_ragged
+    from scdiva.data.packed import take_cells
+    from scdiva.data.packing import WINDOW, fill_batches
+    from scdiva.models.inference import open_encoder, runs_transformer
+
+    through_blocks = runs_transformer(model)
+    # on a CPU, cells share a call only where they are as good as free
+    budget = 1 if through_blocks and running.device.startswith("cpu") else running.batch_tokens
+    with (
+        open_encoder(model, device=running.device, precision=running.precision, threads=settings.threads) as encode,
+        tqdm(total=source.n_obs, disable=not settings.progress, unit="cell") as bar,
+    ):
+        for rows, ragged in _read_ahead(source.windows(WINDOW)):
+            lengths = np.diff(ragged[0])
+            if through_blocks:
+                lengths = np.minimum(lengths, model.config.max_length) + 1
+            batches = fill_batches(lengths, budget)
+
+            def packed(cells: np.ndarray, ragged: Any = ragged) -> tuple[Tensor, Tensor, Tensor]:
+                batch = from_ragged(*take_cells(ragged, cells))
+                return batch.tokens, batch.values, batch.cu_seqlens
+
+            states = np.empty((len(rows), model.state_dim), dtype=np.float32)
+            for cells, found in zip(batches, encode(packed, batches), strict=True):
+                states[cells] = found
+                bar.update(len(cells))
+            yield rows, states
+
+
+def _read_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Iterate with the next item made in a thread of its own."""
+    with ThreadPoolExecutor(1, "scdiva-read") as reader:
+        coming = reader.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = reader.submit(next, items, None)
+            yield item

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from scdiva import _constants as C
-from scdiva.tl._embed import embed_cells, open_for
+from scdiva.tl._embed import embed_cells, how_to_run, open_for
 
 if TYPE_CHECKING:
     import h5py
@@ -31,8 +31,9 @@ def embed_file(
     gene_ids: str | None = None,
     duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
-    batch_size: int | None = None,
+    batch_tokens: int | None = None,
     device: str | None = None,
+    precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
     key_added: str = C.OBSM_EMBEDDING,
     overwrite: bool = False,
 ) -> Path:
@@ -47,7 +48,7 @@ def embed_file(
         The ``.h5ad`` file to read; it is not changed.
     out
         The ``.h5ad`` file to write. It is written beside `out` and renamed, so it is there whole or not at all.
-    model, layer, use_raw, input, gene_ids, duplicates, empty, batch_size, device
+    model, layer, use_raw, input, gene_ids, duplicates, empty, batch_tokens, device, precision
         As in :func:`embed`.
     key_added
         Key of `obsm` in the new file.
@@ -86,9 +87,11 @@ def embed_file(
         raise ValueError(f"{str(path)!r} is no .h5ad file. Read other formats with anndata and call scdiva.tl.embed.")
     if out.exists() and (not overwrite or out.samefile(path)):
         raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True if it is not the input.")
+    running = how_to_run(batch_tokens, device, precision)
     loaded, source, parameters = open_for(
         model,
         path,
+        running,
         layer=layer,
         use_raw=use_raw,
         input=input,
@@ -101,7 +104,7 @@ def embed_file(
     try:
         with h5py.File(part, "w") as file:
             embedding = _start(file, path, key_added, (source.n_obs, loaded.state_dim))
-            for rows, states in embed_cells(loaded, source, batch_size=batch_size, device=device):
+            for rows, states in embed_cells(loaded, source, running):
                 embedding[int(rows[0]) : int(rows[-1]) + 1] = _spread(rows, states)
             anndata.io.write_elem(file, "uns", {C.UNS: {key_added: parameters}})
         part.replace(out)

@@ -32,6 +32,9 @@ class OptimiserConfig:
         Optimiser steps of the whole run; the learning rate falls along a cosine to their end.
     batch_size
         Cells per batch. The global batch is `batch_size * accumulate * devices`; the paper's is 768.
+    batch_tokens
+        Most tokens (genes, and `[LAT]` of each cell) per batch, in place of `batch_size`: each batch then takes about
+        the same memory and time, and holds more cells where they are short. `None`: `batch_size` counts.
     accumulate
         Batches per optimiser step.
     learning_rate
@@ -62,6 +65,7 @@ class OptimiserConfig:
 
     steps: int = 10_000
     batch_size: int = 64
+    batch_tokens: int | None = None
     accumulate: int = 1
     learning_rate: float = 3e-4
     final_learning_rate: float = 0.1
@@ -82,6 +86,10 @@ class OptimiserConfig:
             if isinstance(field.default, int) and (not isinstance(value, int) or isinstance(value, bool)):
                 raise ValueError(f"{field.name} must be a whole number, got {value!r}.")
         _at_least(self, 1, "steps", "batch_size", "accumulate", "log_every", "validate_every", "checkpoint_every")
+        if self.batch_tokens is not None:
+            if not isinstance(self.batch_tokens, int):
+                raise ValueError(f"batch_tokens must be None or a whole number, got {self.batch_tokens!r}.")
+            _at_least(self, 1, "batch_tokens")
         _at_least(self, 0, "warmup_steps", "weight_decay", "clip", "beta1", "beta2", "seed", "final_learning_rate")
         _at_least(self, 0, "learning_rate", strictly=True)
         if self.beta1 >= 1 or self.beta2 >= 1 or self.final_learning_rate > 1:
@@ -146,6 +154,8 @@ class PretrainingConfig(OptimiserConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _at_least(self, 1, "context", "loss_chunk")
+        if self.batch_tokens is not None and self.batch_tokens <= self.context:
+            raise ValueError(f"batch_tokens must be above context, got {self.batch_tokens} and {self.context}.")
         _at_least(self, 0, "value_weight", "value_mask_rate", "genes_weight", "contrast_weight")
         _at_least(self, 0, "contrast_temperature", "anchor_max_time", "min_time", strictly=True)
         if self.value_mask_rate > 1 or self.min_time >= 1 or self.anchor_max_time > 1:

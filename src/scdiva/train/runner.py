@@ -15,6 +15,7 @@ import torch
 from pytorch_lightning.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
 from pytorch_lightning.loggers import CSVLogger
 
+from scdiva._settings import multiplies_bf16
 from scdiva.train.base import CHECKPOINT_KEY, TaskModule
 
 CHECKPOINT = "last.ckpt"
@@ -76,11 +77,8 @@ def resolve_precision(
         raise ValueError(f'precision must be "auto", "fp32" or "bf16", got {precision!r}.')
     if precision != "auto":
         return "bf16-mixed" if precision == "bf16" else "32-true"
-    if accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available():
-        return "bf16-mixed" if torch.cuda.get_device_capability()[0] >= 8 else "32-true"
-    # torch has no public question for this; absent in some versions, then fp32
-    asks = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
-    return "bf16-mixed" if any(ask() for ask in asks if ask is not None) else "32-true"
+    on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return "bf16-mixed" if multiplies_bf16("cuda" if on_gpu else "cpu") else "32-true"
 
 
 def find_checkpoint(path: str | Path) -> Path:

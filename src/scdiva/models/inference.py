@@ -1,0 +1,207 @@
+"""Run a model over many batches of cells: which device, how many workers, which arithmetic.
+
+On a CPU each worker is a thread that shares the weights and computes on one core (torch lets go of Python's lock while
+it computes). Cells that go through the transformer come one at a time, so nothing is padded and no core waits for
+another; two threads inside one small matrix product gain little, and much less than nothing on a busy machine. On CUDA
+there are two workers: one prepares the next batch while the device works on the last.
+
+What runs in lower precision are the matrix products of the transformer's blocks, 99% of the work. The residual stream
+and the norms, the set encoder and what goes in and out stay in float32, as when the model was trained.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scdiva._settings import multiplies_bf16
+from scdiva.models.scdiva import ScDiVa
+
+Packed = tuple[Tensor, Tensor, Tensor]
+"""tokens int64 (T,), values float (T,), cu_seqlens int32 (B + 1,), as :meth:`ScDiVa.encode` takes them."""
+Item = TypeVar("Item")
+Encode = Callable[[Callable[[Item], Packed], Iterable[Item]], Iterator[np.ndarray]]
+
+
+def runs_transformer(model: ScDiVa) -> bool:
+    """Whether the state of a cell depends on the transformer: not with a set encoder without residual."""
+    return model.config.anchor != "encoder" or model.config.anchor_residual
+
+
+@contextlib.contextmanager
+def open_encoder(
+    model: ScDiVa, *, device: str = "cpu", precision: str = "fp32", threads: int | None = None
+) -> Iterator[Encode]:
+    """Get a model ready to encode batch after batch; leave it as it was when the ``with`` block ends, however it ends.
+
+    Parameters
+    ----------
+    model
+        The model. Its weights are moved to the device and back; a lower precision is given to a copy of the blocks'
+        weights, made once.
+    device
+        A torch device.
+    precision
+        `"fp32"`, `"bf16"` or `"int8"`, see :meth:`scdiva._settings.Settings.resolve_precision`. Without effect for a
+        model whose cell state needs no transformer.
+    threads
+        Workers on a CPU; `None`: as many as torch has threads. Their number changes no bit of a result.
+
+    Yields
+    ------
+    A function of two arguments: one that makes a batch of an item (called in a worker), and the items. It returns an
+    iterator over the states, float32 `(B, state_dim)`, in the order of the items. An error or interrupt in a worker
+    is raised by that iterator, and what was not yet begun is not done any more.
+    """
+    home, training = next(model.parameters()).device, model.training
+    with _one_thread_each() as n_torch:
+        kind = torch.device(device).type
+        n_workers = (threads or n_torch) if kind == "cpu" else 2 if kind == "cuda" else 1
+        pool = ThreadPoolExecutor(n_workers, "scdiva", initializer=torch.set_num_threads, initargs=(1,))
+        try:
+            model.to(device).eval()
+            network = at_precision(model, precision, device)
+
+            def state_of(batch: Packed) -> np.ndarray:
+                with torch.inference_mode():
+                    tokens, values, cu_seqlens = (part.to(device) for part in batch)
+                    return network.encode(tokens, values, cu_seqlens).float().cpu().numpy()
+
+            def encode(make: Callable[[Item], Packed], items: Iterable[Item]) -> Iterator[np.ndarray]:
+                errors: list[BaseException] = []
+
+                def attempt(item: Item) -> np.ndarray:
+                    if errors:  # of another worker: nothing new is begun
+                        raise errors[0]
+                    try:
+                        return state_of(make(item))
+                    except BaseException as error:
+                        errors.append(error)
+                        raise
+
+                return pool.map(attempt, items)
+
+            yield encode
+        finally:
+            pool.shutdown(cancel_futures=True)
+            model.to(home).train(training)
+
+
+_lock = threading.Lock()
+_open = 0
+_threads_before = 1
+
+
+@contextlib.contextmanager
+def _one_thread_each() -> Iterator[int]:
+    """Let workers set torch's number of threads to one; the last of several such blocks to end puts back what was.
+
+    The number is the process's, not a thread's, and calls may run side by side. Yields the number that was.
+    """
+    global _open, _threads_before
+    with _lock:
+        if _open == 0:
+            _threads_before = torch.get_num_threads()
+        _open += 1
+    try:
+        yield _threads_before
+    finally:
+        with _lock:
+            _open -= 1
+            if _open == 0:
+                torch.set_num_threads(_threads_before)
+
+
+def at_precision(model: ScDiVa, precision: str, device: str) -> ScDiVa:
+    """Copy a model so that its blocks multiply in another precision; all else is shared with the original.
+
+    Parameters
+    ----------
+    model
+        A float32 model; not changed.
+    precision
+        `"fp32"`, `"bf16"` or `"int8"`; the first, and any for a model whose cell state needs no transformer, returns
+        `model` itself.
+    device
+        Where it runs.
+    """
+    if precision == "fp32" or not runs_transformer(model):
+        return model
+    if precision == "bf16":
+        made: Callable[[nn.Linear], nn.Module] = _Bf16Linear
+    else:
+        made = _Int8Linear if multiplies_bf16(device) else lambda layer: _Int8Linear(layer, torch.float32)
+    network = cast(ScDiVa, _with_linears(model, lambda name: name == "blocks", made))
+    if getattr(model.blocks[0], "_compiled_call_impl", None) is not None:
+        network.compile_blocks()
+    return network
+
+
+def _with_linears(
+    module: nn.Module, chosen: Callable[[str], bool], made: Callable[[nn.Linear], nn.Module]
+) -> nn.Module:
+    """Copy a module with other linear layers in the chosen children; what is not replaced is shared."""
+    twin = copy.copy(module)
+    twin._modules = {
+        name: child
+        if child is None or not chosen(name)
+        else made(child)
+        if isinstance(child, nn.Linear)
+        else _with_linears(child, lambda _: True, made)
+        for name, child in module._modules.items()
+    }
+    return twin
+
+
+class _Bf16Linear(nn.Module):
+    """A linear layer in bfloat16; products are summed in float32 before they are rounded."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.register_buffer("weight", layer.weight.detach().to(torch.bfloat16))
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().to(torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x.to(torch.bfloat16), self.weight, self.bias)
+
+
+class _Int8Linear(nn.Module):
+    """A linear layer in 8 bits: a scale per row of the weight and per token, both symmetric, int32 sums.
+
+    `torch.ao.quantization.quantize_dynamic`, with one scale for all tokens of a call, is deprecated with torch's
+    quantised tensors; `torch._int_mm` is what torchao's replacement stands on as well. At the paper's
+    preset, one thread, AVX512-BF16 and VNNI (torch 2.13): 2.0 times float32, but only 0.9 times bfloat16, at a cosine
+    of 0.9996 to float32's states where bfloat16 has 0.99998: it is for CPUs without bfloat16
+    (`benchmarks/embedding.py`).
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: nn.Linear, dtype: torch.dtype = torch.bfloat16) -> None:
+        super().__init__()
+        weight = layer.weight.detach().float()
+        scale = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
+        self.register_buffer("weight", (weight / scale[:, None]).round().to(torch.int8).T.contiguous())
+        self.register_buffer("scale", scale)
+        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().float())
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.float()
+        scale = x.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / 127
+        y = torch._int_mm((x / scale).round_().to(torch.int8), self.weight).float().mul_(scale).mul_(self.scale)
+        return (y if self.bias is None else y.add_(self.bias)).to(self.dtype)

@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from scdiva._constants import N_SPECIAL
+from scdiva.models import ScDiVa, ScDiVaConfig
+from scdiva.models.inference import _Int8Linear, open_encoder, runs_transformer
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def build(**fields) -> ScDiVa:
+    config = ScDiVaConfig(
+        n_genes=80, dim=64, n_layers=3, n_heads=2, ffn_dim=96, max_length=60,
+        anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=16, **fields,
+    )  # fmt: skip
+    model = ScDiVa(config, generator=seeded(0)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # away from the zeros that hide a path
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=seeded(1)))
+    return model
+
+
+@pytest.fixture(scope="module")
+def model():
+    return build(anchor="learned")
+
+
+@pytest.fixture(scope="module")
+def cells():
+    """Forty cells, one to fifty genes long."""
+    lengths = torch.randint(1, 51, (40,), generator=seeded(2)).tolist()
+    made = []
+    for i, n in enumerate(lengths):
+        tokens = torch.randperm(80, generator=seeded(i))[:n] + N_SPECIAL
+        made.append((tokens, torch.rand(n, generator=seeded(i)) * 4, torch.tensor([0, n], dtype=torch.int32)))
+    return made
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def encoded(model, cells, **options) -> np.ndarray:
+    with open_encoder(model, **options) as encode:
+        return np.concatenate(list(encode(lambda cell: cell, cells)))
+
+
+def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_the_number_of_workers_changes_no_bit(model, cells, precision):
+    states = [encoded(model, cells, precision=precision, threads=threads) for threads in (1, 2, 3)]
+    assert states[0].dtype == np.float32
+    assert states[0].shape == (40, 64)
+    for other in states[1:]:
+        np.testing.assert_array_equal(other, states[0])
+
+
+@pytest.mark.parametrize(("precision", "least", "most"), [("bf16", 0.9995, 1 - 1e-8), ("int8", 0.995, 1 - 1e-7)])
+def test_low_precision_is_close_and_is_what_runs(cells, precision, least, most):
+    cells = cells[:12]
+    for model in (build(anchor="learned"), build(anchor="encoder"), build(anchor="pooled")):
+        full = encoded(model, cells)
+        with torch.inference_mode():
+            expected = np.concatenate([model.encode(*cell).numpy() for cell in cells])
+        np.testing.assert_allclose(full, expected, atol=1e-5)
+        low = cosine(full.astype(np.float64), encoded(model, cells, precision=precision).astype(np.float64))
+        assert low.min() >= least
+        assert low.min() <= most
+
+
+def test_only_the_linears_of_the_blocks_change(model, cells):
+    kinds: dict[str, set] = {}
+
+    def note(name, part):
+        def hook(_, inputs, output):
+            if isinstance(output, torch.Tensor):
+                kinds.setdefault(name, set()).add(output.dtype)
+
+        return part.register_forward_hook(hook)
+
+    named = [(name, part) for name, part in model.named_modules() if name and not name.endswith("ffn")]
+    hooks = [note(name, part) for name, part in named if not isinstance(part, nn.Linear) or "blocks" not in name]
+    try:
+        encoded(model, cells[:2], precision="bf16")
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert kinds["embedding"] == kinds["norm"] == kinds["blocks.0"] == kinds["blocks.2"] == {torch.float32}
+    assert kinds["blocks.1.attention_norm"] == {torch.float32}
+    assert kinds["blocks.1.attention"] == {torch.bfloat16}
+
+
+def test_without_transformer_precision_plays_no_role(cells):
+    model = build(anchor="encoder", anchor_residual=False)
+    assert not runs_transformer(model)
+    assert runs_transformer(build(anchor="encoder"))
+    assert runs_transformer(build(anchor="learned", anchor_residual=False))
+    np.testing.assert_array_equal(encoded(model, cells, precision="bf16"), encoded(model, cells))
+
+
+def test_int8_is_its_formula():
+    layer = nn.Linear(24, 10)
+    x = torch.randn(7, 24, generator=seeded(3)) * torch.logspace(-2, 2, 7)[:, None]
+    w = layer.weight.detach()
+    w_scale, x_scale = w.abs().amax(1) / 127, x.abs().amax(1) / 127
+    w8, x8 = (w / w_scale[:, None]).round(), (x / x_scale[:, None]).round()
+    expected = (x8.double() @ w8.double().T) * x_scale[:, None] * w_scale + layer.bias.double()
+    with torch.inference_mode():
+        got = _Int8Linear(layer, torch.float32)(x)
+        exact = layer(x)
+        zero = _Int8Linear(layer)(torch.zeros(1, 24))
+    np.testing.assert_allclose(got, expected.detach(), rtol=1e-5, atol=1e-6)
+    assert ((got - exact).norm(dim=1) / exact.norm(dim=1)).max() < 0.03  # small tokens beside large ones too
+    np.testing.assert_allclose(zero[0].float(), layer.bias.detach(), atol=4e-3)
+
+
+def state_of(model) -> tuple:
+    tensors = {name: (t.data_ptr(), t.dtype, t.device) for name, t in model.state_dict().items()}
+    return tensors, [id(module) for module in model.modules()], model.training, torch.get_num_threads()
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+def test_model_and_threads_are_left_as_they_were(cells, two_threads, precision):
+    model = build(anchor="learned").train()
+    before = state_of(model)
+    weights = {name: t.clone() for name, t in model.state_dict().items()}
+    encoded(model, cells[:3], precision=precision)
+    assert state_of(model) == before
+    with open_encoder(model, precision=precision, threads=2) as encode, pytest.raises(ValueError, match="packed int64"):
+        list(encode(lambda cell: (cell[0].float(), *cell[1:]), cells))
+    with contextlib.suppress(KeyboardInterrupt), open_encoder(model, precision=precision) as encode:
+        raise KeyboardInterrupt
+    assert state_of(model) == before
+    assert all(torch.equal(weights[name], t) for name, t in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, KeyboardInterrupt])
+def test_an_error_in_a_worker_surfaces_at_once(model, cells, two_threads, kind):
+    begun = []
+
+    def make(number):
+        begun.append(number)
+        if number == 3:
+            raise kind("the third")
+        return cells[number % 40]
+
+    with open_encoder(model, threads=2) as encode, pytest.raises(kind, match="the third"):
+        list(encode(make, range(3000)))
+    assert len(begun) <= 6
+    assert torch.get_num_threads() == 2
+
+
+def test_workers_run_side_by_side_on_one_thread_each(model, cells, two_threads):
+    together = threading.Barrier(2, timeout=20)
+    seen = set()
+
+    def make(cell):
+        together.wait()
+        seen.add((threading.get_ident(), torch.get_num_threads()))
+        return cell
+
+    with open_encoder(model) as encode:  # as many as torch has threads
+        list(encode(make, cells[:6]))
+    assert len(seen) == 2
+    assert {threads for _, threads in seen} == {1}
+
+
+def test_blocks_side_by_side_give_back_the_threads_once_all_have_ended(model, cells, two_threads):
+    one, two = open_encoder(model, threads=1), open_encoder(model, threads=1)
+    first, second = one.__enter__(), two.__enter__()
+    list(first(lambda cell: cell, cells[:2]))
+    one.__exit__(None, None, None)
+    list(second(lambda cell: cell, cells[:2]))
+    two.__exit__(None, None, None)
+    assert torch.get_num_threads() == 2
+    found = []
+    thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert found == [2]

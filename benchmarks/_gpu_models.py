@@ -146,7 +146,7 @@ def training(setting: Setting) -> Iterator[dict]:
     free_memory(setting)
     config = model_config(setting)
     model = compile_blocks(setting, build(setting).train())
-    module = PretrainingModule(model, replace(PretrainingConfig.paper(), loss_chunk=4096))
+    module = PretrainingModule(model, PretrainingConfig.paper())
     fused = {"fused": True} if setting.cuda else {}
     optimizer = torch.optim.AdamW(module.parameters(), lr=1e-4, **fused)
     draw = torch.Generator().manual_seed(1)

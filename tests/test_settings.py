@@ -22,7 +22,7 @@ def _settings_as_before():
         ("seed", True),
         ("device", "gpu"),
         ("device", None),
-        ("batch_tokens", 0),
+        ("batch_size", 0),
         ("precision", "fp16"),
         ("progress", 1),
         ("threads", 0),
@@ -38,24 +38,25 @@ def test_bad_values_are_refused_and_leave_the_old_one(name, value):
 
 
 def test_a_misspelt_setting_is_refused():
-    with pytest.raises(AttributeError, match=r"no 'batchtokens'; it has .*batch_tokens"):
-        settings.batchtokens = 3
+    with pytest.raises(AttributeError, match=r"no 'batchsize'; it has .*batch_size"):
+        settings.batchsize = 3
 
 
 def test_override_ends_with_its_block_even_on_an_error():
-    before = settings.batch_tokens
+    before = settings.batch_size
+    assert before is None
 
     def fails_halfway():
-        with settings.override(batch_tokens=7, progress=False):
-            assert (settings.batch_tokens, settings.progress) == (7, False)
+        with settings.override(batch_size=7, progress=False):
+            assert (settings.batch_size, settings.progress) == (7, False)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fails_halfway()
-    assert settings.batch_tokens == before
-    with pytest.raises(ValueError, match="threads"), settings.override(batch_tokens=9, threads=-1):
+    assert settings.batch_size == before
+    with pytest.raises(ValueError, match="threads"), settings.override(batch_size=9, threads=-1):
         pass
-    assert settings.batch_tokens == before
+    assert settings.batch_size == before
 
 
 def test_verbosity_sets_what_the_logger_passes():
@@ -124,5 +125,5 @@ def test_precision_follows_the_device_and_is_never_replaced_in_silence():
 
 
 def test_settings_are_checked_when_made():
-    with pytest.raises(ValueError, match="batch_tokens"):
-        Settings(batch_tokens=0)
+    with pytest.raises(ValueError, match="batch_size"):
+        Settings(batch_size=0)

@@ -31,9 +31,9 @@ class Settings:
     precision
         Arithmetic of the transformer when cells are embedded: ``"fp32"``, ``"bf16"``, ``"int8"`` or ``"auto"``, see
         :meth:`resolve_precision`.
-    batch_tokens
-        Genes, and `[LAT]` of each cell, per forward pass when cells are embedded. It changes speed and memory, not
-        results: lower it where a GPU's memory runs short.
+    batch_size
+        Most cells per forward pass when cells are embedded; None: as many as hold 32,768 genes. It changes speed and
+        memory, not results: lower it where a GPU's memory runs short.
     progress
         Whether long calls show a progress bar.
     threads
@@ -52,7 +52,7 @@ class Settings:
     seed: int = 0
     device: str = "auto"
     precision: str = "auto"
-    batch_tokens: int = 32_768
+    batch_size: int | None = None
     progress: bool = True
     threads: int | None = None
     verbosity: str = "warning"
@@ -196,7 +196,7 @@ def _check(name: str, value: Any) -> None:
             '"auto", "cpu", "cuda", "cuda:N" or "mps"',
         ),
         "precision": (value in ("auto", "fp32", "bf16", "int8"), '"auto", "fp32", "bf16" or "int8"'),
-        "batch_tokens": (_is_int(value) and value > 0, "an integer from 1 up"),
+        "batch_size": (value is None or (_is_int(value) and value > 0), "None or an integer from 1 up"),
         "progress": (isinstance(value, bool), "True or False"),
         "threads": (value is None or (_is_int(value) and value > 0), "None or an integer from 1 up"),
         "verbosity": (value in _VERBOSITY, f"one of {', '.join(_VERBOSITY)}"),

@@ -86,3 +86,14 @@ def test_impossible_calls_are_refused():
         deal_batches(np.array([3.5]), 8)
     with pytest.raises(ValueError, match=r"9 tokens, more than the budget of 8 .* raise batch_tokens"):
         deal_batches(np.array([3, 9]), 8)
+
+
+@pytest.mark.parametrize("max_cells", [1, 3, 7])
+def test_a_batch_holds_no_more_cells_than_asked_for(max_cells):
+    lengths = np.random.default_rng(0).integers(0, 50, 101)
+    batches = fill_batches(lengths, 200, max_cells)
+    assert max(map(len, batches)) == max_cells
+    assert max(lengths[batch].sum() for batch in batches) <= 200
+    assert sorted(np.concatenate(batches)) == list(range(101))
+    with pytest.raises(ValueError, match="room for at least 1 cell, got 0"):
+        fill_batches(lengths, 200, 0)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from scdiva.kernels import _attention, _reference, attention_weights, rope_attention, rope_tables
+from scdiva.kernels import _attention, _reference, _sdpa, attention_weights, rope_attention, rope_tables
 
 BOTH = pytest.mark.parametrize("backend", ["sdpa", "reference"])
 
@@ -157,6 +157,26 @@ def test_low_precision_keeps_its_dtype_and_follows_the_reference(backend):
     expected = rope_attention(*exact, cos=cos, sin=sin, cu_seqlens=bounds(lengths), backend="reference")
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), expected, atol=3e-2, rtol=3e-2)
+
+
+@pytest.mark.parametrize("rotate", [True, False])
+@pytest.mark.parametrize("head_dim", [32, 64])
+def test_bfloat16_on_a_cpu_takes_a_path_of_its_own_without_gradients(head_dim, rotate):
+    lengths = [130, 5, 130, 0]
+    q, k, v = (x.bfloat16() for x in random_qkv(sum(lengths), 3, head_dim))
+    cos, sin = rope_tables(130, head_dim) if rotate else (None, None)
+    given = {"cos": cos, "sin": sin, "cu_seqlens": bounds(lengths)}
+    expected = rope_attention(q.double(), k.double(), v.double(), **given, backend="reference")
+    errors = []
+    for needs_grad in (False, True):
+        assert _sdpa._by_head(q.requires_grad_(needs_grad), k, v) != needs_grad
+        out = rope_attention(q, k, v, **given, backend="sdpa")
+        assert out.dtype == torch.bfloat16
+        errors.append(float((out.double() - expected).norm() / expected.norm()))
+    assert max(errors) < 1.5e-2
+    with torch.no_grad():
+        assert _sdpa._by_head(q, k, v)
+        assert not _sdpa._by_head(q.float(), k.float(), v.float())
 
 
 def test_weights_rebuild_the_output():

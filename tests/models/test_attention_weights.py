@@ -68,7 +68,9 @@ def test_what_does_not_exist_is_refused():
 
 def test_tables_of_rotation_are_made_once_and_never_rounded():
     model = build()
-    model(TOKENS, VALUES, CU)
+    with torch.inference_mode():
+        model(TOKENS, VALUES, CU)
+    model(TOKENS, VALUES, CU).hidden.sum().backward()  # tables of inference would refuse
     before = model._tables(torch.device("cpu"))
     assert model._tables(torch.device("cpu")) is before
     assert model.to(torch.bfloat16)._tables(torch.device("cpu"))[0].dtype == torch.float32

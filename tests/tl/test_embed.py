@@ -70,8 +70,8 @@ def test_a_cell_is_embedded_alike_whatever_is_beside_it(adata, model):
     z = embedded(adata, model)
     scale = np.abs(z).max()
     assert scale > 1e-3
-    for batch_tokens in (1, 70, 100_000):
-        np.testing.assert_array_equal(embedded(adata, model, batch_tokens=batch_tokens), z)
+    for batch_size in (1, 7, 100_000):
+        np.testing.assert_array_equal(embedded(adata, model, batch_size=batch_size), z)
     rows = np.random.default_rng(0).permutation(90)
     np.testing.assert_array_equal(embedded(adata[rows].copy(), model), z[rows])
     np.testing.assert_array_equal(embedded(adata[11:30].copy(), model), z[11:30])
@@ -194,17 +194,17 @@ def test_scanpy_takes_the_embedding_unchanged():
     assert cells.obsp["connectivities"].nnz > 500
 
 
-@pytest.mark.parametrize("batch_tokens", [0, -1])
-def test_a_batch_of_no_tokens_is_refused(adata, one, batch_tokens):
-    with pytest.raises(ValueError, match=f"batch_tokens must be at least 1, got {batch_tokens}"):
-        embedded(adata, one, batch_tokens=batch_tokens)
+@pytest.mark.parametrize("batch_size", [0, -1])
+def test_a_batch_of_no_cells_is_refused(adata, one, batch_size):
+    with pytest.raises(ValueError, match=f"batch_size must be at least 1, got {batch_size}"):
+        embedded(adata, one, batch_size=batch_size)
 
 
 def test_without_transformer_cells_share_batches_and_change_little(adata, build):
     model = build(anchor="encoder", anchor_residual=False)
     z = embedded(adata, model)
-    for batch_tokens in (1, 300, 2000):
-        np.testing.assert_allclose(embedded(adata, model, batch_tokens=batch_tokens), z, atol=1e-6)
+    for batch_size in (1, 13, 2000):
+        np.testing.assert_allclose(embedded(adata, model, batch_size=batch_size), z, atol=1e-6)
     rows = np.random.default_rng(0).permutation(90)
     np.testing.assert_allclose(embedded(adata[rows].copy(), model), z[rows], atol=1e-6)
 
@@ -245,7 +245,7 @@ def test_pickled_and_copied_models_embed_alike(adata, one):
 def test_threads_may_share_a_model(adata, one):
     z = embedded(adata, one)
     with ThreadPoolExecutor(4) as pool:
-        for found in pool.map(lambda tokens: embedded(adata, one, batch_tokens=tokens), (50, 90, 130, 170)):
+        for found in pool.map(lambda cells: embedded(adata, one, batch_size=cells), (1, 9, 30, 170)):
             np.testing.assert_array_equal(found, z)
 
 

@@ -19,7 +19,7 @@ def file(adata, tmp_path):
 
 def test_gives_what_embed_gives(adata, one, file, tmp_path):
     before = file.read_bytes()
-    out = sd.tl.embed_file(file, tmp_path / "deep" / "z.h5ad", model=one, batch_tokens=100)
+    out = sd.tl.embed_file(file, tmp_path / "deep" / "z.h5ad", model=one, batch_size=4)
     z = ad.read_h5ad(out)
     expected = sd.tl.embed(adata, one, copy=True)
     np.testing.assert_allclose(z.obsm["X_scdiva"], expected.obsm["X_scdiva"], atol=1e-6)

@@ -49,7 +49,8 @@ def test_objectives_can_be_joined():
         ("anchor_max_time", 1.5),
         ("anchor_max_time", 1e-4),
         ("contrast_temperature", 0),
-        ("loss_chunk", 0),
+        ("compile_blocks", True),
+        ("autotune", 1),
         ("checkpoint_every", "often"),
     ],
 )

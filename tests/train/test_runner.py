@@ -6,6 +6,7 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
+from scdiva.models import ScDiVa
 from scdiva.train import PretrainingModule, fit
 from scdiva.train.runner import batches_seen, find_checkpoint, resolve_precision
 
@@ -129,3 +130,19 @@ def test_precision_names():
     assert resolve_precision("auto", "cpu") in ("32-true", "bf16-mixed")
     with pytest.raises(ValueError, match="precision"):
         resolve_precision("16")
+
+
+def test_blocks_are_compiled_for_the_run_only(run, tmp_path, monkeypatch):
+    compile_blocks, seen = ScDiVa.compile_blocks, []
+
+    def traced(model):  # the graph is run as it is: what a compiler makes of it is not ours to test
+        compile_blocks(model, backend="eager")
+        seen.append(all(block._compiled_call_impl is not None for block in model.blocks))
+
+    monkeypatch.setattr(ScDiVa, "compile_blocks", traced)
+    plain, _ = run(tmp_path / "plain", settings={"compile_blocks": "auto"}, max_steps=3)
+    assert seen == [], "without a CUDA device, auto compiles nothing"
+    compiled, _ = run(tmp_path / "compiled", settings={"compile_blocks": "yes", "autotune": True}, max_steps=3)
+    assert seen == [True]
+    assert all(block._compiled_call_impl is None for block in compiled.model.blocks)
+    torch.testing.assert_close(weights(compiled), weights(plain))

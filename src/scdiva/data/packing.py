@@ -10,7 +10,11 @@ WINDOW = 4096
 """Cells that are packed together, at least, where there are so many: from fewer, batches are not filled well."""
 
 
-def fill_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
+BATCH_TOKENS = 32_768
+"""Tokens of a batch where nothing else is asked for: enough to fill a GPU, and half a gigabyte of activations there."""
+
+
+def fill_batches(lengths: np.ndarray, budget: int = BATCH_TOKENS, max_cells: int | None = None) -> list[np.ndarray]:
     """Pack cells into as few batches as a token budget allows, those of equal length side by side. For inference.
 
     Each batch takes, again and again, the longest cells left that still fit: a run of long cells, then the few shorter
@@ -21,7 +25,9 @@ def fill_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     lengths
         Tokens of each cell, int (n,), not negative; with `[LAT]` where the transformer runs.
     budget
-        Most tokens of a batch. A cell longer than that gets a batch of its own, so a budget of 1 puts each cell alone.
+        Most tokens of a batch. A cell longer than that gets a batch of its own.
+    max_cells
+        Most cells of a batch.
 
     Returns
     -------
@@ -31,9 +37,11 @@ def fill_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     Raises
     ------
     ValueError
-        If the budget is below 1, or a length is negative.
+        If the budget or the number of cells is below 1, or a length is negative.
     """
     lengths = _checked(lengths, budget)
+    if max_cells is not None and max_cells < 1:
+        raise ValueError(f"a batch must have room for at least 1 cell, got {max_cells}.")
     if not len(lengths):
         return []
     # cells by length; of each length the first `used` are dealt already
@@ -43,18 +51,20 @@ def fill_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     batches = []
     while alive:
         room, at, parts = budget, len(alive) - 1, []
+        places = len(lengths) if max_cells is None else max_cells
         while at >= 0:
             length = alive[at]
-            n = count[at] if length == 0 else min(count[at], room // length)
+            n = min(places, count[at] if length == 0 else min(count[at], room // length))
             if n == 0:  # longer than the whole budget
                 n = 1
             parts.append(order[start[at] : start[at] + n])
             room -= n * length
+            places -= n
             start[at] += n
             count[at] -= n
             if count[at] == 0:
                 del alive[at], start[at], count[at]
-            at = bisect_right(alive, room) - 1
+            at = bisect_right(alive, room) - 1 if places else -1
         batches.append(np.concatenate(parts))
     return batches
 

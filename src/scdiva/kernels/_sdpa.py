@@ -7,6 +7,8 @@ neighbours are. On a GPU the lengths have to be asked for, once a call: there th
 
 from __future__ import annotations
 
+from itertools import product
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -53,6 +55,8 @@ def _by_length(cu_seqlens: Tensor, n_tokens: int) -> tuple[Tensor, list[tuple[in
 def padded(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
     """Attend within each row of the padded layout; see :func:`scdiva.kernels.rope_attention`."""
     length = q.shape[1]
+    if mask is None and _by_head(q, k, v):
+        return _one_head_at_a_time(q, k, v, cos, sin)
     if mask is not None:  # whatever stands in the padding, even NaN, must reach neither result nor gradient
         q, k, v = (x.masked_fill(~mask[:, :, None, None], 0.0) for x in (q, k, v))
     if cos is not None and sin is not None:
@@ -64,3 +68,25 @@ def padded(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | No
     visible = mask | ~mask.any(dim=1, keepdim=True)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None, :])
     return out.transpose(1, 2).masked_fill(~mask[:, :, None, None], 0.0)
+
+
+def _by_head(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether plain matrix products are faster than SDPA: bfloat16 on a CPU, where SDPA gains nothing over float32."""
+    if q.device.type != "cpu" or q.dtype != torch.bfloat16:
+        return False
+    return not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad))
+
+
+def _one_head_at_a_time(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    """Attend within cells of one length `(B, L, H, D)`, holding the weights of one head of one cell, `(L, L)`."""
+    length, scale = q.shape[1], q.shape[-1] ** -0.5
+    if cos is not None and sin is not None:
+        cos, sin = cos[:length], sin[:length]
+        q, k = apply_rope(q, cos * scale, sin * scale), apply_rope(k, cos, sin)
+    else:
+        q = q * scale
+    q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    out = torch.empty_like(q)
+    for b, h in product(range(q.shape[0]), range(q.shape[1])):
+        torch.mm(torch.softmax(q[b, h] @ k[b, h].T, dim=-1), v[b, h], out=out[b, h])
+    return out.transpose(1, 2)

@@ -197,7 +197,8 @@ class ScDiVa(nn.Module):
         if c.position != "rope":
             return None, None
         if self._rope is None or self._rope[0].device != device:
-            self._rope = rope_tables(c.max_length + 1, c.head_dim, c.rope_base, device=device)
+            with torch.inference_mode(False):  # else no training step could use them later
+                self._rope = rope_tables(c.max_length + 1, c.head_dim, c.rope_base, device=device)
         return self._rope
 
     def compile_blocks(self, **options: Any) -> None:
@@ -214,6 +215,11 @@ class ScDiVa(nn.Module):
         """
         for block in self.blocks:
             block.compile(**{"dynamic": True, **options})
+
+    def release_blocks(self) -> None:
+        """Undo :meth:`compile_blocks`."""
+        for block in self.blocks:
+            block._compiled_call_impl = None
 
     @torch.no_grad()
     def attention_weights(

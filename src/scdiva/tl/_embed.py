@@ -36,7 +36,7 @@ def embed(
     gene_ids: str | None = None,
     duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
-    batch_tokens: int | None = None,
+    batch_size: int | None = None,
     device: str | None = None,
     precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
     key_added: str = C.OBSM_EMBEDDING,
@@ -67,10 +67,9 @@ def embed(
         Columns that name the same gene are summed, or are an error.
     empty
         A cell without any gene of the vocabulary is an error, or gets a row of NaN (`"nan"`).
-    batch_tokens
-        Genes per forward pass, each cell's `[LAT]` counted; `None` takes `scdiva.settings.batch_tokens`. It changes
-        speed and memory, not results. A CPU takes cells through a transformer one by one, `scdiva.settings.threads`
-        at once.
+    batch_size
+        Most cells per forward pass; `None` takes `scdiva.settings.batch_size`. It changes speed and memory, not
+        results. A CPU takes cells through a transformer one by one, `scdiva.settings.threads` at once.
     device
         Torch device such as `"cpu"` or `"cuda:0"`; `None` takes `scdiva.settings.device`.
     precision
@@ -111,7 +110,7 @@ def embed(
     """
     check_writable(adata, copy=copy)
     our_uns(adata)
-    running = how_to_run(batch_tokens, device, precision)
+    running = how_to_run(batch_size, device, precision)
     loaded, source, parameters = open_for(
         model,
         adata,
@@ -176,19 +175,19 @@ def open_for(
 
 
 class Running(NamedTuple):
-    """How cells are run through a model: tokens of a batch, device, precision; all settled."""
+    """How cells are run through a model: most cells of a batch (None: no bound), device, precision; all settled."""
 
-    batch_tokens: int
+    batch_size: int | None
     device: str
     precision: str
 
 
-def how_to_run(batch_tokens: int | None, device: str | None, precision: str | None) -> Running:
+def how_to_run(batch_size: int | None, device: str | None, precision: str | None) -> Running:
     """Settle how cells are run, before anything is read.
 
     Parameters
     ----------
-    batch_tokens, device, precision
+    batch_size, device, precision
         As for :func:`embed`; None takes the setting.
 
     Raises
@@ -196,11 +195,11 @@ def how_to_run(batch_tokens: int | None, device: str | None, precision: str | No
     ValueError
         As :func:`embed` does.
     """
-    batch_tokens = settings.batch_tokens if batch_tokens is None else operator.index(batch_tokens)
-    if batch_tokens < 1:
-        raise ValueError(f"batch_tokens must be at least 1, got {batch_tokens}.")
+    batch_size = settings.batch_size if batch_size is None else operator.index(batch_size)
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     device = settings.resolve_device(device)
-    return Running(batch_tokens, device, settings.resolve_precision(precision, device))
+    return Running(batch_size, device, settings.resolve_precision(precision, device))
 
 
 def embed_cells(model: ScDiVa, source: CellSource, running: Running) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -228,7 +227,7 @@ def embed_cells(model: ScDiVa, source: CellSource, running: Running) -> Iterator
 
     through_blocks = runs_transformer(model)
     # on a CPU, cells share a call only where they are as good as free
-    budget = 1 if through_blocks and running.device.startswith("cpu") else running.batch_tokens
+    most = 1 if through_blocks and running.device.startswith("cpu") else running.batch_size
     with (
         open_encoder(model, device=running.device, precision=running.precision, threads=settings.threads) as encode,
         tqdm(total=source.n_obs, disable=not settings.progress, unit="cell") as bar,
@@ -237,7 +236,7 @@ def embed_cells(model: ScDiVa, source: CellSource, running: Running) -> Iterator
             lengths = np.diff(ragged[0])
             if through_blocks:
                 lengths = np.minimum(lengths, model.config.max_length) + 1
-            batches = fill_batches(lengths, budget)
+            batches = fill_batches(lengths, max_cells=most)
 
             def packed(cells: np.ndarray, ragged: Any = ragged) -> tuple[Tensor, Tensor, Tensor]:
                 batch = from_ragged(*take_cells(ragged, cells))

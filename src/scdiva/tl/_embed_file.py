@@ -31,7 +31,7 @@ def embed_file(
     gene_ids: str | None = None,
     duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
-    batch_tokens: int | None = None,
+    batch_size: int | None = None,
     device: str | None = None,
     precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
     key_added: str = C.OBSM_EMBEDDING,
@@ -48,7 +48,7 @@ def embed_file(
         The ``.h5ad`` file to read; it is not changed.
     out
         The ``.h5ad`` file to write. It is written beside `out` and renamed, so it is there whole or not at all.
-    model, layer, use_raw, input, gene_ids, duplicates, empty, batch_tokens, device, precision
+    model, layer, use_raw, input, gene_ids, duplicates, empty, batch_size, device, precision
         As in :func:`embed`.
     key_added
         Key of `obsm` in the new file.
@@ -87,7 +87,7 @@ def embed_file(
         raise ValueError(f"{str(path)!r} is no .h5ad file. Read other formats with anndata and call scdiva.tl.embed.")
     if out.exists() and (not overwrite or out.samefile(path)):
         raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True if it is not the input.")
-    running = how_to_run(batch_tokens, device, precision)
+    running = how_to_run(batch_size, device, precision)
     loaded, source, parameters = open_for(
         model,
         path,

@@ -17,7 +17,7 @@ from scdiva.train.config import OptimiserConfig
 
 CHECKPOINT_KEY = "scdiva"
 """Entry of a checkpoint that holds ours: task, configuration, batches seen; plain types only."""
-MAY_CHANGE = {"precision", "log_every", "validate_every", "checkpoint_every"}
+MAY_CHANGE = {"precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every"}
 """Fields of a configuration that a resumed run may set anew: they do not enter the path of the weights by design."""
 
 
@@ -147,7 +147,11 @@ class TaskModule(pl.LightningModule):
         """AdamW with linear warm-up and cosine, stepped once per optimiser step. Called by Lightning."""
         c = self.config
         optimizer = torch.optim.AdamW(
-            decay_groups(self, c.weight_decay), lr=c.learning_rate, betas=(c.beta1, c.beta2), weight_decay=0.0
+            decay_groups(self, c.weight_decay),
+            lr=c.learning_rate,
+            betas=(c.beta1, c.beta2),
+            weight_decay=0.0,
+            fused=self.device.type == "cuda" or None,
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, c))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

@@ -52,6 +52,12 @@ class OptimiserConfig:
         Largest norm of the gradient; 0 does not clip.
     precision
         `"bf16"`: bfloat16 autocast; `"fp32"`; `"auto"`: bf16 where the device has bfloat16 arithmetic, else fp32.
+    compile_blocks
+        Whether the transformer blocks are compiled (`torch.compile`, about a minute): `"auto"` where there is a CUDA
+        device, `"yes"` or `"no"`.
+    autotune
+        Time the fused attention kernel's launch configurations on the CUDA device before training, instead of taking
+        those chosen for its architecture. The last bits of the weights depend on which of them wins.
     seed
         Of data order, masks, dropout and initial weights. Together with the step it determines a run.
     log_every, validate_every, checkpoint_every
@@ -75,6 +81,8 @@ class OptimiserConfig:
     beta2: float = 0.95
     clip: float = 1.0
     precision: Literal["auto", "fp32", "bf16"] = "auto"
+    compile_blocks: Literal["auto", "yes", "no"] = "auto"
+    autotune: bool = False
     seed: int = 0
     log_every: int = 10
     validate_every: int = 500
@@ -83,7 +91,10 @@ class OptimiserConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(field.default, int) and (not isinstance(value, int) or isinstance(value, bool)):
+            if isinstance(field.default, bool):
+                if not isinstance(value, bool):
+                    raise ValueError(f"{field.name} must be True or False, got {value!r}.")
+            elif isinstance(field.default, int) and (not isinstance(value, int) or isinstance(value, bool)):
                 raise ValueError(f"{field.name} must be a whole number, got {value!r}.")
         _at_least(self, 1, "steps", "batch_size", "accumulate", "log_every", "validate_every", "checkpoint_every")
         if self.batch_tokens is not None:
@@ -94,6 +105,8 @@ class OptimiserConfig:
         _at_least(self, 0, "learning_rate", strictly=True)
         if self.beta1 >= 1 or self.beta2 >= 1 or self.final_learning_rate > 1:
             raise ValueError("beta1 and beta2 must be below 1, final_learning_rate at most 1.")
+        if self.compile_blocks not in ("auto", "yes", "no"):
+            raise ValueError(f'compile_blocks must be "auto", "yes" or "no", got {self.compile_blocks!r}.')
         if self.precision not in ("auto", "fp32", "bf16"):
             raise ValueError(f'precision must be "auto", "fp32" or "bf16", got {self.precision!r}.')
 
@@ -135,8 +148,6 @@ class PretrainingConfig(OptimiserConfig):
         Weights of these terms.
     contrast_temperature
         Of InfoNCE.
-    loss_chunk
-        Rows of gene logits held at once.
     """
 
     context: int = MAX_LENGTH
@@ -149,11 +160,10 @@ class PretrainingConfig(OptimiserConfig):
     genes_weight: float = 1.0
     contrast_weight: float = 0.2
     contrast_temperature: float = 0.1
-    loss_chunk: int = 1024
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 1, "context", "loss_chunk")
+        _at_least(self, 1, "context")
         if self.batch_tokens is not None and self.batch_tokens <= self.context:
             raise ValueError(f"batch_tokens must be above context, got {self.batch_tokens} and {self.context}.")
         _at_least(self, 0, "value_weight", "value_mask_rate", "genes_weight", "contrast_weight")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from scdiva.data.batch import CellBatch
 from scdiva.diffusion import dual_loss, mask_tokens, stratified_times
+from scdiva.kernels import autotune_attention
 from scdiva.models.scdiva import ScDiVa
 from scdiva.train.base import TaskModule
 from scdiva.train.config import PretrainingConfig
@@ -45,6 +46,25 @@ class PretrainingModule(TaskModule):
         self.decoder: GeneDecoder | None = None
         if "genes" in config.anchor_objectives:
             self.decoder = GeneDecoder(model.state_dim, model.config.n_genes, n_studies, frequency)
+
+    def on_train_start(self) -> None:
+        """Make the network ready for its device, as the configuration says. Called by Lightning."""
+        on_gpu = self.device.type == "cuda"
+        if self.config.autotune and on_gpu:
+            c = self.model.config
+            autotune_attention(
+                n_heads=c.n_heads,
+                head_dim=c.head_dim,
+                length=min(c.max_length, self.config.context) + 1,
+                dtype=torch.bfloat16 if "bf16" in str(self.trainer.precision) else torch.float32,
+                device=self.device,
+            )
+        if self.config.compile_blocks == "yes" or (self.config.compile_blocks == "auto" and on_gpu):
+            self.model.compile_blocks()
+
+    def on_train_end(self) -> None:
+        """Leave the network as it came, for any device. Called by Lightning."""
+        self.model.release_blocks()
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Dual loss and anchor terms of one batch.
@@ -94,7 +114,6 @@ class PretrainingModule(TaskModule):
             loss_norm=c.loss_norm,
             value_weight=c.value_weight,
             value_mask_rate=c.value_mask_rate,
-            chunk=c.loss_chunk,
         )
         # of an almost empty cell nothing can be known; a view is never emptied so far
         asked = times <= c.anchor_max_time

@@ -1,6 +1,6 @@
 """Embedding on one core: share of the matmul rate, bf16 and int8 against fp32, unpadded against padded cells.
 
-    python benchmarks/embedding.py [--repeats 5]
+    python benchmarks/embedding.py [--repeats 9]
 
 The paper preset with random weights (no time depends on their values); every arm runs on one thread, in turn with the
 others, and counts by the best of its runs in CPU time.
@@ -205,7 +205,7 @@ def padding(config: ScDiVaConfig, repeats: int, n_cells: int = 8) -> list[dict]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=9)
     repeats = parser.parse_args(arguments).repeats
     torch.set_num_threads(1)
     config = ScDiVaConfig.paper()

@@ -86,7 +86,10 @@ def _one_head_at_a_time(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin
     else:
         q = q * scale
     q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
-    out = torch.empty_like(q)
+    out, weights = torch.empty_like(q), q.new_empty(length, length)
     for b, h in product(range(q.shape[0]), range(q.shape[1])):
-        torch.mm(torch.softmax(q[b, h] @ k[b, h].T, dim=-1), v[b, h], out=out[b, h])
+        # in one place, which stays in cache: fresh memory for each head costs as much as the arithmetic
+        torch.mm(q[b, h], k[b, h].T, out=weights)
+        torch.softmax(weights, dim=-1, out=weights)
+        torch.mm(weights, v[b, h], out=out[b, h])
     return out.transpose(1, 2)

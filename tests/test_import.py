@@ -54,6 +54,13 @@ def test_training_needs_no_anndata():
     fresh(code)
 
 
+def test_a_model_loads_without_a_compiler():
+    """Triton and torch's compiler are 150 MB and two seconds, and most sessions never need them."""
+    code = "import sys; from scdiva.models import load_model; load_model('scdiva-mini')"
+    heavy = "[name for name in ('triton', 'torch._dynamo', 'torch._inductor') if name in sys.modules]"
+    assert fresh(f"{code}; print({heavy})").strip() == "[]"
+
+
 def test_every_promised_name_is_there():
     import scdiva
 

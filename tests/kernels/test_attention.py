@@ -9,7 +9,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 
-from scdiva.kernels import _attention, _reference, _sdpa, attention_weights, rope_attention, rope_tables
+from scdiva.kernels import (
+    _attention,
+    _reference,
+    _sdpa,
+    attention_weights,
+    resolve_backend,
+    rope_attention,
+    rope_tables,
+)
 
 BOTH = pytest.mark.parametrize("backend", ["sdpa", "reference"])
 
@@ -237,22 +245,12 @@ def test_triton_refuses_what_it_cannot_do(shape, dtype, said):
 
 
 def test_without_triton_the_error_says_how_to_install_it(monkeypatch):
-    _attention._find_obstacle.cache_clear()
+    _attention._triton_obstacle.cache_clear()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     q = torch.zeros(3, 1, 64)
     with pytest.raises(ImportError, match=re.escape('pip install "scdiva[gpu]"')):
         rope_attention(q, q, q, cu_seqlens=bounds([3]), backend="triton")
-    _attention._find_obstacle.cache_clear()
-
-
-class OnCuda:
-    """What the door reads of a tensor when it chooses a backend."""
-
-    is_cuda = True
-    device = torch.device("cuda", 0)
-
-    def __init__(self, head_dim, dtype):
-        self.shape, self.dtype = (3, 1, head_dim), dtype
+    _attention._triton_obstacle.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -269,7 +267,8 @@ def test_auto_takes_triton_on_cuda_and_says_once_why_not(monkeypatch, caplog, he
     _attention._log_once.cache_clear()
     with caplog.at_level("WARNING", logger="scdiva"):
         for _ in range(2):
-            assert _attention._picked("auto", OnCuda(head_dim, dtype)) == chosen
+            found = resolve_backend("auto", head_dim=head_dim, dtype=dtype, device=torch.device("cuda", 0))
+            assert found == chosen
     assert len(caplog.records) == (chosen == "sdpa")
     _attention._log_once.cache_clear()
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from scdiva.kernels._attention import BACKENDS, attention_weights, autotune_attention, rope_attention
+from scdiva.kernels._attention import BACKENDS, attention_weights, autotune_attention, resolve_backend, rope_attention
 from scdiva.kernels._rope import apply_rope, positions, rope_tables
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "attention_weights",
     "autotune_attention",
     "positions",
+    "resolve_backend",
     "rope_attention",
     "rope_tables",
 ]

@@ -68,8 +68,7 @@ def rope_attention(
     ImportError
         If Triton is asked for and not installed.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f"Unknown attention backend {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}.")
+    backend = resolve_backend(backend, head_dim=q.shape[-1], dtype=q.dtype, device=q.device)
     _check_shapes(q, k, v, cu_seqlens, key_padding_mask)
     if cu_seqlens is None:
         longest = q.shape[1]
@@ -79,7 +78,7 @@ def rope_attention(
         longest = max_seqlen
     _check_tables(cos, sin, longest, q.shape[-1])
 
-    if _picked(backend, q) == "triton":
+    if backend == "triton":
         from scdiva.kernels import _triton
 
         if cu_seqlens is None:
@@ -165,7 +164,7 @@ def autotune_attention(
     draw = torch.Generator(device).manual_seed(0)
     shape = (3, cells * length, n_heads, head_dim)
     q, k, v = torch.randn(shape, generator=draw, device=device, dtype=dtype)
-    _picked("triton", q)
+    resolve_backend("triton", head_dim=head_dim, dtype=dtype, device=q.device)
     from scdiva.kernels import _triton
 
     cos, sin = rope_tables(length, head_dim, device=q.device)
@@ -174,41 +173,59 @@ def autotune_attention(
     logging.getLogger("scdiva").info("attention runs with %s on %s", plan, q.device)
 
 
-def _picked(backend: str, q: Tensor) -> str:
-    """Decide what "auto" means, check an explicit backend."""
+def resolve_backend(backend: str, *, head_dim: int, dtype: torch.dtype, device: torch.device) -> str:
+    """Decide what `"auto"` means for some tensors; check that an explicit backend can run.
+
+    :func:`rope_attention` does this itself. A caller who compiles what is around it decides beforehand: a compiler
+    cannot look into a device.
+
+    Parameters
+    ----------
+    backend
+        As for :func:`rope_attention`.
+    head_dim, dtype, device
+        Of the queries.
+
+    Returns
+    -------
+    `"triton"`, `"sdpa"` or `"reference"`.
+
+    Raises
+    ------
+    ValueError, ImportError
+        As :func:`rope_attention` does for a backend.
+    """
+    if backend not in BACKENDS:
+        raise ValueError(f"Unknown attention backend {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}.")
     if backend == "triton":
-        if q.shape[-1] not in HEAD_DIMS:
+        if head_dim not in HEAD_DIMS:
             raise ValueError(
-                f"The Triton kernels have heads of {', '.join(map(str, HEAD_DIMS))} numbers, not {q.shape[-1]}; "
+                f"The Triton kernels have heads of {', '.join(map(str, HEAD_DIMS))} numbers, not {head_dim}; "
                 "pass backend='sdpa', or choose dim and n_heads so that dim / n_heads is one of them."
             )
-        if q.dtype not in _TRITON_DTYPES:
-            raise ValueError(
-                f"The Triton kernels take bfloat16, float16 or float32, not {q.dtype}; pass backend='sdpa'."
-            )
-        if obstacle := _triton_obstacle(q.device.type, q.device.index):
+        if dtype not in _TRITON_DTYPES:
+            raise ValueError(f"The Triton kernels take bfloat16, float16 or float32, not {dtype}; pass backend='sdpa'.")
+        # while a graph is traced the device can't be asked; the operator itself will fail there
+        if not torch.compiler.is_compiling() and (obstacle := _triton_obstacle(device.type, device.index)):
             kind = ImportError if "installed" in obstacle else ValueError
             raise kind(f"backend='triton' can't run: {obstacle}. Pass backend='auto' or 'sdpa' to do without.")
         return "triton"
-    if backend != "auto" or not q.is_cuda:
+    if backend != "auto":
         return backend
-    if q.shape[-1] not in HEAD_DIMS or q.dtype not in _TRITON_DTYPES:
-        _log_once(f"no Triton kernel for heads of {q.shape[-1]} numbers in {q.dtype}")
+    if device.type != "cuda":
         return "sdpa"
-    if obstacle := _triton_obstacle(q.device.type, q.device.index):
+    if head_dim not in HEAD_DIMS or dtype not in _TRITON_DTYPES:
+        _log_once(f"no Triton kernel for heads of {head_dim} numbers in {dtype}")
+        return "sdpa"
+    if obstacle := _triton_obstacle(device.type, device.index):
         _log_once(obstacle)
         return "sdpa"
     return "triton"
 
 
-@torch.compiler.assume_constant_result  # asked while a block is compiled, it is answered, not traced
+@functools.cache
 def _triton_obstacle(device_type: str, index: int | None) -> str:
     """Say what keeps Triton from running on a device; "" if nothing does."""
-    return _find_obstacle(device_type, index)
-
-
-@functools.cache
-def _find_obstacle(device_type: str, index: int | None) -> str:
     if importlib.util.find_spec("triton") is None:
         return 'Triton is not installed (pip install "scdiva[gpu]")'
     from scdiva.kernels import _triton

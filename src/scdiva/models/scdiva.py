@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from scdiva._constants import LAT, MASK, N_SPECIAL
-from scdiva.kernels import positions, rope_tables
+from scdiva.kernels import positions, resolve_backend, rope_tables
 from scdiva.models.config import ScDiVaConfig
 from scdiva.nn.anchor import PooledAnchor, SetEncoder
 from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
@@ -148,8 +148,9 @@ class ScDiVa(nn.Module):
             anchor = self._encode_anchor(tokens, values, cu_seqlens, ~value_mask)
         x, bounds, lat_rows, gene_rows = self._sequence(tokens, values, cu_seqlens, value_mask, time, anchor)
         cos, sin = self._tables(x.device)
+        backend = self._resolved(backend, x.device)
         for block in self.blocks:
-            x = block(x, bounds, cos, sin, backend or self.config.attention_backend, longest + 1)
+            x = block(x, bounds, cos, sin, backend, longest + 1)
         x = self.norm(x)
 
         cell_state = x[lat_rows]
@@ -200,6 +201,15 @@ class ScDiVa(nn.Module):
             with torch.inference_mode(False):  # else no training step could use them later
                 self._rope = rope_tables(c.max_length + 1, c.head_dim, c.rope_base, device=device)
         return self._rope
+
+    def _resolved(self, backend: str | None, device: torch.device) -> str:
+        """Decide on the attention backend here, since a block may be compiled."""
+        block = self.blocks[0]
+        assert isinstance(block, Block)
+        autocast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if autocast else block.attention.qkv.weight.dtype
+        backend = backend or self.config.attention_backend
+        return resolve_backend(backend, head_dim=self.config.head_dim, dtype=dtype, device=device)
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile each transformer block in place (`torch.compile`), for any number of tokens.
@@ -259,13 +269,14 @@ class ScDiVa(nn.Module):
         anchor = self._encode_anchor(tokens, values, cu_seqlens, ~masked)
         x, bounds, _, _ = self._sequence(tokens, values, cu_seqlens, masked, time, anchor)
         cos, sin = self._tables(x.device)
+        backend = self._resolved(None, x.device)
         for number, block in enumerate(self.blocks[: max(asked, default=-1) + 1]):
             assert isinstance(block, Block)
             if number in asked:
                 attention = block.attention_weights(x, bounds, cos, sin, heads)
                 for cell, weights in enumerate(attention):
                     yield number, cell, weights
-            x = block(x, bounds, cos, sin, self.config.attention_backend, longest + 1)
+            x = block(x, bounds, cos, sin, backend, longest + 1)
 
     def encode(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, backend: str | None = None) -> Tensor:
         """Return the cell state `(B, state_dim)` of uncorrupted cells; arguments as in :meth:`forward`.

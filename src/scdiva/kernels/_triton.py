@@ -269,9 +269,12 @@ def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
     *tensors, max_seqlen = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.max_seqlen = max_seqlen
+    ctx.set_materialize_grads(False)  # no zeros for the sums, whose gradient nobody asks for
 
 
-def _gradients(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    if grad is None:
+        return (None,) * 8
     q, k, v, cos, sin, cu_seqlens, valid, out, lse = ctx.saved_tensors
     gradients = _attention_backward(grad, q, k, v, out, lse, cos, sin, cu_seqlens, valid, ctx.max_seqlen)
     return *gradients, None, None, None, None, None

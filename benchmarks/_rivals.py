@@ -121,15 +121,17 @@ def has_scvi() -> bool:
     return find_spec("scvi") is not None
 
 
-def fit_scvi(adata: ad.AnnData, seed: int) -> Arm:
+def fit_scvi(adata: ad.AnnData, seed: int, max_epochs: int | None = None) -> Arm:
     """scVI with its default architecture, epochs and early stopping, on the raw counts of 2,000 genes; no batch_key.
 
     Genes are the highly variable ones that PCA takes. Counts that are no integers (a set of mixed scales) are rounded,
-    as scVI models integers. Other cells go through the encoder of the fit.
+    as scVI models integers. Other cells go through the encoder of the fit. `max_epochs` is for tests: None, the default
+    of scvi-tools, is 400 for up to 20,000 cells. The arm's `epochs` says after how many it stopped.
     """
     import scvi
 
-    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     scvi.settings.verbosity = logging.ERROR
     scvi.settings.seed = seed
     chosen = log_normalised(adata)
@@ -148,7 +150,7 @@ def fit_scvi(adata: ad.AnnData, seed: int) -> Arm:
         fitted = counts(adata)
         scvi.model.SCVI.setup_anndata(fitted)
         network = scvi.model.SCVI(fitted)
-        network.train(early_stopping=True, accelerator="cpu", enable_progress_bar=False, logger=False)
+        network.train(max_epochs, early_stopping=True, accelerator="cpu", enable_progress_bar=False)
     torch.set_num_threads(threads)
 
     def encode(cells: ad.AnnData) -> np.ndarray:

@@ -92,6 +92,22 @@ def test_the_corpus_svd_is_kept_and_refused_beside_another_vocabulary(rivals, tm
         rivals.corpus_svd(tmp_path)
 
 
+def test_scvi_embeds_other_cells_with_the_fit(rivals):
+    pytest.importorskip("scvi")
+    adata = cells()
+    adata.X = adata.X * 1.2  # no integers: rounded for scVI, left as they are for the caller
+    before = adata.X.copy()
+    embed = rivals.fit_scvi(adata, 0, max_epochs=2)
+    found = embed(adata)
+    assert found.shape == (120, 10)
+    assert np.isfinite(found).all()
+    assert embed.epochs == 2
+    np.testing.assert_allclose(embed(adata[5:9]), found[5:9], atol=1e-5)
+    np.testing.assert_array_equal(rivals.fit_scvi(adata, 0, max_epochs=2)(adata), found)
+    assert not np.array_equal(rivals.fit_scvi(adata, 1, max_epochs=2)(adata), found)
+    assert (before != adata.X).nnz == 0
+
+
 def test_thinned_counts(script):
     sets = script("_sets")
     adata = cells(depth=4000)

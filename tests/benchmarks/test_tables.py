@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 
@@ -94,3 +95,54 @@ def test_memory_with_and_without_its_goal(results):
     page = tables.page()
     assert "| largest / smallest | 1.2 | ≤ 1.1 | **missed** |" in page
     assert "| 40,002 | 500 | 20,000 |" in page
+
+
+SCORED = {
+    key: 0.5 for name in ("accuracy", "macro_f1", "nmi", "ari", "asw", "average_bio") for key in (name, f"{name}_sd")
+}
+
+
+def test_zero_shot_shows_arms_goals_and_what_is_left_out(results):
+    tables, write = results
+    rows = [{"set": "some", "arm": arm, "n_cells": 1200, "cpu_seconds": 2.0, "wall_seconds": 3.0, **SCORED}
+            for arm in ("scdiva", "scvi")]  # fmt: skip
+    goal = {"what": "some: accuracy above PCA", "value": -0.01, "at_least": 0.0, "met": False}
+    write("zero_shot", [*rows, goal], left_out={"svd": "no corpus"})
+    page = tables.page()
+    assert "| some (1,200) | scVI fitted on the set | 0.500 ± 0.500 |" in page
+    assert "| some: accuracy above PCA | -0.01 | ≥ 0 | **missed** |" in page
+    assert "Left out: corpus SVD, zero-shot; no corpus." in page
+
+
+def thinned_rows():
+    return [
+        {"set": "some", "arm": arm, "depth": depth, "n_cells": 50, "cosine": 1.0, "cosine_sd": 0.0,
+         "cosine_centred": depth, "cosine_centred_sd": 0.0, "accuracy": 0.8, "accuracy_sd": 0.01}
+        for depth in (1.0, 0.1)
+        for arm in ("scdiva", "pca")
+    ]  # fmt: skip
+
+
+def test_the_figure_of_thinning_is_the_same_for_the_same_rows(results, tmp_path):
+    from PIL import Image
+
+    tables, write = results
+    write("thinning", thinned_rows())
+    assert "| some (50) | PCA fitted on the set | 10% | 1.000 | 0.100 | 0.800 ± 0.010 |" in tables.page()
+    assert "(_static/thinning.png)" in tables.page()
+    files = [tmp_path / "first.png", tmp_path / "second.png", tmp_path / "other.png"]
+    others = [{**row, "accuracy": 0.1} for row in thinned_rows()]
+    for file, rows in zip(files, (thinned_rows(), thinned_rows(), others), strict=True):
+        tables.draw_thinning({"rows": rows}, file)
+    assert files[0].read_bytes() == files[1].read_bytes()
+    first, other = (np.asarray(Image.open(file)) for file in (files[0], files[2]))
+    assert (first != other).any()
+    assert Image.open(files[0]).text["Description"] == tables.fingerprint({"rows": thinned_rows()})
+
+
+def test_the_committed_figure_was_drawn_from_the_committed_results(script):
+    from PIL import Image
+
+    tables = script("tables")
+    drawn_from = Image.open(tables.FIGURE).text["Description"]
+    assert drawn_from == tables.fingerprint(tables.load("thinning")), "run python benchmarks/tables.py and commit it"

@@ -1,0 +1,43 @@
+"""The goals of zero_shot.py say what the rows say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def zero_shot(script):
+    return script("zero_shot")
+
+
+def test_goals_of_blood_sets(zero_shot):
+    def rows(leads):
+        for name, lead in zip(zero_shot.SETS, leads, strict=False):
+            for arm in ("scdiva", "pca"):
+                score = 0.7 + (lead if arm == "scdiva" else 0)
+                yield {"set": name, "arm": arm, "accuracy": score, "average_bio": score}
+
+    found = {row["what"]: row for row in zero_shot.goals(list(rows([0.03, -0.01, 0.02, -0.5])))}
+    assert len(found) == 8  # two measures, three sets and one count each; no corpus SVD, no other tissue
+    assert [row["met"] for what, row in found.items() if "accuracy" in what] == [True, False, True, True]
+    assert found["blood sets where accuracy is 0.02 or more above PCA"]["value"] == 2
+    assert not any(row["met"] for row in zero_shot.goals(list(rows([-0.01, -0.01, -0.01]))))
+
+
+def test_a_row_holds_mean_and_spread_over_seeds(zero_shot):
+    runs = [{"n_cells": 9, **dict.fromkeys(zero_shot.SCORES, score)} for score in (0.5, 0.7)]
+    row = zero_shot.row_of("some", "pca", runs, {"wall_seconds": 1.26, "fits": 1})
+    assert (row["accuracy"], row["accuracy_sd"]) == (pytest.approx(0.6), pytest.approx(0.1))
+    assert (row["wall_seconds"], row["fits"], row["n_cells"]) == (1.3, 1, 9)
+
+
+def test_types_that_lie_apart_score_higher_than_those_that_do_not(zero_shot):
+    rng = np.random.default_rng(0)
+    labels = np.array(["a", "b", "c"])[np.arange(150) % 3]
+    noise = rng.normal(size=(150, 5))
+    apart = noise + 8 * np.eye(3, 5)[np.arange(150) % 3]
+    good, bad = zero_shot.scores(apart, labels, 0), zero_shot.scores(noise, labels, 0)
+    assert good["accuracy"] == 1.0
+    assert bad["accuracy"] < 0.6
+    assert good["average_bio"] > bad["average_bio"] + 0.3

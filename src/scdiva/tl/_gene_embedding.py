@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from scdiva.tl._embed import Running
 
 MAX_GROUPS = 100
-"""Each takes a table of the genes, 10 MB for 20,000 genes × 128 numbers; a column of more values is hardly of groups."""
+"""Each takes a table of the genes, 10 MB for 20,000 genes × 128 numbers; hardly any column of groups has more."""
 _HELD_TOKENS = 65_536
 """Hidden states that wait to be summed: 128 MB at 512 numbers each."""
 
@@ -172,7 +172,7 @@ def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:
         first = ", ".join(map(repr, names[:3]))
         raise ValueError(
             f"adata.obs[{key!r}] has {len(names)} values (such as {first}), more than the {MAX_GROUPS} groups "
-            "for which tables of genes are made. Pass a column of clusters or cell types, or some of the groups at a time: "
+            "for which tables of genes are made. Pass a column of clusters or cell types, or some groups at a time: "
             f"adata[adata.obs[{key!r}].isin([...])].copy()"
         )
     if repeated := sorted({name for name in names if names.count(name) > 1}):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import anndata as ad
 import numpy as np
 import pandas as pd
@@ -164,7 +166,14 @@ def test_few_batches_wait_at_a_time(cells, one, monkeypatch):
 
     def noted_run(*args, **options):
         for rows, ragged, results in run(*args, **options):
-            yield rows, ragged, (taken.append(1) or result for result in results)
+            yield rows, ragged, slowly(results)
+
+    def slowly(results):
+        for result in results:
+            taken.append(1)
+            if len(taken) in (1, 20):  # time for the workers to run ahead
+                time.sleep(0.4)
+            yield result
 
     monkeypatch.setattr(inference, "read_out", noted)
     monkeypatch.setattr(_gene_embedding, "run_cells", noted_run)

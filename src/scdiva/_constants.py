@@ -7,6 +7,13 @@ VAR_TOKEN = "scdiva_token"
 VAR_ENTROPY = "scdiva_entropy"
 LAYER_RANK = "scdiva_rank"
 OBSM_EMBEDDING = "X_scdiva"
+VARM_EMBEDDING = "X_scdiva"
+GENES = "genes"
+"""Ending of the `uns` entry of static gene embeddings; `obsm` and `varm` may hold the same key."""
+GROUPS = "groups"
+"""Ending of the keys of gene embeddings by group of cells."""
+N_CELLS = "n_cells"
+"""Ending, after `GROUPS`, of the numbers of cells behind them."""
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
 PAD = 0

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._constants import LAYER_RANK
+from scdiva._constants import GROUPS, LAYER_RANK, UNS, VARM_EMBEDDING
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -66,3 +66,40 @@ def serialized_df(
     if max_rank is not None:
         frame = frame[frame["rank"] <= max_rank]
     return frame.reset_index(drop=True)
+
+
+def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING, group: str | None = None) -> pd.DataFrame:
+    """Give the genes that have an embedding, one row each.
+
+    Parameters
+    ----------
+    adata
+        Data that :func:`scdiva.tl.gene_embedding` wrote to.
+    key
+        Its `key_added`.
+    group
+        A group of cells, for contextual embeddings; None gives the static ones.
+
+    Returns
+    -------
+    float32, index var names, columns `0 ... dim - 1`. Genes without an embedding are left out.
+
+    Raises
+    ------
+    KeyError
+        If there is no such embedding or group.
+    """
+    if group is None:
+        if key not in adata.varm:
+            raise KeyError(f"adata.varm has no {key!r}: call scdiva.tl.gene_embedding(adata) first.")
+        values = np.asarray(adata.varm[key])
+    else:
+        at = f"{key}_{GROUPS}"
+        if at not in adata.varm or at not in adata.uns.get(UNS, {}):
+            raise KeyError(f"adata.varm has no {at!r}: call scdiva.tl.gene_embedding(adata, groupby=...) first.")
+        names = [str(name) for name in adata.uns[UNS][at]["groups"]]
+        if group not in names:
+            raise KeyError(f"there is no group {group!r}; the groups: {names}.")
+        values = np.asarray(adata.varm[at])[:, names.index(group)]
+    known = ~np.isnan(values).any(axis=1)
+    return pd.DataFrame(values[known], index=adata.var_names[known])

@@ -10,7 +10,7 @@ from torch import nn
 
 from scdiva._constants import N_SPECIAL
 from scdiva.models import ScDiVa, ScDiVaConfig
-from scdiva.models.inference import _Int8Linear, open_encoder, runs_transformer
+from scdiva.models.inference import _Int8Linear, open_encoder, pooled_dim, read_out, runs_transformer
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -112,6 +112,26 @@ def test_without_transformer_precision_plays_no_role(cells):
     assert runs_transformer(build(anchor="encoder"))
     assert runs_transformer(build(anchor="learned", anchor_residual=False))
     np.testing.assert_array_equal(encoded(model, cells, precision="bf16"), encoded(model, cells))
+
+
+@pytest.mark.parametrize("what", ["lat", "mean", "lat+mean", "genes"])
+@pytest.mark.parametrize("residual", [True, False])
+def test_cells_of_one_batch_are_read_out_apart(cells, what, residual):
+    """As on a GPU; cells of up to fifty genes, of which the transformer sees thirty."""
+    model = build(anchor="encoder", anchor_residual=residual)
+    object.__setattr__(model.config, "max_length", 30)
+    lengths = torch.tensor([len(tokens) for tokens, _, _ in cells])
+    assert (lengths > 30).any()
+    bounds = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int()
+    batch = (torch.cat([cell[0] for cell in cells]), torch.cat([cell[1] for cell in cells]), bounds)
+    with torch.inference_mode():
+        together, alone = read_out(model, batch, what), [read_out(model, cell, what) for cell in cells]
+    np.testing.assert_allclose(together, torch.cat(alone), atol=1e-4)
+    if what == "genes":
+        assert [len(found) for found in alone] == lengths.clamp_max(30).tolist()
+    else:
+        assert together.shape == (40, pooled_dim(model, what))
+    assert runs_transformer(model, what) == (residual or what != "lat")
 
 
 def test_int8_is_its_formula():

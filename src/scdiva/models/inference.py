@@ -16,7 +16,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast, get_args
 
 import numpy as np
 import torch
@@ -30,16 +30,61 @@ Packed = tuple[Tensor, Tensor, Tensor]
 """tokens int64 (T,), values float (T,), cu_seqlens int32 (B + 1,), as :meth:`ScDiVa.encode` takes them."""
 Item = TypeVar("Item")
 Encode = Callable[[Callable[[Item], Packed], Iterable[Item]], Iterator[np.ndarray]]
+Pooling = Literal["lat", "mean", "lat+mean"]
+"""What is made of a cell: the state of `[LAT]`, the mean of its genes' final hidden states, or both."""
+ReadOut = Pooling | Literal["genes"]
+"""What is read out of a batch: `"genes"` are the final hidden states of its genes, not pooled."""
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
-def runs_transformer(model: ScDiVa) -> bool:
-    """Whether the state of a cell depends on the transformer: not with a set encoder without residual."""
-    return model.config.anchor != "encoder" or model.config.anchor_residual
+def runs_transformer(model: ScDiVa, what: ReadOut = "lat") -> bool:
+    """Whether what is read out depends on the transformer: not the state of a set encoder without residual."""
+    return what != "lat" or model.config.anchor != "encoder" or model.config.anchor_residual
+
+
+def pooled_dim(model: ScDiVa, pooling: Pooling) -> int:
+    """Width of what :func:`read_out` makes of a cell."""
+    return {"lat": model.state_dim, "mean": model.config.dim, "lat+mean": model.state_dim + model.config.dim}[pooling]
+
+
+def read_out(model: ScDiVa, batch: Packed, what: ReadOut) -> Tensor:
+    """Run a model over uncorrupted cells and read out what is asked for.
+
+    Parameters
+    ----------
+    model
+        The model.
+    batch
+        B cells of at most `config.input_length` genes.
+    what
+        `"lat"`, the cell state; `"mean"`, the mean over the cell's genes of their final hidden states; `"lat+mean"`,
+        both, each divided by its length, side by side; `"genes"`, the final hidden states themselves. Of a cell longer
+        than `config.max_length` the transformer sees the first so many genes, and these are the genes meant.
+
+    Returns
+    -------
+    `(B, state_dim)`, `(B, dim)` or `(B, state_dim + dim)`; for `"genes"` `(T, dim)`, cells one after the other. The
+    mean of a cell without genes is NaN.
+    """
+    if what == "lat":
+        return model.encode(*batch)
+    found = model.read(*batch)
+    if what == "genes":
+        return found.hidden
+    lengths = batch[2].diff().clamp_max(model.config.max_length)
+    # sums within each cell in the order of its genes, without atomics: two runs agree bit for bit
+    mean = torch.segment_reduce(found.hidden.float(), "mean", lengths=lengths.long())
+    return mean if what == "mean" else torch.cat([F.normalize(found.cell_state.float()), F.normalize(mean)], dim=1)
 
 
 @contextlib.contextmanager
 def open_encoder(
-    model: ScDiVa, *, device: str = "cpu", precision: str = "fp32", threads: int | None = None
+    model: ScDiVa,
+    *,
+    device: str = "cpu",
+    precision: str = "fp32",
+    threads: int | None = None,
+    what: ReadOut = "lat",
 ) -> Iterator[Encode]:
     """Get a model ready to encode batch after batch; leave it as it was when the ``with`` block ends, however it ends.
 
@@ -52,14 +97,16 @@ def open_encoder(
         A torch device.
     precision
         `"fp32"`, `"bf16"` or `"int8"`, see :meth:`scdiva._settings.Settings.resolve_precision`. Without effect for a
-        model whose cell state needs no transformer.
+        read-out that needs no transformer.
     threads
         Workers on a CPU; `None`: as many as torch has threads. Their number changes no bit of a result.
+    what
+        What to read out, see :func:`read_out`.
 
     Yields
     ------
     A function of two arguments: one that makes a batch of an item (called in a worker), and the items. It returns an
-    iterator over the states, float32 `(B, state_dim)`, in the order of the items. An error or interrupt in a worker
+    iterator over what :func:`read_out` gives, float32, in the order of the items. An error or interrupt in a worker
     is raised by that iterator, and what was not yet begun is not done any more.
     """
     home, training = next(model.parameters()).device, model.training
@@ -69,12 +116,12 @@ def open_encoder(
         pool = ThreadPoolExecutor(n_workers, "scdiva", initializer=torch.set_num_threads, initargs=(1,))
         try:
             model.to(device).eval()
-            network = at_precision(model, precision, device)
+            network = at_precision(model, precision, device, what)
 
             def state_of(batch: Packed) -> np.ndarray:
                 with torch.inference_mode():
                     tokens, values, cu_seqlens = (part.to(device) for part in batch)
-                    return network.encode(tokens, values, cu_seqlens).float().cpu().numpy()
+                    return read_out(network, (tokens, values, cu_seqlens), what).float().cpu().numpy()
 
             def encode(make: Callable[[Item], Packed], items: Iterable[Item]) -> Iterator[np.ndarray]:
                 errors: list[BaseException] = []
@@ -121,7 +168,7 @@ def _one_thread_each() -> Iterator[int]:
                 torch.set_num_threads(_threads_before)
 
 
-def at_precision(model: ScDiVa, precision: str, device: str) -> ScDiVa:
+def at_precision(model: ScDiVa, precision: str, device: str, what: ReadOut = "lat") -> ScDiVa:
     """Copy a model so that its blocks multiply in another precision; all else is shared with the original.
 
     Parameters
@@ -129,12 +176,14 @@ def at_precision(model: ScDiVa, precision: str, device: str) -> ScDiVa:
     model
         A float32 model; not changed.
     precision
-        `"fp32"`, `"bf16"` or `"int8"`; the first, and any for a model whose cell state needs no transformer, returns
-        `model` itself.
+        `"fp32"`, `"bf16"` or `"int8"`; the first, and any for a read-out that needs no transformer, returns `model`
+        itself.
     device
         Where it runs.
+    what
+        What will be read out.
     """
-    if precision == "fp32" or not runs_transformer(model):
+    if precision == "fp32" or not runs_transformer(model, what):
         return model
     if precision == "bf16":
         made: Callable[[nn.Linear], nn.Module] = _Bf16Linear

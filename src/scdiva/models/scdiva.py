@@ -143,9 +143,7 @@ class ScDiVa(nn.Module):
         longest = self._check(tokens, values, cu_seqlens, value_mask, time, anchor_state)
         hidden_identity = tokens == MASK
         value_mask = hidden_identity if value_mask is None else value_mask | hidden_identity
-        anchor = anchor_state
-        if anchor is None:
-            anchor = self._encode_anchor(tokens, values, cu_seqlens, ~value_mask)
+        anchor = self._encode_anchor(tokens, values, cu_seqlens, ~value_mask) if anchor_state is None else anchor_state
         x, bounds, lat_rows, gene_rows = self._sequence(tokens, values, cu_seqlens, value_mask, time, anchor)
         cos, sin = self._tables(x.device)
         backend = self._resolved(backend, x.device)
@@ -273,30 +271,31 @@ class ScDiVa(nn.Module):
         for number, block in enumerate(self.blocks[: max(asked, default=-1) + 1]):
             assert isinstance(block, Block)
             if number in asked:
-                attention = block.attention_weights(x, bounds, cos, sin, heads)
-                for cell, weights in enumerate(attention):
+                for cell, weights in enumerate(block.attention_weights(x, bounds, cos, sin, heads)):
                     yield number, cell, weights
             x = block(x, bounds, cos, sin, backend, longest + 1)
 
     def encode(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, backend: str | None = None) -> Tensor:
-        """Return the cell state `(B, state_dim)` of uncorrupted cells; arguments as in :meth:`forward`.
+        """Return the cell state of :meth:`read`; a set encoder without residual needs no transformer: none is run."""
+        alone = self.config.anchor == "encoder" and self.anchor_out is None
+        anchor = self.encode_anchor(tokens, values, cu_seqlens) if alone else None
+        return self.read(tokens, values, cu_seqlens, backend=backend).cell_state if anchor is None else anchor
 
-        Cells may be as long as `config.input_length`: a set encoder sees them whole, the transformer (which a set
-        encoder without residual does not need) the first `config.max_length` genes.
+    def read(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, backend: str | None = None) -> ScDiVaOutput:
+        """Run the network over uncorrupted cells; arguments as in :meth:`forward`.
+
+        Cells may be as long as `config.input_length`: a set encoder sees them whole, the transformer the first
+        `config.max_length` genes. Those are the genes of `hidden`.
         """
         c = self.config
         anchor = self.encode_anchor(tokens, values, cu_seqlens) if c.anchor == "encoder" else None
         if anchor is not None:
-            if self.anchor_out is None:
-                return anchor
             kept = positions(cu_seqlens, tokens.numel()) < c.max_length
             lengths = cu_seqlens.diff().clamp_max(c.max_length)
             cu_seqlens = nn.functional.pad(lengths.cumsum(0), (1, 0)).to(cu_seqlens.dtype)
             tokens, values = tokens[kept], values[kept]
-        time = None
-        if self.time is not None:
-            time = torch.zeros(cu_seqlens.numel() - 1, device=tokens.device)
-        return self(tokens, values, cu_seqlens, time=time, anchor_state=anchor, backend=backend).cell_state
+        time = None if self.time is None else torch.zeros(cu_seqlens.numel() - 1, device=tokens.device)
+        return self(tokens, values, cu_seqlens, time=time, anchor_state=anchor, backend=backend)
 
     def encode_anchor(
         self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, value_mask: Tensor | None = None

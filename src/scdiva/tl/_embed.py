@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import Tensor
 
-    from scdiva.data.cells import CellSource
+    from scdiva.data.cells import CellSource, Ragged
     from scdiva.models import ScDiVa
+    from scdiva.models.inference import Pooling, ReadOut
 
 Item = TypeVar("Item")
 
@@ -30,6 +31,7 @@ def embed(
     adata: AnnData,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     *,
+    pooling: Literal["lat", "mean", "lat+mean"] = "lat",
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -42,7 +44,7 @@ def embed(
     key_added: str = C.OBSM_EMBEDDING,
     copy: bool = False,
 ) -> AnnData | None:
-    """Embed cells zero-shot: the state of the latent anchor of a trained model.
+    """Embed cells zero-shot: what a trained model makes of each, by default the state of its latent anchor.
 
     Genes are matched to the model's vocabulary by name, cells are serialised with the entropies of the model's own
     corpus (paper, section 3.2) and read by row blocks, so backed, zarr and dask data are never loaded whole. Nothing
@@ -54,6 +56,12 @@ def embed(
         Cells × genes, raw counts or log-normalised expression.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+    pooling
+        What is read out of a cell: `"lat"`, the state of the latent anchor; `"mean"`, the mean over the cell's genes of
+        the transformer's final hidden states, nothing masked; `"lat+mean"`, both, each brought to length one, side by
+        side. Of a cell longer than the model's `max_length` the transformer sees the first so many genes. `"lat"` of a
+        model whose state comes from the set encoder alone, as `"scdiva-mini"`'s does, needs no transformer and is
+        faster by far.
     layer
         Layer to read instead of `adata.X`.
     use_raw
@@ -85,7 +93,7 @@ def embed(
     `None`, or the copy if `copy=True`. Written are
 
     `adata.obsm[key_added]`
-        float32 array of shape `(n_cells, state_dim)`.
+        float32 array of shape `(n_cells, state_dim)`; `(n_cells, dim)` for `"mean"`, and their sum for `"lat+mean"`.
     `adata.uns["scdiva"][key_added]`
         The parameters of the call, and the share of genes and counts that the model's vocabulary holds.
 
@@ -95,7 +103,7 @@ def embed(
         If the matrix is not counts or log-normalised expression (NaN, negative, scaled), if less than half of the
         counts belong to genes that the model knows, or if a cell has none of them and `empty="error"`.
         Also if `adata` is backed and would have to be copied, or `adata.uns["scdiva"]` is not scdiva's, or if the
-        device is not there or cannot do the precision asked for.
+        device is not there or cannot do the precision asked for, or if there is no such `pooling`.
     KeyError
         If `layer` or `gene_ids` does not exist.
     TypeError
@@ -110,7 +118,7 @@ def embed(
     """
     check_writable(adata, copy=copy)
     our_uns(adata)
-    running = how_to_run(batch_size, device, precision)
+    running = how_to_run(batch_size, device, precision, pooling)
     loaded, source, parameters = open_for(
         model,
         adata,
@@ -122,7 +130,7 @@ def embed(
         duplicates=duplicates,
         empty=empty,
     )
-    embedding = np.full((source.n_obs, loaded.state_dim), np.nan, dtype=np.float32)
+    embedding = np.full((source.n_obs, running.width(loaded)), np.nan, dtype=np.float32)
     for rows, states in embed_cells(loaded, source, running):
         embedding[rows] = states
     if left_out := int(np.isnan(embedding[:, 0]).sum()):
@@ -168,26 +176,44 @@ def open_for(
         "vocabulary": loaded.vocabulary.fingerprint,
         **{key: "" if value is None else value for key, value in reading.items()},
         "input": source.kind,
-        "precision": running.precision if runs_transformer(loaded) else "fp32",
+        "pooling": running.what,
+        "precision": running.precision if runs_transformer(loaded, running.what) else "fp32",
         **{key: source.report[key] for key in ("share_genes", "share_counts")},
     }
     return loaded, source, parameters
 
 
 class Running(NamedTuple):
-    """How cells are run through a model: most cells of a batch (None: no bound), device, precision; all settled."""
+    """How cells are run through a model; all settled.
+
+    Attributes
+    ----------
+    batch_size
+        Most cells of a batch; None: no bound.
+    device, precision
+        As torch and :func:`scdiva.models.inference.open_encoder` take them.
+    what
+        What is read out, see :func:`scdiva.models.inference.read_out`.
+    """
 
     batch_size: int | None
     device: str
     precision: str
+    what: ReadOut
+
+    def width(self, model: ScDiVa) -> int:
+        """Width of a row of the result."""
+        from scdiva.models.inference import pooled_dim
+
+        return model.config.dim if self.what == "genes" else pooled_dim(model, self.what)
 
 
-def how_to_run(batch_size: int | None, device: str | None, precision: str | None) -> Running:
+def how_to_run(batch_size: int | None, device: str | None, precision: str | None, pooling: Pooling = "lat") -> Running:
     """Settle how cells are run, before anything is read.
 
     Parameters
     ----------
-    batch_size, device, precision
+    batch_size, device, precision, pooling
         As for :func:`embed`; None takes the setting.
 
     Raises
@@ -195,11 +221,13 @@ def how_to_run(batch_size: int | None, device: str | None, precision: str | None
     ValueError
         As :func:`embed` does.
     """
+    if pooling not in ("lat", "mean", "lat+mean"):
+        raise ValueError(f"pooling must be 'lat', 'mean' or 'lat+mean', got {pooling!r}.")
     batch_size = settings.batch_size if batch_size is None else operator.index(batch_size)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     device = settings.resolve_device(device)
-    return Running(batch_size, device, settings.resolve_precision(precision, device))
+    return Running(batch_size, device, settings.resolve_precision(precision, device), pooling)
 
 
 def embed_cells(model: ScDiVa, source: CellSource, running: Running) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -216,7 +244,33 @@ def embed_cells(model: ScDiVa, source: CellSource, running: Running) -> Iterator
 
     Yields
     ------
-    Row numbers `(n,)`, ascending, and float32 states `(n, state_dim)`. Rows that the source leaves out never come.
+    Row numbers `(n,)`, ascending, and float32 states `(n, width)`. Rows that the source leaves out never come.
+    """
+    width = running.width(model)
+    for rows, _, results in run_cells(model, source, running):
+        states = np.empty((len(rows), width), dtype=np.float32)
+        for cells, found in results:
+            states[cells] = found
+        yield rows, states
+
+
+def run_cells(
+    model: ScDiVa, source: CellSource, running: Running, *, held_tokens: int | None = None
+) -> Iterator[tuple[np.ndarray, Ragged, Iterator[tuple[np.ndarray, np.ndarray]]]]:
+    """Run the model over all cells of a source, and give what it makes of them batch by batch.
+
+    Parameters
+    ----------
+    model, source, running
+        As for :func:`embed_cells`.
+    held_tokens
+        Tokens of the batches whose results may wait to be taken, where these are large; None: those of a window.
+
+    Yields
+    ------
+    For each window the row numbers of its cells `(n,)`, the cells, and an iterator over its batches: the place of each
+    batch's cells within the window, and what was read out of them. It must be used up before the next window is asked
+    for.
     """
     from tqdm.auto import tqdm
 
@@ -225,28 +279,51 @@ def embed_cells(model: ScDiVa, source: CellSource, running: Running) -> Iterator
     from scdiva.data.packing import WINDOW, fill_batches
     from scdiva.models.inference import open_encoder, runs_transformer
 
-    through_blocks = runs_transformer(model)
+    through_blocks = runs_transformer(model, running.what)
     # on a CPU, cells share a call only where they are as good as free
     most = 1 if through_blocks and running.device.startswith("cpu") else running.batch_size
     with (
-        open_encoder(model, device=running.device, precision=running.precision, threads=settings.threads) as encode,
+        open_encoder(
+            model,
+            device=running.device,
+            precision=running.precision,
+            threads=settings.threads,
+            what=running.what,
+        ) as encode,
         tqdm(total=source.n_obs, disable=not settings.progress, unit="cell") as bar,
     ):
-        for rows, ragged in _read_ahead(source.windows(WINDOW)):
+
+        def results(ragged: Ragged) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             lengths = np.diff(ragged[0])
             if through_blocks:
                 lengths = np.minimum(lengths, model.config.max_length) + 1
-            batches = fill_batches(lengths, max_cells=most)
 
-            def packed(cells: np.ndarray, ragged: Any = ragged) -> tuple[Tensor, Tensor, Tensor]:
+            def packed(cells: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
                 batch = from_ragged(*take_cells(ragged, cells))
                 return batch.tokens, batch.values, batch.cu_seqlens
 
-            states = np.empty((len(rows), model.state_dim), dtype=np.float32)
-            for cells, found in zip(batches, encode(packed, batches), strict=True):
-                states[cells] = found
-                bar.update(len(cells))
-            yield rows, states
+            for batches in _portions(fill_batches(lengths, max_cells=most), lengths, held_tokens):
+                for cells, found in zip(batches, encode(packed, batches), strict=True):
+                    yield cells, found
+                    bar.update(len(cells))
+
+        for rows, ragged in _read_ahead(source.windows(WINDOW)):
+            yield rows, ragged, results(ragged)
+
+
+def _portions(batches: list[np.ndarray], lengths: np.ndarray, held: int | None) -> list[list[np.ndarray]]:
+    """Cut a list of batches into runs of about `held` tokens; a batch itself is never cut."""
+    if held is None:
+        return [batches]
+    portions: list[list[np.ndarray]] = []
+    room = 0
+    for cells in batches:
+        if room <= 0:
+            portions.append([])
+            room = held
+        portions[-1].append(cells)
+        room -= int(lengths[cells].sum())
+    return portions
 
 
 def _read_ahead(items: Iterator[Item]) -> Iterator[Item]:

@@ -25,6 +25,7 @@ def embed_file(
     out: str | PathLike[str],
     *,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    pooling: Literal["lat", "mean", "lat+mean"] = "lat",
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -48,7 +49,7 @@ def embed_file(
         The ``.h5ad`` file to read; it is not changed.
     out
         The ``.h5ad`` file to write. It is written beside `out` and renamed, so it is there whole or not at all.
-    model, layer, use_raw, input, gene_ids, duplicates, empty, batch_size, device, precision
+    model, pooling, layer, use_raw, input, gene_ids, duplicates, empty, batch_size, device, precision
         As in :func:`embed`.
     key_added
         Key of `obsm` in the new file.
@@ -60,7 +61,7 @@ def embed_file(
     The path of the new file. It holds `obs` of the old one, and
 
     `obsm[key_added]`
-        float32, shape `(n_cells, state_dim)`.
+        float32, as wide as :func:`embed` writes it.
     `uns["scdiva"][key_added]`
         As :func:`embed` writes it.
 
@@ -87,7 +88,7 @@ def embed_file(
         raise ValueError(f"{str(path)!r} is no .h5ad file. Read other formats with anndata and call scdiva.tl.embed.")
     if out.exists() and (not overwrite or out.samefile(path)):
         raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True if it is not the input.")
-    running = how_to_run(batch_size, device, precision)
+    running = how_to_run(batch_size, device, precision, pooling)
     loaded, source, parameters = open_for(
         model,
         path,
@@ -103,7 +104,7 @@ def embed_file(
     part = out.with_name(f".{out.name}.{os.getpid()}.part")
     try:
         with h5py.File(part, "w") as file:
-            embedding = _start(file, path, key_added, (source.n_obs, loaded.state_dim))
+            embedding = _start(file, path, key_added, (source.n_obs, running.width(loaded)))
             for rows, states in embed_cells(loaded, source, running):
                 embedding[int(rows[0]) : int(rows[-1]) + 1] = _spread(rows, states)
             anndata.io.write_elem(file, "uns", {C.UNS: {key_added: parameters}})

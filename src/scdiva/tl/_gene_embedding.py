@@ -1,0 +1,240 @@
+"""Embed genes with a trained model: once and for all, or as groups of cells use them."""
+
+from __future__ import annotations
+
+import difflib
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from scdiva import _constants as C
+from scdiva._settings import logger
+from scdiva.data.writing import check_writable, our_uns
+from scdiva.tl._embed import how_to_run, open_for, run_cells
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from anndata import AnnData
+
+    from scdiva.data.cells import CellSource
+    from scdiva.models import ScDiVa
+    from scdiva.tl._embed import Running
+
+MAX_GROUPS = 100
+"""Each takes a table of the genes, 10 MB for 20,000 genes × 128 numbers; hardly any column of groups has more."""
+_HELD_TOKENS = 65_536
+"""Hidden states that wait to be summed: 128 MB at 512 numbers each."""
+
+
+def gene_embedding(
+    adata: AnnData,
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    *,
+    groupby: str | None = None,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    empty: Literal["error", "nan"] = "error",
+    batch_size: int | None = None,
+    device: str | None = None,
+    precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
+    key_added: str = C.VARM_EMBEDDING,
+    copy: bool = False,
+) -> AnnData | None:
+    r"""Embed genes: the model's own vectors of them, or what they become in groups of cells.
+
+    Without `groupby` a gene's embedding is its row of the model's embedding table, the same for all data. With
+    `groupby` it is contextual: :math:`\frac{1}{|C_{g}|} \sum_{c \in C_{g}} h_{c,\,g}`, the mean of the gene's final
+    hidden states, nothing masked, over the cells of the group in which it is expressed. Of a cell longer than the
+    model's `max_length` the transformer sees the first so many genes of the ranking, and for the others the cell does
+    not count. Genes are matched to the model's vocabulary by name; columns of the same gene get the same embedding.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression. It is read once even without `groupby`, since genes are
+        weighed by their counts to tell a wrong list of names.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+    groupby
+        Column of `adata.obs` that holds the group of each cell; `None` gives static embeddings.
+    layer
+        Layer to read instead of `adata.X`.
+    use_raw
+        Read `adata.raw.X`. Its genes are found in `adata.var_names` by their names.
+    input, gene_ids, duplicates, empty, batch_size, device, precision
+        As in :func:`embed`. With `use_raw` `gene_ids` is a column of `adata.raw.var`. Cells without a known gene have
+        no part in any group under `empty="nan"`. Without `groupby` no cell is run.
+    key_added
+        Key of `adata.varm` to write, or the beginning of the keys.
+    copy
+        Return a copy of `adata` with the embedding instead of writing into it.
+
+    Returns
+    -------
+    `None`, or the copy if `copy=True`. Written are, without `groupby`,
+
+    `adata.varm[key_added]`
+        float32 `(n_genes, dim)`. NaN for a gene that the vocabulary doesn't hold, or that the model's corpus never saw.
+    `adata.uns["scdiva"][f"{key_added}_genes"]`
+        The parameters of the call, and the share of genes and counts that the model's vocabulary holds.
+
+    and with it
+
+    `adata.varm[f"{key_added}_groups"]`
+        float32 `(n_genes, n_groups, dim)`, NaN where no cell of the group shows the gene. One array, so that the name
+        of a group may be any text.
+    `adata.varm[f"{key_added}_groups_n_cells"]`
+        int32 `(n_genes, n_groups)`, the cells averaged.
+    `adata.uns["scdiva"][f"{key_added}_groups"]`
+        The same parameters, and the names of the `groups` in the order of the arrays: that of the categories, unused
+        ones left out, or of the sorted values.
+
+    :func:`scdiva.get.gene_embedding_df` gives them as data frames.
+
+    Raises
+    ------
+    KeyError
+        If `groupby`, `layer` or `gene_ids` does not exist.
+    ValueError
+        If a cell has no group, if there are more than 100 groups, or if two have the same name as text; if
+        `adata.raw.var_names` repeat names under `use_raw`; or for what :func:`embed` refuses.
+    TypeError
+        If `adata` is no AnnData object.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.pbmc68k_reduced()
+    >>> sd.tl.gene_embedding(adata, use_raw=True)
+    >>> adata.varm["X_scdiva"].shape
+    (765, 128)
+    """
+    check_writable(adata, copy=copy)
+    our_uns(adata)
+    running = how_to_run(batch_size, device, precision)._replace(what="genes")
+    groups = None if groupby is None else _groups(adata, groupby)
+    loaded, source, parameters = open_for(
+        model,
+        adata,
+        running,
+        layer=layer,
+        use_raw=use_raw,
+        input=input,
+        gene_ids=gene_ids,
+        duplicates=duplicates,
+        empty=empty,
+    )
+    del parameters["pooling"]
+    tokens = _tokens_of_var(adata, source)
+    if groups is None:
+        entry = f"{key_added}_{C.GENES}"
+        del parameters["precision"]  # nothing is computed
+        written = {key_added: _static(loaded, tokens)}
+    else:
+        codes, names = groups
+        entry = f"{key_added}_{C.GROUPS}"
+        parameters |= {"groupby": groupby, "groups": np.array(names, dtype=str)}
+        mean, n_cells = _contextual(loaded, source, running, tokens, codes, len(names))
+        written = {entry: mean, f"{entry}_{C.N_CELLS}": n_cells}
+    if left_out := int((source.lengths == 0).sum()):
+        logger.info("%d cells have no known gene and no part in the embedding", left_out)
+    # written last, once nothing can fail any more
+    target = adata.copy() if copy else adata
+    for key, values in written.items():
+        target.varm[key] = values
+    target.uns[C.UNS] = {**our_uns(target), entry: parameters}
+    return target if copy else None
+
+
+def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:
+    """Give the number of each cell's group, int (n_obs,), and the names of the groups."""
+    import pandas as pd
+
+    columns = [str(column) for column in adata.obs.columns]
+    if key not in columns:
+        near = difflib.get_close_matches(str(key), columns, n=3)
+        said = f"did you mean {' or '.join(map(repr, near))}?" if near else f"its columns: {columns}."
+        raise KeyError(f"adata.obs has no column {key!r}; {said}")
+    column: pd.Series = adata.obs[key]
+    if n_missing := int(column.isna().sum()):
+        first = str(adata.obs_names[int(np.flatnonzero(column.isna())[0])])
+        raise ValueError(
+            f"{n_missing} of {adata.n_obs} cells have no group in adata.obs[{key!r}] (first: {first!r}). Leave them "
+            f"out: adata = adata[adata.obs[{key!r}].notna()].copy()"
+        )
+    found = pd.Categorical(column).remove_unused_categories()
+    names = [str(name) for name in found.categories]
+    if len(names) > MAX_GROUPS:
+        first = ", ".join(map(repr, names[:3]))
+        raise ValueError(
+            f"adata.obs[{key!r}] has {len(names)} values (such as {first}), more than the {MAX_GROUPS} groups "
+            "for which tables of genes are made. Pass a column of clusters or cell types, or some groups at a time: "
+            f"adata[adata.obs[{key!r}].isin([...])].copy()"
+        )
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(
+            f"adata.obs[{key!r}] has different values that read alike, {repeated[0]!r}: make them one with "
+            f"adata.obs[{key!r}] = adata.obs[{key!r}].astype(str)"
+        )
+    return np.asarray(found.codes, dtype=np.int64), names
+
+
+def _tokens_of_var(adata: AnnData, source: CellSource) -> np.ndarray:
+    """Give the token of each gene of `adata.var`, -1 = unknown; those of `adata.raw` are found by their names."""
+    if not source.use_raw:
+        return source.tokens
+    names = adata.raw.var_names
+    if not names.is_unique:
+        raise ValueError("adata.raw.var_names repeat names: adata.var can't be matched with them; pass use_raw=False.")
+    row = names.get_indexer(adata.var_names)
+    return np.where(row >= 0, source.tokens[row], C.UNKNOWN)
+
+
+def _static(model: ScDiVa, tokens: np.ndarray) -> np.ndarray:
+    """Take genes' rows of the embedding table; a row that no corpus has touched is still the noise it started from."""
+    table = model.embedding.gene.weight.detach().float().cpu().numpy()
+    seen = np.concatenate([np.zeros(C.N_SPECIAL, bool), model.vocabulary.table["entropy"].notna().to_numpy()])
+    known = (tokens != C.UNKNOWN) & seen[tokens]
+    result = np.full((len(tokens), table.shape[1]), np.nan, dtype=np.float32)
+    result[known] = table[tokens[known]]
+    return result
+
+
+def _contextual(
+    model: ScDiVa, source: CellSource, running: Running, tokens: np.ndarray, codes: np.ndarray, n_groups: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Average final hidden states by gene and group: float32 (n_vars, n_groups, dim), int32 (n_vars, n_groups).
+
+    A running mean: nothing grows with the number of cells, and float32 is enough, since no sum grows either. Cells are
+    taken in one order, however many workers there are.
+    """
+    measured = source.measured_tokens
+    place = np.full(source.n_tokens, -1)
+    place[measured] = np.arange(len(measured))
+    mean = np.zeros((len(measured), n_groups, running.width(model)), dtype=np.float32)
+    n_cells = np.zeros((len(measured), n_groups), dtype=np.int32)
+    for rows, (indptr, genes, _), results in run_cells(model, source, running, held_tokens=_HELD_TOKENS):
+        for cells, hidden in results:
+            end = 0
+            for cell in cells:
+                start = end
+                seen = place[genes[indptr[cell] : indptr[cell + 1]][: model.config.max_length]]
+                end += len(seen)
+                group = codes[rows[cell]]
+                n_cells[seen, group] += 1  # a cell holds a gene once
+                before = mean[seen, group]
+                mean[seen, group] = before + (hidden[start:end] - before) / n_cells[seen, group, None]
+    mean[n_cells == 0] = np.nan
+    known = tokens != C.UNKNOWN
+    return _spread(mean, known, place[tokens[known]], np.nan), _spread(n_cells, known, place[tokens[known]], 0)
+
+
+def _spread(values: np.ndarray, known: np.ndarray, place: np.ndarray, fill: Any) -> np.ndarray:
+    """Give each known column of the data its gene's values."""
+    result = np.full((len(known), *values.shape[1:]), fill, dtype=values.dtype)
+    result[known] = values[place]
+    return result

@@ -98,6 +98,17 @@ def test_chosen_tiles_do_not_spill_and_use_the_tensor_cores(kernel, head_dim, ar
     assert compiled.metadata.shared <= limit
 
 
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_full_precision_does_not_spill_on_hopper(kernel, head_dim, tmp_path):
+    tiles = default_plan(head_dim, 4, (9, 0), SHARED_LIMIT[90]).of(kernel)
+    compiled = build(kernel, tiles, head_dim, 90, "fp32")
+    _, stack, code = inspect(compiled, tmp_path)
+    assert stack == 0
+    assert "FFMA" in code and "HGMMA" not in code, "products in full precision, none on the tensor cores"
+    assert compiled.metadata.shared <= shared_bytes(kernel, tiles, head_dim, 4) <= SHARED_LIMIT[90]
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_rotating_in_the_loop_does_not_spill_on_hopper(kernel, tmp_path):
     plan = default_plan(64, 2, (9, 0), SHARED_LIMIT[90])
@@ -108,14 +119,14 @@ def test_rotating_in_the_loop_does_not_spill_on_hopper(kernel, tmp_path):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
-def test_other_dtypes_and_a_mask_compile_within_shared_memory(kernel, dtype, tmp_path):
-    size = 4 if dtype == "fp32" else 2
-    tiles = default_plan(64, size, (9, 0), SHARED_LIMIT[90]).of(kernel)
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+def test_other_dtypes_and_a_mask_do_not_spill(kernel, dtype, tmp_path):
+    tiles = default_plan(64, 4 if dtype == "fp32" else 2, (9, 0), SHARED_LIMIT[90]).of(kernel)
     compiled = build(kernel, tiles, 64, 90, dtype, HAS_VALID=True)
+    _, stack, code = inspect(compiled, tmp_path)
+    assert stack == 0
     assert compiled.metadata.shared <= SHARED_LIMIT[90]
-    if dtype == "fp16":
-        assert "HGMMA" in inspect(compiled, tmp_path)[2]
+    assert ("HGMMA" in code) == (dtype != "fp32")
 
 
 def test_the_copy_with_rotation_compiles(tmp_path):

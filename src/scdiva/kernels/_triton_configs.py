@@ -73,7 +73,7 @@ _CANDIDATES_16: dict[Kernel, tuple[Tiles, ...]] = {
         Tiles(64, 32, 8, 2), Tiles(64, 32, 4, 2), Tiles(32, 32, 4, 1),
     ),
 }  # fmt: skip
-# float32 is for checking, not for speed: full-precision products run outside of the tensor cores and spill.
+# float32 is for checking, not for speed: full-precision products run outside of the tensor cores.
 _CANDIDATES_32: dict[Kernel, tuple[Tiles, ...]] = {
     "forward": (Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)),
     "dkdv": (Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)),
@@ -85,6 +85,8 @@ _HOPPER = Plan(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2))
 _HOPPER_WIDE = _HOPPER._replace(dkdv=Tiles(32, 64, 8, 2))
 _AMPERE = _HOPPER._replace(dkdv=Tiles(32, 64, 8, 2))
 _AMPERE_WIDE = _HOPPER._replace(dkdv=Tiles(32, 32, 8, 2), dq=Tiles(64, 32, 8, 2))
+_FULL = Plan(Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1), Tiles(32, 32, 8, 1))
+_FULL_WIDE = _FULL._replace(dkdv=Tiles(16, 32, 8, 1), dq=Tiles(16, 32, 8, 1))
 
 
 def shared_bytes(kernel: Kernel, tiles: Tiles, head_dim: int, itemsize: int) -> int:
@@ -129,6 +131,8 @@ def default_plan(head_dim: int, itemsize: int, capability: tuple[int, int], shar
         CUDA architecture of the device, such as `(9, 0)`.
     """
     narrow, wide = (_HOPPER, _HOPPER_WIDE) if capability >= (9, 0) else (_AMPERE, _AMPERE_WIDE)
+    if itemsize == 4:
+        narrow, wide = _FULL, _FULL_WIDE
     plan = wide if head_dim == 128 else narrow
     for kernel in KERNELS:
         fitting = candidates(kernel, head_dim, itemsize, shared_limit)

@@ -13,6 +13,8 @@ What the four kernels share:
 - `READY` says that a tensor was rotated before (into scratch, by :func:`rotate_kernel`) and is loaded as it stands.
 - Full tiles carry no mask; the last one is peeled off the loop. With `HAS_VALID` (the padded layout's mask) all carry
   one.
+- Full-precision products (`PRECISION="ieee"`) run outside of the tensor cores, where a thread holds whole rows of both
+  factors. Moved out of the loop, the rows that the loop doesn't change would fill the registers; so nothing is moved.
 - No atomics: two runs agree bit for bit.
 """
 
@@ -164,7 +166,7 @@ def forward_kernel(
     row_max = tl.full([BLOCK_Q], -float("inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     full = (length // BLOCK_K) * BLOCK_K
-    for first_key in tl.range(0, full, BLOCK_K):
+    for first_key in tl.range(0, full, BLOCK_K, disable_licm=PRECISION == "ieee"):
         acc, row_max, row_sum = _attend(
             acc, row_max, row_sum, q1, q2, K, V, Cos, Sin, Valid, first_key, length, k_token, v_token,
             HALF, BLOCK_K, ROTATE, K_READY, HAS_VALID, HAS_VALID, PRECISION,
@@ -242,7 +244,7 @@ def dq_kernel(
     dq1 = tl.zeros([BLOCK_Q, HALF], tl.float32)
     dq2 = tl.zeros([BLOCK_Q, HALF], tl.float32)
     full = (length // BLOCK_K) * BLOCK_K
-    for first_key in tl.range(0, full, BLOCK_K):
+    for first_key in tl.range(0, full, BLOCK_K, disable_licm=PRECISION == "ieee"):
         dq1, dq2 = _dq_tile(
             dq1, dq2, q1, q2, grad, lse, delta, K, V, Cos, Sin, Valid, first_key, length, k_token, v_token,
             HALF, BLOCK_K, ROTATE, K_READY, HAS_VALID, HAS_VALID, PRECISION,
@@ -318,7 +320,7 @@ def dkdv_kernel(
     dk2 = tl.zeros([BLOCK_K, HALF], tl.float32)
     dv = tl.zeros([BLOCK_K, 2 * HALF], tl.float32)
     full = (length // BLOCK_Q) * BLOCK_Q
-    for first_row in tl.range(0, full, BLOCK_Q):
+    for first_row in tl.range(0, full, BLOCK_Q, disable_licm=PRECISION == "ieee"):
         dk1, dk2, dv = _dkdv_tile(
             dk1, dk2, dv, k1, k2, v, real, Q, Grad, Lse, Delta, Cos, Sin, Valid, first_row, length, q_token, grad_token,
             factor, HALF, BLOCK_Q, ROTATE, Q_READY, HAS_VALID, HAS_VALID, PRECISION,

@@ -13,13 +13,13 @@ On a machine that runs one command over a copy of the repository and gives back 
 
 with liger-kernel as a wheel carried along in .whl/:
 
-    python -m pip install -q --no-index --no-deps --target /tmp/site .whl/*.whl; \
-        PYTHONPATH=src:/tmp/site python benchmarks/gpu.py --commit SHA
+    python -m pip install -q --no-index --no-deps --target .site .whl/*.whl; \
+        PYTHONPATH=src:.site python benchmarks/gpu.py --commit SHA
 
 and the bundled model's training (`scripts/train_mini.py`), with the corpus packed beforehand, here, and carried along:
 
     PYTHONPATH=src python scripts/carry_corpus.py pack runs/mini/prepared .carry/corpus
-    PYTHONPATH=src python scripts/train_mini.py --prepared .carry/corpus --out /tmp/mini --time-limit 500 \
+    PYTHONPATH=src python scripts/train_mini.py --prepared .carry/corpus --out runs/mini --time-limit 500 \
         --accelerator gpu
 
 Sections run in the order of `SECTIONS`, each within its own seconds; results are written to results/gpu.json (with

@@ -14,7 +14,7 @@ scipy, pandas, pyarrow, h5py and safetensors; part 1 anndata too.
 
 On a machine that is lent for minutes, with the corpus packed by `carry_corpus.py` and carried there:
 
-    PYTHONPATH=src python scripts/train_mini.py --prepared CARRIED --out /tmp/mini --time-limit 500 --accelerator gpu
+    PYTHONPATH=src python scripts/train_mini.py --prepared CARRIED --out runs/mini --time-limit 500 --accelerator gpu
 
 `--time-limit` counts seconds from the start of the script. The steps that fit are found by a short trial on a copy of
 the model, so that the learning rate comes to its end; `--steps` and `--anchor-steps` are then upper limits. Model and
@@ -271,6 +271,7 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
             warmup_steps=max(1, steps // 20),
             anchor_objective="none",
             precision=arguments.precision,
+            autotune=False,  # in a lease of minutes it would take the time of a quarter of the steps
             seed=seed,
         )
         return PretrainingModule(model, chosen)

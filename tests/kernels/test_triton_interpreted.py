@@ -6,12 +6,20 @@ float32 and float16 only: the interpreter's bfloat16 is wrong without a word (a 
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
-from scdiva.kernels import _triton, _triton_configs, autotune_attention, rope_attention, rope_tables
+from scdiva.kernels import (
+    _triton,
+    _triton_configs,
+    autotune_attention,
+    keep_attention_plan,
+    rope_attention,
+    rope_tables,
+)
 from scdiva.kernels._triton_configs import KERNELS, Tiles
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.nn.layers import Block
@@ -143,10 +151,15 @@ def test_tuning_keeps_what_was_fastest(monkeypatch, fast):
         return 1.0 + (plan.of(kernel)[:2] != blocks) + (plan.rotate_once != once)
 
     monkeypatch.setattr(_triton, "median_seconds", seconds)
-    autotune_attention(n_heads=1, head_dim=32, length=20, dtype=torch.float32, device="cpu", n_tokens=40)
+    kind = {"head_dim": 32, "dtype": torch.float32, "device": "cpu"}
+    told = autotune_attention(n_heads=1, length=20, n_tokens=40, **kind)
     plan = _triton.device_plan(torch.device("cpu"), 32, torch.float32)
     assert plan.rotate_once == once
     assert {plan.of(kernel)[:2] for kernel in KERNELS} == {blocks}
+    monkeypatch.setattr(_triton, "_tuned", {})
+    assert _triton.device_plan(torch.device("cpu"), 32, torch.float32) != plan
+    keep_attention_plan(json.loads(json.dumps(told)), **kind)  # as from a file
+    assert _triton.device_plan(torch.device("cpu"), 32, torch.float32) == plan
 
 
 def test_no_tokens():

@@ -132,6 +132,35 @@ def test_precision_names():
         resolve_precision("16")
 
 
+def test_attention_is_tuned_once_a_run_even_a_resumed_one(run, tmp_path, monkeypatch):
+    """The kernel's launch plan is found on a GPU; here only who is told of it, and when."""
+    from scdiva.train import pretraining
+
+    tuned, kept = [], []
+    plan = {"forward": [64, 64, 4, 2], "dkdv": [32, 64, 8, 2], "dq": [64, 64, 8, 2], "rotate_once": True}
+    monkeypatch.setattr(pretraining, "resolve_backend", lambda *args, **kind: "triton")
+    monkeypatch.setattr(pretraining, "autotune_attention", lambda **kind: tuned.append(kind) or plan)
+    monkeypatch.setattr(pretraining, "keep_attention_plan", lambda plan, **kind: kept.append((plan, kind["dtype"])))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
+    # where there is a GPU the run asks for this itself
+    monkeypatch.setattr(pretraining.PretrainingModule, "on_train_start", lambda module: module._tune_attention())
+    run(tmp_path / "run", max_steps=5)
+    assert len(tuned) == 1
+    assert tuned[0]["length"] == 17
+    run(tmp_path / "run", max_steps=7, resume_from=tmp_path / "run")
+    assert len(tuned) == 1, "the plan came with the checkpoint"
+    assert kept == [(plan, torch.float32)] * 2
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another GPU")
+    run(tmp_path / "run", max_steps=9, resume_from=tmp_path / "run")
+    assert len(tuned) == 2, "a plan of one device is none of another"
+
+
+def test_without_a_gpu_nothing_is_tuned(run, tmp_path):
+    run(tmp_path / "run", settings={"autotune": True}, max_steps=5)
+    saved = torch.load(tmp_path / "run" / "last.ckpt", weights_only=True)
+    assert saved["scdiva"]["attention_plan"] is None
+
+
 def test_blocks_are_compiled_for_the_run_only(run, tmp_path, monkeypatch):
     compile_blocks, seen = ScDiVa.compile_blocks, []
 
@@ -142,7 +171,7 @@ def test_blocks_are_compiled_for_the_run_only(run, tmp_path, monkeypatch):
     monkeypatch.setattr(ScDiVa, "compile_blocks", traced)
     plain, _ = run(tmp_path / "plain", settings={"compile_blocks": "auto"}, max_steps=3)
     assert seen == [], "without a CUDA device, auto compiles nothing"
-    compiled, _ = run(tmp_path / "compiled", settings={"compile_blocks": "yes", "autotune": True}, max_steps=3)
+    compiled, _ = run(tmp_path / "compiled", settings={"compile_blocks": "yes"}, max_steps=3)
     assert seen == [True]
     assert all(block._compiled_call_impl is None for block in compiled.model.blocks)
     torch.testing.assert_close(weights(compiled), weights(plain))

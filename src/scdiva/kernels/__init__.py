@@ -5,7 +5,14 @@
 
 from __future__ import annotations
 
-from scdiva.kernels._attention import BACKENDS, attention_weights, autotune_attention, resolve_backend, rope_attention
+from scdiva.kernels._attention import (
+    BACKENDS,
+    attention_weights,
+    autotune_attention,
+    keep_attention_plan,
+    resolve_backend,
+    rope_attention,
+)
 from scdiva.kernels._rope import apply_rope, positions, rope_tables
 
 __all__ = [
@@ -13,6 +20,7 @@ __all__ = [
     "apply_rope",
     "attention_weights",
     "autotune_attention",
+    "keep_attention_plan",
     "positions",
     "resolve_backend",
     "rope_attention",

@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -135,12 +136,12 @@ def attention_weights(
 
 def autotune_attention(
     *, n_heads: int, head_dim: int, length: int, dtype: torch.dtype, device: torch.device | str, n_tokens: int = 65_536
-) -> None:
+) -> dict[str, Any]:
     """Time the fused kernel's launch configurations on this device, and keep the fastest for this process.
 
     Without it the configurations run that were chosen for the device's architecture. Tuning compiles some 50 kernels,
     which takes a minute or two the first time (Triton keeps them on disk). Which one wins is a matter of timing, and
-    another one adds in another order: the last bits of a run that is to be repeated exactly are safe without tuning.
+    another one adds in another order: to repeat a run to the last bit, give its plan to :func:`keep_attention_plan`.
 
     Parameters
     ----------
@@ -154,6 +155,10 @@ def autotune_attention(
         A CUDA device.
     n_tokens
         Tokens of the random batch that is timed.
+
+    Returns
+    -------
+    The plan kept: for each kernel its tile sizes, warps and stages, and whether keys are rotated once; plain types.
 
     Raises
     ------
@@ -171,6 +176,31 @@ def autotune_attention(
     bounds = torch.arange(0, (cells + 1) * length, length, dtype=torch.int32, device=q.device)
     plan, _ = _triton.tune(_triton.median_seconds, q, k, v, cos, sin, bounds, length)
     logging.getLogger("scdiva").info("attention runs with %s on %s", plan, q.device)
+    return plan.to_dict()
+
+
+def keep_attention_plan(
+    plan: Mapping[str, Any], *, head_dim: int, dtype: torch.dtype, device: torch.device | str
+) -> None:
+    """Run the fused kernel with a plan that :func:`autotune_attention` found before, in this process.
+
+    Parameters
+    ----------
+    plan
+        As returned there, on a device of the same kind.
+    head_dim, dtype, device
+        As given there.
+
+    Raises
+    ------
+    ValueError, ImportError
+        As :func:`rope_attention` for `backend="triton"`.
+    """
+    device = torch.empty(0, device=device).device  # "cuda" alone is no device in particular
+    resolve_backend("triton", head_dim=head_dim, dtype=dtype, device=device)
+    from scdiva.kernels import _triton
+
+    _triton.keep(_triton.Plan.from_dict(plan), device, head_dim, dtype)
 
 
 def resolve_backend(backend: str, *, head_dim: int, dtype: torch.dtype, device: torch.device) -> str:

@@ -52,6 +52,11 @@ def device_plan(device: torch.device, head_dim: int, dtype: torch.dtype) -> Plan
     return _tuned[key]
 
 
+def keep(plan: Plan, device: torch.device, head_dim: int, dtype: torch.dtype) -> None:
+    """Let attention run by a plan in this process."""
+    _tuned[device.index, head_dim, dtype] = plan
+
+
 def shared_limit(device: torch.device) -> int:
     """Shared memory that a program may have, in bytes."""
     return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
@@ -89,7 +94,6 @@ def tune(
     The plan kept, and each (kernel, tiles, rotated once, time) that ran.
     """
     head_dim, limit = q.shape[-1], shared_limit(q.device)
-    key = (q.device.index, head_dim, q.dtype)
     start = device_plan(q.device, head_dim, q.dtype)
     out, lse = forward(q, k, v, cos, sin, cu_seqlens, None, max_seqlen, start)
     grad = v  # any numbers but zeros will do
@@ -121,8 +125,9 @@ def tune(
                 # a backward time holds both kernels, with the best of the first when the second is tried
                 total = total + best[0] if kernel in ("forward", "dq") else total
         totals[once] = (total, plan)
-    _tuned[key] = min(totals.values(), key=lambda entry: entry[0])[1]
-    return _tuned[key], timings
+    _, best_plan = min(totals.values(), key=lambda entry: entry[0])
+    keep(best_plan, q.device, head_dim, q.dtype)
+    return best_plan, timings
 
 
 def _strides(*tensors: Tensor) -> list[int]:

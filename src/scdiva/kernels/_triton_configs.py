@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
 
 Kernel = Literal["forward", "dkdv", "dq"]
 KERNELS: tuple[Kernel, ...] = ("forward", "dkdv", "dq")
@@ -56,6 +57,15 @@ class Plan(NamedTuple):
             "dkdv": self._replace(dkdv=tiles),
             "dq": self._replace(dq=tiles),
         }[kernel]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain types, for a checkpoint."""
+        return {kernel: list(self.of(kernel)) for kernel in KERNELS} | {"rotate_once": self.rotate_once}
+
+    @classmethod
+    def from_dict(cls, plain: Mapping[str, Any]) -> Plan:
+        """Read what :meth:`to_dict` gave."""
+        return cls(**{kernel: Tiles(*plain[kernel]) for kernel in KERNELS}, rotate_once=plain["rotate_once"])
 
 
 # What is tried, on a device with the shared memory for it.

@@ -56,8 +56,9 @@ class OptimiserConfig:
         Whether the transformer blocks are compiled (`torch.compile`, about a minute): `"auto"` where there is a CUDA
         device, `"yes"` or `"no"`.
     autotune
-        Time the fused attention kernel's launch configurations on the CUDA device before training, instead of taking
-        those chosen for its architecture. The last bits of the weights depend on which of them wins.
+        Time the fused attention kernel's launch configurations on the CUDA device before training (a minute or two the
+        first time), instead of taking those chosen for its architecture. The winner goes into the checkpoint: the last
+        bits of the weights depend on it, so a resumed run keeps it.
     seed
         Of data order, masks, dropout and initial weights. Together with the step it determines a run.
     log_every, validate_every, checkpoint_every
@@ -82,7 +83,7 @@ class OptimiserConfig:
     clip: float = 1.0
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile_blocks: Literal["auto", "yes", "no"] = "auto"
-    autotune: bool = False
+    autotune: bool = True
     seed: int = 0
     log_every: int = 10
     validate_every: int = 500

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from scdiva.data.batch import CellBatch
 from scdiva.diffusion import dual_loss, mask_tokens, stratified_times
-from scdiva.kernels import autotune_attention
+from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend
 from scdiva.models.scdiva import ScDiVa
-from scdiva.train.base import TaskModule
+from scdiva.train.base import CHECKPOINT_KEY, TaskModule
 from scdiva.train.config import PretrainingConfig
 from scdiva.train.gene_decoder import GeneDecoder, gene_multinomial_loss
 from scdiva.train.views import contrast_loss, thinned
@@ -38,6 +40,8 @@ class PretrainingModule(TaskModule):
 
     config: PretrainingConfig
     model: ScDiVa
+    attention_plan: dict[str, Any] | None = None
+    """How the fused kernel was tuned, and on what (`"tuned_on"`, `"plan"`); in the checkpoint, for a resumed run."""
 
     def __init__(
         self, model: ScDiVa, config: PretrainingConfig, n_studies: int = 0, frequency: np.ndarray | None = None
@@ -51,20 +55,40 @@ class PretrainingModule(TaskModule):
         """Make the network ready for its device, as the configuration says. Called by Lightning."""
         on_gpu = self.device.type == "cuda"
         if self.config.autotune and on_gpu:
-            c = self.model.config
-            autotune_attention(
-                n_heads=c.n_heads,
-                head_dim=c.head_dim,
-                length=min(c.max_length, self.config.context) + 1,
-                dtype=torch.bfloat16 if "bf16" in str(self.trainer.precision) else torch.float32,
-                device=self.device,
-            )
+            self._tune_attention()
         if self.config.compile_blocks == "yes" or (self.config.compile_blocks == "auto" and on_gpu):
             self.model.compile_blocks()
 
     def on_train_end(self) -> None:
         """Leave the network as it came, for any device. Called by Lightning."""
         self.model.release_blocks()
+
+    def _tune_attention(self) -> None:
+        """Tune the fused kernel, once a run: all ranks, and the run when it is resumed, add in the same order."""
+        c = self.model.config
+        dtype = torch.bfloat16 if "bf16" in str(self.trainer.precision) else torch.float32
+        if resolve_backend("auto", head_dim=c.head_dim, dtype=dtype, device=self.device) != "triton":
+            return
+        where = [torch.cuda.get_device_name(self.device), c.head_dim, str(dtype)]
+        if self.attention_plan is None or self.attention_plan["tuned_on"] != where:
+            length = min(c.max_length, self.config.context) + 1
+            plan = None
+            if self.trainer.is_global_zero:
+                plan = autotune_attention(
+                    n_heads=c.n_heads, head_dim=c.head_dim, length=length, dtype=dtype, device=self.device
+                )
+            self.attention_plan = {"tuned_on": where, "plan": self.trainer.strategy.broadcast(plan)}
+        keep_attention_plan(self.attention_plan["plan"], head_dim=c.head_dim, dtype=dtype, device=self.device)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Add what a resumed run must know. Called by Lightning."""
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[CHECKPOINT_KEY]["attention_plan"] = self.attention_plan
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Take up a run, or refuse if it was another one. Called by Lightning."""
+        super().on_load_checkpoint(checkpoint)
+        self.attention_plan = checkpoint[CHECKPOINT_KEY].get("attention_plan")
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Dual loss and anchor terms of one batch.

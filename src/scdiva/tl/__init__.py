@@ -1,7 +1,8 @@
 """Tools: what the model makes of cells and genes."""
 
+from scdiva.tl._adapt import adapt
 from scdiva.tl._embed import embed
 from scdiva.tl._embed_file import embed_file
 from scdiva.tl._gene_embedding import gene_embedding
 
-__all__ = ["embed", "embed_file", "gene_embedding"]
+__all__ = ["adapt", "embed", "embed_file", "gene_embedding"]

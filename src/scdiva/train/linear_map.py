@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import scipy.sparse as sp
 
 from scdiva._constants import TARGET_SUM
-from scdiva.data.packed import PackedCells
 
 DISPERSION_OFFSET = 1e-3
 """Added to the mean before the dispersion var / mean is taken, so that hardly seen genes do not lead."""
@@ -22,6 +21,29 @@ LEAST_EIGENVALUE = 1e-6
 """Eigenvalues below this share of the largest are rounding, and their directions noise."""
 BLOCK_ROWS = 2048
 """Cells read at once; a product of so many rows is summed in float32, those of blocks in float64."""
+
+
+class Corpus(Protocol):
+    """Cells of several studies, as :class:`~scdiva.data.packed.PackedCells` has them on disk."""
+
+    @property
+    def n_tokens(self) -> int:
+        """Special tokens and genes."""
+
+    @property
+    def study(self) -> np.ndarray:
+        """Number of each cell's study, `(n_obs,)`; cells of a study stand together."""
+
+    @property
+    def study_names(self) -> list[str]:
+        """Names of the studies."""
+
+    @property
+    def measured(self) -> np.ndarray:
+        """Bool `(n_studies, n_tokens)`, the genes that each study has a column for."""
+
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Cells `start` to `stop`: row bounds from 0, tokens, values."""
 
 
 class LinearMap(NamedTuple):
@@ -46,12 +68,13 @@ class LinearMap(NamedTuple):
 
 
 def fit_linear_map(
-    cells: PackedCells,
+    cells: Corpus,
     n_dims: int = 128,
     *,
     n_genes: int = 8000,
     study_power: float = 0.5,
     spectral_power: float = 0.35,
+    fewer: bool = False,
 ) -> LinearMap:
     r"""Fit the leading directions of a corpus, each study centred on its own mean.
 
@@ -74,6 +97,8 @@ def fit_linear_map(
     spectral_power
         Each direction is scaled by its standard deviation, relative to the first's, to this power: above 0 the leading
         directions count more in distances than they do by themselves. Chosen on eight labelled studies of the corpus.
+    fewer
+        Return as many directions as there are where the cells do not span `n_dims`, instead of an error.
 
     Returns
     -------
@@ -82,7 +107,8 @@ def fit_linear_map(
     Raises
     ------
     ValueError
-        If `n_dims` is not in 1 ... the number of genes that qualify, or the cells do not span so many directions.
+        If `n_dims` is not in 1 ... the number of genes that qualify, or the cells do not span so many directions
+        (with `fewer`: if no gene varies).
     """
     sizes = np.bincount(cells.study, minlength=len(cells.study_names)).astype(np.float64)
     weight = np.maximum(sizes, 1) ** -study_power
@@ -101,6 +127,8 @@ def fit_linear_map(
     dispersion = np.where(covered > 0.5 * sizes.sum(), variance / np.maximum(mean, DISPERSION_OFFSET), 0.0)
     kept = np.sort(np.argsort(-dispersion, kind="stable")[:n_genes])
     kept = kept[dispersion[kept] > 0]
+    if fewer:
+        n_dims = min(n_dims, len(kept))
     if not 1 <= n_dims <= len(kept):
         raise ValueError(f"n_dims must be in 1 ... {len(kept)}, the genes that vary and are measured; got {n_dims}.")
     deviation = np.sqrt(variance[kept]) + DEVIATION_OFFSET
@@ -112,12 +140,16 @@ def fit_linear_map(
         dense = np.clip(dense, -CLIP, CLIP).astype(np.float32)
         covariance += weight[study] * (dense.T @ dense)
     directions, values = _leading_eigenvectors(covariance, n_dims)
-    if values[-1] <= LEAST_EIGENVALUE * values[0]:
-        n = int((values > LEAST_EIGENVALUE * values[0]).sum())
-        raise ValueError(f"The {cells.n_obs} cells span {n} directions only; pass n_dims={n} or fewer, or more cells.")
+    n = int((values > LEAST_EIGENVALUE * values[0]).sum())
+    if fewer:
+        directions, values = directions[:, :n], values[:n]
+    elif n < n_dims:
+        raise ValueError(
+            f"The {len(cells.study)} cells span {n} directions only; pass n_dims={n} or fewer, or more cells."
+        )
 
-    directions = directions * (values / values[0]) ** (spectral_power / 2)
-    table = np.zeros((cells.n_tokens, n_dims), dtype=np.float32)
+    directions = directions * (values / values[:1]) ** (spectral_power / 2)
+    table = np.zeros((cells.n_tokens, len(values)), dtype=np.float32)
     table[kept] = directions / deviation[:, None]
     bias = -(mean[kept] / deviation) @ directions
     frequency = (share * shares).sum(axis=0) / np.maximum(covered, 1e-12)
@@ -134,7 +166,7 @@ def _leading_eigenvectors(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.nd
     return vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(k)]), values
 
 
-def _blocks(cells: PackedCells) -> Iterator[tuple[int, sp.csr_matrix]]:
+def _blocks(cells: Corpus) -> Iterator[tuple[int, sp.csr_matrix]]:
     """Yield row blocks of one study each, in token space."""
     bounds = np.flatnonzero(np.diff(cells.study, prepend=-1, append=-1))
     for start, end in itertools.pairwise(bounds.tolist()):

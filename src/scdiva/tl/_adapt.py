@@ -1,0 +1,292 @@
+"""`tl.adapt`: a model trained on, without labels, on the user's cells."""
+
+from __future__ import annotations
+
+import copy
+import operator
+import time
+import warnings
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from scdiva._constants import DEFAULT_MODEL
+from scdiva._settings import logger, settings
+
+if TYPE_CHECKING:
+    import torch
+    from anndata import AnnData
+
+    from scdiva.models import ScDiVa
+    from scdiva.train.adaptation import AdaptationCells, Limits, Split
+
+WARMUP = 20
+"""Steps over which the learning rate rises."""
+LEAST_CELLS = 20
+"""Fewer cells cannot be split into any that train and any that tell whether it helped."""
+CONTEXT = 512
+"""Most genes of a cell that the transformer is trained on."""
+
+
+def adapt(
+    adata: AnnData,
+    model: ScDiVa | str | PathLike[str] = DEFAULT_MODEL,
+    *,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    batch_key: str | None = None,
+    method: Literal["auto", "full", "lora"] = "auto",
+    minutes: float | None = None,
+    max_epochs: int = 30,
+    patience: int = 3,
+    validation_share: float = 0.1,
+    batch_size: int = 128,
+    learning_rate: float = 1e-3,
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+) -> ScDiVa:
+    r"""Train a model on, without labels, on your own cells.
+
+    Of a model that embeds cells by its set encoder alone, as the bundled one does, the set encoder is adapted. Its
+    linear part is refitted first: of the directions that come from the corpus the 20 stay in which these cells vary
+    most within batches, and up to 20 principal components of the cells themselves join them, shrunk by what is noise
+    in them (:func:`scdiva.train.linear_refit.refit_linear`). Then its learned part (and, by `method`, the gene table)
+    goes on with the objectives it was trained with: predict the genes of a cell from its state, with the batch as
+    covariate of the decoder, and tell a cell by two thinned views of it from the others of its batch. Of any other
+    model the transformer is trained on, by masked diffusion, with the same prediction of genes from the state.
+
+    A tenth of the cells is held out. Training ends once their loss no longer falls, and leaves the best weights seen.
+    Of a set encoder the held-out cells then choose between the given, the refitted and the trained weights: those whose
+    20 leading directions carry most of their expression (:func:`scdiva.train.linear_refit.carried_variance`). The cells
+    are held in memory, 8 bytes per value above zero.
+
+    Ctrl-C ends the training and returns the best model so far; `model.adaptation["stopped"]` is then `"interrupted"`.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression; not changed. Cells without a known gene are left out,
+        with a warning.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
+    layer, use_raw, input, gene_ids, duplicates
+        What to read, as for :func:`embed`.
+    batch_key
+        Column of `adata.obs` with the batch of each cell. What only tells batches apart is then not learned.
+    method
+        `"full"`: all weights of the set encoder, or of a transformer. `"lora"`: the learned part and a low-rank update
+        (rank 8) of the gene table, or, of a transformer, low-rank updates of the linear layers of its blocks; they are
+        merged into the weights at the end. `"auto"`: `"lora"`.
+    minutes
+        Most wall time, in minutes; None sets no limit. A run that meets it depends on the machine's speed.
+    max_epochs
+        Most passes over the cells.
+    patience
+        Looks at the held-out cells (one an epoch, and at most one in ten steps) without a better loss after which
+        training ends.
+    validation_share
+        Share of the cells held out, above 0 and below 1.
+    batch_size
+        Cells of a step.
+    learning_rate
+        Of AdamW.
+    rng
+        Seed of the split, of the order and of the views; None takes `scdiva.settings.seed`. Global random state is
+        never touched. On a CPU the same seed gives the same model.
+    device
+        Torch device to train on; None takes `scdiva.settings.device`. The model returned stays there.
+
+    Returns
+    -------
+    A new model for `model=` of every tool, with the same configuration, vocabulary and entropies, to be kept by
+    `scdiva.models.save_model(new, new.vocabulary, folder)`. Its `adaptation` is a plain dict: `improved`, whether
+    held-out cells are better told by it; `kept` (`"given"`, `"refitted"` or `"trained"`) and of a set encoder
+    `variance_given`, `variance_refitted`, `variance_trained`; `start_loss` and `best_loss` of the training (held-out
+    cells, nats per cell; at the start with a decoder fitted to the network as it is), `steps`, `seconds`, `stopped`
+    (`"patience"`, `"max_epochs"`, `"minutes"` or `"interrupted"`), `n_training`, `n_validation`, `history` (lists
+    `step`, `training_loss`, `validation_loss`) and the arguments. If nothing helped, a warning says so and the weights
+    are the given model's.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, the batch of a cell is missing, fewer than 20 cells have a known gene, or the
+        matrix is refused as by :func:`embed`.
+    KeyError
+        If `layer`, `gene_ids` or `batch_key` does not exist.
+    TypeError
+        If `adata` is no AnnData object.
+    FloatingPointError
+        If the loss becomes NaN or infinite.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.pbmc68k_reduced()
+    >>> own = sd.tl.adapt(adata, use_raw=True, minutes=2)
+    >>> sd.tl.embed(adata, own, use_raw=True)
+    """
+    begun = time.monotonic()
+    _check(adata, method, minutes, max_epochs, patience, validation_share, batch_size, learning_rate)
+    target = settings.resolve_device(device)
+    batch = _batch_numbers(adata, batch_key)
+
+    import torch
+
+    from scdiva._rng import generator
+    from scdiva.models import load_model
+    from scdiva.models.inference import runs_transformer
+    from scdiva.train.adaptation import Limits
+
+    source = generator(rng, default_seed=settings.seed)
+    seed = int(torch.randint(2**62, (1,), generator=source, device=source.device))
+    given = load_model(model)
+    cells = _cells(
+        adata, given, batch, layer=layer, use_raw=use_raw, input=input, gene_ids=gene_ids, duplicates=duplicates
+    )
+    new = copy.deepcopy(given).to(target)
+    chosen: Literal["full", "lora"] = "lora" if method == "auto" else method
+    settled = {"batch_size": min(batch_size, cells.n_cells), "learning_rate": learning_rate, "seed": seed}
+    limits = Limits(max_epochs, patience, np.inf if minutes is None else 60 * minutes)
+    split = cells.split(validation_share, seed)
+    adapted = _adapt_transformer if runs_transformer(new) else _adapt_encoder
+    found = adapted(new, cells, split, limits, chosen, settled)
+    found |= {
+        "improved": found["kept"] != "given",
+        "seconds": time.monotonic() - begun,
+        "n_training": len(split.training),
+        "n_validation": len(split.held_out),
+        "n_batches": cells.n_batches,
+    }
+    new.requires_grad_(True).eval()
+    arguments = {"method": chosen, "minutes": minutes, "max_epochs": max_epochs, "patience": patience, **settled}
+    object.__setattr__(new, "adaptation", {**found, **arguments})
+    if not found["improved"]:
+        warnings.warn(
+            f"nothing that was tried on these {cells.n_cells} cells helped those held out (training ended by "
+            f"{found['stopped']}): the model returned has the weights it was given. More cells, more minutes or a "
+            "lower learning_rate may help.",
+            UserWarning,
+            stacklevel=2,
+        )
+    logger.info("adapted: %s weights kept", found["kept"])
+    return new
+
+
+def _check(
+    adata: AnnData,
+    method: str,
+    minutes: float | None,
+    max_epochs: int,
+    patience: int,
+    validation_share: float,
+    batch_size: int,
+    learning_rate: float,
+) -> None:
+    from anndata import AnnData
+
+    if not isinstance(adata, AnnData):
+        raise TypeError(f"adata must be an AnnData object, got {type(adata).__name__}.")
+    if method not in ("auto", "full", "lora"):
+        raise ValueError(f'method must be "auto", "full" or "lora", got {method!r}.')
+    if minutes is not None and not 0 < minutes < np.inf:
+        raise ValueError(f"minutes must be a number above 0, or None for no limit; got {minutes!r}.")
+    for name, value in {"max_epochs": max_epochs, "patience": patience, "batch_size": batch_size}.items():
+        if operator.index(value) < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    if not 0 < validation_share < 1:
+        raise ValueError(f"validation_share must be above 0 and below 1, got {validation_share!r}.")
+    if not 0 < learning_rate < np.inf:
+        raise ValueError(f"learning_rate must be a number above 0, got {learning_rate!r}.")
+
+
+def _batch_numbers(adata: AnnData, batch_key: str | None) -> np.ndarray:
+    """Return the number of each cell's batch, int64; 0 for all without a key."""
+    if batch_key is None:
+        return np.zeros(adata.n_obs, dtype=np.int64)
+    if batch_key not in adata.obs:
+        raise KeyError(f"adata.obs has no column {batch_key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
+    column = adata.obs[batch_key]
+    if missing := int(column.isna().sum()):
+        raise ValueError(
+            f"adata.obs[{batch_key!r}] is missing for {missing} of {adata.n_obs} cells: name their batch, or leave "
+            f"them out with adata[adata.obs[{batch_key!r}].notna()].copy()."
+        )
+    return np.unique(column.astype(str).to_numpy(), return_inverse=True)[1].astype(np.int64)
+
+
+def _cells(adata: AnnData, model: ScDiVa, batch: np.ndarray, **reading: Any) -> AdaptationCells:
+    """Read all cells into memory; those without a known gene are left out."""
+    from scdiva.data.cells import open_cells
+    from scdiva.data.packed import take_cells, warn_left_out
+    from scdiva.train.adaptation import AdaptationCells
+
+    c = model.config
+    source = open_cells(
+        adata, model.vocabulary, max_length=c.input_length, entropy_floor=c.entropy_floor, empty="nan", **reading
+    )
+    n_known = int((source.lengths > 0).sum())
+    if n_known < LEAST_CELLS:
+        raise ValueError(
+            f"{n_known} cells have a known gene; training needs {LEAST_CELLS} or more. Use the model as it is."
+        )
+    warn_left_out("adata", source.n_obs - n_known, source.n_obs, 1)
+    (rows, ragged), *_ = source.windows(source.n_obs)
+    names, batch = np.unique(batch[rows], return_inverse=True)
+    order = np.argsort(batch, kind="stable")
+    return AdaptationCells(*take_cells(ragged, order), batch[order], source.measured_tokens, len(names))
+
+
+def _adapt_encoder(
+    model: ScDiVa,
+    cells: AdaptationCells,
+    split: Split,
+    limits: Limits,
+    method: Literal["full", "lora"],
+    settled: dict[str, Any],
+) -> dict[str, Any]:
+    """Adapt the set encoder alone."""
+    from scdiva.train.config import AnchorConfig
+    from scdiva.train.encoder_adaptation import adapt_encoder
+
+    config = AnchorConfig(precision="fp32", warmup_steps=WARMUP, **settled)
+    return adapt_encoder(model, config, cells, split, limits, method, progress=settings.progress)
+
+
+def _adapt_transformer(
+    model: ScDiVa,
+    cells: AdaptationCells,
+    split: Split,
+    limits: Limits,
+    method: Literal["full", "lora"],
+    settled: dict[str, Any],
+) -> dict[str, Any]:
+    """Train the whole network, or low-rank updates of the blocks' linear layers."""
+    from torch import nn
+
+    from scdiva._rng import step_generator
+    from scdiva.train.adaptation import continue_training
+    from scdiva.train.config import PretrainingConfig
+    from scdiva.train.low_rank import RANK, add_low_rank, merge_low_rank
+    from scdiva.train.pretraining import PretrainingModule
+
+    config = PretrainingConfig(precision="fp32", compile_blocks="no", warmup_steps=WARMUP, **settled)
+    n_batches = cells.n_batches if cells.n_batches > 1 else 0
+    before = copy.deepcopy(model.state_dict())
+    module = PretrainingModule(model, config, n_batches, cells.frequency(model.config.n_tokens))
+    module.to(next(model.parameters()).device)
+    model.requires_grad_(method == "full")
+    if method == "lora":
+        for number, layer in enumerate(m for m in model.blocks.modules() if isinstance(m, nn.Linear)):
+            add_low_rank(layer, RANK, step_generator(settled["seed"], number, "low rank"))
+    context = min(CONTEXT, model.config.max_length)
+    found = continue_training(module, cells, split, limits, max_length=context, progress=settings.progress)
+    merge_low_rank(model)
+    kept = "trained" if found["best_loss"] < found["start_loss"] else "given"
+    if kept == "given":
+        model.load_state_dict(before)
+    return {"kept": kept, **found}

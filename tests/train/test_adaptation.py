@@ -1,0 +1,221 @@
+"""Training on, on cells in memory: the pieces by hand, the loop on a real task."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+
+from scdiva._constants import N_SPECIAL
+from scdiva.train import AnchorConfig, PretrainingConfig, PretrainingModule
+from scdiva.train import adaptation as A
+from scdiva.train import encoder_adaptation as E
+from scdiva.train import linear_refit as R
+from scdiva.train import low_rank as L
+from scdiva.train.gene_decoder import gene_multinomial_loss
+
+N_GENES = 30
+LIMITS = A.Limits(max_epochs=10, patience=3, seconds=np.inf)
+
+
+def make_cells(n: int = 240, n_batches: int = 2) -> A.AdaptationCells:
+    """Cells of two types among the last 25 genes; the second batch has twice the values."""
+    draw = np.random.default_rng(0)
+    batch = np.sort(np.arange(n) % n_batches)
+    tokens, values, lengths = [], [], []
+    for i in range(n):
+        length = int(draw.integers(3, 9))
+        genes = draw.permutation(12)[:length] + (0 if i % 4 < 2 else 13)
+        tokens.append(genes + 5 + N_SPECIAL)
+        values.append(draw.uniform(0.5, 2, length) * (1 + batch[i]))
+        lengths.append(length)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    measured = np.arange(5, 30) + N_SPECIAL
+    return A.AdaptationCells(
+        indptr, np.concatenate(tokens), np.concatenate(values).astype(np.float32), batch, measured, n_batches
+    )
+
+
+def config(**fields) -> AnchorConfig:
+    return AnchorConfig(**{"batch_size": 32, "learning_rate": 1e-2, "warmup_steps": 1, "precision": "fp32"} | fields)
+
+
+def states(model, cells):
+    batch = cells.take(np.arange(cells.n_cells))
+    return model.encode(batch.tokens, batch.values, batch.cu_seqlens).detach()
+
+
+def test_frequency_is_the_mean_share_of_counts():
+    cells = make_cells(4, 1)
+    expected = np.zeros(N_GENES + N_SPECIAL)
+    for i in range(4):
+        at = slice(cells.indptr[i], cells.indptr[i + 1])
+        counts = np.expm1(cells.values[at].astype(float))
+        expected[cells.tokens[at]] += counts / counts.sum() / 4
+    np.testing.assert_allclose(cells.frequency(N_GENES + N_SPECIAL), expected, rtol=1e-6)
+
+
+def test_a_low_rank_update_starts_from_nothing_and_is_merged(tiny):
+    model = tiny()
+    layout, before = list(model.state_dict()), model.anchor.table.weight.detach().clone()
+    L.add_low_rank(model.anchor.table, 3, torch.Generator().manual_seed(0))
+    assert torch.equal(model.anchor.table.weight, before)
+    torch.nn.init.ones_(model.anchor.table.parametrizations.weight[0].b)
+    trained = model.anchor.table.weight.detach().clone()
+    change = trained - before
+    assert np.linalg.matrix_rank(change.numpy(), tol=1e-4) == 1  # the rows of b are equal
+    L.merge_low_rank(model)
+    assert list(model.state_dict()) == layout
+    assert torch.equal(model.anchor.table.weight, trained)
+    assert type(model.anchor.table) is torch.nn.Embedding
+
+
+def test_the_loss_is_that_of_the_measured_genes(tiny):
+    cells = make_cells()
+    module = E.EncoderAdaptation(tiny(), config(max_time=1e-9, panel_rate=0.0, contrast_weight=0.0), cells)
+    torch.nn.init.normal_(module.decoder.linear.weight, generator=torch.Generator().manual_seed(0))
+    assert module.decoder.linear.out_features == 25
+    batch = cells.take(np.arange(5))
+    loss, parts = module.compute_loss(batch, torch.Generator().manual_seed(0))
+    visible = torch.ones_like(batch.tokens, dtype=torch.bool)
+    state = module.model.anchor(batch.tokens, batch.values, batch.cu_seqlens, visible)
+    logits = torch.full((5, N_GENES), -1e9)  # a gene that is not measured has no share
+    logits[:, 5:] = module.decoder(state, batch.study)
+    assert float(loss.detach()) == pytest.approx(float(gene_multinomial_loss(logits, batch).mean().detach()), rel=1e-5)
+    assert float(parts["genes"]) == float(loss.detach())
+
+
+def run(model, seed=0, **fields):
+    cells = make_cells()
+    module = E.EncoderAdaptation(model, config(seed=seed), cells)
+    limits = A.Limits(50, 20, np.inf)._replace(**fields)
+    return A.continue_training(module, cells, cells.split(0.1, seed), limits, progress=False), cells
+
+
+def test_training_helps_repeats_and_leaves_the_random_stream(tiny):
+    one, two, other = tiny(), tiny(), tiny()
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    found, cells = run(one)
+    assert torch.equal(torch.rand(2), expected)
+    again, _ = run(two)
+    run(other, seed=1)
+    assert found["best_loss"] == pytest.approx(min(found["history"]["validation_loss"]), rel=A.TOLERANCE)
+    assert found["best_loss"] < found["start_loss"]
+    assert found["history"] == again["history"]
+    assert torch.equal(states(one, cells), states(two, cells))
+    assert not torch.equal(states(one, cells), states(other, cells))
+
+
+def test_the_best_weights_are_those_that_are_left(tiny):
+    """The loss of the held-out cells, taken anew, is the best one of the history."""
+    cells, model = make_cells(), tiny()
+    module = E.EncoderAdaptation(model, config(learning_rate=0.3), cells)  # so high that the last look is not the best
+    split = cells.split(0.1, 0)
+    found = A.continue_training(module, cells, split, A.Limits(30, 3, np.inf), progress=False)
+    assert found["stopped"] == "patience"
+    assert found["history"]["validation_loss"][-1] > found["best_loss"]
+    with torch.no_grad():
+        loss, _ = module.compute_loss(cells.take(split.held_out), A.step_generator(0, 0, "validation"))
+    assert float(loss) == pytest.approx(found["best_loss"], rel=1e-6)
+
+
+def test_what_does_not_help_is_undone(tiny):
+    cells, model = make_cells(), tiny()
+    before = copy.deepcopy(model.state_dict())
+    module = E.EncoderAdaptation(model, config(learning_rate=1e-12), cells)
+    with torch.no_grad():
+        for p in module.decoder.parameters():
+            p.normal_(std=10, generator=torch.Generator().manual_seed(0))
+    found = A.continue_training(module, cells, cells.split(0.1, 0), LIMITS, progress=False)
+    assert found["stopped"] == "patience"
+    assert found["best_loss"] == found["start_loss"]
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_split_and_subset():
+    cells = make_cells()
+    split = cells.split(0.1, 3)
+    assert (len(split.training), len(split.held_out)) == (216, 24)
+    assert np.array_equal(np.sort(np.concatenate(split)), np.arange(240))
+    assert np.array_equal(cells.split(0.1, 3).held_out, split.held_out)
+    assert not np.array_equal(cells.split(0.1, 4).held_out, split.held_out)
+    assert [len(part) for part in make_cells(2).split(0.01, 0)] == [1, 1]
+    assert [len(part) for part in make_cells(2).split(0.99, 0)] == [1, 1]
+    some, whole = cells.subset(split.held_out), cells.take(split.held_out)
+    assert np.array_equal(some.batch, whole.study)
+    assert np.array_equal(some.tokens, whole.tokens)
+    assert np.array_equal(some.values, whole.values)
+    assert np.array_equal(some.indptr, whole.cu_seqlens)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_held_out_cells_choose_what_is_kept(tiny, method):
+    cells, model = make_cells(), tiny()
+    split = cells.split(0.1, 0)
+    before = copy.deepcopy(model.state_dict())
+    given = R.carried_variance(model.anchor, cells, split)
+    found = E.adapt_encoder(model, config(), cells, split, LIMITS, method, progress=False)
+    variance = {name: found[f"variance_{name}"] for name in ("given", "refitted", "trained")}
+    assert variance["given"] == given
+    assert variance[found["kept"]] == max(variance.values())
+    assert R.carried_variance(model.anchor, cells, split) == pytest.approx(variance[found["kept"]])
+    assert found["kept"] != "given"
+    assert list(model.state_dict()) == list(before)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if "anchor" not in name)
+
+
+def test_the_given_weights_stay_where_nothing_is_better(tiny, monkeypatch):
+    """As of a data set whose held-out cells are unlike those that it was adapted to."""
+    cells, model = make_cells(), tiny()
+    before = copy.deepcopy(model.state_dict())
+    carried = iter([0.5, 0.3, 0.5])
+    monkeypatch.setattr(E, "carried_variance", lambda *_: next(carried))
+    found = E.adapt_encoder(model, config(), cells, cells.split(0.1, 0), LIMITS, "full", progress=False)
+    assert found["kept"] == "given"
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_the_budget_of_time_ends_it(tiny):
+    found, _ = run(tiny(), seconds=0.0)
+    assert found["stopped"] == "minutes"
+    assert found["steps"] == 1
+
+
+def test_an_interrupt_leaves_the_best_model_so_far(tiny):
+    cells, model = make_cells(), tiny()
+    module = E.EncoderAdaptation(model, config(), cells)
+    compute, trained = module.compute_loss, []
+
+    def interrupted(batch, generator):
+        trained.append(torch.is_grad_enabled() and module.model.anchor.mlp[0].weight.requires_grad)
+        if sum(trained) > 10 * A.FIRST_CHECK + 3:  # past some looks
+            raise KeyboardInterrupt
+        return compute(batch, generator)
+
+    module.compute_loss = interrupted
+    limits = LIMITS._replace(max_epochs=50, patience=20)
+    found = A.continue_training(module, cells, cells.split(0.1, 0), limits, progress=False)
+    assert found["stopped"] == "interrupted"
+    assert found["best_loss"] < found["start_loss"]
+
+
+def test_a_loss_that_is_not_finite_is_an_error(tiny):
+    cells, model = make_cells(), tiny()
+    module = E.EncoderAdaptation(model, config(), cells)
+    with torch.no_grad():
+        module.decoder.linear.weight.fill_(torch.inf)
+    with pytest.raises(FloatingPointError, match="Lower learning_rate"):
+        A.continue_training(module, cells, cells.split(0.1, 0), LIMITS, progress=False)
+
+
+def test_a_transformer_is_trained_by_the_same_loop(tiny):
+    cells, model = make_cells(), tiny(anchor="learned")
+    c = PretrainingConfig(batch_size=16, learning_rate=1e-2, warmup_steps=1, precision="fp32", compile_blocks="no")
+    module = PretrainingModule(model, c, 2, cells.frequency(model.config.n_tokens))
+    split = cells.split(0.1, 0)
+    found = A.continue_training(module, cells, split, LIMITS, max_length=4, progress=False)
+    assert found["best_loss"] < found["start_loss"]

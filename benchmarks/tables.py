@@ -20,6 +20,7 @@ ARMS = {
     "linear": "its linear part alone",
     "svd": "corpus SVD, zero-shot",
     "pca": "PCA fitted on the set",
+    "adapted": "scdiva-mini, adapted to the set",
     "scvi": "scVI fitted on the set",
 }
 THINNED = {"cosine": "cosine", "cosine_centred": "cosine, centred", "accuracy": "15-NN accuracy"}
@@ -221,7 +222,8 @@ ABOUT = {
     "zero_shot": (
         "Zero-shot embedding",
         "The bundled model was trained on none of these cells and fits nothing; its linear part is the projection from "
-        "which its set encoder starts; the corpus SVD is the plain one, study-centred, 4,000 genes and 64 directions, "
+        "which its set encoder starts. Adapted, `tl.adapt` has fitted it to the set, told of no labels or batches, anew "
+        "for each seed. The corpus SVD is the plain one, study-centred, 4,000 genes and 64 directions, "
         "no network. PCA (2,000 highly variable genes, scaled, 50 components) and scVI (the same genes, raw counts, "
         "default architecture, epochs and early stopping) are fitted on each set, neither told of batches. Seeds "
         "shuffle the folds, the clusters and the sample of large sets; scVI is fitted anew for each only where that "

@@ -222,8 +222,8 @@ ABOUT = {
     "zero_shot": (
         "Zero-shot embedding",
         "The bundled model was trained on none of these cells and fits nothing; its linear part is the projection from "
-        "which its set encoder starts. Adapted, `tl.adapt` has fitted it to the set, told of no labels or batches, anew "
-        "for each seed. The corpus SVD is the plain one, study-centred, 4,000 genes and 64 directions, "
+        "which its set encoder starts. Adapted, `tl.adapt` has fitted it to the set, anew for each seed and told of no "
+        "labels or batches. The corpus SVD is the plain one, study-centred, 4,000 genes and 64 directions, "
         "no network. PCA (2,000 highly variable genes, scaled, 50 components) and scVI (the same genes, raw counts, "
         "default architecture, epochs and early stopping) are fitted on each set, neither told of batches. Seeds "
         "shuffle the folds, the clusters and the sample of large sets; scVI is fitted anew for each only where that "

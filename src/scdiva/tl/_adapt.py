@@ -53,11 +53,12 @@ def adapt(
 
     Of a model that embeds cells by its set encoder alone, as the bundled one does, the set encoder is adapted. Its
     linear part is refitted first: of the directions that come from the corpus the 20 stay in which these cells vary
-    most within batches, and up to 20 principal components of the cells themselves join them, shrunk by what is noise
-    in them (:func:`scdiva.train.linear_refit.refit_linear`). Then its learned part (and, by `method`, the gene table)
-    goes on with the objectives it was trained with: predict the genes of a cell from its state, with the batch as
-    covariate of the decoder, and tell a cell by two thinned views of it from the others of its batch. Of any other
-    model the transformer is trained on, by masked diffusion, with the same prediction of genes from the state.
+    most within batches, and up to 20 principal components of the cells themselves join them, shrunk by what is noise in
+    them (:func:`scdiva.train.linear_refit.refit_linear`). Then its learned part (and, by `method`, the gene table) is
+    trained on the new coordinates, with the objectives it had before: predict the genes of a cell from its state, with
+    the batch as covariate of the decoder, and tell a cell by two thinned views of it from the others of its batch. Of
+    any other model the transformer is trained on, by masked diffusion, with the same prediction of genes from the
+    state.
 
     A tenth of the cells is held out. Training ends once their loss no longer falls, and leaves the best weights seen.
     Of a set encoder the held-out cells then choose between the given, the refitted and the trained weights: those whose

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
@@ -102,8 +102,9 @@ def adapt_encoder(
 ) -> dict[str, Any]:
     """Refit a set encoder's linear part, then train it; keep of both what held-out cells are better told by.
 
-    Held-out cells judge by :func:`scdiva.train.linear_refit.carried_variance`, which has no decoder to train and counts
-    the leading directions of the embedding alone, as neighbours and clusters do.
+    Refitted, the learned part is silent: it was made for the coordinates of the corpus, and has to learn the new ones
+    before it may speak. Held-out cells judge by :func:`scdiva.train.linear_refit.carried_variance`, which has no
+    decoder to train and counts the leading directions of the embedding alone, as neighbours and clusters do.
 
     Parameters
     ----------
@@ -124,13 +125,17 @@ def adapt_encoder(
     """
     encoder = model.anchor
     assert isinstance(encoder, SetEncoder)
-    variance = {"given": carried_variance(encoder, cells, split)}
-    best = copy.deepcopy(encoder.state_dict())
+    best, variance = copy.deepcopy(encoder.state_dict()), {"given": carried_variance(encoder, cells, split)}
     refitted = refit_linear(encoder, cells.subset(split.training))
+    start = copy.deepcopy(encoder.state_dict())
+    for parameter in encoder.mlp[-1].parameters():
+        nn.init.zeros_(parameter)
     variance["refitted"] = carried_variance(encoder, cells, split)
     if variance["refitted"] > variance["given"]:
         best = copy.deepcopy(encoder.state_dict())
-    encoder.load_state_dict(best)
+        encoder.load_state_dict(start)
+    else:
+        encoder.load_state_dict(best)
     module = EncoderAdaptation(model, config, cells).to(encoder.bias.device)
     if method == "full":
         encoder.table.requires_grad_(True)

@@ -207,7 +207,9 @@ def load_cells(file: Path, vocabulary: Vocabulary, left_out: tuple[str, ...] = (
 
 def matrix(cells: Cells) -> sp.csr_matrix:
     """The cells in token space."""
-    found = sp.csr_matrix((cells.values, cells.tokens, cells.indptr), shape=(cells.n_obs, cells.n_tokens))
+    parts = cells.values, cells.tokens, cells.indptr
+    # copied, since sorting would sort the cells themselves
+    found = sp.csr_matrix(parts, shape=(cells.n_obs, cells.n_tokens), copy=True)
     found.sort_indices()
     return found
 

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from scdiva._constants import TARGET_SUM
+from scdiva._constants import N_SPECIAL, TARGET_SUM
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.order import BlockShuffle
@@ -26,10 +26,10 @@ from scdiva.tokenizer.serialize import score_denominator, serialize
 from scdiva.train import PretrainingConfig
 
 MODEL: dict[str, Any] = {
-    "dim": 128,
-    "n_layers": 3,
+    "dim": 64,
+    "n_layers": 2,
     "n_heads": 4,
-    "ffn_dim": 384,
+    "ffn_dim": 192,
     "max_length": 256,
     "tie_gene_head": True,
     "anchor": "encoder",
@@ -38,9 +38,9 @@ MODEL: dict[str, Any] = {
 """The small network that all arms start from; what is not here is the package's default, the set encoder with it."""
 SET_TRAINING: dict[str, Any] = {"batch_size": 128, "learning_rate": 1e-3, "weight_decay": 0.01, "precision": "fp32"}
 TRAINING: dict[str, Any] = {
-    "batch_size": 16,
+    "batch_size": 8,
     "context": 256,
-    "learning_rate": 1e-3,
+    "learning_rate": 2e-3,
     "anchor_objective": "none",
     "precision": "auto",
     "autotune": False,
@@ -141,8 +141,8 @@ ARMS: dict[str, Arm] = {
     "inv_t": Arm(DIFFUSION, "loss weighted by 1 / t, not per cell", training={"loss_norm": "inv_t"}),
     "lambda_1": Arm(DIFFUSION, "λ = 1, not 10", training={"value_weight": 1.0}),
     "lambda_30": Arm(DIFFUSION, "λ = 30", training={"value_weight": 30.0}),
-    "wide": Arm(DIFFUSION, "2 layers of 192, not 3 of 128", {"dim": 192, "n_layers": 2, "ffn_dim": 576}),
-    "deep": Arm(DIFFUSION, "6 layers of 96", {"dim": 96, "n_layers": 6, "ffn_dim": 288}),
+    "wide": Arm(DIFFUSION, "1 layer of 96, not 2 of 64", {"dim": 96, "n_layers": 1, "ffn_dim": 288}),
+    "deep": Arm(DIFFUSION, "4 layers of 48", {"dim": 48, "n_layers": 4, "ffn_dim": 144}),
     "context_128": Arm(DIFFUSION, "context of 128 genes, not 256", training={"context": 128}),
     "context_512": Arm(DIFFUSION, "context of 512 genes", {"max_length": 512}, {"context": 512}),
     "context_1200": Arm(DIFFUSION, "context of 1,200 genes", {"max_length": 1200}, {"context": 1200}),
@@ -203,6 +203,17 @@ def load_cells(file: Path, vocabulary: Vocabulary, left_out: tuple[str, ...] = (
         [packed.study_names[number] for number in kept],
         packed.measured[kept],
     )
+
+
+def restricted(cells: Cells, tokens: np.ndarray) -> Cells:
+    """The same cells with some genes only, numbered anew as :meth:`Vocabulary.subset` does."""
+    number = np.full(cells.n_tokens, -1, dtype=np.int32)
+    number[tokens] = np.arange(len(tokens)) + N_SPECIAL
+    found = number[cells.tokens]
+    kept = found >= 0
+    indptr = np.concatenate([[0], np.cumsum(kept)])[cells.indptr]
+    measured = np.hstack([cells.measured[:, :N_SPECIAL], cells.measured[:, tokens]])
+    return Cells(indptr, found[kept], cells.values[kept], cells.study, cells.study_names, measured)
 
 
 def matrix(cells: Cells) -> sp.csr_matrix:

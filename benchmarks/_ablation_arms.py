@@ -23,7 +23,7 @@ from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
 from scdiva.models import ScDiVaConfig
 from scdiva.tokenizer import Vocabulary
 from scdiva.tokenizer.serialize import score_denominator, serialize
-from scdiva.train import PretrainingConfig
+from scdiva.train import AnchorModule, LinearMap, PretrainingConfig
 
 MODEL: dict[str, Any] = {
     "dim": 64,
@@ -337,3 +337,20 @@ def hidden(cells: Cells, n_cells: int, *, drawn: bool) -> Judged:
         value_mask_rate=PretrainingConfig.value_mask_rate,
     )  # fmt: skip
     return Judged(batch.tokens, batch.values, batch.cu_seqlens, masks.masked, masks.value_mask)
+
+
+class ThinnedViews(AnchorModule):
+    """Views by thinning of counts; the random panels stay."""
+
+    def _view(self, batch: CellBatch, generator: torch.Generator) -> CellBatch:
+        share = random_shares(batch.n_cells, generator)
+        return super()._view(thinned_counts(batch, share, generator), generator)
+
+
+def random_map(start: LinearMap, cells: Cells, seed: int) -> LinearMap:
+    """A linear map with the genes of another, each row as long as there, in directions drawn at random; centred."""
+    rng = np.random.default_rng(seed)
+    length = np.linalg.norm(start.weight, axis=1, keepdims=True)
+    weight = (rng.normal(size=start.weight.shape) * length / start.weight.shape[1] ** 0.5).astype(np.float32)
+    mean = np.bincount(cells.tokens, weights=cells.values, minlength=cells.n_tokens) / cells.n_obs
+    return start._replace(weight=weight, bias=(-mean @ weight).astype(np.float32))

@@ -1,9 +1,10 @@
 """Which parts of the model and of its training earn their place: one change each, at equal compute.
 
-    python benchmarks/ablation.py --prepared FOLDER --corpus FOLDER [--arms NAME ...] [--seeds 0 1 2] [--seconds 10]
+    python benchmarks/ablation.py --prepared FOLDER --corpus FOLDER [--arms NAME ...] [--seeds 0 1 2] [--seconds 8]
 
-Every arm of `_ablation_arms.py` is trained for the same CPU seconds on one thread, the learning-rate schedule planned
-from a short trial so that it comes to its end. Transformer arms get the set encoder that the base of the set encoders
+Every arm of `_ablation_arms.py` is trained for the same compute on one thread: the base of its family for so many CPU
+seconds, as found once, the others for as many steps as cost the same, by a short trial of both in turn; learning-rate
+schedules end with them. Transformer arms get the set encoder that the base of the set encoders
 became with the same seed, and train the transformer alone, as `scripts/train_mini.py` does.
 
 No labelled study that is scored, and no study of the same publication, is trained on; the linear start is fitted anew
@@ -26,13 +27,15 @@ from __future__ import annotations
 import argparse
 import copy
 import hashlib
+import itertools
 import json
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import anndata as ad
@@ -50,16 +53,16 @@ from _ablation_arms import (
     Batches,
     Cells,
     Judged,
+    ThinnedViews,
     denominator,
     hidden,
     load_cells,
     model_config,
     order_of,
-    random_shares,
+    random_map,
     ranked,
     restricted,
     stream,
-    thinned_counts,
     thinned_stream,
 )
 from _record import RESULTS, commit, record
@@ -69,7 +72,6 @@ from zero_shot import scores
 import scdiva as sd
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva._rng import step_generator
-from scdiva.data.batch import CellBatch
 from scdiva.diffusion import masked_cross_entropy
 from scdiva.models import ScDiVa
 from scdiva.models.gene_vectors import init_gene_embedding
@@ -108,19 +110,9 @@ VALIDATION_CELLS = 128
 N_GENES = 6000
 """Those found in the most training cells. The gene head is most of a small network's work: a third of the vocabulary
 lets it see twice as many cells."""
-SECONDS = 10.0
-TRIAL_SHARE = 1 / 8
-TRIAL_STEPS = 4
-"""At least so many."""
+SECONDS = 8.0
+TRIAL_STEPS = 12
 MEASURES = ("accuracy", "average_bio", "identity", "value", "value_shown", "identity_drawn")
-
-
-class ThinnedViews(AnchorModule):
-    """Views by thinning of counts; the random panels stay."""
-
-    def _view(self, batch: CellBatch, generator: torch.Generator) -> CellBatch:
-        share = random_shares(batch.n_cells, generator)
-        return super()._view(thinned_counts(batch, share, generator), generator)
 
 
 def autocast(config: AnchorConfig | PretrainingConfig) -> torch.autocast | nullcontext:
@@ -128,12 +120,12 @@ def autocast(config: AnchorConfig | PretrainingConfig) -> torch.autocast | nullc
     return torch.autocast("cpu", torch.bfloat16) if half else nullcontext()
 
 
-def train(module: TaskModule, batches: Batches, steps: int, seconds: float = np.inf) -> list[float]:
-    """Train on the CPU, at most so many seconds after the first step; return the CPU time after each step."""
+def train(module: TaskModule, batches: Batches) -> Iterator[float]:
+    """Train on the CPU, a step each time that the next is asked for; yields its CPU seconds."""
     made = module.configure_optimizers()
     optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
-    times = [time.process_time()]
-    for step in range(steps):
+    for step in itertools.count():
+        begun = time.process_time()
         with autocast(module.config):
             loss, _ = module.compute_loss(batches(step), step_generator(module.config.seed, step, "train/0"))
         loss.backward()
@@ -141,21 +133,51 @@ def train(module: TaskModule, batches: Batches, steps: int, seconds: float = np.
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
-        times.append(time.process_time())
-        if times[-1] - times[0] > seconds and step + 1 >= TRIAL_STEPS:
-            break
-    return times
+        yield time.process_time() - begun
 
 
-def train_for(make: Callable[[int], TaskModule], batches: Batches, seconds: float) -> dict:
-    """Train for so many CPU seconds; the steps that fit are found on a copy. Returns what it took."""
-    trial = train(copy.deepcopy(make(10**6)), batches, 10**6, TRIAL_SHARE * seconds)
-    later = trial[len(trial) // 2 :]  # the first steps allocate and fill buffers
-    steps = max(1, round(seconds * (len(later) - 1) / (later[-1] - later[0])))
-    module = make(steps)
-    times = train(module, batches, steps)
-    taken = {"steps": steps, "cells_seen": steps * module.config.batch_size}
-    return {**taken, "cpu_seconds": round(times[-1] - times[0], 1)}
+class Plan(NamedTuple):
+    """A model, the module that trains it for so many steps, and what it is trained on."""
+
+    model: ScDiVa
+    make: Callable[[int], TaskModule]
+    batches: Batches
+
+
+def trial(plan: Plan) -> Iterator[float]:
+    """Training of a copy, at the start of a long schedule."""
+    return train(copy.deepcopy(plan.make(10**6)), plan.batches)
+
+
+def base_steps(family: str, work: Work) -> int:
+    """Steps of a family's base that fit, found once and kept: other arms, seeds and calls are measured by it."""
+    file = work.folder / f"steps_{settings(ARMS[BASES[family]], work)}.json"
+    if not file.exists():
+        steps = trial(plan_of(ARMS[BASES[family]], 0, work))
+        file.write_text(json.dumps(max(1, round(work.seconds / median(itertools.islice(steps, 2 * TRIAL_STEPS))))))
+    return int(json.loads(file.read_text()))
+
+
+def steps_that_fit(arm: Arm, plan: Plan, seed: int, work: Work) -> int:
+    """Steps of an arm that cost what its base's cost, both timed in turn: who else is on the machine slows both."""
+    base, steps = ARMS[BASES[arm.family]], base_steps(arm.family, work)
+    if arm == base:
+        return steps
+    own, reference = trial(plan), trial(plan_of(base, seed, work))
+    # the first steps allocate and fill buffers
+    both = [(next(own), next(reference)) for _ in range(TRIAL_STEPS)][TRIAL_STEPS // 4 :]
+    return max(1, round(steps * median(other for _, other in both) / median(mine for mine, _ in both)))
+
+
+def trained(arm: Arm, seed: int, work: Work) -> tuple[ScDiVa, dict]:
+    """The trained model of an arm, and what it took."""
+    plan = plan_of(arm, seed, work)
+    if arm.untrained:
+        return plan.model, {"steps": 0, "cells_seen": 0, "cpu_seconds": 0.0}
+    steps = steps_that_fit(arm, plan, seed, work)
+    module = plan.make(steps)
+    seconds = sum(itertools.islice(train(module, plan.batches), steps))
+    return plan.model, {"steps": steps, "cells_seen": steps * module.config.batch_size, "cpu_seconds": seconds}
 
 
 class Work(NamedTuple):
@@ -207,26 +229,19 @@ def digest(of: object) -> str:
 def settings(arm: Arm, work: Work) -> str:
     """What a row depends on but for its seed and the code."""
     judged = [SCORED, NOT_TRAINED_ON, MAX_CELLS, VALIDATION_CELLS]
-    trained = [MODEL, SET_TRAINING, TRAINING, work.seconds, TRIAL_SHARE, work.vocabulary.fingerprint]
+    trained = [MODEL, SET_TRAINING, TRAINING, work.seconds, TRIAL_STEPS, work.vocabulary.fingerprint]
     return digest([{**asdict(arm), "what": ""}, trained, judged])
 
 
-def random_map(start: LinearMap, cells: Cells, seed: int) -> LinearMap:
-    """A linear map with the genes of another, each row as long as there, in directions drawn at random; centred."""
-    rng = np.random.default_rng(seed)
-    length = np.linalg.norm(start.weight, axis=1, keepdims=True)
-    weight = (rng.normal(size=start.weight.shape) * length / start.weight.shape[1] ** 0.5).astype(np.float32)
-    mean = np.bincount(cells.tokens, weights=cells.values, minlength=cells.n_tokens) / cells.n_obs
-    return start._replace(weight=weight, bias=(-mean @ weight).astype(np.float32))
+def plan_of(arm: Arm, seed: int, work: Work) -> Plan:
+    return (plan_set_encoder if arm.family == SET else plan_transformer)(arm, seed, work)
 
 
-def train_set_encoder(arm: Arm, seed: int, work: Work) -> tuple[ScDiVa, dict]:
-    """The model with the trained set encoder of an arm, and what it took."""
+def plan_set_encoder(arm: Arm, seed: int, work: Work) -> Plan:
+    """A model whose set encoder is trained alone."""
     model = ScDiVa(model_config(arm, work.vocabulary), generator=step_generator(seed, 0, "weights"))
     anchor, start = model.anchor, work.start if arm.start == "svd" else random_map(work.start, work.cells, seed)
-    if arm.untrained:
-        set_linear_map(anchor, start)
-        return model, {"steps": 0, "cells_seen": 0, "cpu_seconds": 0.0}
+    set_linear_map(anchor, start)
 
     def make(steps: int) -> AnchorModule:
         config = AnchorConfig(
@@ -241,20 +256,20 @@ def train_set_encoder(arm: Arm, seed: int, work: Work) -> tuple[ScDiVa, dict]:
         return module
 
     batches = stream(work.cells, SET_TRAINING["batch_size"], model.config.anchor_length, seed)
-    return model, train_for(make, batches, work.seconds)
+    return Plan(model, make, batches)
 
 
 def base_set_encoder(seed: int, work: Work) -> tuple[dict, dict]:
     """Weights of the set encoder that all transformer arms of a seed get, and what its training took; made once."""
     file = work.folder / f"set_encoder_{settings(ARMS['set'], work)}_{seed}.pt"
     if not file.exists():
-        model, taken = train_set_encoder(ARMS["set"], seed, work)
+        model, taken = trained(ARMS["set"], seed, work)
         torch.save([model.anchor.state_dict(), taken], file)
     return tuple(torch.load(file, weights_only=True))
 
 
-def train_transformer(arm: Arm, seed: int, work: Work) -> tuple[ScDiVa, dict]:
-    """The trained model of an arm, and what the transformer took."""
+def plan_transformer(arm: Arm, seed: int, work: Work) -> Plan:
+    """A model whose set encoder, if it has one, is that of the seed, and whose transformer is trained."""
     model = ScDiVa(model_config(arm, work.vocabulary), generator=step_generator(seed, 0, "weights"))
     if arm.start == "svd":
         vectors = work.start.weight[N_SPECIAL:, : model.config.dim]
@@ -276,7 +291,7 @@ def train_transformer(arm: Arm, seed: int, work: Work) -> tuple[ScDiVa, dict]:
         same = arm.order == "entropy" and "entropy_floor" not in arm.model
         cells = work.cells if same else ranked(work.cells, divide_by)
         batches = stream(cells, config.batch_size, config.context, seed)
-    return model, train_for(make, batches, work.seconds)
+    return Plan(model, make, batches)
 
 
 def state_scores(model: ScDiVa, arm: Arm, seed: int, work: Work) -> dict:
@@ -325,7 +340,7 @@ def make_row(name: str, seed: int, work: Work) -> dict:
         model = ScDiVa(model_config(arm, work.vocabulary))
         model.anchor.load_state_dict(weights)
     else:
-        model, taken = (train_set_encoder if arm.family == SET else train_transformer)(arm, seed, work)
+        model, taken = trained(arm, seed, work)
     row |= taken
     if arm.family != DIFFUSION:
         row |= state_scores(model, arm, seed, work)

@@ -184,7 +184,7 @@ def ablation(result: dict) -> str:
     done = {seed: sum(row["seed"] == seed for row in rows) for seed in seeds}
     parts.append(
         f"{len(result['not_trained_on'])} studies are held out, {result['n_cells']:,} cells of {result['n_studies']} "
-        f"are trained on, each arm for {result['seconds']:g} CPU seconds. Scored: {', '.join(result['sets'])}. Arms "
+        f"are trained on, each base for {result['seconds']:g} CPU seconds. Scored: {', '.join(result['sets'])}. Arms "
         f"done: {', '.join(f'{n} with seed {seed}' for seed, n in done.items())}.\n"
     )
     for name, base in result["bases"].items():
@@ -324,8 +324,10 @@ ABOUT = {
     ),
     "ablation": (
         "Ablation",
-        "One change each, at equal CPU seconds on one thread, learning-rate schedules planned to end with them; the "
-        "time is short, so that this says what helps first, not what helps in the end. Transformer arms start from the "
+        "One change each, at equal compute on one thread: the base of a family trains for some CPU seconds, the others "
+        "for the steps that cost the same. To learn anything in that time the network is small (2 layers of 64) and "
+        "knows 6,000 genes; even so it sees few cells, and this says what helps first, not what helps in the end. "
+        "Learning-rate schedules end with the steps. Transformer arms start from the "
         "set encoder `set` of the same seed, frozen. Accuracy and the mean of NMI, ARI and ASW are of the cell state "
         "(`tl.embed`) over labelled cells of studies that were not trained on, mean over the sets; identity (nats per "
         "masked gene) and value (squared error of masked values; of values that alone are hidden) are of the denoiser "

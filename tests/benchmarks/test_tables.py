@@ -146,3 +146,41 @@ def test_the_committed_figure_was_drawn_from_the_committed_results(script):
     tables = script("tables")
     drawn_from = Image.open(tables.FIGURE).text["Description"]
     assert drawn_from == tables.fingerprint(tables.load("thinning")), "run python benchmarks/tables.py and commit it"
+
+
+def ablated(arm, scores, family="diffusion", key="identity", **more):
+    return [
+        {"family": family, "arm": arm, "what": f"what {arm} is", "seed": seed, "cells_seen": 1000, key: score, **more}
+        for seed, score in enumerate(scores)
+    ]
+
+
+def test_the_ablation_says_what_is_more_than_noise(results):
+    tables, write = results
+    rows = [
+        *ablated("encoder", (8.0, 8.1, 8.2), family="anchor", accuracy=0.5),
+        *ablated("better", (7.0, 7.1, 7.21)),
+        *ablated("noisy", (7.0, 9.0, 8.0)),
+        *ablated("worse", (8.50, 8.61, 8.70)),
+    ]
+    bases = {"set encoder": "set", "anchor": "encoder", "diffusion": "encoder"}
+    notes = {"bases": bases, "sets": ["some"], "not_trained_on": ["some"], "n_cells": 1234, "n_studies": 5}
+    write("ablation", rows, seconds=15.0, **notes)
+    page = tables.page()
+    assert "| better | what better is | 1,000 | **7.103 ± 0.105 (-0.997)** |" in page
+    assert "| noisy | what noisy is | 1,000 | 8.000 ± 1.000 (-0.100) |" in page
+    assert "Better than `encoder` by more than two standard errors: `better` (identity, nats)." in page
+    assert "Worse: `worse` (identity, nats). Did not help, in no measure here: `noisy`, `worse`." in page
+    assert "4 with seed 0, 4 with seed 1, 4 with seed 2" in page
+    assert "1,234 cells of 5 are trained on" in page
+    diffusion = page[page.index("### Diffusion") :]
+    assert "15-NN accuracy" not in diffusion  # the cell state is not theirs
+    assert "### Set encoder" not in page
+
+
+def test_one_seed_of_an_ablation_decides_nothing(results):
+    tables, write = results
+    rows = [*ablated("encoder", (8.0,), family="anchor"), *ablated("better", (1.0,))]
+    notes = {"bases": {"diffusion": "encoder"}, "sets": [], "not_trained_on": [], "n_cells": 1, "n_studies": 1}
+    write("ablation", rows, seconds=1.0, **notes)
+    assert "two standard errors: none. Worse: none. Did not help, in no measure here: `better`." in tables.page()

@@ -1,7 +1,7 @@
 """What more cells or more steps would bring the set encoder, and with it zero-shot embedding.
 
-    python benchmarks/learning_curve.py --prepared FOLDER --data FOLDER [--cells 3000 10000 30000] [--steps 100 400 1600]
-        [--seeds 0 1 2]
+    python benchmarks/learning_curve.py --prepared FOLDER --data FOLDER [--cells 3000 10000 30000]
+        [--steps 100 400 1600] [--seeds 0 1 2]
 
 The set encoder is trained as `scripts/train_mini.py` trains it, its linear part from the corpus SVD of the same cells:
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _ablation_arms import Cells, load_cells, stream
+from _ablation_arms import ARMS, Arm, Cells, ThinnedViews, load_cells, stream
 from _record import RESULTS, record
 from _sets import SETS, load_set
 from zero_shot import scores
@@ -30,7 +30,7 @@ import scdiva as sd
 from scdiva._rng import step_generator
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer import Vocabulary
-from scdiva.train import AnchorConfig, AnchorModule, fit_linear_map
+from scdiva.train import AnchorConfig, AnchorModule, LinearMap, fit_linear_map
 
 BATCH = 256
 MEASURES = ("accuracy", "average_bio")
@@ -49,20 +49,23 @@ def drawn(cells: Cells, n: int, seed: int) -> Cells:
     return Cells(indptr, cells.tokens[at], cells.values[at], cells.study[rows], cells.study_names, cells.measured)
 
 
-def trained(cells: Cells, vocabulary: Vocabulary, steps: int, seed: int) -> ScDiVa:
-    """A model whose set encoder is trained alone."""
+def trained(
+    cells: Cells, vocabulary: Vocabulary, start: LinearMap, steps: int, seed: int, arm: Arm = ARMS["set"]
+) -> ScDiVa:
+    """A model whose set encoder is trained alone, by default as the bundled one's."""
     config = ScDiVaConfig(
         n_genes=vocabulary.n_genes, dim=16, n_layers=1, n_heads=1, ffn_dim=16, tie_gene_head=True,
-        anchor="encoder", anchor_residual=False, anchor_linear_dim=LINEAR_DIM,
+        anchor="encoder", anchor_residual=False, **{"anchor_linear_dim": LINEAR_DIM, **arm.model},
     )  # fmt: skip
     model = ScDiVa(config, generator=step_generator(seed, 0, "weights"))
-    start = fit_linear_map(cells, config.anchor_linear_dim)
     training = AnchorConfig(
         steps=steps, batch_size=BATCH, learning_rate=1e-3, warmup_steps=min(50, max(1, steps // 16)),
-        weight_decay=0.01, precision="fp32", seed=seed,
+        weight_decay=0.01, precision="fp32", seed=seed, **arm.training,
     )  # fmt: skip
     sizes = np.bincount(cells.study, minlength=len(cells.study_names))
-    module = AnchorModule(model, training, start, sizes)
+    module = (ThinnedViews if arm.thinning else AnchorModule)(model, training, start, sizes)
+    if arm.trains_table:
+        module.model.anchor.table.requires_grad_(True)
     batches = stream(cells, BATCH, config.input_length, seed)
     made = module.configure_optimizers()
     optimizer, schedule = made["optimizer"], made["lr_scheduler"]["scheduler"]
@@ -143,10 +146,13 @@ def main() -> int:
     rows: list[dict] = []
     for seed in arguments.seeds:
         done: dict[tuple[int, int], dict] = {}
+        starts: dict[int, LinearMap] = {}
         for curve, n_cells, steps in work:
             if (n_cells, steps) not in done:
-                begun = time.process_time()
-                model = trained(drawn(everything, n_cells, seed), vocabulary, steps, seed)
+                begun, some = time.process_time(), drawn(everything, n_cells, seed)
+                if n_cells not in starts:
+                    starts[n_cells] = fit_linear_map(some, LINEAR_DIM)
+                model = trained(some, vocabulary, starts[n_cells], steps, seed)
                 seconds = round(time.process_time() - begun, 1)
                 done[n_cells, steps] = {"cpu_seconds": seconds, **judged(model, arguments.data, seed, arguments.sets)}
             row = {"curve": curve, "cells": n_cells, "steps": steps, "seed": seed, **done[n_cells, steps]}

@@ -14,7 +14,8 @@ What the four kernels share:
 - Full tiles carry no mask; the last one is peeled off the loop. With `HAS_VALID` (the padded layout's mask) all carry
   one.
 - Full-precision products (`PRECISION="ieee"`) run outside of the tensor cores, where a thread holds whole rows of both
-  factors. Moved out of the loop, the rows that the loop doesn't change would fill the registers; so nothing is moved.
+  factors. Moved out of the loop, the rows that the loop doesn't change would fill the registers; so nothing is moved
+  (Triton 3.6 moves them all the same, and spills; 3.9 does as it is told).
 - No atomics: two runs agree bit for bit.
 """
 

@@ -30,6 +30,7 @@ from pathlib import Path
 
 import anndata as ad
 import numpy as np
+import torch
 from _record import record
 from _rivals import NO_CORPUS, NO_SCVI, Arm, corpus_svd, fit_pca, fit_scvi, has_scvi, linear_part, scdiva_arm
 from _sets import BLOOD, SETS, load_set
@@ -142,6 +143,7 @@ def main() -> int:
     arguments = parser.parse_args()
 
     sd.settings.progress = False
+    torch.set_num_threads(1)  # all fits alike; two threads of one fit wait for each other on a machine that is shared
     model, svd, seeds = sd.models.load_model(arguments.model), corpus_svd(arguments.prepared), list(arguments.seeds)
     left_out = {**({} if svd else {"svd": NO_CORPUS}), **({} if has_scvi() else {"scvi": NO_SCVI})}
     rows = []

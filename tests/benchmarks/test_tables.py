@@ -172,7 +172,7 @@ def test_the_ablation_says_what_is_more_than_noise(results):
     assert "Better than `encoder` by more than two standard errors: `better` (identity, nats)." in page
     assert "Worse: `worse` (identity, nats). Did not help, in no measure here: `noisy`, `worse`." in page
     assert "4 with seed 0, 4 with seed 1, 4 with seed 2" in page
-    assert "1,234 cells of 5 are trained on" in page
+    assert "1,234 cells of the other 5 are trained on" in page
     diffusion = page[page.index("### Diffusion") :]
     assert "15-NN accuracy" not in diffusion  # the cell state is not theirs
     assert "### Set encoder" not in page

@@ -1,0 +1,59 @@
+"""The parts of the benchmarks page about the set encoder: learning curves, and what was tried."""
+
+from __future__ import annotations
+
+from statistics import mean, stdev
+
+from _markdown import table
+
+MEASURES = {
+    "accuracy": "15-NN accuracy",
+    "average_bio": "mean of NMI, ARI, ASW",
+    "linear_accuracy": "accuracy, linear part",
+    "linear_average_bio": "mean, linear part",
+}
+
+
+def _spread(values: list[float]) -> str:
+    return f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+
+
+def learning_curve(result: dict) -> str:
+    """Scores by cells and by steps, and the lines through them."""
+    runs = [row for row in result["rows"] if "curve" in row]
+    points: dict[tuple[str, int, int], list[dict]] = {}
+    for row in runs:
+        points.setdefault((row["curve"], row["cells"], row["steps"]), []).append(row)
+    rows = [
+        [curve, f"{cells:,}", f"{steps:,}", *(_spread([row[key] for row in some]) for key in MEASURES)]
+        for (curve, cells, steps), some in points.items()
+    ]
+    lines = [
+        f"- Over {fit['fit']}, {MEASURES[fit['measure']]}: {fit['per_tenfold']:+.3f} ± {fit['per_tenfold_se']:.3f} for "
+        f"each tenfold number; {fit['at_ten_times']:.3f} at ten times {fit['most']:,}, if the line holds."
+        for fit in result["rows"]
+        if "fit" in fit
+    ]
+    header = ["curve", "cells", "steps", *MEASURES.values()]
+    return f"{table(header, rows)}\n" + "\n".join(lines) + "\n"
+
+
+def attempts(result: dict) -> str:
+    """Scores of each attempt, mean over the sets, and its mean of NMI, ARI and ASW on each."""
+    arms: dict[str, list[dict]] = {}
+    for row in result["rows"]:
+        arms.setdefault(row["arm"], []).append(row)
+    base = next(iter(arms))
+    sets = list(arms[base][0]["sets"])
+    rows = []
+    for name, some in arms.items():
+        line = [name, some[0]["what"]]
+        for key in ("accuracy", "average_bio"):
+            apart = mean(row[key] for row in some) - mean(row[key] for row in arms[base])
+            line.append(_spread([row[key] for row in some]) + ("" if name == base else f" ({apart:+.3f})"))
+        rows.append(line + [_spread([row["sets"][one]["average_bio"] for row in some]) for one in sets])
+    linear = ["linear", "its linear part alone"]
+    linear += [_spread([row[f"linear_{key}"] for row in arms[base]]) for key in ("accuracy", "average_bio")]
+    rows.append(linear + [_spread([row["sets"][one]["linear_average_bio"] for row in arms[base]]) for one in sets])
+    header = ["arm", "", MEASURES["accuracy"], MEASURES["average_bio"], *(f"mean, {one}" for one in sets)]
+    return table(header, rows)

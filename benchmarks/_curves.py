@@ -1,4 +1,4 @@
-"""The parts of the benchmarks page about the set encoder: learning curves, and what was tried."""
+"""The benchmarks page on the set encoder: learning curves, what was tried, adapting to held-out studies."""
 
 from __future__ import annotations
 
@@ -57,3 +57,23 @@ def attempts(result: dict) -> str:
     rows.append(linear + [_spread([row["sets"][one]["linear_average_bio"] for row in arms[base]]) for one in sets])
     header = ["arm", "", MEASURES["accuracy"], MEASURES["average_bio"], *(f"mean, {one}" for one in sets)]
     return table(header, rows)
+
+
+def adapt_held_out(result: dict) -> str:
+    """Scores of each study and arm, and of all studies together."""
+    said = {"scdiva": "as it is", "adapted": "adapted", "pca": "PCA fitted on the study"}
+    groups = {"all studies": result["rows"]}
+    for row in result["rows"]:
+        groups.setdefault(row["set"], []).append(row)
+    rows = []
+    for name, some in groups.items():
+        for arm, words in said.items():
+            line = [name, words]
+            for key in ("accuracy", "average_bio"):
+                by_seed: dict[int, list[float]] = {}
+                for row in some:
+                    if row["arm"] == arm:
+                        by_seed.setdefault(row["seed"], []).append(row[key])
+                line.append(_spread([mean(values) for values in by_seed.values()]))
+            rows.append(line)
+    return table(["study", "embedding", MEASURES["accuracy"], MEASURES["average_bio"]], rows)

@@ -174,5 +174,7 @@ def _blocks(cells: Corpus) -> Iterator[tuple[int, sp.csr_matrix]]:
             hi = min(lo + BLOCK_ROWS, end)
             indptr, tokens, values = cells.read(lo, hi)
             # float64 sums: the moments must not depend on where blocks end
-            block = sp.csr_matrix((values.astype(np.float64), tokens, indptr), shape=(hi - lo, cells.n_tokens))
+            parts = values.astype(np.float64), tokens, indptr
+            # copied: scipy sorts the very arrays that a matrix was made of, and cells in memory would lose their order
+            block = sp.csr_matrix(parts, shape=(hi - lo, cells.n_tokens), copy=True)
             yield int(cells.study[start]), block

@@ -1,0 +1,53 @@
+"""The tables of learning curves, attempts and adapting: means, spreads and differences are those of the rows."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture
+def curves(script):
+    return script("_curves")
+
+
+def lines(text):
+    return [
+        [cell.strip() for cell in line.strip("| ").split("|")] for line in text.splitlines() if line.startswith("|")
+    ]
+
+
+def test_learning_curve(curves):
+    def row(seed, accuracy):
+        scores = dict.fromkeys(curves.MEASURES, 0.5) | {"accuracy": accuracy}
+        return {"curve": "cells", "cells": 3000, "steps": 10, "seed": seed, **scores}
+
+    fit = {
+        "fit": "cells", "measure": "accuracy", "most": 30000, "per_tenfold": 0.0123, "per_tenfold_se": 0.004,
+        "at_ten_times": 0.9,
+    }  # fmt: skip
+    text = curves.learning_curve({"rows": [row(0, 0.6), row(1, 0.8), fit]})
+    assert lines(text)[2] == ["cells", "3,000", "10", "0.700 ± 0.141", *["0.500 ± 0.000"] * 3]
+    assert "Over cells, 15-NN accuracy: +0.012 ± 0.004" in text
+    assert "0.900 at ten times 30,000" in text
+
+
+def test_attempts_are_held_against_the_first(curves):
+    def row(arm, score):
+        by_set = {"one": {"average_bio": score, "linear_average_bio": 0.4}}
+        linear = {"linear_accuracy": 0.4, "linear_average_bio": 0.4}
+        return {"arm": arm, "what": f"what {arm} is", "accuracy": score, "average_bio": score, "sets": by_set, **linear}
+
+    found = lines(curves.attempts({"rows": [row("set", 0.5), row("wide", 0.52)]}))
+    assert found[2] == ["set", "what set is", "0.500", "0.500", "0.500"]
+    assert found[3] == ["wide", "what wide is", "0.520 (+0.020)", "0.520 (+0.020)", "0.520"]
+    assert found[4] == ["linear", "its linear part alone", "0.400", "0.400", "0.400"]
+
+
+def test_adapting_is_spread_over_seeds_not_over_studies(curves):
+    rows = [
+        {"set": name, "arm": arm, "seed": seed, "accuracy": 0.5 + 0.1 * (name == "b"), "average_bio": 0.1 * seed}
+        for name in "ab" for arm in ("scdiva", "adapted", "pca") for seed in (0, 2)
+    ]  # fmt: skip
+    found = lines(curves.adapt_held_out({"rows": rows}))
+    assert found[2] == ["all studies", "as it is", "0.550 ± 0.000", "0.100 ± 0.141"]
+    assert [line[0] for line in found[2:]] == ["all studies"] * 3 + ["a"] * 3 + ["b"] * 3

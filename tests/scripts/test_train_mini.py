@@ -35,15 +35,15 @@ def test_a_time_limit_is_kept_and_the_schedule_ends(mini, script, prepared, tmp_
     monkeypatch.setenv("OUT", str(out))
     monkeypatch.setattr(mini, "PIECE", 10_000)
     options = (
-        f"--prepared {tmp_path / 'carried'} --out {tmp_path / 'run'} --time-limit 5 --accelerator cpu --context 40"
+        f"--prepared {tmp_path / 'carried'} --out {tmp_path / 'run'} --time-limit 10 --accelerator cpu --context 40"
     )
     monkeypatch.setattr(sys, "argv", ["train_mini.py", *options.split(), "--steps", "40", "--anchor-steps", "20"])
     begun = time.monotonic()
     mini.main()
-    assert time.monotonic() - begun < 12  # the machine of a test may pause
+    assert time.monotonic() - begun < 20  # the machine of a test may pause
 
     said = json.loads((tmp_path / "run" / "metadata.json").read_text())
-    assert said["time_limit"] == 5
+    assert said["time_limit"] == 10
     assert said["corpus"]["train"] == {"cells_packed": 130, "cells_of": 130}
     if "transformer" not in said["out_of_time"]:
         assert said["transformer"]["steps"] == said["transformer"]["training"]["steps"]

@@ -8,6 +8,7 @@ Weights, vocabulary and configuration stay as they are, bit for bit; the card an
 from __future__ import annotations
 
 import argparse
+import hashlib
 import math
 import sys
 from pathlib import Path
@@ -17,14 +18,22 @@ from scdiva.models.pretrained import find_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import tables
+from _markdown import table
 
 
-def card(name: str, metadata: dict, n_parameters: int, n_genes: int) -> str:
+def curve(looks: list[dict[str, float]]) -> str:
+    """A table of the losses at each look at the validation studies."""
+    names = ["loss", *(name for name in ("genes", "contrast", "identity", "value") if name in looks[0])]
+    return table(["step", *names], [[f"{look['step']:,}", *(f"{look[name]:.3f}" for name in names)] for look in looks])
+
+
+def card(folder: Path, metadata: dict, n_parameters: int, n_genes: int) -> str:
     corpus, anchor, transformer = metadata["corpus"], metadata["anchor"], metadata["transformer"]
-    losses = transformer["losses"]
+    losses = transformer["validation"][-1]
+    weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
     result = tables.load("zero_shot")
     scores = "" if result is None else f"{tables.zero_shot(result)}\n{tables.origin(result)}\n"
-    return f"""# {name}
+    return f"""# {folder.name}
 
 A small ScDiVa model of human cells: {n_parameters / 1e6:.1f} M parameters, {n_genes:,} genes. Made by `scripts/train_mini.py` of
 scdiva, from no one else's weights.
@@ -44,17 +53,30 @@ corpus SVD. The transformer behind it was trained for masked genes and values, n
 | steps × batch | {anchor["training"]["steps"]:,} × {anchor["training"]["batch_size"]} | {transformer["training"]["steps"]:,} × {transformer["training"]["batch_size"]} |
 | genes per cell | all | {transformer["training"]["context"]} |
 | time | {anchor["seconds"] / 60:.0f} min | {transformer["seconds"] / 60:.0f} min |
-| validation loss | {anchor["losses"]["val/loss"]:.3f} | {losses["val/loss"]:.3f} |
+| validation loss | {anchor["validation"][-1]["loss"]:.3f} | {losses["loss"]:.3f} |
 
 Corpus: {corpus["n_cells"]:,} cells ({corpus["n_tokens"]:,} gene values) of {len(corpus["studies"])} public studies, most of them blood and marrow, some
 skin, lymphoma, brain, colon, stem cells and cell lines. Held out for validation: {", ".join(corpus["validation_studies"])}.
-On these the transformer's loss is {losses["val/identity"]:.2f} nats for the identity of a masked gene (a uniform guess: {math.log(n_genes):.2f}) and {losses["val/value"]:.3f} for the squared
+On these the transformer's loss is {losses["identity"]:.2f} nats for the identity of a masked gene (a uniform guess: {math.log(n_genes):.2f}) and {losses["value"]:.3f} for the squared
 error of its value (log-normalised). The corpus SVD explains {anchor["variance_explained"]:.0%} of the standardised variance.
 
 Machine: {metadata["machine"]}, torch {metadata["torch"]}. Command: `{metadata["command"]}`. Every setting stands in
 `config.json`.
 
 Studies: {", ".join(corpus["studies"])}.
+
+`make train-mini` repeats it; on another machine, or with another number of threads, the last bits differ. SHA-256 of
+`model.safetensors`: `{weights}`.
+
+### Validation curves
+
+Set encoder (nats per cell: its genes from its state; one view of a cell among the cells of its study):
+
+{curve(anchor["validation"])}
+
+Transformer (nats per masked gene; squared error of a masked value; their weighted sum):
+
+{curve(transformer["validation"])}
 
 ## How good it is
 
@@ -82,7 +104,7 @@ def main() -> None:
     parser.add_argument("model", help="a model folder")
     folder = find_model(parser.parse_args().model)
     model = load_model(folder, device="cpu")
-    text = card(folder.name, model.metadata, model.n_parameters, model.config.n_genes)
+    text = card(folder, model.metadata, model.n_parameters, model.config.n_genes)
     save_model(model, model.vocabulary, folder, text, model.metadata, dtype="float16", overwrite=True)
     print(folder / "README.md")
 

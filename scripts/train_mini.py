@@ -64,7 +64,10 @@ VALIDATION = ("citefuse_eccite_pbmc_500", "breast_scdeconr_ref", "vision_metasta
 """Studies held out to watch the training: blood, a solid tissue, a cell line."""
 LOG_BATCHES = {"tidytranscriptomics_pbmc_3000": ("SCP345", "SCP591")}
 """Studies that join counts with logarithms, and the prefixes of the batches that hold log1p values: left out."""
-STEPS = 3500
+STEPS = 5000
+ANCHOR_STEPS = 2400
+LOOKS = 12
+"""Looks at the validation studies over a run: the points of its curve."""
 TRIAL_STEPS = 60
 MARGIN = 0.85
 """Share of the time left that a run is planned to take: validation, checkpoints and a slower stretch take the rest."""
@@ -153,12 +156,20 @@ def trained_seconds(folder: Path) -> int:
     return round(sum(file.stat().st_mtime - file.parent.stat().st_mtime for file in logs))
 
 
-def last_validation(folder: Path) -> dict[str, float]:
-    """The last validation losses that a run has logged, over all its starts."""
+def validation_curve(folder: Path) -> list[dict[str, float]]:
+    """Steps done and validation losses there, over all starts of a run."""
     logs = sorted(folder.glob("log/version_*/metrics.csv"), key=lambda file: int(file.parent.name.split("_")[1]))
     rows = pd.concat([pd.DataFrame(), *(pd.read_csv(file) for file in logs)])
-    last = rows[rows["val/loss"].notna()].tail(1).to_dict("records") if "val/loss" in rows else []
-    return {name: round(value, 4) for row in last for name, value in row.items() if name.startswith("val/")}
+    looks = rows[rows["val/loss"].notna()].to_dict("records") if "val/loss" in rows else []
+    return [
+        {"step": int(look["step"]) + 1}
+        | {
+            name.removeprefix("val/"): round(value, 4)
+            for name, value in look.items()
+            if name.startswith("val/") and value == value
+        }
+        for look in looks
+    ]
 
 
 class Watch(Callback):
@@ -258,6 +269,7 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
             warmup_steps=min(50, max(1, steps // 16)),
             weight_decay=0.01,
             precision="fp32",
+            validate_every=max(TRIAL_STEPS, steps // LOOKS),
             seed=seed,
         )
         return AnchorModule(model, chosen, start, np.bincount(cells.study, minlength=len(cells.study_names)))
@@ -271,6 +283,7 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
             warmup_steps=max(1, steps // 20),
             anchor_objective="none",
             precision=arguments.precision,
+            validate_every=max(TRIAL_STEPS, steps // LOOKS),
             autotune=False,  # in a lease of minutes it would take the time of a quarter of the steps
             seed=seed,
         )
@@ -310,7 +323,7 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
             "training": anchor_config.to_dict(),
             "cells_seen": anchor_config.steps * anchor_config.batch_size,
             "seconds": trained_seconds(out / "anchor"),
-            "losses": last_validation(out / "anchor"),
+            "validation": validation_curve(out / "anchor"),
             "variance_explained": round(float(start.explained.sum()), 4),
         },
         "transformer": {
@@ -318,7 +331,7 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
             "steps": steps,
             "cells_seen": steps * training.batch_size,
             "seconds": trained_seconds(out / "transformer"),
-            "losses": last_validation(out / "transformer"),
+            "validation": validation_curve(out / "transformer"),
         },
     }
     (out / "metadata.json").write_text(json.dumps(metadata, indent=1))
@@ -333,7 +346,7 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, default=Path("../shared/data/corpus"))
     parser.add_argument("--out", type=Path, default=Path("runs/mini"))
     parser.add_argument("--prepared", type=Path, help="folder of part 1, or that packed; default OUT/prepared")
-    parser.add_argument("--anchor-steps", type=int, default=800)
+    parser.add_argument("--anchor-steps", type=int, default=ANCHOR_STEPS)
     parser.add_argument("--steps", type=int, help=f"of the transformer; default {STEPS}, or what the time limit allows")
     parser.add_argument("--time-limit", type=float, help="seconds from the start of the script to the saved model")
     parser.add_argument("--stop-at", type=int, help="end the transformer's training at this step of its schedule")

@@ -34,7 +34,7 @@ def cells():
     labels, batch = np.repeat(["a", "b", "c"], 50), rng.choice(["x", "y", "z"], 150, p=[0.5, 0.3, 0.2])
     shift = rng.normal(size=(3, 5))[np.unique(batch, return_inverse=True)[1]]
     z = rng.normal(size=(150, 5)) + 4.0 * np.eye(3, 5)[np.repeat(range(3), 50)]
-    return z + 0.4 * shift, z + 3 * shift, batch, labels
+    return (z + 0.4 * shift).astype(np.float32), (z + 3 * shift).astype(np.float32), batch, labels
 
 
 def cosine(z):

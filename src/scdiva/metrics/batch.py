@@ -168,8 +168,8 @@ def avg_batch(
 ) -> dict[str, float]:
     """Score how well the batches are mixed, as one of three papers does.
 
-    A silhouette of batches says little alone: cells of random batches score near the top (`shuffle_control` says
-    where) and cells of separate ones not far below. Only `"scib"` looks at the batches of neighbours.
+    A silhouette of batches says little alone: between separate batches and shuffled ones it moves by a tenth, and with
+    few cells it may put the separate ones first (see `shuffle_control`). Only `"scib"` looks at neighbours' batches.
 
     Parameters
     ----------
@@ -227,8 +227,9 @@ def shuffle_control(
 ) -> dict[str, float]:
     """Score as `avg_batch` does, with the batches shuffled: what perfect mixing would score in this embedding.
 
-    The cells stay where they are, so a score that is no higher than this one's owes nothing to the place of batches.
-    The variance that batches explained before integration is that of the real ones.
+    The cells stay where they are, so what a score lacks of this one's is due to where the batches lie. Parts that do
+    not look at batches (`graph_connectivity`) are as in `avg_batch`, and the variance that batches explained before
+    integration is that of the real ones.
 
     Parameters
     ----------

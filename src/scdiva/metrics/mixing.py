@@ -20,8 +20,8 @@ def ilisi(embedding: ArrayLike | Neighbors, batch: ArrayLike, *, n_neighbors: in
 
     Each cell's index is the effective number of batches among its neighbours, weighted by a Gaussian kernel of
     perplexity `n_neighbors // 3`. The score is its median over cells, less 1, divided by the number of batches less 1:
-    0 where each cell sees one batch, 1 where it sees all in equal parts. Batches of unequal size stay below 1 however
-    well they are mixed; `shuffle_control` says how far.
+    0 where each cell sees one batch, 1 where it sees all in equal parts. No mixing reaches 1 with many batches or
+    unequal ones: cells of eight equal batches at random score 0.6. `shuffle_control` says what can be had.
 
     Parameters
     ----------

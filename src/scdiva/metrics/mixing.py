@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from scdiva._threads import torch_threads_kept
+
 from ._input import batch_codes, scib_metrics
 from .annotation import _scored, all_labelled
 from .neighbors import N_NEIGHBORS, Neighbors, neighbors_of
@@ -138,7 +140,9 @@ def kbet(
             "kBET tests within labels that have ten cells and two batches, and there are none: pass labels=None to "
             "test over all cells, or coarser labels."
         )
-    return float(scib.kbet_per_label(_results(neighbors_of(embedding, n_neighbors)), codes, names, alpha=alpha))
+    neighbors = neighbors_of(embedding, n_neighbors)
+    with torch_threads_kept():
+        return float(scib.kbet_per_label(_results(neighbors), codes, names, alpha=alpha))
 
 
 def graph_connectivity(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import sys
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +14,7 @@ from numpy.typing import NDArray
 from scdiva._constants import OBSM_EMBEDDING, UNS
 from scdiva._docs import with_shared_docs
 from scdiva._settings import logger, settings
+from scdiva._threads import torch_threads_kept
 from scdiva.data.writing import check_anndata, check_writable, our_uns
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._labels import main_point, place_labels
@@ -237,25 +235,9 @@ def _umap_of(z: NDArray[np.float32], *, n_neighbors: int, min_dist: float, seed:
         n_jobs=1,  # what a fixed seed asks for
     )
     xy = np.full((len(z), 2), np.nan, dtype=np.float32)
-    with _torch_threads_kept():
+    with torch_threads_kept():
         xy[finite] = reducer.fit_transform(z[finite])
     return xy
-
-
-@contextlib.contextmanager
-def _torch_threads_kept() -> Iterator[None]:
-    """Put torch's number of threads back after the block.
-
-    When numba, on which umap-learn runs, starts its OpenMP threads it sets their number for torch too. With fewer free
-    cores than that (a share of a cluster's node), small models then train dozens of times slower.
-    """
-    torch = sys.modules.get("torch")
-    before = torch.get_num_threads() if torch is not None else 0
-    try:
-        yield
-    finally:
-        if torch is not None and torch.get_num_threads() != before:
-            torch.set_num_threads(before)
 
 
 def palette(adata: AnnData, color: str, values: pd.Series) -> dict[Any, Any]:

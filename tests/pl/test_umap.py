@@ -48,14 +48,6 @@ def _close():
     plt.close("all")
 
 
-def test_torch_keeps_its_threads():
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    with _umap._torch_threads_kept():
-        torch.set_num_threads(before + 1)  # as numba's threads do when they start
-    assert torch.get_num_threads() == before
-
-
 def overlaps(fig) -> int:
     """Pairs of names on the axes that overlap, in the finished picture."""
     fig.canvas.draw()

@@ -1,6 +1,26 @@
 """Scores of embeddings and predictions: arrays in, floats out, no AnnData."""
 
 from .annotation import knn_cross_validation
-from .integration import average_bio, leiden_agreement, silhouette_label
+from .batch import avg_batch, bras, pcr_comparison, shuffle_control, silhouette_batch
+from .integration import avg_bio, isolated_labels, leiden_agreement, silhouette_label
+from .mixing import clisi, graph_connectivity, ilisi, kbet
+from .neighbors import Neighbors, nearest_neighbors
 
-__all__ = ["average_bio", "knn_cross_validation", "leiden_agreement", "silhouette_label"]
+__all__ = [
+    "Neighbors",
+    "avg_batch",
+    "avg_bio",
+    "bras",
+    "clisi",
+    "graph_connectivity",
+    "ilisi",
+    "isolated_labels",
+    "kbet",
+    "knn_cross_validation",
+    "leiden_agreement",
+    "nearest_neighbors",
+    "pcr_comparison",
+    "shuffle_control",
+    "silhouette_batch",
+    "silhouette_label",
+]

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ._input import check_coordinates
+
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
 
 MISSING_LABELS = ("nan", "None", "NaN", "<NA>", "NaT", "", "unknown", "Unknown", "unlabelled", "unlabeled")
 """Label texts that name no cell type, so that no score is taken over them."""
@@ -83,15 +85,21 @@ def knn_cross_validation(
 
 def _scored(embedding: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Drop the cells without a label; refuse coordinates that are not finite."""
-    coordinates, names = np.asarray(embedding), np.asarray(labels).astype(str)
-    if coordinates.ndim != 2 or len(coordinates) != len(names):
-        raise ValueError(f"embedding has shape {coordinates.shape}, but there are {len(names)} labels.")
-    keep = labelled(names)
-    coordinates, names = coordinates[keep], names[keep]
-    bad = ~np.isfinite(coordinates).all(axis=1)
-    if bad.any():
+    names, keep = np.asarray(labels).astype(str), labelled(labels)
+    if len(np.asarray(embedding)) != len(names):
+        raise ValueError(f"embedding has shape {np.shape(embedding)}, but there are {len(names)} labels.")
+    return check_coordinates(embedding, keep)[keep], names[keep]
+
+
+def all_labelled(labels: ArrayLike, n_cells: int) -> NDArray[np.str_]:
+    """Give the labels as text; refuse missing ones, since neighbours cannot be left out any more."""
+    names = np.asarray(labels).astype(str)
+    if names.shape != (n_cells,):
+        raise ValueError(f"labels has shape {names.shape}, but there are {n_cells} cells.")
+    missing = ~labelled(labels)
+    if missing.any():
         raise ValueError(
-            f"{bad.sum()} labelled cells have coordinates that are not finite (the first is number "
-            f"{int(np.flatnonzero(keep)[bad.argmax()])}). Leave them out before scoring."
+            f"{missing.sum()} of {n_cells} cells have no label (the first is number {int(missing.argmax())}). Leave "
+            "them out before you call nearest_neighbors."
         )
-    return coordinates, names
+    return names

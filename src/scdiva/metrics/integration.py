@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from .annotation import _scored
+from ._input import batch_codes
+from .annotation import _scored, labelled
+from .mixing import clisi, labelled_neighbors
+from .neighbors import N_NEIGHBORS, Neighbors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,7 +21,7 @@ RESOLUTIONS = tuple(np.arange(1, 20, 2) / 10)
 
 
 def leiden_agreement(
-    embedding: ArrayLike,
+    embedding: ArrayLike | Neighbors,
     labels: ArrayLike,
     *,
     n_neighbors: int = 15,
@@ -33,11 +36,11 @@ def leiden_agreement(
     Parameters
     ----------
     embedding
-        Coordinates of each cell, shape `(n_cells, n_dims)`.
+        Coordinates of each cell, shape `(n_cells, n_dims)`, or the `nearest_neighbors` of cells that all have a label.
     labels
         Label of each cell, shape `(n_cells,)`; cells without a label are left out.
     n_neighbors
-        Neighbours of each cell in the graph.
+        Neighbours of each cell in the graph, besides the cell itself.
     resolutions
         Resolutions tried.
     rng
@@ -50,7 +53,9 @@ def leiden_agreement(
     Raises
     ------
     ImportError
-        If `igraph` is not installed; it is GPL and so part of the extra `scdiva[bench]`.
+        If `igraph` is not installed; it is GPL and so part of the extra `scdiva[metrics]`.
+    ValueError
+        If there are fewer cells than neighbours, or neighbours of unlabelled cells are given.
 
     References
     ----------
@@ -60,17 +65,15 @@ def leiden_agreement(
     try:
         import igraph
     except ImportError as error:
-        raise ImportError("Leiden clusters need igraph: pip install 'scdiva[bench]'") from error
+        raise ImportError("Leiden clusters need igraph: pip install 'scdiva[metrics]'") from error
     import random
 
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
-    from sklearn.neighbors import NearestNeighbors
 
-    embedding, labels = _scored(embedding, labels)
-    n_cells = len(labels)
-    neighbors = NearestNeighbors(n_neighbors=n_neighbors).fit(embedding).kneighbors(return_distance=False)
-    sources = np.repeat(np.arange(n_cells), n_neighbors)
-    graph = igraph.Graph(n=n_cells, edges=np.column_stack([sources, neighbors.ravel()])).simplify()
+    neighbors, labels = labelled_neighbors(embedding, labels, n_neighbors + 1)
+    others = neighbors.indices[:, 1:]
+    sources = np.repeat(np.arange(len(others)), n_neighbors)
+    graph = igraph.Graph(n=len(others), edges=np.column_stack([sources, others.ravel()])).simplify()
 
     # igraph draws from Python's generator unless given one of its own; the user's global state stays untouched.
     igraph.set_random_number_generator(random.Random(rng))
@@ -114,10 +117,10 @@ def silhouette_label(embedding: ArrayLike, labels: ArrayLike, *, rescale: bool =
     return (width + 1) / 2 if rescale else width
 
 
-def average_bio(
-    embedding: ArrayLike, labels: ArrayLike, *, definition: Literal["paper", "scgpt"] = "scgpt", rng: int = 0
-) -> dict[str, float]:
-    """Mean of NMI, ARI and label silhouette (paper, appendix on integration metrics, Avg-Bio).
+def isolated_labels(embedding: ArrayLike, labels: ArrayLike, batch: ArrayLike) -> float:
+    """Rescaled silhouette of the labels that the fewest batches hold, averaged over these labels, as scib-metrics does.
+
+    Where all labels are in all batches, all count.
 
     Parameters
     ----------
@@ -125,23 +128,85 @@ def average_bio(
         Coordinates of each cell, shape `(n_cells, n_dims)`.
     labels
         Label of each cell, shape `(n_cells,)`; cells without a label are left out.
+    batch
+        Batch of each cell, shape `(n_cells,)`.
+
+    Returns
+    -------
+    The score, 0 to 1; higher keeps these labels better apart from all others.
+
+    Raises
+    ------
+    ValueError
+        If a batch is missing, or there are fewer than two.
+    """
+    from sklearn.metrics import silhouette_samples
+
+    codes = batch_codes(batch, len(np.asarray(labels)))[labelled(labels)]
+    coordinates, names = _scored(embedding, labels)
+    widths = (silhouette_samples(coordinates, names) + 1) / 2
+    batches = {name: len(np.unique(codes[names == name])) for name in np.unique(names)}
+    fewest = min(batches.values())
+    return float(np.mean([widths[names == name].mean() for name, n in batches.items() if n == fewest]))
+
+
+def avg_bio(
+    embedding: ArrayLike,
+    labels: ArrayLike,
+    *,
+    batch: ArrayLike | None = None,
+    definition: Literal["paper", "scgpt", "scib"] = "scgpt",
+    rng: int = 0,
+) -> dict[str, float]:
+    """Score how well cell types are kept, as one of three papers does.
+
+    Parameters
+    ----------
+    embedding
+        Coordinates of each cell, shape `(n_cells, n_dims)`.
+    labels
+        Label of each cell, shape `(n_cells,)`; cells without a label are left out.
+    batch
+        Batch of each cell, shape `(n_cells,)`; needed by `"scib"` only.
     definition
-        `"scgpt"` takes the silhouette rescaled to 0..1, `"paper"` as it is.
+        `"paper"`: mean of NMI, ARI and the mean silhouette of the labels, -1 to 1 (scDiVa, appendix on integration
+        metrics, which does not name the clustering: NMI and ARI are `leiden_agreement`).
+        `"scgpt"`: the same with the silhouette rescaled to 0 to 1 [1]_.
+        `"scib"`: mean of the rescaled silhouette, NMI and ARI, `isolated_labels` and `clisi`, the biological
+        conservation of scIB [2]_ as `scib_metrics.benchmark.Benchmarker` has it in version 0.5.10, save that clusters
+        are Leiden's at the best resolution, as in [2]_, where `Benchmarker` by default takes k-means.
     rng
         Seed of the clustering.
 
     Returns
     -------
-    `average_bio` and its parts `nmi`, `ari`, `asw`.
+    `avg_bio` and its parts `nmi`, `ari` and `asw`; for `"scib"` also `isolated_labels` and `clisi`.
 
     Raises
     ------
     ImportError
-        If `igraph` is not installed.
+        If `igraph`, or for `"scib"` scib-metrics, is not installed.
+    ValueError
+        If `definition` is none of the three, or `"scib"` gets no batches or fewer than 90 labelled cells.
+
+    References
+    ----------
+    .. [1] Cui et al., scGPT: toward building a foundation model for single-cell multi-omics using generative AI, Nature
+       Methods 2024.
+    .. [2] Luecken et al., Benchmarking atlas-level data integration in single-cell genomics, Nature Methods 2022.
     """
-    if definition not in ("paper", "scgpt"):
-        raise ValueError(f"definition is {definition!r}; it can be 'paper' or 'scgpt'.")
-    agreement = leiden_agreement(embedding, labels, rng=rng)
-    asw = silhouette_label(embedding, labels, rescale=definition == "scgpt")
-    parts = {"nmi": agreement["nmi"], "ari": agreement["ari"], "asw": asw}
-    return {"average_bio": float(np.mean(list(parts.values()))), **parts}
+    if definition not in ("paper", "scgpt", "scib"):
+        raise ValueError(f"definition is {definition!r}; it can be 'paper', 'scgpt' or 'scib'.")
+    if definition == "scib" and batch is None:
+        raise ValueError("definition='scib' looks for labels that few batches hold: pass batch.")
+    parts: dict[str, float] = {}
+    neighbors: ArrayLike | Neighbors = embedding
+    kept: ArrayLike = labels
+    if definition == "scib" and batch is not None:
+        parts["isolated_labels"] = isolated_labels(embedding, labels, batch)
+        neighbors, kept = labelled_neighbors(embedding, labels, N_NEIGHBORS)
+        parts["clisi"] = clisi(neighbors, kept)
+    agreement = leiden_agreement(neighbors, kept, rng=rng)
+    asw = silhouette_label(embedding, labels, rescale=definition != "paper")
+    parts = {"nmi": agreement["nmi"], "ari": agreement["ari"], "asw": asw, **parts}
+    return {"avg_bio": float(np.mean(list(parts.values()))), **parts}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scdiva.pl._integration import integration
 from scdiva.pl._umap import umap
 
-__all__ = ["umap"]
+__all__ = ["integration", "umap"]

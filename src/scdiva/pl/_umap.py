@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-import sys
 import warnings
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +14,7 @@ from numpy.typing import NDArray
 from scdiva._constants import OBSM_EMBEDDING, UNS
 from scdiva._docs import with_shared_docs
 from scdiva._settings import logger, settings
+from scdiva._threads import torch_threads_kept
 from scdiva.data.writing import check_anndata, check_writable, our_uns
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._labels import main_point, place_labels
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 _MIN_CELLS = 5
 _PER_COLUMN = 22
 """Names under each other in a legend at the side."""
-_MAX_ON_DATA = 30
+MAX_ON_DATA = 30
 """With more groups than this their names would hide the cells, and go beside the plot."""
 
 
@@ -114,37 +112,43 @@ def umap(
         raise TypeError(f"color={color!r} must be one column or gene: call umap once for each")
     values = None if color is None else _values(adata, color)
     seed = settings.seed if rng is None else int(rng)
-    xy = _coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
+    xy = coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
     shown = np.isfinite(xy).all(axis=1)
 
-    groups = [] if values is None or not isinstance(values.dtype, pd.CategoricalDtype) else _present(values[shown])
-    where = ("on data" if len(groups) <= _MAX_ON_DATA else "right") if legend == "auto" else legend
-    columns = -(-len(groups) // _PER_COLUMN) if where == "right" else 0
+    where = _legend_place(legend, None if values is None else values[shown])
+    columns = legend_columns(values[shown]) if values is not None and where == "right" else 0
     fig, axes = axes_for(ax, (6.0 + 1.6 * columns, 5.0))
-    dot = size if size is not None else float(np.clip(12_000 / shown.sum(), 1.0, 18.0))
-    style: dict[str, Any] = {"s": dot, "linewidths": 0, "rasterized": True}
     axes.set(xticks=[], yticks=[], xlabel="UMAP 1", ylabel="UMAP 2")
     axes.set_title(title if title is not None else color or "")
     if values is None:
-        axes.scatter(xy[shown, 0], xy[shown, 1], color="0.5", **style)
+        axes.scatter(xy[shown, 0], xy[shown, 1], color="0.5", **_dots(size, shown.sum()))
     elif isinstance(values.dtype, pd.CategoricalDtype):
-        _draw_groups(axes, xy[shown], values[shown], _palette(adata, str(color), values), where, style)
-        if columns:
-            axes.legend(
-                loc="center left",
-                bbox_to_anchor=(1.0, 0.5),
-                frameon=False,
-                fontsize=8,
-                ncols=columns,
-                handletextpad=0.2,
-            )
+        draw_groups(axes, xy, values, palette(adata, str(color), values), where, size)
     else:
         number = values.to_numpy(dtype=np.float64)[shown]
         order = np.argsort(number, kind="stable")  # high values on top
         x, y = xy[shown][order].T
-        dots = axes.scatter(x, y, c=number[order], cmap="viridis", **style)
+        dots = axes.scatter(x, y, c=number[order], cmap="viridis", **_dots(size, shown.sum()))
         fig.colorbar(dots, ax=axes, shrink=0.7)
     return finish(fig, own=ax is None, return_fig=return_fig, save=save)
+
+
+def _legend_place(legend: str, values: pd.Series | None) -> str:
+    """Say where the names stand if the user leaves it open."""
+    if legend != "auto":
+        return legend
+    many = values is not None and isinstance(values.dtype, pd.CategoricalDtype) and len(_present(values)) > MAX_ON_DATA
+    return "right" if many else "on data"
+
+
+def legend_columns(values: pd.Series) -> int:
+    """Columns of a legend at the side for the groups that have cells; numbers have none."""
+    return -(-len(_present(values)) // _PER_COLUMN) if isinstance(values.dtype, pd.CategoricalDtype) else 0
+
+
+def _dots(size: float | None, n_cells: int) -> dict[str, Any]:
+    dot = size if size is not None else float(np.clip(12_000 / n_cells, 1.0, 18.0))
+    return {"s": dot, "linewidths": 0, "rasterized": True}
 
 
 def _values(adata: AnnData, color: str) -> pd.Series:
@@ -152,7 +156,7 @@ def _values(adata: AnnData, color: str) -> pd.Series:
     if color in adata.obs:
         values = adata.obs[color]
         if pd.api.types.is_bool_dtype(values) or not pd.api.types.is_numeric_dtype(values):
-            values = values.astype("category") if isinstance(values.dtype, pd.CategoricalDtype) else _as_groups(values)
+            values = values.astype("category") if isinstance(values.dtype, pd.CategoricalDtype) else as_groups(values)
         return values
     if color in adata.var_names:
         n = int((adata.var_names == color).sum())
@@ -170,20 +174,28 @@ def _values(adata: AnnData, color: str) -> pd.Series:
     )
 
 
-def _as_groups(values: pd.Series) -> pd.Series:
+def as_groups(values: pd.Series) -> pd.Series:
     """Make text and booleans into categories, and keep missing values missing."""
     return values.astype(object).where(values.isna(), values.astype(str)).astype("category")
 
 
-def _coordinates(adata: AnnData, basis: str, *, n_neighbors: int, min_dist: float, seed: int) -> NDArray[np.floating]:
-    """Give the map of `basis`, (n_obs, 2): the one in obsm if it still fits, else a new one, which is kept there."""
+def embedding_of(adata: AnnData, basis: str, *, made_by: str = "scdiva.tl.embed(adata)") -> NDArray[np.float32]:
+    """Give the embedding, (n_obs, dim), once it is clear that it has enough cells for a map."""
     if basis not in adata.obsm:
         raise KeyError(
-            f"adata.obsm has no {basis!r}, it has {', '.join(adata.obsm) or 'nothing'}: "
-            "call scdiva.tl.embed(adata) first"
+            f"adata.obsm has no {basis!r}, it has {', '.join(adata.obsm) or 'nothing'}: call {made_by} first"
         )
     z = adata.obsm[basis]
     z = np.ascontiguousarray(z.toarray() if hasattr(z, "toarray") else z, dtype=np.float32)
+    n = int(np.isfinite(z).all(axis=1).sum())
+    if n < _MIN_CELLS:
+        raise ValueError(f"obsm[{basis!r}] has {n} finite rows of {len(z)}: a UMAP needs at least {_MIN_CELLS} cells")
+    return z
+
+
+def coordinates(adata: AnnData, basis: str, *, n_neighbors: int, min_dist: float, seed: int) -> NDArray[np.floating]:
+    """Give the map of `basis`, (n_obs, 2): the one in obsm if it still fits, else a new one, which is kept there."""
+    z = embedding_of(adata, basis)
     key = f"{basis}_umap"
     record = {
         "n_neighbors": int(n_neighbors),
@@ -198,7 +210,7 @@ def _coordinates(adata: AnnData, basis: str, *, n_neighbors: int, min_dist: floa
         logger.info("the embedding or the parameters have changed since %r was made: it is made anew", key)
 
     check_writable(adata)
-    xy = _umap_of(z, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed, basis=basis)
+    xy = _umap_of(z, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
     adata.obsm[key] = xy
     ours = our_uns(adata)
     ours["umap"] = {**ours.get("umap", {}), key: record}
@@ -206,14 +218,10 @@ def _coordinates(adata: AnnData, basis: str, *, n_neighbors: int, min_dist: floa
     return xy
 
 
-def _umap_of(
-    z: NDArray[np.float32], *, n_neighbors: int, min_dist: float, seed: int, basis: str
-) -> NDArray[np.float32]:
+def _umap_of(z: NDArray[np.float32], *, n_neighbors: int, min_dist: float, seed: int) -> NDArray[np.float32]:
     """Run umap-learn on the rows that are finite; the others (cells left without a gene) stay NaN."""
     finite = np.isfinite(z).all(axis=1)
     n = int(finite.sum())
-    if n < _MIN_CELLS:
-        raise ValueError(f"obsm[{basis!r}] has {n} finite rows of {len(z)}: a UMAP needs at least {_MIN_CELLS} cells")
     if n < len(z):
         warnings.warn(f"{len(z) - n:,} of {len(z):,} cells have no finite embedding and are not drawn", stacklevel=4)
     from umap import UMAP
@@ -227,28 +235,12 @@ def _umap_of(
         n_jobs=1,  # what a fixed seed asks for
     )
     xy = np.full((len(z), 2), np.nan, dtype=np.float32)
-    with _torch_threads_kept():
+    with torch_threads_kept():
         xy[finite] = reducer.fit_transform(z[finite])
     return xy
 
 
-@contextlib.contextmanager
-def _torch_threads_kept() -> Iterator[None]:
-    """Put torch's number of threads back after the block.
-
-    When numba, on which umap-learn runs, starts its OpenMP threads it sets their number for torch too. With fewer free
-    cores than that (a share of a cluster's node), small models then train dozens of times slower.
-    """
-    torch = sys.modules.get("torch")
-    before = torch.get_num_threads() if torch is not None else 0
-    try:
-        yield
-    finally:
-        if torch is not None and torch.get_num_threads() != before:
-            torch.set_num_threads(before)
-
-
-def _palette(adata: AnnData, color: str, values: pd.Series) -> dict[Any, Any]:
+def palette(adata: AnnData, color: str, values: pd.Series) -> dict[Any, Any]:
     """Give a colour to each category: scanpy's where it has set them, else well-separated ones."""
     import matplotlib as mpl
 
@@ -267,31 +259,41 @@ def _palette(adata: AnnData, color: str, values: pd.Series) -> dict[Any, Any]:
     )
 
 
-def _draw_groups(
+def draw_groups(
     ax: Axes,
     xy: NDArray[np.floating],
     values: pd.Series,
-    palette: dict[Any, Any],
+    colours_of: dict[Any, Any],
     where: str,
-    style: dict[str, Any],
+    size: float | None = None,
 ) -> None:
     """Draw cells coloured by group, unlabelled ones grey below, and name the groups that have cells."""
+    shown = np.isfinite(xy).all(axis=1)
+    xy, values = xy[shown], values[shown]
     codes = values.cat.codes.to_numpy()
     names = list(values.cat.categories)
-    colours = np.array([(0.83, 0.83, 0.83, 1.0), *(_rgba(palette[name]) for name in names)])
+    colours = np.array([(0.83, 0.83, 0.83, 1.0), *(_rgba(colours_of[name]) for name in names)])
     # One shuffled layer, so that no group hides another only because it comes later in the alphabet.
     order = np.random.default_rng(0).permutation(len(xy))
     order = order[np.argsort(codes[order] >= 0, kind="stable")]
-    ax.scatter(xy[order, 0], xy[order, 1], c=colours[codes[order] + 1], **style)
+    ax.scatter(xy[order, 0], xy[order, 1], c=colours[codes[order] + 1], **_dots(size, len(xy)))
     groups = _present(values)
     if where == "on data" and groups:
         low, high = xy.min(axis=0), xy.max(axis=0)
         anchors = np.array([main_point(xy[codes == i], low, high) for i in groups])
         darker = [tuple(0.7 * colours[i + 1, :3]) for i in groups]
         place_labels(ax, xy, anchors, [str(names[i]) for i in groups], darker)
-    elif where == "right":
+    elif where == "right" and groups:
         for i in groups:
             ax.scatter([], [], color=colours[i + 1], s=30, label=str(names[i]))
+        ax.legend(
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
+            frameon=False,
+            fontsize=8,
+            ncols=legend_columns(values),
+            handletextpad=0.2,
+        )
 
 
 def _present(values: pd.Series) -> list[int]:

@@ -1,0 +1,60 @@
+"""What every score checks before it is taken, and the one way to scib-metrics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from numpy.typing import ArrayLike
+
+
+def check_coordinates(embedding: ArrayLike, scored: NDArray[np.bool_] | None = None) -> NDArray[np.floating]:
+    """Give the coordinates as an array; refuse another number of axes and values that are not finite where scored."""
+    coordinates = np.asarray(embedding)
+    if coordinates.ndim != 2:
+        raise ValueError(f"embedding has shape {coordinates.shape}; it must be (n_cells, n_dims).")
+    bad = ~np.isfinite(coordinates).all(axis=1)
+    if scored is not None:
+        bad &= scored
+    if bad.any():
+        raise ValueError(
+            f"{bad.sum()} {'' if scored is None else 'labelled '}cells have coordinates that are not finite (the first "
+            f"is number {int(bad.argmax())}). Leave them out before scoring."
+        )
+    if len(coordinates) > 1 and not np.ptp(coordinates if scored is None else coordinates[scored], axis=0).any():
+        # Neighbours would follow the order of the cells, in which types often stand, and score well.
+        raise ValueError("All cells are at one point of the embedding: there is nothing to score.")
+    return coordinates
+
+
+def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
+    """Give batches numbers from 0; refuse missing ones, fewer than two, and another number of cells."""
+    import pandas as pd
+
+    given = np.asarray(batch, dtype=object)  # as text, a list's NaN would become a batch called "nan"
+    if given.shape != (n_cells,):
+        raise ValueError(f"batch has shape {given.shape}, but there are {n_cells} cells.")
+    missing = np.asarray(pd.isna(given))
+    if missing.any():
+        raise ValueError(
+            f"{missing.sum()} of {n_cells} cells have no batch (the first is number {int(missing.argmax())}). "
+            "Leave them out, or name their batch."
+        )
+    names, codes = np.unique(given.astype(str), return_inverse=True)
+    if len(names) < 2:
+        raise ValueError(f"All {n_cells} cells are of the batch {str(names[0])!r}; how batches mix needs two.")
+    return codes
+
+
+def scib_metrics(what: str) -> ModuleType:
+    """Import scib-metrics, which brings jax and takes seconds, where it is needed."""
+    try:
+        import scib_metrics as module
+    except ImportError as error:
+        raise ImportError(f"{what} needs scib-metrics: pip install 'scdiva[metrics]'") from error
+    return module

@@ -1,0 +1,218 @@
+"""Batches and cell types among the neighbours of each cell; most of it by scib-metrics, which is optional."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scdiva._threads import torch_threads_kept
+
+from ._input import batch_codes, scib_metrics
+from .annotation import _scored, all_labelled
+from .neighbors import N_NEIGHBORS, Neighbors, neighbors_of
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike
+
+
+def ilisi(embedding: ArrayLike | Neighbors, batch: ArrayLike, *, n_neighbors: int = N_NEIGHBORS) -> float:
+    """Local inverse Simpson index of the batches [1]_, scaled as scIB does [2]_, by scib-metrics.
+
+    Each cell's index is the effective number of batches among its neighbours, weighted by a Gaussian kernel of
+    perplexity `n_neighbors // 3`. The score is its median over cells, less 1, divided by the number of batches less 1:
+    0 where each cell sees one batch, 1 where it sees all in equal parts. No mixing reaches 1 with many batches or
+    unequal ones: cells of eight equal batches at random score 0.6. `shuffle_control` says what can be had.
+
+    Parameters
+    ----------
+    embedding
+        Coordinates of each cell, shape `(n_cells, n_dims)`, or their `nearest_neighbors`.
+    batch
+        Batch of each cell, shape `(n_cells,)`.
+    n_neighbors
+        Neighbours of each cell, of which the cell itself is one.
+
+    Returns
+    -------
+    The scaled median, 0 to 1; higher is better mixed.
+
+    Raises
+    ------
+    ImportError
+        If scib-metrics is not installed.
+    ValueError
+        If a batch is missing or there are fewer than two, or there are fewer cells than neighbours.
+
+    References
+    ----------
+    .. [1] Korsunsky et al., Fast, sensitive and accurate integration of single-cell data with Harmony, Nature Methods
+       2019.
+    .. [2] Luecken et al., Benchmarking atlas-level data integration in single-cell genomics, Nature Methods 2022.
+    """
+    scib = scib_metrics("iLISI")
+    return float(scib.ilisi_knn(_results(neighbors_of(embedding, n_neighbors)), batch_codes(batch, _count(embedding))))
+
+
+def clisi(embedding: ArrayLike | Neighbors, labels: ArrayLike, *, n_neighbors: int = N_NEIGHBORS) -> float:
+    """Local inverse Simpson index of the cell types, scaled as scIB does, by scib-metrics.
+
+    As `ilisi`, turned round: 1 where each cell sees its own type only, 0 where it sees all types in equal parts.
+
+    Parameters
+    ----------
+    embedding
+        Coordinates of each cell, shape `(n_cells, n_dims)`, or the `nearest_neighbors` of cells that all have a label.
+    labels
+        Label of each cell, shape `(n_cells,)`; cells without a label are left out before neighbours are sought.
+    n_neighbors
+        Neighbours of each cell, of which the cell itself is one.
+
+    Returns
+    -------
+    The scaled median, 0 to 1; higher keeps the types better apart.
+
+    Raises
+    ------
+    ImportError
+        If scib-metrics is not installed.
+    ValueError
+        If there are fewer than two labels or fewer cells than neighbours, or neighbours of unlabelled cells are given.
+    """
+    scib = scib_metrics("cLISI")
+    neighbors, names = labelled_neighbors(embedding, labels, n_neighbors)
+    if len(np.unique(names)) < 2:
+        raise ValueError("clisi needs cells of at least two labels; all that are labelled have the same one.")
+    return float(scib.clisi_knn(_results(neighbors), names))
+
+
+def kbet(
+    embedding: ArrayLike | Neighbors,
+    batch: ArrayLike,
+    labels: ArrayLike | None = None,
+    *,
+    n_neighbors: int = 50,
+    alpha: float = 0.05,
+) -> float:
+    """Share of cells around which the batches are mixed as in the whole, by a chi-square test [1]_, by scib-metrics.
+
+    With labels the test is made within each label, on neighbours of a diffusion map of its cells, and averaged over
+    labels, as scIB does; labels of fewer than ten cells or of one batch are left out. That map starts from random
+    numbers, which no seed fixes, so that the last digits vary; the first call of a session compiles for half a minute.
+
+    Parameters
+    ----------
+    embedding
+        Coordinates of each cell, shape `(n_cells, n_dims)`, or their `nearest_neighbors`.
+    batch
+        Batch of each cell, shape `(n_cells,)`.
+    labels
+        Label of each cell, shape `(n_cells,)`, each of them given; None tests over all cells.
+    n_neighbors
+        Neighbours of each cell, of which the cell itself is one.
+    alpha
+        Level below which the test rejects.
+
+    Returns
+    -------
+    The share accepted, 0 to 1; higher is better mixed.
+
+    Raises
+    ------
+    ImportError
+        If scib-metrics is not installed.
+    ValueError
+        If a batch or a label is missing, there are fewer than two batches, or no label can be tested.
+
+    References
+    ----------
+    .. [1] Büttner et al., A test metric for assessing single-cell RNA-seq batch correction, Nature Methods 2019.
+    """
+    scib = scib_metrics("kBET")
+    codes = batch_codes(batch, _count(embedding))
+    if labels is None:
+        accepted, *_ = scib.kbet(_results(neighbors_of(embedding, n_neighbors)), codes, alpha=alpha)
+        return float(accepted)
+    names = all_labelled(labels, len(codes))
+    if all((names == name).sum() < 10 or len(np.unique(codes[names == name])) < 2 for name in np.unique(names)):
+        raise ValueError(
+            "kBET tests within labels that have ten cells and two batches, and there are none: pass labels=None to "
+            "test over all cells, or coarser labels."
+        )
+    neighbors = neighbors_of(embedding, n_neighbors)
+    with torch_threads_kept():
+        return float(scib.kbet_per_label(_results(neighbors), codes, names, alpha=alpha))
+
+
+def graph_connectivity(
+    embedding: ArrayLike | Neighbors,
+    labels: ArrayLike,
+    *,
+    n_neighbors: int = 15,
+    definition: Literal["scgpt", "scib"] = "scib",
+) -> float:
+    """Share of each label's cells in the largest connected part of its neighbour graph, averaged over labels.
+
+    Parameters
+    ----------
+    embedding
+        Coordinates of each cell, shape `(n_cells, n_dims)`, or the `nearest_neighbors` of cells that all have a label.
+    labels
+        Label of each cell, shape `(n_cells,)`; cells without a label are left out before neighbours are sought.
+    n_neighbors
+        Neighbours of each cell, of which the cell itself is one.
+    definition
+        `"scib"` is that of scib-metrics: parts whose cells reach each other along directed edges, from a cell to its
+        neighbours. `"scgpt"` is that of the scib package, which scGPT calls: edges count in both directions, as in
+        the graph of scanpy, so that the score is higher; it needs no scib-metrics.
+
+    Returns
+    -------
+    The mean share, above 0 and at most 1; higher is better.
+
+    Raises
+    ------
+    ImportError
+        If scib-metrics is needed and not installed.
+    ValueError
+        If there are fewer cells than neighbours, or neighbours of unlabelled cells are given.
+    """
+    if definition not in ("scgpt", "scib"):
+        raise ValueError(f"definition is {definition!r}; it can be 'scgpt' or 'scib'.")
+    neighbors, names = labelled_neighbors(embedding, labels, n_neighbors)
+    if definition == "scib":
+        return float(scib_metrics("graph connectivity").graph_connectivity(_results(neighbors), names))
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    n_cells = len(names)
+    bounds = np.arange(0, n_cells * n_neighbors + 1, n_neighbors)
+    graph = csr_array((np.ones(n_cells * n_neighbors), neighbors.indices.ravel(), bounds), shape=(n_cells, n_cells))
+    shares = []
+    for name in np.unique(names):
+        own = np.flatnonzero(names == name)
+        _, parts = connected_components(graph[own][:, own], connection="weak")
+        shares.append(np.bincount(parts).max() / len(own))
+    return float(np.mean(shares))
+
+
+def labelled_neighbors(
+    embedding: ArrayLike | Neighbors, labels: ArrayLike, n_neighbors: int
+) -> tuple[Neighbors, NDArray[np.str_]]:
+    """Find neighbours among the labelled cells, and their labels."""
+    if isinstance(embedding, Neighbors):
+        return neighbors_of(embedding, n_neighbors), all_labelled(labels, _count(embedding))
+    coordinates, names = _scored(embedding, labels)
+    return neighbors_of(coordinates, n_neighbors), names
+
+
+def _count(embedding: ArrayLike | Neighbors) -> int:
+    return len(embedding.indices) if isinstance(embedding, Neighbors) else len(np.asarray(embedding))
+
+
+def _results(neighbors: Neighbors) -> Any:
+    """Give neighbours in the form that scib-metrics takes."""
+    from scib_metrics.nearest_neighbors import NeighborsResults
+
+    return NeighborsResults(indices=neighbors.indices, distances=neighbors.distances)

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import anndata as ad
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import pytest
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.testing.compare import compare_images
+
+from scdiva.pl import _umap, integration
+
+BASELINE = Path(__file__).parent / "baseline"
+
+
+def cells(n: int = 90) -> ad.AnnData:
+    """Three types in two batches, apart before and mixed after; the maps stand there, so that none is computed."""
+    rng = np.random.default_rng(0)
+    kind, batch = np.arange(n) % 3, np.arange(n) // 3 % 2
+    place = np.array([[0.0, 0.0], [9.0, 1.0], [4.0, 8.0]])[kind]
+    adata = ad.AnnData(np.zeros((n, 1), np.float32), obs=pd.DataFrame(index=[f"cell{i}" for i in range(n)]))
+    adata.obs["cell type"] = pd.Categorical.from_codes(kind, ["T cell", "B cell", "Monocyte"])
+    adata.obs["donor"] = pd.Categorical.from_codes(batch, ["Anna", "Ben"])
+    adata.obs["run"] = batch + 9
+    noise = rng.normal(size=(2, n, 2))
+    adata.obsm["X_scdiva_umap"] = place + noise[0] + 3.0 * batch[:, None]
+    adata.obsm["X_scdiva_integrated_umap"] = place + noise[1]
+    adata.obsm["X_scdiva"] = rng.normal(size=(n, 4)).astype(np.float32)
+    adata.obsm["X_scdiva_integrated"] = rng.normal(size=(n, 4)).astype(np.float32)
+    return adata
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    plt.close("all")
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"), [("integration", ("donor", "cell type")), ("integration_batches", (["donor", "run"],))]
+)
+def test_looks_as_it_did(tmp_path, name, keys):
+    """Made anew by: draw, look at it, and copy the file that is named when this fails to tests/pl/baseline."""
+    with mpl.style.context("default"):
+        fig = integration(cells(), *keys, return_fig=True)
+        fig.savefig(tmp_path / f"{name}.png", dpi=50)
+    # Of 255: another colour of one group makes 6, another letter in a name 0.5, fonts drawn otherwise 9 and more.
+    assert compare_images(str(BASELINE / f"{name}.png"), str(tmp_path / f"{name}.png"), tol=2.0) is None
+
+
+def test_rows_are_the_columns_of_obs_and_columns_before_and_after():
+    adata = cells()
+    fig = integration(adata, ["donor", "run"], "cell type", return_fig=True)
+    panels = np.array(fig.axes).reshape(3, 2)
+    assert [row[0].get_ylabel() for row in panels] == ["donor", "run", "cell type"]
+    assert [ax.get_title() for ax in panels[0]] == ["before: UMAP of X_scdiva", "after: UMAP of X_scdiva_integrated"]
+    for column, key in enumerate(("X_scdiva_umap", "X_scdiva_integrated_umap")):
+        for ax in panels[:, column]:
+            dots = np.asarray(ax.collections[0].get_offsets())
+            assert np.array_equal(dots[np.lexsort(dots.T)], adata.obsm[key][np.lexsort(adata.obsm[key].T)])
+    names = [[text.get_text() for text in row[1].get_legend().get_texts()] for row in panels[:2]]
+    assert names == [["Anna", "Ben"], ["9", "10"]]  # numbers name batches, in their order
+    assert all(ax.get_legend() is None for ax in [*panels[:, 0], panels[2, 1]])
+    for ax in panels[2]:
+        assert sorted(text.get_text() for text in ax.texts) == ["B cell", "Monocyte", "T cell"]
+
+
+def test_a_cell_has_the_same_colour_before_and_after():
+    adata = cells()
+    adata.uns["donor_colors"] = ["#ff0000", "#0000ff"]
+    adata.obs.loc["cell7", "donor"] = np.nan
+    fig = integration(adata, "donor", return_fig=True)
+    assert len(fig.axes) == 2
+    for ax, key in zip(fig.axes, ("X_scdiva_umap", "X_scdiva_integrated_umap"), strict=True):
+        dots = ax.collections[0]
+        at = {tuple(p): tuple(c) for p, c in zip(dots.get_offsets(), dots.get_facecolors()[:, :3], strict=True)}
+        for i, donor in enumerate(adata.obs["donor"]):
+            expected = (0.83,) * 3 if i == 7 else {"Anna": (1.0, 0.0, 0.0), "Ben": (0.0, 0.0, 1.0)}[donor]
+            assert at[tuple(adata.obsm[key][i])] == expected
+
+
+def test_both_maps_are_computed_once_and_kept(monkeypatch):
+    adata = cells()
+    del adata.obsm["X_scdiva_umap"], adata.obsm["X_scdiva_integrated_umap"]
+    before = adata.copy()
+    integration(adata, "donor", "cell type", n_neighbors=5, rng=3)
+    assert set(adata.obsm) == {*before.obsm, "X_scdiva_umap", "X_scdiva_integrated_umap"}
+    assert set(adata.uns["scdiva"]["umap"]) == {"X_scdiva_umap", "X_scdiva_integrated_umap"}
+    assert adata.obsm["X_scdiva_umap"].shape == (90, 2)
+    pd.testing.assert_frame_equal(adata.obs, before.obs)
+    monkeypatch.delattr(_umap, "_umap_of")
+    integration(adata, "donor", n_neighbors=5, rng=3)
+
+
+def test_other_embeddings_can_be_compared():
+    adata = cells()
+    for key in ("X_pca", "X_harmony"):
+        adata.obsm[key] = adata.obsm["X_scdiva"]
+        adata.obsm[f"{key}_umap"] = adata.obsm["X_scdiva_umap"]
+    fig = integration(adata, "donor", before="X_pca", after="X_harmony", return_fig=True)
+    assert [ax.get_title() for ax in fig.axes] == ["before: UMAP of X_pca", "after: UMAP of X_harmony"]
+
+
+def test_many_types_stand_at_the_side():
+    adata = cells()
+    adata.obs["clone"] = [f"clone {i % 40:02d}" for i in range(90)]
+    fig = integration(adata, "donor", "clone", return_fig=True)
+    assert len(fig.axes[3].get_legend().get_texts()) == 40
+    assert all(len(ax.texts) == 0 for ax in fig.axes)
+    fig.canvas.draw()
+    inside = fig.axes[3].get_legend().get_window_extent()
+    assert inside.x1 <= fig.bbox.x1 + 1
+    assert fig.axes[0].get_window_extent().width > 200
+
+
+def test_the_file_is_written_and_the_figure_closed(tmp_path):
+    before = plt.get_fignums()
+    assert integration(cells(), "donor", "cell type", save=tmp_path / "a.png") is None
+    assert (tmp_path / "a.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert plt.get_fignums() == before
+
+
+def test_bad_input_is_refused_and_adata_left_alone(tmp_path):
+    adata = cells()
+    del adata.obsm["X_scdiva_umap"], adata.obsm["X_scdiva_integrated_umap"]
+    adata.obs["depth"] = np.linspace(0, 1, 90)
+    adata.obs["nothing"] = np.nan
+    adata.obs["depth"] = np.arange(90) / 7
+    large = ad.concat([adata, adata], index_unique="-")
+    large.obs["depth"] = np.arange(180) / 7
+    without, empty = adata.copy(), adata.copy()
+    del without.obsm["X_scdiva_integrated"]
+    empty.obsm["X_scdiva_integrated"][4:] = np.nan
+    calls = [
+        (adata, ("Donor",), {}, KeyError, "'Donor' is no column of adata.obs, which has cell type, donor, run"),
+        (adata, ("donor", "kind"), {}, KeyError, "'kind' is no column"),
+        (adata, ("nothing",), {}, ValueError, r"'nothing'\] has 0 different values in 90 cells"),
+        (large, ("depth",), {}, ValueError, r"'depth'\] has 180 different values"),
+        (adata, ("donor",), {"save": tmp_path / "map"}, ValueError, "must end in a picture format"),
+        (without, ("donor",), {}, KeyError, r"no 'X_scdiva_integrated', .* call scdiva.tl.integrate\(adata, 'donor'\)"),
+        (empty, ("donor",), {}, ValueError, r"X_scdiva_integrated'\] has 4 finite rows of 90"),
+        ("file.h5ad", ("donor",), {}, TypeError, "expected an AnnData object"),
+    ]
+    for given, keys, options, error, words in calls:
+        with pytest.raises(error, match=words):
+            integration(given, *keys, **options)
+        if given is not calls[-1][0]:
+            assert not [key for key in given.obsm if key.endswith("umap")]
+            assert dict(given.uns) == {}

@@ -16,17 +16,17 @@ GRAPH_NEIGHBORS = 15
 def lisi(embedding: np.ndarray, batches: np.ndarray, perplexity: float | None = PERPLEXITY) -> np.ndarray:
     """Local inverse Simpson index of the batches around each cell (Korsunsky et al. 2019), from 1 to their number.
 
-    The 90 nearest neighbours are weighted by exp(-beta d), d the Euclidean distance, with beta such that the weights
-    have the perplexity; the index is one over the sum of the batches' squared shares. Without a perplexity the 90
-    nearest, the cell itself among them, count alike.
+    Of the 90 nearest neighbours the cell itself is one. The others are weighted by exp(-beta d), d the Euclidean
+    distance, with beta such that the weights have the perplexity; the index is one over the sum of the batches'
+    squared shares. Without a perplexity all 90 count alike.
     """
-    k = min(LISI_NEIGHBORS, len(embedding) - 1)
+    k = min(LISI_NEIGHBORS, len(embedding))
     finder = NearestNeighbors(n_neighbors=k).fit(embedding)
     if perplexity is None:
         neighbors = finder.kneighbors(embedding, return_distance=False)
         weights = np.full(neighbors.shape, 1 / k)
     else:
-        distances, neighbors = finder.kneighbors()
+        distances, neighbors = finder.kneighbors(n_neighbors=k - 1)
         weights = perplexed(distances, min(perplexity, k / 3))
     names, codes = np.unique(batches, return_inverse=True)
     of_neighbors = codes[neighbors]
@@ -75,7 +75,7 @@ def connectivity(embedding: np.ndarray, labels: np.ndarray) -> float:
     """Share of a type's cells in its largest connected part of the 15-NN graph, mean over types (scib)."""
     from scipy.sparse.csgraph import connected_components
 
-    graph = NearestNeighbors(n_neighbors=GRAPH_NEIGHBORS).fit(embedding).kneighbors_graph()
+    graph = NearestNeighbors(n_neighbors=GRAPH_NEIGHBORS).fit(embedding).kneighbors_graph(embedding)
     shares = []
     for label in np.unique(labels):
         rows = np.flatnonzero(labels == label)

@@ -52,8 +52,8 @@ PAPER_TABLE_2 = {
 metrics"), as printed, a column for each of `PAPER_METHODS`; none of it was measured here."""
 PAPER_WORDS = (
     "From Table 2 of the scDiVa paper, as printed there; nothing of it was measured here, and neither its weights nor "
-    "these sets come with this package. The paper's scDiVa was fine-tuned with the labels that Avg-bio scores, which "
-    "the others were not all told. `benchmarks/integration.py --h5ad FILE --batch-key B --labels-key L` runs all arms "
+    "these sets come with this package. The paper fine-tuned scDiVa with labels (SupCon), and Avg-bio scores labels; "
+    "Harmony is told of none. `benchmarks/integration.py --h5ad FILE --batch-key B --labels-key L` runs all arms "
     "above on a file of one's own."
 )
 
@@ -83,7 +83,7 @@ def part_table(rows: list[dict], part: str) -> str:
         ]
         for row in rows
     ]
-    header = [f"set ({counted})", "", *(measures[key] for key in keys), *COSTS.values()]
+    header = [f"set ({counted})", "method", *(measures[key] for key in keys), *COSTS.values()]
     return f"### {title}\n\n{table(header, lines)}"
 
 
@@ -94,7 +94,13 @@ def origins(rows: list[dict]) -> str:
         f"`{commit[:12]}`{' with changes' if commit.endswith('+changes') else ''}"
         for commit in dict.fromkeys(row["commit"] for row in rows)
     )
-    once = sorted({INTEGRATED[row["arm"]] for row in rows if row["fits"] < len(row["seeds"]) and "epochs" in row})
+    once = sorted(
+        {
+            INTEGRATED[row["arm"]]
+            for row in rows
+            if row["fits"] < len(row["seeds"]) and row.keys() & {"epochs", "strategy"}
+        }
+    )
     text = (
         f"Rows were made at commits {commits}, on {', '.join(sorted({row['processor'] for row in rows}))}: {packages}."
     )

@@ -84,6 +84,11 @@ def connectivity(embedding: np.ndarray, labels: np.ndarray) -> float:
     return float(np.mean(shares))
 
 
+def conserved(embedding: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
+    """NMI and ARI of Leiden clusters, scaled silhouette of the labels, and their mean, `average_bio`."""
+    return sd.metrics.average_bio(embedding, labels, rng=seed)
+
+
 def integrated(embedding: np.ndarray, batches: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
     """Scores of an embedding that was told of no labels.
 
@@ -94,7 +99,7 @@ def integrated(embedding: np.ndarray, batches: np.ndarray, labels: np.ndarray, s
     shuffled = np.random.default_rng(seed).permutation(batches)
     return {
         **sd.metrics.knn_cross_validation(embedding, labels, rng=seed),
-        **sd.metrics.average_bio(embedding, labels, rng=seed),
+        **conserved(embedding, labels, seed),
         "ilisi": ilisi(embedding, batches),
         "ilisi_even": ilisi(embedding, batches, None),
         "ilisi_shuffled": ilisi(embedding, shuffled),

@@ -40,11 +40,10 @@ import pandas as pd
 import scipy.sparse as sp
 from _integration_arms import ALIKE, ARMS, BATCH, LABELS, hidden_half, missing, version_of
 from _integration_goals import goals
-from _integration_scores import carried, integrated, named
+from _integration_scores import carried, conserved, integrated, named
 from _record import RESULTS, commit, machine, record
 from _timing import report
 
-import scdiva as sd
 from scdiva.metrics.annotation import labelled
 
 NAME = "integration"
@@ -135,7 +134,7 @@ def scored(adata: ad.AnnData, job: dict, found: dict[str, np.ndarray]) -> dict[s
         known = np.setdiff1d(np.flatnonzero(labelled(labels)), asked)
         given, later = found["embedding"], found["embedding"][asked]
         predicted = found["predicted"][asked] if "predicted" in found else None
-        scores: dict[str, float] = dict(sd.metrics.average_bio(later, labels[asked], rng=job["seed"]))
+        scores = conserved(later, labels[asked], job["seed"])
     else:
         out = batches == job["left_out"]
         given, rows = found["embedding"], np.flatnonzero(~out)

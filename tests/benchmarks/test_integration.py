@@ -1,0 +1,287 @@
+"""integration.py: scores are what they are said to be, hidden labels stay hidden, goals say what the rows say."""
+
+from __future__ import annotations
+
+import json
+
+import anndata as ad
+import numpy as np
+import pytest
+
+import scdiva as sd
+
+
+@pytest.fixture
+def arms(script):
+    return script("_integration_arms")
+
+
+@pytest.fixture
+def scores(script):
+    return script("_integration_scores")
+
+
+@pytest.fixture
+def integration(script):
+    return script("integration")
+
+
+def cells(n_cells=120, **options) -> ad.AnnData:
+    """Toy counts with `batch` and `cell_type` in obs."""
+    return sd.datasets.toy(n_cells, 160, n_types=3, **options)
+
+
+def mixed(n_cells=300, apart=0.0, seed=0):
+    """Two types far apart, three batches shifted by `apart`: embedding, batches, labels."""
+    rng = np.random.default_rng(seed)
+    labels, batches = np.repeat(["a", "b"], n_cells // 2), np.array(["x", "y", "z"])[np.arange(n_cells) % 3]
+    embedding = rng.normal(size=(n_cells, 4))
+    embedding[:, 0] += 20 * (labels == "a")
+    embedding[:, 1] += apart * (batches == "x") - apart * (batches == "y")
+    return embedding, batches, labels
+
+
+def test_lisi_is_its_definition(scores):
+    embedding, batches, _ = mixed(apart=1.0)
+    found, even = scores.lisi(embedding, batches), scores.lisi(embedding, batches, None)
+    for cell in (0, 7, 299):
+        distance = np.linalg.norm(embedding - embedding[cell], axis=1)
+        nearest = np.argsort(distance)[:90]
+        assert even[cell] == pytest.approx(1 / sum(np.mean(batches[nearest] == name) ** 2 for name in "xyz"))
+        others = nearest[1:]
+        # beta by bisection on its own scale, not on that of the function
+        low, high = 1e-6, 1e6
+        for _ in range(200):
+            beta = (low * high) ** 0.5
+            weight = np.exp(-beta * (distance[others] - distance[others].min()))
+            weight /= weight.sum()
+            perplexity = np.exp(-(weight * np.log(np.maximum(weight, 1e-300))).sum())
+            low, high = (beta, high) if perplexity > 30 * 89 / 90 else (low, beta)
+        shares = [weight[batches[others] == name].sum() for name in "xyz"]
+        assert found[cell] == pytest.approx(1 / np.sum(np.square(shares)), rel=0.01)
+
+
+def test_mixed_batches_score_higher_than_separate_ones(scores):
+    together, separate = (scores.integrated(*mixed(apart=apart), 0) for apart in (0.0, 30.0))
+    assert separate["ilisi"] == separate["ilisi_even"] == 0
+    for key in ("ilisi", "ilisi_even"):
+        assert together[key] == pytest.approx(together[f"{key}_shuffled"], abs=0.05)
+    assert together["batch_asw"] > separate["batch_asw"] + 0.3
+    assert (together["connectivity"], separate["connectivity"]) == (1.0, pytest.approx(1 / 3))
+    assert together["avg_batch"] > separate["avg_batch"] + 0.2
+    assert together["accuracy"] == separate["accuracy"] == 1.0
+
+
+def test_batches_within_types_are_not_scored_where_there_is_one(scores):
+    embedding, batches, labels = mixed()
+    with pytest.raises(ValueError, match="confounded"):
+        scores.batch_asw(embedding, labels, labels)
+    some = np.where(labels == "a", "x", batches)
+    only_b = labels == "b"
+    found = scores.batch_asw(embedding, some, labels)
+    assert found == pytest.approx(scores.batch_asw(embedding[only_b], batches[only_b], labels[only_b]))
+
+
+def test_a_type_that_was_not_asked_for_is_wrong(scores):
+    found = scores.named(np.array(["a", "a", "c"]), np.array(["a", "a", "b"]))
+    assert found == {"accuracy": pytest.approx(2 / 3), "macro_f1": pytest.approx(0.5)}
+
+
+def test_preparing_takes_the_same_cells_and_refuses_what_has_no_batches(integration, monkeypatch):
+    monkeypatch.setattr(integration, "MAX_CELLS", 50)
+    adata = cells()
+    adata.obs["own"] = adata.obs["batch"].astype(str)
+    first = integration.prepared(adata, "own", "cell_type")
+    assert first.n_obs == 50
+    assert list(first.obs) == ["batch", "cell_type"]
+    np.testing.assert_array_equal(first.X.toarray(), adata[first.obs_names].X.toarray())
+    assert integration.fingerprint(first) == integration.fingerprint(integration.prepared(adata, "own", "cell_type"))
+    other = cells(rng=1)
+    assert integration.fingerprint(first) != integration.fingerprint(integration.prepared(other, "batch", "cell_type"))
+    with pytest.raises(ValueError, match=r"'missing'.*'batch'"):
+        integration.prepared(adata, "missing", "cell_type")
+    adata.obs.loc[adata.obs_names[3], "own"] = np.nan
+    with pytest.raises(ValueError, match=r"1 cells have no batch: .*adata\.obs\['own'\]\.notna"):
+        integration.prepared(adata, "own", "cell_type")
+    adata.obs["own"] = "one"
+    with pytest.raises(ValueError, match="one batch"):
+        integration.prepared(adata, "own", "cell_type")
+    adata.X = adata.X * -1
+    with pytest.raises(ValueError, match="--layer"):
+        integration.prepared(adata, "batch", "cell_type")
+
+
+def test_queries_go_from_the_largest_to_the_smallest_batch(integration):
+    obs = {"batch": np.repeat(list("abcdef"), [49, 90, 50, 70, 60, 80])}
+    adata = ad.AnnData(np.zeros((399, 1), dtype=np.float32), obs=obs)
+    assert integration.queries(adata) == ["b", "d", "c"]
+    assert integration.queries(adata[adata.obs["batch"].isin(["a", "e"])]) == ["e"]
+
+
+def test_what_is_hidden_is_not_told(arms):
+    adata = cells()
+    adata.obs["cell_type"] = adata.obs["cell_type"].astype(str)
+    adata.obs.loc[adata.obs_names[:10], "cell_type"] = "nan"
+    labels = adata.obs["cell_type"].to_numpy()
+    halves = [arms.hidden_half(labels, seed) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(halves[0], halves[1])
+    assert not np.array_equal(halves[0], halves[2])
+    assert len(halves[0]) == 55
+    assert halves[0].min() >= 10
+    told, later = arms.parted(adata.copy(), {"part": "labelled", "seed": 1})
+    assert later is None
+    unknown = np.flatnonzero(told.obs[arms.KNOWN] == arms.UNLABELLED)
+    np.testing.assert_array_equal(unknown, np.union1d(halves[2], np.arange(10)))
+    batch = adata.obs["batch"].astype(str)
+    told, later = arms.parted(adata.copy(), {"part": "query", "seed": 0, "left_out": batch.iloc[0]})
+    assert set(later.obs["batch"].astype(str)) == {batch.iloc[0]}
+    assert batch.iloc[0] not in set(told.obs["batch"].astype(str))
+    assert (later.obs[arms.KNOWN] == arms.UNLABELLED).all()
+    with pytest.raises(ValueError, match="'other'"):
+        arms.parted(adata, {"part": "query", "seed": 0, "left_out": "other"})
+
+
+def job(tmp_path, adata, arm, part="unlabelled", **options):
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    told = {"file": str(tmp_path / "cells.h5ad"), "keep": str(tmp_path), "threads": 1, "model": "scdiva-mini"}
+    return {"part": part, "set": "toy", "arm": arm, "seed": 0, "base_seed": 0, "left_out": None, **told, **options}
+
+
+@pytest.mark.parametrize("arm", ["combat", "harmony"])
+def test_arms_that_correct_mix_more_than_pca(arms, scores, integration, tmp_path, arm):
+    if arm == "harmony":
+        pytest.importorskip("harmonypy", reason="harmonypy is GPL and part of the extra scdiva[bench]")
+    adata = integration.prepared(cells(240), "batch", "cell_type")
+    batches = adata.obs["batch"].astype(str).to_numpy()
+    found = {}
+    for name in ("pca", arm):
+        embeddings, cost = arms.run(job(tmp_path, adata, name))
+        assert embeddings["embedding"].shape == (240, 50)
+        assert cost["peak_mib"] > 50
+        found[name] = scores.ilisi(embeddings["embedding"], batches)
+    assert found[arm] > found["pca"]
+
+
+def test_scvi_is_fitted_once_and_its_seconds_are_kept(arms, integration, tmp_path):
+    pytest.importorskip("scvi", reason="scvi-tools is the extra scdiva[scvi]")
+    adata = integration.prepared(cells(n_batches=3), "batch", "cell_type")
+    first, cost = arms.run(job(tmp_path, adata, "scvi", max_epochs=2))
+    (file,) = tmp_path.glob("scvi_*/fit.json")
+    notes = json.loads(file.read_text())
+    file.write_text(json.dumps({**notes, "kept": {**notes["kept"], "wall_seconds": 1000.0}}))
+    again, kept = arms.run(job(tmp_path, adata, "scvi", max_epochs=2))
+    np.testing.assert_allclose(again["embedding"], first["embedding"], atol=1e-5)
+    assert cost["wall_seconds"] < 1000 < kept["wall_seconds"]
+    assert kept["epochs"] == 2
+    left_out = integration.queries(adata) or [adata.obs["batch"].astype(str).iloc[0]]
+    for part, arm in (("labelled", "scanvi"), ("query", "scarches")):
+        work = job(tmp_path, adata, arm, part, max_epochs=2, left_out=left_out[0])
+        found = integration.scored(adata, work, arms.run(work)[0])
+        assert 0 <= found["own_accuracy"] <= 1
+        assert found["n_cells"] > 0
+
+
+def test_rows_are_made_once_and_written(integration, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(integration, "RESULTS", tmp_path)
+    monkeypatch.setitem(integration.record.__globals__, "RESULTS", tmp_path)
+    adata = cells()
+    adata.write_h5ad(tmp_path / "mine.h5ad")
+    call = [
+        "--h5ad",
+        str(tmp_path / "mine.h5ad"),
+        "--batch-key",
+        "batch",
+        "--labels-key",
+        "cell_type",
+        "--arms",
+        "pca",
+        "--seeds",
+        "0",
+        "1",
+    ]
+    assert integration.main(call) == 0
+    result = json.loads((tmp_path / "integration.json").read_text())
+    (row,) = result["rows"]
+    assert (row["part"], row["set"], row["arm"], row["n_cells"]) == ("unlabelled", "mine", "pca", 120)
+    assert (row["seeds"], row["fits"]) == ([0, 1], 1)
+    assert "pca" not in result["left_out"]
+
+    def never(*_):
+        raise AssertionError("fitted again")
+
+    monkeypatch.setattr(integration, "fit", never)
+    assert integration.main(call) == 0
+    with pytest.raises(AssertionError, match="again"):
+        integration.main([*call, "--again"])
+    with pytest.raises(AssertionError, match="again"):
+        integration.main([*call, "--seeds", "0"])
+
+
+def test_a_fit_that_fails_says_what_and_why(integration, tmp_path, monkeypatch):
+    script = tmp_path / "fails.py"
+    script.write_text("raise ValueError('of this')")
+    monkeypatch.setattr(integration, "ARMS_FILE", script)
+    work = {"part": "query", "set": "toy", "arm": "ours", "left_out": "x", "seed": 3, "threads": 1}
+    with pytest.raises(RuntimeError, match=r"query toy ours x, seed 3 failed:[\s\S]*ValueError: of this"):
+        integration.fit(work, tmp_path)
+
+
+def rows_for_goals():
+    def row(part, arm, accuracy, bio, ilisi=0.5, **more):
+        costs = {"cpu_seconds": 10.0 if arm == "ours" else 8.0}
+        return {"set": "kang_pbmc_12k_1287g", "part": part, "arm": arm, "accuracy": accuracy, "average_bio": bio,
+                "ilisi": ilisi, "ilisi_even": ilisi, **costs, **more}  # fmt: skip
+
+    return [
+        row("unlabelled", "ours", 0.9, 0.70, 0.57),
+        row("unlabelled", "harmony", 0.9, 0.69, 0.6),
+        row("unlabelled", "scvi", 0.9, 0.71, 0.5),
+        row("labelled", "ours", 0.90, 0.8),
+        row("labelled", "scanvi", 0.85, 0.7, own_accuracy=0.91),
+        *(row("query", "ours", score, 0, left_out=batch) for batch, score in zip("xy", (0.9, 0.8), strict=True)),
+        row("query", "scarches", 0.8, 0, left_out="x", own_accuracy=0.7),
+        row("query", "scarches", 0.6, 0, left_out="y", own_accuracy=0.95),
+    ]
+
+
+def test_goals(script):
+    goals = script("_integration_goals").goals
+    found = {
+        row["what"].removeprefix("kang_pbmc_12k_1287g"): (row["value"], row["met"]) for row in goals(rows_for_goals())
+    }
+    assert found == {
+        ": mean of NMI, ARI, ASW above the better of Harmony and scVI": (-0.01, False),
+        ": iLISI as a share of the better of Harmony and scVI's": (0.95, True),
+        ": iLISI, neighbours alike as a share of the better of Harmony and scVI's": (0.95, True),
+        ": CPU seconds as a share of scVI's": (1.25, False),
+        ", half of the labels: accuracy above scANVI": (-0.01, False),
+        ", half of the labels: mean of NMI, ARI, ASW above scANVI": (0.1, True),
+        ", a batch left out: accuracy above scArches, mean of 2": (0.025, True),
+    }
+    rivals = [row for row in rows_for_goals() if row["arm"] != "ours"]
+    assert goals(rivals) == []
+    some = [row for row in rows_for_goals() if row["arm"] in ("ours", "harmony")]
+    assert [row["what"].split(": ")[1] for row in goals(some)] == [
+        "mean of NMI, ARI, ASW above Harmony", "iLISI as a share of Harmony's",
+        "iLISI, neighbours alike as a share of Harmony's",
+    ]  # fmt: skip
+
+
+def test_the_page_shows_all_parts_and_marks_what_is_the_papers(script):
+    tables, goals = script("tables"), script("_integration_goals").goals
+    costs = {"cpu_seconds": 8.0, "wall_seconds": 9.0, "peak_mib": 1234.0}
+    made = {"n_cells": 60, "seeds": [0, 1], "fits": 1, "package": "some 1.0", "commit": "0123456789abcdef+changes",
+            "processor": "Some CPU"}  # fmt: skip
+    spread = {f"{key}_sd": 0.01 for key in ("accuracy", "average_bio", "ilisi", "ilisi_even", "own_accuracy", "nmi",
+                                            "ari", "asw", "batch_asw", "connectivity", "avg_batch")}  # fmt: skip
+    rows = [{**made, **costs, **spread, **row, "ilisi_shuffled": 0.75, "epochs": [9]} for row in rows_for_goals()]
+    page = tables.integration({"rows": [*rows, *goals(rows)], "left_out": {"combat": "why"}})
+    harmony = next(line for line in page.splitlines() if line.startswith("| kang") and "Harmony |" in line)
+    assert "| 0.600 ± 0.010 (0.750) | 0.600 ± 0.010 |" in harmony
+    assert harmony.endswith("| 8.0 | 9.0 | 1,234 |")
+    assert "| kang_pbmc_12k_1287g, x (60) | scArches (scANVI surgery) | 0.800 ± 0.010 | 0.700 ± 0.010 |" in page
+    assert "CPU seconds as a share of scVI's | 1.25 | ≤ 1 | **missed** |" in page
+    assert "commits `0123456789ab` with changes, on Some CPU: some 1.0. Fitted once" in page
+    assert "Left out: ComBat, PCA; why." in page
+    assert "nothing of it was measured here" in page
+    assert "| Avg-bio, COVID-19 | 0.4468 | 0.5567 | 0.6476 | 0.5468 | 0.5537 | 0.6689 |" in page

@@ -64,7 +64,7 @@ VALIDATION = ("citefuse_eccite_pbmc_500", "breast_scdeconr_ref", "vision_metasta
 """Studies held out to watch the training: blood, a solid tissue, a cell line."""
 LOG_BATCHES = {"tidytranscriptomics_pbmc_3000": ("SCP345", "SCP591")}
 """Studies that join counts with logarithms, and the prefixes of the batches that hold log1p values: left out."""
-STEPS = 5000
+STEPS = 2500
 ANCHOR_STEPS = 2400
 LOOKS = 12
 """Looks at the validation studies over a run: the points of its curve."""

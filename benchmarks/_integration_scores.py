@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.metrics import accuracy_score, f1_score, silhouette_samples, silhouette_score
+from sklearn.metrics import accuracy_score, f1_score, silhouette_score
 from sklearn.neighbors import KNeighborsClassifier, NearestNeighbors
 
 import scdiva as sd
 from scdiva.metrics.annotation import labelled
 
 LISI_NEIGHBORS, PERPLEXITY = 90, 30
-GRAPH_NEIGHBORS = 15
 
 
 def lisi(embedding: np.ndarray, batches: np.ndarray, perplexity: float | None = PERPLEXITY) -> np.ndarray:
@@ -55,38 +54,10 @@ def ilisi(embedding: np.ndarray, batches: np.ndarray, perplexity: float | None =
     return float((np.median(lisi(embedding, batches, perplexity)) - 1) / (n_batches - 1))
 
 
-def batch_asw(embedding: np.ndarray, batches: np.ndarray, labels: np.ndarray) -> float:
-    """1 - |silhouette of the batches| within each type, mean over its cells, then over types (scib).
-
-    Types of a single batch say nothing of batches and are left out, as are those with no more cells than batches.
-    """
-    found = []
-    for label in np.unique(labels):
-        rows = labels == label
-        n_batches = len(np.unique(batches[rows]))
-        if 2 <= n_batches < rows.sum():
-            found.append(float(np.mean(1 - np.abs(silhouette_samples(embedding[rows], batches[rows])))))
-    if not found:
-        raise ValueError("no type has cells of two batches: batch and type are confounded, and mixing can't be scored.")
-    return float(np.mean(found))
-
-
-def connectivity(embedding: np.ndarray, labels: np.ndarray) -> float:
-    """Share of a type's cells in its largest connected part of the 15-NN graph, mean over types (scib)."""
-    from scipy.sparse.csgraph import connected_components
-
-    graph = NearestNeighbors(n_neighbors=GRAPH_NEIGHBORS).fit(embedding).kneighbors_graph(embedding)
-    shares = []
-    for label in np.unique(labels):
-        rows = np.flatnonzero(labels == label)
-        _, parts = connected_components(graph[rows][:, rows], directed=False)
-        shares.append(np.bincount(parts).max() / len(rows))
-    return float(np.mean(shares))
-
-
 def conserved(embedding: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
     """NMI and ARI of Leiden clusters, scaled silhouette of the labels, and their mean, `average_bio`."""
-    return sd.metrics.average_bio(embedding, labels, rng=seed)
+    found = sd.metrics.avg_bio(embedding, labels, rng=seed)
+    return {"average_bio": found.pop("avg_bio"), **found}
 
 
 def integrated(embedding: np.ndarray, batches: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
@@ -104,8 +75,8 @@ def integrated(embedding: np.ndarray, batches: np.ndarray, labels: np.ndarray, s
         "ilisi_even": ilisi(embedding, batches, None),
         "ilisi_shuffled": ilisi(embedding, shuffled),
         "ilisi_even_shuffled": ilisi(embedding, shuffled, None),
-        "batch_asw": batch_asw(embedding[known], batches[known], labels[known]),
-        "connectivity": connectivity(embedding[known], labels[known]),
+        "batch_asw": sd.metrics.silhouette_batch(embedding[known], batches[known], labels[known]),
+        "connectivity": sd.metrics.graph_connectivity(embedding[known], labels[known], definition="scgpt"),
         "avg_batch": 1 - float(silhouette_score(embedding, batches)),
     }
 

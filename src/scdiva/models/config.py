@@ -51,6 +51,9 @@ class ScDiVaConfig:
     anchor_residual
         With the set encoder: whether the cell state is `z + R·[LAT]`, R starting at zero, or `z` alone. Without it a
         cell is embedded without running the transformer.
+    integrated, integrated_own_dim, integrated_hidden
+        Whether an :class:`~scdiva.nn.IntegrationHead` turns the cell state into the embedding, as `tl.integrate` leaves
+        it; width of its own projection, and of its hidden layers.
     position
         `"rope"`: attention sees the distance in rank between two genes; `"none"`: a cell is a set.
     time_conditioning
@@ -87,6 +90,9 @@ class ScDiVaConfig:
     anchor_balance: float = 2.0
     anchor_length: int = 8192
     anchor_residual: bool = True
+    integrated: bool = False
+    integrated_own_dim: int = 20
+    integrated_hidden: int = 256
     position: Literal["rope", "none"] = "rope"
     time_conditioning: bool = False
     entropy_floor: float = 0.3

@@ -44,7 +44,8 @@ def runs_transformer(model: ScDiVa, what: ReadOut = "lat") -> bool:
 
 def pooled_dim(model: ScDiVa, pooling: Pooling) -> int:
     """Width of what :func:`read_out` makes of a cell."""
-    return {"lat": model.state_dim, "mean": model.config.dim, "lat+mean": model.state_dim + model.config.dim}[pooling]
+    state = model.state_dim if model.integration is None else model.integration.dim
+    return {"lat": state, "mean": model.config.dim, "lat+mean": state + model.config.dim}[pooling]
 
 
 def read_out(model: ScDiVa, batch: Packed, what: ReadOut) -> Tensor:
@@ -57,9 +58,10 @@ def read_out(model: ScDiVa, batch: Packed, what: ReadOut) -> Tensor:
     batch
         B cells of at most `config.input_length` genes.
     what
-        `"lat"`, the cell state; `"mean"`, the mean over the cell's genes of their final hidden states; `"lat+mean"`,
-        both, each divided by its length, side by side; `"genes"`, the final hidden states themselves. Of a cell longer
-        than `config.max_length` the transformer sees the first so many genes, and these are the genes meant.
+        `"lat"`, the cell state, integrated where the model has an integration head; `"mean"`, the mean over the cell's
+        genes of their final hidden states; `"lat+mean"`, both, each divided by its length, side by side; `"genes"`, the
+        final hidden states themselves. Of a cell longer than `config.max_length` the transformer sees the first so many
+        genes, and these are the genes meant.
 
     Returns
     -------
@@ -67,14 +69,21 @@ def read_out(model: ScDiVa, batch: Packed, what: ReadOut) -> Tensor:
     mean of a cell without genes is NaN.
     """
     if what == "lat":
-        return model.encode(*batch)
+        return _integrated(model, model.encode(*batch), batch)
     found = model.read(*batch)
     if what == "genes":
         return found.hidden
     lengths = batch[2].diff().clamp_max(model.config.max_length)
     # sums within each cell in the order of its genes, without atomics: two runs agree bit for bit
     mean = torch.segment_reduce(found.hidden.float(), "mean", lengths=lengths.long())
-    return mean if what == "mean" else torch.cat([F.normalize(found.cell_state.float()), F.normalize(mean)], dim=1)
+    if what == "mean":
+        return mean
+    state = _integrated(model, found.cell_state, batch)
+    return torch.cat([F.normalize(state.float()), F.normalize(mean)], dim=1)
+
+
+def _integrated(model: ScDiVa, state: Tensor, batch: Packed) -> Tensor:
+    return state if model.integration is None else model.integration(state.float(), *batch)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from scdiva.models.config import ScDiVaConfig
 from scdiva.nn.anchor import PooledAnchor, SetEncoder
 from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
 from scdiva.nn.heads import DualHeads
+from scdiva.nn.integration import IntegrationHead
 from scdiva.nn.layers import INIT_STD, Block, RMSNorm, linear
 
 if TYPE_CHECKING:
@@ -54,8 +55,7 @@ class ScDiVa(nn.Module):
     config
         The architecture.
     generator
-        Source of the initial weights. `None` draws from torch's global stream, like any module; a generator leaves
-        that stream as it was.
+        Source of the initial weights. `None` draws from torch's global stream; a generator leaves that as it was.
     """
 
     vocabulary: Vocabulary
@@ -90,6 +90,8 @@ class ScDiVa(nn.Module):
             self.anchor_in = linear(c.state_dim, c.dim)
             if c.anchor_residual:  # from zero: the encoder's state is kept until this has learned
                 self.anchor_out = linear(c.dim, c.state_dim, std=0.0)
+        widths = c.n_tokens, c.state_dim, c.integrated_own_dim, c.integrated_hidden
+        self.integration = IntegrationHead(*widths) if c.integrated else None
         # each of the 2·n_layers writes to the stream adds its variance: scaled down so that the sum keeps its size
         out_std = INIT_STD / (2 * c.n_layers) ** 0.5
         self.blocks = nn.ModuleList(
@@ -202,9 +204,8 @@ class ScDiVa(nn.Module):
 
     def _resolved(self, backend: str | None, device: torch.device) -> str:
         """Decide on the attention backend here, since a block may be compiled."""
-        block = self.blocks[0]
+        autocast, block = torch.is_autocast_enabled(device.type), self.blocks[0]
         assert isinstance(block, Block)
-        autocast = torch.is_autocast_enabled(device.type)
         dtype = torch.get_autocast_dtype(device.type) if autocast else block.attention.qkv.weight.dtype
         backend = backend or self.config.attention_backend
         return resolve_backend(backend, head_dim=self.config.head_dim, dtype=dtype, device=device)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from scdiva.nn.anchor import PooledAnchor, SetEncoder
 from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
 from scdiva.nn.heads import DualHeads
+from scdiva.nn.integration import IntegrationHead
 from scdiva.nn.layers import Attention, Block, RMSNorm, SwiGLU
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Block",
     "DualHeads",
     "GeneValueEmbedding",
+    "IntegrationHead",
     "PooledAnchor",
     "RMSNorm",
     "SetEncoder",

@@ -4,5 +4,6 @@ from scdiva.tl._adapt import adapt
 from scdiva.tl._embed import embed
 from scdiva.tl._embed_file import embed_file
 from scdiva.tl._gene_embedding import gene_embedding
+from scdiva.tl._integrate import integrate
 
-__all__ = ["adapt", "embed", "embed_file", "gene_embedding"]
+__all__ = ["adapt", "embed", "embed_file", "gene_embedding", "integrate"]

@@ -13,6 +13,7 @@ import numpy as np
 
 from scdiva._constants import DEFAULT_MODEL
 from scdiva._settings import logger, settings
+from scdiva.tl._training_cells import batch_numbers, training_cells
 
 if TYPE_CHECKING:
     import torch
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 WARMUP = 20
 """Steps over which the learning rate rises."""
-LEAST_CELLS = 20
-"""Fewer cells cannot be split into any that train and any that tell whether it helped."""
 CONTEXT = 512
 """Most genes of a cell that the transformer is trained on."""
 
@@ -134,7 +133,7 @@ def adapt(
     begun = time.monotonic()
     _check(adata, method, minutes, max_epochs, patience, validation_share, batch_size, learning_rate)
     target = settings.resolve_device(device)
-    batch = _batch_numbers(adata, batch_key)
+    batch = batch_numbers(adata, batch_key)
 
     import torch
 
@@ -146,7 +145,11 @@ def adapt(
     source = generator(rng, default_seed=settings.seed)
     seed = int(torch.randint(2**62, (1,), generator=source, device=source.device))
     given = load_model(model)
-    cells = _cells(
+    if given.integration is not None:
+        raise ValueError(
+            "This model has integrated batches, and adapting would change what that was fitted on. Adapt first."
+        )
+    cells, _ = training_cells(
         adata, given, batch, layer=layer, use_raw=use_raw, input=input, gene_ids=gene_ids, duplicates=duplicates
     )
     new = copy.deepcopy(given).to(target)
@@ -203,43 +206,6 @@ def _check(
         raise ValueError(f"validation_share must be above 0 and below 1, got {validation_share!r}.")
     if not 0 < learning_rate < np.inf:
         raise ValueError(f"learning_rate must be a number above 0, got {learning_rate!r}.")
-
-
-def _batch_numbers(adata: AnnData, batch_key: str | None) -> np.ndarray:
-    """Return the number of each cell's batch, int64; 0 for all without a key."""
-    if batch_key is None:
-        return np.zeros(adata.n_obs, dtype=np.int64)
-    if batch_key not in adata.obs:
-        raise KeyError(f"adata.obs has no column {batch_key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
-    column = adata.obs[batch_key]
-    if missing := int(column.isna().sum()):
-        raise ValueError(
-            f"adata.obs[{batch_key!r}] is missing for {missing} of {adata.n_obs} cells: name their batch, or leave "
-            f"them out with adata[adata.obs[{batch_key!r}].notna()].copy()."
-        )
-    return np.unique(column.astype(str).to_numpy(), return_inverse=True)[1].astype(np.int64)
-
-
-def _cells(adata: AnnData, model: ScDiVa, batch: np.ndarray, **reading: Any) -> AdaptationCells:
-    """Read all cells into memory; those without a known gene are left out."""
-    from scdiva.data.cells import open_cells
-    from scdiva.data.packed import take_cells, warn_left_out
-    from scdiva.train.adaptation import AdaptationCells
-
-    c = model.config
-    source = open_cells(
-        adata, model.vocabulary, max_length=c.input_length, entropy_floor=c.entropy_floor, empty="nan", **reading
-    )
-    n_known = int((source.lengths > 0).sum())
-    if n_known < LEAST_CELLS:
-        raise ValueError(
-            f"{n_known} cells have a known gene; training needs {LEAST_CELLS} or more. Use the model as it is."
-        )
-    warn_left_out("adata", source.n_obs - n_known, source.n_obs, 1)
-    (rows, ragged), *_ = source.windows(source.n_obs)
-    names, batch = np.unique(batch[rows], return_inverse=True)
-    order = np.argsort(batch, kind="stable")
-    return AdaptationCells(*take_cells(ragged, order), batch[order], source.measured_tokens, len(names))
 
 
 def _adapt_encoder(

@@ -119,7 +119,7 @@ def embed(
     check_writable(adata, copy=copy)
     our_uns(adata)
     running = how_to_run(batch_size, device, precision, pooling)
-    loaded, source, parameters = open_for(
+    embedding, parameters = embedded(
         model,
         adata,
         running,
@@ -130,16 +130,34 @@ def embed(
         duplicates=duplicates,
         empty=empty,
     )
-    embedding = np.full((source.n_obs, running.width(loaded)), np.nan, dtype=np.float32)
-    for rows, states in embed_cells(loaded, source, running):
-        embedding[rows] = states
-    if left_out := int(np.isnan(embedding[:, 0]).sum()):
-        logger.info("%d cells have no known gene; their rows are NaN", left_out)
     # written last, once nothing can fail any more
     written = adata.copy() if copy else adata
     written.obsm[key_added] = embedding
     written.uns[C.UNS] = {**our_uns(written), key_added: parameters}
     return written if copy else None
+
+
+def embedded(
+    model: ScDiVa | str | PathLike[str], adata: AnnData, running: Running, **reading: Any
+) -> tuple[np.ndarray, dict[str, Any]]:
+    """Embed the cells of an AnnData object and write nothing.
+
+    Parameters
+    ----------
+    model, adata, running, **reading
+        As for :func:`open_for`.
+
+    Returns
+    -------
+    float32 `(n_obs, width)`, rows of NaN for cells that the source leaves out, and what :func:`open_for` found.
+    """
+    loaded, source, parameters = open_for(model, adata, running, **reading)
+    embedding = np.full((source.n_obs, running.width(loaded)), np.nan, dtype=np.float32)
+    for rows, states in embed_cells(loaded, source, running):
+        embedding[rows] = states
+    if left_out := int(np.isnan(embedding[:, 0]).sum()):
+        logger.info("%d cells have no known gene; their rows are NaN", left_out)
+    return embedding, parameters
 
 
 def open_for(

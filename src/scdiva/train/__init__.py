@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scdiva.train.anchor import AnchorModule
     from scdiva.train.base import TaskModule
-    from scdiva.train.config import AnchorConfig, OptimiserConfig, PretrainingConfig
+    from scdiva.train.config import AnchorConfig, IntegrationConfig, OptimiserConfig, PretrainingConfig
+    from scdiva.train.integration import IntegrationModule
     from scdiva.train.linear_map import LinearMap, fit_linear_map
     from scdiva.train.pretraining import PretrainingModule
     from scdiva.train.runner import fit
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 _WHERE = {
     "AnchorConfig": "config",
     "AnchorModule": "anchor",
+    "IntegrationConfig": "config",
+    "IntegrationModule": "integration",
     "LinearMap": "linear_map",
     "OptimiserConfig": "config",
     "PretrainingConfig": "config",
@@ -28,6 +31,8 @@ _WHERE = {
 __all__ = [
     "AnchorConfig",
     "AnchorModule",
+    "IntegrationConfig",
+    "IntegrationModule",
     "LinearMap",
     "OptimiserConfig",
     "PretrainingConfig",

@@ -234,3 +234,47 @@ class AnchorConfig(OptimiserConfig):
         _at_least(self, 0, "contrast_temperature", "max_time", "min_panel", strictly=True)
         if self.max_time > 1 or self.panel_rate > 1 or self.min_panel > 1:
             raise ValueError("max_time, panel_rate and min_panel must be at most 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntegrationConfig(OptimiserConfig):
+    """Training of an integration head (:class:`~scdiva.train.integration.IntegrationModule`).
+
+    The paper has the reversal, its schedule, the supervised contrast and a denoising loss (appendix on batch
+    integration), but not their weights.
+
+    Attributes
+    ----------
+    steps, batch_size, learning_rate, final_learning_rate, warmup_steps, weight_decay
+        As in every task, with defaults of their own.
+    target_weight
+        Weight of the denoising loss: a thinned cell is to get the corrected state of the whole one.
+    supervised_weight, temperature
+        Weight and temperature τ of the supervised contrast.
+    reversal_weight, reversal_rise
+        Weight of the reversed gradient at the end of its schedule, and the γ of
+        `2 / (1 + exp(-γ p)) - 1` with p the share of the steps done.
+    max_time
+        Genes are hidden with probability t ~ U(0, max_time), drawn for each cell.
+    """
+
+    steps: int = 500
+    batch_size: int = 256
+    learning_rate: float = 1e-3
+    final_learning_rate: float = 0.01
+    warmup_steps: int = 20
+    weight_decay: float = 0.01
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    target_weight: float = 30.0
+    supervised_weight: float = 3.0
+    temperature: float = 0.1
+    reversal_weight: float = 0.3
+    reversal_rise: float = 10.0
+    max_time: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 0, "target_weight", "supervised_weight", "reversal_weight", "reversal_rise", "max_time")
+        _at_least(self, 0, "temperature", strictly=True)
+        if self.max_time > 1:
+            raise ValueError(f"max_time must be at most 1, got {self.max_time}.")

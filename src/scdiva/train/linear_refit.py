@@ -84,21 +84,21 @@ def refit_linear(encoder: SetEncoder, cells: AdaptationCells) -> dict[str, Any]:
     """
     table, bias = encoder.table.weight.detach().clone(), encoder.bias.detach().clone()
     k = table.shape[1]
-    own = _own_directions(cells, table.shape[0], min(N_DIRECTIONS, k // 2))
-    values, vectors = np.linalg.eigh(_covariance_within(_projected(table, cells), cells))
+    own = own_directions(cells, table.shape[0], min(N_DIRECTIONS, k // 2))
+    values, vectors = np.linalg.eigh(_covariance_within(project(table, cells), cells))
     n_corpus = min(N_DIRECTIONS, k - own.shape[1])
     leading = torch.from_numpy(vectors[:, ::-1][:, :n_corpus].copy()).to(table)
     parts, scales = [table @ leading], []
     if own.shape[1]:
         parts.append(own.to(table))
     for number, part in enumerate(parts):
-        scales.append(float(np.sqrt(np.trace(_covariance_within(_projected(part, cells), cells)))))
+        scales.append(float(np.sqrt(np.trace(_covariance_within(project(part, cells), cells)))))
         parts[number] = part / max(scales[-1], 1e-12)
     joined = torch.cat(parts, dim=1)
     encoder.table.weight.zero_()
     encoder.table.weight[:, : joined.shape[1]] = joined
     encoder.bias.zero_()
-    encoder.bias[: joined.shape[1]] = -_projected(joined, cells).mean(dim=0).to(bias)
+    encoder.bias[: joined.shape[1]] = -project(joined, cells).mean(dim=0).to(bias)
     # x̂ of two parts alike in length is longer by √2 than the part that the learned layers know
     first = cast(nn.Linear, encoder.mlp[0])
     turned = len(parts) ** 0.5 * first.weight @ leading
@@ -180,7 +180,7 @@ def _batch_means(values: np.ndarray, cells: AdaptationCells) -> np.ndarray:
     return np.where(size[:, None] > 0, sums / np.maximum(size, 1)[:, None], values.mean(axis=0))
 
 
-def _own_directions(cells: AdaptationCells, n_tokens: int, most: int) -> Tensor:
+def own_directions(cells: AdaptationCells, n_tokens: int, most: int) -> Tensor:
     """Principal components above the noise, shrunk, `(n_tokens, m)`; none where the cells are too few to tell."""
     n = min(N_SPECTRUM, len(cells.measured) // 2, (cells.n_cells - cells.n_batches) // 2)
     if n < 4:
@@ -194,7 +194,7 @@ def _own_directions(cells: AdaptationCells, n_tokens: int, most: int) -> Tensor:
     return torch.from_numpy(found.weight[:, : len(signal)][:, kept] * np.sqrt(signal[kept]).astype(np.float32))
 
 
-def _projected(table: Tensor, cells: AdaptationCells) -> Tensor:
+def project(table: Tensor, cells: AdaptationCells) -> Tensor:
     """Coordinates of the cells, float64 `(n_cells, k)`."""
     parts, cpu = [], table.cpu()
     for start in range(0, cells.n_cells, BLOCK_ROWS):

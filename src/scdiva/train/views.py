@@ -57,3 +57,34 @@ def contrast_loss(one: Tensor, other: Tensor, study: Tensor | None, temperature:
     own = torch.arange(one.shape[0], device=one.device)
     both = F.cross_entropy(similarity, own, reduction="sum") + F.cross_entropy(similarity.T, own, reduction="sum")
     return 0.5 * both / max(1, len(own))
+
+
+def supervised_contrast_loss(state: Tensor, labels: Tensor, temperature: float) -> Tensor:
+    """Supervised contrast: cells of one label near each other, those of others away (Khosla et al. 2020; paper).
+
+    Mean over labelled cells that have a partner of `-1/|P_i| Σ_p log exp(s_ip / τ) / Σ_j exp(s_ij / τ)`, s the cosine
+    similarity, P_i the other cells of i's label, j over all other labelled cells.
+
+    Parameters
+    ----------
+    state
+        `(B, dim)`.
+    labels
+        int64 `(B,)`; -1 for none.
+    temperature
+        τ.
+
+    Returns
+    -------
+    A scalar in nats; 0 if no two cells share a label.
+    """
+    known = labels >= 0
+    z, labels = F.normalize(state[known].to(torch.promote_types(state.dtype, torch.float32)), dim=1), labels[known]
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    partners = (labels[:, None] == labels[None, :]) & ~itself
+    paired = partners.any(dim=1)
+    if not bool(paired.any()):
+        return state.new_zeros(())
+    log_share = (z @ z.T / temperature).masked_fill(itself, -torch.inf).log_softmax(dim=1)
+    of_cell = torch.where(partners, log_share, 0.0).sum(dim=1) / partners.sum(dim=1).clamp_min(1)
+    return -of_cell[paired].mean()

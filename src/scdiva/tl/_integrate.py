@@ -1,0 +1,301 @@
+"""`tl.integrate`: an embedding from which batches are taken out, and a model that embeds later cells likewise."""
+
+from __future__ import annotations
+
+import operator
+import time
+import warnings
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from scdiva import _constants as C
+from scdiva._settings import logger, settings
+from scdiva.data.writing import check_writable, our_uns
+from scdiva.tl._corrected import corrected_expression, gene_columns
+from scdiva.tl._embed import embedded, how_to_run
+from scdiva.tl._training_cells import batch_numbers, training_cells
+
+if TYPE_CHECKING:
+    import torch
+    from anndata import AnnData
+
+    from scdiva.models import ScDiVa
+
+CONFOUNDED = 0.5
+"""Cramér's V of batch and label above which a warning is given."""
+MANY_CELLS = 10_000
+"""From so many cells a GPU also trains what is behind the head."""
+LABELLED = 3.0
+"""How much less the corrected states count where labels say what belongs together."""
+
+
+def integrate(
+    adata: AnnData,
+    batch_key: str | Sequence[str],
+    labels_key: str | None = None,
+    *,
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    unlabeled_category: str | None = None,
+    strategy: Literal["auto", "head", "lora", "full"] = "auto",
+    steps: int = 500,
+    minutes: float | None = None,
+    batch_size: int = 256,
+    learning_rate: float = 1e-3,
+    corrected: bool | Sequence[str] = False,
+    key_added: str = C.OBSM_INTEGRATED,
+    layer_added: str = C.LAYER_CORRECTED,
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+) -> ScDiVa:
+    r"""Integrate batches, with or without labels, and return a model that embeds later cells in the same space.
+
+    A head is put on the model that maps the state of a cell, and a projection of its genes fitted on these cells
+    (principal components within batches), to an integrated state. It learns by
+
+    - denoising: of a cell whose genes are hidden with probability t ~ U(0, 0.5) it is to give the state of the whole
+      cell from which batch effects were taken cluster by cluster [1]_;
+    - gradient reversal: a discriminator tells the batch from the integrated state, and its gradient, reversed, removes
+      what tells it (paper, section on batch integration; schedule of [2]_);
+    - with labels, supervised contrast of the labelled cells [3]_; clusters then never join two labels.
+
+    The head is told of no batch. A cell gets the same state in whatever company it comes, and cells of a batch never
+    seen are mapped without refitting: `tl.embed(query, model)`.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression.
+    batch_key
+        Column of `adata.obs` with the batch of each cell, or several: each is taken out.
+    labels_key
+        Column of `adata.obs` with cell types, of all cells or of some.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
+    layer, use_raw, input, gene_ids, duplicates
+        What to read, as for :func:`embed`.
+    unlabeled_category
+        Value of `labels_key` that means "no label", as a missing value always does.
+    strategy
+        What is trained: `"head"`, the head alone, minutes on a CPU; `"lora"`, and low-rank updates (rank 8) of the
+        network that the state comes from; `"full"`, and all of that network's weights. `"auto"` takes `"lora"` on a GPU
+        from 10,000 cells on, else `"head"`, and says so in the log and in `uns`.
+    steps
+        Steps of training; the reversal rises over them.
+    minutes
+        Most wall time of the training; None sets no limit. A run that meets it depends on the machine's speed.
+    batch_size
+        Cells of a step.
+    learning_rate
+        Of AdamW; falls along a cosine.
+    corrected
+        Also write corrected expression: True, of all genes that the model knows, or the names of some.
+    key_added
+        Key of `adata.obsm` to write.
+    layer_added
+        Key of `adata.layers` for corrected expression.
+    rng
+        Seed of clusters, order, thinning and initial weights; None takes `scdiva.settings.seed`. Global random state is
+        never touched. On a CPU the same seed gives the same result.
+    device
+        Torch device to train on; None takes `scdiva.settings.device`. The model returned stays there.
+
+    Returns
+    -------
+    A model for `tl.embed(query, model)`, to be kept by `scdiva.models.save_model(new, new.vocabulary, folder)`. Written
+    are
+
+    `adata.obsm[key_added]`
+        float32 array of shape `(n_cells, dim)`, rows of length 1; NaN for a cell without a known gene.
+    `adata.layers[layer_added]`
+        With `corrected`: float32 `(n_cells, n_genes)`, log1p of counts per ten thousand: what the integrated state says
+        of each gene (ridge regression within batches), at the mean over all cells of every batch. NaN for genes not
+        asked for or not known to the model.
+    `adata.uns["scdiva"]["integrate"]`
+        `strategy`, `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `own_directions`, `steps`, `seconds`,
+        `stopped` (`"steps"`, `"minutes"`, `"interrupted"`, or `"one batch"`) and `history` (arrays `step`, `loss`,
+        `denoising`, `reversal`, `contrast`); with `corrected` also `observed_zeros`, the share of the values of those
+        genes that were measured as 0, and `corrected_zeros`, the share that is 0 in the layer.
+
+    Raises
+    ------
+    KeyError
+        If a column, layer or gene does not exist.
+    ValueError
+        If an argument is out of range, the batch of a cell is missing, no cell or only one type is labelled, the
+        model has integrated batches before, or the matrix is refused as by :func:`embed`.
+    TypeError
+        If `adata` is no AnnData object.
+    FloatingPointError
+        If the loss becomes NaN or infinite.
+
+    Warns
+    -----
+    UserWarning
+        If there is one batch only: nothing is fitted, and the embedding of the model as it is is written. If batch and
+        label are confounded (Cramér's V above 0.5): types that one batch alone has cannot be told from its effect.
+
+    References
+    ----------
+    .. [1] Korsunsky et al., Fast, sensitive and accurate integration of single-cell data with Harmony, Nature Methods
+       2019.
+    .. [2] Ganin & Lempitsky, Unsupervised domain adaptation by backpropagation, ICML 2015.
+    .. [3] Khosla et al., Supervised contrastive learning, NeurIPS 2020.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> model = sd.tl.integrate(adata, "batch")
+    >>> sd.pl.integration(adata, "batch", "cell_type")
+    >>> sd.tl.embed(query, model, key_added="X_scdiva_integrated")
+    """
+    begun = time.monotonic()
+    check_writable(adata)
+    our_uns(adata)
+    keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
+    _check(keys, strategy, steps, minutes, batch_size, learning_rate)
+    target = settings.resolve_device(device)
+    running = how_to_run(None, target, None)
+    batches = [batch_numbers(adata, key) for key in keys]
+    labels = None if labels_key is None else _label_numbers(adata, labels_key, unlabeled_category)
+    associated = (
+        np.nan if labels is None else max(cramers_v(batch[labels >= 0], labels[labels >= 0]) for batch in batches)
+    )
+    reading = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
+
+    import torch
+
+    from scdiva._rng import generator
+    from scdiva.models import load_model
+    from scdiva.train.config import IntegrationConfig
+    from scdiva.train.integration import Covariates, integrate_model, with_head
+
+    given = load_model(model)
+    if given.integration is not None:
+        raise ValueError(
+            "This model has integrated batches before. Embed new cells with it: tl.embed(adata, model); or integrate "
+            f"with the model it came from, such as {C.DEFAULT_MODEL!r}."
+        )
+    columns = gene_columns(adata, corrected, given.vocabulary, gene_ids)
+    source = generator(rng, default_seed=settings.seed)
+    seed = int(torch.randint(2**62, (1,), generator=source, device=source.device))
+    many = target.startswith("cuda") and adata.n_obs >= MANY_CELLS
+    chosen = ("lora" if many else "head") if strategy == "auto" else strategy
+    notes: dict[str, Any] = {
+        "strategy": chosen,
+        "batch_key": keys,
+        "labels_key": labels_key or "",
+        "cramers_v": float(associated),
+        "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
+        "seed": str(seed),  # beyond the integers that JSON and h5ad readers agree on
+    }
+    _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
+    cells, rows = training_cells(adata, given, together.ravel(), **reading)
+    found: dict[str, Any] = {"steps": 0, "stopped": "one batch"}
+    new = given
+    if cells.n_batches == 1:
+        warnings.warn(
+            f"adata.obs[{keys[0]!r}] names one batch only: there is nothing to integrate, and the embedding of the "
+            "model as it is is written.",
+            UserWarning,
+            stacklevel=2,
+        )
+    else:
+        if associated > CONFOUNDED:
+            warnings.warn(
+                f"batch and label are confounded (Cramér's V {associated:.2f}): what differs between types that come "
+                "from one batch each may be taken for an effect of the batch, or the other way round.",
+                UserWarning,
+                stacklevel=2,
+            )
+        logger.info("integrating %d cells, strategy %r on %s", adata.n_obs, chosen, target)
+        new = with_head(given, seed).to(target)
+        config = IntegrationConfig(
+            steps=steps,
+            batch_size=min(batch_size, cells.n_cells),
+            learning_rate=learning_rate,
+            target_weight=IntegrationConfig.target_weight / (1 if labels is None else LABELLED),
+            seed=seed,
+        )
+        known = Covariates([_from_zero(batch[rows]) for batch in batches], None if labels is None else labels[rows])
+        seconds = np.inf if minutes is None else 60 * minutes
+        found = integrate_model(new, cells, known, chosen, config, seconds=seconds, progress=settings.progress)
+        found["history"] = {name: np.asarray(column) for name, column in found["history"].items()}
+
+    embedding, parameters = embedded(new, adata, running, **reading, empty="nan")
+    values = None
+    if columns is not None:
+        values = np.full(adata.shape, np.nan, dtype=np.float32)
+        values[:, columns[0]], zeros = corrected_expression(embedding, cells, rows, columns[1])
+        found |= {"observed_zeros": zeros, "corrected_zeros": float((values[:, columns[0]] == 0).mean())}
+    # written last, once nothing can fail any more
+    adata.obsm[key_added] = embedding
+    if values is not None:
+        adata.layers[layer_added] = values
+    found["seconds"] = time.monotonic() - begun
+    adata.uns[C.UNS] = {**our_uns(adata), key_added: parameters, C.INTEGRATE: {**notes, **found}}
+    return new
+
+
+def cramers_v(one: np.ndarray, other: np.ndarray) -> float:
+    """Association of two groupings, 0 (none) to 1 (one follows from the other): Cramér's V, from chi squared.
+
+    Parameters
+    ----------
+    one, other
+        Group numbers from 0, `(n,)`.
+    """
+    table = np.zeros((int(one.max()) + 1, int(other.max()) + 1))
+    np.add.at(table, (one, other), 1)
+    table = table[table.sum(axis=1) > 0][:, table.sum(axis=0) > 0]
+    smaller = min(table.shape) - 1
+    if smaller < 1:
+        return 0.0
+    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
+    return float(np.sqrt(((table - expected) ** 2 / expected).sum() / (table.sum() * smaller)))
+
+
+def _check(
+    keys: list[str], strategy: str, steps: int, minutes: float | None, batch_size: int, learning_rate: float
+) -> None:
+    if not keys or len(set(keys)) < len(keys):
+        raise ValueError(f"batch_key must name a column of adata.obs, or several, each once; got {keys}.")
+    if strategy not in ("auto", "head", "lora", "full"):
+        raise ValueError(f'strategy must be "auto", "head", "lora" or "full", got {strategy!r}.')
+    if minutes is not None and not 0 < minutes < np.inf:
+        raise ValueError(f"minutes must be a number above 0, or None for no limit; got {minutes!r}.")
+    for name, value, least in (("steps", steps, 1), ("batch_size", batch_size, 2)):
+        if operator.index(value) < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}.")
+    if not 0 < learning_rate < np.inf:
+        raise ValueError(f"learning_rate must be a number above 0, got {learning_rate!r}.")
+
+
+def _label_numbers(adata: AnnData, labels_key: str, unlabeled_category: str | None) -> np.ndarray:
+    """Return the number of each cell's label, int64 from 0; -1 for none."""
+    if labels_key not in adata.obs:
+        raise KeyError(f"adata.obs has no column {labels_key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
+    column = adata.obs[labels_key]
+    known = column.notna().to_numpy()
+    if unlabeled_category is not None:
+        known &= (column.astype(str) != unlabeled_category).to_numpy()
+    numbers = np.full(adata.n_obs, -1, dtype=np.int64)
+    numbers[known] = np.unique(column[known].astype(str).to_numpy(), return_inverse=True)[1]
+    if numbers.max(initial=-1) < 1:
+        raise ValueError(
+            f"adata.obs[{labels_key!r}] labels {known.sum()} cells with {numbers.max(initial=-1) + 1} type(s); two or "
+            "more are needed. Without labels: tl.integrate(adata, batch_key)."
+        )
+    return numbers
+
+
+def _from_zero(numbers: np.ndarray) -> np.ndarray:
+    """Return the same groups, numbered without gaps."""
+    return np.unique(numbers, return_inverse=True)[1].astype(np.int64)

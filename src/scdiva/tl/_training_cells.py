@@ -1,0 +1,93 @@
+"""The user's cells in memory, as `tl.adapt` and `tl.integrate` train on them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+    from scdiva.models import ScDiVa
+    from scdiva.train.adaptation import AdaptationCells
+
+LEAST_CELLS = 20
+"""Fewer cells tell nothing that could be learned."""
+
+
+def batch_numbers(adata: AnnData, batch_key: str | None) -> np.ndarray:
+    """Return the number of each cell's batch, int64 from 0; 0 for all without a key.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    batch_key
+        A column of `adata.obs`.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column.
+    ValueError
+        If the batch of a cell is missing.
+    """
+    if batch_key is None:
+        return np.zeros(adata.n_obs, dtype=np.int64)
+    if batch_key not in adata.obs:
+        raise KeyError(f"adata.obs has no column {batch_key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
+    missing = adata.obs[batch_key].isna().to_numpy()
+    if missing.any():
+        raise ValueError(
+            f"adata.obs[{batch_key!r}] is missing for {missing.sum()} of {adata.n_obs} cells, the first is "
+            f"{adata.obs_names[missing.argmax()]!r}: name their batch, or leave them out with "
+            f"adata[adata.obs[{batch_key!r}].notna()].copy()."
+        )
+    return np.unique(adata.obs[batch_key].astype(str).to_numpy(), return_inverse=True)[1].astype(np.int64)
+
+
+def training_cells(
+    adata: AnnData, model: ScDiVa, batch: np.ndarray, **reading: Any
+) -> tuple[AdaptationCells, np.ndarray]:
+    """Read all cells into memory, ordered by batch; those without a known gene are left out, with a warning.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    model
+        Whose vocabulary and lengths count.
+    batch
+        Number of the batch of each.
+    **reading
+        What to read, as for :func:`scdiva.tl.embed`.
+
+    Returns
+    -------
+    The cells, and the row of `adata` that each comes from.
+
+    Raises
+    ------
+    ValueError
+        If fewer than 20 cells have a known gene, or the matrix is refused as by :func:`scdiva.tl.embed`.
+    """
+    from scdiva.data.cells import open_cells
+    from scdiva.data.packed import take_cells, warn_left_out
+    from scdiva.train.adaptation import AdaptationCells
+
+    c = model.config
+    source = open_cells(
+        adata, model.vocabulary, max_length=c.input_length, entropy_floor=c.entropy_floor, empty="nan", **reading
+    )
+    n_known = int((source.lengths > 0).sum())
+    if n_known < LEAST_CELLS:
+        raise ValueError(
+            f"{n_known} cells have a known gene; training needs {LEAST_CELLS} or more. Use the model as it is."
+        )
+    warn_left_out("adata", source.n_obs - n_known, source.n_obs, 1)
+    (rows, ragged), *_ = source.windows(source.n_obs)
+    names, kept = np.unique(batch[rows], return_inverse=True)
+    order = np.argsort(kept, kind="stable")
+    cells = AdaptationCells(*take_cells(ragged, order), kept[order], source.measured_tokens, len(names))
+    return cells, rows[order]

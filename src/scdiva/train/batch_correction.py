@@ -1,0 +1,181 @@
+"""Batch effects taken out of cell states, cluster by cluster: what a network that is told of no batch then repeats."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float64]
+
+CELLS_PER_CLUSTER = 30
+MOST_CLUSTERS = 100
+BLOCK_SHARE = 0.05
+"""Share of the cells whose clusters are decided at once, against the tallies of the others."""
+CLUSTER_ROUNDS = 20
+TOLERANCE = 1e-4
+
+
+class Mixing(NamedTuple):
+    """How hard batches are mixed.
+
+    Attributes
+    ----------
+    diversity
+        Weight θ of the penalty on clusters that hold a batch more often than chance.
+    width
+        σ, softness of the clusters, in units of squared distance on the sphere.
+    ridge
+        λ, penalty on the effect of a batch within a cluster, in cells.
+    rounds
+        Times that clusters and correction are found anew.
+    """
+
+    diversity: float = 2.0
+    width: float = 0.1
+    ridge: float = 0.1
+    rounds: int = 10
+
+
+def correct_batches(
+    states: NDArray,
+    batches: list[NDArray],
+    rng: np.random.Generator,
+    *,
+    labels: NDArray | None = None,
+    mixing: Mixing | None = None,
+) -> Matrix:
+    r"""Take from each state what its batch adds to it, cluster by cluster (Harmony; Korsunsky et al. 2019).
+
+    Cells share soft clusters on the unit sphere, each drawn towards all batches alike:
+
+    .. math::
+
+        R_{ik} \propto e^{-2 (1 - Y_k^\top z_i) / \sigma} \prod_b \left(\frac{E_{kb} + 1}{O_{kb} + 1}\right)^{\theta}
+
+    with O the cells of batch b in cluster k and E those that chance would put there. In each cluster a ridge regression
+    on the batches, with an intercept that stays, gives the effect :math:`W_{kb}`; the corrected state is
+    :math:`z_i - \sum_k R_{ik} W_{k b(i)}`. Clusters are then found anew among the corrected cells.
+
+    Parameters
+    ----------
+    states
+        `(n_cells, dim)`.
+    batches
+        One array or more of batch numbers from 0, `(n_cells,)` each: batch covariates.
+    rng
+        Of the first clusters and of the order of cells.
+    labels
+        Number of each cell's label from 0, -1 for none, `(n_cells,)`. Clusters then belong to labels, and a labelled
+        cell to clusters of its own: no correction can bring two types together. Cells without one may join any.
+    mixing
+        See :class:`Mixing`; None takes its defaults.
+
+    Returns
+    -------
+    Corrected states of length 1, float64 `(n_cells, dim)`.
+    """
+    mixing = mixing or Mixing()
+    start = _unit(np.asarray(states, dtype=np.float64))
+    n = len(start)
+    design = np.concatenate([np.eye(int(b.max()) + 1)[b] for b in batches], axis=1)
+    theta = np.full(design.shape[1], mixing.diversity)
+    n_clusters = int(np.clip(round(n / CELLS_PER_CLUSTER), 2, MOST_CLUSTERS))
+    centres, allowed = _first_clusters(start, labels, n_clusters, rng)
+    corrected, share = start, _memberships(start, centres, mixing.width, allowed)
+    previous = np.inf
+    for _ in range(mixing.rounds):
+        centres, share = _cluster(corrected, share, design, theta, mixing.width, allowed, rng)
+        corrected = _unit(start - _effects(start, share, design, mixing.ridge))
+        objective = float((share * (1 - corrected @ centres.T)).sum())
+        if abs(previous - objective) <= TOLERANCE * abs(previous):
+            break
+        previous = objective
+    return corrected
+
+
+def _unit(x: Matrix) -> Matrix:
+    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+
+
+def _first_clusters(
+    states: Matrix, labels: NDArray | None, n_clusters: int, rng: np.random.Generator
+) -> tuple[Matrix, Matrix | None]:
+    """Centres by k-means, of each label its own, and which clusters a cell may join, 1 or 0 (None: any)."""
+    from sklearn.cluster import KMeans
+
+    def centres_of(x: Matrix, k: int) -> Matrix:
+        found = KMeans(min(k, len(x)), n_init=1, max_iter=25, random_state=int(rng.integers(2**31))).fit(x)
+        return _unit(found.cluster_centers_.astype(np.float64))
+
+    if labels is None or (labels < 0).all():
+        return centres_of(states, n_clusters), None
+    counts = np.bincount(labels[labels >= 0])
+    parts, owner = [], []
+    for label in np.flatnonzero(counts):
+        part = centres_of(states[labels == label], max(1, round(n_clusters * counts[label] / counts.sum())))
+        parts.append(part)
+        owner.append(np.full(len(part), label))
+    if (labels < 0).any():  # types that no labelled cell shows
+        parts.append(centres_of(states[labels < 0], max(1, n_clusters // 4)))
+        owner.append(np.full(len(parts[-1]), -1))
+    owned = np.concatenate(owner)
+    allowed = (labels[:, None] == owned[None, :]) | (labels[:, None] < 0)
+    return np.concatenate(parts), allowed.astype(np.float64)
+
+
+def _memberships(x: Matrix, centres: Matrix, width: float, allowed: Matrix | None) -> Matrix:
+    logits = -2 * (1 - x @ centres.T) / width
+    if allowed is not None:
+        logits = np.where(allowed > 0, logits, -np.inf)
+    share = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return share / share.sum(axis=1, keepdims=True)
+
+
+def _cluster(
+    x: Matrix,
+    share: Matrix,
+    design: Matrix,
+    theta: Matrix,
+    width: float,
+    allowed: Matrix | None,
+    rng: np.random.Generator,
+) -> tuple[Matrix, Matrix]:
+    """Soft k-means with the penalty on clusters of few batches, until the centres rest."""
+    share, frequency = share.copy(), design.mean(axis=0)
+    n_blocks = max(1, round(1 / BLOCK_SHARE))
+    centres = _unit(share.T @ x)
+    for _ in range(CLUSTER_ROUNDS):
+        near = _memberships(x, centres, width, allowed)
+        observed, size = share.T @ design, share.sum(axis=0)
+        for rows in np.array_split(rng.permutation(len(x)), n_blocks):
+            observed -= share[rows].T @ design[rows]
+            size -= share[rows].sum(axis=0)
+            expected = size[:, None] * frequency
+            # logarithms of the penalty, summed over a cell's batches
+            penalty = (theta * (np.log(np.maximum(expected, 0) + 1) - np.log(np.maximum(observed, 0) + 1))).T
+            weight = design[rows] @ penalty
+            found = near[rows] * np.exp(weight - weight.max(axis=1, keepdims=True))
+            share[rows] = found / np.maximum(found.sum(axis=1, keepdims=True), 1e-300)
+            observed += share[rows].T @ design[rows]
+            size += share[rows].sum(axis=0)
+        moved = _unit(share.T @ x)
+        rest = float(np.abs(moved - centres).max())
+        centres = moved
+        if rest < TOLERANCE:
+            break
+    return centres, share
+
+
+def _effects(states: Matrix, share: Matrix, design: Matrix, ridge: float) -> Matrix:
+    """Tell what batches add to each cell: by cluster, a ridge regression on them; its intercept is no effect."""
+    full = np.concatenate([np.ones((len(design), 1)), design], axis=1)
+    penalty = np.diag([0.0, *np.full(design.shape[1], ridge)])
+    added = np.zeros_like(states)
+    for k in range(share.shape[1]):
+        weighted = full * share[:, k : k + 1]
+        effect = np.linalg.lstsq(weighted.T @ full + penalty, weighted.T @ states, rcond=None)[0]
+        effect[0] = 0.0
+        added += weighted @ effect
+    return added

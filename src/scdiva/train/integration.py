@@ -1,0 +1,358 @@
+"""Train a head that takes batches out of cell states, on cells held in memory."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scdiva._rng import step_generator, step_seed
+from scdiva.data.batch import CellBatch
+from scdiva.diffusion import cell_of_token
+from scdiva.models.inference import runs_transformer
+from scdiva.models.scdiva import ScDiVa
+from scdiva.nn.integration import IntegrationHead
+from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.base import TaskModule, decay_groups, learning_rate_factor
+from scdiva.train.batch_correction import correct_batches
+from scdiva.train.config import IntegrationConfig
+from scdiva.train.linear_refit import own_directions, project
+from scdiva.train.low_rank import RANK, add_low_rank, merge_low_rank
+from scdiva.train.views import supervised_contrast_loss, thinned
+
+DISCRIMINATOR_WIDTH = 128
+BLOCK_TOKENS = 1_000_000
+"""Tokens of cells that are encoded at once, where the transformer is not run."""
+Strategy = Literal["head", "lora", "full"]
+
+
+class Covariates(NamedTuple):
+    """What is known of the cells.
+
+    Attributes
+    ----------
+    batches
+        Batch numbers from 0 by covariate, int64 `(n_cells,)` each.
+    labels
+        Label numbers from 0, -1 for none, int64 `(n_cells,)`; None without labels.
+    """
+
+    batches: list[np.ndarray]
+    labels: np.ndarray | None
+
+
+class _Reversed(torch.autograd.Function):
+    """Identity whose gradient is multiplied by minus a weight (Ganin & Lempitsky 2015)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: float) -> Tensor:
+        ctx.weight = weight
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return -ctx.weight * gradients[0], None
+
+
+class IntegrationModule(TaskModule):
+    """Objectives of batch integration (paper, appendix on batch integration).
+
+    - denoising: of the whole cell, and of the same cell thinned, the head gives the corrected state of the whole
+      (:func:`~scdiva.train.batch_correction.correct_batches`): two corruption levels meet in one state;
+    - reversal: from the integrated state a discriminator tells the batch, and its gradient, reversed, takes away what
+      it tells it by, more so as training goes on;
+    - supervised contrast between labelled cells, those of one label against all others.
+
+    Parameters
+    ----------
+    model
+        With an integration head; trained in place.
+    config
+        See :class:`~scdiva.train.IntegrationConfig`.
+    target
+        Corrected states, float32 `(n_cells, dim)`.
+    covariates
+        Of the same cells.
+    features
+        The head's input of each whole cell, float32 `(n_cells, dim)`, where nothing behind the head is trained; None:
+        whole cells are encoded at each step.
+    thin
+        Whether thinned cells are looked at; they are encoded at each step.
+    """
+
+    config: IntegrationConfig
+    model: ScDiVa
+
+    def __init__(
+        self,
+        model: ScDiVa,
+        config: IntegrationConfig,
+        target: Tensor,
+        covariates: Covariates,
+        features: Tensor | None = None,
+        *,
+        thin: bool = True,
+    ) -> None:
+        super().__init__(model, config)
+        self.thin = thin
+        head = model.integration
+        if head is None:
+            raise ValueError("The model has no integration head: its configuration needs integrated=True.")
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(step_seed(config.seed, 0, "discriminators"))
+            self.discriminators = nn.ModuleList(
+                _discriminator(head.dim, int(batch.max()) + 1) for batch in covariates.batches
+            )
+        labels = np.full(len(target), -1) if covariates.labels is None else covariates.labels
+        kept = {"target": target, "labels": torch.from_numpy(labels), "features": features}
+        for number, batch in enumerate(covariates.batches):
+            size = np.bincount(batch)
+            share = np.where(size > 0, len(batch) / (np.maximum(size, 1) * (size > 0).sum()), 0.0)
+            kept |= {f"batch{number}": torch.from_numpy(batch), f"weight{number}": torch.from_numpy(share).float()}
+        for name, value in kept.items():
+            self.register_buffer(name, value, persistent=False)
+
+    def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Sum of the objectives; parts `denoising`, `reversal` (the discriminators' cross-entropy) and `contrast`.
+
+        Parameters
+        ----------
+        batch
+            Complete cells, `study` their row numbers.
+        generator
+            Source of the thinning.
+        """
+        c, rows = self.config, batch.study
+        assert rows is not None
+        head = self.model.integration
+        assert isinstance(head, IntegrationHead)
+        buffers = dict(self.named_buffers(recurse=False))
+        target = buffers["target"][rows]
+        known = buffers["features"][rows] if "features" in buffers else self._features(batch)
+        state = head.integrated(known)
+        denoising = (1 - (state * target).sum(dim=1)).mean()
+        if self.thin:
+            view = head.integrated(self._features(self._thinned(batch, generator)))
+            denoising = (denoising + (1 - (view * target).sum(dim=1)).mean()) / 2
+        told = _Reversed.apply(state, self.reversal())
+        reversal = state.new_zeros(())
+        for number, discriminator in enumerate(self.discriminators):
+            logits = discriminator(told * head.dim**0.5)
+            truth, weight = buffers[f"batch{number}"][rows], buffers[f"weight{number}"]
+            reversal = reversal + F.cross_entropy(logits, truth, weight=weight)
+        contrast = supervised_contrast_loss(state, buffers["labels"][rows], c.temperature)
+        loss = c.target_weight * denoising + reversal + c.supervised_weight * contrast
+        parts = {"denoising": denoising, "reversal": reversal, "contrast": contrast}
+        return loss, {name: part.detach() for name, part in parts.items()}
+
+    def _features(self, batch: CellBatch) -> Tensor:
+        head = self.model.integration
+        assert isinstance(head, IntegrationHead)
+        packed = batch.tokens, batch.values, batch.cu_seqlens
+        return head.features(self.model.encode(*packed), *packed)
+
+    def reversal(self) -> float:
+        """Weight of the reversed gradient at this step (paper: rises from 0 along a logistic curve)."""
+        c = self.config
+        progress = min(1.0, self.batches_seen / c.steps)
+        return c.reversal_weight * float(2 / (1 + np.exp(-c.reversal_rise * progress)) - 1)
+
+    def _thinned(self, batch: CellBatch, generator: torch.Generator) -> CellBatch:
+        times = torch.rand(batch.n_cells, generator=generator) * self.config.max_time
+        cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel()).cpu()
+        hidden = torch.rand(cells.numel(), generator=generator) < times[cells]
+        return thinned(batch, hidden.to(batch.tokens.device))
+
+
+def _discriminator(dim: int, n_batches: int) -> nn.Module:
+    width = DISCRIMINATOR_WIDTH
+    return nn.Sequential(
+        nn.Linear(dim, width), nn.LeakyReLU(0.2), nn.Linear(width, width), nn.LeakyReLU(0.2),
+        nn.Linear(width, n_batches),
+    )  # fmt: skip
+
+
+def with_head(model: ScDiVa, seed: int) -> ScDiVa:
+    """Copy a model and put an integration head on it, whose own projection is still empty.
+
+    Parameters
+    ----------
+    model
+        Without one; not changed.
+    seed
+        Of the head's weights.
+    """
+    new = ScDiVa(replace(model.config, integrated=True), generator=step_generator(seed, 0, "head"))
+    known = model.state_dict()
+    new.load_state_dict({name: known.get(name, value) for name, value in new.state_dict().items()})
+    new.vocabulary = model.vocabulary
+    return new.to(next(model.parameters()).device).eval()
+
+
+@torch.no_grad()
+def fit_projection(head: IntegrationHead, cells: AdaptationCells) -> int:
+    """Set a head's own projection: principal components within batches, shrunk by the noise in them; in place.
+
+    Parameters
+    ----------
+    head
+        Changed in place.
+    cells
+        The cells.
+
+    Returns
+    -------
+    The number of components; fewer than the head has room for where cells are few.
+    """
+    own = own_directions(cells, head.table.num_embeddings, head.table.embedding_dim).to(head.table.weight.device)
+    head.table.weight.zero_()
+    head.bias.zero_()
+    head.table.weight[:, : own.shape[1]] = own
+    head.bias[: own.shape[1]] = -project(own, cells).mean(dim=0).to(head.bias)
+    return own.shape[1]
+
+
+@torch.no_grad()
+def head_features(model: ScDiVa, cells: AdaptationCells) -> Tensor:
+    """Input of the integration head for each cell, float32 `(n_cells, dim)`, on the model's device."""
+    head, device = model.integration, next(model.parameters()).device
+    assert isinstance(head, IntegrationHead)
+    per_cell = max(1, int(np.diff(cells.indptr).max()))
+    # a transformer on a CPU takes one cell a call, see scdiva.models.inference
+    size = 1 if runs_transformer(model) and device.type == "cpu" else max(1, BLOCK_TOKENS // per_cell)
+    parts = []
+    for start in range(0, cells.n_cells, size):
+        batch = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device)
+        packed = batch.tokens, batch.values, batch.cu_seqlens
+        parts.append(head.features(model.encode(*packed).float(), *packed))
+    return torch.cat(parts)
+
+
+def integrate_model(
+    model: ScDiVa,
+    cells: AdaptationCells,
+    covariates: Covariates,
+    strategy: Strategy,
+    config: IntegrationConfig,
+    *,
+    seconds: float = np.inf,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Fit an integration head, and with it, by strategy, the model behind it.
+
+    Parameters
+    ----------
+    model
+        From :func:`with_head`; changed in place.
+    cells
+        All cells.
+    covariates
+        Their batches and labels, in the same order.
+    strategy
+        `"head"`: the head alone. `"lora"`: and low-rank updates of what gives the state. `"full"`: and all of its
+        weights.
+    config
+        Of the training.
+    seconds
+        Most wall time of the training.
+    progress
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    `own_directions`, `steps`, `stopped` (`"steps"`, `"minutes"` or `"interrupted"`) and `history`: lists `step`,
+    `loss`, `denoising`, `reversal`, `contrast`, about forty points.
+
+    Raises
+    ------
+    FloatingPointError
+        If the loss becomes NaN or infinite.
+    """
+    from tqdm.auto import tqdm
+
+    begun, head = time.monotonic(), model.integration
+    assert isinstance(head, IntegrationHead)
+    n_own = fit_projection(head, cells)
+    features = head_features(model, cells)
+    rng = np.random.default_rng(step_seed(config.seed, 0, "clusters"))
+    corrected = correct_batches(features.cpu().numpy(), covariates.batches, rng, labels=covariates.labels)
+    target = torch.from_numpy(corrected.astype(np.float32)).to(features)
+    _choose_weights(model, strategy, config.seed)
+    frozen = features if strategy == "head" else None
+    # a cell that has to go through the transformer is looked at whole: two passes a step would be too dear
+    thin = not runs_transformer(model)
+    module = IntegrationModule(model, config, target, covariates, frozen, thin=thin).to(features.device)
+    optimizer = torch.optim.AdamW(decay_groups(module, config.weight_decay), lr=config.learning_rate)
+    history: dict[str, list[float]] = {name: [] for name in ("step", "loss", "denoising", "reversal", "contrast")}
+    every, stopped, rows = max(1, config.steps // 40), "steps", _rows(cells.n_cells, config)
+    module.train()
+    try:
+        for step in tqdm(range(1, config.steps + 1), disable=not progress, unit="step", desc="integrate"):
+            batch = _take(cells, next(rows), thin or frozen is None).to(features.device)
+            for group in optimizer.param_groups:
+                group["lr"] = config.learning_rate * learning_rate_factor(step - 1, config)
+            with module._seeded(step_seed(config.seed, step, "dropout/train")):
+                loss, parts = module.compute_loss(batch, step_generator(config.seed, step, "train"))
+            if not bool(torch.isfinite(loss)):
+                raise FloatingPointError(f"The loss is {float(loss)} at step {step}. Lower learning_rate.")
+            optimizer.zero_grad()
+            loss.backward()
+            nn.utils.clip_grad_norm_(module.parameters(), config.clip)
+            optimizer.step()
+            module.batches_seen = step
+            if step % every == 0 or step == config.steps:
+                values = {"step": step, "loss": loss.detach(), **parts}
+                for name, column in history.items():
+                    column.append(float(values[name]))
+            if time.monotonic() - begun > seconds:
+                stopped = "minutes"
+                break
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    merge_low_rank(model)
+    model.requires_grad_(True).eval()
+    return {"own_directions": n_own, "steps": module.batches_seen, "stopped": stopped, "history": history}
+
+
+def _choose_weights(model: ScDiVa, strategy: Strategy, seed: int) -> None:
+    """Say which weights are trained: the head's network, and by strategy those that the state comes from."""
+    head = model.integration
+    assert isinstance(head, IntegrationHead)
+    model.requires_grad_(False)
+    if strategy != "head":
+        through = runs_transformer(model)
+        source = model if through else model.anchor
+        assert source is not None
+        if strategy == "full":
+            source.requires_grad_(True)
+            head.requires_grad_(False)
+        else:
+            layers = [m for m in (model.blocks if through else source).modules() if isinstance(m, nn.Linear)]
+            for number, layer in enumerate(layers):
+                add_low_rank(layer, RANK, step_generator(seed, number, "low rank"))
+    head.mlp.requires_grad_(True)
+
+
+def _rows(n_cells: int, config: IntegrationConfig) -> Iterator[np.ndarray]:
+    """Rows of each batch, epoch after epoch, each a permutation of its own."""
+    size = min(config.batch_size, n_cells)
+    for epoch in itertools.count():
+        order = np.random.default_rng(step_seed(config.seed, epoch, "order")).permutation(n_cells)
+        for start in range(0, n_cells - size + 1, size):
+            yield order[start : start + size]
+
+
+def _take(cells: AdaptationCells, rows: np.ndarray, whole: bool) -> CellBatch:
+    """Cells with their row numbers as `study`; without their genes where those are not looked at."""
+    if whole:
+        batch = cells.take(rows)
+        return CellBatch(batch.tokens, batch.values, batch.cu_seqlens, torch.from_numpy(rows))
+    empty = torch.zeros(len(rows) + 1, dtype=torch.int32)
+    return CellBatch(torch.zeros(0, dtype=torch.int64), torch.zeros(0), empty, torch.from_numpy(rows))

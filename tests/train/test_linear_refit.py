@@ -64,14 +64,14 @@ def test_the_two_sets_of_directions(encoder):
     assert not encoder.table.weight[:, n + own :].any()
 
 
-def test_own_directions_find_what_is_hidden_and_leave_the_noise():
+def testown_directions_find_what_is_hidden_and_leave_the_noise():
     cells, dense = make_cells()
-    own = R._own_directions(cells, N_TOKENS, 6).numpy()
+    own = R.own_directions(cells, N_TOKENS, 6).numpy()
     x = within(dense.astype(np.float64) @ own, cells.batch)
     variance = (x**2).mean(axis=0)
     assert variance[:2].sum() > 0.9 * variance.sum()
     nothing, _ = make_cells(signal=0.0)
-    flat = within(make_cells(signal=0.0)[1] @ R._own_directions(nothing, N_TOKENS, 6).numpy(), cells.batch)
+    flat = within(make_cells(signal=0.0)[1] @ R.own_directions(nothing, N_TOKENS, 6).numpy(), cells.batch)
     assert (flat**2).mean(axis=0).sum() < 0.2 * variance.sum()
 
 

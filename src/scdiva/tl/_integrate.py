@@ -45,7 +45,7 @@ def integrate(
     duplicates: Literal["sum", "error"] = "sum",
     unlabeled_category: str | None = None,
     strategy: Literal["auto", "head", "lora", "full"] = "auto",
-    steps: int = 500,
+    steps: int = 1000,
     minutes: float | None = None,
     batch_size: int = 256,
     learning_rate: float = 1e-3,

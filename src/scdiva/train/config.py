@@ -258,7 +258,7 @@ class IntegrationConfig(OptimiserConfig):
         Genes are hidden with probability t ~ U(0, max_time), drawn for each cell.
     """
 
-    steps: int = 500
+    steps: int = 1000
     batch_size: int = 256
     learning_rate: float = 1e-3
     final_learning_rate: float = 0.01
@@ -268,7 +268,7 @@ class IntegrationConfig(OptimiserConfig):
     target_weight: float = 30.0
     supervised_weight: float = 3.0
     temperature: float = 0.1
-    reversal_weight: float = 0.3
+    reversal_weight: float = 0.6
     reversal_rise: float = 10.0
     max_time: float = 0.5
 

@@ -1,7 +1,7 @@
 """Zero-shot embedding beside what is fitted on the same cells, and beside a linear zero-shot map.
 
     python benchmarks/zero_shot.py --data FOLDER [--prepared FOLDER] [--sets pbmc3k_raw ...] [--seeds 0 1 2] [--adapt]
-        [--strict]
+        [--keep scvi ...] [--strict]
 
 All arms see the same cells and are scored alike: 15-NN accuracy and macro-F1 (5 folds), NMI and ARI at the best Leiden
 resolution, label silhouette. Seeds shuffle the folds, the clusters and the sample of large sets.
@@ -17,6 +17,9 @@ resolution, label silhouette. Seeds shuffle the folds, the clusters and the samp
   PCA is told of no batches either. Needs scvi-tools. Fitted once for each seed where the first fit takes less than a
   minute, else once: its spread is then that of the folds and clusters alone.
 
+With `--keep`, rows of arms that know nothing of the model (svd, pca, scvi) are taken over from the last results, if
+they were made with the same seeds and numbers of cells: each says at which commit.
+
 An arm whose package or data is missing is left out, and the result says why. The last rows are goals; a missed one
 fails the call only with `--strict`.
 """
@@ -24,6 +27,7 @@ fails the call only with `--strict`.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +35,7 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import torch
-from _record import record
+from _record import RESULTS, record
 from _rivals import NO_CORPUS, NO_SCVI, Arm, corpus_svd, fit_pca, fit_scvi, has_scvi, linear_part, scdiva_arm
 from _sets import BLOOD, SETS, load_set
 from _timing import goal, report
@@ -64,9 +68,9 @@ def timed(make: object) -> tuple[object, dict[str, float]]:
 
 
 def embeddings(
-    adata: ad.AnnData, model: ScDiVa, svd: Arm | None, seeds: list[int], adapt: bool = False
+    adata: ad.AnnData, model: ScDiVa, svd: Arm | None, seeds: list[int], adapt: bool = False, kept: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, list[np.ndarray], dict]]:
-    """Yield each arm, its embedding for each seed, and the seconds of one fit and embedding."""
+    """Yield each arm that is not kept, its embedding for each seed, and the seconds of one fit and embedding."""
     found, seconds = timed(lambda: scdiva_arm(model)(adata))
     yield "scdiva", [found] * len(seeds), seconds
     if (linear := linear_part(found, model)) is not None:
@@ -79,12 +83,13 @@ def embeddings(
         yield "adapted", [scdiva_arm(own)(adata) for own in fits], {
             **seconds, "kept": [own.adaptation["kept"] for own in fits],
         }  # fmt: skip
-    if svd is not None:
+    if svd is not None and "svd" not in kept:
         found, seconds = timed(lambda: svd(adata))
         yield "svd", [found] * len(seeds), seconds
-    found, seconds = timed(lambda: fit_pca(adata)(adata))
-    yield "pca", [found] * len(seeds), seconds
-    if has_scvi():
+    if "pca" not in kept:
+        found, seconds = timed(lambda: fit_pca(adata)(adata))
+        yield "pca", [found] * len(seeds), seconds
+    if has_scvi() and "scvi" not in kept:
         arm, seconds = timed(lambda: fit_scvi(adata, seeds[0]))
         fits = [arm]
         if seconds["wall_seconds"] < QUICK:
@@ -93,6 +98,16 @@ def embeddings(
         yield "scvi", (runs if len(fits) == len(seeds) else runs * len(seeds)), {
             **seconds, "fits": len(fits), "epochs": [fit.epochs for fit in fits],
         }  # fmt: skip
+
+
+def kept_rows(arms: list[str], seeds: list[int]) -> dict[tuple[str, str], dict]:
+    """Rows of these arms in the last results, by set and arm; none if those were made otherwise."""
+    path = RESULTS / "zero_shot.json"
+    last = json.loads(path.read_text()) if arms and path.exists() else {}
+    if (last.get("seeds"), last.get("max_cells")) != (seeds, MAX_CELLS):
+        return {}
+    rows = [row for row in last["rows"] if row.get("arm") in arms]
+    return {(row["set"], row["arm"]): {"commit": last["commit"], **row} for row in rows}
 
 
 def row_of(name: str, arm: str, runs: list[dict[str, float]], notes: dict) -> dict:
@@ -140,17 +155,23 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
     parser.add_argument("--model", default="scdiva-mini")
     parser.add_argument("--adapt", action="store_true", help="also adapt the model to each set")
+    parser.add_argument("--keep", nargs="+", default=(), choices=("svd", "pca", "scvi"), help="arms not to make anew")
     parser.add_argument("--strict", action="store_true", help="fail where a goal is missed")
     arguments = parser.parse_args()
 
     sd.settings.progress = False
     torch.set_num_threads(1)  # all fits alike; two threads of one fit wait for each other on a machine that is shared
     model, svd, seeds = sd.models.load_model(arguments.model), corpus_svd(arguments.prepared), list(arguments.seeds)
-    left_out = {**({} if svd else {"svd": NO_CORPUS}), **({} if has_scvi() else {"scvi": NO_SCVI})}
-    rows = []
+    old, rows = kept_rows(arguments.keep, seeds), []
+    there = {arm for _, arm in old}
+    left_out = {
+        **({} if svd or "svd" in there else {"svd": NO_CORPUS}),
+        **({} if has_scvi() or "scvi" in there else {"scvi": NO_SCVI}),
+    }
     for name in arguments.sets:
         adata, labels = load_set(arguments.data, name)
-        for arm, per_seed, notes in embeddings(adata, model, svd, seeds, arguments.adapt):
+        kept = tuple(arm for of, arm in old if of == name)
+        for arm, per_seed, notes in embeddings(adata, model, svd, seeds, arguments.adapt, kept):
             runs = [scores(found, labels, seed) for found, seed in zip(per_seed, seeds, strict=True)]
             row = row_of(name, arm, runs, notes)
             rows.append(row)
@@ -160,6 +181,7 @@ def main() -> int:
                 f"({row['cpu_seconds']} s CPU, {row['wall_seconds']} s)",
                 flush=True,
             )
+        rows += [old[name, arm] for arm in kept]
     judged = goals(rows)
     missed = report(judged)
     for arm, why in left_out.items():

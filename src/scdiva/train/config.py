@@ -240,8 +240,8 @@ class AnchorConfig(OptimiserConfig):
 class IntegrationConfig(OptimiserConfig):
     """Training of an integration head (:class:`~scdiva.train.integration.IntegrationModule`).
 
-    The paper has the reversal, its schedule, the supervised contrast and a denoising loss (appendix on batch
-    integration), but not their weights.
+    The paper names a discriminator of batches with gradient reversal, and supervised contrast (section on integration),
+    without schedule or weights. The schedule is that of Ganin & Lempitsky 2015; denoising and weights are ours.
 
     Attributes
     ----------

@@ -62,7 +62,7 @@ class _Reversed(torch.autograd.Function):
 
 
 class IntegrationModule(TaskModule):
-    """Objectives of batch integration (paper, appendix on batch integration).
+    """Objectives of batch integration; reversal and supervised contrast are the paper's (section on integration).
 
     - denoising: of the whole cell, and of the same cell thinned, the head gives the corrected state of the whole
       (:func:`~scdiva.train.batch_correction.correct_batches`): two corruption levels meet in one state;
@@ -159,7 +159,7 @@ class IntegrationModule(TaskModule):
         return head.features(self.model.encode(*packed), *packed)
 
     def reversal(self) -> float:
-        """Weight of the reversed gradient at this step (paper: rises from 0 along a logistic curve)."""
+        """Weight of the reversed gradient at this step: from 0 along a logistic curve (Ganin & Lempitsky 2015)."""
         c = self.config
         progress = min(1.0, self.batches_seen / c.steps)
         return c.reversal_weight * float(2 / (1 + np.exp(-c.reversal_rise * progress)) - 1)

@@ -88,7 +88,8 @@ looking at these sets, so read small differences with care.
 
 - Tissues that the corpus lacks (pancreas, liver, kidney, lung, ...) are embedded by directions learned elsewhere: PCA on
   your own data may be better, as in the table.
-- What training added to the linear start is little, as the table says: accuracy within its spread, clusters no better.
+- What training added to the linear start is little, as the table says: better on one set of five, elsewhere within the
+  spread of seeds or below. More steps do not change that; more cells would (the learning curves on the benchmarks page).
 - Few cells, one small run: do not expect what models trained on millions of cells know.
 - Batches are not corrected for beyond what the training does by itself.
 - Human only. For research, not for diagnosis.

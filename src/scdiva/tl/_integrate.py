@@ -82,7 +82,7 @@ def integrate(
     layer, use_raw, input, gene_ids, duplicates
         What to read, as for :func:`embed`.
     unlabeled_category
-        Value of `labels_key` that means "no label", as a missing value always does.
+        Value of `labels_key` that means "no label", as a missing value always does; some cell must have it.
     strategy
         What is trained: `"head"`, the head alone, minutes on a CPU; `"lora"`, and low-rank updates (rank 8) of the
         network that the state comes from; `"full"`, and all of that network's weights. `"auto"` takes `"lora"` on a GPU
@@ -120,8 +120,8 @@ def integrate(
         asked for or not known to the model.
     `adata.uns["scdiva"]["integrate"]`
         `strategy`, `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `own_directions`, `steps`, `seconds`,
-        `stopped` (`"steps"`, `"minutes"`, `"interrupted"`, or `"one batch"`) and `history` (arrays `step`, `loss`,
-        `denoising`, `reversal`, `contrast`); with `corrected` also `observed_zeros`, the share of the values of those
+        `stopped` (`"steps"`, `"minutes"`, `"interrupted"`, or `"one batch"`), `history` (arrays `step`, `loss`,
+        `denoising`, `reversal`, `contrast`), `model` and `seed`; with `corrected` also `observed_zeros`, the share of the values of those
         genes that were measured as 0, and `corrected_zeros`, the share that is 0 in the layer.
 
     Raises
@@ -129,8 +129,8 @@ def integrate(
     KeyError
         If a column, layer or gene does not exist.
     ValueError
-        If an argument is out of range, the batch of a cell is missing, no cell or only one type is labelled, the
-        model has integrated batches before, or the matrix is refused as by :func:`embed`.
+        If an argument is out of range, the batch of a cell is missing, no cell or only one type is labelled, no cell
+        has the `unlabeled_category`, the model has integrated batches before, or the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
     FloatingPointError
@@ -161,6 +161,8 @@ def integrate(
     our_uns(adata)
     keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     _check(keys, strategy, steps, minutes, batch_size, learning_rate)
+    if labels_key is None and unlabeled_category is not None:
+        raise ValueError(f"unlabeled_category={unlabeled_category!r} is a value of labels_key: name that column too.")
     target = settings.resolve_device(device)
     running = how_to_run(None, target, None)
     batches = [batch_numbers(adata, key) for key in keys]
@@ -198,7 +200,8 @@ def integrate(
     }
     _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
     cells, rows = training_cells(adata, given, together.ravel(), **reading)
-    found: dict[str, Any] = {"steps": 0, "stopped": "one batch"}
+    found: dict[str, Any] = {"own_directions": 0, "steps": 0, "stopped": "one batch"}
+    found["history"] = {name: [] for name in ("step", "loss", "denoising", "reversal", "contrast")}
     new = given
     if cells.n_batches == 1:
         warnings.warn(
@@ -227,7 +230,6 @@ def integrate(
         known = Covariates([_from_zero(batch[rows]) for batch in batches], None if labels is None else labels[rows])
         seconds = np.inf if minutes is None else 60 * minutes
         found = integrate_model(new, cells, known, chosen, config, seconds=seconds, progress=settings.progress)
-        found["history"] = {name: np.asarray(column) for name, column in found["history"].items()}
 
     embedding, parameters = embedded(new, adata, running, **reading, empty="nan")
     values = None
@@ -240,6 +242,7 @@ def integrate(
     if values is not None:
         adata.layers[layer_added] = values
     found["seconds"] = time.monotonic() - begun
+    found["history"] = {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()}
     adata.uns[C.UNS] = {**our_uns(adata), key_added: parameters, C.INTEGRATE: {**notes, **found}}
     return new
 
@@ -285,7 +288,14 @@ def _label_numbers(adata: AnnData, labels_key: str, unlabeled_category: str | No
     column = adata.obs[labels_key]
     known = column.notna().to_numpy()
     if unlabeled_category is not None:
-        known &= (column.astype(str) != unlabeled_category).to_numpy()
+        without = (column.astype(str) == str(unlabeled_category)).to_numpy() & known
+        if not without.any():
+            raise ValueError(
+                f"In adata.obs[{labels_key!r}] no cell is {str(unlabeled_category)!r}; it holds "
+                f"{', '.join(map(repr, sorted(map(str, column[known].unique()))[:20]))}. If all cells are labelled, or "
+                "the others have a missing value, leave out unlabeled_category."
+            )
+        known &= ~without
     numbers = np.full(adata.n_obs, -1, dtype=np.int64)
     numbers[known] = np.unique(column[known].astype(str).to_numpy(), return_inverse=True)[1]
     if numbers.max(initial=-1) < 1:

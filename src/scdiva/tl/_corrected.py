@@ -60,7 +60,9 @@ def gene_columns(
         return columns, tokens[columns]
     asked = [corrected] if isinstance(corrected, str) else list(corrected)
     if not asked:
-        raise ValueError("corrected names no gene; corrected=False writes none, corrected=True all that the model knows.")
+        raise ValueError(
+            "corrected names no gene; corrected=False writes none, corrected=True all that the model knows."
+        )
     present = set(adata.var_names)
     if absent := [name for name in asked if name not in present]:
         raise KeyError(f"{len(absent)} of {len(asked)} genes are not in adata.var_names, the first is {absent[0]!r}.")

@@ -234,6 +234,8 @@ def integrate(
     embedding, parameters = embedded(new, adata, running, **reading, empty="nan")
     values = None
     if columns is not None:
+        if int(np.diff(cells.indptr).max()) == new.config.input_length:  # what the model does not read is not zero
+            cells, _ = training_cells(adata, given, together.ravel(), whole=True, **reading)
         values = np.full(adata.shape, np.nan, dtype=np.float32)
         values[:, columns[0]], zeros = corrected_expression(embedding, cells, rows, columns[1])
         found |= {"observed_zeros": zeros, "corrected_zeros": float((values[:, columns[0]] == 0).mean())}

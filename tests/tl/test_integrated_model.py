@@ -95,7 +95,7 @@ def test_poolings_of_it(fitted):
 def test_it_is_neither_integrated_again_nor_adapted(fitted):
     model, data = fitted
     given = data.copy()
-    with pytest.raises(ValueError, match="has integrated batches before.*tl.embed"):
+    with pytest.raises(ValueError, match=r"has integrated batches before.*tl\.embed"):
         sd.tl.integrate(given, "batch", model=model)
     with pytest.raises(ValueError, match="Adapt first"):
         sd.tl.adapt(given, model)

@@ -160,6 +160,16 @@ def test_cells_without_batch_effects_hardly_move():
     assert spread(found, batch, kind)[1] > 1
 
 
+def test_rounds_end_where_nothing_moves_any_more(monkeypatch):
+    states, batch, _ = make_cells()
+    rounds, real = [], B._cluster
+    monkeypatch.setattr(B, "_cluster", lambda *a: rounds.append(1) or real(*a))
+    found = B.correct_batches(states, [batch], rng(), mixing=B.Mixing(rounds=200))
+    assert 2 <= len(rounds) < 200
+    again = B.correct_batches(states, [batch], rng(), mixing=B.Mixing(rounds=300))
+    np.testing.assert_array_equal(found, again)
+
+
 def test_each_covariate_is_taken_out():
     """Donor and site both move cells; the correction for one leaves the other."""
     draw = rng(3)

@@ -31,8 +31,7 @@ def gene_columns(
     adata
         Whose `var` counts.
     corrected
-        True for all genes that the vocabulary holds, or names of `adata.var_names`; of a name that several columns have,
-        all of them.
+        True for all genes that the vocabulary holds, or names of `adata.var_names`; columns of one name count alike.
     vocabulary
         Of the model.
     gene_ids

@@ -121,8 +121,8 @@ def integrate(
     `adata.uns["scdiva"]["integrate"]`
         `strategy`, `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `own_directions`, `steps`, `seconds`,
         `stopped` (`"steps"`, `"minutes"`, `"interrupted"`, or `"one batch"`), `history` (arrays `step`, `loss`,
-        `denoising`, `reversal`, `contrast`), `model` and `seed`; with `corrected` also `observed_zeros`, the share of the values of those
-        genes that were measured as 0, and `corrected_zeros`, the share that is 0 in the layer.
+        `denoising`, `reversal`, `contrast`), `model` and `seed`; with `corrected` also `observed_zeros`, the share of
+        the values of those genes that were measured as 0, and `corrected_zeros`, the share that is 0 in the layer.
 
     Raises
     ------
@@ -130,7 +130,8 @@ def integrate(
         If a column, layer or gene does not exist.
     ValueError
         If an argument is out of range, the batch of a cell is missing, no cell or only one type is labelled, no cell
-        has the `unlabeled_category`, the model has integrated batches before, or the matrix is refused as by :func:`embed`.
+        has the `unlabeled_category`, the model has integrated batches before, or the matrix is refused as by
+        :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
     FloatingPointError
@@ -170,7 +171,7 @@ def integrate(
     associated = (
         np.nan if labels is None else max(cramers_v(batch[labels >= 0], labels[labels >= 0]) for batch in batches)
     )
-    reading = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
+    reading: dict[str, Any] = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
 
     import torch
 

@@ -174,6 +174,17 @@ def test_missing_labels_and_the_unlabelled_category_are_the_same(plain, cells):
     assert (pd.crosstab(numbers[known], data.obs["cell_type"][known]) > 0).to_numpy().sum() == 4
 
 
+def test_an_unlabelled_category_that_no_cell_has_is_warned_of(cells):
+    with pytest.warns(UserWarning, match="no cell has the unlabeled_category 'unkown'.*'type A'.*'unknown'"):
+        numbers = _integrate._label_numbers(cells, "partly", "unkown")
+    assert numbers.min() == 0
+    data = cells.copy()
+    data.obs["number"] = np.arange(240) % 3 - 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (_integrate._label_numbers(data, "number", -1) == data.obs["number"]).all()  # a number is one too
+
+
 def test_cramers_v_by_its_definition():
     draw = np.random.default_rng(0)
     one, other = draw.integers(3, size=200), draw.integers(4, size=200)
@@ -253,7 +264,6 @@ def test_a_batch_of_empty_cells_is_no_batch(plain, cells):
         ({"labels_key": "nowhere"}, KeyError, "no column 'nowhere'"),
         ({"labels_key": "one"}, ValueError, r"labels 240 cells with 1 type\(s\); two or more"),
         ({"labels_key": "none"}, ValueError, r"labels 0 cells with 0 type\(s\)"),
-        ({"labels_key": "partly", "unlabeled_category": "unkown"}, ValueError, "no cell is 'unkown'.*'unknown'"),
         ({"unlabeled_category": "unknown"}, ValueError, "labels_key"),
         ({"strategy": "all"}, ValueError, 'strategy must be "auto"'),
         ({"steps": 0}, ValueError, "steps must be at least 1"),

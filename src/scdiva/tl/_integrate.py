@@ -82,7 +82,7 @@ def integrate(
     layer, use_raw, input, gene_ids, duplicates
         What to read, as for :func:`embed`.
     unlabeled_category
-        Value of `labels_key` that means "no label", as a missing value always does; some cell must have it.
+        Value of `labels_key` that means "no label", as a missing value always does.
     strategy
         What is trained: `"head"`, the head alone, minutes on a CPU; `"lora"`, and low-rank updates (rank 8) of the
         network that the state comes from; `"full"`, and all of that network's weights. `"auto"` takes `"lora"` on a GPU
@@ -129,9 +129,8 @@ def integrate(
     KeyError
         If a column, layer or gene does not exist.
     ValueError
-        If an argument is out of range, the batch of a cell is missing, no cell or only one type is labelled, no cell
-        has the `unlabeled_category`, the model has integrated batches before, or the matrix is refused as by
-        :func:`embed`.
+        If an argument is out of range, the batch of a cell is missing, no cell or only one type is labelled, the
+        model has integrated batches before, or the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
     FloatingPointError
@@ -140,8 +139,9 @@ def integrate(
     Warns
     -----
     UserWarning
-        If there is one batch only: nothing is fitted, and the embedding of the model as it is is written. If batch and
-        label are confounded (Cramér's V above 0.5): types that one batch alone has cannot be told from its effect.
+        If there is one batch only: nothing is fitted, and the embedding of the model as it is is written. If no cell
+        has the `unlabeled_category`. If batch and label are confounded (Cramér's V above 0.5): types that one batch
+        alone has cannot be told from its effect.
 
     References
     ----------
@@ -171,7 +171,13 @@ def integrate(
     associated = (
         np.nan if labels is None else max(cramers_v(batch[labels >= 0], labels[labels >= 0]) for batch in batches)
     )
-    reading: dict[str, Any] = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
+    reading: dict[str, Any] = {
+        "layer": layer,
+        "use_raw": use_raw,
+        "input": input,
+        "gene_ids": gene_ids,
+        "duplicates": duplicates,
+    }
 
     import torch
 
@@ -293,10 +299,13 @@ def _label_numbers(adata: AnnData, labels_key: str, unlabeled_category: str | No
     if unlabeled_category is not None:
         without = (column.astype(str) == str(unlabeled_category)).to_numpy() & known
         if not without.any():
-            raise ValueError(
-                f"In adata.obs[{labels_key!r}] no cell is {str(unlabeled_category)!r}; it holds "
-                f"{', '.join(map(repr, sorted(map(str, column[known].unique()))[:20]))}. If all cells are labelled, or "
-                "the others have a missing value, leave out unlabeled_category."
+            names = sorted(map(str, column[known].unique()))
+            warnings.warn(
+                f"no cell has the unlabeled_category {str(unlabeled_category)!r}: adata.obs[{labels_key!r}] holds "
+                f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}, and all of these count as "
+                "types.",
+                UserWarning,
+                stacklevel=3,
             )
         known &= ~without
     numbers = np.full(adata.n_obs, -1, dtype=np.int64)

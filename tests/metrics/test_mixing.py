@@ -8,13 +8,6 @@ from scipy.stats import chi2
 
 from scdiva.metrics import clisi, graph_connectivity, ilisi, kbet, nearest_neighbors
 
-REASON = "needs scib-metrics (extra metrics)"
-
-
-@pytest.fixture(scope="module")
-def scib():
-    return pytest.importorskip("scib_metrics", reason=REASON)
-
 
 @pytest.fixture(scope="module")
 def cells():

@@ -58,6 +58,10 @@ def test_each_option_adds_what_it_says():
     assert n_parameters(replace(paper, anchor="encoder", anchor_residual=False)) - base == encoder + 192 * 512
     assert n_parameters(replace(paper, time_conditioning=True)) - base == 2 * (512 * 512 + 512)
     assert n_parameters(replace(paper, position="none")) == base
+    width = 512 + 20
+    head = (41_818 + N_SPECIAL) * 20 + 20 + (width * 256 + 256) + (256 * 256 + 256) + (256 * width + width)
+    assert n_parameters(replace(paper, integrated=True)) - base == head
+    assert n_parameters(replace(paper, integrated_own_dim=3, integrated_hidden=7)) == base  # without the head nothing
 
 
 def test_round_trip_through_json():
@@ -101,6 +105,9 @@ def test_is_frozen():
         ({"rope_base": "1e4"}, TypeError, "rope_base must be a number"),
         ({"entropy_floor": -0.1}, ValueError, "entropy_floor"),
         ({"tie_gene_head": 1}, TypeError, "tie_gene_head must be True or False"),
+        ({"integrated": 1}, TypeError, "integrated must be True or False"),
+        ({"integrated_own_dim": 0}, ValueError, "integrated_own_dim must be at least 1; got 0"),
+        ({"integrated_hidden": 2.5}, TypeError, "integrated_hidden must be a whole number"),
         ({"anchor": "mean"}, ValueError, "anchor must be one of 'learned', 'pooled', 'encoder'; got 'mean'"),
         ({"position": None}, ValueError, "position must be one of"),
         ({"attention_backend": "flash"}, ValueError, "attention_backend must be one of"),

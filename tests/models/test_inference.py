@@ -214,3 +214,31 @@ def test_blocks_side_by_side_give_back_the_threads_once_all_have_ended(model, ce
     thread.start()
     thread.join()
     assert found == [2]
+
+
+@pytest.mark.parametrize("fields", [{"anchor": "learned"}, {"anchor": "encoder", "anchor_residual": False}])
+def test_an_integrated_model_is_read_through_its_head(cells, fields):
+    model = build(integrated=True, integrated_own_dim=5, integrated_hidden=9, **fields)
+    width = model.state_dim + 5
+    assert (pooled_dim(model, "lat"), pooled_dim(model, "mean"), pooled_dim(model, "lat+mean")) == (
+        width,
+        64,
+        width + 64,
+    )
+    with torch.inference_mode():
+        for cell in cells[:5]:
+            expected = model.integration(model.encode(*cell), *cell)
+            torch.testing.assert_close(read_out(model, cell, "lat"), expected)
+            both, mean = read_out(model, cell, "lat+mean"), read_out(model, cell, "mean")
+            torch.testing.assert_close(both[:, :width], expected, atol=1e-6, rtol=0)
+            torch.testing.assert_close(both[:, width:], nn.functional.normalize(mean))
+            assert read_out(model, cell, "genes").shape == (cell[0].numel(), 64)
+    np.testing.assert_allclose(np.linalg.norm(encoded(model, cells[:5]), axis=1), 1, rtol=1e-5)
+
+
+def test_a_model_without_a_head_has_no_weight_of_it():
+    config = {"n_genes": 20, "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24}
+    one, two = (ScDiVa(ScDiVaConfig(integrated=on, **config), generator=seeded(4)) for on in (False, True))
+    assert one.integration is None
+    assert not any("integration" in name for name in one.state_dict())
+    assert [name for name in two.state_dict() if not name.startswith("integration.")] == list(one.state_dict())

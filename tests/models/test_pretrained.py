@@ -66,7 +66,9 @@ def folder(tmp_path):
     return save_model(make_model(), make_vocabulary(), tmp_path / "model", metadata={"steps": 7})
 
 
-@pytest.mark.parametrize("changes", [{}, {"tie_gene_head": True}, {"anchor": "learned"}, {"anchor": "pooled"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"tie_gene_head": True}, {"anchor": "learned"}, {"anchor": "pooled"}, {"integrated": True}]
+)
 def test_what_is_saved_comes_back(tmp_path, changes):
     model, vocabulary = make_model(**changes), make_vocabulary()
     folder = save_model(model, vocabulary, tmp_path / "deep" / "model", metadata={"steps": 7})
@@ -83,6 +85,7 @@ def test_what_is_saved_comes_back(tmp_path, changes):
     for name in before:
         assert torch.equal(before[name], after[name]), name
     assert torch.equal(embed(model), embed(loaded))
+    assert (loaded.integration is not None) == model.config.integrated
 
 
 def test_tied_weights_are_stored_once_and_stay_tied(tmp_path):

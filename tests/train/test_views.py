@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from scdiva.train.views import contrast_loss, thinned
+from scdiva.train.views import contrast_loss, supervised_contrast_loss, thinned
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -54,3 +54,49 @@ def test_contrast_is_its_formula_with_negatives_of_one_study():
     everything = contrast_loss(one, other, None, tau)
     assert float(everything) == pytest.approx(float(contrast_loss(one, other, torch.zeros(5), tau)))
     assert float(everything) > 0.1
+
+
+def slow_supervised_contrast(state, labels, tau):
+    z = [row / row.norm() for row in state.double()]
+    known = [i for i, label in enumerate(labels) if label >= 0]
+    per_cell = []
+    for i in known:
+        partners = [p for p in known if p != i and labels[p] == labels[i]]
+        if partners:
+            below = sum(math.exp(float(z[i] @ z[j]) / tau) for j in known if j != i)
+            per_cell.append(
+                -sum(math.log(math.exp(float(z[i] @ z[p]) / tau) / below) for p in partners) / len(partners)
+            )
+    return sum(per_cell) / len(per_cell)
+
+
+@pytest.mark.parametrize("tau", [0.1, 1.0])
+def test_supervised_contrast_is_its_formula(tau):
+    """Cells without a label and cells alone in theirs have no term; the latter are still among the others."""
+    state, labels = torch.randn(9, 4, generator=rng(1)), [0, 1, -1, 0, 2, 1, 0, -1, 5]
+    found = supervised_contrast_loss(state, torch.tensor(labels), tau)
+    assert float(found) == pytest.approx(slow_supervised_contrast(state, labels, tau), rel=1e-5)
+    assert float(supervised_contrast_loss(3 * state, torch.tensor(labels), tau)) == pytest.approx(float(found))
+    moved = state.clone()
+    moved[[2, 7]] = torch.randn(2, 4, generator=rng(8))
+    assert float(supervised_contrast_loss(moved, torch.tensor(labels), tau)) == float(found)
+    moved[4] = -moved[4]
+    assert float(supervised_contrast_loss(moved, torch.tensor(labels), tau)) != float(found)
+
+
+def test_supervised_contrast_draws_partners_together_and_has_finite_gradients():
+    state = torch.randn(6, 4, generator=rng(2)).requires_grad_()
+    labels = torch.tensor([0, 0, 1, 1, -1, 7])
+    supervised_contrast_loss(state, labels, 0.1).backward()
+    assert torch.isfinite(state.grad).all()
+    assert not state.grad[4].any()
+    with torch.no_grad():
+        nearer = state - 0.1 * state.grad
+        assert supervised_contrast_loss(nearer, labels, 0.1) < supervised_contrast_loss(state, labels, 0.1)
+
+
+@pytest.mark.parametrize("labels", [[-1, -1, -1], [0, 1, 2], [0, -1, -1], []])
+def test_supervised_contrast_of_no_pair_is_nothing(labels):
+    state = torch.randn(len(labels), 4, generator=rng(3), requires_grad=True)
+    found = supervised_contrast_loss(state, torch.tensor(labels, dtype=torch.int64), 0.1)
+    assert float(found.detach()) == 0

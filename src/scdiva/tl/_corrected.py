@@ -31,7 +31,7 @@ def gene_columns(
     adata
         Whose `var` counts.
     corrected
-        True for all genes that the vocabulary holds, or names of `adata.var_names`.
+        True for all genes that the vocabulary holds, or names of `adata.var_names`; columns of one name count alike.
     vocabulary
         Of the model.
     gene_ids
@@ -45,6 +45,8 @@ def gene_columns(
     ------
     KeyError
         If a gene is not there, or the model does not know it.
+    ValueError
+        If the list of names is empty.
     """
     if corrected is False:
         return None
@@ -56,10 +58,15 @@ def gene_columns(
         columns = np.flatnonzero(tokens != UNKNOWN)
         return columns, tokens[columns]
     asked = [corrected] if isinstance(corrected, str) else list(corrected)
-    columns = adata.var_names.get_indexer(asked)
-    if absent := [name for name, column in zip(asked, columns, strict=True) if column < 0]:
+    if not asked:
+        raise ValueError(
+            "corrected names no gene; corrected=False writes none, corrected=True all that the model knows."
+        )
+    present = set(adata.var_names)
+    if absent := [name for name in asked if name not in present]:
         raise KeyError(f"{len(absent)} of {len(asked)} genes are not in adata.var_names, the first is {absent[0]!r}.")
-    if foreign := [name for name, column in zip(asked, columns, strict=True) if tokens[column] == UNKNOWN]:
+    columns = np.flatnonzero(adata.var_names.isin(asked))
+    if foreign := list(adata.var_names[columns[tokens[columns] == UNKNOWN]]):
         raise KeyError(
             f"The model does not know {len(foreign)} of {len(asked)} genes, the first is {foreign[0]!r}; "
             "corrected=True takes all that it knows."

@@ -120,9 +120,9 @@ def integrate(
         asked for or not known to the model.
     `adata.uns["scdiva"]["integrate"]`
         `strategy`, `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `own_directions`, `steps`, `seconds`,
-        `stopped` (`"steps"`, `"minutes"`, `"interrupted"`, or `"one batch"`) and `history` (arrays `step`, `loss`,
-        `denoising`, `reversal`, `contrast`); with `corrected` also `observed_zeros`, the share of the values of those
-        genes that were measured as 0, and `corrected_zeros`, the share that is 0 in the layer.
+        `stopped` (`"steps"`, `"minutes"`, `"interrupted"`, or `"one batch"`), `history` (arrays `step`, `loss`,
+        `denoising`, `reversal`, `contrast`), `model` and `seed`; with `corrected` also `observed_zeros`, the share of
+        the values of those genes that were measured as 0, and `corrected_zeros`, the share that is 0 in the layer.
 
     Raises
     ------
@@ -139,8 +139,9 @@ def integrate(
     Warns
     -----
     UserWarning
-        If there is one batch only: nothing is fitted, and the embedding of the model as it is is written. If batch and
-        label are confounded (Cramér's V above 0.5): types that one batch alone has cannot be told from its effect.
+        If there is one batch only: nothing is fitted, and the embedding of the model as it is is written. If no cell
+        has the `unlabeled_category`. If batch and label are confounded (Cramér's V above 0.5): types that one batch
+        alone has cannot be told from its effect.
 
     References
     ----------
@@ -161,6 +162,8 @@ def integrate(
     our_uns(adata)
     keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     _check(keys, strategy, steps, minutes, batch_size, learning_rate)
+    if labels_key is None and unlabeled_category is not None:
+        raise ValueError(f"unlabeled_category={unlabeled_category!r} is a value of labels_key: name that column too.")
     target = settings.resolve_device(device)
     running = how_to_run(None, target, None)
     batches = [batch_numbers(adata, key) for key in keys]
@@ -168,7 +171,13 @@ def integrate(
     associated = (
         np.nan if labels is None else max(cramers_v(batch[labels >= 0], labels[labels >= 0]) for batch in batches)
     )
-    reading = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
+    reading: dict[str, Any] = {
+        "layer": layer,
+        "use_raw": use_raw,
+        "input": input,
+        "gene_ids": gene_ids,
+        "duplicates": duplicates,
+    }
 
     import torch
 
@@ -198,7 +207,8 @@ def integrate(
     }
     _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
     cells, rows = training_cells(adata, given, together.ravel(), **reading)
-    found: dict[str, Any] = {"steps": 0, "stopped": "one batch"}
+    found: dict[str, Any] = {"own_directions": 0, "steps": 0, "stopped": "one batch"}
+    found["history"] = {name: [] for name in ("step", "loss", "denoising", "reversal", "contrast")}
     new = given
     if cells.n_batches == 1:
         warnings.warn(
@@ -227,11 +237,12 @@ def integrate(
         known = Covariates([_from_zero(batch[rows]) for batch in batches], None if labels is None else labels[rows])
         seconds = np.inf if minutes is None else 60 * minutes
         found = integrate_model(new, cells, known, chosen, config, seconds=seconds, progress=settings.progress)
-        found["history"] = {name: np.asarray(column) for name, column in found["history"].items()}
 
     embedding, parameters = embedded(new, adata, running, **reading, empty="nan")
     values = None
     if columns is not None:
+        if int(np.diff(cells.indptr).max()) == new.config.input_length:  # what the model does not read is not zero
+            cells, _ = training_cells(adata, given, together.ravel(), whole=True, **reading)
         values = np.full(adata.shape, np.nan, dtype=np.float32)
         values[:, columns[0]], zeros = corrected_expression(embedding, cells, rows, columns[1])
         found |= {"observed_zeros": zeros, "corrected_zeros": float((values[:, columns[0]] == 0).mean())}
@@ -240,6 +251,7 @@ def integrate(
     if values is not None:
         adata.layers[layer_added] = values
     found["seconds"] = time.monotonic() - begun
+    found["history"] = {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()}
     adata.uns[C.UNS] = {**our_uns(adata), key_added: parameters, C.INTEGRATE: {**notes, **found}}
     return new
 
@@ -285,7 +297,17 @@ def _label_numbers(adata: AnnData, labels_key: str, unlabeled_category: str | No
     column = adata.obs[labels_key]
     known = column.notna().to_numpy()
     if unlabeled_category is not None:
-        known &= (column.astype(str) != unlabeled_category).to_numpy()
+        without = (column.astype(str) == str(unlabeled_category)).to_numpy() & known
+        if not without.any():
+            names = sorted(map(str, column[known].unique()))
+            warnings.warn(
+                f"no cell has the unlabeled_category {str(unlabeled_category)!r}: adata.obs[{labels_key!r}] holds "
+                f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}, and all of these count as "
+                "types.",
+                UserWarning,
+                stacklevel=3,
+            )
+        known &= ~without
     numbers = np.full(adata.n_obs, -1, dtype=np.int64)
     numbers[known] = np.unique(column[known].astype(str).to_numpy(), return_inverse=True)[1]
     if numbers.max(initial=-1) < 1:

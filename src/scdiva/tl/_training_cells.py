@@ -48,7 +48,7 @@ def batch_numbers(adata: AnnData, batch_key: str | None) -> np.ndarray:
 
 
 def training_cells(
-    adata: AnnData, model: ScDiVa, batch: np.ndarray, **reading: Any
+    adata: AnnData, model: ScDiVa, batch: np.ndarray, *, whole: bool = False, **reading: Any
 ) -> tuple[AdaptationCells, np.ndarray]:
     """Read all cells into memory, ordered by batch; those without a known gene are left out, with a warning.
 
@@ -60,6 +60,8 @@ def training_cells(
         Whose vocabulary and lengths count.
     batch
         Number of the batch of each.
+    whole
+        Read all genes of a cell, also those beyond what the model reads; then nothing is said of cells left out.
     **reading
         What to read, as for :func:`scdiva.tl.embed`.
 
@@ -77,15 +79,17 @@ def training_cells(
     from scdiva.train.adaptation import AdaptationCells
 
     c = model.config
+    length = model.vocabulary.n_genes if whole else c.input_length
     source = open_cells(
-        adata, model.vocabulary, max_length=c.input_length, entropy_floor=c.entropy_floor, empty="nan", **reading
+        adata, model.vocabulary, max_length=length, entropy_floor=c.entropy_floor, empty="nan", **reading
     )
     n_known = int((source.lengths > 0).sum())
     if n_known < LEAST_CELLS:
         raise ValueError(
             f"{n_known} cells have a known gene; training needs {LEAST_CELLS} or more. Use the model as it is."
         )
-    warn_left_out("adata", source.n_obs - n_known, source.n_obs, 1)
+    if not whole:
+        warn_left_out("adata", source.n_obs - n_known, source.n_obs, 1)
     (rows, ragged), *_ = source.windows(source.n_obs)
     names, kept = np.unique(batch[rows], return_inverse=True)
     order = np.argsort(kept, kind="stable")

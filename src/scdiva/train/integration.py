@@ -301,7 +301,7 @@ def integrate_model(
             with module._seeded(step_seed(config.seed, step, "dropout/train")):
                 loss, parts = module.compute_loss(batch, step_generator(config.seed, step, "train"))
             if not bool(torch.isfinite(loss)):
-                raise FloatingPointError(f"The loss is {float(loss)} at step {step}. Lower learning_rate.")
+                raise FloatingPointError(f"The loss is {float(loss.detach())} at step {step}. Lower learning_rate.")
             optimizer.zero_grad()
             loss.backward()
             nn.utils.clip_grad_norm_(module.parameters(), config.clip)

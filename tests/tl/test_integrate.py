@@ -1,0 +1,371 @@
+"""`tl.integrate`: what it writes, what it refuses, and that a failed call leaves everything as it was."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+
+import scdiva as sd
+from scdiva.tl import _integrate
+from scdiva.tl._integrate import cramers_v
+
+QUICK = {"steps": 6, "batch_size": 64, "rng": 3}
+HISTORY = ["step", "loss", "denoising", "reversal", "contrast"]
+
+
+@pytest.fixture(scope="module")
+def cells(adata):
+    """240 cells of three batches and four types; never written to."""
+    data = sd.datasets.toy(240, 60, n_batches=3, rng=1)
+    assert list(data.var_names) == list(adata.var_names)
+    data.obs["donor"] = pd.Categorical(np.resize(["d1", "d2"], 240))
+    data.obs["partly"] = data.obs["cell_type"].astype(str).where(np.arange(240) % 3 != 0, "unknown")
+    return data
+
+
+@pytest.fixture(scope="module")
+def plain(build):
+    """A model that embeds by its set encoder alone, as the bundled one."""
+    return build(anchor="encoder", anchor_residual=False)
+
+
+def contents(adata):
+    """All that an AnnData object holds, to be compared."""
+    return {
+        "X": adata.X.toarray().tobytes(),
+        "obs": adata.obs.to_csv(),
+        "var": adata.var.to_csv(),
+        "uns": repr(adata.uns),
+        **{
+            f"{part}/{key}": np.asarray(value).tobytes()
+            for part in ("obsm", "layers", "obsp", "varm")
+            for key, value in getattr(adata, part).items()
+        },
+    }
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_what_is_documented_is_written_and_nothing_else(plain, cells):
+    data, before = cells.copy(), weights(plain)
+    state, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    new = sd.tl.integrate(data, "batch", model=plain, **QUICK)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
+    assert same(weights(plain), before)
+    assert plain.integration is None
+    found = contents(data)
+    assert found.keys() - contents(cells).keys() == {"obsm/X_scdiva_integrated"}
+    assert {part: found[part] for part in ("X", "obs", "var")} == {
+        part: contents(cells)[part] for part in ("X", "obs", "var")
+    }
+    assert data.uns.keys() - cells.uns.keys() == {"scdiva"}
+    assert set(data.uns["scdiva"]) == {"X_scdiva_integrated", "integrate"}
+    embedding = data.obsm["X_scdiva_integrated"]
+    assert embedding.dtype == np.float32
+    assert embedding.shape == (240, new.integration.dim)
+    np.testing.assert_allclose(np.linalg.norm(embedding, axis=1), 1, rtol=1e-5)
+    notes = data.uns["scdiva"]["integrate"]
+    assert set(notes) == {
+        "strategy", "batch_key", "labels_key", "cramers_v", "own_directions", "steps", "seconds", "stopped", "history",
+        "model", "seed",
+    }  # fmt: skip
+    assert (notes["strategy"], list(notes["batch_key"]), notes["labels_key"]) == ("head", ["batch"], "")
+    assert np.isnan(notes["cramers_v"])
+    assert (notes["steps"], notes["stopped"]) == (6, "steps")
+    assert 0 < notes["own_directions"] <= 20
+    assert 0 < notes["seconds"] < 60
+    assert list(notes["history"]) == HISTORY
+    assert all(column.shape == (6,) for column in notes["history"].values())
+    assert not new.training
+    assert new.vocabulary.fingerprint == plain.vocabulary.fingerprint
+
+
+def test_other_names_and_what_stood_there_before(plain, cells):
+    data = cells.copy()
+    sd.tl.embed(data, plain)
+    zero_shot = data.obsm["X_scdiva"].copy()
+    sd.tl.integrate(data, "batch", model=plain, corrected=True, key_added="mine", layer_added="better", **QUICK)
+    assert set(data.obsm) == {"X_scdiva", "mine"}
+    assert set(data.layers) == {"better"}
+    assert set(data.uns["scdiva"]) == {"X_scdiva", "mine", "integrate"}
+    np.testing.assert_array_equal(data.obsm["X_scdiva"], zero_shot)
+
+
+def test_one_seed_gives_every_bit(plain, cells):
+    found = []
+    for seed in (1, 1, np.random.default_rng(1), 2):
+        data = cells.copy()
+        sd.tl.integrate(data, "batch", "cell_type", model=plain, **QUICK | {"rng": seed})
+        found.append(data.obsm["X_scdiva_integrated"])
+    np.testing.assert_array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[3])
+    with sd.settings.override(seed=1):
+        data = cells.copy()
+        sd.tl.integrate(data, "batch", "cell_type", model=plain, **QUICK | {"rng": None})
+    np.testing.assert_array_equal(data.obsm["X_scdiva_integrated"], found[0])
+
+
+def test_batches_mix_and_types_stay(plain, cells):
+    """On cells whose types and batch effects are known: more batches among the neighbours, no worse types."""
+    data = sd.datasets.toy(400, 60, n_batches=2, rng=1)
+    counts = data.X.toarray()
+    counts[np.ix_(data.obs["batch"] == "batch 1", np.arange(0, 60, 2))] *= 8  # an effect that is seen at once
+    data.X = sp.csr_matrix(counts)
+    untrained = {"steps": 1, "learning_rate": 1e-12, "key_added": "before"}
+    sd.tl.integrate(data, "batch", model=plain, rng=0, **untrained)
+    sd.tl.integrate(data, "batch", model=plain, steps=120, batch_size=128, rng=0)
+    batch, kind = data.obs["batch"].to_numpy(), data.obs["cell_type"].to_numpy()
+    share = []
+    for key in ("before", "X_scdiva_integrated"):
+        near = np.argsort(-data.obsm[key] @ data.obsm[key].T, axis=1)[:, 1:16]
+        share.append([(group[near] == group[:, None]).mean() for group in (batch, kind)])
+    (batch_before, kind_before), (batch_after, kind_after) = share
+    assert batch_before > 0.7
+    assert batch_after < 0.6  # of two batches of one size chance gives half
+    assert kind_after > kind_before - 0.02
+    assert kind_after > 0.9
+
+
+def test_each_of_several_covariates_is_told_of(plain, cells, monkeypatch):
+    seen = []
+    real = _integrate.batch_numbers
+    monkeypatch.setattr(_integrate, "batch_numbers", lambda *a: seen.append(a[1]) or real(*a))
+    data = cells.copy()
+    sd.tl.integrate(data, ["batch", "donor"], model=plain, **QUICK)
+    assert seen == ["batch", "donor"]
+    assert list(data.uns["scdiva"]["integrate"]["batch_key"]) == ["batch", "donor"]
+    one = cells.copy()
+    sd.tl.integrate(one, "batch", model=plain, **QUICK)
+    assert not np.array_equal(data.obsm["X_scdiva_integrated"], one.obsm["X_scdiva_integrated"])
+    reversal = [part.uns["scdiva"]["integrate"]["history"]["reversal"][0] for part in (one, data)]
+    assert reversal[0] == pytest.approx(np.log(3), abs=0.1)
+    assert reversal[1] == pytest.approx(np.log(3) + np.log(2), abs=0.2)
+
+
+def test_missing_labels_and_the_unlabelled_category_are_the_same(plain, cells):
+    data, missing, gaps = cells.copy(), cells.copy(), cells.copy()
+    missing.obs["partly"] = missing.obs["partly"].replace("unknown", np.nan)
+    gaps.obs["partly"] = pd.Categorical(missing.obs["partly"])
+    sd.tl.integrate(data, "batch", "partly", model=plain, unlabeled_category="unknown", **QUICK)
+    expected = data.obsm["X_scdiva_integrated"]
+    for other in (missing, gaps):
+        sd.tl.integrate(other, "batch", "partly", model=plain, **QUICK)
+        np.testing.assert_array_equal(other.obsm["X_scdiva_integrated"], expected)
+    notes = data.uns["scdiva"]["integrate"]
+    assert notes["labels_key"] == "partly"
+    assert notes["history"]["contrast"].all()
+    numbers = _integrate._label_numbers(data, "partly", "unknown")
+    assert (numbers == -1).sum() == 80
+    assert set(numbers) == {-1, 0, 1, 2, 3}
+    known = numbers >= 0
+    assert (pd.crosstab(numbers[known], data.obs["cell_type"][known]) > 0).to_numpy().sum() == 4
+
+
+def test_an_unlabelled_category_that_no_cell_has_is_warned_of(cells):
+    with pytest.warns(UserWarning, match="no cell has the unlabeled_category 'unkown'.*'type A'.*'unknown'"):
+        numbers = _integrate._label_numbers(cells, "partly", "unkown")
+    assert numbers.min() == 0
+    data = cells.copy()
+    data.obs["number"] = np.arange(240) % 3 - 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert (_integrate._label_numbers(data, "number", -1) == data.obs["number"]).all()  # a number is one too
+
+
+def test_cramers_v_by_its_definition():
+    draw = np.random.default_rng(0)
+    one, other = draw.integers(3, size=200), draw.integers(4, size=200)
+    other[:80] = one[:80]
+    chi2 = 0.0
+    for a in range(3):
+        for b in range(4):
+            expected = (one == a).sum() * (other == b).sum() / 200
+            chi2 += (((one == a) & (other == b)).sum() - expected) ** 2 / expected
+    assert cramers_v(one, other) == pytest.approx(np.sqrt(chi2 / (200 * 2)))
+    assert cramers_v(other, one) == pytest.approx(cramers_v(one, other))
+    assert cramers_v(one, 5 * one) == pytest.approx(1)  # numbers without gaps or with them
+    assert cramers_v(one, np.zeros(200, dtype=int)) == 0
+    assert cramers_v(np.repeat([0, 1], 50), np.tile([0, 1], 50)) == 0
+
+
+def test_confounded_batches_are_warned_of(plain, cells):
+    data = cells.copy()
+    kind = data.obs["cell_type"].cat.codes.to_numpy()
+    data.obs["mixed_up"] = np.where(np.arange(240) % 10 == 0, "x", kind.astype(str))
+    with pytest.warns(UserWarning, match=r"confounded \(Cramér's V 0\.\d\d\)"):
+        sd.tl.integrate(data, ["batch", "mixed_up"], "cell_type", model=plain, **QUICK)
+    assert data.uns["scdiva"]["integrate"]["cramers_v"] > 0.5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sd.tl.integrate(data, "batch", "cell_type", model=plain, **QUICK)
+    assert data.uns["scdiva"]["integrate"]["cramers_v"] < 0.3
+
+
+def test_one_batch_is_embedded_as_it_is(plain, cells):
+    data = cells.copy()
+    data.obs["batch"] = "only"
+    with pytest.warns(UserWarning, match="'batch'.* names one batch only"):
+        new = sd.tl.integrate(data, "batch", model=plain, corrected=True, **QUICK)
+    assert new is plain
+    expected = sd.tl.embed(data, plain, copy=True)
+    np.testing.assert_array_equal(data.obsm["X_scdiva_integrated"], expected.obsm["X_scdiva"])
+    notes = data.uns["scdiva"]["integrate"]
+    assert (notes["stopped"], notes["steps"], notes["own_directions"]) == ("one batch", 0, 0)
+    assert list(notes["history"]) == HISTORY
+    assert all(len(column) == 0 for column in notes["history"].values())
+    assert "scdiva_corrected" in data.layers
+
+
+def test_a_cell_without_a_known_gene_has_no_state(plain, cells):
+    data = cells.copy()
+    matrix = data.X.toarray()
+    matrix[[0, 100]] = 0
+    data.X = sp.csr_matrix(matrix)
+    with pytest.warns(UserWarning, match="2 of 240 cells are left out"):
+        sd.tl.integrate(data, "batch", "cell_type", model=plain, corrected=True, **QUICK)
+    embedding = data.obsm["X_scdiva_integrated"]
+    assert np.flatnonzero(np.isnan(embedding).all(axis=1)).tolist() == [0, 100]
+    np.testing.assert_allclose(np.linalg.norm(np.delete(embedding, [0, 100], axis=0), axis=1), 1, rtol=1e-5)
+    assert np.isnan(data.layers["scdiva_corrected"][[0, 100]]).all()
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_a_batch_of_empty_cells_is_no_batch(plain, cells):
+    data = cells.copy()
+    data.obs["batch"] = np.where(np.arange(240) < 2, "empty", "full")
+    matrix = data.X.toarray()
+    matrix[:2] = 0
+    data.X = sp.csr_matrix(matrix)
+    with pytest.warns(UserWarning, match="one batch only"):
+        sd.tl.integrate(data, "batch", model=plain, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"batch_key": "nowhere"}, KeyError, "no column 'nowhere'.*'batch'"),
+        ({"batch_key": ["batch", "nowhere"]}, KeyError, "no column 'nowhere'"),
+        ({"batch_key": "hole"}, ValueError, "'hole'.*missing for 3 of 240 cells, the first is 'cell5'"),
+        ({"batch_key": []}, ValueError, "batch_key must name a column"),
+        ({"batch_key": ["batch", "batch"]}, ValueError, "each once"),
+        ({"labels_key": "nowhere"}, KeyError, "no column 'nowhere'"),
+        ({"labels_key": "one"}, ValueError, r"labels 240 cells with 1 type\(s\); two or more"),
+        ({"labels_key": "none"}, ValueError, r"labels 0 cells with 0 type\(s\)"),
+        ({"unlabeled_category": "unknown"}, ValueError, "labels_key"),
+        ({"strategy": "all"}, ValueError, 'strategy must be "auto"'),
+        ({"steps": 0}, ValueError, "steps must be at least 1"),
+        ({"steps": 1.5}, TypeError, "float"),
+        ({"minutes": 0}, ValueError, "minutes must be"),
+        ({"minutes": np.nan}, ValueError, "minutes must be"),
+        ({"batch_size": 1}, ValueError, "batch_size must be at least 2"),
+        ({"learning_rate": 0.0}, ValueError, "learning_rate must be"),
+        ({"learning_rate": 1e30, "steps": 50}, FloatingPointError, "Lower learning_rate"),
+        ({"layer": "nowhere"}, KeyError, "nowhere"),
+        ({"layer": "scaled"}, ValueError, "negative"),
+        ({"gene_ids": "nowhere"}, KeyError, "nowhere"),
+        ({"corrected": ["GAPDHX"]}, KeyError, "1 of 1 genes are not in adata.var_names, the first is 'GAPDHX'"),
+        ({"corrected": []}, ValueError, "corrected"),
+        ({"model": "nowhere"}, FileNotFoundError, "no model 'nowhere'"),
+        ({"device": "abacus"}, ValueError, "abacus"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_changed(plain, cells, arguments, error, match):
+    data = cells.copy()
+    data.obs["hole"] = pd.Series(np.where(np.isin(np.arange(240), [5, 7, 9]), None, "a"), data.obs_names)
+    data.obs["one"], data.obs["none"] = "a", None
+    data.layers["scaled"] = data.X.toarray() - 1
+    before, given = contents(data), weights(plain)
+    data.uns["scdiva"] = {"kept": 1}
+    before = contents(data)
+    with pytest.raises(error, match=match):
+        sd.tl.integrate(data, **{"batch_key": "batch", "model": plain, **QUICK, **arguments})
+    assert contents(data) == before
+    assert same(weights(plain), given)
+
+
+def test_what_fails_late_changes_nothing(plain, cells, monkeypatch):
+    def fails(*_):
+        raise MemoryError
+
+    data = cells.copy()
+    before = contents(data)
+    monkeypatch.setattr(_integrate, "corrected_expression", fails)
+    with pytest.raises(MemoryError):
+        sd.tl.integrate(data, "batch", model=plain, corrected=True, **QUICK)
+    assert contents(data) == before
+
+
+def test_no_anndata_a_foreign_uns_and_too_few_cells_are_refused(plain, cells):
+    with pytest.raises(TypeError, match="AnnData"):
+        sd.tl.integrate(cells.X, "batch", model=plain)
+    data = cells.copy()
+    data.uns["scdiva"] = "mine"
+    with pytest.raises(ValueError, match="scdiva keeps a dictionary there"):
+        sd.tl.integrate(data, "batch", model=plain)
+    with pytest.raises(ValueError, match="12 cells have a known gene; training needs 20"):
+        sd.tl.integrate(cells[:12].copy(), "batch", model=plain)
+
+
+def test_a_view_becomes_cells_of_its_own(plain, cells):
+    parent = cells.copy()
+    before = contents(parent)
+    view = parent[np.arange(0, 240, 2)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # anndata's own word on views that are written to
+        sd.tl.integrate(view, "batch", model=plain, **QUICK)
+    assert view.obsm["X_scdiva_integrated"].shape[0] == 120
+    assert contents(parent) == before
+    whole = cells[np.arange(0, 240, 2)].copy()
+    sd.tl.integrate(whole, "batch", model=plain, **QUICK)
+    np.testing.assert_array_equal(view.obsm["X_scdiva_integrated"], whole.obsm["X_scdiva_integrated"])
+
+
+def test_the_budget_of_minutes_ends_it(plain, cells):
+    data = cells.copy()
+    sd.tl.integrate(data, "batch", model=plain, minutes=1e-9, **QUICK)
+    notes = data.uns["scdiva"]["integrate"]
+    assert (notes["stopped"], notes["steps"]) == ("minutes", 1)
+    assert np.isfinite(data.obsm["X_scdiva_integrated"]).all()
+
+
+def test_an_interrupt_ends_with_what_was_learned(plain, cells, monkeypatch):
+    from scdiva.train.integration import IntegrationModule
+
+    compute = IntegrationModule.compute_loss
+
+    def interrupted(self, batch, generator):
+        if self.batches_seen == 3:
+            raise KeyboardInterrupt
+        return compute(self, batch, generator)
+
+    monkeypatch.setattr(IntegrationModule, "compute_loss", interrupted)
+    data = cells.copy()
+    new = sd.tl.integrate(data, "batch", model=plain, **QUICK)
+    assert data.uns["scdiva"]["integrate"]["stopped"] == "interrupted"
+    monkeypatch.undo()
+    other = sd.tl.embed(cells, new, copy=True, key_added="mine")
+    np.testing.assert_array_equal(other.obsm["mine"], data.obsm["X_scdiva_integrated"])
+
+
+def test_order_of_obs_and_names_of_batches_do_not_decide(plain, cells):
+    """The same cells under other batch names that sort alike: nothing changes at all."""
+    data, renamed = cells.copy(), cells.copy()
+    renamed.obs["batch"] = renamed.obs["batch"].cat.rename_categories(lambda name: f"lab {name}")
+    kept = copy.deepcopy(renamed.obs)
+    for one in (data, renamed):
+        sd.tl.integrate(one, "batch", model=plain, **QUICK)
+    np.testing.assert_array_equal(data.obsm["X_scdiva_integrated"], renamed.obsm["X_scdiva_integrated"])
+    assert renamed.obs.equals(kept)

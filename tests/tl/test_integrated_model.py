@@ -1,0 +1,141 @@
+"""The model that `tl.integrate` returns: later cells, files, saving, and what such a model refuses."""
+
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pytest
+import torch
+
+import scdiva as sd
+
+QUICK = {"steps": 6, "batch_size": 64, "rng": 3}
+KEY = "X_scdiva_integrated"
+
+
+@pytest.fixture(scope="module")
+def cells(adata):
+    return sd.datasets.toy(240, 60, n_batches=3, rng=1)
+
+
+@pytest.fixture(scope="module")
+def plain(build):
+    return build(anchor="encoder", anchor_residual=False)
+
+
+@pytest.fixture(scope="module")
+def left_out(cells):
+    """The third batch, and the others."""
+    third = (cells.obs["batch"] == "batch 3").to_numpy()
+    return cells[third].copy(), cells[~third].copy()
+
+
+@pytest.fixture(scope="module")
+def fitted(plain, left_out):
+    """A model integrated on two of three batches, and these cells with their embedding."""
+    data = left_out[1].copy()
+    return sd.tl.integrate(data, "batch", "cell_type", model=plain, **QUICK), data
+
+
+def embedded(data, model, **arguments):
+    return sd.tl.embed(data, model, copy=True, key_added="found", **arguments).obsm["found"]
+
+
+def test_the_same_cells_get_the_same_bits(fitted):
+    model, data = fitted
+    np.testing.assert_array_equal(embedded(data, model), data.obsm[KEY])
+
+
+def test_a_batch_never_seen_is_embedded_without_a_refit(fitted, left_out, plain):
+    model, data = fitted
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    query = left_out[0]
+    found = embedded(query, model)
+    assert found.shape == (query.n_obs, data.obsm[KEY].shape[1])
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, rtol=1e-5)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    # a cell's state is its own, whatever company it comes in
+    np.testing.assert_allclose(embedded(query[::7].copy(), model), found[::7], atol=1e-6)
+    shuffled = query[:, np.random.default_rng(0).permutation(query.n_vars)].copy()
+    np.testing.assert_allclose(embedded(shuffled, model), found, atol=1e-6)
+    together = ad.concat([data, query])
+    np.testing.assert_allclose(embedded(together, model)[data.n_obs :], found, atol=1e-6)
+    # and it lies among the cells of its own type
+    near = np.argsort(-found @ data.obsm[KEY].T, axis=1)[:, :15]
+    kind = data.obs["cell_type"].to_numpy()[near]
+    assert (kind == query.obs["cell_type"].to_numpy()[:, None]).mean() > 0.8
+
+
+def test_saved_and_loaded_it_is_the_same(fitted, left_out, tmp_path):
+    model, data = fitted
+    folder = sd.models.save_model(model, model.vocabulary, tmp_path / "integrated")
+    loaded = sd.models.load_model(folder, device="cpu")
+    assert loaded.config == model.config
+    for given in (loaded, folder, str(folder)):
+        np.testing.assert_array_equal(embedded(data, given), data.obsm[KEY])
+        np.testing.assert_array_equal(embedded(left_out[0], given), embedded(left_out[0], model))
+
+
+def test_files_are_embedded_with_it(fitted, tmp_path):
+    model, data = fitted
+    data.write_h5ad(tmp_path / "cells.h5ad")
+    out = tmp_path / "out.h5ad"
+    sd.tl.embed_file(tmp_path / "cells.h5ad", out, model=model, key_added="found")
+    np.testing.assert_allclose(ad.read_h5ad(out).obsm["found"], data.obsm[KEY], atol=1e-6)
+
+
+def test_poolings_of_it(fitted):
+    model, data = fitted
+    both, mean = embedded(data, model, pooling="lat+mean"), embedded(data, model, pooling="mean")
+    width = data.obsm[KEY].shape[1]
+    assert both.shape[1] == width + mean.shape[1]
+    np.testing.assert_allclose(both[:, :width], data.obsm[KEY], atol=1e-6)
+
+
+def test_it_is_neither_integrated_again_nor_adapted(fitted):
+    model, data = fitted
+    given = data.copy()
+    with pytest.raises(ValueError, match=r"has integrated batches before.*tl\.embed"):
+        sd.tl.integrate(given, "batch", model=model)
+    with pytest.raises(ValueError, match="Adapt first"):
+        sd.tl.adapt(given, model)
+    assert set(given.obsm) == {KEY}
+
+
+def test_uns_goes_through_a_file(fitted, plain, tmp_path):
+    _, data = fitted
+    data.write_h5ad(tmp_path / "cells.h5ad")
+    read = ad.read_h5ad(tmp_path / "cells.h5ad")
+    np.testing.assert_array_equal(read.obsm[KEY], data.obsm[KEY])
+    ours, theirs = data.uns["scdiva"]["integrate"], read.uns["scdiva"]["integrate"]
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        if key == "history":
+            assert value.keys() == theirs[key].keys()
+            for name, column in value.items():
+                np.testing.assert_array_equal(theirs[key][name], column)
+        else:
+            assert np.array_equal(np.asarray(theirs[key]), np.asarray(value)), key
+    # what was read is written into again
+    sd.tl.integrate(read, "batch", model=plain, **QUICK)
+    assert read.uns["scdiva"]["integrate"]["labels_key"] == ""
+    one = read[read.obs["batch"] == "batch 1"].copy()
+    with pytest.warns(UserWarning, match="one batch only"):
+        sd.tl.integrate(one, "batch", model=plain, **QUICK)
+    one.write_h5ad(tmp_path / "one.h5ad")
+    assert len(ad.read_h5ad(tmp_path / "one.h5ad").uns["scdiva"]["integrate"]["history"]["loss"]) == 0
+
+
+@pytest.mark.parametrize("strategy", ["head", "lora", "full"])
+@pytest.mark.parametrize("fields", [{"anchor": "learned"}, {"anchor": "encoder", "anchor_residual": False}])
+def test_each_strategy_of_each_kind_of_model(build, left_out, fields, strategy, tmp_path):
+    model, data = build(**fields), left_out[1][:60].copy()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    new = sd.tl.integrate(data, "batch", model=model, strategy=strategy, **QUICK | {"steps": 3, "batch_size": 16})
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert data.uns["scdiva"]["integrate"]["strategy"] == strategy
+    after = new.state_dict()
+    assert any(not torch.equal(value, after[name]) for name, value in before.items()) == (strategy != "head")
+    np.testing.assert_array_equal(embedded(data, new), data.obsm[KEY])
+    folder = sd.models.save_model(new, new.vocabulary, tmp_path / "new")
+    np.testing.assert_array_equal(embedded(data, folder), data.obsm[KEY])

@@ -1,0 +1,261 @@
+"""Batch effects taken out cluster by cluster: each step beside loops, the whole on cells whose truth is known."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from scdiva.train import batch_correction as B
+
+
+def unit(x):
+    return x / np.linalg.norm(x, axis=1, keepdims=True)
+
+
+def make_cells(n: int = 240, n_types: int = 3, n_batches: int = 2, shift: float = 1.0, seed: int = 0):
+    """States around corners of length 4, each batch moved by its own step, another one for each type."""
+    draw = np.random.default_rng(seed)
+    kind, batch = np.arange(n) % n_types, np.arange(n) // n_types % n_batches
+    step = shift * draw.normal(size=(n_types, n_batches, 6))
+    states = 4 * np.eye(6)[kind] + step[kind, batch] + 0.3 * draw.normal(size=(n, 6))
+    return states, batch, kind
+
+
+def spread(states, batch, kind):
+    """Mean distance between batches of one type, and least distance between types."""
+    n_types, n_batches = kind.max() + 1, batch.max() + 1
+    centre = np.stack(
+        [[states[(kind == k) & (batch == b)].mean(axis=0) for b in range(n_batches)] for k in range(n_types)]
+    )
+    within = [np.linalg.norm(c[a] - c[b]) for c in centre for a, b in itertools.combinations(range(n_batches), 2)]
+    whole = centre.mean(axis=1)
+    between = [np.linalg.norm(whole[a] - whole[b]) for a, b in itertools.combinations(range(n_types), 2)]
+    return np.mean(within), np.min(between)
+
+
+def rng(seed: int = 0):
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def parts():
+    """Unit states, shares of 4 clusters, two covariates as one design, of 40 cells."""
+    draw = rng(3)
+    states, share = unit(draw.normal(size=(40, 5))), draw.dirichlet(np.ones(4), size=40)
+    first, second = draw.integers(3, size=40), draw.integers(2, size=40)
+    return states, share, np.concatenate([np.eye(3)[first], np.eye(2)[second]], axis=1), (first, second)
+
+
+def test_memberships_by_loops(parts):
+    states, _, _, _ = parts
+    centres = unit(rng(5).normal(size=(4, 5)))
+    allowed = np.ones((40, 4))
+    allowed[7, :3] = 0
+    found = B._memberships(states, centres, 0.2, allowed)
+    for i, k in itertools.product(range(40), range(4)):
+        weights = [math.exp(-2 * (1 - states[i] @ centres[j]) / 0.2) * allowed[i, j] for j in range(4)]
+        assert found[i, k] == pytest.approx(weights[k] / sum(weights))
+    assert found[7].tolist() == [0, 0, 0, 1]
+
+
+def test_effects_by_loops(parts):
+    """In each cluster weighted ridge regression, by its normal equations; only batches' coefficients are effects."""
+    states, share, design, _ = parts
+    ridge, expected = 0.7, np.zeros_like(states)
+    for k in range(4):
+        full = np.column_stack([np.ones(40), design])
+        left, right = np.diag([0, *[ridge] * 5]).astype(float), np.zeros((6, 5))
+        for i in range(40):
+            left += share[i, k] * np.outer(full[i], full[i])
+            right += share[i, k] * np.outer(full[i], states[i])
+        effect = np.linalg.inv(left) @ right
+        for i in range(40):
+            expected[i] += share[i, k] * design[i] @ effect[1:]
+    np.testing.assert_allclose(B._effects(states, share, design, ridge), expected, atol=1e-9)
+
+
+def test_a_batch_that_a_cluster_has_no_cell_of_has_no_effect_there(parts):
+    states, _, _, (first, _) = parts
+    share = np.zeros((40, 2))
+    share[:, 0] = first == 0
+    share[:, 1] = first != 0
+    added = B._effects(states, share, np.eye(3)[first], 0.1)
+    assert np.isfinite(added).all()
+    np.testing.assert_allclose(added[first == 0], 0, atol=1e-9)  # alone in its cluster: the intercept has it
+
+
+def slow_cluster(x, share, design, theta, width, blocks):
+    """One pass over blocks of cells, number by number: a cell's own share is taken out of the tallies first."""
+    share = share.copy()
+    centres = unit(share.T @ x)
+    n_clusters, n_batches = share.shape[1], design.shape[1]
+    frequency = [sum(design[i, b] for i in range(len(x))) / len(x) for b in range(n_batches)]
+    for rows in blocks:
+        others = [i for i in range(len(x)) if i not in set(rows.tolist())]
+        found = {}
+        for i in rows:
+            weights = []
+            for k in range(n_clusters):
+                size = sum(share[j, k] for j in others)
+                weight = math.exp(-2 * (1 - x[i] @ centres[k]) / width)
+                for b in range(n_batches):
+                    if design[i, b]:
+                        observed = sum(share[j, k] for j in others if design[j, b])
+                        weight *= ((size * frequency[b] + 1) / (observed + 1)) ** theta[b]
+                weights.append(weight)
+            found[i] = np.array(weights) / sum(weights)
+        for i, weights in found.items():
+            share[i] = weights
+    return unit(share.T @ x), share
+
+
+def test_one_round_of_clusters_by_loops(parts, monkeypatch):
+    states, share, design, _ = parts
+    monkeypatch.setattr(B, "CLUSTER_ROUNDS", 1)
+    theta = np.array([2.0, 2.0, 2.0, 1.0, 1.0])
+    blocks = np.array_split(rng(9).permutation(40), 20)
+    expected = slow_cluster(states, share, design, theta, 0.3, blocks)
+    given_share = share.copy()
+    centres, found = B._cluster(states, share, design, theta, 0.3, None, rng(9))
+    np.testing.assert_allclose(found, expected[1], atol=1e-10)
+    np.testing.assert_allclose(centres, expected[0], atol=1e-10)
+    np.testing.assert_array_equal(share, given_share)
+
+
+def test_one_round_is_its_steps():
+    states, batch, _ = make_cells(n=90)
+    found = B.correct_batches(states, [batch], rng(1), mixing=B.Mixing(rounds=1))
+    z, draw, design = unit(states), rng(1), np.eye(2)[batch]
+    centres, allowed = B._first_clusters(z, None, 3, draw)
+    assert allowed is None
+    share = B._memberships(z, centres, 0.1, None)
+    _, share = B._cluster(z, share, design, np.full(2, 2.0), 0.1, None, draw)
+    np.testing.assert_allclose(found, unit(z - B._effects(z, share, design, 0.1)), atol=1e-12)
+
+
+def test_batches_come_together_and_types_stay_apart():
+    states, batch, kind = make_cells()
+    before, apart = spread(unit(states), batch, kind)
+    found = B.correct_batches(states, [batch], rng())
+    after, still = spread(found, batch, kind)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1)
+    assert before > 0.3
+    assert after < 0.1 * before
+    assert still > 0.9 * apart
+    # each cell is nearest to the centre of its own type
+    centres = np.stack([found[kind == k].mean(axis=0) for k in range(3)])
+    assert (np.argmax(found @ centres.T, axis=1) == kind).all()
+
+
+def test_cells_without_batch_effects_hardly_move():
+    states, batch, kind = make_cells(shift=0.0)
+    found = B.correct_batches(states, [batch], rng())
+    assert np.linalg.norm(found - unit(states), axis=1).mean() < 0.03
+    assert spread(found, batch, kind)[1] > 1
+
+
+def test_rounds_end_where_nothing_moves_any_more(monkeypatch):
+    states, batch, _ = make_cells()
+    rounds, real = [], B._cluster
+    monkeypatch.setattr(B, "_cluster", lambda *a: rounds.append(1) or real(*a))
+    found = B.correct_batches(states, [batch], rng(), mixing=B.Mixing(rounds=200))
+    assert 2 <= len(rounds) < 200
+    again = B.correct_batches(states, [batch], rng(), mixing=B.Mixing(rounds=300))
+    np.testing.assert_array_equal(found, again)
+
+
+def test_each_covariate_is_taken_out():
+    """Donor and site both move cells; the correction for one leaves the other."""
+    draw = rng(3)
+    kind, donor, site = (part.ravel() for part in np.indices((3, 2, 2)).repeat(30, axis=-1))
+    states = 4 * np.eye(6)[kind] + 0.3 * draw.normal(size=(len(kind), 6))
+    states += draw.normal(size=(2, 6))[donor] + draw.normal(size=(2, 6))[site]
+    before = [spread(unit(states), batch, kind)[0] for batch in (donor, site)]
+    one = B.correct_batches(states, [donor], rng())
+    both = B.correct_batches(states, [donor, site], rng())
+    assert spread(one, donor, kind)[0] < 0.1 * before[0]
+    assert spread(one, site, kind)[0] > 0.5 * before[1]
+    for batch, was in zip((donor, site), before, strict=True):
+        assert spread(both, batch, kind)[0] < 0.15 * was
+
+
+def test_no_cluster_joins_two_labels():
+    """Types that the batches hold one each of are merged without labels, and kept apart with them."""
+    draw = rng(2)
+    kind = np.repeat([0, 1, 2], 60)
+    batch = np.where(kind == 0, 0, np.where(kind == 1, 1, np.arange(180) % 2))
+    states = np.array([[4, 0.8, 0, 0], [4, -0.8, 0, 0], [0, 0, 4, 0]])[kind] + 0.3 * draw.normal(size=(180, 4))
+
+    def apart(found):
+        return np.linalg.norm(found[kind == 0].mean(axis=0) - found[kind == 1].mean(axis=0))
+
+    merged, kept = B.correct_batches(states, [batch], rng()), B.correct_batches(states, [batch], rng(), labels=kind)
+    assert apart(merged) < 0.5 * apart(unit(states))
+    assert apart(kept) > 0.95 * apart(unit(states))
+
+
+def test_clusters_belong_to_labels():
+    states, _, kind = make_cells()
+    labels = np.where(np.arange(240) % 4 == 0, -1, kind)
+    z = unit(states)
+    centres, allowed = B._first_clusters(z, labels, 8, rng())
+    np.testing.assert_allclose(np.linalg.norm(centres, axis=1), 1)
+    assert set(np.unique(allowed)) <= {0.0, 1.0}
+    assert (allowed[labels < 0] == 1).all()  # cells without a label may join any
+    for one, other in itertools.combinations(range(3), 2):
+        assert not (allowed[labels == one][0] * allowed[labels == other][0]).any()
+    assert all(allowed[labels == label].any() for label in range(3))
+    owned = sum(allowed[labels == label][0] for label in range(3))
+    assert (owned == 0).sum() == 2  # a quarter of eight: for types that no labelled cell shows
+    share = B._memberships(z, centres, 0.1, allowed)
+    _, share = B._cluster(z, share, np.eye(2)[np.arange(240) % 2], np.full(2, 2.0), 0.1, allowed, rng())
+    assert not (share * (1 - allowed)).any()
+    np.testing.assert_allclose(share.sum(axis=1), 1)
+
+
+def test_labels_with_gaps_and_no_label_at_all():
+    states, batch, kind = make_cells()
+    with_gaps = B.correct_batches(states, [batch], rng(), labels=2 * kind)
+    np.testing.assert_allclose(with_gaps, B.correct_batches(states, [batch], rng(), labels=kind))
+    none = B.correct_batches(states, [batch], rng(), labels=np.full(240, -1))
+    np.testing.assert_array_equal(none, B.correct_batches(states, [batch], rng()))
+
+
+def test_one_seed_gives_one_result():
+    states, batch, _ = make_cells()
+    kept = states.copy()
+    one, two, other = (B.correct_batches(states, [batch], rng(seed)) for seed in (1, 1, 2))
+    np.testing.assert_array_equal(one, two)
+    assert not np.array_equal(one, other)
+    np.testing.assert_array_equal(states, kept)
+
+
+@settings(max_examples=5, deadline=None)
+@given(seed=st.integers(0, 99), n_batches=st.integers(2, 4))
+def test_neither_order_nor_names_count(seed, n_batches):
+    """Cells in another order and batches under other numbers: what differs is the noise of the blocks."""
+    states, batch, _ = make_cells(n_batches=n_batches, seed=seed)
+    draw = rng(seed)
+    order, names = draw.permutation(len(states)), draw.permutation(n_batches)
+    one = B.correct_batches(states, [batch], rng(seed))
+    other = B.correct_batches(states[order], [names[batch[order]]], rng(seed + 1))
+    assert (one[order] * other).sum(axis=1).mean() > 0.98
+
+
+@settings(max_examples=15, deadline=None)
+@given(n=st.integers(2, 40), n_batches=st.integers(1, 5), labelled=st.booleans(), seed=st.integers(0, 2**16))
+def test_any_cells_get_a_state_of_length_one(n, n_batches, labelled, seed):
+    """Few cells, batches of one cell, batches that hold none, cells alike, a cell at the origin."""
+    draw = rng(seed)
+    states = draw.normal(size=(n, 4))
+    states[: n // 2] = states[0]
+    batch, labels = draw.integers(n_batches, size=n), draw.integers(-1, 3, size=n) if labelled else None
+    found = B.correct_batches(states, [batch], draw, labels=labels)
+    assert np.isfinite(found).all()
+    np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1)

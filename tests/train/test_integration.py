@@ -1,0 +1,380 @@
+"""Training of an integration head: its losses by hand, its loop on a tiny model."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from scdiva._constants import N_SPECIAL
+from scdiva.train import IntegrationConfig
+from scdiva.train import integration as I
+from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.batch_correction import correct_batches
+
+N_GENES = 30  # of the tiny model
+
+
+def make_cells(n: int = 120, n_batches: int = 2) -> AdaptationCells:
+    """Cells of two types, the odd batches with more of some genes."""
+    draw = np.random.default_rng(0)
+    batch = np.sort(np.arange(n) % n_batches)
+    tokens, values, lengths = [], [], []
+    for i in range(n):
+        length = int(draw.integers(6, 13))
+        tokens.append(draw.permutation(18)[:length] + (0 if i % 4 < 2 else 12) + N_SPECIAL)
+        values.append(draw.uniform(0.5, 2, length) * (1 + 3 * batch[i] * (tokens[-1] % 3 == 0)))
+        lengths.append(length)
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    measured = np.arange(N_GENES) + N_SPECIAL
+    return AdaptationCells(
+        indptr, np.concatenate(tokens), np.concatenate(values).astype(np.float32), batch, measured, n_batches
+    )
+
+
+def covariates(cells, labelled=False):
+    return I.Covariates([cells.batch], np.where(np.arange(cells.n_cells) % 4 < 2, 0, 1) if labelled else None)
+
+
+def config(**fields) -> IntegrationConfig:
+    return IntegrationConfig(**{"steps": 12, "batch_size": 32, "warmup_steps": 1, "learning_rate": 1e-2} | fields)
+
+
+@pytest.fixture
+def tiny(tiny, vocabulary):
+    """Make a tiny model that has a vocabulary, as one that was loaded."""
+
+    def make(**fields):
+        model = tiny(**fields)
+        model.vocabulary = vocabulary
+        return model
+
+    return make
+
+
+@pytest.fixture
+def plain(tiny):
+    """A model with an integration head, whose state needs no transformer."""
+    return lambda **fields: I.with_head(tiny(anchor_residual=False, **fields), 3)
+
+
+def run(model, strategy="head", labelled=False, **fields):
+    cells = make_cells()
+    options = {name: fields.pop(name) for name in ("seconds",) if name in fields}
+    return I.integrate_model(
+        model, cells, covariates(cells, labelled), strategy, config(**fields), progress=False, **options
+    )
+
+
+def changed(old, new):
+    return {name for name, value in old.items() if not torch.equal(value, new[name])}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and not changed(one, other)
+
+
+def module_for(model, labelled=True, **fields):
+    """A module with states and targets of its own making."""
+    cells = make_cells(12)
+    draw = torch.Generator().manual_seed(5)
+    target = F.normalize(torch.randn(12, model.integration.dim, generator=draw), dim=1)
+    I.fit_projection(model.integration, make_cells())
+    known = covariates(cells, labelled)
+    module = I.IntegrationModule(model, config(**fields), target, known, I.head_features(model, cells))
+    rows = np.arange(12)
+    return module, I._take(cells, rows, True), cells
+
+
+def test_the_head_is_put_on_a_copy(tiny):
+    model = tiny(anchor_residual=False)
+    before, stream = copy.deepcopy(model.state_dict()), torch.random.get_rng_state()
+    one, two, other = (I.with_head(model, seed) for seed in (1, 1, 2))
+    assert torch.equal(torch.random.get_rng_state(), stream)
+    assert model.integration is None
+    assert same(model.state_dict(), before)
+    assert {name for name in one.state_dict() if name not in before} == {
+        f"integration.{name}" for name in one.integration.state_dict()
+    }
+    assert not changed(before, one.state_dict())
+    assert same(one.state_dict(), two.state_dict())
+    assert not same(one.state_dict(), other.state_dict())
+    assert one.config == replace(model.config, integrated=True)
+    assert not one.training
+    with pytest.raises(ValueError, match="no integration head"):
+        I.IntegrationModule(model, config(), torch.zeros(4, 14), covariates(make_cells(4)))
+
+
+def test_the_projection_is_centred_and_of_these_cells(plain):
+    model, cells = plain(), make_cells()
+    n = I.fit_projection(model.integration, cells)
+    head = model.integration
+    assert 1 <= n < head.table.embedding_dim
+    assert not head.table.weight[:, n:].any()
+    assert not head.bias[n:].any()
+    dense = np.zeros((cells.n_cells, N_GENES + N_SPECIAL))
+    np.add.at(dense, (np.repeat(np.arange(cells.n_cells), np.diff(cells.indptr)), cells.tokens), cells.values)
+    x = dense @ head.table.weight.numpy(force=True) + head.bias.numpy(force=True)
+    np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-4)
+    kept = head.table.weight.detach().clone()
+    I.fit_projection(head, cells)
+    assert torch.equal(head.table.weight, kept)
+    assert I.fit_projection(head, make_cells(8)) == 0  # too few to tell directions from noise
+    assert not head.table.weight.any()
+    assert not head.bias.any()
+
+
+@pytest.mark.parametrize("fields", [{"anchor_residual": False}, {"anchor": "learned"}])
+def test_features_in_blocks_are_those_of_single_cells(tiny, fields, monkeypatch):
+    model, cells = I.with_head(tiny(**fields), 0), make_cells(20)
+    I.fit_projection(model.integration, make_cells())
+    monkeypatch.setattr(I, "BLOCK_TOKENS", 30)
+    found = I.head_features(model, cells)
+    for i in range(20):
+        batch = cells.take(np.array([i]))
+        packed = batch.tokens, batch.values, batch.cu_seqlens
+        with torch.no_grad():
+            expected = model.integration.features(model.encode(*packed), *packed)
+        torch.testing.assert_close(found[i], expected[0], atol=1e-6, rtol=0)
+    assert not found.requires_grad
+
+
+def test_the_reversal_rises_along_its_curve(plain):
+    module, *_ = module_for(plain(), steps=100, reversal_weight=0.3, reversal_rise=10.0)
+    found = []
+    for step in (0, 10, 50, 100, 200):
+        module.batches_seen = step
+        found.append(module.reversal())
+    expected = [0.3 * (2 / (1 + np.exp(-10 * p)) - 1) for p in (0, 0.1, 0.5, 1, 1)]
+    assert found == pytest.approx(expected)
+    assert found[0] == 0
+
+
+def test_the_reversed_gradient_by_hand():
+    """Through a linear discriminator the gradient is -weight · (softmax - truth) · W; the value is as it was."""
+    draw = torch.Generator().manual_seed(0)
+    state = torch.randn(3, 4, generator=draw, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(2, 4, generator=draw, dtype=torch.float64, requires_grad=True)
+    truth = torch.tensor([0, 1, 1])
+    told = I._Reversed.apply(state, 0.7)
+    assert torch.equal(told, state)
+    F.cross_entropy(told @ weight.T, truth, reduction="sum").backward()
+    error = (torch.softmax(state @ weight.T, 1) - F.one_hot(truth, 2)).detach()
+    torch.testing.assert_close(state.grad, -0.7 * error @ weight.detach())
+    torch.testing.assert_close(weight.grad, error.T @ state.detach())  # the discriminator itself learns to tell
+
+
+def test_the_loss_is_the_sum_of_its_parts_by_hand(plain):
+    model = plain()
+    module, batch, cells = module_for(model, supervised_weight=2.0)
+    module.batches_seen = 6
+    loss, parts = module.compute_loss(batch, torch.Generator().manual_seed(1))
+    c, head = module.config, model.integration
+    with torch.no_grad():
+        state = head.integrated(I.head_features(model, cells))
+        thin = module._thinned(batch, torch.Generator().manual_seed(1))
+        assert 0 < thin.tokens.numel() < batch.tokens.numel()
+        packed = thin.tokens, thin.values, thin.cu_seqlens
+        view = head(model.encode(*packed), *packed)
+        whole = np.mean([1 - float(a @ b) for a, b in zip(state, module.target, strict=True)])
+        thinned = np.mean([1 - float(a @ b) for a, b in zip(view, module.target, strict=True)])
+        logits = module.discriminators[0](state * head.dim**0.5)
+        told = [-float(F.log_softmax(row, 0)[b]) for row, b in zip(logits, cells.batch, strict=True)]
+    assert float(parts["denoising"]) == pytest.approx((whole + thinned) / 2, rel=1e-5)
+    # both batches are of one size: no cell counts for more than another
+    assert float(parts["reversal"]) == pytest.approx(np.mean(told), rel=1e-5)
+    assert float(parts["contrast"]) > 0
+    expected = c.target_weight * parts["denoising"] + parts["reversal"] + 2.0 * parts["contrast"]
+    assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-6)
+    assert not any(part.requires_grad for part in parts.values())
+    without, batch, _ = module_for(plain(), labelled=False)
+    assert float(without.compute_loss(batch, torch.Generator().manual_seed(1))[1]["contrast"]) == 0
+
+
+def test_small_batches_count_as_much_as_large_ones(plain):
+    """Weights n / (n_b · batches that have cells); a number that no cell has weighs nothing."""
+    cells = make_cells(12)
+    batch = np.array([0] * 8 + [2] * 4)
+    target = torch.zeros(12, plain().integration.dim)
+    module = I.IntegrationModule(plain(), config(), target, I.Covariates([batch, cells.batch], None))
+    assert module.weight0.tolist() == pytest.approx([12 / 16, 0, 12 / 8])
+    assert module.weight1.tolist() == [1, 1]
+    assert [d[-1].out_features for d in module.discriminators] == [3, 2]
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.5])
+def test_the_reversal_reaches_the_head_with_its_weight(plain, weight):
+    """Whatever else is in the loss: the part of the head's gradient that comes from the reversal, and its sign."""
+    grads = []
+    for sign in (0.0, weight):
+        model = plain()
+        module, batch, _ = module_for(model, labelled=False, target_weight=0.0)
+        module.reversal = lambda w=sign: w
+        loss, _ = module.compute_loss(batch, torch.Generator().manual_seed(1))
+        loss.backward()
+        grads.append(model.integration.mlp[0].weight.grad)
+    model = plain()
+    module, batch, cells = module_for(model, labelled=False)
+    state = model.integration.integrated(I.head_features(model, cells))
+    F.cross_entropy(
+        module.discriminators[0](state * model.integration.dim**0.5), torch.from_numpy(cells.batch)
+    ).backward()
+    assert not grads[0].any()
+    torch.testing.assert_close(grads[1], -weight * model.integration.mlp[0].weight.grad)
+
+
+def test_thinning_hides_genes_at_each_cells_own_rate(plain):
+    module, *_ = module_for(plain(), max_time=0.5)
+    cells = make_cells(120)
+    batch = I._take(cells, np.arange(120), True)
+    thin = module._thinned(batch, torch.Generator().manual_seed(0))
+    share = 1 - thin.tokens.numel() / batch.tokens.numel()
+    assert 0.2 < share < 0.3  # the mean of U(0, 0.5) is a quarter
+    assert torch.equal(thin.study, batch.study)
+    module.config = config(max_time=0.0)
+    same_genes = module._thinned(batch, torch.Generator().manual_seed(0))
+    assert torch.equal(same_genes.tokens, batch.tokens)
+
+
+HEAD = {f"integration.mlp.{number}.{part}" for number in (0, 2, 4) for part in ("weight", "bias")}
+PROJECTION = {"integration.table.weight", "integration.bias"}
+STATE = {f"anchor.{name}" for name in ("table.weight", "bias")}
+LAYERS = {f"anchor.mlp.{number}.weight" for number in (0, 2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [
+        ("head", set()),
+        ("lora", LAYERS),
+        ("full", STATE | LAYERS | {f"anchor.mlp.{number}.bias" for number in (0, 2, 4)}),
+    ],
+)
+def test_a_strategy_changes_its_weights_and_no_other(plain, strategy, more):
+    model = plain()
+    before = copy.deepcopy(model.state_dict())
+    found = run(model, strategy)
+    assert changed(before, model.state_dict()) == HEAD | PROJECTION | more
+    assert sorted(model.state_dict()) == sorted(before)
+    assert all(p.requires_grad for p in model.parameters())
+    assert not model.training
+    assert (found["steps"], found["stopped"]) == (12, "steps")
+    with torch.no_grad():
+        fitted = copy.deepcopy(model.integration)
+        n = I.fit_projection(fitted, make_cells())
+    assert n == found["own_directions"]
+    assert torch.equal(fitted.table.weight, model.integration.table.weight)  # no training moves the projection
+    if strategy == "lora":
+        for name in LAYERS:
+            assert np.linalg.matrix_rank((model.state_dict()[name] - before[name]).numpy(), tol=1e-5) <= I.RANK
+
+
+@pytest.mark.parametrize("strategy", ["head", "lora", "full"])
+def test_a_transformer_behind_the_head(tiny, strategy):
+    model = I.with_head(tiny(anchor="learned"), 0)
+    before = copy.deepcopy(model.state_dict())
+    run(model, strategy, steps=3)
+    found = changed(before, model.state_dict())
+    assert found >= HEAD | PROJECTION
+    rest = found - HEAD - PROJECTION
+    if strategy == "head":
+        assert not rest
+    elif strategy == "lora":
+        assert "blocks.0.attention.qkv.weight" in rest
+        assert all(name.startswith("blocks.") and "norm" not in name for name in rest)
+    else:
+        assert {"blocks.0.attention.qkv.weight", "embedding.gene.weight", "norm.weight"} <= rest
+        assert not any(name.startswith("heads.") for name in rest)  # no part of the state
+
+
+def test_training_lessens_what_it_should(plain):
+    model, cells = plain(), make_cells()
+    found = run(model, steps=150, learning_rate=2e-3, reversal_weight=0.0)
+    features = I.head_features(model, cells)
+    draw = np.random.default_rng(I.step_seed(0, 0, "clusters"))
+    target = correct_batches(features.numpy(), [cells.batch], draw)
+    state = model.integration.integrated(features).detach().numpy()
+    off = [float((1 - (x * target).sum(axis=1)).mean()) for x in (features.numpy(), state)]
+    assert off[1] < 0.6 * off[0]
+    denoising = found["history"]["denoising"]
+    assert np.mean(denoising[-5:]) < 0.9 * denoising[0]
+    contrast = run(plain(), labelled=True, steps=60)["history"]["contrast"]
+    assert np.mean(contrast[-5:]) < 0.9 * contrast[0]
+
+
+def test_the_history_has_about_forty_points(plain):
+    history = run(plain(), steps=90)["history"]
+    assert list(history) == ["step", "loss", "denoising", "reversal", "contrast"]
+    assert history["step"] == [float(step) for step in range(2, 91, 2)]
+    assert all(len(column) == 45 and np.isfinite(column).all() for column in history.values())
+    assert not any(history["contrast"])  # no labels
+    assert run(plain(), steps=3)["history"]["step"] == [1, 2, 3]
+
+
+def test_the_seed_determines_every_bit_and_the_users_stream_goes_on(plain):
+    torch.manual_seed(5)
+    expected = torch.rand(2)
+    torch.manual_seed(5)
+    legacy = np.random.get_state()[1].copy()  # noqa: NPY002
+    one, two, other = plain(), plain(), plain()
+    found, again = run(one, labelled=True), run(two, labelled=True)
+    run(other, labelled=True, seed=1)
+    assert torch.equal(torch.rand(2), expected)
+    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
+    assert found["history"] == again["history"]
+    assert same(one.state_dict(), two.state_dict())
+    assert not same(one.state_dict(), other.state_dict())
+
+
+def test_each_epoch_is_a_permutation_of_its_own():
+    rows = I._rows(70, config(batch_size=32))
+    taken = [next(rows) for _ in range(4)]
+    assert all(len(part) == 32 for part in taken)
+    first, second = np.concatenate(taken[:2]), np.concatenate(taken[2:])
+    assert len(set(first)) == len(set(second)) == 64
+    assert not np.array_equal(first, second)
+    assert len(next(I._rows(20, config(batch_size=32)))) == 20
+
+
+def test_the_budget_of_time_ends_it(plain):
+    model = plain()
+    found = run(model, seconds=0.0)
+    assert (found["stopped"], found["steps"]) == ("minutes", 1)
+    assert not model.training
+
+
+@pytest.mark.parametrize("strategy", ["head", "lora"])
+def test_an_interrupt_leaves_a_model_that_works(plain, monkeypatch, strategy):
+    model = plain()
+    layout, compute = sorted(model.state_dict()), I.IntegrationModule.compute_loss
+
+    def interrupted(self, batch, generator):
+        if self.batches_seen == 5:
+            raise KeyboardInterrupt
+        return compute(self, batch, generator)
+
+    monkeypatch.setattr(I.IntegrationModule, "compute_loss", interrupted)
+    found = run(model, strategy)
+    assert (found["stopped"], found["steps"], len(found["history"]["loss"])) == ("interrupted", 5, 5)
+    assert sorted(model.state_dict()) == layout
+    assert not model.training
+    assert all(p.requires_grad for p in model.parameters())
+    assert all(torch.isfinite(value).all() for value in model.state_dict().values())
+    assert not any(nn.utils.parametrize.is_parametrized(part) for part in model.modules())
+
+
+def test_a_loss_that_is_not_finite_is_an_error(plain):
+    with pytest.raises(FloatingPointError, match=r"The loss is nan at step \d+. Lower learning_rate"):
+        run(plain(), learning_rate=1e30, warmup_steps=0)
+
+
+def test_one_covariate_with_one_value_changes_nothing_but_is_no_error(plain):
+    cells = make_cells()
+    known = I.Covariates([cells.batch, np.zeros(cells.n_cells, dtype=np.int64)], None)
+    found = I.integrate_model(plain(), cells, known, "head", config(), progress=False)
+    assert np.isfinite(found["history"]["loss"]).all()

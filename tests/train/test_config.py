@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scdiva.train import AnchorConfig, OptimiserConfig, PretrainingConfig
+from scdiva.train import AnchorConfig, IntegrationConfig, OptimiserConfig, PretrainingConfig
 
 
 def test_paper_preset():
@@ -78,6 +78,24 @@ def test_values_without_sense_are_refused_by_name(field, value):
 def test_the_anchors_values_without_sense_are_refused_by_name(field, value):
     with pytest.raises(ValueError, match=field):
         AnchorConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("steps", 0),
+        ("target_weight", -1.0),
+        ("supervised_weight", float("nan")),
+        ("temperature", 0.0),
+        ("reversal_weight", -0.1),
+        ("reversal_rise", float("inf")),
+        ("max_time", -0.1),
+        ("max_time", 1.1),
+    ],
+)
+def test_the_integrations_values_without_sense_are_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=field):
+        IntegrationConfig(**{field: value})
 
 
 def test_base_has_no_pretraining_fields():

@@ -84,12 +84,12 @@ def correct_batches(
     n_clusters = int(np.clip(round(n / CELLS_PER_CLUSTER), 2, MOST_CLUSTERS))
     centres, allowed = _first_clusters(start, labels, n_clusters, rng)
     corrected, share = start, _memberships(start, centres, mixing.width, allowed)
-    previous = np.inf
+    previous: float | None = None
     for _ in range(mixing.rounds):
         centres, share = _cluster(corrected, share, design, theta, mixing.width, allowed, rng)
         corrected = _unit(start - _effects(start, share, design, mixing.ridge))
         objective = float((share * (1 - corrected @ centres.T)).sum())
-        if abs(previous - objective) <= TOLERANCE * abs(previous):
+        if previous is not None and abs(previous - objective) <= TOLERANCE * previous:
             break
         previous = objective
     return corrected

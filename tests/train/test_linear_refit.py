@@ -64,7 +64,7 @@ def test_the_two_sets_of_directions(encoder):
     assert not encoder.table.weight[:, n + own :].any()
 
 
-def testown_directions_find_what_is_hidden_and_leave_the_noise():
+def test_own_directions_find_what_is_hidden_and_leave_the_noise():
     cells, dense = make_cells()
     own = R.own_directions(cells, N_TOKENS, 6).numpy()
     x = within(dense.astype(np.float64) @ own, cells.batch)

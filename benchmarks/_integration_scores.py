@@ -76,7 +76,6 @@ def integrated(embedding: np.ndarray, batches: np.ndarray, labels: np.ndarray, s
         "ilisi_shuffled": ilisi(embedding, shuffled),
         "ilisi_even_shuffled": ilisi(embedding, shuffled, None),
         "batch_asw": sd.metrics.silhouette_batch(embedding[known], batches[known], labels[known]),
-        "connectivity": sd.metrics.graph_connectivity(embedding[known], labels[known], definition="scgpt"),
         "avg_batch": 1 - float(silhouette_score(embedding, batches)),
     }
 

@@ -210,7 +210,7 @@ def keep(row: dict | None, **notes: object) -> list[dict]:
 def told(row: dict) -> str:
     """A row in a line."""
     what = " ".join(str(row[key]) for key in KEYS if key in row)
-    measures = ("accuracy", "own_accuracy", "macro_f1", "average_bio", "ilisi", "batch_asw", "connectivity")
+    measures = ("accuracy", "own_accuracy", "macro_f1", "average_bio", "ilisi", "batch_asw")
     scores = " ".join(f"{key} {row[key]:.3f}" for key in measures if key in row)
     return f"{what}: {scores} ({row['cpu_seconds']} s CPU, {row['wall_seconds']} s, {row['peak_mib']:.0f} MiB)"
 

@@ -39,23 +39,26 @@ def learning_curve(result: dict) -> str:
 
 
 def attempts(result: dict) -> str:
-    """Scores of each attempt, mean over the sets, and its mean of NMI, ARI and ASW on each."""
+    """Scores of each attempt, mean over the sets, its mean of NMI, ARI and ASW on each, its accuracy on few counts."""
     arms: dict[str, list[dict]] = {}
     for row in result["rows"]:
         arms.setdefault(row["arm"], []).append(row)
     base = next(iter(arms))
-    sets = list(arms[base][0]["sets"])
+    sets, thinned = list(arms[base][0]["sets"]), list(arms[base][0]["thinned"])
     rows = []
     for name, some in arms.items():
         line = [name, some[0]["what"]]
         for key in ("accuracy", "average_bio"):
             apart = mean(row[key] for row in some) - mean(row[key] for row in arms[base])
             line.append(_spread([row[key] for row in some]) + ("" if name == base else f" ({apart:+.3f})"))
-        rows.append(line + [_spread([row["sets"][one]["average_bio"] for row in some]) for one in sets])
+        line += [_spread([row["sets"][one]["average_bio"] for row in some]) for one in sets]
+        rows.append(line + [_spread([row["thinned"][one]["accuracy"] for row in some]) for one in thinned])
     linear = ["linear", "its linear part alone"]
     linear += [_spread([row[f"linear_{key}"] for row in arms[base]]) for key in ("accuracy", "average_bio")]
-    rows.append(linear + [_spread([row["sets"][one]["linear_average_bio"] for row in arms[base]]) for one in sets])
+    linear += [_spread([row["sets"][one]["linear_average_bio"] for row in arms[base]]) for one in sets]
+    rows.append(linear + ["-"] * len(thinned))
     header = ["arm", "", MEASURES["accuracy"], MEASURES["average_bio"], *(f"mean, {one}" for one in sets)]
+    header += [f"accuracy at 10% depth, {one}" for one in thinned]
     return table(header, rows)
 
 

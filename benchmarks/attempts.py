@@ -5,7 +5,8 @@
 As `learning_curve.py`, whose row of so many steps is the base here: trained on all of the corpus and scored on the sets
 of `zero_shot.py`, where `ablation.py` scores on studies that it holds out. What helps there and not here helped by
 likeness of the studies. The arms are those of the family "set encoder" in `_ablation_arms.py`, and the weight of the
-linear part in the state (`anchor_balance`, 2 by default), for which nothing is trained anew.
+linear part in the state (`anchor_balance`, 2 by default), for which nothing is trained anew. Each is also asked what
+`thinning.py` asks: how well neighbours at full depth tell the types of cells at a tenth of their depth.
 """
 
 from __future__ import annotations
@@ -14,19 +15,32 @@ import argparse
 import time
 from pathlib import Path
 
+import thinning
 import torch
 from _ablation_arms import ARMS, SET, Arm, load_cells
 from _record import RESULTS, record
-from _sets import SETS
+from _rivals import scdiva_arm
+from _sets import SETS, load_set
 from learning_curve import BATCH, LINEAR_DIM, MAX_CELLS, judged, trained
 
 import scdiva as sd
+from scdiva.models import ScDiVa
 from scdiva.tokenizer import Vocabulary
 from scdiva.train import fit_linear_map
 
 BASE = "set"
 TRIED = (BASE, "thinning", "learned_128", "contrast_only")
-BALANCES = (1.0, 4.0)
+BALANCES = (0.25, 1.0, 4.0)
+
+
+def scored(model: ScDiVa, folder: Path, seed: int, sets: tuple[str, ...]) -> dict:
+    """Scores as for the learning curves, and `thinned`, those at a tenth of the depth by set."""
+    found = judged(model, folder, seed, sets)
+    found["thinned"] = {}
+    for name in thinning.SETS:
+        rows = thinning.survive({"model": scdiva_arm(model)}, *load_set(folder, name), seed, (thinning.JUDGED_DEPTH,))
+        found["thinned"][name] = {key: round(rows[0][key], 4) for key in thinning.JUDGED}
+    return found
 
 
 def main() -> int:
@@ -57,12 +71,12 @@ def main() -> int:
             begun = time.process_time()
             model = trained(cells, vocabulary, start, arguments.steps, seed, ARMS[name])
             seconds = round(time.process_time() - begun, 1)
-            add(name, ARMS[name], seed, {"cpu_seconds": seconds, **judged(model, arguments.data, seed, arguments.sets)})
+            add(name, ARMS[name], seed, {"cpu_seconds": seconds, **scored(model, arguments.data, seed, arguments.sets)})
             if name == BASE:
                 for balance in BALANCES:
                     model.anchor.balance = balance
                     arm = Arm(SET, f"linear part weighs {balance:g}, not 2")
-                    add(f"balance_{balance:g}", arm, seed, judged(model, arguments.data, seed, arguments.sets))
+                    add(f"balance_{balance:g}", arm, seed, scored(model, arguments.data, seed, arguments.sets))
     print(f"written: {RESULTS.name}/{arguments.name}.json")
     return 0
 

@@ -55,13 +55,15 @@ def halves(labels: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(fitted), np.sort(asked)
 
 
-def survive(arms: dict[str, Arm], adata: ad.AnnData, labels: np.ndarray, seed: int) -> list[dict]:
+def survive(
+    arms: dict[str, Arm], adata: ad.AnnData, labels: np.ndarray, seed: int, depths: tuple[float, ...] = DEPTHS
+) -> list[dict]:
     """Figures of every arm and depth, for one seed; all arms see the same thinned cells."""
     fitted, asked = halves(labels, seed)
     full = {arm: embed(adata) for arm, embed in arms.items()}
     knn = {arm: KNeighborsClassifier(NEIGHBORS).fit(x[fitted], labels[fitted]) for arm, x in full.items()}
     rows = []
-    for depth in DEPTHS:
+    for depth in depths:
         cells = thinned(adata[asked], depth, seed)
         for arm, embed in arms.items():
             found, reference, centre = embed(cells), full[arm][asked], full[arm].mean(axis=0)

@@ -35,12 +35,13 @@ def test_attempts_are_held_against_the_first(curves):
     def row(arm, score):
         by_set = {"one": {"average_bio": score, "linear_average_bio": 0.4}}
         linear = {"linear_accuracy": 0.4, "linear_average_bio": 0.4}
-        return {"arm": arm, "what": f"what {arm} is", "accuracy": score, "average_bio": score, "sets": by_set, **linear}
+        return {"arm": arm, "what": f"what {arm} is", "accuracy": score, "average_bio": score, "sets": by_set,
+                "thinned": {"few": {"accuracy": score / 2}}, **linear}  # fmt: skip
 
     found = lines(curves.attempts({"rows": [row("set", 0.5), row("wide", 0.52)]}))
-    assert found[2] == ["set", "what set is", "0.500", "0.500", "0.500"]
-    assert found[3] == ["wide", "what wide is", "0.520 (+0.020)", "0.520 (+0.020)", "0.520"]
-    assert found[4] == ["linear", "its linear part alone", "0.400", "0.400", "0.400"]
+    assert found[2] == ["set", "what set is", "0.500", "0.500", "0.500", "0.250"]
+    assert found[3] == ["wide", "what wide is", "0.520 (+0.020)", "0.520 (+0.020)", "0.520", "0.260"]
+    assert found[4] == ["linear", "its linear part alone", "0.400", "0.400", "0.400", "-"]
 
 
 def test_adapting_is_spread_over_seeds_not_over_studies(curves):

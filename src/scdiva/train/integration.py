@@ -214,8 +214,9 @@ def fit_projection(head: IntegrationHead, cells: AdaptationCells) -> int:
     own = own_directions(cells, head.table.num_embeddings, head.table.embedding_dim).to(head.table.weight.device)
     head.table.weight.zero_()
     head.bias.zero_()
-    head.table.weight[:, : own.shape[1]] = own
-    head.bias[: own.shape[1]] = -project(own, cells).mean(dim=0).to(head.bias)
+    if own.shape[1]:  # torch sums no rows of width 0
+        head.table.weight[:, : own.shape[1]] = own
+        head.bias[: own.shape[1]] = -project(own, cells).mean(dim=0).to(head.bias)
     return own.shape[1]
 
 

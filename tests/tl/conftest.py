@@ -47,3 +47,15 @@ def build(vocabulary):
 @pytest.fixture(scope="session")
 def one(build):
     return build(anchor="encoder")
+
+
+@pytest.fixture(scope="module")
+def cells():
+    """Cells of three batches."""
+    return sd.datasets.toy(240, 60, n_batches=3, rng=1)
+
+
+@pytest.fixture(scope="module")
+def plain(build):
+    """A model whose state is its set encoder's alone."""
+    return build(anchor="encoder", anchor_residual=False)

@@ -23,12 +23,6 @@ def batched(adata):
     return data
 
 
-@pytest.fixture(scope="module")
-def plain(build):
-    """A model that embeds by its set encoder alone, as the bundled one."""
-    return build(anchor="encoder", anchor_residual=False)
-
-
 def weights(model):
     return {name: value.clone() for name, value in model.state_dict().items()}
 

@@ -17,16 +17,6 @@ LAYER = "scdiva_corrected"
 
 
 @pytest.fixture(scope="module")
-def cells(adata):
-    return sd.datasets.toy(240, 60, n_batches=3, rng=1)
-
-
-@pytest.fixture(scope="module")
-def plain(build):
-    return build(anchor="encoder", anchor_residual=False)
-
-
-@pytest.fixture(scope="module")
 def corrected(plain, cells):
     """Cells with their integrated states and the corrected expression of all genes."""
     data = cells.copy()

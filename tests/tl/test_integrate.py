@@ -29,12 +29,6 @@ def cells(adata):
     return data
 
 
-@pytest.fixture(scope="module")
-def plain(build):
-    """A model that embeds by its set encoder alone, as the bundled one."""
-    return build(anchor="encoder", anchor_residual=False)
-
-
 def contents(adata):
     """All that an AnnData object holds, to be compared."""
     return {

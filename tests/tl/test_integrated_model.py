@@ -14,16 +14,6 @@ KEY = "X_scdiva_integrated"
 
 
 @pytest.fixture(scope="module")
-def cells(adata):
-    return sd.datasets.toy(240, 60, n_batches=3, rng=1)
-
-
-@pytest.fixture(scope="module")
-def plain(build):
-    return build(anchor="encoder", anchor_residual=False)
-
-
-@pytest.fixture(scope="module")
 def left_out(cells):
     """The third batch, and the others."""
     third = (cells.obs["batch"] == "batch 3").to_numpy()

@@ -114,8 +114,8 @@ def adapt(
     Raises
     ------
     ValueError
-        If an argument is out of range, the batch of a cell is missing, fewer than 20 cells have a known gene, or the
-        matrix is refused as by :func:`embed`.
+        If an argument is out of range, the batch of a cell is missing, fewer than 20 cells have a known gene, the model
+        has integrated batches, or the matrix is refused as by :func:`embed`.
     KeyError
         If `layer`, `gene_ids` or `batch_key` does not exist.
     TypeError

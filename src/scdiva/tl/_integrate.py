@@ -60,8 +60,8 @@ def integrate(
     A head is put on the model that maps the state of a cell, and a projection of its genes fitted on these cells
     (principal components within batches), to an integrated state. It learns by
 
-    - denoising: of a cell whose genes are hidden with probability t ~ U(0, 0.5) it is to give the state of the whole
-      cell from which batch effects were taken cluster by cluster [1]_;
+    - denoising: of the whole cell, and of the cell with genes hidden with probability t ~ U(0, 0.5), it is to give the
+      state of the whole cell from which batch effects were taken cluster by cluster [1]_;
     - gradient reversal: a discriminator tells the batch from the integrated state, and its gradient, reversed, removes
       what tells it (paper, section on batch integration; schedule of [2]_);
     - with labels, supervised contrast of the labelled cells [3]_; clusters then never join two labels.

@@ -57,8 +57,7 @@ def correct_batches(
 
     with O the cells of batch b in cluster k and E those that chance would put there. In each cluster a ridge regression
     on the batches, with an intercept that stays, gives the effect :math:`W_{kb}`; the corrected state is
-    :math:`z_i - \sum_k R_{ik} W_{k b(i)}`. With more rounds
-    clusters are then found anew among the corrected cells.
+    :math:`z_i - \sum_k R_{ik} W_{k b(i)}`. With more rounds clusters are then found anew among the corrected cells.
 
     Parameters
     ----------

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from scdiva._rng import step_generator, step_seed
 from scdiva.data.batch import CellBatch
+from scdiva.data.packing import BATCH_TOKENS
 from scdiva.diffusion import cell_of_token
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
@@ -226,8 +227,9 @@ def head_features(model: ScDiVa, cells: AdaptationCells) -> Tensor:
     head, device = model.integration, next(model.parameters()).device
     assert isinstance(head, IntegrationHead)
     per_cell = max(1, int(np.diff(cells.indptr).max()))
+    through = runs_transformer(model)
     # a transformer on a CPU takes one cell a call, see scdiva.models.inference
-    size = 1 if runs_transformer(model) and device.type == "cpu" else max(1, BLOCK_TOKENS // per_cell)
+    size = 1 if through and device.type == "cpu" else max(1, (BATCH_TOKENS if through else BLOCK_TOKENS) // per_cell)
     parts = []
     for start in range(0, cells.n_cells, size):
         batch = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device)

@@ -64,7 +64,7 @@ def test_the_linear_map_is_applied_to_log_normalised_values(rivals):
     rng = np.random.default_rng(1)
     weight = rng.normal(size=(vocabulary.tokens.max() + 1, 4)).astype(np.float32)
     bias = rng.normal(size=4).astype(np.float32)
-    found = rivals.project_on(LinearMap(weight, bias, np.zeros(4), np.zeros(len(weight))), vocabulary)(adata)
+    found = rivals.project_on(LinearMap(weight, bias, np.zeros(4), np.zeros(len(weight)), 1.0), vocabulary)(adata)
     counts = adata.X.toarray()
     values = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True))
     np.testing.assert_allclose(found, values @ weight[vocabulary.tokens] + bias, rtol=1e-3, atol=1e-3)

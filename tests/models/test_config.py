@@ -59,7 +59,7 @@ def test_each_option_adds_what_it_says():
     assert n_parameters(replace(paper, time_conditioning=True)) - base == 2 * (512 * 512 + 512)
     assert n_parameters(replace(paper, position="none")) == base
     width = 512 + 20
-    head = (41_818 + N_SPECIAL) * 20 + 20 + (width * 256 + 256) + (256 * 256 + 256) + (256 * width + width)
+    head = (41_818 + N_SPECIAL) * 20 + (width * 256 + 256) + (256 * 256 + 256) + (256 * width + width)
     assert n_parameters(replace(paper, integrated=True)) - base == head
     assert n_parameters(replace(paper, integrated_own_dim=3, integrated_hidden=7)) == base  # without the head nothing
 

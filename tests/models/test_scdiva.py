@@ -74,8 +74,9 @@ def slow_forward(model: ScDiVa, tokens, values, hidden, time=None):
     if c.anchor == "pooled":
         z = norm(weights @ genes[tokens] / max(weights.sum(), 1e-30), w["anchor.norm.weight"])
     elif c.anchor == "encoder":
-        raw = weights @ w["anchor.table.weight"][tokens] + w["anchor.bias"]
-        raw = raw / np.linalg.norm(raw)
+        share = min(1.0, weights.sum() / w["anchor.full_total"].item())
+        raw = weights @ w["anchor.table.weight"][tokens] + share * w["anchor.bias"]
+        raw = raw / max(np.linalg.norm(raw), 1e-12)
         y = silu(affine(silu(affine(raw * np.sqrt(c.anchor_linear_dim), "anchor.mlp.0")), "anchor.mlp.2"))
         y = affine(y, "anchor.mlp.4")
         z = np.concatenate([c.anchor_balance * raw, y / np.linalg.norm(y)]) / np.hypot(c.anchor_balance, 1)

@@ -27,6 +27,7 @@ def set_encoder() -> SetEncoder:
     encoder = SetEncoder(8, 4, 3, 9, balance=2.5).double()
     for p in encoder.parameters():
         torch.nn.init.normal_(p)
+    encoder.full_total.fill_(4.0)  # of the cells' totals 1.5, 0 and 6.5 one lies above
     return encoder
 
 
@@ -59,10 +60,10 @@ def test_set_encoder_is_its_formula():
     out = array(encoder(TOKENS, VALUES, CU, VISIBLE))
     assert encoder.dim == out.shape[1] == 7
     for b, rows in enumerate(CELLS):
-        x = array(encoder.bias).copy()
+        x = array(encoder.bias) * min(1.0, VALUES[rows].sum().item() / 4.0)
         for i in rows:
             x += VALUES[i].item() * array(encoder.table.weight)[TOKENS[i]]
-        x = x / np.sqrt((x**2).sum())
+        x = x / max(np.sqrt((x**2).sum()), 1e-12)
         y = x * np.sqrt(4)
         for layer in (encoder.mlp[0], encoder.mlp[2]):
             y = array(layer.weight) @ y + array(layer.bias)
@@ -74,7 +75,7 @@ def test_set_encoder_is_its_formula():
 
 def test_set_encoder_states_have_length_one_and_ignore_depth():
     encoder = set_encoder()
-    torch.nn.init.zeros_(encoder.bias)
+    encoder.full_total.fill_(1e6)  # so little that each gets its own share of the bias
     state = encoder(TOKENS, VALUES, CU, VISIBLE)
     torch.testing.assert_close(state[[0, 2]].norm(dim=1), torch.ones(2, dtype=torch.float64))
     torch.testing.assert_close(encoder(TOKENS, 3 * VALUES, CU, VISIBLE)[[0, 2]], state[[0, 2]])

@@ -116,17 +116,15 @@ def test_the_projection_is_centred_and_of_these_cells(plain):
     head = model.integration
     assert 1 <= n < head.table.embedding_dim
     assert not head.table.weight[:, n:].any()
-    assert not head.bias[n:].any()
     dense = np.zeros((cells.n_cells, N_GENES + N_SPECIAL))
     np.add.at(dense, (np.repeat(np.arange(cells.n_cells), np.diff(cells.indptr)), cells.tokens), cells.values)
-    x = dense @ head.table.weight.numpy(force=True) + head.bias.numpy(force=True)
+    x = dense @ head.table.weight.numpy(force=True)
     np.testing.assert_allclose(x.mean(axis=0), 0, atol=1e-4)
     kept = head.table.weight.detach().clone()
     I.fit_projection(head, cells)
     assert torch.equal(head.table.weight, kept)
     assert I.fit_projection(head, make_cells(8)) == 0  # too few to tell directions from noise
     assert not head.table.weight.any()
-    assert not head.bias.any()
 
 
 @pytest.mark.parametrize("fields", [{"anchor_residual": False}, {"anchor": "learned"}])
@@ -242,7 +240,7 @@ def test_thinning_hides_genes_at_each_cells_own_rate(plain):
 
 
 HEAD = {f"integration.mlp.{number}.{part}" for number in (0, 2, 4) for part in ("weight", "bias")}
-PROJECTION = {"integration.table.weight", "integration.bias"}
+PROJECTION = {"integration.table.weight"}
 STATE = {f"anchor.{name}" for name in ("table.weight", "bias")}
 LAYERS = {f"anchor.mlp.{number}.weight" for number in (0, 2, 4)}
 
@@ -300,7 +298,7 @@ def test_training_lessens_what_it_should(plain):
     target = correct_batches(features.numpy(), [cells.batch], draw)
     state = model.integration.integrated(features).detach().numpy()
     off = [float((1 - (x * target).sum(axis=1)).mean()) for x in (features.numpy(), state)]
-    assert off[1] < 0.6 * off[0]
+    assert off[1] < 0.7 * off[0]
     denoising = found["history"]["denoising"]
     assert np.mean(denoising[-5:]) < 0.9 * denoising[0]
     contrast = run(plain(), labelled=True, steps=60)["history"]["contrast"]

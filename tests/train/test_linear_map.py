@@ -52,7 +52,7 @@ def slow_map(cells: PackedCells, k: int, n_genes: int = 8000, study_power: float
         directions[:, j] *= (s[j] / s[0]) ** spectral_power
     weight = np.zeros((cells.n_tokens, k))
     weight[kept] = directions / deviation[:, None]
-    return weight, -mean @ weight, s[:k] ** 2 / (s**2).sum(), frequency
+    return weight, -mean @ weight, s[:k] ** 2 / (s**2).sum(), frequency, 0.7 * np.average(x.sum(axis=1), weights=w)
 
 
 def assert_is(got, expected, atol=1e-4):

@@ -68,11 +68,14 @@ class SetEncoder(nn.Module):
 
     .. math::
 
-        x = \sum v\,A_g + b, \qquad y = \mathrm{MLP}(\sqrt{k}\,\hat x), \qquad
+        x = \sum v\,A_g + \min\Bigl(1, \frac{\sum v}{s}\Bigr)\,b, \qquad
+        y = \mathrm{MLP}(\sqrt{k}\,\hat x), \qquad
         z = \frac{[\alpha\,\hat x,\; \hat y]}{\sqrt{\alpha^2 + 1}}
 
     with :math:`\hat x = x / \lVert x \rVert`, so that :math:`z` has length 1 and the depth of a cell, which scales
-    :math:`x`, counts for little. With :math:`A` from a truncated SVD of the corpus
+    :math:`x`, counts for little. The bias :math:`b` takes off the corpus mean. A cell that shows fewer genes (little
+    depth, a panel of genes) has less of that mean in it, and less is taken off: the whole of it would move all such cells
+    the same way, away from the deeper cells of their own types. With :math:`A` from a truncated SVD of the corpus
     (:func:`scdiva.train.fit_linear_map`), :math:`\hat x` is a strong zero-shot embedding before the first step; kept as
     coordinates of its own, no training can lose it.
 
@@ -93,6 +96,8 @@ class SetEncoder(nn.Module):
         self.balance = balance
         self.table = nn.Embedding(n_tokens, linear_dim)
         self.bias = nn.Parameter(torch.zeros(linear_dim))
+        self.full_total: Tensor
+        self.register_buffer("full_total", torch.ones(1))  # s
         self.dim = linear_dim + learned_dim
         self.mlp = nn.Sequential(
             nn.Linear(linear_dim, hidden),
@@ -106,7 +111,9 @@ class SetEncoder(nn.Module):
     def parts(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:
         """Return both parts of each cell's state, each of length 1: `(B, linear_dim)` and `(B, learned_dim)`."""
         weights = values.masked_fill(~visible, 0.0)
-        x = F.normalize(weighted_sum(self.table.weight, tokens, weights, cu_seqlens) + self.bias, dim=1)
+        total = weighted_sum(torch.ones_like(self.table.weight[:, :1]), tokens, weights, cu_seqlens)
+        bias = (total / self.full_total).clamp_max(1.0) * self.bias
+        x = F.normalize(weighted_sum(self.table.weight, tokens, weights, cu_seqlens) + bias, dim=1)
         y = F.normalize(self.mlp(x * x.shape[1] ** 0.5), dim=1)
         return x, y
 

@@ -17,7 +17,7 @@ class IntegrationHead(nn.Module):
 
     .. math::
 
-        u = \tfrac{1}{\sqrt 2}\,[\hat z,\; \hat x], \qquad x = \sum v\,A_g + b, \qquad
+        u = \tfrac{1}{\sqrt 2}\,[\hat z,\; \hat x], \qquad x = \sum v\,A_g, \qquad
         w = \frac{u + 0.3\,\mathrm{MLP}(\sqrt{k}\,u)}{\lVert\cdot\rVert}
 
     with z the state of the model, x a projection fitted on the integrated cells
@@ -38,7 +38,6 @@ class IntegrationHead(nn.Module):
         super().__init__()
         self.dim = state_dim + own_dim
         self.table = nn.Embedding(n_tokens, own_dim)
-        self.bias = nn.Parameter(torch.zeros(own_dim))
         self.mlp = nn.Sequential(
             nn.Linear(self.dim, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, self.dim)
         )
@@ -46,7 +45,7 @@ class IntegrationHead(nn.Module):
 
     def features(self, state: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Return u, `(B, dim)`, of cells with these states `(B, state_dim)`."""
-        own = weighted_sum(self.table.weight, tokens, values, cu_seqlens) + self.bias
+        own = weighted_sum(self.table.weight, tokens, values, cu_seqlens)
         return torch.cat([F.normalize(state, dim=1), F.normalize(own, dim=1)], dim=1) / 2**0.5
 
     def integrated(self, features: Tensor) -> Tensor:

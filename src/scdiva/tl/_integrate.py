@@ -28,8 +28,6 @@ CONFOUNDED = 0.5
 """Cramér's V of batch and label above which a warning is given."""
 MANY_CELLS = 10_000
 """From so many cells a GPU also trains what is behind the head."""
-LABELLED = 3.0
-"""How much less the corrected states count where labels say what belongs together."""
 
 
 def integrate(
@@ -231,7 +229,6 @@ def integrate(
             steps=steps,
             batch_size=min(batch_size, cells.n_cells),
             learning_rate=learning_rate,
-            target_weight=IntegrationConfig.target_weight / (1 if labels is None else LABELLED),
             seed=seed,
         )
         known = Covariates([_from_zero(batch[rows]) for batch in batches], None if labels is None else labels[rows])

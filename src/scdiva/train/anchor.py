@@ -54,6 +54,7 @@ def set_linear_map(encoder: SetEncoder, linear_map: LinearMap) -> None:
     check_linear_map(encoder, linear_map)
     encoder.table.weight.copy_(torch.from_numpy(linear_map.weight))
     encoder.bias.copy_(torch.from_numpy(linear_map.bias))
+    encoder.full_total.fill_(float(linear_map.full_total))
 
 
 class AnchorModule(TaskModule):

@@ -265,7 +265,7 @@ class IntegrationConfig(OptimiserConfig):
     warmup_steps: int = 20
     weight_decay: float = 0.01
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    target_weight: float = 30.0
+    target_weight: float = 10.0
     supervised_weight: float = 3.0
     temperature: float = 0.1
     reversal_weight: float = 0.6

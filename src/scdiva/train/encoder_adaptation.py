@@ -45,10 +45,10 @@ class EncoderAdaptation(AnchorModule):
         encoder = model.anchor
         assert isinstance(encoder, SetEncoder)
         weight = encoder.table.weight.detach().cpu().numpy().copy()
-        own = LinearMap(weight, encoder.bias.detach().cpu().numpy().copy(), np.ones(weight.shape[1]), np.zeros(0))
-        n_tokens = model.config.n_tokens
-        frequency = cells.frequency(n_tokens)
-        super().__init__(model, config, own._replace(frequency=frequency), np.bincount(cells.batch))
+        bias, total = encoder.bias.detach().cpu().numpy().copy(), float(encoder.full_total)
+        frequency = cells.frequency(model.config.n_tokens)
+        own = LinearMap(weight, bias, np.ones(weight.shape[1]), frequency, total)
+        super().__init__(model, config, own, np.bincount(cells.batch))
         measured = torch.from_numpy(cells.measured.astype(np.int64))
         self.decoder = GeneDecoder(
             encoder.dim,
@@ -56,7 +56,7 @@ class EncoderAdaptation(AnchorModule):
             cells.n_batches if cells.n_batches > 1 else 0,
             np.concatenate([np.zeros(N_SPECIAL), frequency[cells.measured]]),
         )
-        column = torch.full((n_tokens,), -1)
+        column = torch.full((model.config.n_tokens,), -1)
         column[measured] = torch.arange(len(measured)) + N_SPECIAL
         self.column: Tensor
         self.register_buffer("column", column, persistent=False)

@@ -201,6 +201,9 @@ def with_head(model: ScDiVa, seed: int) -> ScDiVa:
 def fit_projection(head: IntegrationHead, cells: AdaptationCells) -> int:
     """Set a head's own projection: principal components within batches, shrunk by the noise in them; in place.
 
+    They are centred for cells of any depth: of each gene, the mean cell's coordinates are taken off by the gene's share
+    of a cell's total, so that a cell with half of the total loses half of the mean, and its direction is kept.
+
     Parameters
     ----------
     head
@@ -214,10 +217,10 @@ def fit_projection(head: IntegrationHead, cells: AdaptationCells) -> int:
     """
     own = own_directions(cells, head.table.num_embeddings, head.table.embedding_dim).to(head.table.weight.device)
     head.table.weight.zero_()
-    head.bias.zero_()
     if own.shape[1]:  # torch sums no rows of width 0
+        total = float(cells.values.sum(dtype=np.float64)) / cells.n_cells
+        own[cells.measured] -= (project(own, cells).mean(dim=0) / total).to(own)
         head.table.weight[:, : own.shape[1]] = own
-        head.bias[: own.shape[1]] = -project(own, cells).mean(dim=0).to(head.bias)
     return own.shape[1]
 
 

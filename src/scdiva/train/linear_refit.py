@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from scdiva.nn.anchor import SetEncoder, weighted_sum
 from scdiva.train.adaptation import AdaptationCells, Split
-from scdiva.train.linear_map import CLIP, DEVIATION_OFFSET, DISPERSION_OFFSET, fit_linear_map
+from scdiva.train.linear_map import CLIP, DEVIATION_OFFSET, DISPERSION_OFFSET, FULL_SHARE, fit_linear_map
 
 N_DIRECTIONS = 20
 """Most directions of either kind."""
@@ -99,6 +99,7 @@ def refit_linear(encoder: SetEncoder, cells: AdaptationCells) -> dict[str, Any]:
     encoder.table.weight[:, : joined.shape[1]] = joined
     encoder.bias.zero_()
     encoder.bias[: joined.shape[1]] = -project(joined, cells).mean(dim=0).to(bias)
+    encoder.full_total.fill_(FULL_SHARE * float(cells.values.sum(dtype=np.float64)) / max(1, len(cells.indptr) - 1))
     # x̂ of two parts alike in length is longer by √2 than the part that the learned layers know
     first = cast(nn.Linear, encoder.mlp[0])
     turned = len(parts) ** 0.5 * first.weight @ leading

@@ -227,6 +227,20 @@ def test_labels_with_gaps_and_no_label_at_all():
     np.testing.assert_array_equal(none, B.correct_batches(states, [batch], rng()))
 
 
+def test_the_prior_counts_batches_among_cells_alike(monkeypatch):
+    """Clusters are the types here; each count starts from 10 cells that are dealt as all cells are."""
+    monkeypatch.setattr(B, "PRIOR_CLUSTERS", 3)
+    kind = np.repeat(np.arange(3), 100)
+    batch = np.array([0] * 90 + [1] * 10 + [0] * 50 + [1] * 50 + [1] * 100)
+    states = np.eye(3)[kind] + 1e-3 * rng().normal(size=(300, 3))
+    found = np.exp(B.batch_prior(states, batch, rng(3)))
+    for k in range(3):
+        counts = np.bincount(batch[kind == k], minlength=2) + 10 * np.array([141, 161]) / 302
+        np.testing.assert_allclose(found[kind == k], np.tile(counts / counts.sum(), (100, 1)))
+    few = np.exp(B.batch_prior(states[:40], batch[:40], rng()))
+    np.testing.assert_allclose(few, np.tile(few[0], (40, 1)))  # too few cells for clusters
+
+
 def test_one_seed_gives_one_result():
     states, batch, _ = make_cells()
     kept = states.copy()

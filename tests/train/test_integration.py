@@ -181,10 +181,9 @@ def test_the_loss_is_the_sum_of_its_parts_by_hand(plain):
         view = head(model.encode(*packed), *packed)
         whole = np.mean([1 - float(a @ b) for a, b in zip(state, module.target, strict=True)])
         thinned = np.mean([1 - float(a @ b) for a, b in zip(view, module.target, strict=True)])
-        logits = module.discriminators[0](state * head.dim**0.5)
+        logits = module.prior0 + module.discriminators[0](state * head.dim**0.5)
         told = [-float(F.log_softmax(row, 0)[b]) for row, b in zip(logits, cells.batch, strict=True)]
     assert float(parts["denoising"]) == pytest.approx((whole + thinned) / 2, rel=1e-5)
-    # both batches are of one size: no cell counts for more than another
     assert float(parts["reversal"]) == pytest.approx(np.mean(told), rel=1e-5)
     assert float(parts["contrast"]) > 0
     expected = c.target_weight * parts["denoising"] + parts["reversal"] + 2.0 * parts["contrast"]
@@ -194,15 +193,17 @@ def test_the_loss_is_the_sum_of_its_parts_by_hand(plain):
     assert float(without.compute_loss(batch, torch.Generator().manual_seed(1))[1]["contrast"]) == 0
 
 
-def test_small_batches_count_as_much_as_large_ones(plain):
-    """Weights n / (n_b · batches that have cells); a number that no cell has weighs nothing."""
-    cells = make_cells(12)
-    batch = np.array([0] * 8 + [2] * 4)
-    target = torch.zeros(12, plain().integration.dim)
-    module = I.IntegrationModule(plain(), config(), target, I.Covariates([batch, cells.batch], None))
-    assert module.weight0.tolist() == pytest.approx([12 / 16, 0, 12 / 8])
-    assert module.weight1.tolist() == [1, 1]
-    assert [d[-1].out_features for d in module.discriminators] == [3, 2]
+def test_a_discriminator_is_given_what_the_kind_of_a_cell_tells(plain):
+    """Two kinds whose cells are of other batches: a discriminator that knows no more pays the least there is."""
+    kind = np.repeat([0, 1], 200)
+    batch = np.where(np.arange(400) % 10 < 8, kind, 1 - kind)
+    other = np.arange(400) % 3
+    target = F.one_hot(torch.from_numpy(kind), plain().integration.dim).float()
+    module = I.IntegrationModule(plain(), config(), target, I.Covariates([batch, other], None))
+    shares = module.prior0.exp().numpy()
+    np.testing.assert_allclose(shares[np.arange(400), kind], 0.8, atol=0.02)
+    np.testing.assert_allclose(module.prior1.exp(), 1 / 3, atol=0.01)
+    assert [d[-1].out_features for d in module.discriminators] == [2, 3]
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
@@ -219,9 +220,8 @@ def test_the_reversal_reaches_the_head_with_its_weight(plain, weight):
     model = plain()
     module, batch, cells = module_for(model, labelled=False)
     state = model.integration.integrated(I.head_features(model, cells))
-    F.cross_entropy(
-        module.discriminators[0](state * model.integration.dim**0.5), torch.from_numpy(cells.batch)
-    ).backward()
+    logits = module.prior0 + module.discriminators[0](state * model.integration.dim**0.5)
+    F.cross_entropy(logits, torch.from_numpy(cells.batch)).backward()
     assert not grads[0].any()
     torch.testing.assert_close(grads[1], -weight * model.integration.mlp[0].weight.grad)
 
@@ -292,7 +292,7 @@ def test_a_transformer_behind_the_head(tiny, strategy):
 
 def test_training_lessens_what_it_should(plain):
     model, cells = plain(), make_cells()
-    found = run(model, steps=150, learning_rate=2e-3, reversal_weight=0.0)
+    found = run(model, steps=300, learning_rate=2e-3, reversal_weight=0.0)
     features = I.head_features(model, cells)
     draw = np.random.default_rng(I.step_seed(0, 0, "clusters"))
     target = correct_batches(features.numpy(), [cells.batch], draw)

@@ -15,6 +15,10 @@ BLOCK_SHARE = 0.05
 """Share of the cells whose clusters are decided at once, against the tallies of the others."""
 CLUSTER_ROUNDS = 20
 TOLERANCE = 1e-4
+PRIOR_CLUSTERS, CELLS_PER_PRIOR = 10, 50
+"""Most clusters that batches are counted in, and how many cells a cluster has at least, on average."""
+PRIOR_CELLS = 10.0
+"""Cells, dealt as all cells are, that each count starts with."""
 
 
 class Mixing(NamedTuple):
@@ -94,6 +98,32 @@ def correct_batches(
             break
         previous = objective
     return corrected
+
+
+def batch_prior(corrected: NDArray, batch: NDArray, rng: np.random.Generator) -> Matrix:
+    """Logarithm of the batches' shares among cells like each: what its kind tells of its batch, effects apart.
+
+    Parameters
+    ----------
+    corrected
+        States without batch effects, `(n_cells, dim)`.
+    batch
+        Batch numbers from 0, `(n_cells,)`.
+    rng
+        Of the clusters, at most 20, that cells are alike in.
+
+    Returns
+    -------
+    float64 `(n_cells, n_batches)`, each row of shares above 0 that sum to 1.
+    """
+    from sklearn.cluster import KMeans
+
+    k = int(np.clip(len(corrected) // CELLS_PER_PRIOR, 1, PRIOR_CLUSTERS))
+    cluster = KMeans(k, n_init=1, random_state=int(rng.integers(2**31))).fit_predict(corrected)
+    counts = np.zeros((k, int(batch.max()) + 1))
+    np.add.at(counts, (cluster, batch), 1)
+    counts += PRIOR_CELLS * (counts.sum(axis=0) + 1) / (counts.sum() + counts.shape[1])
+    return np.log(counts / counts.sum(axis=1, keepdims=True))[cluster]
 
 
 def _unit(x: Matrix) -> Matrix:

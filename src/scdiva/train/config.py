@@ -268,7 +268,7 @@ class IntegrationConfig(OptimiserConfig):
     target_weight: float = 10.0
     supervised_weight: float = 3.0
     temperature: float = 0.1
-    reversal_weight: float = 0.6
+    reversal_weight: float = 1.2
     reversal_rise: float = 10.0
     max_time: float = 0.5
 

@@ -22,9 +22,9 @@ from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.integration import IntegrationHead
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.base import TaskModule, decay_groups, learning_rate_factor
-from scdiva.train.batch_correction import correct_batches
+from scdiva.train.batch_correction import batch_prior, correct_batches
 from scdiva.train.config import IntegrationConfig
-from scdiva.train.linear_refit import own_directions, project
+from scdiva.train.linear_refit import centred, own_directions
 from scdiva.train.low_rank import RANK, add_low_rank, merge_low_rank
 from scdiva.train.views import supervised_contrast_loss, thinned
 
@@ -68,7 +68,9 @@ class IntegrationModule(TaskModule):
     - denoising: of the whole cell, and of the same cell thinned, the head gives the corrected state of the whole
       (:func:`~scdiva.train.batch_correction.correct_batches`): two corruption levels meet in one state;
     - reversal: from the integrated state a discriminator tells the batch, and its gradient, reversed, takes away what
-      it tells it by, more so as training goes on;
+      it tells it by, more so as training goes on. It is given how often each batch is met among cells alike
+      (:func:`~scdiva.train.batch_correction.batch_prior`) and is asked for what tells more than that: else types that
+      some batches have few of would be drawn into others, until all batches had the same;
     - supervised contrast between labelled cells, those of one label against all others.
 
     Parameters
@@ -114,9 +116,9 @@ class IntegrationModule(TaskModule):
         labels = np.full(len(target), -1) if covariates.labels is None else covariates.labels
         kept = {"target": target, "labels": torch.from_numpy(labels), "features": features}
         for number, batch in enumerate(covariates.batches):
-            size = np.bincount(batch)
-            share = np.where(size > 0, len(batch) / (np.maximum(size, 1) * (size > 0).sum()), 0.0)
-            kept |= {f"batch{number}": torch.from_numpy(batch), f"weight{number}": torch.from_numpy(share).float()}
+            rng = np.random.default_rng(step_seed(config.seed, number, "batch prior"))
+            prior = batch_prior(target.cpu().numpy(), batch, rng)
+            kept |= {f"batch{number}": torch.from_numpy(batch), f"prior{number}": torch.from_numpy(prior).float()}
         for name, value in kept.items():
             self.register_buffer(name, value, persistent=False)
 
@@ -145,9 +147,8 @@ class IntegrationModule(TaskModule):
         told = _Reversed.apply(state, self.reversal())
         reversal = state.new_zeros(())
         for number, discriminator in enumerate(self.discriminators):
-            logits = discriminator(told * head.dim**0.5)
-            truth, weight = buffers[f"batch{number}"][rows], buffers[f"weight{number}"]
-            reversal = reversal + F.cross_entropy(logits, truth, weight=weight)
+            logits = buffers[f"prior{number}"][rows] + discriminator(told * head.dim**0.5)
+            reversal = reversal + F.cross_entropy(logits, buffers[f"batch{number}"][rows])
         contrast = supervised_contrast_loss(state, buffers["labels"][rows], c.temperature)
         loss = c.target_weight * denoising + reversal + c.supervised_weight * contrast
         parts = {"denoising": denoising, "reversal": reversal, "contrast": contrast}
@@ -201,9 +202,6 @@ def with_head(model: ScDiVa, seed: int) -> ScDiVa:
 def fit_projection(head: IntegrationHead, cells: AdaptationCells) -> int:
     """Set a head's own projection: principal components within batches, shrunk by the noise in them; in place.
 
-    They are centred for cells of any depth: of each gene, the mean cell's coordinates are taken off by the gene's share
-    of a cell's total, so that a cell with half of the total loses half of the mean, and its direction is kept.
-
     Parameters
     ----------
     head
@@ -218,9 +216,7 @@ def fit_projection(head: IntegrationHead, cells: AdaptationCells) -> int:
     own = own_directions(cells, head.table.num_embeddings, head.table.embedding_dim).to(head.table.weight.device)
     head.table.weight.zero_()
     if own.shape[1]:  # torch sums no rows of width 0
-        total = float(cells.values.sum(dtype=np.float64)) / cells.n_cells
-        own[cells.measured] -= (project(own, cells).mean(dim=0) / total).to(own)
-        head.table.weight[:, : own.shape[1]] = own
+        head.table.weight[:, : own.shape[1]] = centred(own, cells)
     return own.shape[1]
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from scdiva.nn.anchor import SetEncoder, weighted_sum
 from scdiva.train.adaptation import AdaptationCells, Split
-from scdiva.train.linear_map import CLIP, DEVIATION_OFFSET, DISPERSION_OFFSET, FULL_SHARE, fit_linear_map
+from scdiva.train.linear_map import CLIP, DEVIATION_OFFSET, DISPERSION_OFFSET, fit_linear_map
 
 N_DIRECTIONS = 20
 """Most directions of either kind."""
@@ -20,6 +20,9 @@ N_SPECTRUM = 60
 """Own directions looked at; the later half tells the level of the noise."""
 N_GENES = 2000
 """Genes that own directions are made of, those of the highest dispersion."""
+OWN_FULL_SHARE = 0.5
+"""Share of the mean cell's total from which on a cell gets the whole bias: cells of one set differ less in depth than
+those of a corpus, so that what is less than this is thin rather than small."""
 BLOCK_ROWS = 2048
 """Cells projected at once."""
 JUDGES = 4000, 1000
@@ -99,7 +102,7 @@ def refit_linear(encoder: SetEncoder, cells: AdaptationCells) -> dict[str, Any]:
     encoder.table.weight[:, : joined.shape[1]] = joined
     encoder.bias.zero_()
     encoder.bias[: joined.shape[1]] = -project(joined, cells).mean(dim=0).to(bias)
-    encoder.full_total.fill_(FULL_SHARE * float(cells.values.sum(dtype=np.float64)) / max(1, len(cells.indptr) - 1))
+    encoder.full_total.fill_(OWN_FULL_SHARE * float(cells.values.sum(dtype=np.float64)) / cells.n_cells)
     # x̂ of two parts alike in length is longer by √2 than the part that the learned layers know
     first = cast(nn.Linear, encoder.mlp[0])
     turned = len(parts) ** 0.5 * first.weight @ leading
@@ -193,6 +196,18 @@ def own_directions(cells: AdaptationCells, n_tokens: int, most: int) -> Tensor:
     signal = 1 - noise / found.explained[: min(most, len(found.explained) // 2)]
     kept = signal > 0
     return torch.from_numpy(found.weight[:, : len(signal)][:, kept] * np.sqrt(signal[kept]).astype(np.float32))
+
+
+def centred(table: Tensor, cells: AdaptationCells) -> Tensor:
+    """Centre a projection for cells of any depth, without a bias.
+
+    Of each measured gene the mean cell's coordinates are taken off, by the gene's share of a cell's total: a cell with
+    half of the total loses half of the mean, and its direction is kept.
+    """
+    total = float(cells.values.sum(dtype=np.float64)) / cells.n_cells
+    table = table.clone()
+    table[cells.measured] -= (project(table, cells).mean(dim=0) / total).to(table)
+    return table
 
 
 def project(table: Tensor, cells: AdaptationCells) -> Tensor:

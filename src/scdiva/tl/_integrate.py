@@ -58,7 +58,7 @@ def integrate(
     A head is put on the model that maps the state of a cell, and a projection of its genes fitted on these cells
     (principal components within batches), to an integrated state. It learns by
 
-    - denoising: of the whole cell, and of the cell with genes hidden with probability t ~ U(0, 0.5), it is to give the
+    - denoising: of the whole cell, and of the cell with genes hidden with probability t ~ U(0, 0.3), it is to give the
       state of the whole cell from which batch effects were taken cluster by cluster [1]_;
     - gradient reversal: a discriminator tells the batch from the integrated state, and its gradient, reversed, removes
       what tells it (paper, section on batch integration; schedule of [2]_);

@@ -270,7 +270,7 @@ class IntegrationConfig(OptimiserConfig):
     temperature: float = 0.1
     reversal_weight: float = 1.2
     reversal_rise: float = 10.0
-    max_time: float = 0.5
+    max_time: float = 0.3
 
     def __post_init__(self) -> None:
         super().__post_init__()

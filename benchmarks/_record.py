@@ -67,6 +67,18 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
     return found
 
 
+def kept_rows(name: str, arms: Iterable[str], **alike: object) -> list[dict]:
+    """Rows of these arms in the last results, each with the commit that made it.
+
+    None if a field of those results is not as `alike` says.
+    """
+    path, arms = RESULTS / f"{name}.json", tuple(arms)
+    last = json.loads(path.read_text()) if arms and path.exists() else {}
+    if any(last.get(key) != value for key, value in alike.items()):
+        return []
+    return [{"commit": last["commit"], **row} for row in last.get("rows", []) if row.get("arm") in arms]
+
+
 def record(name: str, rows: list[dict], **notes: object) -> Path:
     """Write `results/<name>.json`: the rows, and the command, commit, machine and versions that made them.
 

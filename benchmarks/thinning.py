@@ -1,6 +1,7 @@
 """How much of an embedding survives when cells are sequenced less deep.
 
-    python benchmarks/thinning.py --data FOLDER [--prepared FOLDER] [--sets ...] [--seeds 0 1 2] [--strict]
+    python benchmarks/thinning.py --data FOLDER [--prepared FOLDER] [--sets ...] [--seeds 0 1 2] [--keep scvi ...]
+        [--strict]
 
 Of every count c, Binomial(c, depth) are kept, depth 1, 0.5, 0.2, 0.1 and 0.05. Each seed parts the labelled cells of a
 set in two halves, stratified by label, and thins the second. Two questions to each arm:
@@ -12,7 +13,8 @@ set in two halves, stratified by label, and thins the second. Two questions to e
 
 Arms: scdiva and the corpus SVD (`--prepared`, see zero_shot.py) see nothing of the set; PCA is fitted on all of its
 cells at full depth and thinned cells are projected; scVI is fitted alike, once for each set, and thinned cells go
-through its encoder. An arm whose package or data is missing is left out, and the result says why. The last rows are
+through its encoder. With `--keep`, rows of arms that know nothing of the model (svd, pca, scvi) are taken over from the
+last results, if those were of the same seeds, and say which commit made them. An arm whose package or data is missing is left out, and the result says why. The last rows are
 goals; a missed one fails the call only with `--strict`.
 """
 
@@ -23,7 +25,7 @@ from pathlib import Path
 
 import anndata as ad
 import numpy as np
-from _record import record
+from _record import kept_rows, record
 from _rivals import NO_CORPUS, NO_SCVI, Arm, corpus_svd, fit_pca, fit_scvi, has_scvi, scdiva_arm
 from _sets import load_set, scored, thinned
 from _timing import goal, report
@@ -102,13 +104,14 @@ def goals(rows: list[dict]) -> list[dict]:
     return found
 
 
-def arms_of(adata: ad.AnnData, model: ScDiVa, svd: Arm | None) -> dict[str, Arm]:
-    """The arms that can be had here, those that are fitted on the set fitted on it."""
+def arms_of(adata: ad.AnnData, model: ScDiVa, svd: Arm | None, kept: set[str]) -> dict[str, Arm]:
+    """The arms that can be had here and are not kept, those that are fitted on the set fitted on it."""
     arms = {"scdiva": scdiva_arm(model)}
-    if svd is not None:
+    if svd is not None and "svd" not in kept:
         arms["svd"] = svd
-    arms["pca"] = fit_pca(adata)
-    if has_scvi():
+    if "pca" not in kept:
+        arms["pca"] = fit_pca(adata)
+    if has_scvi() and "scvi" not in kept:
         arms["scvi"] = fit_scvi(adata, 0)
     return arms
 
@@ -120,18 +123,24 @@ def main() -> int:
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
     parser.add_argument("--model", default="scdiva-mini")
+    parser.add_argument("--keep", nargs="+", default=(), choices=("svd", "pca", "scvi"), help="arms not to make anew")
     parser.add_argument("--strict", action="store_true", help="fail where a goal is missed")
     arguments = parser.parse_args()
 
     sd.settings.progress = False
     model, svd = sd.models.load_model(arguments.model), corpus_svd(arguments.prepared)
-    left_out = {**({} if svd else {"svd": NO_CORPUS}), **({} if has_scvi() else {"scvi": NO_SCVI})}
-    rows = []
+    old = kept_rows("thinning", arguments.keep, seeds=list(arguments.seeds))
+    there, rows = {row["arm"] for row in old}, []
+    left_out = {
+        **({} if svd or "svd" in there else {"svd": NO_CORPUS}),
+        **({} if has_scvi() or "scvi" in there else {"scvi": NO_SCVI}),
+    }
     for name in arguments.sets:
         adata, labels = load_set(arguments.data, name)
-        arms = arms_of(adata, model, svd)
+        kept = [row for row in old if row["set"] == name]
+        arms = arms_of(adata, model, svd, {row["arm"] for row in kept})
         found = summarised(name, [survive(arms, adata, labels, seed) for seed in arguments.seeds])
-        rows += found
+        rows += sorted(found + kept, key=lambda row: -row["depth"])
         for row in found:
             print(
                 f"{name:16s} {row['arm']:7s} {row['depth']:4.0%} cosine {row['cosine']:.3f}, "

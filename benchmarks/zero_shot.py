@@ -27,7 +27,6 @@ fails the call only with `--strict`.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +34,7 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import torch
-from _record import RESULTS, record
+from _record import kept_rows, record
 from _rivals import NO_CORPUS, NO_SCVI, Arm, corpus_svd, fit_pca, fit_scvi, has_scvi, linear_part, scdiva_arm
 from _sets import BLOOD, SETS, load_set
 from _timing import goal, report
@@ -100,16 +99,6 @@ def embeddings(
         }  # fmt: skip
 
 
-def kept_rows(arms: list[str], seeds: list[int]) -> dict[tuple[str, str], dict]:
-    """Rows of these arms in the last results, by set and arm; none if those were made otherwise."""
-    path = RESULTS / "zero_shot.json"
-    last = json.loads(path.read_text()) if arms and path.exists() else {}
-    if (last.get("seeds"), last.get("max_cells")) != (seeds, MAX_CELLS):
-        return {}
-    rows = [row for row in last["rows"] if row.get("arm") in arms]
-    return {(row["set"], row["arm"]): {"commit": last["commit"], **row} for row in rows}
-
-
 def row_of(name: str, arm: str, runs: list[dict[str, float]], notes: dict) -> dict:
     """Mean and standard deviation over the seeds."""
     row: dict = {"set": name, "arm": arm, "n_cells": runs[0]["n_cells"]}
@@ -162,7 +151,9 @@ def main() -> int:
     sd.settings.progress = False
     torch.set_num_threads(1)  # all fits alike; two threads of one fit wait for each other on a machine that is shared
     model, svd, seeds = sd.models.load_model(arguments.model), corpus_svd(arguments.prepared), list(arguments.seeds)
-    old, rows = kept_rows(arguments.keep, seeds), []
+    rows: list[dict] = []
+    taken_over = kept_rows("zero_shot", arguments.keep, seeds=seeds, max_cells=MAX_CELLS)
+    old = {(row["set"], row["arm"]): row for row in taken_over}
     there = {arm for _, arm in old}
     left_out = {
         **({} if svd or "svd" in there else {"svd": NO_CORPUS}),

@@ -76,3 +76,18 @@ def test_without_a_repository_the_commit_is_unknown(script, tmp_path, monkeypatc
     assert record.commit() == "unknown"
     monkeypatch.setenv("PATH", str(tmp_path))  # and where there is no git at all
     assert record.commit() == "unknown"
+
+
+def test_rows_are_kept_only_if_they_were_made_alike(script, tmp_path, monkeypatch):
+    record = script("_record")
+    monkeypatch.setattr(record, "RESULTS", tmp_path)
+    assert record.kept_rows("some", ["pca"], seeds=[0, 1]) == []
+    rows = [{"set": "blood", "arm": "pca", "accuracy": 0.5}, {"set": "blood", "arm": "scdiva"}, {"what": "a goal"}]
+    last = {"seeds": [0, 1], "commit": "abc", "rows": rows}
+    (tmp_path / "some.json").write_text(json.dumps(last))
+    assert record.kept_rows("some", ["pca", "scvi"], seeds=[0, 1]) == [{"commit": "abc", **rows[0]}]
+    assert record.kept_rows("some", ["pca"], seeds=[0]) == record.kept_rows("some", [], seeds=[0, 1]) == []
+    # taken over once more, it is still of the commit that made it
+    rows[0]["commit"] = "first"
+    (tmp_path / "some.json").write_text(json.dumps(last))
+    assert record.kept_rows("some", ["pca"], seeds=[0, 1])[0]["commit"] == "first"

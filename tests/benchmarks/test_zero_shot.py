@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 
 import numpy as np
 import pytest
@@ -72,17 +71,3 @@ def test_the_adapted_model_embeds_the_set(zero_shot):
     given = arms["scdiva"][0][0]
     assert own.shape == given.shape
     assert (notes["kept"] == ["given"]) == np.array_equal(own, given)
-
-
-def test_rows_are_kept_only_if_they_were_made_alike(zero_shot, tmp_path, monkeypatch):
-    monkeypatch.setattr(zero_shot, "RESULTS", tmp_path)
-    assert zero_shot.kept_rows(["pca"], [0, 1]) == {}
-    rows = [{"set": "blood", "arm": "pca", "accuracy": 0.5}, {"set": "blood", "arm": "scdiva"}, {"what": "a goal"}]
-    last = {"seeds": [0, 1], "max_cells": zero_shot.MAX_CELLS, "commit": "abc", "rows": rows}
-    (tmp_path / "zero_shot.json").write_text(json.dumps(last))
-    assert zero_shot.kept_rows(["pca", "scvi"], [0, 1]) == {("blood", "pca"): {"commit": "abc", **rows[0]}}
-    assert zero_shot.kept_rows(["pca"], [0]) == zero_shot.kept_rows([], [0, 1]) == {}
-    # taken over once more, it is still of the commit that made it
-    rows[0]["commit"] = "first"
-    (tmp_path / "zero_shot.json").write_text(json.dumps(last))
-    assert zero_shot.kept_rows(["pca"], [0, 1])["blood", "pca"]["commit"] == "first"

@@ -66,7 +66,9 @@ def module(tiny, settings):
 def slow_state(anchor, tokens: list[int], values: list[float]) -> np.ndarray:
     """The learned part of one cell, of length 1."""
     p = {name: tensor.detach().numpy() for name, tensor in anchor.named_parameters()}
-    x = p["bias"] * min(1.0, sum(values) / FULL_TOTAL) + sum((v * p["table.weight"][t] for t, v in zip(tokens, values, strict=True)), np.zeros(8))
+    x = p["bias"] * min(1.0, sum(values) / FULL_TOTAL) + sum(
+        (v * p["table.weight"][t] for t, v in zip(tokens, values, strict=True)), np.zeros(8)
+    )
     h = x / max(np.linalg.norm(x), 1e-12) * math.sqrt(8)
     for layer in (0, 2, 4):
         h = p[f"mlp.{layer}.weight"] @ h + p[f"mlp.{layer}.bias"]

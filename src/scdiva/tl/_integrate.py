@@ -61,7 +61,8 @@ def integrate(
     - denoising: of the whole cell, and of the cell with genes hidden with probability t ~ U(0, 0.3), it is to give the
       state of the whole cell from which batch effects were taken cluster by cluster [1]_;
     - gradient reversal: a discriminator tells the batch from the integrated state, and its gradient, reversed, removes
-      what tells it (paper, section on batch integration; schedule of [2]_);
+      what tells it beyond how often each batch is met among cells alike (paper, section on batch integration; schedule
+      of [2]_);
     - with labels, supervised contrast of the labelled cells [3]_; clusters then never join two labels.
 
     The head is told of no batch. A cell gets the same state in whatever company it comes, and cells of a batch never

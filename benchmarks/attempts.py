@@ -5,8 +5,8 @@
 As `learning_curve.py`, whose row of so many steps is the base here: trained on all of the corpus and scored on the sets
 of `zero_shot.py`, where `ablation.py` scores on studies that it holds out. What helps there and not here helped by
 likeness of the studies. The arms are those of the family "set encoder" in `_ablation_arms.py`, and the weight of the
-linear part in the state (`anchor_balance`, 2 by default), for which nothing is trained anew. Each is also asked what
-`thinning.py` asks: how well neighbours at full depth tell the types of cells at a tenth of their depth.
+linear part in the state (`anchor_balance`, 2 by default) and what of the bias a cell gets (`full_total`, the sum of its
+values from which on it gets all), for which nothing is trained anew. Each is also asked what `thinning.py` asks: how well neighbours at full depth tell the types of cells at a tenth of their depth.
 """
 
 from __future__ import annotations
@@ -27,10 +27,13 @@ import scdiva as sd
 from scdiva.models import ScDiVa
 from scdiva.tokenizer import Vocabulary
 from scdiva.train import fit_linear_map
+from scdiva.train.linear_map import FULL_SHARE
 
 BASE = "set"
 TRIED = (BASE, "thinning", "learned_128", "contrast_only")
 BALANCES = (0.25, 1.0, 4.0)
+FULL_SHARES = {"whole_bias": 1e-3, "bias_half": 0.5, "bias_mean": 1.0}
+"""Share of the corpus' mean total from which on a cell gets all of the bias; 0.7 by default."""
 
 
 def scored(model: ScDiVa, folder: Path, seed: int, sets: tuple[str, ...]) -> dict:
@@ -77,6 +80,11 @@ def main() -> int:
                     model.anchor.balance = balance
                     arm = Arm(SET, f"linear part weighs {balance:g}, not 2")
                     add(f"balance_{balance:g}", arm, seed, scored(model, arguments.data, seed, arguments.sets))
+                model.anchor.balance = model.config.anchor_balance
+                for share_name, share in FULL_SHARES.items():
+                    model.anchor.full_total.fill_(start.full_total * share / FULL_SHARE)
+                    arm = Arm(SET, f"all of the bias from {share:g} of the mean total on, not {FULL_SHARE:g}")
+                    add(share_name, arm, seed, scored(model, arguments.data, seed, arguments.sets))
     print(f"written: {RESULTS.name}/{arguments.name}.json")
     return 0
 

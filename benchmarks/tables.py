@@ -79,6 +79,16 @@ def thinning(result: dict) -> str:
     return "\n".join([figure, *([goals(judged)] if judged else []), table(header, rows) + without(result)])
 
 
+def pooling(result: dict) -> str:
+    """Scores of each set and read-out."""
+    measures = {"accuracy": "15-NN accuracy", "average_bio": "mean of NMI, ARI, ASW"}
+    rows = [
+        [f"{row['set']} ({row['n_cells']:,})", f"`{row['pooling']}`", *(spread(row, key) for key in measures)]
+        for row in result["rows"]
+    ]
+    return table(["set (cells scored)", "read-out", *measures.values()], rows)
+
+
 def fingerprint(result: dict) -> str:
     """What a figure was drawn from, to be kept in it."""
     return hashlib.sha256(json.dumps(result["rows"], sort_keys=True).encode()).hexdigest()
@@ -239,6 +249,11 @@ ABOUT = {
         "set's own PCA separates the types better. A mean that is no better for the model than for its linear part "
         "says that training added nothing there.",
     ),
+    "pooling": (
+        "Read-outs",
+        "`pooling` of `tl.embed`: the cell state, the mean of the genes' final hidden states, both side by side. Each "
+        "seed draws the cells anew. The transformer of the bundled model was trained for masked genes, not for this.",
+    ),
     "adapt_held_out": (
         "Adapting to held-out studies",
         "How `tl.adapt` goes about it was chosen while looking at the sets above, so this is the fairer test: the "
@@ -334,6 +349,7 @@ WRITERS = {
     "zero_shot": zero_shot,
     "integration": integration,
     "thinning": thinning,
+    "pooling": pooling,
     "adapt_held_out": adapt_held_out,
     "ablation": ablation,
     "learning_curve": learning_curve,

@@ -292,7 +292,7 @@ def test_a_transformer_behind_the_head(tiny, strategy):
 
 def test_training_lessens_what_it_should(plain):
     model, cells = plain(), make_cells()
-    found = run(model, steps=300, learning_rate=2e-3, reversal_weight=0.0)
+    found = run(model, steps=150, learning_rate=2e-3, reversal_weight=0.0, max_time=0.0)
     features = I.head_features(model, cells)
     draw = np.random.default_rng(I.step_seed(0, 0, "clusters"))
     target = correct_batches(features.numpy(), [cells.batch], draw)
@@ -300,7 +300,7 @@ def test_training_lessens_what_it_should(plain):
     off = [float((1 - (x * target).sum(axis=1)).mean()) for x in (features.numpy(), state)]
     assert off[1] < 0.7 * off[0]
     denoising = found["history"]["denoising"]
-    assert np.mean(denoising[-5:]) < 0.9 * denoising[0]
+    assert np.mean(denoising[-5:]) < 0.8 * denoising[0]
     contrast = run(plain(), labelled=True, steps=60)["history"]["contrast"]
     assert np.mean(contrast[-5:]) < 0.9 * contrast[0]
 

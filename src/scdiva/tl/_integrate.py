@@ -13,6 +13,7 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._settings import logger, settings
+from scdiva._threads import torch_threads_kept
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.tl._corrected import corrected_expression, gene_columns
 from scdiva.tl._embed import embedded, how_to_run
@@ -234,7 +235,8 @@ def integrate(
         )
         known = Covariates([_from_zero(batch[rows]) for batch in batches], None if labels is None else labels[rows])
         seconds = np.inf if minutes is None else 60 * minutes
-        found = integrate_model(new, cells, known, chosen, config, seconds=seconds, progress=settings.progress)
+        with torch_threads_kept(1 if chosen == "head" else None):  # products too small to share
+            found = integrate_model(new, cells, known, chosen, config, seconds=seconds, progress=settings.progress)
 
     embedding, parameters = embedded(new, adata, running, **reading, empty="nan")
     values = None

@@ -70,7 +70,7 @@ def versions(packages: Iterable[str] = PACKAGES) -> dict[str, str]:
 def kept_rows(name: str, arms: Iterable[str], **alike: object) -> list[dict]:
     """Rows of these arms in the last results, each with the commit that made it.
 
-    None if a field of those results is not as `alike` says.
+    No rows if a field of those results is not as `alike` says.
     """
     path, arms = RESULTS / f"{name}.json", tuple(arms)
     last = json.loads(path.read_text()) if arms and path.exists() else {}

@@ -246,7 +246,8 @@ ABOUT = {
         "each only where that takes less than a minute. CPU seconds are of one fit and embedding, on a machine "
         "that had other work to do, which slows the fits of scVI most: read times as rough. Goals are on the sets "
         "of blood, the tissue of the corpus; where the tissue was not in it (pancreas, lung cancer lines), the "
-        "set's own PCA separates the types better. A mean that is no better for the model than for its linear part "
+        "set's own PCA separates the types better. Rows of rivals may be of an earlier commit, which the results "
+        "file names. A mean that is no better for the model than for its linear part "
         "says that training added nothing there.",
     ),
     "pooling": (
@@ -280,7 +281,8 @@ ABOUT = {
         "embeddings to those at full depth, mean over cells, as they stand and with the mean of all full-depth "
         "embeddings taken off both (only these compare: a common offset makes any two cells look alike); accuracy of a "
         "15-NN fitted at full depth on the other half. scdiva-mini and the corpus SVD see nothing of the set; PCA and "
-        "scVI are fitted on all of its cells at full depth. Seeds part and thin the cells.",
+        "scVI are fitted on all of its cells at full depth. Rows of rivals may be of an earlier commit, which the "
+        "results file names. Seeds part and thin the cells.",
     ),
     "ablation": (
         "Ablation",

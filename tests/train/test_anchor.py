@@ -282,14 +282,14 @@ def run(fresh, corpus, vocabulary):
 
 def test_training_lowers_both_losses_and_changes_the_learned_part_alone(run, fresh, corpus, tmp_path):
     """All cells, in the same views before and after."""
-    fields = {"steps": 80, "max_time": 0.5}
+    fields = {"steps": 240, "max_time": 0.5}
     before, after = fresh(**fields), run(tmp_path, fields=fields)
     cells = from_ragged(*corpus.read(0, corpus.n_obs), corpus.study.astype(np.int64))
     with torch.no_grad():
         (one, was), (other, now) = (made.compute_loss(cells, rng()) for made in (before, after))
     assert other < one - 0.1
     assert now["genes"] < was["genes"] - 0.05
-    assert now["contrast"] < was["contrast"] - 0.02
+    assert now["contrast"] < was["contrast"] - 0.1
     untouched = before.state_dict()
     for name, tensor in after.state_dict().items():
         assert torch.equal(tensor, untouched[name]) != name.startswith(("model.anchor.mlp.", "decoder.")), name

@@ -75,7 +75,8 @@ class SetEncoder(nn.Module):
     with :math:`\hat x = x / \lVert x \rVert`, so that :math:`z` has length 1 and the depth of a cell, which scales
     :math:`x`, counts for little. The bias :math:`b` takes off the corpus mean. A cell that shows fewer genes (little
     depth, a panel of genes) has less of that mean in it, and less is taken off: the whole of it would move all such
-    cells the same way, away from the deeper cells of their own types. With :math:`A` from a truncated SVD of the corpus
+    cells the same way, away from the deeper cells of their own types. A cell whose values sum to :math:`s` (the buffer
+    `full_total`, a share of the corpus' mean) or more gets all of it. With :math:`A` from a truncated SVD of the corpus
     (:func:`scdiva.train.fit_linear_map`), :math:`\hat x` is a strong zero-shot embedding before the first step; kept as
     coordinates of its own, no training can lose it.
 

@@ -70,6 +70,8 @@ def refit_linear(encoder: SetEncoder, cells: AdaptationCells) -> dict[str, Any]:
       :math:`\sqrt{(\lambda - \lambda_0) / \lambda}` with :math:`\lambda_0` the median of the later of 60 eigenvalues.
       What the corpus had no example of comes in here; of a tissue that it knows they repeat the first set.
 
+    The bias takes off the mean of these cells, all of it from half of their mean total on.
+
     The first layer of the learned part is turned along, so that it reads from the new coordinates what it read from the
     old ones.
 

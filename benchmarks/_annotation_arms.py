@@ -2,9 +2,9 @@
 
     python benchmarks/_annotation_arms.py job.json
 
-A job names the prepared cells (counts; `BATCH`, `LABELS` and `SPLIT` in obs), the part, the arm, the seed and the
-queries. The process writes what the arm says of each task's query (npz: `<task>.predicted`, `<task>.confidence`, ...)
-and prints, as JSON, the mean seconds of a task, its peak resident memory and the arm's notes. Importing libraries and
+A job names the prepared cells (counts; `BATCH`, `LABELS` and `SPLIT` in obs), the part, the arm, the seeds and the
+queries. The process writes what the arm says of each task's query (npz: `<seed>.<task>.predicted` and so on) and
+prints, as JSON, the mean seconds of a fit, its peak resident memory and the arm's notes. Importing libraries and
 reading the file are not in the seconds; they are in the memory.
 """
 
@@ -235,22 +235,21 @@ ALIKE = ("logistic", "logistic_balanced", "svm", "centroid", "knn")
 
 
 def run(job: dict) -> tuple[Said, dict]:
-    """Do a job; gives what was said of each task's query, and the mean cost of a task with the arm's notes."""
+    """Do a job; gives what was said of each task's query, and the mean cost of a fit with the arm's notes."""
     adata = ad.read_h5ad(job["file"])
     found: Said = {}
     costs: list[dict] = []
-    noted: list[dict] = []
-    for number, task in enumerate(tasks(adata, job)):
-        watch = Watch()
-        said, notes = ARMS[job["arm"]](adata, task, job)
-        cost = watch.cost()
-        if kept := notes.pop("kept", None):
-            cost = {key: max(cost[key], kept[key]) if key == "peak_mib" else cost[key] + kept[key] for key in cost}
-        costs.append(cost)
-        noted.append(notes)
-        found |= {f"{number}.{key}": values for key, values in said.items()}
-    mean = {key: float(np.mean([cost[key] for cost in costs])) for key in ("cpu_seconds", "wall_seconds")}
-    mean |= {key: float(np.mean([notes[key] for notes in noted])) for key in noted[0]}
+    for seed in job["seeds"]:
+        now = {**job, "seed": seed, "base_seed": job["seeds"][0]}
+        for number, task in enumerate(tasks(adata, now)):
+            watch = Watch()
+            said, notes = ARMS[job["arm"]](adata, task, now)
+            cost = watch.cost()
+            if kept := notes.pop("kept", None):
+                cost = {key: max(cost[key], kept[key]) if key == "peak_mib" else cost[key] + kept[key] for key in cost}
+            costs.append({**cost, **notes})
+            found |= {f"{seed}.{number}.{key}": values for key, values in said.items()}
+    mean = {key: float(np.mean([cost[key] for cost in costs])) for key in costs[0]}
     return found, {**mean, "peak_mib": max(cost["peak_mib"] for cost in costs), "fits": len(costs)}
 
 

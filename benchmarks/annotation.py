@@ -4,8 +4,8 @@
         [--arms ours logistic ...] [--shares 0.01 0.05] [--seeds 0 1 2] [--again] [--strict]
     python benchmarks/annotation.py --h5ad FILE --labels-key L --batch-key B --query BATCH [BATCH ...] [--layer COUNTS]
 
-All arms see the same cells, at most 6,000 of a set, and rivals the reference's 2,000 most variable genes; each job runs
-in a process of its own on as many threads as `--threads` says, one.
+All arms see the same cells, at most 6,000 of a set, and rivals the reference's 2,000 most variable genes; the fits of
+a row run in a process of their own on as many threads as `--threads` says, one.
 
 - full: all labels of the reference are told.
 - few: 1, 5, 10 and 20% of the reference's cells keep their label, others for each seed, the same for all arms.
@@ -29,7 +29,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import anndata as ad
-import numpy as np
 from _annotation_arms import ALIKE, ARMS, SPLIT, Said, tasks
 from _annotation_goals import goals
 from _annotation_scores import over_seeds, scored
@@ -68,35 +67,28 @@ def runs_of(part: str, arm: str, shares: list[float]) -> list[float | None]:
     return [] if (part, arm) == ("unknown", "scanvi") else [None]
 
 
-def row_of(job: dict, runs: list[dict], costs: list[dict], same: dict) -> dict:
-    """Mean and standard deviation of the scores over the seeds, mean of the costs over the fits."""
+def row_of(job: dict, runs: list[dict], cost: dict, same: dict) -> dict:
+    """Mean and standard deviation of the scores over the seeds, and what a fit cost."""
     row = {key: job[key] for key in KEYS if job[key] is not None} | same
     row |= {"commit": commit(), "package": version_of(job["arm"]), "processor": machine()["processor"]}
-    row["fits"] = sum(cost["fits"] for cost in costs)
-    for key in costs[0]:
-        if key != "fits":
-            digits = 4 if key == "ece_reference" else 2
-            row[key] = round(float(np.mean([cost[key] for cost in costs])), digits)
+    row |= {key: round(number, 4 if key == "ece_reference" else 2) for key, number in cost.items()}
     return row | over_seeds(runs)
 
 
 def made(adata: ad.AnnData, job: dict, same: dict, folder: Path) -> dict:
     """Fit an arm for each seed, or once where nothing is drawn, and score it."""
-    runs: list[dict] = []
-    costs: list[dict] = []
-    seeds = same["seeds"]
-    for seed in seeds[:1] if job["arm"] in ALIKE and job["part"] != "few" else seeds:
-        now = {**job, "seed": seed, "base_seed": seeds[0]}
-        what = " ".join(str(job[key]) for key in KEYS if job[key] is not None)
-        found, cost = fit(now, folder, ARMS_FILE, f"{what}, seed {seed}")
-        costs.append(cost)
-        todo = tasks(adata, now)
-        said: list[Said] = [{} for _ in todo]
-        for key, values in found.items():
-            number, name = key.split(".")
-            said[int(number)][name] = values
+    once = job["arm"] in ALIKE and job["part"] != "few"
+    job = {**job, "seeds": same["seeds"][:1] if once else same["seeds"]}
+    found, cost = fit(job, folder, ARMS_FILE, " ".join(str(job[key]) for key in KEYS if job[key] is not None))
+    runs = []
+    for seed in job["seeds"]:
+        todo = tasks(adata, {**job, "seed": seed})
+        said: list[Said] = [
+            {key.rpartition(".")[2]: found[key] for key in found if key.startswith(f"{seed}.{number}.")}
+            for number in range(len(todo))
+        ]
         runs.append(scored(adata, job["part"], todo, said))
-    return row_of(job, runs, costs, same)
+    return row_of(job, runs, cost, same)
 
 
 def keep(row: dict | None, **notes: object) -> list[dict]:

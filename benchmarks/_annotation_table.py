@@ -12,7 +12,7 @@ ANNOTATED = {
     "ours_probe": '`method="probe"`',
     "ours_finetune": '`method="finetune"`',
     "logistic": "logistic regression",
-    "logistic_balanced": "the same, classes balanced",
+    "logistic_balanced": "logistic regression, balanced",
     "svm": "linear SVM",
     "centroid": "nearest centroid, correlation",
     "knn": "15-NN on PCA",
@@ -46,9 +46,15 @@ LITERATURE_WORDS = (
     "Accuracy / macro-F1 that the literature prints for these sets, and what the scDiVa paper claims (section on "
     "annotation; its other figures are only drawn). **Nothing of it was measured here**: neither the paper's weights "
     "nor these sets come with this package. With such a file, `python benchmarks/annotation.py --h5ad ms.h5ad "
-    "--labels-key celltype --batch-key batch --query 1` runs all arms above on it, the batches after `--query` being "
-    "annotated from the others; likewise Myeloid and hPancreas, with the columns and batches that the file has."
+    "--labels-key celltype --batch-key batch --query 1 --max-cells 0` runs all arms above on it, the batches after "
+    "`--query` being annotated from the others; likewise Myeloid and hPancreas, with the columns and batches that the "
+    "file has."
 )
+
+
+def joined(*parts: str) -> str:
+    """Paragraphs and tables with a blank line between each."""
+    return "\n\n".join(part.strip() for part in parts if part) + "\n"
 
 
 def by_method(rows: list[dict], key: str, columns: dict[str, list[dict]], first: str) -> str:
@@ -97,7 +103,7 @@ def full(rows: list[dict]) -> str:
     parts = ["### All labels", table(["set (cells scored)", "method", *NAMING.values(), *COSTS.values()], lines)]
     if each := by_query(rows, "macro_f1"):
         parts += ["Macro-F1 of each query:", each]
-    return "\n\n".join([*parts, "F1 of each type:", by_type(rows, "f1")])
+    return joined(*parts, "F1 of each type:", by_type(rows, "f1"))
 
 
 def few(rows: list[dict]) -> str:
@@ -106,7 +112,7 @@ def few(rows: list[dict]) -> str:
     columns = {f"{share:.0%}": [row for row in rows if row["share"] == share] for share in shares}
     order = sorted(rows, key=lambda row: list(dict.fromkeys(row["set"] for row in rows)).index(row["set"]))
     words = "Macro-F1 by the share of the reference's cells whose label is told."
-    return "\n\n".join(["### Few labels", words, by_method(order, "macro_f1", columns, "set")])
+    return joined("### Few labels", words, by_method(order, "macro_f1", columns, "set"))
 
 
 def unknown(rows: list[dict]) -> str:
@@ -127,7 +133,7 @@ def unknown(rows: list[dict]) -> str:
         "one minus the largest correlation for centroids; the mean distance to the neighbours for 15-NN."
     )
     header = ["method", *sets, "mean over all types"]
-    return "\n\n".join(["### An unknown type", words, table(header, lines), by_type(rows, "rejection")])
+    return joined("### An unknown type", words, table(header, lines), by_type(rows, "rejection"))
 
 
 def annotation_tables(result: dict) -> list[str]:
@@ -148,4 +154,4 @@ def literature() -> str:
         for name, found in LITERATURE.items()
     ]
     head = "### What the paper and the literature report"
-    return f"{head}\n\n{LITERATURE_WORDS}\n\n{table(['figures of others', *sets], lines)}"
+    return joined(head, LITERATURE_WORDS, table(["figures of others", *sets], lines))

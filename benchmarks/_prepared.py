@@ -15,8 +15,10 @@ BATCH, LABELS, KNOWN = "batch", "cell_type", "known_type"
 UNLABELLED = "unlabelled"
 
 
-def prepared(adata: ad.AnnData, batch_key: str, labels_key: str, layer: str | None = None) -> ad.AnnData:
-    """At most 6,000 cells, counts, `BATCH` and `LABELS`, nothing else; always the same ones.
+def prepared(
+    adata: ad.AnnData, batch_key: str, labels_key: str, layer: str | None = None, max_cells: int | None = None
+) -> ad.AnnData:
+    """At most 6,000 cells or as many as said, counts, `BATCH` and `LABELS`, nothing else; always the same ones.
 
     Raises
     ------
@@ -28,7 +30,7 @@ def prepared(adata: ad.AnnData, batch_key: str, labels_key: str, layer: str | No
             raise ValueError(f"obs has no column {key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
     if (lost := int(adata.obs[batch_key].isna().sum())) > 0:
         raise ValueError(f"{lost} cells have no batch: leave them out, adata[adata.obs[{batch_key!r}].notna()].")
-    rows = np.sort(np.random.default_rng(0).permutation(adata.n_obs)[:MAX_CELLS])
+    rows = np.sort(np.random.default_rng(0).permutation(adata.n_obs)[: MAX_CELLS if max_cells is None else max_cells])
     counts = sp.csr_matrix(adata.X if layer is None else adata.layers[layer], dtype=np.float32)[rows]
     if (counts.data < 0).any():
         raise ValueError("counts are needed, but there are negative values: name the layer of counts with --layer.")

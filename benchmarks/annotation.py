@@ -2,7 +2,8 @@
 
     python benchmarks/annotation.py --data FOLDER [--sets kang_ifnb_2800 ...] [--part full few unknown]
         [--arms ours logistic ...] [--shares 0.01 0.05] [--seeds 0 1 2] [--again] [--strict]
-    python benchmarks/annotation.py --h5ad FILE --labels-key L --batch-key B --query BATCH [BATCH ...] [--layer COUNTS]
+    python benchmarks/annotation.py --h5ad FILE --labels-key L --batch-key B --query BATCH [BATCH ...]
+        [--layer COUNTS] [--max-cells 0]
 
 All arms see the same cells, at most 6,000 of a set, and rivals the reference's 2,000 most variable genes; the fits of
 a row run in a process of their own on as many threads as `--threads` says, one.
@@ -116,7 +117,8 @@ def sets_of(arguments: argparse.Namespace) -> Iterator[tuple[str, ad.AnnData, di
     """The sets asked for, prepared, with their queries."""
     if arguments.h5ad is not None:
         adata = ad.read_h5ad(arguments.h5ad)
-        cells = prepared(adata, arguments.batch_key, arguments.labels_key, arguments.layer)
+        most = arguments.max_cells or adata.n_obs
+        cells = prepared(adata, arguments.batch_key, arguments.labels_key, arguments.layer, most)
         queries = {", ".join(arguments.query): arguments.query}
         yield arguments.h5ad.stem, with_split(adata, cells, arguments.batch_key), queries
         return
@@ -135,6 +137,7 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-key", help="column of its batches")
     parser.add_argument("--query", nargs="+", help="the batches to annotate; the others are the reference")
     parser.add_argument("--layer", help="its layer of counts, if X holds something else")
+    parser.add_argument("--max-cells", type=int, default=MAX_CELLS, help="of your own file, drawn at random; 0: all")
     parser.add_argument("--sets", nargs="+", default=list(SETS), choices=list(SETS))
     parser.add_argument("--part", nargs="+", default=list(PARTS), choices=list(PARTS))
     parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=list(ARMS))

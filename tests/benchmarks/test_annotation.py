@@ -173,7 +173,7 @@ def test_rows_are_made_once_and_written(annotation, tmp_path, monkeypatch):
 
     monkeypatch.setattr(annotation, "fit", never)
     assert annotation.main(call) == 0
-    for more in (["--again"], ["--seeds", "0"], ["--query", "first"]):
+    for more in (["--again"], ["--seeds", "0"], ["--query", "first"], ["--max-cells", "100"]):
         with pytest.raises(AssertionError, match="again"):
             annotation.main([*call, *more])
     with pytest.raises(SystemExit):

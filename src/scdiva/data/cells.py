@@ -64,10 +64,10 @@ class CellSource:
     layer: str | None = None
     use_raw: bool = False
     path: Path | None = None
-    columns: np.ndarray | None = None
     _opened: OpenMatrix | None = field(default=None, repr=False)
     _matrix: Any = field(default=None, repr=False)
     _process: int = field(default_factory=os.getpid, repr=False)
+    columns: np.ndarray | None = None
 
     @property
     def n_obs(self) -> int:

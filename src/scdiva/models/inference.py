@@ -59,10 +59,10 @@ def read_out(model: ScDiVa, batch: Packed, what: ReadOut) -> Tensor:
     batch
         B cells of at most `config.input_length` genes.
     what
-        `"lat"`, the cell state, integrated where the model has an integration head; `"state"`, never so; `"mean"`, the mean over the cell's
-        genes of their final hidden states; `"lat+mean"`, both, each divided by its length, side by side; `"genes"`, the
-        final hidden states themselves. Of a cell longer than `config.max_length` the transformer sees the first so many
-        genes, and these are the genes meant.
+        `"lat"`, the cell state, integrated where the model has an integration head; `"state"`, never so; `"mean"`, the
+        mean over the cell's genes of their final hidden states; `"lat+mean"`, both, each divided by its length, side by
+        side; `"genes"`, the final hidden states themselves. Of a cell longer than `config.max_length` the transformer
+        sees the first so many genes, and these are the genes meant.
 
     Returns
     -------

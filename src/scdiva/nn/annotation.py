@@ -202,7 +202,7 @@ class AnnotationHead(nn.Module):
         measured
             bool `(n_genes,)`; the others count as average. None: all.
         """
-        if self.sizes.method not in ("linear", "finetune"):
+        if self.sizes.method in ("knn", "centroid"):
             return u
         standard = (u - self.feature_mean) / self.feature_scale
         if genes is None:
@@ -212,11 +212,11 @@ class AnnotationHead(nn.Module):
             scaled = scaled * measured
         return torch.cat([standard, scaled], dim=1)
 
-    def novelty(self, logits: Tensor, u: Tensor) -> Tensor:
-        """Return the novelty of each cell, `(B,)`; 0 on average among the reference, higher for foreign cells."""
+    def novelty(self, logits: Tensor, cosines: Tensor) -> Tensor:
+        """Return the novelty of each cell `(B,)`, from its logits and its cosines with the centroids."""
         largest, named = logits.max(dim=1)
         by_logit = (largest - self.logit_mean[named]) / self.logit_scale[named]
-        by_cosine = ((u @ self.centroids.T - self.cosine_mean) / self.cosine_scale).max(dim=1).values
+        by_cosine = ((cosines - self.cosine_mean) / self.cosine_scale).max(dim=1).values
         return -(by_logit + by_cosine) / 2
 
     def forward(self, cells: Read, measured: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -224,4 +224,4 @@ class AnnotationHead(nn.Module):
         u = self.features(cells)
         genes = self.genes(cells) if self.sizes.n_genes else None
         logits = self.classifier(self.inputs(u, genes, measured))
-        return (logits / self.temperature).softmax(dim=1), self.novelty(logits, u)
+        return (logits / self.temperature).softmax(dim=1), self.novelty(logits, u @ self.centroids.T)

@@ -71,7 +71,9 @@ class HeldOut(NamedTuple):
 
 
 @torch.no_grad()
-def fit_head(reference: Reference, method: str, n_labels: int, n_tokens: int, config: AnnotationConfig) -> AnnotationHead:
+def fit_head(
+    reference: Reference, method: str, n_labels: int, n_tokens: int, config: AnnotationConfig
+) -> AnnotationHead:
     """Fit a head on a reference; `"finetune"` begins with what this gives for it.
 
     Unlabelled cells have a part in what is fitted without labels: the own projection, means and deviations.
@@ -181,31 +183,31 @@ def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
     `confidence`, `accuracy`, `n_cells`), and `novelty`, their novelties, ascending.
     """
     y, n_labels = found.labels, head.sizes.n_labels
-    named = found.logits.argmax(axis=1) if len(y) else y
-    if len(y):
+    if not len(y):
+        nothing = np.zeros(0, dtype=np.float32)
+        return {"temperature": 1.0, "n_held_out": 0, "accuracy": np.nan, "ece": np.nan, "reliability": {},
+                "novelty": nothing}  # fmt: skip
+    own = np.arange(len(y)), y
 
-        def cross_entropy(log_temperature: float) -> float:
-            scaled = log_softmax(found.logits / np.exp(log_temperature), axis=1)
-            return -float(scaled[np.arange(len(y)), y].mean())
+    def cross_entropy(log_temperature: float) -> float:
+        return -float(log_softmax(found.logits / np.exp(log_temperature), axis=1)[own].mean())
 
-        best = minimize_scalar(cross_entropy, bounds=(-3.0, 3.0), method="bounded")
-        head.temperature.fill_(float(np.exp(best.x)))
-        for name, values, group in (("logit", found.logits.max(axis=1), named),
-                                    ("cosine", found.cosines[np.arange(len(y)), y], y)):  # fmt: skip
-            mean, scale = _moments(values, group, n_labels)
-            getattr(head, f"{name}_mean").copy_(torch.from_numpy(mean))
-            getattr(head, f"{name}_scale").copy_(torch.from_numpy(scale))
-    confidence = softmax(found.logits / float(head.temperature), axis=1).max(axis=1) if len(y) else np.zeros(0)
-    by_logit = (found.logits.max(axis=1) - head.logit_mean.numpy()[named]) / head.logit_scale.numpy()[named] if len(y) else confidence
-    by_cosine = ((found.cosines - head.cosine_mean.numpy()) / head.cosine_scale.numpy()).max(axis=1) if len(y) else confidence
-    ece, reliability = calibration(confidence, named == y) if len(y) else (np.nan, {})
+    best = minimize_scalar(cross_entropy, bounds=(-3.0, 3.0), method="bounded")
+    head.temperature.fill_(float(np.exp(best.x)))
+    named = found.logits.argmax(axis=1)
+    for name, values, group in (("logit", found.logits.max(axis=1), named), ("cosine", found.cosines[own], y)):
+        mean, scale = _moments(values, group, n_labels)
+        getattr(head, f"{name}_mean").copy_(torch.from_numpy(mean))
+        getattr(head, f"{name}_scale").copy_(torch.from_numpy(scale))
+    judged = calibration(softmax(found.logits / float(head.temperature), axis=1).max(axis=1), named == y)
+    logits, cosines = (torch.from_numpy(part).float() for part in (found.logits, found.cosines))
     return {
         "temperature": float(head.temperature),
         "n_held_out": len(y),
-        "accuracy": float((named == y).mean()) if len(y) else np.nan,
-        "ece": float(ece),
-        "reliability": reliability,
-        "novelty": np.sort(-(by_logit + by_cosine) / 2).astype(np.float32),
+        "accuracy": float((named == y).mean()),
+        "ece": judged.pop("ece"),
+        "reliability": judged,
+        "novelty": np.sort(head.novelty(logits, cosines).numpy()),
     }
 
 
@@ -232,7 +234,9 @@ def label_weights(y: np.ndarray, n_labels: int, balanced: bool) -> np.ndarray:
 
 def _variable_genes(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
     """Tokens of the measured genes of the highest dispersion, ascending."""
-    matrix = sp.csr_matrix((cells.values.astype(np.float64), cells.tokens.copy(), cells.indptr), shape=(cells.n_cells, n_tokens))
+    matrix = sp.csr_matrix(
+        (cells.values.astype(np.float64), cells.tokens.copy(), cells.indptr), shape=(cells.n_cells, n_tokens)
+    )
     mean = np.asarray(matrix.mean(axis=0)).ravel()
     variance = np.maximum(np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel() - mean**2, 0)
     dispersion = np.full(n_tokens, -1.0)
@@ -256,7 +260,7 @@ def _subset(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
 
 
 def _dealt(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Part of each cell: the cells of a label, shuffled, go to the parts in turn, on from where the last label ended."""
+    """Deal cells out: those of a label, shuffled, go to the parts in turn, on from where the last label ended."""
     order = rng.permutation(len(y))
     order = order[np.argsort(y[order], kind="stable")]
     fold = np.empty(len(y), dtype=np.int64)
@@ -281,7 +285,7 @@ def _centroids(u: Tensor, y: np.ndarray, n_labels: int) -> Tensor:
 
 
 def _blank(head: AnnotationHead, n_known: int) -> nn.Module:
-    """A classifier like a head's, for another number of cells."""
+    """Make a classifier like a head's, for another number of cells."""
     s = head.sizes
     if s.method == "knn":
         return Neighbors(n_known, s.dim, s.n_labels, s.n_neighbors)
@@ -327,9 +331,13 @@ def _train_network(classifier: nn.Sequential, x: Tensor, y: np.ndarray, config: 
         classifier.requires_grad_(True)
         labels, n_labels = torch.from_numpy(y), cast(nn.Linear, classifier[-1]).out_features
         weight = torch.from_numpy(label_weights(y, n_labels, config.balanced)).float()
-        optimizer = torch.optim.AdamW(classifier.parameters(), lr=config.probe_learning_rate, weight_decay=config.weight_decay)
+        optimizer = torch.optim.AdamW(
+            classifier.parameters(), lr=config.probe_learning_rate, weight_decay=config.weight_decay
+        )
         for step in range(config.probe_steps):
-            rows = torch.randint(len(y), (min(config.batch_size, len(y)),), generator=step_generator(config.seed, step, "probe"))
+            rows = torch.randint(
+                len(y), (min(config.batch_size, len(y)),), generator=step_generator(config.seed, step, "probe")
+            )
             for group in optimizer.param_groups:
                 group["lr"] = config.probe_learning_rate * (1 - step / config.probe_steps)
             loss = F.cross_entropy(classifier(x[rows]), labels[rows], weight=weight)

@@ -14,6 +14,7 @@ import torch
 import scdiva as sd
 from scdiva.tl import _integrate
 from scdiva.tl._integrate import cramers_v
+from scdiva.tl._training_cells import label_numbers
 
 QUICK = {"steps": 6, "batch_size": 64, "rng": 3}
 HISTORY = ["step", "loss", "denoising", "reversal", "contrast"]

@@ -120,8 +120,8 @@ def paper() -> str:
 
 
 APART_WORDS = (
-    "The last row of each set is no method: it is given the types, puts each in a place of its own, its cells there in no "
-    "order. Its iLISI is what perfect mixing within types gives; more takes cells of other types for neighbours.\n"
+    "The last row of each set is no method: it is given the types, puts each in a place of its own, its cells there in "
+    "no order. Its iLISI is what perfect mixing within types gives; more takes cells of other types for neighbours.\n"
 )
 
 

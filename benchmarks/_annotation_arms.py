@@ -221,7 +221,7 @@ def ours(adata: ad.AnnData, task: Task, job: dict) -> Made:
     # a cell of which nothing can be said, NaN, is surely wrong and like no type
     for name, nothing in {"confidence": 0.0, "novelty": float(np.finfo(np.float32).max)}.items():
         said[name] = np.nan_to_num(query.obs[f"{key}_{name}"].to_numpy(), nan=nothing)
-    return said, {"ece_reference": float(query.uns["scdiva"][key]["ece"])}
+    return said, {"ece_reference": query.uns["scdiva"][key]["ece"]}
 
 
 ARMS = {
@@ -250,6 +250,7 @@ def run(job: dict) -> tuple[Said, dict]:
             costs.append({**cost, **notes})
             found |= {f"{seed}.{number}.{key}": values for key, values in said.items()}
     mean = {key: float(np.mean([cost[key] for cost in costs])) for key in costs[0]}
+    mean = {key: number for key, number in mean.items() if not np.isnan(number)}  # too few labels to calibrate
     return found, {**mean, "peak_mib": max(cost["peak_mib"] for cost in costs), "fits": len(costs)}
 
 

@@ -6,33 +6,15 @@ import anndata as ad
 import numpy as np
 from _annotation_arms import Said, Task
 from _prepared import LABELS
-from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
 
-from scdiva.metrics.annotation import labelled
+from scdiva.metrics.annotation import calibration, classification, labelled, rejection_auroc
 
 N_BINS = 15
 
 
 def ece(confidence: np.ndarray, correct: np.ndarray) -> float:
-    """Expected calibration error (Guo et al. 2017) of 15 bins of equal width, each closed at its upper end.
-
-    Mean over cells of the distance between the mean confidence and the share of right labels of the cell's bin.
-    """
-    confidence = confidence.astype(np.float64)
-    bins = np.clip(np.ceil(confidence * N_BINS).astype(int) - 1, 0, N_BINS - 1)
-    apart = np.bincount(bins, confidence - correct, minlength=N_BINS)
-    return float(np.abs(apart).sum() / len(confidence))
-
-
-def named(predicted: np.ndarray, labels: np.ndarray) -> dict:
-    """Accuracy, macro-F1 over the types that there are, and the F1 of each."""
-    types = np.unique(labels)
-    each = f1_score(labels, predicted, labels=types, average=None, zero_division=0)
-    return {
-        "accuracy": float(accuracy_score(labels, predicted)),
-        "macro_f1": float(each.mean()),
-        "f1": dict(zip(types.tolist(), each.tolist(), strict=True)),
-    }
+    """Expected calibration error of 15 bins."""
+    return calibration(confidence, correct, n_bins=N_BINS)["ece"]
 
 
 def scored(adata: ad.AnnData, part: str, todo: list[Task], found: list[Said]) -> dict:
@@ -64,7 +46,7 @@ def _naming(adata: ad.AnnData, todo: list[Task], found: list[Said]) -> dict:
     for task, said in zip(todo, found, strict=True):
         keep = _shared(labels, task)
         truth, predicted = labels[task.asked][keep].astype(str), said["predicted"][keep].astype(str)
-        scores = {"n_cells": int(keep.sum()), **named(predicted, truth)}
+        scores = classification(truth, predicted)
         if "confidence" in said:
             pooled.append((said["confidence"][keep], predicted == truth))
             scores["ece"] = ece(*pooled[-1])
@@ -88,7 +70,7 @@ def _rejection(adata: ad.AnnData, todo: list[Task], found: list[Said]) -> dict:
         truth = labels[task.asked]
         unknown = truth == task.taken_out
         keep = unknown | _shared(labels, task)
-        each.append({task.taken_out: float(roc_auc_score(unknown[keep], said["novelty"][keep]))})
+        each.append({task.taken_out: rejection_auroc(said["novelty"][keep], unknown[keep])})
     by_query = {
         query: {"rejection": _mean_of([some for task, some in zip(todo, each, strict=True) if task.query == query])}
         for query in dict.fromkeys(task.query for task in todo)

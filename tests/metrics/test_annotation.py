@@ -3,9 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from scdiva.metrics import knn_cross_validation
+from scdiva.metrics import calibration, classification, knn_cross_validation, rejection_auroc
 from scdiva.metrics.annotation import labelled
+
+NAMES = st.sampled_from(["a", "b", "c", "unknown"])
 
 
 def blobs(n=60, gap=20.0, rng=0):
@@ -70,3 +74,109 @@ def test_missing_labels_of_any_type_are_left_out(dtype):
     labels = pd.Series(["a", None, "b", pd.NA]).astype(dtype if dtype != "category" else "string").astype(dtype)
     assert labelled(labels).tolist() == [True, False, True, False]
     assert labelled(pd.to_datetime(["2020-01-01", None])).tolist() == [True, False]
+
+
+def test_scores_are_those_worked_out_by_hand():
+    """T: 2 of 3 found, 1 wrongly named so: F1 = 2 * 2 / (3 + 3); B: 1 of 2, F1 = 2 * 1 / (2 + 1); NK: none."""
+    labels = ["T", "T", "T", "B", "B", "NK", np.nan]
+    predicted = ["T", "T", "unknown", "B", "T", np.nan, "T"]
+    score = classification(labels, predicted)
+    assert score["n_cells"] == 6
+    assert score["accuracy"] == pytest.approx(3 / 6)
+    assert score["f1"] == pytest.approx({"B": 2 / 3, "NK": 0.0, "T": 2 / 3})
+    assert score["macro_f1"] == pytest.approx(4 / 9)
+
+
+def test_a_type_that_only_the_reference_has_is_a_miss_and_no_term_of_the_mean():
+    score = classification(["a", "a", "b"], ["a", "z", "b"])
+    assert set(score["f1"]) == {"a", "b"}
+    assert score["macro_f1"] == pytest.approx((2 / 3 + 1) / 2)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), NAMES), min_size=1, max_size=40), st.randoms())
+def test_scores_of_any_prediction_are_counts_of_hits(cells, shuffler):
+    labels, predicted = map(np.array, zip(*cells, strict=True))
+    score = classification(labels, predicted)
+    by_hand = {
+        t: 2 * ((labels == t) & (predicted == t)).sum() / ((labels == t).sum() + (predicted == t).sum()) for t in labels
+    }
+    assert score["f1"] == pytest.approx(by_hand)
+    assert score["macro_f1"] == pytest.approx(np.mean(list(by_hand.values())))
+    shuffler.shuffle(cells)
+    again = classification(*map(pd.Categorical, zip(*cells, strict=True)))  # neither order nor kind of column counts
+    assert again.pop("f1") == pytest.approx(score.pop("f1"))
+    assert again == pytest.approx(score)
+    assert classification(labels, labels)["macro_f1"] == 1.0
+
+
+def test_calibration_is_that_worked_out_by_hand():
+    """Two bins of five: (0.4, 0.6] with 0.5 and 0.6, one right; (0.8, 1] with 0.9 and 1, both right."""
+    found = calibration([0.5, 0.6, 0.9, 1.0], [True, False, True, True], n_bins=5)
+    assert found["ece"] == pytest.approx((2 * 0.05 + 2 * 0.05) / 4)
+    assert found["n_cells"].tolist() == [0, 0, 2, 0, 2]
+    np.testing.assert_allclose(found["confidence"], [np.nan, np.nan, 0.55, np.nan, 0.95])
+    np.testing.assert_allclose(found["accuracy"], [np.nan, np.nan, 0.5, np.nan, 1.0])
+    assert calibration([0.0, 1.0], [1, 0])["ece"] == 1.0
+    assert {len(calibration([0.3], [True])[name]) for name in ("confidence", "accuracy", "n_cells")} == {15}
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.booleans()), min_size=1, max_size=60), st.integers(1, 20))
+def test_calibration_follows_its_definition_for_any_cells(cells, n_bins):
+    p, right = (np.array(column, dtype=float) for column in zip(*cells, strict=True))
+    found = calibration(p, right, n_bins=n_bins)
+    expected, seen = 0.0, 0
+    for m in range(n_bins):
+        inside = (p * n_bins > m) & (p * n_bins <= m + 1) | ((p == 0) & (m == 0))
+        assert found["n_cells"][m] == inside.sum()
+        if inside.any():
+            expected += inside.sum() / len(p) * abs(right[inside].mean() - p[inside].mean())
+            seen += 1
+    assert found["ece"] == pytest.approx(expected, abs=1e-12)
+    assert 0 <= found["ece"] <= 1
+    assert np.isfinite(found["accuracy"]).sum() == np.isfinite(found["confidence"]).sum() == seen
+    # In one bin it is the difference of the means; finer bins never make it smaller than that.
+    assert found["ece"] >= abs(right.mean() - p.mean()) - 1e-12
+
+
+def test_chances_that_come_true_as_often_as_said_have_no_error():
+    rng = np.random.default_rng(0)
+    p = rng.uniform(size=20_000)
+    right = rng.uniform(size=20_000) < p
+    assert calibration(p, right)["ece"] < 0.02
+    assert calibration(np.sqrt(p), right)["ece"] == pytest.approx(1 / 6, abs=0.02)  # mean of sqrt(p) - p
+
+
+@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=30))
+def test_auroc_is_the_share_of_pairs_in_order(cells):
+    novelty, unknown = map(np.array, zip(*cells, strict=True))
+    if unknown.all() or not unknown.any():
+        with pytest.raises(ValueError, match="needs both"):
+            rejection_auroc(novelty, unknown)
+        return
+    new, old = novelty[unknown][:, None], novelty[~unknown]
+    assert rejection_auroc(novelty, unknown) == pytest.approx(((new > old) + 0.5 * (new == old)).mean())
+
+
+def test_predictions_that_cannot_be_scored_are_refused():
+    for labels, predicted, words in [
+        (["a", "b"], ["a"], r"shape \(2,\), but predicted has \(1,\)"),
+        ([np.nan, "unknown"], ["a", "b"], "None of 2 cells has a label"),
+        ([], [], "None of 0 cells"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            classification(np.array(labels, dtype=object), predicted)
+    for confidence, correct, options, words in [
+        ([0.5, np.nan], [1, 0], {}, r"1 of 2 confidences .* number 1: nan"),
+        ([0.5, 1.2], [1, 0], {}, r"1 of 2 confidences .* number 1: 1.2"),
+        ([0.5], [0.5], {}, "correct must hold truth values"),
+        ([0.5], ["yes"], {}, "correct must hold truth values"),
+        ([0.5], [1, 0], {}, r"shape \(1,\) and correct has \(2,\)"),
+        ([], [], {}, "must be"),
+        ([0.5], [1], {"n_bins": 0}, "at least 1"),
+    ]:
+        with pytest.raises(ValueError, match=words):
+            calibration(confidence, correct, **options)
+    with pytest.raises(ValueError, match=r"1 of 2 cells have a novelty .* number 0"):
+        rejection_auroc([np.inf, 0.0], [True, False])
+    with pytest.raises(ValueError, match="unknown must hold truth values"):
+        rejection_auroc([1.0, 0.0], [2, 0])

@@ -1,6 +1,6 @@
 """Scores of embeddings and predictions: arrays in, floats out, no AnnData."""
 
-from .annotation import knn_cross_validation
+from .annotation import calibration, classification, knn_cross_validation, rejection_auroc
 from .batch import avg_batch, bras, pcr_comparison, shuffle_control, silhouette_batch
 from .integration import avg_bio, isolated_labels, leiden_agreement, silhouette_label
 from .mixing import clisi, graph_connectivity, ilisi, kbet
@@ -11,6 +11,8 @@ __all__ = [
     "avg_batch",
     "avg_bio",
     "bras",
+    "calibration",
+    "classification",
     "clisi",
     "graph_connectivity",
     "ilisi",
@@ -20,6 +22,7 @@ __all__ = [
     "leiden_agreement",
     "nearest_neighbors",
     "pcr_comparison",
+    "rejection_auroc",
     "shuffle_control",
     "silhouette_batch",
     "silhouette_label",

@@ -1,8 +1,8 @@
-"""How well cell-type labels can be read off an embedding."""
+"""How well cell-type labels can be read off an embedding; how right, calibrated and wary an annotation is."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -81,6 +81,147 @@ def knn_cross_validation(
         "macro_f1": float(f1_score(labels, predicted, average="macro")),
         "n_cells": len(labels),
     }
+
+
+def classification(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Any]:
+    """Score predicted cell types: accuracy, and F1 by type and in the mean.
+
+    Cells without a label are left out. A prediction that is missing, or names no type of `labels` ("unknown", a parent
+    type, a type that only the reference has), is wrong; it is one of the misses of the cell's own type, and no type
+    beside those of `labels` enters the mean.
+
+    Parameters
+    ----------
+    labels
+        True label of each cell, shape `(n_cells,)`; missing ones may be NaN, None or one of `MISSING_LABELS`.
+    predicted
+        Predicted label of each cell, shape `(n_cells,)`.
+
+    Returns
+    -------
+    `accuracy`; `macro_f1`, the plain mean of F1 over the types that occur in `labels`; `f1`, a dict of F1 by type in
+    the order of their names; and `n_cells`, the number of cells scored. All scores are 0 to 1.
+
+    Raises
+    ------
+    ValueError
+        If the two differ in length, or no cell has a label.
+    """
+    from sklearn.metrics import accuracy_score, f1_score
+
+    scored = labelled(labels)
+    if np.shape(predicted) != scored.shape or scored.ndim != 1:
+        raise ValueError(f"labels has shape {scored.shape}, but predicted has {np.shape(predicted)}; both (n_cells,).")
+    if not scored.any():
+        raise ValueError(f"None of {len(scored)} cells has a label: there is nothing to score.")
+    truth = np.asarray(labels).astype(str)[scored]
+    named = np.asarray(predicted).astype(str)[scored]
+    types = np.unique(truth)
+    f1 = f1_score(truth, named, labels=types, average=None, zero_division=0.0)
+    return {
+        "accuracy": float(accuracy_score(truth, named)),
+        "macro_f1": float(np.mean(f1)),
+        "f1": dict(zip(types.tolist(), f1.tolist(), strict=True)),
+        "n_cells": len(truth),
+    }
+
+
+def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) -> dict[str, Any]:
+    r"""Compute the expected calibration error, and the columns of a reliability diagram.
+
+    Bin :math:`m` of :math:`M` holds the cells with a confidence in :math:`((m - 1) / M, m / M]`, the first one those
+    of 0 too. The error is the difference of accuracy and mean confidence of a bin, weighted by its cells [1]_:
+    :math:`\sum_m \frac{n_m}{n} |\mathrm{acc}_m - \mathrm{conf}_m|`.
+
+    Parameters
+    ----------
+    confidence
+        Probability given to the predicted label of each cell, 0 to 1, shape `(n_cells,)`.
+    correct
+        Whether the prediction is right, shape `(n_cells,)`.
+    n_bins
+        Bins of equal width.
+
+    Returns
+    -------
+    `ece` (0 to 1), and arrays of length `n_bins`: `confidence` and `accuracy`, the means of each bin (NaN where it is
+    empty), and `n_cells` (int64).
+
+    Raises
+    ------
+    ValueError
+        If there are no cells, the two differ in length, a confidence is NaN or outside 0 to 1, `correct` holds anything
+        but truth values, or `n_bins` is below 1.
+
+    References
+    ----------
+    .. [1] Guo, Pleiss, Sun & Weinberger, On calibration of modern neural networks, ICML 2017.
+    """
+    p = np.asarray(confidence, dtype=np.float64)
+    right = _truth_values(correct, "correct", p)
+    if n_bins < 1:
+        raise ValueError(f"n_bins must be at least 1, got {n_bins}.")
+    bad = ~((p >= 0) & (p <= 1))
+    if bad.any():
+        raise ValueError(
+            f"{bad.sum()} of {len(p)} confidences are not from 0 to 1 (the first is number {int(bad.argmax())}: "
+            f"{p[bad.argmax()]:g}). Leave out the cells that have none; turn scores into probabilities first."
+        )
+    place = np.clip(np.ceil(p * n_bins).astype(int) - 1, 0, n_bins - 1)
+    n_cells = np.bincount(place, minlength=n_bins)
+    with np.errstate(invalid="ignore"):  # empty bins are NaN
+        mean = np.bincount(place, weights=p, minlength=n_bins) / n_cells
+        accuracy = np.bincount(place, weights=right, minlength=n_bins) / n_cells
+    error = float(np.nansum(n_cells * np.abs(accuracy - mean)) / len(p))
+    return {"ece": error, "confidence": mean, "accuracy": accuracy, "n_cells": n_cells}
+
+
+def rejection_auroc(novelty: ArrayLike, unknown: ArrayLike) -> float:
+    """Tell how well a score of novelty sets cells of unknown types apart from those of known ones.
+
+    Parameters
+    ----------
+    novelty
+        Score of each cell, higher for cells less like any reference type, shape `(n_cells,)`; any scale.
+    unknown
+        Whether the cell is of a type that the reference does not have, shape `(n_cells,)`.
+
+    Returns
+    -------
+    The chance that a cell of an unknown type scores above one of a known type, ties counting half: 1 is perfect,
+    0.5 is what chance gives.
+
+    Raises
+    ------
+    ValueError
+        If there are no cells, the two differ in length, a score is not finite, `unknown` holds anything but truth
+        values, or all cells are known or all unknown.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    score = np.asarray(novelty, dtype=np.float64)
+    new = _truth_values(unknown, "unknown", score)
+    bad = ~np.isfinite(score)
+    if bad.any():
+        raise ValueError(
+            f"{bad.sum()} of {len(score)} cells have a novelty that is not finite (the first is number "
+            f"{int(bad.argmax())}). Leave them out before scoring."
+        )
+    if new.all() or not new.any():
+        raise ValueError(
+            f"All {len(new)} cells are of {'unknown' if new.all() else 'known'} types: setting them apart needs both."
+        )
+    return float(roc_auc_score(new, score))
+
+
+def _truth_values(given: ArrayLike, what: str, beside: NDArray[np.floating]) -> NDArray[np.bool_]:
+    """Give truth values as such; refuse other numbers, and another shape than that of the scores."""
+    values = np.asarray(given)
+    if values.shape != beside.shape or values.ndim != 1 or not len(values):
+        raise ValueError(f"scores have shape {beside.shape} and {what} has {values.shape}; both must be (n_cells,).")
+    if values.dtype != np.bool_ and not np.isin(values, (0, 1)).all():
+        raise ValueError(f"{what} must hold truth values, not {values.dtype} such as {values.flat[0]!r}.")
+    return values.astype(np.bool_)
 
 
 def _scored(embedding: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

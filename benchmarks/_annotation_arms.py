@@ -212,8 +212,9 @@ def ours(adata: ad.AnnData, task: Task, job: dict) -> Made:
     """`tl.annotate` by the method that the arm's name says, otherwise its defaults."""
     reference, query = parts_of(adata, task)
     method = job["arm"].removeprefix("ours").removeprefix("_") or "linear"
+    hidden = UNLABELLED if (reference.obs[KNOWN] == UNLABELLED).any() else None
     sd.tl.annotate(
-        query, KNOWN, reference, method=method, model=job["model"], batch_key=BATCH, unlabeled_category=UNLABELLED,
+        query, KNOWN, reference, method=method, model=job["model"], batch_key=BATCH, unlabeled_category=hidden,
         rng=job["seed"],
     )  # fmt: skip
     key = "scdiva_label"

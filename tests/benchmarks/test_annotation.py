@@ -143,6 +143,23 @@ def test_rivals_name_types_and_notice_new_ones(arms, scores, tmp_path, arm):
             assert found["0.0.confidence"].min() > 1 / 3
 
 
+@pytest.mark.parametrize("arm", ["ours", "ours_centroid"])
+def test_our_arms_say_what_the_others_say(arms, scores, tmp_path, arm):
+    adata = cells()
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    found, cost = arms.run(job(arm=arm, file=str(tmp_path / "cells.h5ad"), seeds=[0]))
+    said = {name.removeprefix("0.0."): values for name, values in found.items()}
+    assert set(said) == {"predicted", "confidence", "novelty"}
+    result = scores.scored(adata, "full", arms.tasks(adata, job()), [said])
+    assert result["accuracy"] > 0.9
+    assert 0 <= cost["ece_reference"] < 0.2
+    # two labelled cells leave none to calibrate by
+    two = {"part": "few", "share": 0.01, "arm": arm, "file": str(tmp_path / "cells.h5ad"), "seeds": [0]}
+    found, cost = arms.run(job(**two))
+    assert len(found["0.0.predicted"]) == 50
+    assert "ece_reference" not in cost
+
+
 def test_scanvi_is_told_of_the_query_but_not_of_its_types(arms, scores, tmp_path):
     pytest.importorskip("scvi", reason="scvi-tools is the extra scdiva[scvi]")
     adata = cells(240)

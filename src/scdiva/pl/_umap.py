@@ -17,6 +17,7 @@ from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.writing import check_anndata, check_writable, our_uns
 from scdiva.pl._figure import axes_for, check_file, finish
+from scdiva.pl._groups import as_groups
 from scdiva.pl._labels import main_point, place_labels
 
 if TYPE_CHECKING:
@@ -172,11 +173,6 @@ def _values(adata: AnnData, color: str) -> pd.Series:
         f"color={color!r} is neither a gene of adata.var_names nor a column of adata.obs, which has "
         f"{', '.join(map(str, adata.obs.columns)) or 'none'}"
     )
-
-
-def as_groups(values: pd.Series) -> pd.Series:
-    """Make text and booleans into categories, and keep missing values missing."""
-    return values.astype(object).where(values.isna(), values.astype(str)).astype("category")
 
 
 def embedding_of(adata: AnnData, basis: str, *, made_by: str = "scdiva.tl.embed(adata)") -> NDArray[np.float32]:

@@ -34,3 +34,10 @@ def groups_of(adata: AnnData, key: str) -> pd.Series:
             f"1 to {MAX_GROUPS} groups"
         )
     return values
+
+
+def predicted_groups(adata: AnnData, key: str) -> pd.Series:
+    """Give the column of predicted types as categories; say how it comes about if it is not there."""
+    if key not in adata.obs:
+        raise KeyError(f"adata.obs has no {key!r}: call scdiva.tl.annotate(adata, ..., key_added={key!r}) first")
+    return groups_of(adata, key)

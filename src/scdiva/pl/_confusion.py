@@ -155,8 +155,9 @@ def similar_order(profiles: NDArray[np.floating]) -> NDArray[np.intp]:
         What is compared, by Euclidean distance, (n, n_features).
     """
     from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import pdist
 
     if len(profiles) < 3:
         return np.arange(len(profiles))
-    order = leaves_list(linkage(profiles, method="average", optimal_ordering=True)).astype(np.intp)
+    order = leaves_list(linkage(pdist(profiles), method="average", optimal_ordering=True)).astype(np.intp)
     return order if order[0] < order[-1] else order[::-1]

@@ -103,7 +103,10 @@ def confusion_matrix(
     )
     axes.set_aspect("equal")
     axes.invert_yaxis()
-    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, fontsize=8)
+    if max(map(len, columns)) > 3:
+        for text in axes.get_xticklabels():
+            text.set(rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows, fontsize=8)
     axes.tick_params(length=0)
     axes.set_xlabel(f"predicted: {key}", fontsize=9)

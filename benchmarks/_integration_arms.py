@@ -34,6 +34,8 @@ from scdiva.metrics.annotation import labelled
 BATCH, LABELS, KNOWN = "batch", "cell_type", "known_type"
 """Columns of obs: batches and types of the prepared cells, and the types that an arm is told of."""
 UNLABELLED = "unlabelled"
+APART = 0.2
+"""Spread of a type in the arm `apart`, as a share of that of the types."""
 Found = dict[str, np.ndarray]
 """`embedding` of the cells fitted on; `query` of cells that came later; `predicted`, types that the method itself names
 for the cells in question."""
@@ -91,18 +93,34 @@ def parted(adata: ad.AnnData, job: dict) -> tuple[ad.AnnData, ad.AnnData | None]
 
 
 def ours(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
-    """`tl.integrate` with its defaults, told of no labels in the part without; a query is embedded by the fit."""
+    """`tl.integrate` with its defaults, told of no labels in the part without; a query is embedded by the fit.
+
+    `predicted` is what `tl.annotate` says with its defaults, of the same model and reference.
+    """
     told = {} if job["part"] == "unlabelled" else {"labels_key": KNOWN, "unlabeled_category": UNLABELLED}
     fitted = sd.tl.integrate(adata, BATCH, model=job["model"], rng=job["seed"], **told)
     found = {"embedding": adata.obsm["X_scdiva_integrated"]}
     if query is not None:
         found["query"] = scdiva_arm(fitted)(query)
+    if told:
+        asked = adata if query is None else query
+        reference = {} if query is None else {"reference": adata}
+        sd.tl.annotate(asked, **told, **reference, model=fitted, batch_key=BATCH, rng=job["seed"])
+        found["predicted"] = asked.obs["scdiva_label"].astype(str).to_numpy()
     return found, {"strategy": str(adata.uns["scdiva"]["integrate"]["strategy"])}
 
 
 def ours_hvg(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
     """The same, of the rivals' genes alone."""
     return ours(adata[:, variable_genes(adata)].copy(), query, job)
+
+
+def apart(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
+    """No method, but what can be had: each type in a place of its own, and its cells in it in no order."""
+    rng = np.random.default_rng(job["seed"])
+    names, types = np.unique(adata.obs[LABELS].astype(str), return_inverse=True)
+    places = rng.normal(size=(len(names), N_PCS))
+    return {"embedding": places[types] + APART * rng.normal(size=(adata.n_obs, N_PCS))}, {}
 
 
 def zero_shot(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
@@ -228,7 +246,7 @@ def scarches(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
 ARMS = {
     "unlabelled": {
         "ours": ours, "ours_hvg": ours_hvg, "scdiva": zero_shot, "pca": pca, "combat": combat, "harmony": harmony,
-        "scvi": latent_scvi,
+        "scvi": latent_scvi, "apart": apart,
     },
     "labelled": {"ours": ours, "scanvi": scanvi},
     "query": {"ours": ours, "scarches": scarches},

@@ -19,8 +19,8 @@ def goals(rows: list[dict]) -> list[dict]:
 
     Without labels the better of Harmony and scVI in the mean of NMI, ARI and ASW, with no less than 0.95 of the better
     one's iLISI; with half of the labels, scANVI; for a batch that comes later, scArches, mean over the batches left
-    out. Of scANVI and scArches counts the better of the 15 neighbours and their own classifier. On the timed set no
-    more CPU seconds than scVI.
+    out; of all three counts the better of the 15 neighbours and the classifier that comes with them. On the timed set
+    no more CPU seconds than scVI.
     """
     found = []
     for name in dict.fromkeys(row["set"] for row in rows):
@@ -57,7 +57,7 @@ def _labelled(name: str, rows: list[dict]) -> list[dict]:
     if not {"ours", "scanvi"} <= set(arms):
         return []
     ours, rival = arms["ours"], arms["scanvi"]
-    accuracy = round(ours["accuracy"] - _best(rival), 4)
+    accuracy = round(_best(ours) - _best(rival), 4)
     bio = round(ours["average_bio"] - rival["average_bio"], 4)
     return [
         goal(f"{name}, half of the labels: accuracy above scANVI", accuracy, at_least=0.0),
@@ -74,11 +74,14 @@ def _query(name: str, rows: list[dict]) -> list[dict]:
     if not both:
         return []
     # one way of naming for all batches, not the better one of each
-    rival = max(mean(by_arm["scarches"][batch][key] for batch in both) for key in ("accuracy", "own_accuracy"))
-    lead = mean(by_arm["ours"][batch]["accuracy"] for batch in both) - rival
+    ours, rival = (
+        max(mean(by_arm[arm][batch].get(key, 0.0) for batch in both) for key in ("accuracy", "own_accuracy"))
+        for arm in ("ours", "scarches")
+    )
+    lead = ours - rival
     what = f"{name}, a batch left out: accuracy above scArches, mean of {len(both)}"
     return [goal(what, round(lead, 4), at_least=0.0)]
 
 
 def _best(row: dict) -> float:
-    return max(row["accuracy"], row["own_accuracy"])
+    return max(row["accuracy"], row.get("own_accuracy", 0.0))

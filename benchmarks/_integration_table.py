@@ -14,6 +14,7 @@ INTEGRATED = {
     "scvi": "scVI",
     "scanvi": "scANVI",
     "scarches": "scArches (scANVI surgery)",
+    "apart": "no method: types kept apart, batches mixed",
 }
 MIXED = {
     "accuracy": "15-NN accuracy", "nmi": "NMI", "ari": "ARI", "asw": "ASW", "average_bio": "mean of NMI, ARI, ASW",
@@ -118,10 +119,18 @@ def paper() -> str:
     return f"### What the paper reports\n\n{PAPER_WORDS}\n\n{table(header, lines)}"
 
 
+APART_WORDS = (
+    "The last row of each set is no method: it is given the types, puts each in a place of its own, its cells there in "
+    "no order. Its iLISI is what perfect mixing within types gives; more takes cells of other types for neighbours.\n"
+)
+
+
 def integration_tables(result: dict) -> list[str]:
     """The tables of each part that was run, what they were made with, and arms left out."""
     rows = [row for row in result["rows"] if "arm" in row]
     parts = {part: [row for row in rows if row["part"] == part] for part in PARTS}
     found = [part_table(some, part) for part, some in parts.items() if some]
+    if any(row["arm"] == "apart" for row in parts["unlabelled"]):
+        found.insert(1, APART_WORDS)
     missing = [f"Left out: {INTEGRATED[arm]}; {why}.\n" for arm, why in result.get("left_out", {}).items()]
     return [*found, *([origins(rows)] if rows else []), *missing]

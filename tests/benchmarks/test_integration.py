@@ -151,6 +151,17 @@ def test_arms_that_correct_mix_more_than_pca(arms, scores, integration, tmp_path
     assert found[arm] > found["pca"]
 
 
+def test_types_kept_apart_mix_batches_within_them_alone(arms, scores, integration, tmp_path):
+    adata = integration.prepared(cells(240), "batch", "cell_type")
+    embedding = arms.run(job(tmp_path, adata, "apart"))[0]["embedding"]
+    found = scores.integrated(
+        embedding, adata.obs["batch"].astype(str).to_numpy(), adata.obs["cell_type"].astype(str).to_numpy(), 0
+    )
+    assert found["accuracy"] == 1.0
+    assert found["average_bio"] > 0.9
+    assert 0 < found["ilisi_even"] <= found["ilisi_even_shuffled"] + 0.05
+
+
 def test_scvi_is_fitted_once_and_its_seconds_are_kept(arms, integration, tmp_path):
     pytest.importorskip("scvi", reason="scvi-tools is the extra scdiva[scvi]")
     adata = integration.prepared(cells(n_batches=3), "batch", "cell_type")

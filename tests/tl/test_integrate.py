@@ -14,6 +14,7 @@ import torch
 import scdiva as sd
 from scdiva.tl import _integrate
 from scdiva.tl._integrate import cramers_v
+from scdiva.tl._training_cells import label_numbers
 
 QUICK = {"steps": 6, "batch_size": 64, "rng": 3}
 HISTORY = ["step", "loss", "denoising", "reversal", "contrast"]
@@ -161,7 +162,7 @@ def test_missing_labels_and_the_unlabelled_category_are_the_same(plain, cells):
     notes = data.uns["scdiva"]["integrate"]
     assert notes["labels_key"] == "partly"
     assert notes["history"]["contrast"].all()
-    numbers = _integrate._label_numbers(data, "partly", "unknown")
+    numbers = label_numbers(data, "partly", "unknown")[0]
     assert (numbers == -1).sum() == 80
     assert set(numbers) == {-1, 0, 1, 2, 3}
     known = numbers >= 0
@@ -170,13 +171,13 @@ def test_missing_labels_and_the_unlabelled_category_are_the_same(plain, cells):
 
 def test_an_unlabelled_category_that_no_cell_has_is_warned_of(cells):
     with pytest.warns(UserWarning, match="no cell has the unlabeled_category 'unkown'.*'type A'.*'unknown'"):
-        numbers = _integrate._label_numbers(cells, "partly", "unkown")
+        numbers = label_numbers(cells, "partly", "unkown")[0]
     assert numbers.min() == 0
     data = cells.copy()
     data.obs["number"] = np.arange(240) % 3 - 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert (_integrate._label_numbers(data, "number", -1) == data.obs["number"]).all()  # a number is one too
+        assert (label_numbers(data, "number", -1)[0] == data.obs["number"]).all()  # a number is one too
 
 
 def test_cramers_v_by_its_definition():

@@ -50,6 +50,8 @@ class CellSource:
         Genes kept per cell.
     block_rows
         Rows read at once.
+    columns
+        Columns read, ascending; None: all. See :func:`restricted`.
     """
 
     vocabulary: Vocabulary
@@ -65,6 +67,7 @@ class CellSource:
     _opened: OpenMatrix | None = field(default=None, repr=False)
     _matrix: Any = field(default=None, repr=False)
     _process: int = field(default_factory=os.getpid, repr=False)
+    columns: np.ndarray | None = None
 
     @property
     def n_obs(self) -> int:
@@ -126,7 +129,9 @@ class CellSource:
         float32 CSR (stop - start, n_tokens), see :func:`scdiva.tokenizer.serialize.to_token_space`.
         """
         self._open()
-        return to_token_space(read_rows(self._matrix, start, stop), self.tokens, self.n_tokens, self.kind)
+        block = read_rows(self._matrix, start, stop)
+        block = block if self.columns is None else block[:, self.columns]
+        return to_token_space(block, self.tokens, self.n_tokens, self.kind)
 
     def expression_blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, sp.csr_matrix]]:
         """Read cells in order, `block_rows` at a time.
@@ -302,6 +307,30 @@ def open_expression(
     return CellSource(
         vocabulary, tokens, report, found, MAX_LENGTH, block_rows, None, layer, use_raw, path, opened, matrix
     )
+
+
+def restricted(source: CellSource, tokens: np.ndarray) -> CellSource:
+    """Leave all but some genes out, as if the data had no other columns: cells are normalised to these alone.
+
+    Parameters
+    ----------
+    source
+        Checked cells, of all columns.
+    tokens
+        Genes to keep, as tokens.
+
+    Returns
+    -------
+    The same cells; some may have no gene left. The given source itself, if all of its known genes are kept.
+    """
+    kept = np.isin(source.tokens, tokens)
+    if kept[source.tokens >= 0].all():
+        return source
+    columns = np.flatnonzero(kept)
+    source._open()
+    lengths = _known_per_cell(source._matrix, kept, source.block_rows)
+    found = replace(source.scan, known_per_cell=lengths)
+    return replace(source, tokens=source.tokens[columns], scan=found, columns=columns)
 
 
 def _warn_of_foreign(found: Scan, opened: OpenMatrix) -> None:

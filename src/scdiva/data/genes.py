@@ -84,6 +84,27 @@ def gene_names(
     return [str(name) for name in var[gene_ids]], index
 
 
+def column_tokens(var: pd.DataFrame, vocabulary: Vocabulary, gene_ids: str | None = None) -> NDArray[np.int32]:
+    """Find the token of each column by its name alone, whatever the counts say.
+
+    Parameters
+    ----------
+    var
+        Annotation of the genes.
+    vocabulary
+        The genes to match with.
+    gene_ids
+        As for :func:`gene_names`.
+
+    Returns
+    -------
+    int32 `(n_vars,)`, -1 where the vocabulary does not hold the gene.
+    """
+    names, fallback = gene_names(var, gene_ids)
+    tokens = vocabulary.match(names).tokens
+    return tokens if fallback is None else np.where(tokens == UNKNOWN, vocabulary.match(fallback).tokens, tokens)
+
+
 def resolve_genes(
     names: Sequence[str],
     vocabulary: Vocabulary,

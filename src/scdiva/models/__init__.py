@@ -6,21 +6,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from scdiva.models.annotator import Annotator, load_annotator
     from scdiva.models.config import ScDiVaConfig
     from scdiva.models.gene_vectors import init_gene_embedding
     from scdiva.models.pretrained import load_model, save_model
     from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
 
 _WHERE = {
+    "Annotator": "annotator",
     "ScDiVa": "scdiva",
     "ScDiVaConfig": "config",
     "ScDiVaOutput": "scdiva",
     "init_gene_embedding": "gene_vectors",
+    "load_annotator": "annotator",
     "load_model": "pretrained",
     "save_model": "pretrained",
 }
 
-__all__ = ["ScDiVa", "ScDiVaConfig", "ScDiVaOutput", "init_gene_embedding", "load_model", "save_model"]
+__all__ = [
+    "Annotator",
+    "ScDiVa",
+    "ScDiVaConfig",
+    "ScDiVaOutput",
+    "init_gene_embedding",
+    "load_annotator",
+    "load_model",
+    "save_model",
+]
 
 
 def __getattr__(name: str) -> Any:

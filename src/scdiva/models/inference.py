@@ -32,20 +32,21 @@ Item = TypeVar("Item")
 Encode = Callable[[Callable[[Item], Packed], Iterable[Item]], Iterator[np.ndarray]]
 Pooling = Literal["lat", "mean", "lat+mean"]
 """What is made of a cell: the state of `[LAT]`, the mean of its genes' final hidden states, or both."""
-ReadOut = Pooling | Literal["genes"]
-"""What is read out of a batch: `"genes"` are the final hidden states of its genes, not pooled."""
+ReadOut = Pooling | Literal["state", "genes"]
+"""What is read out of a batch: `"state"` is the cell state before an integration head, `"genes"` are the final hidden
+states of its genes, not pooled."""
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
 def runs_transformer(model: ScDiVa, what: ReadOut = "lat") -> bool:
     """Whether what is read out depends on the transformer: not the state of a set encoder without residual."""
-    return what != "lat" or model.config.anchor != "encoder" or model.config.anchor_residual
+    return what not in ("lat", "state") or model.config.anchor != "encoder" or model.config.anchor_residual
 
 
-def pooled_dim(model: ScDiVa, pooling: Pooling) -> int:
+def pooled_dim(model: ScDiVa, what: Pooling | Literal["state"]) -> int:
     """Width of what :func:`read_out` makes of a cell."""
-    state = model.state_dim if model.integration is None else model.integration.dim
-    return {"lat": state, "mean": model.config.dim, "lat+mean": state + model.config.dim}[pooling]
+    state = model.state_dim if model.integration is None or what == "state" else model.integration.dim
+    return {"state": state, "lat": state, "mean": model.config.dim, "lat+mean": state + model.config.dim}[what]
 
 
 def read_out(model: ScDiVa, batch: Packed, what: ReadOut) -> Tensor:
@@ -58,10 +59,10 @@ def read_out(model: ScDiVa, batch: Packed, what: ReadOut) -> Tensor:
     batch
         B cells of at most `config.input_length` genes.
     what
-        `"lat"`, the cell state, integrated where the model has an integration head; `"mean"`, the mean over the cell's
-        genes of their final hidden states; `"lat+mean"`, both, each divided by its length, side by side; `"genes"`, the
-        final hidden states themselves. Of a cell longer than `config.max_length` the transformer sees the first so many
-        genes, and these are the genes meant.
+        `"lat"`, the cell state, integrated where the model has an integration head; `"state"`, never so; `"mean"`, the
+        mean over the cell's genes of their final hidden states; `"lat+mean"`, both, each divided by its length, side by
+        side; `"genes"`, the final hidden states themselves. Of a cell longer than `config.max_length` the transformer
+        sees the first so many genes, and these are the genes meant.
 
     Returns
     -------
@@ -70,6 +71,8 @@ def read_out(model: ScDiVa, batch: Packed, what: ReadOut) -> Tensor:
     """
     if what == "lat":
         return _integrated(model, model.encode(*batch), batch)
+    if what == "state":
+        return model.encode(*batch)
     found = model.read(*batch)
     if what == "genes":
         return found.hidden

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from scdiva.nn.anchor import PooledAnchor, SetEncoder
+from scdiva.nn.annotation import AnnotationHead
 from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
 from scdiva.nn.heads import DualHeads
 from scdiva.nn.integration import IntegrationHead
 from scdiva.nn.layers import Attention, Block, RMSNorm, SwiGLU
 
 __all__ = [
+    "AnnotationHead",
     "Attention",
     "Block",
     "DualHeads",

@@ -1,9 +1,10 @@
 """Tools: what the model makes of cells and genes."""
 
 from scdiva.tl._adapt import adapt
+from scdiva.tl._annotate import annotate
 from scdiva.tl._embed import embed
 from scdiva.tl._embed_file import embed_file
 from scdiva.tl._gene_embedding import gene_embedding
 from scdiva.tl._integrate import integrate
 
-__all__ = ["adapt", "embed", "embed_file", "gene_embedding", "integrate"]
+__all__ = ["adapt", "annotate", "embed", "embed_file", "gene_embedding", "integrate"]

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._constants import UNKNOWN
-from scdiva.data.genes import gene_names
+from scdiva.data.genes import column_tokens
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -50,10 +50,7 @@ def gene_columns(
     """
     if corrected is False:
         return None
-    names, fallback = gene_names(adata.var, gene_ids)
-    tokens = vocabulary.match(names).tokens
-    if fallback is not None:
-        tokens = np.where(tokens == UNKNOWN, vocabulary.match(fallback).tokens, tokens)
+    tokens = column_tokens(adata.var, vocabulary, gene_ids)
     if corrected is True:
         columns = np.flatnonzero(tokens != UNKNOWN)
         return columns, tokens[columns]

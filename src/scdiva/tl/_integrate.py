@@ -17,7 +17,7 @@ from scdiva._threads import torch_threads_kept
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.tl._corrected import corrected_expression, gene_columns
 from scdiva.tl._embed import embedded, how_to_run
-from scdiva.tl._training_cells import batch_numbers, training_cells
+from scdiva.tl._training_cells import batch_numbers, label_numbers, training_cells
 
 if TYPE_CHECKING:
     import torch
@@ -167,7 +167,7 @@ def integrate(
     target = settings.resolve_device(device)
     running = how_to_run(None, target, None)
     batches = [batch_numbers(adata, key) for key in keys]
-    labels = None if labels_key is None else _label_numbers(adata, labels_key, unlabeled_category)
+    labels = None if labels_key is None else label_numbers(adata, labels_key, unlabeled_category)[0]
     associated = (
         np.nan if labels is None else max(cramers_v(batch[labels >= 0], labels[labels >= 0]) for batch in batches)
     )
@@ -288,34 +288,6 @@ def _check(
             raise ValueError(f"{name} must be at least {least}, got {value}.")
     if not 0 < learning_rate < np.inf:
         raise ValueError(f"learning_rate must be a number above 0, got {learning_rate!r}.")
-
-
-def _label_numbers(adata: AnnData, labels_key: str, unlabeled_category: str | None) -> np.ndarray:
-    """Return the number of each cell's label, int64 from 0; -1 for none."""
-    if labels_key not in adata.obs:
-        raise KeyError(f"adata.obs has no column {labels_key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
-    column = adata.obs[labels_key]
-    known = column.notna().to_numpy()
-    if unlabeled_category is not None:
-        without = (column.astype(str) == str(unlabeled_category)).to_numpy() & known
-        if not without.any():
-            names = sorted(map(str, column[known].unique()))
-            warnings.warn(
-                f"no cell has the unlabeled_category {str(unlabeled_category)!r}: adata.obs[{labels_key!r}] holds "
-                f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}, and all of these count as "
-                "types.",
-                UserWarning,
-                stacklevel=3,
-            )
-        known &= ~without
-    numbers = np.full(adata.n_obs, -1, dtype=np.int64)
-    numbers[known] = np.unique(column[known].astype(str).to_numpy(), return_inverse=True)[1]
-    if numbers.max(initial=-1) < 1:
-        raise ValueError(
-            f"adata.obs[{labels_key!r}] labels {known.sum()} cells with {numbers.max(initial=-1) + 1} type(s); two or "
-            "more are needed. Without labels: tl.integrate(adata, batch_key)."
-        )
-    return numbers
 
 
 def _from_zero(numbers: np.ndarray) -> np.ndarray:

@@ -1,7 +1,8 @@
-"""The user's cells in memory, as `tl.adapt` and `tl.integrate` train on them."""
+"""The user's cells in memory, as `tl.adapt`, `tl.integrate` and `tl.annotate` train on them."""
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -47,8 +48,67 @@ def batch_numbers(adata: AnnData, batch_key: str | None) -> np.ndarray:
     return np.unique(adata.obs[batch_key].astype(str).to_numpy(), return_inverse=True)[1].astype(np.int64)
 
 
+def label_numbers(
+    adata: AnnData, labels_key: str, unlabeled_category: str | None = None, *, where: str = "adata"
+) -> tuple[np.ndarray, list[str]]:
+    """Return the number of each cell's label, int64 from 0, -1 for none; and the labels' names.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    labels_key
+        A column of `adata.obs`; a missing value means no label.
+    unlabeled_category
+        Another value that means so.
+    where
+        What the cells are called in messages.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column.
+    ValueError
+        If there is no label, or only one.
+
+    Warns
+    -----
+    UserWarning
+        If no cell has the `unlabeled_category`.
+    """
+    if labels_key not in adata.obs:
+        raise KeyError(f"{where}.obs has no column {labels_key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
+    column = adata.obs[labels_key]
+    known = column.notna().to_numpy()
+    if unlabeled_category is not None:
+        without = (column.astype(str) == str(unlabeled_category)).to_numpy() & known
+        if not without.any():
+            names = sorted(map(str, column[known].unique()))
+            warnings.warn(
+                f"no cell has the unlabeled_category {str(unlabeled_category)!r}: {where}.obs[{labels_key!r}] holds "
+                f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}, and all of these count as "
+                "types.",
+                UserWarning,
+                stacklevel=3,
+            )
+        known &= ~without
+    numbers = np.full(adata.n_obs, -1, dtype=np.int64)
+    types, numbers[known] = np.unique(column[known].astype(str).to_numpy(), return_inverse=True)
+    if len(types) < 2:
+        raise ValueError(
+            f"{where}.obs[{labels_key!r}] labels {known.sum()} cells with {len(types)} type(s); two or more are needed."
+        )
+    return numbers, [str(name) for name in types]
+
+
 def training_cells(
-    adata: AnnData, model: ScDiVa, batch: np.ndarray, *, whole: bool = False, **reading: Any
+    adata: AnnData,
+    model: ScDiVa,
+    batch: np.ndarray,
+    *,
+    whole: bool = False,
+    only: np.ndarray | None = None,
+    **reading: Any,
 ) -> tuple[AdaptationCells, np.ndarray]:
     """Read all cells into memory, ordered by batch; those without a known gene are left out, with a warning.
 
@@ -62,6 +122,8 @@ def training_cells(
         Number of the batch of each.
     whole
         Read all genes of a cell, also those beyond what the model reads; then nothing is said of cells left out.
+    only
+        Genes that are read, as tokens; None: all.
     **reading
         What to read, as for :func:`scdiva.tl.embed`.
 
@@ -74,7 +136,7 @@ def training_cells(
     ValueError
         If fewer than 20 cells have a known gene, or the matrix is refused as by :func:`scdiva.tl.embed`.
     """
-    from scdiva.data.cells import open_cells
+    from scdiva.data.cells import open_cells, restricted
     from scdiva.data.packed import take_cells, warn_left_out
     from scdiva.train.adaptation import AdaptationCells
 
@@ -83,6 +145,7 @@ def training_cells(
     source = open_cells(
         adata, model.vocabulary, max_length=length, entropy_floor=c.entropy_floor, empty="nan", **reading
     )
+    source = source if only is None else restricted(source, only)
     n_known = int((source.lengths > 0).sum())
     if n_known < LEAST_CELLS:
         raise ValueError(

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scdiva.train.anchor import AnchorModule
     from scdiva.train.base import TaskModule
-    from scdiva.train.config import AnchorConfig, IntegrationConfig, OptimiserConfig, PretrainingConfig
+    from scdiva.train.config import (
+        AnchorConfig,
+        AnnotationConfig,
+        IntegrationConfig,
+        OptimiserConfig,
+        PretrainingConfig,
+    )
+    from scdiva.train.finetuning import AnnotationModule
     from scdiva.train.integration import IntegrationModule
     from scdiva.train.linear_map import LinearMap, fit_linear_map
     from scdiva.train.pretraining import PretrainingModule
@@ -17,6 +24,8 @@ if TYPE_CHECKING:
 _WHERE = {
     "AnchorConfig": "config",
     "AnchorModule": "anchor",
+    "AnnotationConfig": "config",
+    "AnnotationModule": "finetuning",
     "IntegrationConfig": "config",
     "IntegrationModule": "integration",
     "LinearMap": "linear_map",
@@ -31,6 +40,8 @@ _WHERE = {
 __all__ = [
     "AnchorConfig",
     "AnchorModule",
+    "AnnotationConfig",
+    "AnnotationModule",
     "IntegrationConfig",
     "IntegrationModule",
     "LinearMap",

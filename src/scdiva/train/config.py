@@ -278,3 +278,47 @@ class IntegrationConfig(OptimiserConfig):
         _at_least(self, 0, "temperature", strictly=True)
         if self.max_time > 1:
             raise ValueError(f"max_time must be at most 1, got {self.max_time}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnotationConfig(OptimiserConfig):
+    """Fit of an annotation head (:mod:`scdiva.train.annotation`).
+
+    The paper probes a frozen backbone with an MLP and fine-tunes, and says no more; all values here are ours.
+
+    Attributes
+    ----------
+    batch_size, learning_rate, warmup_steps, weight_decay
+        Of the fine-tuning, with defaults of their own; the first and the last also of the probe.
+    balanced
+        Whether labels count alike in the loss, or cells.
+    inverse_penalty
+        C of the logistic regression: its quadratic penalty is 1 / (2 C).
+    n_neighbors
+        Neighbours that vote.
+    hidden, probe_steps, probe_learning_rate
+        Width of the probe's two hidden layers, and its training.
+    max_time
+        While fine-tuning, genes are hidden with probability t ~ U(0, max_time), drawn for each cell.
+    """
+
+    batch_size: int = 256
+    learning_rate: float = 3e-4
+    warmup_steps: int = 20
+    weight_decay: float = 0.01
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    balanced: bool = True
+    inverse_penalty: float = 0.1
+    n_neighbors: int = 15
+    hidden: int = 256
+    probe_steps: int = 600
+    probe_learning_rate: float = 1e-3
+    max_time: float = 0.3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 1, "n_neighbors", "hidden", "probe_steps")
+        _at_least(self, 0, "inverse_penalty", "probe_learning_rate", strictly=True)
+        _at_least(self, 0, "max_time")
+        if self.max_time > 1:
+            raise ValueError(f"max_time must be at most 1, got {self.max_time}.")

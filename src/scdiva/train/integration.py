@@ -25,7 +25,7 @@ from scdiva.train.base import TaskModule, decay_groups, learning_rate_factor
 from scdiva.train.batch_correction import batch_prior, correct_batches
 from scdiva.train.config import IntegrationConfig
 from scdiva.train.linear_refit import centred, own_directions
-from scdiva.train.low_rank import RANK, add_low_rank, merge_low_rank
+from scdiva.train.low_rank import merge_low_rank, train_states
 from scdiva.train.views import supervised_contrast_loss, thinned
 
 DISCRIMINATOR_WIDTH = 128
@@ -327,18 +327,11 @@ def _choose_weights(model: ScDiVa, strategy: Strategy, seed: int) -> None:
     """Say which weights are trained: the head's network, and by strategy those that the state comes from."""
     head = model.integration
     assert isinstance(head, IntegrationHead)
-    model.requires_grad_(False)
-    if strategy != "head":
-        through = runs_transformer(model)
-        source = model if through else model.anchor
-        assert source is not None
-        if strategy == "full":
-            source.requires_grad_(True)
-            head.requires_grad_(False)
-        else:
-            layers = [m for m in (model.blocks if through else source).modules() if isinstance(m, nn.Linear)]
-            for number, layer in enumerate(layers):
-                add_low_rank(layer, RANK, step_generator(seed, number, "low rank"))
+    if strategy == "head":
+        model.requires_grad_(False)
+    else:
+        train_states(model, strategy, seed)
+        head.requires_grad_(False)
     head.mlp.requires_grad_(True)
 
 

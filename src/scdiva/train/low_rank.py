@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
+
+from scdiva._rng import step_generator
+from scdiva.models.inference import runs_transformer
+from scdiva.models.scdiva import ScDiVa
 
 RANK = 8
 """Rank of a low-rank update."""
@@ -63,3 +67,29 @@ def merge_low_rank(model: nn.Module) -> None:
     for module in list(model.modules()):
         if parametrize.is_parametrized(module, "weight"):
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
+
+
+def train_states(model: ScDiVa, how: Literal["lora", "full"], seed: int) -> None:
+    """Say that what a model's cell state comes from is trained, and nothing else; in place.
+
+    That is the set encoder where the state is its alone, else the transformer.
+
+    Parameters
+    ----------
+    model
+        Changed in place; :func:`merge_low_rank` puts it back.
+    how
+        `"lora"`: low-rank updates of the linear layers. `"full"`: all weights.
+    seed
+        Of the updates.
+    """
+    model.requires_grad_(False)
+    through = runs_transformer(model)
+    source = model if through else model.anchor
+    assert source is not None
+    if how == "full":
+        source.requires_grad_(True)
+        return
+    layers = [m for m in (model.blocks if through else source).modules() if isinstance(m, nn.Linear)]
+    for number, layer in enumerate(layers):
+        add_low_rank(layer, RANK, step_generator(seed, number, "low rank"))

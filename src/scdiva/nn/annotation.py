@@ -1,0 +1,227 @@
+"""From a cell to a logit for each label, and to how little the cell looks like any of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from scdiva.diffusion import cell_of_token
+from scdiva.nn.anchor import weighted_sum
+
+METHODS = ("linear", "knn", "centroid", "probe", "finetune")
+CLIP = 10.0
+"""Most standard deviations that a gene may be off its mean."""
+CENTROID_SCALE = 10.0
+"""Logits per unit of cosine, before the temperature is fitted."""
+QUERY_BLOCK = 256
+"""Cells whose distances to all known cells are held at once."""
+
+
+class Read(NamedTuple):
+    """Cells as a head reads them.
+
+    Attributes
+    ----------
+    state
+        `(B, state_dim)`, what the model makes of each.
+    tokens, values, cu_seqlens
+        Their genes, packed.
+    """
+
+    state: Tensor
+    tokens: Tensor
+    values: Tensor
+    cu_seqlens: Tensor
+
+
+@dataclass(frozen=True)
+class HeadSizes:
+    """What tells the shapes of an :class:`AnnotationHead`.
+
+    Attributes
+    ----------
+    method
+        One of `METHODS`.
+    n_labels, state_dim, n_tokens
+        Labels, width of the model's state, token space.
+    own_dim, n_genes
+        Width of the head's own projection, and genes that are read one by one; 0 for none.
+    hidden
+        Width of the two hidden layers of `"probe"`.
+    n_known
+        Known cells of `"knn"`.
+    n_neighbors
+        Neighbours that vote.
+    """
+
+    method: str
+    n_labels: int
+    state_dim: int
+    n_tokens: int
+    own_dim: int = 0
+    n_genes: int = 0
+    hidden: int = 0
+    n_known: int = 0
+    n_neighbors: int = 15
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise ValueError(f"method must be one of {', '.join(METHODS)}; got {self.method!r}.")
+
+    @property
+    def dim(self) -> int:
+        """Width of a cell's features: the state and the own projection."""
+        return self.state_dim + self.own_dim
+
+
+class Neighbors(nn.Module):
+    """Shares of the labels among the nearest known cells, as logits.
+
+    One cell more, of no label, votes for all alike, so that no share is 0.
+
+    Parameters
+    ----------
+    n_known, dim, n_labels, n_neighbors
+        Sizes.
+    """
+
+    def __init__(self, n_known: int, dim: int, n_labels: int, n_neighbors: int) -> None:
+        super().__init__()
+        self.n_labels, self.n_neighbors = n_labels, min(n_neighbors, n_known)
+        self.known: Tensor
+        self.label: Tensor
+        self.register_buffer("known", torch.zeros(n_known, dim))
+        self.register_buffer("label", torch.zeros(n_known, dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits `(B, n_labels)` of features `(B, dim)`."""
+        parts = []
+        for block in x.split(QUERY_BLOCK):
+            near = torch.cdist(block, self.known).topk(self.n_neighbors, largest=False).indices
+            votes = F.one_hot(self.label[near], self.n_labels).sum(dim=1).to(x.dtype)
+            parts.append(((votes + 1 / self.n_labels) / (self.n_neighbors + 1)).log())
+        return torch.cat(parts)
+
+
+class AnnotationHead(nn.Module):
+    r"""Classifier of cells on a model's state, with what makes its answers honest.
+
+    A cell's features are :math:`u = [\hat z, \hat x] / \sqrt 2`: the model's state and a projection of the cell's genes
+    fitted on the reference, each at length one (:math:`\hat z` alone without a projection). Of these, or of these
+    standardised beside standardised genes, a classifier makes logits :math:`\ell`; probabilities are
+    :math:`\mathrm{softmax}(\ell / T)` with the temperature T fitted on held-out cells of the reference (Guo et al.
+    2017).
+
+    Novelty tells cells of types that the reference lacks, by two things that go astray in such cells. With c the label
+    of the largest logit and :math:`m_c, s_c` mean and deviation of that logit among held-out cells named c; and
+    with :math:`\cos_k` the cosine between u and the centroid of label k, :math:`\mu_k, \sigma_k` its mean and deviation
+    among held-out cells of k:
+
+    .. math::
+
+        \mathrm{novelty} = -\tfrac12\Bigl(\frac{\ell_c - m_c}{s_c} + \max_k \frac{\cos_k - \mu_k}{\sigma_k}\Bigr).
+
+    Parameters
+    ----------
+    sizes
+        Of everything.
+    """
+
+    def __init__(self, sizes: HeadSizes) -> None:
+        super().__init__()
+        self.sizes = s = sizes
+        # torch sums no rows of width 0
+        self.own = nn.Embedding(s.n_tokens, s.own_dim) if s.own_dim else None
+        self.classifier: nn.Module
+        if s.method in ("linear", "finetune"):
+            self.classifier = nn.Linear(s.dim + s.n_genes, s.n_labels)
+        elif s.method == "probe":
+            self.classifier = nn.Sequential(
+                nn.Linear(s.dim, s.hidden), nn.SiLU(), nn.Linear(s.hidden, s.hidden), nn.SiLU(),
+                nn.Linear(s.hidden, s.n_labels),
+            )  # fmt: skip
+        elif s.method == "knn":
+            self.classifier = Neighbors(s.n_known, s.dim, s.n_labels, s.n_neighbors)
+        else:
+            self.classifier = nn.Linear(s.dim, s.n_labels, bias=False)
+        self.feature_mean: Tensor
+        self.feature_scale: Tensor
+        self.gene_tokens: Tensor
+        self.gene_mean: Tensor
+        self.gene_scale: Tensor
+        self.gene_weight: Tensor
+        self.temperature: Tensor
+        self.centroids: Tensor
+        self.cosine_mean: Tensor
+        self.cosine_scale: Tensor
+        self.logit_mean: Tensor
+        self.logit_scale: Tensor
+        shapes = {"feature_mean": s.dim, "gene_mean": s.n_genes, "cosine_mean": s.n_labels, "logit_mean": s.n_labels}
+        for name, size in shapes.items():
+            self.register_buffer(name, torch.zeros(size))
+        for name, size in {
+            "feature_scale": s.dim, "gene_scale": s.n_genes, "cosine_scale": s.n_labels, "logit_scale": s.n_labels,
+            "gene_weight": 1, "temperature": 1,
+        }.items():  # fmt: skip
+            self.register_buffer(name, torch.ones(size))
+        self.register_buffer("gene_tokens", torch.zeros(s.n_genes, dtype=torch.int64))
+        self.register_buffer("centroids", torch.zeros(s.n_labels, s.dim))
+
+    def features(self, cells: Read) -> Tensor:
+        """Return u, `(B, dim)`."""
+        state = F.normalize(cells.state.float(), dim=1)
+        if self.own is None:
+            return state
+        own = weighted_sum(self.own.weight, cells.tokens, cells.values, cells.cu_seqlens)
+        return torch.cat([state, F.normalize(own, dim=1)], dim=1) / 2**0.5
+
+    def genes(self, cells: Read) -> Tensor:
+        """Return log-normalised expression of the genes that are read one by one, `(B, n_genes)`."""
+        place = torch.full((self.sizes.n_tokens,), -1, dtype=torch.int64, device=cells.tokens.device)
+        place[self.gene_tokens] = torch.arange(len(self.gene_tokens), device=place.device)
+        columns = place[cells.tokens]
+        kept = columns >= 0
+        rows = cell_of_token(cells.cu_seqlens, len(cells.tokens))
+        dense = cells.values.new_zeros(len(cells.state), self.sizes.n_genes)
+        dense[rows[kept], columns[kept]] = cells.values[kept]
+        return dense
+
+    def inputs(self, u: Tensor, genes: Tensor | None, measured: Tensor | None = None) -> Tensor:
+        """Return what the classifier reads.
+
+        Parameters
+        ----------
+        u
+            Features `(B, dim)`.
+        genes
+            From :meth:`genes`; None where none are read.
+        measured
+            bool `(n_genes,)`; the others count as average. None: all.
+        """
+        if self.sizes.method in ("knn", "centroid"):
+            return u
+        standard = (u - self.feature_mean) / self.feature_scale
+        if genes is None:
+            return standard
+        scaled = ((genes - self.gene_mean) / self.gene_scale).clamp(-CLIP, CLIP) * self.gene_weight
+        if measured is not None:
+            scaled = scaled * measured
+        return torch.cat([standard, scaled], dim=1)
+
+    def novelty(self, logits: Tensor, cosines: Tensor) -> Tensor:
+        """Return the novelty of each cell `(B,)`, from its logits and its cosines with the centroids."""
+        largest, named = logits.max(dim=1)
+        by_logit = (largest - self.logit_mean[named]) / self.logit_scale[named]
+        by_cosine = ((cosines - self.cosine_mean) / self.cosine_scale).max(dim=1).values
+        return -(by_logit + by_cosine) / 2
+
+    def forward(self, cells: Read, measured: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return probabilities `(B, n_labels)` and novelty `(B,)` of cells; `measured` as in :meth:`inputs`."""
+        u = self.features(cells)
+        genes = self.genes(cells) if self.sizes.n_genes else None
+        logits = self.classifier(self.inputs(u, genes, measured))
+        return (logits / self.temperature).softmax(dim=1), self.novelty(logits, u @ self.centroids.T)

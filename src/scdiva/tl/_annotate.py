@@ -1,0 +1,350 @@
+"""`tl.annotate`: labels of cells from a labelled reference, how sure they are, and what is of no known type."""
+
+from __future__ import annotations
+
+import operator
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import numpy as np
+import pandas as pd
+
+from scdiva import _constants as C
+from scdiva._settings import logger, settings
+from scdiva.data.writing import check_anndata, check_writable, our_uns
+from scdiva.tl._annotation import Known, ancestors, annotated, fit_annotator, named, shared_tokens
+from scdiva.tl._embed import how_to_run
+from scdiva.tl._training_cells import batch_numbers, label_numbers
+
+if TYPE_CHECKING:
+    import torch
+    from anndata import AnnData
+
+    from scdiva.models import Annotator, ScDiVa
+
+Method = Literal["linear", "knn", "centroid", "probe", "finetune"]
+
+
+def annotate(
+    adata: AnnData,
+    labels_key: str | None = None,
+    reference: AnnData | None = None,
+    *,
+    method: Method = "linear",
+    model: ScDiVa | Annotator | str | PathLike[str] = C.DEFAULT_MODEL,
+    batch_key: str | None = None,
+    unlabeled_category: str | None = None,
+    reject: float | None = None,
+    parents: Mapping[str, str] | None = None,
+    backoff: float = 0.5,
+    class_weight: Literal["balanced"] | None = "balanced",
+    n_neighbors: int = 15,
+    strategy: Literal["lora", "full"] = "lora",
+    max_epochs: int = 100,
+    patience: int = 5,
+    minutes: float | None = None,
+    batch_size: int = 256,
+    learning_rate: float = 3e-4,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    key_added: str = C.OBS_LABEL,
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+) -> Annotator:
+    r"""Annotate cells from a labelled reference, with calibrated confidence, and say which look like none of its types.
+
+    Reference and cells are read as if they had no genes but those that both have. The labelled cells may also stand in
+    `adata` itself, beside those to be annotated.
+
+    - `"linear"`, the default: logistic regression on the state that the model gives a cell, a projection of its genes
+      fitted on the reference (principal components within batches), and 2,000 single genes, all standardised. Of few
+      labels the state decides, of many also what single genes add.
+    - `"knn"` and `"centroid"`: nearest neighbours, or the nearest mean direction of a label, in the embedding. Nothing
+      is trained (zero-shot). Of a model that has integrated batches this is the integrated embedding; the other methods
+      read the state before it, as what batches share with types is then still there.
+    - `"probe"`: a network of two hidden layers on the state, the model frozen (the paper's "zero-shot"; section on
+      annotation).
+    - `"finetune"`: the model itself is trained on with the logistic regression as its last layer (paper, section on
+      annotation). Batches of `batch_key` that hold a tenth of the cells or more are held out, and training ends once
+      they are told no better; without batches a tenth of the cells is.
+
+    Probabilities are those of classifiers that held-out cells of the reference have calibrated [1]_: labelled cells
+    are dealt out in three parts, each predicted by a fit on the two others. The same cells say what is usual of a
+    known cell: `novelty` is 0 on average among them, and higher for cells of types that the reference lacks
+    (:class:`scdiva.nn.AnnotationHead` has the formula).
+
+    Parameters
+    ----------
+    adata
+        Cells × genes to annotate, raw counts or log-normalised expression.
+    labels_key
+        Column with the labels, of `reference.obs`, or without a reference of `adata.obs`.
+    reference
+        The labelled cells. None: those cells of `adata` that have a label.
+    method
+        See above.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. Or an
+        annotator that this function returned, or its folder: then nothing is fitted.
+    batch_key
+        Column with the batch of each labelled cell: principal components are then those within batches, and
+        `"finetune"` holds out whole batches.
+    unlabeled_category
+        Value of `labels_key` that means "no label". Without a reference a missing value always does.
+    reject
+        Share of the cells of known types that may be taken for unknown, such as 0.05: cells of a novelty that fewer
+        of the held-out cells reach are labelled `"unknown"`. None names a label for every cell.
+    parents
+        For each label the group above it, such as `{"CD4 T": "T", "CD8 T": "T", "T": "lymphoid"}`.
+    backoff
+        With `parents`: where the probability of a label is below this, the group above it is named, whose probability
+        is the sum over its labels.
+    class_weight
+        `"balanced"`: every label counts alike in fitting, however few cells it has. None: every cell does.
+    n_neighbors
+        Neighbours that vote.
+    strategy, max_epochs, patience, minutes, batch_size, learning_rate
+        Of `"finetune"`: low-rank updates (rank 8) or all weights of what the state comes from; most passes over the
+        cells; looks at the held-out cells without a better loss after which it ends; most wall time; cells of a step
+        and learning rate of AdamW. `batch_size` is that of `"probe"` too.
+    layer, use_raw, input, gene_ids, duplicates
+        What to read of both, as for :func:`embed`.
+    key_added
+        Key of `adata.obs` to write; the others begin with it.
+    rng
+        Seed; None takes `scdiva.settings.seed`. Global random state is never touched. On a CPU the same seed gives the
+        same result.
+    device
+        Torch device; None takes `scdiva.settings.device`.
+
+    Returns
+    -------
+    The fitted annotator, for `tl.annotate(later, model=annotator)`; `annotator.save(folder)` keeps it. Written are
+
+    `adata.obs[key_added]`
+        Categorical: the label, the group above it, or `"unknown"`. Missing for cells without a gene that is read.
+    `adata.obs[key_added + "_confidence"]`
+        float32, the calibrated probability of the label or group. Of a rejected cell, of what would have been named.
+    `adata.obs[key_added + "_novelty"]`
+        float32; see above.
+    `adata.obsm[key_added + "_probability"]`
+        float32 `(n_cells, n_labels)`, rows that sum to 1.
+    `adata.uns["scdiva"][key_added]`
+        `labels` (the columns of the probabilities), `method`, `labels_key`, `temperature`, `ece` (expected calibration
+        error of held-out cells), `accuracy` and `n_held_out` (theirs and their number), `reliability` (arrays
+        `confidence`, `accuracy`, `n_cells` of 15 bins of confidence), `max_novelty` (the threshold of `reject`, else
+        NaN), `n_genes` (that both have), `n_labelled`, `own_directions`, `model`, `seed`, `seconds`; of `"finetune"`
+        also `steps`, `stopped`, `start_loss`, `best_loss`, `improved` and `history`.
+
+    Raises
+    ------
+    KeyError
+        If a column or layer does not exist.
+    ValueError
+        If the reference has no or only one label, or cells without one; if cells and reference share fewer than 50
+        genes, or have a column `labels_key` both and no label in common; if an argument is out of range; if fewer
+        than 20 cells of the reference have a known gene, or a matrix is refused as by :func:`embed`.
+    TypeError
+        If `adata` or `reference` is no AnnData object.
+
+    Warns
+    -----
+    UserWarning
+        If all cells of `adata` are labelled already, or fine-tuning did not help.
+
+    References
+    ----------
+    .. [1] Guo, Pleiss, Sun & Weinberger, On calibration of modern neural networks, ICML 2017.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference, reject=0.05)
+    >>> query.obs[["scdiva_label", "scdiva_label_confidence"]]
+    >>> sd.tl.annotate(later, model=annotator)
+    """
+    begun = time.monotonic()
+    check_writable(adata)
+    our_uns(adata)
+    if reference is not None:
+        check_anndata(reference)
+    _check(method, reject, backoff, class_weight, strategy, minutes, learning_rate)
+    for name, value, least in (("n_neighbors", n_neighbors, 1), ("max_epochs", max_epochs, 1),
+                               ("patience", patience, 1), ("batch_size", batch_size, 2)):  # fmt: skip
+        if operator.index(value) < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}.")
+    running = how_to_run(None, settings.resolve_device(device), None)
+    reading: dict[str, Any] = {
+        "layer": layer,
+        "use_raw": use_raw,
+        "input": input,
+        "gene_ids": gene_ids,
+        "duplicates": duplicates,
+    }
+    notes: dict[str, Any] = {"model": str(model) if isinstance(model, str | PathLike) else type(model).__name__}
+    fitted = _given_annotator(model)
+    if fitted is not None:
+        if labels_key is not None or reference is not None:
+            raise ValueError(
+                "This annotator is fitted: leave labels_key and reference out, or name a model to fit one."
+            )
+        fitted = replace(fitted, parents=fitted.parents if parents is None else dict(parents))
+    else:
+        if labels_key is None:
+            raise ValueError("Name the column with the labels, labels_key, or a fitted annotator as model=.")
+        known = _labelled(adata, reference, labels_key, unlabeled_category, batch_key)
+
+        import torch
+
+        from scdiva._rng import generator
+        from scdiva.models import load_model
+        from scdiva.train.config import AnnotationConfig
+
+        given = load_model(cast("ScDiVa | str | PathLike[str]", model))  # an annotator is dealt with
+        if parents is not None:
+            ancestors(tuple(known.names), parents)
+        source = generator(rng, default_seed=settings.seed)
+        seed = int(torch.randint(2**62, (1,), generator=source, device=source.device))
+        notes["seed"] = str(seed)  # beyond the integers that JSON and h5ad readers agree on
+        config = AnnotationConfig(
+            batch_size=batch_size,
+            learning_rate=learning_rate,
+            seed=seed,
+            balanced=class_weight == "balanced",
+            n_neighbors=n_neighbors,
+        )
+        tokens = shared_tokens(known.adata, adata, given, reading)
+        logger.info(
+            "annotating %d cells by %r, %d labels, %d genes", adata.n_obs, method, len(known.names), len(tokens)
+        )
+        fitted = fit_annotator(
+            known, given, method, tokens, _running(running, method), config,
+            strategy=strategy, max_epochs=max_epochs, patience=patience, minutes=minutes, **reading,
+        )  # fmt: skip
+        fitted = replace(fitted, parents=dict(parents or {}), notes={**fitted.notes, "labels_key": labels_key})
+    _check_reject(fitted, reject)
+    ancestors(fitted.labels, fitted.parents)
+    probability, novelty = annotated(fitted, adata, _running(running, fitted.method), **reading)
+    there = ~np.isnan(novelty)
+    labels = np.full(adata.n_obs, None, dtype=object)
+    confidence = np.full(adata.n_obs, np.nan, dtype=np.float32)
+    labels[there], confidence[there] = named(probability[there], fitted.labels, fitted.parents, backoff)
+    threshold = np.nan if reject is None else float(np.quantile(fitted.novelty, 1 - reject))
+    if reject is not None:
+        labels[there & (novelty > threshold)] = C.REJECTED
+    order = dict.fromkeys([*fitted.labels, *fitted.parents.values(), C.REJECTED])
+    used = set(labels[there])
+    # written last, once nothing can fail any more
+    adata.obs[key_added] = pd.Categorical(labels, categories=[name for name in order if name in used])
+    adata.obs[f"{key_added}_{C.CONFIDENCE}"] = confidence
+    adata.obs[f"{key_added}_{C.NOVELTY}"] = novelty
+    adata.obsm[f"{key_added}_{C.PROBABILITY}"] = probability
+    notes |= {
+        **fitted.notes,
+        "labels": np.array(fitted.labels, dtype=object),
+        "method": fitted.method,
+        "max_novelty": threshold,
+        "n_genes": len(fitted.tokens),
+        "seconds": time.monotonic() - begun,
+    }
+    adata.uns[C.UNS] = {**our_uns(adata), key_added: notes}
+    return fitted
+
+
+def _running(running: Any, method: str) -> Any:
+    """Say what is read out of the model: the embedding for what is zero-shot, the state for what is trained."""
+    return running._replace(what="lat" if method in ("knn", "centroid") else "state")
+
+
+def _given_annotator(model: Any) -> Annotator | None:
+    """Return the annotator that was given, or lies in the folder that was; None if it is a model."""
+    from scdiva.models.annotator import Annotator, is_annotator, load_annotator
+
+    if isinstance(model, Annotator):
+        return model
+    if isinstance(model, str | PathLike) and not str(model).startswith("hf://") and is_annotator(model):
+        return load_annotator(model)
+    return None
+
+
+def _labelled(
+    adata: AnnData, reference: AnnData | None, labels_key: str, unlabeled_category: str | None, batch_key: str | None
+) -> Known:
+    """Return the labelled cells; refuse what they should not be."""
+    if reference is None:
+        labels, names = label_numbers(adata, labels_key, unlabeled_category)
+        if (labels >= 0).all():
+            warnings.warn(
+                f"all {adata.n_obs} cells have a label in adata.obs[{labels_key!r}]: what is predicted of them are "
+                "cells that were fitted on. Name other cells as adata and these as reference, or an "
+                "unlabeled_category.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return Known(adata, batch_numbers(adata, batch_key), labels, names)
+    labels, names = label_numbers(reference, labels_key, unlabeled_category, where="reference")
+    missing = reference.obs[labels_key].isna().to_numpy() if labels_key in reference.obs else np.zeros(0, dtype=bool)
+    if missing.any():
+        raise ValueError(
+            f"reference.obs[{labels_key!r}] is missing for {missing.sum()} of {reference.n_obs} cells, the first is "
+            f"{reference.obs_names[missing.argmax()]!r}: leave them out, reference = "
+            f"reference[reference.obs[{labels_key!r}].notna()].copy(), or give them an unlabeled_category."
+        )
+    if labels_key in adata.obs:
+        own = set(adata.obs[labels_key].dropna().astype(str)) - {str(unlabeled_category), C.REJECTED, ""}
+        if own and not own & set(names):
+            raise ValueError(
+                f"adata.obs[{labels_key!r}] and reference.obs[{labels_key!r}] have no label in common "
+                f"({', '.join(map(repr, sorted(own)[:5]))} and {', '.join(map(repr, names[:5]))}): are these the same "
+                f"kind of labels? If adata's are to be ignored: del adata.obs[{labels_key!r}]."
+            )
+    return Known(reference, batch_numbers(reference, batch_key), labels, names)
+
+
+def _check(
+    method: str,
+    reject: float | None,
+    backoff: float,
+    class_weight: str | None,
+    strategy: str,
+    minutes: float | None,
+    learning_rate: float,
+) -> None:
+    for name, value, choices in (
+        ("method", method, ("linear", "knn", "centroid", "probe", "finetune")),
+        ("class_weight", class_weight, ("balanced", None)),
+        ("strategy", strategy, ("lora", "full")),
+    ):
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
+    if reject is not None and not 0 < reject < 1:
+        raise ValueError(f"reject must be above 0 and below 1, or None to name a label for every cell; got {reject!r}.")
+    if not 0 < backoff <= 1:
+        raise ValueError(f"backoff must be above 0 and at most 1, got {backoff!r}.")
+    if minutes is not None and not 0 < minutes < np.inf:
+        raise ValueError(f"minutes must be a number above 0, or None for no limit; got {minutes!r}.")
+    if not 0 < learning_rate < np.inf:
+        raise ValueError(f"learning_rate must be a number above 0, got {learning_rate!r}.")
+
+
+def _check_reject(annotator: Annotator, reject: float | None) -> None:
+    """Refuse to reject where there is nothing to measure by, or a label has the name."""
+    if reject is None:
+        return
+    if not len(annotator.novelty):
+        raise ValueError(
+            "reject needs labelled cells that can be held out: of each label there is one only. Label more, or leave "
+            "reject out."
+        )
+    if C.REJECTED in annotator.labels:
+        raise ValueError(
+            f"{C.REJECTED!r} is a label of the reference and would be the name of rejected cells too: rename it, or "
+            f"pass unlabeled_category={C.REJECTED!r} if it means that there is no label."
+        )

@@ -1,0 +1,173 @@
+"""Fine-tune a model on the labels of cells held in memory."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from scdiva._rng import step_seed
+from scdiva.data.batch import CellBatch
+from scdiva.diffusion import cell_of_token
+from scdiva.models.inference import runs_transformer
+from scdiva.models.scdiva import ScDiVa
+from scdiva.nn.annotation import AnnotationHead, Read
+from scdiva.train.adaptation import AdaptationCells, Limits, Split, continue_training
+from scdiva.train.annotation import HeldOut, Reference, label_weights, read_cells
+from scdiva.train.base import TaskModule
+from scdiva.train.config import AnnotationConfig
+from scdiva.train.low_rank import merge_low_rank, train_states
+from scdiva.train.views import thinned
+
+HELD_OUT = 0.1
+"""Least share of the cells that training never sees."""
+CONTEXT = 256
+"""Genes of a cell that a transformer is trained on; it reads all it can afterwards."""
+
+
+class AnnotationModule(TaskModule):
+    """Cross-entropy of the labels, of thinned cells while training (paper, section on annotation).
+
+    Parameters
+    ----------
+    model
+        Trained in place.
+    head
+        Its classifier is trained with it; all else of it stays.
+    config
+        Of the training.
+    weights
+        Of each label in the loss, `(n_labels,)`.
+    """
+
+    config: AnnotationConfig
+    model: ScDiVa
+
+    def __init__(self, model: ScDiVa, head: AnnotationHead, config: AnnotationConfig, weights: np.ndarray) -> None:
+        super().__init__(model, config)
+        self.head = head
+        head.requires_grad_(False)
+        head.classifier.requires_grad_(True)
+        self.register_buffer("weights", torch.from_numpy(weights).float(), persistent=False)
+
+    def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Cross-entropy in nats a cell.
+
+        Parameters
+        ----------
+        batch
+            Complete cells, `study` the numbers of their labels.
+        generator
+            Source of the thinning.
+        """
+        labels = batch.study
+        assert labels is not None
+        if self.training:
+            times = torch.rand(batch.n_cells, generator=generator) * self.config.max_time
+            cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel()).cpu()
+            hidden = torch.rand(cells.numel(), generator=generator) < times[cells]
+            batch = thinned(batch, hidden.to(batch.tokens.device))
+        logits = self.logits(batch)
+        loss = F.cross_entropy(logits, labels, weight=self.get_buffer("weights"))
+        return loss, {"accuracy": (logits.argmax(dim=1) == labels).float().mean()}
+
+    def logits(self, batch: CellBatch) -> Tensor:
+        """Logits `(B, n_labels)` of cells."""
+        packed = batch.tokens, batch.values, batch.cu_seqlens
+        read = Read(self.model.encode(*packed), *packed)
+        u = self.head.features(read)
+        return self.head.classifier(self.head.inputs(u, self.head.genes(read)))
+
+
+def split_by_batch(labels: np.ndarray, batch: np.ndarray, seed: int) -> Split:
+    """Hold out whole batches, at least a tenth of the cells; of a single batch, a tenth of the cells.
+
+    Cells whose label no other cell would be left of are trained on, whatever their batch.
+
+    Parameters
+    ----------
+    labels, batch
+        Numbers from 0, `(n_cells,)`.
+    seed
+        Of the choice.
+    """
+    rng = np.random.default_rng(step_seed(seed, 0, "split"))
+    names = rng.permutation(np.unique(batch))
+    if len(names) > 1:
+        shares = np.array([(batch == name).mean() for name in names]).cumsum()
+        n = min(int(np.searchsorted(shares, HELD_OUT)) + 1, len(names) - 1)
+        held = np.isin(batch, names[:n])
+    else:
+        held = np.zeros(len(labels), dtype=bool)
+        held[rng.permutation(len(labels))[: max(1, round(HELD_OUT * len(labels)))]] = True
+    held &= np.isin(labels, labels[~held])
+    return Split(np.flatnonzero(~held), np.flatnonzero(held))
+
+
+def finetune(
+    model: ScDiVa,
+    head: AnnotationHead,
+    reference: Reference,
+    split: Split,
+    how: Literal["lora", "full"],
+    config: AnnotationConfig,
+    limits: Limits,
+    *,
+    progress: bool = True,
+) -> tuple[dict[str, Any], HeldOut]:
+    """Train a model and the classifier on it, until held-out cells are told no better.
+
+    Parameters
+    ----------
+    model, head
+        Changed in place; the head is one fitted on the training cells.
+    reference
+        Labelled cells only, ascending by label, which stands as their `batch`.
+    split
+        Which cells are trained on.
+    how
+        See :func:`scdiva.train.low_rank.train_states`.
+    config, limits
+        Of the training.
+    progress
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    What :func:`scdiva.train.adaptation.continue_training` found, with `improved`, whether held-out cells are told
+    better than before; and what is said of them in the end.
+    """
+    weights = label_weights(reference.labels[split.training], head.sizes.n_labels, config.balanced)
+    train_states(model, how, config.seed)
+    device = next(model.parameters()).device
+    module = AnnotationModule(model, head, config, np.maximum(weights, 1e-6)).to(device)
+    context = min(CONTEXT, model.config.max_length) if runs_transformer(model) else None
+    found = continue_training(module, reference.cells, split, limits, max_length=context, progress=progress)
+    merge_low_rank(model)
+    model.requires_grad_(True).eval()
+    head.requires_grad_(False)
+    with torch.no_grad():
+        states = encoded(model, reference.cells)
+        head.cpu()
+        new = Reference(reference.cells, states, reference.labels)
+        u, genes = read_cells(head, new, split.training)
+        sums = torch.zeros_like(head.centroids).index_add_(0, torch.from_numpy(reference.labels[split.training]), u)
+        head.centroids.copy_(F.normalize(sums, dim=1))
+        u, genes = read_cells(head, new, split.held_out)
+        logits = head.classifier(head.inputs(u, genes))
+        heard = HeldOut(reference.labels[split.held_out], logits.numpy(), (u @ head.centroids.T).numpy())
+    return {**found, "improved": found["best_loss"] < found["start_loss"]}, heard
+
+
+@torch.no_grad()
+def encoded(model: ScDiVa, cells: AdaptationCells, block: int = 1024) -> Tensor:
+    """Cell states `(n_cells, state_dim)`, on the CPU."""
+    device, parts = next(model.parameters()).device, []
+    size = 1 if runs_transformer(model) and device.type == "cpu" else block
+    for start in range(0, cells.n_cells, size):
+        batch = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device)
+        parts.append(model.encode(batch.tokens, batch.values, batch.cu_seqlens).float().cpu())
+    return torch.cat(parts)

@@ -297,10 +297,10 @@ def named(
         unsure = (confidence < backoff) & (at[best] != "")
         if not unsure.any():
             break
-        together = np.stack(
-            [probability[:, at == at[k]].sum(axis=1) if at[k] else confidence for k in range(len(at))], axis=1
-        )
-        names[unsure], confidence[unsure] = at[best[unsure]], together[unsure, best[unsure]]
+        # all labels below a group, at whatever depth
+        below = np.array([[name in chain for chain in above] for name in at])
+        confidence[unsure] = (probability[unsure] * below[best[unsure]]).sum(axis=1)
+        names[unsure] = at[best[unsure]]
     return names, np.minimum(confidence, 1.0)
 
 

@@ -170,7 +170,9 @@ def _finetuned(
             "No labelled cell can be held out: of each label there is one cell, or one batch. method='linear' needs "
             "none."
         )
-    part = Reference(cells.subset(split.training), labelled.states[split.training], labels[split.training])
+    # all that is not held out, by batch: principal components are those within batches, not within labels
+    rest = np.setdiff1d(np.arange(reference.cells.n_cells), order[split.held_out])
+    part = Reference(reference.cells.subset(rest), reference.states[rest], reference.labels[rest])
     head = fit_head(part, "finetune", n_labels, n_tokens, config)
     new = copy.deepcopy(model)
     found, heard = finetune(new, head, labelled, split, strategy, config, Limits(*limits), progress=settings.progress)

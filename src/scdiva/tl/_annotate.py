@@ -260,7 +260,9 @@ def annotate(
 
 def _running(running: Any, method: str) -> Any:
     """Say what is read out of the model: the embedding for what is zero-shot, the state for what is trained."""
-    return running._replace(what="lat" if method in ("knn", "centroid") else "state")
+    from scdiva.nn.annotation import ZERO_SHOT
+
+    return running._replace(what="lat" if method in ZERO_SHOT else "state")
 
 
 def _given_annotator(model: Any) -> Annotator | None:

@@ -56,8 +56,8 @@ class Annotator:
     novelty
         Novelties of held-out cells of the reference, float32, ascending: what `reject` is measured by.
     notes
-        What was found in fitting: `labels_key`, `temperature`, `n_held_out`, `accuracy`, `ece`, `reliability`, and of a
-        fine-tuned one `history`.
+        What was found in fitting: `labels_key`, `seed`, `temperature`, `n_held_out`, `accuracy`, `ece`, `reliability`,
+        and of a fine-tuned one `history`.
     """
 
     model: ScDiVa

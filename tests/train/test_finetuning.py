@@ -22,6 +22,7 @@ from scdiva.train.finetuning import AnnotationModule, encoded, finetune, split_b
 N_GENES, N_LABELS = 30, 2  # genes of the tiny model
 PLAIN = {"anchor_residual": False}
 LEARNED = {"anchor": "learned"}
+FEW = Limits(3, 5, np.inf)
 
 
 def make_cells(n: int = 80) -> AdaptationCells:
@@ -48,7 +49,7 @@ def prepared(tiny, fields, **more):
     return model, head, reference, split
 
 
-def run(model, head, reference, split, how="full", limits=Limits(3, 5, np.inf), **fields):
+def run(model, head, reference, split, how="full", limits=FEW, **fields):
     return finetune(model, head, reference, split, how, config(**fields), limits, progress=False)
 
 

@@ -98,7 +98,7 @@ def slow(head: AnnotationHead, cell, measured=None) -> tuple[np.ndarray, float]:
         logits = p["classifier.weight"] @ x + (0 if s.method == "centroid" else p["classifier.bias"])
     e = np.exp((logits - logits.max()) / p["temperature"][0])
     c = logits.argmax()
-    cosines = p["centroids"] @ u
+    cosines = p["centroids"] @ unit(state)
     by_logit = (logits[c] - p["logit_mean"][c]) / p["logit_scale"][c]
     by_cosine = ((cosines - p["cosine_mean"]) / p["cosine_scale"]).max()
     return e / e.sum(), -(by_logit + by_cosine) / 2

@@ -148,10 +148,10 @@ def test_what_the_state_comes_from_is_trained_and_no_more(tiny, how, expected):
     new = A.Reference(reference.cells, encoded(model, reference.cells), reference.labels)
     u, genes = A.read_cells(head, new, split.held_out)
     np.testing.assert_allclose(heard.logits, head.classifier(head.inputs(u, genes)), atol=1e-5)
-    np.testing.assert_allclose(heard.cosines, u @ head.centroids.T, atol=1e-6)
-    u, _ = A.read_cells(head, new, split.training)
-    of_first = u[torch.from_numpy(reference.labels[split.training] == 0)].sum(dim=0)
-    torch.testing.assert_close(head.centroids[0], F.normalize(of_first, dim=0))
+    states = F.normalize(new.states, dim=1)
+    np.testing.assert_allclose(heard.cosines, states[split.held_out] @ head.centroids.T, atol=1e-5)
+    first = states[split.training][torch.from_numpy(reference.labels[split.training] == 0)]
+    torch.testing.assert_close(head.centroids[0], F.normalize(first.sum(dim=0), dim=0))
 
 
 @pytest.mark.parametrize("how", ["lora", "full"])

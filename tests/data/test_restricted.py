@@ -97,9 +97,9 @@ def test_two_columns_of_one_gene_are_both_kept(cells, vocabulary):
     names[second] = names[first]
     data.var = pd.DataFrame({"symbol": names}, index=data.var_names)
     source = open_cells(data, vocabulary, gene_ids="symbol")
-    # second names fall back to the index, so the column of a repeated name keeps its own gene only if that is unknown
     tokens = source.tokens[source.tokens >= 0][:15]
     part = restricted(source, tokens)
+    assert (part.tokens == source.tokens[first]).sum() == 2
     np.testing.assert_array_equal(part.tokens, source.tokens[np.isin(source.tokens, tokens)])
     expected = open_cells(columns_of(data, source, tokens), vocabulary, gene_ids="symbol", empty="nan")
     assert_same(read(part), read(expected))

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -348,3 +349,32 @@ def test_groups_are_categories_after_the_labels(plain, query, reference):
     order = [*(f"type {x}" for x in "ABCD"), "low", "high", "cell"]
     assert list(data.obs["scdiva_label"].cat.categories) == [x for x in order if x in set(data.obs["scdiva_label"])]
     assert {"low", "high"} & set(data.obs["scdiva_label"])
+
+
+def test_raw_and_layers_are_read_of_both(plain, query, reference):
+    _, expected = fit(query, reference, plain)
+    pairs = []
+    for data in (query, reference):
+        whole = data.copy()
+        whole.raw = data
+        part = whole[:, :20].copy()  # fewer than the genes that are needed, but for raw
+        part.layers["other"] = part.X.copy()
+        pairs.append(part)
+    assert_alike(fit(*pairs, plain, use_raw=True)[1], expected)
+    with pytest.raises(ValueError, match="share 20 genes that the model knows"):
+        fit(*pairs, plain, layer="other")
+
+
+def test_the_users_threads_and_model_stay_as_they_were(plain, query, reference):
+    n = torch.get_num_threads()
+    plain.train()
+    try:
+        torch.set_num_threads(2)
+        for method in METHODS:
+            fit(query, reference, plain, method=method)
+            assert torch.get_num_threads() == 2
+            assert plain.training
+            assert all(p.requires_grad for p in plain.parameters())
+    finally:
+        plain.eval()
+        torch.set_num_threads(n)

@@ -127,7 +127,9 @@ def fit_annotator(
     with torch_threads_kept(None if runs_transformer(model, running.what) else 1):
         if method == "finetune":
             limits = max_epochs, patience, np.inf if minutes is None else 60 * minutes
-            model, head, notes, heard = _finetuned(model, reference, known, rows, config, strategy, limits)
+            model, head, notes, heard = _finetuned(
+                model, reference, known, rows, config, strategy, limits, running.device
+            )
         else:
             head = fit_head(reference, method, len(known.names), model.config.n_tokens, config)
             heard = held_out(head, reference, config)
@@ -146,6 +148,7 @@ def _finetuned(
     config: AnnotationConfig,
     strategy: Literal["lora", "full"],
     limits: tuple[int, int, float],
+    device: str,
 ) -> tuple[ScDiVa, Any, dict[str, Any], Any]:
     """Fit a head on some of the labelled cells, train on with the model, and hear what is said of the others."""
     from dataclasses import replace
@@ -174,7 +177,7 @@ def _finetuned(
     rest = np.setdiff1d(np.arange(reference.cells.n_cells), order[split.held_out])
     part = Reference(reference.cells.subset(rest), reference.states[rest], reference.labels[rest])
     head = fit_head(part, "finetune", n_labels, n_tokens, config)
-    new = copy.deepcopy(model)
+    new = copy.deepcopy(model).to(device)
     found, heard = finetune(new, head, labelled, split, strategy, config, Limits(*limits), progress=settings.progress)
     notes = {key: found[key] for key in ("steps", "stopped", "start_loss", "best_loss", "improved", "history")}
     if not found["improved"]:

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._constants import GROUPS, LAYER_RANK, UNS, VARM_EMBEDDING
+from scdiva._constants import GROUPS, LAYER_RANK, OBS_LABEL, PROBABILITY, UNS, VARM_EMBEDDING
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -103,3 +103,59 @@ def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING, group: str |
         values = np.asarray(adata.varm[at])[:, names.index(group)]
     known = ~np.isnan(values).any(axis=1)
     return pd.DataFrame(values[known], index=adata.var_names[known])
+
+
+def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd.DataFrame:
+    """List the most probable labels of cells, one row per cell and label.
+
+    These are the labels that the annotator knows. A cell that it rejected, or named by a parent type only, is listed
+    with them too; what such a cell is called is in ``adata.obs[key]``.
+
+    Parameters
+    ----------
+    adata
+        Data that `scdiva.tl.annotate` wrote to, or some of its cells.
+    key
+        Its `key_added`.
+    top_k
+        Labels listed of each cell, the most probable first; more than there are lists all.
+
+    Returns
+    -------
+    Columns `cell`, `rank` (int32, from 1), `label` (categorical, all that the annotator knows) and `probability`
+    (float32), by cell and rank. Of equally probable labels the first of the annotator's comes first. Cells without a
+    probability, which have no known gene, are left out.
+
+    Raises
+    ------
+    KeyError
+        If there is no such annotation.
+    ValueError
+        If `top_k` is below 1, or labels and probabilities do not belong together.
+    """
+    if top_k < 1:
+        raise ValueError(f"top_k must be at least 1, got {top_k}.")
+    at = f"{key}_{PROBABILITY}"
+    ours = adata.uns.get(UNS, {})
+    if at not in adata.obsm or key not in ours:
+        where = f"adata.obsm has no {at!r}" if at not in adata.obsm else f"adata.uns[{UNS!r}] has no {key!r}"
+        raise KeyError(f"{where}: call scdiva.tl.annotate(adata, ..., key_added={key!r}) first.")
+    labels = [str(name) for name in ours[key]["labels"]]
+    probability = np.asarray(adata.obsm[at], dtype=np.float32)
+    if probability.shape != (adata.n_obs, len(labels)):
+        raise ValueError(
+            f"adata.obsm[{at!r}] has shape {probability.shape}, but there are {adata.n_obs} cells and {len(labels)} "
+            "labels: the two are of different annotations. Annotate the cells anew."
+        )
+    rows = np.flatnonzero(~np.isnan(probability).any(axis=1))
+    probability = probability[rows]
+    best = np.argsort(-probability, axis=1, kind="stable")[:, :top_k]
+    k = best.shape[1]
+    return pd.DataFrame(
+        {
+            "cell": np.repeat(np.asarray(adata.obs_names)[rows], k),
+            "rank": np.tile(np.arange(1, k + 1, dtype=np.int32), len(rows)),
+            "label": pd.Categorical.from_codes(best.ravel(), labels),
+            "probability": np.take_along_axis(probability, best, axis=1).ravel(),
+        }
+    )

@@ -6,20 +6,17 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import pandas as pd
-
 from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
 from scdiva._docs import with_shared_docs
 from scdiva._settings import settings
 from scdiva.data.writing import check_anndata
 from scdiva.pl._figure import check_file, finish
-from scdiva.pl._umap import MAX_ON_DATA, as_groups, coordinates, draw_groups, embedding_of, legend_columns, palette
+from scdiva.pl._groups import groups_of
+from scdiva.pl._umap import MAX_ON_DATA, coordinates, draw_groups, embedding_of, legend_columns, palette
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.figure import Figure
-
-_MAX_GROUPS = 100
 
 
 @with_shared_docs
@@ -91,7 +88,7 @@ def integration(
     check_file(save)
     check_anndata(adata)
     batches = [batch_key] if isinstance(batch_key, str) else list(batch_key)
-    rows = {key: _groups(adata, key) for key in [*batches, *([labels_key] if labels_key is not None else [])]}
+    rows = {key: groups_of(adata, key) for key in [*batches, *([labels_key] if labels_key is not None else [])]}
     # Both before either map is computed: a call that fails leaves adata as it was.
     embedding_of(adata, before)
     embedding_of(adata, after, made_by=f"scdiva.tl.integrate(adata, {batches[0]!r})")
@@ -118,21 +115,3 @@ def integration(
     for ax, title in zip(axes[0], maps, strict=True):
         ax.set_title(title)
     return finish(fig, own=True, return_fig=return_fig, save=save)
-
-
-def _groups(adata: AnnData, key: str) -> pd.Series:
-    """Give a column of obs as categories that have cells, numbers in their order."""
-    if key not in adata.obs:
-        columns = ", ".join(map(str, adata.obs.columns)) or "none"
-        raise KeyError(f"{key!r} is no column of adata.obs, which has {columns}")
-    values = adata.obs[key]
-    numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-    if not isinstance(values.dtype, pd.CategoricalDtype):
-        values = values.astype("category") if numbers else as_groups(values)
-    n = values.nunique()
-    if not 1 <= n <= _MAX_GROUPS:
-        raise ValueError(
-            f"adata.obs[{key!r}] has {n:,} different values in {len(values):,} cells: name a column that puts them in "
-            f"1 to {_MAX_GROUPS} groups"
-        )
-    return values

@@ -17,6 +17,7 @@ from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.writing import check_anndata, check_writable, our_uns
 from scdiva.pl._figure import axes_for, check_file, finish
+from scdiva.pl._groups import as_groups
 from scdiva.pl._labels import main_point, place_labels
 
 if TYPE_CHECKING:
@@ -125,11 +126,7 @@ def umap(
     elif isinstance(values.dtype, pd.CategoricalDtype):
         draw_groups(axes, xy, values, palette(adata, str(color), values), where, size)
     else:
-        number = values.to_numpy(dtype=np.float64)[shown]
-        order = np.argsort(number, kind="stable")  # high values on top
-        x, y = xy[shown][order].T
-        dots = axes.scatter(x, y, c=number[order], cmap="viridis", **_dots(size, shown.sum()))
-        fig.colorbar(dots, ax=axes, shrink=0.7)
+        draw_numbers(fig, axes, xy, values.to_numpy(dtype=np.float64), size)
     return finish(fig, own=ax is None, return_fig=return_fig, save=save)
 
 
@@ -172,11 +169,6 @@ def _values(adata: AnnData, color: str) -> pd.Series:
         f"color={color!r} is neither a gene of adata.var_names nor a column of adata.obs, which has "
         f"{', '.join(map(str, adata.obs.columns)) or 'none'}"
     )
-
-
-def as_groups(values: pd.Series) -> pd.Series:
-    """Make text and booleans into categories, and keep missing values missing."""
-    return values.astype(object).where(values.isna(), values.astype(str)).astype("category")
 
 
 def embedding_of(adata: AnnData, basis: str, *, made_by: str = "scdiva.tl.embed(adata)") -> NDArray[np.float32]:
@@ -242,21 +234,25 @@ def _umap_of(z: NDArray[np.float32], *, n_neighbors: int, min_dist: float, seed:
 
 def palette(adata: AnnData, color: str, values: pd.Series) -> dict[Any, Any]:
     """Give a colour to each category: scanpy's where it has set them, else well-separated ones."""
-    import matplotlib as mpl
-
     names = list(values.cat.categories)
     given = adata.uns.get(f"{color}_colors")
     if given is not None and len(given) >= len(names):
         return dict(zip(names, given, strict=False))
-    if len(names) <= 20:
+    return dict(zip(names, distinct_colours(len(names)), strict=False))
+
+
+def distinct_colours(n: int) -> list[Any]:
+    """Give well-separated colours, n or more."""
+    import matplotlib as mpl
+
+    if n <= 20:
         # Strong colours first: groups take pale ones only from the eleventh on.
         strong_then_pale = [*range(0, 20, 2), *range(1, 20, 2)]
-        return dict(zip(names, [mpl.colormaps["tab20"](i) for i in strong_then_pale], strict=False))
-    turn = np.arange(len(names)) * 0.618 % 1.0  # golden angle: neighbours in the list are far apart in hue
-    light = 0.55 + 0.4 * (np.arange(len(names)) % 3) / 2
-    return dict(
-        zip(names, mpl.colors.hsv_to_rgb(np.stack([turn, np.full(len(names), 0.75), light], axis=1)), strict=True)
-    )
+        return [mpl.colormaps["tab20"](i) for i in strong_then_pale]
+    i = np.arange(n)
+    turn = i * 0.618 % 1.0  # golden angle: neighbours in the list are far apart in hue
+    light = 0.5 + 0.45 * ((i + i // 21) % 3) / 2  # hues come again after 21, in another lightness
+    return list(mpl.colors.hsv_to_rgb(np.stack([turn, np.full(n, 0.75), light], axis=1)))
 
 
 def draw_groups(
@@ -277,23 +273,58 @@ def draw_groups(
     order = np.random.default_rng(0).permutation(len(xy))
     order = order[np.argsort(codes[order] >= 0, kind="stable")]
     ax.scatter(xy[order, 0], xy[order, 1], c=colours[codes[order] + 1], **_dots(size, len(xy)))
-    groups = _present(values)
-    if where == "on data" and groups:
-        low, high = xy.min(axis=0), xy.max(axis=0)
-        anchors = np.array([main_point(xy[codes == i], low, high) for i in groups])
-        darker = [tuple(0.7 * colours[i + 1, :3]) for i in groups]
-        place_labels(ax, xy, anchors, [str(names[i]) for i in groups], darker)
-    elif where == "right" and groups:
-        for i in groups:
-            ax.scatter([], [], color=colours[i + 1], s=30, label=str(names[i]))
-        ax.legend(
-            loc="center left",
-            bbox_to_anchor=(1.0, 0.5),
-            frameon=False,
-            fontsize=8,
-            ncols=legend_columns(values),
-            handletextpad=0.2,
-        )
+    if where == "on data":
+        name_groups(ax, xy, values, colours_of)
+    elif where == "right":
+        draw_legend(ax, values, colours_of)
+
+
+def name_groups(ax: Axes, xy: NDArray[np.floating], values: pd.Series, colours_of: dict[Any, Any]) -> None:
+    """Write the names of the groups that have cells where most of these are."""
+    shown = np.isfinite(xy).all(axis=1)
+    xy, values = xy[shown], values[shown]
+    groups, codes = _present(values), values.cat.codes.to_numpy()
+    if not groups:
+        return
+    names = [values.cat.categories[i] for i in groups]
+    low, high = xy.min(axis=0), xy.max(axis=0)
+    anchors = np.array([main_point(xy[codes == i], low, high) for i in groups])
+    darker = [tuple(0.7 * part for part in _rgba(colours_of[name])[:3]) for name in names]
+    place_labels(ax, xy, anchors, [str(name) for name in names], darker)
+
+
+def draw_legend(ax: Axes, values: pd.Series, colours_of: dict[Any, Any]) -> None:
+    """Name the groups that have cells at the right of the axes."""
+    if not (groups := _present(values)):
+        return
+    for i in groups:
+        name = values.cat.categories[i]
+        ax.scatter([], [], color=_rgba(colours_of[name]), s=30, label=str(name))
+    ax.legend(
+        loc="center left",
+        bbox_to_anchor=(1.0, 0.5),
+        frameon=False,
+        fontsize=8,
+        ncols=legend_columns(values),
+        handletextpad=0.2,
+    )
+
+
+def draw_numbers(
+    fig: Figure,
+    ax: Axes,
+    xy: NDArray[np.floating],
+    number: NDArray[np.floating],
+    size: float | None = None,
+    limits: tuple[float | None, float | None] = (None, None),
+) -> None:
+    """Draw cells coloured by a number, high ones on top, with a colour bar; None in `limits` fits them to the cells."""
+    shown = np.isfinite(xy).all(axis=1)
+    order = np.flatnonzero(shown)[np.argsort(number[shown], kind="stable")]
+    x, y = xy[order].T
+    low, high = limits
+    dots = ax.scatter(x, y, c=number[order], cmap="viridis", vmin=low, vmax=high, **_dots(size, len(order)))
+    fig.colorbar(dots, ax=ax, shrink=0.7)
 
 
 def _present(values: pd.Series) -> list[int]:

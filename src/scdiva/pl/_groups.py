@@ -1,0 +1,43 @@
+"""Columns of obs as groups of cells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+MAX_GROUPS = 100
+"""More than this are no groups that a picture could tell apart, but numbers or names of cells."""
+
+
+def as_groups(values: pd.Series) -> pd.Series:
+    """Make text and booleans into categories, and keep missing values missing."""
+    return values.astype(object).where(values.isna(), values.astype(str)).astype("category")
+
+
+def groups_of(adata: AnnData, key: str) -> pd.Series:
+    """Give a column of obs as categories that have cells, numbers in their order."""
+    if key not in adata.obs:
+        columns = ", ".join(map(str, adata.obs.columns)) or "none"
+        raise KeyError(f"{key!r} is no column of adata.obs, which has {columns}")
+    values = adata.obs[key]
+    numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+    if not isinstance(values.dtype, pd.CategoricalDtype):
+        values = values.astype("category") if numbers else as_groups(values)
+    n = values.nunique()
+    if not 1 <= n <= MAX_GROUPS:
+        raise ValueError(
+            f"adata.obs[{key!r}] has {n:,} different values in {len(values):,} cells: name a column that puts them in "
+            f"1 to {MAX_GROUPS} groups"
+        )
+    return values
+
+
+def predicted_groups(adata: AnnData, key: str) -> pd.Series:
+    """Give the column of predicted types as categories; say how it comes about if it is not there."""
+    if key not in adata.obs:
+        raise KeyError(f"adata.obs has no {key!r}: call scdiva.tl.annotate(adata, ..., key_added={key!r}) first")
+    return groups_of(adata, key)

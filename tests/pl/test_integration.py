@@ -1,20 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import anndata as ad
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.testing.compare import compare_images
-
 from scdiva.pl import _umap, integration
-
-BASELINE = Path(__file__).parent / "baseline"
 
 
 def cells(n: int = 90) -> ad.AnnData:
@@ -34,22 +26,11 @@ def cells(n: int = 90) -> ad.AnnData:
     return adata
 
 
-@pytest.fixture(autouse=True)
-def _close():
-    yield
-    plt.close("all")
-
-
 @pytest.mark.parametrize(
     ("name", "keys"), [("integration", ("donor", "cell type")), ("integration_batches", (["donor", "run"],))]
 )
-def test_looks_as_it_did(tmp_path, name, keys):
-    """Made anew by: draw, look at it, and copy the file that is named when this fails to tests/pl/baseline."""
-    with mpl.style.context("default"):
-        fig = integration(cells(), *keys, return_fig=True)
-        fig.savefig(tmp_path / f"{name}.png", dpi=50)
-    # Of 255: another colour of one group makes 6, another letter in a name 0.5, fonts drawn otherwise 9 and more.
-    assert compare_images(str(BASELINE / f"{name}.png"), str(tmp_path / f"{name}.png"), tol=2.0) is None
+def test_looks_as_it_did(looks_as_it_did, name, keys):
+    looks_as_it_did(integration(cells(), *keys, return_fig=True), name)
 
 
 def test_rows_are_the_columns_of_obs_and_columns_before_and_after():

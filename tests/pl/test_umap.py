@@ -3,13 +3,10 @@ from __future__ import annotations
 import itertools
 
 import anndata as ad
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
-
-mpl.use("Agg")
-import matplotlib.pyplot as plt
 
 from scdiva._settings import settings
 from scdiva.pl import _umap, umap
@@ -40,12 +37,6 @@ def drawn() -> ad.AnnData:
     umap(adata, save=None)
     plt.close("all")
     return adata
-
-
-@pytest.fixture(autouse=True)
-def _close():
-    yield
-    plt.close("all")
 
 
 def overlaps(fig) -> int:

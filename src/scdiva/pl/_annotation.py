@@ -238,7 +238,7 @@ def reliability(
             "these cells, labels_key=..."
         )
 
-    fig, axes = axes_for(ax, (4.2, 5.4))
+    fig, axes = axes_for(ax, (4.4, 5.2))
     above = axes.inset_axes((0.0, 1.03, 1.0, 0.2), sharex=axes)
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1.0, linestyle="--", zorder=1)
     for (name, found), colour in zip(drawn.items(), ("tab:blue", "tab:orange"), strict=False):
@@ -246,7 +246,7 @@ def reliability(
     axes.set(
         xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="confidence", ylabel="share annotated rightly", aspect="equal"
     )
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.24), frameon=False, fontsize=8)
+    axes.legend(loc="lower right", fontsize=8, edgecolor="none", borderpad=0.2, handlelength=1.5)
     above.tick_params(labelbottom=False, bottom=False, labelsize=7)
     above.set_ylabel("share of\ncells", fontsize=8)
     above.spines[["top", "right"]].set_visible(False)

@@ -103,7 +103,10 @@ def confusion_matrix(
     )
     axes.set_aspect("equal")
     axes.invert_yaxis()
-    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, rotation=45, ha="right", rotation_mode="anchor", fontsize=8)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns, fontsize=8)
+    if max(map(len, columns)) > 3:
+        for text in axes.get_xticklabels():
+            text.set(rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(np.arange(len(rows)) + 0.5, rows, fontsize=8)
     axes.tick_params(length=0)
     axes.set_xlabel(f"predicted: {key}", fontsize=9)
@@ -155,8 +158,9 @@ def similar_order(profiles: NDArray[np.floating]) -> NDArray[np.intp]:
         What is compared, by Euclidean distance, (n, n_features).
     """
     from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import pdist
 
     if len(profiles) < 3:
         return np.arange(len(profiles))
-    order = leaves_list(linkage(profiles, method="average", optimal_ordering=True)).astype(np.intp)
+    order = leaves_list(linkage(pdist(profiles), method="average", optimal_ordering=True)).astype(np.intp)
     return order if order[0] < order[-1] else order[::-1]

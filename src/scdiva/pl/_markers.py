@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _LIMIT = 3.0
 """Standard deviations from a gene's mean at which colours end."""
+_ROUNDING = 1e-6
+"""Differences of mean log expression that are none."""
 _LETTER = 0.075
 """Inches of a letter of a name, about."""
 
@@ -109,7 +111,8 @@ def marker_heatmap(
     membership = sp.csr_matrix(pd.get_dummies(types).to_numpy(dtype=np.float64))
     means = np.asarray((membership.T @ values).todense()) / size.to_numpy()[:, None]
     tree, order = _dendrogram(means)
-    markers = _markers(values, types, n_genes)
+    differs = np.ptp(means, axis=0) > _ROUNDING
+    markers = _markers(values, types, n_genes, differs)
     own = [(int(place), gene) for place, code in enumerate(order) for gene in markers[code]]
     if not own:
         raise ValueError(f"no gene is higher in one type of adata.obs[{key!r}] than in the others.")
@@ -150,7 +153,7 @@ def _lognorm(
     return sp.csr_matrix(values), np.asarray(names)
 
 
-def _markers(values: sp.csr_matrix, types: pd.Series, n_genes: int) -> list[list[int]]:
+def _markers(values: sp.csr_matrix, types: pd.Series, n_genes: int, differs: NDArray[np.bool_]) -> list[list[int]]:
     """Choose the column numbers of the best genes of each type, best first, each where it scores highest."""
     import scanpy as sc
     from anndata import AnnData
@@ -166,16 +169,10 @@ def _markers(values: sp.csr_matrix, types: pd.Series, n_genes: int) -> list[list
     found = cells.uns["rank_genes_groups"]
     for name in enough:
         score[groups.get_loc(name), found["names"][name].astype(int)] = found["scores"][name]
-    score = np.nan_to_num(score)
+    score = np.where(differs, np.nan_to_num(score), 0.0)
     best = score.argmax(axis=0)
-    return [
-        [
-            int(g)
-            for g in np.argsort(-score[code], kind="stable")[: len(best)]
-            if best[g] == code and score[code, g] > 0
-        ][:n_genes]
-        for code in range(len(groups))
-    ]
+    own = [np.flatnonzero((best == code) & (score[code] > 0)) for code in range(len(groups))]
+    return [genes[np.argsort(-score[code, genes], kind="stable")][:n_genes].tolist() for code, genes in enumerate(own)]
 
 
 def _dendrogram(means: NDArray[np.floating]) -> tuple[NDArray[np.floating], NDArray[np.intp]]:
@@ -184,9 +181,8 @@ def _dendrogram(means: NDArray[np.floating]) -> tuple[NDArray[np.floating], NDAr
 
     around = means - means.mean(axis=0)
     around -= around.mean(axis=1, keepdims=True)
-    length = np.maximum(np.linalg.norm(around, axis=1), np.finfo(np.float64).tiny)
-    correlation = (around @ around.T) / np.outer(length, length)
-    distance = np.clip(1 - correlation, 0, 2)[np.triu_indices(len(means), 1)]
+    around /= np.maximum(np.linalg.norm(around, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    distance = np.clip(1 - around @ around.T, 0, 2)[np.triu_indices(len(means), 1)]
     tree = linkage(distance, method="average", optimal_ordering=True)
     return tree, leaves_list(tree).astype(np.intp)
 

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+from scdiva.pl import marker_heatmap
+
+
+def parts(fig) -> tuple[list[str], list[str], np.ndarray, dict[str, list[str]]]:
+    """Names of types and genes, the colours (genes × types), and each type's own genes, which are framed."""
+    axes = fig.axes[0]
+    types = [text.get_text() for text in axes.get_xticklabels()]
+    genes = [text.get_text() for text in axes.get_yticklabels()]
+    own = {}
+    for patch in axes.patches:
+        top = int(patch.get_y())
+        own[types[int(patch.get_x())]] = genes[top : top + int(patch.get_height())]
+    return types, genes, np.asarray(axes.collections[0].get_array()).reshape(len(genes), len(types)), own
+
+
+def test_looks_as_it_did(annotated, looks_as_it_did):
+    looks_as_it_did(marker_heatmap(annotated, n_genes=3, return_fig=True), "marker_heatmap")
+
+
+def test_each_type_shows_its_own_genes(annotated):
+    """By the true types: three genes each, made nine times as high as elsewhere; the last two genes tell nothing."""
+    before = annotated.copy()
+    fig = marker_heatmap(annotated, "cell type", n_genes=3, gene_symbols="symbol", return_fig=True)
+    types, genes, _, own = parts(fig)
+    for i, name in enumerate(annotated.obs["cell type"].cat.categories):
+        assert set(own[name]) == {f"G{3 * i}", f"G{3 * i + 1}", f"G{3 * i + 2}"}
+    assert genes == [gene for name in types for gene in own[name]]  # in the order of the types: along the diagonal
+    assert np.array_equal(annotated.X, before.X)
+    assert set(annotated.uns) == set(before.uns)
+    pd.testing.assert_frame_equal(annotated.obs, before.obs)
+
+
+def test_colours_are_mean_log_expression_standardised_by_gene(annotated):
+    annotated.obs.loc["cell0", "cell type"] = np.nan
+    types, genes, colour, _ = parts(marker_heatmap(annotated, "cell type", n_genes=2, return_fig=True))
+    x = np.log1p(1e4 * annotated.X / annotated.X.sum(axis=1, keepdims=True))
+    means = np.array([x[(annotated.obs["cell type"] == name).to_numpy()].mean(axis=0) for name in types])
+    shown = means[:, annotated.var_names.get_indexer(genes)]
+    np.testing.assert_allclose(colour, ((shown - shown.mean(axis=0)) / shown.std(axis=0)).T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("source", ["log", "sparse", "layer", "raw"])
+def test_the_matrix_may_be_counts_or_logarithms_wherever_it_stands(annotated, source):
+    expected = parts(marker_heatmap(annotated, "cell type", n_genes=2, return_fig=True))
+    options = {}
+    if source == "log":
+        annotated.X = np.log1p(1e4 * annotated.X / annotated.X.sum(axis=1, keepdims=True))
+    elif source == "sparse":
+        annotated.X = sp.csc_matrix(annotated.X)
+    elif source == "layer":
+        annotated.layers["counts"], annotated.X, options = annotated.X, None, {"layer": "counts"}
+    else:
+        annotated.raw = annotated.copy()
+        annotated.X, options = annotated.X - 1.0, {"use_raw": True}
+    found = parts(marker_heatmap(annotated, "cell type", n_genes=2, return_fig=True, **options))
+    assert found[:2] == expected[:2]
+    assert found[3] == expected[3]
+    np.testing.assert_allclose(found[2], expected[2], atol=1e-3)
+
+
+def test_a_dendrogram_stands_over_its_columns(annotated):
+    """Two T cell types that share genes are joined first."""
+    annotated.X[np.arange(160) % 4 == 1, 6:9] += 9
+    annotated.X[np.arange(160) % 4 == 2, 3:6] += 7
+    fig = marker_heatmap(annotated, "cell type", return_fig=True)
+    types, *_ = parts(fig)
+    above = fig.axes[0].child_axes[0]
+    lowest = min(above.lines, key=lambda line: max(line.get_ydata()))
+    joined = {types[int(x)] for x in (lowest.get_xdata()[0], lowest.get_xdata()[-1])}
+    assert joined == {"CD4+ memory T cell", "CD8+ T cell"}
+    assert len(above.lines) == 3
+    assert above.get_xlim() == fig.axes[0].get_xlim() == (0, 4)
+
+
+def test_types_of_one_cell_are_drawn_without_markers_of_their_own(annotated):
+    annotated.obs["cell type"] = annotated.obs["cell type"].astype(object)
+    annotated.obs.loc["cell0", "cell type"] = "lonely"
+    types, _, colour, own = parts(marker_heatmap(annotated, "cell type", return_fig=True))
+    assert "lonely" in types
+    assert "lonely" not in own
+    assert np.isfinite(colour).all()
+
+
+def test_bad_input_is_refused(annotated, tmp_path):
+    annotated.obs["one"] = "T cell"
+    annotated.obs["two"] = pd.Categorical(["a", "b"] + [np.nan] * 158)
+    scaled = annotated.copy()
+    scaled.X = scaled.X - scaled.X.mean(axis=0)
+    flat = annotated.copy()
+    flat.X = np.full(flat.shape, 2.0, np.float32)
+    for given, key, options, error, words in [
+        (annotated, "mine", {}, KeyError, "call scdiva.tl.annotate"),
+        (annotated, "one", {}, ValueError, "holds 1 types, the largest of 160 cells"),
+        (annotated, "two", {}, ValueError, "holds 2 types, the largest of 1 cells"),
+        (annotated, "cell type", {"n_genes": 0}, ValueError, "n_genes must be at least 1"),
+        (annotated, "cell type", {"layer": "counts"}, KeyError, "no layer 'counts'"),
+        (annotated, "cell type", {"gene_symbols": "name"}, KeyError, "no column of var, which has symbol"),
+        (annotated, "cell type", {"save": tmp_path / "map"}, ValueError, "must end in a picture format"),
+        (scaled, "cell type", {}, ValueError, "negative values"),
+        (flat, "cell type", {}, ValueError, "no gene is higher in one type"),
+    ]:
+        with pytest.raises(error, match=words):
+            marker_heatmap(given, key, **options)
+    assert plt.get_fignums() == []
+
+
+def test_it_is_drawn_on_the_users_axes(annotated):
+    fig, (left, right) = plt.subplots(1, 2)
+    assert marker_heatmap(annotated, ax=right) is None
+    assert right.get_xlabel() == "scdiva_label"
+    assert left.get_xlabel() == ""
+    assert plt.fignum_exists(fig.number)

@@ -18,6 +18,11 @@ def colours_at(ax) -> dict[tuple, tuple]:
     return {tuple(p): tuple(c) for p, c in zip(dots.get_offsets(), dots.get_facecolors()[:, :3], strict=True)}
 
 
+def legend_of(fig):
+    """Legend of a reliability diagram, which stands among the bars."""
+    return fig.axes[0].child_axes[0].get_legend()
+
+
 def test_the_map_looks_as_it_did(annotated, looks_as_it_did):
     looks_as_it_did(annotation(annotated, "cell type", return_fig=True), "annotation")
 
@@ -122,7 +127,7 @@ def test_points_whiskers_and_errors_are_those_of_the_bins(annotated):
         for (low, high), y in zip(whiskers[2][0].get_segments(), found["accuracy"][filled], strict=True):
             assert 0 <= low[1] <= y + 1e-9
             assert y - 1e-9 <= high[1] <= 1
-    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+    assert [text.get_text() for text in legend_of(fig).get_texts()] == [
         f"held-out reference: ECE {expected[0]['ece']:.3f} (80 cells)",
         f"these cells: ECE {expected[1]['ece']:.3f} (158 cells)",
     ]
@@ -130,9 +135,9 @@ def test_points_whiskers_and_errors_are_those_of_the_bins(annotated):
 
 
 def test_a_rejected_cell_is_scored_by_its_most_probable_label(annotated):
-    before = reliability(annotated, labels_key="cell type", return_fig=True).axes[0].get_legend().get_texts()[1]
+    before = legend_of(reliability(annotated, labels_key="cell type", return_fig=True)).get_texts()[1]
     annotated.obs["scdiva_label"] = "unknown"
-    after = reliability(annotated, labels_key="cell type", return_fig=True).axes[0].get_legend().get_texts()[1]
+    after = legend_of(reliability(annotated, labels_key="cell type", return_fig=True)).get_texts()[1]
     assert before.get_text() == after.get_text()
 
 
@@ -140,7 +145,7 @@ def test_these_cells_alone_are_drawn_where_the_reference_held_none_out(annotated
     written = annotated.uns["scdiva"]["scdiva_label"]
     written["reliability"] = {"confidence": np.full(15, np.nan), "accuracy": np.full(15, np.nan), "n_cells": [0] * 15}
     fig = reliability(annotated, labels_key="cell type", return_fig=True)
-    assert [text.get_text()[:11] for text in fig.axes[0].get_legend().get_texts()] == ["these cells"]
+    assert [text.get_text()[:11] for text in legend_of(fig).get_texts()] == ["these cells"]
     with pytest.raises(ValueError, match="no held-out reference cells"):
         reliability(annotated)
     annotated.obs["cell type"] = pd.Categorical([*["B cell"] * 2, *[np.nan] * 158])
@@ -157,3 +162,30 @@ def test_the_diagram_is_drawn_on_the_users_axes(annotated):
     assert right.get_xlabel() == "confidence"
     assert left.get_xlabel() == ""
     assert plt.fignum_exists(fig.number)
+
+
+def test_everything_is_read_from_what_annotate_writes(tmp_path):
+    """The centroid method, at once; half the cells are the reference."""
+    import scdiva as sd
+
+    cells = sd.datasets.pbmc68k_reduced().raw.to_adata()
+    reference, query = cells[::2].copy(), cells[1::2].copy()
+    sd.tl.annotate(query, "bulk_labels", reference, method="centroid", reject=0.05)
+    query.obsm["X_scdiva"] = query.obsm["X_pca"]
+    query.obsm["X_scdiva_umap"] = query.obsm["X_umap"]
+    fig = annotation(query, "bulk_labels", return_fig=True)
+    assert [ax.get_title() for ax in fig.axes[:3]] == [
+        "annotated: bulk_labels",
+        "predicted: scdiva_label",
+        "confidence",
+    ]
+    legend = legend_of(reliability(query, labels_key="bulk_labels", return_fig=True))
+    ece = query.uns["scdiva"]["scdiva_label"]["ece"]
+    assert legend.get_texts()[0].get_text().startswith(f"held-out reference: ECE {ece:.3f}")
+    assert legend.get_texts()[1].get_text().endswith(f"({query.n_obs} cells)")
+    known = set(sd.get.annotation_df(query)["label"].cat.categories)
+    matrix = sd.pl.confusion_matrix(query, "bulk_labels", return_fig=True).axes[0]
+    assert known == {text.get_text() for text in matrix.get_xticklabels()} - {"unknown"}
+    markers = sd.pl.marker_heatmap(query, return_fig=True).axes[0]
+    named = set(query.obs["scdiva_label"].cat.categories)
+    assert {text.get_text() for text in markers.get_xticklabels()} == named

@@ -239,14 +239,15 @@ def reliability(
         )
 
     fig, axes = axes_for(ax, (4.4, 5.2))
-    above = axes.inset_axes((0.0, 1.03, 1.0, 0.2), sharex=axes)
+    above = axes.inset_axes((0.0, 1.03, 1.0, 0.25), sharex=axes)
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1.0, linestyle="--", zorder=1)
     for (name, found), colour in zip(drawn.items(), ("tab:blue", "tab:orange"), strict=False):
         _draw_bins(axes, above, found, name, colour)
     axes.set(
         xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="confidence", ylabel="share annotated rightly", aspect="equal"
     )
-    axes.legend(loc="lower right", fontsize=8, edgecolor="none", borderpad=0.2, handlelength=1.5)
+    # among the bars, which are low at the left as a rule; points may be anywhere
+    above.legend(*axes.get_legend_handles_labels(), loc="upper left", fontsize=7.5, edgecolor="none", handlelength=1.5)
     above.tick_params(labelbottom=False, bottom=False, labelsize=7)
     above.set_ylabel("share of\ncells", fontsize=8)
     above.spines[["top", "right"]].set_visible(False)

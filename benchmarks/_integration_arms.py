@@ -106,7 +106,7 @@ def ours(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
         asked = adata if query is None else query
         reference = {} if query is None else {"reference": adata}
         sd.tl.annotate(asked, **told, **reference, model=fitted, batch_key=BATCH, rng=job["seed"])
-        found["predicted"] = asked.obs["scdiva_label"].astype(str).to_numpy()
+        found["predicted"] = asked.obs["scdiva_label"].to_numpy().astype(str)
     return found, {"strategy": str(adata.uns["scdiva"]["integrate"]["strategy"])}
 
 

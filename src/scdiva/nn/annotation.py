@@ -118,12 +118,15 @@ class AnnotationHead(nn.Module):
 
     Novelty tells cells of types that the reference lacks, by two things that go astray in such cells. With c the label
     of the largest logit and :math:`m_c, s_c` mean and deviation of that logit among held-out cells named c; and
-    with :math:`\cos_k` the cosine between u and the centroid of label k, :math:`\mu_k, \sigma_k` its mean and deviation
-    among held-out cells of k:
+    with :math:`\cos_k` the cosine between :math:`\hat z` and the centroid of label k, :math:`\mu_k, \sigma_k` its mean
+    and deviation among held-out cells of k:
 
     .. math::
 
         \mathrm{novelty} = -\tfrac12\Bigl(\frac{\ell_c - m_c}{s_c} + \max_k \frac{\cos_k - \mu_k}{\sigma_k}\Bigr).
+
+    The projection has no part in the cosines: it holds what tells the types of the reference apart, where the state
+    was trained on many more.
 
     Parameters
     ----------
@@ -169,7 +172,7 @@ class AnnotationHead(nn.Module):
         }.items():  # fmt: skip
             self.register_buffer(name, torch.ones(size))
         self.register_buffer("gene_tokens", torch.zeros(s.n_genes, dtype=torch.int64))
-        self.register_buffer("centroids", torch.zeros(s.n_labels, s.dim))
+        self.register_buffer("centroids", torch.zeros(s.n_labels, s.state_dim))
 
     def features(self, cells: Read) -> Tensor:
         """Return u, `(B, dim)`."""
@@ -212,6 +215,10 @@ class AnnotationHead(nn.Module):
             scaled = scaled * measured
         return torch.cat([standard, scaled], dim=1)
 
+    def cosines(self, u: Tensor, centroids: Tensor) -> Tensor:
+        """Return the cosines `(B, n_labels)` of the states in features u with centroids `(n_labels, state_dim)`."""
+        return F.normalize(u[:, : self.sizes.state_dim], dim=1) @ centroids.T
+
     def novelty(self, logits: Tensor, cosines: Tensor) -> Tensor:
         """Return the novelty of each cell `(B,)`, from its logits and its cosines with the centroids."""
         largest, named = logits.max(dim=1)
@@ -224,4 +231,4 @@ class AnnotationHead(nn.Module):
         u = self.features(cells)
         genes = self.genes(cells) if self.sizes.n_genes else None
         logits = self.classifier(self.inputs(u, genes, measured))
-        return (logits / self.temperature).softmax(dim=1), self.novelty(logits, u @ self.centroids.T)
+        return (logits / self.temperature).softmax(dim=1), self.novelty(logits, self.cosines(u, self.centroids))

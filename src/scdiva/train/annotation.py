@@ -126,7 +126,7 @@ def fit_head(
     u, expression = read_cells(head, reference, rows)
     y = reference.labels[rows]
     _train(head.classifier, head.inputs(u, expression), y, config)
-    head.centroids.copy_(_centroids(u, y, n_labels))
+    head.centroids.copy_(state_centroids(head, u, y))
     return head
 
 
@@ -157,7 +157,7 @@ def held_out(head: AnnotationHead, reference: Reference, config: AnnotationConfi
             continue
         fitted = _blank(head, int(training.sum()))
         _train(fitted, x[training], y[training], config)
-        cosines = u[asked] @ _centroids(u[training], y[training], n_labels).T
+        cosines = head.cosines(u[asked], state_centroids(head, u[training], y[training]))
         parts.append((y[asked], fitted(x[asked]).numpy(), cosines.numpy()))
     if not parts:
         return HeldOut(np.zeros(0, dtype=np.int64), np.zeros((0, n_labels)), np.zeros((0, n_labels)))
@@ -222,6 +222,11 @@ def read_cells(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> 
         if head.sizes.n_genes:
             genes.append(head.genes(read))
     return torch.cat(features), torch.cat(genes) if genes else None
+
+
+def state_centroids(head: AnnotationHead, u: Tensor, y: np.ndarray) -> Tensor:
+    """Centroids `(n_labels, state_dim)` of the states in features u `(n, dim)`."""
+    return _centroids(F.normalize(u[:, : head.sizes.state_dim], dim=1), y, head.sizes.n_labels)
 
 
 def label_weights(y: np.ndarray, n_labels: int, balanced: bool) -> np.ndarray:

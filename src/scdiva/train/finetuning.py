@@ -16,7 +16,7 @@ from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import AnnotationHead, Read
 from scdiva.train.adaptation import AdaptationCells, Limits, Split, continue_training
-from scdiva.train.annotation import HeldOut, Reference, label_weights, read_cells
+from scdiva.train.annotation import HeldOut, Reference, label_weights, read_cells, state_centroids
 from scdiva.train.base import TaskModule
 from scdiva.train.config import AnnotationConfig
 from scdiva.train.low_rank import merge_low_rank, train_states
@@ -154,11 +154,10 @@ def finetune(
         head.cpu()
         new = Reference(reference.cells, states, reference.labels)
         u, genes = read_cells(head, new, split.training)
-        sums = torch.zeros_like(head.centroids).index_add_(0, torch.from_numpy(reference.labels[split.training]), u)
-        head.centroids.copy_(F.normalize(sums, dim=1))
+        head.centroids.copy_(state_centroids(head, u, reference.labels[split.training]))
         u, genes = read_cells(head, new, split.held_out)
         logits = head.classifier(head.inputs(u, genes))
-        heard = HeldOut(reference.labels[split.held_out], logits.numpy(), (u @ head.centroids.T).numpy())
+        heard = HeldOut(reference.labels[split.held_out], logits.numpy(), head.cosines(u, head.centroids).numpy())
     return {**found, "improved": found["best_loss"] < found["start_loss"]}, heard
 
 

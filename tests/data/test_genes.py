@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from scdiva._constants import UNKNOWN
-from scdiva.data.genes import gene_names, resolve_genes
+from scdiva.data.genes import column_tokens, gene_names, resolve_genes
 from scdiva.tokenizer import Vocabulary
 
 
@@ -167,3 +167,19 @@ def test_spikes_and_mouse_genes_among_human_ones_are_named(human):
     mouse = ["Gapdh", "Actb", "mt-Co1", "Cd8a", "Eef1a1"]
     with pytest.warns(UserWarning, match="those of a mouse"):
         resolve_genes([*symbols, *mouse], human, np.r_[np.ones(30), np.full(5, 2.0)])
+
+
+def test_tokens_of_columns_by_name_alone(human):
+    cd3e, tp53 = token(human, "CD3E"), token(human, "TP53")
+    var = pd.DataFrame({"id": ["ENSG00000141510.4", "ENSG99999999999", "", "x"]}, ["a", "CD3E", "GNB2L1", "b"])
+    found = column_tokens(var, human)
+    assert found.dtype == np.int32
+    assert found.tolist() == [UNKNOWN, cd3e, token(human, "RACK1"), UNKNOWN]
+    # an id that is not known gives way to the name
+    assert column_tokens(var, human, "id").tolist() == [tp53, cd3e, UNKNOWN, UNKNOWN]  # as an empty name does not
+    with pytest.raises(KeyError, match="nowhere"):
+        column_tokens(var, human, "nowhere")
+    # what `resolve_genes` finds, whatever the counts
+    names, fallback = gene_names(var, "id")
+    resolved, _ = resolve_genes(names, human, [97, 1, 1, 1], fallback=fallback)
+    np.testing.assert_array_equal(column_tokens(var, human, "id"), resolved)

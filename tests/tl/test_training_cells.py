@@ -8,7 +8,7 @@ import scipy.sparse as sp
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
-from scdiva.tl._training_cells import batch_numbers, training_cells
+from scdiva.tl._training_cells import batch_numbers, label_numbers, training_cells
 
 READING = {"layer": None, "use_raw": False, "input": "auto", "gene_ids": None, "duplicates": "sum"}
 
@@ -62,3 +62,69 @@ def test_a_batch_of_empty_cells_is_none(build, data):
         cells, _ = training_cells(data, build(anchor="learned"), numbers, **READING)
     assert cells.n_batches == 2
     assert set(cells.batch) == {0, 1}
+
+
+def test_batches_of_other_cells_are_named_so(data):
+    with pytest.raises(KeyError, match=r"reference\.obs has no column 'nowhere'; it has 'cell_type', 'batch'"):
+        batch_numbers(data, "nowhere", where="reference")
+    holed = data.copy()
+    holed.obs["batch"] = holed.obs["batch"].where(np.arange(60) != 7)
+    match = r"reference\.obs\['batch'\] is missing for 1 of 60 cells, the first is 'cell7'.*reference\[reference\.obs"
+    with pytest.raises(ValueError, match=match):
+        batch_numbers(holed, "batch", where="reference")
+
+
+@pytest.mark.parametrize("kind", ["category", "object", "string"])
+def test_labels_are_numbered_by_name(data, kind):
+    given = data.copy()
+    names = given.obs["cell_type"].astype(str).where(np.arange(60) % 5 != 0)
+    given.obs["label"] = names.astype(kind)
+    numbers, types = label_numbers(given, "label")
+    assert numbers.dtype == np.int64
+    assert types == ["type A", "type B", "type C", "type D"]
+    expected = [types.index(name) if isinstance(name, str) else -1 for name in names]
+    assert numbers.tolist() == expected
+    filled = given.copy()
+    filled.obs["label"] = names.fillna("?").astype(kind)
+    again, same = label_numbers(filled, "label", "?")
+    assert (again.tolist(), same) == (expected, types)
+    both = given.copy()  # a missing value means no label beside a category that means so
+    both.obs["label"] = names.where(np.arange(60) != 1, "?").astype(kind)
+    expected[1] = -1
+    assert label_numbers(both, "label", "?")[0].tolist() == expected
+
+
+def test_labels_that_are_numbers_or_truth(data):
+    given = data.copy()
+    given.obs["cluster"] = np.resize([10, 9, -1], 60)
+    numbers, types = label_numbers(given, "cluster", -1)
+    assert types == ["10", "9"]
+    assert numbers[:3].tolist() == [0, 1, -1]
+    given.obs["tumour"] = np.resize([True, False], 60)
+    assert label_numbers(given, "tumour")[1] == ["False", "True"]
+
+
+def test_what_is_wrong_with_labels_is_said(data):
+    with pytest.raises(KeyError, match=r"adata\.obs has no column 'nowhere'; it has 'cell_type', 'batch'"):
+        label_numbers(data, "nowhere")
+    given = data.copy()
+    given.obs["one"], given.obs["none"] = "a", None
+    with pytest.raises(ValueError, match=r"reference\.obs\['one'\] labels 60 cells with 1 type\(s\); two or more"):
+        label_numbers(given, "one", where="reference")
+    with pytest.raises(ValueError, match=r"labels 0 cells with 0 type\(s\)"):
+        label_numbers(given, "none")
+    with pytest.warns(
+        UserWarning, match=r"no cell has the unlabeled_category 'X': adata\.obs\['cell_type'\] holds 'ty"
+    ):
+        label_numbers(given, "cell_type", "X")
+
+
+def test_cells_of_some_genes_alone(build, data):
+    model = build(anchor="learned")
+    tokens = model.vocabulary.tokens[5:30]
+    with pytest.warns(UserWarning, match="left out"):
+        cells, rows = training_cells(data, model, batch_numbers(data, None), only=tokens, **READING)
+    assert set(cells.tokens) <= set(tokens)
+    np.testing.assert_array_equal(cells.measured, tokens)
+    totals = [np.expm1(cells.values[cells.indptr[i] : cells.indptr[i + 1]]).sum() for i in range(len(rows))]
+    np.testing.assert_allclose(totals, 1e4, rtol=1e-4)  # of these genes alone

@@ -321,10 +321,10 @@ def restricted(source: CellSource, tokens: np.ndarray) -> CellSource:
 
     Returns
     -------
-    The same cells; some may have no gene left. The given source itself, if all of its known genes are kept.
+    The same cells; some may have no gene left. The given source itself, if all of its columns are kept.
     """
     kept = np.isin(source.tokens, tokens)
-    if kept[source.tokens >= 0].all():
+    if kept.all():
         return source
     columns = np.flatnonzero(kept)
     source._open()

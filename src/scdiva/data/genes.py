@@ -102,7 +102,12 @@ def column_tokens(var: pd.DataFrame, vocabulary: Vocabulary, gene_ids: str | Non
     """
     names, fallback = gene_names(var, gene_ids)
     tokens = vocabulary.match(names).tokens
-    return tokens if fallback is None else np.where(tokens == UNKNOWN, vocabulary.match(fallback).tokens, tokens)
+    return tokens if fallback is None else np.where(_retired(names, tokens), vocabulary.match(fallback).tokens, tokens)
+
+
+def _retired(names: Sequence[str], tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+    """Find unknown Ensembl ids, for which a second name may stand in; a name left empty is meant so."""
+    return (tokens == UNKNOWN) & np.array([ensembl_id(name) is not None for name in names], dtype=bool)
 
 
 def resolve_genes(
@@ -168,7 +173,7 @@ def resolve_genes(
     tokens, how = match.tokens, np.asarray(match.how, dtype=object)
     if fallback is not None:
         second = vocabulary.match(fallback)
-        unknown = (tokens == UNKNOWN) & [ensembl_id(name) is not None for name in names]
+        unknown = _retired(names, tokens)
         tokens = np.where(unknown, second.tokens, tokens)
         how = np.where(unknown, np.asarray(second.how, dtype=object), how)
     mapped = tokens != UNKNOWN

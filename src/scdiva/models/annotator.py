@@ -11,6 +11,7 @@ The folder holds a model folder, as :mod:`scdiva.models.pretrained` writes it, a
 from __future__ import annotations
 
 import json
+import operator
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,9 +23,10 @@ from numpy.typing import NDArray
 
 from scdiva._version import __version__
 from scdiva.models._folder import CHECKSUMS, sha256, written_beside
+from scdiva.models.inference import pooled_dim
 from scdiva.models.pretrained import load_model, save_model
 from scdiva.models.scdiva import ScDiVa
-from scdiva.nn.annotation import METHODS, AnnotationHead, HeadSizes
+from scdiva.nn.annotation import ZERO_SHOT, AnnotationHead, HeadSizes
 
 FORMAT, FORMAT_VERSION = "scdiva annotator", 1
 SETTINGS, WEIGHTS, MODEL = "annotator.json", "annotator.safetensors", "model"
@@ -54,8 +56,8 @@ class Annotator:
     novelty
         Novelties of held-out cells of the reference, float32, ascending: what `reject` is measured by.
     notes
-        What was found in fitting: `labels_key`, `temperature`, `n_held_out`, `accuracy`, `ece`, `reliability`, and of a
-        fine-tuned one `history`.
+        What was found in fitting: `labels_key`, `seed`, `temperature`, `n_held_out`, `accuracy`, `ece`, `reliability`,
+        and of a fine-tuned one `history`.
     """
 
     model: ScDiVa
@@ -167,7 +169,8 @@ def load_annotator(path: str | os.PathLike[str], *, device: str | None = None) -
             raise ValueError(f"format {settings['format']!r}, version {settings['format_version']}")
         sizes, labels = HeadSizes(**settings["sizes"]), tuple(map(str, settings["labels"]))
         parents = {str(name): str(parent) for name, parent in settings["parents"].items()}
-        wrong = [name for name, most in _MOST.items() if not 0 <= int(getattr(sizes, name)) <= most]
+        notes = _arrays(dict(settings["notes"]))
+        wrong = [name for name, most in _MOST.items() if not 0 <= operator.index(getattr(sizes, name)) <= most]
         if wrong or len(labels) != sizes.n_labels or len(labels) < 2:
             raise ValueError(f"{wrong[0] if wrong else 'labels'} out of range")
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
@@ -175,23 +178,24 @@ def load_annotator(path: str | os.PathLike[str], *, device: str | None = None) -
             f"{folder / SETTINGS} does not describe an annotator that scdiva {__version__} reads: {error}"
         ) from error
     model = load_model(folder / MODEL, device=device)
-    if sizes.n_tokens != model.config.n_tokens or sizes.method not in METHODS:
+    width = pooled_dim(model, "lat" if sizes.method in ZERO_SHOT else "state")
+    if (sizes.n_tokens, sizes.state_dim) != (model.config.n_tokens, width):
         raise ValueError(f"{folder / SETTINGS} describes a head for another model than {MODEL}")
     try:
         stored = load(data[WEIGHTS])
     except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"{folder / WEIGHTS} is damaged or no safetensors file: {error}") from error
-    head = AnnotationHead(sizes)
-    tokens, novelty = stored.pop("tokens", None), stored.pop("novelty", None)
-    given = {name.removeprefix("head."): value for name, value in stored.items()}
+    with torch.device("meta"):  # nothing of the sizes that a file names is set aside before they prove true
+        head = AnnotationHead(sizes)
+    tokens, novelty = stored.get("tokens"), stored.get("novelty")
+    given = {name.removeprefix("head."): value for name, value in stored.items() if name.startswith("head.")}
     expected = {name: tuple(value.shape) for name, value in head.state_dict().items()}
     if tokens is None or novelty is None or {name: tuple(value.shape) for name, value in given.items()} != expected:
         raise ValueError(f"{folder / WEIGHTS} does not hold the tensors of the head that {SETTINGS} describes")
-    if any(not bool(torch.isfinite(value).all()) for value in given.values() if value.is_floating_point()):
+    if any(not bool(torch.isfinite(value).all()) for value in stored.values() if value.is_floating_point()):
         raise ValueError(f"{folder / WEIGHTS} holds NaN or infinite values")
-    head.load_state_dict(given)
+    head.to_empty(device="cpu").load_state_dict(given)
     head.requires_grad_(False).eval()
-    notes = _arrays(settings["notes"])
     return Annotator(model, head, labels, tokens.numpy(), novelty.numpy(), parents, notes)
 
 

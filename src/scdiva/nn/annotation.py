@@ -13,6 +13,8 @@ from scdiva.diffusion import cell_of_token
 from scdiva.nn.anchor import weighted_sum
 
 METHODS = ("linear", "knn", "centroid", "probe", "finetune")
+ZERO_SHOT = ("knn", "centroid")
+"""Those that train nothing; they read the embedding, the others the state before an integration head."""
 CLIP = 10.0
 """Most standard deviations that a gene may be off its mean."""
 CENTROID_SCALE = 10.0
@@ -205,7 +207,7 @@ class AnnotationHead(nn.Module):
         measured
             bool `(n_genes,)`; the others count as average. None: all.
         """
-        if self.sizes.method in ("knn", "centroid"):
+        if self.sizes.method in ZERO_SHOT:
             return u
         standard = (u - self.feature_mean) / self.feature_scale
         if genes is None:

@@ -149,8 +149,9 @@ def annotate(
         If a column or layer does not exist.
     ValueError
         If the reference has no or only one label, or cells without one; if cells and reference share fewer than 50
-        genes, or have a column `labels_key` both and no label in common; if an argument is out of range; if fewer
-        than 20 cells of the reference have a known gene, or a matrix is refused as by :func:`embed`.
+        genes, or have a column `labels_key` both and no label in common; if the labels stand in `adata` under
+        `key_added`; if an argument is out of range; if fewer than 20 cells of the reference have a known gene, or a
+        matrix is refused as by :func:`embed`.
     TypeError
         If `adata` or `reference` is no AnnData object.
 
@@ -199,6 +200,8 @@ def annotate(
     else:
         if labels_key is None:
             raise ValueError("Name the column with the labels, labels_key, or a fitted annotator as model=.")
+        if reference is None and labels_key == key_added:
+            raise ValueError(f"adata.obs[{labels_key!r}] holds the labels and would be overwritten: name a key_added.")
         known = _labelled(adata, reference, labels_key, unlabeled_category, batch_key)
 
         import torch
@@ -212,7 +215,6 @@ def annotate(
             ancestors(tuple(known.names), parents)
         source = generator(rng, default_seed=settings.seed)
         seed = int(torch.randint(2**62, (1,), generator=source, device=source.device))
-        notes["seed"] = str(seed)  # beyond the integers that JSON and h5ad readers agree on
         config = AnnotationConfig(
             batch_size=batch_size,
             learning_rate=learning_rate,
@@ -228,7 +230,10 @@ def annotate(
             known, given, method, tokens, _running(running, method), config,
             strategy=strategy, max_epochs=max_epochs, patience=patience, minutes=minutes, **reading,
         )  # fmt: skip
-        fitted = replace(fitted, parents=dict(parents or {}), notes={**fitted.notes, "labels_key": labels_key})
+        # the seed as text: it is beyond the integers that JSON and h5ad readers agree on
+        fitted = replace(
+            fitted, parents=dict(parents or {}), notes=fitted.notes | {"labels_key": labels_key, "seed": str(seed)}
+        )
     _check_reject(fitted, reject)
     ancestors(fitted.labels, fitted.parents)
     probability, novelty = annotated(fitted, adata, _running(running, fitted.method), **reading)
@@ -260,7 +265,9 @@ def annotate(
 
 def _running(running: Any, method: str) -> Any:
     """Say what is read out of the model: the embedding for what is zero-shot, the state for what is trained."""
-    return running._replace(what="lat" if method in ("knn", "centroid") else "state")
+    from scdiva.nn.annotation import ZERO_SHOT
+
+    return running._replace(what="lat" if method in ZERO_SHOT else "state")
 
 
 def _given_annotator(model: Any) -> Annotator | None:
@@ -305,7 +312,7 @@ def _labelled(
                 f"({', '.join(map(repr, sorted(own)[:5]))} and {', '.join(map(repr, names[:5]))}): are these the same "
                 f"kind of labels? If adata's are to be ignored: del adata.obs[{labels_key!r}]."
             )
-    return Known(reference, batch_numbers(reference, batch_key), labels, names)
+    return Known(reference, batch_numbers(reference, batch_key, where="reference"), labels, names)
 
 
 def _check(
@@ -343,8 +350,8 @@ def _check_reject(annotator: Annotator, reject: float | None) -> None:
             "reject needs labelled cells that can be held out: of each label there is one only. Label more, or leave "
             "reject out."
         )
-    if C.REJECTED in annotator.labels:
+    if C.REJECTED in (*annotator.labels, *annotator.parents.values()):
         raise ValueError(
-            f"{C.REJECTED!r} is a label of the reference and would be the name of rejected cells too: rename it, or "
-            f"pass unlabeled_category={C.REJECTED!r} if it means that there is no label."
+            f"{C.REJECTED!r} is a label of the reference, or a group of parents, and would be the name of rejected "
+            f"cells too: rename it, or pass unlabeled_category={C.REJECTED!r} if it means that there is no label."
         )

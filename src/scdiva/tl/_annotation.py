@@ -127,7 +127,9 @@ def fit_annotator(
     with torch_threads_kept(None if runs_transformer(model, running.what) else 1):
         if method == "finetune":
             limits = max_epochs, patience, np.inf if minutes is None else 60 * minutes
-            model, head, notes, heard = _finetuned(model, reference, known, rows, config, strategy, limits)
+            model, head, notes, heard = _finetuned(
+                model, reference, known, rows, config, strategy, limits, running.device
+            )
         else:
             head = fit_head(reference, method, len(known.names), model.config.n_tokens, config)
             heard = held_out(head, reference, config)
@@ -146,6 +148,7 @@ def _finetuned(
     config: AnnotationConfig,
     strategy: Literal["lora", "full"],
     limits: tuple[int, int, float],
+    device: str,
 ) -> tuple[ScDiVa, Any, dict[str, Any], Any]:
     """Fit a head on some of the labelled cells, train on with the model, and hear what is said of the others."""
     from dataclasses import replace
@@ -170,9 +173,11 @@ def _finetuned(
             "No labelled cell can be held out: of each label there is one cell, or one batch. method='linear' needs "
             "none."
         )
-    part = Reference(cells.subset(split.training), labelled.states[split.training], labels[split.training])
+    # all that is not held out, by batch: principal components are those within batches, not within labels
+    rest = np.setdiff1d(np.arange(reference.cells.n_cells), order[split.held_out])
+    part = Reference(reference.cells.subset(rest), reference.states[rest], reference.labels[rest])
     head = fit_head(part, "finetune", n_labels, n_tokens, config)
-    new = copy.deepcopy(model)
+    new = copy.deepcopy(model).to(device)
     found, heard = finetune(new, head, labelled, split, strategy, config, Limits(*limits), progress=settings.progress)
     notes = {key: found[key] for key in ("steps", "stopped", "start_loss", "best_loss", "improved", "history")}
     if not found["improved"]:
@@ -297,10 +302,10 @@ def named(
         unsure = (confidence < backoff) & (at[best] != "")
         if not unsure.any():
             break
-        together = np.stack(
-            [probability[:, at == at[k]].sum(axis=1) if at[k] else confidence for k in range(len(at))], axis=1
-        )
-        names[unsure], confidence[unsure] = at[best[unsure]], together[unsure, best[unsure]]
+        # all labels below a group, at whatever depth
+        below = np.array([[name in chain for chain in above] for name in at])
+        confidence[unsure] = (probability[unsure] * below[best[unsure]]).sum(axis=1)
+        names[unsure] = at[best[unsure]]
     return names, np.minimum(confidence, 1.0)
 
 

@@ -17,7 +17,7 @@ LEAST_CELLS = 20
 """Fewer cells tell nothing that could be learned."""
 
 
-def batch_numbers(adata: AnnData, batch_key: str | None) -> np.ndarray:
+def batch_numbers(adata: AnnData, batch_key: str | None, *, where: str = "adata") -> np.ndarray:
     """Return the number of each cell's batch, int64 from 0; 0 for all without a key.
 
     Parameters
@@ -26,6 +26,8 @@ def batch_numbers(adata: AnnData, batch_key: str | None) -> np.ndarray:
         The cells.
     batch_key
         A column of `adata.obs`.
+    where
+        What the cells are called in messages.
 
     Raises
     ------
@@ -37,13 +39,13 @@ def batch_numbers(adata: AnnData, batch_key: str | None) -> np.ndarray:
     if batch_key is None:
         return np.zeros(adata.n_obs, dtype=np.int64)
     if batch_key not in adata.obs:
-        raise KeyError(f"adata.obs has no column {batch_key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
+        raise KeyError(f"{where}.obs has no column {batch_key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
     missing = adata.obs[batch_key].isna().to_numpy()
     if missing.any():
         raise ValueError(
-            f"adata.obs[{batch_key!r}] is missing for {missing.sum()} of {adata.n_obs} cells, the first is "
+            f"{where}.obs[{batch_key!r}] is missing for {missing.sum()} of {adata.n_obs} cells, the first is "
             f"{adata.obs_names[missing.argmax()]!r}: name their batch, or leave them out with "
-            f"adata[adata.obs[{batch_key!r}].notna()].copy()."
+            f"{where}[{where}.obs[{batch_key!r}].notna()].copy()."
         )
     return np.unique(adata.obs[batch_key].astype(str).to_numpy(), return_inverse=True)[1].astype(np.int64)
 

@@ -204,7 +204,7 @@ def continue_training(
                     group["lr"] = rate * min(1.0, step / max(1, c.warmup_steps))
                 loss = loss_of(batch, "train", number)
                 if not bool(torch.isfinite(loss)):
-                    raise FloatingPointError(f"The loss is {float(loss)} at step {step}. Lower learning_rate.")
+                    raise FloatingPointError(f"The loss is {float(loss.detach())} at step {step}. Lower learning_rate.")
                 optimizer.zero_grad()
                 loss.backward()
                 if c.clip:

@@ -108,7 +108,8 @@ def fit_head(
         n_known=n_known,
         n_neighbors=config.n_neighbors,
     )
-    head = AnnotationHead(sizes)
+    with torch.random.fork_rng(devices=[]):  # what layers begin with is overwritten, and the user's stream stays
+        head = AnnotationHead(sizes)
     if head.own is not None:
         head.own.weight.copy_(centred(own, cells))
     head.gene_tokens.copy_(torch.from_numpy(genes))

@@ -1,0 +1,328 @@
+"""The folder of a fitted annotator: what it holds, what it gives back, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load, load_file, save_file
+
+import scdiva as sd
+from scdiva.models import Annotator, ScDiVa, ScDiVaConfig, load_annotator, save_model
+from scdiva.models import annotator as annotators
+from scdiva.models._folder import sha256
+from scdiva.models.annotator import is_annotator
+from scdiva.nn.annotation import METHODS
+from scdiva.tokenizer.vocabulary import load_vocabulary
+from scdiva.train import config as training
+
+FILES = ["annotator.json", "annotator.safetensors", "model/SHA256SUMS", "SHA256SUMS"]
+MODEL_FILES = [f"model/{name}" for name in ("config.json", "model.safetensors", "vocabulary.parquet", "README.md")]
+
+
+@pytest.fixture(scope="module")
+def cells():
+    return sd.datasets.toy(80, 60, n_types=3, rng=1)
+
+
+@pytest.fixture(scope="module")
+def model(cells):
+    return make_model(cells)
+
+
+def make_model(cells, seed: int = 0, **changes) -> ScDiVa:
+    human = load_vocabulary("human")
+    vocabulary = human.subset(np.sort(human.match(list(cells.var_names)).tokens))
+    config = ScDiVaConfig(**{
+        "n_genes": vocabulary.n_genes, "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "max_length": 40,
+        "anchor_linear_dim": 8, "anchor_learned_dim": 4, "anchor_hidden": 8, "anchor": "encoder",
+        "anchor_residual": False,
+    } | changes)  # fmt: skip
+    made = ScDiVa(config, generator=torch.Generator().manual_seed(seed)).eval()
+    made.vocabulary = vocabulary
+    return made
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    """No progress bar, and a probe of few steps."""
+    with pytest.MonkeyPatch.context() as patch, sd.settings.override(progress=False, device="cpu", precision="fp32"):
+        patch.setattr(
+            training, "AnnotationConfig", functools.partial(training.AnnotationConfig, hidden=8, probe_steps=10)
+        )
+        yield
+
+
+@pytest.fixture(scope="module")
+def fitted(cells, model):
+    made = {}
+    for method in METHODS:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("warnings.warn", lambda *_, **__: None)  # fine-tuning may not help, and says so
+            made[method] = sd.tl.annotate(
+                cells[:20].copy(), "cell_type", cells[20:].copy(), method=method, model=model, max_epochs=1, rng=0,
+                parents={"type A": "low", "type B": "low"},
+            )  # fmt: skip
+    return made
+
+
+@pytest.fixture
+def folder(fitted, tmp_path):
+    return fitted["linear"].save(tmp_path / "annotator")
+
+
+def written(annotator, cells) -> list:
+    data = cells[:20].copy()
+    sd.tl.annotate(data, model=annotator, reject=0.2, backoff=0.6)
+    obs = data.obs[[name for name in data.obs if name.startswith("scdiva_label")]]
+    return [obs, data.obsm["scdiva_label_probability"]]
+
+
+def signed(folder):
+    """Write the sums anew, so that what was changed passes for whole."""
+    names = FILES[:3]
+    (folder / "SHA256SUMS").write_text("".join(f"{sha256((folder / n).read_bytes())}  {n}\n" for n in names))
+    return folder
+
+
+def edited(folder, change):
+    settings = json.loads((folder / "annotator.json").read_text())
+    change(settings)
+    (folder / "annotator.json").write_text(json.dumps(settings))
+    return signed(folder)
+
+
+def retensored(folder, change):
+    tensors = load_file(folder / "annotator.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "annotator.safetensors")
+    return signed(folder)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_saved_and_loaded_it_is_the_same(method, fitted, cells, tmp_path):
+    given = fitted[method]
+    folder = given.save(tmp_path / "here" / "annotator")
+    found = load_annotator(folder, device="cpu")
+    assert (found.method, found.labels, found.parents) == (method, given.labels, given.parents)
+    for name in ("tokens", "novelty"):
+        one, other = getattr(found, name), getattr(given, name)
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+    ours, theirs = given.head.state_dict(), found.head.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+    assert not found.head.training
+    assert not any(p.requires_grad for p in found.head.parameters())
+    expected = written(given, cells)
+    for one in (found, folder, str(folder)):
+        obs, probability = written(one, cells)
+        pd.testing.assert_frame_equal(obs, expected[0])
+        np.testing.assert_array_equal(probability, expected[1])
+    assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) == sorted(FILES + MODEL_FILES)
+    assert [p.name for p in folder.parent.iterdir()] == ["annotator"]
+    assert repr(found) == repr(given) == f"Annotator(method={method!r}, 3 labels, 60 genes)"
+
+
+def test_notes_come_back(fitted, tmp_path):
+    given = fitted["finetune"]
+    notes = given.notes | {"nothing": float("nan"), "inner": {"with": np.array([1.0, np.nan]), "n": np.int64(3)}}
+    found = load_annotator(replace(given, notes=notes).save(tmp_path / "one")).notes
+    assert found.keys() == notes.keys()
+    assert np.isnan(found["nothing"])
+    np.testing.assert_array_equal(found["inner"]["with"], [1, np.nan])
+    assert found["inner"]["n"] == 3
+    for name, column in given.notes["reliability"].items():
+        np.testing.assert_array_equal(found["reliability"][name], column)
+    assert np.isnan(found["reliability"]["accuracy"]).any()  # of empty bins
+    for name, column in given.notes["history"].items():
+        np.testing.assert_array_equal(found["history"][name], column)
+    for name in ("labels_key", "seed", "temperature", "n_held_out", "accuracy", "ece", "improved", "stopped"):
+        assert found[name] == given.notes[name], name
+
+
+def test_without_held_out_cells_nothing_is_lost(fitted, tmp_path):
+    notes = {"ece": np.nan, "reliability": {}}
+    found = load_annotator(
+        replace(fitted["knn"], notes=notes, novelty=np.zeros(0, dtype=np.float32)).save(tmp_path / "one")
+    )
+    assert found.novelty.shape == (0,)
+    assert found.notes["reliability"] == {}
+
+
+def test_loading_leaves_the_users_stream_alone(folder):
+    stream = torch.random.get_rng_state()
+    load_annotator(folder)
+    assert torch.equal(torch.random.get_rng_state(), stream)
+
+
+@pytest.mark.parametrize("name", FILES + MODEL_FILES)
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=rf"lacks .*{name.rsplit('/', 1)[-1]}"):
+        load_annotator(folder)
+
+
+@pytest.mark.parametrize("name", FILES + MODEL_FILES)
+@pytest.mark.parametrize("place", [0, 0.5, 1])
+def test_one_flipped_byte_is_found(folder, name, place):
+    data = bytearray((folder / name).read_bytes())
+    data[int(place * (len(data) - 2))] ^= 1  # the last one ends a line
+    (folder / name).write_bytes(bytes(data))
+    with pytest.raises(ValueError, match="SHA256SUMS"):
+        load_annotator(folder)
+
+
+def test_no_folder_at_all(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"lacks annotator\.json"):
+        load_annotator(tmp_path / "nowhere")
+    assert not is_annotator(tmp_path / "nowhere")
+
+
+def test_another_model_is_refused(folder, cells):
+    other = make_model(cells, seed=5)
+    shutil.rmtree(folder / "model")
+    save_model(other, other.vocabulary, folder / "model")
+    with pytest.raises(ValueError, match=r"model/SHA256SUMS does not match"):
+        load_annotator(folder)
+    shutil.rmtree(folder / "model")
+    wider = make_model(cells, anchor_learned_dim=6)  # the same genes, another state
+    save_model(wider, wider.vocabulary, folder / "model")
+    with pytest.raises(ValueError, match="a head for another model than model"):
+        load_annotator(signed(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda s: s.update(format="scdiva"), "format 'scdiva'"),
+        (lambda s: s.update(format_version=2), "version 2"),
+        (lambda s: s.pop("labels"), "'labels'"),
+        (lambda s: s.pop("notes"), "'notes'"),
+        (lambda s: s.update(notes=3), "int"),
+        (lambda s: s.update(parents=["a"]), "items"),
+        (lambda s: s["labels"].append("type D"), "labels out of range"),
+        (lambda s: s["sizes"].update(n_labels=1), "labels out of range"),
+        (lambda s: s["sizes"].update(method="forest"), "method must be one of"),
+        (lambda s: s["sizes"].update(more=1), "more"),
+        (lambda s: s["sizes"].update(n_genes=-1), "n_genes out of range"),
+        (lambda s: s["sizes"].update(own_dim=2.5), "float"),
+        (lambda s: s["sizes"].update(hidden=10**12), "hidden out of range"),
+        (lambda s: s["sizes"].update(n_known=10**12), "n_known out of range"),
+        (lambda s: s["sizes"].update(n_tokens=10**12), "another model"),
+        (lambda s: s["sizes"].update(state_dim=10**12), "another model"),
+        (lambda s: s["sizes"].update(n_genes=59), "does not hold the tensors"),
+        (lambda s: s["sizes"].update(own_dim=4000), "does not hold the tensors"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(folder, change, match):
+    with pytest.raises(ValueError, match=match):
+        load_annotator(edited(folder, change))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\xff"])
+def test_settings_that_are_none_are_refused(folder, text):
+    (folder / "annotator.json").write_bytes(text.encode("latin1"))
+    with pytest.raises(ValueError, match=r"annotator\.json does not describe an annotator"):
+        load_annotator(signed(folder))
+
+
+def test_nothing_is_set_aside_for_sizes_that_a_file_claims(fitted, tmp_path, monkeypatch):
+    """A probe of two layers of 65,536 units would be 17 GB."""
+    folder = edited(fitted["probe"].save(tmp_path / "one"), lambda s: s["sizes"].update(hidden=65_536))
+    made = annotators.AnnotationHead
+
+    def watched(sizes):
+        head = made(sizes)
+        assert {value.device.type for value in head.state_dict().values()} == {"meta"}
+        return head
+
+    monkeypatch.setattr(annotators, "AnnotationHead", watched)
+    with pytest.raises(ValueError, match="does not hold the tensors"):
+        load_annotator(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda t: t.pop("tokens"), "does not hold the tensors"),
+        (lambda t: t.pop("novelty"), "does not hold the tensors"),
+        (lambda t: t.pop("head.temperature"), "does not hold the tensors"),
+        (lambda t: t.update({"head.more": torch.zeros(1)}), "does not hold the tensors"),
+        (lambda t: t.update({"head.centroids": t["head.centroids"][:, :-1].contiguous()}), "does not hold"),
+        (lambda t: t["head.classifier.weight"].fill_(np.nan), "NaN or infinite"),
+        (lambda t: t["head.gene_scale"].fill_(np.inf), "NaN or infinite"),
+        (lambda t: t["novelty"].fill_(np.nan), "NaN or infinite"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(folder, change, match):
+    with pytest.raises(ValueError, match=match):
+        load_annotator(retensored(folder, change))
+
+
+def test_what_is_no_safetensors_file_is_refused(folder):
+    (folder / "annotator.safetensors").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="no safetensors file"):
+        load_annotator(signed(folder))
+
+
+@pytest.mark.parametrize("text", ["", "0  annotator.json\n", "0  annotator.json\n" * 3, "nonsense"])
+def test_sums_must_be_of_the_files(folder, text):
+    (folder / "SHA256SUMS").write_text(text)
+    with pytest.raises(ValueError, match="each once, and nothing else"):
+        load_annotator(folder)
+
+
+def test_what_stands_there_is_not_overwritten(fitted, folder, tmp_path):
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(FileExistsError, match="pass overwrite=True"):
+        fitted["knn"].save(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert fitted["knn"].save(folder, overwrite=True) == folder
+    assert load_annotator(folder).method == "knn"
+    other = tmp_path / "mine"
+    other.mkdir()
+    (other / "thesis.txt").write_text("all of it")
+    model = tmp_path / "model"
+    shutil.copytree(folder / "model", model)
+    for taken in (other, model, other / "thesis.txt"):
+        for overwrite in (False, True):
+            with pytest.raises(FileExistsError, match="no annotator; choose another path"):
+                fitted["knn"].save(taken, overwrite=overwrite)
+    assert (other / "thesis.txt").read_text() == "all of it"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["annotator", "mine", "model"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_save_that_fails_leaves_nothing_behind(fitted, folder, tmp_path, monkeypatch, overwrite):
+    def fails(_):
+        raise OSError("no space left")
+
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(annotators, "sha256", fails)
+    with pytest.raises(OSError, match="no space"):
+        fitted["knn"].save(folder if overwrite else tmp_path / "new", overwrite=overwrite)
+    assert [p.name for p in tmp_path.iterdir()] == ["annotator"]
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_a_path_below_home(fitted, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert fitted["knn"].save("~/one") == tmp_path / "one"
+    assert is_annotator("~/one")
+    assert isinstance(load_annotator("~/one"), Annotator)
+
+
+def test_what_is_stored_is_plain(folder):
+    """JSON that any reader takes, and tensors without names of the machine."""
+    settings = json.loads((folder / "annotator.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert settings["labels"] == ["type A", "type B", "type C"]
+    assert {name.split(".")[0] for name in load((folder / "annotator.safetensors").read_bytes())} == {
+        "head", "tokens", "novelty",
+    }  # fmt: skip

@@ -1,0 +1,217 @@
+"""The annotation head beside a slow and obvious reference, one cell at a time in float64."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.neighbors import KNeighborsClassifier
+from torch import nn
+
+from scdiva.nn.annotation import CLIP, METHODS, AnnotationHead, HeadSizes, Neighbors, Read
+
+N_TOKENS, STATE_DIM = 20, 5
+SIZES = {
+    "linear": {"own_dim": 3, "n_genes": 6},
+    "finetune": {"own_dim": 3, "n_genes": 6},
+    "probe": {"hidden": 7},
+    "knn": {"n_known": 30, "n_neighbors": 4},
+    "centroid": {},
+}
+
+
+def make_head(method: str, n_labels: int = 4, **more) -> AnnotationHead:
+    """A head with something in every parameter and buffer."""
+    sizes = HeadSizes(method, n_labels, STATE_DIM, N_TOKENS, **SIZES[method] | more)
+    head, draw = AnnotationHead(sizes), torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for name, value in head.state_dict().items():
+            if name == "gene_tokens":
+                value.copy_(torch.tensor([3, 5, 8, 12, 13, 19])[: sizes.n_genes])
+            elif name == "classifier.label":
+                value.copy_(torch.randint(n_labels, value.shape, generator=draw))
+            elif name.endswith("scale") or name in ("temperature", "gene_weight"):
+                value.copy_(torch.rand(value.shape, generator=draw) + 0.3)
+            elif name in ("centroids", "classifier.known"):
+                value.copy_(nn.functional.normalize(torch.randn(value.shape, generator=draw), dim=1))
+            else:
+                value.copy_(torch.randn(value.shape, generator=draw))
+    return head.eval().requires_grad_(False)
+
+
+def make_cells(n: int = 9, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """State, tokens and values of each; one cell has no gene."""
+    draw, cells = np.random.default_rng(seed), []
+    for i in range(n):
+        tokens = 3 + draw.permutation(N_TOKENS - 3)[: 0 if i == 4 else draw.integers(1, 12)]
+        cells.append((draw.normal(size=STATE_DIM), tokens, draw.uniform(0.2, 4, len(tokens)).astype(np.float32)))
+    return cells
+
+
+def read(cells) -> Read:
+    states, tokens, values = zip(*cells, strict=True)
+    bounds = np.concatenate([[0], np.cumsum([len(one) for one in tokens])])
+    return Read(
+        torch.from_numpy(np.stack(states)).float(),
+        torch.from_numpy(np.concatenate(tokens)),
+        torch.from_numpy(np.concatenate(values)),
+        torch.from_numpy(bounds.astype(np.int32)),
+    )
+
+
+def unit(x: np.ndarray) -> np.ndarray:
+    return x / max(np.linalg.norm(x), 1e-12)
+
+
+def numbers(head: AnnotationHead) -> dict[str, np.ndarray]:
+    return {name: value.double().numpy() for name, value in head.state_dict().items()}
+
+
+def slow(head: AnnotationHead, cell, measured=None) -> tuple[np.ndarray, float]:
+    """Probabilities and novelty of one cell, as the docstring says it."""
+    s, p = head.sizes, numbers(head)
+    state, tokens, values = cell
+    u = unit(state)
+    if s.own_dim:
+        own = sum((v * p["own.weight"][t] for t, v in zip(tokens, values, strict=True)), np.zeros(s.own_dim))
+        u = np.concatenate([u, unit(own)]) / np.sqrt(2)
+    x = u if s.method in ("knn", "centroid") else (u - p["feature_mean"]) / p["feature_scale"]
+    genes = []
+    for k in range(s.n_genes):
+        here = [v for t, v in zip(tokens, values, strict=True) if t == p["gene_tokens"][k]]
+        gene = ((here[0] if here else 0.0) - p["gene_mean"][k]) / p["gene_scale"][k]
+        seen = measured is None or measured[k]
+        genes.append(min(max(gene, -CLIP), CLIP) * p["gene_weight"][0] if seen else 0.0)
+    x = np.concatenate([x, genes])
+    if s.method == "knn":
+        near = np.argsort(((p["classifier.known"] - u) ** 2).sum(axis=1))[: s.n_neighbors]
+        votes = np.bincount(p["classifier.label"][near].astype(int), minlength=s.n_labels)
+        logits = np.log((votes + 1 / s.n_labels) / (s.n_neighbors + 1))
+    elif s.method == "probe":
+        for layer in (0, 2):
+            x = p[f"classifier.{layer}.weight"] @ x + p[f"classifier.{layer}.bias"]
+            x = x / (1 + np.exp(-x))
+        logits = p["classifier.4.weight"] @ x + p["classifier.4.bias"]
+    else:
+        logits = p["classifier.weight"] @ x + (0 if s.method == "centroid" else p["classifier.bias"])
+    e = np.exp((logits - logits.max()) / p["temperature"][0])
+    c = logits.argmax()
+    cosines = p["centroids"] @ unit(state)
+    by_logit = (logits[c] - p["logit_mean"][c]) / p["logit_scale"][c]
+    by_cosine = ((cosines - p["cosine_mean"]) / p["cosine_scale"]).max()
+    return e / e.sum(), -(by_logit + by_cosine) / 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_it_is_the_slow_reference(method):
+    head, cells = make_head(method), make_cells()
+    probability, novelty = head(read(cells))
+    for i, cell in enumerate(cells):
+        expected = slow(head, cell)
+        np.testing.assert_allclose(probability[i], expected[0], atol=1e-5)
+        np.testing.assert_allclose(novelty[i], expected[1], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(probability.sum(dim=1), 1, rtol=1e-6)
+
+
+def test_genes_that_are_not_measured_count_as_average():
+    head, cells = make_head("linear"), make_cells()
+    measured = torch.tensor([True, False, True, True, False, True])
+    found = head(read(cells), measured)
+    for i, cell in enumerate(cells):
+        expected = slow(head, cell, measured.numpy())
+        np.testing.assert_allclose(found[0][i], expected[0], atol=1e-5)
+    x = head.inputs(head.features(read(cells)), head.genes(read(cells)), measured)
+    assert not x[:, head.sizes.dim :][:, ~measured].any()
+    average = head.gene_mean.expand(9, -1)
+    assert not head.inputs(head.features(read(cells)), average)[:, head.sizes.dim :].any()
+
+
+def test_a_gene_far_off_its_mean_is_clipped():
+    head = make_head("linear")
+    genes = head.gene_mean + torch.tensor([[1e6], [-1e6]]) * head.gene_scale
+    x = head.inputs(torch.zeros(2, head.sizes.dim), genes)[:, head.sizes.dim :]
+    torch.testing.assert_close(x, torch.tensor([[CLIP], [-CLIP]]) * head.gene_weight.expand(2, 6))
+
+
+def test_features_have_length_one():
+    cells = read(make_cells())
+    for method in METHODS:
+        lengths = make_head(method).features(cells).norm(dim=1)
+        whole = torch.ones(9)
+        if SIZES[method].get("own_dim"):
+            whole[4] = 0.5**0.5  # a cell without genes has no projection
+        torch.testing.assert_close(lengths, whole)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_a_cell_is_blind_to_the_order_of_its_genes_and_to_its_company(method, data):
+    head, cells = make_head(method), make_cells()
+    probability, novelty = head(read(cells))
+    chosen = data.draw(st.lists(st.integers(0, 8), min_size=1, max_size=12))
+    shuffled = []
+    for number in chosen:
+        state, tokens, values = cells[number]
+        order = np.array(data.draw(st.permutations(range(len(tokens)))), dtype=int)
+        shuffled.append((state, tokens[order], values[order]))
+    found = head(read(shuffled))
+    torch.testing.assert_close(found[0], probability[chosen], atol=1e-5, rtol=0)
+    torch.testing.assert_close(found[1], novelty[chosen], atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("k", [1, 4, 30])
+def test_votes_are_those_of_sklearn(k, monkeypatch):
+    from scdiva.nn import annotation
+
+    draw = np.random.default_rng(0)
+    known, label, x = draw.normal(size=(30, 5)), draw.integers(0, 3, 30), draw.normal(size=(40, 5))
+    voters = Neighbors(30, 5, 3, k)
+    voters.known.copy_(torch.from_numpy(known))
+    voters.label.copy_(torch.from_numpy(label))
+    shares = KNeighborsClassifier(k).fit(known, label).predict_proba(x)
+    expected = (k * shares + 1 / 3) / (k + 1)  # one cell more votes for all alike
+    found = voters(torch.from_numpy(x).float())
+    np.testing.assert_allclose(found.exp(), expected, rtol=1e-5)
+    monkeypatch.setattr(annotation, "QUERY_BLOCK", 7)
+    torch.testing.assert_close(voters(torch.from_numpy(x).float()), found)
+
+
+def test_more_neighbours_than_cells_are_all_cells():
+    assert Neighbors(3, 5, 2, 15).n_neighbors == 3
+
+
+def test_sizes_and_layout():
+    with pytest.raises(ValueError, match="method must be one of linear, knn, centroid, probe, finetune; got 'forest'"):
+        HeadSizes("forest", 3, 4, 5)
+    assert HeadSizes("linear", 3, 4, 20, own_dim=2, n_genes=9).dim == 6
+    head = make_head("linear")
+    assert head.classifier.weight.shape == (4, STATE_DIM + 3 + 6)
+    assert make_head("centroid").classifier.bias is None
+    assert [tuple(p.shape) for p in make_head("probe").classifier.parameters()] == [
+        (7, 5), (7,), (7, 7), (7,), (4, 7), (4,),
+    ]  # fmt: skip
+    assert make_head("knn").own is None
+
+
+def test_a_fresh_head_answers_without_bias():
+    """Before anything is fitted or calibrated the buffers change nothing: means 0, scales, weight, temperature 1."""
+    head = AnnotationHead(HeadSizes("linear", 3, STATE_DIM, N_TOKENS, own_dim=2, n_genes=4))
+    u = torch.randn(6, 7, generator=torch.Generator().manual_seed(0))
+    genes = torch.rand(6, 4, generator=torch.Generator().manual_seed(1))
+    assert torch.equal(head.inputs(u, genes), torch.cat([u, genes], dim=1))
+    logits = torch.tensor([[1.0, 3.0, 2.0]])
+    assert float(head.novelty(logits, torch.tensor([[0.2, 0.1, -0.5]]))) == pytest.approx(-(3 + 0.2) / 2)
+
+
+def test_novelty_is_zero_at_the_mean_and_grows_as_either_sign_of_a_known_cell_goes():
+    head = make_head("linear", n_labels=2)
+    logits = torch.stack([head.logit_mean[0], head.logit_mean[0] - 50])[None]
+    cosines = torch.stack([head.cosine_mean[0], head.cosine_mean[1] - 50 * head.cosine_scale[1]])[None]
+    assert float(head.novelty(logits, cosines)) == pytest.approx(0, abs=1e-6)
+    less = logits - torch.tensor([[1.0, 0.0]])
+    assert float(head.novelty(less, cosines)) == pytest.approx(0.5 / float(head.logit_scale[0]), rel=1e-5)
+    off = cosines - torch.tensor([[0.3, 0.0]])
+    assert float(head.novelty(logits, off)) == pytest.approx(0.15 / float(head.cosine_scale[0]), rel=1e-5)

@@ -1,0 +1,318 @@
+"""`tl.annotate`: what it writes, what it refuses, and that a failed call leaves everything as it was."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+
+import scdiva as sd
+from scdiva.tl import _annotate
+from scdiva.train import config as training
+
+METHODS = ("linear", "knn", "centroid", "probe", "finetune")
+KEYS = ("scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty")
+NOTES = {
+    "labels", "method", "labels_key", "temperature", "ece", "accuracy", "n_held_out", "reliability", "max_novelty",
+    "n_genes", "n_labelled", "own_directions", "model", "seed", "seconds",
+}  # fmt: skip
+NOTES_OF_TRAINING = {"steps", "stopped", "start_loss", "best_loss", "improved", "history"}
+pytestmark = pytest.mark.filterwarnings("ignore:fine-tuning did not tell")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    """A probe of few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        small = functools.partial(training.AnnotationConfig, hidden=8, probe_steps=10)
+        patch.setattr(training, "AnnotationConfig", small)
+        yield
+
+
+@pytest.fixture(scope="module")
+def query(cells):
+    """Cells of the third batch, without labels; never written to."""
+    data = cells[cells.obs["batch"] == "batch 3"].copy()
+    del data.obs["cell_type"]
+    return data
+
+
+@pytest.fixture(scope="module")
+def truth(cells):
+    return cells.obs["cell_type"][cells.obs["batch"] == "batch 3"].astype(str).to_numpy()
+
+
+@pytest.fixture(scope="module")
+def reference(cells):
+    return cells[cells.obs["batch"] != "batch 3"].copy()
+
+
+def contents(adata):
+    """All that an AnnData object holds, to be compared."""
+    return {
+        "X": adata.X.toarray().tobytes(),
+        "obs": adata.obs.to_csv(),
+        "var": adata.var.to_csv(),
+        "uns": repr(adata.uns),
+        **{
+            f"{part}/{key}": np.asarray(value).tobytes()
+            for part in ("obsm", "layers", "obsp", "varm")
+            for key, value in getattr(adata, part).items()
+        },
+    }
+
+
+def weights(model):
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def annotate(data, reference, model, **arguments):
+    """Annotate a copy; the copy."""
+    data = data.copy()
+    sd.tl.annotate(data, "cell_type", reference, model=model, **{"rng": 3, "max_epochs": 1} | arguments)
+    return data
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_documented_is_written_and_nothing_else(plain, query, reference, method):
+    data, before, given = query.copy(), weights(plain), contents(reference)
+    state, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    annotator = sd.tl.annotate(
+        data, "cell_type", reference, method=method, model=plain, batch_key="batch", rng=3, max_epochs=1
+    )
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
+    assert same(weights(plain), before)
+    assert contents(reference) == given
+    was, found = contents(query), contents(data)
+    assert found.keys() - was.keys() == {"obsm/scdiva_label_probability"}
+    assert {part: found[part] for part in ("X", "var")} == {part: was[part] for part in ("X", "var")}
+    assert list(data.obs) == [*query.obs, *KEYS]
+    pd.testing.assert_frame_equal(data.obs[list(query.obs)], query.obs)
+    assert data.uns.keys() - query.uns.keys() == {"scdiva"}
+    assert set(data.uns["scdiva"]) == {"scdiva_label"}
+    notes, names = data.uns["scdiva"]["scdiva_label"], ["type A", "type B", "type C", "type D"]
+    assert set(notes) == NOTES | (NOTES_OF_TRAINING if method == "finetune" else set())
+    probability, labels = data.obsm["scdiva_label_probability"], data.obs["scdiva_label"]
+    assert (probability.dtype, probability.shape) == (np.float32, (80, 4))
+    np.testing.assert_allclose(probability.sum(axis=1), 1, rtol=1e-5)
+    assert isinstance(labels.dtype, pd.CategoricalDtype)
+    assert list(labels.cat.categories) == [name for name in names if name in set(labels)]
+    assert (labels == np.array(names)[probability.argmax(axis=1)]).all()
+    for key in KEYS[1:]:
+        assert data.obs[key].dtype == np.float32
+        assert np.isfinite(data.obs[key]).all()
+    np.testing.assert_array_equal(data.obs[KEYS[1]], probability.max(axis=1))
+    assert list(notes["labels"]) == names == list(annotator.labels)
+    assert (notes["method"], notes["labels_key"], notes["model"]) == (method, "cell_type", "ScDiVa")
+    assert (notes["n_genes"], notes["n_labelled"]) == (55, 160)
+    assert 0 <= notes["ece"] <= 1
+    assert np.isnan(notes["max_novelty"])
+    assert {len(column) for column in notes["reliability"].values()} == {15}
+    assert notes["reliability"]["n_cells"].sum() == notes["n_held_out"]
+
+
+@pytest.mark.parametrize("method", ["linear", "finetune"])
+def test_it_finds_the_types(plain, query, reference, truth, method):
+    data = annotate(query, reference, plain, method=method, max_epochs=3)
+    assert (data.obs["scdiva_label"] == truth).mean() > 0.9
+    assert data.uns["scdiva"]["scdiva_label"]["accuracy"] > 0.85
+    assert abs(data.obs["scdiva_label_novelty"].mean()) < 1  # 0 among held-out cells of the reference
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_seed_determines_every_bit(plain, query, reference, method):
+    one, two = (annotate(query, reference, plain, method=method) for _ in range(2))
+    pd.testing.assert_frame_equal(one.obs, two.obs)
+    np.testing.assert_array_equal(one.obsm["scdiva_label_probability"], two.obsm["scdiva_label_probability"])
+    other = annotate(query, reference, plain, method=method, rng=4)
+    notes = [d.uns["scdiva"]["scdiva_label"] for d in (one, other)]
+    assert notes[0]["seed"] != notes[1]["seed"]
+    assert not np.array_equal(one.obs["scdiva_label_novelty"], other.obs["scdiva_label_novelty"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"labels_key": None}, ValueError, "Name the column with the labels"),
+        ({"labels_key": "nowhere"}, KeyError, r"reference\.obs has no column 'nowhere'.*'cell_type'"),
+        ({"labels_key": "hole"}, ValueError, r"reference\.obs\['hole'\] is missing for 3 of 160 cells, the first"),
+        ({"labels_key": "one"}, ValueError, r"reference\.obs\['one'\] labels 160 cells with 1 type\(s\)"),
+        ({"labels_key": "none"}, ValueError, r"labels 0 cells with 0 type\(s\)"),
+        ({"labels_key": "foreign"}, ValueError, "no label in common .'x', 'y' and 'type A', 'type B'"),
+        ({"labels_key": "twice", "reference": None, "key_added": "twice"}, ValueError, "would be overwritten"),
+        ({"batch_key": "nowhere"}, KeyError, r"reference\.obs has no column 'nowhere'"),
+        ({"batch_key": "hole"}, ValueError, r"reference\.obs\['hole'\] is missing for 3 of 160"),
+        ({"method": "forest"}, ValueError, "method must be one of 'linear', 'knn', .*; got 'forest'"),
+        ({"strategy": "all"}, ValueError, "strategy must be one of 'lora', 'full'"),
+        ({"class_weight": "all"}, ValueError, "class_weight must be one of"),
+        ({"reject": 0}, ValueError, "reject must be above 0 and below 1"),
+        ({"reject": 1.0}, ValueError, "reject must be above 0 and below 1"),
+        ({"reject": np.nan}, ValueError, "reject must be above 0 and below 1"),
+        ({"backoff": 0}, ValueError, "backoff must be above 0"),
+        ({"backoff": 1.1}, ValueError, "backoff must be above 0 and at most 1"),
+        ({"n_neighbors": 0}, ValueError, "n_neighbors must be at least 1"),
+        ({"max_epochs": 0}, ValueError, "max_epochs must be at least 1"),
+        ({"max_epochs": 1.5}, TypeError, "float"),
+        ({"patience": 0}, ValueError, "patience must be at least 1"),
+        ({"batch_size": 1}, ValueError, "batch_size must be at least 2"),
+        ({"minutes": 0}, ValueError, "minutes must be a number above 0"),
+        ({"minutes": np.nan}, ValueError, "minutes must be a number above 0"),
+        ({"learning_rate": 0.0}, ValueError, "learning_rate must be a number above 0"),
+        ({"learning_rate": 1e30, "method": "finetune"}, FloatingPointError, "Lower learning_rate"),
+        ({"layer": "nowhere"}, KeyError, "nowhere"),
+        ({"layer": "scaled"}, ValueError, "negative"),
+        ({"gene_ids": "nowhere"}, KeyError, "nowhere"),
+        ({"use_raw": True}, ValueError, "raw"),
+        ({"model": "nowhere"}, FileNotFoundError, "no model 'nowhere'"),
+        ({"device": "abacus"}, ValueError, "abacus"),
+        ({"rng": -1}, ValueError, "-1"),
+        ({"rng": "a"}, TypeError, "rng must be"),
+        ({"parents": {"type A": "x", "x": "type A"}}, ValueError, "parents goes in a circle: type A > x > type A"),
+        ({"parents": {"type A": "x", "x": "y", "y": "x"}}, ValueError, "circle: type A > x > y > x"),
+        ({"parents": {"T": "x"}}, ValueError, r"names 1 label\(s\) that the reference lacks, the first is 'T'"),
+        ({"parents": {"type A": "type B"}}, ValueError, "'type B' as a group, but it is a label too"),
+        ({"parents": {"type A": "unknown"}, "reject": 0.1}, ValueError, "'unknown' is a label .* or a group"),
+        ({"labels_key": "with unknown", "reject": 0.1}, ValueError, "unlabeled_category='unknown'"),
+        ({"labels_key": "singles", "reject": 0.1}, ValueError, "reject needs labelled cells that can be held out"),
+        ({"labels_key": "singles", "method": "finetune"}, ValueError, "No labelled cell can be held out"),
+    ],
+)
+def test_what_is_wrong_is_said_and_nothing_is_changed(plain, query, reference, arguments, error, match):
+    data, known = query.copy(), reference.copy()
+    types, numbers = known.obs["cell_type"].astype(str).to_numpy(), np.arange(160)
+    known.obs["hole"] = np.where(np.isin(numbers, [5, 7, 9]), None, types)
+    known.obs["one"], known.obs["none"], known.obs["foreign"] = "a", None, types
+    data.obs["foreign"] = data.obs["twice"] = np.resize(["x", "y"], 80)
+    known.obs["with unknown"] = np.where(types == "type A", "unknown", types)
+    known.obs["singles"] = np.where(numbers == 3, "a", np.where(numbers == 8, "b", "no"))
+    for one in (data, known):
+        one.layers["scaled"] = one.X.toarray() - 1
+        one.uns["scdiva"] = {"kept": 1}
+    before, given = (contents(data), contents(known)), weights(plain)
+    if arguments.get("labels_key") == "singles":
+        arguments = arguments | {"unlabeled_category": "no"}
+    call = {"labels_key": "cell_type", "reference": known, "model": plain, "rng": 0, "max_epochs": 1} | arguments
+    with pytest.raises(error, match=match):
+        sd.tl.annotate(data, **call)
+    assert contents(data) == before[0]
+    assert contents(known) == before[1]
+    assert same(weights(plain), given)
+
+
+def test_no_anndata_a_foreign_uns_and_too_few_cells_are_refused(plain, query, reference):
+    with pytest.raises(TypeError, match="AnnData"):
+        sd.tl.annotate(query.X, "cell_type", reference, model=plain)
+    with pytest.raises(TypeError, match="AnnData"):
+        sd.tl.annotate(query.copy(), "cell_type", reference.X, model=plain)
+    data = query.copy()
+    data.uns["scdiva"] = "mine"
+    with pytest.raises(ValueError, match="scdiva keeps a dictionary there"):
+        sd.tl.annotate(data, "cell_type", reference, model=plain)
+    with pytest.raises(ValueError, match="12 cells have a known gene; training needs 20"):
+        annotate(query, reference[:12].copy(), plain)
+
+
+def test_genes_must_overlap(plain, query, reference):
+    data = query.copy()
+    with pytest.raises(ValueError, match=r"share 30 genes that the model knows \(30 and 55; the first names are "):
+        annotate(data[:, :30].copy(), reference, plain)
+    annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, rng=0)
+    few = query[:, :30].copy()
+    before = contents(few)
+    with pytest.raises(ValueError, match="adata has 30 of the 55 genes that the annotator reads; 50 or"):
+        sd.tl.annotate(few, model=annotator)
+    assert contents(few) == before
+
+
+def test_an_annotator_takes_no_labels(plain, query, reference):
+    data = query.copy()
+    annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, method="knn", rng=0)
+    before = contents(data)
+    for more in ({"labels_key": "cell_type"}, {"reference": reference}):
+        with pytest.raises(ValueError, match="This annotator is fitted: leave labels_key and reference out"):
+            sd.tl.annotate(data, model=annotator, **more)
+    with pytest.raises(ValueError, match="lacks, the first is 'T'"):
+        sd.tl.annotate(data, model=annotator, parents={"T": "x"})
+    assert contents(data) == before
+
+
+def test_what_fails_late_changes_nothing(plain, query, reference, monkeypatch):
+    def fails(*_):
+        raise MemoryError
+
+    data = query.copy()
+    before = contents(data)
+    monkeypatch.setattr(_annotate, "named", fails)
+    with pytest.raises(MemoryError):
+        sd.tl.annotate(data, "cell_type", reference, model=plain)
+    assert contents(data) == before
+
+
+def test_a_view_becomes_cells_of_its_own(plain, cells, query, reference):
+    parent = cells.copy()
+    before = contents(parent)
+    view, known = parent[parent.obs["batch"] == "batch 3"], parent[parent.obs["batch"] != "batch 3"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # anndata's own word on views that are written to
+        sd.tl.annotate(view, "cell_type", known, model=plain, rng=3)
+    assert contents(parent) == before
+    assert known.is_view
+    expected = annotate(query, reference, plain).obs
+    pd.testing.assert_frame_equal(view.obs[list(KEYS)], expected[list(KEYS)])
+
+
+def test_backed_files_are_read_and_not_written(plain, query, reference, tmp_path):
+    expected = annotate(query, reference, plain, reject=0.1)
+    for name, data in (("query", query), ("reference", reference)):
+        data.write_h5ad(tmp_path / f"{name}.h5ad")
+    backed, known = (ad.read_h5ad(tmp_path / f"{name}.h5ad", backed="r") for name in ("query", "reference"))
+    sd.tl.annotate(backed, "cell_type", known, model=plain, rng=3, reject=0.1)
+    pd.testing.assert_frame_equal(backed.obs[list(KEYS)], expected.obs[list(KEYS)])
+    backed.file.close(), known.file.close()
+    assert not set(KEYS) & set(ad.read_h5ad(tmp_path / "query.h5ad").obs)
+
+
+def test_it_goes_through_a_file(plain, query, reference, tmp_path):
+    data = annotate(query, reference, plain, method="finetune", reject=0.1, parents={"type A": "low"})
+    data.write_h5ad(tmp_path / "cells.h5ad")
+    read = ad.read_h5ad(tmp_path / "cells.h5ad")
+    pd.testing.assert_frame_equal(read.obs[list(KEYS)], data.obs[list(KEYS)])
+    np.testing.assert_array_equal(read.obsm["scdiva_label_probability"], data.obsm["scdiva_label_probability"])
+    ours, theirs = (d.uns["scdiva"]["scdiva_label"] for d in (data, read))
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        if isinstance(value, dict):
+            assert value.keys() == theirs[key].keys()
+            for name, column in value.items():
+                np.testing.assert_array_equal(theirs[key][name], column)
+        else:
+            assert np.array_equal(np.asarray(theirs[key]), np.asarray(value)), key
+    sd.tl.annotate(read, "cell_type", reference, model=plain, key_added="again")  # what was read is written into
+    assert set(read.uns["scdiva"]) == {"scdiva_label", "again"}
+    assert {"again", "again_confidence", "again_novelty", *KEYS} <= set(read.obs)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_cells_without_genes_get_nothing(plain, query, reference, method):
+    data = query.copy()
+    matrix = data.X.toarray()
+    matrix[[0, 60]] = 0
+    data.X = sp.csr_matrix(matrix)
+    found = annotate(data, reference, plain, method=method, reject=0.3)
+    assert found.obs["scdiva_label"].isna().to_numpy().nonzero()[0].tolist() == [0, 60]
+    for values in (found.obs[KEYS[1]], found.obs[KEYS[2]], found.obsm["scdiva_label_probability"][:, 0]):
+        assert np.flatnonzero(np.isnan(np.asarray(values))).tolist() == [0, 60]
+    rest = np.setdiff1d(np.arange(80), [0, 60])
+    expected = annotate(query, reference, plain, method=method, reject=0.3).obsm["scdiva_label_probability"]
+    np.testing.assert_allclose(found.obsm["scdiva_label_probability"][rest], expected[rest], atol=1e-5)

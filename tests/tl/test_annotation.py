@@ -1,0 +1,380 @@
+"""What annotations rest on: partial labels, genes, company, rejection, hierarchies, and later queries."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scdiva as sd
+from scdiva.metrics import rejection_auroc
+from scdiva.tl._annotation import ancestors, named
+from scdiva.train import config as training
+
+METHODS = ("linear", "knn", "centroid", "probe", "finetune")
+KEYS = ["scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty"]
+pytestmark = pytest.mark.filterwarnings("ignore:fine-tuning did not tell")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quick():
+    """A probe of few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        small = functools.partial(training.AnnotationConfig, hidden=8, probe_steps=10)
+        patch.setattr(training, "AnnotationConfig", small)
+        yield
+
+
+@pytest.fixture(scope="module")
+def query(cells):
+    """Cells of the third batch; never written to."""
+    return cells[cells.obs["batch"] == "batch 3"].copy()
+
+
+@pytest.fixture(scope="module")
+def reference(cells):
+    return cells[cells.obs["batch"] != "batch 3"].copy()
+
+
+def fit(data, reference, model, **arguments):
+    """Annotate a copy; the annotator and the copy."""
+    data = data.copy()
+    return sd.tl.annotate(data, "cell_type", reference, model=model, **{"rng": 3, "max_epochs": 1} | arguments), data
+
+
+def again(data, annotator, **arguments):
+    data = data.copy()
+    sd.tl.annotate(data, model=annotator, **arguments)
+    return data
+
+
+def assert_alike(one, other, atol=0.0):
+    """The same annotation of the same cells."""
+    if atol == 0:
+        pd.testing.assert_frame_equal(one.obs[KEYS], other.obs[KEYS])
+    found, expected = (data.obsm["scdiva_label_probability"] for data in (one, other))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+    np.testing.assert_allclose(one.obs[KEYS[2]], other.obs[KEYS[2]], rtol=0, atol=20 * atol)
+
+
+@pytest.mark.parametrize("method", ["linear", "knn", "finetune"])
+def test_labelled_and_unlabelled_cells_in_one_object(plain, cells, query, reference, method):
+    """As scANVI's users write it, with a missing value, and as two objects: the same."""
+    new = (cells.obs["batch"] == "batch 3").to_numpy()
+    named_so, missing = cells.copy(), cells.copy()
+    named_so.obs["cell_type"] = np.where(new, "Unknown", cells.obs["cell_type"].astype(str))
+    missing.obs["cell_type"] = cells.obs["cell_type"].where(~new)
+    known = named_so.obs["cell_type"].copy()
+    annotator, one = fit(named_so, None, plain, method=method, unlabeled_category="Unknown")
+    _, two = fit(missing, None, plain, method=method)
+    assert_alike(one, two)
+    pd.testing.assert_series_equal(one.obs["cell_type"], known)
+    assert annotator.labels == ("type A", "type B", "type C", "type D")
+    assert one.uns["scdiva"]["scdiva_label"]["n_labelled"] == 160
+    assert one.obs["scdiva_label"].notna().all()
+    if method == "knn":  # nothing of it rests on unlabelled cells
+        assert_alike(one[new], fit(query, reference, plain, method=method)[1], atol=1e-6)
+
+
+def test_all_labelled_warns(plain, query):
+    with pytest.warns(UserWarning, match="all 80 cells have a label in adata.obs"):
+        fit(query, None, plain, method="knn")
+
+
+def test_an_unlabelled_category_of_the_reference(plain, query, reference):
+    known = reference.copy()
+    known.obs["cell_type"] = np.where(np.arange(160) % 4 == 0, "?", known.obs["cell_type"].astype(str))
+    annotator, data = fit(query, known, plain, unlabeled_category="?")
+    assert "?" not in annotator.labels
+    assert data.uns["scdiva"]["scdiva_label"]["n_labelled"] == 120
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_cells_annotation_does_not_depend_on_its_company(plain, query, reference, method):
+    annotator, whole = fit(query, reference, plain, method=method)
+    rows = np.random.default_rng(0).permutation(80)[:13]
+    assert_alike(again(query[rows], annotator), whole[rows], atol=1e-5)
+    assert_alike(again(query[5], annotator), whole[5], atol=1e-5)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_later_queries_are_annotated_alike(plain, query, reference, method, tmp_path):
+    """By what was returned, by its folder, and by what was loaded: bit for bit what the first call said."""
+    annotator, first = fit(query, reference, plain, method=method, reject=0.2, parents={"type A": "low"}, backoff=0.7)
+    folder = annotator.save(tmp_path / "annotator")
+    for one in (annotator, folder, str(folder), sd.models.load_annotator(folder)):
+        later = again(query, one, reject=0.2, backoff=0.7)
+        assert_alike(later, first)
+        notes = [data.uns["scdiva"]["scdiva_label"] for data in (later, first)]
+        assert notes[0].keys() == notes[1].keys()
+        assert all(notes[0][key] == notes[1][key] for key in ("method", "labels_key", "temperature", "ece", "seed"))
+    assert (again(query, annotator).obs["scdiva_label"] != "unknown").all()
+
+
+def test_genes_are_matched_by_name(plain, query, reference):
+    _, expected = fit(query, reference, plain)
+    shuffled = query[:, np.random.default_rng(0).permutation(60)].copy()
+    assert_alike(fit(shuffled, reference, plain)[1], expected, atol=1e-5)
+    by_id = query.copy()
+    by_id.var_names = by_id.var["ensembl_id"].to_numpy()
+    assert_alike(fit(by_id, reference, plain)[1], expected, atol=1e-5)
+    assert_alike(fit(query, reference, plain, gene_ids="ensembl_id")[1], expected, atol=1e-5)
+
+
+def test_other_genes_are_not_read(plain, query, reference):
+    """Genes of one side alone, known to the model or not: as if they were not there."""
+    kept = np.r_[0:26, 30:56]
+    _, expected = fit(query[:, kept].copy(), reference[:, np.r_[0:26, 30:55]].copy(), plain)
+    assert expected.uns["scdiva"]["scdiva_label"]["n_genes"] == 51
+    for one, other in [
+        (query[:, kept], reference),
+        (query, reference[:, kept]),
+        (query[:, np.r_[0:26, 30:60]], reference[:, np.r_[0:26, 30:55]]),
+    ]:
+        assert_alike(fit(one.copy(), other.copy(), plain)[1], expected, atol=1e-5)
+
+
+def test_a_later_query_of_fewer_genes(plain, query, reference):
+    annotator, _ = fit(query, reference, plain)
+    later = again(query[:, :52].copy(), annotator)
+    assert (later.obs["scdiva_label"] == query.obs["cell_type"]).mean() > 0.85
+    annotator.tokens = np.arange(3, 300, dtype=np.int32)  # a wider reference, of which this has a part
+    with pytest.warns(UserWarning, match="adata has 55 of the 297 genes that the annotator reads"):
+        again(query, annotator)
+
+
+def test_counts_and_log_normalised_expression_are_alike(plain, query, reference):
+    _, expected = fit(query, reference, plain)
+    log = query.copy()
+    counts = log.X.toarray()
+    log.X = sp.csr_matrix(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)).astype(np.float32))
+    assert_alike(fit(log, reference, plain)[1], expected, atol=1e-3)
+    log.layers["lognorm"], log.X = log.X, query.X.copy()
+    both = reference.copy()
+    counts = both.X.toarray()
+    both.layers["lognorm"] = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True))
+    assert_alike(fit(log, both, plain, layer="lognorm")[1], expected, atol=2e-2)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3])
+def test_about_as_many_known_cells_are_rejected_as_asked_for(plain, query, reference, share):
+    annotator, data = fit(query, reference, plain, reject=share)
+    threshold = data.uns["scdiva"]["scdiva_label"]["max_novelty"]
+    assert (annotator.novelty > threshold).mean() == pytest.approx(share, abs=0.02)
+    rejected = (data.obs["scdiva_label"] == "unknown").to_numpy()
+    np.testing.assert_array_equal(rejected, data.obs[KEYS[2]] > threshold)
+    assert rejected.mean() == pytest.approx(share, abs=0.2)  # of another batch
+    assert data.obs["scdiva_label"].cat.categories[-1] == "unknown"
+    assert np.isfinite(data.obs[KEYS[1]]).all()
+    assert again(query, annotator, reject=0.999).obs["scdiva_label"].eq("unknown").mean() > 0.9
+
+
+@pytest.mark.parametrize("kind", ["type A", "type C"])
+def test_a_type_that_the_reference_lacks_is_rejected(plain, query, reference, kind):
+    known = reference[reference.obs["cell_type"] != kind].copy()
+    _, data = fit(query, known, plain, reject=0.05)
+    new = (query.obs["cell_type"] == kind).to_numpy()
+    assert rejection_auroc(data.obs[KEYS[2]], new) > 0.75
+    rejected = (data.obs["scdiva_label"] == "unknown").to_numpy()
+    assert rejected[new].mean() > rejected[~new].mean() + 0.1
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_rare_labels_break_nothing(plain, query, reference, method):
+    known = reference.copy()
+    types = known.obs["cell_type"].astype(str).to_numpy()
+    types[3], types[[10, 90]] = "one", "two"
+    known.obs["cell_type"] = types
+    annotator, data = fit(query, known, plain, method=method, batch_key="batch", reject=0.1)
+    assert set(annotator.labels) == {"one", "two", "type A", "type B", "type C", "type D"}
+    assert np.isfinite(data.obsm["scdiva_label_probability"]).all()
+    assert np.isfinite(data.obs[KEYS[2]]).all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_two_labels(plain, query, reference, method):
+    known = reference.copy()
+    known.obs["cell_type"] = known.obs["cell_type"].isin(["type A", "type B"]).map({True: "ab", False: "cd"})
+    data = query.copy()
+    del data.obs["cell_type"]
+    _, data = fit(data, known, plain, method=method)
+    assert data.obsm["scdiva_label_probability"].shape == (80, 2)
+    if method == "linear":
+        assert (
+            data.obs["scdiva_label"] == np.where(query.obs["cell_type"].astype(str) < "type C", "ab", "cd")
+        ).mean() > 0.85
+
+
+def test_a_label_without_a_gene_is_named(plain, query, reference):
+    known, matrix = reference.copy(), reference.X.toarray()
+    matrix[(reference.obs["cell_type"] == "type C").to_numpy()] = 0
+    known.X = sp.csr_matrix(matrix)
+    with (
+        pytest.raises(ValueError, match=r"No cell of 1 label\(s\), the first is 'type C', has a gene that is read"),
+        pytest.warns(UserWarning, match="left out"),
+    ):
+        fit(query, known, plain)
+
+
+def test_labels_of_any_type_are_text(plain, query, reference):
+    known, data = reference.copy(), query.copy()
+    known.obs["cell_type"] = known.obs["cell_type"].cat.codes.astype(int)
+    del data.obs["cell_type"]
+    annotator, data = fit(data, known, plain, method="centroid")
+    assert annotator.labels == ("0", "1", "2", "3")
+    assert set(data.obs["scdiva_label"]) <= set(annotator.labels)
+
+
+def test_balanced_labels_count_alike(plain, query, reference):
+    rare = reference[(reference.obs["cell_type"] != "type D") | (np.arange(160) < 20)].copy()
+    found = {
+        kind: (fit(query, rare, plain, class_weight=kind)[1].obs["scdiva_label"] == "type D").mean()
+        for kind in ("balanced", None)
+    }
+    assert found["balanced"] >= found[None]
+
+
+def test_the_batch_decides_for_fine_tuning_and_projection(plain, query, reference):
+    found = [fit(query, reference, plain, method="linear", batch_key=key)[1] for key in (None, "batch")]
+    assert not np.array_equal(*(data.obsm["scdiva_label_probability"] for data in found))
+
+
+def test_fine_tuning_starts_from_projections_within_batches(plain, query, reference, monkeypatch):
+    """Not within labels, by which its cells are ordered; and held-out cells have no part in it."""
+    from scdiva.train import annotation
+
+    seen, given = [], annotation.fit_head
+
+    def watched(part, *rest):
+        seen.append(part)
+        return given(part, *rest)
+
+    monkeypatch.setattr(annotation, "fit_head", watched)
+    known = reference.copy()
+    known.obs["cell_type"] = known.obs["cell_type"].where(np.arange(160) % 8 != 0)
+    _, data = fit(known, None, plain, method="finetune", batch_key="batch", strategy="full")
+    part, trained = seen[0], data.uns["scdiva"]["scdiva_label"]
+    assert len(trained["history"]["step"]) > 0
+    assert part.cells.n_batches == 2
+    assert len(np.unique(part.cells.batch)) == 1 or (part.cells.batch != part.labels).mean() > 0.3
+    assert (part.labels == -1).any()  # unlabelled cells have a part in what needs no labels
+    assert part.cells.n_cells < 160
+
+
+def test_of_an_integrated_model_the_zero_shot_methods_read_the_embedding(plain, cells, query, reference):
+    model = sd.tl.integrate(cells.copy(), "batch", model=plain, steps=3, batch_size=64, rng=0)
+    for method in METHODS[:3]:
+        annotator, data = fit(query, reference, model, method=method)
+        width = model.integration.dim if method != "linear" else plain.state_dim
+        assert annotator.head.sizes.state_dim == width
+        assert_alike(again(query, annotator), data)
+    # the state before the head is that of the model without one
+    assert_alike(data := fit(query, reference, model)[1], fit(query, reference, plain)[1])
+    assert data.obs["scdiva_label"].notna().all()
+
+
+@pytest.mark.parametrize("method", ["linear", "knn", "finetune"])
+def test_a_model_whose_state_comes_through_the_transformer(build, query, reference, method, tmp_path):
+    model = build(anchor="learned")
+    few = reference[np.arange(0, 160, 4)].copy()
+    annotator, data = fit(query[:20].copy(), few, model, method=method, batch_size=16)
+    later = again(query[:20], annotator.save(tmp_path / "one"))
+    assert_alike(later, data)
+
+
+CHAIN = {"CD4": "T", "CD8": "T", "T": "lymphoid", "B": "lymphoid", "mono": "myeloid"}
+LABELS = ("B", "CD4", "CD8", "mono", "stem")
+
+
+def test_ancestors():
+    assert ancestors(LABELS, CHAIN) == [["lymphoid"], ["T", "lymphoid"], ["T", "lymphoid"], ["myeloid"], []]
+    assert ancestors(LABELS, {}) == [[]] * 5
+
+
+@pytest.mark.parametrize(
+    ("probability", "name", "confidence"),
+    [
+        ([0.1, 0.6, 0.1, 0.1, 0.1], "CD4", 0.6),
+        ([0.1, 0.4, 0.3, 0.1, 0.1], "T", 0.7),
+        ([0.3, 0.35, 0.1, 0.15, 0.1], "lymphoid", 0.75),  # B is one step below, CD4 two
+        ([0.4, 0.25, 0.25, 0.05, 0.05], "lymphoid", 0.9),
+        ([0.25, 0.05, 0.05, 0.4, 0.25], "myeloid", 0.4),  # the top, and still unsure
+        ([0.2, 0.2, 0.2, 0.1, 0.3], "stem", 0.3),  # nothing above it
+        ([0.1, 0.25, 0.25, 0.2, 0.2], "T", 0.5),  # not below
+    ],
+)
+def test_backing_off(probability, name, confidence):
+    found = named(np.array([probability], dtype=np.float32), LABELS, CHAIN, 0.5)
+    assert found[0][0] == name
+    assert found[1][0] == pytest.approx(confidence, rel=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.lists(st.floats(0.01, 1), min_size=5, max_size=5), min_size=1, max_size=6),
+    st.floats(0.05, 1),
+    st.dictionaries(st.sampled_from(LABELS), st.sampled_from("xyz")),
+    st.sampled_from([{}, {"x": "top"}, {"x": "y", "y": "top", "z": "top"}]),
+)
+def test_backing_off_is_the_slow_way(rows, backoff, below, above):
+    parents = below | {name: group for name, group in above.items() if name in set(below.values())}
+    if "y" in parents.values():
+        parents |= {name: group for name, group in above.items() if name == "y"}
+    probability = np.array(rows) / np.sum(rows, axis=1, keepdims=True)
+    names, confidence = named(probability, LABELS, parents, backoff)
+    chains = dict(zip(LABELS, ancestors(LABELS, parents), strict=True))
+    for row, name, value in zip(probability, names, confidence, strict=True):
+        best = LABELS[int(row.argmax())]
+        expected, p = best, row.max()
+        for group in chains[best]:
+            if p >= backoff:
+                break
+            expected, p = group, sum(row[k] for k, label in enumerate(LABELS) if group in chains[label])
+        assert name == expected
+        assert value == pytest.approx(min(p, 1.0))
+
+
+def test_groups_are_categories_after_the_labels(plain, query, reference):
+    parents = {"type A": "low", "type B": "low", "type C": "high", "type D": "high", "low": "cell", "high": "cell"}
+    _, data = fit(query, reference, plain, method="centroid", parents=parents, backoff=1.0, reject=0.05)
+    assert set(data.obs["scdiva_label"]) <= {"cell", "unknown"}
+    assert data.obs[KEYS[1]].min() > 0.999
+    _, data = fit(query, reference, plain, method="centroid", parents=parents, backoff=0.6)
+    order = [*(f"type {x}" for x in "ABCD"), "low", "high", "cell"]
+    assert list(data.obs["scdiva_label"].cat.categories) == [x for x in order if x in set(data.obs["scdiva_label"])]
+    assert {"low", "high"} & set(data.obs["scdiva_label"])
+
+
+def test_raw_and_layers_are_read_of_both(plain, query, reference):
+    _, expected = fit(query, reference, plain)
+    pairs = []
+    for data in (query, reference):
+        whole = data.copy()
+        whole.raw = data
+        part = whole[:, :20].copy()  # fewer than the genes that are needed, but for raw
+        part.layers["other"] = part.X.copy()
+        pairs.append(part)
+    assert_alike(fit(*pairs, plain, use_raw=True)[1], expected)
+    with pytest.raises(ValueError, match="share 20 genes that the model knows"):
+        fit(*pairs, plain, layer="other")
+
+
+def test_the_users_threads_and_model_stay_as_they_were(plain, query, reference):
+    n = torch.get_num_threads()
+    plain.train()
+    try:
+        torch.set_num_threads(2)
+        for method in METHODS:
+            fit(query, reference, plain, method=method)
+            assert torch.get_num_threads() == 2
+            assert plain.training
+            assert all(p.requires_grad for p in plain.parameters())
+    finally:
+        plain.eval()
+        torch.set_num_threads(n)

@@ -1,0 +1,354 @@
+"""Fit of the annotation head: classifiers beside sklearn's, and held-out cells that nothing was fitted on."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import log_softmax, softmax
+from sklearn.linear_model import LogisticRegression
+from sklearn.neighbors import KNeighborsClassifier
+from sklearn.utils.class_weight import compute_sample_weight
+from torch import nn
+
+from scdiva._constants import N_SPECIAL
+from scdiva.nn.annotation import METHODS, AnnotationHead, HeadSizes
+from scdiva.train import annotation as A
+from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.config import AnnotationConfig
+
+N_TOKENS, STATE_DIM, N_LABELS = 33, 5, 3
+
+
+def make_reference(n: int = 90, unlabelled: int = 0, seed: int = 0) -> A.Reference:
+    """Cells of two batches; a label likes a third of the genes, and its state points its way."""
+    draw = np.random.default_rng(seed)
+    labels = draw.permutation(np.arange(n) % N_LABELS)
+    tokens, values, lengths = [], [], []
+    for label in labels:
+        liked = np.arange(30) // 10 == label
+        kept = np.flatnonzero(draw.random(30) < np.where(liked, 0.8, 0.3))
+        kept = kept if len(kept) else np.array([0])
+        tokens.append(kept + N_SPECIAL)
+        values.append(draw.gamma(2, np.where(liked, 0.8, 0.4)[kept]))
+        lengths.append(len(kept))
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    cells = AdaptationCells(
+        indptr, np.concatenate(tokens), np.concatenate(values).astype(np.float32),
+        np.arange(n) * 2 // n, np.arange(28) + N_SPECIAL, 2,
+    )  # fmt: skip
+    states = torch.from_numpy(draw.normal(size=(n, STATE_DIM)) + 2 * np.eye(N_LABELS, STATE_DIM)[labels]).float()
+    labels[:unlabelled] = -1
+    return A.Reference(cells, states, labels)
+
+
+def config(**fields) -> AnnotationConfig:
+    return AnnotationConfig(**{"hidden": 8, "probe_steps": 15, "batch_size": 32, "n_neighbors": 5} | fields)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    return make_reference()
+
+
+@pytest.fixture(scope="module")
+def heads(reference):
+    """A head of each method, and what held-out cells are called."""
+    fitted = {method: A.fit_head(reference, method, N_LABELS, N_TOKENS, config()) for method in METHODS}
+    return {method: (head, A.held_out(head, reference, config())) for method, head in fitted.items()}
+
+
+def dense(reference) -> np.ndarray:
+    found = np.zeros((reference.cells.n_cells, N_TOKENS))
+    rows = np.repeat(np.arange(reference.cells.n_cells), np.diff(reference.cells.indptr))
+    found[rows, reference.cells.tokens] = reference.cells.values
+    return found
+
+
+def state_of(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def same(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+
+
+def test_moments_are_those_of_the_reference(heads, reference):
+    head = heads["linear"][0]
+    assert head.sizes.own_dim > 0
+    u, genes = A.read_cells(head, reference, np.arange(90))
+    torch.testing.assert_close(head.feature_mean, u.mean(dim=0))
+    torch.testing.assert_close(head.feature_scale, u.std(dim=0).clamp_min(1e-6))
+    expected = dense(reference)[:, head.gene_tokens.numpy()]
+    np.testing.assert_allclose(genes, expected, rtol=1e-6)
+    np.testing.assert_allclose(head.gene_mean, expected.mean(axis=0), rtol=1e-5)
+    for label in range(N_LABELS):
+        states = reference.states[torch.from_numpy(reference.labels == label)]
+        mean = (states / states.norm(dim=1, keepdim=True)).sum(dim=0)
+        torch.testing.assert_close(head.centroids[label], mean / mean.norm())
+
+
+def test_genes_are_the_measured_ones_of_highest_dispersion(heads, reference, monkeypatch):
+    tokens = heads["linear"][0].gene_tokens.numpy()
+    assert set(tokens) <= set(reference.cells.measured)  # two tokens are in cells, and not measured
+    assert (np.diff(tokens) > 0).all()
+    monkeypatch.setattr(A, "N_GENES", 7)
+    few = A.fit_head(reference, "linear", N_LABELS, N_TOKENS, config()).gene_tokens.numpy()
+    x = dense(reference)
+    dispersion = x.var(axis=0) / np.maximum(x.mean(axis=0), A.DISPERSION_OFFSET)
+    measured = reference.cells.measured
+    assert set(few) == set(measured[np.argsort(-dispersion[measured])[:7]])
+
+
+@pytest.mark.parametrize("balanced", [True, False])
+def test_linear_is_the_logistic_regression_of_sklearn(balanced, reference):
+    rare = np.where((reference.labels == 2) & (np.arange(90) > 40), 0, reference.labels)
+    given = reference._replace(labels=rare)
+    c = config(balanced=balanced, inverse_penalty=0.3)
+    head = A.fit_head(given, "linear", N_LABELS, N_TOKENS, c)
+    x = head.inputs(*A.read_cells(head, given, np.arange(90))).detach().numpy()
+    weights = compute_sample_weight("balanced", rare) if balanced else None
+    theirs = LogisticRegression(C=0.3, max_iter=5000, tol=1e-8).fit(x.astype(np.float64), rare, sample_weight=weights)
+    found = head.classifier(torch.from_numpy(x)).softmax(dim=1).detach()
+    np.testing.assert_allclose(found, theirs.predict_proba(x), atol=3e-3)
+
+
+def test_two_classes_and_a_class_that_a_fold_lacks():
+    draw = np.random.default_rng(0)
+    x = torch.from_numpy(draw.normal(size=(40, 4))).float()
+    y = (x[:, 0] + 0.5 * torch.from_numpy(draw.normal(size=40)) > 0).long().numpy()
+    layer = nn.Linear(4, 3)
+    layer.requires_grad_(False)
+    A._train(layer, x, np.where(y == 1, 2, 0), config())  # nothing of label 1
+    theirs = LogisticRegression(C=config().inverse_penalty, class_weight="balanced").fit(x.numpy(), y)
+    probability = layer(x).softmax(dim=1).numpy()
+    np.testing.assert_allclose(probability[:, [0, 2]], theirs.predict_proba(x.numpy()), atol=1e-5)
+    assert probability[:, 1].max() < 1e-9
+
+
+def test_centroid_and_knn_are_zero_shot(heads, reference):
+    for method in ("centroid", "knn"):
+        assert heads[method][0].sizes.own_dim == heads[method][0].sizes.n_genes == 0
+    x = nn.functional.normalize(reference.states, dim=1)
+    head = heads["knn"][0]
+    theirs = KNeighborsClassifier(5).fit(x, reference.labels)
+    np.testing.assert_allclose((head.classifier(x).exp() * 6 - 1 / 3) / 5, theirs.predict_proba(x), atol=1e-5)
+    logits = heads["centroid"][0].classifier(x)
+    torch.testing.assert_close(logits, A.CENTROID_SCALE * x @ heads["centroid"][0].centroids.T)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_seed_determines_every_bit_and_the_users_stream_goes_on(method, heads, reference):
+    stream, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    head = A.fit_head(reference, method, N_LABELS, N_TOKENS, config())
+    found = A.held_out(head, reference, config())
+    assert torch.equal(torch.random.get_rng_state(), stream)
+    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
+    assert same(state_of(head), state_of(heads[method][0]))
+    for one, other in zip(found, heads[method][1], strict=True):
+        np.testing.assert_array_equal(one, other)
+    other = A.held_out(head, reference, config(seed=1))
+    assert not np.array_equal(other.logits, found.logits)
+
+
+def test_the_probe_learns(reference):
+    head = A.fit_head(
+        reference, "probe", N_LABELS, N_TOKENS, config(probe_steps=150, hidden=16, probe_learning_rate=5e-3)
+    )
+    u, genes = A.read_cells(head, reference, np.arange(90))
+    assert genes is None
+    right = head.classifier(head.inputs(u, None)).argmax(dim=1).numpy() == reference.labels
+    assert right.mean() > 0.8
+    assert not any(p.requires_grad for p in head.classifier.parameters())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_unlabelled_cells_are_never_a_label(method):
+    given = make_reference(unlabelled=20)
+    head = A.fit_head(given, method, N_LABELS, N_TOKENS, config())
+    found = A.held_out(head, given, config())
+    assert len(found.labels) == 70
+    assert head.centroids.shape == (N_LABELS, STATE_DIM)
+    if method == "knn":
+        assert (head.sizes.n_known, int(head.classifier.label.min())) == (70, 0)
+    states = nn.functional.normalize(given.states[torch.from_numpy(given.labels == 0)], dim=1)
+    torch.testing.assert_close(head.centroids[0], nn.functional.normalize(states.sum(dim=0), dim=0))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_held_out_cell_is_in_its_own_fit(method, heads, reference, monkeypatch):
+    """Other labels, other genes and states for the cells of one part: the fit that is asked about them is the same."""
+    fold = np.arange(90) % A.FOLDS
+    monkeypatch.setattr(A, "_dealt", lambda y, rng: fold)
+    head, part = heads[method][0], fold == 1
+    before = A.held_out(head, reference, config())
+    np.testing.assert_array_equal(before.labels, np.concatenate([reference.labels[fold == k] for k in range(3)]))
+    renamed = np.where(part, (reference.labels + 1) % N_LABELS, reference.labels)
+    after = A.held_out(head, reference._replace(labels=renamed), config())
+    at = np.sort(fold) == 1
+    np.testing.assert_array_equal(after.logits[at], before.logits[at])
+    np.testing.assert_array_equal(after.cosines[at], before.cosines[at])
+    assert not np.array_equal(after.logits[~at], before.logits[~at])
+    one = int(np.flatnonzero(part)[4])  # another cell in its place: the others of its part hear the same
+    values, states = reference.cells.values.copy(), reference.states.clone()
+    values[reference.cells.indptr[one] : reference.cells.indptr[one + 1]] *= 3
+    states[one] *= -1
+    changed = A.Reference(replace(reference.cells, values=values), states, reference.labels)
+    after = A.held_out(head, changed, config())
+    at[np.flatnonzero(at)[4]] = False
+    np.testing.assert_allclose(after.logits[at], before.logits[at], atol=1e-5)
+    assert np.abs(after.logits[np.sort(fold) != 1] - before.logits[np.sort(fold) != 1]).max() > 1e-4
+
+
+def test_held_out_leaves_the_head_as_it_is(heads, reference):
+    for method in METHODS:
+        head = heads[method][0]
+        before = state_of(head)
+        A.held_out(head, reference, config())
+        assert same(state_of(head), before)
+
+
+def test_held_out_cells_are_told_nearly_as_well_as_they_can_be(heads):
+    for method in ("linear", "finetune", "knn", "centroid"):
+        found = heads[method][1]
+        assert len(found.labels) == 90
+        assert (found.logits.argmax(axis=1) == found.labels).mean() > 0.75
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=80), st.integers(0, 99))
+def test_each_label_is_dealt_out(labels, seed):
+    y = np.array(labels)
+    fold = A._dealt(y, np.random.default_rng(seed))
+    for label in np.unique(y):
+        counts = np.bincount(fold[y == label], minlength=A.FOLDS)
+        assert counts.max() - counts.min() <= 1
+    sizes = np.bincount(fold, minlength=A.FOLDS)
+    assert sizes.max() - sizes.min() <= 1  # few labels of few cells do not all land in the first part
+
+
+def test_singletons_are_left_out_and_pairs_are_not(reference):
+    labels = np.where(reference.labels == 2, 0, reference.labels)
+    labels[[3, 8]], labels[50] = 2, 3
+    given = reference._replace(labels=labels)
+    head = A.fit_head(given, "linear", 4, N_TOKENS, config())
+    found = A.held_out(head, given, config())
+    assert np.bincount(found.labels, minlength=4).tolist()[2:] == [2, 0]
+    assert len(found.labels) == 89
+    alone = reference._replace(labels=np.where(np.arange(90) == 0, 0, np.where(np.arange(90) == 1, 1, -1)))
+    head = A.fit_head(alone, "linear", 2, N_TOKENS, config())
+    found = A.held_out(head, alone, config())
+    assert [part.shape for part in found] == [(0,), (0, 2), (0, 2)]
+    before = state_of(head)
+    notes = A.calibrate(head, found)
+    assert same(state_of(head), before)
+    assert (notes["temperature"], notes["n_held_out"], notes["reliability"], len(notes["novelty"])) == (1.0, 0, {}, 0)
+    assert np.isnan([notes["ece"], notes["accuracy"]]).all()
+
+
+def made_up(seed: int, n: int = 80, sharp: float = 4.0) -> A.HeldOut:
+    """Logits that are far too sure."""
+    draw = np.random.default_rng(seed)
+    logits = draw.normal(size=(n, N_LABELS))
+    labels = np.array([draw.choice(N_LABELS, p=p) for p in softmax(logits, axis=1)])
+    return A.HeldOut(labels, sharp * logits, draw.uniform(-1, 1, (n, N_LABELS)))
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1000), st.floats(0.3, 8))
+def test_the_temperature_has_the_least_cross_entropy(seed, sharp):
+    found = made_up(seed, sharp=sharp)
+    head = AnnotationHead(HeadSizes("centroid", N_LABELS, STATE_DIM, N_TOKENS)).requires_grad_(False)
+    notes = A.calibrate(head, found)
+    own = np.arange(80), found.labels
+    grid = np.exp(np.linspace(-3, 3, 300))
+    losses = [-log_softmax(found.logits / t, axis=1)[own].mean() for t in grid]
+    loss = -log_softmax(found.logits / notes["temperature"], axis=1)[own].mean()
+    assert loss <= min(losses) + 1e-5
+    assert float(head.temperature) == pytest.approx(notes["temperature"])
+
+
+def test_what_calibration_finds():
+    found = made_up(0, n=300)
+    head = AnnotationHead(HeadSizes("centroid", N_LABELS, STATE_DIM, N_TOKENS)).requires_grad_(False)
+    notes = A.calibrate(head, found)
+    assert 3 < notes["temperature"] < 5.5  # the truth is 4
+    named, y = found.logits.argmax(axis=1), found.labels
+    assert notes["accuracy"] == (named == y).mean()
+    p = softmax(found.logits / notes["temperature"], axis=1).max(axis=1)
+    place = np.clip(np.ceil(p * 15).astype(int) - 1, 0, 14)
+    ece = sum(abs((named == y)[place == k].sum() - p[place == k].sum()) for k in range(15)) / 300
+    assert notes["ece"] == pytest.approx(ece, abs=1e-6)
+    assert notes["reliability"].keys() == {"confidence", "accuracy", "n_cells"}
+    assert notes["reliability"]["n_cells"].sum() == notes["n_held_out"] == 300
+    for k in range(N_LABELS):
+        largest, cosine = found.logits[named == k, k], found.cosines[y == k, k]
+        np.testing.assert_allclose(
+            [head.logit_mean[k], head.logit_scale[k]], [largest.mean(), largest.std()], rtol=1e-5
+        )
+        np.testing.assert_allclose(
+            [head.cosine_mean[k], head.cosine_scale[k]], [cosine.mean(), cosine.std()], rtol=1e-5
+        )
+    expected = head.novelty(torch.from_numpy(found.logits).float(), torch.from_numpy(found.cosines).float())
+    np.testing.assert_array_equal(notes["novelty"], np.sort(expected.numpy()))
+    assert notes["novelty"].dtype == np.float32
+
+
+def test_moments_of_few_are_those_of_all():
+    values, group = np.array([1.0, 2, 3, 4, 5, 60, 70]), np.array([0, 0, 0, 0, 0, 1, 1])
+    mean, scale = A._moments(values, group, 3)
+    np.testing.assert_allclose(mean, [3, values.mean(), values.mean()], rtol=1e-6)
+    np.testing.assert_allclose(scale, [np.std([1, 2, 3, 4, 5]), values.std(), values.std()], rtol=1e-6)
+    assert (A._moments(np.ones(9), np.zeros(9, dtype=int), 2)[1] > 0).all()  # all alike: nothing is divided by 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=60))
+def test_weights_of_labels(labels):
+    y = np.array(labels)
+    weights = A.label_weights(y, 6, True)
+    np.testing.assert_allclose(weights[y], compute_sample_weight("balanced", y))
+    assert weights[y].mean() == pytest.approx(1)
+    assert not weights[np.setdiff1d(np.arange(6), y)].any()
+    assert (A.label_weights(y, 6, False) == 1).all()
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.sampled_from([1, 3, 60, 900]), min_size=1, max_size=5), st.integers(0, 5))
+def test_a_subset_keeps_rare_labels(counts, seed):
+    labels = np.concatenate([np.repeat(np.arange(len(counts)), counts), [-1] * 7])
+    labels = np.random.default_rng(seed).permutation(labels)
+    rows = A._subset(labels, 400, seed)
+    assert (np.diff(rows) > 0).all()
+    assert (labels[rows] >= 0).all()
+    np.testing.assert_array_equal(rows, A._subset(labels, 400, seed))
+    for label, count in enumerate(counts):
+        kept = int((labels[rows] == label).sum())
+        share = count if sum(counts) <= 400 else round(400 * count / sum(counts))
+        assert kept == min(count, max(A.LEAST_OF_LABEL, share)) if sum(counts) > 400 else kept == count
+    assert A._subset(labels, 10**6, seed).tolist() == np.flatnonzero(labels >= 0).tolist()
+
+
+@pytest.mark.parametrize("method", ["linear", "knn"])
+def test_of_many_cells_some_are_fitted_and_held_out(method, reference, monkeypatch):
+    monkeypatch.setattr(A, "MOST_FITTED", 40)
+    monkeypatch.setattr(A, "MOST_HELD_OUT", 20)
+    monkeypatch.setattr(A, "LEAST_OF_LABEL", 2)
+    monkeypatch.setattr(A, "BLOCK_CELLS", 7)
+    head = A.fit_head(reference, method, N_LABELS, N_TOKENS, config())
+    assert 17 <= len(A.held_out(head, reference, config()).labels) <= 23
+    if method == "knn":
+        assert 37 <= head.sizes.n_known <= 43
+
+
+def test_cells_read_in_blocks_are_the_same(heads, reference, monkeypatch):
+    head = copy.deepcopy(heads["linear"][0])
+    whole = A.read_cells(head, reference, np.arange(5, 60))
+    monkeypatch.setattr(A, "BLOCK_CELLS", 7)
+    for one, other in zip(A.read_cells(head, reference, np.arange(5, 60)), whole, strict=True):
+        torch.testing.assert_close(one, other)

@@ -9,31 +9,18 @@ notes. Importing libraries and reading the file are not in the seconds; they are
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import sys
-import time
-import warnings
-from importlib.metadata import version
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
-
 import anndata as ad
 import numpy as np
 import scanpy as sc
 import scipy.sparse as sp
-import torch
-from _memory import _status as status
-from _rivals import CLIP, N_HVG, N_PCS, fit_pca, log_normalised, scdiva_arm
+from _prepared import BATCH, KNOWN, LABELS, UNLABELLED
+from _process import Watch, do
+from _rivals import CLIP, N_PCS, fit_pca, log_normalised, scdiva_arm, variable_genes
+from _scvi import fitted_scvi, rounded, semi_supervised
 
 import scdiva as sd
 from scdiva.metrics.annotation import labelled
 
-BATCH, LABELS, KNOWN = "batch", "cell_type", "known_type"
-"""Columns of obs: batches and types of the prepared cells, and the types that an arm is told of."""
-UNLABELLED = "unlabelled"
 APART = 0.2
 """Spread of a type in the arm `apart`, as a share of that of the types."""
 Found = dict[str, np.ndarray]
@@ -41,32 +28,9 @@ Found = dict[str, np.ndarray]
 for the cells in question."""
 Made = tuple[Found, dict]
 """With what an arm has to say of itself; `kept` is the cost of a fit that was read, not made."""
-PACKAGES = {"harmony": "harmonypy", "scvi": "scvi-tools", "scanvi": "scvi-tools", "scarches": "scvi-tools"}
-MODULES = {"harmonypy": "harmonypy", "scvi-tools": "scvi"}
 ARCHES = {"n_layers": 2, "dropout_rate": 0.2, "encode_covariates": True, "use_layer_norm": "both",
           "use_batch_norm": "none"}  # fmt: skip
 """What the tutorial of scArches in scvi-tools sets, so that the encoder can learn of a new batch."""
-
-
-def missing(arm: str) -> str | None:
-    """Why an arm can't run here; None where it can."""
-    package = PACKAGES.get(arm)
-    if package is None or find_spec(MODULES[package]) is not None:
-        return None
-    return f"{package} is not installed: pip install -c constraints.txt {package}"
-
-
-def version_of(arm: str) -> str:
-    """The package that an arm comes from, with its version."""
-    package = PACKAGES.get(arm, "scanpy" if arm in ("pca", "combat") else "scdiva")
-    return f"{package} {sd.__version__ if package == 'scdiva' else version(package)}"
-
-
-def variable_genes(adata: ad.AnnData) -> list[str]:
-    """The highly variable genes that `fit_pca` takes as well, so that all rivals see the same."""
-    work = log_normalised(adata)
-    sc.pp.highly_variable_genes(work, n_top_genes=min(N_HVG, work.n_vars))
-    return list(work.var_names[work.var["highly_variable"]])
 
 
 def hidden_half(labels: np.ndarray, seed: int) -> np.ndarray:
@@ -155,52 +119,6 @@ def combat(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
     return {"embedding": work.obsm["X_pca"]}, {}
 
 
-def rounded(adata: ad.AnnData, genes: list[str]) -> ad.AnnData:
-    """Integer counts of these genes, as scVI models integers; a set of mixed scales is rounded."""
-    part = adata[:, genes]
-    matrix = sp.csr_matrix(part.X, copy=True)
-    matrix.data = np.round(matrix.data)
-    return ad.AnnData(matrix, obs=part.obs[[BATCH, KNOWN]].copy(), var=part.var[[]].copy())
-
-
-def fitted_scvi(adata: ad.AnnData, job: dict, seed: int, **architecture: object) -> tuple[Any, dict]:
-    """scVI told of the batches, default epochs with early stopping; kept in the job's folder, as a fit takes minutes.
-
-    Gives the network and its epochs. The same cells, seed and architecture are fitted once: later calls read the
-    network, and the seconds and memory that its fit took come with it.
-    """
-    from scvi.model import SCVI
-
-    counts = rounded(adata, variable_genes(adata))
-    epochs = job.get("max_epochs")
-    told = [version("scvi-tools"), counts.obs[BATCH].astype(str).tolist(), list(counts.var_names), seed, architecture,
-            epochs]  # fmt: skip
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
-    for part in (counts.X.data, counts.X.indices, counts.X.indptr):
-        digest.update(part.tobytes())
-    folder = Path(job["keep"]) / f"scvi_{digest.hexdigest()[:16]}"
-    fit = folder / "fit.json"
-    if fit.exists():
-        return SCVI.load(str(folder), adata=counts, accelerator="cpu"), json.loads(fit.read_text())
-    watch = Watch()
-    set_scvi_seed(seed)
-    SCVI.setup_anndata(counts, batch_key=BATCH)
-    network = SCVI(counts, **architecture)
-    network.train(epochs, early_stopping=True, accelerator="cpu", enable_progress_bar=False)
-    torch.set_num_threads(job["threads"])
-    notes = {"epochs": len(network.history["elbo_train"])}
-    network.save(str(folder), overwrite=True)
-    fit.write_text(json.dumps({**notes, "kept": watch.cost()}))
-    return network, notes
-
-
-def set_scvi_seed(seed: int) -> None:
-    """Of scvi-tools, whose networks and order of cells draw from the global state."""
-    import scvi
-
-    scvi.settings.seed = seed
-
-
 def latent_scvi(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
     """scVI with batch_key, otherwise its defaults, and early stopping."""
     network, notes = fitted_scvi(adata, job, job["seed"])
@@ -215,18 +133,6 @@ def scanvi(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
         "embedding": fitted.get_latent_representation(),
         "predicted": np.asarray(fitted.predict()).astype(str),
     }, notes
-
-
-def semi_supervised(network: Any, adata: ad.AnnData, job: dict) -> Any:
-    """scANVI that starts from an scVI, told of the types of this job."""
-    from scvi.model import SCANVI
-
-    set_scvi_seed(job["seed"])
-    cells = network.adata
-    cells.obs[KNOWN] = adata.obs[KNOWN].to_numpy()
-    fitted = SCANVI.from_scvi_model(network, UNLABELLED, labels_key=KNOWN, adata=cells)
-    fitted.train(job.get("max_epochs"), accelerator="cpu", enable_progress_bar=False)
-    return fitted
 
 
 def scarches(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
@@ -256,18 +162,6 @@ ALIKE = ("scdiva", "pca", "combat")
 """Arms in which nothing is drawn: one fit stands for every seed."""
 
 
-class Watch:
-    """Seconds since it was made, and the most resident memory of the process so far."""
-
-    def __init__(self) -> None:
-        self.cpu, self.wall = time.process_time(), time.perf_counter()
-
-    def cost(self) -> dict[str, float]:
-        seconds = {"cpu_seconds": time.process_time() - self.cpu, "wall_seconds": time.perf_counter() - self.wall}
-        # not ru_maxrss, which a process inherits from the one that started it
-        return {**seconds, "peak_mib": status("VmHWM") / 2**20}
-
-
 def run(job: dict) -> tuple[Found, dict]:
     """Do a job; gives the embeddings, and what it cost beside what the arm has to say."""
     adata, query = parted(ad.read_h5ad(job["file"]), job)
@@ -279,20 +173,5 @@ def run(job: dict) -> tuple[Found, dict]:
     return found, {**cost, **notes}
 
 
-def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
-    torch.set_num_threads(job["threads"])
-    sd.settings.progress, sd.settings.threads = False, job["threads"]
-    warnings.filterwarnings("ignore")
-    for name in ("lightning.pytorch", "lightning.fabric", "harmonypy", "scvi"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    found, cost = run(job)
-    for name, values in found.items():
-        if values.dtype.kind == "f" and not np.isfinite(values).all():
-            raise ValueError(f"{job['arm']}: {(~np.isfinite(values)).any(axis=1).sum()} rows of {name} are not finite.")
-    np.savez(job["out"], **found)
-    print(json.dumps(cost))
-
-
 if __name__ == "__main__":
-    main()
+    do(run)

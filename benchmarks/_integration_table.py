@@ -88,13 +88,20 @@ def part_table(rows: list[dict], part: str) -> str:
     return f"### {title}\n\n{table(header, lines)}"
 
 
-def origins(rows: list[dict]) -> str:
+def made_at(rows: list[dict]) -> str:
     """With which packages, at which commits and on what the rows were made: not all need be of one call."""
     packages = ", ".join(sorted({row["package"] for row in rows}))
     commits = ", ".join(
         f"`{commit[:12]}`{' with changes' if commit.endswith('+changes') else ''}"
         for commit in dict.fromkeys(row["commit"] for row in rows)
     )
+    return (
+        f"Rows were made at commits {commits}, on {', '.join(sorted({row['processor'] for row in rows}))}: {packages}."
+    )
+
+
+def origins(rows: list[dict]) -> str:
+    """Where the rows come from, and which arms were fitted once."""
     once = sorted(
         {
             INTEGRATED[row["arm"]]
@@ -102,10 +109,7 @@ def origins(rows: list[dict]) -> str:
             if row["fits"] < len(row["seeds"]) and row.keys() & {"epochs", "strategy"}
         }
     )
-    text = (
-        f"Rows were made at commits {commits}, on {', '.join(sorted({row['processor'] for row in rows}))}: {packages}."
-    )
-    return text + (f" Fitted once for all seeds on some sets: {', '.join(once)}." if once else "") + "\n"
+    return made_at(rows) + (f" Fitted once for all seeds on some sets: {', '.join(once)}." if once else "") + "\n"
 
 
 def paper() -> str:

@@ -79,6 +79,18 @@ def kept_rows(name: str, arms: Iterable[str], **alike: object) -> list[dict]:
     return [{"commit": last["commit"], **row} for row in last.get("rows", []) if row.get("arm") in arms]
 
 
+def rows_so_far(name: str) -> list[dict]:
+    """Rows of the results as they stand, without goals; another environment may have written some since."""
+    file = RESULTS / f"{name}.json"
+    return [row for row in json.loads(file.read_text())["rows"] if "met" not in row] if file.exists() else []
+
+
+def replaced(rows: list[dict], row: dict, keys: tuple[str, ...]) -> list[dict]:
+    """The rows with a new one in the place of that which agrees with it in these keys."""
+    place = [row.get(key) for key in keys]
+    return [*(other for other in rows if [other.get(key) for key in keys] != place), row]
+
+
 def record(name: str, rows: list[dict], **notes: object) -> Path:
     """Write `results/<name>.json`: the rows, and the command, commit, machine and versions that made them.
 

@@ -59,6 +59,13 @@ def log_normalised(adata: ad.AnnData) -> ad.AnnData:
     return work
 
 
+def variable_genes(adata: ad.AnnData) -> list[str]:
+    """The highly variable genes that `fit_pca` takes as well, so that all rivals see the same."""
+    work = log_normalised(adata)
+    sc.pp.highly_variable_genes(work, n_top_genes=min(N_HVG, work.n_vars))
+    return list(work.var_names[work.var["highly_variable"]])
+
+
 def fit_pca(adata: ad.AnnData) -> Arm:
     """PCA(50) of scaled, highly variable genes, as scanpy's tutorials make it; other cells are projected.
 

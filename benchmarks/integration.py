@@ -25,23 +25,18 @@ left out, and the result says why. The last rows are goals; a missed one fails t
 from __future__ import annotations
 
 import argparse
-import hashlib
-import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import anndata as ad
 import numpy as np
-import pandas as pd
-import scipy.sparse as sp
-from _integration_arms import ALIKE, ARMS, BATCH, LABELS, hidden_half, missing, version_of
+from _integration_arms import ALIKE, ARMS, hidden_half
 from _integration_goals import goals
 from _integration_scores import carried, conserved, integrated, named
-from _record import RESULTS, commit, machine, record
+from _prepared import BATCH, LABELS, MAX_CELLS, fingerprint, prepared
+from _process import fit, missing, version_of
+from _record import commit, machine, record, replaced, rows_so_far
 from _timing import report
 
 from scdiva.metrics.annotation import labelled
@@ -54,7 +49,6 @@ SETS = {
     "kang_ifnb_2800": "batch",
 }
 """Sets and their column of batches: donors, plates and technologies, technologies and donors, stimulation."""
-MAX_CELLS = 6000
 QUICK = 60.0
 """A fit that takes fewer seconds is repeated for each seed."""
 N_QUERIES, LEAST_QUERY = 3, 50
@@ -62,66 +56,11 @@ ARMS_FILE = Path(__file__).parent / "_integration_arms.py"
 KEYS = ("part", "set", "arm", "left_out")
 
 
-def prepared(adata: ad.AnnData, batch_key: str, labels_key: str, layer: str | None = None) -> ad.AnnData:
-    """At most 6,000 cells, counts, `BATCH` and `LABELS`, nothing else; always the same ones.
-
-    Raises
-    ------
-    ValueError
-        If a column is missing, a cell has no batch, there is one batch, or values are negative.
-    """
-    for key in (batch_key, labels_key):
-        if key not in adata.obs:
-            raise ValueError(f"obs has no column {key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
-    if (lost := int(adata.obs[batch_key].isna().sum())) > 0:
-        raise ValueError(f"{lost} cells have no batch: leave them out, adata[adata.obs[{batch_key!r}].notna()].")
-    rows = np.sort(np.random.default_rng(0).permutation(adata.n_obs)[:MAX_CELLS])
-    counts = sp.csr_matrix(adata.X if layer is None else adata.layers[layer], dtype=np.float32)[rows]
-    if (counts.data < 0).any():
-        raise ValueError("counts are needed, but there are negative values: name the layer of counts with --layer.")
-    obs = pd.DataFrame(
-        {
-            BATCH: adata.obs[batch_key].astype(str).to_numpy()[rows],
-            LABELS: adata.obs[labels_key].astype(str).to_numpy()[rows],
-        },
-        index=adata.obs_names[rows],
-    ).astype("category")
-    if obs[BATCH].nunique() < 2:
-        raise ValueError(f"obs[{batch_key!r}] has one batch: there is nothing to integrate.")
-    return ad.AnnData(counts, obs=obs, var=adata.var.copy())
-
-
-def fingerprint(adata: ad.AnnData) -> str:
-    """Of counts, genes, batches and labels."""
-    digest = hashlib.sha256()
-    for part in (adata.X.data, adata.X.indices, adata.X.indptr):
-        digest.update(part.tobytes())
-    for names in (adata.var_names, adata.obs[BATCH], adata.obs[LABELS]):
-        digest.update("\n".join(names.astype(str)).encode())
-    return digest.hexdigest()[:16]
-
-
 def queries(adata: ad.AnnData) -> list[str]:
     """Batches to leave out: up to three of at least 50 cells, from the largest to the smallest, evenly apart."""
     sizes = adata.obs[BATCH].astype(str).value_counts()
     names = sorted(sizes.index[sizes >= LEAST_QUERY], key=lambda name: (-sizes[name], name))
     return [names[i] for i in np.unique(np.linspace(0, len(names) - 1, min(N_QUERIES, len(names))).round().astype(int))]
-
-
-def fit(job: dict, folder: Path) -> tuple[dict[str, np.ndarray], dict]:
-    """Do a job in a process of its own; gives its embeddings and costs."""
-    order, out = folder / "job.json", folder / "found.npz"
-    order.write_text(json.dumps({**job, "out": str(out)}))
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), str(job["threads"]))
-    answer = subprocess.run(
-        [sys.executable, str(ARMS_FILE), str(order)], capture_output=True, text=True, check=False,
-        env={**os.environ, **threads},
-    )  # fmt: skip
-    if answer.returncode:
-        what = " ".join(str(job[key]) for key in KEYS if job.get(key))
-        raise RuntimeError(f"{what}, seed {job['seed']} failed:\n{answer.stderr[-4000:]}")
-    with np.load(out) as found:
-        return dict(found), json.loads(answer.stdout.splitlines()[-1])
 
 
 def scored(adata: ad.AnnData, job: dict, found: dict[str, np.ndarray]) -> dict[str, float]:
@@ -174,7 +113,8 @@ def made(adata: ad.AnnData, job: dict, seeds: list[int], folder: Path, cells: st
     for seed in seeds:
         now = {**job, "seed": seed, "base_seed": seeds[0]}
         if not once:
-            found, cost = fit(now, folder)
+            what = " ".join(str(job[key]) for key in KEYS if job.get(key))
+            found, cost = fit(now, folder, ARMS_FILE, f"{what}, seed {seed}")
             costs.append(cost)
             slow = cost["cpu_seconds"] > QUICK and not (job["part"] == "unlabelled" and job["arm"].startswith("ours"))
             # another half of the labels asks for another fit
@@ -183,18 +123,9 @@ def made(adata: ad.AnnData, job: dict, seeds: list[int], folder: Path, cells: st
     return row_of(job, runs, costs, seeds, cells)
 
 
-def rows_so_far() -> list[dict]:
-    """Rows of the results as they stand; another environment may have written some since."""
-    file = RESULTS / f"{NAME}.json"
-    return [row for row in json.loads(file.read_text())["rows"] if "met" not in row] if file.exists() else []
-
-
 def keep(row: dict | None, **notes: object) -> list[dict]:
     """Write the results with a new row in the place of the one that it replaces; gives the goals."""
-    rows = rows_so_far()
-    if row is not None:
-        place = [row.get(key) for key in KEYS]
-        rows = [other for other in rows if [other.get(key) for key in KEYS] != place] + [row]
+    rows = rows_so_far(NAME) if row is None else replaced(rows_so_far(NAME), row, KEYS)
     parts = list(ARMS)
     arms = [arm for part in parts for arm in ARMS[part]]
     names = list(dict.fromkeys([*SETS, *(row["set"] for row in rows)]))
@@ -272,7 +203,7 @@ def main(argv: list[str] | None = None) -> int:
                         same = {"cells": cells, "seeds": arguments.seeds}
                         if not arguments.again and any(
                             [row.get(key) for key in KEYS] == place and all(row[key] == same[key] for key in same)
-                            for row in rows_so_far()
+                            for row in rows_so_far(NAME)
                         ):
                             continue
                         row = made(adata, job, arguments.seeds, folder, cells)

@@ -77,7 +77,7 @@ def test_a_type_that_was_not_asked_for_is_wrong(scores):
 
 
 def test_preparing_takes_the_same_cells_and_refuses_what_has_no_batches(integration, monkeypatch):
-    monkeypatch.setattr(integration, "MAX_CELLS", 50)
+    monkeypatch.setitem(integration.prepared.__globals__, "MAX_CELLS", 50)
     adata = cells()
     adata.obs["own"] = adata.obs["batch"].astype(str)
     first = integration.prepared(adata, "own", "cell_type")
@@ -119,13 +119,13 @@ def test_what_is_hidden_is_not_told(arms):
     assert halves[0].min() >= 10
     told, later = arms.parted(adata.copy(), {"part": "labelled", "seed": 1})
     assert later is None
-    unknown = np.flatnonzero(told.obs[arms.KNOWN] == arms.UNLABELLED)
+    unknown = np.flatnonzero(told.obs["known_type"] == "unlabelled")
     np.testing.assert_array_equal(unknown, np.union1d(halves[2], np.arange(10)))
     batch = adata.obs["batch"].astype(str)
     told, later = arms.parted(adata.copy(), {"part": "query", "seed": 0, "left_out": batch.iloc[0]})
     assert set(later.obs["batch"].astype(str)) == {batch.iloc[0]}
     assert batch.iloc[0] not in set(told.obs["batch"].astype(str))
-    assert (later.obs[arms.KNOWN] == arms.UNLABELLED).all()
+    assert (later.obs["known_type"] == "unlabelled").all()
     with pytest.raises(ValueError, match="'other'"):
         arms.parted(adata, {"part": "query", "seed": 0, "left_out": "other"})
 
@@ -182,7 +182,6 @@ def test_scvi_is_fitted_once_and_its_seconds_are_kept(arms, integration, tmp_pat
 
 
 def test_rows_are_made_once_and_written(integration, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(integration, "RESULTS", tmp_path)
     monkeypatch.setitem(integration.record.__globals__, "RESULTS", tmp_path)
     adata = cells()
     adata.write_h5ad(tmp_path / "mine.h5ad")
@@ -223,7 +222,7 @@ def test_a_fit_that_fails_says_what_and_why(integration, tmp_path, monkeypatch):
     monkeypatch.setattr(integration, "ARMS_FILE", script)
     work = {"part": "query", "set": "toy", "arm": "ours", "left_out": "x", "seed": 3, "threads": 1}
     with pytest.raises(RuntimeError, match=r"query toy ours x, seed 3 failed:[\s\S]*ValueError: of this"):
-        integration.fit(work, tmp_path)
+        integration.made(cells(), work, [3], tmp_path, "")
 
 
 def rows_for_goals():

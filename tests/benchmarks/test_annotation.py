@@ -1,0 +1,269 @@
+"""annotation.py: what is hidden stays hidden, scores are what they are said to be, goals say what the rows say."""
+
+from __future__ import annotations
+
+import json
+
+import anndata as ad
+import numpy as np
+import pytest
+
+import scdiva as sd
+
+RIVALS = ("logistic", "logistic_balanced", "svm", "centroid", "knn")
+
+
+@pytest.fixture
+def arms(script):
+    return script("_annotation_arms")
+
+
+@pytest.fixture
+def scores(script):
+    return script("_annotation_scores")
+
+
+@pytest.fixture
+def annotation(script):
+    return script("annotation")
+
+
+def cells(n_cells=150, **options) -> ad.AnnData:
+    """Toy counts with `batch`, `cell_type` and `split` in obs; every third cell is of the query."""
+    adata = sd.datasets.toy(n_cells, 160, n_types=3, n_batches=2, **options)
+    adata.obs = adata.obs[["batch", "cell_type"]].astype(str)
+    adata.obs["split"] = np.where(np.arange(n_cells) % 3 == 0, "later", "first")
+    return adata
+
+
+def job(part="full", **more) -> dict:
+    return {"part": part, "set": "toy", "share": None, "seed": 0, "queries": {"q": ["later"]}, "model": "scdiva-mini",
+            "threads": 1, **more}  # fmt: skip
+
+
+def test_the_same_few_cells_are_told_and_two_types_at_least(arms):
+    labels = np.array(["a"] * 195 + ["b"] * 5)
+    rows = np.arange(20, 200)
+    for seed in range(5):
+        few = arms.told(labels, rows, 0.01, seed)
+        np.testing.assert_array_equal(few, arms.told(labels, rows, 0.01, seed))
+        assert set(labels[few]) == {"a", "b"}
+        assert few.min() >= 20
+        assert len(few) in (2, 3)
+    assert not np.array_equal(arms.told(labels, rows, 0.2, 0), arms.told(labels, rows, 0.2, 1))
+    assert len(np.unique(arms.told(labels, rows, 0.2, 0))) == 36
+
+
+def test_neither_the_querys_types_nor_the_hidden_ones_are_told(arms):
+    adata = cells()
+    adata.obs.loc[adata.obs_names[:10], "cell_type"] = "nan"
+    (task,) = arms.tasks(adata, job("few", share=0.2))
+    reference, query = arms.parts_of(adata, task)
+    assert list(query.obs) == ["batch"]
+    assert list(reference.obs) == ["batch", "known_type"]
+    assert query.n_obs == 50
+    known = reference.obs["known_type"] != "unlabelled"
+    names = reference.obs_names[known]
+    assert len(names) == round(0.2 * sum((adata.obs["cell_type"] != "nan") & (adata.obs["split"] == "first")))
+    assert (reference.obs.loc[names, "known_type"] == adata.obs.loc[names, "cell_type"]).all()
+    (full,) = arms.tasks(adata, job())
+    assert len(full.known) == 100 - sum(np.arange(10) % 3 > 0)
+
+
+def test_each_shared_type_is_taken_out_of_the_reference(arms):
+    adata = cells()
+    types = sorted(set(adata.obs["cell_type"]))
+    # the query has no cell of the last type
+    adata.obs.loc[(adata.obs["split"] == "later") & (adata.obs["cell_type"] == types[2]), "cell_type"] = types[0]
+    found = arms.tasks(adata, job("unknown"))
+    assert [task.taken_out for task in found] == types[:2]
+    for task in found:
+        reference, _ = arms.parts_of(adata, task)
+        assert task.taken_out not in set(adata.obs.loc[reference.obs_names, "cell_type"])
+        assert reference.n_obs == 100 - sum(
+            (adata.obs["cell_type"] == task.taken_out) & (adata.obs["split"] == "first")
+        )
+
+
+def test_splits_that_cannot_be_scored_are_refused(arms):
+    adata = cells()
+    with pytest.raises(ValueError, match=r"0 of 150 cells are of the query 'q'"):
+        arms.tasks(adata, job(queries={"q": ["other"]}))
+    adata.obs.loc[adata.obs["split"] == "first", "cell_type"] = "a"
+    with pytest.raises(ValueError, match="the reference of 'q' has 1 types"):
+        arms.tasks(adata, job())
+
+
+def test_calibration_error_is_its_definition(scores):
+    # bins (0.4, 0.467] and (0.933, 1]; a bin is closed above
+    confidence, correct = np.array([0.45, 0.44, 0.95, 1.0, 1.0]), np.array([True, False, True, True, False])
+    by_hand = (2 * abs(0.445 - 0.5) + 3 * abs(2.95 / 3 - 2 / 3)) / 5
+    assert scores.ece(confidence, correct) == pytest.approx(by_hand)
+    edges = np.array([1 / 15, 1 / 15 + 1e-6, 0.0])
+    assert scores.ece(edges, np.array([True, False, False])) == pytest.approx((1 - 1 / 15 + 1 / 15) / 3, abs=1e-6)
+
+
+def test_naming_is_scored_on_types_that_the_reference_has(arms, scores):
+    labels = ["a", "a", "b", "a", "a", "b", "c", "nan"]
+    obs = {"cell_type": labels, "batch": "x", "split": ["first"] * 3 + ["later"] * 5}
+    adata = ad.AnnData(np.zeros((8, 1), dtype=np.float32), obs=obs)
+    todo = arms.tasks(adata, job())
+    said = {"predicted": np.array(["a", "b", "b", "a", "a"]), "confidence": np.array([1.0, 1.0, 0.5, 1.0, 1.0])}
+    found = scores.scored(adata, "full", todo, [said])
+    assert found["n_cells"] == 3
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["f1"] == {"a": pytest.approx(2 / 3), "b": pytest.approx(2 / 3)}
+    assert found["ece"] == found["ece_pooled"] == pytest.approx((2 * 0.5 + 0.5) / 3)
+
+
+def test_rejection_is_the_share_of_pairs_in_order(arms, scores):
+    labels = ["a", "b", "c", "a", "b", "b", "c", "d"]
+    obs = {"cell_type": labels, "batch": "x", "split": ["first"] * 3 + ["later"] * 5}
+    adata = ad.AnnData(np.zeros((8, 1), dtype=np.float32), obs=obs)
+    todo = arms.tasks(adata, job("unknown"))
+    # d, which no reference has, is neither known nor taken out
+    novelty = np.array([0.3, 0.1, 0.4, 0.2, 9.0])
+    found = scores.scored(adata, "unknown", todo, [{"novelty": novelty}] * 3)
+    assert found["rejection"] == {"a": pytest.approx(2 / 3), "b": pytest.approx(0.5), "c": pytest.approx(1 / 3)}
+    assert found["rejection_auroc"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("arm", RIVALS)
+def test_rivals_name_types_and_notice_new_ones(arms, scores, tmp_path, arm):
+    adata = cells()
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    work = {"arm": arm, "file": str(tmp_path / "cells.h5ad"), "seeds": [0, 1]}
+    for part, key, least in (("full", "accuracy", 0.9), ("unknown", "rejection_auroc", 0.65)):
+        found, cost = arms.run(job(part, **work))
+        todo = arms.tasks(adata, job(part))
+        assert cost["fits"] == 2 * len(todo)
+        said = [{name: found[f"1.{i}.{name}"] for name in ("predicted", "novelty")} for i in range(len(todo))]
+        assert scores.scored(adata, part, todo, said)[key] > least
+        if part == "full" and "0.0.confidence" in found:
+            assert found["0.0.confidence"].min() > 1 / 3
+
+
+@pytest.mark.parametrize("arm", ["ours", "ours_centroid"])
+def test_our_arms_say_what_the_others_say(arms, scores, tmp_path, arm):
+    adata = cells()
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    found, cost = arms.run(job(arm=arm, file=str(tmp_path / "cells.h5ad"), seeds=[0]))
+    said = {name.removeprefix("0.0."): values for name, values in found.items()}
+    assert set(said) == {"predicted", "confidence", "novelty"}
+    result = scores.scored(adata, "full", arms.tasks(adata, job()), [said])
+    assert result["accuracy"] > 0.9
+    assert 0 <= cost["ece_reference"] < 0.2
+    # two labelled cells leave none to calibrate by
+    two = {"part": "few", "share": 0.01, "arm": arm, "file": str(tmp_path / "cells.h5ad"), "seeds": [0]}
+    found, cost = arms.run(job(**two))
+    assert len(found["0.0.predicted"]) == 50
+    assert "ece_reference" not in cost
+
+
+def test_scanvi_is_told_of_the_query_but_not_of_its_types(arms, scores, tmp_path):
+    pytest.importorskip("scvi", reason="scvi-tools is the extra scdiva[scvi]")
+    adata = cells(240)
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    work = job(arm="scanvi", file=str(tmp_path / "cells.h5ad"), seeds=[0, 1], keep=str(tmp_path), max_epochs=20)
+    found, cost = arms.run(work)
+    assert len(list(tmp_path.glob("scvi_*"))) == 1
+    assert cost["epochs"] <= 20
+    said = {key: found[f"0.0.{key}"] for key in ("predicted", "confidence")}
+    assert 0 <= scores.scored(adata, "full", arms.tasks(adata, job()), [said])["accuracy"] <= 1
+    assert "unlabelled" not in set(said["predicted"])
+
+
+def test_rows_are_made_once_and_written(annotation, tmp_path, monkeypatch):
+    monkeypatch.setitem(annotation.record.__globals__, "RESULTS", tmp_path)
+    cells().write_h5ad(tmp_path / "mine.h5ad")
+    call = ["--h5ad", str(tmp_path / "mine.h5ad"), "--batch-key", "split", "--labels-key", "cell_type", "--query",
+            "later", "--arms", "centroid", "--part", "few", "--shares", "0.1", "--seeds", "0", "1"]  # fmt: skip
+    assert annotation.main(call) == 0
+    (row,) = json.loads((tmp_path / "annotation.json").read_text())["rows"]
+    assert (row["part"], row["set"], row["share"], row["fits"], row["seeds"]) == ("few", "mine", 0.1, 2, [0, 1])
+    assert len(row["f1"]) == 3
+    assert row["accuracy"] > 0.8
+    assert row["by_query"]["later"]["n_cells"] == 50
+
+    def never(*_):
+        raise AssertionError("fitted again")
+
+    monkeypatch.setattr(annotation, "fit", never)
+    assert annotation.main(call) == 0
+    for more in (["--again"], ["--seeds", "0"], ["--query", "first"], ["--max-cells", "100"]):
+        with pytest.raises(AssertionError, match="again"):
+            annotation.main([*call, *more])
+    with pytest.raises(SystemExit):
+        annotation.main(call[:6])
+
+
+def test_the_bundled_sets_are_split_as_said(annotation):
+    assert annotation.runs_of("few", "scanvi", [0.01, 0.1]) == [0.01]
+    assert annotation.runs_of("unknown", "scanvi", [0.01]) == []
+    assert annotation.runs_of("few", "ours", [0.01, 0.1]) == [0.01, 0.1]
+    assert len(annotation.SETS["panc8_small_500"][1]) == 5
+
+
+def rows_for_goals():
+    def row(part, arm, macro_f1=0.5, name="kang", **more):
+        return {"set": name, "part": part, "arm": arm, "macro_f1": macro_f1, **more}
+
+    rows = [
+        row("full", "ours", 0.80, ece_pooled=0.06),
+        row("full", "ours_knn", 0.85),
+        row("full", "logistic", 0.79),
+        row("full", "logistic_balanced", 0.81),
+        row("full", "knn", 0.86),
+        row("unknown", "ours", rejection={"a": 0.9, "b": 0.7}),
+        row("unknown", "logistic", rejection={"a": 0.8, "b": 0.6}),
+        row("unknown", "ours", name="other", rejection={"c": 1.0}),
+        row("unknown", "logistic", name="other", rejection={"c": 0.6}),
+    ]
+    for name, best in (("kang", 0.52), ("other", 0.519)):
+        rows += [
+            row("few", "ours", 0.4, name, share=0.01),
+            row("few", "ours_centroid", best, name, share=0.01),
+            row("few", "scanvi", 0.5, name, share=0.01),
+        ]
+    return rows
+
+
+def test_goals(script):
+    goals = script("_annotation_goals").goals
+    few = "1% of the labels: sets where the {} is above every rival by 0.02 in macro-F1"
+    unknown = "a type taken out: mean rejection AUROC of the default over 3 types"
+    assert {row["what"]: (row["value"], row["met"]) for row in goals(rows_for_goals())} == {
+        "kang: macro-F1, best of ours above the best rival": (-0.01, False),
+        "kang: macro-F1, default above logistic regression": (0.01, True),
+        "kang: macro-F1, default above balanced logistic regression": (-0.01, False),
+        "kang: calibration error of the default": (0.06, False),
+        few.format("best of ours"): (1, False),
+        few.format("default"): (0, False),
+        unknown: (0.8667, True),
+        f"{unknown}, above logistic regression's": (0.2, True),
+    }
+    assert goals([row for row in rows_for_goals() if not row["arm"].startswith("ours")]) == []
+    assert goals([row for row in rows_for_goals() if row["arm"].startswith("ours")]) == []
+
+
+def test_the_page_shows_all_parts_and_marks_what_is_not_ours(script):
+    tables, goals = script("tables"), script("_annotation_goals").goals
+    made = {"n_cells": 60, "seeds": [0, 1], "fits": 1, "package": "some 1.0", "commit": "0123456789abcdef+changes",
+            "processor": "Some CPU", "cpu_seconds": 8.0, "wall_seconds": 9.0, "peak_mib": 1234.0, "accuracy": 0.9,
+            "f1": {"a": 0.5}, "by_query": {"x": {"macro_f1": 0.25}, "y": {"macro_f1": 0.75}},
+            "rejection_auroc": 0.8}  # fmt: skip
+    spread = {f"{key}_sd": 0.01 for key in ("accuracy", "macro_f1", "ece_pooled", "rejection_auroc")}
+    rows = [{**made, **spread, **row} for row in rows_for_goals()]
+    page = tables.annotation({"rows": [*rows, *goals(rows)], "left_out": {"scanvi": "why"}})
+    default = "`tl.annotate` (default, `linear`)"
+    assert f"| kang (60) | {default} | 0.900 ± 0.010 | 0.800 ± 0.010 | 0.060 ± 0.010 | 8.0 | 9.0 | 1,234 |" in page
+    assert "| kang (60) | 15-NN on PCA | 0.900 ± 0.010 | 0.860 ± 0.010 | - |" in page
+    assert "| kang, y | 0.750 | 0.750 | 0.750 | 0.750 | 0.750 |" in page
+    assert "| kang, a | 0.500 |" in page
+    assert "| kang | scANVI | 0.500 ± 0.010 |" in page
+    assert f"| {default} | 0.800 ± 0.010 | 0.800 ± 0.010 | 0.867 |" in page
+    assert "| kang, b | 0.700 | 0.600 |" in page
+    assert "| kang: calibration error of the default | 0.06 | ≤ 0.05 | **missed** |" in page
+    assert "Left out: scANVI; why." in page
+    assert "Nothing of it was measured here" in page
+    assert "| scDiVa, in its paper | - / 0.7271 | - | 0.986 / 0.7919 |" in page

@@ -124,7 +124,7 @@ def test_two_classes_and_a_class_that_a_fold_lacks():
     y = (x[:, 0] + 0.5 * torch.from_numpy(draw.normal(size=40)) > 0).long().numpy()
     layer = nn.Linear(4, 3)
     layer.requires_grad_(False)
-    A._train(layer, x, np.where(y == 1, 2, 0), config())  # nothing of label 1
+    A._train(layer, x, x, np.where(y == 1, 2, 0), config())  # nothing of label 1
     theirs = LogisticRegression(C=config().inverse_penalty, class_weight="balanced").fit(x.numpy(), y)
     probability = layer(x).softmax(dim=1).numpy()
     np.testing.assert_allclose(probability[:, [0, 2]], theirs.predict_proba(x.numpy()), atol=1e-5)
@@ -352,3 +352,41 @@ def test_cells_read_in_blocks_are_the_same(heads, reference, monkeypatch):
     monkeypatch.setattr(A, "BLOCK_CELLS", 7)
     for one, other in zip(A.read_cells(head, reference, np.arange(5, 60)), whole, strict=True):
         torch.testing.assert_close(one, other)
+
+
+def test_of_few_labels_unlabelled_cells_take_part(reference):
+    c = config()
+    labels = reference.labels.copy()
+    shown = np.concatenate([np.flatnonzero(labels == label)[:3] for label in range(N_LABELS)])
+    few = np.full_like(labels, -1)
+    few[shown] = labels[shown]
+    given = reference._replace(labels=few)
+    assert (A._helpers(few, 0) == np.flatnonzero(few < 0)).all()
+    helped = A.fit_head(given, "linear", N_LABELS, N_TOKENS, c)
+    alone = A.fit_head(given, "linear", N_LABELS, N_TOKENS, c)
+    u, genes = A.read_cells(alone, given, shown)
+    with torch.no_grad():
+        A._train(alone.classifier, alone.inputs(u, genes), u, few[shown], c)
+    assert not torch.equal(helped.classifier.weight, alone.classifier.weight)
+    hidden = np.flatnonzero(few < 0)
+    u, genes = A.read_cells(helped, given, hidden)
+    right = [
+        (head.classifier(head.inputs(u, genes)).argmax(dim=1).numpy() == labels[hidden]).mean()
+        for head in (helped, alone)
+    ]
+    assert right[0] >= right[1]
+
+
+def test_of_many_labels_unlabelled_cells_take_no_part():
+    labels = np.repeat([0, 1, -1], [A.FEW_LABELLED + 10, A.FEW_LABELLED - 10, 30])
+    assert not len(A._helpers(labels, 0))
+    assert len(A._helpers(labels[1:], 0)) == 30
+
+
+def test_of_very_many_unlabelled_cells_some_take_part(monkeypatch):
+    monkeypatch.setattr(A, "MOST_UNLABELLED", 10)
+    rows = A._helpers(np.repeat([0, 1, -1], [1, 1, 30]), 0)
+    assert len(set(rows)) == 10
+    assert (rows >= 2).all()
+    assert (np.diff(rows) > 0).all()
+    assert (rows == A._helpers(np.repeat([0, 1, -1], [1, 1, 30]), 0)).all()

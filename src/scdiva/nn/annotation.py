@@ -93,7 +93,9 @@ class Neighbors(nn.Module):
 
     def __init__(self, n_known: int, dim: int, n_labels: int, n_neighbors: int) -> None:
         super().__init__()
-        self.n_labels, self.n_neighbors = n_labels, min(n_neighbors, n_known)
+        self.n_labels = n_labels
+        # more would only count how many cells each label has
+        self.n_neighbors = min(n_neighbors, max(1, n_known // n_labels))
         self.known: Tensor
         self.label: Tensor
         self.register_buffer("known", torch.zeros(n_known, dim))
@@ -125,7 +127,9 @@ class AnnotationHead(nn.Module):
 
     .. math::
 
-        \mathrm{novelty} = -\tfrac12\Bigl(\frac{\ell_c - m_c}{s_c} + \max_k \frac{\cos_k - \mu_k}{\sigma_k}\Bigr).
+        \mathrm{novelty} = -\tfrac12\Bigl(\frac{\ell_c - m_c}{s_c} + \max_k \frac{\cos_k - \mu_k}{\sigma_k}\Bigr) - n_0
+
+    with :math:`n_0` such that held-out cells have a mean of 0.
 
     The projection has no part in the cosines: it holds what tells the types of the reference apart, where the state
     was trained on many more.
@@ -165,7 +169,14 @@ class AnnotationHead(nn.Module):
         self.cosine_scale: Tensor
         self.logit_mean: Tensor
         self.logit_scale: Tensor
-        shapes = {"feature_mean": s.dim, "gene_mean": s.n_genes, "cosine_mean": s.n_labels, "logit_mean": s.n_labels}
+        self.novelty_mean: Tensor
+        shapes = {
+            "novelty_mean": 1,
+            "feature_mean": s.dim,
+            "gene_mean": s.n_genes,
+            "cosine_mean": s.n_labels,
+            "logit_mean": s.n_labels,
+        }
         for name, size in shapes.items():
             self.register_buffer(name, torch.zeros(size))
         for name, size in {
@@ -226,7 +237,7 @@ class AnnotationHead(nn.Module):
         largest, named = logits.max(dim=1)
         by_logit = (largest - self.logit_mean[named]) / self.logit_scale[named]
         by_cosine = ((cosines - self.cosine_mean) / self.cosine_scale).max(dim=1).values
-        return -(by_logit + by_cosine) / 2
+        return -(by_logit + by_cosine) / 2 - self.novelty_mean
 
     def forward(self, cells: Read, measured: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return probabilities `(B, n_labels)` and novelty `(B,)` of cells; `measured` as in :meth:`inputs`."""

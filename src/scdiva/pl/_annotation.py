@@ -154,7 +154,7 @@ def _shared_palette(adata: AnnData, first_key: str, panels: Sequence[pd.Series])
 def _bins_of(adata: AnnData, key: str) -> dict[str, Any] | None:
     """Give the reliability of the reference's held-out cells as `tl.annotate` kept it; None if there were none."""
     ours = adata.uns.get(UNS, {}).get(key, {})
-    if "reliability" not in ours or not np.asarray(ours["reliability"]["n_cells"]).any():
+    if not np.asarray(ours.get("reliability", {}).get("n_cells", 0)).any():  # empty where no cell could be held out
         return None
     return {"ece": float(ours["ece"]), **{name: np.asarray(column) for name, column in ours["reliability"].items()}}
 

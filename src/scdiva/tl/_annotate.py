@@ -26,15 +26,13 @@ if TYPE_CHECKING:
 
     from scdiva.models import Annotator, ScDiVa
 
-Method = Literal["linear", "knn", "centroid", "probe", "finetune"]
-
 
 def annotate(
     adata: AnnData,
     labels_key: str | None = None,
     reference: AnnData | None = None,
     *,
-    method: Method = "linear",
+    method: Literal["linear", "knn", "centroid", "probe", "finetune"] = "linear",
     model: ScDiVa | Annotator | str | PathLike[str] = C.DEFAULT_MODEL,
     batch_key: str | None = None,
     unlabeled_category: str | None = None,
@@ -109,7 +107,7 @@ def annotate(
     class_weight
         `"balanced"`: every label counts alike in fitting, however few cells it has. None: every cell does.
     n_neighbors
-        Neighbours that vote.
+        Neighbours that vote; fewer where labels have fewer cells on average.
     strategy, max_epochs, patience, minutes, batch_size, learning_rate
         Of `"finetune"`: low-rank updates (rank 8) or all weights of what the state comes from; most passes over the
         cells; looks at the held-out cells without a better loss after which it ends; most wall time; cells of a step

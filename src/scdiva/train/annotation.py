@@ -30,6 +30,12 @@ MOST_FITTED, MOST_HELD_OUT, LEAST_OF_LABEL = 20_000, 5_000, 50
 at least (or all)."""
 FEW = 5
 """Held-out cells of a label below which its mean and deviation are those of all labels."""
+MOST_UNLABELLED = 5_000
+"""Most unlabelled cells that a logistic regression is fitted on too."""
+FEW_LABELLED = 50
+"""Labelled cells of a label, on average, from which on it is fitted on these alone."""
+SHARPNESS = 20.0
+"""Logits per unit of cosine with a centroid, in guessing the labels of those."""
 ABSENT = -30.0
 """Logit of a label that a fold has no cell of."""
 BLOCK_CELLS = 2048
@@ -76,7 +82,11 @@ def fit_head(
 ) -> AnnotationHead:
     """Fit a head on a reference; `"finetune"` begins with what this gives for it.
 
-    Unlabelled cells have a part in what is fitted without labels: the own projection, means and deviations.
+    Unlabelled cells have a part in what is fitted without labels: the own projection, means and deviations. And where
+    labels have fewer than 50 cells on average, a logistic regression is fitted twice, the second time on them too: each
+    then counts as a cell of the label that the first fit and the nearest centroid name together, by the square of how
+    sure they are. Of more labelled cells that is no help, and types that have no label yet would be drawn to those that
+    have one.
 
     Parameters
     ----------
@@ -124,10 +134,13 @@ def fit_head(
         # genes and features weigh the same, however many genes there are
         head.gene_weight.fill_((sizes.dim / float(scaled.square().sum(dim=1).mean().clamp_min(1e-12))) ** 0.5)
     rows = _subset(reference.labels, MOST_FITTED, config.seed)
+    known = len(rows)
+    if linear:
+        rows = np.concatenate([rows, _helpers(reference.labels, config.seed)])
     u, expression = read_cells(head, reference, rows)
     y = reference.labels[rows]
-    _train(head.classifier, head.inputs(u, expression), y, config)
-    head.centroids.copy_(state_centroids(head, u, y))
+    _train(head.classifier, head.inputs(u, expression), u, y, config)
+    head.centroids.copy_(state_centroids(head, u[:known], y[:known]))
     return head
 
 
@@ -145,20 +158,24 @@ def held_out(head: AnnotationHead, reference: Reference, config: AnnotationConfi
     reference, config
         As there.
     """
-    rows = _subset(reference.labels, MOST_HELD_OUT, config.seed)
+    rows, n_labels = _subset(reference.labels, MOST_HELD_OUT, config.seed), head.sizes.n_labels
+    fold = _dealt(reference.labels[rows], np.random.default_rng(step_seed(config.seed, 0, "folds")))
+    if head.sizes.method in ("linear", "finetune"):  # unlabelled cells are in no part, and help every fit
+        others = _helpers(reference.labels, config.seed)
+        rows, fold = np.concatenate([rows, others]), np.concatenate([fold, np.full(len(others), -1)])
     u, expression = read_cells(head, reference, rows)
-    x, y, n_labels = head.inputs(u, expression), reference.labels[rows], head.sizes.n_labels
-    fold = _dealt(y, np.random.default_rng(step_seed(config.seed, 0, "folds")))
+    x, y = head.inputs(u, expression), reference.labels[rows]
     parts = []
     for number in range(FOLDS):
         training = fold != number
-        present = np.unique(y[training])
+        present = np.unique(y[training & (y >= 0)])
         asked = np.flatnonzero(~training & np.isin(y, present))
         if len(present) < 2 or not len(asked):
             continue
         fitted = _blank(head, int(training.sum()))
-        _train(fitted, x[training], y[training], config)
-        cosines = head.cosines(u[asked], state_centroids(head, u[training], y[training]))
+        _train(fitted, x[training], u[training], y[training], config)
+        known = training & (y >= 0)
+        cosines = head.cosines(u[asked], state_centroids(head, u[known], y[known]))
         parts.append((y[asked], fitted(x[asked]).numpy(), cosines.numpy()))
     if not parts:
         return HeldOut(np.zeros(0, dtype=np.int64), np.zeros((0, n_labels)), np.zeros((0, n_labels)))
@@ -202,6 +219,8 @@ def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
         getattr(head, f"{name}_scale").copy_(torch.from_numpy(scale))
     judged = calibration(softmax(found.logits / float(head.temperature), axis=1).max(axis=1), named == y)
     logits, cosines = (torch.from_numpy(part).float() for part in (found.logits, found.cosines))
+    head.novelty_mean.zero_()
+    head.novelty_mean.fill_(float(head.novelty(logits, cosines).mean()))
     return {
         "temperature": float(head.temperature),
         "n_held_out": len(y),
@@ -265,6 +284,17 @@ def _subset(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
     return np.sort(np.concatenate(kept))
 
 
+def _helpers(labels: np.ndarray, seed: int) -> np.ndarray:
+    """Rows of unlabelled cells that help where few are labelled, ascending: all, 5,000, or none."""
+    rows, known = np.flatnonzero(labels < 0), labels[labels >= 0]
+    if len(known) >= FEW_LABELLED * len(np.unique(known)):
+        return rows[:0]
+    if len(rows) <= MOST_UNLABELLED:
+        return rows
+    rng = np.random.default_rng(step_seed(seed, 0, "unlabelled"))
+    return np.sort(rng.choice(rows, MOST_UNLABELLED, replace=False))
+
+
 def _dealt(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Deal cells out: those of a label, shuffled, go to the parts in turn, on from where the last label ended."""
     order = rng.permutation(len(y))
@@ -298,25 +328,35 @@ def _blank(head: AnnotationHead, n_known: int) -> nn.Module:
     return copy.deepcopy(head.classifier)
 
 
-def _train(classifier: nn.Module, x: Tensor, y: np.ndarray, config: AnnotationConfig) -> None:
-    """Fit a classifier of any kind on inputs `(n, width)` and labels; in place."""
+def _train(classifier: nn.Module, x: Tensor, u: Tensor, y: np.ndarray, config: AnnotationConfig) -> None:
+    """Fit a classifier of any kind on inputs x and labels; in place. Logistic regression takes labels of -1 too."""
     if isinstance(classifier, Neighbors):
         classifier.known.copy_(x)
         classifier.label.copy_(torch.from_numpy(y))
     elif isinstance(classifier, nn.Linear) and classifier.bias is None:
         classifier.weight.copy_(CENTROID_SCALE * _centroids(x, y, classifier.out_features))
     elif isinstance(classifier, nn.Linear):
-        _train_linear(classifier, x, y, config)
+        known = y >= 0
+        _train_linear(classifier, x[known], y[known], None, config)
+        if not known.all():
+            cosines = u @ _centroids(u[known], y[known], classifier.out_features).T
+            guess = (classifier(x).log_softmax(dim=1) + (SHARPNESS * cosines).log_softmax(dim=1)).softmax(dim=1)
+            sure, named = (part.numpy() for part in guess.max(dim=1))
+            named[known] = y[known]
+            _train_linear(classifier, x, named, np.where(known, 1.0, sure.astype(np.float64) ** 2), config)
     else:
         _train_network(cast(nn.Sequential, classifier), x, y, config)
 
 
-def _train_linear(classifier: nn.Linear, x: Tensor, y: np.ndarray, config: AnnotationConfig) -> None:
+def _train_linear(
+    classifier: nn.Linear, x: Tensor, y: np.ndarray, sample_weight: np.ndarray | None, config: AnnotationConfig
+) -> None:
     """Multinomial logistic regression with a quadratic penalty."""
     from sklearn.linear_model import LogisticRegression
 
     weights = "balanced" if config.balanced else None
-    found = LogisticRegression(C=config.inverse_penalty, class_weight=weights, max_iter=500).fit(x.numpy(), y)
+    model = LogisticRegression(C=config.inverse_penalty, class_weight=weights, max_iter=500)
+    found = model.fit(x.numpy(), y, sample_weight=sample_weight)
     weight, bias = found.coef_, found.intercept_
     if len(found.classes_) == 2:  # one column for both
         weight, bias = np.concatenate([-weight, weight]) / 2, np.concatenate([-bias, bias]) / 2

@@ -16,6 +16,8 @@ from scdiva.train import IntegrationConfig
 from scdiva.train import integration as I
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.batch_correction import correct_batches
+from scdiva.train.low_rank import RANK
+from scdiva.train.views import thinned_at_random
 
 N_GENES = 30  # of the tiny model
 
@@ -175,7 +177,7 @@ def test_the_loss_is_the_sum_of_its_parts_by_hand(plain):
     c, head = module.config, model.integration
     with torch.no_grad():
         state = head.integrated(I.head_features(model, cells))
-        thin = module._thinned(batch, torch.Generator().manual_seed(1))
+        thin = thinned_at_random(batch, c.max_time, torch.Generator().manual_seed(1))
         assert 0 < thin.tokens.numel() < batch.tokens.numel()
         packed = thin.tokens, thin.values, thin.cu_seqlens
         view = head(model.encode(*packed), *packed)
@@ -226,19 +228,6 @@ def test_the_reversal_reaches_the_head_with_its_weight(plain, weight):
     torch.testing.assert_close(grads[1], -weight * model.integration.mlp[0].weight.grad)
 
 
-def test_thinning_hides_genes_at_each_cells_own_rate(plain):
-    module, *_ = module_for(plain(), max_time=0.5)
-    cells = make_cells(120)
-    batch = I._take(cells, np.arange(120), True)
-    thin = module._thinned(batch, torch.Generator().manual_seed(0))
-    share = 1 - thin.tokens.numel() / batch.tokens.numel()
-    assert 0.2 < share < 0.3  # the mean of U(0, 0.5) is a quarter
-    assert torch.equal(thin.study, batch.study)
-    module.config = config(max_time=0.0)
-    same_genes = module._thinned(batch, torch.Generator().manual_seed(0))
-    assert torch.equal(same_genes.tokens, batch.tokens)
-
-
 HEAD = {f"integration.mlp.{number}.{part}" for number in (0, 2, 4) for part in ("weight", "bias")}
 PROJECTION = {"integration.table.weight"}
 STATE = {f"anchor.{name}" for name in ("table.weight", "bias")}
@@ -269,7 +258,7 @@ def test_a_strategy_changes_its_weights_and_no_other(plain, strategy, more):
     assert torch.equal(fitted.table.weight, model.integration.table.weight)  # no training moves the projection
     if strategy == "lora":
         for name in LAYERS:
-            assert np.linalg.matrix_rank((model.state_dict()[name] - before[name]).numpy(), tol=1e-5) <= I.RANK
+            assert np.linalg.matrix_rank((model.state_dict()[name] - before[name]).numpy(), tol=1e-5) <= RANK
 
 
 @pytest.mark.parametrize("strategy", ["head", "lora", "full"])

@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from scdiva.train.views import contrast_loss, supervised_contrast_loss, thinned
+from scdiva.data.batch import CellBatch
+from scdiva.train.views import contrast_loss, supervised_contrast_loss, thinned, thinned_at_random
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -18,6 +19,19 @@ def cells_of(batch):
     bounds = batch.cu_seqlens.tolist()
     for a, b in itertools.pairwise(bounds):
         yield batch.tokens[a:b], batch.values[a:b]
+
+
+def test_thinning_at_random_hides_genes_at_each_cells_own_rate():
+    n_cells, n_genes = 400, 50
+    bounds = torch.arange(0, n_cells * n_genes + 1, n_genes, dtype=torch.int32)
+    tokens = torch.arange(3, 3 + n_genes).repeat(n_cells)
+    batch = CellBatch(tokens, torch.ones(tokens.numel()), bounds, torch.arange(n_cells))
+    thin = thinned_at_random(batch, 0.5, rng())
+    share = 1 - thin.cu_seqlens.diff() / n_genes
+    assert share.mean() == pytest.approx(0.25, abs=0.02)  # the mean of U(0, 0.5)
+    assert share.std() > 0.12  # one rate for all would leave what 50 draws spread, 0.06
+    assert torch.equal(thin.study, batch.study)
+    assert torch.equal(thinned_at_random(batch, 0.0, rng()).tokens, batch.tokens)
 
 
 def test_thinned_keeps_order_and_boundaries(batch):

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from scdiva._rng import step_seed
 from scdiva.data.batch import CellBatch
-from scdiva.diffusion import cell_of_token
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import AnnotationHead, Read
@@ -20,7 +19,7 @@ from scdiva.train.annotation import HeldOut, Reference, label_weights, read_cell
 from scdiva.train.base import TaskModule
 from scdiva.train.config import AnnotationConfig
 from scdiva.train.low_rank import merge_low_rank, train_states
-from scdiva.train.views import thinned
+from scdiva.train.views import thinned_at_random
 
 HELD_OUT = 0.1
 """Least share of the cells that training never sees."""
@@ -66,10 +65,7 @@ class AnnotationModule(TaskModule):
         labels = batch.study
         assert labels is not None
         if self.training:
-            times = torch.rand(batch.n_cells, generator=generator) * self.config.max_time
-            cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel()).cpu()
-            hidden = torch.rand(cells.numel(), generator=generator) < times[cells]
-            batch = thinned(batch, hidden.to(batch.tokens.device))
+            batch = thinned_at_random(batch, self.config.max_time, generator)
         logits = self.logits(batch)
         loss = F.cross_entropy(logits, labels, weight=self.get_buffer("weights"))
         return loss, {"accuracy": (logits.argmax(dim=1) == labels).float().mean()}

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from scdiva._rng import step_generator, step_seed
 from scdiva.data.batch import CellBatch
 from scdiva.data.packing import BATCH_TOKENS
-from scdiva.diffusion import cell_of_token
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.integration import IntegrationHead
@@ -26,7 +25,7 @@ from scdiva.train.batch_correction import batch_prior, correct_batches
 from scdiva.train.config import IntegrationConfig
 from scdiva.train.linear_refit import centred, own_directions
 from scdiva.train.low_rank import merge_low_rank, train_states
-from scdiva.train.views import supervised_contrast_loss, thinned
+from scdiva.train.views import supervised_contrast_loss, thinned_at_random
 
 DISCRIMINATOR_WIDTH = 128
 BLOCK_TOKENS = 1_000_000
@@ -142,7 +141,7 @@ class IntegrationModule(TaskModule):
         state = head.integrated(known)
         denoising = (1 - (state * target).sum(dim=1)).mean()
         if self.thin:
-            view = head.integrated(self._features(self._thinned(batch, generator)))
+            view = head.integrated(self._features(thinned_at_random(batch, c.max_time, generator)))
             denoising = (denoising + (1 - (view * target).sum(dim=1)).mean()) / 2
         told = _Reversed.apply(state, self.reversal())
         reversal = state.new_zeros(())
@@ -165,12 +164,6 @@ class IntegrationModule(TaskModule):
         c = self.config
         progress = min(1.0, self.batches_seen / c.steps)
         return c.reversal_weight * float(2 / (1 + np.exp(-c.reversal_rise * progress)) - 1)
-
-    def _thinned(self, batch: CellBatch, generator: torch.Generator) -> CellBatch:
-        times = torch.rand(batch.n_cells, generator=generator) * self.config.max_time
-        cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel()).cpu()
-        hidden = torch.rand(cells.numel(), generator=generator) < times[cells]
-        return thinned(batch, hidden.to(batch.tokens.device))
 
 
 def _discriminator(dim: int, n_batches: int) -> nn.Module:

@@ -31,6 +31,24 @@ def thinned(batch: CellBatch, dropped: Tensor) -> CellBatch:
     return CellBatch(batch.tokens[kept], batch.values[kept], cu_seqlens, batch.study)
 
 
+def thinned_at_random(batch: CellBatch, max_time: float, generator: torch.Generator) -> CellBatch:
+    """Leave each gene of a cell out with probability t ~ U(0, max_time), one t a cell.
+
+    Parameters
+    ----------
+    batch
+        Cells; not changed.
+    max_time
+        At most 1.
+    generator
+        CPU generator.
+    """
+    times = torch.rand(batch.n_cells, generator=generator) * max_time
+    cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel()).cpu()
+    hidden = torch.rand(cells.numel(), generator=generator) < times[cells]
+    return thinned(batch, hidden.to(batch.tokens.device))
+
+
 def contrast_loss(one: Tensor, other: Tensor, study: Tensor | None, temperature: float) -> Tensor:
     """InfoNCE between two views of each cell, negatives from the cell's own study only.
 

@@ -74,7 +74,8 @@ def annotate(
       they are told no better; without batches a tenth of the cells is.
 
     Probabilities are those of classifiers that held-out cells of the reference have calibrated [1]_: labelled cells
-    are dealt out in three parts, each predicted by a fit on the two others. The same cells say what is usual of a
+    are dealt out in three parts, each predicted by a fit on the two others. Of few labels they tell little: below some
+    hundred held-out cells (`n_held_out`) confidence is a rough guide. The same cells say what is usual of a
     known cell: `novelty` is 0 on average among them, and higher for cells of types that the reference lacks
     (:class:`scdiva.nn.AnnotationHead` has the formula).
 

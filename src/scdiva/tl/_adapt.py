@@ -13,6 +13,7 @@ import numpy as np
 
 from scdiva._constants import DEFAULT_MODEL
 from scdiva._settings import logger, settings
+from scdiva._threads import torch_threads_kept
 from scdiva.tl._training_cells import batch_numbers, training_cells
 
 if TYPE_CHECKING:
@@ -157,8 +158,10 @@ def adapt(
     settled = {"batch_size": min(batch_size, cells.n_cells), "learning_rate": learning_rate, "seed": seed}
     limits = Limits(max_epochs, patience, np.inf if minutes is None else 60 * minutes)
     split = cells.split(validation_share, seed)
-    adapted = _adapt_transformer if runs_transformer(new) else _adapt_encoder
-    found = adapted(new, cells, split, limits, chosen, settled)
+    through = runs_transformer(new)
+    adapted = _adapt_transformer if through else _adapt_encoder
+    with torch_threads_kept(None if through else 1):  # products of the set encoder are too small to share
+        found = adapted(new, cells, split, limits, chosen, settled)
     found |= {
         "improved": found["kept"] != "given",
         "seconds": time.monotonic() - begun,

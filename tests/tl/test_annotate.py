@@ -185,7 +185,6 @@ def test_the_seed_determines_every_bit(plain, query, reference, method):
         ({"parents": {"type A": "unknown"}, "reject": 0.1}, ValueError, "'unknown' is a label .* or a group"),
         ({"labels_key": "with unknown", "reject": 0.1}, ValueError, "unlabeled_category='unknown'"),
         ({"labels_key": "singles", "reject": 0.1}, ValueError, "reject needs labelled cells that can be held out"),
-        ({"labels_key": "singles", "method": "finetune"}, ValueError, "No labelled cell can be held out"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_changed(plain, query, reference, arguments, error, match):

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scdiva._constants import N_SPECIAL
+from scdiva._rng import step_seed
 from scdiva.nn.annotation import Read
 from scdiva.train import annotation as A
 from scdiva.train import finetuning
 from scdiva.train.adaptation import AdaptationCells, Limits, Split
 from scdiva.train.config import AnnotationConfig
-from scdiva.train.finetuning import AnnotationModule, encoded, finetune, split_by_batch
+from scdiva.train.finetuning import AnnotationModule, _whole_batches, encoded, finetune, split_by_batch
 
 N_GENES, N_LABELS = 30, 2  # genes of the tiny model
 PLAIN = {"anchor_residual": False}
@@ -68,7 +69,8 @@ def test_what_is_held_out(cells, seed):
     training, held = (set(labels[part]) for part in split)
     assert training == set(labels)
     assert held <= training  # so the one cell of a label is never held out
-    if len(np.unique(batch)) > 1:
+    assert len(held) or len(training) == len(labels)  # something is, unless all labels have one cell
+    if _whole_batches(labels, batch, np.random.default_rng(step_seed(seed, 0, "split"))).any():
         for name in np.unique(batch[split.held_out]):  # whole batches, but for labels that nobody else has
             kept = set(labels[np.setdiff1d(np.flatnonzero(batch == name), split.held_out)])
             chosen = np.isin(batch, np.unique(batch[split.held_out]))
@@ -91,6 +93,13 @@ def test_a_tenth_is_held_out():
     assert len(seeds) > 1
     two = split_by_batch(labels, np.repeat([0, 1], 100), 0)
     assert len(two.held_out) == 100
+
+
+def test_labels_that_stand_in_one_batch_each_are_held_out_cell_by_cell():
+    labels = np.repeat([0, 1], [30, 10])
+    split = split_by_batch(labels, labels, 0)
+    assert len(split.held_out) == 4
+    assert not len(split_by_batch(np.arange(5), np.zeros(5, dtype=int), 0).held_out)
 
 
 def test_the_loss_by_hand(tiny):

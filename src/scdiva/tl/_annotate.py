@@ -140,7 +140,7 @@ def annotate(
         error of held-out cells), `accuracy` and `n_held_out` (theirs and their number), `reliability` (arrays
         `confidence`, `accuracy`, `n_cells` of 15 bins of confidence), `max_novelty` (the threshold of `reject`, else
         NaN), `n_genes` (that both have), `n_labelled`, `own_directions`, `model`, `seed`, `seconds`; of `"finetune"`
-        also `steps`, `stopped`, `start_loss`, `best_loss`, `improved` and `history`.
+        also `improved` and, where a cell could be held out, `steps`, `stopped`, `start_loss`, `best_loss`, `history`.
 
     Raises
     ------
@@ -157,7 +157,8 @@ def annotate(
     Warns
     -----
     UserWarning
-        If all cells of `adata` are labelled already, or fine-tuning did not help.
+        If all cells of `adata` are labelled already, or fine-tuning did not help or could not be done, as each label
+        has one cell.
 
     References
     ----------

@@ -169,10 +169,14 @@ def _finetuned(
     split = split_by_batch(labels, known.batch[rows][order], config.seed)
     n_labels, n_tokens = len(known.names), model.config.n_tokens
     if not len(split.held_out):
-        raise ValueError(
-            "No labelled cell can be held out: of each label there is one cell, or one batch. method='linear' needs "
-            "none."
+        warnings.warn(
+            "no labelled cell can be held out to end fine-tuning by, as each label has one cell: what is returned is "
+            "the logistic regression that it would begin with.",
+            UserWarning,
+            stacklevel=5,
         )
+        head = fit_head(reference, "finetune", n_labels, n_tokens, config)
+        return model, head, {"improved": False}, held_out(head, reference, config)
     # all that is not held out, by batch: principal components are those within batches, not within labels
     rest = np.setdiff1d(np.arange(reference.cells.n_cells), order[split.held_out])
     part = Reference(reference.cells.subset(rest), reference.states[rest], reference.labels[rest])

@@ -79,9 +79,10 @@ class AnnotationModule(TaskModule):
 
 
 def split_by_batch(labels: np.ndarray, batch: np.ndarray, seed: int) -> Split:
-    """Hold out whole batches, at least a tenth of the cells; of a single batch, a tenth of the cells.
+    """Hold out whole batches, at least a tenth of the cells; where that leaves none, a tenth of the cells.
 
-    Cells whose label no other cell would be left of are trained on, whatever their batch.
+    Cells whose label no other cell would be left of are trained on, whatever their batch; so the only cell of a label
+    always is, and nothing is held out where all labels have one cell.
 
     Parameters
     ----------
@@ -91,16 +92,27 @@ def split_by_batch(labels: np.ndarray, batch: np.ndarray, seed: int) -> Split:
         Of the choice.
     """
     rng = np.random.default_rng(step_seed(seed, 0, "split"))
-    names = rng.permutation(np.unique(batch))
-    if len(names) > 1:
-        shares = np.array([(batch == name).mean() for name in names]).cumsum()
-        n = min(int(np.searchsorted(shares, HELD_OUT)) + 1, len(names) - 1)
-        held = np.isin(batch, names[:n])
-    else:
-        held = np.zeros(len(labels), dtype=bool)
-        held[rng.permutation(len(labels))[: max(1, round(HELD_OUT * len(labels)))]] = True
-    held &= np.isin(labels, labels[~held])
+    held = _whole_batches(labels, batch, rng)
+    if not held.any():  # one batch, or every label in one only
+        left = np.bincount(labels)
+        for cell in rng.permutation(len(labels)):
+            if left[labels[cell]] > 1:
+                held[cell] = True
+                left[labels[cell]] -= 1
+            if held.sum() >= max(1, round(HELD_OUT * len(labels))):
+                break
     return Split(np.flatnonzero(~held), np.flatnonzero(held))
+
+
+def _whole_batches(labels: np.ndarray, batch: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Mark cells of some batches, but for those whose label is in no other; all False for one batch."""
+    names = rng.permutation(np.unique(batch))
+    if len(names) == 1:
+        return np.zeros(len(labels), dtype=bool)
+    shares = np.array([(batch == name).mean() for name in names]).cumsum()
+    n = min(int(np.searchsorted(shares, HELD_OUT)) + 1, len(names) - 1)
+    held = np.isin(batch, names[:n])
+    return held & np.isin(labels, labels[~held])
 
 
 def finetune(

@@ -224,6 +224,8 @@ def annotated(annotator: Annotator, adata: AnnData, running: Running, **reading:
     """
     import torch
 
+    from scdiva.data.batch import from_ragged
+    from scdiva.data.packed import take_cells
     from scdiva.nn.annotation import Read
 
     head = annotator.head
@@ -244,9 +246,6 @@ def annotated(annotator: Annotator, adata: AnnData, running: Running, **reading:
     measured = torch.from_numpy(np.isin(head.gene_tokens.numpy(), source.measured_tokens))
     probability = np.full((adata.n_obs, len(annotator.labels)), np.nan, dtype=np.float32)
     novelty = np.full(adata.n_obs, np.nan, dtype=np.float32)
-    from scdiva.data.batch import from_ragged
-    from scdiva.data.packed import take_cells
-
     with torch.inference_mode():
         for rows, ragged, states in blocks:
             for start in range(0, len(rows), BLOCK_CELLS):

@@ -71,7 +71,7 @@ def annotate(
       annotation).
     - `"finetune"`: the model itself is trained on with the logistic regression as its last layer (paper, section on
       annotation). Batches of `batch_key` that hold a tenth of the cells or more are held out, and training ends once
-      they are told no better; without batches a tenth of the cells is.
+      they are told no better; without batches, or where each label is in one batch only, a tenth of the cells is.
 
     Probabilities are those of classifiers that held-out cells of the reference have calibrated [1]_: labelled cells
     are dealt out in three parts, each predicted by a fit on the two others. Of few labels they tell little: below some
@@ -297,7 +297,7 @@ def _labelled(
             )
         return Known(adata, batch_numbers(adata, batch_key), labels, names)
     labels, names = label_numbers(reference, labels_key, unlabeled_category, where="reference")
-    missing = reference.obs[labels_key].isna().to_numpy() if labels_key in reference.obs else np.zeros(0, dtype=bool)
+    missing = reference.obs[labels_key].isna().to_numpy()
     if missing.any():
         raise ValueError(
             f"reference.obs[{labels_key!r}] is missing for {missing.sum()} of {reference.n_obs} cells, the first is "

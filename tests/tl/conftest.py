@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ import torch
 import scdiva as sd
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer.vocabulary import load_vocabulary
+from scdiva.train import config as training
 
 
 @pytest.fixture(autouse=True)
@@ -59,3 +62,46 @@ def cells():
 def plain(build):
     """A model whose state is its set encoder's alone."""
     return build(anchor="encoder", anchor_residual=False)
+
+
+@pytest.fixture(scope="session")
+def contents():
+    """All that an AnnData object holds, to be compared."""
+
+    def contents_of(adata):
+        return {
+            "X": adata.X.toarray().tobytes(),
+            "obs": adata.obs.to_csv(),
+            "var": adata.var.to_csv(),
+            "uns": repr(adata.uns),
+            **{
+                f"{part}/{key}": np.asarray(value).tobytes()
+                for part in ("obsm", "layers", "obsp", "varm")
+                for key, value in getattr(adata, part).items()
+            },
+        }
+
+    return contents_of
+
+
+@pytest.fixture(scope="session")
+def weights():
+    """A copy of a model's weights."""
+    return lambda model: {name: value.clone() for name, value in model.state_dict().items()}
+
+
+@pytest.fixture(scope="session")
+def same():
+    """Whether two models' weights are the same to the bit."""
+    return lambda one, other: (
+        one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
+    )
+
+
+@pytest.fixture(scope="module")
+def quick_probe():
+    """A probe of few steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        small = functools.partial(training.AnnotationConfig, hidden=8, probe_steps=10)
+        patch.setattr(training, "AnnotationConfig", small)
+        yield

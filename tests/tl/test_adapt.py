@@ -23,20 +23,12 @@ def batched(adata):
     return data
 
 
-def weights(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
 def changed(old, new):
     return {name for name, value in old.items() if not torch.equal(value, new[name])}
 
 
-def same(one, other):
-    return one.keys() == other.keys() and not changed(one, other)
-
-
 @pytest.mark.parametrize("method", ["full", "lora"])
-def test_the_set_encoder_is_trained_and_nothing_else_is_touched(plain, batched, method):
+def test_the_set_encoder_is_trained_and_nothing_else_is_touched(plain, batched, method, weights, same):
     before, data, state = weights(plain), batched.copy(), torch.random.get_rng_state()
     legacy = np.random.get_state()[1].copy()  # noqa: NPY002
     new = sd.tl.adapt(batched, plain, batch_key="donor", method=method, rng=3, **QUICK)
@@ -67,7 +59,7 @@ def test_the_set_encoder_is_trained_and_nothing_else_is_touched(plain, batched, 
     assert report["method"] == method
 
 
-def test_the_seed_determines_the_model(plain, batched):
+def test_the_seed_determines_the_model(plain, batched, weights, same):
     one, two = (sd.tl.adapt(batched, plain, rng=1, **QUICK) for _ in range(2))
     other = sd.tl.adapt(batched, plain, rng=np.random.default_rng(2), **QUICK)
     assert same(weights(one), weights(two))
@@ -83,7 +75,7 @@ def test_the_new_model_embeds_and_is_saved_in_the_stock_layout(plain, batched, t
 
 
 @pytest.mark.parametrize(("method", "fields"), [("lora", {"anchor": "learned"}), ("full", {"anchor": "encoder"})])
-def test_a_transformer_is_trained(build, batched, method, fields):
+def test_a_transformer_is_trained(build, batched, method, fields, weights, same):
     model = build(**fields)
     before = weights(model)
     new = sd.tl.adapt(batched, model, method=method, batch_key="donor", rng=0, **QUICK | {"learning_rate": 3e-3})
@@ -100,7 +92,7 @@ def test_a_transformer_is_trained(build, batched, method, fields):
     sd.tl.embed(batched.copy(), new)
 
 
-def test_what_does_not_help_warns_and_returns_the_given_weights(build, batched):
+def test_what_does_not_help_warns_and_returns_the_given_weights(build, batched, weights, same):
     model = build(anchor="learned")
     with pytest.warns(UserWarning, match="helped those held out"):
         new = sd.tl.adapt(batched, model, minutes=1e-9, rng=0)

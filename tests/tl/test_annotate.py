@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
 
 import anndata as ad
@@ -14,7 +13,6 @@ import torch
 
 import scdiva as sd
 from scdiva.tl import _annotate
-from scdiva.train import config as training
 
 METHODS = ("linear", "knn", "centroid", "probe", "finetune")
 KEYS = ("scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty")
@@ -23,16 +21,7 @@ NOTES = {
     "n_genes", "n_labelled", "own_directions", "model", "seed", "seconds",
 }  # fmt: skip
 NOTES_OF_TRAINING = {"steps", "stopped", "start_loss", "best_loss", "improved", "history"}
-pytestmark = pytest.mark.filterwarnings("ignore:fine-tuning did not tell")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """A probe of few steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        small = functools.partial(training.AnnotationConfig, hidden=8, probe_steps=10)
-        patch.setattr(training, "AnnotationConfig", small)
-        yield
+pytestmark = [pytest.mark.filterwarnings("ignore:fine-tuning did not tell"), pytest.mark.usefixtures("quick_probe")]
 
 
 @pytest.fixture(scope="module")
@@ -53,29 +42,6 @@ def reference(cells):
     return cells[cells.obs["batch"] != "batch 3"].copy()
 
 
-def contents(adata):
-    """All that an AnnData object holds, to be compared."""
-    return {
-        "X": adata.X.toarray().tobytes(),
-        "obs": adata.obs.to_csv(),
-        "var": adata.var.to_csv(),
-        "uns": repr(adata.uns),
-        **{
-            f"{part}/{key}": np.asarray(value).tobytes()
-            for part in ("obsm", "layers", "obsp", "varm")
-            for key, value in getattr(adata, part).items()
-        },
-    }
-
-
-def weights(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
-
-
 def annotate(data, reference, model, **arguments):
     """Annotate a copy; the copy."""
     data = data.copy()
@@ -84,7 +50,7 @@ def annotate(data, reference, model, **arguments):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_is_documented_is_written_and_nothing_else(plain, query, reference, method):
+def test_what_is_documented_is_written_and_nothing_else(plain, query, reference, method, contents, weights, same):
     data, before, given = query.copy(), weights(plain), contents(reference)
     state, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     annotator = sd.tl.annotate(
@@ -187,7 +153,9 @@ def test_the_seed_determines_every_bit(plain, query, reference, method):
         ({"labels_key": "singles", "reject": 0.1}, ValueError, "reject needs labelled cells that can be held out"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_changed(plain, query, reference, arguments, error, match):
+def test_what_is_wrong_is_said_and_nothing_is_changed(
+    plain, query, reference, arguments, error, match, contents, weights, same
+):
     data, known = query.copy(), reference.copy()
     types, numbers = known.obs["cell_type"].astype(str).to_numpy(), np.arange(160)
     known.obs["hole"] = np.where(np.isin(numbers, [5, 7, 9]), None, types)
@@ -222,7 +190,7 @@ def test_no_anndata_a_foreign_uns_and_too_few_cells_are_refused(plain, query, re
         annotate(query, reference[:12].copy(), plain)
 
 
-def test_genes_must_overlap(plain, query, reference):
+def test_genes_must_overlap(plain, query, reference, contents):
     data = query.copy()
     with pytest.raises(ValueError, match=r"share 30 genes that the model knows \(30 and 55; the first names are "):
         annotate(data[:, :30].copy(), reference, plain)
@@ -234,7 +202,7 @@ def test_genes_must_overlap(plain, query, reference):
     assert contents(few) == before
 
 
-def test_an_annotator_takes_no_labels(plain, query, reference):
+def test_an_annotator_takes_no_labels(plain, query, reference, contents):
     data = query.copy()
     annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, method="knn", rng=0)
     before = contents(data)
@@ -246,7 +214,7 @@ def test_an_annotator_takes_no_labels(plain, query, reference):
     assert contents(data) == before
 
 
-def test_what_fails_late_changes_nothing(plain, query, reference, monkeypatch):
+def test_what_fails_late_changes_nothing(plain, query, reference, monkeypatch, contents):
     def fails(*_):
         raise MemoryError
 
@@ -258,7 +226,7 @@ def test_what_fails_late_changes_nothing(plain, query, reference, monkeypatch):
     assert contents(data) == before
 
 
-def test_a_view_becomes_cells_of_its_own(plain, cells, query, reference):
+def test_a_view_becomes_cells_of_its_own(plain, cells, query, reference, contents):
     parent = cells.copy()
     before = contents(parent)
     view, known = parent[parent.obs["batch"] == "batch 3"], parent[parent.obs["batch"] != "batch 3"]

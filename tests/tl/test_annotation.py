@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -15,20 +13,10 @@ from hypothesis import strategies as st
 import scdiva as sd
 from scdiva.metrics import rejection_auroc
 from scdiva.tl._annotation import ancestors, named
-from scdiva.train import config as training
 
 METHODS = ("linear", "knn", "centroid", "probe", "finetune")
 KEYS = ["scdiva_label", "scdiva_label_confidence", "scdiva_label_novelty"]
-pytestmark = pytest.mark.filterwarnings("ignore:fine-tuning did not tell")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick():
-    """A probe of few steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        small = functools.partial(training.AnnotationConfig, hidden=8, probe_steps=10)
-        patch.setattr(training, "AnnotationConfig", small)
-        yield
+pytestmark = [pytest.mark.filterwarnings("ignore:fine-tuning did not tell"), pytest.mark.usefixtures("quick_probe")]
 
 
 @pytest.fixture(scope="module")

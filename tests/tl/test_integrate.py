@@ -30,30 +30,7 @@ def cells(adata):
     return data
 
 
-def contents(adata):
-    """All that an AnnData object holds, to be compared."""
-    return {
-        "X": adata.X.toarray().tobytes(),
-        "obs": adata.obs.to_csv(),
-        "var": adata.var.to_csv(),
-        "uns": repr(adata.uns),
-        **{
-            f"{part}/{key}": np.asarray(value).tobytes()
-            for part in ("obsm", "layers", "obsp", "varm")
-            for key, value in getattr(adata, part).items()
-        },
-    }
-
-
-def weights(model):
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
-
-
-def test_what_is_documented_is_written_and_nothing_else(plain, cells):
+def test_what_is_documented_is_written_and_nothing_else(plain, cells, contents, weights, same):
     data, before = cells.copy(), weights(plain)
     state, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     new = sd.tl.integrate(data, "batch", model=plain, **QUICK)
@@ -277,7 +254,7 @@ def test_a_batch_of_empty_cells_is_no_batch(plain, cells):
         ({"device": "abacus"}, ValueError, "abacus"),
     ],
 )
-def test_what_is_wrong_is_said_and_nothing_is_changed(plain, cells, arguments, error, match):
+def test_what_is_wrong_is_said_and_nothing_is_changed(plain, cells, arguments, error, match, contents, weights, same):
     data = cells.copy()
     data.obs["hole"] = pd.Series(np.where(np.isin(np.arange(240), [5, 7, 9]), None, "a"), data.obs_names)
     data.obs["one"], data.obs["none"] = "a", None
@@ -291,7 +268,7 @@ def test_what_is_wrong_is_said_and_nothing_is_changed(plain, cells, arguments, e
     assert same(weights(plain), given)
 
 
-def test_what_fails_late_changes_nothing(plain, cells, monkeypatch):
+def test_what_fails_late_changes_nothing(plain, cells, monkeypatch, contents):
     def fails(*_):
         raise MemoryError
 
@@ -314,7 +291,7 @@ def test_no_anndata_a_foreign_uns_and_too_few_cells_are_refused(plain, cells):
         sd.tl.integrate(cells[:12].copy(), "batch", model=plain)
 
 
-def test_a_view_becomes_cells_of_its_own(plain, cells):
+def test_a_view_becomes_cells_of_its_own(plain, cells, contents):
     parent = cells.copy()
     before = contents(parent)
     view = parent[np.arange(0, 240, 2)]

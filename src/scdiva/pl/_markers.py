@@ -11,10 +11,9 @@ import pandas as pd
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from scdiva._constants import OBS_LABEL, TARGET_SUM
+from scdiva._constants import OBS_LABEL
 from scdiva._docs import with_shared_docs
-from scdiva._validate import scan
-from scdiva.data.blocks import open_matrix, row_blocks
+from scdiva.data.expression import log_normalised
 from scdiva.data.writing import check_anndata
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._groups import predicted_groups
@@ -131,26 +130,11 @@ def _lognorm(
     adata: AnnData, layer: str | None, use_raw: bool, input: Any, gene_symbols: str | None
 ) -> tuple[sp.csr_matrix, NDArray[Any]]:
     """Read the matrix whole, as log1p of counts per ten thousand, and the names of its genes."""
-    with open_matrix(adata, layer=layer, use_raw=use_raw) as opened:
-        if gene_symbols is not None and gene_symbols not in opened.var:
-            columns = ", ".join(map(str, opened.var.columns)) or "none"
-            raise KeyError(f"gene_symbols={gene_symbols!r} is no column of var, which has {columns}")
-        names = opened.var.index if gene_symbols is None else opened.var[gene_symbols].astype(str)
-        blocks = list(row_blocks(opened.matrix))
-        found = scan(
-            blocks,
-            opened.shape[1],
-            input=input,
-            obs_names=opened.obs_names,
-            var_names=opened.var.index,
-            where=opened.where,
-        )
-    values = sp.vstack([block for _, block in blocks], format="csr").astype(np.float64)
-    if found.kind == "counts":
-        total = np.maximum(np.asarray(values.sum(axis=1)).ravel(), np.finfo(np.float64).tiny)
-        values = sp.diags_array(TARGET_SUM / total) @ values
-        values.data = np.log1p(values.data)
-    return sp.csr_matrix(values), np.asarray(names)
+    values, var = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
+    if gene_symbols is not None and gene_symbols not in var:
+        columns = ", ".join(map(str, var.columns)) or "none"
+        raise KeyError(f"gene_symbols={gene_symbols!r} is no column of var, which has {columns}")
+    return values, np.asarray(var.index if gene_symbols is None else var[gene_symbols].astype(str))
 
 
 def _markers(values: sp.csr_matrix, types: pd.Series, n_genes: int, differs: NDArray[np.bool_]) -> list[list[int]]:

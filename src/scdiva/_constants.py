@@ -23,6 +23,7 @@ VARM_MEAN, VARM_SD, VARM_CONTROL = "scdiva_mean", "scdiva_sd", "scdiva_control"
 VARM_BASELINE = "scdiva_baseline_"
 """Beginning of the keys of what each simple baseline predicts, genes × conditions."""
 BASELINES = ("no_change", "train_mean", "matching_mean", "additive", "linear", "elsewhere")
+OBS_CONDITION, OBS_CONTROL_CELL = "scdiva_condition", "scdiva_control_cell"
 OBS_SPLIT, OBS_SEEN = "scdiva_split", "scdiva_seen"
 VARM_EMBEDDING = "X_scdiva"
 GENES = "genes"

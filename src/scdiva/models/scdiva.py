@@ -109,6 +109,7 @@ class ScDiVa(nn.Module):
         value_mask: Tensor | None = None,
         time: Tensor | None = None,
         anchor_state: Tensor | None = None,
+        prompt: Tensor | None = None,
         backend: str | None = None,
     ) -> ScDiVaOutput:
         """Run the network once.
@@ -129,6 +130,8 @@ class ScDiVa(nn.Module):
         anchor_state
             `(B, state_dim)`, the cell state of another view of the same cells to start `[LAT]` from (the paper's
             "global prompt"); `None`: from the visible tokens of this input.
+        prompt
+            `(T, dim)`, added to what each position enters with, such as the mark of a perturbed gene; `None`: nothing.
         backend
             Attention backend of this call; `None`: the configured one.
 
@@ -146,7 +149,7 @@ class ScDiVa(nn.Module):
         hidden_identity = tokens == MASK
         value_mask = hidden_identity if value_mask is None else value_mask | hidden_identity
         anchor = self._encode_anchor(tokens, values, cu_seqlens, ~value_mask) if anchor_state is None else anchor_state
-        x, bounds, lat_rows, gene_rows = self._sequence(tokens, values, cu_seqlens, value_mask, time, anchor)
+        x, bounds, lat_rows, gene_rows = self._sequence(tokens, values, cu_seqlens, value_mask, time, anchor, prompt)
         cos, sin = self._tables(x.device)
         backend = self._resolved(backend, x.device)
         for block in self.blocks:
@@ -166,9 +169,12 @@ class ScDiVa(nn.Module):
         value_mask: Tensor,
         time: Tensor | None,
         anchor: Tensor | None,
+        prompt: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Make what enters the first block `(T + B, dim)`, its cell boundaries, the rows of `[LAT]` and of genes."""
         genes = self.embedding(tokens, values, value_mask)
+        if prompt is not None:
+            genes = genes + prompt
         lat = self.embedding.gene.weight[LAT].expand(cu_seqlens.numel() - 1, -1)
         if anchor is not None:
             lat = lat + self.anchor_in(anchor)

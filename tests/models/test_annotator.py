@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load, load_file, save_file
 
 import scdiva as sd
-from scdiva.models import Annotator, ScDiVa, ScDiVaConfig, load_annotator, save_model
-from scdiva.models import _fitted
+from scdiva.models import Annotator, ScDiVa, ScDiVaConfig, _fitted, load_annotator, save_model
 from scdiva.models import annotator as annotators
 from scdiva.models._folder import sha256
 from scdiva.models.annotator import is_annotator

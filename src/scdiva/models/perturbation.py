@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scdiva._constants import BASELINES, N_SPECIAL
-from scdiva.data.batch import CellBatch
 from scdiva.models._fitted import FittedFolder, arrays, is_fitted, put_into, save_fitted, shapes
 from scdiva.models.baselines import baselines
+from scdiva.models.inference import Packed
 from scdiva.models.pretrained import load_model
 from scdiva.models.response import Alike, expected_response
 from scdiva.models.scdiva import ScDiVa
@@ -131,7 +131,7 @@ class PerturbationModel:
         return Predicted(change, sd, simple, named)
 
     @torch.no_grad()
-    def added(self, cells: CellBatch, parts: Sequence[tuple[str, ...]], dose: NDArray[np.float64]) -> Tensor:
+    def added(self, cells: Packed, parts: Sequence[tuple[str, ...]], dose: NDArray[np.float64]) -> Tensor:
         """Predict what the network adds for control cells.
 
         Parameters
@@ -146,7 +146,7 @@ class PerturbationModel:
         float32 `(B, n_genes)` on the CPU; zero without a network.
         """
         if self.head is None:
-            return torch.zeros(cells.n_cells, len(self.screen.genes))
+            return torch.zeros(len(parts), len(self.screen.genes))
         unit = np.log2(dose / np.median(self.screen.conditions.dose))
         tokens, labels = part_tensors(
             parts, gene_tokens(self.model, {p for names in parts for p in names}), self.labels
@@ -290,7 +290,7 @@ def numbered_labels(model: ScDiVa, screen: Screen) -> dict[str, int]:
 
 
 def change_of(
-    model: ScDiVa, head: PerturbationHead, cells: CellBatch, parts: Tensor, labels: Tensor, dose: Tensor
+    model: ScDiVa, head: PerturbationHead, cells: Packed, parts: Tensor, labels: Tensor, dose: Tensor
 ) -> Tensor:
     """Run control cells with what is done to them through the network; see :class:`PerturbationHead`.
 
@@ -310,11 +310,12 @@ def change_of(
     `(B, n_genes)`, on the device of the network.
     """
     device = next(head.parameters()).device
-    cells, parts, labels, dose = cells.to(device), parts.to(device), labels.to(device), dose.to(device)
-    state = model.encode_anchor(cells.tokens, cells.values, cells.cu_seqlens)
+    tokens, values, cu_seqlens = (part.to(device) for part in cells)
+    parts, labels, dose = parts.to(device), labels.to(device), dose.to(device)
+    state = model.encode_anchor(tokens, values, cu_seqlens)
     length = max(min(CONTEXT, model.config.max_length), parts.shape[1])
-    read = perturbed(cells.tokens, cells.values, cells.cu_seqlens, parts, length)
-    time = torch.zeros(cells.n_cells, device=device) if model.config.time_conditioning else None
+    read = perturbed(tokens, values, cu_seqlens, parts, length)
+    time = torch.zeros(len(parts), device=device) if model.config.time_conditioning else None
     out = model(
         read.tokens,
         read.values,

@@ -1,4 +1,4 @@
-"""`tl.predict_perturbation`: what a perturbation does to cells that it was not measured in, with simple predictions beside."""
+"""`tl.predict_perturbation`: cells under perturbations that were not measured, with simple predictions beside."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy as np
 from scdiva import _constants as C
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
+from scdiva.data.conditions import column, perturbations
 from scdiva.data.writing import check_anndata
 from scdiva.tl._predicted import Asked, predicted_cells
 from scdiva.tl._screen import check_genes, read_controls, read_screen, refuse_unknown, what_was_done
@@ -194,8 +195,8 @@ def predict_perturbation(
     adata: AnnData,
     perturbation_key: str | None = None,
     control: str = "control",
-    predict: Sequence[str] | str | None = None,
     *,
+    predict: Sequence[str] | str | None = None,
     groupby: str | None = None,
     groups: Sequence[str] | str | None = None,
     dose_key: str | None = None,
@@ -234,15 +235,21 @@ def predict_perturbation(
     adata
         Cells × genes, raw counts or log-normalised expression; not changed. With a fitted model only its control cells
         count; all cells do if it has no column `perturbation_key`.
-    perturbation_key, control, groupby, dose_key, separator
-        What was done to the cells, see :func:`fit_perturbation`. Left out with a fitted model, which knows them.
+    perturbation_key, control
+        What was done to the cells, see :func:`fit_perturbation`. Left out with a fitted model, which knows it.
     predict
         Perturbations, such as `["KLF1", "KLF1+TGFBR2"]`; genes of the model's vocabulary, and labels that the screen
         holds. None: all that were measured.
+    groupby
+        Column with groups of cells, see :func:`fit_perturbation`.
     groups
         Groups in which to predict; None: all that have control cells.
+    dose_key
+        Column with doses, see :func:`fit_perturbation`.
     dose
         Doses at which to predict, in the unit of `dose_key`; None: the median dose of the screen.
+    separator
+        See :func:`fit_perturbation`.
     model
         A model as for :func:`fit_perturbation`; or one that was fitted, or its folder: then nothing is fitted.
     residual, loss, strategy, max_epochs, patience, minutes, batch_size, learning_rate
@@ -336,22 +343,12 @@ def predict_perturbation(
 
 def _control_cells(adata: AnnData, fitted: PerturbationModel) -> tuple[np.ndarray, np.ndarray]:
     """Return which cells are control cells, and the group of every cell."""
-    from scdiva.tl._screen import column, parse
-
-    group = np.full(adata.n_obs, "", dtype=object)
-    if fitted.groupby:
-        group = column(adata, fitted.groupby, "groupby of the fitted model").astype(str).to_numpy().astype(object)
+    key = fitted.groupby
+    group = column(adata, key).astype(object) if key else np.full(adata.n_obs, "", dtype=object)
     if fitted.perturbation_key not in adata.obs:
         return np.ones(adata.n_obs, dtype=bool), group
-    names = column(adata, fitted.perturbation_key, "perturbation_key").astype(str).to_numpy()
-    bare = {name: not parse(name, fitted.control, fitted.separator) for name in np.unique(names)}
-    chosen = np.array([bare[name] for name in names], dtype=bool)
-    if not chosen.any():
-        raise ValueError(
-            f"none of {adata.n_obs} cells has adata.obs[{fitted.perturbation_key!r}] == {fitted.control!r}: there are "
-            "no control cells to predict from."
-        )
-    return chosen, group
+    done = perturbations(adata, fitted.perturbation_key, fitted.control, fitted.separator)
+    return done.is_control, group
 
 
 def _check(residual: str | None, loss: str, strategy: str, minutes: float | None, learning_rate: float) -> None:

@@ -12,7 +12,8 @@ import pandas as pd
 from scdiva import _constants as C
 from scdiva._rng import generator, step_seed
 from scdiva._settings import settings
-from scdiva.tl._screen import Controls, parse
+from scdiva.data.conditions import perturbation_parts
+from scdiva.tl._screen import Controls
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +67,7 @@ class Asked:
             names = [fitted.separator.join(p) for p in parts]
         else:
             names = [predict] if isinstance(predict, str) else [str(name) for name in predict]
-            parts = [parse(name, fitted.control, fitted.separator) for name in names]
+            parts = [perturbation_parts(name, fitted.control, fitted.separator) for name in names]
         if not names:
             raise ValueError("predict names no perturbation; leave it out to predict all that were measured.")
         if () in parts:
@@ -175,7 +176,7 @@ def predicted_cells(
     obs = pd.DataFrame(
         {
             C.OBS_CONDITION: pd.Categorical.from_codes(of, categories=labels),
-            fitted.perturbation_key: pd.Categorical([wanted[i][1] for i in of], categories=list(dict.fromkeys(asked.names))),
+            fitted.perturbation_key: pd.Categorical([wanted[i][1] for i in of], categories=asked.names),
             C.OBS_CONTROL_CELL: controls.names[chosen],
         },
         index=[f"{labels[i]} {name}" for i, name in zip(of, controls.names[chosen], strict=True)],
@@ -245,7 +246,7 @@ def _network(
     for lo in range(0, len(own), BLOCK):
         block = own[lo : lo + BLOCK]
         batch = controls.cells.take(block)
-        made.append(fitted.added(batch, [parts] * len(block), np.full(len(block), dose)).numpy())
+        made.append(fitted.added(batch.packed, [parts] * len(block), np.full(len(block), dose)).numpy())
     return np.vstack(made).astype(np.float64)
 
 

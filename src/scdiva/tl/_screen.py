@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from scdiva.data.conditions import column, perturbations
 from scdiva.data.expression import log_normalised
 from scdiva.tl._training_cells import training_cells
 
@@ -78,58 +79,6 @@ class Controls(NamedTuple):
         return _group_means(self.expression, self.number, len(self.groups)).astype(np.float32)
 
 
-def parse(name: str, control: str, separator: str) -> tuple[str, ...]:
-    """Split the name of a perturbation into what is perturbed; a part that is the control's name does not count.
-
-    Parameters
-    ----------
-    name
-        Such as `"A+B"`, or `"A+ctrl"` with `control="ctrl"`.
-    control, separator
-        Name of the control, and what stands between the parts.
-
-    Raises
-    ------
-    ValueError
-        If a part is blank.
-    """
-    if name == control:
-        return ()
-    parts = [part.strip() for part in name.split(separator)] if separator else [name.strip()]
-    if not all(parts):
-        raise ValueError(
-            f"perturbation {name!r} has a blank part between separators {separator!r}: mend the name, or pass the "
-            "separator that stands in yours."
-        )
-    return tuple(sorted({part for part in parts if part != control}))
-
-
-def column(adata: AnnData, key: str, what: str) -> pd.Series:
-    """Return a column of `adata.obs`, which has to be there and complete.
-
-    Raises
-    ------
-    KeyError
-        If there is none.
-    ValueError
-        If it is missing for some cells.
-    """
-    if key not in adata.obs:
-        near = difflib.get_close_matches(key, list(map(str, adata.obs.columns)), n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise KeyError(
-            f"adata.obs has no column {key!r} ({what}); it has {', '.join(map(repr, adata.obs.columns)) or 'none'}.{hint}"
-        )
-    found = adata.obs[key]
-    missing = found.isna().to_numpy()
-    if missing.any():
-        raise ValueError(
-            f"adata.obs[{key!r}] ({what}) is missing for {missing.sum()} of {adata.n_obs} cells, the first is "
-            f"{adata.obs_names[missing.argmax()]!r}: leave them out, adata = adata[adata.obs[{key!r}].notna()].copy()."
-        )
-    return found
-
-
 def what_was_done(
     adata: AnnData, perturbation_key: str, control: str, groupby: str | None, dose_key: str | None, separator: str
 ) -> Done:
@@ -149,24 +98,15 @@ def what_was_done(
     ValueError
         If a value is missing, no cell is a control cell, or a dose of a perturbed cell is not above 0.
     """
-    names = column(adata, perturbation_key, "perturbation_key").astype(str).to_numpy()
-    parsed = {name: parse(name, control, separator) for name in np.unique(names)}
-    parts = [parsed[name] for name in names]
-    treated = np.array([bool(p) for p in parts], dtype=bool)
-    if treated.all():
-        counts = pd.Series(names).value_counts()
-        raise ValueError(
-            f"none of {adata.n_obs} cells has adata.obs[{perturbation_key!r}] == {control!r}: there are no control "
-            f"cells to compare with. The most frequent values are {', '.join(map(repr, counts.index[:5]))}; pass the "
-            "one that means unperturbed as control=..."
-        )
-    group = np.full(adata.n_obs, "", dtype=object)
-    if groupby is not None:
-        group = column(adata, groupby, "groupby").astype(str).to_numpy().astype(object)
+    found = perturbations(adata, perturbation_key, control, separator)
+    parts = [found.parts[code] for code in found.code]
+    treated = ~found.is_control
+    group = np.full(adata.n_obs, "", dtype=object) if groupby is None else column(adata, groupby).astype(object)
     dose = np.ones(adata.n_obs)
     if dose_key is not None:
-        given = pd.to_numeric(adata.obs[dose_key] if dose_key in adata.obs else column(adata, dose_key, "dose_key"),
-                              errors="coerce").to_numpy(dtype=np.float64)  # fmt: skip
+        if dose_key not in adata.obs:
+            raise KeyError(f"adata.obs has no column {dose_key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
+        given = pd.to_numeric(adata.obs[dose_key], errors="coerce").to_numpy(dtype=np.float64)
         bad = treated & ~(np.isfinite(given) & (given > 0))
         if bad.any():
             raise ValueError(
@@ -202,8 +142,6 @@ def read_controls(
     ValueError
         If no control cell of a group has a gene that the model knows.
     """
-    from scdiva.data.batch import from_ragged
-    from scdiva.data.packed import take_cells
     from scdiva.models.inference import open_encoder
 
     own = adata[chosen]
@@ -215,18 +153,13 @@ def read_controls(
     there = np.bincount(number[rows], minlength=len(groups))
     if (there == 0).any():
         raise ValueError(
-            f"in {(there == 0).sum()} of {len(groups)} groups (the first is {groups[there.argmin()]!r}) no control cell "
-            "has a gene that the model knows: leave such groups out."
+            f"in {(there == 0).sum()} of {len(groups)} groups (the first is {groups[there.argmin()]!r}) no control "
+            "cell has a gene that the model knows: leave such groups out."
         )
-    whole = cells.indptr, cells.tokens, cells.values
     blocks = [np.arange(lo, min(lo + 64, len(rows))) for lo in range(0, len(rows), 64)]
 
-    def packed(block: np.ndarray) -> Any:
-        batch = from_ragged(*take_cells(whole, block))
-        return batch.tokens, batch.values, batch.cu_seqlens
-
     with open_encoder(model, device=device, what="state") as encode:
-        states = np.vstack(list(encode(packed, blocks)))
+        states = np.vstack(list(encode(lambda block: cells.take(block).packed, blocks)))
     order = number[rows]
     mean = np.zeros((len(groups), states.shape[1]))
     np.add.at(mean, order, states)

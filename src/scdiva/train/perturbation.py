@@ -111,7 +111,9 @@ class PerturbationModule(TaskModule):
         draw = torch.rand(batch.n_cells, generator=generator).numpy()
         choices = [self.of_group[int(group), not self.training] for group in batch.study.cpu()]
         chosen = torch.from_numpy(np.array([rows[int(u * len(rows))] for rows, u in zip(choices, draw, strict=True)]))
-        change = change_of(self.model, self.head, batch, self.parts[chosen], self.labels[chosen], self.dose[chosen])
+        change = change_of(
+            self.model, self.head, batch.packed, self.parts[chosen], self.labels[chosen], self.dose[chosen]
+        )
         target, weight = self.residual[chosen].to(change), self.weight[chosen].to(change)
         loss = (weight * (change - target).square()).sum(dim=1).mean()
         return loss, {}

@@ -165,11 +165,10 @@ def summary(left_out: list[LeftOut], mse: NDArray[np.float64], pearson: NDArray[
             there = of & ~np.isnan(mse[:, column]) if len(mse) else of
             if there.any():
                 rows.append((method, kind, pearson[there, column].mean(), mse[there, column].mean(), int(there.sum())))
-    method, kind_of, r, error, n = zip(*rows, strict=True) if rows else ((), (), (), (), ())
     return {
-        "method": np.array(method, dtype=object),
-        "kind": np.array(kind_of, dtype=object),
-        "pearson_delta": np.array(r, dtype=np.float64),
-        "mse": np.array(error, dtype=np.float64),
-        "n": np.array(n, dtype=np.int64),
+        "method": np.array([row[0] for row in rows], dtype=object),
+        "kind": np.array([row[1] for row in rows], dtype=object),
+        "pearson_delta": np.array([row[2] for row in rows], dtype=np.float64),
+        "mse": np.array([row[3] for row in rows], dtype=np.float64),
+        "n": np.array([row[4] for row in rows], dtype=np.int64),
     }

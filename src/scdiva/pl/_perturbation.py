@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from scdiva import metrics
 from scdiva._constants import BASELINES, VARM_CONTROL, VARM_SD
 from scdiva._docs import with_shared_docs
 from scdiva.pl._figure import axes_for, check_file, finish
@@ -39,7 +40,7 @@ _KINDS = {"control": "0.6", "predicted": COLOURS[OURS], "observed": "#30638e"}
 _MARKERS = dict(zip(BASELINES, "v^DsPX", strict=True))
 _ROOM = 0.84
 """Width that the boxes of a gene share, where genes are 1 apart."""
-_LETTER = 0.08
+_LETTER = 0.06
 """Inches of a letter of the legend, about."""
 _TOP = 20
 """Differentially expressed genes that are scored, and coloured, apart."""
@@ -142,7 +143,7 @@ def perturbation(
     if observed is not None:
         cells["observed"] = response.cells[:, in_matrix]
 
-    fig, axes = axes_for(ax, (max(0.42 * len(genes), 2.0) + 1.0, 3.6))
+    fig, axes = axes_for(ax, (max(0.42 * len(genes) + 1.0, 4.6), 3.6))
     for at in range(1, len(genes), 2):
         axes.axvspan(at - 0.5, at + 0.5, color="0.96", linewidth=0, zorder=0)
     step = _ROOM / max(len(cells), 2)
@@ -198,15 +199,17 @@ def _gene_names(predicted: AnnData, gene_symbols: str | None) -> NDArray[Any]:
 
 def _legend_and_title(axes: Axes, title: str) -> None:
     """Write the legend above the axes, in as many rows as its width asks for, and the title above the legend."""
+    axes.figure.canvas.draw()  # a constrained layout settles only now
+    room = axes.get_window_extent().width / axes.figure.get_dpi()
     handles, labels = axes.get_legend_handles_labels()
-    inches = axes.get_window_extent().width / axes.figure.dpi
-    columns = int(np.clip(inches / (_LETTER * max(map(len, labels)) + 0.35), 1, len(labels)))
+    wide = [_LETTER * len(label) + 0.35 for label in labels]
+    columns = len(labels) if sum(wide) < room else max(int(room / max(wide)), 1)
     axes.legend(
         handles, labels, fontsize=7.5, frameon=False, ncols=columns, loc="lower left", bbox_to_anchor=(0.0, 1.0),
         borderpad=0.2, borderaxespad=0.0, handlelength=1.2, handletextpad=0.3, columnspacing=1.0,
     )  # fmt: skip
     rows = -(-len(labels) // columns)
-    axes.set_title(title, fontsize=10, loc="left", pad=8 + 12.5 * rows)
+    axes.set_title(title, fontsize=10, loc="left", pad=6 + 11 * rows)
 
 
 def _draw_boxes(axes: Axes, values: NDArray[Any], places: NDArray[np.float64], width: float, kind: str) -> None:
@@ -347,9 +350,10 @@ def delta_scatter(
     axes.set(xlabel=f"observed {unit}", ylabel=f"predicted {unit}")
     axes.set_title(found.name if method == OURS else f"{found.name}, {written_name(method)}", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    corner = f"Pearson r {_pearson(x, y)} ({len(x):,} genes)"
+    scores = metrics.perturbation_response(y + base, response.mean, base, de_score=response.score, top=(_TOP,))
+    corner = f"Pearson r {scores['pearson_delta']:.2f} ({len(x):,} genes)"
     if len(x) > _TOP:
-        corner += f"\n{_pearson(x[top], y[top])} (top {_TOP})"
+        corner += f"\n{scores[f'pearson_delta_top{_TOP}']:.2f} (top {_TOP})"
     _write_in_corner(axes, corner, x, y)
     if n_names:
         _name_points(axes, np.column_stack([x, y]), best[:n_names], names[measured.genes], COLOURS[method])
@@ -380,9 +384,3 @@ def _name_points(
     dots = np.concatenate([points, kept_clear])
     place_labels(axes, dots, points[named], list(names[named]), [colour] * len(named), fontsize=7)
 
-
-def _pearson(x: NDArray[np.float64], y: NDArray[np.float64]) -> str:
-    """Write the correlation of two vectors; "-" where one of them does not vary."""
-    if len(x) < 2 or np.ptp(x) == 0 or np.ptp(y) == 0:
-        return "-"
-    return f"{np.corrcoef(x, y)[0, 1]:.2f}"

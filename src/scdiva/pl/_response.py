@@ -11,6 +11,7 @@ import pandas as pd
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from scdiva import metrics
 from scdiva._constants import (
     BASELINES,
     PERTURBATION,
@@ -195,19 +196,19 @@ def observed_response(condition: Condition, cells: Observed, written: Mapping[st
         )
     perturbed, untouched = cells.values[chosen], cells.values[control]
     (mean, variance, n), (base, base_variance, base_n) = _moments(perturbed), _moments(untouched)
-    error = np.sqrt(variance / n + base_variance / base_n)
-    difference = mean - base
-    score = difference if min(n, base_n) < 2 else np.divide(difference, error, np.zeros_like(error), where=error > 0)
+    error, score = np.full(len(mean), np.nan), mean - base
+    if min(n, base_n) > 1:
+        error = np.sqrt(variance / n + base_variance / base_n)
+        score = metrics.de_scores(mean, variance, n, base, base_variance, base_n)
     return Response(perturbed, untouched, mean, base, error, score)
 
 
 def _moments(cells: sp.csr_matrix) -> tuple[NDArray[np.float64], NDArray[np.float64], int]:
-    """Give mean and variance (of the sample) of each gene, and the number of cells."""
+    """Give mean and variance (with n - 1) of each gene, and the number of cells; a single cell has variance 0."""
     n = cells.shape[0]
     mean = np.asarray(cells.mean(axis=0)).ravel()
     square = np.asarray(cells.multiply(cells).mean(axis=0)).ravel()
-    variance = np.maximum(square - mean**2, 0) * n / (n - 1) if n > 1 else np.full_like(mean, np.nan)
-    return mean, variance, n
+    return mean, np.maximum(square - mean**2, 0) * n / max(n - 1, 1), n
 
 
 def matched_responses(predicted: AnnData, cells: Observed) -> dict[Condition, Response]:

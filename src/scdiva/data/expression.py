@@ -50,7 +50,7 @@ def log_normalised(
         var = opened.var
     values = sp.vstack([block for _, block in blocks], format="csr").astype(np.float64)
     if found.kind == "counts":
-        total = np.maximum(np.asarray(values.sum(axis=1)).ravel(), np.finfo(np.float64).tiny)
-        values = sp.csr_matrix(sp.diags_array(TARGET_SUM / total) @ values)
+        total = np.asarray(values.sum(axis=1)).ravel()
+        values = sp.csr_matrix(sp.diags_array(TARGET_SUM / np.where(total > 0, total, 1.0)) @ values)
         values.data = np.log1p(values.data)
     return values, var

@@ -15,6 +15,12 @@ NOT_ON_ADATA = {
     "pp.corpus_entropy": "data",
     "tl.embed_file": "path",
     "tl.generate": "model",
+    # These draw what was predicted, not the cells it was predicted from.
+    "pl.delta_scatter": "predicted",
+    "pl.discrimination": "predicted",
+    "pl.hit_rate": "predicted",
+    "pl.perturbation": "predicted",
+    "pl.perturbation_scores": "scores",
 }
 """Functions whose first argument is something else, and what it is called."""
 

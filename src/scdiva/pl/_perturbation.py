@@ -1,4 +1,4 @@
-"""One predicted perturbation: its strongest genes cell by cell, and the change of every gene."""
+"""The strongest genes of one predicted perturbation, cell by cell."""
 
 from __future__ import annotations
 
@@ -10,23 +10,19 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from scdiva import metrics
 from scdiva._constants import BASELINES, VARM_CONTROL, VARM_SD
 from scdiva._docs import with_shared_docs
 from scdiva.pl._figure import axes_for, check_file, finish
-from scdiva.pl._labels import place_labels
 from scdiva.pl._response import (
     COLOURS,
     OURS,
     Condition,
-    Response,
-    cells_of,
     find_condition,
-    observed_response,
+    gene_names,
+    predicted_cells,
     predicted_means,
     read_observed,
-    reference_mean,
-    written_by_prediction,
+    response_of,
     written_name,
 )
 
@@ -42,8 +38,6 @@ _ROOM = 0.84
 """Width that the boxes of a gene share, where genes are 1 apart."""
 _LETTER = 0.06
 """Inches of a letter of the legend, about."""
-_TOP = 20
-"""Differentially expressed genes that are scored, and coloured, apart."""
 
 
 @with_shared_docs
@@ -108,8 +102,8 @@ def perturbation(
         If `predicted` is no prediction, the condition, a column or layer does not exist, or a baseline does not predict
         this condition.
     ValueError
-        If `n_genes` is below 1, no cell of the condition or no control cell was observed, no gene is in both, or `save`
-        ends in no picture format.
+        If `n_genes` is below 1, no cell of the condition or no control cell was observed, no cell of it is in
+        `predicted`, no gene is in both, or `save` ends in no picture format.
 
     Examples
     --------
@@ -120,11 +114,13 @@ def perturbation(
     check_file(save)
     if n_genes < 1:
         raise ValueError(f"n_genes must be at least 1, got {n_genes}.")
-    written, found = written_by_prediction(predicted), find_condition(predicted, condition)
+    found = find_condition(predicted, condition)
     means = predicted_means(predicted, found)
     _check_baselines(baselines, means, found)
-    names = _gene_names(predicted, gene_symbols)
-    of_condition = np.flatnonzero(cells_of(predicted.obs, found, written, "predicted"))
+    names = gene_names(predicted, gene_symbols)
+    of_condition = predicted_cells(predicted, found)
+    if not len(of_condition):
+        raise ValueError(f"these cells are a part of a prediction, with none of {found.name!r}: give the whole of it.")
     control = np.asarray(predicted.varm[VARM_CONTROL])[:, found.column]
     cells: dict[str, sp.csr_matrix] = {}
     if observed is None:
@@ -135,7 +131,7 @@ def perturbation(
         genes = in_matrix = np.argsort(-np.abs(score), kind="stable")[:n_genes]
     else:
         measured = read_observed(predicted, observed, layer=layer, use_raw=use_raw, input=input)
-        response = _response(found, measured, written)
+        response = response_of(found, measured)
         in_matrix = np.argsort(-np.abs(response.score), kind="stable")[:n_genes]
         genes = measured.genes[in_matrix]
         cells["control"] = response.control_cells[:, in_matrix]
@@ -151,30 +147,20 @@ def perturbation(
     for kind, matrix in cells.items():
         _draw_boxes(axes, matrix.toarray(), np.arange(len(genes)) + shifts[kind], 0.8 * step, kind)
     if observed is None:
-        at = np.arange(len(genes))
-        axes.hlines(control[genes], at - 0.4, at + 0.4, color="0.35", linewidth=1.2, label="mean of control cells")
-    for name in baselines:
-        places = np.arange(len(genes)) + shifts["predicted"]
-        ink = {"color": COLOURS[name], "edgecolors": "black", "linewidths": 0.4}
-        axes.scatter(
-            places, means[name][genes], s=16, marker=_MARKERS[name], zorder=5, label=f"{written_name(name)}, mean", **ink
-        )
-    _name_genes(axes, names[genes], predicted.var_names[genes], found.perturbation.split(str(written["separator"])))
+        places = np.arange(len(genes))
+        label = "mean of control cells"
+        axes.hlines(control[genes], places - 0.4, places + 0.4, color="0.35", linewidth=1.2, label=label)
+    edges = 0.4 * step * np.linspace(-1, 1, max(len(baselines), 2))  # beside the dot of the predicted mean
+    for name, edge in zip(baselines, edges, strict=False):
+        places = np.arange(len(genes)) + shifts["predicted"] + edge
+        label = f"{written_name(name)}, mean"
+        ink: dict[str, Any] = {"color": COLOURS[name], "edgecolors": "black", "linewidths": 0.4}
+        axes.scatter(places, means[name][genes], s=14, marker=_MARKERS[name], zorder=5, label=label, **ink)
+    _name_genes(axes, names[genes], predicted.var_names[genes], found.parts)
     axes.set(xlim=(-0.6, len(genes) - 0.4), ylabel="log-normalised expression")
     axes.spines[["top", "right"]].set_visible(False)
     _legend_and_title(axes, found.name)
     return finish(fig, own=ax is None, return_fig=return_fig, save=save)
-
-
-def _response(condition: Condition, measured: Any, written: dict[str, Any]) -> Response:
-    """Give the observed response of a condition that must have been observed."""
-    response = observed_response(condition, measured, written)
-    if response is None:
-        raise ValueError(
-            f"observed has no cell of {condition.name!r} (by obs[{str(written['perturbation_key'])!r}]): give cells of "
-            "it, or observed=None to draw the prediction alone."
-        )
-    return response
 
 
 def _check_baselines(baselines: Sequence[str], means: dict[str, Any], condition: Condition) -> None:
@@ -185,16 +171,6 @@ def _check_baselines(baselines: Sequence[str], means: dict[str, Any], condition:
             f"baselines={baselines!r} must be a list of some of {', '.join(n for n in means if n != OURS) or 'none'}, "
             f"which predict {condition.name!r}."
         )
-
-
-def _gene_names(predicted: AnnData, gene_symbols: str | None) -> NDArray[Any]:
-    """Give the names of genes as they are written."""
-    if gene_symbols is None:
-        return np.asarray(predicted.var_names)
-    if gene_symbols not in predicted.var:
-        columns = ", ".join(map(str, predicted.var.columns)) or "none"
-        raise KeyError(f"gene_symbols={gene_symbols!r} is no column of predicted.var, which has {columns}")
-    return np.asarray(predicted.var[gene_symbols].astype(str))
 
 
 def _legend_and_title(axes: Axes, title: str) -> None:
@@ -217,170 +193,21 @@ def _draw_boxes(axes: Axes, values: NDArray[Any], places: NDArray[np.float64], w
     from matplotlib.colors import to_rgba
 
     colour = _KINDS[kind]
-    line = {"color": colour, "linewidth": 0.8}
+    line: dict[str, Any] = {"color": colour, "linewidth": 0.8}
     axes.boxplot(
         values, positions=places, widths=width, whis=(5, 95), showfliers=False, showcaps=False, patch_artist=True,
         manage_ticks=False, boxprops={"facecolor": to_rgba(colour, 0.35), "edgecolor": colour, "linewidth": 0.8},
         whiskerprops=line, medianprops={"color": colour, "linewidth": 1.6}, zorder=2,
     )  # fmt: skip
     label = f"{kind} ({len(values):,} cells)"
-    dot = {"color": colour, "edgecolors": "white", "linewidths": 0.5}
-    axes.scatter(places, values.mean(axis=0), s=13, zorder=4, label=label, **dot)
+    mean = values.mean(axis=0)
+    axes.scatter(places, mean, s=13, color=colour, edgecolors="white", linewidths=0.5, zorder=4, label=label)
 
 
-def _name_genes(axes: Axes, names: NDArray[Any], var_names: Any, parts: list[str]) -> None:
+def _name_genes(axes: Axes, names: NDArray[Any], var_names: Any, parts: Sequence[str]) -> None:
     """Write the names under their boxes, those of the perturbed genes bold."""
     axes.set_xticks(np.arange(len(names)), names, rotation=90, fontsize=8)
     axes.tick_params(axis="x", length=0)
     for text, name, var_name in zip(axes.get_xticklabels(), names, var_names, strict=True):
         if name in parts or var_name in parts:
             text.set_fontweight("bold")
-
-
-@with_shared_docs
-def delta_scatter(
-    predicted: AnnData,
-    condition: str,
-    observed: AnnData,
-    *,
-    method: str = OURS,
-    reference: Literal["control", "mean"] = "control",
-    n_names: int = 10,
-    uncertainty: bool = False,
-    gene_symbols: str | None = None,
-    layer: str | None = None,
-    use_raw: bool = False,
-    input: Literal["auto", "counts", "lognorm"] = "auto",
-    ax: Axes | None = None,
-    return_fig: bool = False,
-    save: str | os.PathLike[str] | None = None,
-) -> Figure | None:
-    """Draw the predicted change of every gene against the observed one.
-
-    Changes are differences of mean log-normalised expression (log1p of counts per ten thousand) to the observed control
-    cells of the same group. The 20 genes that differ most (Welch's t of observed perturbed against control cells) are
-    dark, the first of them named. In the corner: Pearson correlation over all genes, and over those 20. On the dashed
-    line prediction and observation agree.
-
-    Parameters
-    ----------
-    predicted
-        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned.
-    condition
-        One of ``predicted.uns["scdiva"]["perturbation"]["condition"]``; the perturbation is enough where it is
-        predicted in one group only.
-    observed
-        Cells of that condition and control cells, counts or log-normalised, with the columns of obs by which was
-        predicted. Genes are matched by var names.
-    method
-        Whose prediction: ``"scdiva"``, or a baseline such as ``"additive"``.
-    reference
-        From where changes are counted: ``"control"``, or ``"mean"``, the mean over the perturbations of training, which
-        leaves what is special to this one.
-    n_names
-        Genes named; 0 names none.
-    uncertainty
-        Whether to draw faint bars of one standard deviation: of the predicted mean, where there is one, and the
-        standard error of the observed change.
-    gene_symbols
-        A column of ``predicted.var`` with names to write instead of the var names.
-    layer, use_raw
-        Where `observed` has the matrix: key of its ``layers``, or whether to take its ``raw``; by default its ``X``.
-    input
-        Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of normalised counts, taken as it is), or ``"auto"`` to
-        tell from the values.
-    %(ax)s
-    %(return_fig)s
-    %(save)s
-
-    Returns
-    -------
-    Figure or None
-        The figure if `return_fig`, else None.
-
-    Raises
-    ------
-    KeyError
-        If `predicted` is no prediction, the condition, a column or layer does not exist, or `method` does not predict
-        this condition.
-    ValueError
-        If `n_names` is negative, no cell of the condition or no control cell was observed, no gene is in both, there is
-        no mean for ``reference="mean"``, or `save` ends in no picture format.
-
-    Examples
-    --------
-    >>> import scdiva as sd
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["KLF1+SET"])
-    >>> sd.pl.delta_scatter(predicted, "KLF1+SET", test, save="klf1_set_change.png")
-    """
-    check_file(save)
-    if n_names < 0:
-        raise ValueError(f"n_names must be 0 or more, got {n_names}.")
-    written, found = written_by_prediction(predicted), find_condition(predicted, condition)
-    means = predicted_means(predicted, found)
-    if method not in means:
-        raise KeyError(f"method={method!r} does not predict {found.name!r}; {', '.join(means)} do.")
-    names = _gene_names(predicted, gene_symbols)
-    measured = read_observed(predicted, observed, layer=layer, use_raw=use_raw, input=input)
-    response = _response(found, measured, written)
-    base = reference_mean(response, measured, written, reference)
-    x, y = response.mean - base, means[method][measured.genes] - base
-    best = np.argsort(-np.abs(response.score), kind="stable")
-    top = best[:_TOP]
-
-    fig, axes = axes_for(ax, (4.4, 4.4))
-    rest = np.setdiff1d(np.arange(len(x)), top)
-    axes.axline((0, 0), slope=1, color="0.6", linewidth=0.9, linestyle="--", zorder=1)
-    axes.axhline(0, color="0.9", linewidth=0.8, zorder=0)
-    axes.axvline(0, color="0.9", linewidth=0.8, zorder=0)
-    if uncertainty:
-        spread = np.full(len(x), np.nan)
-        if method == OURS and VARM_SD in predicted.varm:
-            spread = np.asarray(predicted.varm[VARM_SD], dtype=np.float64)[measured.genes, found.column]
-        for genes, ink in ((rest, 0.15), (top, 0.4)):
-            error = {"xerr": response.error[genes], "yerr": spread[genes]}
-            axes.errorbar(x[genes], y[genes], **error, fmt="none", ecolor=("0.3", ink), elinewidth=0.6, zorder=1)
-    axes.scatter(x[rest], y[rest], s=7, color="0.7", linewidths=0, zorder=2, rasterized=len(rest) > 5_000)
-    axes.scatter(x[top], y[top], s=14, color=COLOURS[method], linewidths=0, zorder=3)
-    low, high = min(x.min(), y.min()), max(x.max(), y.max())
-    edge = 0.06 * (high - low) or 1.0
-    # one scale: a prediction of the right pattern that is too weak lies flat
-    axes.set(xlim=(low - edge, high + edge), ylim=(low - edge, high + edge), aspect="equal")
-    unit = "change from control cells" if reference == "control" else "change from the mean perturbation"
-    axes.set(xlabel=f"observed {unit}", ylabel=f"predicted {unit}")
-    axes.set_title(found.name if method == OURS else f"{found.name}, {written_name(method)}", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    scores = metrics.perturbation_response(y + base, response.mean, base, de_score=response.score, top=(_TOP,))
-    corner = f"Pearson r {scores['pearson_delta']:.2f} ({len(x):,} genes)"
-    if len(x) > _TOP:
-        corner += f"\n{scores[f'pearson_delta_top{_TOP}']:.2f} (top {_TOP})"
-    _write_in_corner(axes, corner, x, y)
-    if n_names:
-        _name_points(axes, np.column_stack([x, y]), best[:n_names], names[measured.genes], COLOURS[method])
-    return finish(fig, own=ax is None, return_fig=return_fig, save=save)
-
-
-def _write_in_corner(axes: Axes, text: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:
-    """Write into the corner beside the diagonal that has fewer genes."""
-    middle = sum(axes.get_xlim()) / 2
-    above = ((x < middle) & (y > middle)).sum() <= ((x > middle) & (y < middle)).sum()
-    place: dict[str, Any] = {"ha": "left", "va": "top"} if above else {"ha": "right", "va": "bottom"}
-    at = (0.02, 0.98) if above else (0.98, 0.02)
-    axes.text(*at, text, transform=axes.transAxes, fontsize=8, zorder=6, **place)
-
-
-def _name_points(
-    axes: Axes, points: NDArray[np.float64], named: NDArray[np.intp], names: NDArray[Any], colour: str
-) -> None:
-    """Write names beside their points, clear of these and of the text in the corner."""
-    axes.figure.canvas.draw()  # a constrained layout settles only now, and pixels count from here on
-    turn = np.linspace(0, 2 * np.pi, 12, endpoint=False)
-    disc = np.concatenate([r * np.column_stack([np.cos(turn), np.sin(turn)]) for r in (0.0, 2.0, 4.0)])
-    pixels = axes.transData.transform(points[named])
-    around = (pixels[:, None] + disc).reshape(-1, 2)
-    box = axes.texts[-1].get_window_extent()
-    field = np.stack(np.meshgrid(np.arange(box.x0, box.x1, 2), np.arange(box.y0, box.y1, 2)), axis=-1).reshape(-1, 2)
-    kept_clear = axes.transData.inverted().transform(np.concatenate([around, field]))
-    dots = np.concatenate([points, kept_clear])
-    place_labels(axes, dots, points[named], list(names[named]), [colour] * len(named), fontsize=7)
-

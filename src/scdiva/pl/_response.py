@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -17,9 +17,9 @@ from scdiva._constants import (
     PERTURBATION,
     UNS,
     VARM_BASELINE,
-    VARM_CONTROL,
     VARM_MEAN,
 )
+from scdiva.data.conditions import Perturbations, column, perturbation_parts, perturbations
 from scdiva.data.expression import log_normalised
 from scdiva.data.writing import check_anndata
 
@@ -47,6 +47,7 @@ class Condition(NamedTuple):
     """Its column in `varm`."""
     name: str
     perturbation: str
+    parts: tuple[str, ...]
     group: str
     dose: float
 
@@ -54,11 +55,14 @@ class Condition(NamedTuple):
 class Observed(NamedTuple):
     """Cells that were measured, with the genes that the prediction has too."""
 
-    values: sp.csr_matrix
+    expression: sp.csr_matrix
     """log1p of counts per ten thousand, (n_cells, n_genes)."""
-    obs: pd.DataFrame
     genes: NDArray[np.intp]
-    """Of each column of `values`, its place among the genes predicted."""
+    """Of each column, its place among the genes predicted."""
+    labels: Perturbations
+    group: NDArray[np.str_] | None
+    dose: NDArray[np.float64] | None
+    """Of each cell; None where conditions have none."""
 
 
 class Response(NamedTuple):
@@ -91,51 +95,44 @@ def conditions_of(predicted: AnnData) -> list[Condition]:
     """List the predicted conditions in the order of the columns of `varm`."""
     written = written_by_prediction(predicted)
     names = zip(written["condition"], written["perturbation"], written["group"], written["dose"], strict=True)
-    return [Condition(i, str(n), str(p), str(g), float(d)) for i, (n, p, g, d) in enumerate(names)]
+    return [
+        Condition(i, str(name), str(label), _parts(str(label), written), str(group), float(dose))
+        for i, (name, label, group, dose) in enumerate(names)
+    ]
+
+
+def _parts(label: str, written: Mapping[str, Any]) -> tuple[str, ...]:
+    return perturbation_parts(label, str(written["control"]), str(written["separator"]))
 
 
 def find_condition(predicted: AnnData, name: str) -> Condition:
-    """Find a condition by its name, or by its perturbation where that is predicted in one group only."""
+    """Find a condition by its name, or by its perturbation where that is predicted once only."""
     conditions = conditions_of(predicted)
-    for found in (
-        [c for c in conditions if c.name == name],
-        [c for c in conditions if c.perturbation == name],
-    ):
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise KeyError(f"{name!r} is predicted {len(found)} times: name one, {', '.join(c.name for c in found)}.")
+    exact = [c for c in conditions if c.name == name]
+    parts = _parts(name, written_by_prediction(predicted))
+    found = exact or [c for c in conditions if c.parts == parts]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise KeyError(f"{name!r} is predicted {len(found)} times: name one, {', '.join(c.name for c in found)}.")
     names = [c.name for c in conditions]
-    near = difflib.get_close_matches(str(name), names, 5, 0.3) or names[:5]
+    near = difflib.get_close_matches(name, names, 5, 0.3) or names[:5]
     raise KeyError(f"{name!r} is none of the {len(names)} predicted conditions; among them are {', '.join(near)}.")
 
 
-def cells_of(obs: pd.DataFrame, condition: Condition, written: Mapping[str, Any], what: str) -> NDArray[np.bool_]:
-    """Tell the cells of a condition."""
-    perturbation = _column(obs, str(written["perturbation_key"]), what).astype(str).to_numpy()
-    chosen = (perturbation == condition.perturbation) & _in_group(obs, condition, written, what)
-    dose_key = str(written["dose_key"])
-    if dose_key and (dose_key in obs or what == "observed"):
-        dose = pd.to_numeric(_column(obs, dose_key, what), errors="coerce").to_numpy(dtype=np.float64)
-        chosen &= np.isclose(dose, condition.dose)
-    return chosen
+def predicted_cells(predicted: AnnData, condition: Condition) -> NDArray[np.intp]:
+    """Give the numbers of the predicted cells of a condition."""
+    written = written_by_prediction(predicted)
+    chosen = column(predicted, str(written["perturbation_key"]), where="predicted") == condition.perturbation
+    if str(written["groupby"]):
+        chosen &= column(predicted, str(written["groupby"]), where="predicted") == condition.group
+    if str(written["dose_key"]) in predicted.obs:
+        chosen &= np.isclose(_doses(predicted, str(written["dose_key"])), condition.dose)
+    return np.flatnonzero(chosen)
 
 
-def _in_group(
-    obs: pd.DataFrame, condition: Condition, written: Mapping[str, Any], what: str
-) -> NDArray[np.bool_]:
-    """Tell the cells of the condition's group; all, where there are no groups."""
-    groupby = str(written["groupby"])
-    if not groupby:
-        return np.ones(len(obs), dtype=bool)
-    return _column(obs, groupby, what).astype(str).to_numpy() == condition.group
-
-
-def _column(obs: pd.DataFrame, key: str, what: str) -> pd.Series:
-    if key not in obs:
-        columns = ", ".join(map(str, obs.columns)) or "none"
-        raise KeyError(f"{key!r}, by which the perturbations were predicted, is no column of {what}.obs: {columns}.")
-    return obs[key]
+def _doses(adata: AnnData, key: str) -> NDArray[np.float64]:
+    return pd.to_numeric(adata.obs[key], errors="coerce").to_numpy(dtype=np.float64)
 
 
 def read_observed(
@@ -151,12 +148,26 @@ def read_observed(
     Raises
     ------
     KeyError
-        If there is no such layer.
+        If there is no such layer, or a column is missing by which was predicted.
     ValueError
-        If names of genes repeat, no gene is in both, or the matrix is neither counts nor log-normalised.
+        If there are no control cells, a cell has no label, names of genes repeat, no gene is in both, or the matrix is
+        neither counts nor log-normalised.
     """
+    written = written_by_prediction(predicted)
     check_anndata(observed)
-    values, var = log_normalised(observed, layer=layer, use_raw=use_raw, input=input)
+    labels = perturbations(
+        observed,
+        str(written["perturbation_key"]),
+        str(written["control"]),
+        str(written["separator"]),
+        where="observed",
+    )
+    groupby, dose_key = str(written["groupby"]), str(written["dose_key"])
+    group = column(observed, groupby, where="observed") if groupby else None
+    if dose_key:
+        column(observed, dose_key, where="observed")  # is it there?
+    dose = _doses(observed, dose_key) if dose_key else None
+    expression, var = log_normalised(observed, layer=layer, use_raw=use_raw, input=input)
     for what, names in (("predicted", predicted.var_names), ("observed", var.index)):
         if not names.is_unique:
             repeated = names[names.duplicated()]
@@ -171,30 +182,33 @@ def read_observed(
             f"none of the {predicted.n_vars:,} predicted genes (first: {predicted.var_names[0]!r}) is among the "
             f"{len(var):,} of observed (first: {var.index[0]!r}): genes are matched by var names."
         )
-    return Observed(values[:, place[genes]], observed.obs, genes)
+    return Observed(expression[:, place[genes]], genes, labels, group, dose)
 
 
-def observed_response(condition: Condition, cells: Observed, written: Mapping[str, Any]) -> Response | None:
+def observed_response(condition: Condition, cells: Observed) -> Response | None:
     """Compare the observed cells of a condition to the control cells of its group; None if no such cell was observed.
 
     Raises
     ------
     ValueError
-        If there are no control cells.
+        If its group has no control cells.
     """
-    chosen = cells_of(cells.obs, condition, written, "observed")
+    labels = cells.labels
+    in_group = np.ones(len(labels.code), dtype=bool) if cells.group is None else cells.group == condition.group
+    chosen = in_group & (
+        labels.code == labels.parts.index(condition.parts) if condition.parts in labels.parts else False
+    )
+    if cells.dose is not None:
+        chosen &= np.isclose(cells.dose, condition.dose)
     if not chosen.any():
         return None
-    perturbation = _column(cells.obs, str(written["perturbation_key"]), "observed").astype(str).to_numpy()
-    control = (perturbation == str(written["control"])) & _in_group(cells.obs, condition, written, "observed")
+    control = in_group & labels.is_control
     if not control.any():
-        where = f" in {condition.group!r}" if condition.group else ""
         raise ValueError(
-            f"observed has no control cells{where}: changes are counted from cells with "
-            f"obs[{str(written['perturbation_key'])!r}] == {str(written['control'])!r}. Give them together with the "
-            "perturbed cells."
+            f"observed has no control cells in {condition.group!r}: changes are counted from them, so give the control "
+            "cells of each group together with its perturbed cells."
         )
-    perturbed, untouched = cells.values[chosen], cells.values[control]
+    perturbed, untouched = cells.expression[chosen], cells.expression[control]
     (mean, variance, n), (base, base_variance, base_n) = _moments(perturbed), _moments(untouched)
     error, score = np.full(len(mean), np.nan), mean - base
     if min(n, base_n) > 1:
@@ -219,13 +233,11 @@ def matched_responses(predicted: AnnData, cells: Observed) -> dict[Condition, Re
     ValueError
         If there is none, or control cells are missing.
     """
-    written = written_by_prediction(predicted)
     conditions = conditions_of(predicted)
-    found = {c: r for c in conditions if (r := observed_response(c, cells, written)) is not None}
+    found = {c: r for c in conditions if (r := observed_response(c, cells)) is not None}
     if not found:
         raise ValueError(
-            f"observed has cells of none of the {len(conditions)} predicted conditions (first: {conditions[0].name!r}) "
-            f"by obs[{str(written['perturbation_key'])!r}]."
+            f"observed has cells of none of the {len(conditions)} predicted conditions (first: {conditions[0].name!r})."
         )
     return found
 
@@ -261,3 +273,38 @@ def reference_mean(
 def written_name(method: str) -> str:
     """Give the name of a method as it is written in pictures."""
     return method.replace("_", " ")
+
+
+def response_of(condition: Condition, measured: Observed) -> Response:
+    """Give the observed response of a condition that must have been observed."""
+    response = observed_response(condition, measured)
+    if response is None:
+        raise ValueError(
+            f"observed has no cell of {condition.name!r}: give cells of it, or draw the prediction alone by "
+            "scdiva.pl.perturbation(predicted, condition)."
+        )
+    return response
+
+
+def gene_names(predicted: AnnData, gene_symbols: str | None) -> NDArray[Any]:
+    """Give the names of genes as they are written."""
+    if gene_symbols is None:
+        return np.asarray(predicted.var_names)
+    if gene_symbols not in predicted.var:
+        columns = ", ".join(map(str, predicted.var.columns)) or "none"
+        raise KeyError(f"gene_symbols={gene_symbols!r} is no column of predicted.var, which has {columns}")
+    return np.asarray(predicted.var[gene_symbols].astype(str))
+
+
+def methods_of(methods: Sequence[str] | None, means: Sequence[dict[str, NDArray[np.float64]]]) -> list[str]:
+    """Choose the methods drawn, ours first; refuse those that do not predict every condition."""
+    everywhere = [name for name in (OURS, *BASELINES) if all(name in of_condition for of_condition in means)]
+    if methods is None:
+        return [name for name in everywhere if name != "no_change"]
+    missing = [name for name in methods if name not in everywhere]
+    if isinstance(methods, str) or missing or not len(methods):
+        raise KeyError(
+            f"methods={methods!r} must be a list of some of {', '.join(everywhere)}: these predict all "
+            f"{len(means)} conditions that were observed."
+        )
+    return [name for name in everywhere if name in methods]

@@ -15,7 +15,9 @@ NOT_ON_ADATA = {
     "pp.corpus_entropy": "data",
     "tl.embed_file": "path",
     "tl.generate": "model",
-    # These draw what was predicted, not the cells it was predicted from.
+    # These read what a prediction holds, or scores of it.
+    "tl.score_perturbation": "predicted",
+    "get.perturbation_df": "predicted",
     "pl.delta_scatter": "predicted",
     "pl.discrimination": "predicted",
     "pl.hit_rate": "predicted",

@@ -10,8 +10,9 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from scdiva._constants import BASELINES, VARM_CONTROL, VARM_SD
+from scdiva._constants import BASELINES, VARM_CONTROL
 from scdiva._docs import with_shared_docs
+from scdiva.get import perturbation_df
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import (
     COLOURS,
@@ -124,11 +125,8 @@ def perturbation(
     control = np.asarray(predicted.varm[VARM_CONTROL])[:, found.column]
     cells: dict[str, sp.csr_matrix] = {}
     if observed is None:
-        score = means[OURS] - control
-        if VARM_SD in predicted.varm:
-            spread = np.asarray(predicted.varm[VARM_SD])[:, found.column]
-            score = np.divide(score, spread, np.zeros_like(score), where=spread > 0) if (spread > 0).any() else score
-        genes = in_matrix = np.argsort(-np.abs(score), kind="stable")[:n_genes]
+        strongest = perturbation_df(predicted, condition=found.name, top=n_genes)["gene"]
+        genes = predicted.var_names.get_indexer(strongest)
     else:
         measured = read_observed(predicted, observed, layer=layer, use_raw=use_raw, input=input)
         response = response_of(found, measured)

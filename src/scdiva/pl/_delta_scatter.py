@@ -11,18 +11,16 @@ from numpy.typing import NDArray
 from scdiva import metrics
 from scdiva._constants import VARM_SD
 from scdiva._docs import with_shared_docs
+from scdiva.data.conditions import predicted_conditions
+from scdiva.data.responses import OURS, Responses, observed_responses, response_score
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._labels import place_labels
 from scdiva.pl._response import (
     COLOURS,
-    OURS,
     find_condition,
     gene_names,
-    predicted_means,
-    read_observed,
     reference_mean,
-    response_of,
-    written_by_prediction,
+    strongest_first,
     written_name,
 )
 
@@ -114,16 +112,16 @@ def delta_scatter(
     check_file(save)
     if n_names < 0:
         raise ValueError(f"n_names must be 0 or more, got {n_names}.")
-    written, found = written_by_prediction(predicted), find_condition(predicted, condition)
-    means = predicted_means(predicted, found)
-    if method not in means:
-        raise KeyError(f"method={method!r} does not predict {found.name!r}; {', '.join(means)} do.")
+    at = find_condition(predicted, condition)
+    name = predicted_conditions(predicted).loc[at, "condition"]
     names = gene_names(predicted, gene_symbols)
-    measured = read_observed(predicted, observed, layer=layer, use_raw=use_raw, input=input)
-    response = response_of(found, measured)
-    base = reference_mean(response, measured, written, reference)
-    x, y = response.mean - base, means[method][measured.genes] - base
-    best = np.argsort(-np.abs(response.score), kind="stable")
+    responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input, only=[at])
+    if method not in responses.methods(at):
+        raise KeyError(f"method={method!r} does not predict {name!r}; {', '.join(responses.methods(at))} do.")
+    base = reference_mean(responses, at, reference)
+    mean, score = responses.means[method][:, at], response_score(responses, at, reference)
+    x, y = responses.perturbed[at].mean - base, mean - base
+    best = strongest_first(x, score)
     top = best[:_TOP]
 
     fig, axes = axes_for(ax, (4.4, 4.4))
@@ -132,12 +130,12 @@ def delta_scatter(
     axes.axhline(0, color="0.9", linewidth=0.8, zorder=0)
     axes.axvline(0, color="0.9", linewidth=0.8, zorder=0)
     if uncertainty:
-        spread = np.full(len(x), np.nan)
+        error, spread = _errors(responses, at, reference), np.full(len(x), np.nan)
         if method == OURS and VARM_SD in predicted.varm:
-            spread = np.asarray(predicted.varm[VARM_SD], dtype=np.float64)[measured.genes, found.column]
+            spread = np.asarray(predicted.varm[VARM_SD], dtype=np.float64)[responses.genes, at]
         for genes, ink in ((rest, 0.15), (top, 0.4)):
             axes.errorbar(
-                x[genes], y[genes], xerr=response.error[genes], yerr=spread[genes], fmt="none", ecolor=("0.3", ink),
+                x[genes], y[genes], xerr=error[genes], yerr=spread[genes], fmt="none", ecolor=("0.3", ink),
                 elinewidth=0.6, zorder=1,
             )  # fmt: skip
     axes.scatter(x[rest], y[rest], s=7, color="0.7", linewidths=0, zorder=2, rasterized=len(rest) > 5_000)
@@ -148,16 +146,22 @@ def delta_scatter(
     axes.set(xlim=(low - edge, high + edge), ylim=(low - edge, high + edge), aspect="equal")
     unit = "change from control cells" if reference == "control" else "change from the mean perturbation"
     axes.set(xlabel=f"observed {unit}", ylabel=f"predicted {unit}")
-    axes.set_title(found.name if method == OURS else f"{found.name}, {written_name(method)}", fontsize=10)
+    axes.set_title(name if method == OURS else f"{name}, {written_name(method)}", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
-    scores = metrics.perturbation_response(y + base, response.mean, base, de_score=response.score, top=(_TOP,))
+    scores = metrics.perturbation_response(mean, x + base, base, de_score=score, top=(_TOP,))
     corner = f"Pearson r {scores['pearson_delta']:.2f} ({len(x):,} genes)"
     if len(x) > _TOP:
         corner += f"\n{scores[f'pearson_delta_top{_TOP}']:.2f} (top {_TOP})"
     _write_in_corner(axes, corner, x, y)
     if n_names:
-        _name_points(axes, np.column_stack([x, y]), best[:n_names], names[measured.genes], COLOURS[method])
+        _name_points(axes, np.column_stack([x, y]), best[:n_names], names[responses.genes], COLOURS[method])
     return finish(fig, own=ax is None, return_fig=return_fig, save=save)
+
+
+def _errors(responses: Responses, at: int, reference: Literal["control", "mean"]) -> NDArray[np.float64]:
+    """Give the standard error of the observed change; NaN where it rests on a single cell."""
+    sides = [responses.perturbed[at], *([responses.control_of(at)] if reference == "control" else [])]
+    return np.sqrt(sum(cells.variance / cells.n if cells.n > 1 else np.nan * cells.mean for cells in sides))
 
 
 def _write_in_corner(axes: Axes, text: str, x: NDArray[np.float64], y: NDArray[np.float64]) -> None:

@@ -6,24 +6,16 @@ import os
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scdiva import metrics
 from scdiva._docs import with_shared_docs
+from scdiva.data.responses import OURS, Responses, observed_responses
 from scdiva.pl._confusion import similar_order
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import (
     COLOURS,
-    OURS,
-    Condition,
-    Observed,
-    Response,
-    matched_responses,
     methods_of,
-    predicted_means,
-    read_observed,
     reference_mean,
-    written_by_prediction,
     written_name,
 )
 
@@ -109,14 +101,16 @@ def discrimination(
     >>> sd.pl.discrimination(predicted, test, save="discrimination.png")
     """
     check_file(save)
-    measured = read_observed(predicted, observed, layer=layer, use_raw=use_raw, input=input)
-    responses = _of_one_group(matched_responses(predicted, measured), group)
-    found, truth = _changes(predicted, measured, responses, method, reference)
+    responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input)
+    chosen = _of_one_group(responses, group)
+    methods_of(responses, chosen, [method])
+    bases = np.array([reference_mean(responses, at, reference) for at in chosen])
+    truth = np.array([responses.perturbed[at].mean for at in chosen]) - bases
+    found = responses.means[method][:, chosen].T - bases
     order = similar_order(truth)
     found, truth = found[order], truth[order]
-    conditions = [list(responses)[i] for i in order]
-    short = len({condition.parts for condition in conditions}) == len(conditions)  # else doses tell them apart
-    names = [condition.perturbation if short else condition.name for condition in conditions]
+    conditions = responses.conditions.loc[[chosen[i] for i in order]]
+    names = conditions["perturbation" if conditions["perturbation"].is_unique else "condition"].tolist()  # by dose
     matrix = metrics.discrimination_matrix(found, truth, metric=metric, values=values)
     score = metrics.discrimination(found, truth, metric=metric).mean()
 
@@ -139,7 +133,7 @@ def discrimination(
     for i in range(n):
         frame = Rectangle((i, i), 1, 1, fill=False, edgecolor=COLOURS[OURS], linewidth=1.2, zorder=3, clip_on=False)
         axes.add_patch(frame)
-    where = f" in {conditions[0].group}" if conditions[0].group else ""
+    where = f" in {name}" if (name := conditions["group"].iloc[0]) else ""
     axes.set_title(f"discrimination {score:.2f}{where}", fontsize=10)
     bar = fig.colorbar(image, ax=axes, shrink=min(1.0, 2.0 / (side * n)), aspect=15)
     unit = {"l1": "minus mean absolute difference", "l2": "minus Euclidean distance", "cosine": "cosine similarity"}
@@ -148,32 +142,18 @@ def discrimination(
     return finish(fig, own=ax is None, return_fig=return_fig, save=save)
 
 
-def _of_one_group(responses: dict[Condition, Response], group: str | None) -> dict[Condition, Response]:
-    """Keep the conditions of one group; changes in several are told apart by their groups alone."""
-    groups = list(dict.fromkeys(condition.group for condition in responses))
+def _of_one_group(responses: Responses, group: str | None) -> list[int]:
+    """Choose the observed conditions of one group; those of several are told apart by their groups alone."""
+    observed = responses.conditions.loc[list(responses.rows)]
+    groups = list(observed["group"].unique())
     if group is not None and group not in groups:
-        raise KeyError(f"group={group!r} has no predicted condition that was observed; {groups} have.")
+        raise KeyError(f"group={group!r} has no predicted condition that was observed; {', '.join(groups)} have.")
     if group is None and len(groups) > 1:
         raise ValueError(f"conditions of {len(groups)} groups were observed: name one, such as group={groups[0]!r}.")
-    kept = {c: r for c, r in responses.items() if group is None or c.group == group}
-    if len(kept) < 2:
+    chosen = observed.index[observed["group"] == (groups[0] if group is None else group)]
+    if len(chosen) < 2:
         raise ValueError(
-            f"only {next(iter(kept)).name!r} was both predicted and observed: it takes two conditions to tell apart."
+            f"only {observed.loc[chosen[0], 'condition']!r} was both predicted and observed: it takes two to tell "
+            "apart."
         )
-    return kept
-
-
-def _changes(
-    predicted: AnnData,
-    measured: Observed,
-    responses: dict[Condition, Response],
-    method: str,
-    reference: Literal["control", "mean"],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give predicted and observed changes, (n_conditions, n_genes) each."""
-    written = written_by_prediction(predicted)
-    means = [predicted_means(predicted, condition) for condition in responses]
-    (method,) = methods_of([method], means)
-    bases = np.array([reference_mean(response, measured, written, reference) for response in responses.values()])
-    found = np.array([of_condition[method][measured.genes] for of_condition in means]) - bases
-    return found, np.array([response.mean for response in responses.values()]) - bases
+    return [int(at) for at in chosen]

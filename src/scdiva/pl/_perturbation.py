@@ -10,20 +10,19 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from scdiva._constants import BASELINES, VARM_CONTROL
+from scdiva._constants import BASELINES, VARM_BASELINE, VARM_CONTROL
 from scdiva._docs import with_shared_docs
+from scdiva.data.conditions import predicted_conditions
+from scdiva.data.responses import OURS, observed_responses, response_score
 from scdiva.get import perturbation_df
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import (
     COLOURS,
-    OURS,
-    Condition,
     find_condition,
     gene_names,
+    parts_of,
     predicted_cells,
-    predicted_means,
-    read_observed,
-    response_of,
+    strongest_first,
     written_name,
 )
 
@@ -115,60 +114,69 @@ def perturbation(
     check_file(save)
     if n_genes < 1:
         raise ValueError(f"n_genes must be at least 1, got {n_genes}.")
-    found = find_condition(predicted, condition)
-    means = predicted_means(predicted, found)
-    _check_baselines(baselines, means, found)
+    at = find_condition(predicted, condition)
+    found = predicted_conditions(predicted).loc[at]
+    means = _baseline_means(predicted, at, baselines)
     names = gene_names(predicted, gene_symbols)
-    of_condition = predicted_cells(predicted, found)
-    if not len(of_condition):
-        raise ValueError(f"these cells are a part of a prediction, with none of {found.name!r}: give the whole of it.")
-    control = np.asarray(predicted.varm[VARM_CONTROL])[:, found.column]
+    of_condition = predicted_cells(predicted, at)
     cells: dict[str, sp.csr_matrix] = {}
     if observed is None:
-        strongest = perturbation_df(predicted, condition=found.name, top=n_genes)["gene"]
-        genes = predicted.var_names.get_indexer(strongest)
+        genes = _surest(predicted, found["condition"], n_genes)
     else:
-        measured = read_observed(predicted, observed, layer=layer, use_raw=use_raw, input=input)
-        response = response_of(found, measured)
-        in_matrix = np.argsort(-np.abs(response.score), kind="stable")[:n_genes]
-        genes = measured.genes[in_matrix]
-        cells["control"] = response.control_cells[:, in_matrix]
+        responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input, only=[at])
+        change = responses.perturbed[at].mean - responses.control_of(at).mean
+        best = strongest_first(change, response_score(responses, at))[:n_genes]
+        genes = responses.genes[best]
+        cells["control"] = responses.expression[responses.control_rows[found["group"]]][:, best]
+        observed_cells = responses.expression[responses.rows[at]][:, best]
     cells["predicted"] = sp.csr_matrix(predicted.X[of_condition][:, genes])
     if observed is not None:
-        cells["observed"] = response.cells[:, in_matrix]
+        cells["observed"] = observed_cells
 
     fig, axes = axes_for(ax, (max(0.42 * len(genes) + 1.0, 4.6), 3.6))
-    for at in range(1, len(genes), 2):
-        axes.axvspan(at - 0.5, at + 0.5, color="0.96", linewidth=0, zorder=0)
+    for place in range(1, len(genes), 2):
+        axes.axvspan(place - 0.5, place + 0.5, color="0.96", linewidth=0, zorder=0)
     step = _ROOM / max(len(cells), 2)
     shifts = dict(zip(cells, step * (np.arange(len(cells)) - (len(cells) - 1) / 2), strict=True))
     for kind, matrix in cells.items():
         _draw_boxes(axes, matrix.toarray(), np.arange(len(genes)) + shifts[kind], 0.8 * step, kind)
     if observed is None:
-        places = np.arange(len(genes))
-        label = "mean of control cells"
-        axes.hlines(control[genes], places - 0.4, places + 0.4, color="0.35", linewidth=1.2, label=label)
-    edges = 0.4 * step * np.linspace(-1, 1, max(len(baselines), 2))  # beside the dot of the predicted mean
-    for name, edge in zip(baselines, edges, strict=False):
+        places, label = np.arange(len(genes)), "mean of control cells"
+        control = np.asarray(predicted.varm[VARM_CONTROL])[genes, at]
+        axes.hlines(control, places - 0.4, places + 0.4, color="0.35", linewidth=1.2, label=label)
+    edges = 0.4 * step * np.linspace(-1, 1, max(len(means), 2))  # beside the dot of the predicted mean
+    for (name, mean), edge in zip(means.items(), edges, strict=False):
         places = np.arange(len(genes)) + shifts["predicted"] + edge
         label = f"{written_name(name)}, mean"
         ink: dict[str, Any] = {"color": COLOURS[name], "edgecolors": "black", "linewidths": 0.4}
-        axes.scatter(places, means[name][genes], s=14, marker=_MARKERS[name], zorder=5, label=label, **ink)
-    _name_genes(axes, names[genes], predicted.var_names[genes], found.parts)
+        axes.scatter(places, mean[genes], s=14, marker=_MARKERS[name], zorder=5, label=label, **ink)
+    _name_genes(axes, names[genes], predicted.var_names[genes], parts_of(predicted, found["perturbation"]))
     axes.set(xlim=(-0.6, len(genes) - 0.4), ylabel="log-normalised expression")
     axes.spines[["top", "right"]].set_visible(False)
-    _legend_and_title(axes, found.name)
+    _legend_and_title(axes, found["condition"])
     return finish(fig, own=ax is None, return_fig=return_fig, save=save)
 
 
-def _check_baselines(baselines: Sequence[str], means: dict[str, Any], condition: Condition) -> None:
-    """Refuse baselines that do not exist or do not predict the condition."""
-    missing = [name for name in baselines if name not in means or name == OURS]
-    if isinstance(baselines, str) or missing:
+def _baseline_means(predicted: AnnData, at: int, baselines: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Give the means that baselines predict of a condition; refuse those that do not exist or do not predict it."""
+    known = {name: predicted.varm[VARM_BASELINE + name] for name in BASELINES if VARM_BASELINE + name in predicted.varm}
+    means = {name: mean for name, of_all in known.items() if np.isfinite(mean := np.asarray(of_all)[:, at]).all()}
+    if isinstance(baselines, str) or set(baselines) - set(means):
         raise KeyError(
-            f"baselines={baselines!r} must be a list of some of {', '.join(n for n in means if n != OURS) or 'none'}, "
-            f"which predict {condition.name!r}."
+            f"baselines={baselines!r} must be a list of some of {', '.join(means) or 'none'}: these predict it."
         )
+    return {name: means[name] for name in baselines}
+
+
+def _surest(predicted: AnnData, condition: str, n_genes: int) -> NDArray[np.intp]:
+    """Give the genes whose predicted change is largest for its uncertainty."""
+    if not predicted.var_names.is_unique:
+        again = predicted.var_names[predicted.var_names.duplicated()]
+        raise ValueError(
+            f"{len(again)} genes of predicted bear the name of another (first: {again[0]!r}): call "
+            "predicted.var_names_make_unique()."
+        )
+    return predicted.var_names.get_indexer(perturbation_df(predicted, condition=condition, top=n_genes)["gene"])
 
 
 def _legend_and_title(axes: Axes, title: str) -> None:

@@ -12,15 +12,11 @@ from numpy.typing import NDArray
 
 from scdiva import metrics
 from scdiva._docs import with_shared_docs
+from scdiva.data.responses import OURS, Responses, observed_responses, response_score
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import (
     COLOURS,
-    OURS,
-    matched_responses,
     methods_of,
-    predicted_means,
-    read_observed,
-    written_by_prediction,
     written_name,
 )
 
@@ -97,23 +93,15 @@ def hit_rate(
     >>> sd.pl.hit_rate(predicted, test, save="hit_rate.png")
     """
     check_file(save)
-    written_by_prediction(predicted)
-    measured = read_observed(predicted, observed, layer=layer, use_raw=use_raw, input=input)
-    responses = matched_responses(predicted, measured)
-    n_genes = len(measured.genes)
+    responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input)
+    n_genes = len(responses.genes)
     numbers = _numbers_of_genes(k, n_genes)
-    means = {condition: predicted_means(predicted, condition) for condition in responses}
-    drawn = methods_of(methods, list(means.values()))
+    drawn = methods_of(responses, list(responses.rows), methods)
 
     fig, axes = axes_for(ax, (4.6, 3.6))
     axes.plot(numbers, numbers / n_genes, color="0.5", linewidth=1.0, linestyle="--", label="chance", zorder=1)
     for method in reversed(drawn):  # ours above the others
-        rates = np.array(
-            [
-                metrics.hit_rate(means[condition][method][measured.genes] - response.control, response.score, numbers)
-                for condition, response in responses.items()
-            ]
-        )
+        rates = np.array([_rates(responses, at, method, numbers) for at in responses.rows])
         curve = rates.mean(axis=0)
         axes.plot(
             numbers, curve, color=COLOURS[method], linewidth=2.0 if method == OURS else 1.2,
@@ -122,7 +110,7 @@ def hit_rate(
         if len(rates) > 1:
             error = rates.std(axis=0, ddof=1) / np.sqrt(len(rates))
             axes.fill_between(numbers, curve - error, curve + error, color=COLOURS[method], alpha=0.15, linewidth=0)
-    n = len(responses)
+    n = len(responses.rows)
     axes.set(xlabel="k, strongest genes", ylabel="share of them found", ylim=(0, None))
     axes.set_xlim(numbers[0], numbers[-1]) if len(numbers) > 1 else None
     axes.set_title(f"hit rate, {n} condition{'s' * (n > 1)}, {n_genes:,} genes", fontsize=10)
@@ -130,6 +118,18 @@ def hit_rate(
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], fontsize=7.5, frameon=False, handlelength=1.5)
     return finish(fig, own=ax is None, return_fig=return_fig, save=save)
+
+
+def _rates(responses: Responses, at: int, method: str, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Give the hit rates of one condition."""
+    scores = metrics.perturbation_response(
+        responses.means[method][:, at],
+        responses.perturbed[at].mean,
+        responses.control_of(at).mean,
+        de_score=response_score(responses, at),
+        top=numbers.tolist(),
+    )
+    return np.array([scores[f"hit_rate_{k}"] for k in numbers])
 
 
 def _numbers_of_genes(k: Sequence[int] | None, n_genes: int) -> NDArray[np.int64]:

@@ -104,7 +104,8 @@ def predicted_screen(screen, by_hand):
             control = observed[(observed.obs["perturbation"] == "control") & (observed.obs["line"] == group)]
             log = np.log1p(1e4 * control.X / control.X.sum(axis=1, keepdims=True))
             cells.append(np.maximum(log + told.varm[C.VARM_MEAN][:, i] - told.varm[C.VARM_CONTROL][:, i], 0))
-            obs.append(pd.DataFrame({"perturbation": name, "line": group, "control_cell": control.obs_names}))
+            condition = told.uns[C.UNS][C.PERTURBATION]["condition"][i]
+            obs.append(pd.DataFrame({C.OBS_CONDITION: condition, "perturbation": name, "line": group}, index=range(24)))
         about = pd.concat(obs)
         about.index = [f"predicted{i}" for i in range(len(about))]
         x = np.vstack(cells).astype(np.float32)

@@ -133,9 +133,9 @@ def test_a_dose_is_a_condition_of_its_own(predicted_screen):
         perturbation=np.array(["A", "A", "C", "A+B", "C+B"]),
         dose=np.array([1.0, 2.0, 1.0, 1.0, 1.0]),
     )
-    for cells in (predicted, observed):
-        cells.obs["dose"] = np.where(cells.obs["perturbation"] == "B", 2.0, 1.0)
-        cells.obs["perturbation"] = cells.obs["perturbation"].replace("B", "A")
+    predicted.obs["scdiva_condition"] = predicted.obs["scdiva_condition"].replace({"A": "A at 1", "B": "A at 2"})
+    observed.obs["dose"] = np.where(observed.obs["perturbation"] == "B", 2.0, 1.0)
+    observed.obs["perturbation"] = observed.obs["perturbation"].replace("B", "A")
     other, _, _ = parts(perturbation(predicted, "A at 1", observed, n_genes=3, return_fig=True))
     genes, _, means = parts(perturbation(predicted, "A at 2", observed, n_genes=3, return_fig=True))
     at = observed.var_names.get_indexer(genes)
@@ -214,4 +214,7 @@ def test_what_cannot_be_drawn_is_refused(predicted_screen, tmp_path):
         perturbation(predicted[predicted.obs["perturbation"] == "B"], "A in T cell")
     with pytest.raises(TypeError, match="expected an AnnData object"):
         perturbation(predicted, "A in T cell", "observed.h5ad")
+    del predicted.obs["scdiva_condition"]
+    with pytest.raises(KeyError, match="no 'scdiva_condition'"):
+        perturbation(predicted, "A in T cell")
     assert plt.get_fignums() == []

@@ -12,7 +12,7 @@ from scdiva import metrics
 from scdiva._constants import VARM_SD
 from scdiva._docs import with_shared_docs
 from scdiva.data.conditions import predicted_conditions
-from scdiva.data.responses import OURS, Responses, observed_responses, response_score
+from scdiva.data.observed import OURS, Responses, observed_responses, response_score
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._labels import place_labels
 from scdiva.pl._response import (

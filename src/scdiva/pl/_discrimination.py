@@ -9,7 +9,7 @@ import numpy as np
 
 from scdiva import metrics
 from scdiva._docs import with_shared_docs
-from scdiva.data.responses import OURS, Responses, observed_responses
+from scdiva.data.observed import OURS, Responses, observed_responses
 from scdiva.pl._confusion import similar_order
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from scdiva._constants import BASELINES, VARM_BASELINE, VARM_CONTROL
 from scdiva._docs import with_shared_docs
 from scdiva.data.conditions import predicted_conditions
-from scdiva.data.responses import OURS, observed_responses, response_score
+from scdiva.data.observed import OURS, observed_responses, response_score
 from scdiva.get import perturbation_df
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import (
@@ -118,7 +118,7 @@ def perturbation(
     found = predicted_conditions(predicted).loc[at]
     means = _baseline_means(predicted, at, baselines)
     names = gene_names(predicted, gene_symbols)
-    of_condition = predicted_cells(predicted, at)
+    of_condition = predicted_cells(predicted, found["condition"])
     cells: dict[str, sp.csr_matrix] = {}
     if observed is None:
         genes = _surest(predicted, found["condition"], n_genes)

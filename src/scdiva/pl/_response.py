@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
-from scdiva._constants import PERTURBATION, UNS
+from scdiva._constants import OBS_CONDITION, PERTURBATION, UNS
 from scdiva.data.conditions import perturbation_parts, predicted_conditions
-from scdiva.data.responses import OURS, Responses
+from scdiva.data.observed import OURS, Responses
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -51,20 +50,14 @@ def parts_of(predicted: AnnData, label: str) -> tuple[str, ...]:
     return perturbation_parts(label, str(ours["control"]), str(ours["separator"]))
 
 
-def predicted_cells(predicted: AnnData, at: int) -> NDArray[np.intp]:
+def predicted_cells(predicted: AnnData, condition: str) -> NDArray[np.intp]:
     """Give the numbers of the predicted cells of a condition."""
-    ours, condition = predicted.uns[UNS][PERTURBATION], predicted_conditions(predicted).loc[at]
-    chosen = (predicted.obs[str(ours["perturbation_key"])].astype(str) == condition["perturbation"]).to_numpy()
-    if str(ours["groupby"]):
-        chosen &= (predicted.obs[str(ours["groupby"])].astype(str) == condition["group"]).to_numpy()
-    if str(ours["dose_key"]) in predicted.obs:
-        dose = pd.to_numeric(predicted.obs[str(ours["dose_key"])].astype(object), errors="coerce")
-        chosen &= np.isclose(dose.to_numpy(dtype=np.float64), condition["dose"])
-    if not chosen.any():
-        raise ValueError(
-            f"these cells are a part of a prediction, with none of {condition['condition']!r}: give the whole of it."
-        )
-    return np.flatnonzero(chosen)
+    if OBS_CONDITION not in predicted.obs:
+        raise KeyError(f"predicted.obs has no {OBS_CONDITION!r}: give what scdiva.tl.predict_perturbation returned.")
+    chosen = np.flatnonzero(predicted.obs[OBS_CONDITION].astype(str) == condition)
+    if not len(chosen):
+        raise ValueError(f"these cells are a part of a prediction, with none of {condition!r}: give the whole of it.")
+    return chosen
 
 
 def reference_mean(responses: Responses, at: int, reference: Literal["control", "mean"]) -> NDArray[np.float64]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
+Reference = Literal["control", "mean"]
 OURS = "scdiva"
 """Name of the prediction itself among the methods."""
 _OTHER_SCALE = 2.0
@@ -51,7 +52,7 @@ class Responses(NamedTuple):
     control: dict[str, Cells]
     means: dict[str, NDArray[np.float64]]
     """Predicted mean by method, genes × all columns of `varm`; ours first. NaN where a method predicts nothing."""
-    references: dict[str, list[NDArray[np.float64] | None]]
+    references: dict[Reference, list[NDArray[np.float64] | None]]
     """From where changes are measured, for each column of `varm`: `"control"` and `"mean"`; None where it is not
     defined."""
 
@@ -121,9 +122,7 @@ def observed_responses(
     return Responses(conditions, genes, values, rows, control_rows, perturbed, control, means, references)
 
 
-def response_score(
-    responses: Responses, at: int, reference: Literal["control", "mean"] = "control"
-) -> NDArray[np.float64] | None:
+def response_score(responses: Responses, at: int, reference: Reference = "control") -> NDArray[np.float64] | None:
     """Score the differential expression of a condition by Welch's t, against control cells or the mean perturbation.
 
     Parameters
@@ -266,7 +265,7 @@ def _references(
     genes: NDArray[np.intp],
     control: dict[str, Cells],
     ours: Mapping[str, Any],
-) -> dict[str, list[NDArray[np.float64] | None]]:
+) -> dict[Reference, list[NDArray[np.float64] | None]]:
     """Means from which changes are measured, by condition; None where there is none."""
     key = C.VARM_BASELINE + "train_mean"
     by_condition = np.asarray(predicted.varm[key], dtype=np.float64) if key in predicted.varm else None

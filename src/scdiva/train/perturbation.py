@@ -25,11 +25,11 @@ from scdiva.train.responses import METHODS, LeftOut, best_base, errors, predict_
 ALPHA = 0.1
 """Added to a gene's mean control expression where errors are weighted by it (paper, eq. wmse_weights, alpha)."""
 STEPS_AN_EPOCH = 20
-"""At least: control cells are shown again and again, each time with another perturbation."""
-MOST_HELD_OUT = 256
+"""Control cells are drawn for so many steps; they are shown again and again, each time with another perturbation."""
+MOST_HELD_OUT = 128
 """Control cells on which the conditions that are held out are looked at."""
-LEAST = 4
-"""Conditions that training needs, and a network is not trained on fewer."""
+LEAST = 20
+"""Conditions that a network is trained on; of fewer it learns them by heart."""
 GAIN = 0.005
 """Share of the error on held-out conditions that a network has to take away to be kept."""
 
@@ -220,8 +220,9 @@ def fit_responses(
             return FittedResponses(model, base, None, notes)
         rng = np.random.default_rng(config.seed)
         looked_at = np.sort(rng.permutation(looked_at)[:MOST_HELD_OUT])
-        again = -(-STEPS_AN_EPOCH * config.batch_size // len(rows))
-        split = Split(np.tile(rows, again), looked_at)
+        n = STEPS_AN_EPOCH * config.batch_size
+        drawn = np.concatenate([rng.permutation(rows) for _ in range(-(-n // len(rows)))])[:n]
+        split = Split(np.sort(drawn), looked_at)
         before = _loss(module, controls, looked_at)
         found = continue_training(module, controls, split, limits, progress=progress)
         after = _loss(module, controls, looked_at)

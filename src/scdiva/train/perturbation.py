@@ -12,6 +12,7 @@ from torch import Tensor
 
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
+from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models.perturbation import alikeness, change_of, gene_tokens, numbered_labels
 from scdiva.models.scdiva import ScDiVa
 from scdiva.models.screen import KINDS, Kind, Screen
@@ -22,8 +23,6 @@ from scdiva.train.config import PerturbationConfig
 from scdiva.train.low_rank import merge_low_rank, train_states
 from scdiva.train.responses import METHODS, LeftOut, best_base, errors, predict_left_out, summary
 
-ALPHA = 0.1
-"""Added to a gene's mean control expression where errors are weighted by it (paper, eq. wmse_weights, alpha)."""
 STEPS_AN_EPOCH = 20
 """Control cells are drawn for so many steps; they are shown again and again, each time with another perturbation."""
 MOST_HELD_OUT = 128
@@ -129,7 +128,7 @@ def loss_weights(screen: Screen, rows: NDArray[np.int64], loss: Literal["wmse", 
     rows
         Numbers of the conditions.
     loss
-        `"wmse"`: by mean control expression and :data:`ALPHA` (paper, eq. wmse_weights). `"de"`: half evenly, half by
+        `"wmse"`: by mean control expression (paper, eq. wmse_weights; :data:`scdiva.metrics.perturbation.WMSE_ALPHA`). `"de"`: half evenly, half by
         the change over its standard error. `"mse"`: evenly.
     """
     n_genes = len(screen.genes)
@@ -137,7 +136,7 @@ def loss_weights(screen: Screen, rows: NDArray[np.int64], loss: Literal["wmse", 
     if loss == "mse":
         return even
     if loss == "wmse":
-        weight = screen.control[screen.conditions.group[rows]].astype(np.float64) + ALPHA
+        weight = screen.control[screen.conditions.group[rows]].astype(np.float64) + WMSE_ALPHA
         scaled: NDArray[np.float64] = weight / weight.sum(axis=1, keepdims=True)
         return scaled
     error = np.sqrt(screen.variance / screen.n_cells[rows, None]) + 1e-6

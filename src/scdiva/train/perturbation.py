@@ -128,8 +128,9 @@ def loss_weights(screen: Screen, rows: NDArray[np.int64], loss: Literal["wmse", 
     rows
         Numbers of the conditions.
     loss
-        `"wmse"`: by mean control expression (paper, eq. wmse_weights; :data:`scdiva.metrics.perturbation.WMSE_ALPHA`). `"de"`: half evenly, half by
-        the change over its standard error. `"mse"`: evenly.
+        `"wmse"`: by mean control expression (paper, eq. wmse_weights;
+        :data:`scdiva.metrics.perturbation.WMSE_ALPHA`). `"de"`: half evenly, half by the change over its standard
+        error. `"mse"`: evenly.
     """
     n_genes = len(screen.genes)
     even = np.full((len(rows), n_genes), 1.0 / n_genes)

@@ -5,6 +5,7 @@ from .batch import avg_batch, bras, pcr_comparison, shuffle_control, silhouette_
 from .integration import avg_bio, isolated_labels, leiden_agreement, silhouette_label
 from .mixing import clisi, graph_connectivity, ilisi, kbet
 from .neighbors import Neighbors, nearest_neighbors
+from .perturbation import de_scores, discrimination, discrimination_matrix, hit_rate, perturbation_response
 
 __all__ = [
     "Neighbors",
@@ -14,7 +15,11 @@ __all__ = [
     "calibration",
     "classification",
     "clisi",
+    "de_scores",
+    "discrimination",
+    "discrimination_matrix",
     "graph_connectivity",
+    "hit_rate",
     "ilisi",
     "isolated_labels",
     "kbet",
@@ -22,6 +27,7 @@ __all__ = [
     "leiden_agreement",
     "nearest_neighbors",
     "pcr_comparison",
+    "perturbation_response",
     "rejection_auroc",
     "shuffle_control",
     "silhouette_batch",

@@ -211,11 +211,9 @@ def de_scores(
 
     Parameters
     ----------
-    mean_a, var_a, mean_b, var_b
+    mean_a, var_a, n_a, mean_b, var_b, n_b
         Mean and variance (with n - 1) of each gene's log-normalised expression in two groups of cells, shape
-        `(n_genes,)`.
-    n_a, n_b
-        Their numbers of cells.
+        `(n_genes,)`, and the number of cells of each.
 
     Returns
     -------

@@ -1,0 +1,148 @@
+"""What the labels of perturbed cells name: controls, single perturbations, combinations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Perturbations:
+    """The labels of cells.
+
+    Attributes
+    ----------
+    parts
+        Parts of each perturbation, in the order of their names; none for the control, which is number 0 and always
+        there. Perturbations come in the order of their parts, singles first.
+    code
+        Number of each cell's perturbation, int64 `(n_obs,)`.
+    """
+
+    parts: tuple[tuple[str, ...], ...]
+    code: NDArray[np.int64]
+
+    @property
+    def is_control(self) -> NDArray[np.bool_]:
+        """Which cells are controls."""
+        return self.code == 0
+
+    def n_seen(self, code: int, single: set[str]) -> int:
+        """Count the parts of a perturbation that occur in a set of single perturbations."""
+        return sum(part in single for part in self.parts[code])
+
+    def singles(self, among: NDArray[np.bool_]) -> set[str]:
+        """Name the single perturbations that some cells have."""
+        return {self.parts[code][0] for code in np.unique(self.code[among]) if len(self.parts[code]) == 1}
+
+
+def perturbation_parts(label: str, control: str = "control", separator: str = "+") -> tuple[str, ...]:
+    """Split the label of a perturbation into its parts.
+
+    `"B+A"` is `"A+B"`; a part that is the control, as in `"A+control"`, is none; neither is one that is named twice.
+
+    Parameters
+    ----------
+    label
+        The label.
+    control
+        That of the control cells.
+    separator
+        What stands between the parts of a combination; empty: there are no combinations.
+
+    Returns
+    -------
+    The parts in the order of their names, none for the control.
+
+    Raises
+    ------
+    ValueError
+        If a part is empty.
+    """
+    if label == control:
+        return ()
+    parts = [part.strip() for part in label.split(separator)] if separator else [label]
+    if not all(parts):
+        raise ValueError(
+            f"{label!r} has an empty part. If {separator!r} does not join the parts of combinations here, pass another "
+            "separator."
+        )
+    return tuple(sorted(set(parts) - {control}))
+
+
+def perturbations(
+    adata: AnnData, perturbation_key: str, control: str = "control", separator: str = "+", *, where: str = "adata"
+) -> Perturbations:
+    """Read the perturbation of each cell.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    perturbation_key
+        A column of `adata.obs`.
+    control, separator
+        See :func:`perturbation_parts`.
+    where
+        What the cells are called in messages.
+
+    Returns
+    -------
+    The perturbations; labels with the same parts are one.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column.
+    ValueError
+        If a label is missing or has an empty part, or no cell is a control.
+    """
+    labels = column(adata, perturbation_key, where=where)
+    names, number = np.unique(labels, return_inverse=True)
+    split = [perturbation_parts(str(name), control, separator) for name in names]
+    if () not in split:
+        shown = ", ".join(repr(str(name)) for name in names[:10])
+        raise ValueError(
+            f"no cell of {where} is a control: {where}.obs[{perturbation_key!r}] never is {control!r}; it holds "
+            f"{shown}{', ...' if len(names) > 10 else ''}. Name the label of the unperturbed cells with control=."
+        )
+    known = sorted(set(split), key=lambda parts: (len(parts) > 1, parts) if parts else (False, ()))
+    code = {parts: i for i, parts in enumerate(known)}
+    return Perturbations(tuple(known), np.array([code[parts] for parts in split], dtype=np.int64)[number])
+
+
+def column(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.str_]:
+    """Read a column of labels as text.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    key
+        A column of `adata.obs`.
+    where
+        What the cells are called in messages.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column.
+    ValueError
+        If a label is missing.
+    """
+    if key not in adata.obs:
+        raise KeyError(f"{where}.obs has no column {key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
+    missing = adata.obs[key].isna().to_numpy()
+    if missing.any():
+        raise ValueError(
+            f"{where}.obs[{key!r}] is missing for {missing.sum()} of {adata.n_obs} cells, the first is "
+            f"{adata.obs_names[missing.argmax()]!r}: leave them out with "
+            f"{where}[{where}.obs[{key!r}].notna()].copy(), or name what they are."
+        )
+    return adata.obs[key].astype(str).to_numpy().astype(str)

@@ -1,0 +1,196 @@
+"""Conditions held out of training, so that predictions of them can be scored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import pandas as pd
+
+from scdiva._constants import OBS_SPLIT, SEEN, UNS
+from scdiva._settings import settings
+from scdiva.data.conditions import Perturbations, column, perturbations
+from scdiva.data.writing import check_writable, our_uns
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+
+def split_perturbations(
+    adata: AnnData,
+    perturbation_key: str,
+    control: str = "control",
+    *,
+    by: Literal["single", "combination", "group"],
+    groupby: str | None = None,
+    n_splits: int = 5,
+    fold: int = 0,
+    separator: str = "+",
+    key_added: str = OBS_SPLIT,
+    rng: int | None = None,
+    copy: bool = False,
+) -> AnnData | None:
+    """Hold conditions out of a screen: single perturbations, combinations, or all that was done to a group of cells.
+
+    The folds of one seed are disjoint and hold every condition once between them. Control cells are always for
+    training.
+
+    - `"single"`: a fold of the perturbations that occur singly, and every combination that one of them is part of.
+    - `"combination"`: a fold of the combinations. Singles are all for training.
+    - `"group"`: the perturbed cells of one group, that of number `fold` in the order of their names. Groups without
+      perturbed cells are not counted.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    perturbation_key
+        Column of `adata.obs` with each cell's perturbation.
+    control
+        Its label of control cells.
+    by
+        See above.
+    groupby
+        Column of `adata.obs` with the groups, for `"group"`: cell types or cell lines.
+    n_splits
+        Number of folds; of no effect for `"group"`.
+    fold
+        Which one is held out, from 0.
+    separator
+        What stands between the parts of a combination. `"B+A"` is `"A+B"`, and `"A+control"` is `"A"`. Empty: there
+        are no combinations.
+    key_added
+        Column to write.
+    rng
+        Seed of the folds; None takes `scdiva.settings.seed`.
+    copy
+        Write into a copy and return it.
+
+    Returns
+    -------
+    None, or the copy. Written are
+
+    `adata.obs[key_added]`
+        Categorical, `"train"` or `"test"`.
+    `adata.obs[key_added + "_seen"]`
+        int8: of a test cell, how many parts of its perturbation occur singly among the training cells; -1 for training
+        cells.
+    `adata.uns["scdiva"][key_added]`
+        `held_out` (labels, as their parts in the order of their names; of `"group"` the group's), and the arguments.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column.
+    TypeError
+        If `rng` is no int: another generator's folds would not fit together.
+    ValueError
+        If a label is missing or has an empty part; if there are no control cells, fewer conditions than folds, no such
+        fold, or fewer than two groups with perturbed cells; if the group held out has no control cells; or if arguments
+        do not go together.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60)
+    >>> adata.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 10
+    >>> sd.pp.split_perturbations(adata, "perturbation", by="combination", n_splits=2)
+    >>> adata.obs["scdiva_split"].value_counts().to_dict()
+    {'train': 50, 'test': 10}
+    """
+    check_writable(adata, copy=copy)
+    ours = our_uns(adata)
+    seed = _checked(by, groupby, n_splits, fold, rng)
+    if {key_added, f"{key_added}_{SEEN}"} & {perturbation_key, groupby}:
+        raise ValueError(f"key_added={key_added!r} would overwrite what the split is made from; choose another name.")
+    known = perturbations(adata, perturbation_key, control, separator)
+    if by == "group":
+        test, held_out = _group(adata, known, str(groupby), fold)
+    else:
+        test, held_out = _conditions(known, by, n_splits, fold, seed, perturbation_key, separator)
+    seen = np.full(adata.n_obs, -1, dtype=np.int8)
+    singles = known.singles(~test)
+    for code in np.unique(known.code[test]):
+        seen[test & (known.code == code)] = known.n_seen(int(code), singles)
+    found = {
+        "held_out": np.array(held_out, dtype=object),
+        "perturbation_key": perturbation_key,
+        "control": control,
+        "by": by,
+        "groupby": groupby or "",
+        "n_splits": n_splits,
+        "fold": fold,
+        "separator": separator,
+        "seed": seed,
+    }
+    target = adata.copy() if copy else adata
+    target.obs[key_added] = pd.Categorical(np.where(test, "test", "train"), categories=["train", "test"])
+    target.obs[f"{key_added}_{SEEN}"] = seen
+    target.uns[UNS] = {**ours, key_added: found}
+    return target if copy else None
+
+
+def _checked(by: str, groupby: str | None, n_splits: int, fold: int, rng: int | None) -> int:
+    """Refuse arguments that do not go together; return the seed."""
+    if by not in ("single", "combination", "group"):
+        raise ValueError(f"by must be 'single', 'combination' or 'group', got {by!r}.")
+    if (groupby is not None) != (by == "group"):
+        raise ValueError(
+            "by='group' needs groupby=, a column of adata.obs."
+            if groupby is None
+            else f"groupby={groupby!r} goes with by='group', not with by={by!r}; leave it out."
+        )
+    if by != "group" and n_splits < 2:
+        raise ValueError(f"n_splits must be 2 or more, got {n_splits}: with one fold nothing is left to train on.")
+    if fold < 0 or (by != "group" and fold >= n_splits):
+        raise ValueError(f"there is no fold {fold}: folds go from 0{'' if by == 'group' else f' to {n_splits - 1}'}.")
+    if rng is None:
+        return settings.seed
+    if isinstance(rng, bool) or not isinstance(rng, int | np.integer):
+        raise TypeError(f"rng must be an int or None, so that all folds come from one seed; got {type(rng).__name__}.")
+    return int(rng)
+
+
+def _conditions(
+    known: Perturbations, by: str, n_splits: int, fold: int, seed: int, perturbation_key: str, separator: str
+) -> tuple[NDArray[np.bool_], list[str]]:
+    """Hold out a fold of the singles, with what they are part of, or of the combinations."""
+    wanted = [code for code, parts in enumerate(known.parts) if parts and (len(parts) > 1) == (by == "combination")]
+    if len(wanted) < n_splits:
+        first = f" (the first is {separator.join(known.parts[wanted[0]])!r})" if wanted else ""
+        kinds = "perturbations that occur singly" if by == "single" else f"combinations with {separator!r}"
+        raise ValueError(
+            f"adata.obs[{perturbation_key!r}] has {len(wanted)} {kinds}{first}, too few for {n_splits} folds."
+            + (" Pass a smaller n_splits." if len(wanted) > 1 else "")
+        )
+    order = np.random.default_rng(seed).permutation(wanted)
+    held = np.sort(np.array_split(order, n_splits)[fold])
+    if by == "single":
+        parts = {known.parts[code][0] for code in held}
+        held = np.array([code for code, these in enumerate(known.parts) if parts & set(these)])
+    return np.isin(known.code, held), [separator.join(known.parts[code]) for code in held]
+
+
+def _group(adata: AnnData, known: Perturbations, groupby: str, fold: int) -> tuple[NDArray[np.bool_], list[str]]:
+    """Hold out the perturbed cells of a group."""
+    group = column(adata, groupby)
+    names = np.unique(group[~known.is_control])
+    if len(names) < 2:
+        shown = f" ({str(names[0])!r})" if len(names) else ""
+        raise ValueError(
+            f"adata.obs[{groupby!r}] has {len(names)} groups with perturbed cells{shown}; one to hold out and one to "
+            "learn from are needed."
+        )
+    if fold >= len(names):
+        raise ValueError(
+            f"there is no fold {fold}: {len(names)} groups have perturbed cells, so folds go from 0 to "
+            f"{len(names) - 1}."
+        )
+    name = names[fold]
+    if not known.is_control[group == name].any():
+        raise ValueError(
+            f"group {str(name)!r} of adata.obs[{groupby!r}] has {(group == name).sum()} cells and none is a control: "
+            "there is nothing to predict its response from. Leave the group out."
+        )
+    return (group == name) & ~known.is_control, [str(name)]

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scdiva.data.conditions import column, perturbation_parts, perturbations
+
+GENES = st.lists(st.sampled_from(["A", "B", "KLF1", "ctrl"]), min_size=1, max_size=4)
+
+
+def cells(labels):
+    return ad.AnnData(
+        np.zeros((len(labels), 1), dtype=np.float32),
+        obs=pd.DataFrame({"p": labels}, index=[f"c{i}" for i in range(len(labels))]),
+    )
+
+
+@pytest.mark.parametrize(
+    ("label", "parts"),
+    [
+        ("ctrl", ()),
+        ("ctrl+ctrl", ()),
+        ("A", ("A",)),
+        ("A+ctrl", ("A",)),
+        ("ctrl+A", ("A",)),
+        ("B+A", ("A", "B")),
+        ("A + B", ("A", "B")),
+        ("A+A", ("A",)),
+        ("IFN-beta", ("IFN-beta",)),
+    ],
+)
+def test_labels_are_split(label, parts):
+    assert perturbation_parts(label, "ctrl") == parts
+
+
+@given(GENES)
+def test_the_order_of_parts_means_nothing(parts):
+    found = perturbation_parts("+".join(parts), "ctrl")
+    assert found == perturbation_parts("+".join(reversed(parts)), "ctrl")
+    assert set(found) == set(parts) - {"ctrl"}
+    assert perturbation_parts("_".join(parts), "ctrl", "_") == found
+
+
+def test_a_separator_may_be_another_or_none():
+    assert perturbation_parts("A+B", "ctrl", "") == ("A+B",)
+    assert perturbation_parts("+", "+") == ()  # the control's own name is never split
+    with pytest.raises(ValueError, match=r"'CD4\+' has an empty part"):
+        perturbation_parts("CD4+")
+
+
+def test_cells_are_numbered_by_what_was_done_to_them():
+    found = perturbations(cells(["B+A", "B", "ctrl", "A+B", "A+ctrl", "A"]), "p", "ctrl")
+    assert found.parts == ((), ("A",), ("B",), ("A", "B"))
+    assert found.code.tolist() == [3, 2, 0, 3, 1, 1]
+    assert found.is_control.tolist() == [False, False, True, False, False, False]
+    assert found.singles(np.ones(6, dtype=bool)) == {"A", "B"}
+    assert found.singles(np.arange(6) < 4) == {"B"}
+    assert found.n_seen(3, {"B", "C"}) == 1
+
+
+def test_what_names_no_perturbation_is_refused():
+    with pytest.raises(KeyError, match="no column 'q'; it has 'p'"):
+        perturbations(cells(["ctrl"]), "q")
+    with pytest.raises(ValueError, match=r"query.obs\['p'\] is missing for 2 of 3 cells, the first is 'c1'"):
+        column(cells(["A", None, np.nan]), "p", where="query")
+    with pytest.raises(ValueError, match=r"never is 'control'; it holds 'A', 'ctrl'.*control="):
+        perturbations(cells(["A", "ctrl"]), "p")

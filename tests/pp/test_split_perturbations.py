@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scdiva as sd
+from scdiva.pp import split_perturbations
+
+LABELS = ["control", "A", "B", "C", "D", "A+B", "B+A", "A+C", "C+D", "A+X", "X+Y", "control+B"]
+LINES = ["k562", "u87", "a172"]
+
+
+def screen(labels=LABELS, lines=LINES, n=2):
+    """Cells of every label in every line."""
+    obs = pd.DataFrame([(p, g) for p in labels for g in lines] * n, columns=["p", "g"], dtype="category")
+    obs.index = [f"c{i}" for i in range(len(obs))]
+    return ad.AnnData(np.ones((len(obs), 3), dtype=np.float32), obs=obs)
+
+
+def parts(label):
+    return set(label.split("+")) - {"control"}
+
+
+def slow_seen(p, test):
+    """Parts of each test cell's perturbation that a training cell shows alone."""
+    alone = {next(iter(parts(q))) for q, held in zip(p, test, strict=True) if not held and len(parts(q)) == 1}
+    return [len(parts(q) & alone) if held else -1 for q, held in zip(p, test, strict=True)]
+
+
+def folds(by, rng, n_splits=None, **options):
+    for fold in range(n_splits or len(LINES)):
+        more = {"n_splits": n_splits} if n_splits else {"groupby": "g"}
+        found = split_perturbations(screen(), "p", by=by, fold=fold, rng=rng, copy=True, **more, **options)
+        yield found, (found.obs["scdiva_split"] == "test").to_numpy()
+
+
+@given(st.sampled_from(["single", "combination"]), st.integers(0, 99), st.integers(2, 4))
+@settings(deadline=None, max_examples=25)
+def test_folds_are_disjoint_hold_all_and_say_what_was_seen(by, rng, n_splits):
+    held_out = []
+    for found, test in folds(by, rng, n_splits):
+        p = found.obs["p"].astype(str).tolist()
+        wanted = {frozenset(parts(q)) for q, held in zip(p, test, strict=True) if held}
+        whole = {frozenset(parts(q)) for q, held in zip(p, test, strict=True) if not held}
+        assert not wanted & whole  # a condition is on one side, whatever the order of its parts
+        assert frozenset() in whole
+        assert found.obs["scdiva_split_seen"].tolist() == slow_seen(p, test)
+        assert found.obs["scdiva_split_seen"].dtype == np.int8
+        size = 1 if by == "single" else 2
+        held_out += [c for c in wanted if len(c) == size]
+        if by == "single":
+            singles = set().union(*(c for c in wanted if len(c) == 1))
+            assert all(c & singles for c in wanted)
+            assert not any(c & singles for c in whole)
+        else:
+            assert {len(c) for c in wanted} == {2}
+    all_of_size = {frozenset(parts(q)) for q in LABELS if len(parts(q)) == (1 if by == "single" else 2)}
+    assert len(held_out) == len(set(held_out))
+    assert set(held_out) == all_of_size
+
+
+def test_groups_are_held_out_in_order_of_their_names():
+    for (found, test), line in zip(folds("group", 0), sorted(LINES), strict=True):
+        of_line = (found.obs["g"] == line).to_numpy()
+        control = (found.obs["p"] == "control").to_numpy()
+        np.testing.assert_array_equal(test, of_line & ~control)
+        assert found.uns["scdiva"]["scdiva_split"]["held_out"].tolist() == [line]
+        # singles are seen in the other lines; X and Y only stand in combinations
+        seen = found.obs.loc[test].groupby("p", observed=True)["scdiva_split_seen"].first()
+        assert seen[["A", "control+B", "B+A", "A+X", "X+Y"]].tolist() == [1, 1, 2, 1, 0]
+
+
+def test_groups_without_perturbed_cells_are_not_counted():
+    adata = screen()
+    adata = adata[(adata.obs["g"] != "a172") | (adata.obs["p"] == "control")].copy()
+    split_perturbations(adata, "p", by="group", groupby="g")
+    assert set(adata.obs.loc[adata.obs["scdiva_split"] == "test", "g"]) == {"k562"}
+
+
+def test_the_seed_decides_and_the_settings_give_it():
+    held = {
+        rng: [found.uns["scdiva"]["scdiva_split"]["held_out"].tolist() for found, _ in folds("single", rng, 2)]
+        for rng in (0, 1, 2, 3)
+    }
+    again = [found.uns["scdiva"]["scdiva_split"]["held_out"].tolist() for found, _ in folds("single", 0, 2)]
+    assert again == held[0]
+    assert len({str(names) for names in held.values()}) > 1
+    with sd.settings.override(seed=3):
+        given = [found.uns["scdiva"]["scdiva_split"]["held_out"].tolist() for found, _ in folds("single", None, 2)]
+    assert given == held[3]
+
+
+def test_it_does_not_depend_on_the_order_of_cells():
+    adata = screen()
+    other = adata[np.random.default_rng(0).permutation(adata.n_obs)].copy()
+    for one in (adata, other):
+        split_perturbations(one, "p", by="combination", n_splits=3, fold=1)
+    pd.testing.assert_frame_equal(other.obs.loc[adata.obs_names], adata.obs)
+
+
+def test_what_is_written_can_be_stored(tmp_path):
+    adata = screen(labels=[label.replace("+", "_") for label in LABELS])
+    assert split_perturbations(adata, "p", by="combination", separator="_", key_added="mine", rng=7) is None
+    assert list(adata.obs["mine"].cat.categories) == ["train", "test"]
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    back = ad.read_h5ad(tmp_path / "cells.h5ad")
+    pd.testing.assert_frame_equal(back.obs, adata.obs)
+    found = dict(back.uns["scdiva"]["mine"])
+    assert set(found.pop("held_out")) <= {"A_B", "A_C", "C_D", "A_X", "X_Y"}
+    assert found == {
+        "perturbation_key": "p", "control": "control", "by": "combination", "groupby": "", "n_splits": 5, "fold": 0,
+        "separator": "_", "seed": 7,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"by": "doubles"}, ValueError, "by must be"),
+        ({"by": "group"}, ValueError, "needs groupby="),
+        ({"by": "single", "groupby": "g"}, ValueError, "leave it out"),
+        ({"by": "single", "n_splits": 1}, ValueError, "n_splits must be 2 or more"),
+        ({"by": "single", "fold": 5}, ValueError, "no fold 5: folds go from 0 to 4"),
+        ({"by": "single", "fold": -1}, ValueError, "no fold -1"),
+        ({"by": "single", "rng": 1.5}, TypeError, "got float"),
+        ({"by": "single", "key_added": "p"}, ValueError, "would overwrite"),
+        ({"by": "single", "n_splits": 6}, ValueError, r"has 4 perturbations .*'A'.* 6 folds. Pass a smaller n_splits"),
+        ({"by": "combination", "separator": "_"}, ValueError, "has 0 combinations with '_', too few for 5 folds"),
+        ({"by": "single", "control": "ctrl"}, ValueError, "never is 'ctrl'"),
+        ({"by": "group", "groupby": "line"}, KeyError, "no column 'line'"),
+        ({"by": "group", "groupby": "g", "fold": 3}, ValueError, "3 groups have perturbed cells, so .* 0 to 2"),
+    ],
+)
+def test_what_cannot_be_split_is_refused(options, error, message):
+    adata = screen()
+    before = adata.obs.copy()
+    with pytest.raises(error, match=message):
+        split_perturbations(adata, "p", **options)
+    pd.testing.assert_frame_equal(adata.obs, before)
+    assert "scdiva" not in adata.uns
+
+
+def test_cells_that_cannot_be_split_are_refused():
+    with pytest.raises(ValueError, match=r"1 groups with perturbed cells \('k562'\)"):
+        split_perturbations(screen(lines=["k562"]), "p", by="group", groupby="g")
+    adata = screen()
+    bare = adata[(adata.obs["g"] != "k562") | (adata.obs["p"] != "control")].copy()
+    with pytest.raises(ValueError, match=r"group 'k562' .* 22 cells and none is a control"):
+        split_perturbations(bare, "p", by="group", groupby="g", fold=1)
+    split_perturbations(bare, "p", by="group", groupby="g", fold=0)
+    adata.obs.loc["c4", "p"] = np.nan
+    with pytest.raises(ValueError, match=r"missing for 1 of 72 cells, the first is 'c4'"):
+        split_perturbations(adata, "p", by="single")

@@ -15,6 +15,9 @@ NOT_ON_ADATA = {
     "pp.corpus_entropy": "data",
     "tl.embed_file": "path",
     "tl.generate": "model",
+    # These read what a prediction holds.
+    "tl.score_perturbation": "predicted",
+    "get.perturbation_df": "predicted",
 }
 """Functions whose first argument is something else, and what it is called."""
 

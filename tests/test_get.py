@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import math
+
 import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import false_discovery_control
 
 from scdiva import get
 
@@ -66,3 +69,79 @@ def test_what_is_not_there_is_named(annotated):
     del annotated.uns["scdiva"]
     with pytest.raises(KeyError, match=r"uns\['scdiva'\] has no 'scdiva_label'"):
         get.annotation_df(annotated)
+
+
+def test_perturbations_are_tested_gene_by_gene(screen, by_hand, tmp_path):
+    predicted = by_hand(screen(groups=("k562", "a172")), "line")
+    predicted.varm["scdiva_sd"] = np.random.default_rng(0).uniform(0.05, 0.3, predicted.varm["scdiva_sd"].shape)
+    frame = get.perturbation_df(predicted)
+    numbers = ["control", "mean", "delta", "sd", "z", "p", "padj"]
+    assert list(frame.columns) == ["condition", "perturbation", "group", "gene", *numbers]
+    assert all(frame[name].dtype == np.float64 for name in numbers)
+    names = predicted.uns["scdiva"]["perturbation"]["condition"].tolist()
+    assert frame["condition"].drop_duplicates().tolist() == frame["condition"].cat.categories.tolist() == names
+    for at in (0, 7):
+        part = frame[frame["condition"] == names[at]]
+        assert part["perturbation"].unique().tolist() == [names[at].split(" in ")[0]]
+        assert part["group"].unique().tolist() == [names[at].split(" in ")[1]]
+        genes = predicted.var_names.get_indexer(part["gene"])
+        assert sorted(genes) == list(range(40))
+        delta = predicted.varm["scdiva_mean"][genes, at] - predicted.varm["scdiva_control"][genes, at]
+        np.testing.assert_allclose(part["delta"], delta, atol=1e-6)
+        np.testing.assert_allclose(part["z"], delta / predicted.varm["scdiva_sd"][genes, at], rtol=1e-4)
+        assert part["z"].abs().is_monotonic_decreasing
+        normal = [math.erfc(abs(z) / math.sqrt(2)) for z in part["z"]]
+        np.testing.assert_allclose(part["p"], normal, rtol=1e-9, atol=1e-300)
+        # the largest p first, padj = min over the larger ones of p · m / rank
+        np.testing.assert_allclose(
+            part["padj"], [min(1, *(normal[j] * 40 / (j + 1) for j in range(i, 40))) for i in range(40)], rtol=1e-9
+        )
+    predicted.write_h5ad(tmp_path / "predicted.h5ad")
+    pd.testing.assert_frame_equal(get.perturbation_df(ad.read_h5ad(tmp_path / "predicted.h5ad")), frame)
+
+
+def test_conditions_and_top_genes_are_chosen(screen, by_hand):
+    predicted = by_hand(screen())
+    frame = get.perturbation_df(predicted)
+    some = get.perturbation_df(predicted, condition=["A+B", "A"], top=3)
+    assert some["condition"].tolist() == ["A+B"] * 3 + ["A"] * 3
+    whole = pd.concat([frame[frame["condition"] == name].head(3) for name in ("A+B", "A")], ignore_index=True)
+    pd.testing.assert_frame_equal(some, whole)
+    one = get.perturbation_df(predicted, condition="A", top=99)
+    assert len(one) == 40
+    assert one["group"].unique().tolist() == [""]
+
+
+def test_changes_without_a_spread_are_ordered_by_size(screen, by_hand):
+    predicted = by_hand(screen())
+    sd = predicted.varm["scdiva_sd"]
+    sd[:10], sd[10:20] = np.nan, 0.0
+    predicted.varm["scdiva_mean"][15] = predicted.varm["scdiva_control"][15]
+    frame = get.perturbation_df(predicted, condition="C").set_index("gene")
+    assert frame.loc["G15", ["z", "p", "padj"]].tolist() == [0.0, 1.0, 1.0]
+    unknown = frame.index[frame["z"].isna()].tolist()
+    assert unknown == frame.index[-19:].tolist()
+    assert frame.loc[unknown, "delta"].abs().is_monotonic_decreasing
+    assert frame.loc[unknown, ["p", "padj"]].isna().all(axis=None)
+    tested = frame["p"].dropna()
+    np.testing.assert_allclose(frame.loc[tested.index, "padj"], false_discovery_control(tested))
+    del predicted.varm["scdiva_sd"]
+    none = get.perturbation_df(predicted, condition="C")
+    assert none["sd"].isna().all()
+    assert none["delta"].abs().is_monotonic_decreasing
+
+
+def test_what_is_no_prediction_is_refused(screen, by_hand):
+    adata = screen()
+    predicted = by_hand(adata)
+    with pytest.raises(KeyError, match=r"no 'perturbation': .*predict_perturbation"):
+        get.perturbation_df(adata)
+    with pytest.raises(KeyError, match=r"2 of 3 conditions .*first: 'D'.* it has 'A', 'B'"):
+        get.perturbation_df(predicted, condition=["A", "D", "E"])
+    with pytest.raises(ValueError, match="top must"):
+        get.perturbation_df(predicted, top=0)
+    predicted.varm["scdiva_mean"] = predicted.varm["scdiva_mean"][:, :2]
+    with pytest.raises(ValueError, match=r"5 conditions, but varm\['scdiva_mean'\] has 2 columns"):
+        get.perturbation_df(predicted)
+    with pytest.raises(TypeError, match="expected an AnnData"):
+        get.perturbation_df("predicted.h5ad")

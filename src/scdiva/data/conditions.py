@@ -1,4 +1,4 @@
-"""What the labels of perturbed cells name: controls, single perturbations, combinations."""
+"""What the labels of perturbed cells name, and which conditions a prediction holds."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
+
+from scdiva._constants import PERTURBATION, UNS, VARM_MEAN
+from scdiva.data.writing import check_anndata
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
+
+_OF_CONDITIONS = ("condition", "perturbation", "group", "dose", "n_parts", "n_seen", "trained")
 
 
 @dataclass(frozen=True)
@@ -146,3 +152,45 @@ def column(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.str_
             f"{where}[{where}.obs[{key!r}].notna()].copy(), or name what they are."
         )
     return adata.obs[key].astype(str).to_numpy().astype(str)
+
+
+def predicted_conditions(predicted: AnnData) -> pd.DataFrame:
+    """List the conditions of a prediction.
+
+    Parameters
+    ----------
+    predicted
+        What `tl.predict_perturbation` or `tl.in_silico_perturbation` returned, or some of its cells or genes.
+
+    Returns
+    -------
+    One row for each column of its `varm` matrices: `condition`, `perturbation`, `group`, `dose`, `n_parts`, `n_seen`,
+    `trained`.
+
+    Raises
+    ------
+    TypeError
+        If it is no AnnData object.
+    KeyError
+        If it is no prediction.
+    ValueError
+        If conditions and means do not belong together.
+    """
+    check_anndata(predicted)
+    ours = predicted.uns.get(UNS, {}).get(PERTURBATION)
+    if ours is None or VARM_MEAN not in predicted.varm:
+        where = f"uns[{UNS!r}] has no {PERTURBATION!r}" if ours is None else f"varm has no {VARM_MEAN!r}"
+        raise KeyError(
+            f"this is no prediction, its {where}: pass what scdiva.tl.predict_perturbation or "
+            "scdiva.tl.in_silico_perturbation returned."
+        )
+    frame = pd.DataFrame({name: np.asarray(ours[name]) for name in _OF_CONDITIONS})
+    n = np.shape(predicted.varm[VARM_MEAN])[1]
+    if len(frame) != n:
+        raise ValueError(
+            f"the prediction names {len(frame)} conditions, but varm[{VARM_MEAN!r}] has {n} columns: the two are of "
+            "different predictions. Predict anew."
+        )
+    for name in ("condition", "perturbation", "group"):
+        frame[name] = frame[name].astype(str)
+    return frame

@@ -6,5 +6,6 @@ from scdiva.tl._embed import embed
 from scdiva.tl._embed_file import embed_file
 from scdiva.tl._gene_embedding import gene_embedding
 from scdiva.tl._integrate import integrate
+from scdiva.tl._score_perturbation import score_perturbation
 
-__all__ = ["adapt", "annotate", "embed", "embed_file", "gene_embedding", "integrate"]
+__all__ = ["adapt", "annotate", "embed", "embed_file", "gene_embedding", "integrate", "score_perturbation"]

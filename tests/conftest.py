@@ -1,0 +1,96 @@
+"""A screen and a prediction of it made by hand, for whatever reads predictions."""
+
+from __future__ import annotations
+
+import itertools
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+
+LABELS = ("control", "A", "B", "C", "A+B", "C+B")
+
+
+@pytest.fixture(scope="session")
+def screen():
+    """Counts of perturbed cells, of one group or several."""
+
+    def make(labels=LABELS, groups=("",), n=12, n_genes=40, rng=0):
+        rng = np.random.default_rng(rng)
+        base = rng.normal(size=n_genes)
+        shift = {part: rng.normal(scale=1.5, size=n_genes) * (rng.random(n_genes) < 0.3) for part in "ABC"}
+        of_group = {group: rng.normal(scale=0.3, size=n_genes) for group in groups}
+        rows = [(label, group) for label, group in itertools.product(labels, groups) for _ in range(n)]
+        rate = np.stack([sum((shift.get(p, 0.0) for p in label.split("+")), base) + of_group[g] for label, g in rows])
+        counts = rng.poisson(5 * np.exp(rate)).astype(np.float32)
+        obs = pd.DataFrame(rows, columns=["perturbation", "line"], index=[f"c{i}" for i in range(len(rows))])
+        return ad.AnnData(counts, obs=obs, var=pd.DataFrame(index=[f"G{i}" for i in range(n_genes)]))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def by_hand():
+    """Predict a screen: the observed means with noise, and baselines from plain means.
+
+    No baseline is elsewhere but with groups, additive only of combinations, and linear of nothing.
+    """
+
+    def predict(adata, groupby=None, noise=0.1, rng=0):
+        from scdiva.data.expression import log_normalised
+
+        values = log_normalised(adata)[0].toarray()
+        label, n_genes = adata.obs["perturbation"].to_numpy(), adata.n_vars
+        group = adata.obs[groupby].to_numpy() if groupby else np.full(adata.n_obs, "")
+        names = [p for p in dict.fromkeys(label) if p != "control"]
+        pairs = [(p, g) for p in names for g in dict.fromkeys(group) if ((label == p) & (group == g)).any()]
+        mean = {
+            (p, g): values[(label == p) & (group == g)].mean(0)
+            for p, g in [*pairs, *(("control", g) for _, g in pairs)]
+        }
+        singles = {g: np.mean([m for (p, h), m in mean.items() if h == g and len(p) == 1], axis=0) for _, g in pairs}
+        nothing = np.full(n_genes, np.nan)
+
+        def additive(p, g):
+            control = mean["control", g]
+            return sum((mean[part, g] - control for part in p.split("+")), control) if "+" in p else nothing
+
+        def elsewhere(p, g):
+            others = [m for (q, h), m in mean.items() if q == p and h != g]
+            return np.mean(others, axis=0) if others else nothing
+
+        columns = {
+            "scdiva_mean": [mean[p, g] for p, g in pairs],
+            "scdiva_sd": [np.full(n_genes, 0.1) for _ in pairs],
+            "scdiva_control": [mean["control", g] for _, g in pairs],
+            "scdiva_baseline_no_change": [mean["control", g] for _, g in pairs],
+            "scdiva_baseline_train_mean": [singles[g] for _, g in pairs],
+            "scdiva_baseline_matching_mean": [singles[g] for _, g in pairs],
+            "scdiva_baseline_additive": [additive(p, g) for p, g in pairs],
+            "scdiva_baseline_linear": [nothing for _ in pairs],
+            "scdiva_baseline_elsewhere": [elsewhere(p, g) for p, g in pairs],
+        }
+        varm = {key: np.stack(these, axis=1).astype(np.float32) for key, these in columns.items()}
+        varm["scdiva_mean"] += noise * np.random.default_rng(rng).normal(size=varm["scdiva_mean"].shape).astype("f4")
+        obs = pd.DataFrame(
+            pairs, columns=["perturbation", groupby or "line"], index=[f"p{i}" for i in range(len(pairs))]
+        )
+        n_parts = np.array([len(p.split("+")) for p, _ in pairs])
+        found = {
+            "perturbation_key": "perturbation", "control": "control", "groupby": groupby or "", "dose_key": "",
+            "separator": "+", "condition": np.array([f"{p} in {g}" if g else p for p, g in pairs], dtype=object),
+            "perturbation": np.array([p for p, _ in pairs], dtype=object),
+            "group": np.array([g for _, g in pairs], dtype=object), "dose": np.full(len(pairs), np.nan),
+            "n_parts": n_parts, "n_seen": n_parts, "trained": n_parts == 1,
+            "train_mean": np.mean(list(singles.values()), axis=0).astype(np.float32), "trained_on_interventions": True,
+        }  # fmt: skip
+        return ad.AnnData(
+            varm["scdiva_mean"].T.copy(),
+            obs=obs,
+            var=adata.var.copy(),
+            varm=varm,
+            uns={"scdiva": {"perturbation": found}},
+        )
+
+    return predict

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import ttest_ind
+
+import scdiva as sd
+from scdiva.data.expression import log_normalised
+from scdiva.metrics import discrimination, perturbation_response
+
+SCORES = [
+    "pearson_delta", "mse", "wmse", "pearson_delta_top20", "mse_top20", "hit_rate_20", "pearson_delta_top100",
+    "mse_top100", "hit_rate_100", "sign_accuracy", "discrimination",
+]  # fmt: skip
+ABOUT = ["method", "condition", "perturbation", "group", "n_parts", "n_seen", "trained", "n_cells", "reference"]
+
+
+def by_method(scores, reference="control"):
+    part = scores[scores["reference"] == reference]
+    return part.set_index(["method", "condition"])
+
+
+def test_equals_the_metrics_of_means_taken_by_hand(screen, by_hand):
+    observed = screen()
+    predicted = by_hand(observed)
+    scores = sd.tl.score_perturbation(predicted, observed)
+    assert list(scores.columns[: len(ABOUT)]) == ABOUT
+    assert set(scores.columns[len(ABOUT) :]) == set(SCORES)
+    values = log_normalised(observed)[0].toarray()
+    label = observed.obs["perturbation"].to_numpy()
+    control = values[label == "control"]
+    names = ["A", "B", "C", "A+B", "C+B"]
+    truth = np.stack([values[label == name].mean(0) for name in names])
+    for key, method in (("scdiva_mean", "scdiva"), ("scdiva_baseline_train_mean", "train_mean")):
+        mean = predicted.varm[key].astype(np.float64)
+        ranks = discrimination(mean.T, truth)
+        for reference, start in (
+            ("control", control.mean(0)),
+            ("mean", predicted.uns["scdiva"]["perturbation"]["train_mean"]),
+        ):
+            found = by_method(scores, reference).loc[method]
+            for i, name in enumerate(names):
+                cells = values[label == name]
+                moved = control - control.mean(0) + start
+                t = np.nan_to_num(ttest_ind(cells, moved, equal_var=False).statistic)
+                expected = perturbation_response(mean[:, i], truth[i], start, de_score=t, weights=control.mean(0))
+                assert found.loc[name, list(expected)].to_dict() == pytest.approx(expected)
+            np.testing.assert_allclose(found.loc[names, "discrimination"].astype(float), ranks)
+
+
+def test_rows_say_what_was_scored(screen, by_hand):
+    observed = screen()
+    predicted = by_hand(observed)
+    scores = sd.tl.score_perturbation(predicted, observed)
+    assert list(dict.fromkeys(scores["method"])) == ["scdiva", "no_change", "train_mean", "matching_mean", "additive"]
+    assert len(scores) == 5 * 5 * 2
+    assert (scores["n_cells"] == 12).all()
+    assert scores.groupby("condition")["trained"].first().to_dict() == {
+        "A": True, "B": True, "C": True, "A+B": False, "C+B": False,
+    }  # fmt: skip
+    control = by_method(scores)
+    none = control.loc["no_change"]
+    assert (none["pearson_delta"] == 0).all()
+    assert (none["sign_accuracy"] == 0.5).all()
+    assert none["hit_rate_20"].tolist() == pytest.approx([0.5] * 5)
+    assert none["discrimination"].mean() == pytest.approx(0.5)
+    assert (by_method(scores, "mean").loc["train_mean", "pearson_delta"] == 0).all()
+    additive = control.loc["additive"]
+    assert additive.loc[["A", "B", "C"], SCORES].isna().all(axis=None)
+    assert (additive.loc[["A+B", "C+B"], "pearson_delta"] > 0.7).all()
+    assert (control.loc["scdiva", "pearson_delta"] > control.loc["train_mean", "pearson_delta"]).all()
+    assert control.loc["scdiva", "discrimination"].mean() > 0.9
+
+
+def test_groups_have_their_own_controls_and_rivals(screen, by_hand):
+    observed = screen(groups=("k562", "a172"))
+    predicted = by_hand(observed, "line")
+    scores = sd.tl.score_perturbation(predicted, observed)
+    assert {"elsewhere"} < set(scores["method"])
+    for line in ("k562", "a172"):
+        cells = observed[observed.obs["line"] == line].copy()
+        alone = sd.tl.score_perturbation(predicted, cells)
+        here = scores[scores["group"] == line].reset_index(drop=True)
+        pd.testing.assert_frame_equal(alone, here)
+    again = observed[np.random.default_rng(0).permutation(observed.n_obs)].copy()
+    pd.testing.assert_frame_equal(sd.tl.score_perturbation(predicted, again), scores)
+
+
+def test_doses_are_matched(screen, by_hand):
+    observed = screen()
+    predicted = by_hand(observed)
+    observed.obs["dose"] = np.where(np.arange(observed.n_obs) % 3 == 0, "1.0", "2.5")
+    ours = predicted.uns["scdiva"]["perturbation"]
+    ours["dose_key"], ours["dose"] = "dose", np.array([1.0, 2.5, 1.0, np.nan, 9.0])
+    scores = sd.tl.score_perturbation(predicted, observed)
+    assert scores.groupby("condition")["n_cells"].first().to_dict() == {"A": 4, "B": 8, "C": 4, "A+B": 12}
+    with pytest.raises(KeyError, match="no column 'dose'"):
+        sd.tl.score_perturbation(predicted, screen())
+
+
+def test_parts_in_another_order_are_the_same_condition(screen, by_hand):
+    observed = screen()
+    predicted = by_hand(observed)
+    scores = sd.tl.score_perturbation(predicted, observed)
+    observed.obs["perturbation"] = observed.obs["perturbation"].replace({"C+B": "B+C", "A": "control+A"})
+    pd.testing.assert_frame_equal(sd.tl.score_perturbation(predicted, observed), scores)
+
+
+def test_scale_and_place_of_the_matrix_do_not_matter(screen, by_hand, tmp_path):
+    observed = screen()
+    predicted = by_hand(observed)
+    scores = sd.tl.score_perturbation(predicted, observed)
+    logs = ad.AnnData(np.zeros(observed.shape, dtype=np.float32), obs=observed.obs, var=observed.var)
+    logs.layers["log"] = log_normalised(observed)[0]
+    pd.testing.assert_frame_equal(sd.tl.score_perturbation(predicted, logs, layer="log", input="lognorm"), scores)
+    shuffled = observed[:, ::-1].copy()
+    pd.testing.assert_frame_equal(sd.tl.score_perturbation(predicted, shuffled), scores)
+    predicted.write_h5ad(tmp_path / "predicted.h5ad")
+    pd.testing.assert_frame_equal(sd.tl.score_perturbation(ad.read_h5ad(tmp_path / "predicted.h5ad"), observed), scores)
+
+
+def test_single_cells_and_few_conditions(screen, by_hand):
+    observed = screen()
+    predicted = by_hand(observed)
+    keep = observed.obs["perturbation"].isin(["control", "A"]).to_numpy()
+    keep &= np.r_[np.ones(13, dtype=bool), np.zeros(observed.n_obs - 13, dtype=bool)]
+    scores = sd.tl.score_perturbation(predicted, observed[keep].copy())
+    assert set(scores["condition"]) == {"A"}
+    assert (scores["n_cells"] == 1).all()
+    assert scores["discrimination"].isna().all()
+    defined = scores[scores["method"] != "additive"]
+    assert defined[SCORES].drop(columns="discrimination").notna().all(axis=None)
+
+
+def test_a_prediction_without_baselines_is_scored_alone(screen, by_hand):
+    observed = screen()
+    predicted = by_hand(observed)
+    for key in [key for key in predicted.varm if "baseline" in key]:
+        del predicted.varm[key]
+    scores = sd.tl.score_perturbation(predicted, observed)
+    assert set(scores["method"]) == {"scdiva"}
+    assert scores[SCORES].notna().all(axis=None)  # the mean stands in uns
+    del predicted.uns["scdiva"]["perturbation"]["train_mean"]
+    alone = sd.tl.score_perturbation(predicted, observed)
+    assert alone.loc[alone["reference"] == "mean", SCORES].isna().all(axis=None)
+    pd.testing.assert_frame_equal(alone[alone["reference"] == "control"], scores[scores["reference"] == "control"])
+
+
+def test_genes_that_only_one_has_are_said(screen, by_hand):
+    observed = screen()
+    predicted = by_hand(observed)
+    counts = observed.X.sum(axis=1)
+    observed.layers["log"] = np.log1p(observed.X / counts[:, None] * 1e4)
+    few = observed[:, [f"G{i}" for i in range(5, 40)]].copy()
+    with pytest.warns(UserWarning, match=r"5 of 40 predicted genes .* 'G0'.* 35 others"):
+        scores = sd.tl.score_perturbation(predicted, few, layer="log")
+    cut = predicted[:, few.var_names].copy()
+    pd.testing.assert_frame_equal(sd.tl.score_perturbation(cut, few, layer="log"), scores)
+
+
+def _labels(*labels):
+    def change(adata):
+        adata.obs["perturbation"] = np.resize(labels, adata.n_obs)
+
+    return change
+
+
+def _rename(adata):
+    adata.var_names = [f"X{i}" for i in range(adata.n_vars)]
+
+
+def _repeat(adata):
+    adata.var_names = ["G1", *adata.var_names[1:]]
+
+
+def _other_scale(adata):
+    adata.X = np.log1p(adata.X / adata.X.sum(axis=1, keepdims=True) * 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda a: a.obs.pop("perturbation"), KeyError, "observed.obs has no column 'perturbation'"),
+        (_labels("D", "control"), ValueError,
+         r"none of 5 predicted conditions \(first: 'A'\) .* 1 perturbations \(first: 'D'\)"),
+        (_labels("A"), ValueError, "no cell of observed is a control"),
+        (_rename, ValueError, r"0 genes in common, by name: 40 such as 'G0' and 40 such as 'X0'"),
+        (_repeat, ValueError, r"1 genes of observed bear the name of another \(first: 'G1'\)"),
+        (_other_scale, ValueError, "different scales"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_scored_is_refused(screen, by_hand, change, error, message):
+    observed = screen()
+    predicted = by_hand(observed)
+    change(observed)
+    with pytest.raises(error, match=message):
+        sd.tl.score_perturbation(predicted, observed)
+
+
+def test_groups_without_controls_and_other_objects_are_refused(screen, by_hand):
+    observed = screen(groups=("k562", "a172"))
+    predicted = by_hand(observed, "line")
+    bare = observed[(observed.obs["line"] != "a172") | (observed.obs["perturbation"] != "control")].copy()
+    with pytest.raises(ValueError, match=r"1 of 2 groups have no control cells in observed \(first: 'a172'\)"):
+        sd.tl.score_perturbation(predicted, bare)
+    with pytest.raises(KeyError, match="no prediction"):
+        sd.tl.score_perturbation(observed, predicted)
+    with pytest.raises(KeyError, match="no layer"):
+        sd.tl.score_perturbation(predicted, observed, layer="logs")

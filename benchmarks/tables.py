@@ -12,8 +12,10 @@ import json
 from pathlib import Path
 
 from _ablation_table import ablation
-from _annotation_table import WORDS, annotation_tables, literature
+from _annotation_table import WORDS as ANNOTATION_WORDS
+from _annotation_table import annotation_tables, literature
 from _curves import adapt_held_out, attempts, learning_curve
+from _integration_table import WORDS as INTEGRATION_WORDS
 from _integration_table import integration_tables, paper
 from _markdown import table
 from _perturbation_table import WORDS as PERTURBATION_WORDS
@@ -279,21 +281,8 @@ ABOUT = {
         "labelled studies of the corpus, none of which, nor another of its publication, trained the model (the "
         "base set encoder of the ablation), and on which nothing of it was chosen.",
     ),
-    "integration": (
-        "Integrating batches",
-        "The same cells for all, at most 6,000 of a set. Rivals take the same 2,000 highly variable genes: PCA, ComBat "
-        "and Harmony log-normalised and scaled, 50 components, Harmony with the defaults of harmonypy; scVI raw "
-        "counts, default architecture and epochs, early stopping. `tl.integrate` is given all genes. "
-        "iLISI is the median over cells of the inverse Simpson index of the 90 nearest neighbours' batches, "
-        "scaled to 0..1; weighted to a perplexity of 30, or all alike; in brackets what batches dealt out at random "
-        "would score. Batch ASW (within types) is scib's. Seeds draw the fits, folds and "
-        "clusters, and which labels are hidden; a rival's fit of more than a minute is made once, as is a query's. "
-        "scANVI starts from that scVI, its seconds included. scArches fits scVI and scANVI on the other batches as "
-        "the tutorial of scvi-tools does it, then the query by surgery, default epochs. Types are carried over by the "
-        "15 nearest neighbours; scANVI's and scArches' own classifier stands beside. Each fit ran on one thread in a "
-        "process of its own, peak MiB is all that it held, libraries included; the machine had other work to do.",
-    ),
-    "annotation": ("Annotating cell types", WORDS),
+    "integration": ("Integrating batches", INTEGRATION_WORDS),
+    "annotation": ("Annotating cell types", ANNOTATION_WORDS),
     "perturbation": ("Responses to perturbations", PERTURBATION_WORDS),
     "thinning": (
         "Sequenced less deep",

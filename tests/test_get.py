@@ -140,6 +140,8 @@ def test_what_is_no_prediction_is_refused(screen, by_hand):
         get.perturbation_df(predicted, condition=["A", "D", "E"])
     with pytest.raises(ValueError, match="top must"):
         get.perturbation_df(predicted, top=0)
+    with pytest.raises(ValueError, match="condition names none"):
+        get.perturbation_df(predicted, condition=[])
     predicted.varm["scdiva_mean"] = predicted.varm["scdiva_mean"][:, :2]
     with pytest.raises(ValueError, match=r"5 conditions, but varm\['scdiva_mean'\] has 2 columns"):
         get.perturbation_df(predicted)

@@ -202,13 +202,15 @@ def perturbation_df(
     KeyError
         If `predicted` is no prediction, or there is no such condition.
     ValueError
-        If `top` is below 1.
+        If `top` is below 1, or `condition` is an empty list.
     """
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}.")
     conditions = predicted_conditions(predicted)
     names = conditions["condition"].tolist()
     wanted = names if condition is None else [condition] if isinstance(condition, str) else list(condition)
+    if not wanted:
+        raise ValueError("condition names none: leave it out to list all, or name some.")
     missing = [name for name in wanted if name not in names]
     if missing:
         raise KeyError(

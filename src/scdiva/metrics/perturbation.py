@@ -285,7 +285,7 @@ def _pearson(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
 
 def _varies(values: NDArray[np.float64]) -> bool:
     """Tell whether values differ by more than rounding."""
-    return bool(np.ptp(values) > 1e-9 * np.abs(values).max())
+    return bool(np.ptp(values) > NO_CHANGE * np.abs(values).max())
 
 
 def _similarity(predicted: NDArray[np.float64], observed: NDArray[np.float64], metric: Distance) -> NDArray[np.float64]:

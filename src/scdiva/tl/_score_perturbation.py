@@ -224,8 +224,6 @@ def _check_scale(
     scored: list[int],
 ) -> None:
     """Refuse control cells that are far from those the prediction was made from."""
-    if C.VARM_CONTROL not in predicted.varm:
-        return
     for at in scored:
         here = float(control[conditions.loc[at, "group"]].mean.mean())
         there = float(np.asarray(predicted.varm[C.VARM_CONTROL])[genes, at].mean(dtype=np.float64))

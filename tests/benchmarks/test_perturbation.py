@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 
+import scdiva as sd
+
 LABELS = ("control", "A", "B", "C", "D", "A+B", "B+C", "C+D")
 GENES = 60
 
@@ -49,7 +51,7 @@ def cells(n_each=24, labels=LABELS, groups=("x",)) -> ad.AnnData:
             obs += [(label, group)] * n_each
     adata = ad.AnnData(sp.csr_matrix(np.vstack(rows).astype(np.float32)))
     adata.obs["perturbation"], adata.obs["line"] = zip(*obs, strict=True)
-    adata.var_names = [f"G{i}" for i in range(GENES)]
+    adata.var_names = sd.datasets.toy(10, GENES, n_types=2).var_names
     return adata
 
 
@@ -176,7 +178,7 @@ def test_gears_is_told_sets_and_its_means_are_scored(arms, screens, scores, scri
 
 def test_gears_trains_without_its_downloads(arms, screens, tmp_path):
     pytest.importorskip("gears", reason="cell-gears wants an environment of its own, see benchmarks/perturbation.py")
-    (tmp_path / "sets.gmt").write_text("one\turl\tA\tB\tG0\ntwo\turl\tC\tD\tG12\n")
+    (tmp_path / "sets.gmt").write_text("one\turl\tA\tB\ntwo\turl\tC\tD\n")
     # of fewer than ten conditions to train on GEARS takes none to choose the epoch by, and fails
     labels = (*LABELS, "E", "F", "G", "H", "I", "J")
     screens.prepared(cells(labels=labels), screens.Screen("toy", "combination")).write_h5ad(tmp_path / "cells.h5ad")
@@ -198,8 +200,8 @@ def test_our_arms_and_their_baselines_are_scored(arms, screens, scores, tmp_path
     assert cost["fits"] == 3
     of = {method: scores.summary([row for row in rows if row["method"] == method], "combination")
           for method in {row["method"] for row in rows}}  # fmt: skip
-    # the screen is additive in the rates, all but its genes' saturation in the logarithm
-    assert of["additive"]["pearson_delta"] > 0.9 > of["train_mean"]["pearson_delta"]
+    # effects multiply rates, so they add up in the logarithm but for what normalising and single counts do to it
+    assert of["additive"]["pearson_delta"] > 0.8 > of["train_mean"]["pearson_delta"] + 0.2
     assert of["no_change"]["pearson_delta"] == 0
     assert of["scdiva"]["n_conditions"] == of["additive"]["n_conditions"] == 3
 

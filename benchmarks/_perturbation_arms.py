@@ -58,8 +58,8 @@ def ours(task: Task, job: dict) -> tuple[ad.AnnData, dict]:
     options = {"strategy": "none"} if job["arm"] == "ours_base" else {}
     grouped = {} if task.group is None else {"groupby": GROUP, "groups": [task.group]}
     predicted = sd.tl.predict_perturbation(
-        task.train, CONDITION, job["control"], task.asked, **grouped, separator=job["separator"], model=job["model"],
-        rng=job["seed"], **options,
+        task.train, CONDITION, job["control"], predict=task.asked, **grouped, separator=job["separator"],
+        model=job["model"], rng=job["seed"], **options,
     )  # fmt: skip
     found = predicted.uns["scdiva"]["perturbation"]
     return predicted, {"base": sorted(set(map(str, found["base"]))), "strategy": str(found["strategy"])}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import mean
 
-from _perturbation_scores import DISCRIMINATION
+from _perturbation_scores import AMONG_PART, DISCRIMINATION
 from _timing import goal
 
 from scdiva._constants import BASELINES
@@ -34,19 +34,19 @@ def goals(rows: list[dict]) -> list[dict]:
 
 
 def _conditions(name: str, arms: dict[str, dict]) -> list[dict]:
-    scopes = {name: arms}
+    found = _above_best(name, arms, HELD)
     if arms[OURS]["split"] == "combination":
         for part in arms[OURS]["each"]:
             n_parts, n_seen = (text.split()[0] for text in part.split(", "))
             if n_parts == n_seen:
                 of_part = {arm: row["each"][part] for arm, row in arms.items() if part in row["each"]}
-                scopes[f"{name}, all parts seen"] = of_part
-    return [entry for scope, some in scopes.items() for entry in _above_best(scope, some)]
+                found += _above_best(f"{name}, all parts seen", of_part, (*RESPONSE, AMONG_PART))
+    return found
 
 
-def _above_best(scope: str, arms: dict[str, dict]) -> list[dict]:
+def _above_best(scope: str, arms: dict[str, dict], metrics: tuple[str, ...]) -> list[dict]:
     found = []
-    for metric in HELD:
+    for metric in metrics:
         n = arms[OURS]["n_conditions"]
         rivals = {
             arm: row[metric]

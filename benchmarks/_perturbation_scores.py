@@ -21,8 +21,14 @@ METRICS = (
 )  # fmt: skip
 ABOVE_MEAN = "pearson_delta_mean"
 """The first of them with changes measured from the mean over the training perturbations."""
-DISCRIMINATION, AMONG_ALL = "discrimination", "discrimination_all"
-ALL_METRICS = (*METRICS, ABOVE_MEAN, DISCRIMINATION, AMONG_ALL)
+DISCRIMINATION, AMONG_ALL, AMONG_PART = "discrimination", "discrimination_all", "discrimination_part"
+AMONG = {
+    DISCRIMINATION: ("group", "fold"),
+    AMONG_ALL: ("group",),
+    AMONG_PART: ("group", "n_parts", "n_seen"),
+}
+"""What the conditions among which one is ranked have in common."""
+ALL_METRICS = (*METRICS, ABOVE_MEAN, *AMONG)
 
 
 def conditions(predicted: ad.AnnData, observed: ad.AnnData) -> list[dict]:
@@ -58,14 +64,15 @@ def asked_for(row: dict, by: Split) -> bool:
 
 
 def with_discrimination(rows: list[dict], by: Split) -> list[dict]:
-    """The rows of all folds of a seed with `DISCRIMINATION` and `AMONG_ALL` in the place of the means.
+    """The rows of all folds of a seed with the scores of `AMONG` in the place of the means.
 
     The rank of the true condition by mean absolute difference, among those of its group that the split is about and
-    that its fold held out, or all folds of the seed. The same prediction for all conditions of a fold scores 0.5 in the
-    first. In the second it scores less, as the mean over the other conditions is farther from what was held out.
+    that its fold held out, or all folds of the seed, or all of them with as many parts seen. The same prediction for
+    all conditions of a fold scores 0.5 in the first. In the others it scores less, as the mean over the other
+    conditions is farther from what was held out.
     """
     wanted = [row for row in rows if asked_for(row, by)]
-    for name, keys in ((DISCRIMINATION, ("group", "fold")), (AMONG_ALL, ("group",))):
+    for name, keys in AMONG.items():
         places: dict[tuple, list[dict]] = {}
         for row in wanted:
             places.setdefault(tuple(row[key] for key in keys), []).append(row)
@@ -129,4 +136,5 @@ def summary(rows: list[dict], by: Split) -> dict:
         of_part = [run for run in of_part if run["n_conditions"]]
         keys = [key for key in of_part[0] if all(key in run for run in of_part)]
         each[part] = {key: round(float(np.mean([run[key] for run in of_part])), 4) for key in keys}
+        each[part]["n_conditions"] = max(run["n_conditions"] for run in of_part)
     return {**found, "each": each}

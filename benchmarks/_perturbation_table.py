@@ -5,7 +5,7 @@ from __future__ import annotations
 from _annotation_table import joined
 from _integration_table import made_at, value
 from _markdown import table
-from _perturbation_scores import ABOVE_MEAN, AMONG_ALL, DISCRIMINATION
+from _perturbation_scores import ABOVE_MEAN, AMONG_ALL, AMONG_PART, DISCRIMINATION
 
 PREDICTED = {
     "ours": "`tl.predict_perturbation`",
@@ -33,7 +33,7 @@ COSTS = {"cpu_seconds": "CPU seconds", "peak_mib": "peak MiB"}
 EACH = {
     "pearson_delta": "Pearson Δ",
     "pearson_delta_top20": "Pearson Δ of the top 20",
-    DISCRIMINATION: "discrimination",
+    AMONG_PART: "discrimination",
 }
 WORDS = (
     "Log-normalised mean expression of conditions that were held out, all cells of a perturbation being one condition "
@@ -47,10 +47,10 @@ WORDS = (
     "perturbations; hits: share of the 20 among the 20 predicted to change most; signs: share of the 20 whose "
     "direction is right. A prediction that knows no genes has 0, 0.5 for signs. Discrimination is the rank of the "
     "true condition among those that its fold held out, 1 the best, 0.5 chance and any prediction that is the same "
-    "for all; among all: of all folds, where the mean over the others is below 0.5, for it lacks what was held out. "
-    "Means over conditions, then over seeds. A method that is not defined for every condition has their number in "
-    "brackets. Each fit ran on one thread in a process of its own; CPU seconds are of one fit and its prediction, "
-    "peak MiB is all that the process held."
+    "for all; among all: of all folds, where the mean over the others is below 0.5, for it lacks what was held out; "
+    "of each part: of all folds, with as many parts seen. Means over conditions, then over seeds. A method that is "
+    "not defined for every condition has their number in brackets. Each fit ran on one thread in a process of its "
+    "own; CPU seconds are of one fit and its prediction, peak MiB is all that the process held."
 )
 GEARS_WORDS = (
     "GEARS is cell-gears with its defaults (20 epochs, a tenth of the training perturbations tells the best). Its "
@@ -128,7 +128,7 @@ def perturbation_tables(result: dict) -> list[str]:
     parts = ["### Held-out responses", scores(rows)]
     for metric, title in EACH.items():
         if text := each(rows, metric):
-            parts += [f"{title} of each part:", text]
+            parts += [f"{title[0].upper()}{title[1:]} of each part:", text]
     known = GEARS_WORDS if any(row["arm"] == "gears" for row in rows) else ""
     missing = [f"Left out: {PREDICTED[arm]}; {why}." for arm, why in result.get("left_out", {}).items()]
     return [joined(*parts, known, _notes(rows), made_at(rows), *missing)]

@@ -121,7 +121,15 @@ def test_of_a_group_left_out_only_controls_are_trained_on(arms, screens):
 def test_discrimination_is_the_rank_within_a_fold_and_among_all(scores):
     def row(condition, fold, guess, truth, n_parts=2, method="scdiva"):
         means = (np.array([float(guess)]), np.array([float(truth)]))
-        return {"method": method, "condition": condition, "group": "", "fold": fold, "n_parts": n_parts, "means": means}
+        return {
+            "method": method,
+            "condition": condition,
+            "group": "",
+            "fold": fold,
+            "n_parts": n_parts,
+            "n_seen": condition.count("B"),
+            "means": means,
+        }
 
     rows = [
         row("A+B", 0, 2.4, 0), row("A+C", 0, 2.4, 2), row("B+C", 1, 7, 6), row("B+D", 1, 9, 9),
@@ -130,6 +138,8 @@ def test_discrimination_is_the_rank_within_a_fold_and_among_all(scores):
     found = scores.with_discrimination(rows, "combination")
     assert [one.get("discrimination") for one in found] == [0, 1, 1, 1, None, 1]
     assert [one.get("discrimination_all") for one in found] == pytest.approx([2 / 3, 1, 1, 1, None, 1])
+    # A+C alone has no B
+    assert [one.get("discrimination_part") for one in found] == [1, None, 1, 1, None, None]
     assert all("means" not in one for one in found)
 
 

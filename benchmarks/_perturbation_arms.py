@@ -38,7 +38,7 @@ def task_of(adata: ad.AnnData, job: dict, seed: int, fold: int) -> Task:
 
     Of a group that is left out, perturbations that no other group has are not asked for.
     """
-    split = adata.copy()
+    split = ad.AnnData(obs=adata.obs.copy())
     grouped = job["by"] == "group"
     sd.pp.split_perturbations(
         split, CONDITION, job["control"], by=job["by"], groupby=GROUP if grouped else None, n_splits=job["folds"],

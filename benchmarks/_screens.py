@@ -55,9 +55,7 @@ def prepared(adata: ad.AnnData, screen: Screen, layer: str | None = None, max_ce
     ValueError
         If a column is missing, values are negative, or no perturbation is left.
     """
-    for key in (screen.key, *([screen.groupby] if screen.groupby else []), *(screen.keep or {})):
-        if key not in adata.obs:
-            raise ValueError(f"obs has no column {key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
+    need_columns(adata, screen.key, *([screen.groupby] if screen.groupby else []), *(screen.keep or {}))
     kept = np.ones(adata.n_obs, dtype=bool)
     for key, values in (screen.keep or {}).items():
         kept &= adata.obs[key].astype(str).isin(values).to_numpy()
@@ -73,6 +71,13 @@ def prepared(adata: ad.AnnData, screen: Screen, layer: str | None = None, max_ce
     if (counts.data < 0).any():
         raise ValueError("counts are needed, but there are negative values: name the layer of counts with --layer.")
     return ad.AnnData(counts, obs=obs.iloc[rows].astype("category"), var=adata.var[[]].copy())
+
+
+def need_columns(adata: ad.AnnData, *keys: str) -> None:
+    """Refuse a file without these columns."""
+    for key in keys:
+        if key not in adata.obs:
+            raise ValueError(f"obs has no column {key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
 
 
 def _drawn(obs: pd.DataFrame, control: str, max_cells: int) -> np.ndarray:

@@ -20,7 +20,8 @@ which wants older versions of scipy and pandas and so an environment of its own:
 
 It downloads nothing here: `_perturbation_gears.py` says what its graph of perturbations is made from instead.
 
-A file of your own holds counts in X or in `--layer`. The screens of the paper, as pertpy downloads them:
+A file of your own holds counts in X or in `--layer`. The screens of the paper, as pertpy downloads them (neither was at
+hand where this was written):
 
     adata = pertpy.data.norman_2019()  # its column is "perturbation_name", controls are "control"; A+B is a combination
     adata.write_h5ad("norman.h5ad")
@@ -33,10 +34,11 @@ A file of your own holds counts in X or in `--layer`. The screens of the paper, 
     python benchmarks/perturbation.py --h5ad norman.h5ad --perturbation-key perturbation_name --control control
     python benchmarks/perturbation.py --h5ad adamson.h5ad --perturbation-key gene --control control
 
-At most 500 cells of a perturbation in a group are taken, unless `--max-cells` says otherwise. Fits run in a process of
-their own on as many threads as `--threads` says, one. Rows are written as they are made, and a row that is there with
-the same cells, folds and seeds is not made again, unless `--again`. An arm that can't run is left out, and the result
-says why. The last rows are goals; a missed one fails the call only with `--strict`.
+At most 500 cells of a perturbation in a group are taken, unless `--max-cells` says otherwise: with hundreds of
+perturbations and all genes, 100 keep a fold's memory in bounds. Fits run in a process of their own on as many threads
+as `--threads` says, one. Rows are written as they are made, and a row that is there with the same cells, folds and
+seeds is not made again, unless `--again`. An arm that can't run is left out, and the result says why. The last rows are
+goals; a missed one fails the call only with `--strict`.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ from _perturbation_scores import DISCRIMINATION, METRICS, NETWORK, summary
 from _prepared import fingerprint
 from _process import fit, missing, version_of
 from _record import commit, machine, record, replaced, rows_so_far
-from _screens import CONDITION, GROUP, MAX_CELLS, SCREENS, Screen, prepared
+from _screens import CONDITION, GROUP, MAX_CELLS, SCREENS, Screen, need_columns, prepared
 from _timing import report
 
 from scdiva._constants import BASELINES
@@ -103,6 +105,7 @@ def told(row: dict) -> str:
 
 def own_screens(arguments: argparse.Namespace, adata: ad.AnnData) -> dict[str, Screen]:
     """The splits of a file of the user's: those asked for, or those that its labels allow."""
+    need_columns(adata, arguments.perturbation_key)
     labels = adata.obs[arguments.perturbation_key].dropna().astype(str).unique()
     combined = arguments.separator and sum(arguments.separator in label for label in labels) >= arguments.folds
     default = ["group"] if arguments.groupby else ["single", *(["combination"] if combined else [])]

@@ -318,3 +318,5 @@ def test_a_file_is_split_as_its_labels_allow(perturbation, tmp_path):
         found = perturbation.own_screens(perturbation.parsed([*call, *more]), cells())
         assert [screen.by for screen in found.values()] == splits
         assert list(found) == [f"mine, {by}" for by in splits]
+    with pytest.raises(ValueError, match="obs has no column 'gene'"):
+        perturbation.own_screens(perturbation.parsed([*call[:3], "gene"]), cells())

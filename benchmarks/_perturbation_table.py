@@ -112,11 +112,11 @@ def _notes(rows: list[dict]) -> str:
     """What our fits chose to build on, and GEARS its graph from."""
     found = []
     for row in rows:
-        for key in ("base", "strategy", "graph"):
+        for key, word in {"base": "base ", "strategy": "strategy ", "graph": ""}.items():
             if key in row and row["arm"] in ("ours", "gears"):
                 said = row[key]
                 text = ", ".join(f"{what} ({n})" for what, n in said.items()) if isinstance(said, dict) else said
-                found.append(f"{row['set']}, {PREDICTED[row['arm']]}: {key} {text}.")
+                found.append(f"{row['set']}, {PREDICTED[row['arm']]}: {word}{text}.")
     return " ".join(found)
 
 

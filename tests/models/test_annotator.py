@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load, load_file, save_file
 
 import scdiva as sd
-from scdiva.models import Annotator, ScDiVa, ScDiVaConfig, load_annotator, save_model
+from scdiva.models import Annotator, ScDiVa, ScDiVaConfig, _fitted, load_annotator, save_model
 from scdiva.models import annotator as annotators
 from scdiva.models._folder import sha256
 from scdiva.models.annotator import is_annotator
@@ -305,7 +305,7 @@ def test_a_save_that_fails_leaves_nothing_behind(fitted, folder, tmp_path, monke
         raise OSError("no space left")
 
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    monkeypatch.setattr(annotators, "sha256", fails)
+    monkeypatch.setattr(_fitted, "sha256", fails)
     with pytest.raises(OSError, match="no space"):
         fitted["knn"].save(folder if overwrite else tmp_path / "new", overwrite=overwrite)
     assert [p.name for p in tmp_path.iterdir()] == ["annotator"]

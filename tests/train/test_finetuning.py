@@ -71,10 +71,12 @@ def test_what_is_held_out(cells, seed):
     assert held <= training  # so the one cell of a label is never held out
     assert len(held) or len(training) == len(labels)  # something is, unless all labels have one cell
     if _whole_batches(labels, batch, np.random.default_rng(step_seed(seed, 0, "split"))).any():
+        of = {name: set(labels[batch == name]) for name in np.unique(batch)}
         for name in np.unique(batch[split.held_out]):  # whole batches, but for labels that nobody else has
             kept = set(labels[np.setdiff1d(np.flatnonzero(batch == name), split.held_out)])
-            chosen = np.isin(batch, np.unique(batch[split.held_out]))
-            assert not kept & set(labels[~chosen])
+            others = [of[other] for other in of if other not in batch[split.held_out]]
+            # a batch that was chosen too, and gave no cell, has such labels only
+            assert not any(kept & there and held & there for there in others)
     again = split_by_batch(labels, batch, seed)
     assert all(np.array_equal(one, other) for one, other in zip(split, again, strict=True))
 

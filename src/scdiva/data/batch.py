@@ -36,6 +36,11 @@ class CellBatch:
         """Number of cells, B."""
         return len(self.cu_seqlens) - 1
 
+    @property
+    def packed(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`tokens`, `values` and `cu_seqlens`, as a model takes them."""
+        return self.tokens, self.values, self.cu_seqlens
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> CellBatch:
         """Return the batch on another device.
 

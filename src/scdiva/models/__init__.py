@@ -9,28 +9,33 @@ if TYPE_CHECKING:
     from scdiva.models.annotator import Annotator, load_annotator
     from scdiva.models.config import ScDiVaConfig
     from scdiva.models.gene_vectors import init_gene_embedding
+    from scdiva.models.perturbation import PerturbationModel, load_perturbation_model
     from scdiva.models.pretrained import load_model, save_model
     from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
 
 _WHERE = {
     "Annotator": "annotator",
+    "PerturbationModel": "perturbation",
     "ScDiVa": "scdiva",
     "ScDiVaConfig": "config",
     "ScDiVaOutput": "scdiva",
     "init_gene_embedding": "gene_vectors",
     "load_annotator": "annotator",
     "load_model": "pretrained",
+    "load_perturbation_model": "perturbation",
     "save_model": "pretrained",
 }
 
 __all__ = [
     "Annotator",
+    "PerturbationModel",
     "ScDiVa",
     "ScDiVaConfig",
     "ScDiVaOutput",
     "init_gene_embedding",
     "load_annotator",
     "load_model",
+    "load_perturbation_model",
     "save_model",
 ]
 

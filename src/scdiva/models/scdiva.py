@@ -46,9 +46,8 @@ class ScDiVaOutput(NamedTuple):
 class ScDiVa(nn.Module):
     """Masked-diffusion transformer of single cells (paper, section 3 and appendix "Model Architecture").
 
-    Cells come packed: the tokens of all cells one after the other, `cu_seqlens` (int32, `(B + 1,)`) marking where each
-    begins. The model itself puts `[LAT]` at position 0 of each cell; it is never masked. Nothing is padded, so the
-    result for a cell doesn't depend on which others are in the batch.
+    Cells come packed: their tokens one after the other, `cu_seqlens` (int32, `(B + 1,)`) marking where each begins. The
+    model itself puts `[LAT]` before each cell; it is never masked. A cell's result doesn't depend on the others.
 
     Parameters
     ----------
@@ -109,6 +108,7 @@ class ScDiVa(nn.Module):
         value_mask: Tensor | None = None,
         time: Tensor | None = None,
         anchor_state: Tensor | None = None,
+        prompt: Tensor | None = None,
         backend: str | None = None,
     ) -> ScDiVaOutput:
         """Run the network once.
@@ -129,13 +129,14 @@ class ScDiVa(nn.Module):
         anchor_state
             `(B, state_dim)`, the cell state of another view of the same cells to start `[LAT]` from (the paper's
             "global prompt"); `None`: from the visible tokens of this input.
+        prompt
+            `(T, dim)`, added to what each position enters with, such as the mark of a perturbed gene; `None`: nothing.
         backend
             Attention backend of this call; `None`: the configured one.
 
         Returns
         -------
-        :class:`ScDiVaOutput`: hidden states of the genes, cell states, anchors. Logits and values are asked for apart,
-        of the positions that need them (:meth:`gene_logits`, :meth:`predict_values`).
+        Hidden states of the genes, cell states, anchors. :meth:`gene_logits`, :meth:`predict_values` go on from these.
 
         Raises
         ------
@@ -146,7 +147,7 @@ class ScDiVa(nn.Module):
         hidden_identity = tokens == MASK
         value_mask = hidden_identity if value_mask is None else value_mask | hidden_identity
         anchor = self._encode_anchor(tokens, values, cu_seqlens, ~value_mask) if anchor_state is None else anchor_state
-        x, bounds, lat_rows, gene_rows = self._sequence(tokens, values, cu_seqlens, value_mask, time, anchor)
+        x, bounds, lat_rows, gene_rows = self._sequence(tokens, values, cu_seqlens, value_mask, time, anchor, prompt)
         cos, sin = self._tables(x.device)
         backend = self._resolved(backend, x.device)
         for block in self.blocks:
@@ -166,9 +167,11 @@ class ScDiVa(nn.Module):
         value_mask: Tensor,
         time: Tensor | None,
         anchor: Tensor | None,
+        prompt: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Make what enters the first block `(T + B, dim)`, its cell boundaries, the rows of `[LAT]` and of genes."""
         genes = self.embedding(tokens, values, value_mask)
+        genes = genes if prompt is None else genes + prompt
         lat = self.embedding.gene.weight[LAT].expand(cu_seqlens.numel() - 1, -1)
         if anchor is not None:
             lat = lat + self.anchor_in(anchor)
@@ -190,10 +193,7 @@ class ScDiVa(nn.Module):
         return x, bounds, lat_rows, gene_rows
 
     def _tables(self, device: torch.device) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """Rotations of all positions, kept for the device that asked last.
-
-        No buffers: `model.to(torch.bfloat16)` would round them, and a rotation by a rounded angle is another position.
-        """
+        """Rotations of all positions, kept for the device that asked last; no buffers, which `model.to` would round."""
         c = self.config
         if c.position != "rope":
             return None, None

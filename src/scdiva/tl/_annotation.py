@@ -251,7 +251,7 @@ def annotated(annotator: Annotator, adata: AnnData, running: Running, **reading:
             for start in range(0, len(rows), BLOCK_CELLS):
                 block = np.arange(start, min(start + BLOCK_CELLS, len(rows)))
                 batch = from_ragged(*take_cells(ragged, block))
-                read = Read(torch.from_numpy(states[block]), batch.tokens, batch.values, batch.cu_seqlens)
+                read = Read(torch.from_numpy(states[block]), *batch.packed)
                 found = head(read, measured)
                 probability[rows[block]], novelty[rows[block]] = found[0].numpy(), found[1].numpy()
     if left_out := int(np.isnan(novelty).sum()):

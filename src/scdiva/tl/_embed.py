@@ -319,7 +319,7 @@ def run_cells(
 
             def packed(cells: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
                 batch = from_ragged(*take_cells(ragged, cells))
-                return batch.tokens, batch.values, batch.cu_seqlens
+                return batch.packed
 
             for batches in _portions(fill_batches(lengths, max_cells=most), lengths, held_tokens):
                 for cells, found in zip(batches, encode(packed, batches), strict=True):

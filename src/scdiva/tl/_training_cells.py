@@ -110,6 +110,7 @@ def training_cells(
     *,
     whole: bool = False,
     only: np.ndarray | None = None,
+    least: int = LEAST_CELLS,
     **reading: Any,
 ) -> tuple[AdaptationCells, np.ndarray]:
     """Read all cells into memory, ordered by batch; those without a known gene are left out, with a warning.
@@ -126,6 +127,8 @@ def training_cells(
         Read all genes of a cell, also those beyond what the model reads; then nothing is said of cells left out.
     only
         Genes that are read, as tokens; None: all.
+    least
+        Cells with a known gene that are needed.
     **reading
         What to read, as for :func:`scdiva.tl.embed`.
 
@@ -136,7 +139,7 @@ def training_cells(
     Raises
     ------
     ValueError
-        If fewer than 20 cells have a known gene, or the matrix is refused as by :func:`scdiva.tl.embed`.
+        If too few cells have a known gene, or the matrix is refused as by :func:`scdiva.tl.embed`.
     """
     from scdiva.data.cells import open_cells, restricted
     from scdiva.data.packed import take_cells, warn_left_out
@@ -149,10 +152,8 @@ def training_cells(
     )
     source = source if only is None else restricted(source, only)
     n_known = int((source.lengths > 0).sum())
-    if n_known < LEAST_CELLS:
-        raise ValueError(
-            f"{n_known} cells have a known gene; training needs {LEAST_CELLS} or more. Use the model as it is."
-        )
+    if n_known < least:
+        raise ValueError(f"{n_known} cells have a known gene; training needs {least} or more. Use the model as it is.")
     if not whole:
         warn_left_out("adata", source.n_obs - n_known, source.n_obs, 1)
     (rows, ragged), *_ = source.windows(source.n_obs)

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
         AnnotationConfig,
         IntegrationConfig,
         OptimiserConfig,
+        PerturbationConfig,
         PretrainingConfig,
     )
     from scdiva.train.finetuning import AnnotationModule
     from scdiva.train.integration import IntegrationModule
     from scdiva.train.linear_map import LinearMap, fit_linear_map
+    from scdiva.train.perturbation import PerturbationModule
     from scdiva.train.pretraining import PretrainingModule
     from scdiva.train.runner import fit
 
@@ -30,6 +32,8 @@ _WHERE = {
     "IntegrationModule": "integration",
     "LinearMap": "linear_map",
     "OptimiserConfig": "config",
+    "PerturbationConfig": "config",
+    "PerturbationModule": "perturbation",
     "PretrainingConfig": "config",
     "PretrainingModule": "pretraining",
     "TaskModule": "base",
@@ -46,6 +50,8 @@ __all__ = [
     "IntegrationModule",
     "LinearMap",
     "OptimiserConfig",
+    "PerturbationConfig",
+    "PerturbationModule",
     "PretrainingConfig",
     "PretrainingModule",
     "TaskModule",

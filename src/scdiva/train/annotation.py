@@ -237,7 +237,7 @@ def read_cells(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> 
     for start in range(0, len(rows), BLOCK_CELLS):
         block = rows[start : start + BLOCK_CELLS]
         batch = reference.cells.take(block)
-        read = Read(reference.states[block], batch.tokens, batch.values, batch.cu_seqlens)
+        read = Read(reference.states[block], *batch.packed)
         features.append(head.features(read))
         if head.sizes.n_genes:
             genes.append(head.genes(read))

@@ -322,3 +322,36 @@ class AnnotationConfig(OptimiserConfig):
         _at_least(self, 0, "max_time")
         if self.max_time > 1:
             raise ValueError(f"max_time must be at most 1, got {self.max_time}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerturbationConfig(OptimiserConfig):
+    """Fit of what a network adds to expected responses (:mod:`scdiva.train.perturbation`).
+
+    The paper names the weighted error and says no more; all values here are ours.
+
+    Attributes
+    ----------
+    batch_size, learning_rate, warmup_steps, weight_decay
+        With defaults of their own.
+    loss
+        `"wmse"`, the paper's error weighted by expression; `"de"`, weighted half evenly and half by how clearly a gene
+        changes; `"mse"`, unweighted.
+    hidden, rank
+        Width of the network's hidden layers, and directions of change it can combine.
+    """
+
+    batch_size: int = 32
+    learning_rate: float = 3e-4
+    warmup_steps: int = 20
+    weight_decay: float = 0.01
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    loss: Literal["wmse", "de", "mse"] = "wmse"
+    hidden: int = 256
+    rank: int = 32
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 1, "hidden", "rank")
+        if self.loss not in ("wmse", "de", "mse"):
+            raise ValueError(f'loss must be "wmse", "de" or "mse", got {self.loss!r}.')

@@ -72,7 +72,7 @@ class AnnotationModule(TaskModule):
 
     def logits(self, batch: CellBatch) -> Tensor:
         """Logits `(B, n_labels)` of cells."""
-        packed = batch.tokens, batch.values, batch.cu_seqlens
+        packed = batch.packed
         read = Read(self.model.encode(*packed), *packed)
         u = self.head.features(read)
         return self.head.classifier(self.head.inputs(u, self.head.genes(read)))
@@ -176,5 +176,5 @@ def encoded(model: ScDiVa, cells: AdaptationCells, block: int = 1024) -> Tensor:
     size = 1 if runs_transformer(model) and device.type == "cpu" else block
     for start in range(0, cells.n_cells, size):
         batch = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device)
-        parts.append(model.encode(batch.tokens, batch.values, batch.cu_seqlens).float().cpu())
+        parts.append(model.encode(*batch.packed).float().cpu())
     return torch.cat(parts)

@@ -156,7 +156,7 @@ class IntegrationModule(TaskModule):
     def _features(self, batch: CellBatch) -> Tensor:
         head = self.model.integration
         assert isinstance(head, IntegrationHead)
-        packed = batch.tokens, batch.values, batch.cu_seqlens
+        packed = batch.packed
         return head.features(self.model.encode(*packed), *packed)
 
     def reversal(self) -> float:
@@ -225,7 +225,7 @@ def head_features(model: ScDiVa, cells: AdaptationCells) -> Tensor:
     parts = []
     for start in range(0, cells.n_cells, size):
         batch = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device)
-        packed = batch.tokens, batch.values, batch.cu_seqlens
+        packed = batch.packed
         parts.append(head.features(model.encode(*packed).float(), *packed))
     return torch.cat(parts)
 

@@ -1,0 +1,334 @@
+"""A model fitted on a perturbation screen: what was measured, and what a network adds; saved and loaded back.
+
+See :mod:`scdiva.models._fitted` for the folder.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scdiva._constants import BASELINES, N_SPECIAL
+from scdiva.models._fitted import FittedFolder, arrays, is_fitted, put_into, save_fitted, shapes
+from scdiva.models.baselines import baselines
+from scdiva.models.inference import Packed
+from scdiva.models.pretrained import load_model
+from scdiva.models.response import Alike, expected_response
+from scdiva.models.scdiva import ScDiVa
+from scdiva.models.screen import KINDS, Conditions, Kind, Screen, group_similarity, kinds, part_similarity
+from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes, part_tensors, perturbed
+
+KIND = "perturbation"
+EXPECTED = "expected"
+"""What the network is added to if it is no baseline: the expected response (:mod:`scdiva.models.response`)."""
+CONTEXT = 256
+"""Genes of a cell, perturbed ones included, that the transformer is trained on and predicts from."""
+_MOST = {"n_genes": 1_000_000, "rank": 4096, "hidden": 65_536, "n_labels": 1_000_000}
+"""Largest sizes that are believed of a file."""
+_SCREEN = ("delta", "n_cells", "control", "n_control", "states", "variance")
+
+
+class Predicted(NamedTuple):
+    """Mean change of expression, each `(n_targets, n_genes)`.
+
+    Attributes
+    ----------
+    change
+        Of what :attr:`PerturbationModel.base` names.
+    sd
+        Standard deviation of the expected response.
+    baselines
+        By name.
+    base
+        Name of what `change` is, for each target.
+    """
+
+    change: NDArray[np.float64]
+    sd: NDArray[np.float64]
+    baselines: dict[str, NDArray[np.float64]]
+    base: list[str]
+
+
+@dataclass(eq=False)
+class PerturbationModel:
+    """What `tl.fit_perturbation` fits; `tl.predict_perturbation(adata, model=...)` predicts with it.
+
+    Attributes
+    ----------
+    model
+        The network that control cells are run through.
+    screen
+        What was measured.
+    base
+        What the network's part is added to, for each kind of condition: a baseline, or `"expected"`.
+    head
+        The network's part; None where it was not asked for or did not help.
+    perturbation_key, control, groupby, dose_key, separator
+        As they were given; `""` for none.
+    notes
+        What was found in fitting: `validation`, `history`, `strategy`, `seed`, `seconds`.
+    """
+
+    model: ScDiVa
+    screen: Screen
+    base: dict[Kind, str]
+    head: PerturbationHead | None
+    perturbation_key: str
+    control: str
+    groupby: str = ""
+    dose_key: str = ""
+    separator: str = "+"
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """Say what it is in a line."""
+        network = "no network" if self.head is None else "a network"
+        return f"PerturbationModel({len(self.screen.conditions)} conditions, {len(self.screen.genes)} genes, {network})"
+
+    @property
+    def labels(self) -> dict[str, int]:
+        """Perturbations that are no genes of the vocabulary, numbered."""
+        return numbered_labels(self.model, self.screen)
+
+    def mean_change(self, targets: Conditions, states: NDArray[np.float32]) -> Predicted:
+        """Predict the mean change that the network's part is added to.
+
+        Parameters
+        ----------
+        targets
+            What to predict; groups from `len(screen.groups)` on are new.
+        states
+            `(n_new_groups, state_dim)`, mean states of the control cells of new groups.
+
+        Raises
+        ------
+        ValueError
+            If what the network is added to is not defined for a target.
+        """
+        screen = self.screen
+        alike = alikeness(self.model, screen, targets, states)
+        expected, sd = expected_response(screen, targets, alike)
+        simple = baselines(screen, targets)
+        named = [self.base[kind] for kind in kinds(targets, screen.conditions)]
+        change = expected.copy()
+        for row, name in enumerate(named):
+            if name != EXPECTED:
+                change[row] = simple[name][row]
+            if np.isnan(change[row]).any():
+                raise ValueError(
+                    f"residual={name!r} is not defined for {self.separator.join(targets.parts[row])!r}, which was not "
+                    'measured in another group: choose another, or residual="auto".'
+                )
+        return Predicted(change, sd, simple, named)
+
+    @torch.no_grad()
+    def added(self, cells: Packed, parts: Sequence[tuple[str, ...]], dose: NDArray[np.float64]) -> Tensor:
+        """Predict what the network adds for control cells.
+
+        Parameters
+        ----------
+        cells
+            B complete control cells.
+        parts, dose
+            What is done to each.
+
+        Returns
+        -------
+        float32 `(B, n_genes)` on the CPU; zero without a network.
+        """
+        if self.head is None:
+            return torch.zeros(len(parts), len(self.screen.genes))
+        unit = np.log2(dose / np.median(self.screen.conditions.dose))
+        tokens, labels = part_tensors(
+            parts, gene_tokens(self.model, {p for names in parts for p in names}), self.labels
+        )
+        return change_of(self.model, self.head, cells, tokens, labels, torch.from_numpy(unit).float()).float().cpu()
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write it to a folder, which is there whole or not at all.
+
+        Parameters
+        ----------
+        path
+            The folder to make.
+        overwrite
+            Whether a perturbation model that stands there is replaced. Anything else never is.
+
+        Returns
+        -------
+        The folder.
+
+        Raises
+        ------
+        FileExistsError
+            If something stands there already, and it is no perturbation model or `overwrite` is False.
+        """
+        c = self.screen.conditions
+        settings = {
+            "genes": list(self.screen.genes),
+            "groups": list(self.screen.groups),
+            "parts": [list(parts) for parts in c.parts],
+            "base": self.base,
+            "sizes": None if self.head is None else asdict(self.head.sizes),
+            "given": {name: getattr(self, name) for name in _GIVEN},
+            "notes": self.notes,
+        }
+        tensors = {name: torch.from_numpy(getattr(self.screen, name)) for name in _SCREEN}
+        tensors |= {"group": torch.from_numpy(c.group), "dose": torch.from_numpy(c.dose)}
+        if self.head is not None:
+            tensors |= {f"head.{name}": value for name, value in self.head.state_dict().items()}
+        return save_fitted(path, KIND, self.model, settings, tensors, overwrite=overwrite)
+
+
+_GIVEN = ("perturbation_key", "control", "groupby", "dose_key", "separator")
+
+
+def is_perturbation_model(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds a saved perturbation model."""
+    return is_fitted(path, KIND)
+
+
+def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None = None) -> PerturbationModel:
+    """Load a perturbation model that was saved.
+
+    Parameters
+    ----------
+    path
+        The folder.
+    device
+        Torch device of its network; None takes `scdiva.settings.device`.
+
+    Returns
+    -------
+    The model.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none, or a file of it is missing.
+    ValueError
+        If a file is damaged, was changed, or is of a newer format; the message names it.
+    """
+    found = FittedFolder(path, KIND, "PerturbationModel.save")
+    try:
+        said = found.settings
+        genes, groups = tuple(map(str, said["genes"])), tuple(map(str, said["groups"]))
+        parts = tuple(tuple(map(str, names)) for names in said["parts"])
+        base = {kind: str(said["base"][kind]) for kind in KINDS}
+        if not set(base.values()) <= {*BASELINES, EXPECTED}:
+            raise ValueError(f"base {sorted(set(base.values()))}")
+        sizes = None if said["sizes"] is None else PerturbationSizes(**said["sizes"])
+        limits = {} if sizes is None else _MOST
+        wrong = [n for n, most in limits.items() if not 0 <= operator.index(getattr(sizes, n)) <= most]
+        if wrong or not genes or not groups or not all(parts):
+            raise ValueError(f"{wrong[0] if wrong else 'genes, groups or parts'} out of range")
+        given = {name: str(said["given"][name]) for name in _GIVEN}
+        notes = arrays(dict(said["notes"]))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise found.wrong(error) from error
+    model = load_model(found.model_folder, device=device)
+    c = model.config
+    if sizes is not None and (sizes.dim, sizes.state_dim, sizes.n_genes) != (c.dim, c.state_dim, len(genes)):
+        raise ValueError(f"{found.folder} describes a head for another model than the one beside it")
+    n, g = len(parts), len(genes)
+    expected: dict[str, tuple[int, ...]] = {
+        "delta": (n, g),
+        "n_cells": (n,),
+        "control": (len(groups), g),
+        "n_control": (len(groups),),
+        "states": (len(groups), c.state_dim),
+        "variance": (g,),
+        "group": (n,),
+        "dose": (n,),
+    }
+    head = None
+    if sizes is not None:
+        with torch.device("meta"):  # nothing of the sizes that a file names is set aside before they prove true
+            head = PerturbationHead(sizes)
+        expected |= shapes(head, "head.")
+    stored = found.tensors(expected, "the screen")
+    if head is not None:
+        put_into(head, stored, "head.")
+    group = stored["group"].numpy()
+    if n and not (group.min() >= 0 and group.max() < len(groups)):
+        raise ValueError(f"{found.weights} names a group that is not there")
+    conditions = Conditions(parts, group, stored["dose"].numpy())
+    screen = Screen(genes, groups, conditions, **{name: stored[name].numpy() for name in _SCREEN})
+    return PerturbationModel(model, screen, base, head, **given, notes=notes)
+
+
+def alikeness(model: ScDiVa, screen: Screen, targets: Conditions, states: NDArray[np.float32]) -> Alike:
+    """Give how alike the model holds all perturbed genes, and all groups, of a screen and of what is predicted.
+
+    Parameters
+    ----------
+    model
+        The model.
+    screen, targets
+        What was measured, and what is predicted.
+    states
+        Of the groups that `targets` has beyond those of the screen.
+    """
+    names = tuple(sorted({*screen.part_names, *(part for parts in targets.parts for part in parts)}))
+    return Alike(names, part_similarity(model, names), group_similarity(np.vstack([screen.states, states])))
+
+
+def gene_tokens(model: ScDiVa, names: Sequence[str] | set[str]) -> dict[str, int]:
+    """Tokens of those names that are genes of the vocabulary."""
+    ordered = sorted(names)
+    found = model.vocabulary.match(ordered).tokens
+    return {name: int(token) for name, token in zip(ordered, found, strict=True) if token >= N_SPECIAL}
+
+
+def numbered_labels(model: ScDiVa, screen: Screen) -> dict[str, int]:
+    """Perturbations of a screen that are no genes of the vocabulary, numbered in the order of their names."""
+    genes = gene_tokens(model, screen.part_names)
+    return {name: i for i, name in enumerate(name for name in screen.part_names if name not in genes)}
+
+
+def change_of(
+    model: ScDiVa, head: PerturbationHead, cells: Packed, parts: Tensor, labels: Tensor, dose: Tensor
+) -> Tensor:
+    """Run control cells with what is done to them through the network; see :class:`PerturbationHead`.
+
+    Parameters
+    ----------
+    model, head
+        The network.
+    cells
+        B complete control cells.
+    parts, labels
+        See :func:`scdiva.nn.perturbation.part_tensors`.
+    dose
+        `(B,)`, logarithm of the dose to base 2, in units of the median.
+
+    Returns
+    -------
+    `(B, n_genes)`, on the device of the network.
+    """
+    device = next(head.parameters()).device
+    tokens, values, cu_seqlens = (part.to(device) for part in cells)
+    parts, labels, dose = parts.to(device), labels.to(device), dose.to(device)
+    state = model.encode_anchor(tokens, values, cu_seqlens)
+    length = max(min(CONTEXT, model.config.max_length), parts.shape[1])
+    read = perturbed(tokens, values, cu_seqlens, parts, length)
+    time = torch.zeros(len(parts), device=device) if model.config.time_conditioning else None
+    out = model(
+        read.tokens,
+        read.values,
+        read.cu_seqlens,
+        value_mask=read.value_mask,
+        time=time,
+        anchor_state=state,
+        prompt=head.prompt(read, labels, dose),
+    )
+    return head(out.hidden, out.cell_state, read.place)

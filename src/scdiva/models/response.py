@@ -1,0 +1,141 @@
+r"""Mean responses to perturbations that were not measured, from those that were: a Gaussian process over conditions.
+
+With a condition c = (perturbed genes, group of cells, dose), the change of a gene's mean expression is taken as
+
+.. math::
+
+    \Delta_c \sim \mathrm{GP}(0,\; \tau^2 k), \qquad
+    k(c, c') = 1 + \bigl(0.1\, n n' + 0.7\, B B'^\top + 0.3\, B S B'^\top\bigr)\, h(g, g')\, d(c, c')
+
+where B says how strongly each gene is perturbed and n is the sum of that, S is how alike the model holds two perturbed
+genes to be (:func:`scdiva.models.screen.part_similarity`), and h how alike it holds two groups of cells to be: 0.5 for
+any two, 0.3 by the cosine of their states, 0.2 for a group with itself. So the constant is what all perturbed cells
+share, n n' what grows with the number of perturbed genes, B B' adds up effects of single genes in combinations, and
+B S B' carries them over to genes that were not perturbed.
+
+The scale :math:`\tau^2` of each gene is found by moments, and drawn towards that of genes of its variance. Noise is a
+gene's variance within conditions, over the number of cells of a condition, and over that of its group's control cells,
+which all conditions of the group share; so genes that are measured badly follow the others' pattern more. The other
+numbers are fixed, as some thirty conditions tell little of them; they were chosen on the Norman K562, glioma and Kang
+sets of `benchmarks/perturbation.py`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scdiva.models.screen import Conditions, Screen
+
+SHARED, COUNT, RELATED = 1.0, 0.1, 0.3
+"""Weights of the constant, of the number of perturbed genes, and of what similar genes share."""
+ANY_GROUP, ALIKE_GROUP = 0.5, 0.3
+"""What two groups share in any case, and by how alike they are; a group with itself has the rest too."""
+OWN, LEAST = 0.3, 0.25
+"""How much a gene's own changes count for its scale, beside what genes of its variance have on average; and the least
+share of the latter."""
+
+Matrix = NDArray[np.float64]
+
+
+class Alike(NamedTuple):
+    """What the model holds to be alike.
+
+    Attributes
+    ----------
+    names
+        Perturbed genes and labels.
+    parts
+        `(n_names, n_names)`, see :func:`scdiva.models.screen.part_similarity`.
+    groups
+        `(n_groups, n_groups)`, see :func:`scdiva.models.screen.group_similarity`.
+    """
+
+    names: tuple[str, ...]
+    parts: Matrix
+    groups: Matrix
+
+
+def covariance(one: Conditions, other: Conditions, alike: Alike, unit_dose: float = 1.0) -> Matrix:
+    """Give the prior covariance of two lists of conditions, in units of tau squared.
+
+    Parameters
+    ----------
+    one, other
+        n and m conditions.
+    alike
+        Of all their genes and groups.
+    unit_dose
+        Dose that counts as a whole perturbation; others count as log(1 + dose / unit) / log 2, and are alike by the
+        square exponential of the difference.
+
+    Returns
+    -------
+    `(n, m)`.
+    """
+    strengths = [np.log2(1 + c.dose / unit_dose) for c in (one, other)]
+    b, c = (x.holding(alike.names) * s[:, None] for x, s in zip((one, other), strengths, strict=True))
+    effect = COUNT * np.outer(b.sum(axis=1), c.sum(axis=1)) + (1 - RELATED) * b @ c.T + RELATED * b @ alike.parts @ c.T
+    same = one.group[:, None] == other.group
+    group = ALIKE_GROUP * alike.groups[np.ix_(one.group, other.group)]
+    group += ANY_GROUP + (1 - ANY_GROUP - ALIKE_GROUP) * same
+    dose = np.exp(-0.5 * (strengths[0][:, None] - strengths[1]) ** 2)
+    return SHARED + effect * group * dose
+
+
+def expected_response(screen: Screen, targets: Conditions, alike: Alike) -> tuple[Matrix, Matrix]:
+    """Predict the change of mean expression.
+
+    Parameters
+    ----------
+    screen
+        What was measured.
+    targets
+        What to predict; one that was measured gets its smoothed change.
+    alike
+        Of all genes and groups of both.
+
+    Returns
+    -------
+    Posterior mean and standard deviation, `(n, n_genes)` each.
+    """
+    unit = float(np.median(screen.conditions.dose))
+    measured = screen.conditions
+    prior = covariance(measured, measured, alike, unit)
+    # what the control cells of a group miss their true mean by is in all changes of the group, and is to be predicted
+    # too: a change is one from these control cells
+    of_control = np.zeros(len(alike.groups))
+    of_control[: len(screen.n_control)] = 1 / screen.n_control
+
+    def common(one: Conditions, other: Conditions) -> Matrix:
+        return of_control[one.group][:, None] * (one.group[:, None] == other.group)
+
+    error = common(measured, measured) + np.diag(1 / screen.n_cells)
+    ratio, scale = _noise(screen, prior, error)
+    # one decomposition for all genes: prior + r error = L (V d V' + r) L' with error = L L'
+    half = np.linalg.cholesky(error)
+    white = np.linalg.solve(half, np.linalg.solve(half, prior).T)
+    value, vector = np.linalg.eigh((white + white.T) / 2)
+    back = np.linalg.solve(half.T, vector)  # (prior + r error)^-1 = back diag(1 / (value + r)) back'
+    inverse = 1 / (np.maximum(value, 0.0)[:, None] + ratio)
+    weight = back @ (inverse * (back.T @ screen.delta.astype(np.float64)))
+    across, shared = covariance(targets, measured, alike, unit), common(targets, measured)
+    mean = across @ weight + ratio * (shared @ weight)
+    rows = np.arange(len(targets))
+    own = np.array([covariance(targets.only(row), targets.only(row), alike, unit)[0, 0] for row in rows[:, None]])
+    a, b = across @ back, shared @ back
+    told = np.square(a) @ inverse + 2 * ratio * ((a * b) @ inverse) + np.square(ratio) * (np.square(b) @ inverse)
+    left = own[:, None] + ratio * of_control[targets.group][:, None] - told
+    return mean, np.sqrt(np.maximum(left, 0.0) * scale)
+
+
+def _noise(screen: Screen, prior: Matrix, error: Matrix) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Give the variance of each gene over its tau squared, and tau squared itself, `(n_genes,)` each."""
+    variance = np.maximum(screen.variance.astype(np.float64), 1e-12)
+    squares = np.square(screen.delta, dtype=np.float64).mean(axis=0)
+    found = (squares - variance * np.diag(error).mean()) / np.diag(prior).mean()
+    whole = max(float(found.mean()), 1e-2 * float(squares.mean())) / float(variance.mean())
+    scale = np.maximum((1 - OWN) * whole * variance + OWN * found, LEAST * whole * variance)
+    return variance / scale, scale

@@ -1,0 +1,181 @@
+"""A perturbation screen as numbers: what was done to which cells, and how their mean expression changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scdiva._constants import N_SPECIAL
+from scdiva.models.scdiva import ScDiVa
+
+Kind = Literal["single", "combination", "group"]
+"""What is new about a condition: a perturbation of one part, of several, or the group of cells it is done to."""
+KINDS: tuple[Kind, ...] = ("single", "combination", "group")
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What is done to which group of cells.
+
+    Attributes
+    ----------
+    parts
+        Of each condition the genes or labels that are perturbed together, sorted, each once.
+    group
+        int64 `(n,)`, number of the group of cells.
+    dose
+        float64 `(n,)`, above 0; 1 where no dose was given.
+    """
+
+    parts: tuple[tuple[str, ...], ...]
+    group: NDArray[np.int64]
+    dose: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        """Give the number of conditions."""
+        return len(self.parts)
+
+    def only(self, rows: NDArray[np.int64]) -> Conditions:
+        """Return some of them, by number."""
+        return Conditions(tuple(self.parts[row] for row in rows), self.group[rows], self.dose[rows])
+
+    @property
+    def n_parts(self) -> NDArray[np.int64]:
+        """Number of parts of each."""
+        return np.array([len(parts) for parts in self.parts], dtype=np.int64)
+
+    def same(self, other: Conditions) -> NDArray[np.bool_]:
+        """Whether a condition `(n, 1)` and one of the others `(1, m)` are the same perturbation at the same dose."""
+        number = {parts: i for i, parts in enumerate(dict.fromkeys([*self.parts, *other.parts]))}
+        one, two = (np.array([number[parts] for parts in c.parts], dtype=np.int64) for c in (self, other))
+        return (one[:, None] == two) & (self.dose[:, None] == other.dose)
+
+    def holding(self, names: Sequence[str]) -> NDArray[np.bool_]:
+        """Whether a condition `(n, 1)` perturbs each of the names `(1, m)`, bool `(n, m)`."""
+        column = {name: j for j, name in enumerate(names)}
+        found = np.zeros((len(self), len(names)), dtype=bool)
+        for row, parts in enumerate(self.parts):
+            found[row, [column[part] for part in parts if part in column]] = True
+        return found
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What a perturbation screen measured. Expression is log1p of counts per ten thousand.
+
+    Attributes
+    ----------
+    genes
+        Names of the columns.
+    groups
+        Names of the groups of cells; `("",)` without.
+    conditions
+        Those that were measured, not the controls.
+    delta
+        float32 `(n, n_genes)`, mean of the perturbed cells less that of their group's control cells.
+    n_cells
+        int64 `(n,)`, cells of each condition.
+    control
+        float32 `(n_groups, n_genes)`, mean of the control cells.
+    n_control
+        int64 `(n_groups,)`, their number.
+    states
+        float32 `(n_groups, state_dim)`, their mean state in the model.
+    variance
+        float32 `(n_genes,)`, of a gene among cells of one condition (controls too), pooled over conditions.
+    """
+
+    genes: tuple[str, ...]
+    groups: tuple[str, ...]
+    conditions: Conditions
+    delta: NDArray[np.float32]
+    n_cells: NDArray[np.int64]
+    control: NDArray[np.float32]
+    n_control: NDArray[np.int64]
+    states: NDArray[np.float32]
+    variance: NDArray[np.float32]
+
+    def only(self, rows: NDArray[np.int64]) -> Screen:
+        """Return the screen as if some conditions, by number, had been measured alone."""
+        return replace(self, conditions=self.conditions.only(rows), delta=self.delta[rows], n_cells=self.n_cells[rows])
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Genes and labels that were perturbed, alone or with others, sorted."""
+        return tuple(sorted({part for parts in self.conditions.parts for part in parts}))
+
+
+def kinds(targets: Conditions, measured: Conditions) -> list[Kind]:
+    """Say of each target what is new about it, given what was measured.
+
+    A perturbation that was measured, at whatever dose, in other groups only, is new in its `"group"`; else a
+    condition is a `"combination"` if it has several parts, or `"single"`.
+
+    Parameters
+    ----------
+    targets, measured
+        Conditions with the same numbers of groups.
+    """
+    found: list[Kind] = []
+    groups: dict[tuple[str, ...], set[int]] = {}
+    for parts, group in zip(measured.parts, measured.group, strict=True):
+        groups.setdefault(parts, set()).add(int(group))
+    for parts, group in zip(targets.parts, targets.group, strict=True):
+        elsewhere = groups.get(parts, set())
+        new = bool(elsewhere) and int(group) not in elsewhere
+        found.append("group" if new else "combination" if len(parts) > 1 else "single")
+    return found
+
+
+def part_similarity(model: ScDiVa, names: Sequence[str]) -> NDArray[np.float64]:
+    r"""How alike the model holds perturbed genes to be, `(n, n)` with ones on the diagonal.
+
+    The product of two cosines, of the genes' token embeddings and of their rows in the set encoder's table, each
+    around its mean over the vocabulary: both have to agree. Without a set encoder the first is squared. A name that is
+    no gene of the vocabulary is like none but itself.
+
+    Parameters
+    ----------
+    model
+        The model.
+    names
+        Perturbed genes, or labels.
+    """
+    tokens = model.vocabulary.match(names).tokens
+    known = tokens >= N_SPECIAL
+    cosines = []
+    tables = [model.embedding.gene.weight]
+    table = getattr(getattr(model.anchor, "table", None), "weight", None)
+    tables.append(tables[0] if table is None else table)
+    for weight in tables:
+        rows = weight.detach().double().cpu().numpy()[N_SPECIAL:]
+        own = np.zeros((len(names), rows.shape[1]))
+        own[known] = rows[tokens[known] - N_SPECIAL] - rows.mean(axis=0)
+        own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), 1e-12)
+        cosines.append(own @ own.T)
+    similar: NDArray[np.float64] = cosines[0] * cosines[1]
+    np.fill_diagonal(similar, 1.0)
+    return similar
+
+
+def group_similarity(states: NDArray[np.float32]) -> NDArray[np.float64]:
+    """How alike groups of cells are, `(n, n)`: cosines of their control cells' mean states around the mean of all.
+
+    Of two groups these cosines are always -1, which says nothing: fewer than three are like none but themselves.
+
+    Parameters
+    ----------
+    states
+        `(n, state_dim)`.
+    """
+    if len(states) < 3:
+        return np.eye(len(states))
+    own = states.astype(np.float64) - states.mean(axis=0)
+    own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), 1e-12)
+    similar: NDArray[np.float64] = own @ own.T
+    np.fill_diagonal(similar, 1.0)
+    return similar

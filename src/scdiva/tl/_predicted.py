@@ -1,0 +1,311 @@
+"""Make AnnData of predicted cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from scdiva import _constants as C
+from scdiva._rng import generator, step_seed
+from scdiva._settings import settings
+from scdiva.data.conditions import perturbation_parts
+from scdiva.tl._screen import Controls
+
+if TYPE_CHECKING:
+    import torch
+    from anndata import AnnData
+
+    from scdiva.models import PerturbationModel
+    from scdiva.models.screen import Conditions
+
+BLOCK = 32
+"""Control cells that the network reads at once."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be predicted.
+
+    Attributes
+    ----------
+    parts
+        Of each perturbation.
+    names
+        As they were asked for.
+    groups
+        Names; None for all that have control cells.
+    doses
+        In the unit of the screen.
+    """
+
+    parts: list[tuple[str, ...]]
+    names: list[str]
+    groups: list[str] | None
+    doses: list[float]
+
+    @classmethod
+    def of(
+        cls,
+        fitted: PerturbationModel,
+        predict: Sequence[str] | str | None,
+        groups: Sequence[str] | str | None,
+        dose: float | Sequence[float] | None,
+    ) -> Asked:
+        """Read what was asked for; arguments as for :func:`scdiva.tl.predict_perturbation`.
+
+        Raises
+        ------
+        ValueError
+            If nothing is asked for, the control is, one perturbation is twice, or a dose makes no sense.
+        """
+        measured = fitted.screen.conditions
+        if predict is None:
+            parts = sorted(set(measured.parts))
+            names = [fitted.separator.join(p) for p in parts]
+        else:
+            names = [predict] if isinstance(predict, str) else [str(name) for name in predict]
+            parts = [perturbation_parts(name, fitted.control, fitted.separator) for name in names]
+        if not names:
+            raise ValueError("predict names no perturbation; leave it out to predict all that were measured.")
+        if () in parts:
+            raise ValueError(f"predict holds the control, {names[parts.index(())]!r}: name what is to be perturbed.")
+        if len(set(parts)) < len(parts):
+            twice = next(name for name, p in zip(names, parts, strict=True) if parts.count(p) > 1)
+            raise ValueError(f"predict holds {twice!r} more than once; the order of parts does not count.")
+        if dose is not None and not fitted.dose_key:
+            raise ValueError("dose is given, but the screen was read without doses: name its column, dose_key=...")
+        doses = [float(np.median(measured.dose))] if dose is None else np.atleast_1d(dose).astype(float).tolist()
+        if not doses or not all(0 < value < np.inf for value in doses):
+            raise ValueError(f"dose must be a number above 0, or several; got {dose!r}.")
+        listed = [groups] if isinstance(groups, str) else None if groups is None else [str(name) for name in groups]
+        if listed is not None and not fitted.groupby:
+            raise ValueError("groups are given, but the screen was read without: name their column, groupby=...")
+        if listed is not None and not listed:
+            raise ValueError("groups names no group; leave it out to predict in all that have control cells.")
+        return cls(parts, names, listed, doses)
+
+    def targets(
+        self, fitted: PerturbationModel, groups: list[str], controls: Controls
+    ) -> tuple[Conditions, np.ndarray]:
+        """Give the conditions to predict, group by group, and the states of groups that the screen does not have.
+
+        Parameters
+        ----------
+        fitted
+            The model.
+        groups
+            In which to predict.
+        controls
+            Cells to start from.
+        """
+        from scdiva.models.screen import Conditions
+
+        # groups of the screen keep their number, new ones come behind
+        new = [name for name in controls.groups if name not in fitted.screen.groups]
+        number = {name: i for i, name in enumerate((*fitted.screen.groups, *new))}
+        wanted = [(parts, number[group], dose) for group in groups for parts in self.parts for dose in self.doses]
+        targets = Conditions(
+            tuple(parts for parts, _, _ in wanted),
+            np.array([group for _, group, _ in wanted], dtype=np.int64),
+            np.array([dose for _, _, dose in wanted], dtype=np.float64),
+        )
+        return targets, controls.states[[controls.groups.index(name) for name in new]]
+
+
+def predicted_cells(
+    adata: AnnData,
+    fitted: PerturbationModel,
+    asked: Asked,
+    controls: Controls,
+    n_cells: int,
+    rng: int | np.random.Generator | torch.Generator | None,
+    device: str,
+    *,
+    use_raw: bool,
+) -> AnnData:
+    """Predict, and lay the result out as :func:`scdiva.tl.predict_perturbation` says.
+
+    Parameters
+    ----------
+    adata
+        Whose `var` is copied.
+    fitted, asked, controls
+        The model, what to predict, and the cells to start from.
+    n_cells, rng, device, use_raw
+        As for :func:`scdiva.tl.predict_perturbation`.
+
+    Raises
+    ------
+    ValueError
+        If a group has no control cells, or genes of the screen are missing.
+    """
+    screen = fitted.screen
+    source = adata.raw if use_raw and adata.raw is not None else adata
+    places = gene_columns(source.var_names, screen.genes)
+    groups = list(controls.groups) if asked.groups is None else asked.groups
+    absent = [name for name in groups if name not in controls.groups]
+    if absent:
+        raise ValueError(
+            f"{len(absent)} of {len(groups)} groups have no control cells in adata, the first is {absent[0]!r}; there "
+            f"are {', '.join(map(repr, controls.groups[:10]))}."
+        )
+    wanted = [(p, n, g, d) for g in groups for p, n in zip(asked.parts, asked.names, strict=True) for d in asked.doses]
+    targets, states = asked.targets(fitted, groups, controls)
+    found = fitted.mean_change(targets, states)
+
+    means = controls.means[:, places].astype(np.float64)
+    seed = seed_of(rng)
+    rows: list[np.ndarray] = []
+    values: list[np.ndarray] = []
+    changes = np.empty_like(found.change)
+    home = next(fitted.model.parameters()).device
+    if fitted.head is not None:
+        fitted.model.to(device)
+        fitted.head.to(device)
+    try:
+        for i, (parts, _, group, dose) in enumerate(wanted):
+            at = controls.groups.index(group)
+            # the same control cells whatever is done to them
+            own = np.flatnonzero(controls.number[controls.rows] == at)
+            draw = np.random.default_rng(step_seed(seed, 0, f"control cells of {group}"))
+            own = np.sort(draw.permutation(own)[:n_cells])
+            cells = controls.expression[controls.rows[own]][:, places].toarray()
+            change = np.broadcast_to(found.change[i], cells.shape)
+            if fitted.head is not None:
+                change = change + _network(fitted, controls, own, parts, dose)
+            changes[i] = change.mean(axis=0)
+            rows.append(controls.rows[own])
+            values.append(_changed(cells, change, means[at]))
+    finally:
+        if fitted.head is not None:
+            fitted.model.to(home)
+            fitted.head.to(home)
+
+    labels = [_label(fitted, name, group, dose, len(asked.doses) > 1) for _, name, group, dose in wanted]
+    result = laid_out(values, [controls.names[part] for part in rows], labels, source.var.iloc[places])
+    of = result.obs[C.OBS_CONDITION].cat.codes.to_numpy()
+    result.obs[fitted.perturbation_key] = pd.Categorical([wanted[i][1] for i in of], categories=asked.names)
+    if fitted.groupby:
+        result.obs[fitted.groupby] = pd.Categorical([wanted[i][2] for i in of], categories=list(dict.fromkeys(groups)))
+    if fitted.dose_key:
+        result.obs[fitted.dose_key] = targets.dose[of]
+    at_start = means[[controls.groups.index(g) for _, _, g, _ in wanted]]
+    result.varm[C.VARM_MEAN] = np.maximum(at_start + changes, 0.0).T.astype(np.float32)
+    result.varm[C.VARM_SD] = found.sd.T.astype(np.float32)
+    result.varm[C.VARM_CONTROL] = at_start.T.astype(np.float32)
+    for name, change in found.baselines.items():
+        result.varm[C.VARM_BASELINE + name] = np.maximum(at_start + change, 0.0).T.astype(np.float32)
+    alone = {p[0] for p in screen.conditions.parts if len(p) == 1}
+    same = targets.same(screen.conditions) & (targets.group[:, None] == screen.conditions.group)
+    result.uns[C.UNS] = {
+        C.PERTURBATION: {
+            "perturbation_key": fitted.perturbation_key,
+            "control": fitted.control,
+            "groupby": fitted.groupby,
+            "dose_key": fitted.dose_key,
+            "separator": fitted.separator,
+            "condition": np.array(labels, dtype=object),
+            "perturbation": np.array([name for _, name, _, _ in wanted], dtype=object),
+            "group": np.array([group for _, _, group, _ in wanted], dtype=object),
+            "dose": targets.dose,
+            "n_parts": targets.n_parts,
+            "n_seen": np.array([sum(part in alone for part in parts) for parts in targets.parts], dtype=np.int64),
+            "trained": same.any(axis=1),
+            "base": np.array(found.base, dtype=object),
+            "trained_on_interventions": True,
+            **_written(fitted.notes),
+        }
+    }
+    return result
+
+
+def laid_out(values: list[np.ndarray], cells: list[np.ndarray], labels: list[str], var: pd.DataFrame) -> AnnData:
+    """Put predicted cells one below the other.
+
+    Parameters
+    ----------
+    values
+        Of each condition, cells × genes.
+    cells
+        Names of the cells that each was made from.
+    labels
+        Of the conditions.
+    var
+        Of the genes.
+
+    Returns
+    -------
+    With the condition and the cell of origin in `obs`.
+    """
+    from anndata import AnnData
+
+    of = np.repeat(np.arange(len(cells)), [len(part) for part in cells])
+    origin = np.concatenate(cells)
+    obs = pd.DataFrame(
+        {C.OBS_CONDITION: pd.Categorical.from_codes(of, categories=labels), C.OBS_CONTROL_CELL: origin},
+        index=[f"{labels[i]} {name}" for i, name in zip(of, origin, strict=True)],
+    )
+    return AnnData(np.vstack(values).astype(np.float32), obs=obs, var=var.copy())
+
+
+def _label(fitted: PerturbationModel, name: str, group: str, dose: float, several: bool) -> str:
+    """Name a condition."""
+    return name + (f" in {group}" if fitted.groupby else "") + (f" at {dose:g}" if several else "")
+
+
+def gene_columns(names: pd.Index, genes: tuple[str, ...]) -> np.ndarray:
+    """Find the columns of the screen's genes, in its order.
+
+    Parameters
+    ----------
+    names
+        Of the columns.
+    genes
+        Of the screen.
+
+    Raises
+    ------
+    ValueError
+        If some are missing.
+    """
+    places = pd.Index(names).get_indexer(list(genes))
+    if (places < 0).any():
+        raise ValueError(
+            f"{(places < 0).sum()} of {len(genes)} genes of the screen are not in adata.var_names, the first is "
+            f"{genes[int((places < 0).argmax())]!r}: a fitted model predicts from cells with all genes of its screen."
+        )
+    return places
+
+
+def _changed(cells: np.ndarray, change: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """Raise by an amount, lower in proportion to the mean; nothing falls below 0."""
+    factor = np.clip(1 + change / np.maximum(mean, 1e-12), 0.0, 1.0)
+    changed: np.ndarray = np.where(change > 0, cells + change, cells * factor)
+    return changed
+
+
+def _network(
+    fitted: PerturbationModel, controls: Controls, own: np.ndarray, parts: tuple[str, ...], dose: float
+) -> np.ndarray:
+    made = []
+    for lo in range(0, len(own), BLOCK):
+        block = own[lo : lo + BLOCK]
+        batch = controls.cells.take(block)
+        made.append(fitted.added(batch.packed, [parts] * len(block), np.full(len(block), dose)).numpy())
+    return np.vstack(made).astype(np.float64)
+
+
+def seed_of(rng: int | np.random.Generator | torch.Generator | None) -> int:
+    import torch
+
+    source = generator(rng, default_seed=settings.seed)
+    return int(torch.randint(2**62, (1,), generator=source, device=source.device))
+
+
+def _written(notes: dict[str, Any]) -> dict[str, Any]:
+    """Copy what was found in fitting, as h5ad can hold it."""
+    return {name: (dict(value) if isinstance(value, dict) else value) for name, value in notes.items()}

@@ -1,0 +1,301 @@
+"""Fit a perturbation model: choose what to predict from, and train a network on what that leaves."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scdiva._rng import step_generator
+from scdiva.data.batch import CellBatch
+from scdiva.models.perturbation import alikeness, change_of, gene_tokens, numbered_labels
+from scdiva.models.scdiva import ScDiVa
+from scdiva.models.screen import KINDS, Kind, Screen
+from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes, part_tensors
+from scdiva.train.adaptation import AdaptationCells, Limits, Split, continue_training
+from scdiva.train.base import TaskModule
+from scdiva.train.config import PerturbationConfig
+from scdiva.train.low_rank import merge_low_rank, train_states
+from scdiva.train.responses import METHODS, LeftOut, best_base, errors, predict_left_out, summary
+
+ALPHA = 0.1
+"""Added to a gene's mean control expression where errors are weighted by it (paper, eq. wmse_weights, alpha)."""
+STEPS_AN_EPOCH = 20
+"""At least: control cells are shown again and again, each time with another perturbation."""
+MOST_HELD_OUT = 256
+"""Control cells on which the conditions that are held out are looked at."""
+LEAST = 4
+"""Conditions that training needs, and a network is not trained on fewer."""
+GAIN = 0.005
+"""Share of the error on held-out conditions that a network has to take away to be kept."""
+
+
+class Examples(NamedTuple):
+    """What a network learns from: what a base leaves of a condition's change.
+
+    Attributes
+    ----------
+    row
+        int64 `(n,)`, number of the condition.
+    residual
+        float32 `(n, n_genes)`.
+    held_out
+        bool `(n,)`, whether it is looked at and not trained on.
+    """
+
+    row: NDArray[np.int64]
+    residual: NDArray[np.float32]
+    held_out: NDArray[np.bool_]
+
+
+class PerturbationModule(TaskModule):
+    """Weighted squared error of what is left of the change, for control cells with perturbations drawn at random.
+
+    The expected loss is that of pairing a control cell with any perturbed cell (paper, section on perturbation), but
+    for a constant: the mean over perturbed cells stands for each of them.
+
+    Parameters
+    ----------
+    model, head
+        Trained in place.
+    config
+        Of the training.
+    screen, examples
+        What is learned.
+    """
+
+    config: PerturbationConfig
+    model: ScDiVa
+
+    def __init__(
+        self,
+        model: ScDiVa,
+        head: PerturbationHead,
+        config: PerturbationConfig,
+        screen: Screen,
+        examples: Examples,
+    ) -> None:
+        super().__init__(model, config)
+        self.head = head
+        conditions = screen.conditions.only(examples.row)
+        genes = gene_tokens(model, screen.part_names)
+        self.parts, self.labels = part_tensors(conditions.parts, genes, numbered_labels(model, screen))
+        self.dose = torch.from_numpy(np.log2(conditions.dose / np.median(screen.conditions.dose))).float()
+        self.residual = torch.from_numpy(examples.residual)
+        self.weight = torch.from_numpy(loss_weights(screen, examples.row, config.loss)).float()
+        self.of_group = {
+            (int(group), held): np.flatnonzero((conditions.group == group) & (examples.held_out == held))
+            for group in np.unique(conditions.group)
+            for held in (False, True)
+        }
+
+    def usable(self, group: NDArray[np.int64], held_out: bool) -> NDArray[np.bool_]:
+        """Whether there is something to learn (or to look at) for cells of these groups."""
+        return np.array([len(self.of_group.get((int(g), held_out), ())) > 0 for g in group], dtype=bool)
+
+    def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Error of a gene on average, weighted.
+
+        Parameters
+        ----------
+        batch
+            Complete control cells, `study` the numbers of their groups.
+        generator
+            Draws what is done to each.
+        """
+        assert batch.study is not None
+        draw = torch.rand(batch.n_cells, generator=generator).numpy()
+        choices = [self.of_group[int(group), not self.training] for group in batch.study.cpu()]
+        chosen = torch.from_numpy(np.array([rows[int(u * len(rows))] for rows, u in zip(choices, draw, strict=True)]))
+        change = change_of(
+            self.model, self.head, batch.packed, self.parts[chosen], self.labels[chosen], self.dose[chosen]
+        )
+        target, weight = self.residual[chosen].to(change), self.weight[chosen].to(change)
+        loss = (weight * (change - target).square()).sum(dim=1).mean()
+        return loss, {}
+
+
+def loss_weights(screen: Screen, rows: NDArray[np.int64], loss: Literal["wmse", "de", "mse"]) -> NDArray[np.float64]:
+    """Give the weight of each gene in the error of each condition, `(n, n_genes)`, rows that sum to 1.
+
+    Parameters
+    ----------
+    screen
+        What was measured.
+    rows
+        Numbers of the conditions.
+    loss
+        `"wmse"`: by mean control expression and :data:`ALPHA` (paper, eq. wmse_weights). `"de"`: half evenly, half by
+        the change over its standard error. `"mse"`: evenly.
+    """
+    n_genes = len(screen.genes)
+    even = np.full((len(rows), n_genes), 1.0 / n_genes)
+    if loss == "mse":
+        return even
+    if loss == "wmse":
+        weight = screen.control[screen.conditions.group[rows]].astype(np.float64) + ALPHA
+        scaled: NDArray[np.float64] = weight / weight.sum(axis=1, keepdims=True)
+        return scaled
+    error = np.sqrt(screen.variance / screen.n_cells[rows, None]) + 1e-6
+    clear = np.abs(screen.delta[rows]) / error
+    return 0.5 * even + 0.5 * clear / np.maximum(clear.sum(axis=1, keepdims=True), 1e-12)
+
+
+class FittedResponses(NamedTuple):
+    """What :func:`fit_responses` gives: the model (changed only by `"lora"` and `"full"`), base, network, notes."""
+
+    model: ScDiVa
+    base: dict[Kind, str]
+    head: PerturbationHead | None
+    notes: dict[str, Any]
+
+
+def fit_responses(
+    model: ScDiVa,
+    screen: Screen,
+    controls: AdaptationCells,
+    asked: set[Kind],
+    strategy: Literal["none", "head", "lora", "full"],
+    residual: str | None,
+    config: PerturbationConfig,
+    limits: Limits,
+    *,
+    device: str = "cpu",
+    progress: bool = True,
+) -> FittedResponses:
+    """Choose what to predict from by predicting conditions that are left out, then train a network on what is left.
+
+    Parameters
+    ----------
+    model
+        Not changed.
+    screen
+        What was measured.
+    controls
+        Control cells, `batch` the numbers of their groups.
+    asked
+        Kinds of conditions that will be predicted.
+    strategy
+        Whether there is a network, and what of it is trained: marks and head, low-rank updates of the transformer too,
+        or all its weights.
+    residual
+        `"auto"`, a baseline or `"expected"`; None: the network alone predicts the change.
+    config, limits
+        Of the training.
+    device
+        Where the network is trained.
+    progress
+        Whether to show a progress bar.
+    """
+    alike = alikeness(model, screen, screen.conditions.only(np.array([], dtype=np.int64)), screen.states[:0])
+    left_out = predict_left_out(screen, alike, asked, config.seed)
+    mse, pearson = errors(screen, left_out)
+    named = "no_change" if residual is None else residual
+    base = best_base(left_out, pearson) if named == "auto" else dict.fromkeys(KINDS, named)
+    notes: dict[str, Any] = {"validation": summary(left_out, mse, pearson), "strategy": strategy, "network": "none"}
+    if strategy == "none":
+        return FittedResponses(model, base, None, notes)
+    examples = _examples(screen, left_out, base)
+    if (~examples.held_out).sum() < LEAST or not examples.held_out.any():
+        notes["network"] = "too few conditions"
+        return FittedResponses(model, base, None, notes)
+    new = model if strategy == "head" else copy.deepcopy(model)
+    head = _head(new, screen, examples, config)
+    home = next(model.parameters()).device
+    required = [p.requires_grad for p in new.parameters()]
+    try:
+        if strategy == "head":
+            new.requires_grad_(False)
+        else:
+            train_states(new, strategy, config.seed, transformer=True)
+        module = PerturbationModule(new, head, config, screen, examples).to(device)
+        rows = np.flatnonzero(module.usable(controls.batch, False))
+        looked_at = np.flatnonzero(module.usable(controls.batch, True))
+        if not len(rows) or not len(looked_at):
+            notes["network"] = "too few conditions"
+            return FittedResponses(model, base, None, notes)
+        rng = np.random.default_rng(config.seed)
+        looked_at = np.sort(rng.permutation(looked_at)[:MOST_HELD_OUT])
+        again = -(-STEPS_AN_EPOCH * config.batch_size // len(rows))
+        split = Split(np.tile(rows, again), looked_at)
+        before = _loss(module, controls, looked_at)
+        found = continue_training(module, controls, split, limits, progress=progress)
+        after = _loss(module, controls, looked_at)
+        merge_low_rank(new)
+    finally:
+        new.to(home)
+        for parameter, was in zip(new.parameters(), required, strict=False):
+            parameter.requires_grad_(was)
+    notes |= {
+        "steps": found["steps"],
+        "stopped": found["stopped"],
+        "loss_without": before,
+        "loss_with": after,
+        "history": {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()},
+    }
+    if after > (1 - GAIN) * before:
+        notes["network"] = "did not help"
+        return FittedResponses(model, base, None, notes)
+    notes["network"] = "kept"
+    new.eval()
+    return FittedResponses(new, base, head.to(home).requires_grad_(False).eval(), notes)
+
+
+@torch.no_grad()
+def _loss(module: PerturbationModule, cells: AdaptationCells, rows: NDArray[np.int64]) -> float:
+    """Error on the held-out conditions, drawn as in every look while training."""
+    module.eval()
+    size, c, losses, n = module.config.batch_size, module.config, [], []
+    for i, start in enumerate(range(0, len(rows), size)):
+        part = rows[start : start + size]
+        batch = cells.take(part).to(module.device)
+        losses.append(float(module.compute_loss(batch, step_generator(c.seed, i, "validation"))[0]))
+        n.append(len(part))
+    return float(np.average(losses, weights=n))
+
+
+def _examples(screen: Screen, left_out: list[LeftOut], base: dict[Kind, str]) -> Examples:
+    """Make examples of what the base, fitted without a condition, leaves of it; one fold of each kind is held out."""
+    c = screen.conditions
+    last: dict[Kind, int] = {}
+    for one in left_out:
+        last[one.kind] = max(last.get(one.kind, 0), one.fold)
+    held = sorted({one.row for one in left_out if one.fold == last[one.kind]})
+    new_parts = {c.parts[one.row][0] for one in left_out if one.kind == "single" and one.fold == last["single"]}
+    near = c.holding(sorted(new_parts)).sum(axis=1) > 0
+    rows, residuals, looked = [], [], []
+    for one in left_out:
+        looking = one.fold == last[one.kind]
+        left = screen.delta[one.row] - one.predicted[METHODS.index(base[one.kind])]
+        if np.isnan(left).any() or (not looking and (one.row in held or near[one.row])):
+            continue
+        rows.append(one.row)
+        residuals.append(left)
+        looked.append(looking)
+    n_genes = len(screen.genes)
+    return Examples(
+        np.array(rows, dtype=np.int64),
+        np.array(residuals, dtype=np.float32).reshape(len(rows), n_genes),
+        np.array(looked, dtype=bool),
+    )
+
+
+def _head(model: ScDiVa, screen: Screen, examples: Examples, config: PerturbationConfig) -> PerturbationHead:
+    """Make a head whose directions of change are the leading ones of what is to be learned, the others drawn small."""
+    c, n_genes = model.config, len(screen.genes)
+    n_labels = len(numbered_labels(model, screen))
+    sizes = PerturbationSizes(c.dim, c.state_dim, n_labels, n_genes, config.rank, config.hidden)
+    source = step_generator(config.seed, 0, "perturbation head")
+    head = PerturbationHead(sizes, source)
+    learned = examples.residual[~examples.held_out].astype(np.float64)
+    _, size, right = np.linalg.svd(learned, full_matrices=False)
+    k = min(config.rank, int((size > 1e-8 * max(float(size[0]), 1e-12)).sum()))
+    scale = float(np.sqrt(np.square(learned).mean()))
+    with torch.no_grad():
+        head.directions.mul_(0.1 * scale)
+        head.directions[:, :k] = torch.from_numpy(right[:k].T * scale * n_genes**0.5 / max(k, 1) ** 0.5).float()
+    return head

@@ -290,7 +290,8 @@ def _head(model: ScDiVa, screen: Screen, examples: Examples, config: Perturbatio
     n_labels = len(numbered_labels(model, screen))
     sizes = PerturbationSizes(c.dim, c.state_dim, n_labels, n_genes, config.rank, config.hidden)
     source = step_generator(config.seed, 0, "perturbation head")
-    head = PerturbationHead(sizes, source)
+    with torch.random.fork_rng(devices=[]):  # what layers begin with is overwritten, and the user's stream stays
+        head = PerturbationHead(sizes, source)
     learned = examples.residual[~examples.held_out].astype(np.float64)
     _, size, right = np.linalg.svd(learned, full_matrices=False)
     k = min(config.rank, int((size > 1e-8 * max(float(size[0]), 1e-12)).sum()))

@@ -59,7 +59,7 @@ class Asked:
         Raises
         ------
         ValueError
-            If nothing is asked for, the control is, one perturbation is twice, or a dose makes no sense.
+            If nothing is asked for, the control is, anything is asked for twice, or a dose makes no sense.
         """
         measured = fitted.screen.conditions
         if predict is None:
@@ -85,6 +85,9 @@ class Asked:
             raise ValueError("groups are given, but the screen was read without: name their column, groupby=...")
         if listed is not None and not listed:
             raise ValueError("groups names no group; leave it out to predict in all that have control cells.")
+        for name, given in (("dose", doses), ("groups", listed or [])):
+            if len(set(given)) < len(given):
+                raise ValueError(f"{name} holds {max(given, key=given.count)!r} more than once.")
         return cls(parts, names, listed, doses)
 
 

@@ -95,7 +95,7 @@ def slow_linear(screen, targets, penalty=PENALTY):
     """min |Y - b - G W P'|² + penalty (|G W|² + |W P'|² + penalty |W|²), as one least-squares problem in vec(W)."""
     delta = screen.delta.astype(float)
     expression = delta + screen.control[screen.conditions.group]
-    left, size, right = np.linalg.svd(expression - expression.mean(axis=0), full_matrices=False)
+    _, size, right = np.linalg.svd(expression - expression.mean(axis=0), full_matrices=False)
     k = min(COMPONENTS, int((size > 1e-8 * size[0]).sum()))
     g = (right[:k] * size[:k, None]).T  # genes × components
     genes = list(screen.genes)

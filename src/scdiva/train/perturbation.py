@@ -206,7 +206,7 @@ def fit_responses(
     new = model if strategy == "head" else copy.deepcopy(model)
     head = _head(new, screen, examples, config)
     home = next(model.parameters()).device
-    required = [p.requires_grad for p in new.parameters()]
+    required, training = [p.requires_grad for p in new.parameters()], new.training
     try:
         if strategy == "head":
             new.requires_grad_(False)
@@ -227,7 +227,7 @@ def fit_responses(
         after = _loss(module, controls, looked_at)
         merge_low_rank(new)
     finally:
-        new.to(home)
+        new.to(home).train(training)
         for parameter, was in zip(new.parameters(), required, strict=False):
             parameter.requires_grad_(was)
     notes |= {
@@ -241,7 +241,6 @@ def fit_responses(
         notes["network"] = "did not help"
         return FittedResponses(model, base, None, notes)
     notes["network"] = "kept"
-    new.eval()
     return FittedResponses(new, base, head.to(home).requires_grad_(False).eval(), notes)
 
 

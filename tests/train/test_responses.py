@@ -134,7 +134,9 @@ def test_errors_beside_plain_formulas(measured):
                 assert np.isnan([mse[i, j], pearson[i, j]]).all()
                 continue
             assert mse[i, j] == pytest.approx(np.mean((p - t) ** 2))
-            assert pearson[i, j] == pytest.approx(0 if (i, j) in ((0, 0), (0, 1)) else np.corrcoef(p, t)[0, 1], abs=1e-9)
+            assert pearson[i, j] == pytest.approx(
+                0 if (i, j) in ((0, 0), (0, 1)) else np.corrcoef(p, t)[0, 1], abs=1e-9
+            )
 
 
 def scored(kind, n, **better) -> tuple[list[R.LeftOut], np.ndarray]:

@@ -15,9 +15,14 @@ NOT_ON_ADATA = {
     "pp.corpus_entropy": "data",
     "tl.embed_file": "path",
     "tl.generate": "model",
-    # These read what a prediction holds.
+    # These read what a prediction holds, or scores of it.
     "tl.score_perturbation": "predicted",
     "get.perturbation_df": "predicted",
+    "pl.delta_scatter": "predicted",
+    "pl.discrimination": "predicted",
+    "pl.hit_rate": "predicted",
+    "pl.perturbation": "predicted",
+    "pl.perturbation_scores": "scores",
 }
 """Functions whose first argument is something else, and what it is called."""
 

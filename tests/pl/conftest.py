@@ -12,6 +12,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.testing.compare import compare_images
 
+from scdiva import _constants as C
 from scdiva.metrics import calibration
 
 BASELINE = Path(__file__).parent / "baseline"
@@ -79,3 +80,35 @@ def annotated() -> ad.AnnData:
         }
     }
     return adata
+
+
+@pytest.fixture
+def predicted_screen(screen, by_hand):
+    """A function that gives a prediction of 24 cells a condition, and the screen that was observed.
+
+    Three genes are called like the perturbations A, B and C, which raise them; predicted cells are control cells moved
+    by the change.
+    """
+
+    def make(groups=("",)):
+        observed = screen(groups=groups, n=24)
+        observed.var_names = ["A", "B", "C", *observed.var_names[3:]]
+        observed.var["symbol"] = [f"{name}-s" for name in observed.var_names]
+        for gene, name in enumerate("ABC"):
+            observed.X[observed.obs["perturbation"].str.contains(name).to_numpy(), gene] += 100
+        told = by_hand(observed, "line" if any(groups) else None)
+        names = told.obs["perturbation"].to_numpy()
+        cells, obs = [], []
+        for i, name in enumerate(names):
+            group = told.obs["line"].iloc[i]
+            control = observed[(observed.obs["perturbation"] == "control") & (observed.obs["line"] == group)]
+            log = np.log1p(1e4 * control.X / control.X.sum(axis=1, keepdims=True))
+            cells.append(np.maximum(log + told.varm[C.VARM_MEAN][:, i] - told.varm[C.VARM_CONTROL][:, i], 0))
+            condition = told.uns[C.UNS][C.PERTURBATION]["condition"][i]
+            obs.append(pd.DataFrame({C.OBS_CONDITION: condition, "perturbation": name, "line": group}, index=range(24)))
+        about = pd.concat(obs)
+        about.index = [f"predicted{i}" for i in range(len(about))]
+        x = np.vstack(cells).astype(np.float32)
+        return ad.AnnData(x, obs=about, var=told.var, varm=dict(told.varm), uns=told.uns), observed
+
+    return make

@@ -34,7 +34,7 @@ CONTEXT = 256
 """Genes of a cell, perturbed ones included, that the transformer is trained on and predicts from."""
 _MOST = {"n_genes": 1_000_000, "rank": 4096, "hidden": 65_536, "n_labels": 1_000_000}
 """Largest sizes that are believed of a file."""
-_SCREEN = ("delta", "n_cells", "control", "states", "variance")
+_SCREEN = ("delta", "n_cells", "control", "n_control", "states", "variance")
 
 
 class Predicted(NamedTuple):
@@ -241,9 +241,15 @@ def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None 
         raise ValueError(f"{found.folder} describes a head for another model than the one beside it")
     n, g = len(parts), len(genes)
     expected: dict[str, tuple[int, ...]] = {
-        "delta": (n, g), "n_cells": (n,), "control": (len(groups), g), "states": (len(groups), c.state_dim),
-        "variance": (g,), "group": (n,), "dose": (n,),
-    }  # fmt: skip
+        "delta": (n, g),
+        "n_cells": (n,),
+        "control": (len(groups), g),
+        "n_control": (len(groups),),
+        "states": (len(groups), c.state_dim),
+        "variance": (g,),
+        "group": (n,),
+        "dose": (n,),
+    }
     head = None
     if sizes is not None:
         with torch.device("meta"):  # nothing of the sizes that a file names is set aside before they prove true

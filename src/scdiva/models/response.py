@@ -5,16 +5,18 @@ With a condition c = (perturbed genes, group of cells, dose), the change of a ge
 .. math::
 
     \Delta_c \sim \mathrm{GP}(0,\; \tau^2 k), \qquad
-    k(c, c') = 1 + \bigl(0.3\, n n' + 0.7\, B B'^\top + 0.3\, B S B'^\top\bigr)\, h(g, g')\, d(c, c')
+    k(c, c') = 1 + \bigl(0.1\, n n' + 0.7\, B B'^\top + 0.3\, B S B'^\top\bigr)\, h(g, g')\, d(c, c')
 
 where B says how strongly each gene is perturbed and n is the sum of that, S is how alike the model holds two perturbed
 genes to be (:func:`scdiva.models.screen.part_similarity`), and h how alike it holds two groups of cells to be: 0.5 for
 any two, 0.3 by the cosine of their states, 0.2 for a group with itself. So the constant is what all perturbed cells
-share (and what the sampling error of the control cells puts into all), n n' what grows with the number of perturbed
-genes, B B' adds up effects of single genes in combinations, and B S B' carries them over to genes that were not
-perturbed. The scale :math:`\tau^2` and the noise of each condition, the variance within conditions over its number of
-cells, are found by moments; the other numbers are fixed, as some thirty conditions tell little of them. They were
-chosen on the Norman K562, glioma and Kang sets of `benchmarks/perturbation.py`.
+share, n n' what grows with the number of perturbed genes, B B' adds up effects of single genes in combinations, and
+B S B' carries them over to genes that were not perturbed.
+
+The scale :math:`\tau^2` is found by moments. Noise is the variance within conditions, over the number of cells of a
+condition, and over that of its group's control cells, which all conditions of the group share. The other numbers are
+fixed, as some thirty conditions tell little of them; they were chosen on the Norman K562, glioma and Kang sets of
+`benchmarks/perturbation.py`.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from numpy.typing import NDArray
 
 from scdiva.models.screen import Conditions, Screen
 
-SHARED, COUNT, RELATED = 1.0, 0.3, 0.3
+SHARED, COUNT, RELATED = 1.0, 0.1, 0.3
 """Weights of the constant, of the number of perturbed genes, and of what similar genes share."""
 ANY_GROUP, ALIKE_GROUP = 0.5, 0.3
 """What two groups share in any case, and by how alike they are; a group with itself has the rest too."""
@@ -96,22 +98,34 @@ def expected_response(screen: Screen, targets: Conditions, alike: Alike) -> tupl
     Posterior mean and standard deviation, `(n, n_genes)` each.
     """
     unit = float(np.median(screen.conditions.dose))
-    prior = covariance(screen.conditions, screen.conditions, alike, unit)
-    error = screen.variance.astype(np.float64) / screen.n_cells[:, None]
-    scale = _scale(np.square(screen.delta, dtype=np.float64), error, prior)
-    noise = error.mean(axis=1) / max(float(scale.mean()), 1e-12)
-    across = covariance(targets, screen.conditions, alike, unit)
-    solved = np.linalg.solve(prior + np.diag(noise + 1e-9), np.hstack([screen.delta, across.T]))
+    measured = screen.conditions
+    prior = covariance(measured, measured, alike, unit)
+    variance = screen.variance.astype(np.float64)
+    # what the control cells of a group miss their true mean by is in all changes of the group, and is to be predicted
+    # too: a change is one from these control cells
+    of_control = np.zeros(len(alike.groups))
+    of_control[: len(screen.n_control)] = 1 / screen.n_control
+    share = 1 / screen.n_cells + of_control[measured.group]
+    scale = _scale(np.square(screen.delta, dtype=np.float64), variance * share.mean(), prior)
+    error = float(variance.mean() / scale.mean())
+
+    def common(one: Conditions, other: Conditions) -> Matrix:
+        return error * of_control[one.group][:, None] * (one.group[:, None] == other.group)
+
+    across = covariance(targets, measured, alike, unit) + common(targets, measured)
+    known = prior + common(measured, measured) + np.diag(error / screen.n_cells + 1e-9)
+    solved = np.linalg.solve(known, np.hstack([screen.delta, across.T]))
     mean = across @ solved[:, : screen.delta.shape[1]]
     rows = np.arange(len(targets))
     own = np.array([covariance(targets.only(row), targets.only(row), alike, unit)[0, 0] for row in rows[:, None]])
+    own += error * of_control[targets.group]
     left = np.maximum(own - np.einsum("ij,ji->i", across, solved[:, screen.delta.shape[1] :]), 0.0)
     return mean, np.sqrt(left[:, None] * scale)
 
 
-def _scale(squares: Matrix, error: Matrix, prior: Matrix) -> Matrix:
+def _scale(squares: Matrix, error: NDArray[np.float64], prior: Matrix) -> NDArray[np.float64]:
     """Give tau squared of each gene, from what its squared changes exceed their sampling error by."""
-    found = (squares.mean(axis=0) - error.mean(axis=0)) / np.diag(prior).mean()
-    whole = max(float(found.mean()), 1e-3 * float(squares.mean()) + 1e-12)
-    scale: Matrix = np.maximum(found, 0.1 * whole)
+    found = (squares.mean(axis=0) - error) / np.diag(prior).mean()
+    whole = max(float(found.mean()), 1e-2 * float(squares.mean()) + 1e-12)
+    scale: NDArray[np.float64] = np.maximum(found, 0.1 * whole)
     return scale * (whole / scale.mean())

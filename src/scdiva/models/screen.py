@@ -81,6 +81,8 @@ class Screen:
         int64 `(n,)`, cells of each condition.
     control
         float32 `(n_groups, n_genes)`, mean of the control cells.
+    n_control
+        int64 `(n_groups,)`, their number.
     states
         float32 `(n_groups, state_dim)`, their mean state in the model.
     variance
@@ -93,6 +95,7 @@ class Screen:
     delta: NDArray[np.float32]
     n_cells: NDArray[np.int64]
     control: NDArray[np.float32]
+    n_control: NDArray[np.int64]
     states: NDArray[np.float32]
     variance: NDArray[np.float32]
 

@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from scdiva.pl._annotation import annotation, reliability
 from scdiva.pl._confusion import confusion_matrix
+from scdiva.pl._delta_scatter import delta_scatter
+from scdiva.pl._discrimination import discrimination
 from scdiva.pl._integration import integration
 from scdiva.pl._markers import marker_heatmap
+from scdiva.pl._perturbation import perturbation
+from scdiva.pl._perturbation_scores import hit_rate, perturbation_scores
 from scdiva.pl._umap import umap
 
-__all__ = ["annotation", "confusion_matrix", "integration", "marker_heatmap", "reliability", "umap"]
+__all__ = [
+    "annotation",
+    "confusion_matrix",
+    "delta_scatter",
+    "discrimination",
+    "hit_rate",
+    "integration",
+    "marker_heatmap",
+    "perturbation",
+    "perturbation_scores",
+    "reliability",
+    "umap",
+]

@@ -247,6 +247,7 @@ def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **readin
         (mean[: len(order)] - base[conditions.group]).astype(np.float32),
         n_cells,
         base.astype(np.float32),
+        size[len(order) :].astype(np.int64),
         controls.states,
         variance.astype(np.float32),
     )

@@ -125,22 +125,23 @@ def errors(screen: Screen, left_out: list[LeftOut]) -> tuple[NDArray[np.float64]
     return mse, pearson
 
 
-def best_base(left_out: list[LeftOut], mse: NDArray[np.float64]) -> dict[Kind, str]:
+def best_base(left_out: list[LeftOut], pearson: NDArray[np.float64]) -> dict[Kind, str]:
     """Choose for each kind what the network's part is added to.
 
-    The expected response, unless a baseline has a lower error by more than the standard error of the difference.
+    The expected response, unless a baseline correlates better with what was measured by more than the standard error of
+    the difference. (By squared error no change at all wins where most of a change is noise.)
 
     Parameters
     ----------
-    left_out, mse
-        Predictions and their errors.
+    left_out, pearson
+        Predictions and their correlations.
     """
     chosen: dict[Kind, str] = {}
     for kind in KINDS:
         of = np.array([one.kind == kind for one in left_out], dtype=bool)
         best, name = 0.0, EXPECTED
         for column, method in enumerate(METHODS[:-1]):
-            gain = mse[of, -1] - mse[of, column]
+            gain = pearson[of, column] - pearson[of, -1]
             if len(gain) < 3 or np.isnan(gain).any():
                 continue
             over = float(gain.mean() - gain.std(ddof=1) / len(gain) ** 0.5)

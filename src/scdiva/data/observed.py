@@ -1,0 +1,281 @@
+"""What was observed of predicted conditions, and what each method predicts of the same genes."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+from scdiva import _constants as C
+from scdiva._validate import Input
+from scdiva.data.conditions import column, perturbation_parts, perturbations, predicted_conditions
+from scdiva.data.expression import log_normalised
+from scdiva.data.writing import check_anndata
+from scdiva.metrics import de_scores
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+Reference = Literal["control", "mean"]
+OURS = "scdiva"
+"""Name of the prediction itself among the methods."""
+_OTHER_SCALE = 2.0
+"""Times that the mean expression of control cells may differ before the two are taken to be of different scales."""
+
+
+class Cells(NamedTuple):
+    """Mean and variance (with n - 1) of some cells, per gene; a single cell has variance 0."""
+
+    n: int
+    mean: NDArray[np.float64]
+    variance: NDArray[np.float64]
+
+
+class Responses(NamedTuple):
+    """Observed cells of predicted conditions; conditions are named by their column in `varm`."""
+
+    conditions: pd.DataFrame
+    """As `predicted_conditions` lists them; of these, some may not have been observed."""
+    genes: NDArray[np.intp]
+    """Which genes of the prediction were observed too; all else here is of these."""
+    expression: sp.csr_matrix
+    """log1p of counts per ten thousand of the observed cells, `(n_obs, n_genes)`."""
+    rows: dict[int, NDArray[np.intp]]
+    control_rows: dict[str, NDArray[np.intp]]
+    """Which observed cells are of each condition, and which are the control cells of each group."""
+    perturbed: dict[int, Cells]
+    control: dict[str, Cells]
+    means: dict[str, NDArray[np.float64]]
+    """Predicted mean by method, genes × all columns of `varm`; ours first. NaN where a method predicts nothing."""
+    references: dict[Reference, list[NDArray[np.float64] | None]]
+    """From where changes are measured, for each column of `varm`: `"control"` and `"mean"`; None where it is not
+    defined."""
+
+    def control_of(self, at: int) -> Cells:
+        """Give the control cells of the group of a condition."""
+        return self.control[self.conditions.loc[at, "group"]]
+
+    def methods(self, at: int) -> list[str]:
+        """Name the methods that predict a condition."""
+        return [name for name, mean in self.means.items() if np.isfinite(mean[:, at]).all()]
+
+
+def observed_responses(
+    predicted: AnnData,
+    observed: AnnData,
+    *,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Input = "auto",
+    only: Sequence[int] | None = None,
+) -> Responses:
+    """Find the observed cells of predicted conditions, and the control cells of their groups.
+
+    Conditions are matched by perturbation, in any order of its parts, and by group and dose where the prediction has
+    them; genes by name.
+
+    Parameters
+    ----------
+    predicted
+        What `tl.predict_perturbation` or `tl.in_silico_perturbation` returned.
+    observed
+        Perturbed cells and, of each group, control cells.
+    layer, use_raw, input
+        What to read of `observed`, as for :func:`scdiva.tl.embed`.
+    only
+        Columns of the conditions wanted; None takes all.
+
+    Returns
+    -------
+    The responses of all conditions that were observed.
+
+    Raises
+    ------
+    KeyError
+        If `predicted` is no prediction, or `observed` lacks a column or layer.
+    ValueError
+        If they have no condition or fewer than two genes in common, genes bear one name, a label is missing, or a group
+        observed has no control cells; if the control cells of the two are on different scales; or if the matrix is
+        refused as by :func:`scdiva.tl.embed`.
+
+    Warns
+    -----
+    UserWarning
+        If only some genes of the prediction were observed.
+    """
+    conditions = predicted_conditions(predicted)
+    ours = predicted.uns[C.UNS][C.PERTURBATION]
+    wanted = conditions if only is None else conditions.loc[list(only)]
+    check_anndata(observed)
+    rows, control_rows = _observed_rows(wanted, ours, observed)
+    values, genes = _shared_genes(predicted, observed, layer=layer, use_raw=use_raw, input=input)
+    control = {group: _summary(values[cells]) for group, cells in control_rows.items()}
+    perturbed = {at: _summary(values[cells]) for at, cells in rows.items()}
+    _check_scale(predicted, conditions, genes, control, list(rows))
+    means = _predicted_means(predicted, genes)
+    references = _references(predicted, conditions, genes, control, ours)
+    return Responses(conditions, genes, values, rows, control_rows, perturbed, control, means, references)
+
+
+def response_score(responses: Responses, at: int, reference: Reference = "control") -> NDArray[np.float64] | None:
+    """Score the differential expression of a condition by Welch's t, against control cells or the mean perturbation.
+
+    Parameters
+    ----------
+    responses
+        What :func:`observed_responses` returned.
+    at
+        Column of a condition that was observed.
+    reference
+        Against what; the mean of perturbations is taken to have the spread of the control cells.
+
+    Returns
+    -------
+    float64 `(n_genes,)`; None where there is no such reference, or a single cell on either side.
+    """
+    start, cells, control = responses.references[reference][at], responses.perturbed[at], responses.control_of(at)
+    if start is None or min(cells.n, control.n) < 2:
+        return None
+    return de_scores(cells.mean, cells.variance, cells.n, start, control.variance, control.n)
+
+
+def _observed_rows(
+    conditions: pd.DataFrame, ours: Mapping[str, Any], observed: AnnData
+) -> tuple[dict[int, NDArray[np.intp]], dict[str, NDArray[np.intp]]]:
+    """Find the cells of each condition, leaving out those that were not observed, and the control cells by group."""
+    key, name, separator = str(ours["perturbation_key"]), str(ours["control"]), str(ours["separator"])
+    groupby, dose_key = str(ours["groupby"]), str(ours["dose_key"])
+    known = perturbations(observed, key, name, separator, where="observed")
+    group = column(observed, groupby, where="observed") if groupby else np.full(observed.n_obs, "")
+    dose = _doses(observed, dose_key) if dose_key else None
+    codes = {parts: code for code, parts in enumerate(known.parts)}
+    perturbed: dict[int, NDArray[np.intp]] = {}
+    for at, condition in conditions.iterrows():
+        code = codes.get(perturbation_parts(str(condition["perturbation"]), name, separator))
+        if not code:
+            continue
+        cells = (known.code == code) & (group == condition["group"])
+        if dose is not None and np.isfinite(condition["dose"]):
+            cells &= np.isclose(dose, condition["dose"])
+        if cells.any():
+            perturbed[int(str(at))] = np.flatnonzero(cells)
+    if not perturbed:
+        shown = [" + ".join(parts) for parts in known.parts if parts][:3]
+        raise ValueError(
+            f"none of {len(conditions)} predicted conditions (first: {conditions['condition'].iloc[0]!r}) was "
+            f"observed: observed.obs[{key!r}] names {len(known.parts) - 1} perturbations"
+            f"{f' (first: {shown[0]!r})' if shown else ''}"
+            f"{f', in groups such as {str(group[0])!r}' if groupby else ''}."
+        )
+    groups = list(dict.fromkeys(conditions.loc[list(perturbed), "group"]))
+    control = {one: np.flatnonzero(known.is_control & (group == one)) for one in groups}
+    without = [one for one, cells in control.items() if not len(cells)]
+    if without:
+        raise ValueError(
+            f"{len(without)} of {len(groups)} groups have no control cells in observed (first: {without[0]!r}): pass "
+            f"them along with the perturbed ones, those with observed.obs[{key!r}] == {name!r}."
+        )
+    return perturbed, control
+
+
+def _doses(observed: AnnData, dose_key: str) -> NDArray[np.float64]:
+    """Read the dose of each cell; NaN where it is no number."""
+    if dose_key not in observed.obs:
+        columns = ", ".join(map(repr, observed.obs.columns))
+        raise KeyError(f"observed.obs has no column {dose_key!r}; it has {columns}.")
+    return pd.to_numeric(observed.obs[dose_key].astype(object), errors="coerce").to_numpy(dtype=np.float64)
+
+
+def _shared_genes(predicted: AnnData, observed: AnnData, **reading: Any) -> tuple[sp.csr_matrix, NDArray[np.intp]]:
+    """Read the observed expression of the genes of both; return it and which genes of `predicted` they are."""
+    values, var = log_normalised(observed, **reading)
+    for names, where in ((predicted.var_names, "predicted"), (var.index, "observed")):
+        if not names.is_unique:
+            again = names[names.duplicated()]
+            raise ValueError(
+                f"{len(again)} genes of {where} bear the name of another (first: {again[0]!r}): call "
+                f"{where}.var_names_make_unique() on both, in the same order of genes."
+            )
+    at = var.index.get_indexer(predicted.var_names)
+    shared = np.flatnonzero(at >= 0)
+    if len(shared) < 2:
+        raise ValueError(
+            f"predicted and observed have {len(shared)} genes in common, by name: {predicted.n_vars} such as "
+            f"{predicted.var_names[0]!r} and {len(var)} such as {var.index[0]!r}."
+        )
+    if len(shared) < predicted.n_vars:
+        warnings.warn(
+            f"{predicted.n_vars - len(shared)} of {predicted.n_vars} predicted genes were not observed (first: "
+            f"{predicted.var_names[at < 0][0]!r}); the {len(shared)} others are compared.",
+            UserWarning,
+            stacklevel=4,
+        )
+    return sp.csr_matrix(values[:, at[shared]]), shared
+
+
+def _summary(cells: sp.csr_matrix) -> Cells:
+    """Mean and variance of each gene; NaN variances of a single cell are never read."""
+    n = cells.shape[0]
+    mean = np.asarray(cells.mean(axis=0)).ravel()
+    square = np.asarray(cells.multiply(cells).mean(axis=0)).ravel()
+    variance = (square - mean**2) * (n / max(n - 1, 1))
+    return Cells(n, mean, np.where(variance > 1e-12 * square, variance, 0.0))  # the rest is rounding
+
+
+def _check_scale(
+    predicted: AnnData,
+    conditions: pd.DataFrame,
+    genes: NDArray[np.intp],
+    control: dict[str, Cells],
+    scored: list[int],
+) -> None:
+    """Refuse control cells that are far from those the prediction was made from."""
+    for at in scored:
+        here = float(control[conditions.loc[at, "group"]].mean.mean())
+        there = float(np.asarray(predicted.varm[C.VARM_CONTROL])[genes, at].mean(dtype=np.float64))
+        if not max(here, there) <= _OTHER_SCALE * min(here, there):
+            raise ValueError(
+                f"control cells have a mean log-normalised expression of {here:.3g} in observed, but {there:.3g} in "
+                f"the prediction (condition {conditions.loc[at, 'condition']!r}): the two are on different scales. "
+                "Both must be log1p of counts per ten thousand of the same genes: pass what the prediction was made "
+                "from, the same layer=, use_raw= and input= included."
+            )
+
+
+def _predicted_means(predicted: AnnData, genes: NDArray[np.intp]) -> dict[str, NDArray[np.float64]]:
+    """Means by method, genes × conditions; baselines that predict nothing are left out."""
+    means = {OURS: np.asarray(predicted.varm[C.VARM_MEAN], dtype=np.float64)[genes]}
+    for name in C.BASELINES:
+        key = C.VARM_BASELINE + name
+        if key in predicted.varm:
+            mean = np.asarray(predicted.varm[key], dtype=np.float64)[genes]
+            if np.isfinite(mean).all(axis=0).any():
+                means[name] = mean
+    return means
+
+
+def _references(
+    predicted: AnnData,
+    conditions: pd.DataFrame,
+    genes: NDArray[np.intp],
+    control: dict[str, Cells],
+    ours: Mapping[str, Any],
+) -> dict[Reference, list[NDArray[np.float64] | None]]:
+    """Means from which changes are measured, by condition; None where there is none."""
+    key = C.VARM_BASELINE + "train_mean"
+    by_condition = np.asarray(predicted.varm[key], dtype=np.float64) if key in predicted.varm else None
+    overall = np.asarray(ours.get("train_mean", ()), dtype=np.float64)
+    is_whole = len(overall) == predicted.n_vars and bool(np.isfinite(overall).all())  # not if genes were taken out
+    mean: list[NDArray[np.float64] | None] = []
+    for at in range(len(conditions)):
+        if by_condition is not None and np.isfinite(by_condition[:, at]).all():
+            mean.append(by_condition[genes, at])
+        else:
+            mean.append(overall[genes] if is_whole else None)
+    of_group = [control[group].mean if group in control else None for group in conditions["group"]]
+    return {"control": of_group, "mean": mean}

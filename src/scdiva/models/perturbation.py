@@ -258,10 +258,11 @@ def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None 
     stored = found.tensors(expected, "the screen")
     if head is not None:
         put_into(head, stored, "head.")
-    group, dose, n_cells = (stored[name].numpy() for name in ("group", "dose", "n_cells"))
+    group, dose = stored["group"].numpy(), stored["dose"].numpy()
     if n and not (group.dtype == np.int64 and group.min() >= 0 and group.max() < len(groups)):
         raise ValueError(f"{found.weights} names a group that is not there")
-    if n and not (n_cells.min() >= 1 and dose.min() > 0 and stored["variance"].min() >= 0):
+    low = [stored["n_cells"] < 1, stored["n_control"] < 1, stored["dose"] <= 0, stored["variance"] < 0]
+    if any(bool(part.any()) for part in low):
         raise ValueError(f"{found.weights} holds numbers of cells, doses or variances that are out of range")
     conditions = Conditions(parts, group, dose)
     screen = Screen(genes, groups, conditions, **{name: stored[name].numpy() for name in _SCREEN})

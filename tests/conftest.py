@@ -118,6 +118,7 @@ def measured():
             draw.normal(size=(n, n_genes)).astype(np.float32),
             draw.integers(5, 50, n),
             draw.gamma(2.0, 0.5, (n_groups, n_genes)).astype(np.float32),
+            draw.integers(10, 90, n_groups),
             draw.normal(size=(n_groups, state_dim)).astype(np.float32),
             draw.gamma(2.0, 0.2, n_genes).astype(np.float32),
         )

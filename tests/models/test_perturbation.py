@@ -175,7 +175,7 @@ def test_saved_and_loaded_it_predicts_the_same_to_the_bit(make, asked, cells, tm
         assert getattr(found, name) == getattr(given, name)
     assert (found.screen.genes, found.screen.groups) == (given.screen.genes, given.screen.groups)
     assert found.screen.conditions.parts == given.screen.conditions.parts
-    for name in ("delta", "n_cells", "control", "states", "variance"):
+    for name in ("delta", "n_cells", "control", "n_control", "states", "variance"):
         one, other = getattr(found.screen, name), getattr(given.screen, name)
         np.testing.assert_array_equal(one, other)
         assert one.dtype == other.dtype
@@ -332,6 +332,7 @@ def test_nothing_is_set_aside_for_sizes_that_a_file_claims(folder, monkeypatch):
         (lambda t: t["group"].fill_(-1), "names a group that is not there"),
         (lambda t: t.update(group=t["group"].double()), "names a group that is not there"),
         (lambda t: t["n_cells"].fill_(0), "out of range"),
+        (lambda t: t["n_control"].fill_(0), "out of range"),
         (lambda t: t["dose"].fill_(0), "out of range"),
         (lambda t: t["variance"].fill_(-1), "out of range"),
     ],

@@ -64,49 +64,57 @@ def test_one_part_at_unit_dose_in_its_own_group_counts_one_and_a_bit():
     assert covariance(a, a, alikeness())[0, 0] == pytest.approx(R.SHARED + 1 + R.COUNT)
 
 
-def tau_and_noise(screen, prior):
-    """By moments, gene by gene."""
+def tau_and_error(screen, prior):
+    """By moments, gene by gene: tau squared, and the variance of one cell in units of it."""
     n, g = screen.delta.shape
-    error = np.array([[screen.variance[j] / screen.n_cells[i] for j in range(g)] for i in range(n)], dtype=np.float64)
-    found = np.array([
+    error = np.zeros((n, g))
+    for i, j in np.ndindex(n, g):
+        cells, controls = screen.n_cells[i], screen.n_control[screen.conditions.group[i]]
+        error[i, j] = screen.variance[j] * (1 / cells + 1 / controls)
+    found = [
         (np.mean(screen.delta[:, j].astype(float) ** 2) - error[:, j].mean()) / np.mean(np.diag(prior))
         for j in range(g)
-    ])  # fmt: skip
-    scale = np.maximum(found, 0.1 * found.mean())
-    scale *= found.mean() / scale.mean()
-    return scale, error.mean(axis=1) / scale.mean()
+    ]
+    scale = np.maximum(found, 0.1 * np.mean(found))
+    scale *= np.mean(found) / scale.mean()
+    return scale, screen.variance.mean() / scale.mean()
 
 
 @pytest.mark.parametrize("doses", [None, [0.5, 1, 2, 1, 1, 3, 1]])
 def test_mean_and_sd_are_those_of_a_gaussian_process(measured, doses):
-    """Sklearn's knows no covariance given as a matrix; the rows of its root are features that have it."""
+    """Sklearn's knows no covariance given as a matrix; the rows of its root are features that have it.
+
+    The error of a group's control cells is in all changes of the group, measured or not.
+    """
     screen = measured(("A", "B", "C@1", "A+B", "B+C@1", "A@1", "D@2"), doses=doses, rng=4)
     targets = conditions([(("A",), 2, 1.0), (("B", "D"), 0, 0.7), (("E",), 1, 1.0), (("A",), 0, 1.0), (("C",), 3, 5.0)])
-    alike = alikeness()
-    unit = 1.0
+    alike, n = alikeness(), len(screen.conditions)
     both = Conditions(
         (*screen.conditions.parts, *targets.parts),
         np.concatenate([screen.conditions.group, targets.group]),
         np.concatenate([screen.conditions.dose, targets.dose]),
     )
-    root = np.linalg.cholesky(covariance(both, both, alike, unit) + 1e-10 * np.eye(len(both)))
-    known, asked = root[: len(screen.conditions)], root[len(screen.conditions) :]
-    scale, noise = tau_and_noise(screen, known @ known.T)
-    regressor = GaussianProcessRegressor(DotProduct(0.0, "fixed"), alpha=noise, optimizer=None)
-    regressor.fit(known, screen.delta.astype(np.float64))
-    mean, sd = regressor.predict(asked, return_std=True)
+    prior = covariance(both, both, alike, 1.0)
+    scale, error = tau_and_error(screen, prior[:n, :n])
+    shared = np.array([
+        [error / screen.n_control[g] if g == h and g < 3 else 0.0 for h in both.group] for g in both.group
+    ])  # fmt: skip
+    root = np.linalg.cholesky(prior + shared + 1e-10 * np.eye(len(both)))
+    regressor = GaussianProcessRegressor(DotProduct(0.0, "fixed"), alpha=error / screen.n_cells, optimizer=None)
+    regressor.fit(root[:n], screen.delta.astype(np.float64))
+    mean, sd = regressor.predict(root[n:], return_std=True)
     found, found_sd = expected_response(screen, targets, alike)
     np.testing.assert_allclose(found, mean, atol=1e-6)
     np.testing.assert_allclose(found_sd, np.asarray(sd).reshape(len(targets), -1)[:, :1] * np.sqrt(scale), atol=1e-5)
 
 
 def test_what_was_measured_well_is_kept_and_sure(measured):
-    screen = replace(measured(("A", "B", "C", "D", "A+B@1")), n_cells=np.full(5, 10**9))
+    screen = replace(measured(("A", "B", "C", "D", "A+B@1")), n_cells=np.full(5, 10**9), n_control=np.full(2, 10**9))
     alike = alikeness()
     mean, sd = expected_response(screen, screen.conditions, alike)
     np.testing.assert_allclose(mean, screen.delta, atol=1e-4)
     assert sd.max() < 1e-2
-    noisy = replace(screen, n_cells=np.ones(5, dtype=np.int64), variance=screen.variance * 3)
+    noisy = replace(screen, n_cells=np.ones(5, dtype=np.int64), n_control=np.full(2, 50), variance=screen.variance * 3)
     shrunk, unsure = expected_response(noisy, screen.conditions, alike)
     assert np.abs(shrunk).mean() < np.abs(screen.delta).mean()
     assert (unsure > sd).all()
@@ -114,7 +122,9 @@ def test_what_was_measured_well_is_kept_and_sure(measured):
 
 def test_effects_add_up_and_carry_over(measured):
     """Of a new pair the expected change is nearer to the sum of its parts' than to either; of a gene alike, to its."""
-    screen = replace(measured(("A", "B", "C", "D"), n_genes=200), n_cells=np.full(4, 10**6))
+    screen = replace(
+        measured(("A", "B", "C", "D"), n_genes=200), n_cells=np.full(4, 10**6), n_control=np.array([10**6])
+    )
     alike = alikeness()
     delta = screen.delta.astype(np.float64)
     pair, _ = expected_response(screen, conditions([(("A", "B"), 0, 1.0)]), alike)

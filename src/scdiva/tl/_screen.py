@@ -189,8 +189,8 @@ def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **readin
     Raises
     ------
     ValueError
-        If nothing but controls was measured, a group with perturbed cells has no control cells, genes have one name,
-        or the matrix is refused.
+        If nothing but controls was measured, or nothing in two cells; a group with perturbed cells has no control
+        cells, genes have one name, or the matrix is refused.
 
     Warns
     -----
@@ -226,6 +226,11 @@ def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **readin
     # control cells of a group stand behind the conditions, as one more each
     within = np.where(numbers >= 0, numbers, len(order) + np.array([place.get(g, 0) for g in done.group]))
     n = len(order) + len(controls.groups)
+    if n == adata.n_obs:
+        raise ValueError(
+            f"each of {len(order)} conditions was measured in one cell, and so were the control cells of each group: "
+            "nothing says how much of a change is chance. Two or more control cells would."
+        )
     mean, size = _group_means(expression, within, n), np.bincount(within, minlength=n)
     squares = np.asarray(expression.multiply(expression).sum(axis=0)).ravel()
     left = np.maximum(squares - (np.square(mean) * size[:, None]).sum(axis=0), 0.0)

@@ -13,10 +13,11 @@ any two, 0.3 by the cosine of their states, 0.2 for a group with itself. So the 
 share, n n' what grows with the number of perturbed genes, B B' adds up effects of single genes in combinations, and
 B S B' carries them over to genes that were not perturbed.
 
-The scale :math:`\tau^2` is found by moments. Noise is the variance within conditions, over the number of cells of a
-condition, and over that of its group's control cells, which all conditions of the group share. The other numbers are
-fixed, as some thirty conditions tell little of them; they were chosen on the Norman K562, glioma and Kang sets of
-`benchmarks/perturbation.py`.
+The scale :math:`\tau^2` of each gene is found by moments, and drawn towards that of genes of its variance. Noise is a
+gene's variance within conditions, over the number of cells of a condition, and over that of its group's control cells,
+which all conditions of the group share; so genes that are measured badly follow the others' pattern more. The other
+numbers are fixed, as some thirty conditions tell little of them; they were chosen on the Norman K562, glioma and Kang
+sets of `benchmarks/perturbation.py`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ SHARED, COUNT, RELATED = 1.0, 0.1, 0.3
 """Weights of the constant, of the number of perturbed genes, and of what similar genes share."""
 ANY_GROUP, ALIKE_GROUP = 0.5, 0.3
 """What two groups share in any case, and by how alike they are; a group with itself has the rest too."""
+OWN, LEAST = 0.3, 0.25
+"""How much a gene's own changes count for its scale, beside what genes of its variance have on average; and the least
+share of the latter."""
 
 Matrix = NDArray[np.float64]
 
@@ -100,32 +104,38 @@ def expected_response(screen: Screen, targets: Conditions, alike: Alike) -> tupl
     unit = float(np.median(screen.conditions.dose))
     measured = screen.conditions
     prior = covariance(measured, measured, alike, unit)
-    variance = screen.variance.astype(np.float64)
     # what the control cells of a group miss their true mean by is in all changes of the group, and is to be predicted
     # too: a change is one from these control cells
     of_control = np.zeros(len(alike.groups))
     of_control[: len(screen.n_control)] = 1 / screen.n_control
-    share = 1 / screen.n_cells + of_control[measured.group]
-    scale = _scale(np.square(screen.delta, dtype=np.float64), variance * share.mean(), prior)
-    error = float(variance.mean() / scale.mean())
 
     def common(one: Conditions, other: Conditions) -> Matrix:
-        return error * of_control[one.group][:, None] * (one.group[:, None] == other.group)
+        return of_control[one.group][:, None] * (one.group[:, None] == other.group)
 
-    across = covariance(targets, measured, alike, unit) + common(targets, measured)
-    known = prior + common(measured, measured) + np.diag(error / screen.n_cells + 1e-9)
-    solved = np.linalg.solve(known, np.hstack([screen.delta, across.T]))
-    mean = across @ solved[:, : screen.delta.shape[1]]
+    error = common(measured, measured) + np.diag(1 / screen.n_cells)
+    ratio, scale = _noise(screen, prior, error)
+    # one decomposition for all genes: prior + r error = L (V d V' + r) L' with error = L L'
+    half = np.linalg.cholesky(error)
+    white = np.linalg.solve(half, np.linalg.solve(half, prior).T)
+    value, vector = np.linalg.eigh((white + white.T) / 2)
+    back = np.linalg.solve(half.T, vector)  # (prior + r error)^-1 = back diag(1 / (value + r)) back'
+    inverse = 1 / (np.maximum(value, 0.0)[:, None] + ratio)
+    weight = back @ (inverse * (back.T @ screen.delta.astype(np.float64)))
+    across, shared = covariance(targets, measured, alike, unit), common(targets, measured)
+    mean = across @ weight + ratio * (shared @ weight)
     rows = np.arange(len(targets))
     own = np.array([covariance(targets.only(row), targets.only(row), alike, unit)[0, 0] for row in rows[:, None]])
-    own += error * of_control[targets.group]
-    left = np.maximum(own - np.einsum("ij,ji->i", across, solved[:, screen.delta.shape[1] :]), 0.0)
-    return mean, np.sqrt(left[:, None] * scale)
+    a, b = across @ back, shared @ back
+    told = np.square(a) @ inverse + 2 * ratio * ((a * b) @ inverse) + np.square(ratio) * (np.square(b) @ inverse)
+    left = own[:, None] + ratio * of_control[targets.group][:, None] - told
+    return mean, np.sqrt(np.maximum(left, 0.0) * scale)
 
 
-def _scale(squares: Matrix, error: NDArray[np.float64], prior: Matrix) -> NDArray[np.float64]:
-    """Give tau squared of each gene, from what its squared changes exceed their sampling error by."""
-    found = (squares.mean(axis=0) - error) / np.diag(prior).mean()
-    whole = max(float(found.mean()), 1e-2 * float(squares.mean()) + 1e-12)
-    scale: NDArray[np.float64] = np.maximum(found, 0.1 * whole)
-    return scale * (whole / scale.mean())
+def _noise(screen: Screen, prior: Matrix, error: Matrix) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Give the variance of each gene over its tau squared, and tau squared itself, `(n_genes,)` each."""
+    variance = np.maximum(screen.variance.astype(np.float64), 1e-12)
+    squares = np.square(screen.delta, dtype=np.float64).mean(axis=0)
+    found = (squares - variance * np.diag(error).mean()) / np.diag(prior).mean()
+    whole = max(float(found.mean()), 1e-2 * float(squares.mean())) / float(variance.mean())
+    scale = np.maximum((1 - OWN) * whole * variance + OWN * found, LEAST * whole * variance)
+    return variance / scale, scale

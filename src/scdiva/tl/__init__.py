@@ -5,8 +5,10 @@ from scdiva.tl._annotate import annotate
 from scdiva.tl._embed import embed
 from scdiva.tl._embed_file import embed_file
 from scdiva.tl._gene_embedding import gene_embedding
+from scdiva.tl._in_silico import in_silico_perturbation
 from scdiva.tl._integrate import integrate
 from scdiva.tl._predict_perturbation import fit_perturbation, predict_perturbation
+from scdiva.tl._rank_perturbations import rank_perturbations
 from scdiva.tl._score_perturbation import score_perturbation
 
 __all__ = [
@@ -16,7 +18,9 @@ __all__ = [
     "embed_file",
     "fit_perturbation",
     "gene_embedding",
+    "in_silico_perturbation",
     "integrate",
     "predict_perturbation",
+    "rank_perturbations",
     "score_perturbation",
 ]

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scdiva.models import PerturbationModel
+    from scdiva.models.screen import Conditions
 
 BLOCK = 32
 """Control cells that the network reads at once."""
@@ -90,6 +91,33 @@ class Asked:
                 raise ValueError(f"{name} holds {max(given, key=given.count)!r} more than once.")
         return cls(parts, names, listed, doses)
 
+    def targets(
+        self, fitted: PerturbationModel, groups: list[str], controls: Controls
+    ) -> tuple[Conditions, np.ndarray]:
+        """Give the conditions to predict, group by group, and the states of groups that the screen does not have.
+
+        Parameters
+        ----------
+        fitted
+            The model.
+        groups
+            In which to predict.
+        controls
+            Cells to start from.
+        """
+        from scdiva.models.screen import Conditions
+
+        # groups of the screen keep their number, new ones come behind
+        new = [name for name in controls.groups if name not in fitted.screen.groups]
+        number = {name: i for i, name in enumerate((*fitted.screen.groups, *new))}
+        wanted = [(parts, number[group], dose) for group in groups for parts in self.parts for dose in self.doses]
+        targets = Conditions(
+            tuple(parts for parts, _, _ in wanted),
+            np.array([group for _, group, _ in wanted], dtype=np.int64),
+            np.array([dose for _, _, dose in wanted], dtype=np.float64),
+        )
+        return targets, controls.states[[controls.groups.index(name) for name in new]]
+
 
 def predicted_cells(
     adata: AnnData,
@@ -118,13 +146,9 @@ def predicted_cells(
     ValueError
         If a group has no control cells, or genes of the screen are missing.
     """
-    from anndata import AnnData
-
-    from scdiva.models.screen import Conditions
-
     screen = fitted.screen
     source = adata.raw if use_raw and adata.raw is not None else adata
-    places = _columns(source.var_names, screen.genes)
+    places = gene_columns(source.var_names, screen.genes)
     groups = list(controls.groups) if asked.groups is None else asked.groups
     absent = [name for name in groups if name not in controls.groups]
     if absent:
@@ -132,20 +156,12 @@ def predicted_cells(
             f"{len(absent)} of {len(groups)} groups have no control cells in adata, the first is {absent[0]!r}; there "
             f"are {', '.join(map(repr, controls.groups[:10]))}."
         )
-    # groups of the screen keep their number, new ones come behind
-    new = [name for name in controls.groups if name not in screen.groups]
-    number = {name: i for i, name in enumerate((*screen.groups, *new))}
     wanted = [(p, n, g, d) for g in groups for p, n in zip(asked.parts, asked.names, strict=True) for d in asked.doses]
-    targets = Conditions(
-        tuple(p for p, _, _, _ in wanted),
-        np.array([number[g] for _, _, g, _ in wanted], dtype=np.int64),
-        np.array([d for _, _, _, d in wanted], dtype=np.float64),
-    )
-    states = controls.states[[controls.groups.index(name) for name in new]]
+    targets, states = asked.targets(fitted, groups, controls)
     found = fitted.mean_change(targets, states)
 
     means = controls.means[:, places].astype(np.float64)
-    seed = _seed(rng)
+    seed = seed_of(rng)
     rows: list[np.ndarray] = []
     values: list[np.ndarray] = []
     changes = np.empty_like(found.change)
@@ -166,30 +182,21 @@ def predicted_cells(
                 change = change + _network(fitted, controls, own, parts, dose)
             changes[i] = change.mean(axis=0)
             rows.append(controls.rows[own])
-            values.append(_changed(cells, change, means[at]).astype(np.float32))
+            values.append(_changed(cells, change, means[at]))
     finally:
         if fitted.head is not None:
             fitted.model.to(home)
             fitted.head.to(home)
 
-    sizes = [len(part) for part in rows]
-    of = np.repeat(np.arange(len(wanted)), sizes)
     labels = [_label(fitted, name, group, dose, len(asked.doses) > 1) for _, name, group, dose in wanted]
-    chosen = np.concatenate(rows)
-    obs = pd.DataFrame(
-        {
-            C.OBS_CONDITION: pd.Categorical.from_codes(of, categories=labels),
-            fitted.perturbation_key: pd.Categorical([wanted[i][1] for i in of], categories=asked.names),
-            C.OBS_CONTROL_CELL: controls.names[chosen],
-        },
-        index=[f"{labels[i]} {name}" for i, name in zip(of, controls.names[chosen], strict=True)],
-    )  # fmt: skip
+    result = laid_out(values, [controls.names[part] for part in rows], labels, source.var.iloc[places])
+    of = result.obs[C.OBS_CONDITION].cat.codes.to_numpy()
+    result.obs[fitted.perturbation_key] = pd.Categorical([wanted[i][1] for i in of], categories=asked.names)
     if fitted.groupby:
-        obs[fitted.groupby] = pd.Categorical([wanted[i][2] for i in of], categories=list(dict.fromkeys(groups)))
+        result.obs[fitted.groupby] = pd.Categorical([wanted[i][2] for i in of], categories=list(dict.fromkeys(groups)))
     if fitted.dose_key:
-        obs[fitted.dose_key] = targets.dose[of]
+        result.obs[fitted.dose_key] = targets.dose[of]
     at_start = means[[controls.groups.index(g) for _, _, g, _ in wanted]]
-    result = AnnData(np.vstack(values), obs=obs, var=source.var.iloc[places].copy())
     result.varm[C.VARM_MEAN] = np.maximum(at_start + changes, 0.0).T.astype(np.float32)
     result.varm[C.VARM_SD] = found.sd.T.astype(np.float32)
     result.varm[C.VARM_CONTROL] = at_start.T.astype(np.float32)
@@ -219,13 +226,55 @@ def predicted_cells(
     return result
 
 
+def laid_out(values: list[np.ndarray], cells: list[np.ndarray], labels: list[str], var: pd.DataFrame) -> AnnData:
+    """Put predicted cells one below the other.
+
+    Parameters
+    ----------
+    values
+        Of each condition, cells × genes.
+    cells
+        Names of the cells that each was made from.
+    labels
+        Of the conditions.
+    var
+        Of the genes.
+
+    Returns
+    -------
+    With the condition and the cell of origin in `obs`.
+    """
+    from anndata import AnnData
+
+    of = np.repeat(np.arange(len(cells)), [len(part) for part in cells])
+    origin = np.concatenate(cells)
+    obs = pd.DataFrame(
+        {C.OBS_CONDITION: pd.Categorical.from_codes(of, categories=labels), C.OBS_CONTROL_CELL: origin},
+        index=[f"{labels[i]} {name}" for i, name in zip(of, origin, strict=True)],
+    )
+    return AnnData(np.vstack(values).astype(np.float32), obs=obs, var=var.copy())
+
+
 def _label(fitted: PerturbationModel, name: str, group: str, dose: float, several: bool) -> str:
     """Name a condition."""
     return name + (f" in {group}" if fitted.groupby else "") + (f" at {dose:g}" if several else "")
 
 
-def _columns(names: pd.Index, genes: tuple[str, ...]) -> np.ndarray:
-    """Find the columns of the screen's genes, in its order."""
+def gene_columns(names: pd.Index, genes: tuple[str, ...]) -> np.ndarray:
+    """Find the columns of the screen's genes, in its order.
+
+    Parameters
+    ----------
+    names
+        Of the columns.
+    genes
+        Of the screen.
+
+    Raises
+    ------
+    ValueError
+        If some are missing.
+    """
     places = pd.Index(names).get_indexer(list(genes))
     if (places < 0).any():
         raise ValueError(
@@ -253,7 +302,7 @@ def _network(
     return np.vstack(made).astype(np.float64)
 
 
-def _seed(rng: int | np.random.Generator | torch.Generator | None) -> int:
+def seed_of(rng: int | np.random.Generator | torch.Generator | None) -> int:
     import torch
 
     source = generator(rng, default_seed=settings.seed)

@@ -1,0 +1,292 @@
+"""`tl.in_silico_perturbation`: knock-out and over-expression by a model that was trained on no intervention."""
+
+from __future__ import annotations
+
+import operator
+import time
+import warnings
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from scdiva import _constants as C
+from scdiva._rng import step_seed
+from scdiva._settings import settings
+from scdiva.data.conditions import column, perturbation_parts
+from scdiva.data.genes import column_tokens
+from scdiva.data.writing import check_anndata
+from scdiva.tl._predicted import laid_out, seed_of
+from scdiva.tl._screen import Controls, check_genes, read_controls
+
+if TYPE_CHECKING:
+    import torch
+    from anndata import AnnData
+
+    from scdiva.models import ScDiVa
+
+RAISED = 0.95
+"""Quantile of a gene's values among the cells that express it, to which it is raised."""
+
+
+def in_silico_perturbation(
+    adata: AnnData,
+    genes: Sequence[str] | str,
+    *,
+    kind: Literal["knockout", "overexpression"] = "knockout",
+    groupby: str | None = None,
+    groups: Sequence[str] | str | None = None,
+    separator: str = "+",
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    n_cells: int = 50,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+) -> AnnData:
+    """Say how a model's view of a cell changes if a gene is taken away or raised; it was trained on no intervention.
+
+    A model that has only seen unperturbed cells knows which genes go together, not which one causes which: what it
+    expects of the others when a gene is gone is a statement on association. Where there is a screen,
+    :func:`predict_perturbation` learns from it.
+
+    The values of a cell's genes are hidden, a quarter at a time, and predicted from all others; this is done once with
+    the cell as it is, and once with the gene taken out of it (knock-out) or raised to the 95th percentile of the cells
+    that express it (over-expression). The difference is the change of those genes. Genes that a cell does not express
+    do not change, and neither does a cell without the gene that is knocked out.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression; not changed.
+    genes
+        Genes to perturb, such as `["SPI1", "STAT1+IRF1"]`.
+    kind
+        `"knockout"` or `"overexpression"`.
+    groupby, groups
+        Column with groups of cells, and those in which to predict; None: one group of all cells, or all groups.
+    separator
+        What stands between genes that are perturbed together.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+    n_cells
+        Cells of each group that are perturbed, drawn at random.
+    layer, use_raw, input, gene_ids, duplicates
+        What to read, as for :func:`embed`.
+    rng
+        Seed of the choice of cells and of what is hidden when; None takes `scdiva.settings.seed`.
+    device
+        Torch device; None takes `scdiva.settings.device`.
+
+    Returns
+    -------
+    AnnData of the perturbed cells × all genes of `adata`, laid out as by :func:`predict_perturbation`: `X`,
+    `obs["scdiva_condition"]`, `obs["perturbation"]`, `varm["scdiva_mean"]`, `varm["scdiva_control"]`, and
+    `varm["scdiva_sd"]`, here the standard error over cells. There are no baselines, and
+    `uns["scdiva"]["perturbation"]["trained_on_interventions"]` is False.
+
+    Raises
+    ------
+    KeyError
+        If a column or layer does not exist.
+    ValueError
+        If a gene is not known to the model, or to be raised and expressed by no cell; if a group does not exist; if an
+        argument is out of range, genes repeat a name, or the matrix is refused as by :func:`embed`.
+    TypeError
+        If `adata` is no AnnData object.
+
+    Warns
+    -----
+    UserWarning
+        Always: that the model was not trained on interventions.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> predicted = sd.tl.in_silico_perturbation(adata, ["SPI1"], groupby="cell_type", groups=["CD14 Mono"])
+    >>> sd.get.perturbation_df(predicted, top=20)
+    """
+    begun = time.monotonic()
+    check_anndata(adata)
+    if kind not in ("knockout", "overexpression"):
+        raise ValueError(f'kind must be "knockout" or "overexpression", got {kind!r}.')
+    if operator.index(n_cells) < 1:
+        raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
+    names = [genes] if isinstance(genes, str) else [str(name) for name in genes]
+    if not names:
+        raise ValueError("genes names no gene to perturb.")
+    parts = [perturbation_parts(name, "", separator) for name in names]
+    if () in parts:
+        raise ValueError("genes holds a blank name.")
+    if len(set(parts)) < len(parts):
+        twice = next(name for name, p in zip(names, parts, strict=True) if parts.count(p) > 1)
+        raise ValueError(f"genes holds {twice!r} more than once; the order of parts does not count.")
+    if groups is not None and groupby is None:
+        raise ValueError("groups are given without a column: groupby=...")
+    reading: dict[str, Any] = {
+        "layer": layer,
+        "use_raw": use_raw,
+        "input": input,
+        "gene_ids": gene_ids,
+        "duplicates": duplicates,
+    }
+
+    from scdiva.models import load_model
+    from scdiva.models.perturbation import gene_tokens
+
+    given = load_model(model)
+    tokens = gene_tokens(given, {part for p in parts for part in p})
+    unknown = sorted({part for p in parts for part in p} - set(tokens))
+    if unknown:
+        raise ValueError(
+            f"the model does not know {len(unknown)} of the genes to perturb, the first is {unknown[0]!r}: name them "
+            "by symbol or Ensembl id."
+        )
+    group = np.full(adata.n_obs, "", dtype=object) if groupby is None else column(adata, groupby).astype(object)
+    present = sorted(set(group))
+    wanted = present if groups is None else [groups] if isinstance(groups, str) else [str(g) for g in groups]
+    if absent := [name for name in wanted if name not in present]:
+        raise ValueError(
+            f"{len(absent)} of {len(wanted)} groups are not in adata.obs[{groupby!r}], the first is {absent[0]!r}; "
+            f"there are {', '.join(map(repr, present[:10]))}."
+        )
+    source = adata.raw if use_raw and adata.raw is not None else adata
+    check_genes(source.var_names)
+    target = settings.resolve_device(device)
+    warnings.warn(
+        "the model was trained on no intervention: what follows says which genes go together, not what a perturbation "
+        "causes. With a screen, use scdiva.tl.predict_perturbation.",
+        UserWarning,
+        stacklevel=2,
+    )
+    controls = read_controls(adata, np.isin(group.astype(str), wanted), group, given, target, **reading)
+    seed = seed_of(rng)
+    of_column = column_tokens(source.var, given.vocabulary, gene_ids)
+    home = next(given.parameters()).device
+    try:
+        given.to(target)
+        made = [
+            _group(given, controls, controls.groups.index(name), parts, tokens, kind, n_cells, of_column, seed)
+            for name in wanted
+        ]
+    finally:
+        given.to(home)
+    return _result(source.var, controls, wanted, names, parts, made, groupby, separator, kind, {
+        "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
+        "seed": str(seed),
+        "seconds": time.monotonic() - begun,
+    })  # fmt: skip
+
+
+def _group(
+    model: ScDiVa,
+    controls: Controls,
+    at: int,
+    parts: list[tuple[str, ...]],
+    tokens: dict[str, int],
+    kind: str,
+    n_cells: int,
+    of_column: np.ndarray,
+    seed: int,
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Perturb cells of a group: the rows of the cells, and for each perturbation the change, cells × genes."""
+    from scdiva.models.in_silico import PARTS, Ranked, changed, hidden_values, value_change
+    from scdiva.tokenizer.serialize import score_denominator
+
+    cells, c = controls.cells, model.config
+    denominator = score_denominator(model.vocabulary.entropy, c.entropy_floor)
+    draw = np.random.default_rng(step_seed(seed, at, "in silico"))
+    own = np.sort(draw.permutation(np.flatnonzero(controls.number[controls.rows] == at))[:n_cells])
+    raised = {name: _high(cells.tokens, cells.values, token) for name, token in tokens.items()}
+    if kind == "overexpression" and (never := [name for name, value in raised.items() if value is None]):
+        raise ValueError(
+            f"{len(never)} of the genes to raise are expressed by none of these cells, the first is {never[0]!r}: "
+            "nothing says how high they can be."
+        )
+    place = {int(token): j for j, token in reversed(list(enumerate(of_column))) if token >= 0}
+    changes = [np.zeros((len(own), len(of_column))) for _ in parts]
+    for i, cell in enumerate(own):
+        ranked, expression, _ = (part.numpy() for part in cells.take(np.array([cell])).packed)
+        whole = Ranked(ranked, expression, draw.permutation(len(ranked)) % PARTS)
+        for change, names in zip(changes, parts, strict=True):
+            sources = np.array([tokens[name] for name in names], dtype=np.int64)
+            if kind == "knockout" and not np.isin(sources, whole.tokens).any():
+                continue
+            high = None if kind == "knockout" else np.array([raised[name] for name in names], dtype=np.float32)
+            before, after = changed(whole, sources, high, denominator, c.max_length)
+            for token, value in value_change(hidden_values(model, before), hidden_values(model, after)).items():
+                change[i, place[token]] = value
+            for source, name in zip(sources, names, strict=True):
+                was = whole.expression[whole.tokens == source].sum()
+                now = 0.0 if high is None else max(was, raised[name] or 0.0)
+                if int(source) in place:
+                    change[i, place[int(source)]] = now - was
+    return own, changes
+
+
+def _high(tokens: np.ndarray, values: np.ndarray, token: int) -> float | None:
+    """Value to which a gene is raised; None if no cell expresses it."""
+    found = values[tokens == token]
+    return float(np.quantile(found, RAISED)) if len(found) else None
+
+
+def _result(
+    var: pd.DataFrame,
+    controls: Controls,
+    groups: list[str],
+    names: list[str],
+    parts: list[tuple[str, ...]],
+    made: list[tuple[np.ndarray, list[np.ndarray]]],
+    groupby: str | None,
+    separator: str,
+    kind: str,
+    notes: dict[str, Any],
+) -> AnnData:
+    taken, values, means, starts, errors, conditions = [], [], [], [], [], []
+    for group, (own, changes) in zip(groups, made, strict=True):
+        rows = controls.rows[own]
+        cells = controls.expression[rows].toarray()
+        for name, change in zip(names, changes, strict=True):
+            after = np.maximum(cells + change, 0.0)
+            taken.append(controls.names[rows])
+            values.append(after)
+            means.append(after.mean(axis=0))
+            starts.append(cells.mean(axis=0))
+            errors.append((after - cells).std(axis=0, ddof=1 if len(rows) > 1 else 0) / len(rows) ** 0.5)
+            conditions.append((name, group))
+    labels = [name + (f" in {group}" if groupby else "") for name, group in conditions]
+    result = laid_out(values, taken, labels, var)
+    of = result.obs[C.OBS_CONDITION].cat.codes
+    key = C.PERTURBATION
+    result.obs[key] = pd.Categorical([conditions[i][0] for i in of], categories=names)
+    if groupby is not None:
+        result.obs[groupby] = pd.Categorical([conditions[i][1] for i in of], categories=groups)
+    for name, part in ((C.VARM_MEAN, means), (C.VARM_SD, errors), (C.VARM_CONTROL, starts)):
+        result.varm[name] = np.array(part).T.astype(np.float32)
+    n_parts = np.array([len(p) for _ in groups for p in parts], dtype=np.int64)
+    result.uns[C.UNS] = {
+        C.PERTURBATION: {
+            "perturbation_key": key,
+            "control": "",
+            "groupby": groupby or "",
+            "dose_key": "",
+            "separator": separator,
+            "condition": np.array(labels, dtype=object),
+            "perturbation": np.array([name for name, _ in conditions], dtype=object),
+            "group": np.array([group for _, group in conditions], dtype=object),
+            "dose": np.ones(len(conditions)),
+            "n_parts": n_parts,
+            "n_seen": np.zeros_like(n_parts),
+            "trained": np.zeros(len(conditions), dtype=bool),
+            "base": np.full(len(conditions), "none", dtype=object),
+            "trained_on_interventions": False,
+            "kind": kind,
+            **notes,
+        }
+    }
+    return result

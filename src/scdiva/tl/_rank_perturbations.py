@@ -1,0 +1,173 @@
+"""`tl.rank_perturbations`: which perturbation would bring one kind of cell nearest to another."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from scdiva._settings import settings
+from scdiva.data.conditions import column
+from scdiva.data.expression import log_normalised
+from scdiva.data.writing import check_anndata
+from scdiva.tl._predicted import Asked, gene_columns
+from scdiva.tl._screen import read_controls, refuse_unknown
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+    from scdiva.models import PerturbationModel
+
+NETWORK_CELLS = 32
+"""Cells whose changes by the network are averaged."""
+
+
+def rank_perturbations(
+    adata: AnnData,
+    state_key: str,
+    start: str,
+    *,
+    target: str,
+    model: PerturbationModel | str | PathLike[str],
+    candidates: Sequence[str] | None = None,
+    combinations: bool = False,
+    dose: float | None = None,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    device: str | None = None,
+) -> pd.DataFrame:
+    """Rank perturbations by how near they would bring the cells of one group to those of another.
+
+    The change that is needed is the difference of the two groups' mean expression; each candidate's change is predicted
+    for the cells of `start` by a model fitted on a screen (:func:`fit_perturbation`), and held against it.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, with all genes of the screen; not changed.
+    state_key
+        Column of `adata.obs` with the groups.
+    start, target
+        Group to start from, and the one to reach.
+    model
+        A fitted perturbation model, or its folder.
+    candidates
+        Perturbations to rank, such as `["KLF1", "KLF1+TGFBR2"]`; None: all that the screen measured.
+    combinations
+        Rank all pairs of the genes and labels that the screen measured alone, too.
+    dose
+        Dose of all; None: the median dose of the screen.
+    layer, use_raw, input, gene_ids, duplicates
+        What to read, as for :func:`embed`.
+    device
+        Torch device; None takes `scdiva.settings.device`.
+
+    Returns
+    -------
+    One row a perturbation, best first: `perturbation`, `n_parts`, `n_seen` (parts that were measured alone), `trained`
+    (whether it was measured, in any group), `cosine` of predicted and needed change, by which it is sorted, `reached`
+    (length of the predicted change along the needed one, 1 = all of it), and `distance` that is left, as a share of
+    that at the start.
+
+    Raises
+    ------
+    KeyError
+        If a column or layer does not exist.
+    ValueError
+        If a group does not exist or both are the same, the two have equal means, genes of the screen are missing, the
+        start cells are of several groups of the screen, a candidate is not known, or the matrix is refused.
+    TypeError
+        If `adata` is no AnnData object, or the model was not fitted on a screen.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> fitted = sd.tl.fit_perturbation(screen, "perturbation")
+    >>> sd.tl.rank_perturbations(adata, "state", "progenitor", target="erythroid", model=fitted)
+    """
+    from scdiva.models.perturbation import PerturbationModel, load_perturbation_model
+
+    check_anndata(adata)
+    if isinstance(model, str | PathLike):
+        model = load_perturbation_model(model, device=device)
+    if not isinstance(model, PerturbationModel):
+        raise TypeError(f"model must be what scdiva.tl.fit_perturbation returns, got {type(model).__name__}.")
+    states = column(adata, state_key)
+    for name in (start, target):
+        if name not in states:
+            there = ", ".join(map(repr, sorted(set(states))[:10]))
+            raise ValueError(f"adata.obs[{state_key!r}] never is {name!r}; there are {there}.")
+    if start == target:
+        raise ValueError(f"start and target are both {start!r}: there is no change to look for.")
+    reading: dict[str, Any] = {
+        "layer": layer,
+        "use_raw": use_raw,
+        "input": input,
+        "gene_ids": gene_ids,
+        "duplicates": duplicates,
+    }
+    chosen = states == start
+    group = _group(adata, model, chosen)
+    screen = model.screen
+    if candidates is None:
+        candidates = [model.separator.join(p) for p in sorted(set(screen.conditions.parts))]
+    names = list(candidates)
+    if combinations:
+        alone = sorted({p[0] for p in screen.conditions.parts if len(p) == 1})
+        known = {tuple(sorted(name.split(model.separator))) for name in names} if model.separator else set()
+        names += [model.separator.join(pair) for pair in itertools.combinations(alone, 2) if pair not in known]
+    asked = Asked.of(model, names, None, dose)
+    refuse_unknown(asked.parts, screen, model.model)
+
+    expression, var = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
+    places = gene_columns(var.index, screen.genes)
+    from_, to = (np.asarray(expression[states == name].mean(axis=0)).ravel()[places] for name in (start, target))
+    needed = to - from_
+    length = float(np.linalg.norm(needed))
+    if length < 1e-9:
+        raise ValueError(f"{start!r} and {target!r} have the same mean expression: there is no change to look for.")
+    where = settings.resolve_device(device)
+    controls = read_controls(adata, chosen, np.full(adata.n_obs, group, dtype=object), model.model, where, **reading)
+    targets, fresh = asked.targets(model, [group], controls)
+    change = model.mean_change(targets, fresh).change
+    if model.head is not None:
+        cells = controls.cells.take(np.arange(min(NETWORK_CELLS, len(controls.rows)))).packed
+        n = len(cells[2]) - 1
+        for row, parts in enumerate(targets.parts):
+            added = model.added(cells, [parts] * n, np.full(n, targets.dose[row]))
+            change[row] += added.mean(dim=0).numpy()
+    along = change @ needed / length
+    alone_ = {p[0] for p in screen.conditions.parts if len(p) == 1}
+    measured = set(screen.conditions.parts)
+    frame = pd.DataFrame(
+        {
+            "perturbation": asked.names,
+            "n_parts": targets.n_parts,
+            "n_seen": [sum(part in alone_ for part in parts) for parts in targets.parts],
+            "trained": [parts in measured for parts in targets.parts],
+            "cosine": along / np.maximum(np.linalg.norm(change, axis=1), 1e-12),
+            "reached": along / length,
+            "distance": np.linalg.norm(needed - change, axis=1) / length,
+        }
+    )
+    return frame.sort_values("cosine", ascending=False, kind="stable").reset_index(drop=True)
+
+
+def _group(adata: AnnData, model: PerturbationModel, chosen: np.ndarray) -> str:
+    """Return the group of the screen that the start cells are of."""
+    if not model.groupby:
+        return ""
+    found = sorted(set(column(adata, model.groupby)[chosen]))
+    if len(found) > 1:
+        raise ValueError(
+            f"the start cells are of {len(found)} groups of adata.obs[{model.groupby!r}], the first are "
+            f"{', '.join(map(repr, found[:5]))}; perturbations change each in its own way: start from cells of one."
+        )
+    return str(found[0])

@@ -257,7 +257,7 @@ def laid_out(values: list[np.ndarray], cells: list[np.ndarray], labels: list[str
 
 def _label(fitted: PerturbationModel, name: str, group: str, dose: float, several: bool) -> str:
     """Name a condition."""
-    return name + (f" in {group}" if fitted.groupby else "") + (f" at {dose:g}" if several else "")
+    return name + (f" in {group}" if fitted.groupby else "") + (f" at {dose:.15g}" if several else "")
 
 
 def gene_columns(names: pd.Index, genes: tuple[str, ...]) -> np.ndarray:

@@ -64,20 +64,16 @@ def test_one_part_at_unit_dose_in_its_own_group_counts_one_and_a_bit():
     assert covariance(a, a, alikeness())[0, 0] == pytest.approx(R.SHARED + 1 + R.COUNT)
 
 
-def tau_and_error(screen, prior):
-    """By moments, gene by gene: tau squared, and the variance of one cell in units of it."""
+def tau_squared(screen, prior) -> np.ndarray:
+    """By moments, gene by gene, drawn towards what genes of the same variance have."""
     n, g = screen.delta.shape
-    error = np.zeros((n, g))
-    for i, j in np.ndindex(n, g):
-        cells, controls = screen.n_cells[i], screen.n_control[screen.conditions.group[i]]
-        error[i, j] = screen.variance[j] * (1 / cells + 1 / controls)
-    found = [
-        (np.mean(screen.delta[:, j].astype(float) ** 2) - error[:, j].mean()) / np.mean(np.diag(prior))
-        for j in range(g)
-    ]
-    scale = np.maximum(found, 0.1 * np.mean(found))
-    scale *= np.mean(found) / scale.mean()
-    return scale, screen.variance.mean() / scale.mean()
+    variance, found = screen.variance.astype(float), np.zeros(g)
+    for j in range(g):
+        error = [variance[j] / screen.n_cells[i] for i in range(n)]
+        error = [e + variance[j] / screen.n_control[screen.conditions.group[i]] for i, e in enumerate(error)]
+        found[j] = np.mean(screen.delta[:, j].astype(float) ** 2 - error) / np.mean(np.diag(prior))
+    others = found.mean() / variance.mean() * variance
+    return np.maximum(R.OWN * found + (1 - R.OWN) * others, R.LEAST * others)
 
 
 @pytest.mark.parametrize("doses", [None, [0.5, 1, 2, 1, 1, 3, 1]])
@@ -95,17 +91,17 @@ def test_mean_and_sd_are_those_of_a_gaussian_process(measured, doses):
         np.concatenate([screen.conditions.dose, targets.dose]),
     )
     prior = covariance(both, both, alike, 1.0)
-    scale, error = tau_and_error(screen, prior[:n, :n])
-    shared = np.array([
-        [error / screen.n_control[g] if g == h and g < 3 else 0.0 for h in both.group] for g in both.group
-    ])  # fmt: skip
-    root = np.linalg.cholesky(prior + shared + 1e-10 * np.eye(len(both)))
-    regressor = GaussianProcessRegressor(DotProduct(0.0, "fixed"), alpha=error / screen.n_cells, optimizer=None)
-    regressor.fit(root[:n], screen.delta.astype(np.float64))
-    mean, sd = regressor.predict(root[n:], return_std=True)
+    scale = tau_squared(screen, prior[:n, :n])
+    shared = np.array([[1 / screen.n_control[g] if g == h < 3 else 0.0 for h in both.group] for g in both.group])
     found, found_sd = expected_response(screen, targets, alike)
-    np.testing.assert_allclose(found, mean, atol=1e-6)
-    np.testing.assert_allclose(found_sd, np.asarray(sd).reshape(len(targets), -1)[:, :1] * np.sqrt(scale), atol=1e-5)
+    for j in range(len(screen.genes)):
+        noise = screen.variance[j] / scale[j]
+        root = np.linalg.cholesky(prior + noise * shared + 1e-10 * np.eye(len(both)))
+        regressor = GaussianProcessRegressor(DotProduct(0.0, "fixed"), alpha=noise / screen.n_cells, optimizer=None)
+        regressor.fit(root[:n], screen.delta[:, j].astype(np.float64))
+        mean, sd = regressor.predict(root[n:], return_std=True)
+        np.testing.assert_allclose(found[:, j], mean, atol=1e-6)
+        np.testing.assert_allclose(found_sd[:, j], sd * np.sqrt(scale[j]), atol=1e-5)
 
 
 def test_what_was_measured_well_is_kept_and_sure(measured):

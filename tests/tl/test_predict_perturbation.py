@@ -96,7 +96,7 @@ def test_what_is_documented_is_there_and_nothing_else(one, data, genes, strategy
     assert found.X.min() >= 0
     assert list(found.var_names) == genes
     pd.testing.assert_frame_equal(found.var, data.var)
-    assert list(found.obs) == ["scdiva_condition", "perturbation", "scdiva_control_cell"]
+    assert set(found.obs) == {"scdiva_condition", "perturbation", "scdiva_control_cell"}
     assert found.obs_names.is_unique
     for key in ("scdiva_condition", "perturbation"):
         assert isinstance(found.obs[key].dtype, pd.CategoricalDtype)

@@ -52,7 +52,7 @@ def make(measured, model):
 
 @pytest.fixture(scope="module")
 def fitted(make):
-    return make(doses=[1, 2, 1, 1, 4, 1])
+    return make(doses=[2, 4, 2, 2, 8, 2])
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def test_the_network_reads_each_cell_with_its_perturbed_genes_in_front(fitted, m
         shown = torch.cat([torch.zeros(len(front)), values[rest]])
         prompt = torch.zeros(len(own), model.config.dim)
         for j, name in enumerate(names):
-            prompt[j] = head.mark + float(np.log2(dose[i] / 1.0)) * head.dose
+            prompt[j] = head.mark + float(np.log2(dose[i] / 2.0)) * head.dose
             if name in fitted.labels:
                 prompt[j] += head.labels.weight[fitted.labels[name]]
         hidden = torch.arange(len(own)) < len(front)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
+from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models.perturbation import alikeness, change_of, gene_tokens, numbered_labels
 from scdiva.models.scdiva import ScDiVa
 from scdiva.models.screen import KINDS, Kind, Screen
@@ -22,14 +23,12 @@ from scdiva.train.config import PerturbationConfig
 from scdiva.train.low_rank import merge_low_rank, train_states
 from scdiva.train.responses import METHODS, LeftOut, best_base, errors, predict_left_out, summary
 
-ALPHA = 0.1
-"""Added to a gene's mean control expression where errors are weighted by it (paper, eq. wmse_weights, alpha)."""
 STEPS_AN_EPOCH = 20
-"""At least: control cells are shown again and again, each time with another perturbation."""
-MOST_HELD_OUT = 256
+"""Control cells are drawn for so many steps; they are shown again and again, each time with another perturbation."""
+MOST_HELD_OUT = 128
 """Control cells on which the conditions that are held out are looked at."""
-LEAST = 4
-"""Conditions that training needs, and a network is not trained on fewer."""
+LEAST = 20
+"""Conditions that a network is trained on; of fewer it learns them by heart."""
 GAIN = 0.005
 """Share of the error on held-out conditions that a network has to take away to be kept."""
 
@@ -129,15 +128,16 @@ def loss_weights(screen: Screen, rows: NDArray[np.int64], loss: Literal["wmse", 
     rows
         Numbers of the conditions.
     loss
-        `"wmse"`: by mean control expression and :data:`ALPHA` (paper, eq. wmse_weights). `"de"`: half evenly, half by
-        the change over its standard error. `"mse"`: evenly.
+        `"wmse"`: by mean control expression (paper, eq. wmse_weights;
+        :data:`scdiva.metrics.perturbation.WMSE_ALPHA`). `"de"`: half evenly, half by the change over its standard
+        error. `"mse"`: evenly.
     """
     n_genes = len(screen.genes)
     even = np.full((len(rows), n_genes), 1.0 / n_genes)
     if loss == "mse":
         return even
     if loss == "wmse":
-        weight = screen.control[screen.conditions.group[rows]].astype(np.float64) + ALPHA
+        weight = screen.control[screen.conditions.group[rows]].astype(np.float64) + WMSE_ALPHA
         scaled: NDArray[np.float64] = weight / weight.sum(axis=1, keepdims=True)
         return scaled
     error = np.sqrt(screen.variance / screen.n_cells[rows, None]) + 1e-6
@@ -220,8 +220,9 @@ def fit_responses(
             return FittedResponses(model, base, None, notes)
         rng = np.random.default_rng(config.seed)
         looked_at = np.sort(rng.permutation(looked_at)[:MOST_HELD_OUT])
-        again = -(-STEPS_AN_EPOCH * config.batch_size // len(rows))
-        split = Split(np.tile(rows, again), looked_at)
+        n = STEPS_AN_EPOCH * config.batch_size
+        drawn = np.concatenate([rng.permutation(rows) for _ in range(-(-n // len(rows)))])[:n]
+        split = Split(np.sort(drawn), looked_at)
         before = _loss(module, controls, looked_at)
         found = continue_training(module, controls, split, limits, progress=progress)
         after = _loss(module, controls, looked_at)

@@ -153,8 +153,8 @@ def read_controls(
     there = np.bincount(number[rows], minlength=len(groups))
     if (there == 0).any():
         raise ValueError(
-            f"in {(there == 0).sum()} of {len(groups)} groups no control cell has a gene that the model knows, the first "
-            f"is {str(groups[there.argmin()])!r}: leave such groups out."
+            f"in {(there == 0).sum()} of {len(groups)} groups no control cell has a gene that the model knows, the "
+            f"first is {str(groups[there.argmin()])!r}: leave such groups out."
         )
     blocks = [np.arange(lo, min(lo + 64, len(rows))) for lo in range(0, len(rows), 64)]
 

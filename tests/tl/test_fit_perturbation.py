@@ -17,6 +17,11 @@ NOTES = {"validation", "strategy", "network", "labels", "model", "seed", "second
 NOTES_OF_TRAINING = {"steps", "stopped", "loss_without", "loss_with", "history"}
 
 
+@pytest.fixture(autouse=True)
+def _few_conditions_suffice(monkeypatch):
+    monkeypatch.setattr(training, "LEAST", 4)
+
+
 @pytest.fixture(scope="module")
 def data(perturbed_cells):
     return perturbed_cells()

@@ -15,6 +15,7 @@ import scdiva as sd
 from scdiva._constants import BASELINES
 from scdiva.data.expression import log_normalised
 from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
+from scdiva.train import perturbation as training
 
 OF_CONDITIONS = {
     "condition": "O", "perturbation": "O", "group": "O", "dose": "f", "n_parts": "i", "n_seen": "i", "trained": "b",
@@ -81,7 +82,10 @@ def alike(one, other):
 
 
 @pytest.mark.parametrize("strategy", ["none", "head"])
-def test_what_is_documented_is_there_and_nothing_else(one, data, genes, strategy, contents, weights, same, tmp_path):
+def test_what_is_documented_is_there_and_nothing_else(
+    one, data, genes, strategy, contents, weights, same, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(training, "LEAST", 4)
     before, theirs, state = contents(data), weights(one), torch.random.get_rng_state()
     asked = [genes[0], f"{genes[0]}+{genes[4]}", f"drug+{genes[3]}+{genes[1]}"]
     found = sd.tl.predict_perturbation(

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from scdiva.data.batch import from_ragged
+from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models import PerturbationModel
 from scdiva.models.response import Alike
 from scdiva.models.screen import KINDS
@@ -21,6 +22,11 @@ from scdiva.train.responses import METHODS, predict_left_out
 
 STRATEGIES = ("head", "lora", "full")
 SCREEN = ("A", "B", "C", "D", "E", "A+B", "B+C", "C+D", "A@1", "B@1", "A+B@1")
+
+
+@pytest.fixture(autouse=True)
+def _few_conditions_suffice(monkeypatch):
+    monkeypatch.setattr(P, "LEAST", 4)
 
 
 def config(**fields) -> PerturbationConfig:
@@ -173,6 +179,11 @@ def test_too_few_conditions_for_a_network(model, measured, labels):
         assert (found.head, found.notes["network"]) == (None, "too few conditions")
 
 
+def test_a_screen_that_is_small_has_no_network(model, pairs, monkeypatch):
+    monkeypatch.undo()
+    assert fit(model, pairs.only(np.arange(min(P.LEAST - 1, 12)))).notes["network"] == "too few conditions"
+
+
 def test_a_group_whose_perturbations_are_all_held_out_is_no_obstacle(model, measured):
     screen = measured((*tuple("ABCDEF"), "G@1"))
     assert fit(model, screen, control_cells(n_groups=2)).notes["network"] in ("did not help", "kept")
@@ -252,8 +263,8 @@ def test_weights_of_the_papers_error(measured):
     found = P.loss_weights(screen, np.array([2, 0]), "wmse")
     for row, group in ((0, 1), (1, 0)):
         v = screen.control[group].astype(float)
-        total = sum(x + P.ALPHA for x in v)
-        np.testing.assert_allclose(found[row], [(x + P.ALPHA) / total for x in v], rtol=1e-6)
+        total = sum(x + WMSE_ALPHA for x in v)
+        np.testing.assert_allclose(found[row], [(x + WMSE_ALPHA) / total for x in v], rtol=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["wmse", "de", "mse"])

@@ -141,8 +141,8 @@ def loss_weights(screen: Screen, rows: NDArray[np.int64], loss: Literal["wmse", 
         scaled: NDArray[np.float64] = weight / weight.sum(axis=1, keepdims=True)
         return scaled
     error = np.sqrt(screen.variance / screen.n_cells[rows, None]) + 1e-6
-    clear = np.abs(screen.delta[rows]) / error
-    return 0.5 * even + 0.5 * clear / np.maximum(clear.sum(axis=1, keepdims=True), 1e-12)
+    clear = np.abs(screen.delta[rows]) / error + 1e-12  # evenly where nothing changes
+    return 0.5 * even + 0.5 * clear / clear.sum(axis=1, keepdims=True)
 
 
 class FittedResponses(NamedTuple):
@@ -206,7 +206,7 @@ def fit_responses(
     new = model if strategy == "head" else copy.deepcopy(model)
     head = _head(new, screen, examples, config)
     home = next(model.parameters()).device
-    required = [p.requires_grad for p in new.parameters()]
+    required, training = [p.requires_grad for p in new.parameters()], new.training
     try:
         if strategy == "head":
             new.requires_grad_(False)
@@ -228,7 +228,7 @@ def fit_responses(
         after = _loss(module, controls, looked_at)
         merge_low_rank(new)
     finally:
-        new.to(home)
+        new.to(home).train(training)
         for parameter, was in zip(new.parameters(), required, strict=False):
             parameter.requires_grad_(was)
     notes |= {
@@ -242,7 +242,6 @@ def fit_responses(
         notes["network"] = "did not help"
         return FittedResponses(model, base, None, notes)
     notes["network"] = "kept"
-    new.eval()
     return FittedResponses(new, base, head.to(home).requires_grad_(False).eval(), notes)
 
 
@@ -291,7 +290,8 @@ def _head(model: ScDiVa, screen: Screen, examples: Examples, config: Perturbatio
     n_labels = len(numbered_labels(model, screen))
     sizes = PerturbationSizes(c.dim, c.state_dim, n_labels, n_genes, config.rank, config.hidden)
     source = step_generator(config.seed, 0, "perturbation head")
-    head = PerturbationHead(sizes, source)
+    with torch.random.fork_rng(devices=[]):  # what layers begin with is overwritten, and the user's stream stays
+        head = PerturbationHead(sizes, source)
     learned = examples.residual[~examples.held_out].astype(np.float64)
     _, size, right = np.linalg.svd(learned, full_matrices=False)
     k = min(config.rank, int((size > 1e-8 * max(float(size[0]), 1e-12)).sum()))

@@ -54,18 +54,19 @@ def task_of(adata: ad.AnnData, job: dict, seed: int, fold: int) -> Task:
 
 
 def ours(task: Task, job: dict) -> tuple[ad.AnnData, dict]:
-    """`tl.predict_perturbation` by its defaults; `ours_base` without its network, the baseline that it chose alone."""
-    options = {"strategy": "none"} if job["arm"] == "ours_base" else {}
+    """`tl.predict_perturbation` by its defaults; without its network, and with nothing but its network."""
+    options = {"ours_base": {"strategy": "none"}, "ours_network": {"residual": None}}.get(job["arm"], {})
     grouped = {} if task.group is None else {"groupby": GROUP, "groups": [task.group]}
     predicted = sd.tl.predict_perturbation(
         task.train, CONDITION, job["control"], predict=task.asked, **grouped, separator=job["separator"],
         model=job["model"], rng=job["seed"], **options,
     )  # fmt: skip
     found = predicted.uns["scdiva"]["perturbation"]
-    return predicted, {"base": sorted(set(map(str, found["base"]))), "strategy": str(found["strategy"])}
+    base = sorted(set(map(str, found["base"])))
+    return predicted, {"base": base, "strategy": str(found["strategy"]), "network": str(found["network"])}
 
 
-ARMS = {"ours": ours, "ours_base": ours, "gears": gears}
+ARMS = {"ours": ours, "ours_base": ours, "ours_network": ours, "gears": gears}
 """An arm takes a task and the job; it gives its prediction in the form of `tl.predict_perturbation`, and notes."""
 
 

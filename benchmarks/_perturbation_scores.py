@@ -6,6 +6,7 @@ import math
 
 import anndata as ad
 import numpy as np
+import scipy.sparse as sp
 from _screens import CONDITION, GROUP, Split
 
 import scdiva as sd
@@ -28,7 +29,11 @@ AMONG = {
     AMONG_PART: ("group", "n_parts", "n_seen"),
 }
 """What the conditions among which one is ranked have in common."""
-ALL_METRICS = (*METRICS, ABOVE_MEAN, *AMONG)
+COVERAGE = "coverage"
+"""Share of the expressed genes whose mean lies in the predicted interval of 95%, the observed mean's error included."""
+EXPRESSED = 0.05
+"""Log-normalised mean from which on a gene counts as expressed there."""
+ALL_METRICS = (*METRICS, ABOVE_MEAN, *AMONG, COVERAGE)
 
 
 def conditions(predicted: ad.AnnData, observed: ad.AnnData) -> list[dict]:
@@ -51,11 +56,23 @@ def conditions(predicted: ad.AnnData, observed: ad.AnnData) -> list[dict]:
             here &= observed.obs[GROUP] == row["group"]
         key = C.VARM_MEAN if row["method"] == NETWORK else C.VARM_BASELINE + row["method"]
         told_mean = np.asarray(predicted.varm[key])[:, place[row["condition"]]]
-        means = (told_mean, np.asarray(values[here.to_numpy()].mean(axis=0)).ravel())
+        cells = values[here.to_numpy()]
+        means = (told_mean, np.asarray(cells.mean(axis=0)).ravel())
         names = ("method", "condition", "group", "n_parts", "n_seen", "n_cells", *METRICS)
         of_mean = float(above[row["method"], row["condition"]])
         rows.append({**{name: row[name] for name in names}, ABOVE_MEAN: of_mean, "means": means})
+        if row["method"] == NETWORK and C.VARM_SD in predicted.varm:
+            sd_ = np.asarray(predicted.varm[C.VARM_SD])[:, place[row["condition"]]]
+            rows[-1][COVERAGE] = _covered(*means, sd_, cells)
     return rows
+
+
+def _covered(told: np.ndarray, mean: np.ndarray, sd_: np.ndarray, cells: sp.csr_matrix) -> float:
+    """Share of expressed genes within 1.96 standard deviations."""
+    squares = np.asarray(cells.multiply(cells).mean(axis=0)).ravel()
+    error = np.maximum(squares - mean**2, 0.0) / max(1, cells.shape[0] - 1)
+    there = mean > EXPRESSED
+    return float((np.abs(told - mean) <= 1.96 * np.sqrt(sd_**2 + error))[there].mean()) if there.any() else math.nan
 
 
 def asked_for(row: dict, by: Split) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from _annotation_table import joined
 from _integration_table import made_at, value
 from _markdown import table
-from _perturbation_scores import ABOVE_MEAN, AMONG_ALL, AMONG_PART, DISCRIMINATION
+from _perturbation_scores import ABOVE_MEAN, AMONG_ALL, AMONG_PART, COVERAGE, DISCRIMINATION
 
 PREDICTED = {
     "ours": "`tl.predict_perturbation`",
-    "ours_base": "its baseline without network",
+    "ours_base": "the same without its network",
+    "ours_network": "its network alone",
     "gears": "GEARS",
     "no_change": "no change",
     "train_mean": "mean of the training perturbations",
@@ -28,6 +29,7 @@ SCORES = {
     "sign_accuracy": "signs",
     DISCRIMINATION: "discrimination",
     AMONG_ALL: "among all",
+    COVERAGE: "in 95%",
 }
 COSTS = {"cpu_seconds": "CPU seconds", "peak_mib": "peak MiB"}
 EACH = {
@@ -48,7 +50,8 @@ WORDS = (
     "direction is right. A prediction that knows no genes has 0, 0.5 for signs. Discrimination is the rank of the "
     "true condition among those that its fold held out, 1 the best, 0.5 chance and any prediction that is the same "
     "for all; among all: of all folds, where the mean over the others is below 0.5, for it lacks what was held out; "
-    "of each part: of all folds, with as many parts seen. Means over conditions, then over seeds. A method that is "
+    "of each part: of all folds, with as many parts seen. In 95%: share of expressed genes whose mean lies in the "
+    "predicted interval of 95%. Means over conditions, then over seeds. A method that is "
     "not defined for every condition has their number in brackets. Each fit ran on one thread in a process of its "
     "own; CPU seconds are of one fit and its prediction, peak MiB is all that the process held."
 )
@@ -112,7 +115,7 @@ def _notes(rows: list[dict]) -> str:
     """What our fits chose to build on, and GEARS its graph from."""
     found = []
     for row in rows:
-        for key, word in {"base": "base ", "strategy": "strategy ", "graph": ""}.items():
+        for key, word in {"base": "base ", "strategy": "strategy ", "network": "network ", "graph": ""}.items():
             if key in row and row["arm"] in ("ours", "gears"):
                 said = row[key]
                 text = ", ".join(f"{what} ({n})" for what, n in said.items()) if isinstance(said, dict) else said

@@ -11,7 +11,8 @@ r"""Responses to perturbations that were held out: predicted, beside simple base
 - kang_ifnb: the same for each cell type and IFN-beta.
 
 ours is `tl.predict_perturbation` by its defaults. The simple baselines are those that its result carries: rows of their
-own from the same call. ours_base is the baseline that it chose, without a network. gears is GEARS (cell-gears 0.1.2),
+own from the same call. ours_base is the same without its network, ours_network its network alone, on top of nothing, as
+in the paper. gears is GEARS (cell-gears 0.1.2),
 which wants older versions of scipy and pandas and so an environment of its own:
 
     pip install torch torch_geometric cell-gears==0.1.2 'scipy<1.14' 'pandas<3'; pip install scdiva

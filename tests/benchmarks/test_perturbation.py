@@ -303,7 +303,7 @@ def test_the_page_shows_all_parts_and_marks_what_is_not_ours(script):
     assert "| lines, y (9) | 0.500 | - | - | - | 0.550 |" in page
     assert "doubles, `tl.predict_perturbation`: base additive (4), train_mean (1)." in page
     assert "groups where it is | 1 | ≥ 2 | **missed** |" in page
-    assert "Left out: its baseline without network; why." in page
+    assert "Left out: the same without its network; why." in page
     assert "None of it was measured here" in page
     assert "| scDiVa, in its paper | 0.837 / 0.134 | 0.709 / - |" in page
     assert "| GEARS | 0.715 |" in page

@@ -114,7 +114,7 @@ def main() -> int:
         what, changes = ATTEMPTS[name]
         row: dict = {"attempt": name, "what": what}
         for key, one in sets.items():
-            adata = prepared(ad.read_h5ad(arguments.data / one.file), one)
+            adata = prepared(ad.read_h5ad(arguments.data / f"{one.file}.h5ad"), one)
             with ExitStack() as stack:
                 for (module, attribute), value in changes.items():
                     stack.enter_context(patch.object(module, attribute, value))

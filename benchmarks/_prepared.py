@@ -46,11 +46,11 @@ def prepared(
     return ad.AnnData(counts, obs=obs, var=adata.var.copy())
 
 
-def fingerprint(adata: ad.AnnData) -> str:
-    """Of counts, genes, batches and labels."""
+def fingerprint(adata: ad.AnnData, keys: tuple[str, ...] = (BATCH, LABELS)) -> str:
+    """Of counts, genes, and columns of obs: batches and labels."""
     digest = hashlib.sha256()
     for part in (adata.X.data, adata.X.indices, adata.X.indptr):
         digest.update(part.tobytes())
-    for names in (adata.var_names, adata.obs[BATCH], adata.obs[LABELS]):
+    for names in (adata.var_names, *(adata.obs[key] for key in keys)):
         digest.update("\n".join(names.astype(str)).encode())
     return digest.hexdigest()[:16]

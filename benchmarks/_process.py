@@ -23,10 +23,12 @@ import scdiva as sd
 PACKAGES = {
     "harmony": "harmonypy", "scvi": "scvi-tools", "scanvi": "scvi-tools", "scarches": "scvi-tools", "pca": "scanpy",
     "combat": "scanpy", "logistic": "scikit-learn", "logistic_balanced": "scikit-learn", "svm": "scikit-learn",
-    "knn": "scikit-learn", "centroid": "numpy",
+    "knn": "scikit-learn", "centroid": "numpy", "gears": "cell-gears",
 }  # fmt: skip
 """The package that an arm comes from; others are scdiva's."""
-MODULES = {"harmonypy": "harmonypy", "scvi-tools": "scvi"}
+MODULES = {"harmonypy": "harmonypy", "scvi-tools": "scvi", "cell-gears": "gears"}
+INSTALL = {"cell-gears": "cell-gears==0.1.2 torch_geometric 'scipy<1.14' 'pandas<3', in an environment of its own"}
+"""What pip is to install where it is not the package alone at the version of constraints.txt."""
 
 
 def missing(arm: str) -> str | None:
@@ -34,7 +36,7 @@ def missing(arm: str) -> str | None:
     package = PACKAGES.get(arm)
     if package not in MODULES or find_spec(MODULES[package]) is not None:
         return None
-    return f"{package} is not installed: pip install -c constraints.txt {package}"
+    return f"{package} is not installed: pip install {INSTALL.get(package, f'-c constraints.txt {package}')}"
 
 
 def version_of(arm: str) -> str:

@@ -94,3 +94,61 @@ def by_hand():
         )
 
     return predict
+
+
+@pytest.fixture(scope="session")
+def measured():
+    """A screen as numbers, drawn at random: what was done, as text, with the number of the group behind it."""
+
+    def make(labels=("A", "B", "C", "A+B", "B+C"), n_genes=12, state_dim=6, doses=None, rng=0, genes=None):
+        from scdiva.models.screen import Conditions, Screen
+
+        draw = np.random.default_rng(rng)
+        told = [(label.split("@")[0], int(label.partition("@")[2] or 0)) for label in labels]
+        n, n_groups = len(told), max(group for _, group in told) + 1
+        conditions = Conditions(
+            tuple(tuple(sorted(label.split("+"))) for label, _ in told),
+            np.array([group for _, group in told], dtype=np.int64),
+            np.ones(n) if doses is None else np.array(doses, dtype=np.float64),
+        )
+        return Screen(
+            tuple(genes or (f"G{j}" for j in range(n_genes))),
+            tuple(f"line {i}" for i in range(n_groups)),
+            conditions,
+            draw.normal(size=(n, n_genes)).astype(np.float32),
+            draw.integers(5, 50, n),
+            draw.gamma(2.0, 0.5, (n_groups, n_genes)).astype(np.float32),
+            draw.integers(10, 90, n_groups),
+            draw.normal(size=(n_groups, state_dim)).astype(np.float32),
+            draw.gamma(2.0, 0.2, n_genes).astype(np.float32),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def network():
+    """A small model of 30 real genes, no weight of it zero; its vocabulary beside it."""
+
+    def make(seed=0, n_genes=30, **fields):
+        import torch
+
+        from scdiva.datasets import toy
+        from scdiva.models import ScDiVa, ScDiVaConfig
+        from scdiva.tokenizer.vocabulary import load_vocabulary
+
+        human = load_vocabulary("human")
+        vocabulary = human.subset(np.sort(human.match(list(toy(4, 30, rng=2).var_names[:n_genes])).tokens))
+        settings = {
+            "n_genes": vocabulary.n_genes, "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "max_length": 20,
+            "anchor": "encoder", "anchor_linear_dim": 4, "anchor_learned_dim": 2, "anchor_hidden": 8,
+        } | fields  # fmt: skip
+        model = ScDiVa(ScDiVaConfig(**settings), generator=torch.Generator().manual_seed(seed)).eval()
+        with torch.no_grad():
+            for number, parameter in enumerate(model.parameters()):  # away from the zeros that hide a path
+                draw = torch.Generator().manual_seed(100 * seed + number)
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
+        model.vocabulary = vocabulary
+        return model
+
+    return make

@@ -1,9 +1,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
+import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
+import scipy.sparse as sp
 import torch
 
 import scdiva as sd
@@ -105,3 +109,33 @@ def quick_probe():
         small = functools.partial(training.AnnotationConfig, hidden=8, probe_steps=10)
         patch.setattr(training, "AnnotationConfig", small)
         yield
+
+
+@pytest.fixture(scope="session")
+def perturbed_cells(adata):
+    """Counts of a screen of real genes. Labels name genes by number ("0+3"), control and labels as they are."""
+
+    def make(labels=("control", "0", "1", "2", "3", "4", "0+1", "1+2"), groups=("",), n=10, rng=0, doses=None):
+        genes = list(adata.var_names)
+        draw = np.random.default_rng(rng)
+        shift = draw.normal(scale=1.2, size=(len(genes) + 5, len(genes))) * (draw.random(len(genes)) < 0.4)
+        base, of_group = draw.normal(size=len(genes)), draw.normal(scale=0.3, size=(len(groups), len(genes)))
+        rows, rates = [], []
+        for label in labels:
+            parts = [part for part in label.split("+") if part not in ("control", "ctrl")]
+            named = "+".join(genes[int(p)] if p.isdigit() else p for p in label.split("+"))
+            for (number, group), dose in itertools.product(enumerate(groups), doses if doses and parts else (0.0,)):
+                change = sum((shift[int(p) if p.isdigit() else len(genes) + len(p) % 5] for p in parts), 0 * base)
+                rates += n * [base + of_group[number] + (change * np.log2(1 + dose) if dose else change)]
+                rows += n * [(named, group, dose)]
+        counts = draw.poisson(5 * np.exp(np.stack(rates))).astype(np.float32)
+        obs = pd.DataFrame(rows, columns=["perturbation", "line", "dose"], index=[f"c{i}" for i in range(len(rows))])
+        return ad.AnnData(sp.csr_matrix(counts), obs=obs, var=pd.DataFrame({"n": range(len(genes))}, index=genes))
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def genes(adata):
+    """Names of the genes of the toy cells; the vocabulary lacks the last five."""
+    return list(adata.var_names)

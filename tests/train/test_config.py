@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scdiva.train import AnchorConfig, IntegrationConfig, OptimiserConfig, PretrainingConfig
+from scdiva.train import AnchorConfig, IntegrationConfig, OptimiserConfig, PerturbationConfig, PretrainingConfig
 
 
 def test_paper_preset():
@@ -96,6 +96,21 @@ def test_the_anchors_values_without_sense_are_refused_by_name(field, value):
 def test_the_integrations_values_without_sense_are_refused_by_name(field, value):
     with pytest.raises(ValueError, match=field):
         IntegrationConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("hidden", 0), ("rank", 0), ("batch_size", 0), ("learning_rate", float("nan")), ("loss", "huber"), ("loss", None)],
+)
+def test_the_perturbations_values_without_sense_are_refused_by_name(field, value):
+    with pytest.raises(ValueError, match=field):
+        PerturbationConfig(**{field: value})
+
+
+@pytest.mark.parametrize("loss", ["wmse", "de", "mse"])
+def test_the_perturbations_losses(loss):
+    assert PerturbationConfig(loss=loss).loss == loss
+    assert PerturbationConfig().loss == "wmse"  # the paper's
 
 
 def test_base_has_no_pretraining_fields():

@@ -258,11 +258,16 @@ def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None 
     stored = found.tensors(expected, "the screen")
     if head is not None:
         put_into(head, stored, "head.")
-    group = stored["group"].numpy()
-    if n and not (group.min() >= 0 and group.max() < len(groups)):
+    group, dose = stored["group"].numpy(), stored["dose"].numpy()
+    if n and not (group.dtype == np.int64 and group.min() >= 0 and group.max() < len(groups)):
         raise ValueError(f"{found.weights} names a group that is not there")
-    conditions = Conditions(parts, group, stored["dose"].numpy())
+    low = [stored["n_cells"] < 1, stored["n_control"] < 1, stored["dose"] <= 0, stored["variance"] < 0]
+    if any(bool(part.any()) for part in low):
+        raise ValueError(f"{found.weights} holds numbers of cells, doses or variances that are out of range")
+    conditions = Conditions(parts, group, dose)
     screen = Screen(genes, groups, conditions, **{name: stored[name].numpy() for name in _SCREEN})
+    if sizes is not None and sizes.n_labels != len(numbered_labels(model, screen)):
+        raise ValueError(f"{found.folder} describes a head of {sizes.n_labels} labels, which its screen does not have")
     return PerturbationModel(model, screen, base, head, **given, notes=notes)
 
 

@@ -136,6 +136,6 @@ def _noise(screen: Screen, prior: Matrix, error: Matrix) -> tuple[NDArray[np.flo
     variance = np.maximum(screen.variance.astype(np.float64), 1e-12)
     squares = np.square(screen.delta, dtype=np.float64).mean(axis=0)
     found = (squares - variance * np.diag(error).mean()) / np.diag(prior).mean()
-    whole = max(float(found.mean()), 1e-2 * float(squares.mean())) / float(variance.mean())
+    whole = max(float(found.mean()), 1e-2 * float(squares.mean()), 1e-12) / float(variance.mean())
     scale = np.maximum((1 - OWN) * whole * variance + OWN * found, LEAST * whole * variance)
     return variance / scale, scale

@@ -59,7 +59,8 @@ def fit_perturbation(
     genes marked, their values hidden, in front of all others (so that they are never cut off), and predicts for that
     cell what the first part leaves of the change of every gene of `adata` (paper, section on perturbation prediction).
     It learns from conditions that the first part was fitted without, is stopped by others that are held out, and is
-    dropped where these are predicted no better with it: `notes["network"]` says so.
+    dropped where these are predicted no better with it, as `notes["network"]` says. Of fewer than 20 conditions none
+    is trained.
 
     Parameters
     ----------

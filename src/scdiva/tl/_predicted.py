@@ -60,7 +60,7 @@ class Asked:
         Raises
         ------
         ValueError
-            If nothing is asked for, the control is, one perturbation is twice, or a dose makes no sense.
+            If nothing is asked for, the control is, anything is asked for twice, or a dose makes no sense.
         """
         measured = fitted.screen.conditions
         if predict is None:
@@ -86,6 +86,9 @@ class Asked:
             raise ValueError("groups are given, but the screen was read without: name their column, groupby=...")
         if listed is not None and not listed:
             raise ValueError("groups names no group; leave it out to predict in all that have control cells.")
+        for name, given in (("dose", doses), ("groups", listed or [])):
+            if len(set(given)) < len(given):
+                raise ValueError(f"{name} holds {max(given, key=given.count)!r} more than once.")
         return cls(parts, names, listed, doses)
 
     def targets(
@@ -254,7 +257,7 @@ def laid_out(values: list[np.ndarray], cells: list[np.ndarray], labels: list[str
 
 def _label(fitted: PerturbationModel, name: str, group: str, dose: float, several: bool) -> str:
     """Name a condition."""
-    return name + (f" in {group}" if fitted.groupby else "") + (f" at {dose:g}" if several else "")
+    return name + (f" in {group}" if fitted.groupby else "") + (f" at {dose:.15g}" if several else "")
 
 
 def gene_columns(names: pd.Index, genes: tuple[str, ...]) -> np.ndarray:

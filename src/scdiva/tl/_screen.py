@@ -153,8 +153,8 @@ def read_controls(
     there = np.bincount(number[rows], minlength=len(groups))
     if (there == 0).any():
         raise ValueError(
-            f"in {(there == 0).sum()} of {len(groups)} groups (the first is {groups[there.argmin()]!r}) no control "
-            "cell has a gene that the model knows: leave such groups out."
+            f"in {(there == 0).sum()} of {len(groups)} groups no control cell has a gene that the model knows, the "
+            f"first is {str(groups[there.argmin()])!r}: leave such groups out."
         )
     blocks = [np.arange(lo, min(lo + 64, len(rows))) for lo in range(0, len(rows), 64)]
 
@@ -189,8 +189,8 @@ def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **readin
     Raises
     ------
     ValueError
-        If nothing but controls was measured, a group with perturbed cells has no control cells, genes have one name,
-        or the matrix is refused.
+        If nothing but controls was measured, or nothing in two cells; a group with perturbed cells has no control
+        cells, genes have one name, or the matrix is refused.
 
     Warns
     -----
@@ -226,6 +226,11 @@ def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **readin
     # control cells of a group stand behind the conditions, as one more each
     within = np.where(numbers >= 0, numbers, len(order) + np.array([place.get(g, 0) for g in done.group]))
     n = len(order) + len(controls.groups)
+    if n == adata.n_obs:
+        raise ValueError(
+            f"each of {len(order)} conditions was measured in one cell, and so were the control cells of each group: "
+            "nothing says how much of a change is chance. Two or more control cells would."
+        )
     mean, size = _group_means(expression, within, n), np.bincount(within, minlength=n)
     squares = np.asarray(expression.multiply(expression).sum(axis=0)).ravel()
     left = np.maximum(squares - (np.square(mean) * size[:, None]).sum(axis=0), 0.0)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
+from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models.perturbation import alikeness, change_of, gene_tokens, numbered_labels
 from scdiva.models.scdiva import ScDiVa
 from scdiva.models.screen import KINDS, Kind, Screen
@@ -22,14 +23,12 @@ from scdiva.train.config import PerturbationConfig
 from scdiva.train.low_rank import merge_low_rank, train_states
 from scdiva.train.responses import METHODS, LeftOut, best_base, errors, predict_left_out, summary
 
-ALPHA = 0.1
-"""Added to a gene's mean control expression where errors are weighted by it (paper, eq. wmse_weights, alpha)."""
 STEPS_AN_EPOCH = 20
-"""At least: control cells are shown again and again, each time with another perturbation."""
-MOST_HELD_OUT = 256
+"""Control cells are drawn for so many steps; they are shown again and again, each time with another perturbation."""
+MOST_HELD_OUT = 128
 """Control cells on which the conditions that are held out are looked at."""
-LEAST = 4
-"""Conditions that training needs, and a network is not trained on fewer."""
+LEAST = 20
+"""Conditions that a network is trained on; of fewer it learns them by heart."""
 GAIN = 0.005
 """Share of the error on held-out conditions that a network has to take away to be kept."""
 
@@ -129,20 +128,21 @@ def loss_weights(screen: Screen, rows: NDArray[np.int64], loss: Literal["wmse", 
     rows
         Numbers of the conditions.
     loss
-        `"wmse"`: by mean control expression and :data:`ALPHA` (paper, eq. wmse_weights). `"de"`: half evenly, half by
-        the change over its standard error. `"mse"`: evenly.
+        `"wmse"`: by mean control expression (paper, eq. wmse_weights;
+        :data:`scdiva.metrics.perturbation.WMSE_ALPHA`). `"de"`: half evenly, half by the change over its standard
+        error. `"mse"`: evenly.
     """
     n_genes = len(screen.genes)
     even = np.full((len(rows), n_genes), 1.0 / n_genes)
     if loss == "mse":
         return even
     if loss == "wmse":
-        weight = screen.control[screen.conditions.group[rows]].astype(np.float64) + ALPHA
+        weight = screen.control[screen.conditions.group[rows]].astype(np.float64) + WMSE_ALPHA
         scaled: NDArray[np.float64] = weight / weight.sum(axis=1, keepdims=True)
         return scaled
     error = np.sqrt(screen.variance / screen.n_cells[rows, None]) + 1e-6
-    clear = np.abs(screen.delta[rows]) / error
-    return 0.5 * even + 0.5 * clear / np.maximum(clear.sum(axis=1, keepdims=True), 1e-12)
+    clear = np.abs(screen.delta[rows]) / error + 1e-12  # evenly where nothing changes
+    return 0.5 * even + 0.5 * clear / clear.sum(axis=1, keepdims=True)
 
 
 class FittedResponses(NamedTuple):
@@ -206,7 +206,7 @@ def fit_responses(
     new = model if strategy == "head" else copy.deepcopy(model)
     head = _head(new, screen, examples, config)
     home = next(model.parameters()).device
-    required = [p.requires_grad for p in new.parameters()]
+    required, training = [p.requires_grad for p in new.parameters()], new.training
     try:
         if strategy == "head":
             new.requires_grad_(False)
@@ -220,14 +220,15 @@ def fit_responses(
             return FittedResponses(model, base, None, notes)
         rng = np.random.default_rng(config.seed)
         looked_at = np.sort(rng.permutation(looked_at)[:MOST_HELD_OUT])
-        again = -(-STEPS_AN_EPOCH * config.batch_size // len(rows))
-        split = Split(np.tile(rows, again), looked_at)
+        n = STEPS_AN_EPOCH * config.batch_size
+        drawn = np.concatenate([rng.permutation(rows) for _ in range(-(-n // len(rows)))])[:n]
+        split = Split(np.sort(drawn), looked_at)
         before = _loss(module, controls, looked_at)
         found = continue_training(module, controls, split, limits, progress=progress)
         after = _loss(module, controls, looked_at)
         merge_low_rank(new)
     finally:
-        new.to(home)
+        new.to(home).train(training)
         for parameter, was in zip(new.parameters(), required, strict=False):
             parameter.requires_grad_(was)
     notes |= {
@@ -241,7 +242,6 @@ def fit_responses(
         notes["network"] = "did not help"
         return FittedResponses(model, base, None, notes)
     notes["network"] = "kept"
-    new.eval()
     return FittedResponses(new, base, head.to(home).requires_grad_(False).eval(), notes)
 
 
@@ -290,7 +290,8 @@ def _head(model: ScDiVa, screen: Screen, examples: Examples, config: Perturbatio
     n_labels = len(numbered_labels(model, screen))
     sizes = PerturbationSizes(c.dim, c.state_dim, n_labels, n_genes, config.rank, config.hidden)
     source = step_generator(config.seed, 0, "perturbation head")
-    head = PerturbationHead(sizes, source)
+    with torch.random.fork_rng(devices=[]):  # what layers begin with is overwritten, and the user's stream stays
+        head = PerturbationHead(sizes, source)
     learned = examples.residual[~examples.held_out].astype(np.float64)
     _, size, right = np.linalg.svd(learned, full_matrices=False)
     k = min(config.rank, int((size > 1e-8 * max(float(size[0]), 1e-12)).sum()))

@@ -1,0 +1,393 @@
+"""A fitted perturbation model: what it predicts, its folder, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from scdiva._constants import BASELINES, MASK
+from scdiva.models import PerturbationModel, _fitted, load_perturbation_model, save_model
+from scdiva.models import perturbation as P
+from scdiva.models._folder import sha256
+from scdiva.models.screen import KINDS, Conditions
+from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
+
+FILES = ["perturbation.json", "perturbation.safetensors", "model/SHA256SUMS", "SHA256SUMS"]
+MODEL_FILES = [f"model/{name}" for name in ("config.json", "model.safetensors", "vocabulary.parquet", "README.md")]
+NONE = np.zeros((0, 6), dtype=np.float32)
+NOTES = {"network": "kept", "seconds": 1.5, "nothing": np.nan, "history": {"step": np.array([1.0, np.nan])}}
+
+
+@pytest.fixture(scope="module")
+def model(network):
+    return network()
+
+
+@pytest.fixture(scope="module")
+def make(measured, model):
+    """A fitted model whose screen is drawn; two perturbations are labels."""
+    a, b, c = model.vocabulary.symbols[:3]
+
+    def made(with_head=True, model=model, doses=None, **base):
+        labels = (a, f"{b}@1", f"{a}+{b}", "drug", f"drug+{c}", "heat@1")
+        screen = measured(labels, doses=doses, genes=[*model.vocabulary.symbols[:8], *"wxyz"])
+        head = None
+        if with_head:
+            c_ = model.config
+            sizes = PerturbationSizes(c_.dim, c_.state_dim, 2, 12, rank=3, hidden=5)
+            head = PerturbationHead(sizes, torch.Generator().manual_seed(0)).requires_grad_(False).eval()
+            for number, parameter in enumerate(head.parameters()):
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+        chosen = dict.fromkeys(KINDS, P.EXPECTED) | base
+        return PerturbationModel(model, screen, chosen, head, "perturbation", "control", "line", "", "+", NOTES)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def fitted(make):
+    return make(doses=[2, 4, 2, 2, 8, 2])
+
+
+@pytest.fixture
+def folder(fitted, tmp_path):
+    return fitted.save(tmp_path / "fitted")
+
+
+@pytest.fixture(scope="module")
+def asked(model):
+    a, b, c, d = model.vocabulary.symbols[:4]
+    parts = ((b,), (a, c), ("drug", "heat"), (d,), (a, b))
+    return Conditions(tuple(tuple(sorted(p)) for p in parts), np.array([0, 1, 0, 1, 0]), np.array([1, 1, 2.0, 3, 1]))
+
+
+@pytest.fixture(scope="module")
+def cells():
+    draw = np.random.default_rng(0)
+    lengths = [5, 20, 1]
+    tokens = torch.from_numpy(np.concatenate([draw.permutation(30)[:n] + 3 for n in lengths]))
+    values = torch.from_numpy(draw.gamma(2.0, 1.0, 26).astype(np.float32))
+    return tokens, values, torch.tensor([0, 5, 25, 26], dtype=torch.int32)
+
+
+def test_it_says_what_it_is(fitted, make):
+    assert repr(fitted) == "PerturbationModel(6 conditions, 12 genes, a network)"
+    assert repr(make(False)) == "PerturbationModel(6 conditions, 12 genes, no network)"
+    assert fitted.labels == {"drug": 0, "heat": 1}
+
+
+def test_what_the_network_is_added_to_is_named_by_kind(make, asked):
+    one = make(single="train_mean", combination="additive").mean_change(asked, NONE)
+    assert one.base == [P.EXPECTED, "additive", "additive", "train_mean", "additive"]  # b was measured in line 1
+    assert tuple(one.baselines) == BASELINES
+    expected = make().mean_change(asked, NONE)
+    assert set(expected.base) == {P.EXPECTED}
+    for row, name in enumerate(one.base):
+        from_what = expected.change if name == P.EXPECTED else one.baselines[name]
+        np.testing.assert_array_equal(one.change[row], from_what[row])
+    assert one.sd.shape == one.change.shape == (5, 12)
+    assert (one.sd > 0).all()
+
+
+def test_a_base_that_is_not_defined_is_refused(make, asked, model):
+    fitted = make(combination="elsewhere", group="elsewhere")
+    fitted.mean_change(asked.only(np.array([0])), NONE)
+    name = "+".join(asked.parts[1])
+    with pytest.raises(
+        ValueError, match=rf"residual='elsewhere' is not defined for '{name}'.*residual=\"auto\"".replace("+", r"\+")
+    ):
+        fitted.mean_change(asked, NONE)
+
+
+def test_new_groups_are_predicted_from_their_states(fitted, asked):
+    new = replace(asked.only(np.array([0, 3])), group=np.array([2, 2]))
+    state = fitted.screen.states[1:] + 0.01
+    found = fitted.mean_change(new, state)
+    assert np.isfinite(found.change).all()
+    far = fitted.mean_change(new, -state)
+    assert not np.allclose(found.change, far.change)
+    for name in ("train_mean", "additive"):
+        np.testing.assert_array_equal(found.baselines[name], far.baselines[name])
+
+
+def test_the_network_reads_each_cell_with_its_perturbed_genes_in_front(fitted, model, cells):
+    """Beside one cell at a time, the marks put in by hand."""
+    tokens, values, bounds = cells
+    a, b = model.vocabulary.symbols[:2]
+    token = {name: int(model.vocabulary.match([name]).tokens[0]) for name in (a, b)}
+    done, dose = [(a,), (b, "drug"), ("heat",)], np.array([1.0, 4.0, 0.5])
+    found = fitted.added(cells, done, dose)
+    assert (found.dtype, found.shape, found.device.type) == (torch.float32, (3, 12), "cpu")
+    assert not found.requires_grad
+    head = fitted.head
+    for i, names in enumerate(done):
+        lo, hi = bounds[i : i + 2].tolist()
+        front = [token.get(name, MASK) for name in names]
+        rest = [j for j in range(lo, hi) if int(tokens[j]) not in front][: 20 - len(front)]
+        own = torch.tensor([*front, *tokens[rest].tolist()])
+        shown = torch.cat([torch.zeros(len(front)), values[rest]])
+        prompt = torch.zeros(len(own), model.config.dim)
+        for j, name in enumerate(names):
+            prompt[j] = head.mark + float(np.log2(dose[i] / 2.0)) * head.dose
+            if name in fitted.labels:
+                prompt[j] += head.labels.weight[fitted.labels[name]]
+        hidden = torch.arange(len(own)) < len(front)
+        with torch.no_grad():
+            state = model.encode_anchor(tokens[lo:hi], values[lo:hi], torch.tensor([0, hi - lo], dtype=torch.int32))
+            out = model(
+                own, shown, torch.tensor([0, len(own)], dtype=torch.int32), value_mask=hidden, anchor_state=state,
+                prompt=prompt,
+            )  # fmt: skip
+            one = head(out.hidden, out.cell_state, torch.arange(len(front))[None])
+        torch.testing.assert_close(found[i], one[0], rtol=1e-4, atol=1e-5)
+    assert found.abs().min(dim=1).values.max() > 0
+
+
+def test_no_network_adds_nothing(make, cells):
+    added = make(False).added(cells, [("drug",)] * 3, np.ones(3))
+    assert added.shape == (3, 12)
+    assert not added.any()
+
+
+@pytest.mark.parametrize("anchor", ["learned", "pooled"])
+def test_models_of_other_kinds(network, make, cells, anchor):
+    other = network(anchor=anchor, time_conditioning=True)
+    found = make(model=other).added(cells, [("drug",), ("heat",), (other.vocabulary.symbols[0],)], np.ones(3))
+    assert np.isfinite(found.numpy()).all()
+    assert found.any()
+
+
+@pytest.mark.parametrize("with_head", [True, False])
+def test_saved_and_loaded_it_predicts_the_same_to_the_bit(make, asked, cells, tmp_path, with_head):
+    given = make(with_head, doses=[1, 2, 1, 1, 4, 1], single="linear")
+    folder = given.save(tmp_path / "here" / "fitted")
+    assert P.is_perturbation_model(folder)
+    stream = torch.random.get_rng_state()
+    found = load_perturbation_model(str(folder), device="cpu")
+    assert torch.equal(torch.random.get_rng_state(), stream)
+    for name in ("base", "perturbation_key", "control", "groupby", "dose_key", "separator"):
+        assert getattr(found, name) == getattr(given, name)
+    assert (found.screen.genes, found.screen.groups) == (given.screen.genes, given.screen.groups)
+    assert found.screen.conditions.parts == given.screen.conditions.parts
+    for name in ("delta", "n_cells", "control", "n_control", "states", "variance"):
+        one, other = getattr(found.screen, name), getattr(given.screen, name)
+        np.testing.assert_array_equal(one, other)
+        assert one.dtype == other.dtype
+    one, other = (m.mean_change(asked, NONE) for m in (found, given))
+    np.testing.assert_array_equal(one.change, other.change)
+    np.testing.assert_array_equal(one.sd, other.sd)
+    done = [("drug",), ("heat",), given.screen.conditions.parts[2]]
+    assert torch.equal(found.added(cells, done, np.array([1, 2.0, 3])), given.added(cells, done, np.array([1, 2.0, 3])))
+    assert np.isnan(found.notes["nothing"])
+    assert (found.notes["network"], found.notes["seconds"]) == ("kept", 1.5)
+    np.testing.assert_array_equal(found.notes["history"]["step"], [1, np.nan])
+    assert found.head is None or not found.head.training
+    assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) == sorted(FILES + MODEL_FILES)
+    assert [p.name for p in folder.parent.iterdir()] == ["fitted"]
+
+
+@pytest.mark.parametrize("name", FILES + MODEL_FILES)
+def test_a_missing_file_is_named(folder, name):
+    (folder / name).unlink()
+    with pytest.raises(FileNotFoundError, match=rf"lacks .*{name.rsplit('/', 1)[-1]}"):
+        load_perturbation_model(folder)
+
+
+@pytest.mark.parametrize("name", FILES + MODEL_FILES)
+@pytest.mark.parametrize("place", [0, 0.5, 1])
+def test_one_flipped_byte_is_found(folder, name, place):
+    data = bytearray((folder / name).read_bytes())
+    data[int(place * (len(data) - 2))] ^= 1  # the last one ends a line
+    (folder / name).write_bytes(bytes(data))
+    with pytest.raises(ValueError, match="SHA256SUMS"):
+        load_perturbation_model(folder)
+
+
+def test_no_folder_at_all(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"lacks perturbation\.json: a perturbation's folder"):
+        load_perturbation_model(tmp_path / "nowhere")
+    assert not P.is_perturbation_model(tmp_path / "nowhere")
+
+
+def signed(folder):
+    """Write the sums anew, so that what was changed passes for whole."""
+    names = FILES[:3]
+    (folder / "SHA256SUMS").write_text("".join(f"{sha256((folder / n).read_bytes())}  {n}\n" for n in names))
+    return folder
+
+
+def edited(folder, change):
+    settings = json.loads((folder / "perturbation.json").read_text())
+    change(settings)
+    (folder / "perturbation.json").write_text(json.dumps(settings))
+    return signed(folder)
+
+
+def retensored(folder, change):
+    tensors = load_file(folder / "perturbation.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "perturbation.safetensors")
+    return signed(folder)
+
+
+def test_another_model_is_refused(folder, network):
+    shutil.rmtree(folder / "model")
+    other = network(seed=5)
+    save_model(other, other.vocabulary, folder / "model")
+    with pytest.raises(ValueError, match=r"model/SHA256SUMS does not match"):
+        load_perturbation_model(folder)
+    shutil.rmtree(folder / "model")
+    wider = network(anchor_learned_dim=4)  # the same genes, another state
+    save_model(wider, wider.vocabulary, folder / "model")
+    with pytest.raises(ValueError, match="a head for another model than the one beside it"):
+        load_perturbation_model(signed(folder))
+
+
+def test_another_model_without_a_network_is_refused(make, network, tmp_path):
+    folder = make(False).save(tmp_path / "fitted")
+    shutil.rmtree(folder / "model")
+    wider = network(anchor_learned_dim=4)
+    save_model(wider, wider.vocabulary, folder / "model")
+    with pytest.raises(ValueError, match="does not hold the tensors of the screen"):
+        load_perturbation_model(signed(folder))
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda s: s.update(format="scdiva annotator"), "format 'scdiva annotator'"),
+        (lambda s: s.update(format_version=2), "version 2"),
+        (lambda s: s.pop("genes"), "'genes'"),
+        (lambda s: s.pop("notes"), "'notes'"),
+        (lambda s: s.pop("given"), "'given'"),
+        (lambda s: s["given"].pop("separator"), "'separator'"),
+        (lambda s: s.update(notes=3), "int"),
+        (lambda s: s.update(base=["additive"]), "list"),
+        (lambda s: s["base"].pop("group"), "'group'"),
+        (lambda s: s["base"].update(single="the best"), "the best"),
+        (lambda s: s.update(genes=[]), "out of range"),
+        (lambda s: s.update(groups=[]), "out of range"),
+        (lambda s: s["parts"].append([]), "out of range"),
+        (lambda s: s.update(parts=3), "int"),
+        (lambda s: s["parts"].pop(), "does not hold the tensors"),
+        (lambda s: s["groups"].append("more"), "does not hold the tensors"),
+        (lambda s: s["genes"].append("more"), "another model"),
+        (lambda s: s["sizes"].update(more=1), "more"),
+        (lambda s: s["sizes"].update(n_genes=-1), "n_genes out of range"),
+        (lambda s: s["sizes"].update(rank=2.5), "float"),
+        (lambda s: s["sizes"].update(rank=10**12), "rank out of range"),
+        (lambda s: s["sizes"].update(hidden=10**12), "hidden out of range"),
+        (lambda s: s["sizes"].update(n_labels=10**12), "n_labels out of range"),
+        (lambda s: s["sizes"].update(dim=10**12), "another model"),
+        (lambda s: s["sizes"].update(state_dim=10**12), "another model"),
+        (lambda s: s["sizes"].update(rank=4000), "does not hold the tensors"),
+        (lambda s: s["sizes"].update(n_labels=3), "does not hold the tensors"),
+        (lambda s: s.update(sizes=None), "does not hold the tensors"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(folder, change, match):
+    with pytest.raises(ValueError, match=match):
+        load_perturbation_model(edited(folder, change))
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\xff"])
+def test_settings_that_are_none_are_refused(folder, text):
+    (folder / "perturbation.json").write_bytes(text.encode("latin1"))
+    with pytest.raises(ValueError, match=r"perturbation\.json does not describe a perturbation"):
+        load_perturbation_model(signed(folder))
+
+
+def test_nothing_is_set_aside_for_sizes_that_a_file_claims(folder, monkeypatch):
+    """Two layers of 65,536 units would be 17 GB."""
+    folder = edited(folder, lambda s: s["sizes"].update(hidden=65_536))
+    made = P.PerturbationHead
+
+    def watched(sizes):
+        head = made(sizes)
+        assert {value.device.type for value in head.state_dict().values()} == {"meta"}
+        return head
+
+    monkeypatch.setattr(P, "PerturbationHead", watched)
+    with pytest.raises(ValueError, match="does not hold the tensors"):
+        load_perturbation_model(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda t: t.pop("delta"), "does not hold the tensors"),
+        (lambda t: t.pop("head.mark"), "does not hold the tensors"),
+        (lambda t: t.update({"head.more": torch.zeros(1)}), "does not hold the tensors"),
+        (lambda t: t.update(delta=t["delta"][:, :-1].contiguous()), "does not hold"),
+        (lambda t: t["delta"].fill_(np.nan), "NaN or infinite"),
+        (lambda t: t["variance"].fill_(np.inf), "NaN or infinite"),
+        (lambda t: t["head.directions"].fill_(np.nan), "NaN or infinite"),
+        (lambda t: t["group"].fill_(2), "names a group that is not there"),
+        (lambda t: t["group"].fill_(-1), "names a group that is not there"),
+        (lambda t: t.update(group=t["group"].double()), "names a group that is not there"),
+        (lambda t: t["n_cells"].fill_(0), "out of range"),
+        (lambda t: t["n_control"].fill_(0), "out of range"),
+        (lambda t: t["dose"].fill_(0), "out of range"),
+        (lambda t: t["variance"].fill_(-1), "out of range"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_refused(folder, change, match):
+    with pytest.raises(ValueError, match=match):
+        load_perturbation_model(retensored(folder, change))
+
+
+def test_a_head_with_fewer_labels_than_its_screen_is_refused(folder):
+    retensored(folder, lambda t: t.update({"head.labels.weight": t["head.labels.weight"][:1].contiguous()}))
+    with pytest.raises(ValueError, match="a head of 1 labels, which its screen does not have"):
+        load_perturbation_model(edited(folder, lambda s: s["sizes"].update(n_labels=1)))
+
+
+@pytest.mark.parametrize("text", ["", "0  perturbation.json\n", "0  perturbation.json\n" * 3, "nonsense"])
+def test_sums_must_be_of_the_files(folder, text):
+    (folder / "SHA256SUMS").write_text(text)
+    with pytest.raises(ValueError, match="each once, and nothing else"):
+        load_perturbation_model(folder)
+
+
+def test_what_stands_there_is_not_overwritten(make, folder, tmp_path):
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    plain = make(False)
+    with pytest.raises(FileExistsError, match="pass overwrite=True"):
+        plain.save(folder)
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    assert plain.save(folder, overwrite=True) == folder
+    assert load_perturbation_model(folder).head is None
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("all of it")
+    shutil.copytree(folder / "model", tmp_path / "model")
+    for taken in (tmp_path / "mine", tmp_path / "model", tmp_path / "mine" / "thesis.txt"):
+        for overwrite in (False, True):
+            with pytest.raises(FileExistsError, match="no perturbation; choose another path"):
+                plain.save(taken, overwrite=overwrite)
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "all of it"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fitted", "mine", "model"]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_save_that_fails_leaves_nothing_behind(fitted, folder, tmp_path, monkeypatch, overwrite):
+    def fails(_):
+        raise OSError("no space left")
+
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    monkeypatch.setattr(_fitted, "sha256", fails)
+    with pytest.raises(OSError, match="no space"):
+        fitted.save(folder if overwrite else tmp_path / "new", overwrite=overwrite)
+    assert [p.name for p in tmp_path.iterdir()] == ["fitted"]
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_what_is_stored_is_plain_json(folder):
+    settings = json.loads((folder / "perturbation.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    assert settings["notes"]["nothing"] is None
+    assert settings["genes"][-4:] == list("wxyz")

@@ -1,0 +1,160 @@
+"""The expected response beside the covariance term by term, and beside sklearn's Gaussian process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import DotProduct
+
+from scdiva.models import response as R
+from scdiva.models.response import Alike, covariance, expected_response
+from scdiva.models.screen import Conditions
+
+NAMES = tuple("ABCDE")
+PARTS = st.sets(st.sampled_from(NAMES), min_size=1, max_size=3).map(lambda s: tuple(sorted(s)))
+ROWS = st.lists(st.tuples(PARTS, st.integers(0, 3), st.floats(0.01, 100.0)), min_size=1, max_size=10)
+
+
+def conditions(rows) -> Conditions:
+    parts, group, dose = zip(*rows, strict=True)
+    return Conditions(tuple(parts), np.array(group, dtype=np.int64), np.array(dose, dtype=np.float64))
+
+
+def alikeness(n_groups=4, rng=0) -> Alike:
+    """Correlations of random vectors."""
+    draw = np.random.default_rng(rng)
+    return Alike(NAMES, np.corrcoef(draw.normal(size=(5, 9))), np.corrcoef(draw.normal(size=(n_groups, 9))))
+
+
+def slow_covariance(one, other, alike, unit) -> float:
+    """Of two conditions, sum by sum, from the formula at the head of the module."""
+    (parts_a, group_a, dose_a), (parts_b, group_b, dose_b) = one, other
+    a, b = (np.log(1 + dose / unit) / np.log(2) for dose in (dose_a, dose_b))
+    effect = 0.0
+    for p in parts_a:
+        for q in parts_b:
+            similar = alike.parts[alike.names.index(p), alike.names.index(q)]
+            effect += a * b * (R.COUNT + (1 - R.RELATED) * (p == q) + R.RELATED * similar)
+    group = R.ANY_GROUP + R.ALIKE_GROUP * alike.groups[group_a, group_b]
+    group += (1 - R.ANY_GROUP - R.ALIKE_GROUP) * (group_a == group_b)
+    return R.SHARED + effect * group * np.exp(-((a - b) ** 2) / 2)
+
+
+@given(ROWS, ROWS, st.sampled_from([0.3, 1.0, 20.0]))
+def test_covariance_term_by_term(one, other, unit):
+    alike = alikeness()
+    expected = [[slow_covariance(a, b, alike, unit) for b in other] for a in one]
+    np.testing.assert_allclose(covariance(conditions(one), conditions(other), alike, unit), expected, rtol=1e-9)
+
+
+@given(ROWS, st.integers(0, 50))
+def test_a_covariance_is_positive_semidefinite(rows, rng):
+    found = covariance(conditions(rows), conditions(rows), alikeness(rng=rng))
+    np.testing.assert_allclose(found, found.T)
+    assert np.linalg.eigvalsh(found).min() > -1e-9 * np.trace(found)
+
+
+def test_one_part_at_unit_dose_in_its_own_group_counts_one_and_a_bit():
+    a = conditions([(("A",), 0, 1.0)])
+    assert covariance(a, a, alikeness())[0, 0] == pytest.approx(R.SHARED + 1 + R.COUNT)
+
+
+def tau_squared(screen, prior) -> np.ndarray:
+    """By moments, gene by gene, drawn towards what genes of the same variance have."""
+    n, g = screen.delta.shape
+    variance, found = screen.variance.astype(float), np.zeros(g)
+    for j in range(g):
+        error = [variance[j] / screen.n_cells[i] for i in range(n)]
+        error = [e + variance[j] / screen.n_control[screen.conditions.group[i]] for i, e in enumerate(error)]
+        found[j] = np.mean(screen.delta[:, j].astype(float) ** 2 - error) / np.mean(np.diag(prior))
+    others = found.mean() / variance.mean() * variance
+    return np.maximum(R.OWN * found + (1 - R.OWN) * others, R.LEAST * others)
+
+
+@pytest.mark.parametrize("doses", [None, [0.5, 1, 2, 1, 1, 3, 1]])
+def test_mean_and_sd_are_those_of_a_gaussian_process(measured, doses):
+    """Sklearn's knows no covariance given as a matrix; the rows of its root are features that have it.
+
+    The error of a group's control cells is in all changes of the group, measured or not.
+    """
+    screen = measured(("A", "B", "C@1", "A+B", "B+C@1", "A@1", "D@2"), doses=doses, rng=4)
+    targets = conditions([(("A",), 2, 1.0), (("B", "D"), 0, 0.7), (("E",), 1, 1.0), (("A",), 0, 1.0), (("C",), 3, 5.0)])
+    alike, n = alikeness(), len(screen.conditions)
+    both = Conditions(
+        (*screen.conditions.parts, *targets.parts),
+        np.concatenate([screen.conditions.group, targets.group]),
+        np.concatenate([screen.conditions.dose, targets.dose]),
+    )
+    prior = covariance(both, both, alike, 1.0)
+    scale = tau_squared(screen, prior[:n, :n])
+    shared = np.array([[1 / screen.n_control[g] if g == h < 3 else 0.0 for h in both.group] for g in both.group])
+    found, found_sd = expected_response(screen, targets, alike)
+    for j in range(len(screen.genes)):
+        noise = screen.variance[j] / scale[j]
+        root = np.linalg.cholesky(prior + noise * shared + 1e-10 * np.eye(len(both)))
+        regressor = GaussianProcessRegressor(DotProduct(0.0, "fixed"), alpha=noise / screen.n_cells, optimizer=None)
+        regressor.fit(root[:n], screen.delta[:, j].astype(np.float64))
+        mean, sd = regressor.predict(root[n:], return_std=True)
+        np.testing.assert_allclose(found[:, j], mean, atol=1e-6)
+        np.testing.assert_allclose(found_sd[:, j], sd * np.sqrt(scale[j]), atol=1e-5)
+
+
+def test_what_was_measured_well_is_kept_and_sure(measured):
+    screen = replace(measured(("A", "B", "C", "D", "A+B@1")), n_cells=np.full(5, 10**9), n_control=np.full(2, 10**9))
+    alike = alikeness()
+    mean, sd = expected_response(screen, screen.conditions, alike)
+    np.testing.assert_allclose(mean, screen.delta, atol=1e-4)
+    assert sd.max() < 1e-2
+    noisy = replace(screen, n_cells=np.ones(5, dtype=np.int64), n_control=np.full(2, 50), variance=screen.variance * 3)
+    shrunk, unsure = expected_response(noisy, screen.conditions, alike)
+    assert np.abs(shrunk).mean() < np.abs(screen.delta).mean()
+    assert (unsure > sd).all()
+
+
+def test_effects_add_up_and_carry_over(measured):
+    """Of a new pair the expected change is nearer to the sum of its parts' than to either; of a gene alike, to its."""
+    screen = replace(
+        measured(("A", "B", "C", "D"), n_genes=200), n_cells=np.full(4, 10**6), n_control=np.array([10**6])
+    )
+    alike = alikeness()
+    delta = screen.delta.astype(np.float64)
+    pair, _ = expected_response(screen, conditions([(("A", "B"), 0, 1.0)]), alike)
+    gap = [np.square(pair[0] - other).mean() for other in (delta[0] + delta[1], delta[0], delta[1])]
+    assert gap[0] < min(gap[1:])
+    similar = np.eye(5)
+    similar[0, 4] = similar[4, 0] = 0.9
+    new, _ = expected_response(screen, conditions([(("E",), 0, 1.0)]), Alike(NAMES, similar, np.eye(1)))
+    nearest = [np.corrcoef(new[0], row)[0, 1] for row in delta]
+    assert np.argmax(nearest) == 0
+
+
+def test_what_is_predicted_does_not_depend_on_what_else_is_asked(measured):
+    screen, alike = measured(("A", "B", "C@1", "A+B")), alikeness(4)
+    rows = [(("A",), 1, 1.0), (("B", "D"), 0, 2.0), (("E",), 3, 1.0)]
+    mean, sd = expected_response(screen, conditions(rows), alike)
+    for i, row in enumerate(rows):
+        one = expected_response(screen, conditions([row]), alike)
+        np.testing.assert_allclose(one[0][0], mean[i], rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(one[1][0], sd[i], rtol=1e-9)
+
+
+def test_little_to_learn_from_gives_finite_numbers(measured):
+    alike = alikeness()
+    target = conditions([(("D",), 0, 1.0)])
+    one = measured(("A",))
+    mean, sd = expected_response(one, target, alike)
+    assert np.isfinite(mean).all()
+    assert (sd > 0).all()
+    assert np.corrcoef(mean[0], one.delta[0])[0, 1] > 0.99  # what the only one changed, weaker
+    assert np.abs(mean).mean() < np.abs(one.delta).mean()
+    still = replace(measured(), delta=np.zeros((5, 12), dtype=np.float32))
+    mean, sd = expected_response(still, target, alike)
+    assert not mean.any()
+    assert np.isfinite(sd).all()
+    certain = replace(measured(), variance=np.zeros(12, dtype=np.float32))
+    assert np.isfinite(expected_response(certain, target, alike)[0]).all()

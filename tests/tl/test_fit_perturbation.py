@@ -1,0 +1,271 @@
+"""`tl.fit_perturbation`: what it finds, what it refuses, and that it leaves everything as it was."""
+
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pytest
+import torch
+
+import scdiva as sd
+from scdiva.data.expression import log_normalised
+from scdiva.models.screen import KINDS
+from scdiva.train import adaptation
+from scdiva.train import perturbation as training
+
+NOTES = {"validation", "strategy", "network", "labels", "model", "seed", "seconds"}
+NOTES_OF_TRAINING = {"steps", "stopped", "loss_without", "loss_with", "history"}
+
+
+@pytest.fixture(autouse=True)
+def _few_conditions_suffice(monkeypatch):
+    monkeypatch.setattr(training, "LEAST", 4)
+
+
+@pytest.fixture(scope="module")
+def data(perturbed_cells):
+    return perturbed_cells()
+
+
+def fit(data, model, *args, **arguments):
+    return sd.tl.fit_perturbation(
+        data, *(args or ("perturbation",)), model=model, **{"rng": 3, "strategy": "none", "max_epochs": 1} | arguments
+    )
+
+
+@pytest.mark.parametrize("strategy", ["none", "head", "lora", "full"])
+def test_what_is_found(one, data, strategy, contents, weights, same):
+    before, theirs = contents(data), weights(one)
+    state, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    fitted = fit(data, one, strategy=strategy)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
+    assert contents(data) == before
+    assert same(weights(one), theirs)
+    assert not one.training
+    assert all(p.requires_grad for p in one.parameters())
+    assert set(fitted.notes) == NOTES | (NOTES_OF_TRAINING if strategy != "none" else set())
+    assert fitted.notes["network"] in (("none",) if strategy == "none" else ("kept", "did not help"))
+    assert (fitted.head is not None) == (fitted.notes["network"] == "kept")
+    assert (fitted.notes["strategy"], fitted.notes["model"]) == (strategy, "ScDiVa")
+    assert set(fitted.base) == set(KINDS)
+    assert (fitted.perturbation_key, fitted.control, fitted.groupby, fitted.dose_key) == (
+        "perturbation",
+        "control",
+        "",
+        "",
+    )
+    assert len(fitted.screen.conditions) == 7
+    validation = fitted.notes["validation"]
+    assert set(validation) == {"method", "kind", "pearson_delta", "mse", "n"}
+    assert set(validation["kind"]) == {"single", "combination"}
+    assert "elsewhere" not in validation["method"]
+    assert np.isfinite(validation["mse"]).all()
+    if strategy != "none":
+        assert len({len(column) for column in fitted.notes["history"].values()}) == 1
+
+
+@pytest.mark.parametrize("strategy", ["head", "lora"])
+def test_the_seed_determines_every_bit(one, data, strategy, monkeypatch):
+    monkeypatch.setattr(adaptation, "WARM_CHECKS", 1)
+    monkeypatch.setattr(training, "STEPS_AN_EPOCH", 5)
+    found = [fit(data, one, strategy=strategy, residual=None, rng=rng).notes for rng in (3, 3, 4)]
+    assert found[0]["loss_with"] == found[1]["loss_with"]
+    assert found[0]["seed"] == found[1]["seed"] != found[2]["seed"]
+    np.testing.assert_array_equal(found[0]["history"]["training_loss"], found[1]["history"]["training_loss"])
+    np.testing.assert_array_equal(found[0]["validation"]["mse"], found[1]["validation"]["mse"])
+
+
+def test_a_generator_goes_on(one, data):
+    rng = np.random.default_rng(0)
+    assert fit(data, one, rng=rng).notes["seed"] != fit(data, one, rng=rng).notes["seed"]
+
+
+def test_the_same_cells_in_other_forms(one, data, tmp_path):
+    expected = fit(data, one).screen
+    data.write_h5ad(tmp_path / "data.h5ad")
+    backed = ad.read_h5ad(tmp_path / "data.h5ad", backed="r")
+    both = ad.concat([data, data[:30]], index_unique="-", merge="same")
+    log = data.copy()
+    log.X = log_normalised(data)[0].astype(np.float32)
+    raw = data.copy()
+    raw.raw = data
+    raw = raw[:, :20].copy()
+    layer = log.copy()
+    layer.layers["counts"] = data.X.copy()
+    shuffled = data[np.random.default_rng(0).permutation(data.n_obs)]
+    for form, arguments in (
+        (backed, {}), (both[: data.n_obs], {}), (log, {}), (raw, {"use_raw": True}), (layer, {"layer": "counts"}),
+        (shuffled, {}),
+    ):  # fmt: skip
+        found = fit(form, one, **arguments).screen
+        assert found.genes == expected.genes
+        assert found.conditions.parts == expected.conditions.parts
+        np.testing.assert_allclose(found.delta, expected.delta, atol=1e-5)
+        np.testing.assert_allclose(found.states, expected.states, atol=1e-4)
+    assert backed.isbacked
+    assert both[: data.n_obs].is_view
+    backed.file.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"perturbation_key": "nowhere"}, KeyError, r"adata\.obs has no column 'nowhere'; it has 'perturbation'"),
+        (
+            {"perturbation_key": "hole"},
+            ValueError,
+            r"adata\.obs\['hole'\] is missing for 3 of 80 cells, the first is 'c40'",
+        ),
+        ({"control": "DMSO"}, ValueError, r"never is 'DMSO'; it holds .* with control="),
+        ({"perturbation_key": "plus"}, ValueError, r"'CD4\+' has an empty part"),
+        ({"groupby": "nowhere"}, KeyError, r"adata\.obs has no column 'nowhere'"),
+        ({"groupby": "hole"}, ValueError, r"adata\.obs\['hole'\] is missing for 3 of 80"),
+        ({"groupby": "perturbation"}, ValueError, "7 of 8 groups have perturbed cells and no control cells, the first"),
+        ({"dose_key": "nowhere"}, KeyError, r"adata\.obs has no column 'nowhere'"),
+        ({"dose_key": "dose"}, ValueError, r"is no number above 0 for 70 of 70 perturbed cells, the first is 'c10'"),
+        ({"dose_key": "line"}, ValueError, r"is no number above 0 for 70 of 70"),
+        (
+            {"residual": "best"},
+            ValueError,
+            "residual must be one of 'auto', 'expected', 'no_change', .* None; got 'best'",
+        ),
+        ({"loss": "huber"}, ValueError, "loss must be one of 'wmse', 'de', 'mse'; got 'huber'"),
+        ({"strategy": "all"}, ValueError, "strategy must be one of 'auto', 'none', 'head', 'lora', 'full'"),
+        ({"max_epochs": 0}, ValueError, "max_epochs must be at least 1"),
+        ({"max_epochs": 1.5}, TypeError, "float"),
+        ({"patience": 0}, ValueError, "patience must be at least 1"),
+        ({"batch_size": 1}, ValueError, "batch_size must be at least 2"),
+        ({"minutes": 0}, ValueError, "minutes must be a number above 0"),
+        ({"minutes": np.nan}, ValueError, "minutes must be a number above 0"),
+        ({"learning_rate": 0.0}, ValueError, "learning_rate must be a number above 0"),
+        ({"learning_rate": np.inf}, ValueError, "learning_rate must be a number above 0"),
+        ({"learning_rate": 1e30, "strategy": "head"}, FloatingPointError, "Lower learning_rate"),
+        ({"layer": "nowhere"}, KeyError, "nowhere"),
+        ({"layer": "scaled"}, ValueError, "negative"),
+        ({"layer": "nan"}, ValueError, "NaN"),
+        ({"use_raw": True}, ValueError, "raw"),
+        ({"gene_ids": "nowhere"}, KeyError, "nowhere"),
+        ({"model": "nowhere"}, FileNotFoundError, "no model 'nowhere'"),
+        ({"device": "abacus"}, ValueError, "abacus"),
+        ({"rng": -1}, ValueError, "-1"),
+        ({"rng": "a"}, TypeError, "rng must be"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_changed(
+    one, data, arguments, error, match, contents, weights, same
+):
+    data = data.copy()
+    label = data.obs["perturbation"].astype(object)
+    data.obs["hole"] = label.where(~np.isin(np.arange(80), [40, 41, 79]), None)
+    data.obs["plus"] = label.where(np.arange(80) != 17, "CD4+")
+    data.layers["scaled"] = data.X.toarray() - data.X.mean()
+    data.layers["nan"] = data.X.copy()
+    data.layers["nan"].data[7] = np.nan
+    before, theirs, state = contents(data), weights(one), torch.random.get_rng_state()
+    given = {
+        "perturbation_key": "perturbation",
+        "model": one,
+        "rng": 3,
+        "max_epochs": 1,
+        "strategy": "none",
+    } | arguments
+    with pytest.raises(error, match=match):
+        sd.tl.fit_perturbation(data, given.pop("perturbation_key"), **given)
+    assert contents(data) == before
+    assert same(weights(one), theirs)
+    assert not one.training
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_what_is_no_anndata_is_refused(one):
+    with pytest.raises(TypeError, match="AnnData"):
+        fit(np.zeros((3, 3)), one)
+
+
+def test_one_condition_is_told(one, perturbed_cells, genes):
+    with pytest.warns(UserWarning, match="the screen holds one condition.*nothing can be said"):
+        fitted = fit(perturbed_cells(("control", "0")), one, strategy="head")
+    assert (fitted.head, fitted.notes["network"]) == (None, "too few conditions")
+    assert not len(fitted.notes["validation"]["mse"])
+    assert set(fitted.base.values()) == {"expected"}
+
+
+def test_one_cell_of_a_condition_is_told(one, data, genes):
+    few = data[[*range(20), 20, *range(30, 80)]]
+    with pytest.warns(
+        UserWarning, match=f"1 of 7 conditions were measured in one cell, the first is '{genes[1]}'"
+    ) as told:
+        fitted = fit(few, one)
+    assert told[0].filename == __file__
+    assert fitted.screen.n_cells.min() == 1
+
+
+def test_labels_and_genes_that_the_vocabulary_or_the_data_lack(one, perturbed_cells, genes):
+    data = perturbed_cells(("control", "0", "1", "drug", "57", "0+drug"))  # gene 57 is not in the vocabulary
+    fitted = fit(data, one)
+    assert fitted.notes["labels"].tolist() == sorted([genes[57], "drug"]) == list(fitted.labels)
+    without = data[:, genes[1:]].copy()  # what is perturbed was not measured
+    fitted = fit(without, one)
+    assert genes[0] not in fitted.screen.genes
+    assert fitted.notes["labels"].tolist() == sorted([genes[57], "drug"])
+
+
+def test_gears_names(one, perturbed_cells, genes):
+    data = perturbed_cells(("ctrl", "0+ctrl", "ctrl+1", "0+1"))
+    fitted = fit(data, one, "perturbation", "ctrl")
+    assert fitted.screen.conditions.parts == tuple(sorted([(genes[0],), (genes[1],), tuple(sorted(genes[:2]))]))
+    assert fitted.control == "ctrl"
+
+
+def test_separators(one, data):
+    other = data.copy()
+    other.obs["perturbation"] = other.obs["perturbation"].str.replace("+", "_")
+    found = fit(other, one, separator="_")
+    assert found.screen.conditions.parts == fit(data, one).screen.conditions.parts
+    whole = fit(data, one, separator="")
+    assert set(whole.screen.conditions.n_parts) == {1}
+    assert len(whole.labels) == 2  # what was joined is a label
+
+
+def test_groups_and_doses(one, perturbed_cells):
+    data = perturbed_cells(("control", "0", "1", "0+1"), ("b", "a"), n=4, doses=(1.0, 10.0))
+    fitted = fit(data, one, groupby="line", dose_key="dose")
+    assert (fitted.groupby, fitted.dose_key) == ("line", "dose")
+    assert fitted.screen.groups == ("a", "b")
+    assert len(fitted.screen.conditions) == 12
+    assert set(fitted.screen.conditions.dose) == {1, 10}
+    assert {"single", "group"} <= set(fitted.notes["validation"]["kind"])
+    assert "elsewhere" in fitted.notes["validation"]["method"]
+
+
+def test_ctrl_c_leaves_a_usable_result(one, data, monkeypatch):
+    step, n = training.PerturbationModule.compute_loss, 0
+
+    def interrupted(self, batch, generator):
+        nonlocal n
+        n += self.training
+        if self.training and n == 15:
+            raise KeyboardInterrupt
+        return step(self, batch, generator)
+
+    monkeypatch.setattr(training.PerturbationModule, "compute_loss", interrupted)
+    fitted = fit(data, one, strategy="head", residual=None, max_epochs=1000)
+    assert fitted.notes["stopped"] == "interrupted"
+    predicted = sd.tl.predict_perturbation(data, model=fitted)
+    assert np.isfinite(predicted.X).all()
+    assert predicted.uns["scdiva"]["perturbation"]["stopped"] == "interrupted"
+
+
+def test_time_is_kept(one, data):
+    assert (
+        fit(data, one, strategy="head", max_epochs=10**6, patience=10**6, minutes=0.005).notes["stopped"] == "minutes"
+    )
+
+
+def test_a_bundled_model_by_name_on_a_cpu_trains_the_head(perturbed_cells):
+    data = perturbed_cells(("control", "0"), n=3)
+    with pytest.warns(UserWarning, match="holds one condition|fall on known genes"):
+        fitted = sd.tl.fit_perturbation(data, "perturbation", max_epochs=1)
+    assert fitted.notes["strategy"] == "head"
+    assert fitted.notes["model"] == "scdiva-mini"

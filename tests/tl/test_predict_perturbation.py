@@ -1,0 +1,394 @@
+"""`tl.predict_perturbation`: what it returns, what that depends on, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+
+import scdiva as sd
+from scdiva._constants import BASELINES
+from scdiva.data.expression import log_normalised
+from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
+from scdiva.train import perturbation as training
+
+OF_CONDITIONS = {
+    "condition": "O", "perturbation": "O", "group": "O", "dose": "f", "n_parts": "i", "n_seen": "i", "trained": "b",
+    "base": "O",
+}  # fmt: skip
+OF_THE_CALL = {"perturbation_key", "control", "groupby", "dose_key", "separator", "trained_on_interventions"}
+OF_THE_FIT = {"validation", "strategy", "network", "labels", "model", "seed", "seconds"}
+VARM = {"scdiva_mean", "scdiva_sd", "scdiva_control", *(f"scdiva_baseline_{name}" for name in BASELINES)}
+
+
+@pytest.fixture(scope="module")
+def data(perturbed_cells):
+    return perturbed_cells(("control", "0", "1", "2", "3", "0+1", "1+2", "drug"))
+
+
+@pytest.fixture(scope="module")
+def of_groups(perturbed_cells):
+    return perturbed_cells(("control", "0", "1", "0+1"), ("b", "a", "c"), n=6, doses=(1.0, 10.0))
+
+
+def with_network(fitted):
+    """A fitted model whose network is drawn: it changes every cell in its own way."""
+    config, screen = fitted.model.config, fitted.screen
+    sizes = PerturbationSizes(config.dim, config.state_dim, len(fitted.labels), len(screen.genes), rank=3, hidden=6)
+    head = PerturbationHead(sizes, torch.Generator().manual_seed(0)).requires_grad_(False).eval()
+    for number, parameter in enumerate(head.parameters()):
+        parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+    return replace(fitted, head=head)
+
+
+@pytest.fixture(scope="module")
+def plain_fit(data, one):
+    return sd.tl.fit_perturbation(data, "perturbation", model=one, strategy="none", rng=0)
+
+
+@pytest.fixture(scope="module")
+def fitted(plain_fit):
+    return with_network(plain_fit)
+
+
+@pytest.fixture(scope="module")
+def fitted_groups(of_groups, one):
+    return with_network(
+        sd.tl.fit_perturbation(
+            of_groups, "perturbation", model=one, groupby="line", dose_key="dose", strategy="none", rng=0
+        )
+    )
+
+
+def predict(data, model, predict=None, **arguments):
+    return sd.tl.predict_perturbation(data, model=model, predict=predict, **{"rng": 0} | arguments)
+
+
+def ours(predicted) -> dict:
+    return predicted.uns["scdiva"]["perturbation"]
+
+
+def alike(one, other):
+    """Hold two predictions of the same conditions against each other, to the bit."""
+    np.testing.assert_array_equal(one.X, other.X)
+    assert one.varm.keys() == other.varm.keys()
+    for key in one.varm:
+        np.testing.assert_array_equal(one.varm[key], other.varm[key])
+
+
+@pytest.mark.parametrize("strategy", ["none", "head"])
+def test_what_is_documented_is_there_and_nothing_else(
+    one, data, genes, strategy, contents, weights, same, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(training, "LEAST", 4)
+    before, theirs, state = contents(data), weights(one), torch.random.get_rng_state()
+    asked = [genes[0], f"{genes[0]}+{genes[4]}", f"drug+{genes[3]}+{genes[1]}"]
+    found = sd.tl.predict_perturbation(
+        data, "perturbation", predict=asked, model=one, strategy=strategy, max_epochs=1, n_cells=7, rng=3,
+        residual=None if strategy == "head" else "auto",
+    )  # fmt: skip
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert contents(data) == before
+    assert same(weights(one), theirs)
+    assert (found.shape, found.X.dtype) == ((21, 60), np.float32)
+    assert np.isfinite(found.X).all()
+    assert found.X.min() >= 0
+    assert list(found.var_names) == genes
+    pd.testing.assert_frame_equal(found.var, data.var)
+    assert set(found.obs) == {"scdiva_condition", "perturbation", "scdiva_control_cell"}
+    assert found.obs_names.is_unique
+    for key in ("scdiva_condition", "perturbation"):
+        assert isinstance(found.obs[key].dtype, pd.CategoricalDtype)
+        assert list(found.obs[key].cat.categories) == asked
+        assert found.obs[key].tolist() == [name for name in asked for _ in range(7)]
+    assert (data.obs["perturbation"][found.obs["scdiva_control_cell"]] == "control").all()
+    assert set(found.varm) == VARM
+    assert {(value.shape, value.dtype.name) for value in found.varm.values()} == {((60, 3), "float32")}
+    assert np.isnan(found.varm["scdiva_baseline_elsewhere"]).all()
+    assert all(np.isfinite(value).all() for key, value in found.varm.items() if "elsewhere" not in key)
+    assert not {*found.obsm, *found.obsp, *found.layers}
+    assert set(found.uns) == {"scdiva"}
+    assert set(found.uns["scdiva"]) == {"perturbation"}
+    notes = ours(found)
+    assert {*OF_CONDITIONS, *OF_THE_CALL, *OF_THE_FIT} <= set(notes)
+    assert {key: notes[key].dtype.kind for key in OF_CONDITIONS} == OF_CONDITIONS
+    assert {len(notes[key]) for key in OF_CONDITIONS} == {3}
+    assert notes["condition"].tolist() == notes["perturbation"].tolist() == asked
+    assert notes["group"].tolist() == [""] * 3
+    assert notes["dose"].tolist() == [1.0] * 3
+    assert notes["n_parts"].tolist() == [1, 2, 3]
+    assert notes["n_seen"].tolist() == [1, 1, 3]
+    assert notes["trained"].tolist() == [True, False, False]
+    assert [notes[key] for key in ("perturbation_key", "control", "groupby", "dose_key", "separator")] == [
+        "perturbation", "control", "", "", "+",
+    ]  # fmt: skip
+    assert notes["trained_on_interventions"] is True
+    found.write_h5ad(tmp_path / "predicted.h5ad")
+    read = ad.read_h5ad(tmp_path / "predicted.h5ad")
+    alike(read, found)
+    pd.testing.assert_frame_equal(read.obs, found.obs)
+    for key in OF_CONDITIONS:
+        assert ours(read)[key].tolist() == notes[key].tolist()
+    assert set(ours(read)) == set(notes)
+    np.testing.assert_array_equal(ours(read)["validation"]["mse"], notes["validation"]["mse"])
+    assert len(sd.get.perturbation_df(read, top=5)) == 15
+
+
+def test_controls_and_baselines_beside_plain_means(plain_fit, data, genes):
+    found = predict(data, plain_fit)
+    values, label = log_normalised(data)[0].toarray(), data.obs["perturbation"].to_numpy()
+    mean = {name: values[label == name].mean(axis=0) for name in set(label)}
+    at = {name: i for i, name in enumerate(ours(found)["perturbation"])}
+    pair = "+".join(sorted(genes[:2]))
+    others = [m for name, m in mean.items() if name != "control"]
+    for name in ("scdiva_control", "scdiva_baseline_no_change"):
+        np.testing.assert_allclose(found.varm[name][:, 0], mean["control"], atol=1e-5)
+    np.testing.assert_allclose(found.varm["scdiva_baseline_train_mean"][:, 3], np.mean(others, axis=0), atol=1e-5)
+    expected = np.maximum(mean[genes[0]] + mean[genes[1]] - mean["control"], 0)
+    np.testing.assert_allclose(found.varm["scdiva_baseline_additive"][:, at[pair]], expected, atol=1e-5)
+
+
+def test_without_a_network_the_mean_is_that_of_the_base(plain_fit, data, genes):
+    additive = replace(plain_fit, base=dict.fromkeys(plain_fit.base, "additive"))
+    found = predict(data, additive, [genes[0], f"{genes[0]}+{genes[3]}"])
+    np.testing.assert_array_equal(found.varm["scdiva_mean"], found.varm["scdiva_baseline_additive"])
+    assert ours(found)["base"].tolist() == ["additive"] * 2
+
+
+@pytest.mark.parametrize("model", ["plain_fit", "fitted"])
+def test_cells_have_the_predicted_mean_and_never_fall_below_zero(model, data, request):
+    found = predict(data, request.getfixturevalue(model))
+    assert found.X.min() == 0
+    names = ours(found)["condition"]
+    mean = np.stack([found[found.obs["scdiva_condition"] == name].X.mean(axis=0) for name in names], axis=1)
+    near = np.abs(mean - found.varm["scdiva_mean"])
+    if model == "plain_fit":
+        np.testing.assert_allclose(near, 0, atol=1e-4)  # all control cells are there
+    assert near.mean() < 0.1 * np.abs(found.varm["scdiva_mean"] - found.varm["scdiva_control"]).mean()
+
+
+def test_a_gene_rises_by_an_amount_and_falls_in_proportion(plain_fit, data, genes):
+    found = predict(data, plain_fit, genes[0])
+    cells = log_normalised(data[found.obs["scdiva_control_cell"]])[0].toarray()
+    control, mean = found.varm["scdiva_control"][:, 0], found.varm["scdiva_mean"][:, 0]
+    up = mean > control
+    np.testing.assert_allclose(found.X[:, up], cells[:, up] + (mean - control)[up], atol=1e-4)
+    down = (mean < control) & (control > 0)
+    np.testing.assert_allclose(found.X[:, down], cells[:, down] * (mean / control)[down], atol=1e-4)
+
+
+def test_the_network_changes_each_cell_in_its_own_way(plain_fit, fitted, data, genes):
+    apart = predict(data, fitted, genes[0]).X - predict(data, plain_fit, genes[0]).X
+    assert apart.std(axis=0).max() > 1e-3
+    assert (
+        ours(predict(data, fitted, genes[0]))["base"].tolist()
+        == ours(predict(data, plain_fit, genes[0]))["base"].tolist()
+    )
+
+
+def test_a_condition_does_not_depend_on_which_others_are_asked_for(fitted, data, genes):
+    asked = [genes[4], f"{genes[1]}+{genes[5]}", "drug", f"{genes[0]}+{genes[1]}+{genes[2]}"]
+    together = predict(data, fitted, asked)
+    for i, name in enumerate(asked):
+        alone = predict(data, fitted, [name])
+        np.testing.assert_array_equal(alone.X, together[together.obs["perturbation"] == name].X)
+        assert alone.obs["scdiva_control_cell"].tolist() == together.obs["scdiva_control_cell"].tolist()[:10]
+        for key in VARM:
+            np.testing.assert_allclose(alone.varm[key][:, 0], together.varm[key][:, i], rtol=1e-5, atol=1e-6)
+    backwards = predict(data, fitted, asked[::-1])
+    np.testing.assert_allclose(
+        backwards.varm["scdiva_mean"][:, ::-1], together.varm["scdiva_mean"], rtol=1e-5, atol=1e-6
+    )
+
+
+def test_the_order_of_parts_does_not_matter_nor_does_the_control_among_them(fitted, data, genes):
+    a, b = genes[:2]
+    one = predict(data, fitted, f"{a}+{b}")
+    for other in (f"{b}+{a}", f"{a}+control+{b}", f"{b} + {a}"):
+        found = predict(data, fitted, other)
+        alike(found, one)
+        assert ours(found)["condition"].tolist() == [other]  # as it was asked for
+    alike(predict(data, fitted, f"{a}+{a}"), predict(data, fitted, a))
+
+
+def test_all_that_was_measured_is_predicted_by_default(fitted, data, genes):
+    found = predict(data, fitted)
+    parts = {tuple(sorted(name.split("+"))) for name in data.obs["perturbation"].unique()} - {("control",)}
+    assert {tuple(name.split("+")) for name in ours(found)["perturbation"]} == parts
+    assert ours(found)["trained"].all()
+    assert len(found) == 7 * 10
+
+
+def test_the_same_seed_takes_the_same_control_cells(fitted, data, genes):
+    one, two, other = (predict(data, fitted, genes[:3], n_cells=4, rng=rng) for rng in (5, 5, 6))
+    alike(one, two)
+    pd.testing.assert_frame_equal(one.obs, two.obs)
+    assert one.obs["scdiva_control_cell"].tolist() != other.obs["scdiva_control_cell"].tolist()
+    with sd.settings.override(seed=5):
+        alike(predict(data, fitted, genes[:3], n_cells=4, rng=None), one)
+
+
+def test_in_one_call_or_in_two(one, data, genes):
+    given = {"model": one, "strategy": "none", "rng": 4}
+    together = sd.tl.predict_perturbation(data, "perturbation", predict=genes[:2], **given)
+    apart = predict(data, sd.tl.fit_perturbation(data, "perturbation", **given), genes[:2], rng=4)
+    alike(together, apart)
+
+
+@pytest.mark.parametrize("head", [True, False])
+def test_a_saved_model_predicts_the_same_to_the_bit(fitted, plain_fit, data, genes, tmp_path, head):
+    given = fitted if head else plain_fit
+    folder = given.save(tmp_path / "fitted")
+    expected = predict(data, given, [genes[0], "drug"])
+    for model in (folder, str(folder), sd.models.load_perturbation_model(folder)):
+        found = predict(data, model, [genes[0], "drug"])
+        alike(found, expected)
+        assert set(ours(found)) == set(ours(expected))
+        found.write_h5ad(tmp_path / "found.h5ad")
+
+
+def test_other_control_cells_in_another_form(fitted, data, perturbed_cells, genes, contents):
+    """Later: control cells alone, genes in another order, others among them, no column of perturbations."""
+    new = perturbed_cells(("control",), n=30)
+    new.obs_names = [f"new{i}" for i in range(30)]
+    expected = predict(new, fitted, [genes[0], "drug"], n_cells=5)
+    assert list(expected.var_names) == genes
+    order = np.random.default_rng(0).permutation(60)
+    more = sp.csr_matrix(np.zeros((30, 4), dtype=np.float32))
+    other = ad.AnnData(
+        sp.hstack([new.X[:, order], more], format="csr"),
+        obs=new.obs[["line"]],
+        var=pd.DataFrame({"n": range(64)}, index=[*new.var_names[order], *"wxyz"]),
+    )
+    before = contents(other)
+    found = predict(other, fitted, [genes[0], "drug"], n_cells=5)
+    assert contents(other) == before
+    assert list(found.var_names) == genes
+    assert found.var["n"].tolist() == [int(np.flatnonzero(order == j)[0]) for j in range(60)]
+    assert set(found.obs["scdiva_control_cell"]) <= set(new.obs_names)
+    np.testing.assert_allclose(found.X, expected.X, atol=1e-4)
+    np.testing.assert_allclose(found.varm["scdiva_mean"], expected.varm["scdiva_mean"], atol=1e-4)
+    with pytest.raises(
+        ValueError, match=f"2 of 60 genes of the screen are not in adata.var_names, the first is '{genes[3]}'"
+    ):
+        predict(new[:, [i for i in range(60) if i not in (3, 8)]].copy(), fitted)
+
+
+def test_the_same_control_cells_backed_dense_or_log_normalised(fitted, data, genes, tmp_path):
+    expected = predict(data, fitted, genes[0])
+    data.write_h5ad(tmp_path / "data.h5ad")
+    backed = ad.read_h5ad(tmp_path / "data.h5ad", backed="r")
+    dense, log, raw = data.copy(), data.copy(), data.copy()
+    dense.X = dense.X.toarray()
+    log.layers["log"] = log_normalised(data)[0].astype(np.float32)
+    raw.raw = data
+    view = ad.concat([data, data], index_unique="-", merge="same")[: data.n_obs]
+    for form, arguments in (
+        (backed, {}), (dense, {}), (log, {"layer": "log"}), (raw[:, :9].copy(), {"use_raw": True}), (view, {}),
+    ):  # fmt: skip
+        np.testing.assert_allclose(predict(form, fitted, genes[0], **arguments).X, expected.X, atol=1e-4)
+    backed.file.close()
+
+
+def test_groups_and_doses(fitted_groups, of_groups, genes):
+    pair = f"{genes[1]}+{genes[0]}"
+    found = predict(of_groups, fitted_groups, [genes[0], pair], groups=["c", "a"], dose=[10, 3], n_cells=4)
+    assert found.n_obs == 2 * 2 * 2 * 4
+    expected = [f"{p} in {g} at {d}" for g in "ca" for p in (genes[0], pair) for d in (10, 3)]
+    assert ours(found)["condition"].tolist() == expected
+    assert ours(found)["group"].tolist() == ["c"] * 4 + ["a"] * 4
+    assert ours(found)["dose"].tolist() == [10, 3] * 4
+    assert ours(found)["trained"].tolist() == [True, False] * 4
+    assert found.obs["line"].tolist() == ["c"] * 16 + ["a"] * 16
+    assert list(found.obs["line"].cat.categories) == ["c", "a"]
+    assert found.obs["dose"].tolist() == ours(found)["dose"].repeat(4).tolist()
+    assert (of_groups.obs["line"][found.obs["scdiva_control_cell"]].to_numpy() == found.obs["line"]).all()
+    assert np.isfinite(found.varm["scdiva_baseline_elsewhere"]).all()
+    alone = predict(of_groups, fitted_groups, pair, groups="a", dose=3.0, n_cells=4)
+    assert ours(alone)["condition"].tolist() == [f"{pair} in a"]
+    np.testing.assert_array_equal(alone.X, found[found.obs["scdiva_condition"] == f"{pair} in a at 3"].X)
+    every = predict(of_groups, fitted_groups, pair)
+    assert ours(every)["group"].tolist() == ["a", "b", "c"]
+    assert set(ours(every)["dose"]) == {5.5}  # the median of the screen
+
+
+def test_a_group_that_the_screen_does_not_hold(fitted_groups, perturbed_cells, genes, of_groups):
+    new = perturbed_cells(("control",), ("new", "b"), n=8, rng=7)
+    found = predict(new, fitted_groups, genes[0], n_cells=3)
+    assert ours(found)["group"].tolist() == ["b", "new"]
+    assert not ours(found)["trained"].any()  # at this dose
+    assert found.obs["line"].tolist() == ["b"] * 3 + ["new"] * 3
+    assert np.isfinite(found.X).all()
+    # what is added is that of a new group, whatever else is asked
+    alone = predict(new, fitted_groups, genes[0], groups=["new"], n_cells=3)
+    np.testing.assert_array_equal(alone.X, found.X[3:])
+    with pytest.raises(
+        ValueError, match="1 of 2 groups have no control cells in adata, the first is 'z'; there are 'a', 'b'"
+    ):
+        predict(of_groups, fitted_groups, groups=["a", "z"])
+
+
+def test_a_gene_that_was_not_measured_can_be_perturbed(one, data, genes):
+    without = data[:, genes[1:]].copy()
+    found = sd.tl.predict_perturbation(
+        without, "perturbation", predict=[genes[0], genes[30], f"{genes[0]}+{genes[1]}"], model=one, strategy="none"
+    )
+    assert list(found.var_names) == genes[1:]
+    assert np.isfinite(found.varm["scdiva_mean"]).all()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"predict": ["ALB", "drugg", "ALB+no gene"]}, ValueError, "2 of 3 perturbed .* the first is 'drugg'; close"),
+        ({"n_cells": 0}, ValueError, "n_cells must be at least 1, got 0"),
+        ({"n_cells": 2.5}, TypeError, "float"),
+        ({"groupby": "line"}, ValueError, "fitted with groupby='', not 'line'"),
+        ({"perturbation_key": "line"}, ValueError, "fitted with perturbation_key='perturbation', not 'line'"),
+        ({"dose_key": "dose"}, ValueError, "fitted with dose_key='', not 'dose'"),
+        ({"layer": "nowhere"}, KeyError, "nowhere"),
+        ({"device": "abacus"}, ValueError, "abacus"),
+        ({"rng": -1}, ValueError, "-1"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_changed(fitted, data, arguments, error, match, contents):
+    before, state = contents(data), torch.random.get_rng_state()
+    with pytest.raises(error, match=match):
+        sd.tl.predict_perturbation(data, model=fitted, **{"rng": 0} | arguments)
+    assert contents(data) == before
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_what_is_no_screen_is_refused(one, fitted, data, tmp_path):
+    with pytest.raises(ValueError, match="Name the column with the perturbations, perturbation_key, or a fitted model"):
+        sd.tl.predict_perturbation(data, model=one)
+    with pytest.raises(ValueError, match=r"no cell of adata is a control: .* never is 'control'"):
+        predict(data[data.obs["perturbation"] != "control"].copy(), fitted)
+    with pytest.raises(ValueError, match="1 of 2 perturbed genes or labels are neither in the screen nor"):
+        sd.tl.predict_perturbation(data, "perturbation", predict=["drug", "zz"], model=one, strategy="none")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        sd.tl.predict_perturbation(data, "perturbation", model=tmp_path / "nowhere")
+    with pytest.raises(TypeError, match="AnnData"):
+        predict(np.zeros((3, 3)), fitted)
+    twice = data.copy()
+    twice.var_names = [twice.var_names[1], *twice.var_names[1:]]
+    with pytest.raises(ValueError, match="1 of 60 genes repeat a name"):
+        predict(twice, fitted)
+
+
+def test_it_can_be_scored_and_split(one, data):
+    """The whole way: what is held out, what is predicted of it, and its scores."""
+    split = data.copy()
+    sd.pp.split_perturbations(split, "perturbation", by="combination", n_splits=2, rng=0)
+    train, test = (split[split.obs["scdiva_split"] == part].copy() for part in ("train", "test"))
+    asked = sorted(test.obs["perturbation"].unique())
+    predicted = sd.tl.predict_perturbation(train, "perturbation", predict=asked, model=one, strategy="none")
+    assert not ours(predicted)["trained"].any()
+    scores = sd.tl.score_perturbation(predicted, data)
+    assert set(scores["method"]) == {"scdiva", *BASELINES} - {"elsewhere"}
+    assert np.isfinite(scores.loc[scores["reference"] == "control", "mse"]).all()

@@ -1,0 +1,87 @@
+"""What is asked for, and how a control cell is changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from scdiva.models import PerturbationModel
+from scdiva.models.screen import KINDS
+from scdiva.tl._predicted import Asked, _changed
+
+
+@pytest.fixture(scope="module")
+def make(one, measured):
+    """A fitted model without a network, of the perturbations A, B and A+B."""
+
+    def made(groupby="line", dose_key="dose", separator="+", control="control"):
+        screen = measured(("A", "B", "A+B", "A@1"), doses=[1, 2, 4, 8], state_dim=one.config.state_dim)
+        base = dict.fromkeys(KINDS, "expected")
+        return PerturbationModel(one, screen, base, None, "perturbation", control, groupby, dose_key, separator)
+
+    return made
+
+
+def ask(fitted, predict=None, groups=None, dose=None) -> Asked:
+    return Asked.of(fitted, predict, groups, dose)
+
+
+def test_what_is_left_out_is_all(make):
+    found = ask(make())
+    assert found.parts == [("A",), ("A", "B"), ("B",)]
+    assert found.names == ["A", "A+B", "B"]
+    assert found.groups is None
+    assert found.doses == [3.0]  # the median
+    assert ask(make(separator="_")).names == ["A", "A_B", "B"]
+
+
+def test_one_or_several(make):
+    found = ask(make(), "B+A", "line 1", 2)
+    assert (found.parts, found.names, found.groups, found.doses) == ([("A", "B")], ["B+A"], ["line 1"], [2.0])
+    found = ask(make(), np.array(["B", "C+control"]), ("x", "y"), np.array([1, 2]))
+    assert found.parts == [("B",), ("C",)]
+    assert (found.names, found.groups, found.doses) == (["B", "C+control"], ["x", "y"], [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"predict": []}, "predict names no perturbation; leave it out"),
+        ({"predict": "control"}, "predict holds the control, 'control'"),
+        ({"predict": ["A", "control+control"]}, r"holds the control, 'control\+control'"),
+        ({"predict": ["B+A", "C", "A+B"]}, r"holds 'B\+A' more than once; the order of parts does not count"),
+        ({"predict": ["A", "A+control"]}, "holds 'A' more than once"),
+        ({"predict": ["A+"]}, r"'A\+' has an empty part"),
+        ({"groups": []}, "groups names no group; leave it out"),
+        ({"groups": ["a", "b", "a"]}, "groups holds 'a' more than once"),
+        ({"dose": [1.0, 2.0, 1]}, "dose holds 1.0 more than once"),
+        ({"dose": 0.0}, "dose must be a number above 0, or several; got 0.0"),
+        ({"dose": [1, np.nan]}, "dose must be a number above 0"),
+        ({"dose": [1, np.inf]}, "dose must be a number above 0"),
+        ({"dose": []}, "dose must be a number above 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make, arguments, match):
+    with pytest.raises(ValueError, match=match):
+        ask(make(), **arguments)
+
+
+def test_groups_and_doses_need_a_screen_that_has_them(make):
+    with pytest.raises(ValueError, match="groups are given, but the screen was read without"):
+        ask(make(groupby=""), groups=["a"])
+    with pytest.raises(ValueError, match="dose is given, but the screen was read without doses"):
+        ask(make(dose_key=""), dose=3.0)
+
+
+CELLS = arrays(np.float64, (5, 3), elements=st.floats(0, 9).map(lambda x: 0.0 if x < 0.01 else x))
+
+
+@given(CELLS, arrays(np.float64, 3, elements=st.floats(-12, 12)))
+def test_cells_are_changed_by_their_mean_and_stay_at_or_above_zero(cells, change):
+    found, mean = _changed(cells, np.broadcast_to(change, cells.shape), cells.mean(axis=0)), cells.mean(axis=0)
+    assert (found >= 0).all()
+    np.testing.assert_allclose(found.mean(axis=0), np.maximum(mean + change, 0), atol=1e-9)
+    assert not found[(cells == 0) & (change <= 0)].any()  # what is silent stays so

@@ -1,0 +1,187 @@
+"""Folds leave out what they say, and what is predicted of a condition never saw it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from scdiva.models.baselines import baselines
+from scdiva.models.response import Alike, expected_response
+from scdiva.models.screen import KINDS
+from scdiva.train import responses as R
+
+LABELS = st.lists(
+    st.sampled_from(["A", "B", "C", "D", "E", "F", "A+B", "B+C", "C+D", "D+E", "A@1", "B@1", "A+B@1", "A@2", "F@2"]),
+    min_size=1,
+    max_size=12,
+    unique=True,
+)
+
+
+def alikeness(screen) -> Alike:
+    n, g = len(screen.part_names), len(screen.groups)
+    return Alike(screen.part_names, 0.5 * np.eye(n) + 0.5, np.eye(g))
+
+
+@given(LABELS, st.integers(0, 3))
+def test_folds_of_single_perturbations_leave_every_mention_out(measured, labels, seed):
+    c = measured(tuple(labels)).conditions
+    told = []
+    for kept, out in R.folds(measured(tuple(labels)), "single", seed):
+        gone = {c.parts[i][0] for i in out}
+        assert all(len(c.parts[i]) == 1 for i in out)
+        assert not any(gone & set(c.parts[i]) for i in kept)
+        assert all(gone & set(c.parts[i]) for i in set(range(len(c))) - set(kept))
+        assert not set(kept) & set(out)
+        assert len(kept)
+        told += out.tolist()
+    assert len(set(told)) == len(told)
+    singles = {i for i, parts in enumerate(c.parts) if len(parts) == 1}
+    assert set(told) <= singles
+    if len({c.parts[i] for i in singles}) > 1 and singles == set(range(len(c))):
+        assert set(told) == singles
+
+
+@given(LABELS, st.integers(0, 3))
+def test_folds_of_combinations(measured, labels, seed):
+    c = measured(tuple(labels)).conditions
+    told = []
+    for kept, out in R.folds(measured(tuple(labels)), "combination", seed):
+        assert all(len(c.parts[i]) > 1 for i in out)
+        assert not {c.parts[i] for i in out} & {c.parts[i] for i in kept}  # in no group
+        assert sorted([*kept, *out]) == list(range(len(c)))
+        told += out.tolist()
+    assert len(set(told)) == len(told)
+
+
+@given(LABELS, st.integers(0, 3))
+def test_folds_of_groups(measured, labels, seed):
+    c = measured(tuple(labels)).conditions
+    for kept, out in R.folds(measured(tuple(labels)), "group", seed):
+        (group,) = set(c.group[out].tolist())
+        assert set(kept) == set(np.flatnonzero(c.group != group))
+        elsewhere = {c.parts[i] for i in kept}
+        assert set(out) == {i for i in np.flatnonzero(c.group == group) if c.parts[i] in elsewhere}
+
+
+def test_there_are_five_folds_or_as_many_as_there_are_units(measured):
+    many = measured(tuple("ABCDEFGH"))
+    assert [len(out) for _, out in R.folds(many, "single", 0)] == [2, 2, 2, 1, 1]
+    assert [len(out) for _, out in R.folds(measured(("A", "B", "C")), "single", 0)] == [1, 1, 1]
+    assert list(R.folds(measured(("A",)), "single", 0)) == []
+    assert list(R.folds(measured(("A", "B+C")), "combination", 0)) == []
+    assert list(R.folds(many, "combination", 0)) == []
+    assert list(R.folds(many, "group", 0)) == []
+    groups = measured(tuple(f"A@{i}" for i in range(7)))
+    assert len(list(R.folds(groups, "group", 0))) == R.FOLDS
+
+
+def test_the_seed_determines_the_folds(measured):
+    screen = measured(tuple("ABCDEFGH"))
+    folds = [[out.tolist() for _, out in R.folds(screen, "single", seed)] for seed in (0, 0, 1)]
+    assert folds[0] == folds[1] != folds[2]
+
+
+SCREEN = ("A", "B", "C", "D", "A+B", "B+C", "C+D", "A@1", "B@1", "A+B@1")
+
+
+def test_what_is_predicted_of_a_condition_never_saw_it(measured):
+    screen = measured(SCREEN)
+    alike = alikeness(screen)
+    found = R.predict_left_out(screen, alike, set(KINDS), 3)
+    assert {one.kind for one in found} == set(KINDS)
+    turns = {(kind, fold): turn for kind in KINDS for fold, turn in enumerate(R.folds(screen, kind, 3))}
+    for one in found:
+        kept, out = turns[one.kind, one.fold]
+        assert one.row in out
+        delta = screen.delta.copy()
+        delta[np.setdiff1d(np.arange(len(delta)), kept)] = 1e6  # nothing of what is left out is read
+        known = replace(screen, delta=delta).only(kept)
+        target = screen.conditions.only(np.array([one.row]))
+        simple = baselines(known, target)
+        expected = [*(simple[name][0] for name in R.BASELINES), expected_response(known, target, alike)[0][0]]
+        np.testing.assert_allclose(one.predicted, np.stack(expected), rtol=1e-4, atol=1e-5)
+        assert one.predicted.dtype == np.float32
+
+
+def test_kinds_that_are_not_asked_for_are_not_predicted(measured):
+    screen = measured(SCREEN)
+    assert {one.kind for one in R.predict_left_out(screen, alikeness(screen), {"combination"}, 0)} == {"combination"}
+    assert R.predict_left_out(measured(("A",)), alikeness(measured(("A",))), set(KINDS), 0) == []
+
+
+def made(kind, row, predicted) -> R.LeftOut:
+    return R.LeftOut(kind, 0, row, np.asarray(predicted, dtype=np.float32))
+
+
+def test_errors_beside_plain_formulas(measured):
+    screen, draw = measured(), np.random.default_rng(0)
+    n = len(R.METHODS)
+    left_out = [made("single", row, draw.normal(size=(n, 12))) for row in (3, 0)]
+    left_out[0].predicted[0] = 0
+    left_out[0].predicted[1] = 7
+    left_out[1].predicted[5] = np.nan
+    mse, pearson = R.errors(screen, left_out)
+    assert mse.shape == pearson.shape == (2, n)
+    for i, one in enumerate(left_out):
+        for j in range(n):
+            p, t = one.predicted[j].astype(float), screen.delta[one.row].astype(float)
+            if (i, j) == (1, 5):
+                assert np.isnan([mse[i, j], pearson[i, j]]).all()
+                continue
+            assert mse[i, j] == pytest.approx(np.mean((p - t) ** 2))
+            assert pearson[i, j] == pytest.approx(
+                0 if (i, j) in ((0, 0), (0, 1)) else np.corrcoef(p, t)[0, 1], abs=1e-9
+            )
+
+
+def scored(kind, n, **others) -> tuple[list[R.LeftOut], np.ndarray]:
+    """n conditions with which every method correlates alike, save those named."""
+    scores = np.full((n, len(R.METHODS)), 0.4)
+    for name, own in others.items():
+        scores[:, R.METHODS.index(name)] = own
+    return [made(kind, i, np.zeros((len(R.METHODS), 1))) for i in range(n)], scores
+
+
+@pytest.mark.parametrize(
+    ("others", "chosen"),
+    [
+        ({}, R.EXPECTED),
+        ({"additive": [0.6, 0.5, 0.7, 0.5]}, "additive"),
+        ({"additive": [0.6, 0.5, 0.7, 0.5], "linear": [0.7, 0.6, 0.8, 0.6]}, "linear"),
+        ({"additive": [0.9, -0.2, 0.9, 0.1]}, R.EXPECTED),  # better by less than its standard error
+        ({"elsewhere": [0.9, np.nan, 0.9, 0.9]}, R.EXPECTED),  # not defined everywhere
+        ({"train_mean": [0.3, 0.3, 0.3, 0.3]}, R.EXPECTED),
+    ],
+)
+def test_the_base_is_the_expected_response_unless_another_is_clearly_better(others, chosen):
+    for kind in KINDS:
+        found = R.best_base(*scored(kind, 4, **others))
+        assert found == {k: chosen if k == kind else R.EXPECTED for k in KINDS}
+
+
+def test_two_conditions_tell_too_little_to_choose():
+    assert set(R.best_base(*scored("single", 2, additive=[0.9, 0.9])).values()) == {R.EXPECTED}
+    assert set(R.best_base([], np.empty((0, len(R.METHODS)))).values()) == {R.EXPECTED}
+
+
+def test_the_summary_is_a_mean_by_kind_and_method():
+    left, scores = scored("single", 3, additive=[1, 2, 6], elsewhere=[np.nan, 4, 2], linear=np.nan)
+    more, other = scored("group", 1)
+    scores = np.vstack([scores, other])
+    found = R.summary([*left, *more], scores, scores / 10)
+    assert set(found) == {"method", "kind", "pearson_delta", "mse", "n"}
+    assert len({len(column) for column in found.values()}) == 1
+    rows = {(k, m): i for i, (k, m) in enumerate(zip(found["kind"], found["method"], strict=True))}
+    assert ("single", "linear") not in rows
+    assert len(rows) == 2 * len(R.METHODS) - 1
+    for method, value, n in (("additive", 3, 3), ("elsewhere", 3, 2), (R.EXPECTED, 0.4, 3)):
+        at = rows["single", method]
+        assert (found["mse"][at], found["n"][at]) == (pytest.approx(value), n)
+        assert found["pearson_delta"][at] == pytest.approx(value / 10)
+    empty = R.summary([], np.empty((0, 7)), np.empty((0, 7)))
+    assert {len(column) for column in empty.values()} == {0}

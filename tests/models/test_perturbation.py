@@ -106,14 +106,25 @@ def test_a_base_that_is_not_defined_is_refused(make, asked, model):
 
 
 def test_new_groups_are_predicted_from_their_states(fitted, asked):
-    new = replace(asked.only(np.array([0, 3])), group=np.array([2, 2]))
-    state = fitted.screen.states[1:] + 0.01
-    found = fitted.mean_change(new, state)
+    new = asked.only(np.array([0, 3]))
+    new = replace(new, group=np.full(2, 3))
+    wide = replace(
+        fitted.screen,
+        groups=("a", "b", "c"),
+        states=np.vstack([fitted.screen.states, -fitted.screen.states[:1]]),
+        control=np.vstack([fitted.screen.control, fitted.screen.control[:1]]),
+        n_control=np.append(fitted.screen.n_control, 20),
+    )
+    three = replace(fitted, screen=wide)
+    state = wide.states[1:2] + 0.01
+    found = three.mean_change(new, state)
     assert np.isfinite(found.change).all()
-    far = fitted.mean_change(new, -state)
+    far = three.mean_change(new, -state)
     assert not np.allclose(found.change, far.change)
     for name in ("train_mean", "additive"):
         np.testing.assert_array_equal(found.baselines[name], far.baselines[name])
+    two = replace(new, group=np.full(2, 2))  # of two groups a new one is told nothing by its state
+    np.testing.assert_array_equal(fitted.mean_change(two, state).change, fitted.mean_change(two, -state).change)
 
 
 def test_the_network_reads_each_cell_with_its_perturbed_genes_in_front(fitted, model, cells):

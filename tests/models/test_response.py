@@ -39,7 +39,8 @@ def slow_covariance(one, other, alike, unit) -> float:
     for p in parts_a:
         for q in parts_b:
             similar = alike.parts[alike.names.index(p), alike.names.index(q)]
-            effect += a * b * (R.COUNT + (1 - R.RELATED) * (p == q) + R.RELATED * similar)
+            effect += a * b * ((1 - R.RELATED) * (p == q) + R.RELATED * similar)
+    effect += R.PAIR * (parts_a == parts_b and len(parts_a) > 1)
     group = R.ANY_GROUP + R.ALIKE_GROUP * alike.groups[group_a, group_b]
     group += (1 - R.ANY_GROUP - R.ALIKE_GROUP) * (group_a == group_b)
     return R.SHARED + effect * group * np.exp(-((a - b) ** 2) / 2)
@@ -59,13 +60,13 @@ def test_a_covariance_is_positive_semidefinite(rows, rng):
     assert np.linalg.eigvalsh(found).min() > -1e-9 * np.trace(found)
 
 
-def test_one_part_at_unit_dose_in_its_own_group_counts_one_and_a_bit():
+def test_one_part_at_unit_dose_in_its_own_group_counts_one_beside_what_all_share():
     a = conditions([(("A",), 0, 1.0)])
-    assert covariance(a, a, alikeness())[0, 0] == pytest.approx(R.SHARED + 1 + R.COUNT)
+    assert covariance(a, a, alikeness())[0, 0] == pytest.approx(R.SHARED + 1)
 
 
-def tau_squared(screen, prior) -> np.ndarray:
-    """By moments, gene by gene, drawn towards what genes of the same variance have."""
+def tau_squared(screen, prior) -> tuple[np.ndarray, np.ndarray]:
+    """By moments, gene by gene, drawn towards what genes of the same variance have, which comes second."""
     n, g = screen.delta.shape
     variance, found = screen.variance.astype(float), np.zeros(g)
     for j in range(g):
@@ -73,7 +74,7 @@ def tau_squared(screen, prior) -> np.ndarray:
         error = [e + variance[j] / screen.n_control[screen.conditions.group[i]] for i, e in enumerate(error)]
         found[j] = np.mean(screen.delta[:, j].astype(float) ** 2 - error) / np.mean(np.diag(prior))
     others = found.mean() / variance.mean() * variance
-    return np.maximum(R.OWN * found + (1 - R.OWN) * others, R.LEAST * others)
+    return np.maximum(R.OWN * found + (1 - R.OWN) * others, R.LEAST * others), others
 
 
 @pytest.mark.parametrize("doses", [None, [0.5, 1, 2, 1, 1, 3, 1]])
@@ -91,11 +92,11 @@ def test_mean_and_sd_are_those_of_a_gaussian_process(measured, doses):
         np.concatenate([screen.conditions.dose, targets.dose]),
     )
     prior = covariance(both, both, alike, 1.0)
-    scale = tau_squared(screen, prior[:n, :n])
+    scale, others = tau_squared(screen, prior[:n, :n])
     shared = np.array([[1 / screen.n_control[g] if g == h < 3 else 0.0 for h in both.group] for g in both.group])
     found, found_sd = expected_response(screen, targets, alike)
     for j in range(len(screen.genes)):
-        noise = screen.variance[j] / scale[j]
+        noise = screen.variance[j] / min(scale[j], others[j])
         root = np.linalg.cholesky(prior + noise * shared + 1e-10 * np.eye(len(both)))
         regressor = GaussianProcessRegressor(DotProduct(0.0, "fixed"), alpha=noise / screen.n_cells, optimizer=None)
         regressor.fit(root[:n], screen.delta[:, j].astype(np.float64))

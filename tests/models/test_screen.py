@@ -97,18 +97,21 @@ def test_a_model_trained_in_half_precision_or_on_nothing(network):
     np.testing.assert_allclose(half, found, atol=0.05)
 
 
-@pytest.mark.parametrize("n", [3, 5])
-def test_similarity_of_groups_beside_loops(n):
+@pytest.mark.parametrize(("n", "n_measured"), [(3, 3), (5, 5), (6, 4)])
+def test_similarity_of_groups_beside_loops(n, n_measured):
     states = np.random.default_rng(n).normal(size=(n, 7)).astype(np.float32)
-    centred = states.astype(np.float64) - states.astype(np.float64).mean(axis=0)
+    centred = states.astype(np.float64) - states[:n_measured].astype(np.float64).mean(axis=0)
     expected = [[a @ b / np.sqrt((a @ a) * (b @ b)) for b in centred] for a in centred]
-    found = group_similarity(states)
+    found = group_similarity(states, n_measured)
     np.testing.assert_allclose(found, expected, atol=1e-6)
+    known = group_similarity(states[:n_measured], n_measured)  # what is new says nothing of what is known
+    np.testing.assert_array_equal(found[:n_measured, :n_measured], known)
     assert np.linalg.eigvalsh(found).min() > -1e-9
     assert (np.diag(found) == 1).all()
 
 
 def test_groups_of_which_nothing_is_known():
-    assert group_similarity(np.ones((1, 4), dtype=np.float32)).tolist() == [[1]]
-    assert group_similarity(np.eye(2, 4, dtype=np.float32)).tolist() == [[1, 0], [0, 1]]
-    np.testing.assert_array_equal(group_similarity(np.ones((3, 4), dtype=np.float32)), np.eye(3))  # all the same
+    assert group_similarity(np.ones((1, 4), dtype=np.float32), 1).tolist() == [[1]]
+    assert group_similarity(np.eye(2, 4, dtype=np.float32), 2).tolist() == [[1, 0], [0, 1]]
+    np.testing.assert_array_equal(group_similarity(np.eye(3, 4, dtype=np.float32), 2), np.eye(3))
+    np.testing.assert_array_equal(group_similarity(np.ones((3, 4), dtype=np.float32), 3), np.eye(3))  # all the same

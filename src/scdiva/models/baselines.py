@@ -66,7 +66,7 @@ def baselines(screen: Screen, targets: Conditions) -> dict[str, Matrix]:
             additive[row] += alone_mean[row] if own is None else delta[own].mean(axis=0)
 
     same = targets.same(measured)
-    other_dose = np.array([[a == b for b in measured.parts] for a in targets.parts], dtype=bool).reshape(same.shape)
+    other_dose = targets.same_parts(measured)
     away = targets.group[:, None] != measured.group
     elsewhere = np.full_like(mean, np.nan)
     for row in range(len(targets)):

@@ -284,7 +284,8 @@ def alikeness(model: ScDiVa, screen: Screen, targets: Conditions, states: NDArra
         Of the groups that `targets` has beyond those of the screen.
     """
     names = tuple(sorted({*screen.part_names, *(part for parts in targets.parts for part in parts)}))
-    return Alike(names, part_similarity(model, names), group_similarity(np.vstack([screen.states, states])))
+    groups = group_similarity(np.vstack([screen.states, states]), len(screen.groups))
+    return Alike(names, part_similarity(model, names), groups)
 
 
 def gene_tokens(model: ScDiVa, names: Sequence[str] | set[str]) -> dict[str, int]:

@@ -5,13 +5,13 @@ With a condition c = (perturbed genes, group of cells, dose), the change of a ge
 .. math::
 
     \Delta_c \sim \mathrm{GP}(0,\; \tau^2 k), \qquad
-    k(c, c') = 1 + \bigl(0.1\, n n' + 0.7\, B B'^\top + 0.3\, B S B'^\top\bigr)\, h(g, g')\, d(c, c')
+    k(c, c') = 0.3 + \bigl(0.7\, B B'^\top + 0.3\, B S B'^\top + 0.05\, p\bigr)\, h(g, g')\, d(c, c')
 
-where B says how strongly each gene is perturbed and n is the sum of that, S is how alike the model holds two perturbed
-genes to be (:func:`scdiva.models.screen.part_similarity`), and h how alike it holds two groups of cells to be: 0.5 for
-any two, 0.3 by the cosine of their states, 0.2 for a group with itself. So the constant is what all perturbed cells
-share, n n' what grows with the number of perturbed genes, B B' adds up effects of single genes in combinations, and
-B S B' carries them over to genes that were not perturbed.
+where B says how strongly each gene is perturbed, S is how alike the model holds two perturbed genes to be
+(:func:`scdiva.models.screen.part_similarity`), p is 1 for one combination of several genes with itself, h is how alike
+two groups of cells are held to be: 0.5 for any two, 0.3 by the cosine of their states, 0.2 for a group with itself, and
+d how alike two doses. So the constant is what all perturbed cells share, B B' adds up effects of single genes in
+combinations, B S B' carries them over to genes that were not perturbed, and p leaves room for what does not add up.
 
 The scale :math:`\tau^2` of each gene is found by moments, and drawn towards that of genes of its variance. Noise is a
 gene's variance within conditions, over the number of cells of a condition, and over that of its group's control cells,
@@ -29,13 +29,13 @@ from numpy.typing import NDArray
 
 from scdiva.models.screen import Conditions, Screen
 
-SHARED, COUNT, RELATED = 1.0, 0.1, 0.3
-"""Weights of the constant, of the number of perturbed genes, and of what similar genes share."""
+SHARED, RELATED, PAIR = 0.3, 0.3, 0.05
+"""Weights of the constant, of what similar genes share, and of what a combination has of its own."""
 ANY_GROUP, ALIKE_GROUP = 0.5, 0.3
 """What two groups share in any case, and by how alike they are; a group with itself has the rest too."""
 OWN, LEAST = 0.3, 0.25
 """How much a gene's own changes count for its scale, beside what genes of its variance have on average; and the least
-share of the latter."""
+share of the latter. No gene is drawn less towards the others than one whose scale is that average."""
 
 Matrix = NDArray[np.float64]
 
@@ -77,7 +77,8 @@ def covariance(one: Conditions, other: Conditions, alike: Alike, unit_dose: floa
     """
     strengths = [np.log2(1 + c.dose / unit_dose) for c in (one, other)]
     b, c = (x.holding(alike.names) * s[:, None] for x, s in zip((one, other), strengths, strict=True))
-    effect = COUNT * np.outer(b.sum(axis=1), c.sum(axis=1)) + (1 - RELATED) * b @ c.T + RELATED * b @ alike.parts @ c.T
+    effect = (1 - RELATED) * b @ c.T + RELATED * b @ alike.parts @ c.T
+    effect += PAIR * (one.same_parts(other) & (one.n_parts > 1)[:, None])
     same = one.group[:, None] == other.group
     group = ALIKE_GROUP * alike.groups[np.ix_(one.group, other.group)]
     group += ANY_GROUP + (1 - ANY_GROUP - ALIKE_GROUP) * same
@@ -132,10 +133,10 @@ def expected_response(screen: Screen, targets: Conditions, alike: Alike) -> tupl
 
 
 def _noise(screen: Screen, prior: Matrix, error: Matrix) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give the variance of each gene over its tau squared, and tau squared itself, `(n_genes,)` each."""
+    """Give how noisy each gene is taken to be, its variance over tau squared, and tau squared itself, `(n_genes,)`."""
     variance = np.maximum(screen.variance.astype(np.float64), 1e-12)
     squares = np.square(screen.delta, dtype=np.float64).mean(axis=0)
     found = (squares - variance * np.diag(error).mean()) / np.diag(prior).mean()
     whole = max(float(found.mean()), 1e-2 * float(squares.mean()), 1e-12) / float(variance.mean())
     scale = np.maximum((1 - OWN) * whole * variance + OWN * found, LEAST * whole * variance)
-    return variance / scale, scale
+    return variance / np.minimum(scale, whole * variance), scale

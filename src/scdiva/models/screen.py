@@ -48,11 +48,16 @@ class Conditions:
         """Number of parts of each."""
         return np.array([len(parts) for parts in self.parts], dtype=np.int64)
 
-    def same(self, other: Conditions) -> NDArray[np.bool_]:
-        """Whether a condition `(n, 1)` and one of the others `(1, m)` are the same perturbation at the same dose."""
+    def same_parts(self, other: Conditions) -> NDArray[np.bool_]:
+        """Whether a condition and one of the others perturb the same, bool `(n, m)`."""
         number = {parts: i for i, parts in enumerate(dict.fromkeys([*self.parts, *other.parts]))}
         one, two = (np.array([number[parts] for parts in c.parts], dtype=np.int64) for c in (self, other))
-        return (one[:, None] == two) & (self.dose[:, None] == other.dose)
+        found: NDArray[np.bool_] = one[:, None] == two
+        return found
+
+    def same(self, other: Conditions) -> NDArray[np.bool_]:
+        """Whether they do so at the same dose, bool `(n, m)`."""
+        return self.same_parts(other) & (self.dose[:, None] == other.dose)
 
     def holding(self, names: Sequence[str]) -> NDArray[np.bool_]:
         """Whether a condition `(n, 1)` perturbs each of the names `(1, m)`, bool `(n, m)`."""
@@ -162,19 +167,22 @@ def part_similarity(model: ScDiVa, names: Sequence[str]) -> NDArray[np.float64]:
     return similar
 
 
-def group_similarity(states: NDArray[np.float32]) -> NDArray[np.float64]:
-    """How alike groups of cells are, `(n, n)`: cosines of their control cells' mean states around the mean of all.
+def group_similarity(states: NDArray[np.float32], n_measured: int) -> NDArray[np.float64]:
+    """How alike groups of cells are, `(n, n)`: cosines of their control cells' mean states around those of the screen.
 
-    Of two groups these cosines are always -1, which says nothing: fewer than three are like none but themselves.
+    Of two groups such cosines are always -1, which says nothing: of fewer than three measured, each is like none but
+    itself.
 
     Parameters
     ----------
     states
-        `(n, state_dim)`.
+        `(n, state_dim)`, those that the screen measured first.
+    n_measured
+        Their number.
     """
-    if len(states) < 3:
+    if n_measured < 3:
         return np.eye(len(states))
-    own = states.astype(np.float64) - states.mean(axis=0)
+    own = states.astype(np.float64) - states[:n_measured].mean(axis=0)
     own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), 1e-12)
     similar: NDArray[np.float64] = own @ own.T
     np.fill_diagonal(similar, 1.0)

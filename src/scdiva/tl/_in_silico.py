@@ -164,7 +164,7 @@ def in_silico_perturbation(
         UserWarning,
         stacklevel=2,
     )
-    controls = read_controls(adata, np.isin(group.astype(str), wanted), group, given, target, **reading)
+    controls = read_controls(adata, np.isin(group.astype(str), wanted), group, given, None, **reading)
     seed = seed_of(rng)
     of_column = column_tokens(source.var, given.vocabulary, gene_ids)
     home = next(given.parameters()).device

@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from scdiva._settings import settings
-from scdiva.data.conditions import column
+from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.expression import log_normalised
 from scdiva.data.writing import check_anndata
 from scdiva.tl._predicted import Asked, gene_columns
-from scdiva.tl._screen import read_controls, refuse_unknown
+from scdiva.tl._screen import check_genes, read_controls, refuse_unknown
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -33,7 +33,7 @@ def rank_perturbations(
     *,
     target: str,
     model: PerturbationModel | str | PathLike[str],
-    candidates: Sequence[str] | None = None,
+    candidates: Sequence[str] | str | None = None,
     combinations: bool = False,
     dose: float | None = None,
     layer: str | None = None,
@@ -82,7 +82,8 @@ def rank_perturbations(
         If a column or layer does not exist.
     ValueError
         If a group does not exist or both are the same, the two have equal means, genes of the screen are missing, the
-        start cells are of several groups of the screen, a candidate is not known, or the matrix is refused.
+        start cells are of several groups of the screen, a candidate is not known or named twice, combinations are
+        asked for without a separator, genes repeat a name, or the matrix is refused.
     TypeError
         If `adata` is no AnnData object, or the model was not fitted on a screen.
 
@@ -106,6 +107,10 @@ def rank_perturbations(
             raise ValueError(f"adata.obs[{state_key!r}] never is {name!r}; there are {there}.")
     if start == target:
         raise ValueError(f"start and target are both {start!r}: there is no change to look for.")
+    if dose is not None and np.ndim(dose):
+        raise ValueError(f"dose must be one number for all, got {dose!r}.")
+    if combinations and not model.separator:
+        raise ValueError("combinations need a separator, and the screen was read without: separator='+'")
     reading: dict[str, Any] = {
         "layer": layer,
         "use_raw": use_raw,
@@ -118,15 +123,16 @@ def rank_perturbations(
     screen = model.screen
     if candidates is None:
         candidates = [model.separator.join(p) for p in sorted(set(screen.conditions.parts))]
-    names = list(candidates)
+    names = [candidates] if isinstance(candidates, str) else [str(name) for name in candidates]
     if combinations:
         alone = sorted({p[0] for p in screen.conditions.parts if len(p) == 1})
-        known = {tuple(sorted(name.split(model.separator))) for name in names} if model.separator else set()
+        known = {perturbation_parts(name, model.control, model.separator) for name in names}
         names += [model.separator.join(pair) for pair in itertools.combinations(alone, 2) if pair not in known]
     asked = Asked.of(model, names, None, dose)
     refuse_unknown(asked.parts, screen, model.model)
 
     expression, var = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
+    check_genes(var.index)
     places = gene_columns(var.index, screen.genes)
     from_, to = (np.asarray(expression[states == name].mean(axis=0)).ravel()[places] for name in (start, target))
     needed = to - from_

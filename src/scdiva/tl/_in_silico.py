@@ -240,10 +240,10 @@ def _group(
             for token, value in value_change(hidden_values(model, before), hidden_values(model, after)).items():
                 change[i, place[token]] = value
             for source, name in zip(sources, names, strict=True):
-                was = whole.expression[whole.tokens == source].sum()
                 if high is None:
-                    change[i, of_column == source] = -was  # in each of its columns: none falls below 0
+                    change[i, of_column == source] = -np.inf  # nothing falls below 0, and none of it is left
                 elif int(source) in place:
+                    was = whole.expression[whole.tokens == source].sum()
                     change[i, place[int(source)]] = max(was, raised[name] or 0.0) - was
     return own, changes
 

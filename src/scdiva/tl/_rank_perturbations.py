@@ -103,7 +103,7 @@ def rank_perturbations(
     states = column(adata, state_key)
     for name in (start, target):
         if name not in states:
-            there = ", ".join(map(repr, sorted(set(states))[:10]))
+            there = ", ".join(map(repr, sorted(set(states.tolist()))[:10]))
             raise ValueError(f"adata.obs[{state_key!r}] never is {name!r}; there are {there}.")
     if start == target:
         raise ValueError(f"start and target are both {start!r}: there is no change to look for.")
@@ -170,10 +170,10 @@ def _group(adata: AnnData, model: PerturbationModel, chosen: np.ndarray) -> str:
     """Return the group of the screen that the start cells are of."""
     if not model.groupby:
         return ""
-    found = sorted(set(column(adata, model.groupby)[chosen]))
+    found = sorted(set(column(adata, model.groupby)[chosen].tolist()))
     if len(found) > 1:
         raise ValueError(
             f"the start cells are of {len(found)} groups of adata.obs[{model.groupby!r}], the first are "
             f"{', '.join(map(repr, found[:5]))}; perturbations change each in its own way: start from cells of one."
         )
-    return str(found[0])
+    return found[0]

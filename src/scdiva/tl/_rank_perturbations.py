@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -46,7 +47,9 @@ def rank_perturbations(
     """Rank perturbations by how near they would bring the cells of one group to those of another.
 
     The change that is needed is the difference of the two groups' mean expression; each candidate's change is predicted
-    for the cells of `start` by a model fitted on a screen (:func:`fit_perturbation`), and held against it.
+    for the cells of `start` by a model fitted on a screen (:func:`fit_perturbation`), and held against it. A candidate
+    that the screen measured in cells of the same group, at whatever dose, counts with its expected response, which has
+    seen it, and not with what the model would say of it were it new.
 
     Parameters
     ----------
@@ -93,7 +96,8 @@ def rank_perturbations(
     >>> fitted = sd.tl.fit_perturbation(screen, "perturbation")
     >>> sd.tl.rank_perturbations(adata, "state", "progenitor", target="erythroid", model=fitted)
     """
-    from scdiva.models.perturbation import PerturbationModel, load_perturbation_model
+    from scdiva.models.perturbation import EXPECTED, PerturbationModel, load_perturbation_model
+    from scdiva.models.screen import KINDS
 
     check_anndata(adata)
     if isinstance(model, str | PathLike):
@@ -143,11 +147,13 @@ def rank_perturbations(
     controls = read_controls(adata, chosen, np.full(adata.n_obs, group, dtype=object), model.model, where, **reading)
     targets, fresh = asked.targets(model, [group], controls)
     change = model.mean_change(targets, fresh).change
+    here = (targets.same_parts(screen.conditions) & (targets.group[:, None] == screen.conditions.group)).any(axis=1)
+    change[here] = replace(model, base=dict.fromkeys(KINDS, EXPECTED)).mean_change(targets, fresh).change[here]
     if model.head is not None:
         cells = controls.cells.take(np.arange(min(NETWORK_CELLS, len(controls.rows)))).packed
         n = len(cells[2]) - 1
-        for row, parts in enumerate(targets.parts):
-            added = model.added(cells, [parts] * n, np.full(n, targets.dose[row]))
+        for row in np.flatnonzero(~here):
+            added = model.added(cells, [targets.parts[row]] * n, np.full(n, targets.dose[row]))
             change[row] += added.mean(dim=0).numpy()
     along = change @ needed / length
     alone_ = {p[0] for p in screen.conditions.parts if len(p) == 1}

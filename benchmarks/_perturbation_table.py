@@ -60,6 +60,11 @@ GEARS_WORDS = (
     "graph of perturbations is made from the gene sets named in its notes, as the gene ontology that it downloads was "
     "not at hand; where a perturbed gene is in none of them, GEARS knows nothing of it but what it was trained on."
 )
+ATTEMPT_WORDS = (
+    "norman_doubles and norman_singles as above, by the expected response alone, with one number or step of it "
+    "changed: what was tried to tell combinations better, above all those both of whose parts were perturbed alone, "
+    "where adding the parts up is hard to beat. Discrimination there is among all of these combinations."
+)
 
 PAPER = {
     "scDiVa, in its paper": {"Adamson": ("0.837", "0.134"), "Norman": ("0.709", "-")},
@@ -135,6 +140,18 @@ def perturbation_tables(result: dict) -> list[str]:
     known = GEARS_WORDS if any(row["arm"] == "gears" for row in rows) else ""
     missing = [f"Left out: {PREDICTED[arm]}; {why}." for arm, why in result.get("left_out", {}).items()]
     return [joined(*parts, known, _notes(rows), made_at(rows), *missing)]
+
+
+def perturbation_attempts(result: dict) -> str:
+    """A line for each attempt."""
+    parts = {"norman_doubles": "doubles", "both_seen": "both parts seen", "norman_singles": "singles"}
+    names = {"pearson_delta": "Pearson Δ", "pearson_delta_top20": "top 20"}
+    lines = [
+        [f"{row['attempt']}: {row['what']}", *(" / ".join(f"{v:.3f}" for v in row[part].values()) for part in parts)]
+        for row in result["rows"]
+    ]
+    words = f"{' / '.join(names.values())} / discrimination:"
+    return joined(words, table(["attempt", *parts.values()], lines))
 
 
 def reported() -> str:

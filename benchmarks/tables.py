@@ -12,14 +12,12 @@ import json
 from pathlib import Path
 
 from _ablation_table import ablation
-from _annotation_table import WORDS as ANNOTATION_WORDS
+from _about import ABOUT
 from _annotation_table import annotation_tables, literature
 from _curves import adapt_held_out, attempts, learning_curve
-from _integration_table import WORDS as INTEGRATION_WORDS
 from _integration_table import integration_tables, paper
 from _markdown import table
-from _perturbation_table import WORDS as PERTURBATION_WORDS
-from _perturbation_table import perturbation_tables, reported
+from _perturbation_table import perturbation_attempts, perturbation_tables, reported
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -254,103 +252,6 @@ def surroundings(result: dict) -> str:
     return f"{line} Python {machine['python']}, {versions}.\n"
 
 
-ABOUT = {
-    "zero_shot": (
-        "Zero-shot embedding",
-        "The bundled model was trained on none of these cells and fits nothing; its linear part is the projection "
-        "from which its set encoder starts. Adapted, `tl.adapt` has fitted it to the set, anew for each seed and "
-        "told of no labels or batches. The corpus SVD is the plain one, study-centred, 4,000 genes and 64 "
-        "directions, no network. PCA (2,000 highly variable genes, scaled, 50 components) and scVI (the same "
-        "genes, raw counts, default architecture, epochs and early stopping) are fitted on each set, neither told "
-        "of batches. Seeds shuffle the folds, the clusters and the sample of large sets; scVI is fitted anew for "
-        "each only where that takes less than a minute. CPU seconds are of one fit and embedding, on a machine "
-        "that had other work to do, which slows the fits of scVI most: read times as rough. Goals are on the sets "
-        "of blood, the tissue of the corpus; where the tissue was not in it (pancreas, lung cancer lines), the "
-        "set's own PCA separates the types better. Rows of rivals may be of an earlier commit, which the results "
-        "file names. A mean that is no better for the model than for its linear part "
-        "says that training added nothing there.",
-    ),
-    "pooling": (
-        "Read-outs",
-        "`pooling` of `tl.embed`: the cell state, the mean of the genes' final hidden states, both side by side. Each "
-        "seed draws the cells anew. The transformer of the bundled model was trained for masked genes, not for this.",
-    ),
-    "adapt_held_out": (
-        "Adapting to held-out studies",
-        "How `tl.adapt` goes about it was chosen while looking at the sets above, so this is the fairer test: the "
-        "labelled studies of the corpus, none of which, nor another of its publication, trained the model (the "
-        "base set encoder of the ablation), and on which nothing of it was chosen.",
-    ),
-    "integration": ("Integrating batches", INTEGRATION_WORDS),
-    "annotation": ("Annotating cell types", ANNOTATION_WORDS),
-    "perturbation": ("Responses to perturbations", PERTURBATION_WORDS),
-    "thinning": (
-        "Sequenced less deep",
-        "Of every count c, Binomial(c, depth) are kept, in half of the labelled cells of a set. Cosine of their "
-        "embeddings to those at full depth, mean over cells, as they stand and with the mean of all full-depth "
-        "embeddings taken off both (only these compare: a common offset makes any two cells look alike); accuracy of a "
-        "15-NN fitted at full depth on the other half. scdiva-mini and the corpus SVD see nothing of the set; PCA and "
-        "scVI are fitted on all of its cells at full depth. Rows of rivals may be of an earlier commit, which the "
-        "results file names. Seeds part and thin the cells.",
-    ),
-    "ablation": (
-        "Ablation",
-        "One change each, at equal compute on one thread: the base of a family trains for some CPU seconds, the "
-        "others for the steps that cost the same. To learn anything in that time the network is small (2 layers of "
-        "64) and knows 6,000 genes; even so it sees few cells, and this says what helps first, not what helps in "
-        "the end. Denoisers have hardly begun to learn. Transformer arms start from the set encoder `set` of the "
-        "same seed, frozen. Accuracy and the mean of NMI, ARI and ASW are of the cell state (`tl.embed`) over "
-        "labelled cells of studies that were not trained on, mean over the sets; identity (nats per masked gene) "
-        "and value (squared error of masked values; of values that alone are hidden) are of the denoiser on the "
-        "validation studies: same cells, genes and masks for all arms, each in its own order, the first 256 genes "
-        "in the order of the base, which favours it over other orders, or 256 drawn from the whole cell, which "
-        "favours none. Guessing all genes alike costs ln 6,000 = 8.70 nats: among figures above it, a lower one "
-        "only means that less was learned of something else. A value error near 1 is that of the mean. Mean ± "
-        "standard deviation over seeds, in brackets the difference to the base (first line), bold where it is more "
-        "than two standard errors of the differences within seeds, an arm's own error taken as no smaller than the "
-        "family's median. With so many comparisons a few are bold by chance. Diffusion arms leave the cell state "
-        "to the set encoder: all have that of the base. Thinned counts are drawn from log-normalised values, a "
-        "cell's smallest taken as one count. Budget, network, learning rate and batch size were settled after two "
-        "earlier runs and probes on the same judges, whose rows are not here. A denoiser that guesses every gene "
-        "of the vocabulary alike has 8.70 nats: at this budget it has hardly begun, and above that figure a better "
-        "one has learned less, not more.",
-    ),
-    "learning_curve": (
-        "Learning curves",
-        "The set encoder trained as the bundled one's, on some of the cells of the corpus, or for some of the "
-        "steps, and scored on the sets of the zero-shot table (up to 2,000 cells each, mean over the sets; mean ± "
-        "standard deviation over seeds where there are several). Lines are fitted in the logarithm of the number; "
-        "what they say beyond the largest is an extrapolation.",
-    ),
-    "attempts": (
-        "What was tried on top",
-        "One change of the set encoder each, trained on the whole corpus, scored as the learning curves are. What "
-        "helps on held-out studies of the corpus (the ablation above) need not help here.",
-    ),
-    "memory": ("Memory", "Peak resident memory of `tl.embed_file` on the same cells, repeated on disk."),
-    "embedding": (
-        "Embedding on a CPU",
-        "One thread, arms in turn, best CPU time of several rounds; only ratios within the run count.",
-    ),
-    "loss": (
-        "Loss",
-        "Forward and backward of the gene head. `full` computes the logits of all positions, half of them masked; "
-        "`masked` those of the masked positions alone; `chunked` is `scdiva.diffusion.masked_cross_entropy`. One "
-        "thread, arms in turn, best CPU time. Peak MiB are tensors above the start; resident MiB are a process of its "
-        "own for each arm, a check by other means.",
-    ),
-    "activations": (
-        "Activation memory",
-        "What a training step of the paper's network keeps for backward, half of the genes masked: bytes per token by "
-        "the part of the network during which a tensor was first saved, in eager mode on a CPU.",
-    ),
-    "gpu": (
-        "GPU",
-        "One call of `benchmarks/gpu.py`: arms in turn, device events, best of several samples. Where a goal was "
-        "missed, the kernels that took the time stand beside it.",
-    ),
-}
-"""Title and what to know, by result; a result that is not named here gets its own name and no words."""
 NO_GPU = (
     "No GPU was at hand when this page was made; `python benchmarks/gpu.py` fills this section on a machine with one."
 )
@@ -361,6 +262,7 @@ WRITERS = {
     "integration": integration,
     "annotation": annotation,
     "perturbation": perturbation,
+    "perturbation_attempts": perturbation_attempts,
     "thinning": thinning,
     "pooling": pooling,
     "adapt_held_out": adapt_held_out,

@@ -18,7 +18,7 @@ from scdiva.models._folder import sha256
 from scdiva.models.screen import KINDS, Conditions
 from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
 
-FILES = ["perturbation.json", "perturbation.safetensors", "model/SHA256SUMS", "SHA256SUMS"]
+FILES = ["perturbation_model.json", "perturbation_model.safetensors", "model/SHA256SUMS", "SHA256SUMS"]
 MODEL_FILES = [f"model/{name}" for name in ("config.json", "model.safetensors", "vocabulary.parquet", "README.md")]
 NONE = np.zeros((0, 6), dtype=np.float32)
 NOTES = {"network": "kept", "seconds": 1.5, "nothing": np.nan, "history": {"step": np.array([1.0, np.nan])}}
@@ -221,7 +221,7 @@ def test_one_flipped_byte_is_found(folder, name, place):
 
 
 def test_no_folder_at_all(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"lacks perturbation\.json: a perturbation's folder"):
+    with pytest.raises(FileNotFoundError, match=r"lacks perturbation_model\.json: a perturbation model's folder"):
         load_perturbation_model(tmp_path / "nowhere")
     assert not P.is_perturbation_model(tmp_path / "nowhere")
 
@@ -234,16 +234,16 @@ def signed(folder):
 
 
 def edited(folder, change):
-    settings = json.loads((folder / "perturbation.json").read_text())
+    settings = json.loads((folder / "perturbation_model.json").read_text())
     change(settings)
-    (folder / "perturbation.json").write_text(json.dumps(settings))
+    (folder / "perturbation_model.json").write_text(json.dumps(settings))
     return signed(folder)
 
 
 def retensored(folder, change):
-    tensors = load_file(folder / "perturbation.safetensors")
+    tensors = load_file(folder / "perturbation_model.safetensors")
     change(tensors)
-    save_file(tensors, folder / "perturbation.safetensors")
+    save_file(tensors, folder / "perturbation_model.safetensors")
     return signed(folder)
 
 
@@ -309,8 +309,8 @@ def test_settings_that_do_not_fit_are_refused(folder, change, match):
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\xff"])
 def test_settings_that_are_none_are_refused(folder, text):
-    (folder / "perturbation.json").write_bytes(text.encode("latin1"))
-    with pytest.raises(ValueError, match=r"perturbation\.json does not describe a perturbation"):
+    (folder / "perturbation_model.json").write_bytes(text.encode("latin1"))
+    with pytest.raises(ValueError, match=r"perturbation_model\.json does not describe a perturbation model"):
         load_perturbation_model(signed(folder))
 
 
@@ -379,7 +379,7 @@ def test_what_stands_there_is_not_overwritten(make, folder, tmp_path):
     shutil.copytree(folder / "model", tmp_path / "model")
     for taken in (tmp_path / "mine", tmp_path / "model", tmp_path / "mine" / "thesis.txt"):
         for overwrite in (False, True):
-            with pytest.raises(FileExistsError, match="no perturbation; choose another path"):
+            with pytest.raises(FileExistsError, match="no perturbation model; choose another path"):
                 plain.save(taken, overwrite=overwrite)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "all of it"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fitted", "mine", "model"]
@@ -399,6 +399,8 @@ def test_a_save_that_fails_leaves_nothing_behind(fitted, folder, tmp_path, monke
 
 
 def test_what_is_stored_is_plain_json(folder):
-    settings = json.loads((folder / "perturbation.json").read_text(), parse_constant=lambda name: pytest.fail(name))
+    settings = json.loads(
+        (folder / "perturbation_model.json").read_text(), parse_constant=lambda name: pytest.fail(name)
+    )
     assert settings["notes"]["nothing"] is None
     assert settings["genes"][-4:] == list("wxyz")

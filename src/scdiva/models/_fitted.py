@@ -32,6 +32,12 @@ def _files(kind: str) -> tuple[str, str, str]:
     return f"{kind}.json", f"{kind}.safetensors", f"{MODEL}/{CHECKSUMS}"
 
 
+def _name(kind: str, *, article: bool = False) -> str:
+    """Name it for a message."""
+    name = kind.replace("_", " ")
+    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}" if article else name
+
+
 def is_fitted(path: str | os.PathLike[str], kind: str) -> bool:
     """Whether a folder holds what was fitted, of this kind."""
     return (Path(path).expanduser() / _files(kind)[0]).is_file()
@@ -68,9 +74,9 @@ def save_fitted(
 
     folder = Path(path).expanduser()
     if folder.exists() and not (overwrite and is_fitted(folder, kind)):
-        hint = "pass overwrite=True" if is_fitted(folder, kind) else f"it is no {kind}; choose another path"
+        hint = "pass overwrite=True" if is_fitted(folder, kind) else f"it is no {_name(kind)}; choose another path"
         raise FileExistsError(f"{folder} exists already: {hint}")
-    head = {"format": f"scdiva {kind}", "format_version": FORMAT_VERSION, "scdiva_version": __version__}
+    head = {"format": f"scdiva {_name(kind)}", "format_version": FORMAT_VERSION, "scdiva_version": __version__}
     said, weights, _ = _files(kind)
     with written_beside(folder, overwrite) as part:
         save_model(model, model.vocabulary, part / MODEL)
@@ -112,9 +118,8 @@ class FittedFolder:
         files = _files(kind)
         for name in (*files, CHECKSUMS):
             if not (self.folder / name).is_file():
-                article = "an" if kind[0] in "aeiou" else "a"
                 raise FileNotFoundError(
-                    f"{self.folder} lacks {name}: {article} {kind}'s folder holds what {writer} writes"
+                    f"{self.folder} lacks {name}: {_name(kind, article=True)}'s folder holds what {writer} writes"
                 )
         sums_of = self.folder / CHECKSUMS
         lines = [line.split("  ", 1) for line in sums_of.read_text(encoding="utf-8").splitlines()]
@@ -131,17 +136,15 @@ class FittedFolder:
         self._said, self._blob = self.folder / files[0], data[files[1]]
         try:
             self.settings = json.loads(data[files[0]].decode("utf-8"))
-            if self.settings["format"] != f"scdiva {kind}" or self.settings["format_version"] != FORMAT_VERSION:
+            if self.settings["format"] != f"scdiva {_name(kind)}" or self.settings["format_version"] != FORMAT_VERSION:
                 raise ValueError(f"format {self.settings['format']!r}, version {self.settings['format_version']}")
         except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise self.wrong(error) from error
 
     def wrong(self, error: object) -> ValueError:
         """Give the error to raise for settings that make no sense."""
-        article = "an" if self.kind[0] in "aeiou" else "a"
-        return ValueError(
-            f"{self._said} does not describe {article} {self.kind} that scdiva {__version__} reads: {error}"
-        )
+        what = _name(self.kind, article=True)
+        return ValueError(f"{self._said} does not describe {what} that scdiva {__version__} reads: {error}")
 
     def tensors(self, expected: dict[str, tuple[int, ...]], of: str) -> dict[str, Tensor]:
         """Read the arrays.

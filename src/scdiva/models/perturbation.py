@@ -27,7 +27,7 @@ from scdiva.models.scdiva import ScDiVa
 from scdiva.models.screen import KINDS, Conditions, Kind, Screen, group_similarity, kinds, part_similarity
 from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes, part_tensors, perturbed
 
-KIND = "perturbation"
+KIND = "perturbation_model"
 EXPECTED = "expected"
 """What the network is added to if it is no baseline: the expected response (:mod:`scdiva.models.response`)."""
 CONTEXT = 256

@@ -245,10 +245,10 @@ def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **readin
     variance = left / max(1, adata.n_obs - n)
     n_cells = size[: len(order)].astype(np.int64)
     if (n_cells == 1).any():
+        first = " and ".join(order[int((n_cells == 1).argmax())][0])
         warnings.warn(
-            f"{(n_cells == 1).sum()} of {len(order)} conditions were measured in one cell, the first is "
-            f"{'+'.join(order[int((n_cells == 1).argmax())][0])!r}: they count for as little as their sampling error, "
-            "which is taken from the other conditions, lets them.",
+            f"{(n_cells == 1).sum()} of {len(order)} conditions were measured in one cell, the first is {first!r}: "
+            "they count for as little as their sampling error, which is taken from the other conditions, lets them.",
             UserWarning,
             stacklevel=3,
         )

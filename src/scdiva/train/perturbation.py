@@ -200,7 +200,7 @@ def fit_responses(
     if strategy == "none":
         return FittedResponses(model, base, None, notes)
     examples = _examples(screen, left_out, base)
-    if (~examples.held_out).sum() < LEAST or not examples.held_out.any():
+    if len(set(examples.row[~examples.held_out])) < LEAST or not examples.held_out.any():
         notes["network"] = "too few conditions"
         return FittedResponses(model, base, None, notes)
     new = model if strategy == "head" else copy.deepcopy(model)

@@ -192,3 +192,17 @@ def test_reading_changes_nothing(one, perturbed_cells, contents):
         data, data.obs["perturbation"].to_numpy() == "control", data.obs["line"].to_numpy(), one, "cpu", **READING
     )
     assert contents(data) == before
+
+
+def test_control_cells_without_a_model_run_on_them(build, perturbed_cells):
+    """All of their genes, and no states."""
+    model = build(anchor="learned")
+    model.config = type(model.config)(**model.config.to_dict() | {"max_length": 5})
+    data = perturbed_cells(groups=("a", "b"), n=4)
+    given = data, data.obs["perturbation"].to_numpy() == "control", data.obs["line"].to_numpy(), model
+    read_whole, read_short = (read_controls(*given, device, **READING) for device in (None, "cpu"))
+    assert read_whole.states.shape == (2, 0)
+    assert np.diff(read_short.cells.indptr).max() == 5
+    n_known = (data.X[given[1]][:, :55] > 0).sum(axis=1)
+    assert np.diff(read_whole.cells.indptr).tolist() == np.asarray(n_known).ravel().tolist()
+    assert read_whole.rows.tolist() == list(range(8))

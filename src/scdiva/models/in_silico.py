@@ -42,7 +42,8 @@ def changed(
     denominator
         Of the ranking score, by token.
     max_length
-        Genes kept. Of a longer cell the last ones are left out, but never a source.
+        Genes kept, as many as there are sources or more. Of a longer cell the last ones are left out, but never a
+        source.
 
     Returns
     -------
@@ -50,9 +51,8 @@ def changed(
     """
     own = np.isin(cell.tokens, sources)
     turn = np.where(own, -1, cell.turn)
-    last = np.flatnonzero(~own)[max_length - int(own.sum()) :]
     there = np.ones(len(own), dtype=bool)
-    there[last] = False
+    there[np.flatnonzero(~own)[max_length - int(own.sum()) :]] = False
     before = Ranked(cell.tokens[there], cell.expression[there], turn[there])
     left = there & ~own
     rest = Ranked(cell.tokens[left], cell.expression[left], turn[left])
@@ -60,11 +60,11 @@ def changed(
         return before, rest
     was = {int(token): float(value) for token, value in zip(cell.tokens[own], cell.expression[own], strict=True)}
     high = np.array([max(was.get(int(s), 0.0), float(r)) for s, r in zip(sources, raised, strict=True)], np.float32)
-    tokens = np.concatenate([sources, rest.tokens])
-    values = np.concatenate([high, rest.expression])
-    turns = np.concatenate([np.full(len(sources), -1), rest.turn])
-    order = np.argsort(-values / denominator[tokens], kind="stable")[:max_length]
-    order = order if np.isin(np.arange(len(sources)), order).all() else np.arange(min(max_length, len(tokens)))
+    room = max_length - len(sources)
+    tokens = np.concatenate([sources, rest.tokens[:room]])
+    values = np.concatenate([high, rest.expression[:room]])
+    turns = np.concatenate([np.full(len(sources), -1), rest.turn[:room]])
+    order = np.lexsort((tokens, -values / denominator[tokens]))  # ties as the serialiser breaks them
     return before, Ranked(tokens[order], values[order], turns[order])
 
 

@@ -58,8 +58,8 @@ def in_silico_perturbation(
 
     The values of a cell's genes are hidden, a quarter at a time, and predicted from all others; this is done once with
     the cell as it is, and once with the gene taken out of it (knock-out) or raised to the 95th percentile of the cells
-    that express it (over-expression). The difference is the change of those genes. Genes that a cell does not express
-    do not change, and neither does a cell without the gene that is knocked out.
+    of these groups that express it (over-expression). The difference is the change of those genes. Genes that a cell
+    does not express do not change, and neither does a cell without the gene that is knocked out.
 
     Parameters
     ----------
@@ -129,6 +129,11 @@ def in_silico_perturbation(
         raise ValueError(f"genes holds {twice!r} more than once; the order of parts does not count.")
     if groups is not None and groupby is None:
         raise ValueError("groups are given without a column: groupby=...")
+    if groupby in (C.PERTURBATION, C.OBS_CONDITION, C.OBS_CONTROL_CELL):
+        raise ValueError(
+            f"obs[{groupby!r}] of the result says what was done to a cell: copy the groups to a column of another "
+            "name, and name that with groupby."
+        )
     reading: dict[str, Any] = {
         "layer": layer,
         "use_raw": use_raw,
@@ -148,13 +153,25 @@ def in_silico_perturbation(
             f"the model does not know {len(unknown)} of the genes to perturb, the first is {unknown[0]!r}: name them "
             "by symbol or Ensembl id."
         )
+    for name, p in zip(names, parts, strict=True):
+        if len({tokens[part] for part in p}) < len(p):
+            raise ValueError(f"{name!r} names one gene twice, once by another name.")
     group = np.full(adata.n_obs, "", dtype=object) if groupby is None else column(adata, groupby).astype(object)
     present = sorted(set(group))
     wanted = present if groups is None else [groups] if isinstance(groups, str) else [str(g) for g in groups]
+    if not wanted:
+        raise ValueError("groups names no group; leave it out to perturb all.")
+    if len(set(wanted)) < len(wanted):
+        raise ValueError(f"groups holds {max(wanted, key=wanted.count)!r} more than once.")
     if absent := [name for name in wanted if name not in present]:
         raise ValueError(
             f"{len(absent)} of {len(wanted)} groups are not in adata.obs[{groupby!r}], the first is {absent[0]!r}; "
             f"there are {', '.join(map(repr, present[:10]))}."
+        )
+    if (most := max(map(len, parts))) > given.config.max_length:
+        raise ValueError(
+            f"{most} genes are perturbed together, more than the {given.config.max_length} that the model reads of a "
+            "cell."
         )
     source = adata.raw if use_raw and adata.raw is not None else adata
     check_genes(source.var_names)
@@ -165,7 +182,7 @@ def in_silico_perturbation(
         UserWarning,
         stacklevel=2,
     )
-    controls = read_controls(adata, np.isin(group.astype(str), wanted), group, given, target, **reading)
+    controls = read_controls(adata, np.isin(group.astype(str), wanted), group, given, None, **reading)
     seed = seed_of(rng)
     of_column = column_tokens(source.var, given.vocabulary, gene_ids)
     home = next(given.parameters()).device
@@ -202,7 +219,8 @@ def _group(
 
     cells, c = controls.cells, model.config
     denominator = score_denominator(model.vocabulary.entropy, c.entropy_floor)
-    draw = np.random.default_rng(step_seed(seed, at, "in silico"))
+    # a group's cells do not depend on which others are asked for
+    draw = np.random.default_rng(step_seed(seed, 0, f"in silico in {controls.groups[at]}"))
     own = np.sort(draw.permutation(np.flatnonzero(controls.number[controls.rows] == at))[:n_cells])
     raised = {name: _high(cells.tokens, cells.values, token) for name, token in tokens.items()}
     if kind == "overexpression" and (never := [name for name, value in raised.items() if value is None]):
@@ -224,10 +242,11 @@ def _group(
             for token, value in value_change(hidden_values(model, before), hidden_values(model, after)).items():
                 change[i, place[token]] = value
             for source, name in zip(sources, names, strict=True):
-                was = whole.expression[whole.tokens == source].sum()
-                now = 0.0 if high is None else max(was, raised[name] or 0.0)
-                if int(source) in place:
-                    change[i, place[int(source)]] = now - was
+                if high is None:
+                    change[i, of_column == source] = -np.inf  # nothing falls below 0, and none of it is left
+                elif int(source) in place:
+                    was = whole.expression[whole.tokens == source].sum()
+                    change[i, place[int(source)]] = max(was, raised[name] or 0.0) - was
     return own, changes
 
 

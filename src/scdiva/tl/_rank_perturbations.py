@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,11 +12,11 @@ import numpy as np
 import pandas as pd
 
 from scdiva._settings import settings
-from scdiva.data.conditions import column
+from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.expression import log_normalised
 from scdiva.data.writing import check_anndata
 from scdiva.tl._predicted import Asked, gene_columns
-from scdiva.tl._screen import read_controls, refuse_unknown
+from scdiva.tl._screen import check_genes, read_controls, refuse_unknown
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -33,7 +34,7 @@ def rank_perturbations(
     *,
     target: str,
     model: PerturbationModel | str | PathLike[str],
-    candidates: Sequence[str] | None = None,
+    candidates: Sequence[str] | str | None = None,
     combinations: bool = False,
     dose: float | None = None,
     layer: str | None = None,
@@ -46,7 +47,9 @@ def rank_perturbations(
     """Rank perturbations by how near they would bring the cells of one group to those of another.
 
     The change that is needed is the difference of the two groups' mean expression; each candidate's change is predicted
-    for the cells of `start` by a model fitted on a screen (:func:`fit_perturbation`), and held against it.
+    for the cells of `start` by a model fitted on a screen (:func:`fit_perturbation`), and held against it. A candidate
+    that the screen measured in cells of the same group, at whatever dose, counts with its expected response, which has
+    seen it, and not with what the model would say of it were it new.
 
     Parameters
     ----------
@@ -82,7 +85,8 @@ def rank_perturbations(
         If a column or layer does not exist.
     ValueError
         If a group does not exist or both are the same, the two have equal means, genes of the screen are missing, the
-        start cells are of several groups of the screen, a candidate is not known, or the matrix is refused.
+        start cells are of several groups of the screen, a candidate is not known or named twice, combinations are
+        asked for without a separator, genes repeat a name, or the matrix is refused.
     TypeError
         If `adata` is no AnnData object, or the model was not fitted on a screen.
 
@@ -92,7 +96,8 @@ def rank_perturbations(
     >>> fitted = sd.tl.fit_perturbation(screen, "perturbation")
     >>> sd.tl.rank_perturbations(adata, "state", "progenitor", target="erythroid", model=fitted)
     """
-    from scdiva.models.perturbation import PerturbationModel, load_perturbation_model
+    from scdiva.models.perturbation import EXPECTED, PerturbationModel, load_perturbation_model
+    from scdiva.models.screen import KINDS
 
     check_anndata(adata)
     if isinstance(model, str | PathLike):
@@ -102,10 +107,14 @@ def rank_perturbations(
     states = column(adata, state_key)
     for name in (start, target):
         if name not in states:
-            there = ", ".join(map(repr, sorted(set(states))[:10]))
+            there = ", ".join(map(repr, sorted(set(states.tolist()))[:10]))
             raise ValueError(f"adata.obs[{state_key!r}] never is {name!r}; there are {there}.")
     if start == target:
         raise ValueError(f"start and target are both {start!r}: there is no change to look for.")
+    if dose is not None and np.ndim(dose):
+        raise ValueError(f"dose must be one number for all, got {dose!r}.")
+    if combinations and not model.separator:
+        raise ValueError("combinations need a separator, and the screen was read without: separator='+'")
     reading: dict[str, Any] = {
         "layer": layer,
         "use_raw": use_raw,
@@ -118,15 +127,16 @@ def rank_perturbations(
     screen = model.screen
     if candidates is None:
         candidates = [model.separator.join(p) for p in sorted(set(screen.conditions.parts))]
-    names = list(candidates)
+    names = [candidates] if isinstance(candidates, str) else [str(name) for name in candidates]
     if combinations:
         alone = sorted({p[0] for p in screen.conditions.parts if len(p) == 1})
-        known = {tuple(sorted(name.split(model.separator))) for name in names} if model.separator else set()
+        known = {perturbation_parts(name, model.control, model.separator) for name in names}
         names += [model.separator.join(pair) for pair in itertools.combinations(alone, 2) if pair not in known]
     asked = Asked.of(model, names, None, dose)
     refuse_unknown(asked.parts, screen, model.model)
 
     expression, var = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
+    check_genes(var.index)
     places = gene_columns(var.index, screen.genes)
     from_, to = (np.asarray(expression[states == name].mean(axis=0)).ravel()[places] for name in (start, target))
     needed = to - from_
@@ -137,11 +147,13 @@ def rank_perturbations(
     controls = read_controls(adata, chosen, np.full(adata.n_obs, group, dtype=object), model.model, where, **reading)
     targets, fresh = asked.targets(model, [group], controls)
     change = model.mean_change(targets, fresh).change
+    here = (targets.same_parts(screen.conditions) & (targets.group[:, None] == screen.conditions.group)).any(axis=1)
+    change[here] = replace(model, base=dict.fromkeys(KINDS, EXPECTED)).mean_change(targets, fresh).change[here]
     if model.head is not None:
         cells = controls.cells.take(np.arange(min(NETWORK_CELLS, len(controls.rows)))).packed
         n = len(cells[2]) - 1
-        for row, parts in enumerate(targets.parts):
-            added = model.added(cells, [parts] * n, np.full(n, targets.dose[row]))
+        for row in np.flatnonzero(~here):
+            added = model.added(cells, [targets.parts[row]] * n, np.full(n, targets.dose[row]))
             change[row] += added.mean(dim=0).numpy()
     along = change @ needed / length
     alone_ = {p[0] for p in screen.conditions.parts if len(p) == 1}
@@ -164,10 +176,10 @@ def _group(adata: AnnData, model: PerturbationModel, chosen: np.ndarray) -> str:
     """Return the group of the screen that the start cells are of."""
     if not model.groupby:
         return ""
-    found = sorted(set(column(adata, model.groupby)[chosen]))
+    found = sorted(set(column(adata, model.groupby)[chosen].tolist()))
     if len(found) > 1:
         raise ValueError(
             f"the start cells are of {len(found)} groups of adata.obs[{model.groupby!r}], the first are "
             f"{', '.join(map(repr, found[:5]))}; perturbations change each in its own way: start from cells of one."
         )
-    return str(found[0])
+    return found[0]

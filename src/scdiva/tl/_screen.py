@@ -122,7 +122,7 @@ def what_was_done(
 
 
 def read_controls(
-    adata: AnnData, chosen: np.ndarray, group: np.ndarray, model: ScDiVa, device: str, **reading: Any
+    adata: AnnData, chosen: np.ndarray, group: np.ndarray, model: ScDiVa, device: str | None, **reading: Any
 ) -> Controls:
     """Read the control cells of each group, and run them through the model.
 
@@ -137,7 +137,8 @@ def read_controls(
     model
         The model.
     device
-        Torch device to run it on.
+        Torch device to run it on. None does not run it: `states` has no columns, and each cell has all of its genes,
+        also those beyond what the model reads at once.
     **reading
         What to read, as for :func:`scdiva.tl.embed`.
 
@@ -145,7 +146,13 @@ def read_controls(
     ------
     ValueError
         If no control cell of a group has a gene that the model knows.
+
+    Warns
+    -----
+    UserWarning
+        If cells are left out because they have none.
     """
+    from scdiva.data.packed import warn_left_out
     from scdiva.models.inference import open_encoder
 
     own = adata[chosen]
@@ -153,15 +160,18 @@ def read_controls(
     groups, number = np.unique(group[chosen].astype(str), return_inverse=True)
     number = number.astype(np.int64)
     expression, _ = log_normalised(own, **{k: reading[k] for k in ("layer", "use_raw", "input")})
-    cells, rows = training_cells(own, model, number, least=1, **reading)
+    cells, rows = training_cells(own, model, number, least=1, whole=device is None, **reading)
     there = np.bincount(number[rows], minlength=len(groups))
     if (there == 0).any():
         raise ValueError(
             f"in {(there == 0).sum()} of {len(groups)} groups no control cell has a gene that the model knows, the "
             f"first is {str(groups[there.argmin()])!r}: leave such groups out."
         )
+    names = np.asarray(own.obs_names), tuple(map(str, groups))
+    if device is None:
+        warn_left_out("adata", len(number) - len(rows), len(number), 1)
+        return Controls(*names, number, expression, cells, rows, np.zeros((len(groups), 0), dtype=np.float32))
     blocks = [np.arange(lo, min(lo + 64, len(rows))) for lo in range(0, len(rows), 64)]
-
     with open_encoder(model, device=device, what="state") as encode:
         states = np.vstack(list(encode(lambda block: cells.take(block).packed, blocks)))
     order = number[rows]
@@ -169,9 +179,7 @@ def read_controls(
     np.add.at(mean, order, states)
     mean /= there[:, None]
     # `training_cells` numbers the groups without gaps, and none is missing
-    return Controls(
-        np.asarray(own.obs_names), tuple(map(str, groups)), number, expression, cells, rows, mean.astype(np.float32)
-    )
+    return Controls(*names, number, expression, cells, rows, mean.astype(np.float32))
 
 
 def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **reading: Any) -> tuple[Screen, Controls]:

@@ -1,0 +1,360 @@
+"""`tl.rank_perturbations`: the perturbation that made a group comes first, and the numbers are those of plain numpy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+
+import scdiva as sd
+from scdiva.data.expression import log_normalised
+from scdiva.models.screen import Conditions
+from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
+from scdiva.tl._screen import read_controls
+
+COLUMNS = {
+    "perturbation": "O", "n_parts": "i", "n_seen": "i", "trained": "b", "cosine": "f", "reached": "f", "distance": "f",
+}  # fmt: skip
+MEASURED = ("control", "0", "1", "2", "3", "4", "0+1", "1+2", "drug")
+
+
+@pytest.fixture(scope="module")
+def data(perturbed_cells):
+    return perturbed_cells(MEASURED, n=20)
+
+
+@pytest.fixture(scope="module")
+def fitted(data, one):
+    return sd.tl.fit_perturbation(data, "perturbation", model=one, strategy="none", rng=0)
+
+
+@pytest.fixture(scope="module")
+def of_groups(perturbed_cells, one):
+    """A screen of two lines and two doses, fitted, and cells of a third line."""
+    cells = perturbed_cells(("control", "0", "1", "0+1"), ("b", "a"), n=10, doses=(1.0, 10.0))
+    fitted = sd.tl.fit_perturbation(
+        cells, "perturbation", model=one, groupby="line", dose_key="dose", strategy="none", rng=0
+    )
+    return cells, fitted
+
+
+@pytest.fixture(scope="module")
+def states(perturbed_cells):
+    """New cells: control cells, "from", and cells that a perturbation made, "to"."""
+
+    def make(label, n=20, **arguments):
+        cells = perturbed_cells(("control", label), n=n, **arguments)
+        cells.obs_names = [f"new{i}" for i in range(cells.n_obs)]
+        control = (cells.obs["perturbation"] == "control").to_numpy()
+        cells.obs["state"] = np.where(control, "from", "to")
+        del cells.obs["perturbation"]
+        return cells
+
+    return make
+
+
+def rank(data, model, **arguments) -> pd.DataFrame:
+    given = {"target": "to"} | arguments
+    return sd.tl.rank_perturbations(
+        data, given.pop("state_key", "state"), given.pop("start", "from"), model=model, **given
+    )
+
+
+def pair(genes, a, b) -> str:
+    return "+".join(sorted((genes[a], genes[b])))
+
+
+def means(data) -> tuple[np.ndarray, np.ndarray]:
+    values = log_normalised(data)[0].toarray()
+    state = data.obs["state"].to_numpy()
+    return values[state == "from"].mean(axis=0), values[state == "to"].mean(axis=0)
+
+
+def plainly(change, needed) -> list[float]:
+    """Cosine, share of the way, and distance left, of one perturbation."""
+    length = np.sqrt((needed**2).sum())
+    along = (change * needed).sum() / length
+    return [along / np.sqrt((change**2).sum()), along / length, np.sqrt(((needed - change) ** 2).sum()) / length]
+
+
+def of_frame(frame, name) -> list[float]:
+    return frame.set_index("perturbation").loc[name, ["cosine", "reached", "distance"]].tolist()
+
+
+def with_network(fitted):
+    """A fitted model whose network is drawn: it changes every cell in its own way."""
+    config, screen = fitted.model.config, fitted.screen
+    sizes = PerturbationSizes(config.dim, config.state_dim, len(fitted.labels), len(screen.genes), rank=3, hidden=6)
+    head = PerturbationHead(sizes, torch.Generator().manual_seed(0)).requires_grad_(False).eval()
+    for number, parameter in enumerate(head.parameters()):
+        parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+    return replace(fitted, head=head)
+
+
+@pytest.mark.parametrize("base", ["expected", "no_change", "train_mean"])
+@pytest.mark.parametrize("label", ["0", "3", "drug", "0+1"])
+def test_the_measured_perturbation_that_made_a_group_comes_first(fitted, states, genes, label, base):
+    """Whatever new ones are predicted from: all of them alike by train mean, say."""
+    fitted = replace(fitted, base=dict.fromkeys(fitted.base, base))
+    truth = "+".join(genes[int(p)] if p.isdigit() else p for p in label.split("+"))
+    truth = "+".join(sorted(truth.split("+")))
+    found = rank(states(label), fitted)
+    assert found["perturbation"][0] == truth
+    assert found["trained"].all()
+    assert set(found["perturbation"]) == {"+".join(p) for p in fitted.screen.conditions.parts}
+    assert found["cosine"][0] > 0.9
+    assert found["cosine"][0] > found["cosine"][1] + 0.1
+    assert found["reached"][0] == pytest.approx(1, abs=0.25)
+    assert found["distance"].idxmin() == 0
+
+
+def test_a_pair_that_was_not_measured_comes_first(fitted, states, genes):
+    cells, truth = states("0+3"), pair(genes, 0, 3)
+    found = rank(cells, fitted, combinations=True)
+    assert found["perturbation"][0] == truth
+    assert found.loc[0, ["n_parts", "n_seen", "trained"]].tolist() == [2, 2, False]
+    assert truth not in set(rank(cells, fitted)["perturbation"])
+
+
+def test_what_is_documented_is_there_and_nothing_else(fitted, states, contents, weights, same):
+    cells = states("2")
+    before, theirs, state = contents(cells), weights(fitted.model), torch.random.get_rng_state()
+    found = rank(cells, fitted, combinations=True)
+    assert contents(cells) == before
+    assert same(weights(fitted.model), theirs)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert {name: np.asarray(found[name]).dtype.kind for name in found} == COLUMNS
+    assert found.index.tolist() == list(range(len(found)))
+    assert found["cosine"].is_monotonic_decreasing
+    assert np.isfinite(found[["cosine", "reached", "distance"]].to_numpy()).all()
+    pd.testing.assert_frame_equal(rank(cells, fitted, combinations=True), found)
+
+
+@pytest.mark.parametrize("base", ["expected", "additive"])
+def test_beside_plain_numpy(fitted, states, genes, base):
+    model = replace(fitted, base=dict.fromkeys(fitted.base, base))
+    assert set(fitted.base.values()) == {"expected"}
+    cells, names = states("1"), [genes[1], pair(genes, 0, 1), pair(genes, 2, 3), f"{genes[4]}+drug", genes[20]]
+    found = rank(cells, model, candidates=names)
+    parts = tuple(tuple(sorted(name.split("+"))) for name in names)
+    targets = Conditions(parts, np.zeros(5, dtype=np.int64), np.ones(5))
+    new = np.zeros((0, model.model.state_dim), dtype=np.float32)
+    change = model.mean_change(targets, new).change
+    change[:2] = fitted.mean_change(targets, new).change[:2]  # these were measured
+    at_start, at_end = means(cells)
+    for name, row in zip(names, change, strict=True):
+        assert of_frame(found, name) == pytest.approx(plainly(row, at_end - at_start), abs=1e-6)
+    rows = found.set_index("perturbation").loc[names]
+    assert rows["n_parts"].tolist() == [1, 2, 2, 2, 1]
+    assert rows["n_seen"].tolist() == [1, 2, 2, 2, 0]
+    assert rows["trained"].tolist() == [True, True, False, False, False]
+
+
+def test_what_the_network_adds_counts(fitted, states, genes):
+    model, cells = with_network(fitted), states("1", n=40)
+    names = [genes[6], f"{genes[0]}+drug", pair(genes, 0, 3)]
+    found, without = (rank(cells, m, candidates=names) for m in (model, fitted))
+    targets = Conditions(tuple(tuple(n.split("+")) for n in names), np.zeros(3, dtype=np.int64), np.ones(3))
+    change = model.mean_change(targets, np.zeros((0, model.model.state_dim), dtype=np.float32)).change
+    at_start, at_end = means(cells)
+    controls = read_controls(
+        cells, (cells.obs["state"] == "from").to_numpy(), np.full(80, ""), model.model, None, layer=None,
+        use_raw=False, input="auto", gene_ids=None, duplicates="sum",
+    )  # fmt: skip
+    for name, parts, row in zip(names, targets.parts, change, strict=True):
+        # cell by cell, of the first 32
+        added = [model.added(controls.cells.take(np.array([i])).packed, [parts], np.ones(1))[0] for i in range(32)]
+        expected = plainly(row + np.mean([part.numpy() for part in added], axis=0), at_end - at_start)
+        assert of_frame(found, name) == pytest.approx(expected, abs=1e-4)
+        assert abs(np.subtract(of_frame(found, name), of_frame(without, name))).max() > 1e-3
+    # it learned from conditions as if they were new: what was measured needs no more
+    pd.testing.assert_frame_equal(rank(cells, model), rank(cells, fitted))
+
+
+def test_combinations_are_all_pairs_that_are_missing(fitted, states, genes):
+    cells = states("2")
+    alone = [*genes[:5], "drug"]
+    pairs = {tuple(sorted((a, b))) for a in alone for b in alone if a < b}
+    found = rank(cells, fitted, combinations=True)
+    assert len(found) == 6 + 15
+    assert {tuple(sorted(name.split("+"))) for name in found["perturbation"]} == {(a,) for a in alone} | pairs
+    # a pair that is named is ranked as it is named, and once
+    named = [f"{genes[1]} + {genes[0]}", genes[30], f"{genes[3]}+control+{genes[2]}"]
+    found = rank(cells, fitted, candidates=named, combinations=True)
+    assert len(found) == 3 + 13
+    assert set(named) <= set(found["perturbation"])
+    assert pair(genes, 0, 1) not in set(found["perturbation"])
+    assert len(rank(cells, fitted, candidates=[], combinations=True)) == 15
+
+
+def test_candidates(fitted, states, genes):
+    cells = states("2")
+    all_of_them = rank(cells, fitted).set_index("perturbation")
+    some = rank(cells, fitted, candidates=[genes[3], genes[2]])
+    assert some["perturbation"].tolist() == [genes[2], genes[3]]
+    for name in (genes[2], genes[3]):
+        np.testing.assert_allclose(
+            of_frame(some, name), all_of_them.loc[name, ["cosine", "reached", "distance"]].tolist()
+        )
+    for given in ("drug", ("drug",), pd.Index(["drug"])):
+        assert rank(cells, fitted, candidates=given)["perturbation"].tolist() == ["drug"]
+    backwards = rank(cells, fitted, candidates=f"{genes[1]}+{genes[0]}")
+    np.testing.assert_allclose(
+        of_frame(backwards, f"{genes[1]}+{genes[0]}"),
+        all_of_them.loc[pair(genes, 0, 1), ["cosine", "reached", "distance"]].tolist(),
+    )
+
+
+def test_a_folder_instead_of_the_model(fitted, states, tmp_path):
+    cells = states("1")
+    for name, model in (("plain", fitted), ("network", with_network(fitted))):
+        expected = rank(cells, model)
+        folder = model.save(tmp_path / name)
+        for given in (folder, str(folder)):
+            pd.testing.assert_frame_equal(rank(cells, given), expected)
+
+
+def test_the_same_cells_in_other_forms(fitted, states, tmp_path):
+    """Genes in another order and others among them, backed, dense, a view, log-normalised, raw."""
+    cells = states("1")
+    expected = rank(cells, fitted)
+    order = np.random.default_rng(0).permutation(60)
+    more = sp.csr_matrix((40, 3), dtype=np.float32)
+    other = ad.AnnData(
+        sp.hstack([cells.X[:, order], more], format="csr"),
+        obs=cells.obs,
+        var=pd.DataFrame(index=[*cells.var_names[order], *"xyz"]),
+    )
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    backed = ad.read_h5ad(tmp_path / "cells.h5ad", backed="r")
+    dense, log, raw = cells.copy(), cells.copy(), cells.copy()
+    dense.X = dense.X.toarray()
+    log.X = log_normalised(cells)[0].astype(np.float32)
+    raw.raw = cells
+    for form, arguments in (
+        (other, {}), (backed, {}), (dense, {}), (log, {}), (log, {"input": "lognorm"}),
+        (raw[:, :9].copy(), {"use_raw": True}), (ad.concat([cells], merge="same")[:, order], {}),
+    ):  # fmt: skip
+        pd.testing.assert_frame_equal(rank(form, fitted, **arguments), expected, atol=1e-4, rtol=0)
+    backed.file.close()
+
+
+def test_other_states_do_not_count(fitted, states):
+    cells = states("1")
+    third = cells[cells.obs["state"] == "to"].copy()
+    third.obs["state"] = "neither"
+    third.obs_names = [f"third{i}" for i in range(20)]
+    more = ad.concat([third, cells], merge="same")
+    pd.testing.assert_frame_equal(rank(more, fitted), rank(cells, fitted))
+
+
+def test_there_and_back(fitted, states):
+    """From what a perturbation made, the way to the control cells is the opposite one."""
+    cells = states("1")
+    there, back = rank(cells, fitted), rank(cells, fitted, start="to", target="from")
+    assert back["perturbation"].iloc[-1] == there["perturbation"][0]
+    for name in there["perturbation"]:
+        assert of_frame(back, name)[0] == pytest.approx(-of_frame(there, name)[0], abs=1e-6)
+
+
+def test_dose(of_groups, perturbed_cells, genes):
+    data, fitted = of_groups
+    values, obs = log_normalised(data)[0].toarray(), data.obs
+    data = data.copy()
+    data.obs["state"] = [
+        "from" if p == "control" else f"{p} {d:g}" for p, d in zip(obs.perturbation, obs.dose, strict=True)
+    ]
+    data = data[data.obs["line"] == "a"].copy()
+    low, high, default = (rank(data, fitted, target=f"{genes[0]} 10", dose=dose) for dose in (1, 10.0, None))
+    assert high["perturbation"][0] == genes[0]
+    assert of_frame(low, genes[0])[1] < of_frame(high, genes[0])[1] == pytest.approx(1, abs=0.25)
+    pd.testing.assert_frame_equal(default, rank(data, fitted, target=f"{genes[0]} 10", dose=5.5))  # the median
+    own = (obs["perturbation"] == genes[0]) & (obs["dose"] == 10) & (obs["line"] == "a")
+    control = (obs["perturbation"] == "control") & (obs["line"] == "a")
+    needed = values[own].mean(axis=0) - values[control].mean(axis=0)
+    targets = Conditions(((genes[0],),), np.array([0]), np.array([10.0]))
+    expected = replace(fitted, base=dict.fromkeys(fitted.base, "expected"))
+    change = expected.mean_change(targets, np.zeros((0, fitted.model.state_dim), dtype=np.float32)).change[0]
+    assert of_frame(high, genes[0]) == pytest.approx(plainly(change, needed), abs=1e-6)
+
+
+def test_groups(of_groups, states, genes):
+    _, fitted = of_groups
+    for groups in (("b", "a"), ("new",)):  # those of the screen, and one that it does not hold
+        cells = states("1", groups=groups, doses=(5.5,))
+        of_line = cells[cells.obs["line"] == groups[-1]].copy()
+        found = rank(of_line, fitted)
+        assert len(found) == 3
+        assert np.isfinite(found["cosine"]).all()
+        if groups == ("b", "a"):
+            assert found["perturbation"][0] == genes[1]
+            # the group is that of the start cells, whatever the others are of
+            mixed = cells[(cells.obs["line"] == "a") | (cells.obs["state"] == "to")].copy()
+            assert rank(mixed, fitted)["perturbation"][0] == genes[1]
+            with pytest.raises(
+                ValueError, match=r"start cells are of 2 groups of adata.obs\['line'\], the first are 'a', 'b'"
+            ):
+                rank(cells, fitted)
+    del of_line.obs["line"]
+    with pytest.raises(KeyError, match="line"):
+        rank(of_line, fitted)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"state_key": "nowhere"}, KeyError, "no column 'nowhere'"),
+        ({"start": "zz"}, ValueError, r"adata.obs\['state'\] never is 'zz'; there are 'from', 'to'"),
+        ({"target": "zz"}, ValueError, r"never is 'zz'; there are 'from', 'to'"),
+        ({"target": "from"}, ValueError, "start and target are both 'from'"),
+        ({"candidates": ["ALB", "drugg", "zz+ALB"]}, ValueError, "2 of 3 perturbed .* the first is 'drugg'; close"),
+        ({"candidates": ["drug", "drug"]}, ValueError, "'drug' more than once"),
+        ({"candidates": ["drug", "control"]}, ValueError, "'control'"),
+        ({"candidates": ["drug+"]}, ValueError, r"'drug\+' has an empty part"),
+        ({"candidates": []}, ValueError, "no perturbation"),
+        ({"dose": 3.0}, ValueError, "screen was read without doses"),
+        ({"dose": [1.0, 2.0]}, ValueError, "dose must be one number"),
+        ({"layer": "nowhere"}, KeyError, "nowhere"),
+        ({"gene_ids": "nowhere"}, KeyError, "nowhere"),
+        ({"device": "abacus"}, ValueError, "abacus"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_nothing_changed(fitted, states, arguments, error, match, contents):
+    cells = states("1", n=4)
+    before = contents(cells)
+    with pytest.raises(error, match=match):
+        rank(cells, fitted, **arguments)
+    assert contents(cells) == before
+
+
+def test_data_and_models_that_make_no_sense_are_refused(fitted, of_groups, one, states, genes, tmp_path):
+    cells = states("1", n=4)
+    with pytest.raises(TypeError, match="AnnData"):
+        rank(np.zeros((3, 3)), fitted)
+    with pytest.raises(TypeError, match="fit_perturbation returns, got ScDiVa"):
+        rank(cells, one)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        rank(cells, tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=f"2 of 60 genes of the screen are not in .*, the first is '{genes[3]}'"):
+        rank(cells[:, [i for i in range(60) if i not in (3, 8)]].copy(), fitted)
+    twice = cells.copy()
+    twice.var_names = [genes[1], *genes[1:]]
+    with pytest.raises(ValueError, match="1 of 60 genes repeat a name"):
+        rank(twice, fitted)
+    equal = ad.concat([cells[:4], cells[:4]], index_unique="-", merge="same")
+    equal.obs["state"] = ["from"] * 4 + ["to"] * 4
+    with pytest.raises(ValueError, match="'from' and 'to' have the same mean expression"):
+        rank(equal, fitted)
+    missing = cells.copy()
+    missing.obs.loc[missing.obs_names[2], "state"] = None
+    with pytest.raises(ValueError, match="missing for 1 of 8 cells, the first is 'new2'"):
+        rank(missing, fitted)
+    with pytest.raises(ValueError, match="combinations need a separator"):
+        rank(cells, replace(fitted, separator=""), combinations=True)
+    with pytest.raises(ValueError, match="dose must be a number above 0"):
+        rank(cells, of_groups[1], dose=0.0)

@@ -127,7 +127,7 @@ def screen_of(n_parts, n_groups, share, of_groups, measured, n_genes=3000, rng=0
 def test_what_changes_share_is_found(measured, share, of_groups):
     """Of many conditions; the common error of a group's control cells is not taken for something shared."""
     found = R.shared_changes(screen_of(30, 4, share, of_groups, measured))
-    assert found.all == pytest.approx(share, abs=0.1)
+    assert found.all == pytest.approx(share, abs=0.15)
     assert found.groups == pytest.approx(of_groups, abs=0.1)
     one_group = R.shared_changes(screen_of(60, 1, share, 0.5, measured))
     assert one_group.all == pytest.approx(share, abs=0.15)

@@ -31,6 +31,11 @@ BOTH = "2 parts, 2 seen"
 FOLDS = 5
 
 
+def always(share: float) -> Callable:
+    """Take what all perturbations share for known."""
+    return lambda _: response.Shared(share, 0.5)
+
+
 def less_noise(share: float) -> Callable:
     """Take genes for less noisy than they are: predictions are drawn less towards others."""
     was = response._noise
@@ -69,7 +74,8 @@ ATTEMPTS: dict[str, tuple[str, dict]] = {
     "no_pair": ("nothing that a combination has of its own", constants(PAIR=0.0)),
     "pair_0.3": ("six times as much of that", constants(PAIR=0.3)),
     "pair_3": ("sixty times as much", constants(PAIR=3.0)),
-    "shared_1": ("three times as much that all share", constants(SHARED=1.0)),
+    "shared_0": ("nothing that all share", {(response, "shared_changes"): always(0.0)}),
+    "shared_1": ("as much that all share as an effect has of its own", {(response, "shared_changes"): always(1.0)}),
     "one_noise": ("one noise for all genes", constants(OWN=0.0, LEAST=1.0)),
     "own_noise": ("a gene's noise from its own changes alone", constants(OWN=1.0, LEAST=0.1)),
     "noise_0.3": ("noise taken for three tenths of what it is", {(response, "_noise"): less_noise(0.3)}),

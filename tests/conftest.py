@@ -115,12 +115,14 @@ def measured():
             tuple(genes or (f"G{j}" for j in range(n_genes))),
             tuple(f"line {i}" for i in range(n_groups)),
             conditions,
+            tuple(label for label, _ in told),
             draw.normal(size=(n, n_genes)).astype(np.float32),
             draw.integers(5, 50, n),
             draw.gamma(2.0, 0.5, (n_groups, n_genes)).astype(np.float32),
             draw.integers(10, 90, n_groups),
             draw.normal(size=(n_groups, state_dim)).astype(np.float32),
             draw.gamma(2.0, 0.2, n_genes).astype(np.float32),
+            draw.gamma(4.0, 0.5, n_genes).astype(np.float32),
         )
 
     return make

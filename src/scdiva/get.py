@@ -13,6 +13,7 @@ from scdiva._constants import (
     GROUPS,
     LAYER_RANK,
     OBS_LABEL,
+    PERTURBATION,
     PROBABILITY,
     UNS,
     VARM_CONTROL,
@@ -196,6 +197,7 @@ def perturbation_df(
     the prediction has no standard deviation, z, p and padj are NaN and the largest absolute delta comes first.
 
     p tells how sure the prediction is of a change, not how large it is, and rests on the prediction's own uncertainty.
+    Of an in-silico perturbation p and padj are NaN: its sd is that over cells, and says nothing of what is true.
 
     Raises
     ------
@@ -218,6 +220,7 @@ def perturbation_df(
             f"{', '.join(map(repr, names[:10]))}{', ...' if len(names) > 10 else ''}."
         )
     sds = np.asarray(predicted.varm[VARM_SD]) if VARM_SD in predicted.varm else None
+    learned = predicted.uns[UNS][PERTURBATION].get("trained_on_interventions", True)
     parts = []
     for name in wanted:
         at = names.index(name)
@@ -225,6 +228,8 @@ def perturbation_df(
         control = np.asarray(predicted.varm[VARM_CONTROL])[:, at].astype(np.float64)
         sd = np.full(len(mean), np.nan) if sds is None else sds[:, at].astype(np.float64)
         part = _tested(control, mean, sd)
+        if not learned:
+            part[["p", "padj"]] = np.nan
         order = np.lexsort((-part["delta"].abs(), -part["z"].abs()))[:top]  # NaN stands last
         part = part.iloc[order]
         part.insert(0, "gene", np.asarray(predicted.var_names)[order])

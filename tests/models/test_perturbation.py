@@ -247,26 +247,18 @@ def retensored(folder, change):
     return signed(folder)
 
 
-def test_another_model_is_refused(folder, network):
-    shutil.rmtree(folder / "model")
-    other = network(seed=5)
-    save_model(other, other.vocabulary, folder / "model")
-    with pytest.raises(ValueError, match=r"model/SHA256SUMS does not match"):
-        load_perturbation_model(folder)
-    shutil.rmtree(folder / "model")
+def test_another_model_is_refused(folder, make, network, tmp_path):
     wider = network(anchor_learned_dim=4)  # the same genes, another state
-    save_model(wider, wider.vocabulary, folder / "model")
-    with pytest.raises(ValueError, match="a head for another model than the one beside it"):
-        load_perturbation_model(signed(folder))
-
-
-def test_another_model_without_a_network_is_refused(make, network, tmp_path):
-    folder = make(False).save(tmp_path / "fitted")
-    shutil.rmtree(folder / "model")
-    wider = network(anchor_learned_dim=4)
-    save_model(wider, wider.vocabulary, folder / "model")
-    with pytest.raises(ValueError, match="does not hold the tensors of the screen"):
-        load_perturbation_model(signed(folder))
+    bare = make(False).save(tmp_path / "bare")
+    for where, other, match in (
+        (folder, network(seed=5), r"model/SHA256SUMS does not match"),
+        (folder, wider, "a head for another model than the one beside it"),
+        (bare, wider, "does not hold the tensors of the screen"),
+    ):
+        shutil.rmtree(where / "model")
+        save_model(other, other.vocabulary, where / "model")
+        with pytest.raises(ValueError, match=match):
+            load_perturbation_model(where if other is not wider else signed(where))
 
 
 @pytest.mark.parametrize(
@@ -286,7 +278,8 @@ def test_another_model_without_a_network_is_refused(make, network, tmp_path):
         (lambda s: s.update(groups=[]), "out of range"),
         (lambda s: s["parts"].append([]), "out of range"),
         (lambda s: s.update(parts=3), "int"),
-        (lambda s: s["parts"].pop(), "does not hold the tensors"),
+        (lambda s: s["parts"].pop(), "out of range"),
+        (lambda s: (s["parts"].pop(), s["labels"].pop()), "does not hold the tensors"),
         (lambda s: s["groups"].append("more"), "does not hold the tensors"),
         (lambda s: s["genes"].append("more"), "another model"),
         (lambda s: s["sizes"].update(more=1), "more"),

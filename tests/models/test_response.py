@@ -31,7 +31,7 @@ def alikeness(n_groups=4, rng=0) -> Alike:
     return Alike(NAMES, np.corrcoef(draw.normal(size=(5, 9))), np.corrcoef(draw.normal(size=(n_groups, 9))))
 
 
-def slow_covariance(one, other, alike, unit) -> float:
+def slow_covariance(one, other, alike, unit, shared=R.GUESSED) -> float:
     """Of two conditions, sum by sum, from the formula at the head of the module."""
     (parts_a, group_a, dose_a), (parts_b, group_b, dose_b) = one, other
     a, b = (np.log(1 + dose / unit) / np.log(2) for dose in (dose_a, dose_b))
@@ -41,28 +41,29 @@ def slow_covariance(one, other, alike, unit) -> float:
             similar = alike.parts[alike.names.index(p), alike.names.index(q)]
             effect += a * b * ((1 - R.RELATED) * (p == q) + R.RELATED * similar)
     effect += R.PAIR * (parts_a == parts_b and len(parts_a) > 1)
-    group = R.ANY_GROUP + R.ALIKE_GROUP * alike.groups[group_a, group_b]
-    group += (1 - R.ANY_GROUP - R.ALIKE_GROUP) * (group_a == group_b)
-    return R.SHARED + effect * group * np.exp(-((a - b) ** 2) / 2)
+    rest = 1 - shared.groups
+    group = shared.groups + rest * (0.6 * alike.groups[group_a, group_b] + 0.4 * (group_a == group_b))
+    return shared.all + effect * group * np.exp(-((a - b) ** 2) / 2)
 
 
-@given(ROWS, ROWS, st.sampled_from([0.3, 1.0, 20.0]))
-def test_covariance_term_by_term(one, other, unit):
+@given(ROWS, ROWS, st.sampled_from([0.3, 1.0, 20.0]), st.builds(R.Shared, st.floats(0, 5), st.floats(0, 1)))
+def test_covariance_term_by_term(one, other, unit, shared):
     alike = alikeness()
-    expected = [[slow_covariance(a, b, alike, unit) for b in other] for a in one]
-    np.testing.assert_allclose(covariance(conditions(one), conditions(other), alike, unit), expected, rtol=1e-9)
+    expected = [[slow_covariance(a, b, alike, unit, shared) for b in other] for a in one]
+    found = covariance(conditions(one), conditions(other), alike, unit, shared)
+    np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
-@given(ROWS, st.integers(0, 50))
-def test_a_covariance_is_positive_semidefinite(rows, rng):
-    found = covariance(conditions(rows), conditions(rows), alikeness(rng=rng))
+@given(ROWS, st.integers(0, 50), st.builds(R.Shared, st.floats(0, 5), st.floats(0, 1)))
+def test_a_covariance_is_positive_semidefinite(rows, rng, shared):
+    found = covariance(conditions(rows), conditions(rows), alikeness(rng=rng), 1.0, shared)
     np.testing.assert_allclose(found, found.T)
     assert np.linalg.eigvalsh(found).min() > -1e-9 * np.trace(found)
 
 
 def test_one_part_at_unit_dose_in_its_own_group_counts_one_beside_what_all_share():
     a = conditions([(("A",), 0, 1.0)])
-    assert covariance(a, a, alikeness())[0, 0] == pytest.approx(R.SHARED + 1)
+    assert covariance(a, a, alikeness())[0, 0] == pytest.approx(R.GUESSED.all + 1)
 
 
 def tau_squared(screen, prior) -> tuple[np.ndarray, np.ndarray]:
@@ -91,7 +92,7 @@ def test_mean_and_sd_are_those_of_a_gaussian_process(measured, doses):
         np.concatenate([screen.conditions.group, targets.group]),
         np.concatenate([screen.conditions.dose, targets.dose]),
     )
-    prior = covariance(both, both, alike, 1.0)
+    prior = covariance(both, both, alike, 1.0, R.shared_changes(screen))
     scale, others = tau_squared(screen, prior[:n, :n])
     shared = np.array([[1 / screen.n_control[g] if g == h < 3 else 0.0 for h in both.group] for g in both.group])
     found, found_sd = expected_response(screen, targets, alike)
@@ -103,6 +104,43 @@ def test_mean_and_sd_are_those_of_a_gaussian_process(measured, doses):
         mean, sd = regressor.predict(root[n:], return_std=True)
         np.testing.assert_allclose(found[:, j], mean, atol=1e-6)
         np.testing.assert_allclose(found_sd[:, j], sd * np.sqrt(scale[j]), atol=1e-5)
+
+
+def screen_of(n_parts, n_groups, share, of_groups, measured, n_genes=3000, rng=0):
+    """A screen whose effects are made of a part that all share, one of the perturbation, and one of it in a group."""
+    draw = np.random.default_rng(rng)
+    labels = [f"P{i}@{g}" for i in range(n_parts) for g in range(n_groups)]
+    screen = measured(labels, n_genes=n_genes)
+    everyone, own = draw.normal(size=n_genes), draw.normal(size=(n_parts, n_genes))
+    c = screen.conditions
+    part = np.array([int(parts[0][1:]) for parts in c.parts])
+    effect = of_groups**0.5 * own[part] + (1 - of_groups) ** 0.5 * draw.normal(size=(len(c), n_genes))
+    n_cells, n_control = np.full(len(c), 50), np.full(n_groups, 60)
+    error = draw.normal(size=(len(c), n_genes)) / 50**0.5
+    error += (draw.normal(size=(n_groups, n_genes)) / 60**0.5)[c.group]
+    delta = share**0.5 * everyone + effect + error
+    ones = np.ones(n_genes, dtype=np.float32)
+    return replace(screen, delta=delta.astype(np.float32), n_cells=n_cells, n_control=n_control, variance=ones)
+
+
+@pytest.mark.parametrize(("share", "of_groups"), [(0.0, 0.0), (0.5, 0.3), (1.0, 1.0), (0.2, 0.8)])
+def test_what_changes_share_is_found(measured, share, of_groups):
+    """Of many conditions; the common error of a group's control cells is not taken for something shared."""
+    found = R.shared_changes(screen_of(30, 4, share, of_groups, measured))
+    assert found.all == pytest.approx(share, abs=0.1)
+    assert found.groups == pytest.approx(of_groups, abs=0.1)
+    one_group = R.shared_changes(screen_of(60, 1, share, 0.5, measured))
+    assert one_group.all == pytest.approx(share, abs=0.15)
+    assert one_group.groups == pytest.approx(R.GUESSED.groups)
+
+
+def test_of_few_conditions_what_is_shared_is_a_guess(measured):
+    assert R.shared_changes(measured(("A",))) == R.GUESSED
+    assert R.shared_changes(measured(("A+B", "B+C", "A+C"))) == R.GUESSED
+    assert R.shared_changes(replace(measured(), delta=np.zeros((5, 12), dtype=np.float32))) == R.GUESSED
+    one = R.shared_changes(screen_of(1, 6, 0.0, 0.9, measured))  # one perturbation says nothing of what others share
+    assert one.all == pytest.approx(R.GUESSED.all)
+    assert one.groups > 0.6
 
 
 def test_what_was_measured_well_is_kept_and_sure(measured):

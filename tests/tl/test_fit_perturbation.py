@@ -45,7 +45,7 @@ def test_what_is_found(one, data, strategy, contents, weights, same):
     assert not one.training
     assert all(p.requires_grad for p in one.parameters())
     assert set(fitted.notes) == NOTES | (NOTES_OF_TRAINING if strategy != "none" else set())
-    assert fitted.notes["network"] in (("none",) if strategy == "none" else ("kept", "did not help"))
+    assert fitted.notes["network"] in (("not asked for",) if strategy == "none" else ("kept", "did not help"))
     assert (fitted.head is not None) == (fitted.notes["network"] == "kept")
     assert (fitted.notes["strategy"], fitted.notes["model"]) == (strategy, "ScDiVa")
     assert set(fitted.base) == set(KINDS)

@@ -110,7 +110,9 @@ def test_what_is_documented_is_there_and_nothing_else(
     assert set(found.varm) == VARM
     assert {(value.shape, value.dtype.name) for value in found.varm.values()} == {((60, 3), "float32")}
     assert np.isnan(found.varm["scdiva_baseline_elsewhere"]).all()
-    assert all(np.isfinite(value).all() for key, value in found.varm.items() if "elsewhere" not in key)
+    # of a mean that is a baseline's the screen tells no uncertainty
+    unknown = ("scdiva_baseline_elsewhere", *(["scdiva_sd"] if strategy == "head" else []))
+    assert all(np.isfinite(value).all() == (key not in unknown) for key, value in found.varm.items())
     assert not {*found.obsm, *found.obsp, *found.layers}
     assert set(found.uns) == {"scdiva"}
     assert set(found.uns["scdiva"]) == {"perturbation"}
@@ -172,14 +174,13 @@ def test_cells_have_the_predicted_mean_and_never_fall_below_zero(model, data, re
     assert near.mean() < 0.1 * np.abs(found.varm["scdiva_mean"] - found.varm["scdiva_control"]).mean()
 
 
-def test_a_gene_rises_by_an_amount_and_falls_in_proportion(plain_fit, data, genes):
+def test_predicted_cells_are_control_cells_with_the_predicted_change(plain_fit, data, genes):
     found = predict(data, plain_fit, genes[0])
     cells = log_normalised(data[found.obs["scdiva_control_cell"]])[0].toarray()
     control, mean = found.varm["scdiva_control"][:, 0], found.varm["scdiva_mean"][:, 0]
-    up = mean > control
-    np.testing.assert_allclose(found.X[:, up], cells[:, up] + (mean - control)[up], atol=1e-4)
-    down = (mean < control) & (control > 0)
-    np.testing.assert_allclose(found.X[:, down], cells[:, down] * (mean / control)[down], atol=1e-4)
+    np.testing.assert_allclose(found.X.mean(axis=0), np.maximum(cells.mean(axis=0) + mean - control, 0), atol=1e-4)
+    kept = (found.X > 0) == (cells > 0)  # few cells gain or lose a gene
+    assert 0.5 < kept.mean() < 1
 
 
 def test_the_network_changes_each_cell_in_its_own_way(plain_fit, fitted, data, genes):

@@ -160,7 +160,7 @@ def test_without_a_network(model, pairs):
     found = fit(model, pairs, strategy="none")
     assert found.head is None
     assert found.model is model
-    assert found.notes["network"] == "none"
+    assert found.notes["network"] == "not asked for"
     assert set(found.notes) == {"validation", "strategy", "network"}
     assert set(found.base) == set(KINDS)
 

@@ -27,11 +27,14 @@ class Perturbations:
     parts
         Parts of each perturbation, in the order of their names; none for the control, which is number 0 and always
         there. Perturbations come in the order of their parts, singles first.
+    labels
+        What the data call each, of several names the first in the order of the alphabet.
     code
         Number of each cell's perturbation, int64 `(n_obs,)`.
     """
 
     parts: tuple[tuple[str, ...], ...]
+    labels: tuple[str, ...]
     code: NDArray[np.int64]
 
     @property
@@ -120,7 +123,9 @@ def perturbations(
         )
     known = sorted(set(split), key=lambda parts: (len(parts) > 1, parts) if parts else (False, ()))
     code = {parts: i for i, parts in enumerate(known)}
-    return Perturbations(tuple(known), np.array([code[parts] for parts in split], dtype=np.int64)[number])
+    called = {parts: str(name) for parts, name in zip(reversed(split), reversed(names), strict=True)}
+    chosen = tuple(called[parts] for parts in known)
+    return Perturbations(tuple(known), chosen, np.array([code[parts] for parts in split], dtype=np.int64)[number])
 
 
 def column(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.str_]:

@@ -34,7 +34,7 @@ CONTEXT = 256
 """Genes of a cell, perturbed ones included, that the transformer is trained on and predicts from."""
 _MOST = {"n_genes": 1_000_000, "rank": 4096, "hidden": 65_536, "n_labels": 1_000_000}
 """Largest sizes that are believed of a file."""
-_SCREEN = ("delta", "n_cells", "control", "n_control", "states", "variance")
+_SCREEN = ("delta", "n_cells", "control", "n_control", "states", "variance", "level")
 
 
 class Predicted(NamedTuple):
@@ -177,6 +177,7 @@ class PerturbationModel:
             "genes": list(self.screen.genes),
             "groups": list(self.screen.groups),
             "parts": [list(parts) for parts in c.parts],
+            "labels": list(self.screen.labels),
             "base": self.base,
             "sizes": None if self.head is None else asdict(self.head.sizes),
             "given": {name: getattr(self, name) for name in _GIVEN},
@@ -223,13 +224,14 @@ def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None 
         said = found.settings
         genes, groups = tuple(map(str, said["genes"])), tuple(map(str, said["groups"]))
         parts = tuple(tuple(map(str, names)) for names in said["parts"])
+        labels = tuple(map(str, said["labels"]))
         base = {kind: str(said["base"][kind]) for kind in KINDS}
         if not set(base.values()) <= {*BASELINES, EXPECTED}:
             raise ValueError(f"base {sorted(set(base.values()))}")
         sizes = None if said["sizes"] is None else PerturbationSizes(**said["sizes"])
         limits = {} if sizes is None else _MOST
         wrong = [n for n, most in limits.items() if not 0 <= operator.index(getattr(sizes, n)) <= most]
-        if wrong or not genes or not groups or not all(parts):
+        if wrong or not genes or not groups or not all(parts) or len(labels) != len(parts):
             raise ValueError(f"{wrong[0] if wrong else 'genes, groups or parts'} out of range")
         given = {name: str(said["given"][name]) for name in _GIVEN}
         notes = arrays(dict(said["notes"]))
@@ -247,6 +249,7 @@ def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None 
         "n_control": (len(groups),),
         "states": (len(groups), c.state_dim),
         "variance": (g,),
+        "level": (g,),
         "group": (n,),
         "dose": (n,),
     }
@@ -265,7 +268,7 @@ def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None 
     if any(bool(part.any()) for part in low):
         raise ValueError(f"{found.weights} holds numbers of cells, doses or variances that are out of range")
     conditions = Conditions(parts, group, dose)
-    screen = Screen(genes, groups, conditions, **{name: stored[name].numpy() for name in _SCREEN})
+    screen = Screen(genes, groups, conditions, labels, **{name: stored[name].numpy() for name in _SCREEN})
     if sizes is not None and sizes.n_labels != len(numbered_labels(model, screen)):
         raise ValueError(f"{found.folder} describes a head of {sizes.n_labels} labels, which its screen does not have")
     return PerturbationModel(model, screen, base, head, **given, notes=notes)

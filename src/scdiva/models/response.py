@@ -5,13 +5,14 @@ With a condition c = (perturbed genes, group of cells, dose), the change of a ge
 .. math::
 
     \Delta_c \sim \mathrm{GP}(0,\; \tau^2 k), \qquad
-    k(c, c') = 0.3 + \bigl(0.7\, B B'^\top + 0.3\, B S B'^\top + 0.05\, p\bigr)\, h(g, g')\, d(c, c')
+    k(c, c') = a + \bigl(0.7\, B B'^\top + 0.3\, B S B'^\top + 0.05\, p\bigr)\, h(g, g')\, d(c, c')
 
 where B says how strongly each gene is perturbed, S is how alike the model holds two perturbed genes to be
 (:func:`scdiva.models.screen.part_similarity`), p is 1 for one combination of several genes with itself, h is how alike
-two groups of cells are held to be: 0.5 for any two, 0.3 by the cosine of their states, 0.2 for a group with itself, and
-d how alike two doses. So the constant is what all perturbed cells share, B B' adds up effects of single genes in
-combinations, B S B' carries them over to genes that were not perturbed, and p leaves room for what does not add up.
+two groups of cells are held to be, and d how alike two doses. So a is what all perturbed cells share, B B' adds up
+effects of single genes in combinations, B S B' carries them over to genes that were not perturbed, and p leaves room
+for what does not add up. Two groups share a part b of an effect in any case, and 0.6 of the rest by the cosine of their
+states; a group shares all with itself. What a and b are, the screen tells (:func:`shared_changes`).
 
 The scale :math:`\tau^2` of each gene is found by moments, and drawn towards that of genes of its variance. Noise is a
 gene's variance within conditions, over the number of cells of a condition, and over that of its group's control cells,
@@ -29,10 +30,12 @@ from numpy.typing import NDArray
 
 from scdiva.models.screen import Conditions, Screen
 
-SHARED, RELATED, PAIR = 0.3, 0.3, 0.05
-"""Weights of the constant, of what similar genes share, and of what a combination has of its own."""
-ANY_GROUP, ALIKE_GROUP = 0.5, 0.3
-"""What two groups share in any case, and by how alike they are; a group with itself has the rest too."""
+RELATED, PAIR = 0.3, 0.05
+"""Share of an effect that similar genes have in common, and what a combination has of its own beside effects of 1."""
+ALIKE_GROUP = 0.6
+"""Share, of what two groups need not have in common, that goes by how alike they are."""
+GUESS = 5
+"""Conditions, or pairs of groups, that count as much as the guess of what is shared."""
 OWN, LEAST = 0.3, 0.25
 """How much a gene's own changes count for its scale, beside what genes of its variance have on average; and the least
 share of the latter. No gene is drawn less towards the others than one whose scale is that average."""
@@ -58,7 +61,27 @@ class Alike(NamedTuple):
     groups: Matrix
 
 
-def covariance(one: Conditions, other: Conditions, alike: Alike, unit_dose: float = 1.0) -> Matrix:
+class Shared(NamedTuple):
+    """What changes have in common.
+
+    Attributes
+    ----------
+    all
+        Variance of what all perturbations change alike, where the effect of a single one has 1.
+    groups
+        Share, 0 to 1, of the effect of a perturbation that is the same in any two groups.
+    """
+
+    all: float = 0.3
+    groups: float = 0.5
+
+
+GUESSED = Shared()
+
+
+def covariance(
+    one: Conditions, other: Conditions, alike: Alike, unit_dose: float = 1.0, shared: Shared = GUESSED
+) -> Matrix:
     """Give the prior covariance of two lists of conditions, in units of tau squared.
 
     Parameters
@@ -70,6 +93,8 @@ def covariance(one: Conditions, other: Conditions, alike: Alike, unit_dose: floa
     unit_dose
         Dose that counts as a whole perturbation; others count as log(1 + dose / unit) / log 2, and are alike by the
         square exponential of the difference.
+    shared
+        What changes have in common.
 
     Returns
     -------
@@ -80,10 +105,11 @@ def covariance(one: Conditions, other: Conditions, alike: Alike, unit_dose: floa
     effect = (1 - RELATED) * b @ c.T + RELATED * b @ alike.parts @ c.T
     effect += PAIR * (one.same_parts(other) & (one.n_parts > 1)[:, None])
     same = one.group[:, None] == other.group
-    group = ALIKE_GROUP * alike.groups[np.ix_(one.group, other.group)]
-    group += ANY_GROUP + (1 - ANY_GROUP - ALIKE_GROUP) * same
+    by_state = ALIKE_GROUP * (1 - shared.groups)
+    group = by_state * alike.groups[np.ix_(one.group, other.group)]
+    group += shared.groups + (1 - shared.groups - by_state) * same
     dose = np.exp(-0.5 * (strengths[0][:, None] - strengths[1]) ** 2)
-    return SHARED + effect * group * dose
+    return shared.all + effect * group * dose
 
 
 def expected_response(screen: Screen, targets: Conditions, alike: Alike) -> tuple[Matrix, Matrix]:
@@ -104,7 +130,12 @@ def expected_response(screen: Screen, targets: Conditions, alike: Alike) -> tupl
     """
     unit = float(np.median(screen.conditions.dose))
     measured = screen.conditions
-    prior = covariance(measured, measured, alike, unit)
+    in_common = shared_changes(screen)
+
+    def prior_of(one: Conditions, other: Conditions) -> Matrix:
+        return covariance(one, other, alike, unit, in_common)
+
+    prior = prior_of(measured, measured)
     # what the control cells of a group miss their true mean by is in all changes of the group, and is to be predicted
     # too: a change is one from these control cells
     of_control = np.zeros(len(alike.groups))
@@ -122,14 +153,50 @@ def expected_response(screen: Screen, targets: Conditions, alike: Alike) -> tupl
     back = np.linalg.solve(half.T, vector)  # (prior + r error)^-1 = back diag(1 / (value + r)) back'
     inverse = 1 / (np.maximum(value, 0.0)[:, None] + ratio)
     weight = back @ (inverse * (back.T @ screen.delta.astype(np.float64)))
-    across, shared = covariance(targets, measured, alike, unit), common(targets, measured)
+    across, shared = prior_of(targets, measured), common(targets, measured)
     mean = across @ weight + ratio * (shared @ weight)
     rows = np.arange(len(targets))
-    own = np.array([covariance(targets.only(row), targets.only(row), alike, unit)[0, 0] for row in rows[:, None]])
+    own = np.array([prior_of(targets.only(row), targets.only(row))[0, 0] for row in rows[:, None]])
     a, b = across @ back, shared @ back
     told = np.square(a) @ inverse + 2 * ratio * ((a * b) @ inverse) + np.square(ratio) * (np.square(b) @ inverse)
     left = own[:, None] + ratio * of_control[targets.group][:, None] - told
     return mean, np.sqrt(np.maximum(left, 0.0) * scale)
+
+
+def shared_changes(screen: Screen) -> Shared:
+    """Estimate what changes have in common from the products of changes by single perturbations.
+
+    The mean product over all genes, less what the sampling error of the control cells puts into two changes of one
+    group: of different perturbations, over the mean square of a change without its error, what all share; of the same
+    one in two groups, that and what groups share of its effect. Few conditions are drawn towards a guess.
+
+    Parameters
+    ----------
+    screen
+        What was measured.
+    """
+    guess = GUESSED
+    rows = np.flatnonzero(screen.conditions.n_parts == 1)
+    c, delta = screen.conditions.only(rows), screen.delta[rows].astype(np.float64)
+    if len(rows) < 2:
+        return guess
+    variance, by_control = float(screen.variance.mean(dtype=np.float64)), 1 / screen.n_control[c.group]
+    together = c.group[:, None] == c.group
+    product = delta @ delta.T / delta.shape[1] - variance * by_control[:, None] * together
+    signal = float((np.diag(product) - variance / screen.n_cells[rows]).mean())
+    same, once = c.same_parts(c), np.triu(np.ones(product.shape, dtype=bool), 1)
+    if signal <= 0:
+        return guess
+
+    def drawn(pairs: NDArray[np.bool_], n: float, towards: float) -> float:
+        found = float(np.clip(product[pairs].mean() / signal, 0.0, 0.95)) if pairs.any() else 0.0
+        return (n * found + GUESS * towards) / (n + GUESS)
+
+    apart = once & ~same
+    of_all = drawn(apart, len(rows) if apart.any() else 0, guess.all / (1 + guess.all))
+    both = once & c.same(c) & ~together
+    of_groups = drawn(both, float(both.sum()), of_all + guess.groups * (1 - of_all))
+    return Shared(of_all / (1 - of_all), float(np.clip((of_groups - of_all) / (1 - of_all), 0.0, 1.0)))
 
 
 def _noise(screen: Screen, prior: Matrix, error: Matrix) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

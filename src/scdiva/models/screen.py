@@ -80,6 +80,8 @@ class Screen:
         Names of the groups of cells; `("",)` without.
     conditions
         Those that were measured, not the controls.
+    labels
+        What the data call the perturbation of each.
     delta
         float32 `(n, n_genes)`, mean of the perturbed cells less that of their group's control cells.
     n_cells
@@ -92,17 +94,21 @@ class Screen:
         float32 `(n_groups, state_dim)`, their mean state in the model.
     variance
         float32 `(n_genes,)`, of a gene among cells of one condition (controls too), pooled over conditions.
+    level
+        float32 `(n_genes,)`, mean of a gene over the cells that express it.
     """
 
     genes: tuple[str, ...]
     groups: tuple[str, ...]
     conditions: Conditions
+    labels: tuple[str, ...]
     delta: NDArray[np.float32]
     n_cells: NDArray[np.int64]
     control: NDArray[np.float32]
     n_control: NDArray[np.int64]
     states: NDArray[np.float32]
     variance: NDArray[np.float32]
+    level: NDArray[np.float32]
 
     def only(self, rows: NDArray[np.int64]) -> Screen:
         """Return the screen as if some conditions, by number, had been measured alone."""

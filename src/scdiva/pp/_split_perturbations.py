@@ -77,7 +77,7 @@ def split_perturbations(
         int8: of a test cell, how many parts of its perturbation occur singly among the training cells; -1 for training
         cells.
     `adata.uns["scdiva"][key_added]`
-        `held_out` (labels, as their parts in the order of their names; of `"group"` the group's), and the arguments.
+        `held_out` (labels of the data; of `"group"` the group's), and the arguments.
 
     Raises
     ------
@@ -158,7 +158,7 @@ def _conditions(
     """Hold out a fold of the singles, with what they are part of, or of the combinations."""
     wanted = [code for code, parts in enumerate(known.parts) if parts and (len(parts) > 1) == (by == "combination")]
     if len(wanted) < n_splits:
-        first = f" (the first is {separator.join(known.parts[wanted[0]])!r})" if wanted else ""
+        first = f" (the first is {known.labels[wanted[0]]!r})" if wanted else ""
         kinds = "perturbations that occur singly" if by == "single" else f"combinations with {separator!r}"
         raise ValueError(
             f"adata.obs[{perturbation_key!r}] has {len(wanted)} {kinds}{first}, too few for {n_splits} folds."
@@ -169,7 +169,7 @@ def _conditions(
     if by == "single":
         parts = {known.parts[code][0] for code in held}
         held = np.array([code for code, these in enumerate(known.parts) if parts & set(these)])
-    return np.isin(known.code, held), [separator.join(known.parts[code]) for code in held]
+    return np.isin(known.code, held), [known.labels[code] for code in held]
 
 
 def _group(adata: AnnData, known: Perturbations, groupby: str, fold: int) -> tuple[NDArray[np.bool_], list[str]]:

@@ -15,6 +15,7 @@ import pandas as pd
 from scdiva import _constants as C
 from scdiva._rng import step_seed
 from scdiva._settings import settings
+from scdiva._threads import torch_threads_kept
 from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.genes import column_tokens
 from scdiva.data.writing import check_anndata
@@ -187,10 +188,11 @@ def in_silico_perturbation(
     home = next(given.parameters()).device
     try:
         given.to(target)
-        made = [
-            _group(given, controls, controls.groups.index(name), parts, tokens, kind, n_cells, of_column, seed)
-            for name in wanted
-        ]
+        with torch_threads_kept(1 if target == "cpu" else None):  # products too small to share
+            made = [
+                _group(given, controls, controls.groups.index(name), parts, tokens, kind, n_cells, of_column, seed)
+                for name in wanted
+            ]
     finally:
         given.to(home)
     return _result(source.var, controls, wanted, names, parts, made, groupby, separator, kind, {

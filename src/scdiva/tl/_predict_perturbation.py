@@ -227,9 +227,9 @@ def predict_perturbation(
     each perturbation makes of control cells. What simple baselines predict lies beside it in the result, so that it can
     be held against them (:func:`score_perturbation`, `scdiva.get.perturbation_df`, `scdiva.pl.perturbation`).
 
-    A predicted cell is a control cell with the change of its group's mean, and what the network adds for this cell: a
-    gene that rises is raised by the same amount in every cell, one that falls is lowered in proportion, so that
-    expression stays at or above 0. So cells differ as the control cells do, and by what the network says of them.
+    A predicted cell is a control cell with the change of its group's mean, and what the network adds for this cell. A
+    gene's mean changes by the number of cells that express it, and by how much these do
+    (:func:`scdiva.models.shifted.shift_cells`).
 
     Parameters
     ----------
@@ -274,8 +274,8 @@ def predict_perturbation(
     `obs`
         `perturbation_key` and `groupby` (categorical), `dose_key`, `"scdiva_condition"`, `"scdiva_control_cell"`.
     `varm["scdiva_mean"]`, `varm["scdiva_sd"]`, `varm["scdiva_control"]`
-        float32 `(n_vars, n_conditions)`: predicted mean; standard deviation of the expected response, from what the
-        screen tells (the network adds none); mean of the control cells.
+        float32 `(n_vars, n_conditions)`: predicted mean; its standard deviation, from what the screen tells (the
+        network adds none; NaN where the mean is a baseline's); mean of the control cells.
     `varm["scdiva_baseline_" + name]`
         The same for each baseline; NaN where it is not defined.
     `uns["scdiva"]["perturbation"]`

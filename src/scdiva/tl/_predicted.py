@@ -64,8 +64,8 @@ class Asked:
         """
         measured = fitted.screen.conditions
         if predict is None:
-            parts = sorted(set(measured.parts))
-            names = [fitted.separator.join(p) for p in parts]
+            known = dict(zip(measured.parts, fitted.screen.labels, strict=True))
+            parts, names = sorted(known), [known[p] for p in sorted(known)]
         else:
             names = [predict] if isinstance(predict, str) else [str(name) for name in predict]
             parts = [perturbation_parts(name, fitted.control, fitted.separator) for name in names]
@@ -146,6 +146,8 @@ def predicted_cells(
     ValueError
         If a group has no control cells, or genes of the screen are missing.
     """
+    from scdiva.models.shifted import shift_cells
+
     screen = fitted.screen
     source = adata.raw if use_raw and adata.raw is not None else adata
     places = gene_columns(source.var_names, screen.genes)
@@ -177,12 +179,13 @@ def predicted_cells(
             draw = np.random.default_rng(step_seed(seed, 0, f"control cells of {group}"))
             own = np.sort(draw.permutation(own)[:n_cells])
             cells = controls.expression[controls.rows[own]][:, places].toarray()
-            change = np.broadcast_to(found.change[i], cells.shape)
+            change = np.tile(found.change[i], (len(cells), 1))
             if fitted.head is not None:
                 change = change + _network(fitted, controls, own, parts, dose)
             changes[i] = change.mean(axis=0)
             rows.append(controls.rows[own])
-            values.append(_changed(cells, change, means[at]))
+            source_of = step_seed(seed, 0, f"cells of {sorted(parts)} in {group} at {dose}")
+            values.append(shift_cells(cells, change, screen.level, np.random.default_rng(source_of)))
     finally:
         if fitted.head is not None:
             fitted.model.to(home)
@@ -198,7 +201,8 @@ def predicted_cells(
         result.obs[fitted.dose_key] = targets.dose[of]
     at_start = means[[controls.groups.index(g) for _, _, g, _ in wanted]]
     result.varm[C.VARM_MEAN] = np.maximum(at_start + changes, 0.0).T.astype(np.float32)
-    result.varm[C.VARM_SD] = found.sd.T.astype(np.float32)
+    from_baseline = np.array([name in C.BASELINES for name in found.base])
+    result.varm[C.VARM_SD] = np.where(from_baseline[:, None], np.nan, found.sd).T.astype(np.float32)
     result.varm[C.VARM_CONTROL] = at_start.T.astype(np.float32)
     for name, change in found.baselines.items():
         result.varm[C.VARM_BASELINE + name] = np.maximum(at_start + change, 0.0).T.astype(np.float32)
@@ -282,13 +286,6 @@ def gene_columns(names: pd.Index, genes: tuple[str, ...]) -> np.ndarray:
             f"{genes[int((places < 0).argmax())]!r}: a fitted model predicts from cells with all genes of its screen."
         )
     return places
-
-
-def _changed(cells: np.ndarray, change: np.ndarray, mean: np.ndarray) -> np.ndarray:
-    """Raise by an amount, lower in proportion to the mean; nothing falls below 0."""
-    factor = np.clip(1 + change / np.maximum(mean, 1e-12), 0.0, 1.0)
-    changed: np.ndarray = np.where(change > 0, cells + change, cells * factor)
-    return changed
 
 
 def _network(

@@ -30,6 +30,8 @@ class Done(NamedTuple):
     ----------
     parts
         Perturbed genes and labels, sorted, each once; `()` for control cells.
+    labels
+        What the data call each.
     group
         Name of the group; `""` without.
     dose
@@ -37,6 +39,7 @@ class Done(NamedTuple):
     """
 
     parts: list[tuple[str, ...]]
+    labels: dict[tuple[str, ...], str]
     group: np.ndarray
     dose: np.ndarray
 
@@ -114,7 +117,8 @@ def what_was_done(
                 f"first is {adata.obs_names[bad.argmax()]!r}: give their dose, or leave dose_key out."
             )
         dose[treated] = given[treated]
-    return Done(parts, group, dose)
+    labels = dict(zip(found.parts, found.labels, strict=True))
+    return Done(parts, labels, group, dose)
 
 
 def read_controls(
@@ -257,12 +261,14 @@ def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **readin
         tuple(map(str, var.index)),
         controls.groups,
         conditions,
+        tuple(done.labels[parts] for parts in conditions.parts),
         (mean[: len(order)] - base[conditions.group]).astype(np.float32),
         n_cells,
         base.astype(np.float32),
         size[len(order) :].astype(np.int64),
         controls.states,
         variance.astype(np.float32),
+        (np.asarray(expression.sum(axis=0)).ravel() / np.maximum(expression.getnnz(axis=0), 1)).astype(np.float32),
     )
     return screen, controls
 

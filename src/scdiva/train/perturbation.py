@@ -54,8 +54,8 @@ class Examples(NamedTuple):
 class PerturbationModule(TaskModule):
     """Weighted squared error of what is left of the change, for control cells with perturbations drawn at random.
 
-    The expected loss is that of pairing a control cell with any perturbed cell (paper, section on perturbation), but
-    for a constant: the mean over perturbed cells stands for each of them.
+    The mean over the perturbed cells stands for each of them: the expected loss is that of pairing a control cell with
+    any perturbed cell, but for a constant.
 
     Parameters
     ----------
@@ -196,7 +196,11 @@ def fit_responses(
     mse, pearson = errors(screen, left_out)
     named = "no_change" if residual is None else residual
     base = best_base(left_out, pearson) if named == "auto" else dict.fromkeys(KINDS, named)
-    notes: dict[str, Any] = {"validation": summary(left_out, mse, pearson), "strategy": strategy, "network": "none"}
+    notes: dict[str, Any] = {
+        "validation": summary(left_out, mse, pearson),
+        "strategy": strategy,
+        "network": "not asked for",
+    }
     if strategy == "none":
         return FittedResponses(model, base, None, notes)
     examples = _examples(screen, left_out, base)

@@ -16,6 +16,8 @@ from scdiva.models.response import Alike, expected_response
 from scdiva.models.screen import KINDS, Kind, Screen
 
 FOLDS = 5
+LEAST_GAIN = 0.005
+"""Correlation that a baseline has to be better by, if it is to be used."""
 METHODS = (*BASELINES, EXPECTED)
 
 
@@ -128,8 +130,9 @@ def errors(screen: Screen, left_out: list[LeftOut]) -> tuple[NDArray[np.float64]
 def best_base(left_out: list[LeftOut], pearson: NDArray[np.float64]) -> dict[Kind, str]:
     """Choose for each kind what the network's part is added to.
 
-    The expected response, unless a baseline correlates better with what was measured by more than the standard error of
-    the difference. (By squared error no change at all wins where most of a change is noise.)
+    The expected response, unless a baseline correlates clearly better with what was measured: by
+    :data:`LEAST_GAIN` and the standard error of the difference. (By squared error no change at all wins where most of a
+    change is noise.)
 
     Parameters
     ----------
@@ -139,7 +142,7 @@ def best_base(left_out: list[LeftOut], pearson: NDArray[np.float64]) -> dict[Kin
     chosen: dict[Kind, str] = {}
     for kind in KINDS:
         of = np.array([one.kind == kind for one in left_out], dtype=bool)
-        best, name = 0.0, EXPECTED
+        best, name = LEAST_GAIN, EXPECTED
         for column, method in enumerate(METHODS[:-1]):
             gain = pearson[of, column] - pearson[of, -1]
             if len(gain) < 3 or np.isnan(gain).any():

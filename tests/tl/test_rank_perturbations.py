@@ -170,7 +170,7 @@ def test_what_the_network_adds_counts(fitted, states, genes):
         # cell by cell, of the first 32
         added = [model.added(controls.cells.take(np.array([i])).packed, [parts], np.ones(1))[0] for i in range(32)]
         expected = plainly(row + np.mean([part.numpy() for part in added], axis=0), at_end - at_start)
-        assert of_frame(found, name) == pytest.approx(expected, abs=1e-4)
+        assert of_frame(found, name) == pytest.approx(expected, abs=1e-6)
         assert abs(np.subtract(of_frame(found, name), of_frame(without, name))).max() > 1e-3
     # it learned from conditions as if they were new: what was measured needs no more
     pd.testing.assert_frame_equal(rank(cells, model), rank(cells, fitted))

@@ -44,7 +44,7 @@ def make(measured, model):
             head = PerturbationHead(sizes, torch.Generator().manual_seed(0)).requires_grad_(False).eval()
             for number, parameter in enumerate(head.parameters()):
                 parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
-        chosen = dict.fromkeys(KINDS, P.EXPECTED) | base
+        chosen = dict.fromkeys((*KINDS, "measured"), P.EXPECTED) | base
         return PerturbationModel(model, screen, chosen, head, "perturbation", "control", "line", "", "+", NOTES)
 
     return made
@@ -84,7 +84,8 @@ def test_it_says_what_it_is(fitted, make):
 
 def test_what_the_network_is_added_to_is_named_by_kind(make, asked):
     one = make(single="train_mean", combination="additive").mean_change(asked, NONE)
-    assert one.base == [P.EXPECTED, "additive", "additive", "train_mean", "additive"]  # b was measured in line 1
+    assert one.base == [P.EXPECTED, "additive", "additive", "train_mean", P.EXPECTED]  # b was measured in line 1
+    assert one.measured.tolist() == [False, False, False, False, True]
     assert tuple(one.baselines) == BASELINES
     expected = make().mean_change(asked, NONE)
     assert set(expected.base) == {P.EXPECTED}

@@ -48,7 +48,7 @@ def test_what_is_found(one, data, strategy, contents, weights, same):
     assert fitted.notes["network"] in (("not asked for",) if strategy == "none" else ("kept", "did not help"))
     assert (fitted.head is not None) == (fitted.notes["network"] == "kept")
     assert (fitted.notes["strategy"], fitted.notes["model"]) == (strategy, "ScDiVa")
-    assert set(fitted.base) == set(KINDS)
+    assert set(fitted.base) == {*KINDS, "measured"}
     assert (fitted.perturbation_key, fitted.control, fitted.groupby, fitted.dose_key) == (
         "perturbation",
         "control",

@@ -13,7 +13,7 @@ import torch
 
 import scdiva as sd
 from scdiva.data.expression import log_normalised
-from scdiva.models.screen import Conditions
+from scdiva.models.screen import KINDS, Conditions
 from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
 from scdiva.tl._screen import read_controls
 
@@ -100,7 +100,7 @@ def with_network(fitted):
 @pytest.mark.parametrize("label", ["0", "3", "drug", "0+1"])
 def test_the_measured_perturbation_that_made_a_group_comes_first(fitted, states, genes, label, base):
     """Whatever new ones are predicted from: all of them alike by train mean, say."""
-    fitted = replace(fitted, base=dict.fromkeys(fitted.base, base))
+    fitted = replace(fitted, base=fitted.base | dict.fromkeys(KINDS, base))
     truth = "+".join(genes[int(p)] if p.isdigit() else p for p in label.split("+"))
     truth = "+".join(sorted(truth.split("+")))
     found = rank(states(label), fitted)
@@ -137,7 +137,7 @@ def test_what_is_documented_is_there_and_nothing_else(fitted, states, contents, 
 
 @pytest.mark.parametrize("base", ["expected", "additive"])
 def test_beside_plain_numpy(fitted, states, genes, base):
-    model = replace(fitted, base=dict.fromkeys(fitted.base, base))
+    model = replace(fitted, base=fitted.base | dict.fromkeys(KINDS, base))
     assert set(fitted.base.values()) == {"expected"}
     cells, names = states("1"), [genes[1], pair(genes, 0, 1), pair(genes, 2, 3), f"{genes[4]}+drug", genes[20]]
     found = rank(cells, model, candidates=names)

@@ -162,14 +162,14 @@ def test_without_a_network(model, pairs):
     assert found.model is model
     assert found.notes["network"] == "not asked for"
     assert set(found.notes) == {"validation", "strategy", "network"}
-    assert set(found.base) == set(KINDS)
+    assert set(found.base) == {*KINDS, "measured"}
 
 
 @pytest.mark.parametrize(
     ("residual", "named"), [(None, "no_change"), ("additive", "additive"), ("expected", "expected")]
 )
 def test_the_base_is_what_was_asked_for(model, pairs, residual, named):
-    assert fit(model, pairs, strategy="none", residual=residual).base == dict.fromkeys(KINDS, named)
+    assert fit(model, pairs, strategy="none", residual=residual).base == dict.fromkeys((*KINDS, "measured"), named)
 
 
 @pytest.mark.parametrize("labels", [("A",), ("A", "B"), ("A", "B+C"), ("A", "A@1"), ("A", "B", "A@1")])

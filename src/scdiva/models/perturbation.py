@@ -50,12 +50,15 @@ class Predicted(NamedTuple):
         By name.
     base
         Name of what `change` is, for each target.
+    measured
+        bool, whether a target was measured, at whatever dose: the network adds nothing to it.
     """
 
     change: NDArray[np.float64]
     sd: NDArray[np.float64]
     baselines: dict[str, NDArray[np.float64]]
     base: list[str]
+    measured: NDArray[np.bool_]
 
 
 @dataclass(eq=False)
@@ -118,7 +121,8 @@ class PerturbationModel:
         alike = alikeness(self.model, screen, targets, states)
         expected, sd = expected_response(screen, targets, alike)
         simple = baselines(screen, targets)
-        named = [self.base[kind] for kind in kinds(targets, screen.conditions)]
+        what = kinds(targets, screen.conditions)
+        named = [self.base[kind] for kind in what]
         change = expected.copy()
         for row, name in enumerate(named):
             if name != EXPECTED:
@@ -128,7 +132,7 @@ class PerturbationModel:
                     f"residual={name!r} is not defined for {self.separator.join(targets.parts[row])!r}, which was not "
                     'measured in another group: choose another, or residual="auto".'
                 )
-        return Predicted(change, sd, simple, named)
+        return Predicted(change, sd, simple, named, np.array([kind == "measured" for kind in what], dtype=bool))
 
     @torch.no_grad()
     def added(self, cells: Packed, parts: Sequence[tuple[str, ...]], dose: NDArray[np.float64]) -> Tensor:
@@ -225,7 +229,7 @@ def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None 
         genes, groups = tuple(map(str, said["genes"])), tuple(map(str, said["groups"]))
         parts = tuple(tuple(map(str, names)) for names in said["parts"])
         labels = tuple(map(str, said["labels"]))
-        base = {kind: str(said["base"][kind]) for kind in KINDS}
+        base = {kind: str(said["base"][kind]) for kind in (*KINDS, "measured")}
         if not set(base.values()) <= {*BASELINES, EXPECTED}:
             raise ValueError(f"base {sorted(set(base.values()))}")
         sizes = None if said["sizes"] is None else PerturbationSizes(**said["sizes"])

@@ -189,11 +189,11 @@ def shared_changes(screen: Screen) -> Shared:
         return guess
 
     def drawn(pairs: NDArray[np.bool_], n: float, towards: float) -> float:
-        found = float(np.clip(product[pairs].mean() / signal, 0.0, 0.95)) if pairs.any() else 0.0
+        found = float(np.clip(product[pairs].mean() / signal, 0.0, 1.0)) if pairs.any() else 0.0
         return (n * found + GUESS * towards) / (n + GUESS)
 
     apart = once & ~same
-    of_all = drawn(apart, len(rows) if apart.any() else 0, guess.all / (1 + guess.all))
+    of_all = min(drawn(apart, len(rows) if apart.any() else 0, guess.all / (1 + guess.all)), 0.95)
     both = once & c.same(c) & ~together
     of_groups = drawn(both, float(both.sum()), of_all + guess.groups * (1 - of_all))
     return Shared(of_all / (1 - of_all), float(np.clip((of_groups - of_all) / (1 - of_all), 0.0, 1.0)))

@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from scdiva._constants import N_SPECIAL
 from scdiva.models.scdiva import ScDiVa
 
-Kind = Literal["single", "combination", "group"]
-"""What is new about a condition: a perturbation of one part, of several, or the group of cells it is done to."""
+Kind = Literal["single", "combination", "group", "measured"]
+"""What is new about a condition: a perturbation of one part, of several, the group of cells it is done to; or nothing,
+as it was measured."""
 KINDS: tuple[Kind, ...] = ("single", "combination", "group")
+"""Those of which something is new."""
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,8 @@ class Screen:
 def kinds(targets: Conditions, measured: Conditions) -> list[Kind]:
     """Say of each target what is new about it, given what was measured.
 
-    A perturbation that was measured, at whatever dose, in other groups only, is new in its `"group"`; else a
-    condition is a `"combination"` if it has several parts, or `"single"`.
+    One that was measured in its group, at whatever dose, is `"measured"`; one that was in other groups only is new in
+    its `"group"`; else a condition is a `"combination"` if it has several parts, or `"single"`.
 
     Parameters
     ----------
@@ -136,9 +138,9 @@ def kinds(targets: Conditions, measured: Conditions) -> list[Kind]:
     for parts, group in zip(measured.parts, measured.group, strict=True):
         groups.setdefault(parts, set()).add(int(group))
     for parts, group in zip(targets.parts, targets.group, strict=True):
-        elsewhere = groups.get(parts, set())
-        new = bool(elsewhere) and int(group) not in elsewhere
-        found.append("group" if new else "combination" if len(parts) > 1 else "single")
+        known = groups.get(parts, set())
+        new: Kind = "combination" if len(parts) > 1 else "single"
+        found.append("measured" if int(group) in known else "group" if known else new)
     return found
 
 

@@ -83,8 +83,8 @@ def fit_perturbation(
         What the network is added to: `"expected"`, the expected response; a baseline, `"no_change"`, `"train_mean"`,
         `"matching_mean"`, `"additive"`, `"linear"` or `"elsewhere"` (:func:`scdiva.models.baselines.baselines`);
         `"auto"`, the expected response or a baseline that predicts conditions that are left out clearly better, chosen
-        apart for single perturbations, combinations and new groups; or None: the network predicts the whole change, as
-        in the paper.
+        apart for single perturbations, combinations and new groups (what was measured gets the expected response, and
+        nothing from the network); or None: the network predicts the whole change, as in the paper.
     loss
         Error of the network: `"wmse"`, weighted by a gene's expression in control cells (paper, eqs. wmse_weights and
         wmse); `"de"`, half of the weight by how clearly a gene changes; `"mse"`.

@@ -180,7 +180,7 @@ def predicted_cells(
             own = np.sort(draw.permutation(own)[:n_cells])
             cells = controls.expression[controls.rows[own]][:, places].toarray()
             change = np.tile(found.change[i], (len(cells), 1))
-            if fitted.head is not None:
+            if fitted.head is not None and not found.measured[i]:
                 change = change + _network(fitted, controls, own, parts, dose)
             changes[i] = change.mean(axis=0)
             rows.append(controls.rows[own])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,9 +46,7 @@ def rank_perturbations(
     """Rank perturbations by how near they would bring the cells of one group to those of another.
 
     The change that is needed is the difference of the two groups' mean expression; each candidate's change is predicted
-    for the cells of `start` by a model fitted on a screen (:func:`fit_perturbation`), and held against it. A candidate
-    that the screen measured in cells of the same group, at whatever dose, counts with its expected response, which has
-    seen it, and not with what the model would say of it were it new.
+    for the cells of `start` by a model fitted on a screen (:func:`fit_perturbation`), and held against it.
 
     Parameters
     ----------
@@ -96,8 +93,7 @@ def rank_perturbations(
     >>> fitted = sd.tl.fit_perturbation(screen, "perturbation")
     >>> sd.tl.rank_perturbations(adata, "state", "progenitor", target="erythroid", model=fitted)
     """
-    from scdiva.models.perturbation import EXPECTED, PerturbationModel, load_perturbation_model
-    from scdiva.models.screen import KINDS
+    from scdiva.models.perturbation import PerturbationModel, load_perturbation_model
 
     check_anndata(adata)
     if isinstance(model, str | PathLike):
@@ -126,7 +122,8 @@ def rank_perturbations(
     group = _group(adata, model, chosen)
     screen = model.screen
     if candidates is None:
-        candidates = [model.separator.join(p) for p in sorted(set(screen.conditions.parts))]
+        called = dict(zip(screen.conditions.parts, screen.labels, strict=True))
+        candidates = [called[parts] for parts in sorted(called)]
     names = [candidates] if isinstance(candidates, str) else [str(name) for name in candidates]
     if combinations:
         alone = sorted({p[0] for p in screen.conditions.parts if len(p) == 1})
@@ -146,13 +143,12 @@ def rank_perturbations(
     where = settings.resolve_device(device)
     controls = read_controls(adata, chosen, np.full(adata.n_obs, group, dtype=object), model.model, where, **reading)
     targets, fresh = asked.targets(model, [group], controls)
-    change = model.mean_change(targets, fresh).change
-    here = (targets.same_parts(screen.conditions) & (targets.group[:, None] == screen.conditions.group)).any(axis=1)
-    change[here] = replace(model, base=dict.fromkeys(KINDS, EXPECTED)).mean_change(targets, fresh).change[here]
+    found = model.mean_change(targets, fresh)
+    change = found.change
     if model.head is not None:
         cells = controls.cells.take(np.arange(min(NETWORK_CELLS, len(controls.rows)))).packed
         n = len(cells[2]) - 1
-        for row in np.flatnonzero(~here):
+        for row in np.flatnonzero(~found.measured):
             added = model.added(cells, [targets.parts[row]] * n, np.full(n, targets.dose[row]))
             change[row] += added.mean(dim=0).numpy()
     along = change @ needed / length

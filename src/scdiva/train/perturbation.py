@@ -195,7 +195,7 @@ def fit_responses(
     left_out = predict_left_out(screen, alike, asked, config.seed)
     mse, pearson = errors(screen, left_out)
     named = "no_change" if residual is None else residual
-    base = best_base(left_out, pearson) if named == "auto" else dict.fromkeys(KINDS, named)
+    base = best_base(left_out, pearson) if named == "auto" else dict.fromkeys((*KINDS, "measured"), named)
     notes: dict[str, Any] = {
         "validation": summary(left_out, mse, pearson),
         "strategy": strategy,

@@ -139,7 +139,7 @@ def best_base(left_out: list[LeftOut], pearson: NDArray[np.float64]) -> dict[Kin
     left_out, pearson
         Predictions and their correlations.
     """
-    chosen: dict[Kind, str] = {}
+    chosen: dict[Kind, str] = {"measured": EXPECTED}
     for kind in KINDS:
         of = np.array([one.kind == kind for one in left_out], dtype=bool)
         best, name = LEAST_GAIN, EXPECTED

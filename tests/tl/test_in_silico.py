@@ -379,9 +379,8 @@ def test_data_that_make_no_sense_are_refused(one, adata, genes):
         ValueError, match=f"2 of the genes to raise are expressed by none .* '{min(genes[3], genes[8])}'"
     ):
         perturb(never, [genes[1], genes[3], genes[8]], one, kind="overexpression")
-    # taken away where it is not, it changes nothing
-    found = perturb(never, genes[3], one)
-    np.testing.assert_allclose(found.X, start(found, never), atol=1e-6)
+    with pytest.raises(ValueError, match=f"1 of 2 perturbations take away .* the first is '{genes[3]}'"):
+        perturb(never, [genes[3], f"{genes[1]}+{genes[8]}"], one)
     missing = adata.copy()
     missing.obs["cell_type"] = missing.obs["cell_type"].where(np.arange(90) > 1)
     with pytest.raises(ValueError, match="missing for 2 of 90 cells"):

@@ -96,7 +96,7 @@ def in_silico_perturbation(
     KeyError
         If a column or layer does not exist.
     ValueError
-        If a gene is not known to the model, or to be raised and expressed by no cell; if a group does not exist; if an
+        If a gene is not known to the model, or expressed by no cell; if a group does not exist; if an
         argument is out of range, genes repeat a name, or the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
@@ -227,6 +227,11 @@ def _group(
         raise ValueError(
             f"{len(never)} of the genes to raise are expressed by none of these cells, the first is {never[0]!r}: "
             "nothing says how high they can be."
+        )
+    if kind == "knockout" and (never := [p for p in parts if all(raised[name] is None for name in p)]):
+        raise ValueError(
+            f"{len(never)} of {len(parts)} perturbations take away what none of these cells expresses, the first is "
+            f"{' and '.join(never[0])!r}: that changes nothing."
         )
     place = {int(token): j for j, token in reversed(list(enumerate(of_column))) if token >= 0}
     changes = [np.zeros((len(own), len(of_column))) for _ in parts]

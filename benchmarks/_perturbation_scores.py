@@ -71,7 +71,7 @@ def _covered(told: np.ndarray, mean: np.ndarray, sd_: np.ndarray, cells: sp.csr_
     """Share of expressed genes within 1.96 standard deviations."""
     squares = np.asarray(cells.multiply(cells).mean(axis=0)).ravel()
     error = np.maximum(squares - mean**2, 0.0) / max(1, cells.shape[0] - 1)
-    there = mean > EXPRESSED
+    there = (mean > EXPRESSED) & np.isfinite(sd_)  # of a baseline's mean nothing is said of how sure it is
     return float((np.abs(told - mean) <= 1.96 * np.sqrt(sd_**2 + error))[there].mean()) if there.any() else math.nan
 
 

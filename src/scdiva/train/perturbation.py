@@ -30,7 +30,7 @@ MOST_HELD_OUT = 128
 LEAST = 20
 """Conditions that a network is trained on; of fewer it learns them by heart."""
 GAIN = 0.05
-"""Share of the error on held-out conditions that a network has to take away to be kept: they are few, and less is luck."""
+"""Share of the error on held-out conditions that a network has to take away to be kept; of so few, less is luck."""
 
 
 class Examples(NamedTuple):

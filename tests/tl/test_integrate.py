@@ -17,7 +17,7 @@ from scdiva.tl._integrate import cramers_v
 from scdiva.tl._training_cells import label_numbers
 
 QUICK = {"steps": 6, "batch_size": 64, "rng": 3}
-HISTORY = ["step", "loss", "denoising", "reversal", "contrast"]
+HISTORY = ["step", "loss", "denoising", "reversal", "contrast", "pairs"]
 
 
 @pytest.fixture(scope="module")
@@ -139,6 +139,7 @@ def test_missing_labels_and_the_unlabelled_category_are_the_same(plain, cells):
     notes = data.uns["scdiva"]["integrate"]
     assert notes["labels_key"] == "partly"
     assert notes["history"]["contrast"].all()
+    assert not notes["history"]["pairs"].any()
     numbers = label_numbers(data, "partly", "unknown")[0]
     assert (numbers == -1).sum() == 80
     assert set(numbers) == {-1, 0, 1, 2, 3}

@@ -274,7 +274,7 @@ class IntegrationConfig(OptimiserConfig):
     target_weight: float = 10.0
     supervised_weight: float = 3.0
     temperature: float = 0.1
-    pairs_weight: float = 0.7
+    pairs_weight: float = 0.8
     pairs_temperature: float = 0.2
     n_neighbors: int = 10
     alike: float = 0.85

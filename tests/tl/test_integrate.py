@@ -17,7 +17,7 @@ from scdiva.tl._integrate import cramers_v
 from scdiva.tl._training_cells import label_numbers
 
 QUICK = {"steps": 6, "batch_size": 64, "rng": 3}
-HISTORY = ["step", "loss", "denoising", "reversal", "contrast"]
+HISTORY = ["step", "loss", "denoising", "reversal", "contrast", "pairs"]
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +60,8 @@ def test_what_is_documented_is_written_and_nothing_else(plain, cells, contents, 
     assert 0 < notes["own_directions"] <= 20
     assert 0 < notes["seconds"] < 60
     assert list(notes["history"]) == HISTORY
+    assert not notes["history"]["contrast"].any()
+    assert notes["history"]["pairs"].all()
     assert all(column.shape == (6,) for column in notes["history"].values())
     assert not new.training
     assert new.vocabulary.fingerprint == plain.vocabulary.fingerprint
@@ -76,17 +78,18 @@ def test_other_names_and_what_stood_there_before(plain, cells):
     np.testing.assert_array_equal(data.obsm["X_scdiva"], zero_shot)
 
 
-def test_one_seed_gives_every_bit(plain, cells):
+@pytest.mark.parametrize("labels_key", ["cell_type", None])
+def test_one_seed_gives_every_bit(plain, cells, labels_key):
     found = []
     for seed in (1, 1, np.random.default_rng(1), 2):
         data = cells.copy()
-        sd.tl.integrate(data, "batch", "cell_type", model=plain, **QUICK | {"rng": seed})
+        sd.tl.integrate(data, "batch", labels_key, model=plain, **QUICK | {"rng": seed})
         found.append(data.obsm["X_scdiva_integrated"])
     np.testing.assert_array_equal(found[0], found[1])
     assert not np.array_equal(found[0], found[3])
     with sd.settings.override(seed=1):
         data = cells.copy()
-        sd.tl.integrate(data, "batch", "cell_type", model=plain, **QUICK | {"rng": None})
+        sd.tl.integrate(data, "batch", labels_key, model=plain, **QUICK | {"rng": None})
     np.testing.assert_array_equal(data.obsm["X_scdiva_integrated"], found[0])
 
 
@@ -139,6 +142,7 @@ def test_missing_labels_and_the_unlabelled_category_are_the_same(plain, cells):
     notes = data.uns["scdiva"]["integrate"]
     assert notes["labels_key"] == "partly"
     assert notes["history"]["contrast"].all()
+    assert not notes["history"]["pairs"].any()
     numbers = label_numbers(data, "partly", "unknown")[0]
     assert (numbers == -1).sum() == 80
     assert set(numbers) == {-1, 0, 1, 2, 3}

@@ -17,7 +17,8 @@ from scdiva.train import integration as I
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.batch_correction import correct_batches
 from scdiva.train.low_rank import RANK
-from scdiva.train.views import thinned_at_random
+from scdiva.train.mutual_neighbors import draw_partners, mutual_neighbors
+from scdiva.train.views import pair_contrast_loss, thinned_at_random
 
 N_GENES = 30  # of the tiny model
 
@@ -81,14 +82,15 @@ def same(one, other):
     return one.keys() == other.keys() and not changed(one, other)
 
 
-def module_for(model, labelled=True, **fields):
+def module_for(model, c=None, labelled=True, thin=True, frozen=True, **fields):
     """A module with states and targets of its own making."""
     cells = make_cells(12)
     draw = torch.Generator().manual_seed(5)
     target = F.normalize(torch.randn(12, model.integration.dim, generator=draw), dim=1)
     I.fit_projection(model.integration, make_cells())
     known = covariates(cells, labelled)
-    module = I.IntegrationModule(model, config(**fields), target, known, I.head_features(model, cells))
+    features = I.head_features(model, cells) if frozen else None
+    module = I.IntegrationModule(model, c or config(**fields), target, known, features, thin=thin)
     rows = np.arange(12)
     return module, I._take(cells, rows, True), cells
 
@@ -188,11 +190,38 @@ def test_the_loss_is_the_sum_of_its_parts_by_hand(plain):
     assert float(parts["denoising"]) == pytest.approx((whole + thinned) / 2, rel=1e-5)
     assert float(parts["reversal"]) == pytest.approx(np.mean(told), rel=1e-5)
     assert float(parts["contrast"]) > 0
+    assert float(parts["pairs"]) == 0  # with labels
     expected = c.target_weight * parts["denoising"] + parts["reversal"] + 2.0 * parts["contrast"]
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-6)
     assert not any(part.requires_grad for part in parts.values())
     without, batch, _ = module_for(plain(), labelled=False)
     assert float(without.compute_loss(batch, torch.Generator().manual_seed(1))[1]["contrast"]) == 0
+
+
+@pytest.mark.parametrize(("thin", "frozen"), [(True, True), (False, True), (True, False)])
+def test_the_contrast_of_pairs_by_hand(plain, thin, frozen):
+    model = plain()
+    c = config(n_neighbors=1, alike=0.3, pairs_weight=2.5, pairs_temperature=0.4)
+    module, batch, cells = module_for(model, c, labelled=False, thin=thin, frozen=frozen)
+    pairs = mutual_neighbors(module.target.numpy(), [cells.batch], 1, np.random.default_rng(0))
+    loss, parts = module.compute_loss(batch, torch.Generator().manual_seed(1))
+    draw, positives = torch.Generator().manual_seed(1), []
+    near = module.target @ module.target.T > 0.3
+    left_out = near | torch.from_numpy(pairs.toarray())
+    assert left_out.sum() > near.sum() > 12
+    with torch.no_grad():
+        states = model.integration.integrated(I.head_features(model, cells))
+        if thin:
+            packed = thinned_at_random(batch, c.max_time, draw).packed
+            positives.append(model.integration(model.encode(*packed), *packed))
+        partners = draw_partners(pairs, np.arange(12), draw)
+        positives.append((states if frozen else module.target)[partners])
+    present = torch.stack([torch.ones(12), partners >= 0][-len(positives) :]).bool()
+    assert 0 < present[-1].sum() < 12
+    expected = float(pair_contrast_loss(states, torch.stack(positives), present, left_out, 0.4))
+    assert float(parts["pairs"]) == pytest.approx(expected, rel=1e-5)
+    rest = c.target_weight * parts["denoising"] + parts["reversal"]
+    assert float(loss.detach() - rest) == pytest.approx(2.5 * expected, rel=1e-4)
 
 
 def test_a_discriminator_is_given_what_the_kind_of_a_cell_tells(plain):
@@ -214,7 +243,7 @@ def test_the_reversal_reaches_the_head_with_its_weight(plain, weight):
     grads = []
     for sign in (0.0, weight):
         model = plain()
-        module, batch, _ = module_for(model, labelled=False, target_weight=0.0)
+        module, batch, _ = module_for(model, labelled=False, target_weight=0.0, pairs_weight=0.0)
         module.reversal = lambda w=sign: w
         loss, _ = module.compute_loss(batch, torch.Generator().manual_seed(1))
         loss.backward()
@@ -281,7 +310,7 @@ def test_a_transformer_behind_the_head(tiny, strategy):
 
 def test_training_lessens_what_it_should(plain):
     model, cells = plain(), make_cells()
-    found = run(model, steps=150, learning_rate=2e-3, reversal_weight=0.0, max_time=0.0)
+    found = run(model, steps=150, learning_rate=2e-3, reversal_weight=0.0, max_time=0.0, pairs_weight=0.0)
     features = I.head_features(model, cells)
     draw = np.random.default_rng(I.step_seed(0, 0, "clusters"))
     target = correct_batches(features.numpy(), [cells.batch], draw)
@@ -292,14 +321,18 @@ def test_training_lessens_what_it_should(plain):
     assert np.mean(denoising[-5:]) < 0.8 * denoising[0]
     contrast = run(plain(), labelled=True, steps=60)["history"]["contrast"]
     assert np.mean(contrast[-5:]) < 0.9 * contrast[0]
+    asked, unasked = (run(plain(), steps=30, pairs_weight=w)["history"]["pairs"] for w in (0.8, 1e-9))
+    assert np.mean(asked[-5:]) < 0.95 * np.mean(unasked[-5:])
 
 
 def test_the_history_has_about_forty_points(plain):
     history = run(plain(), steps=90)["history"]
-    assert list(history) == ["step", "loss", "denoising", "reversal", "contrast"]
+    assert list(history) == ["step", "loss", "denoising", "reversal", "contrast", "pairs"]
     assert history["step"] == [float(step) for step in range(2, 91, 2)]
     assert all(len(column) == 45 and np.isfinite(column).all() for column in history.values())
     assert not any(history["contrast"])  # no labels
+    assert all(history["pairs"])
+    assert not any(run(plain(), labelled=True, steps=3)["history"]["pairs"])
     assert run(plain(), steps=3)["history"]["step"] == [1, 2, 3]
 
 

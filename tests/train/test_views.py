@@ -7,7 +7,13 @@ import pytest
 import torch
 
 from scdiva.data.batch import CellBatch
-from scdiva.train.views import contrast_loss, supervised_contrast_loss, thinned, thinned_at_random
+from scdiva.train.views import (
+    contrast_loss,
+    pair_contrast_loss,
+    supervised_contrast_loss,
+    thinned,
+    thinned_at_random,
+)
 
 
 def rng(seed: int = 0) -> torch.Generator:
@@ -114,3 +120,60 @@ def test_supervised_contrast_of_no_pair_is_nothing(labels):
     state = torch.randn(len(labels), 4, generator=rng(3), requires_grad=True)
     found = supervised_contrast_loss(state, torch.tensor(labels, dtype=torch.int64), 0.1)
     assert float(found.detach()) == 0
+
+
+def some_pairs():
+    """Six cells, two positives of each, some absent, and cells that are no negatives."""
+    draw = torch.Generator().manual_seed(3)
+    state = torch.randn(6, 5, generator=draw, dtype=torch.float64)
+    positives = torch.randn(2, 6, 5, generator=draw, dtype=torch.float64)
+    present = torch.tensor([[1, 1, 1, 0, 1, 1], [0, 1, 0, 0, 1, 1]], dtype=torch.bool)
+    left_out = torch.zeros(6, 6, dtype=torch.bool)
+    left_out[0, 1] = left_out[1, 0] = left_out[4, 2] = True
+    return state, positives, present, left_out
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.5])
+def test_the_contrast_of_pairs_is_its_formula(tau):
+    state, positives, present, left_out = some_pairs()
+
+    def similar(x, y):
+        return math.exp(float(x @ y / x.norm() / y.norm()) / tau)
+
+    terms = []
+    for which, i in present.nonzero().tolist():
+        own = similar(state[i], positives[which, i])
+        others = sum(similar(state[i], state[j]) for j in range(6) if j != i and not left_out[i, j])
+        terms.append(-math.log(own / (own + others)))
+    assert len(terms) == 8
+    found = pair_contrast_loss(state, positives, present, left_out, tau)
+    assert float(found) == pytest.approx(sum(terms) / 8, rel=1e-9)
+    positives[0, 3] += 1  # absent
+    assert float(pair_contrast_loss(state, positives, present, left_out, tau)) == float(found)
+    low = pair_contrast_loss(state.bfloat16(), positives.bfloat16(), present, left_out, tau)
+    assert low.dtype == torch.float32
+
+
+def test_pairs_without_negatives_or_positives_are_nothing_and_their_gradients_finite():
+    state, positives, present, left_out = some_pairs()
+    state.requires_grad_()
+    everything = torch.ones(6, 6, dtype=torch.bool)
+    for there, out in ((present, everything), (torch.zeros_like(present), left_out)):
+        found = pair_contrast_loss(state, positives, there, out, 0.2)
+        found.backward()
+        assert float(found.detach()) == 0
+        assert torch.isfinite(state.grad).all()
+        assert not state.grad.any()
+
+
+def test_the_contrast_of_pairs_draws_to_positives_and_spares_cells_left_out():
+    state, positives, present, left_out = some_pairs()
+    found = pair_contrast_loss(state, positives, present, left_out, 0.2)
+    nearer = torch.where(present[..., None], positives + state, positives)
+    assert pair_contrast_loss(state, nearer, present, left_out, 0.2) < found
+    state.requires_grad_()
+    only = torch.zeros_like(present)
+    only[0, 0] = True
+    pair_contrast_loss(state, positives, only, left_out, 0.2).backward()
+    assert not state.grad[1].any()  # no negative of the first cell
+    assert all(state.grad[j].any() for j in (0, 2, 3, 4, 5))

@@ -64,7 +64,10 @@ def integrate(
     - gradient reversal: a discriminator tells the batch from the integrated state, and its gradient, reversed, removes
       what tells it beyond how often each batch is met among cells alike (paper, section on batch integration; schedule
       of [2]_);
-    - with labels, supervised contrast of the labelled cells [3]_; clusters then never join two labels.
+    - with labels, supervised contrast of the labelled cells [3]_; clusters then never join two labels;
+    - without, contrast of pairs: each cell against the others, beside the same cell with genes hidden and a partner in
+      another batch, one of its mutual nearest neighbours [4]_ among the states of which effects were taken. Cells
+      alike (such neighbours, and cosines of those states above 0.85) are not pushed apart.
 
     The head is told of no batch. A cell gets the same state in whatever company it comes, and cells of a batch never
     seen are mapped without refitting: `tl.embed(query, model)`.
@@ -121,8 +124,9 @@ def integrate(
     `adata.uns["scdiva"]["integrate"]`
         `strategy`, `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `own_directions`, `steps`, `seconds`,
         `stopped` (`"steps"`, `"minutes"`, `"interrupted"`, or `"one batch"`), `history` (arrays `step`, `loss`,
-        `denoising`, `reversal`, `contrast`), `model` and `seed`; with `corrected` also `observed_zeros`, the share of
-        the values of those genes that were measured as 0, and `corrected_zeros`, the share that is 0 in the layer.
+        `denoising`, `reversal`, `contrast` (0 without labels), `pairs` (0 with)), `model` and `seed`; with `corrected`
+        also `observed_zeros`, the share of the values of those genes that were measured as 0, and `corrected_zeros`,
+        the share that is 0 in the layer.
 
     Raises
     ------
@@ -149,6 +153,8 @@ def integrate(
        2019.
     .. [2] Ganin & Lempitsky, Unsupervised domain adaptation by backpropagation, ICML 2015.
     .. [3] Khosla et al., Supervised contrastive learning, NeurIPS 2020.
+    .. [4] Haghverdi et al., Batch effects in single-cell RNA-sequencing data are corrected by matching mutual nearest
+       neighbors, Nature Biotechnology 2018.
 
     Examples
     --------
@@ -184,7 +190,7 @@ def integrate(
     from scdiva._rng import generator
     from scdiva.models import load_model
     from scdiva.train.config import IntegrationConfig
-    from scdiva.train.integration import Covariates, integrate_model, with_head
+    from scdiva.train.integration import HISTORY, Covariates, integrate_model, with_head
 
     given = load_model(model)
     if given.integration is not None:
@@ -208,7 +214,7 @@ def integrate(
     _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
     cells, rows = training_cells(adata, given, together.ravel(), **reading)
     found: dict[str, Any] = {"own_directions": 0, "steps": 0, "stopped": "one batch"}
-    found["history"] = {name: [] for name in ("step", "loss", "denoising", "reversal", "contrast")}
+    found["history"] = {name: [] for name in HISTORY}
     new = given
     if cells.n_batches == 1:
         warnings.warn(

@@ -251,6 +251,12 @@ class IntegrationConfig(OptimiserConfig):
         Weight of the denoising loss: a thinned cell is to get the corrected state of the whole one.
     supervised_weight, temperature
         Weight and temperature τ of the supervised contrast.
+    pairs_weight, pairs_temperature
+        Weight and τ of the contrast without labels: of a cell with itself thinned and with a partner in another batch.
+    n_neighbors
+        Cells of another batch are partners where each is among so many nearest of the other.
+    alike
+        Cells whose corrected states have a cosine above this are not pushed apart.
     reversal_weight, reversal_rise
         Weight of the reversed gradient at the end of its schedule, and the γ of
         `2 / (1 + exp(-γ p)) - 1` with p the share of the steps done.
@@ -268,14 +274,21 @@ class IntegrationConfig(OptimiserConfig):
     target_weight: float = 10.0
     supervised_weight: float = 3.0
     temperature: float = 0.1
+    pairs_weight: float = 0.8
+    pairs_temperature: float = 0.2
+    n_neighbors: int = 10
+    alike: float = 0.85
     reversal_weight: float = 1.2
     reversal_rise: float = 10.0
     max_time: float = 0.3
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 0, "target_weight", "supervised_weight", "reversal_weight", "reversal_rise", "max_time")
-        _at_least(self, 0, "temperature", strictly=True)
+        weights = ("target_weight", "supervised_weight", "pairs_weight", "reversal_weight")
+        _at_least(self, 0, *weights, "reversal_rise", "max_time")
+        _at_least(self, 0, "temperature", "pairs_temperature", strictly=True)
+        _at_least(self, 1, "n_neighbors")
+        _at_least(self, -1, "alike")
         if self.max_time > 1:
             raise ValueError(f"max_time must be at most 1, got {self.max_time}.")
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -25,12 +26,15 @@ from scdiva.train.batch_correction import batch_prior, correct_batches
 from scdiva.train.config import IntegrationConfig
 from scdiva.train.linear_refit import centred, own_directions
 from scdiva.train.low_rank import merge_low_rank, train_states
-from scdiva.train.views import supervised_contrast_loss, thinned_at_random
+from scdiva.train.mutual_neighbors import draw_partners, mutual_neighbors
+from scdiva.train.views import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
 
 DISCRIMINATOR_WIDTH = 128
 BLOCK_TOKENS = 1_000_000
 """Tokens of cells that are encoded at once, where the transformer is not run."""
 Strategy = Literal["head", "lora", "full"]
+HISTORY = ("step", "loss", "denoising", "reversal", "contrast", "pairs")
+"""What is recorded of the training."""
 
 
 class Covariates(NamedTuple):
@@ -70,7 +74,11 @@ class IntegrationModule(TaskModule):
       it tells it by, more so as training goes on. It is given how often each batch is met among cells alike
       (:func:`~scdiva.train.batch_correction.batch_prior`) and is asked for what tells more than that: else types that
       some batches have few of would be drawn into others, until all batches had the same;
-    - supervised contrast between labelled cells, those of one label against all others.
+    - supervised contrast between labelled cells, those of one label against all others;
+    - without labels, contrast of pairs: a cell is told from others by what should be near it, the same cell thinned
+      (the other corruption level) and a partner, drawn from its mutual nearest neighbours in other batches among the
+      corrected states (:func:`~scdiva.train.mutual_neighbors.mutual_neighbors`). Cells alike are not told apart:
+      mutual neighbours, and those whose corrected states have a cosine above `alike`.
 
     Parameters
     ----------
@@ -120,16 +128,20 @@ class IntegrationModule(TaskModule):
             kept |= {f"batch{number}": torch.from_numpy(batch), f"prior{number}": torch.from_numpy(prior).float()}
         for name, value in kept.items():
             self.register_buffer(name, value, persistent=False)
+        self.pairs: sp.csr_matrix | None = None
+        if covariates.labels is None and config.pairs_weight > 0:
+            rng = np.random.default_rng(step_seed(config.seed, 0, "pairs"))
+            self.pairs = mutual_neighbors(target.numpy(force=True), covariates.batches, config.n_neighbors, rng)
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Sum of the objectives; parts `denoising`, `reversal` (the discriminators' cross-entropy) and `contrast`.
+        """Sum of the objectives; parts `denoising`, `reversal` (discriminators' cross-entropy), `contrast`, `pairs`.
 
         Parameters
         ----------
         batch
             Complete cells, `study` their row numbers.
         generator
-            Source of the thinning.
+            Source of the thinning, and of partners.
         """
         c, rows = self.config, batch.study
         assert rows is not None
@@ -139,7 +151,7 @@ class IntegrationModule(TaskModule):
         target = buffers["target"][rows]
         known = buffers["features"][rows] if "features" in buffers else self._features(batch)
         state = head.integrated(known)
-        denoising = (1 - (state * target).sum(dim=1)).mean()
+        denoising, view = (1 - (state * target).sum(dim=1)).mean(), None
         if self.thin:
             view = head.integrated(self._features(thinned_at_random(batch, c.max_time, generator)))
             denoising = (denoising + (1 - (view * target).sum(dim=1)).mean()) / 2
@@ -149,9 +161,27 @@ class IntegrationModule(TaskModule):
             logits = buffers[f"prior{number}"][rows] + discriminator(told * head.dim**0.5)
             reversal = reversal + F.cross_entropy(logits, buffers[f"batch{number}"][rows])
         contrast = supervised_contrast_loss(state, buffers["labels"][rows], c.temperature)
-        loss = c.target_weight * denoising + reversal + c.supervised_weight * contrast
-        parts = {"denoising": denoising, "reversal": reversal, "contrast": contrast}
+        pairs = self._pairs(state, view, rows, generator)
+        loss = c.target_weight * denoising + reversal + c.supervised_weight * contrast + c.pairs_weight * pairs
+        parts = {"denoising": denoising, "reversal": reversal, "contrast": contrast, "pairs": pairs}
         return loss, {name: part.detach() for name, part in parts.items()}
+
+    def _pairs(self, state: Tensor, view: Tensor | None, rows: Tensor, generator: torch.Generator) -> Tensor:
+        """Contrast of cells with themselves thinned and with partners; 0 with labels."""
+        if self.pairs is None:
+            return state.new_zeros(())
+        head, buffers, numbers = self.model.integration, dict(self.named_buffers(recurse=False)), rows.numpy(force=True)
+        assert isinstance(head, IntegrationHead)
+        drawn = draw_partners(self.pairs, numbers, generator).to(rows.device)
+        paired, partners = drawn >= 0, drawn.clamp_min(0)
+        # where cells are encoded at each step a partner would have to be, too; its corrected state is at hand
+        near = head.integrated(buffers["features"][partners]) if "features" in buffers else buffers["target"][partners]
+        positives = torch.stack([near if view is None else view, near])
+        present = torch.stack([torch.full_like(paired, view is not None), paired])
+        target = buffers["target"][rows]
+        alike = torch.from_numpy(self.pairs[numbers][:, numbers].toarray()).to(rows.device)
+        alike |= target @ target.T > self.config.alike
+        return pair_contrast_loss(state, positives, present, alike, self.config.pairs_temperature)
 
     def _features(self, batch: CellBatch) -> Tensor:
         head = self.model.integration
@@ -263,7 +293,7 @@ def integrate_model(
     Returns
     -------
     `own_directions`, `steps`, `stopped` (`"steps"`, `"minutes"` or `"interrupted"`) and `history`: lists `step`,
-    `loss`, `denoising`, `reversal`, `contrast`, about forty points.
+    `loss`, `denoising`, `reversal`, `contrast`, `pairs`, about forty points.
 
     Raises
     ------
@@ -285,7 +315,7 @@ def integrate_model(
     thin = not runs_transformer(model)
     module = IntegrationModule(model, config, target, covariates, frozen, thin=thin).to(features.device)
     optimizer = torch.optim.AdamW(decay_groups(module, config.weight_decay), lr=config.learning_rate)
-    history: dict[str, list[float]] = {name: [] for name in ("step", "loss", "denoising", "reversal", "contrast")}
+    history: dict[str, list[float]] = {name: [] for name in HISTORY}
     every, stopped, rows = max(1, config.steps // 40), "steps", _rows(cells.n_cells, config)
     module.train()
     try:

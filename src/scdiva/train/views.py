@@ -106,3 +106,37 @@ def supervised_contrast_loss(state: Tensor, labels: Tensor, temperature: float) 
     log_share = (z @ z.T / temperature).masked_fill(itself, -torch.inf).log_softmax(dim=1)
     of_cell = torch.where(partners, log_share, 0.0).sum(dim=1) / partners.sum(dim=1).clamp_min(1)
     return -of_cell[paired].mean()
+
+
+def pair_contrast_loss(
+    state: Tensor, positives: Tensor, present: Tensor, left_out: Tensor, temperature: float
+) -> Tensor:
+    """InfoNCE of each cell with what is given as the same cell, or one like it, against the other cells.
+
+    Mean over the positives that there are, p of cell i, of `-log exp(s_ip / τ) / (exp(s_ip / τ) + Σ_j exp(s_ij / τ))`,
+    s the cosine similarity, j over the other cells but those left out (van den Oord et al. 2018).
+
+    Parameters
+    ----------
+    state
+        `(B, dim)`.
+    positives
+        `(P, B, dim)`: P states for each cell.
+    present
+        bool `(P, B)`: which of them there are.
+    left_out
+        bool `(B, B)`: which cells are no negatives of which.
+    temperature
+        τ.
+
+    Returns
+    -------
+    A scalar in nats; 0 if there is no positive.
+    """
+    high = torch.promote_types(state.dtype, torch.float32)
+    z, same = F.normalize(state.to(high), dim=1), F.normalize(positives.to(high), dim=2)
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    # -inf would do, were the gradient of a cell without negatives not NaN
+    others = (z @ z.T / temperature).masked_fill(left_out | itself, -1e9).logsumexp(dim=1)
+    loss = F.softplus(others - (same * z).sum(dim=2) / temperature)
+    return (loss * present).sum() / present.sum().clamp_min(1)

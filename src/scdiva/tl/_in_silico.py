@@ -228,10 +228,11 @@ def _group(
             f"{len(never)} of the genes to raise are expressed by none of these cells, the first is {never[0]!r}: "
             "nothing says how high they can be."
         )
-    if kind == "knockout" and (never := [p for p in parts if all(raised[name] is None for name in p)]):
+    absent = [names for names in parts if all(raised[name] is None for name in names)]
+    if kind == "knockout" and absent:
         raise ValueError(
-            f"{len(never)} of {len(parts)} perturbations take away what none of these cells expresses, the first is "
-            f"{' and '.join(never[0])!r}: that changes nothing."
+            f"{len(absent)} of {len(parts)} perturbations take away what none of these cells expresses, the first is "
+            f"{' and '.join(absent[0])!r}: that changes nothing."
         )
     place = {int(token): j for j, token in reversed(list(enumerate(of_column))) if token >= 0}
     changes = [np.zeros((len(own), len(of_column))) for _ in parts]

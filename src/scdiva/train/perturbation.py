@@ -30,7 +30,9 @@ MOST_HELD_OUT = 128
 LEAST = 20
 """Conditions that a network is trained on; of fewer it learns them by heart."""
 GAIN = 0.05
-"""Share of the error on held-out conditions that a network has to take away to be kept; of so few, less is luck."""
+"""Share of the error on held-out conditions that a network has to take away to be kept,"""
+SURE = 2.0
+"""and standard errors of what it takes away, over these conditions: they are few."""
 
 
 class Examples(NamedTuple):
@@ -110,12 +112,15 @@ class PerturbationModule(TaskModule):
         draw = torch.rand(batch.n_cells, generator=generator).numpy()
         choices = [self.of_group[int(group), not self.training] for group in batch.study.cpu()]
         chosen = torch.from_numpy(np.array([rows[int(u * len(rows))] for rows, u in zip(choices, draw, strict=True)]))
+        return self.errors(batch, chosen).mean(), {}
+
+    def errors(self, batch: CellBatch, chosen: Tensor) -> Tensor:
+        """Error of a gene on average, weighted, for each cell `(B,)` with the example chosen for it."""
         change = change_of(
             self.model, self.head, batch.packed, self.parts[chosen], self.labels[chosen], self.dose[chosen]
         )
         target, weight = self.residual[chosen].to(change), self.weight[chosen].to(change)
-        loss = (weight * (change - target).square()).sum(dim=1).mean()
-        return loss, {}
+        return (weight * (change - target).square()).sum(dim=1)
 
 
 def loss_weights(screen: Screen, rows: NDArray[np.int64], loss: Literal["wmse", "de", "mse"]) -> NDArray[np.float64]:
@@ -227,9 +232,9 @@ def fit_responses(
         n = STEPS_AN_EPOCH * config.batch_size
         drawn = np.concatenate([rng.permutation(rows) for _ in range(-(-n // len(rows)))])[:n]
         split = Split(np.sort(drawn), looked_at)
-        before = _loss(module, controls, looked_at)
+        before = _held_out_errors(module, controls)
         found = continue_training(module, controls, split, limits, progress=progress)
-        after = _loss(module, controls, looked_at)
+        after = _held_out_errors(module, controls)
         merge_low_rank(new)
     finally:
         new.to(home).train(training)
@@ -238,11 +243,13 @@ def fit_responses(
     notes |= {
         "steps": found["steps"],
         "stopped": found["stopped"],
-        "loss_without": before,
-        "loss_with": after,
+        "loss_without": float(before.mean()),
+        "loss_with": float(after.mean()),
         "history": {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()},
     }
-    if after > (1 - GAIN) * before:
+    gain = before - after
+    chance = SURE * gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
+    if gain.mean() < max(GAIN * before.mean(), chance):
         notes["network"] = "did not help"
         return FittedResponses(model, base, None, notes)
     notes["network"] = "kept"
@@ -250,16 +257,16 @@ def fit_responses(
 
 
 @torch.no_grad()
-def _loss(module: PerturbationModule, cells: AdaptationCells, rows: NDArray[np.int64]) -> float:
-    """Error on the held-out conditions, drawn as in every look while training."""
+def _held_out_errors(module: PerturbationModule, cells: AdaptationCells) -> NDArray[np.float64]:
+    """Error on each held-out condition, mean over some control cells."""
     module.eval()
-    size, c, losses, n = module.config.batch_size, module.config, [], []
-    for i, start in enumerate(range(0, len(rows), size)):
-        part = rows[start : start + size]
-        batch = cells.take(part).to(module.device)
-        losses.append(float(module.compute_loss(batch, step_generator(c.seed, i, "validation"))[0]))
-        n.append(len(part))
-    return float(np.average(losses, weights=n))
+    found = []
+    for (group, held_out), examples in module.of_group.items():
+        rows = np.flatnonzero(cells.batch == group)[: module.config.batch_size]
+        if held_out and len(rows):
+            batch = cells.take(rows).to(module.device)
+            found += [float(module.errors(batch, torch.full((len(rows),), int(e))).mean()) for e in examples]
+    return np.array(found)
 
 
 def _examples(screen: Screen, left_out: list[LeftOut], base: dict[Kind, str]) -> Examples:

@@ -131,6 +131,7 @@ def test_the_same_cells_in_other_forms(one, data, tmp_path):
             "residual must be one of 'auto', 'expected', 'no_change', .* None; got 'best'",
         ),
         ({"loss": "huber"}, ValueError, "loss must be one of 'wmse', 'de', 'mse'; got 'huber'"),
+        ({"residual": None, "strategy": "none"}, ValueError, "residual=None leaves the prediction to the network"),
         ({"strategy": "all"}, ValueError, "strategy must be one of 'auto', 'none', 'head', 'lora', 'full'"),
         ({"max_epochs": 0}, ValueError, "max_epochs must be at least 1"),
         ({"max_epochs": 1.5}, TypeError, "float"),

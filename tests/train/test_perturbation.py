@@ -179,6 +179,17 @@ def test_too_few_conditions_for_a_network(model, measured, labels):
         assert (found.head, found.notes["network"]) == (None, "too few conditions")
 
 
+def test_a_network_that_was_to_predict_alone_is_kept_or_refused(model, measured, pairs):
+    """Dropped it would leave "no change" for a prediction."""
+    nothing_to_learn = measured(tuple(model.vocabulary.symbols[:8]))
+    assert fit(model, nothing_to_learn).notes["network"] == "did not help"
+    found = fit(model, nothing_to_learn, residual=None)
+    assert found.notes["network"] == "kept"
+    assert found.head is not None
+    with pytest.raises(ValueError, match=r"residual=None leaves the prediction to the network alone.*too few"):
+        fit(model, measured(("A",)), residual=None)
+
+
 def test_a_screen_that_is_small_has_no_network(model, pairs, monkeypatch):
     monkeypatch.undo()
     assert fit(model, pairs.only(np.arange(min(P.LEAST - 1, 12)))).notes["network"] == "too few conditions"

@@ -84,7 +84,8 @@ def fit_perturbation(
         `"matching_mean"`, `"additive"`, `"linear"` or `"elsewhere"` (:func:`scdiva.models.baselines.baselines`);
         `"auto"`, the expected response or a baseline that predicts conditions that are left out clearly better, chosen
         apart for single perturbations, combinations and new groups (what was measured gets the expected response, and
-        nothing from the network); or None: the network predicts the whole change, as in the paper.
+        nothing from the network); or None: the network predicts the whole change, as in the paper, and is kept however
+        good it is.
     loss
         Error of the network: `"wmse"`, weighted by a gene's expression in control cells (paper, eqs. wmse_weights and
         wmse); `"de"`, half of the weight by how clearly a gene changes; `"mse"`.
@@ -113,7 +114,8 @@ def fit_perturbation(
     KeyError
         If a column or layer does not exist.
     ValueError
-        If there are no control cells (in a group), or nothing else; if a name or dose is missing or makes no sense; if
+        If there are no control cells (in a group), or nothing else, or too few conditions for a network that is to
+        predict alone; if a name or dose is missing or makes no sense; if
         genes repeat a name, an argument is out of range, or the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
@@ -360,6 +362,8 @@ def _check(residual: str | None, loss: str, strategy: str, minutes: float | None
     ):
         if value not in choices:
             raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
+    if residual is None and strategy == "none":
+        raise ValueError('residual=None leaves the prediction to the network, and strategy="none" does without one.')
     if minutes is not None and not 0 < minutes < np.inf:
         raise ValueError(f"minutes must be a number above 0, or None for no limit; got {minutes!r}.")
     if not 0 < learning_rate < np.inf:

@@ -209,9 +209,9 @@ def fit_responses(
     if strategy == "none":
         return FittedResponses(model, base, None, notes)
     examples = _examples(screen, left_out, base)
-    if len(set(examples.row[~examples.held_out])) < LEAST or not examples.held_out.any():
-        notes["network"] = "too few conditions"
-        return FittedResponses(model, base, None, notes)
+    alone = residual is None  # then the network is what was asked for, however good it is
+    if len(set(examples.row[~examples.held_out])) < (1 if alone else LEAST) or not examples.held_out.any():
+        return _without_network(model, base, notes, alone)
     new = model if strategy == "head" else copy.deepcopy(model)
     head = _head(new, screen, examples, config)
     home = next(model.parameters()).device
@@ -225,8 +225,7 @@ def fit_responses(
         rows = np.flatnonzero(module.usable(controls.batch, False))
         looked_at = np.flatnonzero(module.usable(controls.batch, True))
         if not len(rows) or not len(looked_at):
-            notes["network"] = "too few conditions"
-            return FittedResponses(model, base, None, notes)
+            return _without_network(model, base, notes, alone)
         rng = np.random.default_rng(config.seed)
         looked_at = np.sort(rng.permutation(looked_at)[:MOST_HELD_OUT])
         n = STEPS_AN_EPOCH * config.batch_size
@@ -249,11 +248,21 @@ def fit_responses(
     }
     gain = before - after
     chance = SURE * gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
-    if gain.mean() < max(GAIN * before.mean(), chance):
+    if not alone and gain.mean() < max(GAIN * before.mean(), chance):
         notes["network"] = "did not help"
         return FittedResponses(model, base, None, notes)
     notes["network"] = "kept"
     return FittedResponses(new, base, head.to(home).requires_grad_(False).eval(), notes)
+
+
+def _without_network(model: ScDiVa, base: dict[Kind, str], notes: dict[str, Any], alone: bool) -> FittedResponses:
+    """Do without a network, for which there are too few conditions; refuse if it was to predict alone."""
+    if alone:
+        raise ValueError(
+            "residual=None leaves the prediction to the network alone, and the screen has too few conditions to train "
+            'it and to hold some out: take residual="auto".'
+        )
+    return FittedResponses(model, base, None, notes | {"network": "too few conditions"})
 
 
 @torch.no_grad()

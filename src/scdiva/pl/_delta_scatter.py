@@ -55,8 +55,8 @@ def delta_scatter(
 
     Changes are differences of mean log-normalised expression (log1p of counts per ten thousand) to the observed control
     cells of the same group. The 20 genes that differ most (Welch's t of observed perturbed against control cells) are
-    dark, the first of them named. In the corner: Pearson correlation over all genes, and over those 20. On the dashed
-    line prediction and observation agree.
+    in the colour of the method, the first of them named. In the corner: Pearson correlation over all genes, and over
+    those 20. On the dashed line prediction and observation agree.
 
     Parameters
     ----------

@@ -2,6 +2,7 @@
 
 from .annotation import calibration, classification, knn_cross_validation, rejection_auroc
 from .batch import avg_batch, bras, pcr_comparison, shuffle_control, silhouette_batch
+from .grn import auprc_ratio, early_precision, matched_null, score_edges
 from .integration import avg_bio, isolated_labels, leiden_agreement, silhouette_label
 from .mixing import clisi, graph_connectivity, ilisi, kbet
 from .neighbors import Neighbors, nearest_neighbors
@@ -9,6 +10,7 @@ from .perturbation import de_scores, discrimination, discrimination_matrix, hit_
 
 __all__ = [
     "Neighbors",
+    "auprc_ratio",
     "avg_batch",
     "avg_bio",
     "bras",
@@ -18,6 +20,7 @@ __all__ = [
     "de_scores",
     "discrimination",
     "discrimination_matrix",
+    "early_precision",
     "graph_connectivity",
     "hit_rate",
     "ilisi",
@@ -25,10 +28,12 @@ __all__ = [
     "kbet",
     "knn_cross_validation",
     "leiden_agreement",
+    "matched_null",
     "nearest_neighbors",
     "pcr_comparison",
     "perturbation_response",
     "rejection_auroc",
+    "score_edges",
     "shuffle_control",
     "silhouette_batch",
     "silhouette_label",

@@ -102,7 +102,7 @@ def matched_null(
     n_bins: int = 10,
     n_permutations: int = 1000,
     rng: int | np.random.Generator = 0,
-) -> Iterator[NDArray[np.bool_]]:
+) -> Iterator[NDArray[np.bool]]:
     """Exchange the known targets of each source for random ones that are alike, such as equally expressed.
 
     Each source keeps its number of targets in every quantile bin of `match`; within a bin each of its candidates, the
@@ -175,7 +175,8 @@ def score_edges(
     n_bins, n_permutations
         Of the null, as for :func:`matched_null`.
     n_bootstrap
-        Resamples of the sources, whole rows with replacement, since the targets of one source aren't independent.
+        Resamples of the sources, whole rows with replacement, since the targets of one source aren't independent. Few
+        sources make an interval too narrow: in a simulation of 60 it held the truth in 90% of cases.
     rng
         Seed, or a generator, which goes on.
 

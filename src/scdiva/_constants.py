@@ -33,6 +33,9 @@ GROUPS = "groups"
 """Ending of the keys of gene embeddings by group of cells."""
 N_CELLS = "n_cells"
 """Ending, after `GROUPS`, of the numbers of cells behind them."""
+VARP_GRN = "scdiva_grn"
+"""Graphs of genes, sources × targets; their `uns` entry has the same key."""
+VAR_MODULE = "scdiva_grn_module"
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
 PAD = 0

@@ -23,6 +23,7 @@ NOT_ON_ADATA = {
     "pl.hit_rate": "predicted",
     "pl.perturbation": "predicted",
     "pl.perturbation_scores": "scores",
+    "pl.regulon": "regulon",
 }
 """Functions whose first argument is something else, and what it is called."""
 

@@ -20,8 +20,10 @@ from scdiva._constants import (
     VARM_EMBEDDING,
     VARM_MEAN,
     VARM_SD,
+    VARP_GRN,
 )
 from scdiva.data.conditions import predicted_conditions
+from scdiva.data.network import genes_of, network_of
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -255,3 +257,55 @@ def _tested(control: NDArray[np.float64], mean: NDArray[np.float64], sd: NDArray
     if known.any():
         padj[known] = false_discovery_control(p[known])
     return pd.DataFrame({"control": control, "mean": mean, "delta": delta, "sd": sd, "z": z, "p": p, "padj": padj})
+
+
+def grn_df(
+    adata: AnnData,
+    *,
+    key: str = VARP_GRN,
+    group: str | None = None,
+    sources: Sequence[str] | None = None,
+    targets: Sequence[str] | None = None,
+    top: int | None = None,
+) -> pd.DataFrame:
+    """List the edges of a network of genes, one row each.
+
+    Parameters
+    ----------
+    adata
+        Data that `scdiva.tl.grn` wrote to.
+    key
+        Its `key_added`.
+    group
+        Which network, where there is one for each group of cells.
+    sources, targets
+        Genes whose edges are listed, by var name; None: all. Those that are not in the network are left out, with a
+        warning.
+    top
+        Edges listed, the first ones; None lists all.
+
+    Returns
+    -------
+    Columns `source`, `target` (var names) and `weight` (float64), the largest absolute weight first; what decoupler
+    takes as `net`.
+
+    Raises
+    ------
+    KeyError
+        If there is no such network or group, or none of the genes is in it.
+    ValueError
+        If `top` is below 1.
+    """
+    if top is not None and top < 1:
+        raise ValueError(f"top must be at least 1, got {top}.")
+    network = network_of(adata, key, group)
+    edges = network.weights.tocoo()
+    kept = np.ones(edges.nnz, dtype=bool)
+    for wanted, genes in ((sources, edges.row), (targets, edges.col)):
+        if wanted is not None:
+            kept &= np.isin(genes, genes_of(network, [wanted] if isinstance(wanted, str) else wanted, key))
+    source, target, weight = edges.row[kept], edges.col[kept], edges.data[kept].astype(np.float64)
+    order = np.lexsort((target, source, -np.abs(weight)))[:top]
+    return pd.DataFrame(
+        {"source": network.names[source[order]], "target": network.names[target[order]], "weight": weight[order]}
+    )

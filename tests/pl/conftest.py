@@ -7,6 +7,7 @@ import matplotlib as mpl
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse as sp
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
@@ -110,5 +111,46 @@ def predicted_screen(screen, by_hand):
         about.index = [f"predicted{i}" for i in range(len(about))]
         x = np.vstack(cells).astype(np.float32)
         return ad.AnnData(x, obs=about, var=told.var, varm=dict(told.varm), uns=told.uns), observed
+
+    return make
+
+
+@pytest.fixture
+def with_network():
+    """A function that gives 26 genes in three modules with a network as `scdiva.tl.grn` writes it, and its matrix.
+
+    Weights are large within a module, two between modules are below 0 if they may be; a gene, "lone", has none.
+    """
+
+    def make(method="correlation", signed=True, groups=(), reference="", sources=None):
+        rng = np.random.default_rng(1)
+        kind = np.repeat([0, 1, 2, 2], [12, 8, 5, 1])
+        n = len(kind)
+        weights = np.where(kind[:, None] == kind, rng.uniform(0.4, 1.0, (n, n)), 0.0)
+        weights[rng.random((n, n)) < 0.5] = 0
+        weights[0, 12], weights[3, 20] = (-0.9, -0.8) if signed else (0.9, 0.8)
+        if method in ("correlation", "embedding"):
+            weights = np.where(np.abs(weights) >= np.abs(weights.T), weights, weights.T)
+        weights[-1] = weights[:, -1] = 0
+        np.fill_diagonal(weights, 0)
+        names = [*(f"GENE{i}" for i in range(n - 1)), "lone"]
+        is_source = np.ones(n, dtype=bool) if sources is None else np.isin(names, sources)
+        weights[~is_source] = 0
+        adata = ad.AnnData(
+            np.ones((3, n), dtype=np.float32),
+            var=pd.DataFrame({"symbol": [f"{name}-s" for name in names]}, index=names),
+        )
+        adata.var["scdiva_grn_module"] = pd.Categorical(kind.astype(str))
+        keys = [f"scdiva_grn_{group}" for group in groups] or ["scdiva_grn"]
+        for i, key in enumerate(keys):
+            adata.varp[key] = sp.csr_matrix((weights * (1 - 0.5 * i)).astype(np.float32))
+        adata.uns["scdiva"] = {
+            "scdiva_grn": {
+                "method": method, "model": "scdiva-mini", "groupby": "line" if groups else "", "reference": reference,
+                "groups": np.array(groups, dtype=object), "keys": np.array(keys), "signed": signed, "n_targets": 0,
+                "sources": np.array(names)[is_source], "targets": np.array(names), "n_cells": np.full(len(keys), 3),
+            }
+        }  # fmt: skip
+        return adata, weights
 
     return make

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from scdiva.pl._annotation import annotation, reliability
+from scdiva.pl._attention import attention
 from scdiva.pl._confusion import confusion_matrix
 from scdiva.pl._delta_scatter import delta_scatter
 from scdiva.pl._discrimination import discrimination
+from scdiva.pl._grn import grn
 from scdiva.pl._integration import integration
 from scdiva.pl._markers import marker_heatmap
 from scdiva.pl._perturbation import perturbation
 from scdiva.pl._perturbation_scores import hit_rate, perturbation_scores
+from scdiva.pl._regulon import regulon
 from scdiva.pl._umap import umap
 
 __all__ = [
     "annotation",
+    "attention",
     "confusion_matrix",
     "delta_scatter",
     "discrimination",
+    "grn",
     "hit_rate",
     "integration",
     "marker_heatmap",
     "perturbation",
     "perturbation_scores",
+    "regulon",
     "reliability",
     "umap",
 ]

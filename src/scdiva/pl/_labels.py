@@ -69,6 +69,7 @@ def place_labels(
     colours: Sequence[Any],
     *,
     fontsize: float = 8.0,
+    furthest: float = np.inf,
 ) -> None:
     """Write each name near its anchor, outlined in white; one that stands off gets a thin line to its anchor.
 
@@ -84,6 +85,8 @@ def place_labels(
         What to write, and in which colour, n of each.
     fontsize
         In points.
+    furthest
+        Pixels from its anchor beyond which no name stands: where one would, the last of the names around are left out.
     """
     from matplotlib import patheffects
 
@@ -101,9 +104,21 @@ def place_labels(
     sizes = np.array([(box.width, box.height) for box in boxes])
     start = ax.transData.transform(anchors)
     frame = ax.get_window_extent()
-    centres = free_places(start, sizes, ax.transData.transform(dots), (frame.x0, frame.y0, frame.x1, frame.y1))
+    corners = (frame.x0, frame.y0, frame.x1, frame.y1)
+    kept = np.arange(len(texts))
+    while True:
+        centres = free_places(start[kept], sizes[kept], ax.transData.transform(dots), corners, reach=furthest + 17)
+        far = np.linalg.norm(centres - start[kept], axis=1) > furthest
+        if not far.any():
+            break
+        crowd = np.linalg.norm(start[kept][far][:, None] - start[kept], axis=2) <= furthest
+        last = [np.flatnonzero(near)[-max(near.sum() // 4, 1) :] for near in crowd]
+        kept = np.delete(kept, np.concatenate(last))
+    for i in np.setdiff1d(np.arange(len(texts)), kept):
+        texts[i].remove()
     where = ax.transData.inverted().transform(centres)
-    for text, at, anchor, moved, size in zip(texts, where, anchors, np.abs(centres - start), sizes, strict=True):
+    for i, at, moved in zip(kept, where, np.abs(centres - start[kept]), strict=True):
+        text, anchor, size = texts[i], anchors[i], sizes[i]
         text.set_position((float(at[0]), float(at[1])))
         if (moved > size / 2 + 2).any():
             # from the cells to the label's edge, not under it
@@ -116,6 +131,8 @@ def free_places(
     sizes: NDArray[np.floating],
     dots: NDArray[np.floating],
     frame: tuple[float, float, float, float],
+    *,
+    reach: float = np.inf,
 ) -> NDArray[np.floating]:
     """Choose a place for each box, near its anchor, off the other boxes and their lines, and off the dots.
 
@@ -135,6 +152,8 @@ def free_places(
         What had better stay in sight, pixels, (n_dots, 2).
     frame
         x0, y0, x1, y1 in pixels.
+    reach
+        Pixels from its anchor that a box may be put, at most; `2 * _REACH` in any case.
 
     Returns
     -------
@@ -143,7 +162,9 @@ def free_places(
     """
     turn = np.arange(16) * (np.pi / 8)
     rays = np.stack([np.cos(turn), np.sin(turn)], axis=1)
-    steps = np.concatenate([np.zeros((1, 2)), *(radius * rays for radius in np.arange(8.0, 2 * _REACH, 8.0))])
+    steps = np.concatenate(
+        [np.zeros((1, 2)), *(radius * rays for radius in np.arange(8.0, min(2 * _REACH, reach), 8.0))]
+    )
     corner, far = np.array(frame[:2]), np.array(frame[2:])
     below = _counts_below(dots, corner, far)
     along = np.linspace(0, 1, 33)[:, None]

@@ -15,6 +15,7 @@ from scdiva._constants import OBS_LABEL
 from scdiva._docs import with_shared_docs
 from scdiva.data.expression import log_normalised
 from scdiva.data.writing import check_anndata
+from scdiva.pl._dendrogram import correlation_tree, draw_tree
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._groups import predicted_groups
 
@@ -109,7 +110,7 @@ def marker_heatmap(
     values = values[kept]
     membership = sp.csr_matrix(pd.get_dummies(types).to_numpy(dtype=np.float64))
     means = np.asarray((membership.T @ values).todense()) / size.to_numpy()[:, None]
-    tree, order = _dendrogram(means)
+    tree, order = correlation_tree(means - means.mean(axis=0))
     differs = np.ptp(means, axis=0) > _ROUNDING
     markers = _markers(values, types, n_genes, differs)
     own = [(int(place), gene) for place, code in enumerate(order) for gene in markers[code]]
@@ -121,7 +122,7 @@ def marker_heatmap(
     columns = [str(size.index[code]) for code in order]
     fig, axes = axes_for(ax, _size(columns, names[genes]))
     _draw(fig, axes, standard.T, columns, names[genes], own)
-    _draw_tree(axes, tree, share=0.6 / fig.get_figheight())
+    draw_tree(axes, tree, share=0.6 / fig.get_figheight(), lowest=0.8 * tree[:, 2].min())
     axes.set_xlabel(key, fontsize=9)
     return finish(fig, own=ax is None, return_fig=return_fig, save=save)
 
@@ -159,18 +160,6 @@ def _markers(values: sp.csr_matrix, types: pd.Series, n_genes: int, differs: NDA
     return [genes[np.argsort(-score[code, genes], kind="stable")][:n_genes].tolist() for code, genes in enumerate(own)]
 
 
-def _dendrogram(means: NDArray[np.floating]) -> tuple[NDArray[np.floating], NDArray[np.intp]]:
-    """Cluster types by mean expression, (n_types, n_genes); give scipy's linkage and the order of its leaves."""
-    from scipy.cluster.hierarchy import leaves_list, linkage
-
-    around = means - means.mean(axis=0)
-    around -= around.mean(axis=1, keepdims=True)
-    around /= np.maximum(np.linalg.norm(around, axis=1, keepdims=True), np.finfo(np.float64).tiny)
-    distance = np.clip(1 - around @ around.T, 0, 2)[np.triu_indices(len(means), 1)]
-    tree = linkage(distance, method="average", optimal_ordering=True)
-    return tree, leaves_list(tree).astype(np.intp)
-
-
 def _size(columns: list[str], genes: NDArray[Any]) -> tuple[float, float]:
     """Inches that let every name be read."""
     width = max(0.3 * len(columns), 1.5) + _LETTER * max(map(len, genes)) + 1.2
@@ -206,16 +195,3 @@ def _draw(
     bar = fig.colorbar(image, ax=axes, shrink=min(1.0, 15 / len(genes)), aspect=15, extend=extend)
     bar.set_label("standard deviations from the gene's mean", fontsize=8)
     bar.ax.tick_params(labelsize=8)
-
-
-def _draw_tree(axes: Axes, tree: NDArray[np.floating], share: float) -> None:
-    """Draw the dendrogram above the fields, its leaves over their columns, `share` of their height at least 4 %."""
-    from scipy.cluster.hierarchy import dendrogram
-
-    drawn = dendrogram(tree, no_plot=True)
-    above = axes.inset_axes((0.0, 1.01, 1.0, max(share, 0.04)), sharex=axes)
-    for x, y in zip(drawn["icoord"], drawn["dcoord"], strict=True):
-        above.plot(np.array(x) / 10, y, color="0.3", linewidth=0.8)  # scipy's leaves are at 5, 15, ...
-    above.set_ylim(0.8 * tree[:, 2].min(), 1.02 * tree[:, 2].max())
-    above.set_xlim(0, len(tree) + 1)
-    above.axis("off")

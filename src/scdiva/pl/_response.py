@@ -78,14 +78,14 @@ def strongest_first(change: NDArray[np.float64], score: NDArray[np.float64] | No
     return np.argsort(-np.abs(change if score is None else score), kind="stable")
 
 
-def gene_names(predicted: AnnData, gene_symbols: str | None) -> NDArray[Any]:
-    """Give the names of genes as they are written."""
+def gene_names(adata: AnnData, gene_symbols: str | None, *, called: str = "predicted") -> NDArray[Any]:
+    """Give the names of genes as they are written; `called` is what the user calls these data."""
     if gene_symbols is None:
-        return np.asarray(predicted.var_names)
-    if gene_symbols not in predicted.var:
-        columns = ", ".join(map(str, predicted.var.columns)) or "none"
-        raise KeyError(f"gene_symbols={gene_symbols!r} is no column of predicted.var, which has {columns}")
-    return np.asarray(predicted.var[gene_symbols].astype(str))
+        return np.asarray(adata.var_names)
+    if gene_symbols not in adata.var:
+        columns = ", ".join(map(str, adata.var.columns)) or "none"
+        raise KeyError(f"gene_symbols={gene_symbols!r} is no column of {called}.var, which has {columns}")
+    return np.asarray(adata.var[gene_symbols].astype(str))
 
 
 def methods_of(responses: Responses, conditions: Sequence[int], methods: Sequence[str] | None) -> list[str]:

@@ -224,6 +224,8 @@ class Running(NamedTuple):
         """Width of a row of the result."""
         from scdiva.models.inference import pooled_dim
 
+        if callable(self.what):
+            raise TypeError("what a function makes of a batch has a width of its own.")
         return model.config.dim if self.what == "genes" else pooled_dim(model, self.what)
 
 

@@ -103,7 +103,7 @@ def grn(
         Genes expressed in a smaller share of the cells, in each group, take no part.
     n_cells
         Cells read of each group, drawn at random; None: all. For `"knockout"`, cells in which each source is knocked
-        out, drawn among those of the group that express it; None: 50.
+        out, drawn among those of the group that express it; None: 20. Each takes a pass of the model.
     layers, heads
         Of the transformer, from 0, for `"attention"`; None: all.
     removal

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from scdiva.tl._embed import Running
     from scdiva.tl._grn_pairs import Pairs
 
-N_CELLS = 50
+N_CELLS = 20
 """Cells in which a source is knocked out, unless asked otherwise."""
 PRIOR_CELLS = 10
 """Cells without a change that stand beside those read."""

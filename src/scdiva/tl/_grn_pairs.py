@@ -171,12 +171,7 @@ def _or(names: Sequence[str]) -> str:
 def choose_groups(
     adata: AnnData, groupby: str | None, groups: Sequence[str] | str | None, reference: str | None
 ) -> tuple[NDArray[np.int64], list[str], list[str]]:
-    """Number the groups of cells.
-
-    Parameters
-    ----------
-    adata, groupby, groups, reference
-        As for :func:`scdiva.tl.grn`.
+    """Number the groups of cells, as :func:`scdiva.tl.grn` is asked for them.
 
     Returns
     -------
@@ -207,7 +202,9 @@ def choose_groups(
             f"{', '.join(map(repr, present[:10]))}."
         )
     if wanted is not None and (not wanted or len(set(wanted)) < len(wanted)):
-        raise ValueError("groups names none." if not wanted else f"groups holds {max(wanted, key=wanted.count)!r} twice.")
+        raise ValueError(
+            "groups names none." if not wanted else f"groups holds {max(wanted, key=wanted.count)!r} twice."
+        )
     if reference == "rest" and "rest" in present:
         raise ValueError(f'adata.obs[{groupby!r}] has a group named "rest": give it another name.')
     drawn = [name for name in (present if wanted is None else wanted) if name != reference]
@@ -244,4 +241,3 @@ def check_size(shape: tuple[int, int, int], bytes_each: int, **settings: Any) ->
             f"{MOST_BYTES // 2**30} that are allowed. Take fewer: sources='tf', a higher min_fraction (now "
             f"{settings['min_fraction']}), targets=[...], or some groups at a time."
         )
-

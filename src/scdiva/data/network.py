@@ -1,0 +1,112 @@
+"""Networks of genes as they stand in AnnData."""
+
+from __future__ import annotations
+
+import difflib
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from scdiva._constants import UNS
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+_DIRECTED = ("attention", "knockout")
+_WEIGHTS = {
+    "attention": "mean attention rank",
+    "correlation": "Pearson correlation",
+    "embedding": "likeness of genes (sd)",
+    "knockout": "fall of the target\nwithout the source",
+}
+"""What the weights of each method are."""
+
+
+class Network(NamedTuple):
+    """A graph that `scdiva.tl.grn` wrote: sources in rows, targets in columns, of all genes of adata."""
+
+    weights: sp.csr_matrix
+    names: NDArray[Any]
+    sources: NDArray[np.bool_]
+    targets: NDArray[np.bool_]
+    method: str
+    group: str
+    reference: str
+    signed: bool
+
+    @property
+    def directed(self) -> bool:
+        """Whether an edge and its reverse are two things."""
+        return self.method in _DIRECTED
+
+    @property
+    def unit(self) -> str:
+        """What the weights are."""
+        unit = _WEIGHTS.get(self.method, "weight")
+        return f"difference of\n{unit}\n{self.group} − {self.reference}" if self.reference else unit
+
+    @property
+    def title(self) -> str:
+        """Method and group, as they are written over a picture."""
+        return f"{self.method}, {self.group}" if self.group else self.method
+
+
+def network_of(adata: AnnData, key: str, group: str | None) -> Network:
+    """Read a graph from `varp`; say how it comes about if it is not there."""
+    call = f"call scdiva.tl.grn(adata, ..., key_added={key!r}) first"
+    about = adata.uns.get(UNS, {}).get(key)
+    if about is None or "keys" not in about:
+        raise KeyError(f"adata.uns[{UNS!r}] has no network {key!r}: {call}.")
+    groups = [str(name) for name in np.atleast_1d(about["groups"])]
+    if not groups and group is not None:
+        raise KeyError(
+            f"group={group!r}, and the network {key!r} is of all cells: leave group out, or call scdiva.tl.grn(adata, "
+            f"..., groupby=..., key_added={key!r}) for one network a group."
+        )
+    if groups and (group not in groups) and (group is not None or len(groups) > 1):
+        raise KeyError(f"group={group!r} must be one of those that {key!r} has a network of: {', '.join(groups)}.")
+    at = groups.index(group) if group is not None else 0
+    stored = str(np.atleast_1d(about["keys"])[at])
+    if stored not in adata.varp:
+        raise KeyError(f"adata.varp has no {stored!r}, it has {', '.join(adata.varp) or 'nothing'}: {call}.")
+    names = np.asarray(adata.var_names.astype(str))
+    return Network(
+        weights=sp.csr_matrix(adata.varp[stored]),
+        names=names,
+        sources=np.isin(names, np.atleast_1d(about["sources"])),
+        targets=np.isin(names, np.atleast_1d(about["targets"])),
+        method=str(about["method"]),
+        group=groups[at] if groups else "",
+        reference=str(about["reference"]),
+        signed=bool(about["signed"]),
+    )
+
+
+def genes_of(network: Network, genes: Sequence[str], key: str) -> NDArray[np.intp]:
+    """Give the columns of named genes, in their order; warn of those that are not in the graph, refuse if none is."""
+    if isinstance(genes, str):
+        raise TypeError(f"genes={genes!r} must be a list of names.")
+    there = network.sources | network.targets
+    column = {name: i for i, name in enumerate(network.names) if there[i]}
+    wanted = list(dict.fromkeys(map(str, genes)))
+    found = [column[name] for name in wanted if name in column]
+    missing = [name for name in wanted if name not in column]
+    if not found:
+        near = difflib.get_close_matches(missing[0], list(column), 3, 0.6) if missing else []
+        like = f"; it has {', '.join(near)}" if near else ""
+        raise KeyError(
+            f"none of {len(wanted)} genes ({', '.join(missing[:3])}{', ...' * (len(missing) > 3)}) is in the network "
+            f"{key!r} of {len(column):,}{like}. scdiva.tl.grn(adata, sources=..., targets=..., min_fraction=...) "
+            "decides which are."
+        )
+    if missing:
+        warnings.warn(
+            f"{len(missing)} of {len(wanted)} genes are not in the network {key!r} and are left out: "
+            f"{', '.join(missing[:5])}{', ...' * (len(missing) > 5)}.",
+            stacklevel=4,
+        )
+    return np.array(found, dtype=np.intp)

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from scdiva.pl._labels import place_labels
+
+
+def test_names_without_room_near_their_anchor_are_left_out_the_last_first():
+    kept = {}
+    for furthest in (40.0, 80.0, np.inf):
+        fig, axes = plt.subplots(figsize=(6, 6))
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+        anchors = np.array([*np.random.default_rng(0).normal(0.5, 0.01, (24, 2)), (0.1, 0.1)])
+        names = [f"GENE{i:02}" for i in range(25)]
+        place_labels(axes, anchors, anchors, names, ["k"] * 25, furthest=furthest)
+        fig.canvas.draw()
+        boxes = {text.get_text(): text.get_window_extent() for text in axes.texts}
+        kept[furthest] = list(boxes)
+        at = dict(zip(names, axes.transData.transform(anchors), strict=True))
+        for name, box in boxes.items():
+            centre = np.array([(box.x0 + box.x1) / 2, (box.y0 + box.y1) / 2])
+            assert np.linalg.norm(centre - at[name]) < furthest + 3  # a pixel of rounding, and the font's baseline
+        if furthest < np.inf:
+            assert not any(a.overlaps(b) for a in boxes.values() for b in boxes.values() if a is not b)
+    assert kept[np.inf] == names
+    for furthest in (40.0, 80.0):
+        crowded = kept[furthest][:-1]
+        assert kept[furthest][-1] == "GENE24"  # alone in its corner
+        assert crowded == names[: len(crowded)]
+    assert 1 <= len(kept[40.0]) < len(kept[80.0]) < 25

@@ -111,10 +111,12 @@ def grn(
         much there is of it.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
-    layer, use_raw, input, gene_ids, duplicates, empty, device
-        What to read and where to run, as for :func:`embed`.
+    layer, use_raw, input, gene_ids, duplicates, empty
+        What to read, as for :func:`embed`.
     rng
         Seed of the choice of cells; None takes `scdiva.settings.seed`.
+    device
+        Torch device; None takes `scdiva.settings.device`.
     key_added
         Key of `adata.varp` to write, or the beginning of the keys.
     copy

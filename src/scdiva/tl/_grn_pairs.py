@@ -171,7 +171,7 @@ def _or(names: Sequence[str]) -> str:
 def choose_groups(
     adata: AnnData, groupby: str | None, groups: Sequence[str] | str | None, reference: str | None
 ) -> tuple[NDArray[np.int64], list[str], list[str]]:
-    """Number the groups of cells, as :func:`scdiva.tl.grn` is asked for them.
+    """Give each group of cells a number, as :func:`scdiva.tl.grn` is asked for them.
 
     Returns
     -------

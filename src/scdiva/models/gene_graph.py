@@ -47,11 +47,10 @@ def attention_ranks(
             of_layer = weights[:, 1:, 1:].mean(dim=0)
             total = of_layer if total is None else total.add_(of_layer)
         assert total is not None  # a model has a layer
-        n = total.shape[0]
-        order = total.argsort(dim=1, stable=True)
-        result = torch.empty_like(total)
-        places = torch.arange(1, n + 1, dtype=total.dtype, device=total.device).div_(n)
-        return result.scatter_(1, order, places.expand(n, n))
+        order = total.cpu().numpy().argsort(axis=1)  # numpy sorts rows several times faster than torch
+        result = np.empty(order.shape, dtype=np.float32)
+        np.put_along_axis(result, order, np.arange(1, len(order) + 1, dtype=np.float32) / len(order), axis=1)
+        return torch.from_numpy(result)
 
     return ranks
 

@@ -269,12 +269,12 @@ class ScDiVa(nn.Module):
         x, bounds, _, _ = self._sequence(tokens, values, cu_seqlens, masked, time, anchor)
         cos, sin = self._tables(x.device)
         backend = self._resolved(None, x.device)
-        for number, block in enumerate(self.blocks[: max(asked, default=-1) + 1]):
+        for number, block in enumerate(self.blocks[: (last := max(asked, default=-1)) + 1]):
             assert isinstance(block, Block)
             if number in asked:
                 for cell, weights in enumerate(block.attention_weights(x, bounds, cos, sin, heads)):
                     yield number, cell, weights
-            x = block(x, bounds, cos, sin, backend, longest + 1)
+            x = block(x, bounds, cos, sin, backend, longest + 1) if number < last else x
 
     def encode(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, *, backend: str | None = None) -> Tensor:
         """Return the cell state of :meth:`read`; a set encoder without residual needs no transformer: none is run."""

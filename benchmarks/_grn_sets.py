@@ -57,8 +57,9 @@ def genes_of(adata: ad.AnnData) -> pd.Series:
 
 def in_data(names: pd.Series, genes: pd.Series, model: str) -> pd.Series:
     """What the data call these genes, whichever symbol or alias each has; NaN for those that do not take part."""
-    unique = pd.Index(names.unique())
-    return names.map(dict(zip(unique, genes.reindex(load_vocabulary(model).match(unique).tokens), strict=True)))
+    unique = names.dropna().unique()
+    tokens = load_vocabulary(model).match(unique).tokens
+    return names.map(dict(zip(unique, genes.reindex(tokens), strict=True)))
 
 
 def edges(file: Path, adata: ad.AnnData, model: str) -> pd.DataFrame:
@@ -85,9 +86,10 @@ def edges(file: Path, adata: ad.AnnData, model: str) -> pd.DataFrame:
 
 def gene_sets(file: Path, adata: ad.AnnData, model: str) -> dict[str, list[str]]:
     """Sets of a GMT file, as the data call their genes; those that do not take part are left out."""
-    genes = genes_of(adata)
     rows = [line.split("\t") for line in file.read_text().splitlines() if line]
-    return {row[0]: in_data(pd.Series(row[2:], dtype=object), genes, model).dropna().tolist() for row in rows}
+    long = pd.Series([gene for row in rows for gene in row[2:]], index=[row[0] for row in rows for _ in row[2:]])
+    of = in_data(long, genes_of(adata), model).dropna()
+    return {name: some.tolist() for name, some in of.groupby(level=0)}
 
 
 def resampled(adata: ad.AnnData, n_cells: int, n_genes: int, seed: int) -> ad.AnnData:

@@ -2,6 +2,9 @@
 
 from .annotation import calibration, classification, knn_cross_validation, rejection_auroc
 from .batch import avg_batch, bras, pcr_comparison, shuffle_control, silhouette_batch
+from .gene_sets import density_test, enrichment
+from .graph import edge_stability, hub_scores
+from .grn import auprc_ratio, early_precision, matched_null, score_edges
 from .integration import avg_bio, isolated_labels, leiden_agreement, silhouette_label
 from .mixing import clisi, graph_connectivity, ilisi, kbet
 from .neighbors import Neighbors, nearest_neighbors
@@ -9,6 +12,7 @@ from .perturbation import de_scores, discrimination, discrimination_matrix, hit_
 
 __all__ = [
     "Neighbors",
+    "auprc_ratio",
     "avg_batch",
     "avg_bio",
     "bras",
@@ -16,19 +20,26 @@ __all__ = [
     "classification",
     "clisi",
     "de_scores",
+    "density_test",
     "discrimination",
     "discrimination_matrix",
+    "early_precision",
+    "edge_stability",
+    "enrichment",
     "graph_connectivity",
     "hit_rate",
+    "hub_scores",
     "ilisi",
     "isolated_labels",
     "kbet",
     "knn_cross_validation",
     "leiden_agreement",
+    "matched_null",
     "nearest_neighbors",
     "pcr_comparison",
     "perturbation_response",
     "rejection_auroc",
+    "score_edges",
     "shuffle_control",
     "silhouette_batch",
     "silhouette_label",

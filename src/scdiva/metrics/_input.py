@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +49,28 @@ def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
     if len(names) < 2:
         raise ValueError(f"All {n_cells} cells are of the batch {str(names[0])!r}; how batches mix needs two.")
     return codes
+
+
+def check_graph(graph: Any, name: str, *, missing: bool = True) -> Any:
+    """Give a graph as float64, CSR without duplicates or dense; refuse values that are not finite."""
+    from scipy.sparse import csr_array, issparse
+
+    sparse = issparse(graph)
+    matrix: Any = csr_array(graph, dtype=np.float64, copy=True) if sparse else np.asarray(graph, dtype=np.float64)
+    if matrix.ndim != 2 or not min(matrix.shape):
+        raise ValueError(f"{name} has shape {matrix.shape}; it must be (n_sources, n_targets).")
+    if sparse:
+        matrix.sum_duplicates()
+        values = matrix.data
+    else:
+        values = matrix[~np.isnan(matrix)] if missing else matrix
+    bad = ~np.isfinite(values)
+    if bad.any():
+        raise ValueError(
+            f"{bad.sum()} of {bad.size} weights of {name} are not finite. Store no pair that was not measured"
+            f"{', or give it as NaN in a dense array' if missing else ''}."
+        )
+    return matrix
 
 
 def scib_metrics(what: str) -> ModuleType:

@@ -21,6 +21,7 @@ SIGNIFICANT = 0.05
 PAPER_TARGETS = ("HBG1", "HBG2", "MS4A3", "FTH1")
 """Genes that the scDiVa paper names among the 20 that attend most to SPI1."""
 PAPER_PAIR = ("TNFSF13B", "TNFRSF13B")
+ALIKE = ("spearman", "jaccard", "jaccard_by_source")
 FAMILIES = ("HLA class II", "HLA", "TNF", "interleukin", "CD")
 
 
@@ -115,9 +116,9 @@ def stability(pairs: list[tuple[np.ndarray, np.ndarray]], itself: np.ndarray) ->
     found = []
     for one, other in pairs:
         a, b = (np.where(itself, np.nan, np.abs(graph.astype(float))) for graph in (one, other))
-        found.append(sd.metrics.edge_stability(a, b, top=one.size // 100))
+        found.append(sd.metrics.edge_stability(a, b, top=max(1, one.size // 100)))
     spread = {}
-    for key in found[0]:
+    for key in ALIKE:
         numbers = [one[key] for one in found if math.isfinite(one[key])]
         if numbers:
             spread |= {key: float(np.mean(numbers)), f"{key}_sd": float(np.std(numbers))}

@@ -37,8 +37,8 @@ WORDS = (
 )
 FAMILY_WORDS = (
     "Mean weight among the members of a gene family, in standard deviations (z) from sets of genes with like degrees, "
-    "and how many of 1,000 such sets are as dense (p). Graphs are over the members of all families and the genes most "
-    "often detected, 2,000 in all, 600 for knock-outs."
+    "and how many of 1,000 such sets are as dense (p). Graphs are over the members of all families and genes detected "
+    "about as often, 2,000 in all, 600 for knock-outs."
 )
 MODULE_WORDS = (
     "Pairs of module and gene set at a false discovery rate of 5%, and modules that are in such a pair; beside 20 "

@@ -13,8 +13,8 @@ expression (product of the means, which knows of no pair); random.
 
 - edges: AUPRC ratio and early precision of each table's factors by its targets, beside a null of targets exchanged for
   others of like expression.
-- families: are families of genes denser within than sets matched by degree? Among their members and the genes most
-  often detected.
+- families: are families of genes denser within than sets matched by degree? Among their members and genes detected
+  about as often.
 - modules: `tl.grn_modules` of the embedding and of the correlation graph, enrichment in the gene sets, beside random
   modules of the same sizes and degrees.
 - stability: graphs of two halves of the cells, a split for each seed, and of two seeds on the same cells.
@@ -79,6 +79,7 @@ UNIVERSE, UNIVERSE_KNOCKOUT = 2000, 600
 """Genes among which families are looked at; a knock-out is a pass through the network for each gene and cell."""
 STABLE_TARGETS = 400
 """Targets, drawn at random, whose edges are made anew for each half and seed."""
+OTHER_SEED = 1000
 SPEED_CELLS, SPEED_GENES = 10_000, 2_000
 
 
@@ -137,11 +138,16 @@ def of_families(work: Work, arm: str) -> list[dict]:
 
 
 def universe_of(adata: ad.AnnData, members: dict[str, list[str]], n_genes: int) -> list[str]:
-    """The members of all families, and the genes most often detected, as many as asked for in all."""
-    inside = set().union(*members.values())
-    detected = pd.Series(adata.X.getnnz(axis=0), index=adata.var_names)[adata.var[TAKES_PART].to_numpy()]
-    others = detected.sort_values(ascending=False, kind="stable").index.difference(sorted(inside), sort=False)
-    return sorted(inside | set(others[: max(0, n_genes - len(inside))]))
+    """The members of all families and, as many as asked for in all, the genes detected about as often as they are.
+
+    With other genes around, rare members would find none but each other to be matched with.
+    """
+    some = adata[:, adata.var[TAKES_PART].to_numpy()]
+    order = some.var_names[np.argsort(-some.X.getnnz(axis=0), kind="stable")]
+    inside = np.flatnonzero(order.isin(sorted(set().union(*members.values()))))
+    # how many places each gene is from the nearest member
+    away = np.abs(np.arange(len(order))[:, None] - inside[None, :]).min(axis=1)
+    return sorted(order[np.argsort(away, kind="stable")[: max(n_genes, len(inside))]])
 
 
 def of_modules(work: Work, arm: str) -> list[dict]:
@@ -170,8 +176,9 @@ def of_stability(work: Work, arm: str) -> list[dict]:
     for seed in work.seeds:
         drawn = np.random.default_rng(seed).permutation(work.adata.n_obs)
         middle = len(drawn) // 2
-        halves.append((graph(work.seeds[0], drawn[:middle]), graph(work.seeds[0], drawn[middle:])))
-    twice = [(graph(work.seeds[0]), graph(work.seeds[-1] if len(work.seeds) > 1 else work.seeds[0] + 1))]
+        # what draws at random draws anew
+        halves.append((graph(seed, drawn[:middle]), graph(seed + OTHER_SEED, drawn[middle:])))
+    twice = [(graph(work.seeds[0]), graph(work.seeds[0] + OTHER_SEED))]
     mean = {key: round(float(np.mean([cost[key] for cost in costs])), 2) for key in costs[0]}
     size = {"n_sources": len(sources), "n_targets": len(targets)}
     return [{"what": what, **size, **stability(pairs, itself), **mean}

@@ -61,10 +61,8 @@ def check_graph(graph: Any, name: str, *, missing: bool = True) -> Any:
         raise ValueError(f"{name} has shape {matrix.shape}; it must be (n_sources, n_targets).")
     if sparse:
         matrix.sum_duplicates()
-        values = matrix.data
-    else:
-        values = matrix[~np.isnan(matrix)] if missing else matrix
-    bad = ~np.isfinite(values)
+    values = matrix.data if sparse else matrix
+    bad = np.isinf(values) if missing and not sparse else ~np.isfinite(values)
     if bad.any():
         raise ValueError(
             f"{bad.sum()} of {bad.size} weights of {name} are not finite. Store no pair that was not measured"

@@ -163,7 +163,9 @@ def _without_diagonal(weights: Any) -> Any:
     if weights.shape[0] != weights.shape[1]:
         raise ValueError(f"graph has shape {weights.shape}; it must be (n_genes, n_genes).")
     if not issparse(weights):
-        return np.where(np.eye(len(weights), dtype=bool), np.nan, weights)
+        weights = weights.copy()
+        np.fill_diagonal(weights, np.nan)
+        return weights
     coo = weights.tocoo()
     off = coo.row != coo.col
     return csr_array((coo.data[off], (coo.row[off], coo.col[off])), shape=weights.shape)
@@ -192,8 +194,9 @@ def _members(members: ArrayLike, n_genes: int) -> NDArray[np.bool_]:
 
 def _strength(weights: Any) -> NDArray[np.float64]:
     """Sum of the absolute weights of each gene in both directions."""
-    size = np.nan_to_num(np.abs(weights)) if isinstance(weights, np.ndarray) else abs(weights)
-    return np.asarray(size.sum(axis=0)).ravel() + np.asarray(size.sum(axis=1)).ravel()
+    size = abs(weights)
+    total = np.nansum if isinstance(weights, np.ndarray) else np.sum
+    return np.asarray(total(size, axis=0) + total(size, axis=1))
 
 
 def _degree_bins(degree: ArrayLike, n_genes: int, n_bins: int) -> NDArray[np.intp]:

@@ -18,14 +18,15 @@ class _Pairs(NamedTuple):
     """The candidate pairs, row by row: whether each is known, and how many are ranked before it."""
 
     source: NDArray[np.intp]
+    """Number of the source among those with candidates."""
     target: NDArray[np.intp]
     known: NDArray[np.bool_]
     above: NDArray[np.intp]
     """Candidates of a larger weight."""
     upto: NDArray[np.intp]
     """Candidates of this weight or a larger one."""
-    order: NDArray[np.intp]
-    """The candidates from the largest weight on."""
+    ranked: NDArray[np.intp]
+    """The sources of all candidates, from the largest weight on."""
 
 
 def auprc_ratio(weights: ArrayLike, known: ArrayLike, candidates: ArrayLike | None = None) -> float:
@@ -101,7 +102,7 @@ def matched_null(
     n_bins: int = 10,
     n_permutations: int = 1000,
     rng: int | np.random.Generator = 0,
-) -> Iterator[NDArray[np.bool_]]:
+) -> Iterator[NDArray[np.bool]]:
     """Exchange the known targets of each source for random ones that are alike, such as equally expressed.
 
     Each source keeps its number of targets in every quantile bin of `match`; within a bin each of its candidates, the
@@ -174,7 +175,8 @@ def score_edges(
     n_bins, n_permutations
         Of the null, as for :func:`matched_null`.
     n_bootstrap
-        Resamples of the sources, whole rows with replacement, since the targets of one source aren't independent.
+        Resamples of the sources, whole rows with replacement, since the targets of one source aren't independent. Few
+        sources make an interval too narrow: in a simulation of 60 it held the truth in 90% of cases.
     rng
         Seed, or a generator, which goes on.
 
@@ -211,7 +213,7 @@ def score_edges(
         }
     return scores | {
         "n_known": int(pairs.known.sum()),
-        "n_sources": len(np.unique(pairs.source)),
+        "n_sources": int(pairs.source.max()) + 1,
         "n_targets": len(np.unique(pairs.target)),
         "share": float(pairs.known.mean()),
     }
@@ -247,14 +249,15 @@ def _pairs(weights: ArrayLike, known: ArrayLike, candidates: ArrayLike | None) -
             f"{bad.sum()} of {allowed.sum()} candidates have weights that are not finite (the first is number {first})."
             " Leave them out of candidates, or give pairs without an edge the weight 0."
         )
-    source, target = np.nonzero(allowed)
-    positive = truth[source, target]
+    row, target = np.nonzero(allowed)
+    source = np.unique(row, return_inverse=True)[1]
+    positive = truth[row, target]
     if positive.all() or not positive.any():
         raise ValueError(
             f"{'All' if positive.all() else 'None'} of {len(positive)} candidates {'are' if positive.all() else 'is'} "
             "known: telling known pairs from others needs both. Check that both name genes alike."
         )
-    weight = given[source, target]
+    weight = given[row, target]
     order = np.argsort(-weight, kind="stable")
     ascending = weight[order[::-1]]
     return _Pairs(
@@ -263,7 +266,7 @@ def _pairs(weights: ArrayLike, known: ArrayLike, candidates: ArrayLike | None) -
         known=positive,
         above=len(weight) - np.searchsorted(ascending, weight, side="right"),
         upto=len(weight) - np.searchsorted(ascending, weight, side="left"),
-        order=order,
+        ranked=source[order],
     )
 
 
@@ -291,15 +294,16 @@ def _scores(
 ) -> tuple[float, float]:
     """AUPRC ratio and early precision ratio, each source counted as many times as told.
 
-    Only known pairs are visited: in a good or a bad ranking alike, precision changes its recall nowhere else.
+    Only known pairs are visited: recall changes nowhere else.
     """
-    above, upto = pairs.above[known], pairs.upto[known]
+    positive = np.flatnonzero(known)
+    above, upto = pairs.above[positive], pairs.upto[positive]
     total = len(known)
     if times is None:
         weight: NDArray[np.integer] = np.ones(len(above), dtype=np.intp)
     else:
-        counted = np.concatenate([[0], np.cumsum(times[pairs.source[pairs.order]])])
-        weight, total = times[pairs.source[known]], int(counted[-1])
+        counted = np.concatenate([[0], np.cumsum(times[pairs.ranked])])
+        weight, total = times[pairs.source[positive]], int(counted[-1])
         taken = weight > 0
         above, upto, weight = counted[above[taken]], counted[upto[taken]], weight[taken]
     order = np.argsort(upto)
@@ -317,11 +321,10 @@ def _scores(
 
 def _bootstrap(pairs: _Pairs, n: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Both scores of `n` resamples of the sources, less those that drew no known pair; none for a single source."""
-    sources, row = np.unique(pairs.source, return_inverse=True)
-    if len(sources) < 2:
+    n_sources = int(pairs.source.max()) + 1
+    if n_sources < 2:
         return np.empty((0, 2))
-    numbered = pairs._replace(source=row)
-    has_known = np.bincount(row[pairs.known], minlength=len(sources)) > 0
-    drawn = rng.multinomial(len(sources), pvals=np.full(len(sources), 1 / len(sources)), size=n)
-    scores = [_scores(numbered, pairs.known, times=times) for times in drawn if times[has_known].any()]
+    has_known = np.bincount(pairs.source[pairs.known], minlength=n_sources) > 0
+    drawn = rng.multinomial(n_sources, np.full(n_sources, 1 / n_sources), size=n)
+    scores = [_scores(pairs, pairs.known, times=times) for times in drawn if times[has_known].any()]
     return np.array(scores).reshape(-1, 2)

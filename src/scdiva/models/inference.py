@@ -28,13 +28,15 @@ from scdiva.models.scdiva import ScDiVa
 
 Packed = tuple[Tensor, Tensor, Tensor]
 """tokens int64 (T,), values float (T,), cu_seqlens int32 (B + 1,), as :meth:`ScDiVa.encode` takes them."""
+Batch = tuple[Tensor, ...]
+"""The same three, and whatever else a function that reads out asks for."""
 Item = TypeVar("Item")
-Encode = Callable[[Callable[[Item], Packed], Iterable[Item]], Iterator[np.ndarray]]
+Encode = Callable[[Callable[[Item], Batch], Iterable[Item]], Iterator[np.ndarray]]
 Pooling = Literal["lat", "mean", "lat+mean"]
 """What is made of a cell: the state of `[LAT]`, the mean of its genes' final hidden states, or both."""
-ReadOut = Pooling | Literal["state", "genes"]
+ReadOut = Pooling | Literal["state", "genes"] | Callable[..., Tensor]
 """What is read out of a batch: `"state"` is the cell state before an integration head, `"genes"` are the final hidden
-states of its genes, not pooled."""
+states of its genes, not pooled; or a function of the model and a batch's tensors that makes something of its own."""
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
@@ -49,7 +51,7 @@ def pooled_dim(model: ScDiVa, what: Pooling | Literal["state"]) -> int:
     return {"state": state, "lat": state, "mean": model.config.dim, "lat+mean": state + model.config.dim}[what]
 
 
-def read_out(model: ScDiVa, batch: Packed, what: ReadOut) -> Tensor:
+def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
     """Run a model over uncorrupted cells and read out what is asked for.
 
     Parameters
@@ -61,27 +63,31 @@ def read_out(model: ScDiVa, batch: Packed, what: ReadOut) -> Tensor:
     what
         `"lat"`, the cell state, integrated where the model has an integration head; `"state"`, never so; `"mean"`, the
         mean over the cell's genes of their final hidden states; `"lat+mean"`, both, each divided by its length, side by
-        side; `"genes"`, the final hidden states themselves. Of a cell longer than `config.max_length` the transformer
-        sees the first so many genes, and these are the genes meant.
+        side; `"genes"`, the final hidden states themselves; a function, what that returns. Of a cell longer than
+        `config.max_length` the transformer sees the first so many genes, and these are the genes meant.
 
     Returns
     -------
     `(B, state_dim)`, `(B, dim)` or `(B, state_dim + dim)`; for `"genes"` `(T, dim)`, cells one after the other. The
     mean of a cell without genes is NaN.
     """
+    if callable(what):
+        return what(model, *batch)
+    tokens, values, cu_seqlens = batch
+    packed = tokens, values, cu_seqlens
     if what == "lat":
-        return _integrated(model, model.encode(*batch), batch)
+        return _integrated(model, model.encode(*packed), packed)
     if what == "state":
-        return model.encode(*batch)
-    found = model.read(*batch)
+        return model.encode(*packed)
+    found = model.read(*packed)
     if what == "genes":
         return found.hidden
-    lengths = batch[2].diff().clamp_max(model.config.max_length)
+    lengths = packed[2].diff().clamp_max(model.config.max_length)
     # sums within each cell in the order of its genes, without atomics: two runs agree bit for bit
     mean = torch.segment_reduce(found.hidden.float(), "mean", lengths=lengths.long())
     if what == "mean":
         return mean
-    state = _integrated(model, found.cell_state, batch)
+    state = _integrated(model, found.cell_state, packed)
     return torch.cat([F.normalize(state.float()), F.normalize(mean)], dim=1)
 
 
@@ -130,12 +136,11 @@ def open_encoder(
             model.to(device).eval()
             network = at_precision(model, precision, device, what)
 
-            def state_of(batch: Packed) -> np.ndarray:
+            def state_of(batch: Batch) -> np.ndarray:
                 with torch.inference_mode():
-                    tokens, values, cu_seqlens = (part.to(device) for part in batch)
-                    return read_out(network, (tokens, values, cu_seqlens), what).float().cpu().numpy()
+                    return read_out(network, tuple(part.to(device) for part in batch), what).float().cpu().numpy()
 
-            def encode(make: Callable[[Item], Packed], items: Iterable[Item]) -> Iterator[np.ndarray]:
+            def encode(make: Callable[[Item], Batch], items: Iterable[Item]) -> Iterator[np.ndarray]:
                 errors: list[BaseException] = []
 
                 def attempt(item: Item) -> np.ndarray:

@@ -5,6 +5,7 @@ from scdiva.tl._annotate import annotate
 from scdiva.tl._embed import embed
 from scdiva.tl._embed_file import embed_file
 from scdiva.tl._gene_embedding import gene_embedding
+from scdiva.tl._grn import grn
 from scdiva.tl._in_silico import in_silico_perturbation
 from scdiva.tl._integrate import integrate
 from scdiva.tl._predict_perturbation import fit_perturbation, predict_perturbation
@@ -18,6 +19,7 @@ __all__ = [
     "embed_file",
     "fit_perturbation",
     "gene_embedding",
+    "grn",
     "in_silico_perturbation",
     "integrate",
     "predict_perturbation",

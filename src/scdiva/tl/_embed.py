@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
@@ -274,7 +274,13 @@ def embed_cells(model: ScDiVa, source: CellSource, running: Running) -> Iterator
 
 
 def run_cells(
-    model: ScDiVa, source: CellSource, running: Running, *, held_tokens: int | None = None
+    model: ScDiVa,
+    source: CellSource,
+    running: Running,
+    *,
+    held_tokens: int | None = None,
+    only: np.ndarray | None = None,
+    beside: Callable[[np.ndarray], tuple[Tensor, ...]] | None = None,
 ) -> Iterator[tuple[np.ndarray, Ragged, Iterator[tuple[np.ndarray, np.ndarray]]]]:
     """Run the model over all cells of a source, and give what it makes of them batch by batch.
 
@@ -284,6 +290,10 @@ def run_cells(
         As for :func:`embed_cells`.
     held_tokens
         Tokens of the batches whose results may wait to be taken, where these are large; None: those of a window.
+    only
+        bool `(n_obs,)`, the cells to run; None: all.
+    beside
+        Gives more tensors of the cells of a batch, by their rows, for a function that reads out.
 
     Yields
     ------
@@ -309,17 +319,19 @@ def run_cells(
             threads=settings.threads,
             what=running.what,
         ) as encode,
-        tqdm(total=source.n_obs, disable=not settings.progress, unit="cell") as bar,
+        tqdm(
+            total=source.n_obs if only is None else int(only.sum()), disable=not settings.progress, unit="cell"
+        ) as bar,
     ):
 
-        def results(ragged: Ragged) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        def results(rows: np.ndarray, ragged: Ragged) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             lengths = np.diff(ragged[0])
             if through_blocks:
                 lengths = np.minimum(lengths, model.config.max_length) + 1
 
-            def packed(cells: np.ndarray) -> tuple[Tensor, Tensor, Tensor]:
-                batch = from_ragged(*take_cells(ragged, cells))
-                return batch.packed
+            def packed(cells: np.ndarray) -> tuple[Tensor, ...]:
+                batch = from_ragged(*take_cells(ragged, cells)).packed
+                return batch if beside is None else (*batch, *beside(rows[cells]))
 
             for batches in _portions(fill_batches(lengths, max_cells=most), lengths, held_tokens):
                 for cells, found in zip(batches, encode(packed, batches), strict=True):
@@ -327,7 +339,11 @@ def run_cells(
                     bar.update(len(cells))
 
         for rows, ragged in _read_ahead(source.windows(WINDOW)):
-            yield rows, ragged, results(ragged)
+            if only is not None:
+                wanted = np.flatnonzero(only[rows])
+                rows, ragged = rows[wanted], take_cells(ragged, wanted)
+            if len(rows):
+                yield rows, ragged, results(rows, ragged)
 
 
 def _portions(batches: list[np.ndarray], lengths: np.ndarray, held: int | None) -> list[list[np.ndarray]]:

@@ -1,0 +1,64 @@
+"""Genes that belong together, by name."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+from typing import Literal, get_args
+
+from scdiva.tokenizer.vocabulary import Vocabulary
+
+Family = Literal["HLA", "HLA class I", "HLA class II", "TNF", "interleukin", "CD"]
+
+_TNF = "TNF|TNFSF.*|TNFRSF.*|LT[AB]|LTBR|CD40|CD40LG|FAS|FASLG|CD27|CD70|NGFR|EDA|EDAR|EDA2R|RELT"
+"""Ligands and receptors of the superfamily, those that do not bear its name among them."""
+_PATTERNS: dict[str, str] = {
+    "HLA": r"HLA-[A-Z]+\d*",
+    "HLA class I": r"HLA-[ABCEFG]",
+    "HLA class II": r"HLA-D[MOPQR][AB]\d*",
+    "TNF": _TNF,
+    # I: induced by it
+    "interleukin": r"IL\d+(?!I)[A-Z]*\d?[A-Z]*",
+    "CD": r"CD\d+(?!L)[A-Z]?\d?",  # L: like that marker, but another gene
+}
+
+
+def transcription_factors() -> list[str]:
+    """Name the human transcription factors (Lambert et al. 2018).
+
+    Returns
+    -------
+    1,633 symbols, sorted; the 1,639 genes of the census under their present names, without six that have none.
+
+    References
+    ----------
+    .. [1] Lambert et al., The Human Transcription Factors, Cell 2018.
+    """
+    text = resources.files("scdiva.datasets").joinpath("transcription_factors.txt").read_text(encoding="utf-8")
+    return text.split()
+
+
+def gene_family(name: Family) -> list[str]:
+    """Name the protein-coding human genes of a family, as the paper's figure of gene networks has them.
+
+    Parameters
+    ----------
+    name
+        `"HLA"`, `"HLA class I"`, `"HLA class II"`; `"TNF"`, ligands and receptors of its superfamily;
+        `"interleukin"`, with their receptors; `"CD"`, the surface markers whose symbols are CD and a number.
+
+    Returns
+    -------
+    Symbols, sorted.
+
+    Raises
+    ------
+    ValueError
+        If the family is none of these.
+    """
+    if name not in _PATTERNS:
+        raise ValueError(f"name must be one of {', '.join(map(repr, get_args(Family)))}, got {name!r}.")
+    table = Vocabulary.human().table
+    coding = table.loc[table["biotype"] == "protein_coding", "symbol"]
+    pattern = re.compile(_PATTERNS[name])
+    return sorted(s for s in coding if pattern.fullmatch(s))

@@ -1,0 +1,320 @@
+"""`tl.grn`: which genes go together, as the model or the data have it."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import numpy as np
+import scipy.sparse as sp
+
+from scdiva import _constants as C
+from scdiva._rng import generator, step_seed
+from scdiva._settings import settings
+from scdiva.data.writing import check_writable, our_uns
+from scdiva.tl import _grn_attention, _grn_correlation, _grn_embedding, _grn_knockout
+from scdiva.tl._embed import how_to_run, open_for
+from scdiva.tl._gene_embedding import _tokens_of_var
+from scdiva.tl._grn_pairs import Pairs, check_size, choose_genes, choose_groups, expressed_share
+
+if TYPE_CHECKING:
+    import torch
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+    from scdiva.models import ScDiVa
+    from scdiva.tl._embed import Running
+
+Method = Literal["embedding", "attention", "knockout", "correlation"]
+_BYTES = {"embedding": 0, "attention": 8, "knockout": 8, "correlation": 8}
+"""Held for each group, source and target while cells are read."""
+
+
+def grn(
+    adata: AnnData,
+    method: Method = "embedding",
+    *,
+    sources: Sequence[str] | str | None = None,
+    targets: Sequence[str] | str | None = None,
+    groupby: str | None = None,
+    groups: Sequence[str] | str | None = None,
+    reference: str | None = None,
+    n_targets: int | None = 100,
+    min_fraction: float = 0.01,
+    n_cells: int | None = None,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    removal: Literal["remove", "mask"] = "remove",
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    empty: Literal["error", "nan"] = "error",
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+    key_added: str = C.VARP_GRN,
+    copy: bool = False,
+) -> AnnData | None:
+    r"""Infer a network of genes: from what the model has learned of them, from these cells, or both.
+
+    All methods find genes that go together, none which one causes the other; that a transcription factor is the
+    source is what `sources="tf"` adds. What each recovers of known regulation stands in the docs' benchmarks.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression.
+    method
+        `"embedding"`
+            Likeness of two genes: the cosine of the model's whitened gene embeddings, and the covariance of the genes'
+            expression as far as it is linear in the states that :func:`embed` gives these cells. Each is taken in
+            standard deviations over all pairs of genes, and the weight is their mean.
+        `"attention"`
+            Attention from key (source) to query (target), averaged over layers and heads, ranked within the query and
+            divided by the number of keys, averaged over the cells that hold both genes (paper, section "Gene Regulatory
+            Network Inference and Logic"). From 0 to 1; 1/2 is what chance gives, towards which pairs seen together in
+            few cells are drawn, as if ten cells more had it.
+        `"knockout"`
+            How far the predicted log-normalised value of the target falls, on average over cells, when the source is
+            taken out of the cell, a quarter of the genes' values hidden in each cell; drawn towards 0 in the same way.
+            Negative: it rises. The model has seen no intervention.
+        `"correlation"`
+            Pearson's correlation of log-normalised expression. It needs no model but for the names of genes, and is
+            there to be compared with.
+    sources
+        Genes from which edges go out: a list of names, `"tf"` for the human transcription factors
+        (:func:`scdiva.datasets.transcription_factors`), or None for all genes. Symbols and Ensembl ids are understood.
+    targets
+        Genes to which they go; None: all genes.
+    groupby
+        Column of `adata.obs` with groups of cells: a network is made of each.
+    groups
+        Those to make networks of; None: all.
+    reference
+        A group, or `"rest"`, all other groups together: the weights become differences from its network's.
+    n_targets
+        Edges kept of each source, those of largest absolute weight; None keeps all.
+    min_fraction
+        Genes expressed in a smaller share of the cells, in each group, take no part.
+    n_cells
+        Cells read of each group, drawn at random; None: all. For `"knockout"`, cells in which each source is knocked
+        out, drawn among those of the group that express it; None: 50.
+    layers, heads
+        Of the transformer, from 0, for `"attention"`; None: all.
+    removal
+        For `"knockout"`: `"remove"` takes the source out of the ranking of genes, `"mask"` hides what it is and how
+        much there is of it.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+    layer, use_raw, input, gene_ids, duplicates, empty, device
+        What to read and where to run, as for :func:`embed`.
+    rng
+        Seed of the choice of cells; None takes `scdiva.settings.seed`.
+    key_added
+        Key of `adata.varp` to write, or the beginning of the keys.
+    copy
+        Return a copy of `adata` with the network instead of writing into it.
+
+    Returns
+    -------
+    `None`, or the copy if `copy=True`. Written are
+
+    `adata.varp[key_added]`
+        float32 CSR `(n_vars, n_vars)`: row = source, column = target. What is not stored is no edge. With `groupby`,
+        `adata.varp[f"{key_added}_{group}"]` for each group instead (a slash in its name becomes an underscore).
+    `adata.uns["scdiva"][key_added]`
+        The parameters of the call; `groups` and the `keys` of their networks; the names of the `sources` and `targets`
+        that took part; `cells`, the number of cells of each network; `signed`, whether weights below 0 mean anything.
+
+    :func:`scdiva.get.grn_df` lists the edges. Of several columns of one gene the first stands for it.
+
+    Raises
+    ------
+    KeyError
+        If `groupby`, `layer` or `gene_ids` does not exist.
+    ValueError
+        If a gene that is named is unknown, not measured or expressed too rarely; if a group does not exist or has fewer
+        than 10 cells; if the sums over cells would take more than 4 GiB; if an argument is out of range or belongs to
+        another method; or for what :func:`embed` refuses.
+    TypeError
+        If `adata` is no AnnData object.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.pbmc68k_reduced()
+    >>> sd.tl.grn(adata, sources="tf", use_raw=True)
+    >>> edges = sd.get.grn_df(adata, top=100)
+    """
+    begun = time.monotonic()
+    check_writable(adata, copy=copy)
+    our_uns(adata)
+    _check_arguments(method, n_targets, min_fraction, n_cells, layers, heads, removal)
+    group, drawn, numbered = choose_groups(adata, groupby, groups, reference)
+    running = how_to_run(None, device, "fp32")
+    reading = {
+        "layer": layer,
+        "use_raw": use_raw,
+        "input": input,
+        "gene_ids": gene_ids,
+        "duplicates": duplicates,
+        "empty": empty,
+    }
+    loaded, source, parameters = open_for(model, adata, running, **reading)
+    for unused in ("pooling", "precision"):
+        del parameters[unused]
+    column_of, names = _columns(adata, source)
+    share = expressed_share(source, group, len(numbered))
+    known = _grn_embedding.seen_tokens(loaded) & (column_of >= 0)
+    tokens, of_sources, of_targets = choose_genes(sources, targets, source, share, known, min_fraction)
+    pairs = Pairs(loaded, source, tokens, of_sources, of_targets, group, len(numbered))
+    check_size(pairs.shape, _BYTES[method], min_fraction=min_fraction)
+    seed = generator(rng, default_seed=settings.seed).initial_seed()
+    draw = np.random.default_rng(step_seed(seed, 0, "gene network"))
+    found, n_read = _summed(pairs, method, running, n_cells, layers, heads, removal, draw)
+    columns = column_of[tokens]
+    graphs = {}
+    for number, name in enumerate(drawn or [""]):
+        weights = _weights(pairs, method, [part[number] for part in found])
+        if reference is not None:
+            weights = weights - _weights(pairs, method, _of_reference(found, numbered, number, reference))
+        key = f"{key_added}_{name.replace('/', '_')}" if groupby is not None else key_added
+        if key in graphs:
+            raise ValueError(f"two groups would be written to adata.varp[{key!r}]: rename the one with a slash.")
+        graphs[key] = _matrix(weights, columns[of_sources], columns[of_targets], n_targets, adata.n_vars)
+    parameters |= {
+        "method": method,
+        "groupby": groupby or "",
+        "groups": np.array(drawn, dtype=object),
+        "keys": np.array(list(graphs), dtype=object),
+        "reference": reference or "",
+        "sources": names[columns[of_sources]],
+        "targets": names[columns[of_targets]],
+        "n_targets": n_targets or 0,
+        "min_fraction": float(min_fraction),
+        "n_cells": n_cells or 0,
+        "cells": n_read[: len(graphs)],
+        "signed": method != "attention" or reference is not None,
+        "seed": str(seed),
+        "seconds": time.monotonic() - begun,
+    }
+    if method == "attention":
+        parameters |= {"layers": _listed(layers), "heads": _listed(heads)}
+    if method == "knockout":
+        parameters["removal"] = removal
+    # written last, once nothing can fail any more
+    target = adata.copy() if copy else adata
+    for key, graph in graphs.items():
+        target.varp[key] = graph
+    target.uns[C.UNS] = {**our_uns(target), key_added: parameters}
+    return target if copy else None
+
+
+def _check_arguments(
+    method: str,
+    n_targets: int | None,
+    min_fraction: float,
+    n_cells: int | None,
+    layers: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    removal: str,
+) -> None:
+    if method not in get_args(Method):
+        raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))}, got {method!r}.")
+    for name, number in (("n_targets", n_targets), ("n_cells", n_cells)):
+        if number is not None and operator.index(number) < 1:
+            raise ValueError(f"{name} must be at least 1 or None, got {number}.")
+    if not 0 <= min_fraction <= 1:
+        raise ValueError(f"min_fraction must be a share, from 0 to 1, got {min_fraction}.")
+    if removal not in ("remove", "mask"):
+        raise ValueError(f'removal must be "remove" or "mask", got {removal!r}.')
+    given = {"layers": layers is not None, "heads": heads is not None, "removal": removal != "remove"}
+    of_method = {"attention": {"layers", "heads"}, "knockout": {"removal"}}.get(method, set())
+    if wrong := [name for name, is_given in given.items() if is_given and name not in of_method]:
+        raise ValueError(f"method {method!r} takes no {wrong[0]}.")
+    for name, numbers in (("layers", layers), ("heads", heads)):
+        if numbers is not None and not len(numbers):
+            raise ValueError(f"{name} names none; leave it out to take all.")
+
+
+def _columns(adata: AnnData, source: Any) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
+    """Give the first column of `adata.var` that holds each token, -1 for none, and the names of the columns."""
+    of_var = _tokens_of_var(adata, source)
+    column = np.full(source.n_tokens, -1)
+    known = np.flatnonzero(of_var >= 0)[::-1]  # so that the first is written last
+    column[of_var[known]] = known
+    return column, np.asarray(adata.var_names).astype(object)
+
+
+def _summed(
+    pairs: Pairs,
+    method: str,
+    running: Running,
+    n_cells: int | None,
+    layers: Sequence[int] | None,
+    heads: Sequence[int] | None,
+    removal: Any,
+    draw: np.random.Generator,
+) -> tuple[tuple[NDArray[Any], ...], NDArray[np.int64]]:
+    """Add up what a method needs over the cells of each group; also the number of cells of each."""
+    if method == "knockout":
+        n = np.bincount(pairs.group[pairs.group >= 0], minlength=pairs.n_groups)
+        return _grn_knockout.sums(pairs, running, n_cells or _grn_knockout.N_CELLS, removal, draw), n
+    chosen = pairs.drawn(n_cells, draw)
+    n = np.bincount(pairs.group[chosen], minlength=pairs.n_groups)
+    if method == "embedding":
+        return _grn_embedding.sums(pairs, chosen, running), n
+    if method == "attention":
+        return _grn_attention.sums(pairs, chosen, running, layers, heads), n
+    return _grn_correlation.sums(pairs, chosen), n
+
+
+def _of_reference(
+    found: tuple[NDArray[Any], ...], numbered: list[str], number: int, reference: str
+) -> list[NDArray[Any]]:
+    """Give the sums of the reference group, or of all groups but one."""
+    if reference == "rest":
+        return [part.sum(axis=0) - part[number] for part in found]
+    return [part[numbered.index(reference)] for part in found]
+
+
+def _weights(pairs: Pairs, method: str, sums: list[NDArray[Any]]) -> NDArray[np.float64]:
+    if method == "embedding":
+        return _grn_embedding.weights(pairs, *sums)
+    if method == "attention":
+        return _grn_attention.weights(*sums)
+    if method == "knockout":
+        return _grn_knockout.weights(*sums)
+    return _grn_correlation.weights(*sums)
+
+
+def _matrix(
+    weights: NDArray[np.float64],
+    sources: NDArray[np.int64],
+    targets: NDArray[np.int64],
+    n_targets: int | None,
+    n_vars: int,
+) -> sp.csr_matrix:
+    """Put the strongest edges of each source into a matrix of all genes."""
+    rows, columns, values = [], [], []
+    for of_source, source in zip(weights, sources, strict=True):
+        edges = np.flatnonzero(np.isfinite(of_source) & (of_source != 0) & (targets != source))
+        if n_targets is not None:
+            # of equal weights the first columns
+            edges = edges[np.argsort(-np.abs(of_source[edges]), kind="stable")[:n_targets]]
+        rows.append(np.full(len(edges), source))
+        columns.append(targets[edges])
+        values.append(of_source[edges].astype(np.float32))
+    where = np.concatenate(rows), np.concatenate(columns)
+    graph = sp.csr_matrix((np.concatenate(values), where), shape=(n_vars, n_vars))
+    graph.sort_indices()
+    return graph
+
+
+def _listed(numbers: Sequence[int] | None) -> NDArray[np.int64]:
+    return np.array([] if numbers is None else sorted(set(numbers)), dtype=np.int64)

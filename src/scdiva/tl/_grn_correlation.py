@@ -1,0 +1,61 @@
+"""A network of correlations: what every other method is to be compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from scdiva.tl._grn_pairs import Pairs
+
+
+def sums(pairs: Pairs, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.float64], ...]:
+    """Add up moments of log-normalised expression over the cells of each group.
+
+    Parameters
+    ----------
+    pairs
+        Genes, cells and groups.
+    chosen
+        bool (n_obs,), cells to read.
+
+    Returns
+    -------
+    Cells (n_groups,); sums and sums of squares of sources (n_groups, 2, n_sources) and of targets; sums of products
+    (n_groups, n_sources, n_targets).
+    """
+    n_groups, n_sources, n_targets = pairs.shape
+    n = np.zeros(n_groups)
+    of_sources, of_targets = np.zeros((n_groups, 2, n_sources)), np.zeros((n_groups, 2, n_targets))
+    products = np.zeros(pairs.shape)
+    for first, block in pairs.source.expression_blocks():
+        values = block[:, pairs.tokens]
+        for number in range(n_groups):
+            here = slice(first, first + block.shape[0])
+            rows = np.flatnonzero((pairs.group[here] == number) & chosen[here])
+            if not len(rows):
+                continue
+            x = values[rows].toarray()
+            s, t = x[:, pairs.sources], x[:, pairs.targets]
+            n[number] += len(rows)
+            for total, part in ((of_sources[number], s), (of_targets[number], t)):
+                total += np.stack([part.sum(axis=0, dtype=np.float64), np.square(part, dtype=np.float64).sum(axis=0)])
+            products[number] += s.T @ t
+    return n, of_sources, of_targets, products
+
+
+def weights(
+    n: NDArray[np.float64],
+    of_sources: NDArray[np.float64],
+    of_targets: NDArray[np.float64],
+    products: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Give Pearson's correlation of each source with each target from the sums of one group; NaN without variance."""
+    scale = []
+    for total, squares in (of_sources, of_targets):
+        variance = squares - total**2 / n
+        scale.append(np.sqrt(np.where(variance > 1e-9 * squares, variance, np.nan)))  # the rest is rounding
+    covariance = products - np.outer(of_sources[0], of_targets[0]) / n
+    return np.clip(covariance / np.outer(*scale), -1, 1)

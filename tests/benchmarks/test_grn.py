@@ -111,6 +111,15 @@ def test_rivals_are_what_they_are_said_to_be(sets, arms):
         assert (arm(silent, job())[:, TARGETS.index("GNLY")] == 0).all()
 
 
+def test_our_arm_gives_every_pair_that_was_asked_for(sets, arms):
+    adata = sets.prepared(cells(), MODEL)
+    found = arms.ours(adata, job(arm="correlation", targets=[*TARGETS, "SPI1"]))
+    x, y = arms.values(adata, FACTORS), arms.values(adata, TARGETS)
+    np.testing.assert_allclose(found[:, :-1], np.corrcoef(x.T, y.T)[:3, 3:], atol=1e-4)
+    assert found[0, -1] == 0  # no gene with itself
+    assert found[1, -1] == pytest.approx(np.corrcoef(x.T)[0, 1], abs=1e-4)
+
+
 def test_forest_finds_what_drives_a_gene_and_no_gene_drives_itself(sets, arms, monkeypatch):
     monkeypatch.setitem(arms.FOREST, "n_estimators", 20)
     adata = sets.prepared(cells(), MODEL)

@@ -23,7 +23,8 @@ import scdiva as sd
 PACKAGES = {
     "harmony": "harmonypy", "scvi": "scvi-tools", "scanvi": "scvi-tools", "scarches": "scvi-tools", "pca": "scanpy",
     "combat": "scanpy", "logistic": "scikit-learn", "logistic_balanced": "scikit-learn", "svm": "scikit-learn",
-    "knn": "scikit-learn", "centroid": "numpy", "gears": "cell-gears",
+    "knn": "scikit-learn", "centroid": "numpy", "gears": "cell-gears", "spearman": "scipy", "forest": "scikit-learn",
+    "mutual_information": "numpy", "expression": "numpy", "random": "numpy",
 }  # fmt: skip
 """The package that an arm comes from; others are scdiva's."""
 MODULES = {"harmonypy": "harmonypy", "scvi-tools": "scvi", "cell-gears": "gears"}

@@ -286,8 +286,9 @@ def grn_df(
 
     Returns
     -------
-    Columns `source`, `target` (var names) and `weight` (float64), the largest absolute weight first; what decoupler
-    takes as `net`.
+    Columns `source`, `target` (var names) and `weight` (float64), the strongest first; what decoupler takes as `net`.
+    Strong is an edge of large weight, or of large absolute weight where weights have a sign (`"knockout"`,
+    `"correlation"`, differences).
 
     Raises
     ------
@@ -305,7 +306,7 @@ def grn_df(
         if wanted is not None:
             kept &= np.isin(genes, genes_of(network, [wanted] if isinstance(wanted, str) else wanted, key))
     source, target, weight = edges.row[kept], edges.col[kept], edges.data[kept].astype(np.float64)
-    order = np.lexsort((target, source, -np.abs(weight)))[:top]
+    order = np.lexsort((target, source, -network.strength(weight)))[:top]
     return pd.DataFrame(
         {"source": network.names[source[order]], "target": network.names[target[order]], "weight": weight[order]}
     )

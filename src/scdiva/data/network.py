@@ -43,6 +43,10 @@ class Network(NamedTuple):
         """Whether an edge and its reverse are two things."""
         return self.method in _DIRECTED
 
+    def strength(self, weight: NDArray[np.floating]) -> NDArray[np.floating]:
+        """What edges are ranked by: how far a signed weight is from 0, or how high one is that knows only more or less."""
+        return np.abs(weight) if self.signed else weight
+
     @property
     def unit(self) -> str:
         """What the weights are."""

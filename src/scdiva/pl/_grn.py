@@ -84,8 +84,8 @@ def grn(
 ) -> Figure | None:
     """Draw the strongest edges of a network of genes, its modules apart.
 
-    Lines are edges, the wider and darker the larger their weight; where weights have a sign, red ones are positive and
-    blue ones negative. Dots are genes with an edge, their area grows with the sum of their drawn weights, their colour
+    Lines are edges, the wider and darker the stronger; where weights have a sign, red ones are positive and blue ones
+    negative. Dots are genes with an edge, their area grows with the sum of their drawn weights, their colour
     is their module. Names are those of the strongest genes, shared out between modules by their drawn weights. Where an
     edge and its reverse are one thing (``"embedding"``, ``"correlation"``) they are one line, of the larger weight;
     where they are two (``"attention"``, ``"knockout"``), up to 60 edges are drawn with heads. Places depend on the
@@ -108,7 +108,7 @@ def grn(
     module
         The one module to draw; None draws all.
     n_edges
-        Strongest edges drawn, by size of their weight.
+        Strongest edges drawn, as :func:`scdiva.get.grn_df` has them.
     n_labels
         Genes named, at most: names for which there is no room near their dot are left out.
     min_size
@@ -193,11 +193,11 @@ def _strongest(network: Network, asked: NDArray[np.intp], n_edges: int, min_size
     """Choose the edges of the largest weights, one for both directions where these are one thing."""
     edges = network.weights[asked][:, asked].tocoo()
     real = np.flatnonzero(np.isfinite(edges.data) & (edges.data != 0) & (edges.row != edges.col))
-    size = np.abs(edges.data[real])
+    size = network.strength(edges.data[real])
     if len(real) > 2 * n_edges:  # as many as can matter, with those equal to the last: the rest need no order
         real = real[size >= np.partition(size, -2 * n_edges)[-2 * n_edges]]
     source, target, weight = asked[edges.row[real]], asked[edges.col[real]], edges.data[real].astype(np.float64)
-    order = np.lexsort((target, source, -np.abs(weight)))
+    order = np.lexsort((target, source, -network.strength(weight)))
     if not network.directed:
         pairs = np.sort(np.column_stack([source, target])[order], axis=1)
         order = order[np.sort(np.unique(pairs, axis=0, return_index=True)[1])]

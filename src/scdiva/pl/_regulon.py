@@ -43,8 +43,8 @@ def regulon(
     Parameters
     ----------
     regulon
-        What `scdiva.tl.regulon` returned, or any frame with columns `source`, `target` and `weight`; `sign` (by default
-        that of the weight) and `known` are optional.
+        What `scdiva.tl.regulon` returned, or any frame with columns `source`, `target` and `weight`, the strongest first;
+        `sign` (by default that of the weight) and `known` are optional.
     source
         The factor drawn, where the frame has several.
     n_targets
@@ -76,7 +76,7 @@ def regulon(
     if n_targets < 1:
         raise ValueError(f"n_targets must be 1 or more, got {n_targets}.")
     rows, factor = _rows_of(regulon, source)
-    rows = rows.iloc[np.argsort(-rows["weight"].abs().to_numpy(), kind="stable")[:n_targets]]
+    rows = rows.iloc[:n_targets]
     weight = rows["weight"].to_numpy(dtype=np.float64)
     sign = np.sign(rows["sign"].to_numpy(dtype=np.float64) if "sign" in rows else weight)
     known = rows["known"].to_numpy(dtype=np.float64) if "known" in rows else None

@@ -98,7 +98,8 @@ def grn(
     reference
         A group, or `"rest"`, all other groups together: the weights become differences from its network's.
     n_targets
-        Edges kept of each source, those of largest absolute weight; None keeps all.
+        Edges kept of each source, those of largest weight (for `"knockout"`, `"correlation"` and differences, of largest
+        absolute weight); None keeps all.
     min_fraction
         Genes expressed in a smaller share of the cells, in each group, take no part.
     n_cells
@@ -131,7 +132,8 @@ def grn(
         `adata.varp[f"{key_added}_{group}"]` for each group instead (a slash in its name becomes an underscore).
     `adata.uns["scdiva"][key_added]`
         The parameters of the call; `groups` and the `keys` of their networks; the names of the `sources` and `targets`
-        that took part; `cells`, the number of cells of each network; `signed`, whether weights below 0 mean anything.
+        that took part; `cells`, the number of cells of each network; `signed`, whether a weight below 0 is as strong as
+        one above.
 
     :func:`scdiva.get.grn_df` lists the edges. Of several columns of one gene the first stands for it.
 
@@ -180,6 +182,7 @@ def grn(
     draw = np.random.default_rng(step_seed(seed, 0, "gene network"))
     found, n_read = _summed(pairs, method, running, n_cells, layers, heads, removal, draw)
     columns = column_of[tokens]
+    signed = method in ("knockout", "correlation") or reference is not None
     graphs = {}
     for number, name in enumerate(drawn or [""]):
         weights = _weights(pairs, method, [part[number] for part in found])
@@ -188,7 +191,9 @@ def grn(
         key = f"{key_added}_{name.replace('/', '_')}" if groupby is not None else key_added
         if key in graphs:
             raise ValueError(f"two groups would be written to adata.varp[{key!r}]: rename the one with a slash.")
-        graphs[key] = _matrix(weights, columns[of_sources], columns[of_targets], n_targets, adata.n_vars)
+        strength = np.abs(weights) if signed else weights
+        where = columns[of_sources], columns[of_targets]
+        graphs[key] = _matrix(weights, strength, *where, n_targets, adata.n_vars)
     parameters |= {
         "method": method,
         "groupby": groupby or "",
@@ -201,7 +206,7 @@ def grn(
         "min_fraction": float(min_fraction),
         "n_cells": n_cells or 0,
         "cells": n_read[: len(graphs)],
-        "signed": method != "attention" or reference is not None,
+        "signed": signed,
         "seed": str(seed),
         "seconds": time.monotonic() - begun,
     }
@@ -297,6 +302,7 @@ def _weights(pairs: Pairs, method: str, sums: list[NDArray[Any]]) -> NDArray[np.
 
 def _matrix(
     weights: NDArray[np.float64],
+    strength: NDArray[np.float64],
     sources: NDArray[np.int64],
     targets: NDArray[np.int64],
     n_targets: int | None,
@@ -304,11 +310,11 @@ def _matrix(
 ) -> sp.csr_matrix:
     """Put the strongest edges of each source into a matrix of all genes."""
     rows, columns, values = [], [], []
-    for of_source, source in zip(weights, sources, strict=True):
+    for of_source, strong, source in zip(weights, strength, sources, strict=True):
         edges = np.flatnonzero(np.isfinite(of_source) & (of_source != 0) & (targets != source))
         if n_targets is not None:
             # of equal weights the first columns
-            edges = edges[np.argsort(-np.abs(of_source[edges]), kind="stable")[:n_targets]]
+            edges = edges[np.argsort(-strong[edges], kind="stable")[:n_targets]]
         rows.append(np.full(len(edges), source))
         columns.append(targets[edges])
         values.append(of_source[edges].astype(np.float32))

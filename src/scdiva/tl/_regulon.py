@@ -42,7 +42,7 @@ def regulon(
     group
         Which network, where there is one for each group of cells.
     n_targets
-        Targets listed, those of largest absolute weight.
+        Targets listed, the strongest, as :func:`scdiva.get.grn_df` has them.
     known
         Known regulation to compare with: a data frame with columns `source` (or `tf`), `target`, and, if its sign is
         known, `mor` or `weight`, as decoupler's and TRRUST's have them.
@@ -54,7 +54,7 @@ def regulon(
     `source`, `target`; `weight` of the edge; `correlation`, Pearson's, of log-normalised expression over the cells of
     the network's group; `sign`, 1 or -1, of the weight if the method tells more from less (`"knockout"`,
     `"correlation"`), else of the correlation, 0 if that is 0. With `known` also `known`: 1, -1 or 0 (sign not told) for
-    a pair that it holds, else NaN. The largest absolute weight first.
+    a pair that it holds, else NaN. The strongest first.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def regulon(
         )
     modes = None if known is None else _modes(known, source)
     edges = network.weights[at[0]]
-    order = np.argsort(-np.abs(edges.data), kind="stable")[:n_targets]
+    order = np.argsort(-network.strength(edges.data), kind="stable")[:n_targets]
     targets, weight = edges.indices[order], edges.data[order].astype(np.float64)
     values, var = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
     about = adata.uns[C.UNS][key]
@@ -98,7 +98,7 @@ def regulon(
     scale = np.sqrt(np.square(x).sum(axis=0))
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = np.nan_to_num((x[:, 1:].T @ x[:, 0]) / (scale[1:] * scale[0]))
-    told = weight if network.method in ("knockout", "correlation") else correlation
+    told = weight if network.method in ("knockout", "correlation") and not network.reference else correlation
     frame = pd.DataFrame(
         {
             "source": source,

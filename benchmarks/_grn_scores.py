@@ -21,8 +21,17 @@ SIGNIFICANT = 0.05
 PAPER_TARGETS = ("HBG1", "HBG2", "MS4A3", "FTH1")
 """Genes that the scDiVa paper names among the 20 that attend most to SPI1."""
 PAPER_PAIR = ("TNFSF13B", "TNFRSF13B")
+SIGNED = ("knockout", "correlation", "spearman")
+"""Arms whose weights below 0 are as strong as those above."""
+N_EDGES = 100
+"""Targets of each source that are edges, as `tl.grn` keeps them by default."""
 ALIKE = ("spearman", "jaccard", "jaccard_by_source")
 FAMILIES = ("HLA class II", "HLA", "TNF", "interleukin", "CD")
+
+
+def strength(weights: np.ndarray, arm: str) -> np.ndarray:
+    """What edges are ranked by, as `scdiva.get.grn_df` ranks them."""
+    return np.abs(weights) if arm in SIGNED else weights
 
 
 def rounded(scores: dict) -> dict:
@@ -40,29 +49,36 @@ def rounded(scores: dict) -> dict:
 def edge_scores(
     weights: np.ndarray, sources: list[str], targets: list[str], known: pd.DataFrame, means: pd.Series, seed: int
 ) -> dict:
-    """Scores of one reference: its sources by its targets, no gene with itself, edges by the size of their weight.
-
-    `auprc_ratio_signed` is that of the weights as they stand, negative ones last.
-    """
+    """Scores of one reference: its sources by its targets, no gene with itself, the largest weights first."""
     rows, columns = sorted(known["source"].unique()), sorted(known["target"].unique())
     some = weights[np.ix_(pd.Index(sources).get_indexer(rows), pd.Index(targets).get_indexer(columns))].astype(float)
     there = np.zeros(some.shape, dtype=bool)
     there[pd.Index(rows).get_indexer(known["source"]), pd.Index(columns).get_indexer(known["target"])] = True
     candidates = np.array(rows)[:, None] != np.array(columns)[None, :]
     found = sd.metrics.score_edges(
-        np.abs(some), there, match=means[columns].to_numpy(float), candidates=candidates,
+        some, there, match=means[columns].to_numpy(float), candidates=candidates,
         n_permutations=N_PERMUTATIONS, n_bootstrap=N_BOOTSTRAP, rng=seed,
     )  # fmt: skip
-    if (some < 0).any():
-        found["auprc_ratio_signed"] = sd.metrics.auprc_ratio(some, there, candidates)
     return rounded(found)
 
 
-def family_scores(graph: np.ndarray, genes: list[str], members: list[str], seed: int) -> dict:
-    """Whether the members of a family are denser within than sets matched by degree."""
+def family_scores(graph: np.ndarray, genes: list[str], members: list[str], arm: str, seed: int) -> dict:
+    """Whether the members of a family are denser within than sets matched by degree: by weight, and by edges alone.
+
+    The second, `edges_...`, is about the network as it is kept and drawn: the share of pairs that are an edge.
+    """
     rows = np.flatnonzero(np.isin(genes, members))
     found = sd.metrics.density_test(graph, rows, n_random=N_RANDOM, rng=seed)
-    return rounded(found)
+    by_edges = sd.metrics.density_test(network(graph, arm), rows, n_random=N_RANDOM, rng=seed)
+    return rounded({**found, **{f"edges_{key}": value for key, value in by_edges.items() if key != "n"}})
+
+
+def network(graph: np.ndarray, arm: str) -> np.ndarray:
+    """1 where a pair is among the strongest `N_EDGES` of its source and positive, else 0."""
+    size = strength(graph, arm)
+    np.fill_diagonal(size := size.copy(), -np.inf)
+    least = np.partition(size, -N_EDGES, axis=1)[:, -N_EDGES][:, None] if size.shape[1] > N_EDGES else -np.inf
+    return ((size >= least) & (graph > 0)).astype(float)
 
 
 def pair_rank(graph: np.ndarray, genes: list[str], pair: tuple[str, str]) -> dict | None:
@@ -70,7 +86,7 @@ def pair_rank(graph: np.ndarray, genes: list[str], pair: tuple[str, str]) -> dic
     if not set(pair) <= set(genes):
         return None
     source, target = (genes.index(name) for name in pair)
-    return {"rank": place(np.abs(graph[source]), target, source), "of": len(genes) - 1}
+    return {"rank": place(graph[source], target, source), "of": len(genes) - 1}
 
 
 def place(size: np.ndarray, target: int, source: int | None) -> int:
@@ -115,7 +131,7 @@ def stability(pairs: list[tuple[np.ndarray, np.ndarray]], itself: np.ndarray) ->
     """How alike two graphs are, mean and standard deviation over pairs of them; `itself` marks no edges."""
     found = []
     for one, other in pairs:
-        a, b = (np.where(itself, np.nan, np.abs(graph.astype(float))) for graph in (one, other))
+        a, b = (np.where(itself, np.nan, graph.astype(float)) for graph in (one, other))
         found.append(sd.metrics.edge_stability(a, b, top=max(1, one.size // 100)))
     spread = {}
     for key in ALIKE:
@@ -131,9 +147,8 @@ def regulon(weights: np.ndarray, gene: str, targets: list[str], known: dict[str,
     For each table: how many of the best it holds, how many of all targets, and the chance of as many among as many
     drawn at random.
     """
-    size = np.abs(weights)
     itself = targets.index(gene) if gene in targets else None
-    order = [number for number in np.argsort(-size, kind="stable") if number != itself]
+    order = [number for number in np.argsort(-weights, kind="stable") if number != itself]
     modes = {name: frame[frame["source"] == gene].set_index("target")["mor"].to_dict() for name, frame in known.items()}
     best = []
     for number in order[:N_BEST]:
@@ -146,5 +161,5 @@ def regulon(weights: np.ndarray, gene: str, targets: list[str], known: dict[str,
         chance = hypergeom.sf(hits - 1, len(order), there, min(N_BEST, len(order)))
         found |= {f"{name}_hits": hits, f"{name}_known": there, f"{name}_p": float(f"{chance:.4g}")}
     place_of = {name: number for number, name in enumerate(targets)}
-    found["paper"] = {name: place(size, place_of[name], itself) if name in place_of else None for name in PAPER_TARGETS}
+    found["paper"] = {name: place(weights, place_of[name], itself) if name in place_of else None for name in PAPER_TARGETS}
     return found

@@ -49,6 +49,7 @@ from _grn_scores import (
     pair_rank,
     regulon,
     stability,
+    strength,
 )
 from _grn_sets import (
     COLLECTIONS,
@@ -112,7 +113,7 @@ def of_edges(work: Work, arm: str) -> list[dict]:
     found, cost = work.make({"arm": arm, "sources": sources, "targets": targets})
     means = work.adata.var[MEAN]
     return [
-        {"reference": name, **edge_scores(found["weights"], sources, targets, frame, means, work.seeds[0]), **cost}
+        {"reference": name, **edge_scores(strength(found["weights"], arm), sources, targets, frame, means, work.seeds[0]), **cost}
         for name, frame in work.known.items()
     ]
 
@@ -129,9 +130,9 @@ def of_families(work: Work, arm: str) -> list[dict]:
     found, cost = work.make({"arm": arm, "sources": universe, "targets": universe})
     graph = found["weights"]
     np.fill_diagonal(graph, 0)
-    rank = pair_rank(graph, universe, PAPER_PAIR)
+    rank = pair_rank(strength(graph, arm), universe, PAPER_PAIR)
     return [
-        {"family": family, "n_genes": len(universe), **family_scores(graph, universe, some, work.seeds[0]),
+        {"family": family, "n_genes": len(universe), **family_scores(graph, universe, some, arm, work.seeds[0]),
          **({"pair": rank} if family == "TNF" else {}), **cost}
         for family, some in members.items()
     ]  # fmt: skip
@@ -170,7 +171,7 @@ def of_stability(work: Work, arm: str) -> list[dict]:
         some = None if rows is None else np.sort(rows).tolist()
         found, cost = work.make({"arm": arm, "sources": sources, "targets": targets, "seed": seed, "rows": some})
         costs.append(cost)
-        return found["weights"]
+        return strength(found["weights"], arm)
 
     halves = []
     for seed in work.seeds:
@@ -195,7 +196,7 @@ def of_regulon(work: Work, arm: str) -> list[dict]:
     # a forest needs all factors to choose from; other methods look at one pair at a time
     sources = [name for name in work.factors if name in set(there)] if arm == "forest" else [GENE]
     found, cost = work.make({"arm": arm, "sources": sources, "targets": there, "rows": rows.tolist()})
-    weights = found["weights"][sources.index(GENE)]
+    weights = strength(found["weights"][sources.index(GENE)], arm)
     (group,) = work.adata.obs[TYPE].iloc[rows].unique()
     return [{"gene": GENE, "group": group, "n_cells": len(rows), **regulon(weights, GENE, there, work.known), **cost}]
 

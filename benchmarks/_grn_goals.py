@@ -34,11 +34,11 @@ def _edges(rows: list[dict]) -> list[dict]:
 
 
 def _families(rows: list[dict]) -> list[dict]:
-    """HLA class II and two of the others are denser than sets matched by degree; judged where so many are expressed."""
+    """HLA class II and two of the others have more edges within than sets matched by degree, where so many are there."""
     tested: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
         if row["part"] == "families" and row["arm"] in NETWORK:
-            tested.setdefault((row["set"], row["arm"]), {})[row["family"]] = row["p"]
+            tested.setdefault((row["set"], row["arm"]), {})[row["family"]] = row["edges_p"]
     found = []
     for (name, arm), p in tested.items():
         if CLASS_II in p:

@@ -161,5 +161,7 @@ def regulon(weights: np.ndarray, gene: str, targets: list[str], known: dict[str,
         chance = hypergeom.sf(hits - 1, len(order), there, min(N_BEST, len(order)))
         found |= {f"{name}_hits": hits, f"{name}_known": there, f"{name}_p": float(f"{chance:.4g}")}
     place_of = {name: number for number, name in enumerate(targets)}
-    found["paper"] = {name: place(weights, place_of[name], itself) if name in place_of else None for name in PAPER_TARGETS}
+    found["paper"] = {
+        name: place(weights, place_of[name], itself) if name in place_of else None for name in PAPER_TARGETS
+    }
     return found

@@ -113,7 +113,11 @@ def of_edges(work: Work, arm: str) -> list[dict]:
     found, cost = work.make({"arm": arm, "sources": sources, "targets": targets})
     means = work.adata.var[MEAN]
     return [
-        {"reference": name, **edge_scores(strength(found["weights"], arm), sources, targets, frame, means, work.seeds[0]), **cost}
+        {
+            "reference": name,
+            **edge_scores(strength(found["weights"], arm), sources, targets, frame, means, work.seeds[0]),
+            **cost,
+        }
         for name, frame in work.known.items()
     ]
 

@@ -80,7 +80,12 @@ def contents():
             "uns": repr(adata.uns),
             **{
                 f"{part}/{key}": np.asarray(value).tobytes()
-                for part in ("obsm", "layers", "obsp", "varm")
+                for part in ("obsm", "layers", "varm")
+                for key, value in getattr(adata, part).items()
+            },
+            **{
+                f"{part}/{key}": sp.csr_matrix(value).toarray().tobytes()
+                for part in ("obsp", "varp")
                 for key, value in getattr(adata, part).items()
             },
         }
@@ -139,3 +144,35 @@ def perturbed_cells(adata):
 def genes(adata):
     """Names of the genes of the toy cells; the vocabulary lacks the last five."""
     return list(adata.var_names)
+
+
+@pytest.fixture(scope="session")
+def edges():
+    """A network that `scdiva.tl.grn` wrote, as a matrix of all genes: NaN where there is no edge."""
+
+    def matrix(adata, key="scdiva_grn"):
+        graph = adata.varp[key].tocoo()
+        found = np.full(graph.shape, np.nan)
+        found[graph.row, graph.col] = graph.data
+        return found
+
+    return matrix
+
+
+@pytest.fixture(scope="session")
+def ranked():
+    """Genes of each cell by rank, as columns of adata, with tokens and values as far as the transformer sees them."""
+
+    def cells_of(adata, model):
+        from scdiva.data.cells import open_cells
+
+        c = model.config
+        source = open_cells(adata, model.vocabulary, max_length=c.input_length, entropy_floor=c.entropy_floor)
+        column = {int(token): i for i, token in enumerate(source.tokens) if token >= 0}
+        for _, (indptr, tokens, values) in source.windows(4096):
+            for start, stop in itertools.pairwise(indptr):
+                seen = slice(start, min(stop, start + c.max_length))
+                there = tokens[seen].astype(np.int64)
+                yield np.array([column[t] for t in there]), torch.tensor(there), torch.tensor(values[seen])
+
+    return cells_of

@@ -111,16 +111,16 @@ def choose_genes(
     ValueError
         If a gene that was named is unknown, not measured or expressed too rarely, or none is left.
     """
-    wide = known & (share.max(axis=0) >= min_fraction) & (share.max(axis=0) > 0)
-    wide &= np.isin(np.arange(len(wide)), cells.measured_tokens)
+    there = known & np.isin(np.arange(len(known)), cells.measured_tokens)
+    wide = there & (share.max(axis=0) >= min_fraction) & (share.max(axis=0) > 0)
     if sources == "tf":
         from scdiva.datasets import transcription_factors
 
         factors = cells.vocabulary.match(transcription_factors()).tokens
         chosen = np.intersect1d(factors, np.flatnonzero(wide))
     else:
-        chosen = _named(sources, "sources", cells, share, wide, min_fraction)
-    aims = _named(targets, "targets", cells, share, wide, min_fraction)
+        chosen = _named(sources, "sources", cells, share, there, wide, min_fraction)
+    aims = _named(targets, "targets", cells, share, there, wide, min_fraction)
     for name, found in (("sources", chosen), ("targets", aims)):
         if not len(found):
             what = "transcription factor" if name == "sources" and sources == "tf" else "gene known to the model"
@@ -137,6 +137,7 @@ def _named(
     what: str,
     cells: CellSource,
     share: NDArray[np.float64],
+    there: NDArray[np.bool_],
     wide: NDArray[np.bool_],
     min_fraction: float,
 ) -> NDArray[np.int64]:
@@ -147,9 +148,9 @@ def _named(
     if not wanted:
         raise ValueError(f"{what} names no gene; leave it out to take all.")
     tokens = cells.vocabulary.match(wanted).tokens.astype(np.int64)
-    missing = [name for name, token in zip(wanted, tokens, strict=True) if token not in cells.measured_tokens]
+    missing = [name for name, token in zip(wanted, tokens, strict=True) if token < 0 or not there[token]]
     if missing:
-        symbols = cells.vocabulary.symbols[cells.measured_tokens - N_SPECIAL]
+        symbols = cells.vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL]
         near = difflib.get_close_matches(missing[0], symbols.tolist(), n=3)
         raise ValueError(
             f"{len(missing)} of {len(wanted)} {what} are not among the genes of adata that the model knows (first: "
@@ -221,6 +222,11 @@ def choose_groups(
         raise ValueError(
             f"{len(small)} of {len(counted)} groups have fewer than {MIN_CELLS} cells (first: {small[0]!r}, "
             f"{size[number[small[0]]]}): a network of so few says nothing. Name the others with groups=[...]."
+        )
+    if reference == "rest" and (alone := [name for name in drawn if size.sum() - size[number[name]] < MIN_CELLS]):
+        raise ValueError(
+            f"fewer than {MIN_CELLS} cells are not of group {alone[0]!r}: a network of so few says nothing. Leave out "
+            'reference="rest".'
         )
     return code, drawn, numbered
 

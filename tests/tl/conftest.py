@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 
 import anndata as ad
 import numpy as np
@@ -176,3 +177,26 @@ def ranked():
                 yield np.array([column[t] for t in there]), torch.tensor(there), torch.tensor(values[seen])
 
     return cells_of
+
+
+@pytest.fixture
+def grouped(adata):
+    """Thirty-six cells in three groups, one of which has a slash in its name."""
+    cells = adata[:36].copy()
+    cells.obs["kind"] = pd.Categorical.from_codes(np.arange(36) % 7 % 3, ["CD4/CD8", "β δ", "plain"])
+    return cells
+
+
+@pytest.fixture
+def infer(one):
+    """Call `scdiva.tl.grn` for all edges, of a few sources where each costs passes of the model."""
+
+    def run(cells, method="correlation", **options):
+        names = list(cells.var_names if options.get("gene_ids") is None else cells.var[options["gene_ids"]])
+        if method == "knockout" and "sources" not in options:
+            options["sources"] = sorted(names)[10:14]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ad.ImplicitModificationWarning)
+            return sd.tl.grn(cells, method, **{"model": one, "n_targets": None, "min_fraction": 0} | options)
+
+    return run

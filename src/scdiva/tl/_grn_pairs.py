@@ -190,9 +190,9 @@ def choose_groups(
     if groupby is None:
         if groups is not None or reference is not None:
             raise ValueError("groups or reference are given without the column that holds them: groupby=...")
-        if adata.n_obs < MIN_CELLS:
-            raise ValueError(f"adata has {adata.n_obs} cells: a network of fewer than {MIN_CELLS} says nothing.")
-        return np.zeros(adata.n_obs, dtype=np.int64), [], [""]
+        code = np.zeros(adata.n_obs, dtype=np.int64)
+        check_groups(code, [], [""], None)
+        return code, [], [""]
     of_cell = column(adata, groupby)
     present = sorted(set(of_cell.tolist()))
     wanted = [groups] if isinstance(groups, str) else None if groups is None else [str(name) for name in groups]
@@ -216,19 +216,33 @@ def choose_groups(
     numbered = [*drawn, *(name for name in read if name not in drawn)]
     number = {name: i for i, name in enumerate(numbered)}
     code = np.array([number.get(name, -1) for name in of_cell], dtype=np.int64)
-    size = np.bincount(code[code >= 0], minlength=len(numbered))
+    check_groups(code, drawn, numbered, reference)
+    return code, drawn, numbered
+
+
+def check_groups(code: NDArray[np.int64], drawn: list[str], numbered: list[str], reference: str | None) -> None:
+    """Refuse groups of too few cells; arguments are what :func:`choose_groups` returns, and the reference.
+
+    Raises
+    ------
+    ValueError
+        With the first.
+    """
+    size = dict(zip(numbered, np.bincount(code[code >= 0], minlength=len(numbered)), strict=True))
+    if not drawn and size[""] < MIN_CELLS:
+        raise ValueError(f"there are {size['']} cells: a network of fewer than {MIN_CELLS} says nothing.")
     counted = [name for name in numbered if name in drawn or name == reference]
-    if small := [name for name in counted if size[number[name]] < MIN_CELLS]:
+    if small := [name for name in counted if size[name] < MIN_CELLS]:
         raise ValueError(
             f"{len(small)} of {len(counted)} groups have fewer than {MIN_CELLS} cells (first: {small[0]!r}, "
-            f"{size[number[small[0]]]}): a network of so few says nothing. Name the others with groups=[...]."
+            f"{size[small[0]]}): a network of so few says nothing. Name the others with groups=[...]."
         )
-    if reference == "rest" and (alone := [name for name in drawn if size.sum() - size[number[name]] < MIN_CELLS]):
+    rest = {name: sum(size.values()) - size[name] for name in drawn}
+    if reference == "rest" and (alone := [name for name in drawn if rest[name] < MIN_CELLS]):
         raise ValueError(
-            f"fewer than {MIN_CELLS} cells are not of group {alone[0]!r}: a network of so few says nothing. Leave out "
-            'reference="rest".'
+            f"only {rest[alone[0]]} cells are not of group {alone[0]!r}: a network of fewer than {MIN_CELLS} says "
+            'nothing. Leave out reference="rest".'
         )
-    return code, drawn, numbered
 
 
 def check_size(shape: tuple[int, int, int], bytes_each: int, **settings: Any) -> None:

@@ -87,7 +87,11 @@ def regulon(
     about = adata.uns[C.UNS][key]
     if network.group:
         values = values[np.flatnonzero(column(adata, str(about["groupby"])) == network.group)]
-    columns = var.index.get_indexer(network.names[[at[0], *targets]])
+    columns = np.array([at[0], *targets])
+    if use_raw:  # its columns are others
+        first = np.flatnonzero(~var.index.duplicated())
+        place = var.index[first].get_indexer(network.names[columns])
+        columns = np.where(place >= 0, first[place], -1)
     if (columns < 0).any():
         raise ValueError(
             f"{int((columns < 0).sum())} genes of the network are not in the matrix that correlations are taken of: "

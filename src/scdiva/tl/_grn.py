@@ -98,8 +98,8 @@ def grn(
     reference
         A group, or `"rest"`, all other groups together: the weights become differences from its network's.
     n_targets
-        Edges kept of each source, those of largest weight (for `"knockout"`, `"correlation"` and differences, of largest
-        absolute weight); None keeps all.
+        Edges kept of each source, those of largest weight (for `"knockout"`, `"correlation"` and differences, of
+        largest absolute weight); None keeps all.
     min_fraction
         Genes expressed in a smaller share of the cells, in each group, take no part.
     n_cells

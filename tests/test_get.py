@@ -6,6 +6,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse as sp
 from scipy.stats import false_discovery_control
 
 from scdiva import get
@@ -147,3 +148,88 @@ def test_what_is_no_prediction_is_refused(screen, by_hand):
         get.perturbation_df(predicted)
     with pytest.raises(TypeError, match="expected an AnnData"):
         get.perturbation_df("predicted.h5ad")
+
+
+@pytest.fixture
+def with_network() -> ad.AnnData:
+    """Eight genes with a network of a few edges, of which two tie, and one of a group."""
+    adata = ad.AnnData(np.ones((3, 8), np.float32), var=pd.DataFrame(index=list("ABCDEFGH")))
+    rows, columns = [0, 0, 0, 1, 3, 3], [1, 2, 5, 0, 0, 6]
+    weights = np.array([0.5, -2.0, 0.25, 1.0, -0.5, 0.75], np.float32)
+    adata.varp["scdiva_grn"] = sp.csr_matrix((weights, (rows, columns)), shape=(8, 8))
+    adata.varp["by_a_b"] = 2 * adata.varp["scdiva_grn"]
+    about = {"method": "correlation", "signed": True, "reference": "", "groups": np.array([], dtype=object)}
+    about |= {"keys": np.array(["scdiva_grn"]), "sources": np.array(list("ABD")), "targets": np.array(list("ABCEFG"))}
+    by = {"groups": np.array(["a/b"]), "keys": np.array(["by_a_b"]), "signed": False}
+    adata.uns["scdiva"] = {"scdiva_grn": about, "by": about | by}
+    return adata
+
+
+def test_edges_are_listed_the_strongest_first(with_network, tmp_path):
+    frame = get.grn_df(with_network)
+    assert list(frame) == ["source", "target", "weight"]
+    assert frame.to_numpy().tolist() == [
+        ["A", "C", -2.0], ["B", "A", 1.0], ["D", "G", 0.75], ["A", "B", 0.5], ["D", "A", -0.5], ["A", "F", 0.25],
+    ]  # fmt: skip
+    assert frame["weight"].dtype == np.float64
+    assert all(isinstance(name, str) for name in frame["source"])
+    assert list(frame.index) == list(range(6))
+    with_network.write_h5ad(tmp_path / "cells.h5ad")
+    pd.testing.assert_frame_equal(get.grn_df(ad.read_h5ad(tmp_path / "cells.h5ad")), frame)
+    by = get.grn_df(with_network, key="by", group="a/b")  # not signed: the largest first
+    assert by["weight"].tolist() == [2.0, 1.5, 1.0, 0.5, -1.0, -4.0]
+
+
+def test_edges_of_some_genes(with_network):
+    frame = get.grn_df(with_network)
+    pd.testing.assert_frame_equal(get.grn_df(with_network, top=2), frame.head(2))
+    pd.testing.assert_frame_equal(get.grn_df(with_network, top=99), frame)
+    part = frame[frame["source"].isin(["A", "D"]) & frame["target"].isin(["A", "B", "C"])].reset_index(drop=True)
+    found = get.grn_df(with_network, sources=["D", "A"], targets=["A", "B", "C"])
+    pd.testing.assert_frame_equal(found, part)
+    assert get.grn_df(with_network, sources="B")["target"].tolist() == ["A"]
+    with pytest.warns(UserWarning, match="1 of 2 genes are not in the network 'scdiva_grn' and are left out: H"):
+        assert get.grn_df(with_network, targets=["H", "F"])["source"].tolist() == ["A"]
+    empty = get.grn_df(with_network, sources=["B"], targets=["C"])
+    assert (len(empty), list(empty)) == (0, ["source", "target", "weight"])
+
+
+def test_networks_that_are_not_there_are_named(with_network):
+    with pytest.raises(KeyError, match=r"no network 'mine': call scdiva.tl.grn\(adata, ..., key_added='mine'"):
+        get.grn_df(with_network, key="mine")
+    with pytest.raises(KeyError, match="leave group out"):
+        get.grn_df(with_network, group="a/b")
+    with pytest.raises(KeyError, match="none of 1 genes"):
+        get.grn_df(with_network, sources=["H"])
+    with pytest.raises(ValueError, match="top must be at least 1, got 0"):
+        get.grn_df(with_network, top=0)
+
+
+def test_decoupler_takes_the_edges_unchanged():
+    """Its univariate linear model, beside the t statistics of scipy's regression."""
+    import decoupler
+    from scipy.stats import linregress
+
+    import scdiva as sd
+
+    cells = sd.datasets.pbmc68k_reduced()[:120].copy()
+    sd.tl.grn(cells, "correlation", sources="tf", n_targets=20, use_raw=True)
+    net = get.grn_df(cells)
+    before = net.copy()
+    decoupler.mt.ulm(cells, net=net, raw=True)
+    pd.testing.assert_frame_equal(net, before)
+    scores = cells.obsm["score_ulm"]
+    assert scores.shape == (120, net["source"].nunique())
+    x = pd.DataFrame(cells.raw.X.toarray(), columns=cells.raw.var_names)
+    x = x.loc[:, (x > 0).any()]  # it leaves out genes that no cell has
+    of_one = net[net["source"] == "SPI1"].set_index("target")["weight"].reindex(x.columns, fill_value=0.0)
+    for cell in (0, 57):
+        fit = linregress(of_one, x.iloc[cell])
+        np.testing.assert_allclose(scores["SPI1"].iloc[cell], fit.slope / fit.stderr, rtol=1e-3)
+    # and a table of what is known, as decoupler's resources have it, is what tl.regulon compares with
+    table = pd.DataFrame({"source": "SPI1", "target": x.columns[:30], "weight": np.tile([1.0, -1.0], 15)})
+    decoupler.mt.ulm(cells, net=table, raw=True)
+    assert cells.obsm["score_ulm"].shape == (120, 1)
+    found = sd.tl.regulon(cells, "SPI1", known=table, use_raw=True).set_index("target")["known"]
+    marked = table.set_index("target")["weight"].reindex(found.index)
+    pd.testing.assert_series_equal(found, marked, check_names=False)

@@ -242,3 +242,27 @@ def test_a_model_without_a_head_has_no_weight_of_it():
     assert one.integration is None
     assert not any("integration" in name for name in one.state_dict())
     assert [name for name in two.state_dict() if not name.startswith("integration.")] == list(one.state_dict())
+
+
+def test_a_function_reads_out_what_it_likes(model, cells, two_threads):
+    """It is given the tensors of a batch, whatever they are, on the device, in the workers."""
+    seen = set()
+
+    def weighted(network, tokens, values, bounds, weight):
+        assert not torch.is_grad_enabled()
+        seen.add(threading.current_thread().name.split("_")[0])
+        return network.encode(tokens, values, bounds).double() * weight
+
+    batches = [(*cell, torch.tensor(float(i))) for i, cell in enumerate(cells)]
+    states = encoded(model, cells)
+    for threads in (1, 3):
+        with open_encoder(model, threads=threads, what=weighted) as encode:
+            found = list(encode(lambda batch: batch, batches))
+        assert {part.dtype for part in found} == {np.dtype(np.float32)}
+        np.testing.assert_allclose(np.concatenate(found), states * np.arange(40)[:, None], rtol=1e-5)
+    assert seen == {"scdiva"}
+    assert runs_transformer(build(anchor="encoder", anchor_residual=False), weighted)
+    with open_encoder(model, what=lambda *_: torch.ones(2, 3, 4)) as encode:
+        assert next(encode(lambda cell: cell, cells[:1])).shape == (2, 3, 4)
+    with open_encoder(model, what=weighted) as encode, pytest.raises(TypeError, match="weight"):
+        list(encode(lambda cell: cell, cells))

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import warnings
 
 import anndata as ad
 import numpy as np
@@ -80,7 +81,12 @@ def contents():
             "uns": repr(adata.uns),
             **{
                 f"{part}/{key}": np.asarray(value).tobytes()
-                for part in ("obsm", "layers", "obsp", "varm")
+                for part in ("obsm", "layers", "varm")
+                for key, value in getattr(adata, part).items()
+            },
+            **{
+                f"{part}/{key}": sp.csr_matrix(value).toarray().tobytes()
+                for part in ("obsp", "varp")
                 for key, value in getattr(adata, part).items()
             },
         }
@@ -139,3 +145,58 @@ def perturbed_cells(adata):
 def genes(adata):
     """Names of the genes of the toy cells; the vocabulary lacks the last five."""
     return list(adata.var_names)
+
+
+@pytest.fixture(scope="session")
+def edges():
+    """A network that `scdiva.tl.grn` wrote, as a matrix of all genes: NaN where there is no edge."""
+
+    def matrix(adata, key="scdiva_grn"):
+        graph = adata.varp[key].tocoo()
+        found = np.full(graph.shape, np.nan)
+        found[graph.row, graph.col] = graph.data
+        return found
+
+    return matrix
+
+
+@pytest.fixture(scope="session")
+def ranked():
+    """Genes of each cell by rank, as columns of adata, with tokens and values as far as the transformer sees them."""
+
+    def cells_of(adata, model):
+        from scdiva.data.cells import open_cells
+
+        c = model.config
+        source = open_cells(adata, model.vocabulary, max_length=c.input_length, entropy_floor=c.entropy_floor)
+        column = {int(token): i for i, token in enumerate(source.tokens) if token >= 0}
+        for _, (indptr, tokens, values) in source.windows(4096):
+            for start, stop in itertools.pairwise(indptr):
+                seen = slice(start, min(stop, start + c.max_length))
+                there = tokens[seen].astype(np.int64)
+                yield np.array([column[t] for t in there]), torch.tensor(there), torch.tensor(values[seen])
+
+    return cells_of
+
+
+@pytest.fixture
+def grouped(adata):
+    """Thirty-six cells in three groups, one of which has a slash in its name."""
+    cells = adata[:36].copy()
+    cells.obs["kind"] = pd.Categorical.from_codes(np.arange(36) % 7 % 3, ["CD4/CD8", "β δ", "plain"])
+    return cells
+
+
+@pytest.fixture
+def infer(one):
+    """Call `scdiva.tl.grn` for all edges, of a few sources where each costs passes of the model."""
+
+    def run(cells, method="correlation", **options):
+        names = list(cells.var_names if options.get("gene_ids") is None else cells.var[options["gene_ids"]])
+        if method == "knockout" and "sources" not in options:
+            options["sources"] = sorted(names)[10:14]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ad.ImplicitModificationWarning)
+            return sd.tl.grn(cells, method, **{"model": one, "n_targets": None, "min_fraction": 0} | options)
+
+    return run

@@ -283,3 +283,41 @@ def test_cells_without_known_genes_are_removed_as_said(adata, one, vocabulary):
     scope = {"adata": cells, "np": np}
     exec(str(said.value).split("scdiva.tl.embed, ")[1].split(" removes them")[0], scope)
     assert list(scope["adata"].obs_names) == list(np.delete(np.array(cells.obs_names), 4))
+
+
+@pytest.mark.parametrize("kind", ["one", "plain"])
+def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, monkeypatch):
+    """By windows of a few cells; a function is given the tensors of the rows that a batch holds."""
+    from scdiva.tl._embed import how_to_run, open_for, run_cells
+
+    model = one if kind == "one" else plain
+    z = embedded(adata, model)
+    running = how_to_run(None, "cpu", "fp32")
+    reading = dict.fromkeys(("layer", "gene_ids")) | {"use_raw": False, "input": "auto"}
+    _, source, _ = open_for(model, adata, running, **reading, duplicates="sum", empty="error")
+    source.block_rows = 8
+    monkeypatch.setattr("scdiva.data.packing.WINDOW", 16)
+    only = np.random.default_rng(0).random(90) < 0.3
+    only[16:32] = False  # a window without any
+    asked = []
+
+    def numbers(rows):
+        asked.extend(rows.tolist())
+        return (torch.from_numpy(rows),)
+
+    def scaled(network, tokens, values, bounds, number):
+        return network.encode(tokens, values, bounds) * number[:, None]
+
+    for what, beside in (("lat", None), (scaled, numbers)):
+        seen = []
+        for rows, ragged, results in run_cells(model, source, running._replace(what=what), only=only, beside=beside):
+            assert len(ragged[0]) == len(rows) + 1
+            for cells, found in results:
+                seen += rows[cells].tolist()
+                expected = z[rows[cells]] * (1 if beside is None else rows[cells][:, None])
+                np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        assert sorted(seen) == np.flatnonzero(only).tolist()
+    assert sorted(asked) == np.flatnonzero(only).tolist()
+    assert list(run_cells(model, source, running, only=np.zeros(90, dtype=bool))) == []
+    with pytest.raises(TypeError, match="width of its own"):
+        running._replace(what=scaled).width(model)

@@ -44,7 +44,7 @@ class Network(NamedTuple):
         return self.method in _DIRECTED
 
     def strength(self, weight: NDArray[np.floating]) -> NDArray[np.floating]:
-        """What edges are ranked by: how far a signed weight is from 0, or how high one is that knows only more or less."""
+        """Give what edges are ranked by: how far a signed weight is from 0, else how high it is."""
         return np.abs(weight) if self.signed else weight
 
     @property

@@ -43,8 +43,8 @@ def regulon(
     Parameters
     ----------
     regulon
-        What `scdiva.tl.regulon` returned, or any frame with columns `source`, `target` and `weight`, the strongest first;
-        `sign` (by default that of the weight) and `known` are optional.
+        What `scdiva.tl.regulon` returned, or any frame with columns `source`, `target` and `weight`, the strongest
+        first; `sign` (by default that of the weight) and `known` are optional.
     source
         The factor drawn, where the frame has several.
     n_targets

@@ -54,7 +54,8 @@ def enrich_modules(
     KeyError
         If there is no such column.
     ValueError
-        If the file is no GMT file, the frame lacks a column, or no set has genes enough in the network.
+        If the file is no GMT file, the frame lacks a column, no gene has a module, or no set has genes enough in the
+        network.
     FileNotFoundError
         If there is no such file.
 
@@ -72,6 +73,8 @@ def enrich_modules(
     names = adata.var_names if gene_symbols is None else adata.var[gene_symbols]
     module = adata.var[key]
     known = module.notna().to_numpy()
+    if not known.any():
+        raise ValueError(f"no gene of adata has a module in adata.var[{key!r}].")
     of_gene = pd.DataFrame(
         {"name": np.asarray(names.astype(str))[known], "module": module[known].astype(str).to_numpy()}
     )
@@ -79,15 +82,14 @@ def enrich_modules(
     modules = {name: of_gene.loc[of_gene["module"] == name, "name"].tolist() for name in order}
     modules = {name: genes for name, genes in modules.items() if genes}
     sets = _read(gene_sets)
-    result = enrichment(modules, sets, of_gene["name"].tolist(), min_genes=min_genes, max_genes=max_genes)
-    if not len(result):
-        first = next(iter(sets), None)
+    background = set(of_gene["name"])
+    if not any(min_genes <= len(background.intersection(genes)) <= max_genes for genes in sets.values()):
         raise ValueError(
-            f"none of {len(sets)} gene sets (first: {first!r}) has {min_genes} to {max_genes} of the {len(of_gene)} "
-            f"genes of the network (first: {of_gene['name'].iloc[0]!r}): are both named alike? gene_symbols= names "
-            "the column of adata.var with the symbols."
+            f"none of {len(sets)} gene sets (first: {next(iter(sets), None)!r}) has {min_genes} to {max_genes} of the "
+            f"{len(background)} genes of the network (first: {of_gene['name'].iloc[0]!r}): are both named alike? "
+            "gene_symbols= names the column of adata.var with the symbols."
         )
-    return result
+    return enrichment(modules, sets, list(background), min_genes=min_genes, max_genes=max_genes)
 
 
 def _read(gene_sets: str | os.PathLike[str] | Mapping[str, Iterable[str]] | pd.DataFrame) -> dict[str, list[str]]:

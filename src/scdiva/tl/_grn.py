@@ -18,7 +18,7 @@ from scdiva.data.writing import check_writable, our_uns
 from scdiva.tl import _grn_attention, _grn_correlation, _grn_embedding, _grn_knockout
 from scdiva.tl._embed import how_to_run, open_for
 from scdiva.tl._gene_embedding import _tokens_of_var
-from scdiva.tl._grn_pairs import Pairs, check_size, choose_genes, choose_groups, expressed_share
+from scdiva.tl._grn_pairs import Pairs, check_groups, check_size, choose_genes, choose_groups, expressed_share
 
 if TYPE_CHECKING:
     import torch
@@ -98,8 +98,8 @@ def grn(
     reference
         A group, or `"rest"`, all other groups together: the weights become differences from its network's.
     n_targets
-        Edges kept of each source, those of largest weight (for `"knockout"`, `"correlation"` and differences, of largest
-        absolute weight); None keeps all.
+        Edges kept of each source, those of largest weight (for `"knockout"`, `"correlation"` and differences, of
+        largest absolute weight); None keeps all.
     min_fraction
         Genes expressed in a smaller share of the cells, in each group, take no part.
     n_cells
@@ -172,6 +172,9 @@ def grn(
     loaded, source, parameters = open_for(model, adata, running, **reading)
     for unused in ("pooling", "precision"):
         del parameters[unused]
+    if (empty_cells := source.lengths == 0).any():
+        group[empty_cells] = -1
+        check_groups(group, drawn, numbered, reference)
     column_of, names = _columns(adata, source)
     share = expressed_share(source, group, len(numbered))
     known = _grn_embedding.seen_tokens(loaded) & (column_of >= 0)

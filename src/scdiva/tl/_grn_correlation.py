@@ -37,11 +37,12 @@ def sums(pairs: Pairs, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.float64], 
             rows = np.flatnonzero((pairs.group[here] == number) & chosen[here])
             if not len(rows):
                 continue
-            x = values[rows].toarray()
+            # in float64: of a gene that all cells express the variance is a small part of the squares
+            x = values[rows].toarray().astype(np.float64)
             s, t = x[:, pairs.sources], x[:, pairs.targets]
             n[number] += len(rows)
             for total, part in ((of_sources[number], s), (of_targets[number], t)):
-                total += np.stack([part.sum(axis=0, dtype=np.float64), np.square(part, dtype=np.float64).sum(axis=0)])
+                total += np.stack([part.sum(axis=0), np.square(part).sum(axis=0)])
             products[number] += s.T @ t
     return n, of_sources, of_targets, products
 

@@ -111,16 +111,16 @@ def choose_genes(
     ValueError
         If a gene that was named is unknown, not measured or expressed too rarely, or none is left.
     """
-    wide = known & (share.max(axis=0) >= min_fraction) & (share.max(axis=0) > 0)
-    wide &= np.isin(np.arange(len(wide)), cells.measured_tokens)
+    there = known & np.isin(np.arange(len(known)), cells.measured_tokens)
+    wide = there & (share.max(axis=0) >= min_fraction) & (share.max(axis=0) > 0)
     if sources == "tf":
         from scdiva.datasets import transcription_factors
 
         factors = cells.vocabulary.match(transcription_factors()).tokens
         chosen = np.intersect1d(factors, np.flatnonzero(wide))
     else:
-        chosen = _named(sources, "sources", cells, share, wide, min_fraction)
-    aims = _named(targets, "targets", cells, share, wide, min_fraction)
+        chosen = _named(sources, "sources", cells, share, there, wide, min_fraction)
+    aims = _named(targets, "targets", cells, share, there, wide, min_fraction)
     for name, found in (("sources", chosen), ("targets", aims)):
         if not len(found):
             what = "transcription factor" if name == "sources" and sources == "tf" else "gene known to the model"
@@ -137,6 +137,7 @@ def _named(
     what: str,
     cells: CellSource,
     share: NDArray[np.float64],
+    there: NDArray[np.bool_],
     wide: NDArray[np.bool_],
     min_fraction: float,
 ) -> NDArray[np.int64]:
@@ -147,9 +148,9 @@ def _named(
     if not wanted:
         raise ValueError(f"{what} names no gene; leave it out to take all.")
     tokens = cells.vocabulary.match(wanted).tokens.astype(np.int64)
-    missing = [name for name, token in zip(wanted, tokens, strict=True) if token not in cells.measured_tokens]
+    missing = [name for name, token in zip(wanted, tokens, strict=True) if token < 0 or not there[token]]
     if missing:
-        symbols = cells.vocabulary.symbols[cells.measured_tokens - N_SPECIAL]
+        symbols = cells.vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL]
         near = difflib.get_close_matches(missing[0], symbols.tolist(), n=3)
         raise ValueError(
             f"{len(missing)} of {len(wanted)} {what} are not among the genes of adata that the model knows (first: "
@@ -189,9 +190,9 @@ def choose_groups(
     if groupby is None:
         if groups is not None or reference is not None:
             raise ValueError("groups or reference are given without the column that holds them: groupby=...")
-        if adata.n_obs < MIN_CELLS:
-            raise ValueError(f"adata has {adata.n_obs} cells: a network of fewer than {MIN_CELLS} says nothing.")
-        return np.zeros(adata.n_obs, dtype=np.int64), [], [""]
+        code = np.zeros(adata.n_obs, dtype=np.int64)
+        check_groups(code, [], [""], None)
+        return code, [], [""]
     of_cell = column(adata, groupby)
     present = sorted(set(of_cell.tolist()))
     wanted = [groups] if isinstance(groups, str) else None if groups is None else [str(name) for name in groups]
@@ -215,14 +216,33 @@ def choose_groups(
     numbered = [*drawn, *(name for name in read if name not in drawn)]
     number = {name: i for i, name in enumerate(numbered)}
     code = np.array([number.get(name, -1) for name in of_cell], dtype=np.int64)
-    size = np.bincount(code[code >= 0], minlength=len(numbered))
+    check_groups(code, drawn, numbered, reference)
+    return code, drawn, numbered
+
+
+def check_groups(code: NDArray[np.int64], drawn: list[str], numbered: list[str], reference: str | None) -> None:
+    """Refuse groups of too few cells; arguments are what :func:`choose_groups` returns, and the reference.
+
+    Raises
+    ------
+    ValueError
+        With the first.
+    """
+    size = dict(zip(numbered, np.bincount(code[code >= 0], minlength=len(numbered)), strict=True))
+    if not drawn and size[""] < MIN_CELLS:
+        raise ValueError(f"there are {size['']} cells: a network of fewer than {MIN_CELLS} says nothing.")
     counted = [name for name in numbered if name in drawn or name == reference]
-    if small := [name for name in counted if size[number[name]] < MIN_CELLS]:
+    if small := [name for name in counted if size[name] < MIN_CELLS]:
         raise ValueError(
             f"{len(small)} of {len(counted)} groups have fewer than {MIN_CELLS} cells (first: {small[0]!r}, "
-            f"{size[number[small[0]]]}): a network of so few says nothing. Name the others with groups=[...]."
+            f"{size[small[0]]}): a network of so few says nothing. Name the others with groups=[...]."
         )
-    return code, drawn, numbered
+    rest = {name: sum(size.values()) - size[name] for name in drawn}
+    if reference == "rest" and (alone := [name for name in drawn if rest[name] < MIN_CELLS]):
+        raise ValueError(
+            f"only {rest[alone[0]]} cells are not of group {alone[0]!r}: a network of fewer than {MIN_CELLS} says "
+            'nothing. Leave out reference="rest".'
+        )
 
 
 def check_size(shape: tuple[int, int, int], bytes_each: int, **settings: Any) -> None:

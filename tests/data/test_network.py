@@ -1,0 +1,112 @@
+"""Reading networks that stand in AnnData."""
+
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+from scdiva.data.network import genes_of, network_of
+
+NAMES = ["SPI1", "CSF1R", "LYZ", "CST3", "alone"]
+
+
+def about(method="knockout", groups=(), keys=("net",), **fields):
+    return {
+        "method": method, "signed": True, "reference": "", "groups": np.array(groups, dtype=object),
+        "keys": np.array(keys, dtype=object), "sources": np.array(["SPI1"]), "targets": np.array(NAMES[:4]), **fields,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def adata():
+    adata = ad.AnnData(np.ones((2, 5), np.float32), var=pd.DataFrame(index=NAMES))
+    weights = np.zeros((5, 5), np.float32)
+    weights[0, 1:4] = [0.5, -0.2, 0.3]
+    adata.varp["net"] = sp.csr_matrix(weights)
+    adata.varp["by_a_b"], adata.varp["by_c"] = sp.csc_matrix(2 * weights), -weights
+    adata.uns["scdiva"] = {
+        "net": about(),
+        "by": about("attention", ["a/b", "c"], ["by_a_b", "by_c"], reference="rest"),
+        "one": about("embedding", ["c"], ["by_c"], signed=False),
+    }
+    return adata
+
+
+def test_a_network_of_all_cells(adata):
+    network = network_of(adata, "net", None)
+    assert network.weights.format == "csr"
+    np.testing.assert_array_equal(network.weights.toarray(), adata.varp["net"].toarray())
+    assert network.names.tolist() == NAMES
+    assert network.sources.tolist() == [True, False, False, False, False]
+    assert network.targets.tolist() == [True, True, True, True, False]
+    assert (network.method, network.group, network.reference) == ("knockout", "", "")
+    assert network.signed
+    assert network.directed
+    assert network.title == "knockout"
+    assert "fall of the target" in network.unit
+    np.testing.assert_array_equal(network.strength(np.array([-2.0, 1.0])), [2.0, 1.0])
+
+
+def test_a_network_of_a_group(adata, tmp_path):
+    adata.write_h5ad(tmp_path / "a.h5ad")
+    for data in (adata, ad.read_h5ad(tmp_path / "a.h5ad")):
+        network = network_of(data, "by", "a/b")
+        np.testing.assert_array_equal(network.weights.toarray(), 2 * data.varp["net"].toarray())
+        assert network.title == "attention, a/b"
+        assert network.unit == "difference of\nmean attention rank\na/b − rest"
+        only = network_of(data, "one", None)  # the one that there is
+        np.testing.assert_array_equal(only.weights.toarray(), -data.varp["net"].toarray())
+        assert only.group == "c"
+        assert not only.signed
+        assert not only.directed
+        assert only.unit == "likeness of genes (sd)"
+        np.testing.assert_array_equal(only.strength(np.array([-2.0, 1.0])), [-2.0, 1.0])
+
+
+def test_slices_of_genes_keep_their_names(adata):
+    few = network_of(adata[:, [3, 0]].copy(), "net", None)
+    assert few.sources.tolist() == [False, True]
+    np.testing.assert_array_equal(few.weights.toarray(), np.array([[0, 0], [0.3, 0]], np.float32))
+
+
+@pytest.mark.parametrize(
+    ("key", "group", "said"),
+    [
+        (
+            "gone",
+            None,
+            r"uns\['scdiva'\] has no network 'gone': call scdiva.tl.grn\(adata, ..., key_added='gone'\) first",
+        ),
+        ("other", None, "has no network 'other'"),
+        ("net", "c", "group='c', and the network 'net' is of all cells: leave group out, or call .* groupby=..."),
+        ("by", None, "group=None must be one of those that 'by' has a network of: a/b, c"),
+        ("by", "a_b", "group='a_b' must be one"),
+        ("one", "a/b", "group='a/b' must be one"),
+        ("lost", None, r"adata.varp has no 'lost', it has net, by_a_b, by_c: call scdiva.tl.grn"),
+    ],
+)
+def test_what_is_not_there_is_named(adata, key, group, said):
+    adata.uns["scdiva"] |= {"other": {"method": "x"}, "lost": about(keys=["lost"])}
+    with pytest.raises(KeyError, match=said):
+        network_of(adata, key, group)
+    del adata.uns["scdiva"]
+    with pytest.raises(KeyError, match="has no network"):
+        network_of(adata, key, group)
+
+
+def test_genes_are_found_in_the_order_asked_for(adata):
+    network = network_of(adata, "net", None)
+    assert genes_of(network, ["LYZ", "SPI1", "LYZ"], "net").tolist() == [2, 0]
+    with pytest.warns(UserWarning, match="2 of 3 genes are not in the network 'net' and are left out: alone, CD3E"):
+        assert genes_of(network, ["alone", "CST3", "CD3E"], "net").tolist() == [3]
+    with pytest.raises(
+        KeyError, match=r"none of 1 genes .SPI2. is in the network 'net' of 4; it has SPI1.*min_fraction"
+    ):
+        genes_of(network, ["SPI2"], "net")
+    with pytest.raises(KeyError, match="none of 0 genes"):
+        genes_of(network, [], "net")
+    with pytest.raises(TypeError, match="genes='SPI1' must be a list"):
+        genes_of(network, "SPI1", "net")

@@ -1,0 +1,124 @@
+"""What a model says of the pairs of genes of one cell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from scdiva._constants import MASK, N_SPECIAL
+from scdiva.models.gene_graph import attention_ranks, value_falls
+from scdiva.models.inference import open_encoder, read_out
+
+
+@pytest.fixture(scope="module")
+def model(network):
+    return network(n_layers=2, max_length=20)
+
+
+@pytest.fixture
+def cell():
+    """A cell of 17 genes, packed."""
+    draw = torch.Generator().manual_seed(0)
+    tokens = torch.randperm(30, generator=draw)[:17] + N_SPECIAL
+    return tokens, torch.rand(17, generator=draw) * 4, torch.tensor([0, 17], dtype=torch.int32)
+
+
+def longer(tokens, values):
+    """The same cell with ten genes more than the model sees."""
+    more = torch.tensor([t for t in range(N_SPECIAL, N_SPECIAL + 30) if t not in tokens.tolist()])[:13]
+    return torch.cat([tokens, more]), torch.cat([values, torch.ones(13)]), torch.tensor([0, 30], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("chosen", [{}, {"layers": [1]}, {"heads": [1]}, {"layers": [0], "heads": [0]}])
+def test_ranks_of_averaged_attention(model, cell, chosen):
+    ranks = read_out(model, cell, attention_ranks(**chosen))
+    assert (ranks.shape, ranks.dtype) == ((17, 17), torch.float32)
+    mean = np.zeros((17, 17))
+    for layer, _, weights in model.attention_weights(*cell):
+        for head in chosen.get("heads", (0, 1)):
+            if layer in chosen.get("layers", (0, 1)):
+                mean += weights[head, 1:, 1:].detach().double().numpy()
+    order = mean.argsort(axis=1)
+    for query in range(17):
+        np.testing.assert_allclose(ranks[query, order[query]], np.arange(1, 18) / 17)
+
+
+def test_ranks_of_the_genes_that_the_transformer_sees(model, cell):
+    long = longer(*cell[:2])
+    with pytest.raises(ValueError, match="genes"):
+        list(model.attention_weights(*long))
+    seen = long[0][:20], long[1][:20], torch.tensor([0, 20], dtype=torch.int32)
+    ranks = read_out(model, long, attention_ranks())
+    assert torch.equal(ranks, read_out(model, seen, attention_ranks()))
+    assert ranks.shape == (20, 20)
+    alone = tuple(part[:1] for part in cell[:2])
+    assert read_out(model, (*alone, torch.tensor([0, 1], dtype=torch.int32)), attention_ranks()).tolist() == [[1.0]]
+
+
+def values_of(model, tokens, values, hidden):
+    with torch.no_grad():
+        out = model(tokens, values, torch.tensor([0, len(tokens)], dtype=torch.int32), value_mask=hidden)
+        return dict(zip(tokens[hidden].tolist(), model.predict_values(out.hidden[hidden]).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("removal", ["remove", "mask"])
+@pytest.mark.parametrize("first", [0, 3])
+def test_falls_are_differences_of_predictions(model, cell, removal, first):
+    tokens, values, _ = cell
+    sources = torch.tensor([0, 3, 9])
+    found = read_out(model, (*cell, sources, torch.tensor(first)), value_falls(removal))
+    assert found.shape == (3, 17)
+    hidden = torch.arange(17) % 4 == first
+    before = values_of(model, tokens, values, hidden)
+    for row, source in enumerate(sources.tolist()):
+        asked = hidden.clone()
+        asked[source] = False
+        if removal == "remove":
+            left = torch.arange(17) != source
+            after = values_of(model, tokens[left], values[left], hidden[left])
+        else:
+            masked = tokens.clone()
+            masked[source] = MASK
+            after = values_of(model, masked, values, asked)
+        assert torch.isfinite(found[row]).tolist() == asked.tolist()
+        expected = [before[t] - after[t] for t in tokens[asked].tolist()]
+        np.testing.assert_allclose(found[row, asked], expected, atol=1e-6)
+        assert np.abs(expected).max() > 1e-5
+
+
+@pytest.mark.parametrize("removal", ["remove", "mask"])
+def test_falls_of_short_and_long_cells(model, cell, removal):
+    read = value_falls(removal)
+    long = longer(*cell[:2])
+    sources, first = torch.tensor([4, 19]), torch.tensor(1)
+    seen = long[0][:20], long[1][:20], torch.tensor([0, 20], dtype=torch.int32)
+    found = read_out(model, (*long, sources, first), read)
+    assert found.shape == (2, 20)
+    np.testing.assert_array_equal(found, read_out(model, (*seen, sources, first), read))
+    for n, hidden in ((1, 0), (1, 2), (2, 1), (3, 3)):
+        few = cell[0][:n], cell[1][:n], torch.tensor([0, n], dtype=torch.int32)
+        falls = read_out(model, (*few, torch.tensor([0]), torch.tensor(hidden)), read)
+        assert torch.isfinite(falls).tolist() == [[place == hidden and place > 0 for place in range(n)]]
+    none = read_out(model, (*cell, torch.tensor([], dtype=torch.long), first), read)
+    assert none.shape == (0, 17)
+
+
+def test_what_is_not_there_is_refused(model, cell):
+    with pytest.raises(ValueError, match='removal must be "remove" or "mask", got \'cut\''):
+        value_falls("cut")
+    with pytest.raises(ValueError, match="layers must be numbers from 0 to 1"):
+        read_out(model, cell, attention_ranks(layers=[2]))
+
+
+def test_workers_change_nothing_and_the_model_is_left_as_it_was(model, cell):
+    tokens, values, _ = cell
+    cells = [(tokens[:n], values[:n], torch.tensor([0, n], dtype=torch.int32)) for n in range(1, 18)]
+    with torch.inference_mode():
+        expected = [read_out(model, one, attention_ranks()).numpy() for one in cells]
+    for threads in (1, 3):
+        with open_encoder(model, threads=threads, what=attention_ranks()) as encode:
+            for found, one in zip(encode(lambda c: c, cells), expected, strict=True):
+                np.testing.assert_array_equal(found, one)
+    assert not model.training
+    assert torch.is_grad_enabled()

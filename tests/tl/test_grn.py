@@ -1,0 +1,284 @@
+"""`tl.grn`: what it writes, what that depends on, and what it refuses; the methods have files of their own."""
+
+from __future__ import annotations
+
+import random
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+
+import scdiva as sd
+
+METHODS = ("embedding", "attention", "knockout", "correlation")
+OF_THE_CALL = {
+    "method", "model", "vocabulary", "groupby", "groups", "keys", "reference", "sources", "targets", "n_targets",
+    "min_fraction", "n_cells", "cells", "signed", "seed", "seconds", "layer", "use_raw", "input", "gene_ids",
+    "duplicates", "empty", "share_genes", "share_counts",
+}  # fmt: skip
+OWN = {"attention": {"layers", "heads"}, "knockout": {"removal"}}
+
+
+@pytest.fixture
+def cells(grouped):
+    return grouped
+
+
+def near(found, expected, method):
+    """Alike but for the order of sums and, for attention, ranks of keys that differ by a rounding."""
+    np.testing.assert_allclose(found, expected, atol={"attention": 5e-3, "knockout": 1e-5}.get(method, 2e-5))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_writes_what_it_says_and_h5ad_holds_it(cells, infer, method, tmp_path):
+    cells.uns["scdiva"] = {"mine": 1}
+    assert infer(cells, method) is None
+    assert infer(cells, method, groupby="kind", groups=["plain", "CD4/CD8"], n_targets=7, key_added="by") is None
+    assert set(cells.varp) == {"scdiva_grn", "by_plain", "by_CD4_CD8"}
+    for graph in cells.varp.values():
+        assert sp.issparse(graph)
+        assert (graph.format, graph.dtype, graph.shape) == ("csr", np.float32, (60, 60))
+        assert graph.nnz > 20
+        assert np.isfinite(graph.data).all()
+        assert (graph.data != 0).all()
+        assert (graph.diagonal() == 0).all()
+    assert cells.uns["scdiva"]["mine"] == 1
+    whole, by = cells.uns["scdiva"]["scdiva_grn"], cells.uns["scdiva"]["by"]
+    assert set(whole) == set(by) == OF_THE_CALL | OWN.get(method, set())
+    assert (list(whole["groups"]), list(whole["keys"]), whole["groupby"]) == ([], ["scdiva_grn"], "")
+    assert (list(by["groups"]), list(by["keys"]), by["groupby"]) == (
+        ["plain", "CD4/CD8"],
+        ["by_plain", "by_CD4_CD8"],
+        "kind",
+    )
+    assert (whole["method"], whole["model"], whole["input"]) == (method, "ScDiVa", "counts")
+    assert (whole["n_targets"], by["n_targets"]) == (0, 7)
+    assert whole["cells"].tolist() == [36]
+    assert by["cells"].tolist() == [(cells.obs["kind"] == kind).sum() for kind in ("plain", "CD4/CD8")]
+    used = cells.varp["scdiva_grn"].tocoo()
+    names = cells.var_names
+    assert set(names[used.row]) <= set(whole["sources"])
+    assert set(names[used.col]) <= set(whole["targets"])
+    cells.write_h5ad(tmp_path / "a.h5ad")
+    cells.write_zarr(tmp_path / "a.zarr")
+    for back in (ad.read_h5ad(tmp_path / "a.h5ad"), ad.read_zarr(tmp_path / "a.zarr")):
+        for options in ({}, {"key": "by", "group": "CD4/CD8"}, {"key": "by", "group": "plain", "top": 5}):
+            pd.testing.assert_frame_equal(sd.get.grn_df(back, **options), sd.get.grn_df(cells, **options))
+        for key in ("scdiva_grn", "by"):
+            read, written = back.uns["scdiva"][key], cells.uns["scdiva"][key]
+            assert set(read) == set(written)
+            for name, value in written.items():
+                np.testing.assert_array_equal(np.asarray(read[name]), np.asarray(value))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_columns_and_storage_change_nothing(cells, infer, edges, method, tmp_path):
+    infer(cells, method)
+    expected = edges(cells)
+    order = np.random.default_rng(0).permutation(60)
+    moved = cells[:, order].copy()
+    infer(moved, method)
+    near(edges(moved), expected[np.ix_(order, order)], method)
+    dense, csc = cells.copy(), cells.copy()
+    dense.X, csc.X = dense.X.toarray(), sp.csc_matrix(csc.X)
+    explicit = cells.copy()  # zeros that are stored are zeros
+    explicit.X = sp.csr_matrix(
+        (cells.X.toarray().ravel(), np.tile(np.arange(60), 36), np.arange(0, 36 * 60 + 1, 60)), shape=(36, 60)
+    )
+    cells.write_h5ad(tmp_path / "a.h5ad")
+    backed = ad.read_h5ad(tmp_path / "a.h5ad", backed="r")
+    for kind in (dense, csc, explicit, cells[:], backed):
+        infer(kind, method, key_added="again")
+        np.testing.assert_array_equal(edges(kind, "again"), expected)
+        for name in ("sources", "targets"):
+            assert list(kind.uns["scdiva"]["again"][name]) == list(cells.uns["scdiva"]["scdiva_grn"][name])
+    backed.file.close()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_blocks_windows_and_workers_change_little_or_nothing(cells, infer, edges, method, monkeypatch):
+    from scdiva.data.cells import open_cells
+
+    infer(cells, method, groupby="kind", groups=["plain"], reference="rest")
+    expected = edges(cells, "scdiva_grn_plain")
+    with sd.settings.override(threads=3):
+        infer(cells, method, groupby="kind", groups=["plain"], reference="rest", key_added="t")
+    np.testing.assert_array_equal(edges(cells, "t_plain"), expected)
+    monkeypatch.setattr("scdiva.data.packing.WINDOW", 10)
+    monkeypatch.setitem(open_cells.__kwdefaults__, "block_rows", 5)
+    for part in ("attention", "knockout"):
+        monkeypatch.setattr(f"scdiva.tl._grn_{part}._HELD_TOKENS", 60)
+    infer(cells, method, groupby="kind", groups=["plain"], reference="rest", key_added="b")
+    near(edges(cells, "b_plain"), expected, method)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_of_each_source_the_strongest_are_kept(cells, infer, edges, method):
+    infer(cells, method)
+    infer(cells, method, n_targets=5, key_added="few")
+    every, few = edges(cells), edges(cells, "few")
+    for source in range(60):
+        kept = np.flatnonzero(np.isfinite(few[source]))
+        np.testing.assert_array_equal(few[source, kept], every[source, kept])
+        size = np.abs(every[source]) if cells.uns["scdiva"]["few"]["signed"] else every[source]
+        assert len(kept) == min(5, np.isfinite(size).sum())
+        assert not len(kept) or np.nanmax(np.delete(size, kept)) <= size[kept].min()
+
+
+def test_of_equal_weights_the_first_columns_are_kept(cells, infer, edges):
+    """Genes with the same counts have the same correlation with all others."""
+    x = cells.X.toarray()
+    x[:, 30:40] = x[:, [20]]
+    cells.X = x
+    infer(cells, n_targets=4)
+    assert np.flatnonzero(np.isfinite(edges(cells)[35])).tolist() == [20, 30, 31, 32]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_of_columns_of_one_gene_the_first_stands_for_it(cells, infer, edges, one, method):
+    ids = dict(zip(one.vocabulary.symbols, one.vocabulary.ensembl_ids, strict=True))
+    half = sp.csr_matrix(cells.X.multiply(np.where(np.arange(60) < 10, 0.5, 1.0)[None]))
+    twice = ad.AnnData(
+        sp.hstack([half, half[:, :10]]).tocsr().astype(np.float32),
+        obs=cells.obs,
+        var=pd.DataFrame(index=[*cells.var_names, *(ids[name] for name in cells.var_names[:10])]),
+    )
+    twice.X = twice.X * 2  # counts are whole
+    cells.X = cells.X * 2
+    sources = list(cells.var_names[[2, 12]])
+    infer(cells, method, sources=sources)
+    infer(twice, method, sources=[ids[sources[0]], sources[1]])
+    found = edges(twice)
+    assert np.isnan(found[60:]).all()
+    assert np.isnan(found[:, 60:]).all()
+    near(found[:60, :60], edges(cells), method)
+    assert list(twice.uns["scdiva"]["scdiva_grn"]["sources"]) == sources
+    with pytest.raises(ValueError, match="duplicates"):
+        infer(twice, method, duplicates="error")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_ensembl_ids_layers_and_raw(cells, infer, edges, method):
+    names = list(cells.var_names)
+    asked = {"sources": [names[3], names[9], names[3]], "targets": [names[9], names[30], names[4]]}
+    infer(cells, method, **asked)
+    expected = edges(cells)
+    assert np.isfinite(expected).sum() == 5
+    assert set(np.flatnonzero(np.isfinite(expected).any(axis=1))) == {3, 9}
+    of_ids = cells.copy()
+    of_ids.var_names = cells.var["ensembl_id"]
+    infer(of_ids, method, **asked, key_added="again")
+    np.testing.assert_array_equal(edges(of_ids, "again"), expected)
+    assert list(of_ids.uns["scdiva"]["again"]["sources"]) == sorted(
+        cells.var["ensembl_id"].iloc[[3, 9]], key=list(of_ids.var_names).index
+    )
+    infer(
+        cells,
+        method,
+        **{what: list(cells.var.loc[these, "ensembl_id"]) for what, these in asked.items()},
+        key_added="by_id",
+    )
+    np.testing.assert_array_equal(edges(cells, "by_id"), expected)
+    numbered = cells.copy()
+    numbered.var["symbol"] = names
+    numbered.var_names = [f"row{i}" for i in range(60)]
+    numbered.layers["counts"] = cells.X.copy()
+    numbered.X = numbered.X.toarray() - 3.0
+    infer(numbered, method, **asked, layer="counts", gene_ids="symbol", key_added="again")
+    np.testing.assert_array_equal(edges(numbered, "again"), expected)
+    assert set(numbered.uns["scdiva"]["again"]["targets"]) == {"row4", "row9", "row30"}
+    few = cells[:, [30, 4, 3, 9]].copy()
+    few.raw = cells
+    infer(few, method, **asked, use_raw=True, key_added="again")
+    np.testing.assert_array_equal(edges(few, "again"), expected[np.ix_([30, 4, 3, 9], [30, 4, 3, 9])])
+    with pytest.raises(ValueError, match=f"1 of 1 sources are not among the genes of adata.*{names[12]!r}"):
+        infer(few, method, sources=names[12], use_raw=True)
+
+
+def test_lognormalised_expression_gives_the_network_of_its_counts(cells, infer, edges):
+    infer(cells)
+    log = cells.copy()
+    log.X = np.log1p(cells.X.toarray() / cells.X.toarray().sum(axis=1, keepdims=True) * 1e4)
+    infer(log, key_added="log")
+    assert log.uns["scdiva"]["log"]["input"] == "lognorm"
+    np.testing.assert_allclose(edges(log, "log"), edges(cells), atol=1e-4)
+
+
+def test_transcription_factors_are_sources_on_request():
+    """The bundled model, real cells."""
+    cells = sd.datasets.pbmc68k_reduced()
+    sd.tl.grn(cells, sources="tf", n_targets=50, use_raw=True)
+    about = cells.uns["scdiva"]["scdiva_grn"]
+    factors = set(sd.datasets.transcription_factors())
+    assert set(about["sources"]) == factors & set(about["targets"])
+    assert {"SPI1", "IRF8", "KLF6"} <= set(about["sources"])
+    assert len(about["targets"]) > 600
+    assert (np.diff(cells.varp["scdiva_grn"].indptr)[cells.var_names.isin(about["sources"])] == 50).all()
+    assert about["model"] == "scdiva-mini"
+    table = sd.get.grn_df(cells, sources=["SPI1"], top=20)
+    assert {"CST3", "TYROBP", "LYZ", "FCER1G", "AIF1"} & set(table["target"])
+
+
+def test_a_copy_leaves_the_original_alone(cells, infer, contents):
+    before = contents(cells)
+    copy = infer(cells, groupby="kind", copy=True)
+    assert set(copy.varp) == {"scdiva_grn_CD4_CD8", "scdiva_grn_plain", "scdiva_grn_β δ"}
+    assert contents(cells) == before
+    infer(cells, groupby="kind")
+    after = contents(cells)
+    assert set(after) - set(before) == {f"varp/{key}" for key in copy.varp}
+    assert after["X"] == before["X"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_users_state_is_left_alone(cells, infer, one, method):
+    def drawn():
+        return torch.rand(2).tolist(), np.random.rand(2).tolist(), [random.random() for _ in range(2)]  # noqa: NPY002
+
+    def seeded():
+        torch.manual_seed(3)
+        np.random.seed(3)  # noqa: NPY002
+        random.seed(3)
+
+    seeded()
+    expected = drawn()
+    seeded()
+    weights = {name: value.clone() for name, value in one.state_dict().items()}
+    one.train()
+    infer(cells, method, n_cells=12)
+    assert one.training
+    one.eval()
+    assert drawn() == expected
+    assert all(torch.equal(weights[name], value) for name, value in one.state_dict().items())
+
+
+def test_the_seed_is_the_settings_unless_given(cells, infer, edges):
+    for key, rng, seed in (("a", None, 5), ("b", 5, 0), ("c", np.random.default_rng(5), 0), ("d", None, 6)):
+        with sd.settings.override(seed=seed):
+            infer(cells, n_cells=15, rng=rng, key_added=key)
+    np.testing.assert_array_equal(edges(cells, "a"), edges(cells, "b"))
+    assert not np.array_equal(edges(cells, "a"), edges(cells, "d"), equal_nan=True)
+    infer(cells, n_cells=15, rng=np.random.default_rng(5), key_added="again")
+    np.testing.assert_array_equal(edges(cells, "c"), edges(cells, "again"))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_cells_without_genes_have_no_part(cells, infer, one, edges, contents, method):
+    known = one.vocabulary.match(list(cells.var_names)).tokens >= 0
+    without = np.arange(36) >= 34
+    cells.X = sp.csr_matrix(cells.X.multiply(~without[:, None] | ~known))
+    with pytest.raises(ValueError, match="2 of 36 cells"):
+        infer(cells, method)
+    infer(cells, method, empty="nan")
+    rest = cells[~without].copy()
+    infer(rest, method)
+    near(edges(rest), edges(cells), method)
+    assert rest.uns["scdiva"]["scdiva_grn"]["cells"] == cells.uns["scdiva"]["scdiva_grn"]["cells"] == [34]
+    cells.obs["kind"] = np.where(np.arange(36) > 24, "few", "many")  # eleven, two of them empty
+    before = contents(cells)
+    with pytest.raises(ValueError, match=r"1 of 2 groups have fewer than 10 cells \(first: 'few', 9\)"):
+        infer(cells, method, groupby="kind", empty="nan")
+    assert contents(cells) == before

@@ -1,0 +1,121 @@
+"""Attention networks beside a loop over the cells and their queries."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import scdiva as sd
+from scdiva.tl._grn_attention import PRIOR_CELLS
+
+
+@pytest.fixture
+def cells(adata):
+    cells = adata[:45].copy()
+    cells.obs["kind"] = np.array(["A", "B", "C"])[np.arange(45) % 7 % 3]
+    return cells
+
+
+@pytest.fixture
+def by_hand(ranked):
+    def mean_ranks(cells, model, rows=None, layers=(0, 1), heads=(0, 1)) -> np.ndarray:
+        """Sources (keys) × targets (queries); NaN for pairs that no cell holds, and for a gene with itself."""
+        total, n_cells = np.zeros((2, cells.n_vars, cells.n_vars))
+        for row, (columns, tokens, values) in enumerate(ranked(cells, model)):
+            if rows is not None and not rows[row]:
+                continue
+            n = len(columns)
+            with torch.no_grad():
+                bounds = torch.tensor([0, n], dtype=torch.int32)
+                found = list(model.attention_weights(tokens, values, bounds))
+            chosen = [w[head].double().numpy() for layer, _, w in found if layer in layers for head in heads]
+            mean = np.mean(chosen, axis=0)[1:, 1:]  # without [LAT]
+            for query in range(n):
+                for key in range(n):
+                    rank = (mean[query] <= mean[query, key]).sum() / n
+                    total[columns[key], columns[query]] += rank
+                    n_cells[columns[key], columns[query]] += 1
+        found = (total + PRIOR_CELLS / 2) / (n_cells + PRIOR_CELLS)
+        found[n_cells == 0] = np.nan
+        np.fill_diagonal(found, np.nan)
+        return found
+
+    return mean_ranks
+
+
+def attend(cells, model, **options):
+    sd.tl.grn(cells, "attention", model=model, **{"n_targets": None, "min_fraction": 0} | options)
+
+
+def close(found, expected):
+    """Alike but for the ranks of keys that differ by a rounding."""
+    np.testing.assert_allclose(found, expected, atol=5e-3)
+    assert np.nanmean(np.abs(found - expected)) < 2e-5
+
+
+def test_is_a_loop_over_cells(cells, one, edges, by_hand):
+    attend(cells, one)
+    found = edges(cells)
+    close(found, by_hand(cells, one))
+    assert 0 < np.nanmin(found) < 0.45 < 0.55 < np.nanmax(found) < 1
+    assert np.nanmax(np.abs(found - found.T)) > 0.05  # directed
+    about = cells.uns["scdiva"]["scdiva_grn"]
+    assert not about["signed"]
+    assert (list(about["layers"]), list(about["heads"])) == ([], [])
+
+
+def test_cells_longer_than_the_transformer_sees_are_cut(cells, build, edges, by_hand):
+    model = build(anchor="encoder")
+    object.__setattr__(model.config, "max_length", 12)
+    attend(cells, model)
+    found, expected = edges(cells), by_hand(cells, model)
+    assert np.isnan(expected).mean() > 0.1
+    close(found, expected)
+
+
+def test_layers_and_heads_are_chosen(cells, one, edges, by_hand):
+    few = cells[:15].copy()
+    for number, chosen in enumerate(({"layers": [1]}, {"heads": [0]}, {"layers": [0], "heads": [1]})):
+        attend(few, one, **chosen, key_added=f"g{number}")
+        close(edges(few, f"g{number}"), by_hand(few, one, **chosen))
+        about = few.uns["scdiva"][f"g{number}"]
+        assert list(about["layers"]) == chosen.get("layers", [])
+        assert list(about["heads"]) == chosen.get("heads", [])
+
+
+def test_of_groups_and_against_the_rest(cells, one, edges, by_hand):
+    kind = cells.obs["kind"].to_numpy()
+    of_a, others = by_hand(cells, one, kind == "A"), by_hand(cells, one, kind != "A")
+    attend(cells, one, groupby="kind", groups="A")
+    close(edges(cells, "scdiva_grn_A"), of_a)
+    attend(cells, one, groupby="kind", groups="A", reference="rest", key_added="d")
+    close(edges(cells, "d_A"), np.where(of_a == others, np.nan, of_a - others))
+    assert cells.uns["scdiva"]["d"]["signed"]
+    assert cells.varp["d_A"].data.min() < 0 < cells.varp["d_A"].data.max()
+
+
+def test_some_sources_and_targets(cells, one, edges):
+    attend(cells, one)
+    names = cells.var_names
+    attend(cells, one, sources=list(names[[3, 8]]), targets=list(names[[1, 3, 20]]), key_added="some")
+    expected = np.full((60, 60), np.nan)
+    expected[np.ix_([3, 8], [1, 3, 20])] = edges(cells)[np.ix_([3, 8], [1, 3, 20])]
+    np.testing.assert_allclose(edges(cells, "some"), expected, atol=1e-6)
+
+
+def test_only_some_cells(cells, one, edges, by_hand):
+    attend(cells, one, n_cells=12, rng=4)
+    assert cells.uns["scdiva"]["scdiva_grn"]["cells"].tolist() == [12]
+    attend(cells, one, n_cells=12, rng=4, key_added="again")
+    np.testing.assert_array_equal(edges(cells, "again"), edges(cells))
+    attend(cells, one, n_cells=12, rng=5, key_added="other")
+    assert np.nanmax(np.abs(edges(cells, "other") - edges(cells))) > 0.01
+
+
+@pytest.mark.parametrize(("chosen", "said"), [({"layers": [2]}, "layers must"), ({"heads": [0, -1]}, "heads must")])
+def test_what_the_model_lacks_is_refused(cells, one, contents, chosen, said):
+    before = contents(cells)
+    with pytest.raises(ValueError, match=said):
+        attend(cells, one, **chosen)
+    assert contents(cells) == before

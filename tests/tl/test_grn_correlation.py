@@ -1,0 +1,83 @@
+"""Correlations beside numpy's, group by group."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import scdiva as sd
+
+
+@pytest.fixture
+def cells(adata):
+    cells = adata.copy()
+    cells.obs["kind"] = np.array(["A", "B", "C"])[np.arange(90) % 7 % 3]
+    return cells
+
+
+def by_hand(cells, known, rows=slice(None)) -> np.ndarray:
+    """All genes × all genes; NaN where one is unknown, does not vary, or is the other."""
+    counts = np.asarray(sp.csr_matrix(cells.X).todense(), dtype=np.float64)
+    values = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True))[rows]
+    found = np.full((cells.n_vars,) * 2, np.nan)
+    these = np.flatnonzero(known & (values.std(axis=0) > 0))
+    found[np.ix_(these, these)] = np.corrcoef(values[:, these].T)
+    np.fill_diagonal(found, np.nan)
+    return found
+
+
+@pytest.fixture
+def known(cells, one):
+    return one.vocabulary.match(list(cells.var_names)).tokens >= 0
+
+
+def correlate(cells, model, **options):
+    sd.tl.grn(cells, "correlation", model=model, **{"n_targets": None, "min_fraction": 0} | options)
+
+
+def test_are_pearsons(cells, one, known, edges):
+    correlate(cells, one)
+    assert 50 < known.sum() < 60
+    np.testing.assert_allclose(edges(cells), by_hand(cells, known), atol=1e-6)
+    assert cells.uns["scdiva"]["scdiva_grn"]["signed"]
+
+
+def test_of_groups_and_their_differences(cells, one, known, edges):
+    of = {name: by_hand(cells, known, (cells.obs["kind"] == name).to_numpy()) for name in "ABC"}
+    correlate(cells, one, groupby="kind")
+    for name in "ABC":
+        np.testing.assert_allclose(edges(cells, f"scdiva_grn_{name}"), of[name], atol=1e-6)
+    correlate(cells, one, groupby="kind", reference="B", key_added="d")
+    assert sorted(key for key in cells.varp if key.startswith("d")) == ["d_A", "d_C"]
+    np.testing.assert_allclose(edges(cells, "d_C"), of["C"] - of["B"], atol=1e-6)
+    correlate(cells, one, groupby="kind", groups=["B"], reference="rest", key_added="r")
+    others = by_hand(cells, known, (cells.obs["kind"] != "B").to_numpy())
+    np.testing.assert_allclose(edges(cells, "r_B"), of["B"] - others, atol=1e-6)
+    assert list(cells.uns["scdiva"]["r"]["groups"]) == ["B"]
+
+
+def test_what_does_not_vary_has_no_edge(cells, one, known, edges):
+    """A gene that is alike in all cells: one count in each, and cells of one depth."""
+    counts = cells.X.toarray()
+    counts[:, 3] = 1
+    counts[:, 5] += counts.sum(axis=1).max() - counts.sum(axis=1)
+    cells.X = counts
+    correlate(cells, one)
+    found = edges(cells)
+    assert np.isnan(found[3]).all()
+    assert np.isnan(found[:, 3]).all()
+    np.testing.assert_allclose(found, by_hand(cells, known & (np.arange(60) != 3)), atol=1e-6)
+
+
+def test_only_some_cells(cells, one, known, edges):
+    correlate(cells, one, n_cells=30, rng=1)
+    first = edges(cells)
+    assert cells.uns["scdiva"]["scdiva_grn"]["cells"].tolist() == [30]
+    assert np.nanmax(np.abs(first - by_hand(cells, known))) > 0.1
+    correlate(cells, one, n_cells=30, rng=1, key_added="again")
+    np.testing.assert_array_equal(edges(cells, "again"), first)
+    correlate(cells, one, n_cells=30, rng=2, key_added="other")
+    assert np.nanmax(np.abs(first - edges(cells, "other"))) > 0.1
+    correlate(cells, one, n_cells=1000, key_added="all")
+    np.testing.assert_allclose(edges(cells, "all"), by_hand(cells, known), atol=1e-6)

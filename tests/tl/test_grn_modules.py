@@ -1,0 +1,184 @@
+"""Modules and hubs: of cliques made by hand, and of toy cells whose modules are known."""
+
+from __future__ import annotations
+
+import random
+import sys
+import tomllib
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+from sklearn.metrics import adjusted_rand_score
+
+import scdiva as sd
+from scdiva.tl._grn_modules import strongest
+
+
+@pytest.fixture
+def cliques():
+    """Twenty genes: cliques of six, eight and four, with weak edges between them, one with negative edges, one alone.
+
+    Rows 0 to 9 are sources.
+    """
+    rng = np.random.default_rng(0)
+    kind = rng.permutation(np.repeat([0, 1, 2, 3, 4], [6, 8, 4, 1, 1]))
+    weights = np.where(kind[:, None] == kind, rng.uniform(0.5, 1, (20, 20)), rng.uniform(0, 0.05, (20, 20)))
+    weights[kind == 3] = -rng.uniform(0, 1, 20)
+    weights[:, kind == 3] = -1.0
+    weights[kind == 4] = weights[:, kind == 4] = 0
+    np.fill_diagonal(weights, 0)
+    adata = ad.AnnData(np.ones((3, 20), np.float32), var=pd.DataFrame(index=[f"G{i}" for i in range(20)]))
+    for key, factor in (("net", 1.0), ("by_a_b", 1.0), ("by_c", -1.0)):
+        adata.varp[key] = sp.csr_matrix((factor * weights).astype(np.float32))
+    names = np.asarray(adata.var_names)
+    about = {"method": "correlation", "reference": "", "signed": True, "sources": names, "targets": names}
+    adata.uns["scdiva"] = {
+        "net": {**about, "groupby": "", "groups": np.array([], dtype=object), "keys": np.array(["net"])},
+        "by": {**about, "groupby": "x", "groups": np.array(["a/b", "c"]), "keys": np.array(["by_a_b", "by_c"])},
+    }
+    return adata, kind, weights
+
+
+@pytest.fixture(scope="module")
+def toy():
+    return sd.datasets.toy(300, 200, rng=0)
+
+
+def slow_strongest(weights, n):
+    """Edge by edge: the larger of both directions, kept if it is among the n largest of either end."""
+    size = len(weights)
+    both = np.maximum(np.maximum(weights, weights.T), 0)
+    chosen = {
+        i: sorted((j for j in range(size) if both[i, j] > 0), key=lambda j: (-both[i, j], j))[:n] for i in range(size)
+    }
+    return np.array([[both[i, j] if j in chosen[i] or i in chosen[j] else 0 for j in range(size)] for i in range(size)])
+
+
+@pytest.mark.parametrize("n", [1, 3, 15])
+def test_the_strongest_edges_of_each_gene(n):
+    rng = np.random.default_rng(n)
+    weights = np.round(rng.normal(size=(25, 25)), 1) * (rng.random((25, 25)) < 0.5)  # some tie
+    np.fill_diagonal(weights, 0)
+    np.testing.assert_array_equal(strongest(sp.csr_matrix(weights), n).toarray(), slow_strongest(weights, n))
+
+
+def test_cliques_are_modules_the_largest_first(cliques, tmp_path):
+    adata, kind, weights = cliques
+    before = adata.uns["scdiva"]["net"]
+    assert sd.tl.grn_modules(adata, key="net", n_neighbors=5) is None
+    module = adata.var["scdiva_grn_module"]
+    assert list(module.cat.categories) == ["0", "1", "2"]
+    for number, of in (("0", 1), ("1", 0), ("2", 2)):
+        assert set(np.flatnonzero(module == number)) == set(np.flatnonzero(kind == of))
+    assert module.isna().to_numpy().tolist() == (kind > 2).tolist()
+    hub = adata.var["scdiva_grn_module_hub"]
+    assert hub.dtype == np.float32
+    left = np.linalg.svd(np.abs(weights))[0][:, 0]
+    np.testing.assert_allclose(hub, np.abs(left) / np.abs(left).max(), atol=1e-5)
+    assert adata.uns["scdiva"]["net"] is before
+    about = adata.uns["scdiva"]["scdiva_grn_module"]
+    assert (about["key"], about["group"], about["n_neighbors"], about["resolution"]) == ("net", "", 5, 1.0)
+    adata.write_h5ad(tmp_path / "a.h5ad")
+    back = ad.read_h5ad(tmp_path / "a.h5ad")
+    pd.testing.assert_frame_equal(back.var, adata.var)
+
+
+def test_of_a_group_and_of_part_of_the_sources(cliques):
+    adata, _, weights = cliques
+    sources = np.arange(20) < 10
+    for key in adata.varp:
+        adata.varp[key] = sp.csr_matrix(adata.varp[key].multiply(sources[:, None]))
+    adata.uns["scdiva"]["by"]["sources"] = np.asarray(adata.var_names)[sources]
+    copy = sd.tl.grn_modules(adata, key="by", group="a/b", key_added="mine", copy=True)
+    assert "mine" not in adata.var
+    assert copy.uns["scdiva"]["mine"]["group"] == "a/b"
+    hub = copy.var["mine_hub"]
+    assert hub.isna().to_numpy().tolist() == (~sources).tolist()
+    left = np.abs(np.linalg.svd(weights[sources])[0][:, 0])
+    np.testing.assert_allclose(hub[sources], left / left.max(), atol=1e-5)
+    assert copy.var["mine"].notna().sum() > 10  # targets are in modules too
+
+
+@pytest.mark.parametrize("method", ["correlation", "embedding"])
+def test_the_modules_of_toy_cells_are_found_and_dense(toy, method):
+    """By the bundled model's gene vectors and cell states, as by correlation."""
+    sd.tl.grn(toy, method, n_targets=None)
+    sd.tl.grn_modules(toy)
+    truth = toy.uns["truth"]["module"]
+    seen = (truth >= 0) & toy.var["scdiva_grn_module"].notna().to_numpy()
+    assert seen.sum() > 55
+    assert adjusted_rand_score(truth[seen], toy.var["scdiva_grn_module"][seen].astype(str)) > 0.8
+    for number in range(4):
+        found = sd.metrics.density_test(toy.varp["scdiva_grn"], np.flatnonzero(truth == number), n_random=200, rng=0)
+        assert found["p"] < 0.01
+        assert found["z"] > 5
+    hub = toy.var["scdiva_grn_module_hub"]
+    assert hub[seen].mean() > hub[truth < 0].mean()
+
+
+def test_resolution_neighbors_and_seed(toy):
+    sd.tl.grn(toy, "correlation", n_targets=None)
+    n = []
+    for resolution in (0.2, 1.0, 5.0):
+        sd.tl.grn_modules(toy, resolution=resolution)
+        n.append(toy.var["scdiva_grn_module"].nunique())
+    assert n[0] < n[1] < n[2]
+    sd.tl.grn_modules(toy, resolution=5.0, rng=3, key_added="again")
+    first = toy.var["again"].copy()
+    with sd.settings.override(seed=3):
+        sd.tl.grn_modules(toy, resolution=5.0, key_added="again")
+    pd.testing.assert_series_equal(toy.var["again"], first)
+    sizes = first.value_counts()
+    assert sizes.sort_index(key=lambda i: i.astype(int)).is_monotonic_decreasing
+    assert toy.uns["scdiva"]["again"]["seed"] == "3"
+
+
+def test_the_users_random_state_is_left_alone(cliques):
+    random.seed(1)
+    expected = random.random()
+    random.seed(1)
+    sd.tl.grn_modules(cliques[0], key="net")
+    assert random.random() == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "said"),
+    [
+        ({"key": "scdiva_grn"}, KeyError, r"no network 'scdiva_grn': call scdiva.tl.grn\("),
+        ({"key": "by", "group": "z"}, KeyError, "group='z' must be one of those that 'by' has a network of: a/b, c"),
+        ({"key": "by"}, KeyError, "group=None must be one"),
+        ({"group": "c"}, KeyError, "leave group out"),
+        ({"n_neighbors": 0}, ValueError, "n_neighbors must be at least 1, got 0"),
+        ({"resolution": 0}, ValueError, "resolution must be above 0, got 0"),
+        ({"resolution": float("nan")}, ValueError, "resolution must be above 0, got nan"),
+        ({"key": "gone"}, KeyError, r"adata.varp has no 'gone', it has net, by_a_b, by_c: call"),
+        ({"key": "negative"}, ValueError, "no edge of positive weight"),
+    ],
+)
+def test_what_is_not_there_is_refused(cliques, contents, options, kind, said):
+    adata, _, weights = cliques
+    adata.X = sp.csr_matrix(adata.X)
+    about = adata.uns["scdiva"]["net"]
+    adata.uns["scdiva"] |= {key: {**about, "keys": np.array([key])} for key in ("gone", "negative")}
+    if options.get("key") == "negative":
+        adata.varp["negative"] = sp.csr_matrix(-np.abs(weights).astype(np.float32))
+    before = contents(adata)
+    with pytest.raises(kind, match=said):
+        sd.tl.grn_modules(adata, **{"key": "net"} | options)
+    assert contents(adata) == before
+
+
+def test_without_igraph_the_extra_is_named(cliques, contents, monkeypatch):
+    adata, _, _ = cliques
+    adata.X = sp.csr_matrix(adata.X)
+    before = contents(adata)
+    monkeypatch.setitem(sys.modules, "igraph", None)
+    with pytest.raises(ImportError, match=r"pip install 'scdiva\[grn\]'"):
+        sd.tl.grn_modules(adata, key="net")
+    assert contents(adata) == before
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    assert any(line.startswith("igraph") for line in project["optional-dependencies"]["grn"])

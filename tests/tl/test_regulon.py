@@ -1,0 +1,176 @@
+"""`tl.regulon` on networks made by hand."""
+
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+import scdiva as sd
+
+WEIGHTS = {1: 0.2, 4: -0.9, 7: 0.5, 9: 0.5, 12: 0.1, 30: -0.3}
+"""Of edges from gene 3."""
+
+
+@pytest.fixture
+def cells(adata):
+    """Toy cells in two groups, with a network of all cells and one of each group, of which the second is doubled."""
+
+    def make(method="attention", signed=False, reference=""):
+        cells = adata.copy()
+        cells.obs["kind"] = pd.Categorical.from_codes(np.arange(90) % 7 % 2, ["T/NK", "B"])
+        matrix = sp.dok_matrix((60, 60), dtype=np.float32)
+        for target, weight in WEIGHTS.items():
+            matrix[3, target] = weight
+        matrix[5, 3] = 1.0
+        names = np.asarray(cells.var_names, dtype=object)
+        about = {"method": method, "signed": signed, "reference": reference, "sources": names[[3, 5]], "targets": names}
+        cells.varp["whole"], cells.varp["by_T_NK"], cells.varp["by_B"] = (sp.csr_matrix(matrix) * k for k in (1, 1, 2))
+        cells.uns["scdiva"] = {
+            "whole": {**about, "groupby": "", "groups": np.array([], dtype=object), "keys": np.array(["whole"])},
+            "by": {
+                **about, "groupby": "kind", "groups": np.array(["T/NK", "B"]), "keys": np.array(["by_T_NK", "by_B"]),
+            },
+        }  # fmt: skip
+        return cells
+
+    return make
+
+
+def correlations(cells, rows=slice(None)) -> np.ndarray:
+    counts = cells.X.toarray().astype(np.float64)
+    return np.corrcoef(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True))[rows].T)
+
+
+def test_lists_the_strongest_targets(cells):
+    data = cells("knockout", signed=True)
+    name = data.var_names
+    found = sd.tl.regulon(data, name[3], key="whole", n_targets=4)
+    assert list(found) == ["source", "target", "weight", "correlation", "sign"]
+    assert found["source"].tolist() == [name[3]] * 4
+    assert found["target"].tolist() == name[[4, 7, 9, 30]].tolist()  # of equal ones the first column
+    np.testing.assert_allclose(found["weight"], [-0.9, 0.5, 0.5, -0.3], rtol=1e-6)
+    np.testing.assert_allclose(found["correlation"], correlations(data)[3, [4, 7, 9, 30]], atol=1e-5)
+    assert found["sign"].tolist() == [-1, 1, 1, -1]
+    assert (found["weight"].dtype, found["correlation"].dtype, found["sign"].dtype) == ("float64", "float64", "int64")
+    assert len(sd.tl.regulon(data, name[3], key="whole")) == 6
+    frame = sd.get.grn_df(data, key="whole", sources=[name[3]])
+    pd.testing.assert_frame_equal(found[["source", "target", "weight"]], frame.head(4), check_dtype=False)
+
+
+def test_where_weights_have_no_sign_the_correlation_tells_it(cells):
+    for method, reference in (("attention", ""), ("embedding", ""), ("correlation", "B")):
+        data = cells(method, reference=reference)
+        found = sd.tl.regulon(data, data.var_names[3], key="whole")
+        assert found["target"].tolist() == data.var_names[[7, 9, 1, 12, 30, 4]].tolist()
+        expected = correlations(data)[3, [7, 9, 1, 12, 30, 4]]
+        assert found["sign"].tolist() == np.sign(expected).tolist()
+        assert set(found["sign"]) == {-1, 1}
+    data.X = sp.csr_matrix(data.X.multiply(np.arange(60) != 7))
+    found = sd.tl.regulon(data, data.var_names[3], key="whole")
+    assert found.loc[0, ["correlation", "sign"]].tolist() == [0.0, 0]
+
+
+def test_of_a_group_in_its_own_cells(cells):
+    data = cells()
+    rows = (data.obs["kind"] == "T/NK").to_numpy()
+    for group, these, weight in (("T/NK", rows, 0.5), ("B", ~rows, 1.0)):
+        found = sd.tl.regulon(data, data.var_names[3], key="by", group=group, n_targets=2)
+        np.testing.assert_allclose(found["weight"], weight)
+        np.testing.assert_allclose(found["correlation"], correlations(data, these)[3, [7, 9]], atol=1e-5)
+    with pytest.raises(KeyError, match="must be one of those"):
+        sd.tl.regulon(data, data.var_names[3], key="by")
+
+
+@pytest.mark.parametrize("columns", [("source", "mor"), ("tf", "mor"), ("source", "weight")])
+def test_known_targets_are_marked(cells, columns):
+    data = cells()
+    factor, sign = columns
+    name = data.var_names
+    rows = [
+        (3, 1, 1.0), (3, 4, -0.4), (3, 7, 0.0), (3, 9, 1.0), (3, 9, -1.0), (3, 12, np.nan), (5, 30, 1.0), (4, 3, 1.0),
+        (3, 7, 0.0), (3, 1, 0.0),
+    ]  # fmt: skip
+    known = pd.DataFrame(rows, columns=["i", "j", sign])
+    known[factor], known["target"] = name[known["i"]], name[known["j"]]
+    found = sd.tl.regulon(data, name[3], key="whole", known=known).set_index("target")["known"]
+    assert found[name[[1, 4, 7, 9, 12]]].tolist() == [1.0, -1.0, 0.0, 0.0, 0.0]
+    assert np.isnan(found[name[30]])
+    assert found.dtype == np.float64
+    plain = sd.tl.regulon(data, name[3], key="whole", known=known[[factor, "target"]])["known"]
+    assert plain.isna().sum() == 1
+    assert (plain.dropna() == 0).all()
+    none = sd.tl.regulon(data, name[3], key="whole", known=known[known["i"] == 4])
+    assert none["known"].isna().all()
+
+
+def test_layers_and_raw(cells, tmp_path):
+    data = cells()
+    expected = sd.tl.regulon(data, data.var_names[3], key="whole")
+    data.raw = data[:, ::-1]
+    data.layers["counts"] = data.X.copy()
+    data.X = data.X.toarray() - 3.0
+    for options in ({"use_raw": True}, {"layer": "counts"}):
+        found = sd.tl.regulon(data, data.var_names[3], key="whole", **options)
+        pd.testing.assert_frame_equal(found, expected, atol=1e-5)
+    with pytest.raises(ValueError, match="negative"):
+        sd.tl.regulon(data, data.var_names[3], key="whole")
+    data.X = data.layers["counts"]
+    data.raw = data[:, np.arange(60) != 7]
+    with pytest.raises(ValueError, match=r"1 genes of the network are not in the matrix.*use_raw="):
+        sd.tl.regulon(data, data.var_names[3], key="whole", use_raw=True)
+    data.write_h5ad(tmp_path / "a.h5ad")
+    back = sd.tl.regulon(ad.read_h5ad(tmp_path / "a.h5ad"), data.var_names[3], key="whole")
+    pd.testing.assert_frame_equal(back, expected)
+
+
+def test_of_columns_of_one_name_the_network_tells_which(cells):
+    """A gene that stands twice in the matrix is no reason not to list the others."""
+    data = cells()
+    expected = sd.tl.regulon(data, data.var_names[3], key="whole")
+    names = list(data.var_names)
+    names[50] = names[51]
+    data.var_names = names
+    found = sd.tl.regulon(data, data.var_names[3], key="whole")
+    pd.testing.assert_frame_equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "said"),
+    [
+        ({"source": 4}, KeyError, r"no source of the network 'whole': call scdiva.tl.grn\(adata, sources=\['"),
+        (
+            {"key": "scdiva_grn"},
+            KeyError,
+            r"no network 'scdiva_grn': call scdiva.tl.grn\(adata, ..., key_added='scdiva",
+        ),
+        ({"group": "B"}, KeyError, "leave group out"),
+        ({"n_targets": 0}, ValueError, "n_targets must be at least 1, got 0"),
+        (
+            {"known": pd.DataFrame({"gene": ["A"]})},
+            ValueError,
+            "known needs columns source .or tf. and target; it has gene",
+        ),
+        ({"layer": "counts"}, KeyError, "counts"),
+    ],
+)
+def test_what_is_not_there_is_refused(cells, contents, change, kind, said):
+    data = cells()
+    before = contents(data)
+    with pytest.raises(kind, match=said):
+        sd.tl.regulon(data, data.var_names[change.pop("source", 3)], **{"key": "whole"} | change)
+    assert contents(data) == before
+
+
+def test_of_what_grn_wrote(adata, one):
+    data = adata[:40].copy()
+    name = data.var_names
+    sd.tl.grn(data, "correlation", model=one, sources=[name[3]], min_fraction=0)
+    found = sd.tl.regulon(data, name[3])
+    assert len(found) == 20
+    np.testing.assert_allclose(found["correlation"], found["weight"], atol=1e-5)
+    assert (found["sign"] == np.sign(found["weight"])).all()
+    with pytest.raises(KeyError, match="no source"):
+        sd.tl.regulon(data, name[5])

@@ -287,8 +287,8 @@ def grn_df(
     Returns
     -------
     Columns `source`, `target` (var names) and `weight` (float64), the strongest first; what decoupler takes as `net`.
-    Strong is an edge of large weight, or of large absolute weight where weights have a sign (`"knockout"`,
-    `"correlation"`, differences).
+    Strong is an edge of large weight, or of large absolute weight where one below 0 is as strong
+    (`"correlation"`, knock-outs of values, differences).
 
     Raises
     ------

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.models.gene_graph import attention_ranks, value_falls
+from scdiva.models.gene_graph import attention_ranks, knockout_falls
 from scdiva.models.inference import open_encoder, read_out
 
 
@@ -56,40 +56,49 @@ def test_ranks_of_the_genes_that_the_transformer_sees(model, cell):
     assert read_out(model, (*alone, torch.tensor([0, 1], dtype=torch.int32)), attention_ranks()).tolist() == [[1.0]]
 
 
-def values_of(model, tokens, values, hidden):
+def expected_of(model, tokens, values, hidden, effect):
+    """What the model expects of each hidden gene, by token: its value, or the log of its probability."""
+    bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
+    own = tokens[hidden]
     with torch.no_grad():
-        out = model(tokens, values, torch.tensor([0, len(tokens)], dtype=torch.int32), value_mask=hidden)
-        return dict(zip(tokens[hidden].tolist(), model.predict_values(out.hidden[hidden]).tolist(), strict=True))
+        if effect == "value":
+            out = model(tokens, values, bounds, value_mask=hidden)
+            return dict(zip(own.tolist(), model.predict_values(out.hidden[hidden]).tolist(), strict=True))
+        masked = torch.where(hidden, MASK, tokens)
+        out = model(masked, values, bounds)
+        chances = model.gene_logits(out.hidden[hidden]).double().softmax(dim=1)
+        return {int(t): float(chances[i, t - N_SPECIAL].log()) for i, t in enumerate(own)}
 
 
+@pytest.mark.parametrize("effect", ["presence", "value"])
 @pytest.mark.parametrize("removal", ["remove", "mask"])
 @pytest.mark.parametrize("first", [0, 3])
-def test_falls_are_differences_of_predictions(model, cell, removal, first):
+def test_falls_are_differences_of_what_is_expected(model, cell, effect, removal, first):
     tokens, values, _ = cell
     sources = torch.tensor([0, 3, 9])
-    found = read_out(model, (*cell, sources, torch.tensor(first)), value_falls(removal))
+    found = read_out(model, (*cell, sources, torch.tensor(first)), knockout_falls(effect, removal))
     assert found.shape == (3, 17)
-    hidden = torch.arange(17) % 4 == first
-    before = values_of(model, tokens, values, hidden)
     for row, source in enumerate(sources.tolist()):
-        asked = hidden.clone()
-        asked[source] = False
+        hidden = torch.arange(17) % 4 == first
+        hidden[source] = False
+        before = expected_of(model, tokens, values, hidden, effect)
         if removal == "remove":
             left = torch.arange(17) != source
-            after = values_of(model, tokens[left], values[left], hidden[left])
+            after = expected_of(model, tokens[left], values[left], hidden[left], effect)
         else:
             masked = tokens.clone()
             masked[source] = MASK
-            after = values_of(model, masked, values, asked)
-        assert torch.isfinite(found[row]).tolist() == asked.tolist()
-        expected = [before[t] - after[t] for t in tokens[asked].tolist()]
-        np.testing.assert_allclose(found[row, asked], expected, atol=1e-6)
+            after = expected_of(model, masked, values, hidden, effect)
+        assert torch.isfinite(found[row]).tolist() == hidden.tolist()
+        expected = [before[t] - after[t] for t in tokens[hidden].tolist()]
+        np.testing.assert_allclose(found[row, hidden], expected, atol=2e-6)
         assert np.abs(expected).max() > 1e-5
 
 
+@pytest.mark.parametrize("effect", ["presence", "value"])
 @pytest.mark.parametrize("removal", ["remove", "mask"])
-def test_falls_of_short_and_long_cells(model, cell, removal):
-    read = value_falls(removal)
+def test_falls_of_short_and_long_cells(model, cell, effect, removal):
+    read = knockout_falls(effect, removal)
     long = longer(*cell[:2])
     sources, first = torch.tensor([4, 19]), torch.tensor(1)
     seen = long[0][:20], long[1][:20], torch.tensor([0, 20], dtype=torch.int32)
@@ -106,7 +115,9 @@ def test_falls_of_short_and_long_cells(model, cell, removal):
 
 def test_what_is_not_there_is_refused(model, cell):
     with pytest.raises(ValueError, match='removal must be "remove" or "mask", got \'cut\''):
-        value_falls("cut")
+        knockout_falls(removal="cut")
+    with pytest.raises(ValueError, match='effect must be "presence" or "value", got \'sign\''):
+        knockout_falls("sign")
     with pytest.raises(ValueError, match="layers must be numbers from 0 to 1"):
         read_out(model, cell, attention_ranks(layers=[2]))
 

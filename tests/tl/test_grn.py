@@ -19,7 +19,7 @@ OF_THE_CALL = {
     "min_fraction", "n_cells", "cells", "signed", "seed", "seconds", "layer", "use_raw", "input", "gene_ids",
     "duplicates", "empty", "share_genes", "share_counts",
 }  # fmt: skip
-OWN = {"attention": {"layers", "heads"}, "knockout": {"removal"}}
+OWN = {"attention": {"layers", "heads"}, "knockout": {"effect", "removal"}}
 
 
 @pytest.fixture

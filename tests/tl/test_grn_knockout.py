@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva._constants import MASK
+from scdiva._constants import MASK, N_SPECIAL
 from scdiva.tl._grn_knockout import N_CELLS, PRIOR_CELLS
 
 
@@ -18,32 +18,39 @@ def cells(adata):
     return cells
 
 
-def predicted(model, tokens, values, hidden) -> dict[int, float]:
-    """Values of the hidden genes of a cell, by token."""
+def predicted(model, tokens, values, hidden, effect) -> dict[int, float]:
+    """What the model expects of the hidden genes of a cell, by token."""
+    bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
+    own = tokens[hidden]
     with torch.no_grad():
-        bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
-        out = model(tokens, values, bounds, value_mask=hidden)
-        return dict(zip(tokens[hidden].tolist(), model.predict_values(out.hidden[hidden]).tolist(), strict=True))
+        if effect == "value":
+            found = model.predict_values(model(tokens, values, bounds, value_mask=hidden).hidden[hidden])
+        else:
+            out = model(torch.where(hidden, MASK, tokens), values, bounds)
+            found = model.gene_logits(out.hidden[hidden]).log_softmax(dim=1)[torch.arange(len(own)), own - N_SPECIAL]
+    return dict(zip(own.tolist(), found.tolist(), strict=True))
 
 
 @pytest.fixture
 def by_hand(ranked):
-    def falls(cells, model, sources, rows=None, removal="remove") -> np.ndarray:
+    def falls(cells, model, sources, rows=None, effect="presence", removal="remove") -> np.ndarray:
         total, n_cells = np.zeros((2, cells.n_vars, cells.n_vars))
         for row, (columns, tokens, values) in enumerate(ranked(cells, model)):
             if rows is not None and not rows[row]:
                 continue
-            hidden = torch.arange(len(tokens)) % 4 == row % 4
+            places = np.flatnonzero(np.isin(columns, sources))
             column = dict(zip(tokens.tolist(), columns, strict=True))
-            before = predicted(model, tokens, values, hidden)
-            for place in np.flatnonzero(np.isin(columns, sources)):
+            for place in places:
+                hidden = torch.arange(len(tokens)) % 4 == row % 4
+                hidden[place] = False
+                before = predicted(model, tokens, values, hidden, effect)
                 if removal == "remove":
                     left = torch.arange(len(tokens)) != place
-                    after = predicted(model, tokens[left], values[left], hidden[left])
+                    after = predicted(model, tokens[left], values[left], hidden[left], effect)
                 else:
-                    masked, still = tokens.clone(), hidden.clone()
-                    masked[place], still[place] = MASK, False
-                    after = predicted(model, masked, values, still)
+                    masked = tokens.clone()
+                    masked[place] = MASK
+                    after = predicted(model, masked, values, hidden, effect)
                 for token, value in after.items():
                     total[columns[place], column[token]] += before[token] - value
                     n_cells[columns[place], column[token]] += 1
@@ -62,16 +69,17 @@ def knock_out(cells, model, sources, **options):
 SOURCES = [3, 8, 20]
 
 
+@pytest.mark.parametrize("effect", ["presence", "value"])
 @pytest.mark.parametrize("removal", ["remove", "mask"])
-def test_is_one_pass_for_each_source_and_cell(cells, one, edges, by_hand, removal):
-    knock_out(cells, one, SOURCES, removal=removal)
-    expected = by_hand(cells, one, SOURCES, removal=removal)
+def test_is_one_pass_for_each_source_and_cell(cells, one, edges, by_hand, effect, removal):
+    knock_out(cells, one, SOURCES, effect=effect, removal=removal)
+    expected = by_hand(cells, one, SOURCES, effect=effect, removal=removal)
     np.testing.assert_allclose(edges(cells), expected, atol=1e-5)
     assert np.isfinite(expected).sum() > 100
     assert np.nanmax(np.abs(expected)) > 1e-3
     about = cells.uns["scdiva"]["scdiva_grn"]
-    assert about["signed"]
-    assert about["removal"] == removal
+    assert about["signed"] == (effect == "value")  # of probabilities, what one gene loses others gain
+    assert (about["effect"], about["removal"]) == (effect, removal)
     assert sorted(about["sources"]) == sorted(cells.var_names[SOURCES])
 
 
@@ -97,10 +105,10 @@ def test_cells_are_drawn_among_those_that_express_a_source(cells, one, edges, mo
     """Which cells are run, and how often."""
     from scdiva.models import gene_graph
 
-    run, plain = [], gene_graph.value_falls
+    run, plain = [], gene_graph.knockout_falls
 
-    def counted(removal):
-        read = plain(removal)
+    def counted(effect, removal):
+        read = plain(effect, removal)
 
         def falls(model, tokens, values, bounds, sources, first):
             run.append((tuple(tokens.tolist()), tokens[sources].tolist()))
@@ -108,7 +116,7 @@ def test_cells_are_drawn_among_those_that_express_a_source(cells, one, edges, mo
 
         return falls
 
-    monkeypatch.setattr(gene_graph, "value_falls", counted)
+    monkeypatch.setattr(gene_graph, "knockout_falls", counted)
     token = one.vocabulary.match(list(cells.var_names[SOURCES])).tokens
     expressing = (cells.X.toarray()[:, SOURCES] > 0).sum(axis=0)
     for n_cells, most in ((4, 4), (None, N_CELLS)):

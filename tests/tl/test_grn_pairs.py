@@ -59,6 +59,8 @@ def scaled(c):
         (None, {"layers": [0]}, ValueError, "method 'correlation' takes no layers"),
         (None, {"method": "knockout", "heads": [0]}, ValueError, "method 'knockout' takes no heads"),
         (None, {"method": "attention", "removal": "mask"}, ValueError, "method 'attention' takes no removal"),
+        (None, {"method": "attention", "effect": "value"}, ValueError, "method 'attention' takes no effect"),
+        (None, {"method": "knockout", "effect": "sign"}, ValueError, 'effect must be "presence" or "value", got'),
         (None, {"method": "knockout", "removal": "cut"}, ValueError, 'removal must be "remove" or "mask", got \'cut\''),
         (None, {"method": "attention", "layers": []}, ValueError, "layers names none; leave it out"),
         (None, {"groupby": "kinds"}, KeyError, "no column 'kinds'; it has"),

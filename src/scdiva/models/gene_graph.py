@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scdiva._constants import MASK
-from scdiva.models.in_silico import PARTS, Ranked, hidden_values
+from scdiva._constants import MASK, N_SPECIAL
+from scdiva.models.in_silico import PARTS
 from scdiva.models.scdiva import ScDiVa
 
+Effect = Literal["presence", "value"]
 Removal = Literal["remove", "mask"]
 
 
@@ -55,15 +56,20 @@ def attention_ranks(
     return ranks
 
 
-def value_falls(removal: Removal = "remove") -> Callable[[ScDiVa, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Make a read-out of how far predicted values of a cell's genes fall without each of some others.
+def knockout_falls(
+    effect: Effect = "presence", removal: Removal = "remove"
+) -> Callable[[ScDiVa, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Make a read-out of how far what the model expects of a cell's genes falls without each of some others.
 
-    The values of every fourth gene of the ranking are hidden and predicted from all others: once with the cell as it
-    is, and once for each source without it. Which fourth differs between cells: many cells of which a quarter is read
-    tell more of the average than a quarter as many that are read whole.
+    Every fourth gene of the ranking is hidden and predicted from all others: once with the cell as it is, and once for
+    each source without it. Which fourth differs between cells: many cells of which a quarter is read tell more of the
+    average than a quarter as many that are read whole.
 
     Parameters
     ----------
+    effect
+        `"presence"` hides what the genes are and how much there is of them, and reads the log-probability of each gene
+        at its own place; `"value"` hides how much there is, and reads the predicted log-normalised expression.
     removal
         `"remove"` takes a source out of the cell, so that those behind it move up; `"mask"` hides its identity and its
         value, so that the model is told of a gene there but not of which.
@@ -71,35 +77,54 @@ def value_falls(removal: Removal = "remove") -> Callable[[ScDiVa, Tensor, Tensor
     Returns
     -------
     Function of a model, the packed tensors of one cell, the places of n sources among its genes, and the number of the
-    first gene that is hidden. It gives float32 `(n, L)`, NaN where a gene is the source itself or not hidden. The genes
-    are the first `max_length`.
+    first gene that is hidden. It gives float32 `(n, L)`, NaN where a gene is not hidden; a source is not, while it is
+    asked about. The genes are the first `max_length`.
 
     Raises
     ------
     ValueError
-        If `removal` is none of these.
+        If `effect` or `removal` is none of these.
     """
+    if effect not in ("presence", "value"):
+        raise ValueError(f'effect must be "presence" or "value", got {effect!r}.')
     if removal not in ("remove", "mask"):
         raise ValueError(f'removal must be "remove" or "mask", got {removal!r}.')
 
+    @torch.no_grad()
     def falls(
         model: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, sources: Tensor, first: Tensor
     ) -> Tensor:
         most = model.config.max_length
-        whole = tokens[:most].cpu().numpy(), values[:most].cpu().numpy()
-        n = len(whole[0])
-        turn = np.where(np.arange(n) % PARTS == int(first), 0, -1)
-        place = {int(token): i for i, token in enumerate(whole[0])}
-        result = np.full((len(sources), n), np.nan, dtype=np.float32)
-        before = hidden_values(model, Ranked(*whole, turn))
+        tokens, values = tokens[:most], values[:most]
+        place = torch.arange(len(tokens), device=tokens.device)
+        hidden = place % PARTS == first
+        result = torch.full((len(sources), len(tokens)), torch.nan, device=tokens.device)
+        usual = _expected(model, tokens, values, hidden, tokens[hidden], effect)
         for row, source in enumerate(sources.tolist()):
+            still, before = hidden, usual
+            if hidden[source]:  # the model has to be told of it, or nothing is taken away
+                still = hidden & (place != source)
+                before = _expected(model, tokens, values, still, tokens[still], effect)
             if removal == "remove":
-                cell = Ranked(*(np.delete(part, source) for part in (*whole, turn)))
+                left = place != source
+                after = _expected(model, tokens[left], values[left], still[left], tokens[still], effect)
             else:
-                cell = Ranked(whole[0].copy(), whole[1], turn.copy())
-                cell.tokens[source], cell.turn[source] = MASK, -1
-            for token, value in hidden_values(model, cell).items():
-                result[row, place[token]] = before[token] - value
-        return torch.from_numpy(result)
+                masked = tokens.masked_fill(place == source, MASK)
+                after = _expected(model, masked, values, still, tokens[still], effect)
+            result[row, still] = before - after
+        return result
 
     return falls
+
+
+def _expected(model: ScDiVa, tokens: Tensor, values: Tensor, hidden: Tensor, own: Tensor, effect: Effect) -> Tensor:
+    """Predict the hidden genes of a cell from the others: log-probabilities of `own`, what they are, or values."""
+    # of the genes a share is hidden, as at that diffusion time
+    time = hidden.float().mean()[None] if model.config.time_conditioning else None
+    bounds = torch.tensor([0, len(tokens)], dtype=torch.int32, device=tokens.device)
+    if effect == "value":
+        found = model(tokens, values, bounds, value_mask=hidden, time=time).hidden[hidden]
+        return model.predict_values(found).float()
+    found = model(tokens.masked_fill(hidden, MASK), values, bounds, time=time).hidden[hidden]
+    logits = model.gene_logits(found).float()
+    return logits.gather(1, (own - N_SPECIAL)[:, None])[:, 0] - logits.logsumexp(dim=1)

@@ -47,6 +47,7 @@ def grn(
     n_cells: int | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
+    effect: Literal["presence", "value"] = "presence",
     removal: Literal["remove", "mask"] = "remove",
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     layer: str | None = None,
@@ -80,9 +81,9 @@ def grn(
             Network Inference and Logic"). From 0 to 1; 1/2 is what chance gives, towards which pairs seen together in
             few cells are drawn, as if ten cells more had it.
         `"knockout"`
-            How far the predicted log-normalised value of the target falls, on average over cells, when the source is
-            taken out of the cell, a quarter of the genes' values hidden in each cell; drawn towards 0 in the same way.
-            Negative: it rises. The model has seen no intervention.
+            How much less the model expects of the target, on average over cells that hold both, when the source is
+            taken out of the cell; drawn towards 0 in the same way. A quarter of the genes is hidden and predicted in
+            each cell. `effect` says what is read. Negative: it expects more. The model has seen no intervention.
         `"correlation"`
             Pearson's correlation of log-normalised expression. It needs no model but for the names of genes, and is
             there to be compared with.
@@ -98,7 +99,7 @@ def grn(
     reference
         A group, or `"rest"`, all other groups together: the weights become differences from its network's.
     n_targets
-        Edges kept of each source, those of largest weight (for `"knockout"`, `"correlation"` and differences, of
+        Edges kept of each source, those of largest weight (for `"correlation"`, `effect="value"` and differences, of
         largest absolute weight); None keeps all.
     min_fraction
         Genes expressed in a smaller share of the cells, in each group, take no part.
@@ -107,6 +108,11 @@ def grn(
         out, drawn among those of the group that express it; None: 20. Each takes a pass of the model.
     layers, heads
         Of the transformer, from 0, for `"attention"`; None: all.
+    effect
+        For `"knockout"`: `"presence"` reads the log-probability of the target at its hidden place, in nats. What one
+        gene loses others gain, so weights below 0 are ranked last. `"value"` reads the predicted log-normalised
+        expression of a target that is known to be there; of the bundled model that tells nothing of known regulation
+        (see the benchmarks).
     removal
         For `"knockout"`: `"remove"` takes the source out of the ranking of genes, `"mask"` hides what it is and how
         much there is of it.
@@ -158,7 +164,7 @@ def grn(
     begun = time.monotonic()
     check_writable(adata, copy=copy)
     our_uns(adata)
-    _check_arguments(method, n_targets, min_fraction, n_cells, layers, heads, removal)
+    _check_arguments(method, n_targets, min_fraction, n_cells, layers, heads, effect, removal)
     group, drawn, numbered = choose_groups(adata, groupby, groups, reference)
     running = how_to_run(None, device, "fp32")
     reading = {
@@ -183,9 +189,9 @@ def grn(
     check_size(pairs.shape, _BYTES[method], min_fraction=min_fraction)
     seed = generator(rng, default_seed=settings.seed).initial_seed()
     draw = np.random.default_rng(step_seed(seed, 0, "gene network"))
-    found, n_read = _summed(pairs, method, running, n_cells, layers, heads, removal, draw)
+    found, n_read = _summed(pairs, method, running, n_cells, layers, heads, effect, removal, draw)
     columns = column_of[tokens]
-    signed = method in ("knockout", "correlation") or reference is not None
+    signed = method == "correlation" or (method == "knockout" and effect == "value") or reference is not None
     graphs = {}
     for number, name in enumerate(drawn or [""]):
         weights = _weights(pairs, method, [part[number] for part in found])
@@ -216,7 +222,7 @@ def grn(
     if method == "attention":
         parameters |= {"layers": _listed(layers), "heads": _listed(heads)}
     if method == "knockout":
-        parameters["removal"] = removal
+        parameters |= {"effect": effect, "removal": removal}
     # written last, once nothing can fail any more
     target = adata.copy() if copy else adata
     for key, graph in graphs.items():
@@ -232,6 +238,7 @@ def _check_arguments(
     n_cells: int | None,
     layers: Sequence[int] | None,
     heads: Sequence[int] | None,
+    effect: str,
     removal: str,
 ) -> None:
     if method not in get_args(Method):
@@ -241,10 +248,13 @@ def _check_arguments(
             raise ValueError(f"{name} must be at least 1 or None, got {number}.")
     if not 0 <= min_fraction <= 1:
         raise ValueError(f"min_fraction must be a share, from 0 to 1, got {min_fraction}.")
+    if effect not in ("presence", "value"):
+        raise ValueError(f'effect must be "presence" or "value", got {effect!r}.')
     if removal not in ("remove", "mask"):
         raise ValueError(f'removal must be "remove" or "mask", got {removal!r}.')
-    given = {"layers": layers is not None, "heads": heads is not None, "removal": removal != "remove"}
-    of_method = {"attention": {"layers", "heads"}, "knockout": {"removal"}}.get(method, set())
+    given = {"layers": layers is not None, "heads": heads is not None}
+    given |= {"effect": effect != "presence", "removal": removal != "remove"}
+    of_method = {"attention": {"layers", "heads"}, "knockout": {"effect", "removal"}}.get(method, set())
     if wrong := [name for name, is_given in given.items() if is_given and name not in of_method]:
         raise ValueError(f"method {method!r} takes no {wrong[0]}.")
     for name, numbers in (("layers", layers), ("heads", heads)):
@@ -268,13 +278,14 @@ def _summed(
     n_cells: int | None,
     layers: Sequence[int] | None,
     heads: Sequence[int] | None,
+    effect: Any,
     removal: Any,
     draw: np.random.Generator,
 ) -> tuple[tuple[NDArray[Any], ...], NDArray[np.int64]]:
     """Add up what a method needs over the cells of each group; also the number of cells of each."""
     if method == "knockout":
         n = np.bincount(pairs.group[pairs.group >= 0], minlength=pairs.n_groups)
-        return _grn_knockout.sums(pairs, running, n_cells or _grn_knockout.N_CELLS, removal, draw), n
+        return _grn_knockout.sums(pairs, running, n_cells or _grn_knockout.N_CELLS, effect, removal, draw), n
     chosen = pairs.drawn(n_cells, draw)
     n = np.bincount(pairs.group[chosen], minlength=pairs.n_groups)
     if method == "embedding":

@@ -1,4 +1,4 @@
-"""A network of in-silico knock-outs: whose predicted value falls when a gene is taken out of a cell."""
+"""A network of in-silico knock-outs: what the model expects less of when a gene is taken out of a cell."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def sums(
     pairs: Pairs,
     running: Running,
     n_cells: int,
+    effect: Literal["presence", "value"],
     removal: Literal["remove", "mask"],
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Add up falls of predicted values over cells of each group.
+    """Add up falls of what is expected over cells of each group.
 
     Parameters
     ----------
@@ -37,8 +38,8 @@ def sums(
         How.
     n_cells
         Cells of a group in which each source is knocked out, drawn among those that express it.
-    removal
-        As for :func:`scdiva.models.gene_graph.value_falls`.
+    effect, removal
+        As for :func:`scdiva.models.gene_graph.knockout_falls`.
     rng
         Draws the cells.
 
@@ -48,7 +49,7 @@ def sums(
     """
     import torch
 
-    from scdiva.models.gene_graph import value_falls
+    from scdiva.models.gene_graph import knockout_falls
     from scdiva.models.in_silico import PARTS
     from scdiva.tl._embed import run_cells
 
@@ -64,7 +65,7 @@ def sums(
 
     only = np.zeros(pairs.source.n_obs, dtype=bool)
     only[list(knocked)] = True
-    reading = running._replace(what=value_falls(removal), batch_size=1)
+    reading = running._replace(what=knockout_falls(effect, removal), batch_size=1)
     for rows, (indptr, tokens, _), results in run_cells(
         pairs.model, pairs.source, reading, held_tokens=_HELD_TOKENS, only=only, beside=places_and_turn
     ):

@@ -102,7 +102,7 @@ def regulon(
     scale = np.sqrt(np.square(x).sum(axis=0))
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = np.nan_to_num((x[:, 1:].T @ x[:, 0]) / (scale[1:] * scale[0]))
-    told = weight if network.method in ("knockout", "correlation") and not network.reference else correlation
+    told = weight if network.signed and not network.reference else correlation
     frame = pd.DataFrame(
         {
             "source": source,

@@ -66,7 +66,7 @@ def test_is_its_formula(cells, columns, one, plain, edges, kind):
     assert np.isfinite(edges(cells)).sum() == off.sum()
     about = cells.uns["scdiva"]["scdiva_grn"]
     assert about["method"] == "embedding"
-    assert about["signed"]
+    assert not about["signed"]
     assert cells.varp["scdiva_grn"].data.min() < 0 < cells.varp["scdiva_grn"].data.max()
 
 

@@ -97,6 +97,8 @@ def test_of_groups_and_their_difference(cells, one, edges, by_hand):
     of_a, of_b = (by_hand(cells, one, SOURCES, rows) for rows in (a, ~a))
     knock_out(cells, one, SOURCES, groupby="kind")
     np.testing.assert_allclose(edges(cells, "scdiva_grn_B"), of_b, atol=1e-5)
+    knock_out(cells, one, SOURCES, groupby="kind", groups=["A"], key_added="only")
+    np.testing.assert_allclose(edges(cells, "only_A"), of_a, atol=1e-5)
     knock_out(cells, one, SOURCES, groupby="kind", reference="B", key_added="d")
     np.testing.assert_allclose(edges(cells, "d_A"), of_a - of_b, atol=1e-5)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import anndata as ad
 import numpy as np
 import scipy.sparse as sp
+from _grn_scores import OURS
 from _grn_sets import log_normalised
 from _process import Watch, do
 from scipy.special import xlogy
@@ -114,7 +115,6 @@ def chance(adata: ad.AnnData, job: dict) -> np.ndarray:
     return np.random.default_rng(job["seed"]).random((len(job["sources"]), len(job["targets"])), dtype=np.float32)
 
 
-OURS = ("embedding", "attention", "knockout", "correlation")
 ARMS = {
     **dict.fromkeys(OURS, ours), "spearman": spearman, "mutual_information": mutual_information, "forest": forest,
     "expression": expression, "random": chance,

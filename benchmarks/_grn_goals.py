@@ -34,7 +34,7 @@ def _edges(rows: list[dict]) -> list[dict]:
 
 
 def _families(rows: list[dict]) -> list[dict]:
-    """HLA class II and two of the others have more edges within than sets matched by degree, where so many are there."""
+    """HLA class II and two of the others have more edges within than sets matched by degree; judged where expressed."""
     tested: dict[tuple[str, str], dict[str, float]] = {}
     for row in rows:
         if row["part"] == "families" and row["arm"] in NETWORK:

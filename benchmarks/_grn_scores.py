@@ -21,6 +21,8 @@ SIGNIFICANT = 0.05
 PAPER_TARGETS = ("HBG1", "HBG2", "MS4A3", "FTH1")
 """Genes that the scDiVa paper names among the 20 that attend most to SPI1."""
 PAPER_PAIR = ("TNFSF13B", "TNFRSF13B")
+OURS = ("embedding", "attention", "knockout", "correlation")
+"""Arms that are methods of `tl.grn`."""
 SIGNED = ("knockout", "correlation", "spearman")
 """Arms whose weights below 0 are as strong as those above."""
 N_EDGES = 100
@@ -32,6 +34,17 @@ FAMILIES = ("HLA class II", "HLA", "TNF", "interleukin", "CD")
 def strength(weights: np.ndarray, arm: str) -> np.ndarray:
     """What edges are ranked by, as `scdiva.get.grn_df` ranks them."""
     return np.abs(weights) if arm in SIGNED else weights
+
+
+def measured(weights: np.ndarray, arm: str) -> np.ndarray:
+    """NaN where `tl.grn` stored nothing, as where no cell holds both genes: that is no weight of 0."""
+    return np.where(weights == 0, np.nan, weights) if arm in OURS else weights
+
+
+def comparable(weights: np.ndarray, arm: str) -> np.ndarray:
+    """Strengths of which none is below 0, as `edge_stability` takes the size of what it is given."""
+    size = strength(measured(weights, arm), arm)
+    return size if arm in SIGNED else size - np.nanmin(size)
 
 
 def rounded(scores: dict) -> dict:
@@ -65,20 +78,21 @@ def edge_scores(
 def family_scores(graph: np.ndarray, genes: list[str], members: list[str], arm: str, seed: int) -> dict:
     """Whether the members of a family are denser within than sets matched by degree: by weight, and by edges alone.
 
-    The second, `edges_...`, is about the network as it is kept and drawn: the share of pairs that are an edge.
+    The second, `edges_...`, is about the network as it is kept and drawn: the share of pairs that are an edge. By
+    weight, pairs that `tl.grn` has no weight for are left out.
     """
     rows = np.flatnonzero(np.isin(genes, members))
-    found = sd.metrics.density_test(graph, rows, n_random=N_RANDOM, rng=seed)
+    found = sd.metrics.density_test(measured(graph, arm), rows, n_random=N_RANDOM, rng=seed)
     by_edges = sd.metrics.density_test(network(graph, arm), rows, n_random=N_RANDOM, rng=seed)
     return rounded({**found, **{f"edges_{key}": value for key, value in by_edges.items() if key != "n"}})
 
 
 def network(graph: np.ndarray, arm: str) -> np.ndarray:
     """1 where a pair is among the strongest `N_EDGES` of its source and positive, else 0."""
-    size = strength(graph, arm)
-    np.fill_diagonal(size := size.copy(), -np.inf)
+    size = strength(graph, arm).copy()
+    np.fill_diagonal(size, -np.inf)
     least = np.partition(size, -N_EDGES, axis=1)[:, -N_EDGES][:, None] if size.shape[1] > N_EDGES else -np.inf
-    return ((size >= least) & (graph > 0)).astype(float)
+    return ((size >= least) & (graph > 0) & np.isfinite(size)).astype(float)
 
 
 def pair_rank(graph: np.ndarray, genes: list[str], pair: tuple[str, str]) -> dict | None:
@@ -128,7 +142,7 @@ def exchanged(modules: np.ndarray, strength: np.ndarray, rng: np.random.Generato
 
 
 def stability(pairs: list[tuple[np.ndarray, np.ndarray]], itself: np.ndarray) -> dict:
-    """How alike two graphs are, mean and standard deviation over pairs of them; `itself` marks no edges."""
+    """How alike two graphs of strengths are, mean and deviation over pairs of them; `itself` marks no edges."""
     found = []
     for one, other in pairs:
         a, b = (np.where(itself, np.nan, graph.astype(float)) for graph in (one, other))

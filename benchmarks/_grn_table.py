@@ -26,14 +26,17 @@ WHAT = {"halves": "halves of the cells", "seeds": "two seeds"}
 COSTS = ["CPU seconds", "peak MiB"]
 WORDS = (
     "Genes that the model knows and more than 1% of a set's cells express. Edges are scored against TRRUST and "
-    "DoRothEA (confidence A to C): all of a table's factors by all of its targets, ranked by the size of the weight. "
-    "Such tables hold what someone looked for, in any tissue, and no pair that is known to be none, so that scores are "
-    "low for everyone. AUPRC ratio: average precision over that of a random order, in brackets 95% of resampled "
-    "factors; null: the same when the targets of each factor are exchanged for others of like mean expression (mean, "
-    "and what 5% of 1,000 exchanges exceed), for abundant genes are studied more and correlate more. Early precision: "
-    "of as many edges as are known, over chance. Mutual information: quantile bins of expressing cells, zero a bin of "
-    "its own. Random forest: GENIE3, 100 trees of depth 10 for each target, all factors to choose from. Product of "
-    "means and random numbers know of no pair."
+    "DoRothEA (confidence A to C): all of a table's factors by all of its targets, ranked as `get.grn_df` ranks them: "
+    "by the weight, or by its size where one below 0 is as strong (knockout and both correlations). Such tables hold "
+    "what someone looked for, in any tissue, and no pair that is known to be none, so that scores are low for "
+    "everyone. AUPRC ratio: average precision over that of a random order, in brackets 95% of resampled factors; null: "
+    "the same when the targets of each factor are exchanged for others of like mean expression (mean, and what 5% of "
+    "1,000 exchanges exceed), for abundant genes are studied more and correlate more; with a p that is not small, a "
+    "graph says no more of these edges than that. Early precision: of as many edges as are known, over chance. Mutual "
+    "information: quantile bins of expressing cells, zero a bin of its own. Random forest: GENIE3, 100 trees of depth "
+    "10 for each target, all factors to choose from. Product of means and random numbers know of no pair. Ours by "
+    "their defaults with the bundled model: all cells, for knockout 20 of each source. CPU seconds are of the graph "
+    "alone, on a machine that had other work to do."
 )
 FAMILY_WORDS = (
     "Are the members of a gene family closer to each other than sets of genes with like degrees? First by edges: the "
@@ -42,8 +45,8 @@ FAMILY_WORDS = (
     "members of all families and genes detected about as often, 2,000 in all, 600 for knock-outs."
 )
 FAMILY_WEIGHT_WORDS = (
-    "The same by the mean weight of all pairs, edges or not. This was looked at first, and in ours only HLA passed: "
-    "a family whose members mark different cells, as CD does, has strong pairs and as many that are far apart, which "
+    "The same by the mean weight of all pairs, edges or not. This was looked at first, and in ours only HLA passed: a "
+    "family whose members mark different cells, as CD does, has strong pairs and as many that are far apart, which "
     "even out. The goals are about edges; they were settled on after this."
 )
 MODULE_WORDS = (
@@ -51,13 +54,20 @@ MODULE_WORDS = (
     "draws of modules of the same sizes, genes exchanged within tenths of the degrees."
 )
 STABILITY_WORDS = (
-    "Rank correlation of weights and overlap (Jaccard) of the best edges, one in a hundred, and of each factor's 20 "
-    "best targets, between two graphs. What draws nothing at random has 1 for two seeds, and what does not look at the "
-    "cells has 1 for halves as well, which is no merit."
+    "Rank correlation of what edges are ranked by, overlap (Jaccard) of the best edges, one in a hundred, and of each "
+    "factor's 20 best targets, between two graphs: of two halves of at most 2,000 cells, drawn anew for each of three "
+    "seeds (mean), and of two seeds on one of the halves. At most 40 factors and 400 targets, drawn once for all "
+    "methods. Pairs that only one of the graphs has a weight for, as no cell of the other half holds both genes, are "
+    "in the overlaps alone. What draws nothing at random has 1 for two seeds, and what does not look at the cells has "
+    "1 for halves as well, which is no merit; half of the weight of embedding is the model's, whatever the cells."
 )
 REGULON_WORDS = (
-    "The 20 best targets in CD14+ monocytes among the genes that more than 1% of them express, first ones first; "
-    "T: TRRUST has the edge, D: DoRothEA, + activating, - repressing, no sign: not said."
+    "The 20 best targets in CD14+ monocytes among the genes that more than 1% of them express, first ones first; T: "
+    "TRRUST has the edge, D: DoRothEA, + activating, - repressing, no sign: not said."
+)
+SPEED_WORDS = (
+    "Cells of the first set, drawn with replacement, half of the counts of each kept; the genes most often detected, "
+    "each a source and a target."
 )
 PAPER_WORDS = (
     "The scDiVa paper prints no figures for its networks. It names HBG1, HBG2, MS4A3 and FTH1 among the 20 genes that "
@@ -194,7 +204,7 @@ def speed(rows: list[dict]) -> str:
          f"{row['genes_per_cell']:,}", f"{row['wall_seconds']:,.0f}", *_sized(row)]
         for row in rows
     ]  # fmt: skip
-    return joined("### Speed", table(["graph", "genes in a cell", "seconds", *COSTS], lines))
+    return joined("### Speed", SPEED_WORDS, table(["graph", "genes in a cell", "seconds", *COSTS], lines))
 
 
 PARTS: dict[str, Callable[[list[dict]], str]] = {
@@ -207,7 +217,7 @@ def grn_tables(result: dict) -> list[str]:
     rows = [row for row in result["rows"] if "arm" in row]
     of = {part: [row for row in rows if row["part"] == part] for part in PARTS}
     parts = [write(of[part]) for part, write in PARTS.items() if of[part]]
-    return [*parts, made_at(rows)] if rows else []
+    return [*parts, joined(made_at(rows))] if rows else []
 
 
 def reported(result: dict) -> str:

@@ -17,7 +17,7 @@ expression (product of the means, which knows of no pair); random.
   about as often.
 - modules: `tl.grn_modules` of the embedding and of the correlation graph, enrichment in the gene sets, beside random
   modules of the same sizes and degrees.
-- stability: graphs of two halves of the cells, a split for each seed, and of two seeds on the same cells.
+- stability: graphs of two halves of some cells, drawn and split for each seed, and of two seeds on the same half.
 - regulon: the best targets of SPI1 in CD14+ monocytes, with what the tables say of them.
 - speed: attention among 10,000 cells by 2,000 genes, drawn from the first set.
 
@@ -43,6 +43,7 @@ from _grn_scores import (
     FAMILIES,
     LEAST_MEMBERS,
     PAPER_PAIR,
+    comparable,
     edge_scores,
     family_scores,
     module_scores,
@@ -78,8 +79,8 @@ KEYS = ("part", "set", "arm", "reference", "family", "collection", "what")
 GENE, GROUPS = "SPI1", ("CD14+ Mono", "CD14+ Monocytes")
 UNIVERSE, UNIVERSE_KNOCKOUT = 2000, 600
 """Genes among which families are looked at; a knock-out is a pass through the network for each gene and cell."""
-STABLE_TARGETS = 400
-"""Targets, drawn at random, whose edges are made anew for each half and seed."""
+STABLE_SOURCES, STABLE_TARGETS, STABLE_CELLS = 40, 400, 2000
+"""At most so many are drawn at random, as the edges are made anew for each half and seed."""
 OTHER_SEED = 1000
 SPEED_CELLS, SPEED_GENES = 10_000, 2_000
 
@@ -165,27 +166,29 @@ def of_modules(work: Work, arm: str) -> list[dict]:
 
 
 def of_stability(work: Work, arm: str) -> list[dict]:
-    """A row for halves of the cells, and one for two seeds on the same cells."""
-    sources, rng = work.factors, np.random.default_rng(0)
+    """A row for halves of the cells, and one for two seeds on one of the halves."""
+    rng = np.random.default_rng(0)
     targets = sorted(rng.permutation(work.targets)[:STABLE_TARGETS].tolist())
+    sources = sorted(rng.permutation(work.factors)[:STABLE_SOURCES].tolist())
     itself = np.array(sources)[:, None] == np.array(targets)[None, :]
     costs = []
 
-    def graph(seed: int, rows: np.ndarray | None = None) -> np.ndarray:
-        some = None if rows is None else np.sort(rows).tolist()
-        found, cost = work.make({"arm": arm, "sources": sources, "targets": targets, "seed": seed, "rows": some})
+    def graph(seed: int, rows: np.ndarray) -> np.ndarray:
+        job = {"arm": arm, "sources": sources, "targets": targets, "seed": seed, "rows": np.sort(rows).tolist()}
+        found, cost = work.make(job)
         costs.append(cost)
-        return strength(found["weights"], arm)
+        return comparable(found["weights"], arm)
 
-    halves = []
-    for seed in work.seeds:
-        drawn = np.random.default_rng(seed).permutation(work.adata.n_obs)
-        middle = len(drawn) // 2
-        # what draws at random draws anew
-        halves.append((graph(seed, drawn[:middle]), graph(seed + OTHER_SEED, drawn[middle:])))
-    twice = [(graph(work.seeds[0]), graph(work.seeds[0] + OTHER_SEED))]
+    cells = [np.random.default_rng(seed).permutation(work.adata.n_obs)[:STABLE_CELLS] for seed in work.seeds]
+    parts = [np.array_split(drawn, 2) for drawn in cells]
+    # what draws at random draws anew
+    halves = [
+        (graph(seed, one), graph(seed + OTHER_SEED, other))
+        for seed, (one, other) in zip(work.seeds, parts, strict=True)
+    ]
+    twice = [(halves[0][0], graph(work.seeds[0] + OTHER_SEED, parts[0][0]))]
     mean = {key: round(float(np.mean([cost[key] for cost in costs])), 2) for key in costs[0]}
-    size = {"n_sources": len(sources), "n_targets": len(targets)}
+    size = {"n_sources": len(sources), "n_targets": len(targets), "n_cells": len(cells[0])}
     return [{"what": what, **size, **stability(pairs, itself), **mean}
             for what, pairs in {"halves": halves, "seeds": twice}.items()]  # fmt: skip
 
@@ -241,8 +244,8 @@ def keep(new: list[dict], **notes: object) -> list[dict]:
 def told(row: dict) -> str:
     """A row in a line."""
     what = " ".join(str(row[key]) for key in KEYS if key in row)
-    names = ("auprc_ratio", "auprc_ratio_null_high", "auprc_ratio_p", "early_precision", "z", "p", "n_pairs",
-             "n_pairs_random", "spearman", "trrust_hits", "dorothea_hits")  # fmt: skip
+    names = ("auprc_ratio", "auprc_ratio_null_high", "auprc_ratio_p", "early_precision", "edges_z", "edges_p", "z", "p",
+             "n_pairs", "n_pairs_random", "spearman", "trrust_hits", "dorothea_hits")  # fmt: skip
     scores = " ".join(f"{key} {row[key]:.4g}" for key in names if key in row)
     return f"{what}: {scores} ({row['cpu_seconds']} s CPU, {row['peak_mib']:.0f} MiB)"
 

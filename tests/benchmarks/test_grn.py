@@ -1,4 +1,4 @@
-"""grn.py: arms give what they are said to give, scores ask about the right pairs, goals say what the rows say."""
+"""grn.py: arms give what they are said to give, scores ask about the right pairs, rows are made once."""
 
 from __future__ import annotations
 
@@ -140,16 +140,72 @@ def test_edges_are_scored_among_a_tables_own_genes(scores):
     for source, target in known.itertuples(index=False):
         weights[sources.index(source), targets.index(target)] *= -2
     weights[0] = 1e6  # s0 is no source of this table, nor t50 to t59 targets
-    weights[:, 50:60] = -1e6
+    weights[:, 50:60] = 1e6
     means = pd.Series(rng.random(61), index=targets)
-    found = scores.edge_scores(weights, sources, targets, known, means, 0)
+    found = scores.edge_scores(scores.strength(weights, "correlation"), sources, targets, known, means, 0)
     n_targets = known["target"].nunique()
     assert (found["n_sources"], found["n_targets"], found["n_known"]) == (6, n_targets, 37)
-    assert found["auprc_ratio"] > 2 > 1 > found["auprc_ratio_signed"]
+    assert found["auprc_ratio"] > 2
     assert found["auprc_ratio_p"] <= 0.01
     back = rng.permutation(61)
-    again = scores.edge_scores(weights[:, back], sources, [targets[i] for i in back], known, means, 0)
+    again = scores.edge_scores(np.abs(weights[:, back]), sources, [targets[i] for i in back], known, means, 0)
     assert again["auprc_ratio"] == found["auprc_ratio"]
+    # the known ones are below 0, where weights without a sign are weakest
+    as_they_stand = scores.edge_scores(scores.strength(weights, "embedding"), sources, targets, known, means, 0)
+    assert as_they_stand["auprc_ratio"] < 1
+
+
+@pytest.mark.parametrize("arm", ["embedding", "attention", "mutual_information", "correlation", "spearman", "knockout"])
+def test_the_strongest_edges_are_those_that_grn_df_lists_first(scores, arm):
+    weights = np.array([[0.5, -0.9, 0.0, 0.7]])
+    signed = arm in ("correlation", "spearman", "knockout")
+    order = [1, 3, 0, 2] if signed else [3, 0, 2, 1]
+    assert np.argsort(-scores.strength(weights, arm)[0]).tolist() == order
+    # what compares graphs takes the size of the weights, and may not take the weakest for the strongest
+    size = np.abs(scores.comparable(weights, arm)[0])
+    ours = arm not in ("mutual_information", "spearman")
+    assert [number for number in np.argsort(-size) if np.isfinite(size[number])] == [
+        number for number in order if weights[0, number] or not ours
+    ]
+    assert np.isnan(size[2]) == ours  # `tl.grn` stored no weight
+
+
+def test_the_network_holds_the_strongest_pairs_that_go_together(scores, monkeypatch):
+    monkeypatch.setattr(scores, "N_EDGES", 2)
+    graph = np.array([[9, 1, -3, 2], [4, 9, -5, -6], [0, 0.1, 9, 0.1], [-1, -2, -3, 9]])
+    expected = {
+        # a strong negative weight is an edge, but not one that says that two genes go together
+        "correlation": [[0, 0, 0, 1], [0, 0, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0]],
+        "embedding": [[0, 1, 0, 1], [1, 0, 0, 0], [0, 1, 0, 1], [0, 0, 0, 0]],
+    }
+    for arm, edges in expected.items():
+        np.testing.assert_array_equal(scores.network(graph, arm), edges)
+    np.testing.assert_array_equal(graph.diagonal(), 9)
+    monkeypatch.setattr(scores, "N_EDGES", 50)  # more than there are
+    np.testing.assert_array_equal(scores.network(graph, "correlation"), (graph > 0) & ~np.eye(4, dtype=bool))
+
+
+def test_a_family_is_held_against_its_like_by_weights_and_by_edges(scores, monkeypatch):
+    monkeypatch.setattr(scores, "N_EDGES", 10)
+    rng = np.random.default_rng(0)
+    genes = [f"g{number}" for number in range(120)]
+    graph = rng.random((120, 120)) * 0.5
+    graph[:6, :6] = np.where(rng.random((6, 6)) < 0.5, 1.0, -2.0)  # strong pairs, and as many that are far apart
+    found = scores.family_scores(graph, genes, genes[:6], "embedding", 0)
+    assert found["n"] == 6
+    assert found["p"] > 0.9
+    assert found["edges_p"] == pytest.approx(1 / 1001, rel=1e-3)
+    inner = ~np.eye(6, dtype=bool)
+    assert found["density"] == pytest.approx(graph[:6, :6][inner].mean(), abs=1e-4)
+    assert found["edges_density"] == pytest.approx((graph[:6, :6][inner] == 1).mean(), abs=1e-4)
+    assert "edges_n" not in found
+
+    graph[0, 1:6] = graph[1:6, 0] = 0  # never seen together: left out of the mean
+    seen = np.delete(np.arange(6), 0)
+    density = graph[np.ix_(seen, seen)][~np.eye(5, dtype=bool)].mean()
+    for arm, share in (("attention", 1), ("mutual_information", 20 / 30)):
+        found = scores.family_scores(graph, genes, genes[:6], arm, 0)
+        assert found["density"] == pytest.approx(share * density, abs=1e-4)
 
 
 def test_rank_of_a_target(scores):
@@ -158,7 +214,7 @@ def test_rank_of_a_target(scores):
     assert scores.place(size, 1, 0) == 4
     assert scores.place(size, 4, None) == 6
     graph = np.diag([9.0, 9.0, 9.0])
-    graph[0] = [9, -3, 2]
+    graph[0] = [9, 3, -2]
     assert scores.pair_rank(graph, ["a", "b", "c"], ("a", "b")) == {"rank": 1, "of": 2}
     assert scores.pair_rank(graph, ["a", "b", "c"], ("a", "x")) is None
 
@@ -184,16 +240,16 @@ def test_modules_drawn_at_random_keep_sizes_and_degrees(scores):
     assert found["n_pairs_random_most"] == 0
 
 
-def test_stability_is_of_sizes_and_leaves_out_genes_with_themselves(scores):
+def test_stability_is_of_strengths_and_leaves_out_genes_with_themselves(scores):
     rng = np.random.default_rng(0)
-    one = rng.normal(size=(10, 40))
+    one = rng.random((10, 40))
     itself = np.zeros(one.shape, dtype=bool)
     itself[:, 0] = True
-    other = -one
-    other[:, 0] = rng.normal(size=10)
+    other = one.copy()
+    other[:, 0] = rng.random(10)
     found = scores.stability([(one, other)], itself)
     assert (found["spearman"], found["jaccard"], found["jaccard_by_source"]) == (1, 1, 1)
-    found = scores.stability([(one, other), (one, rng.normal(size=one.shape))], itself)
+    found = scores.stability([(one, other), (one, rng.random(one.shape))], itself)
     assert 0.3 < found["spearman"] < 0.7
     assert found["spearman_sd"] > 0.3
     assert found["n_pairs"] == 2
@@ -201,14 +257,14 @@ def test_stability_is_of_sizes_and_leaves_out_genes_with_themselves(scores):
 
 def test_a_regulon_says_what_the_tables_say(scores):
     targets = ["SPI1", *(f"t{i}" for i in range(100)), "FTH1"]
-    weights = np.concatenate([[99.0], -np.arange(100, 0, -1.0), [95.5]])
+    weights = np.concatenate([[99.0], np.arange(100, 0, -1.0), [95.5]])
     known = {"trrust": pd.DataFrame({"source": ["SPI1", "SPI1", "IRF8"], "target": ["t3", "t90", "t4"],
                                      "mor": [-1.0, 1.0, 1.0]})}  # fmt: skip
     found = scores.regulon(weights, "SPI1", targets, known)
     names = [one["target"] for one in found["targets"]]
     assert names[:6] == ["t0", "t1", "t2", "t3", "t4", "FTH1"]
     assert len(names) == 20
-    assert found["targets"][3] == {"target": "t3", "weight": -97.0, "trrust": -1}
+    assert found["targets"][3] == {"target": "t3", "weight": 97.0, "trrust": -1}
     assert "trrust" not in found["targets"][4]
     assert (found["trrust_hits"], found["trrust_known"], found["n_targets"]) == (1, 2, 101)
     assert found["trrust_p"] == pytest.approx(1 - 81 * 80 / (101 * 100), rel=1e-3)
@@ -271,8 +327,12 @@ def test_rows_are_made_once_and_written(script, arms, folders, tmp_path, monkeyp
     # the filler goes down as they go up
     assert {one["target"] for one in regulon["targets"][:3]} == {"CD14", "LYZ", "ACTB"}
     assert (regulon["n_cells"], regulon["group"], regulon["n_targets"]) == (150, "CD14+ Mono", 8)
-    halves = [job["rows"] for job in asked if job["part"] == "stability" and job["rows"]][:2]
-    assert sorted(halves[0] + halves[1]) == list(range(300))
+    *halves, again = [job for job in asked if job["part"] == "stability" and job["arm"] == "spearman"]
+    assert sorted(halves[0]["rows"] + halves[1]["rows"]) == list(range(300))
+    assert again["rows"] == halves[0]["rows"]
+    assert len({job["seed"] for job in (*halves, again)}) == 2
+    stable = next(row for row in rows if row["part"] == "stability")
+    assert [stable[f"n_{what}"] for what in ("sources", "targets", "cells")] == [3, 4, 300]
 
     page = script("tables").grn(json.loads((tmp_path / "grn.json").read_text()))
     assert "| pbmc3k_raw, TRRUST (4 of 3 × 4) | Spearman | " in page
@@ -286,82 +346,3 @@ def test_rows_are_made_once_and_written(script, arms, folders, tmp_path, monkeyp
     for more in (["--again"], ["--seeds", "1"]):
         with pytest.raises(AssertionError, match="again"):
             grn.main([*call, *more])
-
-
-def rows_for_goals() -> list[dict]:
-    made = {"package": "some 1.0", "commit": "0123456789abcdef", "processor": "Some CPU", "cpu_seconds": 10.0,
-            "wall_seconds": 20.0, "peak_mib": 900.0}  # fmt: skip
-
-    def edge(arm, ratio, p):
-        both = {f"{key}{end}": ratio for key in ("auprc_ratio", "early_precision")
-                for end in ("", "_low", "_high", "_null_mean", "_null_high")}  # fmt: skip
-        return {**made, "part": "edges", "set": "pbmc", "arm": arm, "reference": "trrust", "n_known": 9, "n_sources": 3,
-                "n_targets": 8, **both, "auprc_ratio_p": p, "early_precision_p": p}  # fmt: skip
-
-    def family(arm, name, p, **more):
-        return {
-            **made,
-            "part": "families",
-            "set": "pbmc",
-            "arm": arm,
-            "family": name,
-            "n": 5,
-            "z": 3.21,
-            "p": p,
-            **more,
-        }
-
-    def regulon(arm, **paper):
-        found = {**made, "part": "regulon", "set": "pbmc", "arm": arm, "gene": "SPI1", "n_cells": 50, "n_targets": 99}
-        best = [{"target": "LYZ", "weight": 1.0, "trrust": -1}, {"target": "FTL", "weight": 0.5}]
-        said = {f"{name}_{key}": 1 for name in ("trrust", "dorothea") for key in ("hits", "known", "p")}
-        return {**found, "targets": best, **said, "paper": paper}
-
-    module = {"n_modules": 4, "n_genes": 2000, "n_pairs": 30, "n_pairs_random": 1.25, "n_pairs_random_most": 3,
-              "n_enriched": 3, "n_enriched_random": 0.5, "n_enriched_random_most": 1}  # fmt: skip
-    return [
-        edge("attention", 1.3, 0.001), edge("embedding", 1.1, 0.2), edge("correlation", 1.2, 0.01),
-        family("attention", "HLA class II", 0.001), family("attention", "HLA", 0.002), family("attention", "CD", 0.04),
-        family("attention", "TNF", 0.5, pair={"rank": 7, "of": 1999}), family("embedding", "HLA", 0.001),
-        family("spearman", "HLA class II", 0.5),
-        {**made, "part": "modules", "set": "pbmc", "arm": "embedding", "collection": "hallmark", **module},
-        {**made, "part": "stability", "set": "pbmc", "arm": "attention", "what": "seeds", "spearman": 0.9,
-         "jaccard": 0.8, "jaccard_by_source": 0.7},
-        regulon("attention", HBG1=None, HBG2=None, MS4A3=None, FTH1=12), regulon("spearman", FTH1=1),
-        {**made, "part": "speed", "set": "pbmc", "arm": "attention", "n_cells": 10000, "n_genes": 2000,
-         "genes_per_cell": 300, "wall_seconds": 700.0},
-    ]  # fmt: skip
-
-
-def test_goals(script):
-    goals = script("_grn_goals").goals
-    found = {row["what"]: row for row in goals(rows_for_goals())}
-    assert {what: (row["value"], row["met"]) for what, row in found.items()} == {
-        "pbmc, trrust: p of the AUPRC ratio of attention": (0.001, True),
-        "pbmc, trrust: p of the AUPRC ratio of embedding": (0.2, False),
-        "pbmc: p of the density of HLA class II, attention": (0.001, True),
-        "pbmc: families denser than sets matched by degree, attention": (1, False),
-        "attention graph of 10,000 cells, 2,000 genes: seconds": (700, False),
-        "attention graph of 10,000 cells, 2,000 genes: peak MiB": (900, True),
-    }
-    assert found["pbmc, trrust: p of the AUPRC ratio of attention"]["correlation"] == 1.2
-    assert found["pbmc: families denser than sets matched by degree, attention"]["which"] == "HLA"
-    assert goals([row for row in rows_for_goals() if row["arm"] in ("spearman", "correlation")]) == []
-
-
-def test_the_page_shows_all_parts_and_marks_what_is_not_ours(script):
-    tables, goals = script("tables"), script("_grn_goals").goals
-    rows = rows_for_goals()
-    page = tables.grn({"rows": [*rows, *goals(rows)]})
-    first = "| pbmc, TRRUST (9 of 3 × 8) | `tl.grn`, attention | 1.30 (1.30 to 1.30) | 1.30 (< 1.30) | 0.001 |"
-    assert first in page
-    assert "| pbmc, HLA class II (5) | - | 3.2 (0.001) | 3.2 (0.50) |" in page
-    assert "| pbmc, Hallmark | `tl.grn`, embedding | 4 of 2,000 | 30 | 1.2 (≤ 3) | 3 | 0.5 (≤ 1) |" in page
-    assert "| pbmc | `tl.grn`, attention | - | - | - | 0.90 | 0.80 | 0.70 |" in page
-    assert "LYZ (T-), FTL |" in page
-    assert "10,000 cells × 2,000 genes, all pairs | 300 | 700 | 10.0 | 900 |" in page
-    assert "These are the paper's claims" in page
-    expected = "| pbmc (99) | `tl.grn`, attention | not expressed | not expressed | not expressed | 12 | 7 of 1,999 |"
-    assert expected in page
-    assert "families denser than sets matched by degree, attention | 1 | ≥ 2 | **missed** |" in page
-    assert tables.grn({"rows": []}) == ""

@@ -35,8 +35,10 @@ def values(adata: ad.AnnData, genes: list[str]) -> np.ndarray:
 
 def ours(adata: ad.AnnData, job: dict) -> np.ndarray:
     """`tl.grn` by its defaults, all pairs kept: which genes take part was settled on all cells."""
+    of_value = job["arm"] == "knockout_value"
+    how = {"method": "knockout", "effect": "value"} if of_value else {"method": job["arm"]}
     sd.tl.grn(
-        adata, method=job["arm"], sources=job["sources"], targets=job["targets"], n_targets=None, min_fraction=0.0,
+        adata, **how, sources=job["sources"], targets=job["targets"], n_targets=None, min_fraction=0.0,
         model=job["model"], rng=job["seed"], key_added=KEY,
     )  # fmt: skip
     rows, columns = (adata.var_names.get_indexer(job[key]) for key in ("sources", "targets"))

@@ -13,6 +13,7 @@ METHODS = {
     "embedding": "`tl.grn`, embedding",
     "attention": "`tl.grn`, attention",
     "knockout": "`tl.grn`, knockout",
+    "knockout_value": "`tl.grn`, knockout, of values",
     "correlation": "`tl.grn`, correlation (Pearson)",
     "spearman": "Spearman",
     "mutual_information": "mutual information",
@@ -27,8 +28,8 @@ COSTS = ["CPU seconds", "peak MiB"]
 WORDS = (
     "Genes that the model knows and more than 1% of a set's cells express. Edges are scored against TRRUST and "
     "DoRothEA (confidence A to C): all of a table's factors by all of its targets, ranked as `get.grn_df` ranks them: "
-    "by the weight, or by its size where one below 0 is as strong (knockout and both correlations). Such tables hold "
-    "what someone looked for, in any tissue, and no pair that is known to be none, so that scores are low for "
+    "by the weight, or by its size where one below 0 is as strong (knockout of values, both correlations). Such tables "
+    "hold what someone looked for, in any tissue, and no pair that is known to be none, so that scores are low for "
     "everyone. AUPRC ratio: average precision over that of a random order, in brackets 95% of resampled factors; null: "
     "the same when the targets of each factor are exchanged for others of like mean expression (mean, and what 5% of "
     "1,000 exchanges exceed), for abundant genes are studied more and correlate more; with a p that is not small, a "
@@ -42,7 +43,8 @@ FAMILY_WORDS = (
     "Are the members of a gene family closer to each other than sets of genes with like degrees? First by edges: the "
     "share of pairs that are an edge in the network as `tl.grn` keeps it, the 100 strongest of each source, in "
     "standard deviations from such sets (z), and how many of 1,000 sets have as large a share (p). Graphs are over the "
-    "members of all families and genes detected about as often, 2,000 in all, 600 for knock-outs."
+    "members of all families and genes detected about as often, 2,000 in all. Knock-outs, a pass for each gene and "
+    "cell, and random forests are left out."
 )
 FAMILY_WEIGHT_WORDS = (
     "The same by the mean weight of all pairs, edges or not. This was looked at first, and in ours only HLA passed: a "

@@ -97,7 +97,7 @@ def gene_entropy(
             one, genes, layer=layer, use_raw=use_raw, input=input, duplicates=duplicates, gene_ids=gene_ids
         )
         _count(source, histogram)
-        tokens.append(_tokens_of_var(one, source.tokens) if use_raw else source.tokens)
+        tokens.append(tokens_of_var(one, source.tokens) if use_raw else source.tokens)
     entropy = histogram.entropy()
     found = {
         "n_cells": histogram.n_cells,
@@ -186,7 +186,7 @@ def _count(source: CellSource, histogram: EntropyHistogram) -> None:
         histogram.update(cells, measured)
 
 
-def _tokens_of_var(adata: AnnData, raw_tokens: np.ndarray) -> np.ndarray:
+def tokens_of_var(adata: AnnData, raw_tokens: np.ndarray) -> np.ndarray:
     """Tokens of the genes of `adata`, from those of the genes of `adata.raw`, by name."""
     names = adata.raw.var_names
     if not names.is_unique:

@@ -129,7 +129,7 @@ def gene_embedding(
         empty=empty,
     )
     del parameters["pooling"]
-    tokens = _tokens_of_var(adata, source)
+    tokens = tokens_of_var(adata, source)
     if groups is None:
         entry = f"{key_added}_{C.GENES}"
         del parameters["precision"]  # nothing is computed
@@ -183,7 +183,7 @@ def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:
     return np.asarray(found.codes, dtype=np.int64), names
 
 
-def _tokens_of_var(adata: AnnData, source: CellSource) -> np.ndarray:
+def tokens_of_var(adata: AnnData, source: CellSource) -> np.ndarray:
     """Give the token of each gene of `adata.var`, -1 = unknown; those of `adata.raw` are found by their names."""
     if not source.use_raw:
         return source.tokens

@@ -56,18 +56,21 @@ def test_ranks_of_the_genes_that_the_transformer_sees(model, cell):
     assert read_out(model, (*alone, torch.tensor([0, 1], dtype=torch.int32)), attention_ranks()).tolist() == [[1.0]]
 
 
+TARGETS = torch.arange(N_SPECIAL, N_SPECIAL + 30, 2).flip(0)
+
+
 def expected_of(model, tokens, values, hidden, effect):
-    """What the model expects of each hidden gene, by token: its value, or the log of its probability."""
+    """What the model expects of genes, by token: the values of hidden ones, or how often each is among these."""
     bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
     own = tokens[hidden]
     with torch.no_grad():
         if effect == "value":
             out = model(tokens, values, bounds, value_mask=hidden)
             return dict(zip(own.tolist(), model.predict_values(out.hidden[hidden]).tolist(), strict=True))
-        masked = torch.where(hidden, MASK, tokens)
-        out = model(masked, values, bounds)
-        chances = model.gene_logits(out.hidden[hidden]).double().softmax(dim=1)
-        return {int(t): float(chances[i, t - N_SPECIAL].log()) for i, t in enumerate(own)}
+        out = model(torch.where(hidden, MASK, tokens), values, bounds)
+        often = model.gene_logits(out.hidden[hidden]).double().softmax(dim=1).sum(dim=0)
+        seen = tokens[~hidden].tolist()
+        return {i + N_SPECIAL: float(x.log()) for i, x in enumerate(often) if i + N_SPECIAL not in seen}
 
 
 @pytest.mark.parametrize("effect", ["presence", "value"])
@@ -76,8 +79,8 @@ def expected_of(model, tokens, values, hidden, effect):
 def test_falls_are_differences_of_what_is_expected(model, cell, effect, removal, first):
     tokens, values, _ = cell
     sources = torch.tensor([0, 3, 9])
-    found = read_out(model, (*cell, sources, torch.tensor(first)), knockout_falls(effect, removal))
-    assert found.shape == (3, 17)
+    found = read_out(model, (*cell, sources, torch.tensor(first)), knockout_falls(TARGETS, effect, removal))
+    assert found.shape == (3, 15)
     for row, source in enumerate(sources.tolist()):
         hidden = torch.arange(17) % 4 == first
         hidden[source] = False
@@ -89,35 +92,43 @@ def test_falls_are_differences_of_what_is_expected(model, cell, effect, removal,
             masked = tokens.clone()
             masked[source] = MASK
             after = expected_of(model, masked, values, hidden, effect)
-        assert torch.isfinite(found[row]).tolist() == hidden.tolist()
-        expected = [before[t] - after[t] for t in tokens[hidden].tolist()]
-        np.testing.assert_allclose(found[row, hidden], expected, atol=2e-6)
+        asked = [t in before for t in TARGETS.tolist()]
+        assert int(tokens[source]) not in before
+        assert torch.isfinite(found[row]).tolist() == asked
+        expected = [before[t] - after[t] for t in TARGETS[asked].tolist()]
+        np.testing.assert_allclose(found[row, asked], expected, atol=2e-6)
         assert np.abs(expected).max() > 1e-5
 
 
 @pytest.mark.parametrize("effect", ["presence", "value"])
 @pytest.mark.parametrize("removal", ["remove", "mask"])
 def test_falls_of_short_and_long_cells(model, cell, effect, removal):
-    read = knockout_falls(effect, removal)
+    read = knockout_falls(TARGETS, effect, removal)
     long = longer(*cell[:2])
     sources, first = torch.tensor([4, 19]), torch.tensor(1)
     seen = long[0][:20], long[1][:20], torch.tensor([0, 20], dtype=torch.int32)
     found = read_out(model, (*long, sources, first), read)
-    assert found.shape == (2, 20)
+    assert found.shape == (2, 15)
     np.testing.assert_array_equal(found, read_out(model, (*seen, sources, first), read))
     for n, hidden in ((1, 0), (1, 2), (2, 1), (3, 3)):
         few = cell[0][:n], cell[1][:n], torch.tensor([0, n], dtype=torch.int32)
         falls = read_out(model, (*few, torch.tensor([0]), torch.tensor(hidden)), read)
-        assert torch.isfinite(falls).tolist() == [[place == hidden and place > 0 for place in range(n)]]
+        is_hidden = [place == hidden and place > 0 for place in range(n)]
+        if not any(is_hidden):  # nothing is asked
+            assert torch.isnan(falls).all()
+        else:
+            there = few[0].tolist()
+            told = [t == there[hidden] if effect == "value" or t in there else True for t in TARGETS.tolist()]
+            assert torch.isfinite(falls).tolist() == [told]
     none = read_out(model, (*cell, torch.tensor([], dtype=torch.long), first), read)
-    assert none.shape == (0, 17)
+    assert none.shape == (0, 15)
 
 
 def test_what_is_not_there_is_refused(model, cell):
     with pytest.raises(ValueError, match='removal must be "remove" or "mask", got \'cut\''):
-        knockout_falls(removal="cut")
+        knockout_falls(TARGETS, removal="cut")
     with pytest.raises(ValueError, match='effect must be "presence" or "value", got \'sign\''):
-        knockout_falls("sign")
+        knockout_falls(TARGETS, "sign")
     with pytest.raises(ValueError, match="layers must be numbers from 0 to 1"):
         read_out(model, cell, attention_ranks(layers=[2]))
 

@@ -57,9 +57,9 @@ def attention_ranks(
 
 
 def knockout_falls(
-    effect: Effect = "presence", removal: Removal = "remove"
+    targets: Tensor, effect: Effect = "presence", removal: Removal = "remove"
 ) -> Callable[[ScDiVa, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
-    """Make a read-out of how far what the model expects of a cell's genes falls without each of some others.
+    """Make a read-out of how far what the model expects of genes falls in a cell without each of some others.
 
     Every fourth gene of the ranking is hidden and predicted from all others: once with the cell as it is, and once for
     each source without it. Which fourth differs between cells: many cells of which a quarter is read tell more of the
@@ -67,9 +67,12 @@ def knockout_falls(
 
     Parameters
     ----------
+    targets
+        int64 `(n_targets,)`, tokens.
     effect
-        `"presence"` hides what the genes are and how much there is of them, and reads the log-probability of each gene
-        at its own place; `"value"` hides how much there is, and reads the predicted log-normalised expression.
+        `"presence"` hides what the genes are and how much there is of them, and reads the logarithm of how often a
+        target is expected among them, the sum of its probabilities over their places; `"value"` hides how much there
+        is, and reads the predicted log-normalised expression of the hidden genes.
     removal
         `"remove"` takes a source out of the cell, so that those behind it move up; `"mask"` hides its identity and its
         value, so that the model is told of a gene there but not of which.
@@ -77,8 +80,9 @@ def knockout_falls(
     Returns
     -------
     Function of a model, the packed tensors of one cell, the places of n sources among its genes, and the number of the
-    first gene that is hidden. It gives float32 `(n, L)`, NaN where a gene is not hidden; a source is not, while it is
-    asked about. The genes are the first `max_length`.
+    first gene that is hidden. It gives float32 `(n, n_targets)`, NaN for a target that stands in the cell and is not
+    hidden, and by value for one that does not stand there. A source is not hidden while it is asked about. The cell's
+    genes are the first `max_length`.
 
     Raises
     ------
@@ -94,37 +98,45 @@ def knockout_falls(
     def falls(
         model: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, sources: Tensor, first: Tensor
     ) -> Tensor:
-        most = model.config.max_length
+        most, aims = model.config.max_length, targets.to(tokens.device)
         tokens, values = tokens[:most], values[:most]
         place = torch.arange(len(tokens), device=tokens.device)
         hidden = place % PARTS == first
-        result = torch.full((len(sources), len(tokens)), torch.nan, device=tokens.device)
-        usual = _expected(model, tokens, values, hidden, tokens[hidden], effect)
+        result = torch.empty((len(sources), len(aims)), device=tokens.device)
+        usual = _expected(model, tokens, values, hidden, tokens[hidden], aims, effect)
         for row, source in enumerate(sources.tolist()):
             still, before = hidden, usual
             if hidden[source]:  # the model has to be told of it, or nothing is taken away
                 still = hidden & (place != source)
-                before = _expected(model, tokens, values, still, tokens[still], effect)
+                before = _expected(model, tokens, values, still, tokens[still], aims, effect)
             if removal == "remove":
                 left = place != source
-                after = _expected(model, tokens[left], values[left], still[left], tokens[still], effect)
+                after = _expected(model, tokens[left], values[left], still[left], tokens[still], aims, effect)
             else:
                 masked = tokens.masked_fill(place == source, MASK)
-                after = _expected(model, masked, values, still, tokens[still], effect)
-            result[row, still] = before - after
+                after = _expected(model, masked, values, still, tokens[still], aims, effect)
+            result[row] = before - after
+            result[row, torch.isin(aims, tokens[~still])] = torch.nan
         return result
 
     return falls
 
 
-def _expected(model: ScDiVa, tokens: Tensor, values: Tensor, hidden: Tensor, own: Tensor, effect: Effect) -> Tensor:
-    """Predict the hidden genes of a cell from the others: log-probabilities of `own`, what they are, or values."""
+def _expected(
+    model: ScDiVa, tokens: Tensor, values: Tensor, hidden: Tensor, own: Tensor, targets: Tensor, effect: Effect
+) -> Tensor:
+    """Predict targets from what is visible of a cell, NaN where nothing is said; `own` is what is hidden."""
+    result = torch.full((len(targets),), torch.nan, device=tokens.device)
+    if not len(own):
+        return result
     # of the genes a share is hidden, as at that diffusion time
     time = hidden.float().mean()[None] if model.config.time_conditioning else None
     bounds = torch.tensor([0, len(tokens)], dtype=torch.int32, device=tokens.device)
-    if effect == "value":
-        found = model(tokens, values, bounds, value_mask=hidden, time=time).hidden[hidden]
-        return model.predict_values(found).float()
-    found = model(tokens.masked_fill(hidden, MASK), values, bounds, time=time).hidden[hidden]
-    logits = model.gene_logits(found).float()
-    return logits.gather(1, (own - N_SPECIAL)[:, None])[:, 0] - logits.logsumexp(dim=1)
+    if effect == "presence":
+        found = model(tokens.masked_fill(hidden, MASK), values, bounds, time=time).hidden[hidden]
+        chance = model.gene_logits(found).float().log_softmax(dim=1)
+        return chance[:, targets - N_SPECIAL].logsumexp(dim=0)
+    found = model(tokens, values, bounds, value_mask=hidden, time=time).hidden[hidden]
+    of_target = (targets[:, None] == own).nonzero()
+    result[of_target[:, 0]] = model.predict_values(found).float()[of_target[:, 1]]
+    return result

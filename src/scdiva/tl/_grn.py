@@ -81,9 +81,9 @@ def grn(
             Network Inference and Logic"). From 0 to 1; 1/2 is what chance gives, towards which pairs seen together in
             few cells are drawn, as if ten cells more had it.
         `"knockout"`
-            How much less the model expects of the target, on average over cells that hold both, when the source is
-            taken out of the cell; drawn towards 0 in the same way. A quarter of the genes is hidden and predicted in
-            each cell. `effect` says what is read. Negative: it expects more. The model has seen no intervention.
+            How much less the model expects of the target, on average over cells, when the source is taken out of a cell
+            that expresses it; drawn towards 0 in the same way. A quarter of a cell's genes is hidden and predicted.
+            `effect` says what is read. Negative: it expects more. The model has seen no intervention.
         `"correlation"`
             Pearson's correlation of log-normalised expression. It needs no model but for the names of genes, and is
             there to be compared with.
@@ -109,10 +109,10 @@ def grn(
     layers, heads
         Of the transformer, from 0, for `"attention"`; None: all.
     effect
-        For `"knockout"`: `"presence"` reads the log-probability of the target at its hidden place, in nats. What one
-        gene loses others gain, so weights below 0 are ranked last. `"value"` reads the predicted log-normalised
-        expression of a target that is known to be there; of the bundled model that tells nothing of known regulation
-        (see the benchmarks).
+        For `"knockout"`: `"presence"` reads how often the model expects the target among the hidden genes, as a
+        logarithm: a weight of 0.01 is 1% less. What one gene loses others gain, so weights below 0 are ranked last.
+        `"value"` reads the predicted log-normalised expression of hidden targets; of the bundled model that tells
+        nothing of known regulation (see the benchmarks).
     removal
         For `"knockout"`: `"remove"` takes the source out of the ranking of genes, `"mask"` hides what it is and how
         much there is of it.

@@ -18,6 +18,7 @@ N_CELLS = 20
 PRIOR_CELLS = 10
 """Cells without a change that stand beside those read."""
 _HELD_TOKENS = 16_384
+"""Genes of the cells whose falls wait to be added up."""
 
 
 def sums(
@@ -55,7 +56,7 @@ def sums(
 
     knocked = _drawn(pairs, n_cells, rng)
     total, n = np.zeros(pairs.shape, dtype=np.float32), np.zeros(pairs.shape, dtype=np.float32)
-    of_source, of_target = pairs.places(pairs.sources), pairs.places(pairs.targets)
+    of_source, targets = pairs.places(pairs.sources), torch.from_numpy(pairs.tokens[pairs.targets].astype(np.int64))
     most = pairs.model.config.max_length
     held: dict[int, NDArray[np.int64]] = {}
 
@@ -65,7 +66,7 @@ def sums(
 
     only = np.zeros(pairs.source.n_obs, dtype=bool)
     only[list(knocked)] = True
-    reading = running._replace(what=knockout_falls(effect, removal), batch_size=1)
+    reading = running._replace(what=knockout_falls(targets, effect, removal), batch_size=1)
     for rows, (indptr, tokens, _), results in run_cells(
         pairs.model, pairs.source, reading, held_tokens=_HELD_TOKENS, only=only, beside=places_and_turn
     ):
@@ -75,11 +76,8 @@ def sums(
         for (cell,), falls in results:
             genes = tokens[indptr[cell] : indptr[cell + 1]][:most]
             group, at = pairs.group[rows[cell]], held.pop(int(rows[cell]))
-            aims = np.flatnonzero(of_target[genes] >= 0)
-            where = np.ix_(of_source[genes[at]], of_target[genes[aims]])
-            fall = falls[:, aims]
-            total[group][where] += np.nan_to_num(fall)
-            n[group][where] += ~np.isnan(fall)
+            total[group][of_source[genes[at]]] += np.nan_to_num(falls)
+            n[group][of_source[genes[at]]] += ~np.isnan(falls)
     return total, n
 
 

@@ -35,9 +35,9 @@ WORDS = (
     "1,000 exchanges exceed), for abundant genes are studied more and correlate more; with a p that is not small, a "
     "graph says no more of these edges than that. Early precision: of as many edges as are known, over chance. Mutual "
     "information: quantile bins of expressing cells, zero a bin of its own. Random forest: GENIE3, 100 trees of depth "
-    "10 for each target, all factors to choose from. Product of means and random numbers know of no pair. Ours by "
-    "their defaults with the bundled model: all cells, for knockout 20 of each source. CPU seconds are of the graph "
-    "alone, on a machine that had other work to do."
+    "10 for each target, all factors to choose from, for known edges alone. Product of means and random numbers know "
+    "of no pair. Ours by their defaults with the bundled model: all cells, for knockout 20 of each source. CPU seconds "
+    "are of the graph alone, on a machine that had other work to do."
 )
 FAMILY_WORDS = (
     "Are the members of a gene family closer to each other than sets of genes with like degrees? First by edges: the "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from _annotation_table import joined
-from _grn_scores import PAPER_PAIR, PAPER_TARGETS
+from _grn_scores import OURS, PAPER_PAIR, PAPER_TARGETS
 from _integration_table import made_at
 from _markdown import table
 
@@ -35,9 +35,9 @@ WORDS = (
     "1,000 exchanges exceed), for abundant genes are studied more and correlate more; with a p that is not small, a "
     "graph says no more of these edges than that. Early precision: of as many edges as are known, over chance. Mutual "
     "information: quantile bins of expressing cells, zero a bin of its own. Random forest: GENIE3, 100 trees of depth "
-    "10 for each target, all factors to choose from. Product of means and random numbers know of no pair. Ours by "
-    "their defaults with the bundled model: all cells, for knockout 20 of each source. CPU seconds are of the graph "
-    "alone, on a machine that had other work to do."
+    "10 for each target, all factors to choose from, for known edges alone. Product of means and random numbers know "
+    "of no pair. Ours by their defaults with the bundled model: all cells, for knockout 20 of each source. CPU seconds "
+    "are of the graph alone, on a machine that had other work to do."
 )
 FAMILY_WORDS = (
     "Are the members of a gene family closer to each other than sets of genes with like degrees? First by edges: the "
@@ -47,9 +47,9 @@ FAMILY_WORDS = (
     "cell, and random forests are left out."
 )
 FAMILY_WEIGHT_WORDS = (
-    "The same by the mean weight of all pairs, edges or not. This was looked at first, and in ours only HLA passed: a "
-    "family whose members mark different cells, as CD does, has strong pairs and as many that are far apart, which "
-    "even out. The goals are about edges; they were settled on after this."
+    "The same by the mean weight of all pairs, edges or not. This was looked at first, and of embedding and "
+    "correlation only HLA passed: a family whose members mark different cells, as CD does, has strong pairs and as "
+    "many that are far apart, which even out. The goals are about edges; they were settled on after this."
 )
 MODULE_WORDS = (
     "Pairs of module and gene set at a false discovery rate of 5%, and modules that are in such a pair; beside 20 "
@@ -74,7 +74,8 @@ SPEED_WORDS = (
 PAPER_WORDS = (
     "The scDiVa paper prints no figures for its networks. It names HBG1, HBG2, MS4A3 and FTH1 among the 20 genes that "
     "answer to SPI1 in its attention, and TNFRSF13B beside TNFSF13B. **These are the paper's claims**; here is where "
-    "these genes stand among all targets in ours. Of genes that are not expressed in these cells nothing can be said."
+    "these genes stand among all targets in ours. Of genes that are not expressed in these cells nothing can be said. "
+    "A dash: the families were not looked at by this method, or fewer than three genes of TNF are expressed."
 )
 
 
@@ -186,14 +187,14 @@ def regulons(rows: list[dict]) -> str:
 
 def claims(of_regulon: list[dict], of_families: list[dict]) -> str:
     """Where the genes that the paper names stand in our graphs."""
-    ours = list(METHODS)[:4]
-    pairs = {(row["set"], row["arm"]): row["pair"] for row in of_families if row.get("family") == "TNF"}
+    pairs = {(row["set"], row["arm"]): row.get("pair") for row in of_families if row.get("family") == "TNF"}
     lines = []
     for row in of_regulon:
-        if row["arm"] in ours:
+        if row["arm"] in OURS:
             ranks = [f"{rank:,}" if (rank := row["paper"].get(name)) else "not expressed" for name in PAPER_TARGETS]
-            pair = pairs.get((row["set"], row["arm"]))
-            tnf = f"{pair['rank']:,} of {pair['of']:,}" if pair else "not expressed"
+            place = row["set"], row["arm"]
+            pair = pairs.get(place)
+            tnf = f"{pair['rank']:,} of {pair['of']:,}" if pair else "not expressed" if place in pairs else "-"
             lines.append([f"{row['set']} ({row['n_targets']:,})", METHODS[row["arm"]], *ranks, tnf])
     header = ["set (targets of SPI1)", "method", *PAPER_TARGETS, f"{PAPER_PAIR[1]}, target of {PAPER_PAIR[0]}"]
     return joined("### What the paper says of networks", PAPER_WORDS, table(header, lines)) if lines else ""

@@ -200,10 +200,8 @@ def of_regulon(work: Work, arm: str) -> list[dict]:
     there = work.adata.var_names[takes_part & (work.adata.X[rows].getnnz(axis=0) > 0.01 * len(rows))].tolist()
     if GENE not in there:
         return []
-    # a forest needs all factors to choose from; other methods look at one pair at a time
-    sources = [name for name in work.factors if name in set(there)] if arm == "forest" else [GENE]
-    found, cost = work.make({"arm": arm, "sources": sources, "targets": there, "rows": rows.tolist()})
-    weights = strength(found["weights"][sources.index(GENE)], arm)
+    found, cost = work.make({"arm": arm, "sources": [GENE], "targets": there, "rows": rows.tolist()})
+    weights = strength(found["weights"][0], arm)
     (group,) = work.adata.obs[TYPE].iloc[rows].unique()
     return [{"gene": GENE, "group": group, "n_cells": len(rows), **regulon(weights, GENE, there, work.known), **cost}]
 
@@ -218,13 +216,15 @@ def of_speed(work: Work, arm: str) -> list[dict]:
     return [{**size, **cost}]
 
 
+OFTEN = tuple(arm for arm in ARMS if arm != "forest")
+"""Arms of which many graphs are made."""
 PARTS: dict[str, tuple[Callable[[Work, str], list[dict]], tuple[str, ...]]] = {
     "edges": (of_edges, tuple(ARMS)),
-    # a forest of all genes takes hours, and so do knock-outs, a pass through the network for each gene and cell
-    "families": (of_families, tuple(arm for arm in ARMS if arm != "forest" and not arm.startswith("knockout"))),
+    # knock-outs of all genes take hours, as each is a pass through the network for each cell
+    "families": (of_families, tuple(arm for arm in OFTEN if not arm.startswith("knockout"))),
     "modules": (of_modules, ("embedding", "correlation")),
-    "stability": (of_stability, tuple(ARMS)),
-    "regulon": (of_regulon, tuple(ARMS)),
+    "stability": (of_stability, OFTEN),
+    "regulon": (of_regulon, OFTEN),
     "speed": (of_speed, ("attention",)),
 }
 """What a part does with an arm, and the arms that it is for."""

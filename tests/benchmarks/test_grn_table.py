@@ -35,6 +35,7 @@ def rows_for_goals() -> list[dict]:
         {**made, "part": "stability", "set": "pbmc", "arm": "attention", "what": "seeds", "spearman": 0.9,
          "jaccard": 0.8, "jaccard_by_source": 0.7},
         regulon("attention", HBG1=None, HBG2=None, MS4A3=None, FTH1=12), regulon("spearman", FTH1=1),
+        regulon("correlation", FTH1=31),
         {**made, "part": "speed", "set": "pbmc", "arm": "attention", "n_cells": 10000, "n_genes": 2000,
          "genes_per_cell": 300, "wall_seconds": 700.0},
     ]  # fmt: skip
@@ -72,5 +73,8 @@ def test_the_page_shows_all_parts_and_marks_what_is_not_ours(script):
     assert "These are the paper's claims" in page
     expected = "| pbmc (99) | `tl.grn`, attention | not expressed | not expressed | not expressed | 12 | 7 of 1,999 |"
     assert expected in page
+    named = page[page.index("These are the paper's claims") :]
+    assert "`tl.grn`, correlation (Pearson) | not expressed | not expressed | not expressed | 31 | - |" in named
+    assert "Spearman" not in named
     assert "families denser than sets matched by degree, attention | 1 | ≥ 2 | **missed** |" in page
     assert tables.grn({"rows": []}) == ""

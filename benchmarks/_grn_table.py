@@ -64,7 +64,8 @@ STABILITY_WORDS = (
     "seeds (mean), and of two seeds on one of the halves. At most 40 factors and 400 targets, drawn once for all "
     "methods. Pairs that only one of the graphs has a weight for, as no cell of the other half holds both genes, are "
     "in the overlaps alone. What draws nothing at random has 1 for two seeds, and what does not look at the cells has "
-    "1 for halves as well, which is no merit; half of the weight of embedding is the model's, whatever the cells."
+    "1 for halves as well, which is no merit; half of the weight of embedding is the model's, whatever the cells. "
+    "Knock-outs were not looked at."
 )
 REGULON_WORDS = (
     "The 20 best targets in CD14+ monocytes among the genes that more than 1% of them express, first ones first; T: "

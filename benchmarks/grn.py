@@ -219,13 +219,14 @@ def of_speed(work: Work, arm: str) -> list[dict]:
 
 
 OFTEN = tuple(arm for arm in ARMS if arm != "forest")
-"""Arms of which many graphs are made."""
+"""Arms of which more than one graph is made."""
+QUICK = tuple(arm for arm in OFTEN if not arm.startswith("knockout"))
+"""Arms of which large or many graphs are made; a knock-out is a pass through the network for each gene and cell."""
 PARTS: dict[str, tuple[Callable[[Work, str], list[dict]], tuple[str, ...]]] = {
     "edges": (of_edges, tuple(ARMS)),
-    # knock-outs of all genes take hours, as each is a pass through the network for each cell
-    "families": (of_families, tuple(arm for arm in OFTEN if not arm.startswith("knockout"))),
+    "families": (of_families, QUICK),
     "modules": (of_modules, ("embedding", "correlation")),
-    "stability": (of_stability, OFTEN),
+    "stability": (of_stability, QUICK),
     "regulon": (of_regulon, OFTEN),
     "speed": (of_speed, ("attention",)),
 }

@@ -9,12 +9,14 @@ from .integration import avg_bio, isolated_labels, leiden_agreement, silhouette_
 from .mixing import clisi, graph_connectivity, ilisi, kbet
 from .neighbors import Neighbors, nearest_neighbors
 from .perturbation import de_scores, discrimination, discrimination_matrix, hit_rate, perturbation_response
+from .reconstruction import bleu, l_dist, marginal_recall, recall_at_k, reconstruction_scores, value_spearman
 
 __all__ = [
     "Neighbors",
     "auprc_ratio",
     "avg_batch",
     "avg_bio",
+    "bleu",
     "bras",
     "calibration",
     "classification",
@@ -33,14 +35,19 @@ __all__ = [
     "isolated_labels",
     "kbet",
     "knn_cross_validation",
+    "l_dist",
     "leiden_agreement",
+    "marginal_recall",
     "matched_null",
     "nearest_neighbors",
     "pcr_comparison",
     "perturbation_response",
+    "recall_at_k",
+    "reconstruction_scores",
     "rejection_auroc",
     "score_edges",
     "shuffle_control",
     "silhouette_batch",
     "silhouette_label",
+    "value_spearman",
 ]

@@ -1,0 +1,384 @@
+"""How well a cell's sequence of genes and values is told again: one cell a call, integers in, floats out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+
+class LDist(NamedTuple):
+    """Mean displacement of the genes of one cell, and what it is to be read beside."""
+
+    l_dist: float
+    """Mean |place - place predicted| over the genes that were predicted."""
+    chance: float
+    """The same for a random order of the true genes."""
+    coverage: float
+    """Share of the true genes that were predicted."""
+    by_length: float
+    """`l_dist` / length of the true sequence."""
+
+
+class ReconstructionScores(NamedTuple):
+    """Scores of one cell: of the masked positions, of the visible ones, and of the whole sequence."""
+
+    n_masked: int
+    masked_recall: float
+    masked_match: float
+    masked_value_spearman: float
+    masked_value_rmse: float
+    n_visible: int
+    visible_recall: float
+    visible_match: float
+    visible_value_spearman: float
+    visible_value_rmse: float
+    l_dist: float
+    l_dist_chance: float
+    l_dist_by_length: float
+    coverage: float
+    bleu: float
+    value_spearman: float
+
+
+def l_dist(true: ArrayLike, predicted: ArrayLike) -> LDist:
+    r"""Mean displacement of genes between a cell's true sequence and the predicted one (L-Dist).
+
+    Spearman's footrule over the length: :math:`\frac{1}{L} \sum_k |k - \hat\pi(g_k)|`, where :math:`\hat\pi` is the
+    place in the predicted sequence (paper, appendix, eq. ldist). The mean is over the genes that were predicted; others
+    have no place. So read it beside `coverage`: a prediction may do well by telling few genes.
+
+    Parameters
+    ----------
+    true
+        Genes in their true order, as numbers or tokens, each once, shape `(L,)`.
+    predicted
+        Genes in the predicted order, shape `(M,)`. Of a gene predicted more than once, the first place counts.
+
+    Returns
+    -------
+    `l_dist` in places, 0 at best, NaN where no true gene was predicted; `chance`, its mean over all orders of the true
+    genes, :math:`(L^2 - 1) / 3L`, about L / 3; `coverage`, the share of true genes that were predicted, 0 to 1; and
+    `by_length`, `l_dist` / L.
+
+    Raises
+    ------
+    ValueError
+        If `true` is empty or holds a gene twice; if either has more than one axis or a negative number.
+    TypeError
+        If either does not hold integers.
+    """
+    genes, told = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
+    _refuse_empty(genes)
+    _, place, place_told = _common(genes, told)
+    length = len(genes)
+    mean = float(np.abs(place - place_told).mean()) if len(place) else np.nan
+    return LDist(
+        l_dist=mean,
+        chance=(length**2 - 1) / (3 * length),
+        coverage=len(place) / length,
+        by_length=mean / length,
+    )
+
+
+def bleu(true: ArrayLike, predicted: ArrayLike, max_n: int = 4) -> float:
+    r"""BLEU of a predicted sequence of genes against the true one [1]_.
+
+    :math:`\mathrm{BP} \exp(\frac{1}{N} \sum_{n \le N} \log p_n)` (paper, appendix, eq. bleu). :math:`p_n` is the
+    clipped precision: the share of the n-grams predicted that are in the true sequence, each counted no more often than
+    it occurs there. The brevity penalty BP is 1, or :math:`e^{1 - L / M}` where the M genes predicted are fewer than
+    the L true ones. There is no smoothing: where one precision is 0, so is BLEU, also where the prediction is too short
+    to hold an n-gram.
+
+    A sequence that was mostly shown scores near 1 by copying: read the masked positions apart
+    (:func:`reconstruction_scores`).
+
+    Parameters
+    ----------
+    true
+        Genes in their true order, as numbers or tokens, shape `(L,)`.
+    predicted
+        Genes in the predicted order, shape `(M,)`.
+    max_n
+        N, the longest n-gram, 1 or more.
+
+    Returns
+    -------
+    BLEU-N, 0 to 1; NaN where the true sequence is shorter than N, since no prediction could score.
+
+    Raises
+    ------
+    ValueError
+        If `true` is empty, `max_n` is below 1, or either has more than one axis or a negative number.
+    TypeError
+        If either does not hold integers.
+
+    References
+    ----------
+    .. [1] Papineni, Roukos, Ward & Zhu, BLEU: a method for automatic evaluation of machine translation, ACL 2002.
+    """
+    if max_n < 1:
+        raise ValueError(f"max_n must be 1 or more, got {max_n}.")
+    genes, told = _sequence(true, "true"), _sequence(predicted, "predicted")
+    _refuse_empty(genes)
+    if len(genes) < max_n:
+        return np.nan
+    log_precision = 0.0
+    for n in range(1, max_n + 1):
+        n_right = (_n_grams(genes, n) & _n_grams(told, n)).total()
+        if not n_right:
+            return 0.0
+        log_precision += np.log(n_right / (len(told) - n + 1))
+    return float(np.exp(log_precision / max_n + min(0.0, 1 - len(genes) / len(told))))
+
+
+def value_spearman(true: ArrayLike, predicted: ArrayLike) -> float:
+    """Rank correlation of true and predicted values, corrected for ties.
+
+    The paper's formula (appendix, eq. spearman) holds without ties only; this is Pearson's correlation of the mean
+    ranks, which is the same there.
+
+    Parameters
+    ----------
+    true, predicted
+        Values of the same genes or positions, shape `(n,)`.
+
+    Returns
+    -------
+    -1 to 1; NaN where either is constant, so also for fewer than two values.
+
+    Raises
+    ------
+    ValueError
+        If the two differ in shape, have more than one axis, or hold a value that is not finite.
+    """
+    from scipy.stats import spearmanr
+
+    a, b = _aligned_values(true, predicted)
+    if len(a) < 2 or not (np.ptp(a) > 0 and np.ptp(b) > 0):
+        return np.nan
+    return float(spearmanr(a, b).statistic)
+
+
+def recall_at_k(true: ArrayLike, predicted: ArrayLike) -> float:
+    """Share of k hidden genes that are among the k predicted ones.
+
+    Read it beside :func:`marginal_recall`, which knows nothing of the cell but what was shown.
+
+    Parameters
+    ----------
+    true
+        The hidden genes, as numbers or tokens, in any order, each once, shape `(k,)`.
+    predicted
+        As many genes, each once, shape `(k,)`.
+
+    Returns
+    -------
+    The share, 0 to 1.
+
+    Raises
+    ------
+    ValueError
+        If there are no genes, the numbers of genes differ, a gene occurs twice, or either has more than one axis or a
+        negative number.
+    TypeError
+        If either does not hold integers.
+    """
+    genes, told = _sequence(true, "true", once=True), _sequence(predicted, "predicted", once=True)
+    _refuse_empty(genes)
+    if len(told) != len(genes):
+        raise ValueError(f"true has {len(genes)} genes and predicted {len(told)}: predict as many as are hidden.")
+    return _found(genes, told)
+
+
+def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> float:
+    """:func:`recall_at_k` of the k most frequent genes that were not shown: what a model has to pass.
+
+    Parameters
+    ----------
+    true
+        The k hidden genes, as row numbers of `frequency`, each once, shape `(k,)`.
+    shown
+        The genes of the cell that were shown, each once, shape `(n_shown,)`; may be empty.
+    frequency
+        How often each gene is expressed, such as the share of training cells, shape `(n_genes,)`, 0 or above. Equal
+        genes are taken in their order.
+
+    Returns
+    -------
+    The share, 0 to 1.
+
+    Raises
+    ------
+    ValueError
+        If there are no hidden genes; a gene occurs twice, is both hidden and shown, is negative or is no row of
+        `frequency`; or if a frequency is negative or not finite.
+    TypeError
+        If genes are no integers.
+    """
+    genes, seen = _sequence(true, "true", once=True), _sequence(shown, "shown", once=True)
+    _refuse_empty(genes)
+    often = np.asarray(frequency, dtype=np.float64)
+    if often.ndim != 1:
+        raise ValueError(f"frequency has shape {often.shape}; it must be (n_genes,).")
+    bad = ~(np.isfinite(often) & (often >= 0))
+    if bad.any():
+        raise ValueError(
+            f"{bad.sum()} of {len(often)} frequencies are negative or not finite (the first is of gene "
+            f"{int(bad.argmax())})."
+        )
+    for name, numbers in (("true", genes), ("shown", seen)):
+        beyond = numbers[numbers >= len(often)]
+        if len(beyond):
+            raise ValueError(
+                f"{len(beyond)} of {len(numbers)} genes of {name} are no row of frequency (the first is {beyond[0]} of "
+                f"{len(often)} genes). Pass row numbers, not tokens."
+            )
+    both = np.intersect1d(genes, seen)
+    if len(both):
+        raise ValueError(f"{len(both)} of {len(genes)} hidden genes were shown (such as gene {both[0]}).")
+    order = np.argsort(-often, kind="stable")
+    return _found(genes, order[~np.isin(order, seen)][: len(genes)])
+
+
+def reconstruction_scores(
+    true: ArrayLike, predicted: ArrayLike, true_values: ArrayLike, predicted_values: ArrayLike, masked: ArrayLike
+) -> ReconstructionScores:
+    """Score the reconstruction of one cell; what was hidden apart from what was shown.
+
+    The sequences are aligned: position j of the prediction answers position j of the cell. Means over cells are the
+    caller's: leave out NaN, as `numpy.nanmean` does.
+
+    Parameters
+    ----------
+    true
+        Genes of the cell in their order, as numbers or tokens, each once, shape `(L,)`.
+    predicted
+        The gene predicted at each position, shape `(L,)`. A repeated gene is found once, at its first place.
+    true_values, predicted_values
+        Value at each position, shape `(L,)`.
+    masked
+        Whether the position was masked, boolean, shape `(L,)`.
+
+    Returns
+    -------
+    A named tuple; `_asdict()` makes a row of it. Of the masked positions, and of the visible ones with `visible` in
+    place of `masked`: `n_masked`, how many there are; `masked_recall`, the share of their genes that were predicted at
+    any of them; `masked_match`, the share of positions with the right gene; `masked_value_spearman`
+    (:func:`value_spearman`) and `masked_value_rmse`, the root-mean-square error in the unit of the values, both
+    position by position whatever gene was predicted there. NaN where there is no such position. Of the whole sequence:
+    `l_dist`, `l_dist_chance`, `l_dist_by_length`, `coverage` (:func:`l_dist`), `bleu` (BLEU-4, :func:`bleu`), and
+    `value_spearman` over the genes in both sequences, gene by gene.
+
+    Raises
+    ------
+    ValueError
+        If lengths differ, the cell is empty or holds a gene twice, a gene is negative, a value is not finite, or
+        `masked` holds other than truth values.
+    TypeError
+        If genes are no integers.
+    """
+    genes, told = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
+    values, values_told = _aligned_values(true_values, predicted_values)
+    hidden = np.asarray(masked)
+    shapes = {"true": genes.shape, "predicted": told.shape, "values": values.shape, "masked": hidden.shape}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"all must be of the same positions, shape (L,), got {shapes}.")
+    if hidden.dtype != np.bool_ and not np.isin(hidden, (0, 1)).all():
+        raise ValueError(f"masked must hold truth values, not {hidden.dtype} such as {hidden.flat[0]!r}.")
+    hidden = hidden.astype(bool)
+    whole = l_dist(genes, told)
+    _, place, place_told = _common(genes, told)
+    at_masked, at_visible = (
+        _at(genes[part], told[part], values[part], values_told[part]) for part in (hidden, ~hidden)
+    )
+    return ReconstructionScores(
+        *at_masked,
+        *at_visible,
+        l_dist=whole.l_dist,
+        l_dist_chance=whole.chance,
+        l_dist_by_length=whole.by_length,
+        coverage=whole.coverage,
+        bleu=bleu(genes, told),
+        value_spearman=value_spearman(values[place], values_told[place_told]),
+    )
+
+
+def _at(
+    genes: NDArray[np.int64], told: NDArray[np.int64], values: NDArray[np.float64], values_told: NDArray[np.float64]
+) -> tuple[int, float, float, float, float]:
+    """Give the number of positions, recall, matches, and rank correlation and error of the values at them."""
+    if not len(genes):
+        return 0, np.nan, np.nan, np.nan, np.nan
+    return (
+        len(genes),
+        _found(genes, told),
+        float((genes == told).mean()),
+        value_spearman(values, values_told),
+        float(np.sqrt(np.mean((values - values_told) ** 2))),
+    )
+
+
+def _found(genes: NDArray[np.int64], told: NDArray[np.int64]) -> float:
+    """Share of genes, none of them twice, that are told."""
+    return float(np.isin(genes, told).mean())
+
+
+def _common(
+    genes: NDArray[np.int64], told: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.intp], NDArray[np.intp]]:
+    """Genes in both, the place of each in the one, and its first place in the other."""
+    return np.intersect1d(genes, told, return_indices=True)
+
+
+def _n_grams(genes: NDArray[np.int64], n: int) -> Counter[tuple[int, ...]]:
+    listed = genes.tolist()
+    return Counter(zip(*(listed[i:] for i in range(n)), strict=False))
+
+
+def _sequence(given: ArrayLike, name: str, *, once: bool = False) -> NDArray[np.int64]:
+    """Give genes as int64; refuse what are no numbers of genes, and repeats where each may stand once."""
+    genes = np.asarray(given)
+    if genes.ndim != 1:
+        raise ValueError(f"{name} has shape {genes.shape}; it must be the genes of one cell, (n,).")
+    if not genes.size:
+        return np.empty(0, dtype=np.int64)  # an empty list is float64
+    if not np.issubdtype(genes.dtype, np.integer):
+        raise TypeError(f"{name} must hold genes as integers, not {genes.dtype} such as {genes[0]!r}.")
+    negative = genes < 0
+    if negative.any():
+        raise ValueError(
+            f"{negative.sum()} of {len(genes)} genes of {name} are negative (the first at position "
+            f"{int(negative.argmax())}). Leave out what is no gene."
+        )
+    if once:
+        numbers, times = np.unique(genes, return_counts=True)
+        if len(numbers) < len(genes):
+            raise ValueError(
+                f"{(times > 1).sum()} of {len(numbers)} genes of {name} occur more than once (such as gene "
+                f"{numbers[times > 1][0]}); each may stand once."
+            )
+    return genes.astype(np.int64)
+
+
+def _refuse_empty(genes: NDArray[np.int64]) -> None:
+    if not len(genes):
+        raise ValueError("true holds no gene: there is nothing to score. Leave the cell out.")
+
+
+def _aligned_values(true: ArrayLike, predicted: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Give both as float64; refuse other shapes and values that are not finite."""
+    a, b = np.asarray(true, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
+    if a.ndim != 1 or a.shape != b.shape:
+        raise ValueError(f"true values have shape {a.shape} and predicted ones {b.shape}; both must be (n,).")
+    for name, values in (("true", a), ("predicted", b)):
+        bad = ~np.isfinite(values)
+        if bad.any():
+            raise ValueError(
+                f"{bad.sum()} of {len(values)} {name} values are not finite (the first is number {int(bad.argmax())})."
+            )
+    return a, b

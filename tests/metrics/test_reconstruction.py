@@ -1,0 +1,313 @@
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import rankdata
+
+from scdiva.metrics import bleu, l_dist, marginal_recall, recall_at_k, reconstruction_scores, value_spearman
+
+CELL = st.lists(st.integers(0, 30), min_size=1, max_size=12, unique=True)
+"""The genes of a cell, each once."""
+TOLD = st.lists(st.integers(0, 30), max_size=15)
+"""A prediction, which may hold genes more than once."""
+REPETITIVE = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+"""Sequences that share long n-grams."""
+same = pytest.approx
+
+
+def slow_l_dist(true, predicted):
+    """Places by search, gene by gene."""
+    moved = [abs(k - predicted.index(gene)) for k, gene in enumerate(true) if gene in predicted]
+    return (sum(moved) / len(moved) if moved else math.nan), len(moved) / len(true)
+
+
+def slow_bleu(true, predicted, max_n):
+    """Each n-gram of the prediction crosses out one of the true ones."""
+    if len(true) < max_n:
+        return math.nan
+    product = 1.0
+    for n in range(1, max_n + 1):
+        left = [true[i : i + n] for i in range(len(true) - n + 1)]
+        told = [predicted[i : i + n] for i in range(len(predicted) - n + 1)]
+        right = 0
+        for gram in told:
+            if gram in left:
+                left.remove(gram)
+                right += 1
+        if not right:
+            return 0.0
+        product *= (right / len(told)) ** (1 / max_n)
+    return product * (1.0 if len(predicted) > len(true) else math.exp(1 - len(true) / len(predicted)))
+
+
+def slow_spearman(a, b):
+    if len(set(a)) < 2 or len(set(b)) < 2:
+        return math.nan
+    x, y = rankdata(a), rankdata(b)
+    x, y = x - x.mean(), y - y.mean()
+    return (x * y).sum() / math.sqrt((x * x).sum() * (y * y).sum())
+
+
+@given(CELL, TOLD)
+def test_l_dist_equals_a_search(true, predicted):
+    found = l_dist(np.array(true), predicted)
+    expected, coverage = slow_l_dist(true, predicted)
+    assert (found.l_dist, found.coverage) == same((expected, coverage), nan_ok=True)
+    assert found.by_length == same(expected / len(true), nan_ok=True)
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 6])
+def test_chance_of_l_dist_is_its_mean_over_all_orders(length):
+    true = list(range(10, 10 + length))
+    found = [l_dist(true, order).l_dist for order in itertools.permutations(true)]
+    assert l_dist(true, true).chance == same(np.mean(found))
+
+
+def test_l_dist_by_hand():
+    assert l_dist(range(1200), range(1200)) == same((0.0, 400.0, 1.0, 0.0), abs=1e-3)
+    assert l_dist([7, 8, 9], [9, 8, 7]).l_dist == same(4 / 3)
+    assert l_dist([7, 8, 9], [5, 9, 9, 7]) == same((2.0, 8 / 9, 2 / 3, 2 / 3))
+    assert np.isnan(l_dist([7, 8], [5, 6]).l_dist)
+    assert l_dist([7, 8], []).coverage == 0
+
+
+@given(CELL, st.data())
+def test_l_dist_is_symmetric_and_knows_no_names(true, data):
+    predicted = data.draw(st.permutations(true))
+    found = l_dist(true, predicted)
+    assert 0 <= found.by_length <= 0.5
+    assert l_dist(predicted, true) == found
+    assert l_dist([31 - g for g in true], [31 - g for g in predicted]) == found
+
+
+@given(REPETITIVE, st.lists(st.integers(0, 2), max_size=12), st.integers(1, 5))
+def test_bleu_equals_crossing_out(true, predicted, max_n):
+    found = bleu(true, predicted, max_n)
+    assert found == same(slow_bleu(true, predicted, max_n), nan_ok=True)
+    assert np.isnan(found) or 0 <= found <= 1 + 1e-12
+
+
+@given(st.lists(st.integers(0, 3), min_size=4, max_size=20), st.lists(st.integers(0, 3), min_size=4, max_size=20))
+@settings(deadline=None, max_examples=30)
+def test_bleu_equals_torchmetrics(true, predicted):
+    text = pytest.importorskip("torchmetrics.functional.text")
+    expected = text.bleu_score([" ".join(map(str, predicted))], [[" ".join(map(str, true))]])
+    assert bleu(true, predicted) == same(float(expected), abs=1e-5)
+
+
+def test_bleu_by_hand():
+    true = [1, 2, 3, 4, 5, 6]
+    assert bleu(true, true) == 1
+    assert bleu(true, [1, 2, 3, 4, 6, 5]) == same((1 * 3 / 5 * 2 / 4 * 1 / 3) ** 0.25)
+    assert bleu(true, [1, 2, 3, 4]) == same(math.exp(1 - 6 / 4))  # all right, but short
+    assert bleu(true, [*true, 7, 8]) == same((6 / 8 * 5 / 7 * 4 / 6 * 3 / 5) ** 0.25)  # long: no penalty beside p_n
+    assert bleu([1, 2], [1, 1, 1, 1], max_n=1) == same(1 / 4)  # clipped
+    assert bleu(true, [6, 5, 4, 3, 2, 1]) == 0  # no bigram
+    assert bleu(true, [1, 2, 3]) == 0  # holds no 4-gram
+    assert bleu(true, []) == 0
+    assert np.isnan(bleu([1, 2, 3], [1, 2, 3]))
+    assert bleu([1, 2, 3], [1, 2, 3], max_n=3) == 1
+
+
+VALUES = st.integers(-3, 3).map(lambda n: n / 2)
+
+
+@given(st.lists(st.tuples(VALUES, VALUES), max_size=12))
+def test_value_spearman_equals_pearson_of_mean_ranks(pairs):
+    a, b = [p[0] for p in pairs], [p[1] for p in pairs]
+    found = value_spearman(a, b)
+    assert found == same(slow_spearman(a, b), nan_ok=True, abs=1e-12)
+    assert value_spearman(b, a) == same(found, nan_ok=True, abs=1e-12)
+    assert value_spearman(np.exp(a), b) == same(found, nan_ok=True, abs=1e-12)
+    assert value_spearman(a, [-v for v in b]) == same(-found, nan_ok=True, abs=1e-12)
+
+
+@given(CELL, st.data())
+def test_recall_counts_the_genes_in_both(true, data):
+    predicted = data.draw(st.lists(st.integers(0, 30), min_size=len(true), max_size=len(true), unique=True))
+    found = recall_at_k(true, predicted)
+    assert found == same(len(set(true) & set(predicted)) / len(true))
+    assert recall_at_k(data.draw(st.permutations(true)), data.draw(st.permutations(predicted))) == found
+    assert recall_at_k(true, true) == 1
+
+
+@given(CELL, st.data())
+def test_marginal_recall_equals_taking_genes_one_by_one(cell, data):
+    frequency = data.draw(st.lists(st.integers(0, 4).map(lambda n: n / 4), min_size=31, max_size=31))
+    n_shown = data.draw(st.integers(0, len(cell) - 1))
+    shown, hidden = cell[:n_shown], cell[n_shown:]
+    left, taken = [g for g in range(31) if g not in shown], []
+    for _ in hidden:
+        best = max(left, key=lambda g: (frequency[g], -g))
+        taken.append(best)
+        left.remove(best)
+    found = marginal_recall(hidden, shown, frequency)
+    assert found == same(recall_at_k(hidden, taken))
+
+
+def test_marginal_recall_by_hand():
+    frequency = [0.9, 0.8, 0.7, 0.7, 0.1]
+    assert marginal_recall([1, 2], [0], frequency) == 1
+    assert marginal_recall([1, 3], [0], frequency) == 0.5  # of genes 2 and 3 the first is taken
+    assert marginal_recall([3], [], frequency) == 0
+
+
+@st.composite
+def reconstructed(draw):
+    true = draw(CELL)
+    n = len(true)
+    lists = [draw(st.lists(VALUES, min_size=n, max_size=n)) for _ in range(2)]
+    masked = draw(st.lists(st.booleans(), min_size=n, max_size=n))
+    told = draw(st.lists(st.sampled_from([*true, 31, 32]), min_size=n, max_size=n))
+    return true, [t if m else g for g, t, m in zip(true, told, masked, strict=True)], *lists, masked
+
+
+def slow_at(true, predicted, values, told, where):
+    """Scores of some positions, from lists."""
+    if not where:
+        return [0, math.nan, math.nan, math.nan, math.nan]
+    genes, guesses = [true[i] for i in where], [predicted[i] for i in where]
+    return [
+        len(where),
+        sum(g in guesses for g in genes) / len(where),
+        sum(g == t for g, t in zip(genes, guesses, strict=True)) / len(where),
+        slow_spearman([values[i] for i in where], [told[i] for i in where]),
+        math.sqrt(sum((values[i] - told[i]) ** 2 for i in where) / len(where)),
+    ]
+
+
+@given(reconstructed())
+@settings(deadline=None)
+def test_scores_of_a_cell_equal_loops(cell):
+    true, predicted, values, told, masked = cell
+    found = reconstruction_scores(true, predicted, values, told, masked)
+    hidden = [i for i, m in enumerate(masked) if m]
+    visible = [i for i, m in enumerate(masked) if not m]
+    both = [g for g in true if g in predicted]
+    moved = l_dist(true, predicted)
+    expected = [
+        *slow_at(true, predicted, values, told, hidden),
+        *slow_at(true, predicted, values, told, visible),
+        moved.l_dist,
+        moved.chance,
+        moved.by_length,
+        moved.coverage,
+        slow_bleu(true, predicted, 4),
+        slow_spearman([values[true.index(g)] for g in both], [told[predicted.index(g)] for g in both]),
+    ]
+    assert list(found) == same(expected, nan_ok=True, abs=1e-12)
+    assert found.n_visible == 0 or found.visible_match == 1
+    # turned round, what was hidden was shown
+    turned = reconstruction_scores(true, predicted, values, told, np.logical_not(masked))
+    assert turned[:10] == same((*found[5:10], *found[:5]), nan_ok=True)
+    assert turned[10:] == same(found[10:], nan_ok=True)
+
+
+def test_scores_of_a_copy_are_perfect():
+    found = reconstruction_scores([5, 6, 7, 8], [5, 6, 7, 8], [4, 3, 2, 1], [4, 3, 2, 1], [True, False, True, False])
+    assert found._asdict() == same(
+        {
+            **{f"{part}_{name}": 1 for part in ("masked", "visible") for name in ("recall", "match", "value_spearman")},
+            "n_masked": 2,
+            "masked_value_rmse": 0,
+            "n_visible": 2,
+            "visible_value_rmse": 0,
+            "l_dist": 0,
+            "l_dist_chance": 15 / 12,
+            "l_dist_by_length": 0,
+            "coverage": 1,
+            "bleu": 1,
+            "value_spearman": 1,
+        }
+    )
+
+
+def test_what_was_shown_does_not_hide_what_was_missed():
+    """Half the cell is told wrong, and BLEU is still high: hence the masked positions apart."""
+    true, masked = np.arange(20), np.arange(20) >= 18
+    predicted = np.where(masked, true + 50, true)
+    found = reconstruction_scores(true, predicted, true, true, masked)
+    assert found.bleu > 0.8
+    assert (found.masked_recall, found.visible_recall, found.coverage) == (0, 1, 0.9)
+
+
+@pytest.mark.parametrize("function", [l_dist, bleu, recall_at_k])
+@pytest.mark.parametrize(
+    ("true", "predicted", "error", "message"),
+    [
+        ([], [1], ValueError, "true holds no gene"),
+        ([[1, 2]], [1], ValueError, r"true has shape \(1, 2\)"),
+        ([1, 2], [[1, 2]], ValueError, r"predicted has shape \(1, 2\)"),
+        ([1.0, 2.0], [1, 2], TypeError, "true must hold genes as integers, not float64 such as"),
+        ([1, 2], [True, False], TypeError, "predicted must hold genes as integers, not bool"),
+        ([1, 2], ["CD4", "CD8A"], TypeError, "predicted must hold genes as integers"),
+        ([1, 2, 3, 4], [1, -1, 2, -1], ValueError, r"2 of 4 genes of predicted are negative \(the first at position 1"),
+    ],
+)
+def test_sequences_that_are_none_are_refused(function, true, predicted, error, message):
+    with pytest.raises(error, match=message):
+        function(true, predicted)
+
+
+def test_repeats_are_refused_where_a_gene_stands_once():
+    with pytest.raises(ValueError, match=r"1 of 2 genes of true occur more than once \(such as gene 4\)"):
+        l_dist([4, 5, 4], [4, 5])
+    for true, predicted in (([4, 4], [4, 5]), ([4, 5], [5, 5])):
+        with pytest.raises(ValueError, match="occur more than once"):
+            recall_at_k(true, predicted)
+
+
+def test_other_numbers_are_refused():
+    with pytest.raises(ValueError, match="max_n must be 1 or more, got 0"):
+        bleu([1], [1], max_n=0)
+    with pytest.raises(ValueError, match="true has 2 genes and predicted 3: predict as many"):
+        recall_at_k([1, 2], [1, 2, 3])
+    with pytest.raises(ValueError, match=r"true values have shape \(2,\) and predicted ones \(3,\)"):
+        value_spearman([1, 2], [1, 2, 3])
+    with pytest.raises(ValueError, match=r"1 of 2 predicted values are not finite \(the first is number 1\)"):
+        value_spearman([1, 2], [1, np.nan])
+
+
+@pytest.mark.parametrize(
+    ("true", "shown", "frequency", "message"),
+    [
+        ([], [1], [1, 1], "true holds no gene"),
+        ([0, 0], [1], [1, 1], "genes of true occur more than once"),
+        ([0], [1, 1], [1, 1], "genes of shown occur more than once"),
+        ([0, 1], [1], [1, 1], r"1 of 2 hidden genes were shown \(such as gene 1\)"),
+        ([2, 0], [], [1, 1], r"1 of 2 genes of true are no row of frequency \(the first is 2 of 2 genes\)"),
+        ([0], [5], [1, 1], "1 of 1 genes of shown are no row of frequency"),
+        ([0], [], [[1, 1]], r"frequency has shape \(1, 2\)"),
+        ([0], [], [1, np.nan], r"1 of 2 frequencies are negative or not finite \(the first is of gene 1\)"),
+        ([0], [], [1, -1], "1 of 2 frequencies are negative"),
+    ],
+)
+def test_marginal_recall_refuses_what_it_cannot_rank(true, shown, frequency, message):
+    with pytest.raises(ValueError, match=message):
+        marginal_recall(true, shown, frequency)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"predicted": [1, 2]}, r"same positions, shape \(L,\), got .*'predicted': \(2,\)"),
+        ({"masked": [True]}, r"'masked': \(1,\)"),
+        ({"true_values": [1, 2], "predicted_values": [1, 2]}, r"'values': \(2,\)"),
+        ({"masked": [0, 1, 2]}, "masked must hold truth values, not int64 such as"),
+        ({"true": [1, 1, 2]}, "genes of true occur more than once"),
+        ({"true_values": [1, 2, np.inf]}, r"1 of 3 true values are not finite \(the first is number 2\)"),
+        (
+            {**{k: [] for k in ("true", "predicted", "true_values", "predicted_values")}, "masked": []},
+            "true holds no gene",
+        ),
+    ],
+)
+def test_scores_of_a_cell_refuse_what_does_not_fit(changed, message):
+    fit = {"true": [1, 2, 3], "predicted": [1, 2, 3], "true_values": [1, 2, 3], "predicted_values": [1, 2, 3]}
+    with pytest.raises(ValueError, match=message):
+        reconstruction_scores(**{**fit, "masked": [0, 1, 1], **changed})

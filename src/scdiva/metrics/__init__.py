@@ -9,6 +9,7 @@ from .integration import avg_bio, isolated_labels, leiden_agreement, silhouette_
 from .mixing import clisi, graph_connectivity, ilisi, kbet
 from .neighbors import Neighbors, nearest_neighbors
 from .perturbation import de_scores, discrimination, discrimination_matrix, hit_rate, perturbation_response
+from .population import copies, correlation_agreement, discriminator_auroc, gene_statistics, mmd
 from .reconstruction import bleu, l_dist, marginal_recall, recall_at_k, reconstruction_scores, value_spearman
 
 __all__ = [
@@ -21,13 +22,17 @@ __all__ = [
     "calibration",
     "classification",
     "clisi",
+    "copies",
+    "correlation_agreement",
     "de_scores",
     "density_test",
     "discrimination",
     "discrimination_matrix",
+    "discriminator_auroc",
     "early_precision",
     "edge_stability",
     "enrichment",
+    "gene_statistics",
     "graph_connectivity",
     "hit_rate",
     "hub_scores",
@@ -39,6 +44,7 @@ __all__ = [
     "leiden_agreement",
     "marginal_recall",
     "matched_null",
+    "mmd",
     "nearest_neighbors",
     "pcr_comparison",
     "perturbation_response",

@@ -178,7 +178,7 @@ def reconstruct():
             absent = list(draw.permutation(np.flatnonzero(row == 0)))
             hidden = np.sort(draw.permutation(len(true))[: round(mask_ratio * len(true))])
             back = true.copy()
-            near = hidden[np.argsort(hidden + draw.normal(scale=4.0, size=len(hidden)))]
+            near = hidden[np.argsort(hidden + draw.normal(scale=0.1 * len(true), size=len(hidden)))]
             for place, taken in zip(hidden, near, strict=True):
                 back[place] = absent.pop() if absent and draw.random() > recall else true[taken]
             assert len(set(back)) == len(back)

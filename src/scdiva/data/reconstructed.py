@@ -161,7 +161,7 @@ def _entries(adata: AnnData, key: str) -> sp.coo_matrix:
 
 def _values_at(adata: AnnData, key: str, rows: NDArray[np.intp], columns: NDArray[np.intp]) -> NDArray[Any]:
     """Read a layer at some cells and genes; what it does not store is 0."""
-    matrix = sp.csr_matrix(adata.layers[key])
+    matrix = sp.csr_matrix(adata.layers[key]).sorted_indices()  # unsorted, each value is searched for by all of a row
     return np.asarray(matrix[rows, columns]).ravel() if len(rows) else np.zeros(0, matrix.dtype)
 
 

@@ -8,6 +8,7 @@ import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.sparse as sp
 
 LABELS = ("control", "A", "B", "C", "A+B", "C+B")
 
@@ -152,5 +153,48 @@ def network():
                 parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
         model.vocabulary = vocabulary
         return model
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reconstruct():
+    """Write into toy cells, or those given, what `scdiva.tl.reconstruct` writes, made up cell by cell.
+
+    Genes stand by falling value. A hidden one comes back with `recall`, at another hidden place; in its stead comes a
+    gene that the cell does not have. Values have an error, which falls with the number of steps.
+    """
+
+    def make(adata=None, key="scdiva_reconstructed", mask_ratio=0.3, n_steps=1, recall=0.6, rng=0):
+        from scdiva.data.expression import log_normalised
+        from scdiva.datasets import toy
+
+        adata = toy(40, 80) if adata is None else adata
+        draw = np.random.default_rng(rng)
+        values = log_normalised(adata)[0].toarray()
+        layers = {name: np.zeros(adata.shape, np.float32) for name in ("", "_rank", "_true", "_true_rank", "_hidden")}
+        for i, row in enumerate(values):
+            true = np.argsort(-row, kind="stable")[: (row > 0).sum()]
+            absent = list(draw.permutation(np.flatnonzero(row == 0)))
+            hidden = np.sort(draw.permutation(len(true))[: round(mask_ratio * len(true))])
+            back = true.copy()
+            near = hidden[np.argsort(hidden + draw.normal(scale=0.1 * len(true), size=len(hidden)))]
+            for place, taken in zip(hidden, near, strict=True):
+                back[place] = absent.pop() if absent and draw.random() > recall else true[taken]
+            assert len(set(back)) == len(back)
+            layers["_true"][i, true] = row[true]
+            layers["_true_rank"][i, true] = np.arange(len(true)) + 1
+            layers["_hidden"][i, true[hidden]] = 1
+            layers["_rank"][i, back] = np.arange(len(true)) + 1
+            error = draw.normal(scale=0.6 / np.sqrt(1 + np.log2(n_steps)), size=len(true))
+            layers[""][i, back] = np.maximum(row[true] + error * np.isin(np.arange(len(true)), hidden), 0.01)
+            swapped = np.isin(back, true)
+            layers[""][i, back[swapped]] = np.maximum(row[back] + error, 0.01)[swapped]
+        types = {"": "f4", "_rank": "i4", "_true": "f4", "_true_rank": "i4", "_hidden": bool}
+        for ending, dtype in types.items():
+            adata.layers[key + ending] = sp.csr_matrix(layers[ending].astype(dtype))
+        note = {"mask_ratio": mask_ratio, "n_steps": n_steps, "remasking": "none", "temperature": 1.0, "scores": {}}
+        adata.uns["scdiva"] = {**adata.uns.get("scdiva", {}), key: note}
+        return adata
 
     return make

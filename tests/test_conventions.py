@@ -24,6 +24,9 @@ NOT_ON_ADATA = {
     "pl.perturbation": "predicted",
     "pl.perturbation_scores": "scores",
     "pl.regulon": "regulon",
+    # These compare several data sets.
+    "pl.gene_overlap": "gene_sets",
+    "pl.generated": "real",
 }
 """Functions whose first argument is something else, and what it is called."""
 

@@ -233,3 +233,62 @@ def test_decoupler_takes_the_edges_unchanged():
     found = sd.tl.regulon(cells, "SPI1", known=table, use_raw=True).set_index("target")["known"]
     marked = table.set_index("target")["weight"].reindex(found.index)
     pd.testing.assert_series_equal(found, marked, check_names=False)
+
+
+def test_reconstructions_are_listed_place_by_place(tmp_path):
+    adata = ad.AnnData(np.ones((2, 3), np.float32))
+    adata.obs_names, adata.var_names = ["a", "b"], ["X", "Y", "Z"]
+    for ending, rows in {
+        "_true_rank": np.array([[2, 1, 0], [0, 0, 1]], np.int32),
+        "_true": np.array([[1.0, 2.0, 0], [0, 0, 3.0]], np.float32),
+        "_rank": np.array([[0, 1, 2], [0, 0, 0]], np.int32),  # the gene told in "b" is no column
+        "": np.array([[0, 2.5, 0.5], [0, 0, 0]], np.float32),
+        "_hidden": np.array([[True, False, False], [False, False, True]]),
+    }.items():
+        adata.layers["mine" + ending] = sp.csr_matrix(rows)
+    adata.uns["scdiva"] = {"mine": {"mask_ratio": 0.5, "n_steps": 1}}
+    frame = get.reconstruction_df(adata, key="mine")
+    expected = pd.DataFrame(
+        {
+            "obs_name": pd.Categorical(["a", "a", "b"]),
+            "place": np.array([1, 2, 1], np.int32),
+            "gene": pd.Categorical(["Y", "X", "Z"]),
+            "reconstructed_gene": pd.Categorical(["Y", "Z", None], ["X", "Y", "Z"]),
+            "value": np.array([2, 1, 3], np.float32),
+            "reconstructed_value": np.array([2.5, 0.5, np.nan], np.float32),
+            "hidden": [False, True, True],
+        }
+    )
+    pd.testing.assert_frame_equal(frame, expected)
+    adata.write_h5ad(tmp_path / "cells.h5ad")
+    pd.testing.assert_frame_equal(get.reconstruction_df(ad.read_h5ad(tmp_path / "cells.h5ad"), key="mine"), expected)
+    with pytest.raises(KeyError, match=r"call scdiva.tl.reconstruct\(adata"):
+        get.reconstruction_df(adata)
+    adata.var_names = ["X", "Y", "X"]
+    with pytest.raises(ValueError, match=r"adata.var_names_make_unique\(\)"):
+        get.reconstruction_df(adata, key="mine")
+
+
+@pytest.mark.parametrize(("min_cells", "min_recall"), [(1, 0.0), (5, 0.5), (8, 0.7), (3, 1.0)])
+def test_reconstructed_genes_come_back_in_enough_cells(reconstruct, min_cells, min_recall):
+    adata = reconstruct()
+    hidden = adata.layers["scdiva_reconstructed_hidden"].toarray()
+    back = adata.layers["scdiva_reconstructed_rank"].toarray() > 0
+    expected = [
+        name
+        for name, was, is_ in zip(adata.var_names, hidden.T, back.T, strict=True)
+        if was.sum() >= min_cells and is_[was].mean() >= min_recall
+    ]
+    assert get.reconstructed_genes(adata, min_cells=min_cells, min_recall=min_recall) == expected
+    assert 0 < len(expected) <= (80 if min_recall == 0 else 70)
+
+
+def test_reconstructed_genes_are_refused_where_none_can_be_told(reconstruct):
+    adata = reconstruct(mask_ratio=0.0)
+    with pytest.raises(ValueError, match="no gene was hidden in 10 cells, the most in 0: take a lower min_cells"):
+        get.reconstructed_genes(adata)
+    with pytest.raises(ValueError, match="min_cells must be at least 1, got 0"):
+        get.reconstructed_genes(adata, min_cells=0)
+    for wrong in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="min_recall must be between 0 and 1"):
+            get.reconstructed_genes(adata, min_recall=wrong)

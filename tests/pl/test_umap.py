@@ -71,7 +71,7 @@ def test_groups_that_are_apart_stay_apart_on_the_map(drawn):
 
 def test_the_map_is_reused_until_embedding_or_parameters_change(drawn, monkeypatch):
     made = []
-    monkeypatch.setattr(_umap, "_umap_of", lambda z, **k: made.append(k) or np.full((len(z), 2), 1.0, dtype=np.float32))
+    monkeypatch.setattr(_umap, "umap_of", lambda z, **k: made.append(k) or np.full((len(z), 2), 1.0, dtype=np.float32))
     adata = drawn.copy()
     umap(adata, "kind", legend="none")
     assert made == []
@@ -100,7 +100,7 @@ def test_a_map_of_the_users_own_is_drawn_and_never_replaced():
 def test_the_map_survives_a_file(drawn, tmp_path, monkeypatch):
     drawn.write_h5ad(tmp_path / "cells.h5ad")
     adata = ad.read_h5ad(tmp_path / "cells.h5ad")
-    monkeypatch.delattr(_umap, "_umap_of")
+    monkeypatch.delattr(_umap, "umap_of")
     umap(adata, "kind")
     assert np.array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
 

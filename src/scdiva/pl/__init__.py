@@ -7,11 +7,14 @@ from scdiva.pl._attention import attention
 from scdiva.pl._confusion import confusion_matrix
 from scdiva.pl._delta_scatter import delta_scatter
 from scdiva.pl._discrimination import discrimination
+from scdiva.pl._gene_overlap import gene_overlap
+from scdiva.pl._generated import generated
 from scdiva.pl._grn import grn
 from scdiva.pl._integration import integration
 from scdiva.pl._markers import marker_heatmap
 from scdiva.pl._perturbation import perturbation
 from scdiva.pl._perturbation_scores import hit_rate, perturbation_scores
+from scdiva.pl._reconstruction import reconstruction
 from scdiva.pl._regulon import regulon
 from scdiva.pl._umap import umap
 
@@ -21,12 +24,15 @@ __all__ = [
     "confusion_matrix",
     "delta_scatter",
     "discrimination",
+    "gene_overlap",
+    "generated",
     "grn",
     "hit_rate",
     "integration",
     "marker_heatmap",
     "perturbation",
     "perturbation_scores",
+    "reconstruction",
     "regulon",
     "reliability",
     "umap",

@@ -202,7 +202,7 @@ def coordinates(adata: AnnData, basis: str, *, n_neighbors: int, min_dist: float
         logger.info("the embedding or the parameters have changed since %r was made: it is made anew", key)
 
     check_writable(adata)
-    xy = _umap_of(z, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
+    xy = umap_of(z, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
     adata.obsm[key] = xy
     ours = our_uns(adata)
     ours["umap"] = {**ours.get("umap", {}), key: record}
@@ -210,7 +210,7 @@ def coordinates(adata: AnnData, basis: str, *, n_neighbors: int, min_dist: float
     return xy
 
 
-def _umap_of(z: NDArray[np.float32], *, n_neighbors: int, min_dist: float, seed: int) -> NDArray[np.float32]:
+def umap_of(z: NDArray[np.float32], *, n_neighbors: int, min_dist: float, seed: int) -> NDArray[np.float32]:
     """Run umap-learn on the rows that are finite; the others (cells left without a gene) stay NaN."""
     finite = np.isfinite(z).all(axis=1)
     n = int(finite.sum())

@@ -1,0 +1,124 @@
+"""What was found out about single cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+from scdiva._constants import LAYER_RANK, OBS_LABEL, PROBABILITY, UNS
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+
+def serialized_df(
+    adata: AnnData, *, key: str = LAYER_RANK, cells: Sequence[str] | str | None = None, max_rank: int | None = None
+) -> pd.DataFrame:
+    """List the ranked genes of cells, one row per cell and gene.
+
+    Parameters
+    ----------
+    adata
+        Data that :func:`scdiva.pp.entropy_serialize` ranked.
+    key
+        The layer it wrote.
+    cells
+        Names of the cells, in the order wanted; None takes all.
+    max_rank
+        Last rank listed; None lists all.
+
+    Returns
+    -------
+    Columns `cell`, `rank` (int32, from 1) and `gene` (var name), by cell and rank.
+
+    Raises
+    ------
+    KeyError
+        If there is no such layer or cell.
+    """
+    if key not in adata.layers:
+        raise KeyError(f"adata has no layer {key!r}: call scdiva.pp.entropy_serialize(adata) first.")
+    names = adata.obs_names
+    if cells is None:
+        rows = np.arange(adata.n_obs)
+    else:
+        wanted = [cells] if isinstance(cells, str) else list(cells)
+        missing = [cell for cell in wanted if cell not in names]
+        if missing:
+            raise KeyError(f"{len(missing)} of {len(wanted)} cells are not in adata (first: {missing[0]!r}).")
+        if not names.is_unique:
+            raise KeyError("adata.obs_names repeat names: call adata.obs_names_make_unique() first.")
+        rows = names.get_indexer(wanted)
+    ranks = sp.csr_matrix(adata.layers[key])[rows]
+    frame = pd.DataFrame(
+        {
+            "cell": np.asarray(names)[np.repeat(rows, np.diff(ranks.indptr))],
+            "rank": ranks.data,
+            "gene": np.asarray(adata.var_names)[ranks.indices],
+        }
+    )
+    place = np.repeat(np.arange(len(rows)), np.diff(ranks.indptr))
+    frame = frame.iloc[np.lexsort((ranks.data, place))]
+    if max_rank is not None:
+        frame = frame[frame["rank"] <= max_rank]
+    return frame.reset_index(drop=True)
+
+
+def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd.DataFrame:
+    """List the most probable labels of cells, one row per cell and label.
+
+    These are the labels that the annotator knows. A cell that it rejected, or named by a parent type only, is listed
+    with them too; what such a cell is called is in ``adata.obs[key]``.
+
+    Parameters
+    ----------
+    adata
+        Data that `scdiva.tl.annotate` wrote to, or some of its cells.
+    key
+        Its `key_added`.
+    top_k
+        Labels listed of each cell, the most probable first; more than there are lists all.
+
+    Returns
+    -------
+    Columns `cell`, `rank` (int32, from 1), `label` (categorical, all that the annotator knows) and `probability`
+    (float32), by cell and rank. Of equally probable labels the first of the annotator's comes first. Cells without a
+    probability, which have no known gene, are left out.
+
+    Raises
+    ------
+    KeyError
+        If there is no such annotation.
+    ValueError
+        If `top_k` is below 1, or labels and probabilities do not belong together.
+    """
+    if top_k < 1:
+        raise ValueError(f"top_k must be at least 1, got {top_k}.")
+    at = f"{key}_{PROBABILITY}"
+    ours = adata.uns.get(UNS, {})
+    if at not in adata.obsm or key not in ours:
+        where = f"adata.obsm has no {at!r}" if at not in adata.obsm else f"adata.uns[{UNS!r}] has no {key!r}"
+        raise KeyError(f"{where}: call scdiva.tl.annotate(adata, ..., key_added={key!r}) first.")
+    labels = [str(name) for name in ours[key]["labels"]]
+    probability = np.asarray(adata.obsm[at], dtype=np.float32)
+    if probability.shape != (adata.n_obs, len(labels)):
+        raise ValueError(
+            f"adata.obsm[{at!r}] has shape {probability.shape}, but there are {adata.n_obs} cells and {len(labels)} "
+            "labels: the two are of different annotations. Annotate the cells anew."
+        )
+    rows = np.flatnonzero(~np.isnan(probability).any(axis=1))
+    probability = probability[rows]
+    best = np.argsort(-probability, axis=1, kind="stable")[:, :top_k]
+    k = best.shape[1]
+    return pd.DataFrame(
+        {
+            "cell": np.repeat(np.asarray(adata.obs_names)[rows], k),
+            "rank": np.tile(np.arange(1, k + 1, dtype=np.int32), len(rows)),
+            "label": pd.Categorical.from_codes(best.ravel(), labels),
+            "probability": np.take_along_axis(probability, best, axis=1).ravel(),
+        }
+    )

@@ -1,0 +1,99 @@
+"""What a perturbation is predicted to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from scdiva._constants import PERTURBATION, UNS, VARM_CONTROL, VARM_MEAN, VARM_SD
+from scdiva.data.conditions import predicted_conditions
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from numpy.typing import NDArray
+
+
+def perturbation_df(
+    predicted: AnnData, *, condition: Sequence[str] | str | None = None, top: int | None = None
+) -> pd.DataFrame:
+    """List the predicted change of each gene, one row per condition and gene.
+
+    Parameters
+    ----------
+    predicted
+        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned.
+    condition
+        Conditions, in the order wanted; None takes all.
+    top
+        Genes listed of each condition, the first ones; None lists all.
+
+    Returns
+    -------
+    `condition`, `perturbation`, `group` (categorical), `gene`, and as float64: `control` and `mean`, the mean
+    log-normalised expression of control cells and of predicted ones; `delta`, their difference; `sd`, the standard
+    deviation of the predicted mean, its uncertainty; `z`, delta / sd; `p`, two-sided under a normal distribution; and
+    `padj`, by Benjamini and Hochberg over the genes of the condition. By condition, the largest absolute z first; where
+    the prediction has no standard deviation, z, p and padj are NaN and the largest absolute delta comes first.
+
+    p tells how sure the prediction is of a change, not how large it is, and rests on the prediction's own uncertainty.
+    Of an in-silico perturbation p and padj are NaN: its sd is that over cells, and says nothing of what is true.
+
+    Raises
+    ------
+    KeyError
+        If `predicted` is no prediction, or there is no such condition.
+    ValueError
+        If `top` is below 1, or `condition` is an empty list.
+    """
+    if top is not None and top < 1:
+        raise ValueError(f"top must be at least 1, got {top}.")
+    conditions = predicted_conditions(predicted)
+    names = conditions["condition"].tolist()
+    wanted = names if condition is None else [condition] if isinstance(condition, str) else list(condition)
+    if not wanted:
+        raise ValueError("condition names none: leave it out to list all, or name some.")
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise KeyError(
+            f"{len(missing)} of {len(wanted)} conditions are not in the prediction (first: {missing[0]!r}); it has "
+            f"{', '.join(map(repr, names[:10]))}{', ...' if len(names) > 10 else ''}."
+        )
+    sds = np.asarray(predicted.varm[VARM_SD]) if VARM_SD in predicted.varm else None
+    learned = predicted.uns[UNS][PERTURBATION].get("trained_on_interventions", True)
+    parts = []
+    for name in wanted:
+        at = names.index(name)
+        mean = np.asarray(predicted.varm[VARM_MEAN])[:, at].astype(np.float64)
+        control = np.asarray(predicted.varm[VARM_CONTROL])[:, at].astype(np.float64)
+        sd = np.full(len(mean), np.nan) if sds is None else sds[:, at].astype(np.float64)
+        part = _tested(control, mean, sd)
+        if not learned:
+            part[["p", "padj"]] = np.nan
+        order = np.lexsort((-part["delta"].abs(), -part["z"].abs()))[:top]  # NaN stands last
+        part = part.iloc[order]
+        part.insert(0, "gene", np.asarray(predicted.var_names)[order])
+        for place, column in enumerate(("condition", "perturbation", "group")):
+            values = pd.Categorical([conditions.loc[at, column]], conditions[column].unique())
+            part.insert(place, column, values.repeat(len(part)))
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def _tested(control: NDArray[np.float64], mean: NDArray[np.float64], sd: NDArray[np.float64]) -> pd.DataFrame:
+    """Test changes against their own uncertainty."""
+    from scipy.stats import false_discovery_control, norm
+
+    delta = mean - control
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = delta / sd
+    z[(sd == 0) & (delta == 0)] = 0.0
+    z[~np.isfinite(z)] = np.nan  # a change without uncertainty is one whose uncertainty is not known
+    p = 2 * norm.sf(np.abs(z))
+    padj = np.full(len(p), np.nan)
+    known = ~np.isnan(p)
+    if known.any():
+        padj[known] = false_discovery_control(p[known])
+    return pd.DataFrame({"control": control, "mean": mean, "delta": delta, "sd": sd, "z": z, "p": p, "padj": padj})

@@ -1,0 +1,103 @@
+"""Cells as they were, and as the model reconstructed them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from scdiva._constants import RECONSTRUCTED
+from scdiva.data.reconstructed import places_of, recovered_of
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+
+def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFrame:
+    """List cells as they were beside reconstructed ones, one row per cell and place.
+
+    Parameters
+    ----------
+    adata
+        Data that `scdiva.tl.reconstruct` wrote to, or some of its cells.
+    key
+        Its `key_added`.
+
+    Returns
+    -------
+    `obs_name` (categorical), `place` (int32, from 1), `gene` and `reconstructed_gene` (categorical, var names), which
+    stand there in the cell as it was and in the reconstructed one; `value` and `reconstructed_value` (float32), the
+    log-normalised values of these two genes; and `hidden` (bool), whether the gene there was hidden from the model. By
+    cell and place. Where the reconstructed cell has no gene of adata, its name and value are missing.
+
+    Raises
+    ------
+    KeyError
+        If there is no such reconstruction.
+    ValueError
+        If names of cells or genes repeat, the layers do not belong together, or columns were dropped since.
+    """
+    for names, what in ((adata.obs_names, "obs_names"), (adata.var_names, "var_names")):
+        if not names.is_unique:
+            raise ValueError(f"adata.{what} repeat names: call adata.{what}_make_unique() first.")
+    places = places_of(adata, key)
+    return pd.DataFrame(
+        {
+            "obs_name": pd.Categorical.from_codes(places.cell, adata.obs_names),
+            "place": places.place,
+            "gene": pd.Categorical.from_codes(places.gene, adata.var_names),
+            "reconstructed_gene": pd.Categorical.from_codes(places.reconstructed_gene, adata.var_names),
+            "value": places.value,
+            "reconstructed_value": places.reconstructed_value,
+            "hidden": places.hidden,
+        }
+    )
+
+
+def reconstructed_genes(
+    adata: AnnData, *, key: str = RECONSTRUCTED, min_cells: int = 10, min_recall: float = 0.5
+) -> list[str]:
+    """List the genes that are found again where they were hidden.
+
+    Of the cells in which a gene was hidden, its recall is the share whose reconstruction has it, at whatever place. It
+    says nothing of the gene's value. A gene that most cells express is easily found, so compare only lists made with
+    the same `min_recall` and the same share of hidden genes.
+
+    Parameters
+    ----------
+    adata
+        Data that `scdiva.tl.reconstruct` wrote to, or some of its cells.
+    key
+        Its `key_added`.
+    min_cells
+        Cells in which a gene must have been hidden.
+    min_recall
+        Least recall, 0 to 1.
+
+    Returns
+    -------
+    Var names, in their order; none where no gene is found again so often.
+
+    Raises
+    ------
+    KeyError
+        If there is no such reconstruction.
+    ValueError
+        If `min_cells` is below 1, `min_recall` is not between 0 and 1, no gene was hidden in so many cells, the layers
+        do not belong together, or columns were dropped since.
+    """
+    if min_cells < 1:
+        raise ValueError(f"min_cells must be at least 1, got {min_cells}.")
+    if not 0 <= min_recall <= 1:
+        raise ValueError(f"min_recall must be between 0 and 1, got {min_recall}.")
+    genes = recovered_of(adata, key)
+    n_hidden = np.bincount(genes.gene[genes.hidden], minlength=adata.n_vars)
+    if n_hidden.max(initial=0) < min_cells:
+        raise ValueError(
+            f"no gene was hidden in {min_cells} cells, the most in {n_hidden.max(initial=0)}: take a lower min_cells, "
+            "or reconstruct more cells with a higher mask_ratio."
+        )
+    n_found = np.bincount(genes.gene[genes.hidden & (genes.reconstructed_rank > 0)], minlength=adata.n_vars)
+    kept = (n_hidden >= min_cells) & (n_found / np.maximum(n_hidden, 1) >= min_recall)
+    return adata.var_names[kept].tolist()

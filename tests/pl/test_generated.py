@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import anndata as ad
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+from scdiva.data.expression import log_normalised
+from scdiva.datasets import toy
+from scdiva.pl import _generated, generated
+
+
+@pytest.fixture
+def cells():
+    """Real counts of 90 toy cells, and 30 of them with noise, log-normalised."""
+    real = toy(90, 60)
+    made = real[::3].copy()
+    noise = np.random.default_rng(0).normal(1, 0.2, made.shape)
+    made.X = sp.csr_matrix(np.maximum(log_normalised(made)[0].toarray() * noise, 0).astype(np.float32))
+    made.obs_names = [f"made{i}" for i in range(30)]
+    return real, made
+
+
+@pytest.fixture
+def mapped(monkeypatch):
+    """Put the first two components in the place of UMAP; what it was given is kept."""
+    given = []
+    monkeypatch.setattr(_generated, "umap_of", lambda z, **options: given.append((z, options)) or z[:, :2])
+    return given
+
+
+def test_looks_as_it_did(cells, mapped, looks_as_it_did):
+    looks_as_it_did(generated(*cells, color="cell_type", return_fig=True), "generated")
+
+
+def reference_projection(real: np.ndarray, made: np.ndarray, n: int) -> np.ndarray:
+    """All cells in the first components of the real ones, by a singular value decomposition."""
+    mean = real.mean(axis=0)
+    components = np.linalg.svd(real - mean, full_matrices=False)[2][:n]
+    return (np.concatenate([real, made]) - mean) @ components.T
+
+
+def test_the_map_is_made_of_components_of_the_real_cells(cells, mapped):
+    real, made = cells
+    generated(real, made, n_comps=4, n_neighbors=7, min_dist=0.2, rng=3)
+    ((z, options),) = mapped
+    expected = reference_projection(log_normalised(real)[0].toarray(), made.X.toarray(), 4)
+    turned = np.sign((z[:90] * expected[:90]).sum(axis=0))
+    np.testing.assert_allclose(z, expected * turned, atol=1e-3)
+    assert options == {"n_neighbors": 7, "min_dist": 0.2, "seed": 3}
+
+
+def test_genes_are_matched_by_name_and_nothing_is_written(cells, mapped):
+    real, made = cells
+    before = real.copy(), made.copy()
+    generated(real, made, color="cell_type")
+    generated(real, made[:, ::-1].copy(), color="cell_type")
+    logged = ad.AnnData(log_normalised(real)[0].toarray(), obs=real.obs, var=real.var)
+    generated(logged, made)
+    first, *others = (z for z, _ in mapped)
+    for z in others:
+        np.testing.assert_allclose(z, first, atol=1e-4)
+    for cells_, was in zip((real, made), before, strict=True):
+        assert (cells_.X != was.X).nnz == 0
+        assert list(cells_.obsm) == list(was.obsm)
+        assert cells_.uns.keys() == was.uns.keys()
+
+
+def colours_at(ax) -> dict[tuple, tuple]:
+    dots = ax.collections[0]
+    return {tuple(p): tuple(c) for p, c in zip(dots.get_offsets(), dots.get_facecolors()[:, :3], strict=True)}
+
+
+def test_cells_have_the_colours_of_their_origin_and_group(cells, mapped):
+    real, made = cells
+    real.uns["cell_type_colors"] = ["red", "lime", "blue", "black"]
+    made.obs["cell_type"] = made.obs["cell_type"].astype(str).replace("type B", "new type")
+    made.obs.iloc[4, made.obs.columns.get_loc("cell_type")] = np.nan
+    names = ["type A", "type B", "type C", "type D", "new type"]
+    del real.uns["cell_type_colors"]
+    left, right = generated(real, made, color="cell_type", return_fig=True).axes
+    z = mapped[0][0]
+    origin, group = colours_at(left), colours_at(right)
+    groups = [*real.obs["cell_type"].astype(str), *made.obs["cell_type"]]
+    seen: dict = {}
+    for i, place in enumerate(map(tuple, z[:, :2])):
+        assert origin[place] == ((0.6,) * 3 if i < 90 else (209 / 255, 73 / 255, 91 / 255))
+        seen.setdefault(groups[i] if isinstance(groups[i], str) else "", set()).add(group[place])
+    assert seen.pop("") == {(0.83,) * 3}
+    assert set(seen) == set(names)
+    assert all(len(these) == 1 for these in seen.values())
+    assert len(set.union(*seen.values())) == 5
+    assert [text.get_text() for text in left.get_legend().get_texts()] == ["real (90)", "generated (30)"]
+    assert {text.get_text() for text in right.texts} == set(names)
+
+
+def test_one_panel_without_groups_and_a_legend_for_many(cells, mapped):
+    real, made = cells
+    assert len(generated(real, made, return_fig=True).axes) == 1
+    for these, n in ((real, 90), (made, 30)):
+        these.obs["clone"] = pd.Categorical([f"clone {i % 36}" for i in range(n)])
+    _, right = generated(real, made, color="clone", return_fig=True).axes
+    assert len(right.get_legend().get_texts()) == 36
+
+
+def test_scanpys_colours_are_taken(cells, mapped):
+    real, made = cells
+    real.uns["cell_type_colors"] = ["red", "lime", "blue", "black"]
+    _, right = generated(real, made, color="cell_type", return_fig=True).axes
+    assert set(colours_at(right).values()) == {(1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)}
+
+
+def test_what_cannot_be_drawn_is_refused(cells, mapped, tmp_path):
+    real, made = cells
+    name = real.var_names[7]
+    fewer = made[:, made.var_names != name].copy()
+    twice = made.copy()
+    twice.var_names = [made.var_names[1], *made.var_names[1:]]
+    negative = made.copy()
+    negative.X = made.X.toarray() - 1
+    for pair, options, error, words in [
+        (
+            (real, fewer),
+            {},
+            ValueError,
+            f"1 of 60 genes of the real cells are not in the generated ones .first: '{name}'",
+        ),
+        ((real[:, fewer.var_names], made), {}, ValueError, "1 of 60 genes of the generated cells are not in the real"),
+        ((real, twice), {}, ValueError, r"call generated.var_names_make_unique\(\)"),
+        ((real, negative), {}, ValueError, "the generated cells: .*negative"),
+        ((real, real), {}, ValueError, "the generated cells: .*count"),
+        ((real[:4], made), {}, ValueError, "there are 4 real and 30 generated cells"),
+        ((real, made[:0]), {}, ValueError, "there are 90 real and 0 generated cells"),
+        ((real, made), {"n_comps": 1}, ValueError, "n_comps of at least 2 and 3 genes, got 1 and 60"),
+        ((real[:, :2], made[:, :2]), {}, ValueError, "got 50 and 2"),
+        ((real, made), {"save": tmp_path / "picture"}, ValueError, "picture format"),
+        ((real, "made.h5ad"), {}, TypeError, "expected an AnnData object, got str"),
+    ]:
+        with pytest.raises(error, match=words):
+            generated(*pair, **options)
+    for cells_, what in ((real, "real"), (made, "generated")):
+        kept = cells_.obs.pop("cell_type")
+        with pytest.raises(KeyError, match=f"'cell_type' is no column of obs of the {what} cells, which has batch"):
+            generated(real, made, color="cell_type")
+        cells_.obs["cell_type"] = kept
+    assert mapped == []
+    assert plt.get_fignums() == []

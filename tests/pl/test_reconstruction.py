@@ -1,0 +1,170 @@
+from __future__ import annotations
+
+import warnings
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from scdiva.pl import reconstruction
+from scdiva.pl._reconstruction import spearman_within
+
+KEY = "scdiva_reconstructed"
+
+
+@pytest.fixture
+def three(reconstruct):
+    """The columns of the paper's figure, written in another order than they are drawn."""
+    adata = reconstruct(key="many", n_steps=32, recall=0.8)
+    reconstruct(adata, key="none", mask_ratio=0.0)
+    return reconstruct(adata, key="one", n_steps=1)
+
+
+def points(ax) -> np.ndarray:
+    """Points of a panel, shown ones and then hidden ones, without those of the legend."""
+    return np.concatenate([np.asarray(dots.get_offsets()) for dots in ax.collections[:2]])
+
+
+def by_loop(adata, key=KEY) -> dict[str, list]:
+    """Genes that a cell and its reconstruction share, cell by cell: rank, reconstructed rank, values, hidden."""
+    layer = {end: adata.layers[key + end].toarray() for end in ("", "_rank", "_true", "_true_rank", "_hidden")}
+    cells = []
+    for i in range(adata.n_obs):
+        both = (layer["_rank"][i] > 0) & (layer["_true_rank"][i] > 0)
+        cells.append([layer[end][i][both] for end in ("_true_rank", "_rank", "_true", "", "_hidden")])
+    return dict(zip(("rank", "back", "true", "value", "hidden"), zip(*cells, strict=True), strict=True))
+
+
+def test_looks_as_it_did(three, looks_as_it_did):
+    looks_as_it_did(reconstruction(three, return_fig=True), "reconstruction")
+
+
+def test_every_gene_of_both_is_a_point_at_its_rank_and_value(reconstruct):
+    adata = reconstruct()
+    before = adata.copy()
+    axes = reconstruction(adata, return_fig=True).axes
+    told = by_loop(adata)
+    for ax, (x, y) in zip(axes, (("rank", "back"), ("true", "value")), strict=False):
+        expected = np.column_stack([np.concatenate(told[x]), np.concatenate(told[y])])
+        found = points(ax)
+        assert len(found) == len(expected)
+        np.testing.assert_allclose(found[np.lexsort(found.T)], expected[np.lexsort(expected.T)])
+        assert len(ax.collections[1].get_offsets()) == np.concatenate(told["hidden"]).sum()
+        assert ax.get_xlim() == ax.get_ylim()
+    assert list(adata.layers) == list(before.layers)
+    assert adata.uns.keys() == before.uns.keys()
+
+
+def test_corners_hold_correlations_errors_and_how_many_come_back(reconstruct):
+    adata = reconstruct()
+    told = by_loop(adata)
+    axes = reconstruction(adata, return_fig=True).axes
+    hidden = told["hidden"]
+    for ax, x, y in ((axes[0], "rank", "back"), (axes[1], "true", "value")):
+        every = np.mean([spearmanr(a, b)[0] for a, b in zip(told[x], told[y], strict=True)])
+        some = np.mean([spearmanr(a[h], b[h])[0] for a, b, h in zip(told[x], told[y], hidden, strict=True)])
+        assert ax.texts[0].get_text() == f"ρ {every:.2f} (all)\nρ {some:.2f} (hidden)"
+    error = np.concatenate([(b - a)[h] for a, b, h in zip(told["true"], told["value"], hidden, strict=True)])
+    recall = len(error) / adata.layers[KEY + "_hidden"].sum()
+    assert axes[2].texts[0].get_text() == (
+        f"RMSE {np.sqrt((error**2).mean()):.2f}\n{len(error):,} values\n{recall:.0%} of hidden\ngenes come back"
+    )
+    bars = axes[2].patches[0].get_data()
+    assert bars.values.sum() == pytest.approx(1)
+    assert bars.edges[0] == -bars.edges[-1]
+    assert bars.edges[-1] == pytest.approx(np.quantile(np.abs(error), 0.995), rel=1e-5)
+    beyond = (error >= bars.edges[-2]).mean()  # the outermost bar holds what lies beyond it
+    assert 0 < bars.values[-1] == pytest.approx(beyond)
+
+
+def test_where_nothing_was_hidden_the_errors_of_all_genes_are_grey(reconstruct):
+    adata = reconstruct(mask_ratio=0.0)
+    axes = reconstruction(adata, return_fig=True).axes
+    n = adata.layers[KEY + "_true_rank"].nnz
+    assert axes[0].get_title() == "nothing hidden"
+    assert axes[0].texts[0].get_text() == "ρ 1.00 (all)"
+    assert f"{n:,} values" in axes[2].texts[0].get_text()
+    assert "come back" not in axes[2].texts[0].get_text()
+    assert axes[2].patches[0].get_facecolor()[:3] == (0.5, 0.5, 0.5)
+    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["shown"]
+
+
+def test_of_many_points_as_many_as_wanted_are_drawn_and_numbers_stay_those_of_all(reconstruct):
+    adata = reconstruct()
+    whole = reconstruction(adata, return_fig=True)
+    figs = [reconstruction(adata, max_points=50, rng=seed, return_fig=True) for seed in (0, 0, 1)]
+    drawn = [points(fig.axes[1]) for fig in figs]
+    assert {len(these) for these in drawn} == {50}
+    np.testing.assert_array_equal(drawn[0], drawn[1])
+    assert not np.array_equal(np.sort(drawn[0], axis=0), np.sort(drawn[2], axis=0))
+    every = set(map(tuple, points(whole.axes[1])))
+    assert set(map(tuple, drawn[0])) <= every
+    for fig in figs:
+        assert [ax.texts[0].get_text() for ax in fig.axes] == [ax.texts[0].get_text() for ax in whole.axes]
+
+
+def test_columns_stand_in_the_order_asked_for_and_else_in_the_papers(three):
+    def titles(keys=None):
+        fig = reconstruction(three, keys, return_fig=True)
+        return [ax.get_title() for ax in fig.axes[: len(fig.axes) // 3]]
+
+    none, one, many = "nothing hidden", "30% hidden, 1 step", "30% hidden, 32 steps"
+    assert titles() == [none, one, many]
+    assert titles(["many", "none"]) == [many, none]
+    assert titles("one") == [one]
+    three.uns["scdiva"]["many"]["n_steps"] = 1
+    assert titles() == [none, f"{one}\nmany", f"{one}\none"]
+
+
+def test_values_that_are_all_the_same_have_no_correlation(reconstruct):
+    adata = reconstruct()
+    for ending in ("", "_true"):
+        adata.layers[KEY + ending].data[:] = 1
+    axes = reconstruction(adata, return_fig=True).axes
+    assert axes[1].texts[0].get_text() == "no ρ (all)\nno ρ (hidden)"
+    assert axes[2].texts[0].get_text().startswith("RMSE 0.00")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=40))
+def test_correlations_are_scipys_within_each_cell(rows):
+    cell, x, y = np.array(rows).T
+    values = []
+    for i in np.unique(cell):
+        these = cell == i
+        if these.sum() >= 3 and np.ptp(x[these]) and np.ptp(y[these]):
+            values.append(spearmanr(x[these], y[these])[0])
+    found = spearman_within(x, y, cell)
+    np.testing.assert_allclose(found, np.mean(values) if values else np.nan, atol=1e-12)
+    np.testing.assert_allclose(spearman_within(np.exp(x), y + 7.0, cell), found, atol=1e-12)
+
+
+def test_what_cannot_be_drawn_is_refused(reconstruct, tmp_path):
+    adata = reconstruct()
+    for keys, options, error, words in [
+        ("mine", {}, KeyError, r"call scdiva.tl.reconstruct\(adata, ..., key_added='mine'\)"),
+        ([], {}, ValueError, r"keys=\[\] must name one reconstruction"),
+        ([KEY, KEY], {}, ValueError, "several different ones"),
+        (None, {"max_points": 0}, ValueError, "max_points must be at least 1, got 0"),
+        (None, {"save": tmp_path / "picture"}, ValueError, "picture format"),
+    ]:
+        with pytest.raises(error, match=words):
+            reconstruction(adata, keys, **options)
+    adata.layers[KEY + "_rank"] = adata.layers[KEY + "_rank"] * 0
+    with pytest.raises(ValueError, match=f"no gene of any cell comes back in the reconstruction '{KEY}'"):
+        reconstruction(adata)
+    del adata.uns["scdiva"]
+    with pytest.raises(KeyError, match=r"holds no reconstruction: call scdiva.tl.reconstruct\(adata\) first"):
+        reconstruction(adata)
+    assert plt.get_fignums() == []
+
+
+def test_a_picture_is_written_and_nothing_is_warned_of(three, tmp_path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert reconstruction(three, save=tmp_path / "a.pdf") is None
+    assert (tmp_path / "a.pdf").read_bytes()[:4] == b"%PDF"
+    assert plt.get_fignums() == []

@@ -324,7 +324,7 @@ def denoising(model: ScDiVa, arm: Arm, work: Work) -> dict[str, float]:
                 value_mask=value_mask,
             )  # fmt: skip
             _, nll = masked_cross_entropy(out.hidden[masked], model.gene_weight, tokens[masked] - N_SPECIAL)
-            error = (model.predict_values(out.hidden).float() - values).square()
+            error = (model.predict_values(out, tokens).float() - values).square()
         found[f"identity{key}"] = float(nll.float().mean())
         found[f"value{key}"] = float(error[masked].mean())
         found[f"value_shown{key}"] = float(error[value_mask & ~masked].mean())

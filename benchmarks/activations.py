@@ -82,8 +82,9 @@ def training_bytes(model: ScDiVa, lengths: list[int], dtype: torch.dtype | None)
     def step() -> Tensor:
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
             out = model(corrupted.tokens, corrupted.values, cu_seqlens, value_mask=corrupted.value_mask)
-            predicted = model.predict_values(out.hidden)
-            return dual_loss(out.hidden, model.gene_weight, predicted, tokens, values, corrupted, cu_seqlens, times)[0]
+            predicted = model.predict_values(out, tokens)
+            known = tokens, values, corrupted, cu_seqlens, times
+            return dual_loss(out.hidden, model.gene_weight, predicted, *known)[0]
 
     found = saved_bytes(step, model)
     found["loss"] = found.pop("rest", 0)

@@ -66,9 +66,9 @@ def expected_of(model, tokens, values, hidden, effect):
     with torch.no_grad():
         if effect == "value":
             out = model(tokens, values, bounds, value_mask=hidden)
-            return dict(zip(own.tolist(), model.predict_values(out.hidden[hidden]).tolist(), strict=True))
+            return dict(zip(own.tolist(), model.predict_values(out, own, hidden).tolist(), strict=True))
         out = model(torch.where(hidden, MASK, tokens), values, bounds)
-        often = model.gene_logits(out.hidden[hidden]).double().softmax(dim=1).sum(dim=0)
+        often = model.gene_logits(out, hidden).double().softmax(dim=1).sum(dim=0)
         seen = tokens[~hidden].tolist()
         return {i + N_SPECIAL: float(x.log()) for i, x in enumerate(often) if i + N_SPECIAL not in seen}
 

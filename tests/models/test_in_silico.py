@@ -170,7 +170,9 @@ def one_by_one(model, cell, time=None) -> dict[int, float]:
                 value_mask=hidden,
                 time=hidden.float().mean()[None] if time is None else torch.tensor([time]),
             )
-            found[int(cell.tokens[at])] = float(model.predict_values(out.hidden[at : at + 1]))
+            found[int(cell.tokens[at])] = float(
+                model.predict_values(out, torch.from_numpy(cell.tokens[at : at + 1]), slice(at, at + 1))
+            )
     return found
 
 

@@ -140,8 +140,8 @@ def test_the_network_is_the_papers_written_slowly(anchor, fields, backend):
         got = (
             out.hidden[cell],
             out.cell_state[b],
-            model.gene_logits(out.hidden[cell]),
-            model.predict_values(out.hidden[cell]),
+            model.gene_logits(out, cell),
+            model.predict_values(out, tokens[cell], cell),
         )
         for ours, slow in zip(got, expected, strict=True):
             np.testing.assert_allclose(ours.detach().numpy(), slow, atol=2e-5)
@@ -244,7 +244,7 @@ def test_every_weight_that_should_learn_gets_a_gradient(anchor, tied):
     model = build(anchor, tie_gene_head=tied, time_conditioning=True)
     tokens, values, cu = batch([12, 9], masked=0.4)
     out = model(tokens, values, cu, time=torch.tensor([0.2, 0.7]))
-    loss = model.gene_logits(out.hidden).logsumexp(-1).sum() + model.predict_values(out.hidden).square().sum()
+    loss = model.gene_logits(out, slice(None)).logsumexp(-1).sum() + model.predict_values(out, tokens).square().sum()
     (loss + out.cell_state.square().sum()).backward()
     for name, p in model.named_parameters():
         assert p.grad is not None, name

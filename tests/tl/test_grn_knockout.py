@@ -25,10 +25,10 @@ def predicted(model, tokens, values, hidden, effect) -> dict[int, float]:
         return {}
     with torch.no_grad():
         if effect == "value":
-            found = model.predict_values(model(tokens, values, bounds, value_mask=hidden).hidden[hidden])
+            found = model.predict_values(model(tokens, values, bounds, value_mask=hidden), tokens[hidden], hidden)
             return dict(zip(tokens[hidden].tolist(), found.tolist(), strict=True))
         out = model(torch.where(hidden, MASK, tokens), values, bounds)
-        often = model.gene_logits(out.hidden[hidden]).softmax(dim=1).sum(dim=0).log().tolist()
+        often = model.gene_logits(out, hidden).softmax(dim=1).sum(dim=0).log().tolist()
     seen = set(tokens[~hidden].tolist())
     return {i + N_SPECIAL: x for i, x in enumerate(often) if i + N_SPECIAL not in seen}
 

@@ -29,8 +29,8 @@ def test_plain_loss_is_one_masked_pass(tiny, config, batch, loss_norm):
     corrupted = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, times, g, value_mask_rate=0.3)
     out = module.model(corrupted.tokens, corrupted.values, batch.cu_seqlens, value_mask=corrupted.value_mask)
     expected, _ = dual_loss(
-        out.hidden, module.model.gene_weight, module.model.predict_values(out.hidden), batch.tokens, batch.values,
-        corrupted, batch.cu_seqlens, times, value_mask_rate=0.3, loss_norm=loss_norm,
+        out.hidden, module.model.gene_weight, module.model.predict_values(out, batch.tokens), batch.tokens,
+        batch.values, corrupted, batch.cu_seqlens, times, value_mask_rate=0.3, loss_norm=loss_norm,
     )  # fmt: skip
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
     assert set(parts) == {"identity", "value", "identity_per_token", "value_per_token", "n_masked"}

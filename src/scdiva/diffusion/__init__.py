@@ -16,6 +16,7 @@ from scdiva.diffusion.masking import (
     stratified_times,
     unmask_probability,
 )
+from scdiva.diffusion.places import place_log_prior, values_at_places
 from scdiva.diffusion.sampler import sample
 
 __all__ = [
@@ -27,7 +28,9 @@ __all__ = [
     "loss_weights",
     "mask_tokens",
     "masked_cross_entropy",
+    "place_log_prior",
     "sample",
     "stratified_times",
     "unmask_probability",
+    "values_at_places",
 ]

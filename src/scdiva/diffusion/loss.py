@@ -259,6 +259,8 @@ def dual_loss(
     loss_norm: LossNorm = "per_cell",
     value_weight: float = 10.0,
     value_mask_rate: float = 0.0,
+    scored: Tensor | None = None,
+    prior: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Dual denoising loss: identity cross-entropy plus λ times the squared error of the value.
@@ -287,6 +289,12 @@ def dual_loss(
         λ; 10 in the paper's table "Training configuration".
     value_mask_rate
         With which `corrupted` was drawn: a value is hidden with probability `t + (1 - t) * rate` (read by "inv_t").
+    scored
+        bool `(T,)`: masked positions whose identity is scored, drawn evenly from each cell's; None: all. "per_cell"
+        divides by their number.
+    prior
+        `(N, n_genes)`, added to the logits of the scored positions, in their order: what is known of the genes there
+        beside what the denoiser says (:func:`scdiva.diffusion.place_log_prior`). Then all logits are held at once.
     chunk
         Rows of logits held at once, see :func:`masked_cross_entropy`.
 
@@ -297,13 +305,18 @@ def dual_loss(
     """
     times = times.to(hidden.device)
     masked, hidden_value = corrupted.masked, corrupted.value_mask
+    masked = masked if scored is None else masked & scored
     w_identity = loss_weights(masked, cu_seqlens, times, loss_norm)
     w_value = loss_weights(hidden_value, cu_seqlens, times + (1 - times) * value_mask_rate, loss_norm)
     # by row numbers, found once: each boolean index would make the host wait for the device again
     rows = masked.nonzero().squeeze(1)
-    identity, nll = masked_cross_entropy(
-        hidden.index_select(0, rows), gene_weight, tokens[rows] - N_SPECIAL, w_identity[rows], chunk=chunk
-    )
+    chosen, genes, weight = hidden.index_select(0, rows), tokens[rows] - N_SPECIAL, w_identity[rows]
+    if prior is None:
+        identity, nll = masked_cross_entropy(chosen, gene_weight, genes, weight, chunk=chunk)
+    else:
+        logits = torch.nn.functional.linear(chosen, gene_weight).to(prior.dtype) + prior
+        each = torch.nn.functional.cross_entropy(logits, genes, reduction="none")
+        identity, nll = (each * weight).sum(), each.detach()
     high = torch.promote_types(predicted_values.dtype, torch.float32)
     error = torch.where(hidden_value, predicted_values.to(high) - values.to(high), 0.0)
     error_sq = error.square()

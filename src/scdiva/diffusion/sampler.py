@@ -11,9 +11,11 @@ from torch import Tensor
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion.masking import cell_of_token, check_packed, unmask_probability
 
-Denoiser = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-"""`(tokens, values, cu_seqlens, value_mask) -> (logits, values)`, see :func:`sample`."""
-Remasking = Literal["low_confidence", "random"]
+Denoiser = Callable[[Tensor, Tensor, Tensor, Tensor], "tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]"]
+"""`(tokens, values, cu_seqlens, value_mask) -> (logits, values[, gene_values])`, see :func:`sample`."""
+DrawValues = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""`(expected, cells, genes) -> values`, see :func:`sample`."""
+Remasking = Literal["low_confidence", "random", "remdm"]
 
 
 class Sampled(NamedTuple):
@@ -160,13 +162,66 @@ def assign_genes(
     return chosen
 
 
+def likeliest_genes(logits: Tensor, cells: Tensor, share: float) -> tuple[Tensor, Tensor]:
+    """Choose the genes that are surest to be hidden in each cell, at places that suit them.
+
+    The number of hidden genes found is, in expectation, the sum over the chosen ones of their probabilities at all
+    places: those with the largest sums are taken. Then they are given places, no place twice, so that the logarithms of
+    their probabilities there add up to most: a linear assignment (Crouse 2016). Taking the likeliest gene of one place
+    after the other finds fewer: common genes are used up on places that are not theirs.
+
+    Parameters
+    ----------
+    logits
+        Shape `(N, n_genes)`; -inf for genes that may not be chosen.
+    cells
+        int64 `(N,)`: which cell a row belongs to; rows of a cell stand together.
+    share
+        Share of each cell's rows that gets a gene.
+
+    Returns
+    -------
+    Rows `(n,)`, ascending, and their genes `(n,)`, both int64.
+
+    Raises
+    ------
+    ValueError
+        If a cell has fewer genes left than rows.
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    rows, genes = [], []
+    for of_cell in cells.unique_consecutive():
+        own = (cells == of_cell).nonzero().squeeze(1)
+        number = round(len(own) * share)
+        p = torch.softmax(logits[own].float(), dim=1)
+        total, best = p.sum(dim=0).topk(min(number, p.shape[1]))
+        if number > len(best) or not bool((total > 0).all()):
+            raise ValueError("A masked position has no gene left that it could become: too few genes are allowed.")
+        gain = p[:, best].clamp_min(torch.finfo(p.dtype).tiny).log()
+        at, which = linear_sum_assignment(gain.cpu().numpy(), maximize=True)
+        rows.append(own[torch.from_numpy(at).to(own.device)])
+        genes.append(best[torch.from_numpy(which).to(best.device)])
+    return torch.cat(rows), torch.cat(genes)
+
+
+def _hidden_again(t: float, s: float, remask: float) -> tuple[float, float]:
+    """Probabilities of ReMDM's step from t to s: that a revealed gene is hidden again, that a hidden one is revealed.
+
+    With σ the first, capped so that the second is no more than 1, the share hidden at s is s in expectation, as
+    without: `(1 - s) = (1 - σ) (1 - t) + reveal t` (Wang et al. 2025, "Remasking Discrete Diffusion Models").
+    """
+    again = min(remask, s / (1 - t)) if t < 1 else 0.0
+    return again, min(1.0, ((1 - s) - (1 - again) * (1 - t)) / t)
+
+
 def _pick_positions(
     logits: Tensor, cells: Tensor, share: float, remasking: Remasking, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Rows to reveal in this step (bool `(N,)`) and the order in which they choose (`(N,)`)."""
     draws = torch.rand(logits.shape[0], generator=generator, device=generator.device, dtype=torch.float64)
     draws = draws.to(logits.device)
-    if remasking == "random":
+    if remasking != "low_confidence":
         # ancestral: each hidden token on its own with the posterior probability; the second use of the same draw as
         # an order is harmless, because among the revealed it is still uniform
         return draws < share, draws
@@ -201,8 +256,10 @@ def sample(
     value_mask: Tensor | None = None,
     n_steps: int = 1,
     remasking: Remasking = "low_confidence",
+    remask: float = 0.1,
     temperature: float = 0.0,
     allowed: Tensor | None = None,
+    draw_values: DrawValues | None = None,
     score_denominator: Tensor | None = None,
     generator: torch.Generator,
 ) -> Sampled:
@@ -212,18 +269,22 @@ def sample(
     `(t_k - t_{k-1}) / t_k` of what is still hidden, with `t_k = k / n_steps`. A gene that the cell shows is never
     drawn again, within a step neither. One step is what the paper's benchmarks use; 32 are its multi-step setting.
 
-    `remasking="low_confidence"` reveals the positions whose likeliest available gene has the highest probability
-    (greedy: for reconstruction). `"random"` reveals each hidden position with the posterior probability of the process
-    (ancestral: for drawing populations; use it with `temperature=1`). With `"random"` and many more steps than hidden
-    positions the draws follow the any-order model whose likelihood :func:`log_likelihood` bounds.
+    `remasking="low_confidence"` reveals the surest first (for reconstruction): at temperature 0 the genes that are
+    surest to be hidden in the cell, at places that suit them (:func:`likeliest_genes`); else the positions whose
+    likeliest available gene has the highest probability. `"random"` reveals each hidden position with the posterior
+    probability of the process (ancestral: for drawing populations; use it with `temperature=1`). `"remdm"` does the
+    same, but in each step hides a share of what was revealed again, so that early choices can be mended (Wang et al.
+    2025). With `"random"` and many more steps than hidden positions the draws follow the any-order model whose
+    likelihood :func:`log_likelihood` bounds.
 
     Parameters
     ----------
     denoiser
         Called as `denoiser(tokens, values, cu_seqlens, value_mask)`, at most `n_steps` times. Returns logits, one row
-        for each `MASK` token in their order and one column for each gene (token minus `N_SPECIAL`), and one predicted
-        value for each of the `T` positions. The logits are the largest thing held in memory, so pass as many cells at
-        a time as they allow.
+        for each `MASK` token in their order and one column for each gene (token minus `N_SPECIAL`), one predicted
+        value for each of the `T` positions, and, where the value depends on the gene that is chosen, `(B, n_genes)`:
+        what is added to it at a `MASK`, by cell and gene. The logits are the largest thing held in memory, so pass
+        as many cells at a time as they allow.
     tokens, values, cu_seqlens
         Packed batch, `MASK` where a gene is asked for. Not changed.
     value_mask
@@ -233,10 +294,15 @@ def sample(
         K.
     remasking
         See above.
+    remask
+        With `remasking="remdm"`, the share of revealed genes that a step hides again, where the schedule allows it.
     temperature
         0 is greedy; 1 samples the model; noise is Gumbel in float64.
     allowed
         bool `(n_genes,)`: genes that may appear, for instance those that a panel measures. None: all.
+    draw_values
+        Called with the expected values of the genes revealed in a step, their cells and genes (token minus
+        `N_SPECIAL`), each `(n,)`; returns the values they get. None: the expected ones.
     score_denominator
         float32 `(n_tokens,)`; if given, each cell is re-sorted by `value / denominator`, ties by token, as the
         serialiser would have it. None leaves every gene at its position.
@@ -257,6 +323,8 @@ def sample(
         raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
     if remasking not in get_args(Remasking):
         raise ValueError(f"remasking must be one of {', '.join(get_args(Remasking))}, got {remasking!r}.")
+    if not 0 <= remask <= 1:
+        raise ValueError(f"remask must be in [0, 1], got {remask}.")
     if not temperature >= 0:
         raise ValueError(f"temperature must be 0 or positive, got {temperature}.")
     if bool(((tokens < N_SPECIAL) & (tokens != MASK)).any()):
@@ -266,27 +334,43 @@ def sample(
     n_cells = cu_seqlens.numel() - 1
     cells = cell_of_token(cu_seqlens.to(tokens.device), tokens.numel())
     asked = torch.zeros_like(tokens, dtype=torch.bool) if value_mask is None else value_mask & (tokens != MASK)
+    ours = tokens == MASK
     tokens, values = tokens.clone(), values.masked_fill(asked | (tokens == MASK), 0.0)
     for k in range(n_steps, 0, -1):
         masked = tokens == MASK
         if not bool(masked.any()) and (k > 1 or not bool(asked.any())):
             continue
-        logits, predicted = denoiser(tokens, values, cu_seqlens, masked | asked)
+        logits, predicted, *rest = denoiser(tokens, values, cu_seqlens, masked | asked)
         if predicted.shape != tokens.shape:
             raise ValueError(f"The denoiser must return {tokens.numel()} values, got shape {tuple(predicted.shape)}.")
         if not bool(torch.isfinite(predicted[masked | asked]).all()):
             raise ValueError("The denoiser returned values that are not finite: damaged weights?")
-        predicted = predicted.to(values.dtype).clamp_min(0)
+        predicted = predicted.to(values.dtype)
         if bool(masked.any()):
             where = masked.nonzero().squeeze(1)
             logits = available_logits(logits, tokens, cells, n_cells, allowed)
-            share = float(unmask_probability(k / n_steps, (k - 1) / n_steps))
-            reveal, priority = _pick_positions(logits, cells[where], share, remasking, generator)
-            chosen = assign_genes(logits[reveal], cells[where][reveal], priority[reveal], temperature, generator)
+            share, again = float(unmask_probability(k / n_steps, (k - 1) / n_steps)), 0.0
+            if remasking == "remdm":
+                again, share = _hidden_again(k / n_steps, (k - 1) / n_steps, remask)
+            if remasking == "low_confidence" and temperature == 0:
+                reveal, chosen = likeliest_genes(logits, cells[where], share)
+            else:
+                reveal, priority = _pick_positions(logits, cells[where], share, remasking, generator)
+                chosen = assign_genes(logits[reveal], cells[where][reveal], priority[reveal], temperature, generator)
+            expected = predicted[where[reveal]]
+            if rest:
+                expected = expected + rest[0][cells[where[reveal]], chosen].to(expected.dtype)
+            expected = expected.clamp_min(0)
+            if again:  # only of what was drawn, not in this step, and never of what was given
+                draws = torch.rand(tokens.numel(), generator=generator, device=generator.device).to(tokens.device)
+                hide = ours & ~masked & (draws < again)
+                tokens[hide], values[hide] = MASK, 0.0
             tokens[where[reveal]] = chosen + N_SPECIAL
-            values[where[reveal]] = predicted[where[reveal]]
+            values[where[reveal]] = (
+                expected if draw_values is None else draw_values(expected, cells[where[reveal]], chosen)
+            )
         if k == 1:
-            values[asked] = predicted[asked]
+            values[asked] = predicted[asked].clamp_min(0)
     if score_denominator is not None:
         order = _sort_by_score(tokens, values, cells, score_denominator)
         tokens, values = tokens[order], values[order]

@@ -51,6 +51,10 @@ class ScDiVaConfig:
     anchor_residual
         With the set encoder: whether the cell state is `z + R·[LAT]`, R starting at zero, or `z` alone. Without it a
         cell is embedded without running the transformer.
+    state_head, state_rank
+        Whether the heads read the cell state too (:class:`~scdiva.nn.StateHead`), and through how many numbers. Off, as
+        in the paper, whose heads see the hidden state alone; with it the network need not learn first how frequent each
+        gene is in which cells, which takes a small one most of its training.
     integrated, integrated_own_dim, integrated_hidden
         Whether an :class:`~scdiva.nn.IntegrationHead` turns the cell state into the embedding, as `tl.integrate` leaves
         it; width of its own projection, and of its hidden layers.
@@ -90,6 +94,8 @@ class ScDiVaConfig:
     anchor_balance: float = 2.0
     anchor_length: int = 8192
     anchor_residual: bool = True
+    state_head: bool = False
+    state_rank: int = 64
     integrated: bool = False
     integrated_own_dim: int = 20
     integrated_hidden: int = 256

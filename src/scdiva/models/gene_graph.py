@@ -133,10 +133,10 @@ def _expected(
     time = hidden.float().mean()[None] if model.config.time_conditioning else None
     bounds = torch.tensor([0, len(tokens)], dtype=torch.int32, device=tokens.device)
     if effect == "presence":
-        found = model(tokens.masked_fill(hidden, MASK), values, bounds, time=time).hidden[hidden]
-        chance = model.gene_logits(found).float().log_softmax(dim=1)
+        found = model(tokens.masked_fill(hidden, MASK), values, bounds, time=time)
+        chance = model.gene_logits(found, hidden).float().log_softmax(dim=1)
         return chance[:, targets - N_SPECIAL].logsumexp(dim=0)
-    found = model(tokens, values, bounds, value_mask=hidden, time=time).hidden[hidden]
+    found = model(tokens, values, bounds, value_mask=hidden, time=time)
     of_target = (targets[:, None] == own).nonzero()
-    result[of_target[:, 0]] = model.predict_values(found).float()[of_target[:, 1]]
+    result[of_target[:, 0]] = model.predict_values(found, tokens[hidden], hidden).float()[of_target[:, 1]]
     return result

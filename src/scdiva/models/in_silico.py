@@ -97,7 +97,7 @@ def hidden_values(model: ScDiVa, cell: Ranked) -> dict[int, float]:
     # of the genes of a turn a share is hidden, as at that diffusion time
     time = hidden.view(len(turns), n).float().mean(dim=1) if model.config.time_conditioning else None
     out = model(tokens, values, bounds, value_mask=hidden, time=time)
-    found: Tensor = model.predict_values(out.hidden[hidden]).float().cpu()
+    found: Tensor = model.predict_values(out, tokens[hidden], hidden).float().cpu()
     return dict(zip(tokens[hidden].tolist(), found.tolist(), strict=True))
 
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from scdiva._constants import LAT, MASK, N_SPECIAL
 from scdiva.kernels import positions, resolve_backend, rope_tables
+from scdiva.models._packed_input import check_input
 from scdiva.models.config import ScDiVaConfig
 from scdiva.nn.anchor import PooledAnchor, SetEncoder
 from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
-from scdiva.nn.heads import DualHeads
+from scdiva.nn.heads import DualHeads, StateHead, hidden_gene_logits
 from scdiva.nn.integration import IntegrationHead
 from scdiva.nn.layers import INIT_STD, Block, RMSNorm, linear
 
@@ -36,11 +37,20 @@ class ScDiVaOutput(NamedTuple):
         `anchor_residual`.
     anchor
         `(B, state_dim)`, the state that `[LAT]` started from; `None` with `anchor="learned"` unless one was given.
+    cells
+        int64 `(T,)`, the cell of each position.
+    read
+        `(B, state_rank + 1)`, what a state head makes of each cell; `None` without one.
+    hidden_share
+        `(B,)`, share of each cell's identities that is hidden; `None` without a state head.
     """
 
     hidden: Tensor
     cell_state: Tensor
     anchor: Tensor | None
+    cells: Tensor
+    read: Tensor | None
+    hidden_share: Tensor | None
 
 
 class ScDiVa(nn.Module):
@@ -98,6 +108,7 @@ class ScDiVa(nn.Module):
         )
         self.norm = RMSNorm(c.dim, c.norm_eps)
         self.heads = DualHeads(c.dim, c.n_genes, tied=c.tie_gene_head)
+        self.state_head = StateHead(c.state_dim, c.state_rank, c.n_genes) if c.state_head else None
 
     def forward(
         self,
@@ -143,7 +154,7 @@ class ScDiVa(nn.Module):
         ValueError
             If the tensors don't fit each other, a token isn't one of this vocabulary, or a cell is too long.
         """
-        longest = self._check(tokens, values, cu_seqlens, value_mask, time, anchor_state)
+        longest = check_input(self.config, tokens, values, cu_seqlens, value_mask, time, anchor_state)
         hidden_identity = tokens == MASK
         value_mask = hidden_identity if value_mask is None else value_mask | hidden_identity
         anchor = self._encode_anchor(tokens, values, cu_seqlens, ~value_mask) if anchor_state is None else anchor_state
@@ -157,7 +168,18 @@ class ScDiVa(nn.Module):
         cell_state = x[lat_rows]
         if anchor is not None and self.config.anchor == "encoder":
             cell_state = anchor if self.anchor_out is None else anchor + self.anchor_out(cell_state)
-        return ScDiVaOutput(hidden=x[gene_rows], cell_state=cell_state, anchor=anchor)
+        cells = _of_tokens(torch.arange(len(cell_state), device=x.device), cu_seqlens, tokens.numel())
+        read = share = None
+        if self.state_head is not None:
+            read = self.read_state(cell_state if anchor is None else anchor, ~value_mask, cu_seqlens)
+            share = _mean_of_cells(hidden_identity, cu_seqlens, read.dtype)
+        return ScDiVaOutput(x[gene_rows], cell_state, anchor, cells, read, share)
+
+    def read_state(self, state: Tensor, visible: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Give what the state head makes of cells `(B, state_rank + 1)` with these visible genes, bool `(T,)`."""
+        assert self.state_head is not None
+        n_visible = _mean_of_cells(visible, cu_seqlens, state.dtype) * cu_seqlens.diff()
+        return self.state_head(state, n_visible)
 
     def _sequence(
         self,
@@ -177,7 +199,7 @@ class ScDiVa(nn.Module):
             lat = lat + self.anchor_in(anchor)
 
         cells = torch.arange(lat.shape[0], device=tokens.device)
-        cell_of_gene = torch.repeat_interleave(cells, cu_seqlens.long().diff(), output_size=tokens.numel())
+        cell_of_gene = _of_tokens(cells, cu_seqlens, tokens.numel())
         if self.time is not None and time is not None:
             shift = self.time(time)
             lat, genes = lat + shift, genes + shift[cell_of_gene]
@@ -263,7 +285,7 @@ class ScDiVa(nn.Module):
         if any(not 0 <= layer < len(self.blocks) for layer in asked):
             raise ValueError(f"layers must be numbers from 0 to {len(self.blocks) - 1}; got {list(asked)}.")
         time = None if self.time is None else torch.zeros(cu_seqlens.numel() - 1, device=tokens.device)
-        longest = self._check(tokens, values, cu_seqlens, None, time, None)
+        longest = check_input(self.config, tokens, values, cu_seqlens, None, time, None)
         masked = tokens == MASK
         anchor = self._encode_anchor(tokens, values, cu_seqlens, ~masked)
         x, bounds, _, _ = self._sequence(tokens, values, cu_seqlens, masked, time, anchor)
@@ -305,8 +327,9 @@ class ScDiVa(nn.Module):
 
         Arguments as in :meth:`forward`. `(B, state_dim)`, or `None` with `anchor="learned"`.
         """
-        self._check(
-            tokens, values, cu_seqlens, value_mask, None, None, max_length=self.config.input_length, needs_time=False
+        longest = self.config.input_length
+        check_input(
+            self.config, tokens, values, cu_seqlens, value_mask, None, None, max_length=longest, needs_time=False
         )
         hidden = tokens == MASK if value_mask is None else value_mask | (tokens == MASK)
         return self._encode_anchor(tokens, values, cu_seqlens, ~hidden)
@@ -323,13 +346,30 @@ class ScDiVa(nn.Module):
         """Weight of the gene head, `(n_genes, dim)`; row `j` belongs to token `j + N_SPECIAL`."""
         return self.heads.gene_weight(self.embedding.gene.weight)
 
-    def gene_logits(self, hidden: Tensor) -> Tensor:
-        """Map hidden states `(N, dim)` to logits `(N, n_genes)`; column `j` belongs to token `j + N_SPECIAL`."""
-        return nn.functional.linear(hidden, self.gene_weight)
+    def gene_logits(self, out: ScDiVaOutput, rows: Tensor) -> Tensor:
+        """Logits `(N, n_genes)` of positions `rows`, int64 or bool `(T,)`; column `j` is of token `j + N_SPECIAL`."""
+        logits = nn.functional.linear(out.hidden[rows], self.gene_weight)
+        of_cells = self.state_logits(out)
+        return logits if of_cells is None else logits + of_cells[out.cells[rows]].to(logits.dtype)
 
-    def predict_values(self, hidden: Tensor) -> Tensor:
-        """Map hidden states `(N, dim)` to log-normalised expression `(N,)`."""
-        return self.heads.value(hidden).squeeze(-1)
+    def state_logits(self, out: ScDiVaOutput) -> Tensor | None:
+        """Part of the logits of hidden genes that the cell state gives, `(B, n_genes)`; `None` without a state head."""
+        if self.state_head is None or out.read is None or out.hidden_share is None:
+            return None
+        return hidden_gene_logits(self.state_head.log_odds(out.read), out.hidden_share)
+
+    def predict_values(self, out: ScDiVaOutput, tokens: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """Log-normalised expression `(N,)` at positions `rows`, given which genes `tokens` `(N,)` are there.
+
+        Without a state head the genes do not count: as in the paper, the value is read off the stream alone. At a
+        `MASK`, whose gene is not known, it is read off the stream in any case.
+        """
+        values = self.heads.value(out.hidden[rows]).squeeze(-1)
+        if self.state_head is None or out.read is None:
+            return values
+        of_gene = self.state_head.value[(tokens - N_SPECIAL).clamp_min(0)].to(values.dtype)
+        of_state = (out.read[out.cells[rows]] * of_gene).sum(dim=1)
+        return values + torch.where(tokens >= N_SPECIAL, of_state, 0.0)
 
     @property
     def state_dim(self) -> int:
@@ -341,60 +381,14 @@ class ScDiVa(nn.Module):
         """Number of trained numbers; tied weights count once."""
         return sum(p.numel() for p in self.parameters())
 
-    def _check(
-        self,
-        tokens: Tensor,
-        values: Tensor,
-        cu_seqlens: Tensor,
-        value_mask: Tensor | None,
-        time: Tensor | None,
-        anchor_state: Tensor | None,
-        *,
-        max_length: int | None = None,
-        needs_time: bool = True,
-    ) -> int:
-        """Check the input; return the number of genes of the longest cell."""
-        c = self.config
-        max_length = c.max_length if max_length is None else max_length
-        if tokens.dim() != 1 or tokens.dtype != torch.int64:
-            raise ValueError(f"tokens must be a packed int64 vector (T,); got {tokens.dtype} {tuple(tokens.shape)}.")
-        if values.shape != tokens.shape or not values.is_floating_point():
-            raise ValueError(
-                f"values must be floating and as long as tokens, {tokens.numel()}; "
-                f"got {values.dtype} {tuple(values.shape)}."
-            )
-        if value_mask is not None and (value_mask.shape != tokens.shape or value_mask.dtype != torch.bool):
-            raise ValueError(
-                f"value_mask must be bool and as long as tokens, {tokens.numel()}; "
-                f"got {value_mask.dtype} {tuple(value_mask.shape)}."
-            )
-        if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.dtype != torch.int32:
-            raise ValueError(
-                "cu_seqlens must be int32 (B + 1,) for at least one cell; "
-                f"got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
-            )
-        n_cells, lengths = cu_seqlens.numel() - 1, cu_seqlens.diff()
-        too_long = lengths > max_length
-        bad = (tokens != MASK) & ((tokens < N_SPECIAL) | (tokens >= c.n_tokens))
-        # all that depends on numbers in one tensor: a GPU is waited for once
-        first, last, shortest, longest, n_too_long, n_bad = torch.stack(
-            [cu_seqlens[0], cu_seqlens[-1], lengths.min(), lengths.max(), too_long.sum(), bad.sum()]
-        ).tolist()
-        if first != 0 or last != tokens.numel() or shortest < 0:
-            raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens.numel()}.")
-        if n_too_long:
-            cell = int(too_long.nonzero()[0])
-            raise ValueError(
-                f"{n_too_long} cell(s) have more than the {max_length} genes that the model reads, the first "
-                f"is cell {cell} of the batch with {int(lengths[cell])}; serialize with max_length={max_length}."
-            )
-        if n_bad:
-            raise ValueError(
-                f"{n_bad} token(s) are neither MASK nor one of this model's {c.n_genes} genes, the first is "
-                f"{int(tokens[bad][0])}; serialize with the vocabulary that the model was trained with."
-            )
-        if needs_time and c.time_conditioning and (time is None or time.shape != (n_cells,)):
-            raise ValueError(f"This model is conditioned on time: pass time of shape ({n_cells},).")
-        if anchor_state is not None and anchor_state.shape != (n_cells, c.state_dim):
-            raise ValueError(f"anchor_state must be {(n_cells, c.state_dim)}; got {tuple(anchor_state.shape)}.")
-        return longest
+
+def _of_tokens(of_cells: Tensor, cu_seqlens: Tensor, n_tokens: int) -> Tensor:
+    """Repeat what each cell has for each of its genes."""
+    return torch.repeat_interleave(of_cells, cu_seqlens.long().diff(), dim=0, output_size=n_tokens)
+
+
+def _mean_of_cells(flags: Tensor, cu_seqlens: Tensor, dtype: torch.dtype) -> Tensor:
+    """Share of each cell's positions that are flagged, `(B,)`; 0 of an empty cell."""
+    lengths = cu_seqlens.diff().long()
+    total = torch.segment_reduce(flags.to(dtype), "sum", lengths=lengths, unsafe=True)
+    return total / lengths.clamp_min(1)

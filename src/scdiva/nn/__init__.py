@@ -5,7 +5,7 @@ from __future__ import annotations
 from scdiva.nn.anchor import PooledAnchor, SetEncoder
 from scdiva.nn.annotation import AnnotationHead
 from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
-from scdiva.nn.heads import DualHeads
+from scdiva.nn.heads import DualHeads, StateHead
 from scdiva.nn.integration import IntegrationHead
 from scdiva.nn.layers import Attention, Block, RMSNorm, SwiGLU
 
@@ -19,6 +19,7 @@ __all__ = [
     "PooledAnchor",
     "RMSNorm",
     "SetEncoder",
+    "StateHead",
     "SwiGLU",
     "TimeEmbedding",
 ]

@@ -1,7 +1,8 @@
-"""What leaves the network: logits over genes and a value (paper, eq. `dual_heads`)."""
+"""What leaves the network: logits over genes and a value (paper, eq. `dual_heads`), and what the cell state adds."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from scdiva._constants import N_SPECIAL
@@ -32,3 +33,65 @@ class DualHeads(nn.Module):
     def gene_weight(self, table: Tensor) -> Tensor:
         """Weight of the gene head `(n_genes, dim)`, given the embedding table `(n_genes + N_SPECIAL, dim)`."""
         return table[N_SPECIAL:] if self.gene is None else self.gene.weight
+
+
+class StateHead(nn.Module):
+    r"""What the state of a cell says of each gene, beside what the stream says of a position. Ours, not the paper's.
+
+    With z the state and n the number of genes whose values are visible,
+    :math:`u = W_2\,\mathrm{SiLU}(W_1 [z / \sqrt{\overline{z^2}},\, \log(1 + n)])`; n says how far z can be trusted. The
+    log-odds that such a cell expresses gene g are :math:`\ell_g = u \cdot d_g + b_g`, and the value expected of it
+    there is :math:`u \cdot e_g + c_g`. d, b, e and c start at zero.
+
+    Of a cell that hides the share t of its genes, each with that probability, a gene which is not shown is among the
+    hidden ones by :math:`t p / (1 - p + t p)` with :math:`p = 1 / (1 + e^{-\ell})`; so the gene at a hidden place has
+    the logit :math:`-\log(t + e^{-\ell_g})`. A gene that nearly every cell expresses and this one does not show is
+    surely hidden.
+
+    Parameters
+    ----------
+    state_dim
+        Width of the cell state.
+    rank
+        Width of u.
+    n_genes
+        Genes of the vocabulary.
+    """
+
+    def __init__(self, state_dim: int, rank: int, n_genes: int) -> None:
+        super().__init__()
+        self.read = nn.Sequential(nn.Linear(state_dim + 1, 2 * rank), nn.SiLU(), nn.Linear(2 * rank, rank))
+        # the last column holds the biases b and c
+        self.gene = nn.Parameter(torch.zeros(n_genes, rank + 1))
+        self.value = nn.Parameter(torch.zeros(n_genes, rank + 1))
+
+    def forward(self, state: Tensor, n_visible: Tensor) -> Tensor:
+        """Map states `(B, state_dim)` of cells with `(B,)` visible genes to u beside a one, `(B, rank + 1)`."""
+        known = torch.log1p(n_visible.to(state.dtype))[:, None]
+        u = self.read(torch.cat([nn.functional.rms_norm(state, state.shape[-1:]), known], dim=1))
+        return torch.cat([u, torch.ones_like(known)], dim=1)
+
+    def log_odds(self, read: Tensor, genes: Tensor | None = None) -> Tensor:
+        """Log-odds that cells `(B, rank + 1)` express each gene, or these, `(B, n)`."""
+        return read @ (self.gene if genes is None else self.gene[genes]).T
+
+    def values(self, read: Tensor, genes: Tensor | None = None) -> Tensor:
+        """Give the log-normalised value expected of each gene, or these, where it is expressed, `(B, n)`."""
+        return read @ (self.value if genes is None else self.value[genes]).T
+
+
+def hidden_gene_logits(log_odds: Tensor, share: Tensor) -> Tensor:
+    r"""Logits of the gene at a hidden place, :math:`-\log(t + e^{-\ell})`, from the log-odds of cells to express it.
+
+    Parameters
+    ----------
+    log_odds
+        `(B, n_genes)`.
+    share
+        `(B,)`, share of a cell's genes that is hidden, t.
+
+    Returns
+    -------
+    Shape of `log_odds`.
+    """
+    return -torch.logaddexp(share.clamp_min(torch.finfo(log_odds.dtype).tiny).log()[:, None], -log_odds)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         OptimiserConfig,
         PerturbationConfig,
         PretrainingConfig,
+        StateHeadConfig,
     )
     from scdiva.train.finetuning import AnnotationModule
     from scdiva.train.integration import IntegrationModule
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from scdiva.train.perturbation import PerturbationModule
     from scdiva.train.pretraining import PretrainingModule
     from scdiva.train.runner import fit
+    from scdiva.train.state_head import StateHeadModule
 
 _WHERE = {
     "AnchorConfig": "config",
@@ -36,6 +38,8 @@ _WHERE = {
     "PerturbationModule": "perturbation",
     "PretrainingConfig": "config",
     "PretrainingModule": "pretraining",
+    "StateHeadConfig": "config",
+    "StateHeadModule": "state_head",
     "TaskModule": "base",
     "fit": "runner",
     "fit_linear_map": "linear_map",
@@ -54,6 +58,8 @@ __all__ = [
     "PerturbationModule",
     "PretrainingConfig",
     "PretrainingModule",
+    "StateHeadConfig",
+    "StateHeadModule",
     "TaskModule",
     "fit",
     "fit_linear_map",

@@ -133,6 +133,14 @@ class PretrainingConfig(OptimiserConfig):
         this context", the question that imputation and perturbation ask.
     min_time
         Least diffusion time.
+    scored_genes
+        Most hidden genes of a cell (in expectation) whose identity is scored in a step, drawn at random; None scores
+        all. The gene head is most of a small model's work, and the hidden genes of one cell tell much the same. Only
+        with `loss_norm="per_cell"`, which stays unbiased.
+    place_prior
+        Whether the network is told what the place of a hidden gene in the ranking says of it
+        (:func:`scdiva.diffusion.place_log_prior`), so that it learns what that does not say. Needs a state head, which
+        says what values are expected, and `scored_genes`.
     anchor_objective
         What makes the cell state carry the cell; in a plain denoising pass nothing does directly. `"none"` (the
         paper), or one or more of these joined by `"+"`:
@@ -156,6 +164,8 @@ class PretrainingConfig(OptimiserConfig):
     value_weight: float = 10.0
     value_mask_rate: float = 0.1
     min_time: float = 1e-3
+    scored_genes: int | None = None
+    place_prior: bool = False
     anchor_objective: str = "genes"
     anchor_max_time: float = 0.8
     genes_weight: float = 1.0
@@ -165,6 +175,15 @@ class PretrainingConfig(OptimiserConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         _at_least(self, 1, "context")
+        if self.scored_genes is not None:
+            if not isinstance(self.scored_genes, int) or self.loss_norm != "per_cell":
+                raise ValueError(
+                    'scored_genes must be None or a whole number, with loss_norm="per_cell"; got '
+                    f"{self.scored_genes!r} with {self.loss_norm!r}."
+                )
+            _at_least(self, 1, "scored_genes")
+        elif self.place_prior:
+            raise ValueError("place_prior needs scored_genes: all logits of a batch would be held at once.")
         if self.batch_tokens is not None and self.batch_tokens <= self.context:
             raise ValueError(f"batch_tokens must be above context, got {self.batch_tokens} and {self.context}.")
         _at_least(self, 0, "value_weight", "value_mask_rate", "genes_weight", "contrast_weight")
@@ -234,6 +253,36 @@ class AnchorConfig(OptimiserConfig):
         _at_least(self, 0, "contrast_temperature", "max_time", "min_panel", strictly=True)
         if self.max_time > 1 or self.panel_rate > 1 or self.min_panel > 1:
             raise ValueError("max_time, panel_rate and min_panel must be at most 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateHeadConfig(OptimiserConfig):
+    """Training of the state head alone (:class:`~scdiva.train.StateHeadModule`). Ours, not the paper's.
+
+    Attributes
+    ----------
+    batch_size, learning_rate, warmup_steps, weight_decay
+        With defaults of their own.
+    value_weight
+        λ of the value term.
+    min_time
+        Least diffusion time.
+    """
+
+    batch_size: int = 256
+    learning_rate: float = 2e-3
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    value_weight: float = 1.0
+    min_time: float = 1e-3
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _at_least(self, 0, "value_weight")
+        _at_least(self, 0, "min_time", strictly=True)
+        if self.min_time >= 1:
+            raise ValueError(f"min_time must be below 1, got {self.min_time}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from scdiva.data.batch import CellBatch
-from scdiva.diffusion import dual_loss, mask_tokens, stratified_times
+from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, place_log_prior, stratified_times
 from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend
-from scdiva.models.scdiva import ScDiVa
+from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
 from scdiva.train.base import CHECKPOINT_KEY, TaskModule
 from scdiva.train.config import PretrainingConfig
 from scdiva.train.gene_decoder import GeneDecoder, gene_multinomial_loss
@@ -36,6 +36,13 @@ class PretrainingModule(TaskModule):
         Studies in the corpus, for the decoder's covariate; 0 does without.
     frequency
         Mean share of the counts of each token, from which the decoder starts; see :class:`GeneDecoder`.
+    denominator
+        `(n_tokens,)`, by which the cells are ranked; needed with `place_prior`.
+
+    Raises
+    ------
+    ValueError
+        If `place_prior` lacks a state head or the denominator.
     """
 
     config: PretrainingConfig
@@ -44,9 +51,19 @@ class PretrainingModule(TaskModule):
     """How the fused kernel was tuned, and on what (`"tuned_on"`, `"plan"`); in the checkpoint, for a resumed run."""
 
     def __init__(
-        self, model: ScDiVa, config: PretrainingConfig, n_studies: int = 0, frequency: np.ndarray | None = None
+        self,
+        model: ScDiVa,
+        config: PretrainingConfig,
+        n_studies: int = 0,
+        frequency: np.ndarray | None = None,
+        denominator: np.ndarray | None = None,
     ) -> None:
         super().__init__(model, config)
+        if config.place_prior and (model.state_head is None or denominator is None):
+            raise ValueError("place_prior needs a model with state_head=True, and the denominator of the ranking.")
+        if model.state_head is not None and config.scored_genes is None:
+            raise ValueError("A model with a state head needs scored_genes: its logits are all held at once.")
+        self.denominator = None if denominator is None else torch.from_numpy(np.asarray(denominator, np.float32))
         self.decoder: GeneDecoder | None = None
         if "genes" in config.anchor_objectives:
             self.decoder = GeneDecoder(model.state_dim, model.config.n_genes, n_studies, frequency)
@@ -126,10 +143,11 @@ class PretrainingModule(TaskModule):
             time=times if self.model.config.time_conditioning else None,
             anchor_state=view_state if "two_view" in c.anchor_objectives else None,
         )
+        scored = self._scored(corrupted.masked, batch.cu_seqlens, generator)
         loss, parts = dual_loss(
             out.hidden,
             self.model.gene_weight,
-            self.model.predict_values(out.hidden),
+            self.model.predict_values(out, batch.tokens),
             batch.tokens,
             batch.values,
             corrupted,
@@ -138,6 +156,8 @@ class PretrainingModule(TaskModule):
             loss_norm=c.loss_norm,
             value_weight=c.value_weight,
             value_mask_rate=c.value_mask_rate,
+            scored=scored,
+            prior=self._prior(out, corrupted, scored, batch),
         )
         # of an almost empty cell nothing can be known; a view is never emptied so far
         asked = times <= c.anchor_max_time
@@ -156,6 +176,31 @@ class PretrainingModule(TaskModule):
             loss = loss + c.contrast_weight * contrast
             parts["contrast"] = contrast.detach()
         return loss, parts
+
+    def _scored(self, masked: Tensor, cu_seqlens: Tensor, generator: torch.Generator) -> Tensor | None:
+        """Draw about `scored_genes` of each cell's masked positions."""
+        most = self.config.scored_genes
+        if most is None:
+            return None
+        cells = cell_of_token(cu_seqlens, masked.numel())
+        number = torch.bincount(cells[masked], minlength=cu_seqlens.numel() - 1).clamp_min(1)
+        return torch.rand(masked.numel(), generator=generator).to(masked.device) < (most / number)[cells]
+
+    def _prior(self, out: ScDiVaOutput, corrupted: Corrupted, scored: Tensor | None, batch: CellBatch) -> Tensor | None:
+        """Give what is known of the genes at the scored positions beside what the stream says."""
+        head, of_cells = self.model.state_head, self.model.state_logits(out)
+        if head is None or of_cells is None or scored is None or out.read is None:
+            return None
+        asked = corrupted.masked & scored
+        prior = of_cells.float()[out.cells[asked]]
+        if not self.config.place_prior or self.denominator is None:
+            return prior
+        with torch.no_grad():
+            expected = head.values(out.read).float()
+            seen = ~corrupted.value_mask
+            return prior + place_log_prior(
+                *(batch.tokens, batch.values, asked, seen, batch.cu_seqlens), expected, self.denominator
+            )
 
     def _view_state(self, batch: CellBatch, generator: torch.Generator) -> Tensor:
         """State of another view of the cells, with up to `anchor_max_time` of their genes left out, `(B, state_dim)`.

@@ -1,0 +1,153 @@
+"""What the place of a hidden gene in the ranking tells of which gene it is."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from scdiva._constants import N_SPECIAL
+
+SPREAD = 0.7
+"""Standard deviation of a gene's log-normalised value around what is expected of it in a cell."""
+FLOOR = 1e-4
+"""Probability of a place that no visible value explains: values between those seen, and rounding."""
+GRID = 64
+"""Most distinct values that a cell's visible ones are counted as."""
+_SLACK = 1e-5
+
+
+def place_log_prior(
+    tokens: Tensor,
+    values: Tensor,
+    asked: Tensor,
+    visible: Tensor,
+    cu_seqlens: Tensor,
+    expected: Tensor,
+    denominator: Tensor,
+    genes: Tensor | None = None,
+    *,
+    spread: float = SPREAD,
+    floor: float = FLOOR,
+) -> Tensor:
+    r"""Log-probability that a gene, were it the hidden one, would stand where it is hidden. Ours, not the paper's.
+
+    A cell's genes stand by falling score :math:`v / H_g`, so the score of a hidden gene lies between those of the
+    nearest visible genes before and behind it, :math:`a \ge v / H_g \ge b`. With a cell's visible values :math:`x`,
+    each counted :math:`n_x` times, standing for the values there can be (of counts there are few: log1p of 1, 2, 3 ...
+    over the depth),
+
+    .. math::
+
+        \log p(\text{place} \mid g) = \log \sum_{x:\; b H_g \le x \le a H_g} p(x \mid g), \qquad
+        p(x \mid g) \propto n_x \exp\left(-\frac{(x - \mu_g)^2}{2 \sigma^2}\right)
+
+    with :math:`\mu_g` the value expected of the gene in this cell. Added to the logits of which genes are hidden at
+    all, it makes them the logits of the gene at that place. Nothing is fitted.
+
+    Parameters
+    ----------
+    tokens, values, cu_seqlens
+        Packed batch. Only visible genes and values are read.
+    asked
+        bool `(T,)`: the hidden genes that are asked about.
+    visible
+        bool `(T,)`: genes of which both identity and value are visible; none is asked about.
+    expected
+        `(B, n)`, :math:`\mu_g`, log-normalised, of the genes asked for.
+    denominator
+        float32 `(n_tokens,)`, the :math:`H_g` by which the cells were ranked
+        (:func:`scdiva.tokenizer.serialize.score_denominator`).
+    genes
+        int64 `(n,)`, tokens that may be hidden there; None: all.
+    spread
+        :math:`\sigma`, log-normalised.
+    floor
+        Probability given to every place, whatever the gene.
+
+    Returns
+    -------
+    float32 `(N, n)`, a row for each position asked about, in their order. All 0 in a cell of which nothing is
+    visible.
+
+    Raises
+    ------
+    ValueError
+        If a position asked about is visible.
+    """
+    if bool((asked & visible).any()):
+        raise ValueError(f"{int((asked & visible).sum())} positions are visible and asked about.")
+    of_gene = (denominator[N_SPECIAL:] if genes is None else denominator[genes.cpu()]).to(values.device).float()
+    rows = []
+    for cell, (start, stop) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
+        part = slice(start, stop)
+        places = asked[part].nonzero().squeeze(1)
+        seen = visible[part].nonzero().squeeze(1)
+        if not len(places):
+            continue
+        if not len(seen):
+            rows.append(torch.zeros(len(places), len(of_gene), dtype=torch.float32, device=values.device))
+            continue
+        shown = values[part][seen].float()
+        score = shown / denominator.to(values.device)[tokens[part][seen]]
+        ends = torch.cat([score.new_tensor([torch.inf]), score, score.new_zeros(1)])
+        before = torch.searchsorted(seen, places)
+        runs, of_run = torch.unique(
+            before, return_inverse=True
+        )  # hidden genes side by side have one pair of neighbours
+        prior = _of_runs(ends[runs], ends[runs + 1], shown, expected[cell].float(), of_gene, spread, floor)
+        rows.append(prior[of_run])
+    return torch.cat(rows) if rows else values.new_zeros((0, len(of_gene)), dtype=torch.float32)
+
+
+def _of_runs(
+    above: Tensor, below: Tensor, shown: Tensor, expected: Tensor, denominator: Tensor, spread: float, floor: float
+) -> Tensor:
+    """Log-prior of each run of hidden places between two visible scores, float32 `(runs, n_genes)`."""
+    grid, number = torch.unique(shown, return_counts=True)
+    if len(grid) > GRID:  # continuous values: even groups of them, each by its mean
+        group = torch.arange(len(shown), device=shown.device) * GRID // len(shown)
+        number = torch.bincount(group, minlength=GRID)
+        grid = torch.bincount(group, shown.sort().values, minlength=GRID) / number
+    likely = number.log() - (grid - expected[:, None]).square() / (2 * spread**2)
+    total = torch.nn.functional.pad(likely.softmax(dim=1).cumsum(dim=1), (1, 0)).float()
+    last = torch.searchsorted(grid, above[:, None] * denominator * (1 + _SLACK), right=True)
+    first = torch.searchsorted(grid, below[:, None] * denominator * (1 - _SLACK))
+    gene = torch.arange(len(denominator), device=denominator.device)
+    inside = (total[gene, last] - total[gene, first]).clamp_min(0)
+    return (inside * (1 - floor) + floor).log()
+
+
+def values_at_places(
+    tokens: Tensor, values: Tensor, hidden: Tensor, visible: Tensor, cu_seqlens: Tensor, denominator: Tensor
+) -> Tensor:
+    """Move the values of hidden genes towards what their places allow, by `SPREAD` at most.
+
+    Parameters
+    ----------
+    tokens, values, cu_seqlens
+        Packed batch, filled in. Not changed.
+    hidden
+        bool `(T,)`: genes whose values were filled in.
+    visible
+        bool `(T,)`: genes of which both were given.
+    denominator
+        As for :func:`place_log_prior`.
+
+    Returns
+    -------
+    `(T,)`: of a hidden gene the value between those that would give it the scores of the nearest visible genes before
+    and behind it, or nearer to it: a gene that does not belong there keeps about its own value. All others as they are.
+    """
+    found = values.clone()
+    scale = denominator.to(values.device)
+    for start, stop in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
+        part = slice(start, stop)
+        places, seen = hidden[part].nonzero().squeeze(1), visible[part].nonzero().squeeze(1)
+        score = values[part][seen] / scale[tokens[part][seen]]
+        ends = torch.cat([score.new_tensor([torch.inf]), score, score.new_zeros(1)])
+        before = torch.searchsorted(seen, places)
+        unit = scale[tokens[part][places]]
+        own = values[part][places]
+        fits = own.clamp(min=ends[before + 1] * unit, max=ends[before] * unit)
+        found[part][places] = fits.clamp(own - SPREAD, own + SPREAD)
+    return found

@@ -1,0 +1,93 @@
+"""What every pass through the network checks first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from scdiva._constants import MASK, N_SPECIAL
+
+if TYPE_CHECKING:
+    from scdiva.models.config import ScDiVaConfig
+
+
+def check_input(
+    config: ScDiVaConfig,
+    tokens: Tensor,
+    values: Tensor,
+    cu_seqlens: Tensor,
+    value_mask: Tensor | None,
+    time: Tensor | None,
+    anchor_state: Tensor | None,
+    *,
+    max_length: int | None = None,
+    needs_time: bool = True,
+) -> int:
+    """Check what a network is given.
+
+    Parameters
+    ----------
+    config
+        Of the network.
+    tokens, values, cu_seqlens, value_mask, time, anchor_state
+        As :meth:`scdiva.models.ScDiVa.forward` takes them.
+    max_length
+        Most genes of a cell; None takes the configuration's.
+    needs_time
+        Whether a network that is conditioned on time has to be told it.
+
+    Returns
+    -------
+    Number of genes of the longest cell.
+
+    Raises
+    ------
+    ValueError
+        If the tensors don't fit each other, a token isn't one of this vocabulary, or a cell is too long.
+    """
+    c = config
+    max_length = c.max_length if max_length is None else max_length
+    if tokens.dim() != 1 or tokens.dtype != torch.int64:
+        raise ValueError(f"tokens must be a packed int64 vector (T,); got {tokens.dtype} {tuple(tokens.shape)}.")
+    if values.shape != tokens.shape or not values.is_floating_point():
+        raise ValueError(
+            f"values must be floating and as long as tokens, {tokens.numel()}; "
+            f"got {values.dtype} {tuple(values.shape)}."
+        )
+    if value_mask is not None and (value_mask.shape != tokens.shape or value_mask.dtype != torch.bool):
+        raise ValueError(
+            f"value_mask must be bool and as long as tokens, {tokens.numel()}; "
+            f"got {value_mask.dtype} {tuple(value_mask.shape)}."
+        )
+    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.dtype != torch.int32:
+        raise ValueError(
+            "cu_seqlens must be int32 (B + 1,) for at least one cell; "
+            f"got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
+        )
+    n_cells, lengths = cu_seqlens.numel() - 1, cu_seqlens.diff()
+    too_long = lengths > max_length
+    bad = (tokens != MASK) & ((tokens < N_SPECIAL) | (tokens >= c.n_tokens))
+    # all that depends on numbers in one tensor: a GPU is waited for once
+    first, last, shortest, longest, n_too_long, n_bad = torch.stack(
+        [cu_seqlens[0], cu_seqlens[-1], lengths.min(), lengths.max(), too_long.sum(), bad.sum()]
+    ).tolist()
+    if first != 0 or last != tokens.numel() or shortest < 0:
+        raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens.numel()}.")
+    if n_too_long:
+        cell = int(too_long.nonzero()[0])
+        raise ValueError(
+            f"{n_too_long} cell(s) have more than the {max_length} genes that the model reads, the first "
+            f"is cell {cell} of the batch with {int(lengths[cell])}; serialize with max_length={max_length}."
+        )
+    if n_bad:
+        raise ValueError(
+            f"{n_bad} token(s) are neither MASK nor one of this model's {c.n_genes} genes, the first is "
+            f"{int(tokens[bad][0])}; serialize with the vocabulary that the model was trained with."
+        )
+    if needs_time and c.time_conditioning and (time is None or time.shape != (n_cells,)):
+        raise ValueError(f"This model is conditioned on time: pass time of shape ({n_cells},).")
+    if anchor_state is not None and anchor_state.shape != (n_cells, c.state_dim):
+        raise ValueError(f"anchor_state must be {(n_cells, c.state_dim)}; got {tuple(anchor_state.shape)}.")
+    return longest

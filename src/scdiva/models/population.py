@@ -1,0 +1,192 @@
+"""What cells of a state express, fitted to a population: a model's state head, corrected gene by gene."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Matrix = NDArray[np.float32]
+
+N_DIMS = 30
+"""Directions of the states along which a gene may differ from what the model expects."""
+RIDGE = 3.0
+"""Penalty on them, in cells."""
+ROUNDS = 4
+"""Rounds of Newton steps; in each, cells' shifts and genes' biases take `STEPS` and the directions one."""
+STEPS = 3
+CHUNK = 1024
+"""Genes whose Newton systems are held at once."""
+_MOST = 1.0
+"""Largest step of a bias or a shift."""
+_EPS = 1e-6
+
+
+class Population(NamedTuple):
+    """Corrections to a state head, fitted to cells; see :func:`fit_population`.
+
+    Attributes
+    ----------
+    mean, axes
+        `(state_dim,)` and `(state_dim, d)`: directions of the states, of unit variance among the cells.
+    log_odds, values
+        `(d + 1, n_genes)`, what is added to the log-odds of a gene and to its value; the last row is a bias.
+    spread
+        `(n_genes,)`, standard deviation of a gene's value around what is expected, where it is expressed.
+    """
+
+    mean: NDArray[np.float64]
+    axes: NDArray[np.float64]
+    log_odds: Matrix
+    values: Matrix
+    spread: Matrix
+
+    def directions(self, states: NDArray[np.floating]) -> Matrix:
+        """Give the coordinates of states `(n, state_dim)` and a one, `(n, d + 1)`."""
+        along = (states - self.mean) @ self.axes
+        return np.concatenate([along, np.ones((len(along), 1))], axis=1).astype(np.float32)
+
+
+def fit_population(
+    states: NDArray[np.floating], log_odds: Matrix, values: Matrix, expression: Matrix, rng: np.random.Generator
+) -> Population:
+    r"""Correct what a model expects of genes in cells of a state, by the cells themselves.
+
+    For each gene a logistic regression of whether a cell expresses it, with the model's log-odds as offset, on the
+    leading principal components of the states, under a quadratic penalty on all but the bias; cells have a shift of
+    their own, by which the odds add up to the number of genes they express (a conditional likelihood given the number,
+    to first order). And a ridge regression of its value where it is expressed, with the model's value as offset. So the
+    population's means are met gene by gene, and what the corpus did not teach of these cells is learned, where enough
+    of them say so.
+
+    Parameters
+    ----------
+    states
+        `(n, state_dim)`, of complete cells.
+    log_odds, values
+        `(n, n_genes)`, the model's.
+    expression
+        `(n, n_genes)`, log-normalised; 0 where a gene is not expressed. Each cell expresses some, none all of them.
+    rng
+        Draws what the decomposition starts from.
+
+    Returns
+    -------
+    The corrections.
+    """
+    from sklearn.decomposition import PCA
+
+    n, dims = states.shape
+    pca = PCA(max(1, min(N_DIMS, n - 1, dims)), svd_solver="randomized", random_state=int(rng.integers(2**31)))
+    along = pca.fit_transform(states.astype(np.float64))
+    scale = along.std(axis=0)
+    kept = scale > _EPS * max(float(scale.max(initial=0.0)), _EPS)
+    axes = pca.components_[kept].T / scale[kept]
+    design = (along[:, kept] / scale[kept]).astype(np.float32)
+    there = expression > 0
+
+    odds = _fit_odds(design, log_odds, there)
+    value, spread = _fit_values(design, values, expression, there)
+    return Population(pca.mean_, axes, odds, value, spread)
+
+
+def shift_to(log_odds: NDArray[np.floating], lengths: NDArray[np.integer], rounds: int = 30) -> NDArray[np.float64]:
+    """Give what to add to the log-odds of each cell so that it expresses so many genes in expectation.
+
+    Parameters
+    ----------
+    log_odds
+        `(n, n_genes)`; -inf for a gene that can't be expressed.
+    lengths
+        `(n,)`, above 0 and below the number of genes that can.
+    rounds
+        Newton steps.
+
+    Returns
+    -------
+    float64 `(n,)`.
+    """
+    shift = np.zeros(len(log_odds))
+    for _ in range(rounds):
+        p = _probability(log_odds + shift[:, None])
+        slope = (p * (1 - p)).sum(axis=1, dtype=np.float64)
+        step = np.clip((lengths - p.sum(axis=1, dtype=np.float64)) / np.maximum(slope, _EPS), -_MOST, _MOST)
+        shift += step
+        if np.abs(step).max(initial=0.0) < _EPS:
+            break
+    return shift
+
+
+def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_]) -> Matrix:
+    d, n_genes = design.shape[1], offset.shape[1]
+    lengths, often = there.sum(axis=1), there.sum(axis=0)
+    # half a cell beside those counted: a gene that all or none express keeps finite odds
+    often = np.clip(often, 0.5, len(there) - 0.5)
+    found = np.zeros((d + 1, n_genes), dtype=np.float32)
+    shift = np.zeros(len(design))
+    pairs, upper = _products(design)
+    for _ in range(ROUNDS):
+        eta = offset + design @ found[:d] + found[d]
+        for _ in range(STEPS):
+            shift += shift_to(eta + shift[:, None].astype(np.float32), lengths, rounds=1)
+            p = _probability(eta + shift[:, None].astype(np.float32))
+            step = (often - p.sum(axis=0, dtype=np.float64)) / np.maximum((p * (1 - p)).sum(axis=0), _EPS)
+            step = np.clip(step, -_MOST, _MOST).astype(np.float32)
+            found[d] += step
+            eta += step
+        p = _probability(eta + shift[:, None].astype(np.float32))
+        gradient = design.T @ (there - p) - RIDGE * found[:d]
+        found[:d] += _solve(pairs, upper, p * (1 - p), gradient)
+    return found
+
+
+def _fit_values(design: Matrix, offset: Matrix, expression: Matrix, there: NDArray[np.bool_]) -> tuple[Matrix, Matrix]:
+    d = design.shape[1]
+    number, genes = there.sum(axis=1), np.maximum(there.sum(axis=0), 1)
+    left = np.where(there, expression - offset, 0.0)
+    found = np.zeros((d + 1, offset.shape[1]), dtype=np.float32)
+    for _ in range(STEPS):  # what all genes of a cell share is its depth, and not theirs
+        found[d] += left.sum(axis=0) / genes
+        left = np.where(there, expression - offset - found[d], 0.0)
+        of_cell = left.sum(axis=1) / np.maximum(number, 1)
+        left = np.where(there, left - of_cell[:, None], 0.0)
+    found[d] += left.sum(axis=0) / genes
+    left = np.where(there, left - left.sum(axis=0) / genes, 0.0)
+    pairs, upper = _products(design)
+    found[:d] = _solve(pairs, upper, there.astype(np.float32), design.T @ left)
+    left = np.where(there, left - design @ found[:d], 0.0)
+    spread = np.sqrt(np.square(left).sum(axis=0) / genes)
+    # of a gene that one or two cells express nothing is known: as the others
+    known = there.sum(axis=0) > 2
+    spread[~known] = np.median(spread[known]) if known.any() else 0.0
+    return found, spread.astype(np.float32)
+
+
+def _products(design: Matrix) -> tuple[Matrix, tuple[NDArray[np.intp], NDArray[np.intp]]]:
+    """Products of all pairs of columns, `(n, d (d + 1) / 2)`, and which pairs they are."""
+    upper = np.triu_indices(design.shape[1])
+    return design[:, upper[0]] * design[:, upper[1]], upper
+
+
+def _solve(
+    pairs: Matrix, upper: tuple[NDArray[np.intp], NDArray[np.intp]], weight: Matrix, right: Matrix
+) -> NDArray[np.float64]:
+    """Solve `(D' diag(w_g) D + RIDGE) x_g = r_g` for each gene; `(d, n_genes)`."""
+    d = right.shape[0]
+    found = np.empty(right.shape)
+    for start in range(0, right.shape[1], CHUNK):
+        some = slice(start, start + CHUNK)
+        flat = weight[:, some].T @ pairs
+        matrix = np.zeros((len(flat), d, d))
+        matrix[:, upper[0], upper[1]] = flat
+        matrix[:, upper[1], upper[0]] = flat
+        matrix[:, np.arange(d), np.arange(d)] += RIDGE
+        found[:, some] = np.linalg.solve(matrix, right[:, some].T.astype(np.float64)[:, :, None])[:, :, 0].T
+    return found
+
+
+def _probability(log_odds: NDArray[np.floating]) -> NDArray[np.floating]:
+    from scipy.special import expit
+
+    return expit(log_odds)

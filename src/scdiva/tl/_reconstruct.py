@@ -1,0 +1,273 @@
+"""Hide genes of cells and have a model fill them in."""
+
+from __future__ import annotations
+
+import operator
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+
+from scdiva import _constants as C
+from scdiva._settings import logger, settings
+from scdiva.data.writing import check_writable, our_uns
+from scdiva.tl._embed import how_to_run, open_for, run_cells
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from anndata import AnnData
+    from torch import Tensor
+
+    from scdiva.models import ScDiVa
+
+_HELD_TOKENS = 65_536
+"""Genes of the cells whose results wait to be taken."""
+
+
+class Filling(NamedTuple):
+    """How hidden genes are filled in, as :func:`scdiva.diffusion.sample` takes it."""
+
+    n_steps: int
+    remasking: Literal["low_confidence", "random", "remdm"]
+    remask: float
+    temperature: float
+    use_places: bool
+
+
+def reconstruct(
+    adata: AnnData,
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    *,
+    mask_ratio: float = 0.3,
+    n_steps: int = 1,
+    remasking: Literal["low_confidence", "random", "remdm"] = "low_confidence",
+    remask: float = 0.1,
+    temperature: float = 0.0,
+    use_places: bool = True,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+    precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
+    key_added: str = C.RECONSTRUCTED,
+    copy: bool = False,
+) -> AnnData | None:
+    r"""Hide a share of each cell's genes, what they are and how much of them there is, and fill them in again.
+
+    Paper, section "Rank-Value Joint Reconstruction" and algorithm "scDiVa Inference": `mask_ratio=0` is its mask-free
+    setting, in which a masked-diffusion model copies what it is shown, so that every score is perfect by construction;
+    one step and 32 steps from a mask ratio of .3 are the others. The scores tell hidden genes and visible ones apart.
+
+    A cell's genes stand by falling score, so the place of a hidden gene, which the model knows, says much of which gene
+    it is and how much of it there is. What follows from the ranking alone is added to the model's logits
+    (:func:`scdiva.diffusion.place_log_prior`), and values are kept between those that a place allows. With
+    `use_places=False` both are left out.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+    mask_ratio
+        Share of each cell's genes that is hidden, 0 to 1; drawn at random, at least one where above 0.
+    n_steps
+        Steps in which hidden genes are revealed.
+    remasking
+        `"low_confidence"`: the surest first; `"random"`: any; `"remdm"`: any, and in each step the share `remask` of
+        those revealed is hidden again, so that early choices can be mended (Wang et al. 2025).
+    remask
+        See there.
+    temperature
+        0 takes the likeliest gene; 1 draws from the model.
+    use_places
+        Whether what the ranking says of a hidden gene's place is used.
+    layer, use_raw, input, gene_ids, duplicates
+        What to read, as for :func:`embed`.
+    rng
+        Seed, or a generator, of what is hidden and drawn; None takes `scdiva.settings.seed`. A cell's result depends on
+        the seed and its row, not on the other cells, on threads or batches.
+    device, precision
+        As for :func:`embed`.
+    key_added
+        Name of what is written.
+    copy
+        Whether to return a copy with the result instead of writing it to `adata`.
+
+    Returns
+    -------
+    None, or the copy. Written are, with the columns of `adata` and float32 or int32 CSR:
+
+    - `layers[key_added]`: log-normalised value of each gene of the reconstructed cell; `..._rank`, its place, from 1.
+    - `layers[key_added + "_true"]`, `..._true_rank`: the same of the cell as it was; `..._hidden`, bool: its genes that
+      were hidden.
+    - `uns["scdiva"][key_added]`: the arguments, and `scores`, the means over cells of
+      :func:`scdiva.metrics.reconstruction_scores`, where `masked_recall` is the share of hidden genes found, beside
+      `marginal_recall`, the same for the genes most frequent in these cells.
+
+    Of a cell longer than the model's `max_length` the first so many genes are taken. Only genes that `adata` measures
+    are filled in.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, places are asked of a model without a state head, a cell has no known gene, or
+        the matrix is refused as by :func:`embed`.
+    TypeError
+        If `adata` is no AnnData object.
+    """
+    check_writable(adata, copy=copy)
+    filling = Filling(operator.index(n_steps), remasking, float(remask), float(temperature), bool(use_places))
+    _check(mask_ratio, filling)
+    running = how_to_run(None, device, precision)
+    uns = our_uns(adata)
+    reading = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
+
+    import torch
+
+    from scdiva._rng import generator
+
+    drawn = generator(rng, default_seed=settings.seed)
+    seed = int(torch.randint(2**62, (1,), generator=drawn, device=drawn.device))
+    loaded, source, parameters = open_for(model, adata, running, empty="error", **reading)
+    if use_places and loaded.state_head is None:
+        raise ValueError("This model has no state head, so that places can't be used: pass use_places=False.")
+    measured = source.measured_tokens.astype(np.int64)
+    what = _filled_in(loaded, float(mask_ratio), filling, measured, seed)
+    running = running._replace(what=what, batch_size=1)
+
+    def row_of(rows: np.ndarray) -> tuple[Tensor, ...]:
+        return (torch.from_numpy(rows.astype(np.int64)),)
+
+    cells: list[tuple[np.ndarray, np.ndarray, np.ndarray] | None] = [None] * adata.n_obs
+    most = loaded.config.max_length
+    for rows, (indptr, tokens, values), results in run_cells(
+        loaded, source, running, held_tokens=_HELD_TOKENS, beside=row_of
+    ):
+        for (cell,), found in results:
+            true = slice(indptr[cell], min(indptr[cell + 1], indptr[cell] + most))
+            cells[rows[cell]] = (tokens[true], values[true], found)
+    layers = _layers(cells, source.tokens, adata.shape)
+    scores = _scores(cells, source.n_tokens)
+    result = adata.copy() if copy else adata
+    for ending, matrix in layers.items():
+        result.layers[f"{key_added}{ending}"] = matrix
+    uns[key_added] = {
+        **{name: value for name, value in parameters.items() if name != "pooling"},
+        "mask_ratio": float(mask_ratio),
+        **filling._asdict(),
+        "seed": str(seed),
+        "scores": scores,
+    }
+    result.uns[C.UNS] = uns
+    logger.info("reconstructed %d cells: recall of hidden genes %.3f", adata.n_obs, scores["masked_recall"])
+    return result if copy else None
+
+
+def _check(mask_ratio: float, filling: Filling) -> None:
+    if not 0 <= mask_ratio <= 1:
+        raise ValueError(f"mask_ratio must be in [0, 1], got {mask_ratio!r}.")
+    if filling.n_steps < 1:
+        raise ValueError(f"n_steps must be at least 1, got {filling.n_steps}.")
+    if filling.remasking not in ("low_confidence", "random", "remdm"):
+        raise ValueError(f"remasking must be 'low_confidence', 'random' or 'remdm', got {filling.remasking!r}.")
+    if not 0 <= filling.remask <= 1:
+        raise ValueError(f"remask must be in [0, 1], got {filling.remask!r}.")
+    if not 0 <= filling.temperature < np.inf:
+        raise ValueError(f"temperature must be 0 or positive, got {filling.temperature!r}.")
+
+
+def _filled_in(
+    model: ScDiVa, mask_ratio: float, filling: Filling, measured: np.ndarray, seed: int
+) -> Callable[..., Tensor]:
+    """Make a read-out of one cell: tokens, values and which were hidden, place by place, `(L, 3)`."""
+    import torch
+
+    from scdiva._constants import MASK
+    from scdiva._rng import step_generator
+    from scdiva.diffusion import sample, values_at_places
+    from scdiva.models.denoiser import denoiser_of
+    from scdiva.tokenizer.serialize import score_denominator
+
+    denominator = None
+    if filling.use_places:
+        denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))
+    genes = torch.from_numpy(measured)
+
+    def fill(network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row: Tensor) -> Tensor:
+        most = network.config.max_length
+        tokens, values, bounds = tokens[:most], values[:most], cu_seqlens.clamp_max(most)
+        generator = step_generator(seed, int(row), "reconstruct")
+        number = min(len(tokens), max(1, round(mask_ratio * len(tokens)))) if mask_ratio else 0
+        hidden = torch.zeros(len(tokens), dtype=torch.bool)
+        hidden[torch.randperm(len(tokens), generator=generator)[:number]] = True
+        hidden = hidden.to(tokens.device)
+        made = sample(
+            denoiser_of(network, denominator=denominator, given=~hidden, genes=genes),
+            tokens.masked_fill(hidden, MASK),
+            values,
+            bounds,
+            n_steps=filling.n_steps,
+            remasking=filling.remasking,
+            remask=filling.remask,
+            temperature=filling.temperature,
+            generator=generator,
+        )
+        filled = made.values
+        if denominator is not None:
+            filled = values_at_places(made.tokens, filled, hidden, ~hidden, bounds, denominator)
+        return torch.stack([made.tokens.float(), filled, hidden.float()], dim=1)
+
+    return fill
+
+
+def _layers(cells: list[Any], of_column: np.ndarray, shape: tuple[int, int]) -> dict[str, sp.csr_matrix]:
+    """Lay places out by gene: the keys are the layers' endings."""
+    column = np.full(int(of_column.max()) + 1, -1, dtype=np.int64)
+    known = np.flatnonzero(of_column >= 0)[::-1]
+    column[of_column[known]] = known  # of several columns of a gene the first
+    lengths = np.array([len(tokens) for tokens, _, _ in cells])
+    indptr = np.concatenate([[0], np.cumsum(lengths)])
+    place = np.concatenate([np.arange(1, n + 1, dtype=np.int32) for n in lengths])
+    true = column[np.concatenate([tokens for tokens, _, _ in cells])]
+    made = column[np.concatenate([found[:, 0] for _, _, found in cells]).astype(np.int64)]
+
+    def matrix(data: np.ndarray, columns: np.ndarray) -> sp.csr_matrix:
+        found = sp.csr_matrix((data, columns, indptr), shape=shape)
+        found.sort_indices()
+        return found
+
+    hidden = matrix(np.concatenate([found[:, 2] for _, _, found in cells]) > 0, true)
+    hidden.eliminate_zeros()
+    return {
+        "": matrix(np.concatenate([found[:, 1] for _, _, found in cells]).astype(np.float32), made),
+        f"_{C.RANK}": matrix(place, made),
+        f"_{C.TRUE}": matrix(np.concatenate([values for _, values, _ in cells]).astype(np.float32), true),
+        f"_{C.TRUE_RANK}": matrix(place, true),
+        f"_{C.HIDDEN}": hidden,
+    }
+
+
+def _scores(cells: list[Any], n_tokens: int) -> dict[str, float]:
+    """Means over cells of the scores; NaN where no cell has one."""
+    from scdiva.metrics import marginal_recall, reconstruction_scores
+
+    frequency = np.bincount(np.concatenate([tokens for tokens, _, _ in cells]), minlength=n_tokens) / len(cells)
+    rows = []
+    for tokens, values, found in cells:
+        hidden = found[:, 2] > 0
+        row = reconstruction_scores(tokens, found[:, 0].astype(np.int64), values, found[:, 1], hidden)._asdict()
+        row["marginal_recall"] = marginal_recall(tokens[hidden], tokens[~hidden], frequency) if hidden.any() else np.nan
+        rows.append(row)
+    names = rows[0]
+    columns = {name: np.array([row[name] for row in rows], dtype=float) for name in names}
+    return {
+        name: float(np.nanmean(column)) if np.isfinite(column).any() else float("nan")
+        for name, column in columns.items()
+    }

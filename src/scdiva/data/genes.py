@@ -281,3 +281,24 @@ def _about_duplicates(names: Sequence[str], tokens: NDArray[np.int32], vocabular
         f"{n_repeats} names mean a gene that another name means already: {', '.join(pairs)}. Pass "
         'duplicates="sum" to sum their counts, or remove columns'
     )
+
+
+def columns_of(tokens: NDArray[np.int32], counts: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Give the column of each token: of several that name one gene, that with most counts.
+
+    Parameters
+    ----------
+    tokens
+        `(n_vars,)`, token of each column; negative: unknown.
+    counts
+        `(n_vars,)`, counts of each column over all cells.
+
+    Returns
+    -------
+    int64 `(largest token + 1,)`; -1 for tokens that no column has.
+    """
+    found = np.full(int(tokens.max(initial=-1)) + 1, -1, dtype=np.int64)
+    order = np.argsort(counts, kind="stable")
+    order = order[tokens[order] >= 0]
+    found[tokens[order]] = order  # the last written is the busiest
+    return found

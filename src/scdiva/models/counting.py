@@ -58,10 +58,16 @@ def draw_counts(
     mean = p @ value
     deviation = np.sqrt(np.maximum(p @ value**2 - mean**2, 0))
     best, which, where = np.full(len(expected), np.inf), np.zeros(len(expected), int), np.zeros(len(expected), int)
+    chance = rng.random(len(expected))
     for number in range(N_SPREADS):
-        at = np.clip(np.searchsorted(mean[number], expected), 0, N_MEANS - 1)
+        at = np.clip(np.searchsorted(mean[number], expected), 1, N_MEANS - 1)
+        # between two distributions by chance, so that the mean is met
+        below, above = mean[number][at - 1], mean[number][at]
+        part = np.clip((expected - below) / np.maximum(above - below, np.finfo(float).tiny), 0, 1)
+        at = np.where(chance < part, at, at - 1)
         # the mean counts for more than the spread: it is off only where no distribution of this spread has it
-        off = np.abs(deviation[number][at] - spread) + 2 * np.abs(mean[number][at] - expected)
+        reached = below + part * (above - below)
+        off = np.abs(deviation[number][at] - spread) + 2 * np.abs(reached - expected)
         better = off < best
         best[better], which[better], where[better] = off[better], number, at[better]
     drawn = (p[which, where].cumsum(axis=1) < rng.random(len(expected))[:, None]).sum(axis=1)

@@ -13,13 +13,13 @@ N_DIMS = 30
 """Directions of the states along which a gene may differ from what the model expects."""
 RIDGE = 3.0
 """Penalty on them, in cells."""
-ROUNDS = 4
+ROUNDS = 5
 """Rounds of Newton steps; in each, cells' shifts and genes' biases take `STEPS` and the directions one."""
-STEPS = 3
+STEPS = 5
 CHUNK = 1024
 """Genes whose Newton systems are held at once."""
-_MOST = 1.0
-"""Largest step of a bias or a shift."""
+_MOST = 0.5
+"""Largest step of a coefficient, a bias or a shift."""
 _EPS = 1e-6
 
 
@@ -126,7 +126,7 @@ def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_]) -> Matri
     found = np.zeros((d + 1, n_genes), dtype=np.float32)
     shift = np.zeros(len(design))
     pairs, upper = _products(design)
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS + 1):
         eta = offset + design @ found[:d] + found[d]
         for _ in range(STEPS):
             shift += shift_to(eta + shift[:, None].astype(np.float32), lengths, rounds=1)
@@ -135,9 +135,13 @@ def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_]) -> Matri
             step = np.clip(step, -_MOST, _MOST).astype(np.float32)
             found[d] += step
             eta += step
+        if number == ROUNDS:  # the means have the last word
+            break
         p = _probability(eta + shift[:, None].astype(np.float32))
         gradient = design.T @ (there - p) - RIDGE * found[:d]
-        found[:d] += _solve(pairs, upper, p * (1 - p), gradient)
+        step = _solve(pairs, upper, p * (1 - p), gradient)
+        # of a rare gene a whole step may go far beyond the best
+        found[:d] += step * np.minimum(1, _MOST / np.maximum(np.abs(step).max(axis=0), _EPS))
     return found
 
 

@@ -6,12 +6,14 @@ from scdiva.tl._embed import embed
 from scdiva.tl._embed_file import embed_file
 from scdiva.tl._enrich_modules import enrich_modules
 from scdiva.tl._gene_embedding import gene_embedding
+from scdiva.tl._generate import generate
 from scdiva.tl._grn import grn
 from scdiva.tl._grn_modules import grn_modules
 from scdiva.tl._in_silico import in_silico_perturbation
 from scdiva.tl._integrate import integrate
 from scdiva.tl._predict_perturbation import fit_perturbation, predict_perturbation
 from scdiva.tl._rank_perturbations import rank_perturbations
+from scdiva.tl._reconstruct import reconstruct
 from scdiva.tl._regulon import regulon
 from scdiva.tl._score_perturbation import score_perturbation
 
@@ -23,12 +25,14 @@ __all__ = [
     "enrich_modules",
     "fit_perturbation",
     "gene_embedding",
+    "generate",
     "grn",
     "grn_modules",
     "in_silico_perturbation",
     "integrate",
     "predict_perturbation",
     "rank_perturbations",
+    "reconstruct",
     "regulon",
     "score_perturbation",
 ]

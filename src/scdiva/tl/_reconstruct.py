@@ -132,6 +132,7 @@ def reconstruct(
     import torch
 
     from scdiva._rng import generator
+    from scdiva.data.genes import columns_of
 
     drawn = generator(rng, default_seed=settings.seed)
     seed = int(torch.randint(2**62, (1,), generator=drawn, device=drawn.device))
@@ -153,7 +154,7 @@ def reconstruct(
         for (cell,), found in results:
             true = slice(indptr[cell], min(indptr[cell + 1], indptr[cell] + most))
             cells[rows[cell]] = (tokens[true], values[true], found)
-    layers = _layers(cells, source.tokens, adata.shape)
+    layers = _layers(cells, columns_of(source.tokens, source.scan.counts_per_gene), adata.shape)
     scores = _scores(cells, source.n_tokens)
     result = adata.copy() if copy else adata
     for ending, matrix in layers.items():
@@ -227,11 +228,8 @@ def _filled_in(
     return fill
 
 
-def _layers(cells: list[Any], of_column: np.ndarray, shape: tuple[int, int]) -> dict[str, sp.csr_matrix]:
+def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int]) -> dict[str, sp.csr_matrix]:
     """Lay places out by gene: the keys are the layers' endings."""
-    column = np.full(int(of_column.max()) + 1, -1, dtype=np.int64)
-    known = np.flatnonzero(of_column >= 0)[::-1]
-    column[of_column[known]] = known  # of several columns of a gene the first
     lengths = np.array([len(tokens) for tokens, _, _ in cells])
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     place = np.concatenate([np.arange(1, n + 1, dtype=np.int32) for n in lengths])

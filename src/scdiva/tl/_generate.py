@@ -1,0 +1,278 @@
+"""Draw cells from a model."""
+
+from __future__ import annotations
+
+import operator
+import time
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import scipy.sparse as sp
+
+from scdiva import _constants as C
+from scdiva._settings import logger, settings
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from anndata import AnnData
+
+    from scdiva.models import ScDiVa
+    from scdiva.tl._drawing import Drawn, Order
+
+
+def generate(
+    adata: AnnData,
+    n_cells: int,
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    *,
+    groupby: str | None = None,
+    groups: str | Sequence[str] | None = None,
+    between: tuple[str, str] | None = None,
+    fraction: float | Sequence[float] = 0.5,
+    fixed: Mapping[str, float] | None = None,
+    from_state: bool = True,
+    n_steps: int = 8,
+    remasking: Literal["random", "remdm"] = "random",
+    temperature: float = 1.0,
+    use_transformer: bool = False,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    rng: int | np.random.Generator | torch.Generator | None = None,
+) -> AnnData:
+    r"""Draw new cells like those of a data set, of a group of it, or between two groups.
+
+    A cell of the data is drawn and its state read, the prompt; from that state a new cell of as many genes and the same
+    depth, all hidden at first and then revealed (reverse process; paper, algorithm "scDiVa Inference"). What cells of a
+    state express is what the model's state head says, corrected by the cells of `adata` gene by gene
+    (:func:`scdiva.models.population.fit_population`). Values are drawn as counts
+    (:func:`scdiva.models.counting.draw_counts`). No gene occurs twice in a cell, and no value is negative.
+
+    Without the transformer genes are independent, given the state and their number: they are revealed all at once, and
+    `n_steps` and `temperature` have no effect.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression: which genes there are, what a cell may look like, and
+        what the groups are. Not changed.
+    n_cells
+        Cells to draw; of each group, where groups are asked for.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; with a state head.
+    groupby, groups
+        Column of `adata.obs`, and those of its groups that are drawn from; None: all of them.
+    between, fraction
+        Two groups of `groupby`, and how far from the first to the second, 0 to 1: each new cell's state lies so far
+        between those of a cell of either. Of several fractions so many cells each are drawn.
+    fixed
+        Genes that every new cell shows, and their log-normalised values, such as `{"CD3D": 2.0}`; 0: not expressed. The
+        rest is drawn with these in view.
+    from_state
+        False: no state is given; it is read from what of the cell is drawn already, from nothing at first. Only the
+        number of genes and the depth are the data's.
+    n_steps
+        Steps in which genes are revealed.
+    remasking
+        `"random"`, or `"remdm"`: in each step a tenth of the genes revealed is hidden again.
+    temperature
+        1 draws from the model; less sharpens, 0 takes the likeliest.
+    use_transformer
+        Whether the transformer says its part, how genes go together beyond the state: a pass for each step and cell, so
+        slower by far. Measured on the benchmarks page.
+    layer, use_raw, input, gene_ids, duplicates
+        What to read, as for :func:`embed`.
+    rng
+        Seed, or a generator; None takes `scdiva.settings.seed`. A new cell depends on the seed and its number, not on
+        threads.
+
+    Returns
+    -------
+    AnnData of the new cells and those genes of `adata` that the model knows, which scanpy takes unchanged: `X`, CSR
+    float32, log-normalised (to 10,000 a cell over all genes of `adata`, log1p); `layers["counts"]`, the counts drawn;
+    `obs[groupby]`, `obs["scdiva_fraction"]` between groups, and `obs["scdiva_source"]`, the name of the cell whose
+    number of genes, depth and state it has; `var` of `adata`; the arguments under `uns["scdiva"]["generate"]`.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range, a group or a fixed gene is not there, a group has no cell with a known gene,
+        the model has no state head, or the matrix is refused as by :func:`embed`.
+    KeyError
+        If `groupby` is no column of `adata.obs`.
+    TypeError
+        If `adata` is no AnnData object.
+    """
+    from scdiva.data.writing import check_anndata
+
+    check_anndata(adata)
+    begun = time.monotonic()
+    n_cells = operator.index(n_cells)
+    fractions = np.atleast_1d(np.asarray(fraction, dtype=float))
+
+    from scdiva.tl._drawing import Drawing, draw_cells, place_orders
+
+    drawing = Drawing(operator.index(n_steps), remasking, float(temperature), bool(use_transformer), bool(from_state))
+    _check(n_cells, drawing, fractions)
+    plan = _plan(adata, n_cells, groupby, groups, between, fractions)
+    reading: dict[str, Any] = {
+        "layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates,
+    }  # fmt: skip
+
+    from scdiva._rng import generator, step_seed
+    from scdiva._threads import torch_threads_kept
+    from scdiva.data.cells import open_cells
+    from scdiva.data.genes import columns_of
+    from scdiva.models import load_model
+    from scdiva.tl._population import check_head, fit_to, states_of
+    from scdiva.tl._training_cells import training_cells
+
+    source = generator(rng, default_seed=settings.seed)
+    seed = _seed(source)
+    loaded = load_model(model)
+    check_head(loaded)
+    opened = open_cells(adata, loaded.vocabulary, empty="nan", **reading)
+    shown = _fixed(fixed or {}, opened.tokens, _var(adata, use_raw).index)
+    draw = np.random.default_rng(step_seed(seed, 0, "generate"))
+    with torch_threads_kept(1):  # products too small to share
+        cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True, **reading)
+        states = states_of(loaded, cells)
+        fitted = fit_to(loaded, cells, states, draw)
+    orders = place_orders(plan, rows, draw)
+    made = draw_cells(fitted, cells, states, orders, shown, drawing, seed)
+    columns = columns_of(opened.tokens, opened.scan.counts_per_gene)
+    result = _result(adata, _var(adata, use_raw), made, columns, orders, rows, groupby, between)
+    result.uns[C.UNS] = {
+        C.GENERATE: {
+            "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
+            "vocabulary": loaded.vocabulary.fingerprint,
+            "groupby": groupby or "",
+            **drawing._asdict(),
+            "fixed": {name: float(value) for name, value in (fixed or {}).items()},
+            "seed": str(seed),
+            "seconds": time.monotonic() - begun,
+        }
+    }
+    logger.info("drew %d cells in %.0f s", result.n_obs, time.monotonic() - begun)
+    return result
+
+
+def _seed(source: torch.Generator) -> int:
+    import torch
+
+    return int(torch.randint(2**62, (1,), generator=source, device=source.device))
+
+
+def _var(adata: AnnData, use_raw: bool) -> pd.DataFrame:
+    return adata.raw.var if use_raw and adata.raw is not None else adata.var
+
+
+def _check(n_cells: int, drawing: Any, fractions: np.ndarray) -> None:
+    if n_cells < 1:
+        raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
+    if drawing.n_steps < 1:
+        raise ValueError(f"n_steps must be at least 1, got {drawing.n_steps}.")
+    if drawing.remasking not in ("random", "remdm"):
+        raise ValueError(f"remasking must be 'random' or 'remdm', got {drawing.remasking!r}.")
+    if not 0 <= drawing.temperature < np.inf:
+        raise ValueError(f"temperature must be 0 or positive, got {drawing.temperature!r}.")
+    if not len(fractions) or fractions.ndim != 1 or not ((fractions >= 0) & (fractions <= 1)).all():
+        raise ValueError(f"fraction must lie in [0, 1], got {fractions.tolist()}.")
+
+
+def _plan(
+    adata: AnnData,
+    n_cells: int,
+    groupby: str | None,
+    groups: str | Sequence[str] | None,
+    between: tuple[str, str] | None,
+    fractions: np.ndarray,
+) -> list[Order]:
+    """List what is to be drawn: from which rows, and how many."""
+    from scdiva.data.conditions import column
+    from scdiva.tl._drawing import Order
+
+    if groupby is None:
+        if groups is not None or between is not None:
+            raise ValueError("groups or between are given without a column: groupby=...")
+        every = np.arange(adata.n_obs)
+        return [Order(every, every, "", 0.0, n_cells)]
+    if groups is not None and between is not None:
+        raise ValueError("Give groups or between, not both.")
+    group = column(adata, groupby).astype(str)
+    present = sorted(set(group))
+    wanted = present if groups is None else [groups] if isinstance(groups, str) else [str(name) for name in groups]
+    if between is not None:
+        wanted = [str(name) for name in between]
+        if len(wanted) != 2:
+            raise ValueError(f"between must name two groups, got {len(wanted)}.")
+    if not wanted:
+        raise ValueError("groups names no group; leave it out to draw from all.")
+    if absent := [name for name in wanted if name not in present]:
+        raise ValueError(
+            f"{len(absent)} of {len(wanted)} groups are not in adata.obs[{groupby!r}], the first is {absent[0]!r}; "
+            f"there are {', '.join(map(repr, present[:10]))}."
+        )
+    of = {name: np.flatnonzero(group == name) for name in wanted}
+    if between is not None:
+        one, two = wanted
+        return [Order(of[one], of[two], f"{one} to {two}", float(f), n_cells) for f in fractions]
+    return [Order(of[name], of[name], name, 0.0, n_cells) for name in dict.fromkeys(wanted)]
+
+
+def _fixed(fixed: Mapping[str, float], of_column: np.ndarray, names: pd.Index) -> dict[int, float]:
+    """Give fixed genes by token."""
+    shown: dict[int, float] = {}
+    for name, value in fixed.items():
+        at = np.flatnonzero(names == name)
+        if not len(at) or of_column[at[0]] < 0:
+            why = "is no gene of adata" if not len(at) else "is not known to the model"
+            raise ValueError(f"fixed names {name!r}, which {why}.")
+        if not 0 <= value < np.inf:
+            raise ValueError(f"fixed[{name!r}] must be a log-normalised value of 0 or more, got {value!r}.")
+        shown[int(of_column[at[0]])] = float(value)
+    return shown
+
+
+def _result(
+    adata: AnnData,
+    var: pd.DataFrame,
+    made: Drawn,
+    columns: np.ndarray,
+    orders: list[Order],
+    rows: np.ndarray,
+    groupby: str | None,
+    between: tuple[str, str] | None,
+) -> AnnData:
+    import anndata as ad
+    import pandas as pd
+
+    # genes that the model knows, in the order of adata
+    kept = np.sort(columns[columns >= 0])
+    column = np.full(len(columns), -1, dtype=np.int64)
+    column[columns >= 0] = np.searchsorted(kept, columns[columns >= 0])
+    shape = (len(made.indptr) - 1, len(kept))
+
+    def matrix(data: np.ndarray) -> sp.csr_matrix:
+        found = sp.csr_matrix((data.astype(np.float32), column[made.tokens], made.indptr), shape=shape)
+        found.sort_indices()
+        return found
+
+    numbers = np.array([order.n_cells for order in orders])
+    obs = pd.DataFrame(index=[f"generated_{number}" for number in range(shape[0])])
+    obs[C.OBS_SOURCE] = adata.obs_names.to_numpy()[rows[made.source]]
+    if groupby is not None:
+        obs[groupby] = pd.Categorical(np.repeat([order.name for order in orders], numbers))
+        if between is None and isinstance(adata.obs[groupby].dtype, pd.CategoricalDtype):
+            ordered = [str(name) for name in adata.obs[groupby].cat.categories if str(name) in set(obs[groupby])]
+            obs[groupby] = obs[groupby].cat.reorder_categories(ordered)
+    if between is not None:
+        obs[C.OBS_FRACTION] = np.repeat([order.fraction for order in orders], numbers)
+    result = ad.AnnData(matrix(made.values), obs=obs, var=var.iloc[kept].copy())
+    result.layers["counts"] = matrix(made.counts)
+    return result

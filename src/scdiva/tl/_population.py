@@ -1,0 +1,124 @@
+"""What cells of a population express given their states: what `tl.generate` draws from, and `tl.impute` reads off."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from scdiva.models import ScDiVa
+    from scdiva.models.population import Population
+    from scdiva.train.adaptation import AdaptationCells
+
+HELD = 40_000_000
+"""Most values (cells × genes) that a population is fitted to: of more cells, so many are drawn."""
+BATCH = 256
+
+
+class States(NamedTuple):
+    """Cell states and the number of genes that each was read from, `(n, state_dim)` and `(n,)`."""
+
+    state: NDArray[np.float32]
+    n_genes: NDArray[np.int64]
+
+    def take(self, rows: NDArray[np.integer]) -> States:
+        """Give some of them."""
+        return States(self.state[rows], self.n_genes[rows])
+
+
+class Fitted(NamedTuple):
+    """A model's state head, fitted to cells.
+
+    Attributes
+    ----------
+    model
+        With a state head.
+    genes
+        int64 `(n_genes,)`, tokens of the genes that the data measure, ascending.
+    population
+        The corrections.
+    """
+
+    model: ScDiVa
+    genes: NDArray[np.int64]
+    population: Population
+
+    def expected(self, states: States) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Give log-odds that cells of these states express each gene, and its value where they do, `(n, n_genes)`."""
+        log_odds, values = head_says(self.model, self.genes, states)
+        along = self.population.directions(states.state)
+        return log_odds + along @ self.population.log_odds, values + along @ self.population.values
+
+
+def check_head(model: ScDiVa) -> None:
+    """Raise ValueError if a model can't say what cells of a state express."""
+    if model.state_head is None or model.config.anchor == "learned":
+        raise ValueError(
+            f"The model has state_head={model.config.state_head} and anchor={model.config.anchor!r}: it does not say "
+            "what cells of a state express. Take one with a state head, as the bundled model is."
+        )
+
+
+def states_of(model: ScDiVa, cells: AdaptationCells) -> States:
+    """Read the states of all cells, each from all of its genes."""
+    import torch
+
+    found = np.empty((cells.n_cells, model.state_dim), dtype=np.float32)
+    with torch.inference_mode():
+        for start in range(0, cells.n_cells, BATCH):
+            rows = np.arange(start, min(start + BATCH, cells.n_cells))
+            state = model.encode_anchor(*cells.take(rows, model.config.input_length).packed)
+            assert state is not None
+            found[rows] = state.float().numpy()
+    return States(found, np.diff(cells.indptr).astype(np.int64))
+
+
+def head_says(
+    model: ScDiVa, genes: NDArray[np.int64], states: States
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Give what the state head alone says, as :meth:`Fitted.expected`."""
+    import torch
+
+    from scdiva._constants import N_SPECIAL
+
+    head, own = model.state_head, torch.from_numpy(genes - N_SPECIAL)
+    assert head is not None
+    with torch.inference_mode():
+        read = head(torch.from_numpy(states.state), torch.from_numpy(states.n_genes))
+        return head.log_odds(read, own).float().numpy(), head.values(read, own).float().numpy()
+
+
+def fit_to(model: ScDiVa, cells: AdaptationCells, states: States, rng: np.random.Generator) -> Fitted:
+    """Fit a model's state head to cells.
+
+    Parameters
+    ----------
+    model
+        On the CPU; not changed.
+    cells
+        All of them.
+    states
+        Theirs.
+    rng
+        Draws the cells that are fitted to, where there are too many.
+    """
+    from scdiva.models.population import fit_population
+
+    genes = cells.measured.astype(np.int64)
+    most = max(2, HELD // max(len(genes), 1))
+    rows = np.arange(cells.n_cells)
+    if len(rows) > most:
+        rows = np.sort(rng.choice(rows, most, replace=False))
+    log_odds, values = head_says(model, genes, states.take(rows))
+    population = fit_population(states.state[rows], log_odds, values, dense(cells.subset(rows), genes), rng)
+    return Fitted(model, genes, population)
+
+
+def dense(cells: AdaptationCells, genes: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Give log-normalised expression, float32 `(n_cells, n_genes)`."""
+    found = np.zeros((cells.n_cells, len(genes)), dtype=np.float32)
+    of_cell = np.repeat(np.arange(cells.n_cells), np.diff(cells.indptr))
+    found[of_cell, np.searchsorted(genes, cells.tokens)] = cells.values
+    return found

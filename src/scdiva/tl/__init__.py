@@ -9,8 +9,10 @@ from scdiva.tl._gene_embedding import gene_embedding
 from scdiva.tl._generate import generate
 from scdiva.tl._grn import grn
 from scdiva.tl._grn_modules import grn_modules
+from scdiva.tl._impute import impute
 from scdiva.tl._in_silico import in_silico_perturbation
 from scdiva.tl._integrate import integrate
+from scdiva.tl._log_likelihood import log_likelihood
 from scdiva.tl._predict_perturbation import fit_perturbation, predict_perturbation
 from scdiva.tl._rank_perturbations import rank_perturbations
 from scdiva.tl._reconstruct import reconstruct
@@ -28,8 +30,10 @@ __all__ = [
     "generate",
     "grn",
     "grn_modules",
+    "impute",
     "in_silico_perturbation",
     "integrate",
+    "log_likelihood",
     "predict_perturbation",
     "rank_perturbations",
     "reconstruct",

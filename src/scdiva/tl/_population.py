@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -90,7 +91,13 @@ def head_says(
         return head.log_odds(read, own).float().numpy(), head.values(read, own).float().numpy()
 
 
-def fit_to(model: ScDiVa, cells: AdaptationCells, states: States, rng: np.random.Generator) -> Fitted:
+def fit_to(
+    model: ScDiVa,
+    cells: AdaptationCells,
+    states: States,
+    rng: np.random.Generator,
+    genes: NDArray[np.int64] | None = None,
+) -> Fitted:
     """Fit a model's state head to cells.
 
     Parameters
@@ -103,10 +110,12 @@ def fit_to(model: ScDiVa, cells: AdaptationCells, states: States, rng: np.random
         Theirs.
     rng
         Draws the cells that are fitted to, where there are too many.
+    genes
+        Tokens, ascending; None: all that the data measure.
     """
     from scdiva.models.population import fit_population
 
-    genes = cells.measured.astype(np.int64)
+    genes = cells.measured.astype(np.int64) if genes is None else genes
     most = max(2, HELD // max(len(genes), 1))
     rows = np.arange(cells.n_cells)
     if len(rows) > most:
@@ -117,8 +126,17 @@ def fit_to(model: ScDiVa, cells: AdaptationCells, states: States, rng: np.random
 
 
 def dense(cells: AdaptationCells, genes: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Give log-normalised expression, float32 `(n_cells, n_genes)`."""
+    """Give log-normalised expression of some genes, tokens that ascend, float32 `(n_cells, n_genes)`."""
     found = np.zeros((cells.n_cells, len(genes)), dtype=np.float32)
     of_cell = np.repeat(np.arange(cells.n_cells), np.diff(cells.indptr))
-    found[of_cell, np.searchsorted(genes, cells.tokens)] = cells.values
+    place = np.searchsorted(genes, cells.tokens).clip(max=len(genes) - 1)
+    there = genes[place] == cells.tokens
+    found[of_cell[there], place[there]] = cells.values[there]
     return found
+
+
+def without(cells: AdaptationCells, genes: NDArray[np.int64]) -> AdaptationCells:
+    """Give the cells without some genes; of a cell that shows no others nothing is left."""
+    kept = ~np.isin(cells.tokens, genes)
+    indptr = np.concatenate([[0], np.cumsum(kept)])[cells.indptr]
+    return replace(cells, indptr=indptr, tokens=cells.tokens[kept], values=cells.values[kept])

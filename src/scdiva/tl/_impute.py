@@ -1,0 +1,185 @@
+"""What genes would be expected to show in a cell, had nothing been missed."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from scdiva import _constants as C
+from scdiva._settings import settings
+from scdiva.data.writing import check_writable, our_uns
+
+if TYPE_CHECKING:
+    import torch
+    from anndata import AnnData
+
+    from scdiva.models import ScDiVa
+    from scdiva.tl._population import Fitted, States
+
+BATCH = 256
+N_FOLDS = 5
+"""Parts of the genes that are hidden in turn."""
+MOST_VALUES = 250_000_000
+"""Values of a result (cells × genes): two such layers take 2 GB."""
+
+
+def impute(
+    adata: AnnData,
+    genes: Sequence[str] | None = None,
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    *,
+    keep_observed: bool = True,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    key_added: str = C.IMPUTED,
+    copy: bool = False,
+) -> AnnData | None:
+    r"""Expect the values of genes in each cell, given the cell: those that dropped out, and those observed.
+
+    Genes are hidden a fifth at a time, and each is expected by what the others say of the cell: its state is read from
+    them, so that a gene which dropped out does not speak for its own absence. With p the probability that a cell of this state, and of this many
+    genes, shows a gene, and :math:`\mu, \sigma` mean and standard deviation of its value where it does, as the model's
+    state head says, corrected by the cells themselves (:func:`scdiva.models.population.fit_population`), the expected
+    value is :math:`p \mu` and its variance :math:`p \sigma^2 + p (1 - p) \mu^2`. Values that were observed are kept.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression.
+    genes
+        Names of genes, as in `adata.var_names`; None: all that the model knows. The result is dense: name the genes you
+        need of large data.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; with a state head.
+    keep_observed
+        Whether values above zero stay what they are, with a standard deviation of 0; False: they too are expected ones.
+    layer, use_raw, input, gene_ids, duplicates
+        What to read, as for :func:`embed`. With `use_raw` only genes that `adata.var_names` holds are written.
+    rng
+        Seed, or a generator; None takes `scdiva.settings.seed`. It draws the cells fitted to, where there are many.
+    key_added
+        Name of what is written.
+    copy
+        Whether to return a copy with the result instead of writing it to `adata`.
+
+    Returns
+    -------
+    None, or the copy. `layers[key_added]`, float32 `(n_obs, n_vars)`: log-normalised values (to 10,000, log1p), NaN for
+    genes that were not asked for or are not known to the model; `..._sd`, their standard deviations;
+    `uns["scdiva"][key_added]`, the arguments. Of several columns of one gene only that with most counts is written.
+
+    Raises
+    ------
+    ValueError
+        If a gene is not there or not known to the model, the model has no state head, fewer than 20 cells or a cell
+        without a known gene are given, the result would be too large, or the matrix is refused as by :func:`embed`.
+    TypeError
+        If `adata` is no AnnData object.
+    """
+    check_writable(adata, copy=copy)
+    uns = our_uns(adata)
+    if isinstance(genes, str):
+        genes = [genes]
+    reading: dict[str, Any] = {
+        "layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates,
+    }  # fmt: skip
+    if genes is not None and (absent := [name for name in genes if name not in adata.var_names]):
+        raise ValueError(f"{len(absent)} of {len(genes)} genes are not in adata.var_names, the first is {absent[0]!r}.")
+    if adata.n_obs * adata.n_vars > MOST_VALUES:
+        raise ValueError(
+            f"The result would hold {adata.n_obs:,} x {adata.n_vars:,} values, twice. Impute fewer genes: "
+            "sd.tl.impute(adata[:, genes].copy(), model=...) reads only these, so pass a copy that keeps the rest "
+            "in .raw, with use_raw=True."
+        )
+
+    import torch
+
+    from scdiva._rng import generator
+    from scdiva._threads import torch_threads_kept
+    from scdiva.data.cells import open_cells
+    from scdiva.data.genes import columns_of
+    from scdiva.models import load_model
+    from scdiva.tl._population import check_head, dense, fit_to, states_of, without
+    from scdiva.tl._training_cells import training_cells
+
+    drawn = generator(rng, default_seed=settings.seed)
+    seed = int(torch.randint(2**62, (1,), generator=drawn, device=drawn.device))
+    loaded = load_model(model)
+    check_head(loaded)
+    source = open_cells(adata, loaded.vocabulary, empty="error", **reading)
+    columns = columns_of(source.tokens, source.scan.counts_per_gene)
+    names = (adata.raw.var_names if use_raw and adata.raw is not None else adata.var_names).to_numpy()
+    with torch_threads_kept(1):
+        cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True, **reading)
+        measured = cells.measured.astype(np.int64)
+        target = adata.var_names.get_indexer(names[columns[measured]])
+        if genes is not None:
+            wanted = adata.var_names.get_indexer(list(genes))
+            unknown = [name for name, at in zip(genes, wanted, strict=True) if at not in set(target.tolist())]
+            if unknown:
+                raise ValueError(
+                    f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}."
+                )
+            target = np.where(np.isin(target, wanted), target, -1)
+        draw = np.random.default_rng(seed)
+        fold = draw.permutation(np.arange(len(measured)) % N_FOLDS)
+        parts = []
+        for number in range(min(N_FOLDS, len(measured))):
+            hidden = measured[fold == number]
+            states = states_of(loaded, without(cells, hidden))
+            parts.append((fold == number, states, fit_to(loaded, cells, states, draw, hidden)))
+        mean = np.full(adata.shape, np.nan, dtype=np.float32)
+        deviation = np.full(adata.shape, np.nan, dtype=np.float32)
+        own = np.flatnonzero(target >= 0)
+        for start in range(0, cells.n_cells, BATCH):
+            some = np.arange(start, min(start + BATCH, cells.n_cells))
+            expected, spread = _expected(parts, some, dense(cells.subset(some), measured), keep_observed)
+            mean[np.ix_(rows[some], target[own])] = expected[:, own]
+            deviation[np.ix_(rows[some], target[own])] = spread[:, own]
+    result = adata.copy() if copy else adata
+    result.layers[key_added] = mean
+    result.layers[f"{key_added}_{C.SD}"] = deviation
+    uns[key_added] = {
+        "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
+        "vocabulary": loaded.vocabulary.fingerprint,
+        **{key: "" if value is None else value for key, value in reading.items()},
+        "input": source.kind,
+        "n_genes": operator.index(len(own)),
+        "keep_observed": bool(keep_observed),
+        "seed": str(seed),
+    }
+    result.uns[C.UNS] = uns
+    return result if copy else None
+
+
+def _expected(
+    parts: list[tuple[np.ndarray, States, Fitted]], rows: np.ndarray, observed: np.ndarray, keep_observed: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Give expected values of all genes in some cells, and their standard deviations."""
+    from scipy.special import expit
+
+    from scdiva.models.population import shift_to
+
+    log_odds, value, width = np.empty_like(observed), np.empty_like(observed), np.empty_like(observed)
+    for genes, states, fitted in parts:
+        log_odds[:, genes], value[:, genes] = fitted.expected(states.take(rows))
+        width[:, genes] = fitted.population.spread
+    there = observed > 0
+    lengths = there.sum(axis=1)
+    p = expit(log_odds + shift_to(log_odds, lengths)[:, None])
+    # what all genes of a cell share is its depth
+    value += (np.where(there, observed - value, 0).sum(axis=1) / lengths)[:, None]
+    value = np.maximum(value, 0)
+    mean = p * value
+    spread = np.sqrt(p * np.square(width) + p * (1 - p) * np.square(value))
+    if keep_observed:
+        mean, spread = np.where(there, observed, mean), np.where(there, 0, spread)
+    return mean, spread

@@ -1,0 +1,173 @@
+"""How likely cells are under a model."""
+
+from __future__ import annotations
+
+import operator
+from os import PathLike
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scdiva import _constants as C
+from scdiva._settings import settings
+from scdiva.data.writing import check_writable, our_uns
+from scdiva.tl._embed import how_to_run, open_for, run_cells
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from anndata import AnnData
+    from torch import Tensor
+
+    from scdiva.models import ScDiVa
+
+OUTLIER_MADS = 4.0
+"""Median absolute deviations, scaled to standard deviations, below the usual from which a cell is an outlier."""
+_NORMAL = 1.4826
+"""Standard deviations in a median absolute deviation of a normal distribution."""
+LEAST_CELLS = 20
+"""Of fewer cells nothing is called unusual."""
+_HELD_TOKENS = 65_536
+
+
+def log_likelihood(
+    adata: AnnData,
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    *,
+    n_samples: int = 8,
+    use_transformer: bool = True,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+    precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
+    key_added: str = C.OBS_LIKELIHOOD,
+    copy: bool = False,
+) -> AnnData | None:
+    r"""Bound from below how likely each cell is under a model: that it expresses these genes and no others.
+
+    Monte-Carlo estimate of the any-order bound (:func:`scdiva.diffusion.log_likelihood`; paper, appendix "ELBO
+    Derivation"): a share of a cell's genes is hidden, and how surely the model names them is scored, over all shares.
+    It is of the set of a cell's genes given how many they are, not of their values, and over the genes that `adata`
+    measures. A long cell has a lower likelihood, so cells are compared by gene.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+    n_samples
+        Samples per cell; even. The standard error falls with its root.
+    use_transformer
+        Whether the transformer says its part; without it, the state head alone, it is many times faster.
+    layer, use_raw, input, gene_ids, duplicates
+        What to read, as for :func:`embed`.
+    rng
+        Seed, or a generator; None takes `scdiva.settings.seed`. A cell's result depends on the seed and its row, not on
+        the other cells.
+    device, precision
+        As for :func:`embed`.
+    key_added
+        Name of what is written.
+    copy
+        Whether to return a copy with the result instead of writing it to `adata`.
+
+    Returns
+    -------
+    None, or the copy. Written to `obs` are float64 columns: `key_added`, the bound in nats; `..._se`, its standard
+    error; `..._per_gene`, the bound by the cell's number of genes; and bool `..._outlier`: cells whose bound by gene is
+    far below that of cells with as many genes (4 median absolute deviations below a line through the logarithm of the
+    number; never of fewer than 20 cells). Of a cell longer than the model's `max_length` the first so many genes count.
+    `uns["scdiva"][key_added]` holds the arguments.
+
+    Raises
+    ------
+    ValueError
+        If `n_samples` is odd or below 2, a cell has no known gene, or the matrix is refused as by :func:`embed`.
+    TypeError
+        If `adata` is no AnnData object.
+    """
+    check_writable(adata, copy=copy)
+    n_samples = operator.index(n_samples)
+    if n_samples < 2 or n_samples % 2:
+        raise ValueError(f"n_samples must be even and at least 2 (pairs give the standard error), got {n_samples}.")
+    running = how_to_run(None, device, precision)
+    uns = our_uns(adata)
+    reading = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
+
+    import torch
+
+    from scdiva._rng import generator
+
+    drawn = generator(rng, default_seed=settings.seed)
+    seed = int(torch.randint(2**62, (1,), generator=drawn, device=drawn.device))
+    loaded, source, parameters = open_for(model, adata, running, empty="error", **reading)
+    measured = torch.from_numpy(source.measured_tokens.astype(np.int64))
+    running = running._replace(what=_scored_by(measured, n_samples, use_transformer, seed), batch_size=1)
+
+    def row_of(rows: np.ndarray) -> tuple[Tensor, ...]:
+        return (torch.from_numpy(rows.astype(np.int64)),)
+
+    found = np.empty((adata.n_obs, 2))
+    for rows, _, results in run_cells(loaded, source, running, held_tokens=_HELD_TOKENS, beside=row_of):
+        for cells, bounds in results:
+            found[rows[cells]] = bounds
+    lengths = np.minimum(source.lengths, loaded.config.max_length)
+    by_gene = found[:, 0] / lengths
+    result = adata.copy() if copy else adata
+    result.obs[key_added] = found[:, 0]
+    result.obs[f"{key_added}_{C.SE}"] = found[:, 1]
+    result.obs[f"{key_added}_{C.PER_GENE}"] = by_gene
+    result.obs[f"{key_added}_{C.OUTLIER}"] = unusually_low(by_gene, lengths)
+    uns[key_added] = {
+        **{name: value for name, value in parameters.items() if name != "pooling"},
+        "n_samples": n_samples,
+        "use_transformer": bool(use_transformer),
+        "seed": str(seed),
+    }
+    result.uns[C.UNS] = uns
+    return result if copy else None
+
+
+def unusually_low(by_gene: NDArray[np.float64], lengths: NDArray[np.integer]) -> NDArray[np.bool_]:
+    """Tell which cells lie far below a line through the logarithms of their numbers of genes (Theil and Sen's)."""
+    from scipy.stats import theilslopes
+
+    if len(by_gene) < LEAST_CELLS:
+        return np.zeros(len(by_gene), dtype=bool)
+    size = np.log(lengths)
+    some = np.linspace(0, len(size) - 1, min(len(size), 1000)).astype(int)  # it takes all pairs
+    slope = theilslopes(by_gene[some], size[some]).slope if np.ptp(size[some]) else 0.0
+    left = by_gene - slope * size
+    left = left - np.median(left)
+    spread = _NORMAL * np.median(np.abs(left))
+    return left < -OUTLIER_MADS * spread
+
+
+def _scored_by(genes: Tensor, n_samples: int, use_transformer: bool, seed: int) -> Callable[..., Any]:
+    """Make a read-out of one cell: its bound and the standard error, `(1, 2)`."""
+    import torch
+
+    from scdiva._rng import step_generator
+    from scdiva.diffusion import log_likelihood as bound_of
+    from scdiva.models.denoiser import denoiser_of
+
+    def score(network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row: Tensor) -> Tensor:
+        most = network.config.max_length
+        found = bound_of(
+            denoiser_of(network, genes=genes, stream=use_transformer),
+            tokens[:most],
+            values[:most],
+            cu_seqlens.clamp_max(most),
+            n_samples,
+            generator=step_generator(seed, int(row), "likelihood"),
+        )
+        return torch.stack([found.bound, found.standard_error], dim=1)
+
+    return score

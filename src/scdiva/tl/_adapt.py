@@ -27,6 +27,8 @@ WARMUP = 20
 """Steps over which the learning rate rises."""
 CONTEXT = 512
 """Most genes of a cell that the transformer is trained on."""
+SCORED = 64
+"""Hidden genes of a cell whose identity is scored in a step, of a model with a state head."""
 
 
 def adapt(
@@ -53,12 +55,12 @@ def adapt(
 
     Of a model that embeds cells by its set encoder alone, as the bundled one does, the set encoder is adapted. Its
     linear part is refitted first: of the directions that come from the corpus the 20 stay in which these cells vary
-    most within batches, and up to 20 principal components of the cells themselves join them, shrunk by what is noise in
-    them (:func:`scdiva.train.linear_refit.refit_linear`). Then its learned part (and, by `method`, the gene table) is
-    trained on the new coordinates, with the objectives it had before: predict the genes of a cell from its state, with
-    the batch as covariate of the decoder, and tell a cell by two thinned views of it from the others of its batch. Of
-    any other model the transformer is trained on, by masked diffusion, with the same prediction of genes from the
-    state.
+    most within batches, and up to 20 principal components of the cells themselves join them, shrunk by what is
+    noise in them (:func:`scdiva.train.linear_refit.refit_linear`). Then its learned part (and, by `method`, the
+    gene table) is trained on the new coordinates, with the objectives it had before: predict the genes of a cell
+    from its state, with the batch as covariate of the decoder, and tell a cell by two thinned views of it from the
+    others of its batch. A state head is then trained on the states as they now are. Of any other model the
+    transformer is trained on, by masked diffusion, with the same prediction of genes from the state.
 
     A tenth of the cells is held out. Training ends once their loss no longer falls, and leaves the best weights seen.
     Of a set encoder the held-out cells then choose between the given, the refitted and the trained weights: those whose
@@ -106,7 +108,8 @@ def adapt(
     A new model for `model=` of every tool, with the same configuration, vocabulary and entropies, to be kept by
     `scdiva.models.save_model(new, new.vocabulary, folder)`. Its `adaptation` is a plain dict: `improved`, whether
     held-out cells are better told by it; `kept` (`"given"`, `"refitted"` or `"trained"`) and of a set encoder
-    `variance_given`, `variance_refitted`, `variance_trained`; `start_loss` and `best_loss` of the training (held-out
+    `variance_given`, `variance_refitted`, `variance_trained`; of a state head `head_kept` (`"given"` or `"trained"`),
+    `head_start_loss` and `head_best_loss`; `start_loss` and `best_loss` of the training (held-out
     cells, nats per cell; at the start with a decoder fitted to the network as it is), `steps`, `seconds`, `stopped`
     (`"patience"`, `"max_epochs"`, `"minutes"` or `"interrupted"`), `n_training`, `n_validation`, `history` (lists
     `step`, `training_loss`, `validation_loss`) and the arguments. If nothing helped, a warning says so and the weights
@@ -162,8 +165,11 @@ def adapt(
     adapted = _adapt_transformer if through else _adapt_encoder
     with torch_threads_kept(None if through else 1):  # products of the set encoder are too small to share
         found = adapted(new, cells, split, limits, chosen, settled)
+        if new.state_head is not None and not through:
+            left = limits._replace(seconds=max(0.0, limits.seconds - (time.monotonic() - begun)))
+            found |= _adapt_head(new, cells, split, left, settled)
     found |= {
-        "improved": found["kept"] != "given",
+        "improved": found["kept"] != "given" or found.get("head_kept") == "trained",
         "seconds": time.monotonic() - begun,
         "n_training": len(split.training),
         "n_validation": len(split.held_out),
@@ -227,6 +233,24 @@ def _adapt_encoder(
     return adapt_encoder(model, config, cells, split, limits, method, progress=settings.progress)
 
 
+def _adapt_head(
+    model: ScDiVa, cells: AdaptationCells, split: Split, limits: Limits, settled: dict[str, Any]
+) -> dict[str, Any]:
+    """Train the state head on what the states now are; keep it if it says more of held-out cells."""
+    from scdiva.train.adaptation import continue_training
+    from scdiva.train.config import StateHeadConfig
+    from scdiva.train.state_head import StateHeadModule
+
+    before = copy.deepcopy(model.state_head.state_dict()) if model.state_head is not None else {}
+    config = StateHeadConfig(warmup_steps=WARMUP, **settled)
+    module = StateHeadModule(model, config, cells.measured).to(next(model.parameters()).device)
+    found = continue_training(module, cells, split, limits, progress=settings.progress)
+    kept = "trained" if found["best_loss"] < found["start_loss"] else "given"
+    if kept == "given" and model.state_head is not None:
+        model.state_head.load_state_dict(before)
+    return {"head_kept": kept, "head_start_loss": found["start_loss"], "head_best_loss": found["best_loss"]}
+
+
 def _adapt_transformer(
     model: ScDiVa,
     cells: AdaptationCells,
@@ -244,7 +268,10 @@ def _adapt_transformer(
     from scdiva.train.low_rank import RANK, add_low_rank, merge_low_rank
     from scdiva.train.pretraining import PretrainingModule
 
-    config = PretrainingConfig(precision="fp32", compile_blocks="no", warmup_steps=WARMUP, **settled)
+    scored = None if model.state_head is None else SCORED
+    config = PretrainingConfig(
+        precision="fp32", compile_blocks="no", warmup_steps=WARMUP, scored_genes=scored, **settled
+    )
     n_batches = cells.n_batches if cells.n_batches > 1 else 0
     before = copy.deepcopy(model.state_dict())
     module = PretrainingModule(model, config, n_batches, cells.frequency(model.config.n_tokens))

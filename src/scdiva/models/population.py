@@ -137,7 +137,7 @@ def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_]) -> Matri
             eta += step
         p = _probability(eta + shift[:, None].astype(np.float32))
         gradient = design.T @ (there - p) - RIDGE * found[:d]
-        found[:d] += _solve(pairs, upper, p * (1 - p), gradient)
+        found[:d] = found[:d] + _solve(pairs, upper, p * (1 - p), gradient)
     return found
 
 
@@ -170,7 +170,10 @@ def _products(design: Matrix) -> tuple[Matrix, tuple[NDArray[np.intp], NDArray[n
 
 
 def _solve(
-    pairs: Matrix, upper: tuple[NDArray[np.intp], NDArray[np.intp]], weight: Matrix, right: Matrix
+    pairs: Matrix,
+    upper: tuple[NDArray[np.intp], NDArray[np.intp]],
+    weight: NDArray[np.floating],
+    right: NDArray[np.floating],
 ) -> NDArray[np.float64]:
     """Solve `(D' diag(w_g) D + RIDGE) x_g = r_g` for each gene; `(d, n_genes)`."""
     d = right.shape[0]

@@ -12,7 +12,7 @@ from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.heads import hidden_gene_logits
 from scdiva.train.base import TaskModule
-from scdiva.train.config import StateHeadConfig
+from scdiva.train.task_config import StateHeadConfig
 
 PRIOR_CELLS = 0.5
 """Cells that a gene is taken to be expressed in beside those counted, so that logarithms stay finite."""

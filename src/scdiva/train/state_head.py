@@ -54,7 +54,7 @@ class StateHeadModule(TaskModule):
         model.requires_grad_(False)
         model.state_head.requires_grad_(True)
         every = np.arange(N_SPECIAL, model.config.n_tokens)
-        genes = torch.from_numpy(np.asarray(every if measured is None else measured, dtype=np.int64)) - N_SPECIAL
+        genes = torch.from_numpy(np.array(every if measured is None else measured, dtype=np.int64)) - N_SPECIAL
         column = torch.full((model.config.n_genes,), -1)
         column[genes] = torch.arange(len(genes))
         self.genes: Tensor

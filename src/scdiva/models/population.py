@@ -137,7 +137,7 @@ def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_]) -> Matri
             eta += step
         p = _probability(eta + shift[:, None].astype(np.float32))
         gradient = design.T @ (there - p) - RIDGE * found[:d]
-        found[:d] = found[:d] + _solve(pairs, upper, p * (1 - p), gradient)
+        found[:d] += _solve(pairs, upper, p * (1 - p), gradient)
     return found
 
 

@@ -26,7 +26,7 @@ def test_each_part_has_a_column_and_a_curve(script, bundled):
     text = script("model_card").card(folder, metadata, 8_864_719, 19_623)
     columns = rows(text, "|  | set encoder | transformer | state head | transformer, at length |")
     assert {len(row) for row in columns} == {5}
-    seen = dict((row[0], row[1:]) for row in columns)
+    seen = {row[0]: row[1:] for row in columns}
     names = ("anchor", "transformer", "state_head", "transformer_long")
     assert seen["cells seen"] == [f"{metadata[name]['cells_seen']:,}" for name in names]
     assert seen["validation loss"] == [f"{metadata[name]['validation'][-1]['loss']:.3f}" for name in names]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from scdiva.models.counting import depth_of, draw_counts
 
@@ -35,6 +35,7 @@ def test_below_a_single_count_nearly_all_are_single():
     assert (counts == 1).mean() > 0.95
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.floats(-3, 9), st.floats(0, 4)), max_size=30),
     st.floats(1e2, 1e6),

@@ -38,16 +38,16 @@ def test_a_time_limit_is_kept_and_the_schedule_ends(mini, script, prepared, tmp_
     monkeypatch.setenv("OUT", str(out))
     monkeypatch.setattr(mini, "PIECE", 10_000)
     options = (
-        f"--prepared {tmp_path / 'carried'} --out {tmp_path / 'run'} --time-limit 12 --accelerator cpu --context 40 "
+        f"--prepared {tmp_path / 'carried'} --out {tmp_path / 'run'} --time-limit 40 --accelerator cpu --context 40 "
         "--long-context 60 --steps 40 --anchor-steps 20 --head-steps 20 --long-steps 30"
     )
     monkeypatch.setattr(sys, "argv", ["train_mini.py", *options.split()])
     begun = time.monotonic()
     mini.main()
-    assert time.monotonic() - begun < 24  # the machine of a test may pause
+    assert time.monotonic() - begun < 60  # the machine of a test may pause
 
     said = json.loads((tmp_path / "run" / "metadata.json").read_text())
-    assert said["time_limit"] == 12
+    assert said["time_limit"] == 40
     assert said["corpus"]["train"] == {"cells_packed": 130, "cells_of": 130}
     for name, most in (("anchor", 20), ("transformer", 40), ("state_head", 20), ("transformer_long", 30)):
         part = said[name]
@@ -108,7 +108,10 @@ def trained(mini, prepared, monkeypatch):
         model = load_model(out / "model", device="cpu")
         return model, json.loads((out / "metadata.json").read_text())
 
-    return run
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several add in any order, and weights are compared to the last bit
+    yield run
+    torch.set_num_threads(threads)
 
 
 def same(one, other):

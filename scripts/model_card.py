@@ -27,6 +27,62 @@ def curve(looks: list[dict[str, float]]) -> str:
     return table(["step", *names], [[f"{look['step']:,}", *(f"{look[name]:.3f}" for name in names)] for look in looks])
 
 
+PARTS = {
+    "anchor": "set encoder",
+    "transformer": "transformer",
+    "state_head": "state head",
+    "transformer_long": "transformer, at length",
+}
+
+
+def training_table(metadata: dict) -> str:
+    """What each part of the training saw, a column a part."""
+    parts = {name: metadata[name] for name in PARTS if name in metadata}
+    context = {"anchor": "all", "state_head": "all"}
+    rows = [
+        ["cells seen", *(f"{part['cells_seen']:,}" for part in parts.values())],
+        [
+            "steps × batch",
+            *(f"{part['training']['steps']:,} × {part['training']['batch_size']}" for part in parts.values()),
+        ],
+        ["genes per cell", *(context.get(name) or f"{p['training']['context']:,}" for name, p in parts.items())],
+        ["time", *(f"{part['seconds'] / 60:.0f} min" for part in parts.values())],
+        ["validation loss", *(f"{part['validation'][-1]['loss']:.3f}" for part in parts.values())],
+    ]
+    return table(["", *(PARTS[name] for name in parts)], rows)
+
+
+def later_losses(metadata: dict) -> str:
+    """What the parts after the first transformer's say of the validation studies; nothing where there are none."""
+    if "transformer_long" not in metadata:
+        return ""
+    head, long = (metadata[name]["validation"][-1] for name in ("state_head", "transformer_long"))
+    training = metadata["transformer_long"]["training"]
+    return f"""
+The state head alone, which knows no place in the ranking, is at {head["identity"]:.2f} nats and {head["value"]:.3f}. The transformer trained on at length
+is at {long["identity"]:.2f} nats and {long["value"]:.3f}, on {metadata["transformer_long"]["validation_cells"]} cells of these studies and up to {training["context"]:,} genes of each. Its task is another one: it is
+given what the cell's state says of each gene and what the place in the ranking does, and a squared error counts
+{training["value_weight"]:g} times, not {metadata["transformer"]["training"]["value_weight"]:g}. So its loss and the first run's cannot be compared.
+{metadata.get("note", "")}
+"""  # noqa: E501
+
+
+def later_curves(metadata: dict) -> str:
+    """Curves of the same parts."""
+    if "transformer_long" not in metadata:
+        return ""
+    long = metadata["transformer_long"]
+    return f"""
+State head (nats per hidden gene, from the cell's state alone; squared error of its value; their sum):
+
+{curve(metadata["state_head"]["validation"])}
+
+Transformer, at length (as the first run's, on {long["validation_cells"]} cells, told state and place):
+
+{curve(long["validation"])}
+"""
+
+
 def card(folder: Path, metadata: dict, n_parameters: int, n_genes: int) -> str:
     corpus, anchor, transformer = metadata["corpus"], metadata["anchor"], metadata["transformer"]
     losses = transformer["validation"][-1]
@@ -43,29 +99,22 @@ scdiva, from no one else's weights.
 Zero-shot embeddings (`scdiva.tl.embed`) of human single-cell RNA-seq, above all of blood and marrow, and as a start for
 training on your own data. The embedding is the state of its set encoder: {anchor["training"]["steps"]} steps of training on top of the
 corpus SVD. The transformer behind it was trained for masked genes and values, not for the embedding, and is not run by
-`tl.embed`.
+`tl.embed`. With its state head it fills in hidden genes and values (`scdiva.tl.reconstruct`).
 
 ## Training
 
-| | set encoder | transformer |
-|---|--:|--:|
-| cells seen | {anchor["cells_seen"]:,} | {transformer["cells_seen"]:,} |
-| steps × batch | {anchor["training"]["steps"]:,} × {anchor["training"]["batch_size"]} | {transformer["training"]["steps"]:,} × {transformer["training"]["batch_size"]} |
-| genes per cell | all | {transformer["training"]["context"]} |
-| time | {anchor["seconds"] / 60:.0f} min | {transformer["seconds"] / 60:.0f} min |
-| validation loss | {anchor["validation"][-1]["loss"]:.3f} | {losses["loss"]:.3f} |
-
+{training_table(metadata)}
 Corpus: {corpus["n_cells"]:,} cells ({corpus["n_tokens"]:,} gene values) of {len(corpus["studies"])} public studies, most of them blood and marrow, some
 skin, lymphoma, brain, colon, stem cells and cell lines. Held out for validation: {", ".join(corpus["validation_studies"])}.
-On these the transformer's loss is {losses["identity"]:.2f} nats for the identity of a masked gene (a uniform guess: {math.log(n_genes):.2f}) and {losses["value"]:.3f} for the squared
+On these the first run of the transformer is at {losses["identity"]:.2f} nats for the identity of a masked gene (a uniform guess: {math.log(n_genes):.2f}) and {losses["value"]:.3f} for the squared
 error of its value (log-normalised). The corpus SVD explains {anchor["variance_explained"]:.0%} of the standardised variance.
-
+{later_losses(metadata)}
 Machine: {metadata["machine"]}, torch {metadata["torch"]}. Command: `{metadata["command"]}`. Every setting stands in
 `config.json`.
 
 Studies: {", ".join(corpus["studies"])}.
 
-`make train-mini` repeats it; on another machine, or with another number of threads, the last bits differ. SHA-256 of
+`make train-mini` repeats the parts; on another machine, or with another number of threads, the last bits differ. SHA-256 of
 `model.safetensors`: `{weights}`.
 
 ### Validation curves
@@ -77,7 +126,7 @@ Set encoder (nats per cell: its genes from its state; one view of a cell among t
 Transformer (nats per masked gene; squared error of a masked value; their weighted sum):
 
 {curve(transformer["validation"])}
-
+{later_curves(metadata)}
 ## How good it is
 
 Scored on sets whose cells are not in the corpus, beside PCA fitted on each set. The set encoder's design was chosen while

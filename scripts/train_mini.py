@@ -2,12 +2,14 @@
 
     python scripts/train_mini.py [--corpus FOLDER] [--out runs/mini] [--prepared runs/mini/prepared] [--install]
 
-In three parts, each left out where its result is there already:
+In five parts (`mini_parts.py` says how each is trained), the first left out where its result is there already:
 
 1. prepare: entropies of all genes over the corpus, a vocabulary of the genes found in at least 20 cells, and the corpus
    packed cell by cell, training and validation studies apart. Only this part reads AnnData.
 2. the set encoder: its linear part from the corpus SVD, its learned part trained alone (minutes).
-3. the transformer: masked diffusion with the set encoder frozen as the anchor of [LAT].
+3. the transformer: masked diffusion with the set encoder frozen as the anchor of [LAT], on the first genes of a cell.
+4. the state head alone: which genes cells of a state express, and how much of them.
+5. the transformer trained on at length, told what state and places say; gene table, set encoder and state head frozen.
 
 The model folder appears in OUT/model; `--install` copies it into the package. Needs torch, pytorch-lightning, numpy,
 scipy, pandas, pyarrow, h5py and safetensors; part 1 anndata too.
@@ -17,7 +19,7 @@ On a machine that is lent for minutes, with the corpus packed by `carry_corpus.p
     PYTHONPATH=src python scripts/train_mini.py --prepared CARRIED --out runs/mini --time-limit 500 --accelerator gpu
 
 `--time-limit` counts seconds from the start of the script. The steps that fit are found by a short trial on a copy of
-the model, so that the learning rate comes to its end; `--steps` and `--anchor-steps` are then upper limits. Model and
+the model, so that the learning rate comes to its end; `--steps` and its like are then upper limits. Model and
 metadata are also copied to $OUT, if that is set, files above 16 MiB in pieces (`cat NAME.* > NAME` joins them).
 """
 
@@ -33,8 +35,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import mini_parts
 import numpy as np
 import pandas as pd
 import torch
@@ -47,16 +53,7 @@ from scdiva.data.packed import PackedCells, pack_files
 from scdiva.models import ScDiVa, ScDiVaConfig, save_model
 from scdiva.models.gene_vectors import init_gene_embedding
 from scdiva.tokenizer import Vocabulary, load_vocabulary
-from scdiva.train import (
-    AnchorConfig,
-    AnchorModule,
-    LinearMap,
-    PretrainingConfig,
-    PretrainingModule,
-    TaskModule,
-    fit,
-    fit_linear_map,
-)
+from scdiva.train import LinearMap, TaskModule, fit, fit_linear_map
 
 MIN_CELLS_PER_GENE = 20
 MIN_GENES_PER_CELL = 200
@@ -66,13 +63,17 @@ LOG_BATCHES = {"tidytranscriptomics_pbmc_3000": ("SCP345", "SCP591")}
 """Studies that join counts with logarithms, and the prefixes of the batches that hold log1p values: left out."""
 STEPS = 2500
 ANCHOR_STEPS = 2400
-LOOKS = 12
+HEAD_STEPS = 1200
+LONG_STEPS = 1800
+LOOKS, HEAD_LOOKS, LONG_LOOKS = 12, 8, 10
 """Looks at the validation studies over a run: the points of its curve."""
+LONG_VALIDATION = 200
+"""Validation cells that the long part looks at."""
 TRIAL_STEPS = 60
 MARGIN = 0.85
 """Share of the time left that a run is planned to take: validation, checkpoints and a slower stretch take the rest."""
-ANCHOR_SHARE = 0.25
-"""Share of the time left that the set encoder may take."""
+SHARES = {"anchor": 0.2, "transformer": 0.5, "state_head": 0.25, "transformer_long": 1.0}
+"""Share of the time left that each part may take."""
 PIECE = 16 << 20
 """Largest file that is copied whole, in bytes."""
 STARTED = time.monotonic() - time.process_time()
@@ -81,10 +82,13 @@ BUNDLED = Path(__file__).parents[1] / "src" / "scdiva" / "checkpoints" / "scdiva
 
 
 def model_config(n_genes: int) -> ScDiVaConfig:
-    """A transformer of 1 M weights beside its tables; the cell state is the set encoder's."""
+    """A transformer of 1 M weights beside its tables; the cell state is the set encoder's. Parts 2 and 3 do without the
+    state head.
+    """
     return ScDiVaConfig(
-        n_genes=n_genes, dim=128, n_layers=4, n_heads=4, ffn_dim=384, tie_gene_head=True, anchor_residual=False
-    )
+        n_genes=n_genes, dim=128, n_layers=4, n_heads=4, ffn_dim=384, tie_gene_head=True, anchor_residual=False,
+        state_head=True, state_rank=64,
+    )  # fmt: skip
 
 
 def clean(corpus: Path, folder: Path) -> list[Path]:
@@ -130,7 +134,15 @@ def prepare(corpus: Path, folder: Path) -> None:
     vocabulary.write(folder / "vocabulary.parquet")  # last: its presence says that the folder is complete
 
 
-def data(folder: Path, vocabulary: Vocabulary, *, batch_size: int, context: int, seed: int) -> CellDataModule:
+def data(
+    folder: Path,
+    vocabulary: Vocabulary,
+    *,
+    batch_size: int,
+    context: int,
+    seed: int,
+    validation_cells: int | None = None,
+) -> CellDataModule:
     return CellDataModule(
         [folder / "train.h5"],
         validation=[folder / "validation.h5"],
@@ -138,6 +150,7 @@ def data(folder: Path, vocabulary: Vocabulary, *, batch_size: int, context: int,
         batch_size=batch_size,
         context=context,
         seed=seed,
+        validation_cells=validation_cells,
     )
 
 
@@ -217,12 +230,12 @@ def hand_over(model: Path, metadata: Path, out: Path) -> None:
 
 
 def train(arguments: argparse.Namespace, folder: Path) -> Path:
-    """Parts 2 and 3."""
+    """Parts 2 to 5."""
     vocabulary = Vocabulary.read(folder / "vocabulary.parquet")
     config = model_config(vocabulary.n_genes)
     cells = PackedCells(folder / "train.h5", vocabulary)
     seed, out = arguments.seed, arguments.out
-    model = ScDiVa(config, generator=step_generator(seed, 0, "weights"))
+    model = ScDiVa(replace(config, state_head=False), generator=step_generator(seed, 0, "weights"))
     start = linear_map(folder, cells, config.anchor_linear_dim)
     init_gene_embedding(model, start.weight[N_SPECIAL:], generator=step_generator(seed, 0, "genes"))
 
@@ -234,77 +247,73 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
         return 0.95 * arguments.time_limit - (time.monotonic() - STARTED)
 
     def run(
-        make: Callable[[int], TaskModule], batches: Callable[[], CellDataModule], name: str, steps: int, share: float,
-        **limits: int,
-    ) -> tuple[TaskModule, int]:  # fmt: skip
-        """Train, from the last checkpoint where there is one and --resume is given; return the module and the steps."""
+        name: str, make: Callable[..., TaskModule], steps: int, looks: int, reading: dict[str, int], **limits: int
+    ) -> dict[str, Any]:
+        """Train, from the last checkpoint where there is one and --resume is given; return what to record of it."""
+
+        def module_of(steps: int) -> TaskModule:
+            return make(steps=steps, look=max(TRIAL_STEPS, steps // looks), seed=seed)
+
+        def batches() -> CellDataModule:
+            return data(folder, vocabulary, **{"seed": seed, **reading})
+
         watches = []
         if arguments.time_limit:
-            seconds = share * left()
+            seconds = SHARES[name] * left()
 
             def trial(watch: Watch) -> None:
                 # on a copy of its own: the model is not to be trained twice on the same cells
-                copied = copy.deepcopy(make(TRIAL_STEPS))
+                copied = copy.deepcopy(module_of(TRIAL_STEPS))
                 fit(copied, batches(), out_dir=out / "trial", max_steps=TRIAL_STEPS, callbacks=[watch], **options)
                 shutil.rmtree(out / "trial")
 
             end = time.monotonic() + seconds
             steps = steps_that_fit(seconds, steps, trial)
             watches = [Watch(end - time.monotonic())]
-        module, cells = make(steps), batches()
+        module, read = module_of(steps), batches()
         begun = arguments.resume and (out / name / "last.ckpt").exists()
         resume = out / name if begun else None
-        trainer = fit(module, cells, out_dir=out / name, resume_from=resume, callbacks=watches, **options, **limits)
-        cells.close()
+        trainer = fit(module, read, out_dir=out / name, resume_from=resume, callbacks=watches, **options, **limits)
+        read.close()
         if any(watch.stopped for watch in watches):
             stopped.append(name)
             print(f"{name}: out of time at step {trainer.global_step} of {steps}", flush=True)
-        return module, trainer.global_step
+        return {
+            "training": module.config.to_dict(),
+            "steps": trainer.global_step,
+            "cells_seen": trainer.global_step * module.config.batch_size,
+            "seconds": trained_seconds(out / name),
+            "validation": validation_curve(out / name),
+        }
 
-    def make_anchor(steps: int) -> AnchorModule:
-        chosen = AnchorConfig(
-            steps=steps,
-            batch_size=256,
-            learning_rate=1e-3,
-            warmup_steps=min(50, max(1, steps // 16)),
-            weight_decay=0.01,
-            precision="fp32",
-            validate_every=max(TRIAL_STEPS, steps // LOOKS),
-            seed=seed,
-        )
-        return AnchorModule(model, chosen, start, np.bincount(cells.study, minlength=len(cells.study_names)))
+    def most(steps: int | None, default: int) -> int:
+        return steps or (10**6 if arguments.time_limit else default)
 
-    def make_transformer(steps: int) -> PretrainingModule:
-        chosen = PretrainingConfig(
-            steps=steps,
-            batch_size=arguments.batch_size,
-            context=arguments.context,
-            learning_rate=1e-3,
-            warmup_steps=max(1, steps // 20),
-            anchor_objective="none",
-            precision=arguments.precision,
-            validate_every=max(TRIAL_STEPS, steps // LOOKS),
-            autotune=False,  # in a lease of minutes it would take the time of a quarter of the steps
-            seed=seed,
-        )
-        return PretrainingModule(model, chosen)
-
-    def batches_of(batch_size: int, context: int) -> CellDataModule:
-        return data(folder, vocabulary, batch_size=batch_size, context=context, seed=seed)
-
-    anchor, _ = run(
-        make_anchor, lambda: batches_of(256, config.anchor_length), "anchor", arguments.anchor_steps, ANCHOR_SHARE
-    )
-    anchor_config = anchor.config
+    make = partial(mini_parts.anchor_module, model, start, cells)
+    whole = {"batch_size": 256, "context": config.anchor_length}
+    parts = {"anchor": run("anchor", make, arguments.anchor_steps, LOOKS, whole)}
+    parts["anchor"]["variance_explained"] = round(float(start.explained.sum()), 4)
 
     model.requires_grad_(True)
     model.anchor.requires_grad_(False)
+    reading = {"batch_size": arguments.batch_size, "context": arguments.context}
+    make = partial(mini_parts.transformer_module, model, **reading, precision=arguments.precision)
     limits = {} if arguments.stop_at is None else {"max_steps": arguments.stop_at}
-    module, steps = run(
-        make_transformer, lambda: batches_of(arguments.batch_size, arguments.context), "transformer",
-        arguments.steps or (10**6 if arguments.time_limit else STEPS), 1.0, **limits,
-    )  # fmt: skip
-    training = module.config
+    parts["transformer"] = run("transformer", make, most(arguments.steps, STEPS), LOOKS, reading, **limits)
+
+    if arguments.stop_at is None:  # else the later parts would start from what is not done, and be kept on --resume
+        model = mini_parts.with_state_head(model, cells, seed)
+        make = partial(mini_parts.state_head_module, model)
+        whole = {"batch_size": 256, "context": config.input_length}
+        parts["state_head"] = run("state_head", make, arguments.head_steps, HEAD_LOOKS, whole)
+
+        mini_parts.start_long(model)
+        context = arguments.long_context
+        make = partial(mini_parts.long_module, model, vocabulary, context=context, precision=arguments.precision)
+        # another order of the cells than that of part 3
+        reading = {"batch_size": 8, "context": context, "seed": seed + 1, "validation_cells": LONG_VALIDATION}
+        long = run("transformer_long", make, most(arguments.long_steps, LONG_STEPS), LONG_LOOKS, reading)
+        parts["transformer_long"] = {**long, "validation_cells": LONG_VALIDATION}
 
     metadata = {
         "command": " ".join(["python", *sys.argv]),
@@ -319,20 +328,7 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
             **(json.loads(carried.read_text()) if (carried := folder / "carried.json").exists() else {}),
         },
         **({"time_limit": arguments.time_limit, "out_of_time": stopped} if arguments.time_limit else {}),
-        "anchor": {
-            "training": anchor_config.to_dict(),
-            "cells_seen": anchor_config.steps * anchor_config.batch_size,
-            "seconds": trained_seconds(out / "anchor"),
-            "validation": validation_curve(out / "anchor"),
-            "variance_explained": round(float(start.explained.sum()), 4),
-        },
-        "transformer": {
-            "training": training.to_dict(),
-            "steps": steps,
-            "cells_seen": steps * training.batch_size,
-            "seconds": trained_seconds(out / "transformer"),
-            "validation": validation_curve(out / "transformer"),
-        },
+        **parts,
     }
     (out / "metadata.json").write_text(json.dumps(metadata, indent=1))
     saved = save_model(model.cpu(), vocabulary, out / "model", metadata=metadata, dtype="float16", overwrite=True)
@@ -348,11 +344,16 @@ def main() -> None:
     parser.add_argument("--prepared", type=Path, help="folder of part 1, or that packed; default OUT/prepared")
     parser.add_argument("--anchor-steps", type=int, default=ANCHOR_STEPS)
     parser.add_argument("--steps", type=int, help=f"of the transformer; default {STEPS}, or what the time limit allows")
+    parser.add_argument("--head-steps", type=int, default=HEAD_STEPS)
+    parser.add_argument(
+        "--long-steps", type=int, help=f"of part 5; default {LONG_STEPS}, or what the time limit allows"
+    )
     parser.add_argument("--time-limit", type=float, help="seconds from the start of the script to the saved model")
-    parser.add_argument("--stop-at", type=int, help="end the transformer's training at this step of its schedule")
+    parser.add_argument("--stop-at", type=int, help="end part 3 at this step of its schedule, without 4 and 5")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoints in OUT")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--long-context", type=int, default=1024)
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--seed", type=int, default=0)

@@ -54,6 +54,18 @@ def options(files, tmp_path):
     return file, tmp_path / "run"
 
 
+def test_a_model_with_a_state_head_is_told_places(options):
+    """The command ranks the cells, so it knows the denominator that the prior of places needs."""
+    file, run = options
+    content = yaml.safe_load(file.read_text())
+    content["model"] |= {"state_head": True, "state_rank": 4}
+    content["training"] |= {"scored_genes": 8, "place_prior": True}
+    file.write_text(yaml.safe_dump(content))
+    assert cli.main(["pretrain", "--config", str(file)]) == 0
+    model = load_model(run / "model", device="cpu")
+    assert model.state_head.gene.abs().max() > 0
+
+
 def test_from_files_to_a_model_that_loads(files, options, capsys):
     from scdiva.pp import corpus_entropy
 

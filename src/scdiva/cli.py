@@ -103,6 +103,7 @@ def pretrain(
     from scdiva.data.datamodule import CellDataModule
     from scdiva.models.pretrained import save_model
     from scdiva.models.scdiva import ScDiVa
+    from scdiva.tokenizer.serialize import score_denominator
     from scdiva.train.pretraining import PretrainingModule
     from scdiva.train.runner import find_checkpoint, fit
 
@@ -132,7 +133,8 @@ def pretrain(
         genes.write(folder / VOCABULARY)
     network = ScDiVa(config, generator=step_generator(training.seed, 0, "weights"))
     frequency = _svd_start(network, train, genes, training.seed) if svd_start and not resume else None
-    module = PretrainingModule(network, training, n_studies=data.n_studies, frequency=frequency)
+    denominator = score_denominator(genes.entropy, config.entropy_floor)
+    module = PretrainingModule(network, training, data.n_studies, frequency, denominator)
     trainer = fit(
         module,
         data,

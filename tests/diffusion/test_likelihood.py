@@ -149,3 +149,16 @@ def test_damaged_denoiser_is_refused(toy):
     for exclude in (True, False):
         with pytest.raises(ValueError, match="NaN"):
             log_likelihood(broken, tokens, values, cu, 2, exclude_shown=exclude, generator=rng(0))
+
+
+def test_a_third_output_of_the_denoiser_is_of_no_account(toy):
+    plain = toy.table_denoiser(toy.random_table(3))
+    tokens, values, cu = toy.pack(toy.CELLS[:4])
+
+    def with_values(*seen):
+        return *plain(*seen), torch.ones(4, toy.N_GENES)
+
+    found, expected = (
+        log_likelihood(denoiser, tokens, values, cu, n_samples=4, generator=rng(0)) for denoiser in (with_values, plain)
+    )
+    assert torch.equal(found[0], expected[0])

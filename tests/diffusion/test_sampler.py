@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import math
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
 
 from scdiva._constants import MASK, N_SPECIAL, PAD
 from scdiva.diffusion import sample
-from scdiva.diffusion.sampler import assign_genes, gumbel
+from scdiva.diffusion.sampler import _hidden_again, assign_genes, gumbel, likeliest_genes
 
 N_GENES = 40
 
@@ -49,7 +51,7 @@ def partly_masked(lengths=(12, 1, 30, 7), share=0.7, seed=1):
 
 
 @pytest.mark.parametrize("n_steps", [1, 4, 32])
-@pytest.mark.parametrize("remasking", ["low_confidence", "random"])
+@pytest.mark.parametrize("remasking", ["low_confidence", "random", "remdm"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_fills_everything_without_repeating_a_gene(n_steps, remasking, temperature):
     tokens, values, cu = partly_masked()
@@ -83,19 +85,20 @@ def test_full_cell_uses_every_gene_once():
         assert sorted(out.tokens.tolist()) == list(range(N_SPECIAL, N_SPECIAL + N_GENES))
 
 
-def test_low_confidence_reveals_the_quota_and_the_surest_first():
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_low_confidence_reveals_the_quota(temperature):
     n, n_steps = 24, 6
     tokens, cu = torch.full((n,), MASK), torch.tensor([0, n])
     denoiser = Fixed()
-    sample(denoiser, tokens, torch.zeros(n), cu, n_steps=n_steps, generator=rng(4))
-    hidden = [int((seen == MASK).sum()) for seen, _ in denoiser.calls]
+    sample(denoiser, tokens, torch.zeros(n), cu, n_steps=n_steps, temperature=temperature, generator=rng(4))
     # (t_k - t_{k-1}) / t_k of what is hidden leaves t_{k-1} of the whole: 24, 20, 16, ...
-    assert hidden == [24, 20, 16, 12, 8, 4]
-    # confidence rises with the position (the slope), so the last four came first
-    first = (denoiser.calls[1][0] != MASK).nonzero().squeeze(1).tolist()
-    assert first == [20, 21, 22, 23]
-    # and the surest took the favourite gene
-    assert int(denoiser.calls[1][0][23]) == int(denoiser.logits.argmax()) + N_SPECIAL
+    assert [int((seen == MASK).sum()) for seen, _ in denoiser.calls] == [24, 20, 16, 12, 8, 4]
+    first = (denoiser.calls[1][0] != MASK).nonzero().squeeze(1)
+    if temperature:  # confidence rises with the position (the slope), so the last four came first
+        assert first.tolist() == [20, 21, 22, 23]
+    else:  # the favourite genes came first
+        favourites = denoiser.logits.topk(4).indices + N_SPECIAL
+        assert set(denoiser.calls[1][0][first].tolist()) == set(favourites.tolist())
 
 
 def test_random_reveals_the_posterior_share():
@@ -222,11 +225,149 @@ def test_draws_are_a_function_of_the_generator():
     assert not torch.equal(one, three)
 
 
+# --- the genes that are surest to be hidden ---------------------------------------------------------------------------
+@pytest.mark.parametrize("share", [0.3, 0.5, 1.0])
+def test_likeliest_genes_against_all_assignments(share):
+    """The genes with the largest sums of probabilities, on the places that make the product largest."""
+    lengths, n_genes = (4, 1, 3), 6
+    logits = torch.randn(sum(lengths), n_genes, generator=rng(3)) * 2
+    logits[0, 2] = logits[5, 1] = -torch.inf
+    cells = torch.repeat_interleave(torch.tensor([0, 3, 4]), torch.tensor(lengths))
+    rows, genes = likeliest_genes(logits, cells, share)
+    assert rows.tolist() == sorted(rows.tolist())
+    start = 0
+    for length in lengths:
+        p = torch.softmax(logits[start : start + length].double(), dim=1).numpy()
+        number = round(length * share)
+        chosen = sorted(np.argsort(-p.sum(axis=0))[:number].tolist())
+        mine = (rows >= start) & (rows < start + length)
+        assert sorted(genes[mine].tolist()) == chosen
+        best = max(
+            (math.prod(p[place, gene] for place, gene in zip(places, chosen, strict=True)), places)
+            for places in itertools.permutations(range(length), number)
+        )[1]
+        assert dict(zip(genes[mine].tolist(), (rows[mine] - start).tolist(), strict=True)) == dict(
+            zip(chosen, best, strict=True)
+        )
+        start += length
+
+
+def test_likeliest_genes_finds_more_than_place_by_place():
+    """One gene is best at both places: taken by the first, the second would be left with a gene hardly ever there."""
+    logits = torch.tensor([[0.50, 0.45, 0.05], [0.60, 0.01, 0.39]]).log()
+    rows, genes = likeliest_genes(logits, torch.zeros(2, dtype=torch.int64), 1.0)
+    assert (rows.tolist(), genes.tolist()) == ([0, 1], [1, 0])
+
+
+@pytest.mark.parametrize("n_genes", [2, 5])
+def test_likeliest_genes_needs_a_gene_for_each_row(n_genes):
+    logits = torch.full((3, n_genes), -torch.inf)
+    logits[:, :2] = 0.0
+    with pytest.raises(ValueError, match="no gene left"):
+        likeliest_genes(logits, torch.zeros(3, dtype=torch.int64), 1.0)
+
+
+# --- hiding again what was drawn --------------------------------------------------------------------------------------
+@given(st.integers(1, 60), st.data(), st.floats(0, 1))
+def test_remdm_keeps_the_schedule_in_expectation(n_steps, data, remask):
+    k = data.draw(st.integers(1, n_steps))
+    t, s = k / n_steps, (k - 1) / n_steps
+    again, reveal = _hidden_again(t, s, remask)
+    assert 0 <= again <= remask
+    assert 0 <= reveal <= 1
+    assert (1 - again) * (1 - t) + reveal * t == pytest.approx(1 - s)
+
+
+def test_remdm_hides_again_the_share_it_says():
+    """Hidden positions after each step: binomial around the schedule, 5 standard deviations."""
+    n_cells, length, n_steps, remask = 2000, 10, 5, 0.3
+    tokens = torch.full((n_cells * length,), MASK)
+    denoiser = Fixed(spread=0.5)
+    sample(
+        denoiser, tokens, torch.zeros(len(tokens)), torch.arange(0, len(tokens) + 1, length), n_steps=n_steps,
+        remasking="remdm", remask=remask, temperature=1.0, generator=rng(5),
+    )  # fmt: skip
+    states = [seen == MASK for seen, _ in denoiser.calls]
+    assert len(states) == n_steps
+    for k, (now, then) in enumerate(itertools.pairwise(states)):
+        t, s = (n_steps - k) / n_steps, (n_steps - k - 1) / n_steps
+        again = min(remask, s / (1 - t)) if t < 1 else 0.0
+        shown = int((~now).sum())
+        assert abs(int((~now & then).sum()) - shown * again) <= 5 * math.sqrt(shown * again * (1 - again))
+        assert abs(int(then.sum()) - len(tokens) * s) <= 5 * math.sqrt(len(tokens) / 4)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 20), min_size=1, max_size=4),
+    st.floats(0, 1),
+    st.integers(1, 12),
+    st.floats(0, 1),
+    st.sampled_from([0.0, 0.7]),
+    st.integers(0, 99),
+)
+def test_remdm_keeps_what_was_given_and_repeats_no_gene(lengths, share, n_steps, remask, temperature, seed):
+    tokens, values, cu = partly_masked(tuple(lengths), share, seed)
+    denoiser = Fixed()
+    out = sample(
+        denoiser, tokens, values, cu, n_steps=n_steps, remasking="remdm", remask=remask, temperature=temperature,
+        generator=rng(seed),
+    )  # fmt: skip
+    given_ = tokens != MASK
+    for seen, _ in [*denoiser.calls, (out.tokens, None)]:
+        assert torch.equal(seen[given_], tokens[given_])
+        for a, b in itertools.pairwise(cu.tolist()):
+            genes = seen[a:b][seen[a:b] != MASK]
+            assert genes.unique().numel() == genes.numel()
+    assert torch.equal(out.values[given_], values[given_])
+    assert (out.tokens != MASK).all()
+
+
+# --- values that depend on the gene -----------------------------------------------------------------------------------
+class OfGenes(Fixed):
+    """Adds to the value of a masked position what a table says of cell and gene."""
+
+    table = torch.randn(4, N_GENES, generator=rng(11)) * 5
+
+    def __call__(self, *seen):
+        return *super().__call__(*seen), self.table
+
+
+@pytest.mark.parametrize("remasking", ["low_confidence", "random"])
+def test_values_of_the_chosen_genes_are_added_by_cell(remasking):
+    tokens, values, cu = partly_masked()
+    out = sample(OfGenes(), tokens, values, cu, n_steps=3, remasking=remasking, generator=rng(2))
+    cells = torch.repeat_interleave(torch.arange(4), cu.diff())
+    for i in (tokens == MASK).nonzero().squeeze(1).tolist():
+        expected = i - 2.0 + float(OfGenes.table[cells[i], out.tokens[i] - N_SPECIAL])
+        assert float(out.values[i]) == pytest.approx(max(expected, 0.0), abs=1e-5)
+
+
+def test_values_are_drawn_where_asked():
+    """Each gene is drawn once, from what is expected of it; what was given is not."""
+    tokens, values, cu = partly_masked()
+    calls = []
+
+    def draw(expected, cells, genes):
+        calls.extend(zip(cells.tolist(), (genes + N_SPECIAL).tolist(), expected.tolist(), strict=True))
+        return expected + 100
+
+    out = sample(Fixed(), tokens, values, cu, n_steps=3, draw_values=draw, generator=rng(2))
+    plain = sample(Fixed(), tokens, values, cu, n_steps=3, generator=rng(2))
+    masked = tokens == MASK
+    assert torch.equal(out.values[~masked], values[~masked])
+    assert torch.equal(out.values[masked], plain.values[masked] + 100)
+    cells = torch.repeat_interleave(torch.arange(4), cu.diff())[masked]
+    expected = zip(cells.tolist(), out.tokens[masked].tolist(), plain.values[masked].tolist(), strict=True)
+    assert sorted(calls) == sorted(expected)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"n_steps": 0}, "n_steps"),
-        ({"remasking": "topk"}, "low_confidence, random"),
+        ({"remasking": "topk"}, "low_confidence, random, remdm"),
+        ({"remask": 1.5}, r"remask must be in \[0, 1\], got 1.5"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"tokens": torch.tensor([3, PAD, MASK])}, "neither PAD nor LAT"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
 
 import pytest
+import torch
 
 from scdiva.models import ScDiVaConfig, load_model
 
@@ -19,7 +21,8 @@ def mini(script, monkeypatch):
     def small(n_genes):
         return ScDiVaConfig(
             n_genes=n_genes, dim=16, n_layers=1, n_heads=2, ffn_dim=16, tie_gene_head=True, anchor_residual=False,
-            anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, anchor_length=80,
+            anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, anchor_length=80, max_length=80,
+            state_head=True, state_rank=4,
         )  # fmt: skip
 
     monkeypatch.setattr(module, "model_config", small)
@@ -35,19 +38,23 @@ def test_a_time_limit_is_kept_and_the_schedule_ends(mini, script, prepared, tmp_
     monkeypatch.setenv("OUT", str(out))
     monkeypatch.setattr(mini, "PIECE", 10_000)
     options = (
-        f"--prepared {tmp_path / 'carried'} --out {tmp_path / 'run'} --time-limit 10 --accelerator cpu --context 40"
+        f"--prepared {tmp_path / 'carried'} --out {tmp_path / 'run'} --time-limit 40 --accelerator cpu --context 40 "
+        "--long-context 60 --steps 40 --anchor-steps 20 --head-steps 20 --long-steps 30"
     )
-    monkeypatch.setattr(sys, "argv", ["train_mini.py", *options.split(), "--steps", "40", "--anchor-steps", "20"])
+    monkeypatch.setattr(sys, "argv", ["train_mini.py", *options.split()])
     begun = time.monotonic()
     mini.main()
-    assert time.monotonic() - begun < 20  # the machine of a test may pause
+    assert time.monotonic() - begun < 60  # the machine of a test may pause
 
     said = json.loads((tmp_path / "run" / "metadata.json").read_text())
-    assert said["time_limit"] == 10
+    assert said["time_limit"] == 40
     assert said["corpus"]["train"] == {"cells_packed": 130, "cells_of": 130}
-    if "transformer" not in said["out_of_time"]:
-        assert said["transformer"]["steps"] == said["transformer"]["training"]["steps"]
-    assert 1 <= said["transformer"]["steps"] <= 40
+    for name, most in (("anchor", 20), ("transformer", 40), ("state_head", 20), ("transformer_long", 30)):
+        part = said[name]
+        if name not in said["out_of_time"]:
+            assert part["steps"] == part["training"]["steps"]
+        assert 1 <= part["steps"] <= most
+        assert part["cells_seen"] == part["steps"] * part["training"]["batch_size"]
     assert load_model(tmp_path / "run" / "model").config.dim == 16
 
     assert json.loads((out / "metadata.json").read_text()) == said
@@ -83,11 +90,71 @@ def test_a_run_that_takes_too_long_is_ended(mini):
     assert trainer.should_stop
 
 
-def test_an_unlimited_run_needs_no_trial(mini, prepared, tmp_path, monkeypatch):
-    options = f"--prepared {prepared} --out {tmp_path} --accelerator cpu --context 40 --steps 2 --anchor-steps 2"
-    monkeypatch.setattr(sys, "argv", ["train_mini.py", *options.split()])
-    mini.main()
-    said = json.loads((tmp_path / "metadata.json").read_text())
-    assert said["transformer"]["steps"] == 2
+SHORT = (
+    "--accelerator cpu --context 40 --long-context 60 --steps 4 --anchor-steps 3 --head-steps 3 --long-steps 4 "
+    "--batch-size 8"
+)
+
+
+@pytest.fixture
+def trained(mini, prepared, monkeypatch):
+    """Run the script without a time limit; return weights and what was recorded."""
+
+    def run(out, *options):
+        monkeypatch.setattr(mini, "TRIAL_STEPS", 2)  # looks at validation come as often
+        argv = ["train_mini.py", "--prepared", str(prepared), "--out", str(out), *SHORT.split(), *options]
+        monkeypatch.setattr(sys, "argv", argv)
+        mini.main()
+        model = load_model(out / "model", device="cpu")
+        return model, json.loads((out / "metadata.json").read_text())
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # several add in any order, and weights are compared to the last bit
+    yield run
+    torch.set_num_threads(threads)
+
+
+def same(one, other):
+    return all(torch.equal(p, q) for p, q in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_all_parts_are_trained_and_recorded(trained, tmp_path):
+    model, said = trained(tmp_path)
     assert "time_limit" not in said
     assert not (tmp_path / "trial").exists()
+    assert model.config.state_head
+    steps = {"anchor": 3, "transformer": 4, "state_head": 3, "transformer_long": 4}
+    for name, number in steps.items():
+        assert said[name]["steps"] == number
+        assert said[name]["validation"][-1]["step"] == number // 2 * 2
+        assert said[name]["validation"][-1]["loss"] > 0
+    assert said["transformer_long"]["validation_cells"] == 200
+    assert said["transformer_long"]["training"]["place_prior"]
+    assert "variance_explained" in said["anchor"]
+    assert model.metadata["state_head"] == said["state_head"]
+
+
+def test_each_part_is_taken_up_again(trained, tmp_path):
+    """Whatever part a run ended in, --resume ends with the same weights."""
+    model, said = trained(tmp_path)
+    again, _ = trained(tmp_path, "--resume")
+    assert same(model, again)
+    names = ("transformer", "state_head", "transformer_long")
+    for number in (2, 1, 0):
+        for name in names[number:]:
+            shutil.rmtree(tmp_path / name)
+        again, now = trained(tmp_path, "--resume")
+        assert same(model, again)
+        for name in names[number:]:
+            assert now[name]["validation"] == said[name]["validation"]
+
+
+def test_a_transformer_that_is_stopped_has_no_later_parts_until_it_is_done(trained, tmp_path):
+    whole, _ = trained(tmp_path / "whole")
+    half, said = trained(tmp_path / "half", "--stop-at", "2")
+    assert said["transformer"]["steps"] == 2
+    assert not {"state_head", "transformer_long"} & set(said)
+    assert half.state_head is None
+    rest, said = trained(tmp_path / "half", "--resume")
+    assert said["transformer"]["steps"] == 4
+    assert same(whole, rest)

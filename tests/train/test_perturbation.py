@@ -17,8 +17,8 @@ from scdiva.models.screen import KINDS
 from scdiva.train import adaptation
 from scdiva.train import perturbation as P
 from scdiva.train.adaptation import AdaptationCells, Limits
-from scdiva.train.config import PerturbationConfig
 from scdiva.train.responses import METHODS, predict_left_out
+from scdiva.train.task_config import PerturbationConfig
 
 STRATEGIES = ("head", "lora", "full")
 SCREEN = ("A", "B", "C", "D", "E", "A+B", "B+C", "C+D", "A@1", "B@1", "A+B@1")

@@ -46,12 +46,14 @@ def place_log_prior(
 
     Parameters
     ----------
-    tokens, values, cu_seqlens
-        Packed batch. Only visible genes and values are read.
+    tokens, values
+        Packed batch, `(T,)` each. Only visible genes and values are read.
     asked
         bool `(T,)`: the hidden genes that are asked about.
     visible
         bool `(T,)`: genes of which both identity and value are visible; none is asked about.
+    cu_seqlens
+        Shape `(B + 1,)`.
     expected
         `(B, n)`, :math:`\mu_g`, log-normalised, of the genes asked for.
     denominator
@@ -91,9 +93,8 @@ def place_log_prior(
         score = shown / denominator.to(values.device)[tokens[part][seen]]
         ends = torch.cat([score.new_tensor([torch.inf]), score, score.new_zeros(1)])
         before = torch.searchsorted(seen, places)
-        runs, of_run = torch.unique(
-            before, return_inverse=True
-        )  # hidden genes side by side have one pair of neighbours
+        # hidden genes side by side have one pair of neighbours
+        runs, of_run = torch.unique(before, return_inverse=True)
         prior = _of_runs(ends[runs], ends[runs + 1], shown, expected[cell].float(), of_gene, spread, floor)
         rows.append(prior[of_run])
     return torch.cat(rows) if rows else values.new_zeros((0, len(of_gene)), dtype=torch.float32)
@@ -124,12 +125,14 @@ def values_at_places(
 
     Parameters
     ----------
-    tokens, values, cu_seqlens
-        Packed batch, filled in. Not changed.
+    tokens, values
+        Packed batch, `(T,)` each, filled in. Not changed.
     hidden
         bool `(T,)`: genes whose values were filled in.
     visible
         bool `(T,)`: genes of which both were given.
+    cu_seqlens
+        Shape `(B + 1,)`.
     denominator
         As for :func:`place_log_prior`.
 

@@ -211,6 +211,8 @@ def _hidden_again(t: float, s: float, remask: float) -> tuple[float, float]:
     With σ the first, capped so that the second is no more than 1, the share hidden at s is s in expectation, as
     without: `(1 - s) = (1 - σ) (1 - t) + reveal t` (Wang et al. 2025, "Remasking Discrete Diffusion Models").
     """
+    if s == 0:  # exactly: nothing may stay hidden
+        return 0.0, 1.0
     again = min(remask, s / (1 - t)) if t < 1 else 0.0
     return again, min(1.0, ((1 - s) - (1 - again) * (1 - t)) / t)
 

@@ -69,13 +69,16 @@ def denoiser_of(
     Raises
     ------
     ValueError
-        If the model has no state head and one is needed.
+        If the model has no state head and one is needed, or none of its cell states can be had without the
+        transformer.
     """
     if model.state_head is None and (denominator is not None or prompt is not None or not stream):
         raise ValueError(
             "The model has no state head: it can neither use places nor a prompt, nor do without the transformer. "
             "Take a model with state_head=True, as the bundled one."
         )
+    if not stream and prompt is None and model.config.anchor == "learned":
+        raise ValueError('With anchor="learned" the cell state comes from the transformer: pass stream=True.')
 
     c, head = model.config, model.state_head
     drawn = None if genes is None else (genes - N_SPECIAL).to(next(model.parameters()).device)

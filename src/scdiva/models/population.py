@@ -146,25 +146,32 @@ def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_]) -> Matri
 
 
 def _fit_values(design: Matrix, offset: Matrix, expression: Matrix, there: NDArray[np.bool_]) -> tuple[Matrix, Matrix]:
-    d = design.shape[1]
-    number, genes = there.sum(axis=1), np.maximum(there.sum(axis=0), 1)
-    left = np.where(there, expression - offset, 0.0)
+    d, genes = design.shape[1], np.maximum(there.sum(axis=0), 1)
     found = np.zeros((d + 1, offset.shape[1]), dtype=np.float32)
-    for _ in range(STEPS):  # what all genes of a cell share is its depth, and not theirs
-        found[d] += left.sum(axis=0) / genes
-        left = np.where(there, expression - offset - found[d], 0.0)
-        of_cell = left.sum(axis=1) / np.maximum(number, 1)
-        left = np.where(there, left - of_cell[:, None], 0.0)
-    found[d] += left.sum(axis=0) / genes
-    left = np.where(there, left - left.sum(axis=0) / genes, 0.0)
+    found[d], left = _biases(np.where(there, expression - offset, 0.0), there)
     pairs, upper = _products(design)
     found[:d] = _solve(pairs, upper, there.astype(np.float32), design.T @ left)
-    left = np.where(there, left - design @ found[:d], 0.0)
+    # cells that express a gene are not spread evenly along the directions: its mean is to be met with them
+    more, left = _biases(np.where(there, left - design @ found[:d], 0.0), there)
+    found[d] += more
     spread = np.sqrt(np.square(left).sum(axis=0) / genes)
     # of a gene that one or two cells express nothing is known: as the others
     known = there.sum(axis=0) > 2
     spread[~known] = np.median(spread[known]) if known.any() else 0.0
     return found, spread.astype(np.float32)
+
+
+def _biases(left: Matrix, there: NDArray[np.bool_]) -> tuple[Matrix, Matrix]:
+    """Take each gene's mean off and each cell's, which is its depth; the genes' `(n_genes,)`, and what is left."""
+    number, genes = (np.maximum(there.sum(axis=axis, dtype=np.float32), 1) for axis in (1, 0))
+    bias = np.zeros(there.shape[1], dtype=np.float32)
+    for step in range(STEPS + 1):
+        of_gene = left.sum(axis=0) / genes
+        bias += of_gene
+        left = np.where(there, left - of_gene, 0.0)
+        if step < STEPS:
+            left = np.where(there, left - (left.sum(axis=1) / number)[:, None], 0.0)
+    return bias, left
 
 
 def _products(design: Matrix) -> tuple[Matrix, tuple[NDArray[np.intp], NDArray[np.intp]]]:
@@ -174,7 +181,10 @@ def _products(design: Matrix) -> tuple[Matrix, tuple[NDArray[np.intp], NDArray[n
 
 
 def _solve(
-    pairs: Matrix, upper: tuple[NDArray[np.intp], NDArray[np.intp]], weight: Matrix, right: Matrix
+    pairs: Matrix,
+    upper: tuple[NDArray[np.intp], NDArray[np.intp]],
+    weight: NDArray[np.floating],
+    right: NDArray[np.floating],
 ) -> NDArray[np.float64]:
     """Solve `(D' diag(w_g) D + RIDGE) x_g = r_g` for each gene; `(d, n_genes)`."""
     d = right.shape[0]

@@ -208,7 +208,7 @@ def annotate(
 
         from scdiva._rng import generator
         from scdiva.models import load_model
-        from scdiva.train.config import AnnotationConfig
+        from scdiva.train.task_config import AnnotationConfig
 
         given = load_model(cast("ScDiVa | str | PathLike[str]", model))  # an annotator is dealt with
         if parents is not None:

@@ -189,8 +189,8 @@ def integrate(
 
     from scdiva._rng import generator
     from scdiva.models import load_model
-    from scdiva.train.config import IntegrationConfig
     from scdiva.train.integration import HISTORY, Covariates, integrate_model, with_head
+    from scdiva.train.task_config import IntegrationConfig
 
     given = load_model(model)
     if given.integration is not None:

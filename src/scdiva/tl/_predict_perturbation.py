@@ -153,8 +153,8 @@ def fit_perturbation(
     from scdiva.models.perturbation import numbered_labels
     from scdiva.models.screen import KINDS
     from scdiva.train.adaptation import Limits
-    from scdiva.train.config import PerturbationConfig
     from scdiva.train.perturbation import fit_responses
+    from scdiva.train.task_config import PerturbationConfig
 
     given = load_model(model)
     target = settings.resolve_device(device)

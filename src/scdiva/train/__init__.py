@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scdiva.train.anchor import AnchorModule
     from scdiva.train.base import TaskModule
-    from scdiva.train.config import (
-        AnchorConfig,
-        AnnotationConfig,
-        IntegrationConfig,
-        OptimiserConfig,
-        PerturbationConfig,
-        PretrainingConfig,
-        StateHeadConfig,
-    )
+    from scdiva.train.config import AnchorConfig, OptimiserConfig, PretrainingConfig
     from scdiva.train.finetuning import AnnotationModule
     from scdiva.train.integration import IntegrationModule
     from scdiva.train.linear_map import LinearMap, fit_linear_map
@@ -24,21 +16,22 @@ if TYPE_CHECKING:
     from scdiva.train.pretraining import PretrainingModule
     from scdiva.train.runner import fit
     from scdiva.train.state_head import StateHeadModule
+    from scdiva.train.task_config import AnnotationConfig, IntegrationConfig, PerturbationConfig, StateHeadConfig
 
 _WHERE = {
     "AnchorConfig": "config",
     "AnchorModule": "anchor",
-    "AnnotationConfig": "config",
+    "AnnotationConfig": "task_config",
     "AnnotationModule": "finetuning",
-    "IntegrationConfig": "config",
+    "IntegrationConfig": "task_config",
     "IntegrationModule": "integration",
     "LinearMap": "linear_map",
     "OptimiserConfig": "config",
-    "PerturbationConfig": "config",
+    "PerturbationConfig": "task_config",
     "PerturbationModule": "perturbation",
     "PretrainingConfig": "config",
     "PretrainingModule": "pretraining",
-    "StateHeadConfig": "config",
+    "StateHeadConfig": "task_config",
     "StateHeadModule": "state_head",
     "TaskModule": "base",
     "fit": "runner",

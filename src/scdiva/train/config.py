@@ -11,7 +11,14 @@ from scdiva._constants import MAX_LENGTH
 ANCHOR_OBJECTIVES = ("two_view", "genes", "contrast")
 
 
-def _at_least(config: object, low: float, *names: str, strictly: bool = False) -> None:
+def at_least(config: object, low: float, *names: str, strictly: bool = False) -> None:
+    """Check that these fields of a configuration are finite numbers of at least `low`, or above it.
+
+    Raises
+    ------
+    ValueError
+        If one is not; the message names it.
+    """
     for name in names:
         value = getattr(config, name)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not isfinite(value):
@@ -97,13 +104,13 @@ class OptimiserConfig:
                     raise ValueError(f"{field.name} must be True or False, got {value!r}.")
             elif isinstance(field.default, int) and (not isinstance(value, int) or isinstance(value, bool)):
                 raise ValueError(f"{field.name} must be a whole number, got {value!r}.")
-        _at_least(self, 1, "steps", "batch_size", "accumulate", "log_every", "validate_every", "checkpoint_every")
+        at_least(self, 1, "steps", "batch_size", "accumulate", "log_every", "validate_every", "checkpoint_every")
         if self.batch_tokens is not None:
             if not isinstance(self.batch_tokens, int):
                 raise ValueError(f"batch_tokens must be None or a whole number, got {self.batch_tokens!r}.")
-            _at_least(self, 1, "batch_tokens")
-        _at_least(self, 0, "warmup_steps", "weight_decay", "clip", "beta1", "beta2", "seed", "final_learning_rate")
-        _at_least(self, 0, "learning_rate", strictly=True)
+            at_least(self, 1, "batch_tokens")
+        at_least(self, 0, "warmup_steps", "weight_decay", "clip", "beta1", "beta2", "seed", "final_learning_rate")
+        at_least(self, 0, "learning_rate", strictly=True)
         if self.beta1 >= 1 or self.beta2 >= 1 or self.final_learning_rate > 1:
             raise ValueError("beta1 and beta2 must be below 1, final_learning_rate at most 1.")
         if self.compile_blocks not in ("auto", "yes", "no"):
@@ -174,20 +181,20 @@ class PretrainingConfig(OptimiserConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 1, "context")
+        at_least(self, 1, "context")
         if self.scored_genes is not None:
             if not isinstance(self.scored_genes, int) or self.loss_norm != "per_cell":
                 raise ValueError(
                     'scored_genes must be None or a whole number, with loss_norm="per_cell"; got '
                     f"{self.scored_genes!r} with {self.loss_norm!r}."
                 )
-            _at_least(self, 1, "scored_genes")
+            at_least(self, 1, "scored_genes")
         elif self.place_prior:
             raise ValueError("place_prior needs scored_genes: all logits of a batch would be held at once.")
         if self.batch_tokens is not None and self.batch_tokens <= self.context:
             raise ValueError(f"batch_tokens must be above context, got {self.batch_tokens} and {self.context}.")
-        _at_least(self, 0, "value_weight", "value_mask_rate", "genes_weight", "contrast_weight")
-        _at_least(self, 0, "contrast_temperature", "anchor_max_time", "min_time", strictly=True)
+        at_least(self, 0, "value_weight", "value_mask_rate", "genes_weight", "contrast_weight")
+        at_least(self, 0, "contrast_temperature", "anchor_max_time", "min_time", strictly=True)
         if self.value_mask_rate > 1 or self.min_time >= 1 or self.anchor_max_time > 1:
             raise ValueError("value_mask_rate and anchor_max_time must be at most 1, min_time below 1.")
         if self.anchor_max_time <= self.min_time:
@@ -249,171 +256,7 @@ class AnchorConfig(OptimiserConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, 0, "genes_weight", "contrast_weight", "panel_rate", "study_power")
-        _at_least(self, 0, "contrast_temperature", "max_time", "min_panel", strictly=True)
+        at_least(self, 0, "genes_weight", "contrast_weight", "panel_rate", "study_power")
+        at_least(self, 0, "contrast_temperature", "max_time", "min_panel", strictly=True)
         if self.max_time > 1 or self.panel_rate > 1 or self.min_panel > 1:
             raise ValueError("max_time, panel_rate and min_panel must be at most 1.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateHeadConfig(OptimiserConfig):
-    """Training of the state head alone (:class:`~scdiva.train.StateHeadModule`). Ours, not the paper's.
-
-    Attributes
-    ----------
-    batch_size, learning_rate, warmup_steps, weight_decay
-        With defaults of their own.
-    value_weight
-        λ of the value term.
-    min_time
-        Least diffusion time.
-    """
-
-    batch_size: int = 256
-    learning_rate: float = 2e-3
-    warmup_steps: int = 20
-    weight_decay: float = 0.1
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    value_weight: float = 1.0
-    min_time: float = 1e-3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _at_least(self, 0, "value_weight")
-        _at_least(self, 0, "min_time", strictly=True)
-        if self.min_time >= 1:
-            raise ValueError(f"min_time must be below 1, got {self.min_time}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class IntegrationConfig(OptimiserConfig):
-    """Training of an integration head (:class:`~scdiva.train.integration.IntegrationModule`).
-
-    The paper names a discriminator of batches with gradient reversal, and supervised contrast (section on integration),
-    without schedule or weights. The schedule is that of Ganin & Lempitsky 2015; denoising and weights are ours.
-
-    Attributes
-    ----------
-    steps, batch_size, learning_rate, final_learning_rate, warmup_steps, weight_decay
-        As in every task, with defaults of their own.
-    target_weight
-        Weight of the denoising loss: a thinned cell is to get the corrected state of the whole one.
-    supervised_weight, temperature
-        Weight and temperature τ of the supervised contrast.
-    pairs_weight, pairs_temperature
-        Weight and τ of the contrast without labels: of a cell with itself thinned and with a partner in another batch.
-    n_neighbors
-        Cells of another batch are partners where each is among so many nearest of the other.
-    alike
-        Cells whose corrected states have a cosine above this are not pushed apart.
-    reversal_weight, reversal_rise
-        Weight of the reversed gradient at the end of its schedule, and the γ of
-        `2 / (1 + exp(-γ p)) - 1` with p the share of the steps done.
-    max_time
-        Genes are hidden with probability t ~ U(0, max_time), drawn for each cell.
-    """
-
-    steps: int = 1000
-    batch_size: int = 256
-    learning_rate: float = 1e-3
-    final_learning_rate: float = 0.01
-    warmup_steps: int = 20
-    weight_decay: float = 0.01
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    target_weight: float = 10.0
-    supervised_weight: float = 3.0
-    temperature: float = 0.1
-    pairs_weight: float = 0.8
-    pairs_temperature: float = 0.2
-    n_neighbors: int = 10
-    alike: float = 0.85
-    reversal_weight: float = 1.2
-    reversal_rise: float = 10.0
-    max_time: float = 0.3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        weights = ("target_weight", "supervised_weight", "pairs_weight", "reversal_weight")
-        _at_least(self, 0, *weights, "reversal_rise", "max_time")
-        _at_least(self, 0, "temperature", "pairs_temperature", strictly=True)
-        _at_least(self, 1, "n_neighbors")
-        _at_least(self, -1, "alike")
-        if self.max_time > 1:
-            raise ValueError(f"max_time must be at most 1, got {self.max_time}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnnotationConfig(OptimiserConfig):
-    """Fit of an annotation head (:mod:`scdiva.train.annotation`).
-
-    The paper probes a frozen backbone with an MLP and fine-tunes, and says no more; all values here are ours.
-
-    Attributes
-    ----------
-    batch_size, learning_rate, warmup_steps, weight_decay
-        Of the fine-tuning, with defaults of their own; the first and the last also of the probe.
-    balanced
-        Whether labels count alike in the loss, or cells.
-    inverse_penalty
-        C of the logistic regression: its quadratic penalty is 1 / (2 C).
-    n_neighbors
-        Neighbours that vote.
-    hidden, probe_steps, probe_learning_rate
-        Width of the probe's two hidden layers, and its training.
-    max_time
-        While fine-tuning, genes are hidden with probability t ~ U(0, max_time), drawn for each cell.
-    """
-
-    batch_size: int = 256
-    learning_rate: float = 3e-4
-    warmup_steps: int = 20
-    weight_decay: float = 0.01
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    balanced: bool = True
-    inverse_penalty: float = 0.1
-    n_neighbors: int = 15
-    hidden: int = 256
-    probe_steps: int = 600
-    probe_learning_rate: float = 1e-3
-    max_time: float = 0.3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _at_least(self, 1, "n_neighbors", "hidden", "probe_steps")
-        _at_least(self, 0, "inverse_penalty", "probe_learning_rate", strictly=True)
-        _at_least(self, 0, "max_time")
-        if self.max_time > 1:
-            raise ValueError(f"max_time must be at most 1, got {self.max_time}.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PerturbationConfig(OptimiserConfig):
-    """Fit of what a network adds to expected responses (:mod:`scdiva.train.perturbation`).
-
-    The paper names the weighted error and says no more; all values here are ours.
-
-    Attributes
-    ----------
-    batch_size, learning_rate, warmup_steps, weight_decay
-        With defaults of their own.
-    loss
-        `"wmse"`, the paper's error weighted by expression; `"de"`, weighted half evenly and half by how clearly a gene
-        changes; `"mse"`, unweighted.
-    hidden, rank
-        Width of the network's hidden layers, and directions of change it can combine.
-    """
-
-    batch_size: int = 32
-    learning_rate: float = 3e-4
-    warmup_steps: int = 20
-    weight_decay: float = 0.01
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    loss: Literal["wmse", "de", "mse"] = "wmse"
-    hidden: int = 256
-    rank: int = 32
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _at_least(self, 1, "hidden", "rank")
-        if self.loss not in ("wmse", "de", "mse"):
-            raise ValueError(f'loss must be "wmse", "de" or "mse", got {self.loss!r}.')

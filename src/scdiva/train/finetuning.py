@@ -17,8 +17,8 @@ from scdiva.nn.annotation import AnnotationHead, Read
 from scdiva.train.adaptation import AdaptationCells, Limits, Split, continue_training
 from scdiva.train.annotation import HeldOut, Reference, label_weights, read_cells, state_centroids
 from scdiva.train.base import TaskModule
-from scdiva.train.config import AnnotationConfig
 from scdiva.train.low_rank import merge_low_rank, train_states
+from scdiva.train.task_config import AnnotationConfig
 from scdiva.train.views import thinned_at_random
 
 HELD_OUT = 0.1

@@ -19,9 +19,9 @@ from scdiva.models.screen import KINDS, Kind, Screen
 from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes, part_tensors
 from scdiva.train.adaptation import AdaptationCells, Limits, Split, continue_training
 from scdiva.train.base import TaskModule
-from scdiva.train.config import PerturbationConfig
 from scdiva.train.low_rank import merge_low_rank, train_states
 from scdiva.train.responses import METHODS, LeftOut, best_base, errors, predict_left_out, summary
+from scdiva.train.task_config import PerturbationConfig
 
 STEPS_AN_EPOCH = 20
 """Control cells are drawn for so many steps; they are shown again and again, each time with another perturbation."""

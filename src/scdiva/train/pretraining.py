@@ -198,9 +198,10 @@ class PretrainingModule(TaskModule):
         with torch.no_grad():
             expected = head.values(out.read).float()
             seen = ~corrupted.value_mask
-            return prior + place_log_prior(
+            of_place = place_log_prior(
                 *(batch.tokens, batch.values, asked, seen, batch.cu_seqlens), expected, self.denominator
             )
+        return prior + of_place  # not above: what the state says keeps its gradient
 
     def _view_state(self, batch: CellBatch, generator: torch.Generator) -> Tensor:
         """State of another view of the cells, with up to `anchor_max_time` of their genes left out, `(B, state_dim)`.

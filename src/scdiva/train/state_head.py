@@ -12,7 +12,7 @@ from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.heads import hidden_gene_logits
 from scdiva.train.base import TaskModule
-from scdiva.train.config import StateHeadConfig
+from scdiva.train.task_config import StateHeadConfig
 
 PRIOR_CELLS = 0.5
 """Cells that a gene is taken to be expressed in beside those counted, so that logarithms stay finite."""
@@ -54,7 +54,7 @@ class StateHeadModule(TaskModule):
         model.requires_grad_(False)
         model.state_head.requires_grad_(True)
         every = np.arange(N_SPECIAL, model.config.n_tokens)
-        genes = torch.from_numpy(np.asarray(every if measured is None else measured, dtype=np.int64)) - N_SPECIAL
+        genes = torch.from_numpy(np.array(every if measured is None else measured, dtype=np.int64)) - N_SPECIAL
         column = torch.full((model.config.n_genes,), -1)
         column[genes] = torch.arange(len(genes))
         self.genes: Tensor

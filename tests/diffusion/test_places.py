@@ -1,0 +1,175 @@
+"""What places say of genes, against a loop over cells, places and genes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from scdiva._constants import MASK, N_SPECIAL
+from scdiva.diffusion import place_log_prior, values_at_places
+from scdiva.diffusion.places import FLOOR, GRID, SPREAD
+
+N_GENES = 12
+
+
+def ranked_cells(lengths, *, counts: bool, n_genes: int = N_GENES, seed: int = 0):
+    """Cells sorted by score; values as of counts, or all unlike; the denominator they are sorted by."""
+    rng = np.random.default_rng(seed)
+    denominator = np.concatenate([np.ones(N_SPECIAL), rng.uniform(0.3, 2.0, n_genes)]).astype(np.float32)
+    tokens, values = [], []
+    for length in lengths:
+        genes = rng.permutation(n_genes)[:length] + N_SPECIAL
+        x = np.log1p(rng.integers(1, 5, length)) if counts else rng.gamma(3.0, 0.5, length)
+        order = np.argsort(-(x / denominator[genes]), kind="stable")
+        tokens.append(genes[order])
+        values.append(x[order])
+    cu = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    packed = torch.from_numpy(np.concatenate(tokens)), torch.from_numpy(np.concatenate(values)).float()
+    return *packed, cu, torch.from_numpy(denominator)
+
+
+def split(n: int, seed: int = 1):
+    """Positions that are asked about, visible, or neither (of which only the value is hidden)."""
+    draw = torch.rand(n, generator=torch.Generator().manual_seed(seed))
+    return draw < 0.4, draw > 0.5
+
+
+def slow(tokens, values, asked, visible, cu, expected, denominator, spread=SPREAD, floor=FLOOR):
+    """Every place and gene by itself, in float64."""
+    rows = []
+    for cell, (start, stop) in enumerate(zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True)):
+        seen = [i for i in range(start, stop) if visible[i]]
+        shown = sorted(float(values[i]) for i in seen)
+        if len(set(shown)) > GRID:  # even groups, each by its mean
+            groups = [[] for _ in range(GRID)]
+            for number, x in enumerate(shown):
+                groups[number * GRID // len(shown)].append(x)
+            grid = [(sum(group) / len(group), len(group)) for group in groups]
+        else:
+            grid = [(x, shown.count(x)) for x in sorted(set(shown))]
+        for place in range(start, stop):
+            if not asked[place]:
+                continue
+            before = [i for i in seen if i < place]
+            behind = [i for i in seen if i > place]
+            above = float(values[before[-1]] / denominator[tokens[before[-1]]]) if before else math.inf
+            below = float(values[behind[0]] / denominator[tokens[behind[0]]]) if behind else 0.0
+            row = []
+            for gene in range(expected.shape[1]):
+                h, mu = float(denominator[N_SPECIAL + gene]), float(expected[cell, gene])
+                weights = [n * math.exp(-((x - mu) ** 2) / (2 * spread**2)) for x, n in grid]
+                inside = sum(
+                    w
+                    for (x, _), w in zip(grid, weights, strict=True)
+                    if below * h * (1 - 1e-5) <= x <= above * h * (1 + 1e-5)
+                )
+                row.append(math.log(floor + (1 - floor) * inside / sum(weights)) if seen else 0.0)
+            rows.append(row)
+    return np.array(rows)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("options", [{}, {"spread": 0.3, "floor": 0.01}])
+def test_the_prior_is_its_formula(counts, options):
+    tokens, values, cu, denominator = ranked_cells([9, 1, 12, 6], counts=counts)
+    asked, visible = split(len(tokens))
+    expected = torch.rand(4, N_GENES, generator=torch.Generator().manual_seed(2)) * 2
+    found = place_log_prior(tokens, values, asked, visible, cu, expected, denominator, **options)
+    assert found.dtype == torch.float32
+    exact = slow(tokens, values, asked, visible, cu, expected, denominator, **options)
+    np.testing.assert_allclose(found.numpy(), exact, atol=1e-3, rtol=1e-3)
+
+
+def test_many_unlike_values_are_grouped():
+    tokens, values, cu, denominator = ranked_cells([290, 40], counts=False, n_genes=300)
+    asked, visible = split(len(tokens))
+    assert int(visible[:290].sum()) > 2 * GRID
+    expected = torch.rand(2, 300, generator=torch.Generator().manual_seed(2)) * 2
+    found = place_log_prior(tokens, values, asked, visible, cu, expected, denominator)
+    exact = slow(tokens, values, asked, visible, cu, expected, denominator)
+    # a group on an end that rounding moves counts or does not: where they differ, by one group
+    close = np.isclose(found.numpy(), exact, atol=2e-2)
+    assert close.mean() > 0.995
+
+
+def test_genes_asked_for_are_columns():
+    tokens, values, cu, denominator = ranked_cells([9, 12], counts=True)
+    asked, visible = split(len(tokens))
+    expected = torch.rand(2, N_GENES)
+    genes = torch.tensor([9, 3, 4])
+    every = place_log_prior(tokens, values, asked, visible, cu, expected, denominator)
+    some = place_log_prior(tokens, values, asked, visible, cu, expected[:, genes - N_SPECIAL], denominator, genes)
+    torch.testing.assert_close(some, every[:, genes - N_SPECIAL])
+
+
+def test_neither_genes_nor_values_that_are_hidden_are_read():
+    tokens, values, cu, denominator = ranked_cells([9, 12], counts=True)
+    asked, visible = split(len(tokens))
+    expected = torch.rand(2, N_GENES)
+    plain = place_log_prior(tokens, values, asked, visible, cu, expected, denominator)
+    blank = tokens.masked_fill(~visible, MASK), values.masked_fill(~visible, torch.nan)
+    assert torch.equal(place_log_prior(*blank, asked, visible, cu, expected, denominator), plain)
+
+
+def test_the_true_gene_is_likelier_at_its_place_than_by_chance():
+    tokens, values, cu, denominator = ranked_cells([12] * 40, counts=True)
+    asked, visible = split(len(tokens))
+    found = place_log_prior(tokens, values, asked, visible, cu, torch.full((40, N_GENES), 1.2), denominator)
+    true = found[torch.arange(len(found)), tokens[asked] - N_SPECIAL]
+    assert float(true.exp().mean()) > float(found.exp().mean()) + 0.1
+    # nearly always a visible value of the cell is what the hidden one is
+    assert float((true > math.log(FLOOR) + 1).float().mean()) > 0.9
+
+
+def test_without_anything_visible_places_say_nothing():
+    tokens, values, cu, denominator = ranked_cells([3, 4], counts=True)
+    asked = torch.ones(7, dtype=torch.bool)
+    asked[3:5] = False
+    found = place_log_prior(tokens, values, asked, ~asked, cu, torch.rand(2, N_GENES), denominator)
+    assert found.shape == (5, N_GENES)
+    assert (found[:3] == 0).all()
+    assert (found[3:] < 0).any()
+
+
+def test_nothing_asked_gives_no_rows():
+    tokens, values, cu, denominator = ranked_cells([3, 4], counts=True)
+    asked = torch.zeros(7, dtype=torch.bool)
+    assert place_log_prior(tokens, values, asked, ~asked, cu, torch.rand(2, N_GENES), denominator).shape == (0, 12)
+
+
+def test_a_place_that_is_both_is_refused():
+    tokens, values, cu, denominator = ranked_cells([3, 4], counts=True)
+    asked = torch.tensor([True, False, True, False, False, False, False])
+    visible = torch.tensor([True, True, True, False, True, True, True])
+    with pytest.raises(ValueError, match="2 positions are visible and asked about"):
+        place_log_prior(tokens, values, asked, visible, cu, torch.rand(2, N_GENES), denominator)
+
+
+def test_values_move_to_their_places_by_the_spread_at_most():
+    tokens, values, cu, denominator = ranked_cells([9, 1, 12, 6], counts=False)
+    hidden, visible = split(len(tokens))
+    noisy = torch.where(hidden, values + torch.randn(len(values), generator=torch.Generator().manual_seed(3)), values)
+    before = noisy.clone()
+    found = values_at_places(tokens, noisy, hidden, visible, cu, denominator)
+    assert torch.equal(noisy, before)
+    moved = 0
+    for start, stop in zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True):
+        for i in range(start, stop):
+            own, h = float(noisy[i]), float(denominator[tokens[i]])
+            if hidden[i]:
+                above = [float(values[j] / denominator[tokens[j]]) for j in range(start, i) if visible[j]]
+                below = [float(values[j] / denominator[tokens[j]]) for j in range(i + 1, stop) if visible[j]]
+                own = min(max(own, h * below[0] if below else 0.0), h * above[-1] if above else math.inf)
+                own = min(max(own, float(noisy[i]) - SPREAD), float(noisy[i]) + SPREAD)
+                moved += own != float(noisy[i])
+            assert float(found[i]) == pytest.approx(own, rel=1e-5, abs=1e-6)
+    assert moved > 3
+
+
+def test_true_values_stay():
+    tokens, values, cu, denominator = ranked_cells([12, 12], counts=True)
+    hidden, visible = split(len(tokens))
+    torch.testing.assert_close(values_at_places(tokens, values, hidden, visible, cu, denominator), values)

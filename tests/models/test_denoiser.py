@@ -1,0 +1,183 @@
+"""A model as a denoiser: the logits and values that the model itself would give, and places on top."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from scdiva._constants import MASK, N_SPECIAL
+from scdiva.diffusion import cell_of_token, log_likelihood, place_log_prior, sample
+from scdiva.models.denoiser import Prompt, denoiser_of
+from scdiva.nn.heads import hidden_gene_logits
+
+LENGTHS = (6, 1, 11)
+CU = torch.tensor([0, 6, 7, 18], dtype=torch.int32)
+GENES = torch.tensor([5, 3, 30, 12, 9])
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+DENOMINATOR = torch.rand(33, generator=seeded(8)) + 0.3
+
+
+@pytest.fixture
+def packed():
+    """Ranked cells of which some genes are masked and some show a gene without its value."""
+    g, tokens, values = seeded(0), [], []
+    for n in LENGTHS:
+        genes = torch.randperm(30, generator=g)[:n] + N_SPECIAL
+        shown = torch.log1p(torch.randint(1, 5, (n,), generator=g).float())
+        order = (shown / DENOMINATOR[genes]).argsort(descending=True)
+        tokens.append(genes[order])
+        values.append(shown[order])
+    tokens, values = torch.cat(tokens), torch.cat(values)
+    tokens[[0, 3, 8, 9, 15]] = MASK
+    value_mask = tokens == MASK
+    value_mask[[2, 10]] = True
+    return tokens, values.masked_fill(value_mask, 0.0), CU, value_mask
+
+
+def of_model(model, packed):
+    """What the model says of masked positions, of shown genes whose values are hidden, and of genes by cell."""
+    tokens, values, cu, value_mask = packed
+    out = model(tokens, values, cu, value_mask=value_mask)
+    return model.gene_logits(out, tokens == MASK), model.predict_values(out, tokens), out
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("anchor", ["learned", "pooled", "encoder"])
+def test_without_a_state_head_it_is_the_model(network, packed, anchor):
+    model = network(anchor=anchor)
+    logits, values = denoiser_of(model)(*packed)
+    expected_logits, expected_values, _ = of_model(model, packed)
+    torch.testing.assert_close(logits, expected_logits)
+    torch.testing.assert_close(values, expected_values)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("anchor", ["learned", "pooled", "encoder"])
+@pytest.mark.parametrize("places", [False, True])
+def test_with_a_state_head_it_is_the_model_and_places(network, packed, anchor, places):
+    model = network(anchor=anchor, state_head=True)
+    tokens, values, cu, value_mask = packed
+    logits, predicted, of_genes = denoiser_of(model, denominator=DENOMINATOR if places else None)(*packed)
+    expected, expected_values, out = of_model(model, packed)
+    if places:
+        expected = expected + place_log_prior(
+            *(tokens, values, tokens == MASK, ~value_mask, cu), model.state_head.values(out.read), DENOMINATOR
+        )
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(of_genes, model.state_head.values(out.read))
+    asked = value_mask | (tokens == MASK)  # elsewhere nothing is asked
+    torch.testing.assert_close(predicted[asked], expected_values[asked])
+    # what is added to a masked position once its gene is chosen is what the model says when told the gene
+    chosen = torch.full_like(tokens, 7)
+    masked = tokens == MASK
+    cells = cell_of_token(cu, len(tokens))
+    torch.testing.assert_close(
+        (predicted + of_genes[cells, chosen - N_SPECIAL])[masked], model.predict_values(out, chosen)[masked]
+    )
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("state_head", "stream"), [(False, True), (True, True), (True, False)])
+def test_some_genes_only(network, packed, state_head, stream):
+    model = network(state_head=state_head)
+    options = {"stream": stream, "denominator": DENOMINATOR if state_head else None}
+    every = denoiser_of(model, **options)(*packed)
+    shown = packed[0][packed[0] != MASK]
+    genes = torch.cat([GENES, shown]).unique()  # values of shown genes are asked for too
+    some = denoiser_of(model, genes=genes, **options)(*packed)
+    columns = genes - N_SPECIAL
+    torch.testing.assert_close(some[0][:, columns], every[0][:, columns])
+    others = torch.ones(30, dtype=torch.bool).index_fill(0, columns, False)
+    assert (some[0][:, others] == -torch.inf).all()
+    torch.testing.assert_close(some[1], every[1])
+    if state_head:
+        torch.testing.assert_close(some[2][:, columns], every[2][:, columns])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("anchor", ["pooled", "encoder"])
+def test_without_the_stream_the_state_alone_speaks(network, packed, anchor):
+    model = network(anchor=anchor, state_head=True)
+    tokens, value_mask = packed[0], packed[3]
+    plain = model.forward
+    model.forward = None  # would fail if it were run
+    logits, predicted, of_genes = denoiser_of(model, stream=False)(*packed)
+    model.forward = plain
+    _, _, out = of_model(model, packed)
+    torch.testing.assert_close(logits, model.state_logits(out)[out.cells[tokens == MASK]])
+    torch.testing.assert_close(of_genes, model.state_head.values(out.read))
+    shown = value_mask & (tokens != MASK)
+    torch.testing.assert_close(predicted[shown], of_genes[out.cells[shown], tokens[shown] - N_SPECIAL])
+
+
+@torch.no_grad()
+def test_places_may_be_known_by_what_was_given_alone(network, packed):
+    model = network(state_head=True)
+    tokens, values, cu, value_mask = packed
+    given = torch.rand(len(tokens), generator=seeded(4)) < 0.7  # masked ones among them, which can't be known
+    found = denoiser_of(model, denominator=DENOMINATOR, given=given)(*packed)[0]
+    without, _, of_genes = denoiser_of(model)(*packed)
+    prior = place_log_prior(tokens, values, tokens == MASK, given & ~value_mask, cu, of_genes, DENOMINATOR)
+    torch.testing.assert_close(found, without + prior)
+    assert not torch.allclose(found, denoiser_of(model, denominator=DENOMINATOR)(*packed)[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("genes", [None, torch.arange(3, 33)[torch.randperm(30, generator=seeded(1))]])
+def test_a_prompt_takes_the_place_of_what_cells_show(network, packed, stream, genes):
+    model = network(state_head=True)
+    tokens, values, cu, value_mask = packed
+    columns = slice(None) if genes is None else genes - N_SPECIAL
+    g = seeded(5)
+    log_odds, of_genes = torch.randn(3, 30, generator=g), torch.rand(3, 30, generator=g)
+    prompt = Prompt(torch.randn(3, model.state_dim, generator=g), log_odds[:, columns], of_genes[:, columns])
+    denoise = denoiser_of(model, prompt=prompt, genes=genes, stream=stream, denominator=DENOMINATOR)
+    logits, _, found = denoise(*packed)
+    masked, cells = tokens == MASK, cell_of_token(cu, len(tokens))
+    share = torch.tensor([2 / 6, 0, 3 / 11])
+    expected = hidden_gene_logits(log_odds, share)[cells[masked]]
+    expected = expected + place_log_prior(tokens, values, masked, ~value_mask, cu, of_genes, DENOMINATOR)
+    if stream:
+        out = model(tokens, values, cu, value_mask=value_mask, anchor_state=prompt.state)
+        expected = expected + out.hidden[masked] @ model.gene_weight.T
+    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, of_genes)
+
+
+@torch.no_grad()
+def test_a_time_conditioned_model_is_told_the_share_that_is_hidden(network, packed):
+    model = network(time_conditioning=True)
+    tokens, values, cu, value_mask = packed
+    logits, _ = denoiser_of(model)(*packed)
+    time = torch.tensor([3 / 6, 0, 4 / 11])
+    out = model(tokens, values, cu, value_mask=value_mask, time=time)
+    torch.testing.assert_close(logits, model.gene_logits(out, tokens == MASK))
+
+
+def test_cells_can_be_drawn_and_scored(network, packed):
+    model = network(state_head=True)
+    tokens, values, cu, _ = packed
+    out = sample(denoiser_of(model, denominator=DENOMINATOR), tokens, values, cu, n_steps=3, generator=seeded(0))
+    assert (out.tokens >= N_SPECIAL).all()
+    with torch.no_grad():
+        found = log_likelihood(denoiser_of(model), out.tokens, out.values, cu, n_samples=4, generator=seeded(0))
+    assert (found[0] < 0).all()
+
+
+@pytest.mark.parametrize(
+    "options", [{"denominator": DENOMINATOR}, {"stream": False}, {"prompt": Prompt(*[torch.zeros(1, 1)] * 3)}]
+)
+def test_what_needs_a_state_head_says_so(network, options):
+    with pytest.raises(ValueError, match=r"no state head.*Take a model with state_head=True"):
+        denoiser_of(network(), **options)
+
+
+def test_a_learned_anchor_needs_the_stream(network):
+    with pytest.raises(ValueError, match="the cell state comes from the transformer: pass stream=True"):
+        denoiser_of(network(anchor="learned", state_head=True), stream=False)

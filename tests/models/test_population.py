@@ -1,0 +1,148 @@
+"""Corrections fitted to a population: known ones are found, and its means are met gene by gene."""
+
+from __future__ import annotations
+
+import itertools
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+from scipy.special import expit, logit
+
+from scdiva.models import population
+from scdiva.models.population import fit_population, shift_to
+
+N_CELLS, N_GENES, STATE = 500, 60, 4
+
+
+class Simulated(NamedTuple):
+    states: np.ndarray
+    log_odds: np.ndarray
+    values: np.ndarray
+    expression: np.ndarray
+    odds_along: np.ndarray
+    values_along: np.ndarray
+
+
+def simulate(seed: int = 0, n_cells: int = N_CELLS, effect: float = 1.0) -> Simulated:
+    """Cells in which genes depend on the state by more than a model's log-odds and values say."""
+    rng = np.random.default_rng(seed)
+    states = rng.normal(size=(n_cells, STATE)) @ np.diag([2.0, 1.0, 1.0, 0.5]) + 3.0
+    offset = rng.normal(size=(n_cells, N_GENES)).astype(np.float32)
+    told = rng.uniform(1.0, 3.0, size=(n_cells, N_GENES)).astype(np.float32)
+    standard = (states - states.mean(axis=0)) / states.std(axis=0)
+    odds_along = effect * (standard @ rng.normal(size=(STATE, N_GENES)) + rng.normal(size=N_GENES))
+    values_along = effect * (standard @ rng.normal(scale=0.3, size=(STATE, N_GENES)))
+    there = rng.random((n_cells, N_GENES)) < expit(offset + odds_along)
+    there[:, 0], there[:, 1] = True, False  # each cell expresses some genes and not all
+    noise = rng.normal(scale=0.2, size=(n_cells, N_GENES))
+    expression = np.where(there, np.maximum(told + values_along + noise, 0.01), 0.0).astype(np.float32)
+    return Simulated(states, offset, told, expression, odds_along, values_along)
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    made = simulate()
+    return made, fit_population(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
+
+
+def centred(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
+    return x - (x * weight).sum(axis=0) / weight.sum(axis=0)
+
+
+def test_directions_have_unit_variance(fitted):
+    made, found = fitted
+    along = found.directions(made.states)
+    np.testing.assert_allclose(along[:, :-1].mean(axis=0), 0, atol=1e-4)
+    np.testing.assert_allclose(np.cov(along[:, :-1].T, bias=True), np.eye(STATE), atol=1e-3)
+    assert (along[:, -1] == 1).all()
+
+
+def test_known_dependences_are_found(fitted):
+    """Of log-odds and values, gene by gene; what all genes share is the cell's own shift and not theirs."""
+    made, found = fitted
+    along, one = found.directions(made.states), np.ones((N_CELLS, 1))
+    for mine, true in ((found.log_odds, made.odds_along), (found.values, made.values_along)):
+        mine, true = (along @ mine)[:, 2:], true[:, 2:]
+        mine, true = (x - x.mean(axis=1, keepdims=True) for x in (mine, true))
+        mine, true = centred(mine, one), centred(true, one)
+        correlation = (mine * true).sum() / np.sqrt((mine**2).sum() * (true**2).sum())
+        assert correlation > 0.95
+        assert 0.8 < (mine * true).sum() / (true**2).sum() < 1.1  # shrunk a little by the penalty
+
+
+def test_how_often_each_gene_is_expressed_is_met(fitted):
+    made, found = fitted
+    there = made.expression > 0
+    log_odds = made.log_odds + found.directions(made.states) @ found.log_odds
+    expected = expit(log_odds + shift_to(log_odds, there.sum(axis=1))[:, None]).mean(axis=0)
+    np.testing.assert_allclose(expected, there.mean(axis=0), atol=0.01)
+
+
+def test_mean_values_are_met_where_genes_are_expressed(fitted):
+    """But for what all genes of a cell share, which is its depth."""
+    made, found = fitted
+    there = made.expression > 0
+    left = np.where(there, made.expression - made.values - found.directions(made.states) @ found.values, 0)
+    left -= there * (left.sum(axis=1) / there.sum(axis=1))[:, None]
+    means = (left.sum(axis=0) / np.maximum(there.sum(axis=0), 1))[there.sum(axis=0) > 50]
+    assert len(means) > 40
+    np.testing.assert_allclose(means, 0, atol=0.03)
+
+
+def test_the_spread_is_that_of_the_noise(fitted):
+    made, found = fitted
+    often = (made.expression > 0).sum(axis=0) > 50
+    np.testing.assert_allclose(np.median(found.spread[often]), 0.2, rtol=0.1)
+    assert found.spread[1] == pytest.approx(np.median(found.spread[np.arange(N_GENES) != 1]))  # expressed by none
+
+
+def test_a_model_that_is_right_is_hardly_corrected():
+    made = simulate(effect=0.0)
+    found = fit_population(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
+    assert np.abs(found.log_odds[:, 2:]).mean() < 0.15
+    assert np.abs(found.values[:, 2:]).mean() < 0.03
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # shares of no variance
+def test_small_populations_are_shrunk():
+    """Of few cells of one state nothing but how often each gene is expressed is learned."""
+    made = simulate(n_cells=6)
+    states = np.ones_like(made.states)
+    found = fit_population(states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
+    assert found.axes.shape == (STATE, 0)
+    assert found.log_odds.shape == (1, N_GENES)
+    assert all(np.isfinite(part).all() for part in found)
+
+
+def test_a_system_in_chunks_is_the_same(fitted, monkeypatch):
+    made, whole = fitted
+    monkeypatch.setattr(population, "CHUNK", 7)
+    found = fit_population(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
+    np.testing.assert_allclose(found.log_odds, whole.log_odds, atol=1e-4)
+    np.testing.assert_allclose(found.values, whole.values, atol=1e-4)
+
+
+def test_newton_systems_are_solved_gene_by_gene():
+    rng = np.random.default_rng(0)
+    design = rng.normal(size=(20, 3)).astype(np.float32)
+    weight, right = rng.random((20, 5)).astype(np.float32), rng.normal(size=(3, 5)).astype(np.float32)
+    pairs, upper = population._products(design)
+    found = population._solve(pairs, upper, weight, right)
+    for gene in range(5):
+        matrix = sum(weight[i, gene] * np.outer(design[i], design[i]) for i in range(20))
+        expected = np.linalg.solve(matrix + population.RIDGE * np.eye(3), right[:, gene])
+        np.testing.assert_allclose(found[:, gene], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_shifts_give_each_cell_its_number_of_genes():
+    rng = np.random.default_rng(1)
+    log_odds = rng.normal(scale=4, size=(30, 50))
+    log_odds[:, :10] = -np.inf
+    lengths = rng.integers(1, 40, size=30)
+    shift = shift_to(log_odds, lengths)
+    np.testing.assert_allclose(expit(log_odds + shift[:, None]).sum(axis=1), lengths, rtol=1e-5)
+    # of equal odds it is known in closed form
+    for n, length in itertools.product([8, 20], [1, 5]):
+        found = shift_to(np.full((1, n), 0.7), np.array([length]))
+        assert found[0] == pytest.approx(logit(length / n) - 0.7, abs=1e-6)

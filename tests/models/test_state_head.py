@@ -1,0 +1,131 @@
+"""The state head inside the network: what it adds to logits and values, with every anchor."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from scdiva._constants import MASK, N_SPECIAL
+from scdiva.models import load_model, save_model
+
+ANCHORS = ("learned", "pooled", "encoder")
+LENGTHS = (6, 1, 11)
+
+
+@pytest.fixture
+def packed():
+    """Cells of which some genes are masked, some show a gene without its value, and one is masked wholly."""
+    g = torch.Generator().manual_seed(0)
+    tokens = torch.cat([torch.randperm(30, generator=g)[:n] for n in LENGTHS]) + N_SPECIAL
+    values = torch.rand(len(tokens), generator=g) * 3 + 0.1
+    true = tokens.clone()
+    tokens[[0, 3, 6, 8, 9, 15]] = MASK
+    value_mask = tokens == MASK
+    value_mask[[2, 10]] = True
+    return true, tokens, values, torch.tensor([0, 6, 7, 18], dtype=torch.int32), value_mask
+
+
+def array(x: torch.Tensor) -> np.ndarray:
+    return x.detach().double().numpy()
+
+
+@pytest.mark.parametrize("anchor", ANCHORS)
+def test_logits_and_values_are_the_formulas(network, packed, anchor):
+    model = network(anchor=anchor, state_head=True, state_rank=3)
+    true, tokens, values, cu, value_mask = packed
+    out = model(tokens, values, cu, value_mask=value_mask)
+    state = array(out.cell_state if anchor == "learned" else out.anchor)
+    head, n_genes = model.state_head, model.config.n_genes
+    logits = array(model.gene_logits(out, tokens == MASK))
+    predicted, blind = array(model.predict_values(out, true)), array(model.predict_values(out, tokens))
+    stream = array(model.heads.value(out.hidden))[:, 0]
+    row = 0
+    for cell, (start, stop) in enumerate(zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True)):
+        inside = range(start, stop)
+        z, n_visible = state[cell], sum(not value_mask[i] for i in inside)
+        w1, b1 = array(head.read[0].weight), array(head.read[0].bias)
+        w2, b2 = array(head.read[2].weight), array(head.read[2].bias)
+        inner = w1 @ np.append(z / np.sqrt(np.mean(z**2) + np.finfo(np.float32).eps), np.log1p(n_visible)) + b1
+        u = np.append(w2 @ (inner / (1 + np.exp(-inner))) + b2, 1.0)
+        log_odds, of_gene = array(head.gene) @ u, array(head.value) @ u
+        share = sum(int(tokens[i]) == MASK for i in inside) / len(inside)
+        for i in inside:
+            assert predicted[i] == pytest.approx(stream[i] + of_gene[true[i] - N_SPECIAL], abs=1e-5)
+            known = int(tokens[i]) != MASK  # of a masked gene nobody knows which it is
+            assert blind[i] == pytest.approx(predicted[i] if known else stream[i], abs=1e-5)
+            if not known:
+                expected = array(model.gene_weight) @ array(out.hidden)[i] - np.log(share + np.exp(-log_odds))
+                np.testing.assert_allclose(logits[row], expected, atol=1e-4)
+                row += 1
+    assert logits.shape == (row, n_genes)
+
+
+@pytest.mark.parametrize("anchor", ANCHORS)
+def test_without_it_nothing_is_added(network, packed, anchor):
+    model = network(anchor=anchor)
+    true, tokens, values, cu, value_mask = packed
+    out = model(tokens, values, cu, value_mask=value_mask)
+    assert out.read is None
+    assert out.hidden_share is None
+    assert model.state_logits(out) is None
+    masked = tokens == MASK
+    torch.testing.assert_close(model.gene_logits(out, masked), out.hidden[masked] @ model.gene_weight.T)
+    torch.testing.assert_close(model.predict_values(out, true), model.heads.value(out.hidden).squeeze(-1))
+
+
+@pytest.mark.parametrize("anchor", ANCHORS)
+def test_a_new_head_changes_neither_stream_nor_state(network, packed, anchor):
+    """Its zeros say nothing but which share is hidden, the same of all genes."""
+    with_head, without = network(anchor=anchor, state_head=True), network(anchor=anchor)
+    with_head.load_state_dict(without.state_dict(), strict=False)
+    with torch.no_grad():
+        with_head.state_head.gene.zero_()
+        with_head.state_head.value.zero_()
+    true, tokens, values, cu, value_mask = packed
+    out, plain = (m(tokens, values, cu, value_mask=value_mask) for m in (with_head, without))
+    assert torch.equal(out.hidden, plain.hidden)
+    assert torch.equal(out.cell_state, plain.cell_state)
+    logits, expected = with_head.gene_logits(out, tokens == MASK), without.gene_logits(plain, tokens == MASK)
+    torch.testing.assert_close(logits.log_softmax(1), expected.log_softmax(1))
+    torch.testing.assert_close(with_head.predict_values(out, true), without.predict_values(plain, true))
+
+
+def test_a_cell_does_not_depend_on_the_others(network, packed):
+    model = network(state_head=True)
+    true, tokens, values, cu, value_mask = packed
+    out = model(tokens, values, cu, value_mask=value_mask)
+    alone = model(tokens[7:], values[7:], torch.tensor([0, 11], dtype=torch.int32), value_mask=value_mask[7:])
+    masked = tokens == MASK
+    torch.testing.assert_close(model.gene_logits(out, masked)[-3:], model.gene_logits(alone, masked[7:]))
+    torch.testing.assert_close(model.predict_values(out, true)[7:], model.predict_values(alone, true[7:]))
+
+
+def test_empty_cells_hide_nothing(network):
+    model = network(state_head=True)
+    cu = torch.tensor([0, 0, 2, 2], dtype=torch.int32)
+    out = model(torch.tensor([MASK, 4]), torch.ones(2), cu)
+    assert out.hidden_share.tolist() == [0, 0.5, 0]
+    assert out.read.isfinite().all()
+
+
+def test_every_weight_of_it_is_reached(network, packed):
+    model = network(state_head=True)
+    true, tokens, values, cu, value_mask = packed
+    out = model(tokens, values, cu, value_mask=value_mask)
+    loss = model.gene_logits(out, tokens == MASK).log_softmax(1)[:, 3].sum() + model.predict_values(out, true).sum()
+    loss.backward()
+    for name, parameter in model.state_head.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_it_is_saved_and_loaded(network, packed, tmp_path):
+    model = network(state_head=True, state_rank=5)
+    save_model(model, model.vocabulary, tmp_path / "model")
+    again = load_model(tmp_path / "model", device="cpu")
+    assert (again.config.state_head, again.config.state_rank) == (True, 5)
+    _, tokens, values, cu, value_mask = packed
+    outs = [m(tokens, values, cu, value_mask=value_mask) for m in (model, again)]
+    first, second = (m.gene_logits(out, tokens == MASK) for m, out in zip((model, again), outs, strict=True))
+    assert torch.equal(first, second)

@@ -1,0 +1,97 @@
+"""What the parts of the bundled model's training start from, and that their settings are those it records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from scdiva.data.packed import PackedCells
+from scdiva.models import ScDiVa, ScDiVaConfig
+from scdiva.models.pretrained import find_model
+from scdiva.tokenizer import Vocabulary
+from scdiva.train import fit_linear_map
+
+
+@pytest.fixture
+def parts(script):
+    return script("mini_parts")
+
+
+@pytest.fixture
+def cells(prepared):
+    return PackedCells(prepared / "train.h5", Vocabulary.read(prepared / "vocabulary.parquet"))
+
+
+@pytest.fixture
+def vocabulary(prepared):
+    return Vocabulary.read(prepared / "vocabulary.parquet")
+
+
+@pytest.fixture
+def model(vocabulary):
+    config = ScDiVaConfig(
+        n_genes=vocabulary.n_genes, dim=16, n_layers=1, n_heads=2, ffn_dim=16, tie_gene_head=True, max_length=80,
+        anchor_residual=False, anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, anchor_length=80,
+        state_rank=4,
+    )  # fmt: skip
+    return ScDiVa(config, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_state_head_is_put_on_what_is_trained(parts, model, cells):
+    full = parts.with_state_head(model, cells, 0)
+    assert full.config == replace(model.config, state_head=True)
+    for name, weight in model.state_dict().items():
+        assert torch.equal(full.state_dict()[name], weight), name
+    _, tokens, values = cells.read(0, cells.n_obs)
+    gene = np.bincount(tokens).argmax()
+    odds = ((tokens == gene).sum() + 0.5) / (cells.n_obs - (tokens == gene).sum() + 0.5)
+    head = full.state_head.requires_grad_(False)
+    assert float(head.gene[gene - 3, -1]) == pytest.approx(np.log(odds), rel=1e-5)
+    assert float(head.value[gene - 3, -1]) == pytest.approx(values[tokens == gene].mean(), rel=1e-4)
+    again = parts.with_state_head(model, cells, 0)
+    assert all(torch.equal(p, q) for p, q in zip(full.parameters(), again.parameters(), strict=True))
+
+
+def test_the_long_part_starts_from_a_quieter_stream(parts, model, cells):
+    full = parts.with_state_head(model, cells, 0)
+    full.requires_grad_(False)
+    tokens, values, cu = torch.arange(3, 23), torch.rand(20), torch.tensor([0, 12, 20], dtype=torch.int32)
+    tokens[::3] = 1
+    with torch.no_grad():
+        before = full(tokens, values, cu)
+        parts.start_long(full)
+        after = full(tokens, values, cu)
+    torch.testing.assert_close(after.hidden, 0.3 * before.hidden)
+    assert torch.equal(after.cell_state, before.cell_state)
+    stream = after.hidden @ full.heads.value.weight.T + full.heads.value.bias
+    assert (stream == 0).all()
+    frozen = {name.split(".")[0] for name, p in full.named_parameters() if not p.requires_grad}
+    assert frozen == {"embedding", "anchor", "state_head"}
+    assert [name for name, p in full.named_parameters() if name.startswith("embedding.gene") and p.requires_grad] == []
+    assert full.embedding.value_in.weight.requires_grad
+
+
+def test_settings_are_those_of_the_bundled_model(parts, model, cells, vocabulary):
+    """With its numbers of steps; the place prior and such were not there when its first parts were trained."""
+    recorded = json.loads((find_model("scdiva-mini") / "config.json").read_text())["metadata"]
+    full = parts.with_state_head(model, cells, 0)
+    first = {"batch_size": 32, "context": 128, "precision": "auto"}
+    start = fit_linear_map(cells, model.config.anchor_linear_dim)
+    made = {
+        "anchor": parts.anchor_module(model, start, cells, steps=2400, look=200, seed=0),
+        "transformer": parts.transformer_module(model, **first, steps=2500, look=208, seed=0),
+        "state_head": parts.state_head_module(full, steps=1200, look=150, seed=0),
+        "transformer_long": parts.long_module(
+            full, vocabulary, context=1024, precision="bf16", steps=1800, look=180, seed=0
+        ),
+    }
+    for name, module in made.items():
+        training = module.config.to_dict()
+        then = recorded[name]["training"]
+        assert {field: training[field] for field in then} == then, name
+        later = {field: value for field, value in training.items() if field not in then}
+        assert later in ({}, {"scored_genes": None, "place_prior": False}), name

@@ -1,0 +1,126 @@
+"""Pretraining with a state head: which positions are scored, and what the network is told of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from scdiva.diffusion import cell_of_token, dual_loss, mask_tokens, place_log_prior, stratified_times
+from scdiva.train import PretrainingConfig, PretrainingModule, fit
+
+DENOMINATOR = np.random.default_rng(0).uniform(0.3, 2.0, 33).astype(np.float32)
+
+
+def rng(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def with_head(tiny, **fields):
+    """A model whose state head says something."""
+    model = tiny(state_head=True, state_rank=4, **fields)
+    with torch.no_grad():
+        model.state_head.gene.normal_(generator=rng(3))
+        model.state_head.value.normal_(generator=rng(4))
+    return model
+
+
+@pytest.mark.parametrize("anchor", ["encoder", "pooled", "learned"])
+@pytest.mark.parametrize("places", [False, True])
+def test_the_loss_is_told_state_and_places(tiny, config, batch, anchor, places):
+    model = with_head(tiny, anchor=anchor)
+    chosen = config(anchor_objective="none", scored_genes=2, place_prior=places, value_weight=1.0)
+    module = PretrainingModule(model, chosen, denominator=DENOMINATOR if places else None)
+    loss, parts = module.compute_loss(batch, rng())
+    g = rng()
+    times = stratified_times(batch.n_cells, g, 1e-3)
+    corrupted = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, times, g, value_mask_rate=0.1)
+    out = model(corrupted.tokens, corrupted.values, batch.cu_seqlens, value_mask=corrupted.value_mask)
+    cells = cell_of_token(batch.cu_seqlens, len(batch.tokens))
+    number = torch.bincount(cells[corrupted.masked], minlength=batch.n_cells)
+    scored = torch.rand(len(batch.tokens), generator=g) < 2 / number[cells]
+    asked = corrupted.masked & scored
+    assert 0 < int(asked.sum()) < int(corrupted.masked.sum())
+    prior = model.state_logits(out)[cells[asked]]
+    if places:
+        with torch.no_grad():
+            prior = prior + place_log_prior(
+                *(batch.tokens, batch.values, asked, ~corrupted.value_mask, batch.cu_seqlens),
+                model.state_head.values(out.read),
+                torch.from_numpy(DENOMINATOR),
+            )
+    expected, _ = dual_loss(
+        out.hidden, model.gene_weight, model.predict_values(out, batch.tokens), batch.tokens, batch.values, corrupted,
+        batch.cu_seqlens, times, value_weight=1.0, value_mask_rate=0.1, scored=scored, prior=prior,
+    )  # fmt: skip
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
+    assert int(parts["n_masked"]) == int(asked.sum())
+    loss.backward()
+    for name, parameter in model.state_head.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_logits_are_those_that_the_model_gives(tiny, config, batch):
+    """Without places and with every hidden gene scored, the loss is the model's own cross-entropy."""
+    model = with_head(tiny)
+    module = PretrainingModule(model, config(anchor_objective="none", scored_genes=1000, value_mask_rate=0.0))
+    _, parts = module.compute_loss(batch, rng())
+    g = rng()
+    times = stratified_times(batch.n_cells, g, 1e-3)
+    corrupted = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, times, g)
+    out = model(corrupted.tokens, corrupted.values, batch.cu_seqlens)
+    logits = model.gene_logits(out, corrupted.masked)
+    nll = torch.nn.functional.cross_entropy(logits, batch.tokens[corrupted.masked] - 3)
+    assert float(parts["identity_per_token"]) == pytest.approx(float(nll.detach()), rel=1e-5)
+
+
+def test_about_so_many_genes_of_a_cell_are_scored(tiny, config):
+    module = PretrainingModule(tiny(), config(anchor_objective="none", scored_genes=8))
+    masked = torch.rand(4000, generator=rng(1)) < 0.5
+    cu = torch.tensor([0, 1000, 1006, 4000], dtype=torch.int32)
+    draws = torch.stack([module._scored(masked, cu, rng(seed)) & masked for seed in range(200)]).float()
+    per_cell = [float(draws[:, a:b].sum(dim=1).mean()) for a, b in ((0, 1000), (1006, 4000))]
+    assert per_cell == pytest.approx([8, 8], abs=5 * (8 / 200) ** 0.5)
+    few = masked[1000:1006]
+    assert (draws[:, 1000:1006][:, few] == 1).all()  # fewer than eight: all of them
+    assert module._scored(masked, cu, rng(1)).dtype == torch.bool
+    assert PretrainingModule(tiny(), config())._scored(masked, cu, rng(1)) is None
+
+
+def test_a_frozen_head_stays_and_the_stream_learns(tiny, config, stream, tmp_path):
+    model = with_head(tiny, anchor_residual=False)
+    for part in (model.anchor, model.state_head, model.embedding.gene):
+        part.requires_grad_(False)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    chosen = config(anchor_objective="none", scored_genes=4, place_prior=True)
+    module = PretrainingModule(model, chosen, denominator=DENOMINATOR)
+    fit(module, stream(), out_dir=tmp_path, accelerator="cpu", progress=False)
+    changed = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert changed == {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def test_what_is_lacking_is_said(tiny, config):
+    told = {"anchor_objective": "none", "scored_genes": 4, "place_prior": True}
+    with pytest.raises(ValueError, match="place_prior needs a model with state_head=True, and the denominator"):
+        PretrainingModule(tiny(), config(**told), denominator=DENOMINATOR)
+    with pytest.raises(ValueError, match="place_prior needs a model with state_head=True, and the denominator"):
+        PretrainingModule(tiny(state_head=True), config(**told))
+    with pytest.raises(ValueError, match="A model with a state head needs scored_genes"):
+        PretrainingModule(tiny(state_head=True), config(anchor_objective="none"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"scored_genes": 0}, "scored_genes must be at least 1"),
+        ({"scored_genes": 2.5}, "scored_genes must be None or a whole number"),
+        ({"scored_genes": True}, "scored_genes must be"),
+        ({"scored_genes": 4, "loss_norm": "inv_t"}, "with loss_norm=\"per_cell\"; got 4 with 'inv_t'"),
+        ({"place_prior": True}, "place_prior needs scored_genes"),
+        ({"place_prior": 1}, "place_prior must be True or False"),
+    ],
+)
+def test_settings_without_sense_are_refused(fields, said):
+    with pytest.raises(ValueError, match=said):
+        PretrainingConfig(**fields)

@@ -12,6 +12,7 @@ N_COUNTS = 96
 N_MEANS, N_SPREADS = 120, 10
 """Fineness of the table of distributions: where they are centred, how wide they are."""
 SPREADS = (0.1, 2.5)
+_SMALL = 1e-12
 _BELOW = 3.0
 """How far below log1p of a single count a distribution may be centred: nearly all of it is then at that count."""
 
@@ -63,7 +64,8 @@ def draw_counts(
         at = np.clip(np.searchsorted(mean[number], expected), 1, N_MEANS - 1)
         # between two distributions by chance, so that the mean is met
         below, above = mean[number][at - 1], mean[number][at]
-        part = np.clip((expected - below) / np.maximum(above - below, np.finfo(float).tiny), 0, 1)
+        step = above - below
+        part = np.clip(np.divide(expected - below, step, out=np.zeros(len(expected)), where=step > _SMALL), 0, 1)
         at = np.where(chance < part, at, at - 1)
         # the mean counts for more than the spread: it is off only where no distribution of this spread has it
         reached = below + part * (above - below)

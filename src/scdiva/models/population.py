@@ -141,7 +141,7 @@ def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_]) -> Matri
         gradient = design.T @ (there - p) - RIDGE * found[:d]
         step = _solve(pairs, upper, p * (1 - p), gradient)
         # of a rare gene a whole step may go far beyond the best
-        found[:d] += step * np.minimum(1, _MOST / np.maximum(np.abs(step).max(axis=0), _EPS))
+        found[:d] += step * np.minimum(1, _MOST / np.maximum(np.abs(step).max(axis=0, initial=0.0), _EPS))
     return found
 
 

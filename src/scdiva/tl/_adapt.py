@@ -238,8 +238,8 @@ def _adapt_head(
 ) -> dict[str, Any]:
     """Train the state head on what the states now are; keep it if it says more of held-out cells."""
     from scdiva.train.adaptation import continue_training
-    from scdiva.train.config import StateHeadConfig
     from scdiva.train.state_head import StateHeadModule
+    from scdiva.train.task_config import StateHeadConfig
 
     before = copy.deepcopy(model.state_head.state_dict()) if model.state_head is not None else {}
     config = StateHeadConfig(warmup_steps=WARMUP, **settled)

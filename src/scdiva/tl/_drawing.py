@@ -118,7 +118,7 @@ def draw_cells(
     gone = np.searchsorted(fitted.genes, sorted(fixed))
     never = np.zeros(len(fitted.genes), dtype=bool)
     never[gone] = True
-    found = []
+    found: list[Cell] = []
     for start in range(0, len(source), BATCH):
         some = np.arange(start, min(start + BATCH, len(source)))
         log_odds, values = fitted.expected(mixed.take(some))
@@ -137,6 +137,9 @@ def draw_cells(
 
 
 Cell = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
+"""Tokens, values and counts."""
+Chosen = tuple[NDArray[np.int64], "NDArray[np.float32] | None"]
+"""Genes of a cell, and the values expected of them, where they differ from what the state says."""
 
 
 def _batch(
@@ -153,7 +156,7 @@ def _batch(
 ) -> Iterator[Cell]:
     draws = [np.random.default_rng(step_seed(seed, int(number), "cell")) for number in numbers]
     if not drawing.use_transformer and drawing.from_state:
-        chosen = [_race(*given) for given in zip(log_odds, wanted, draws, strict=True)]
+        chosen: list[Chosen] = [_race(*given) for given in zip(log_odds, wanted, draws, strict=True)]
     else:
         chosen = list(_sampled(fitted, numbers, states, log_odds, values, wanted, own, fixed, drawing, seed))
     for i, (genes, mean) in enumerate(chosen):
@@ -206,7 +209,7 @@ def _sampled(
     fixed: dict[int, float],
     drawing: Drawing,
     seed: int,
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32] | None]]:
+) -> Iterator[Chosen]:
     """Draw by the sampler, a cell a call, as many at a time as there are threads."""
     import torch
 

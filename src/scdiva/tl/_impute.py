@@ -45,10 +45,11 @@ def impute(
     r"""Expect the values of genes in each cell, given the cell: those that dropped out, and those observed.
 
     Genes are hidden a fifth at a time, and each is expected by what the others say of the cell: its state is read from
-    them, so that a gene which dropped out does not speak for its own absence. With p the probability that a cell of this state, and of this many
-    genes, shows a gene, and :math:`\mu, \sigma` mean and standard deviation of its value where it does, as the model's
-    state head says, corrected by the cells themselves (:func:`scdiva.models.population.fit_population`), the expected
-    value is :math:`p \mu` and its variance :math:`p \sigma^2 + p (1 - p) \mu^2`. Values that were observed are kept.
+    them, so that a gene which dropped out does not speak for its own absence. With p the probability that a cell of
+    this state, and of this many genes, shows a gene, and :math:`\mu, \sigma` mean and standard deviation of its value
+    where it does, as the model's state head says, corrected by the cells themselves
+    (:func:`scdiva.models.population.fit_population`), the expected value is :math:`p \mu` and its variance
+    :math:`p \sigma^2 + p (1 - p) \mu^2`. Values that were observed are kept.
 
     Parameters
     ----------

@@ -236,6 +236,14 @@ def _fixed(fixed: Mapping[str, float], of_column: np.ndarray, names: pd.Index) -
         if not 0 <= value < np.inf:
             raise ValueError(f"fixed[{name!r}] must be a log-normalised value of 0 or more, got {value!r}.")
         shown[int(of_column[at[0]])] = float(value)
+    left = len(set(of_column[of_column >= 0].tolist()) - set(shown))
+    if left < 2:
+        raise ValueError(f"fixed leaves {left} of the genes that the model knows to be drawn: leave at least 2.")
+    if (total := sum(map(np.expm1, shown.values()))) >= C.TARGET_SUM:
+        raise ValueError(
+            f"The values of fixed stand for {total:,.0f} of the {C.TARGET_SUM:,.0f} counts to which a cell is "
+            "normalised: they must be log-normalised, log1p(counts per 10,000), and leave room for other genes."
+        )
     return shown
 
 

@@ -205,7 +205,7 @@ def _plan(
     if groups is not None and between is not None:
         raise ValueError("Give groups or between, not both.")
     group = column(adata, groupby).astype(str)
-    present = sorted(set(group))
+    present = sorted(map(str, set(group)))
     wanted = present if groups is None else [groups] if isinstance(groups, str) else [str(name) for name in groups]
     if between is not None:
         wanted = [str(name) for name in between]

@@ -102,7 +102,8 @@ def generate(
     ------
     ValueError
         If an argument is out of range, a group or a fixed gene is not there, a group has no cell with a known gene,
-        the model has no state head, or the matrix is refused as by :func:`embed`.
+        fewer than 20 cells have one, `fixed` leaves nothing to be drawn, the model has no state head, or the matrix is
+        refused as by :func:`embed`.
     KeyError
         If `groupby` is no column of `adata.obs`.
     TypeError
@@ -151,7 +152,11 @@ def generate(
         C.GENERATE: {
             "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
             "vocabulary": loaded.vocabulary.fingerprint,
+            **{key: "" if value is None else value for key, value in reading.items()},
+            "input": opened.kind,
             "groupby": groupby or "",
+            "groups": np.array(list(dict.fromkeys(order.name for order in plan)) if groupby else [], dtype=object),
+            "fraction": fractions if between is not None else np.zeros(0),
             **drawing._asdict(),
             "fixed": {name: float(value) for name, value in (fixed or {}).items()},
             "seed": str(seed),

@@ -80,8 +80,9 @@ def impute(
     Raises
     ------
     ValueError
-        If a gene is not there or not known to the model, names repeat, the model has no state head, fewer than 20 cells or a cell
-        without a known gene are given, the result would be too large, or the matrix is refused as by :func:`embed`.
+        If a gene is not there or not known to the model, names repeat, the model has no state head, fewer than 20 cells
+        or a cell without a known gene are given, the result would be too large, or the matrix is refused as by
+        :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
     """

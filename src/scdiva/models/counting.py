@@ -63,7 +63,8 @@ def draw_counts(
         at = np.clip(np.searchsorted(mean[number], expected), 1, N_MEANS - 1)
         # between two distributions by chance, so that the mean is met
         below, above = mean[number][at - 1], mean[number][at]
-        part = np.clip((expected - below) / np.maximum(above - below, np.finfo(float).tiny), 0, 1)
+        with np.errstate(over="ignore"):  # where two means are the same: it is clipped
+            part = np.clip((expected - below) / np.maximum(above - below, np.finfo(float).tiny), 0, 1)
         at = np.where(chance < part, at, at - 1)
         # the mean counts for more than the spread: it is off only where no distribution of this spread has it
         reached = below + part * (above - below)

@@ -157,18 +157,18 @@ def test_a_refused_call_leaves_all_as_it_was(adata, headed, contents, genes, arg
 
 def test_a_result_that_is_too_large_is_refused_before_anything_is_read(adata, headed, monkeypatch):
     monkeypatch.setattr("scdiva.tl._impute.MOST_VALUES", 5_000)
-    with pytest.raises(ValueError, match="would hold 90 x 60 values, twice. Impute fewer genes"):
+    with pytest.raises(ValueError, match=r"would hold 90 x 60 values, twice. Impute fewer genes"):
         sd.tl.impute(adata.copy(), model=headed)
 
 
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
 def test_what_the_model_and_the_cells_must_have(adata, one, headed):
-    with pytest.raises(ValueError, match="state_head=False.*does not say what cells of a state express"):
+    with pytest.raises(ValueError, match=r"state_head=False.*does not say what cells of a state express"):
         sd.tl.impute(adata.copy(), model=one)
-    with pytest.raises(ValueError, match="10 cells have a known gene.*20 or more"):
+    with pytest.raises(ValueError, match=r"10 cells have a known gene.*20 or more"):
         sd.tl.impute(adata[:10].copy(), model=headed)
     twice = ad.AnnData(adata.X, var=adata.var.set_axis([adata.var_names[0], *adata.var_names[:-1]]))
-    with pytest.raises(ValueError, match="repeat names: call adata.var_names_make_unique"):
+    with pytest.raises(ValueError, match=r"repeat names: call adata.var_names_make_unique"):
         sd.tl.impute(twice, model=headed)
     with pytest.raises(TypeError, match="AnnData"):
         sd.tl.impute(np.ones((3, 3)), model=headed)

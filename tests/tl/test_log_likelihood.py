@@ -156,7 +156,7 @@ def test_a_refused_call_leaves_all_as_it_was(few, headed, contents, arguments, e
 
 def test_models_without_a_state_head_need_the_transformer(few, one):
     assert np.isfinite(scored(few, one, n_samples=2)[KEY]).all()
-    with pytest.raises(ValueError, match="no state head.*nor do without the transformer"):
+    with pytest.raises(ValueError, match=r"no state head.*nor do without the transformer"):
         sd.tl.log_likelihood(few.copy(), one, use_transformer=False)
 
 

@@ -203,7 +203,7 @@ def test_a_refused_call_leaves_all_as_it_was(few, headed, contents, arguments, e
 
 
 def test_places_need_a_state_head(few, one):
-    with pytest.raises(ValueError, match="no state head.*use_places=False"):
+    with pytest.raises(ValueError, match=r"no state head.*use_places=False"):
         sd.tl.reconstruct(few.copy(), one)
     assert KEY in reconstructed(few, one, use_places=False).layers
 

@@ -197,7 +197,7 @@ def test_scanpy_takes_the_cells_unchanged(adata, headed):
     sc.tl.umap(made, maxiter=20)
     sc.tl.leiden(made, flavor="igraph", n_iterations=2)
     assert np.isfinite(made.obsm["X_umap"]).all()
-    assert made.obs["leiden"].nunique() > 1
+    assert len(set(made.obs["leiden"])) > 1
 
 
 def test_the_map_and_a_file_take_the_cells(made, adata, tmp_path):

@@ -118,7 +118,7 @@ def draw_cells(
     gone = np.searchsorted(fitted.genes, sorted(fixed))
     never = np.zeros(len(fitted.genes), dtype=bool)
     never[gone] = True
-    found = []
+    found: list[Cell] = []
     for start in range(0, len(source), BATCH):
         some = np.arange(start, min(start + BATCH, len(source)))
         log_odds, values = fitted.expected(mixed.take(some))
@@ -152,6 +152,7 @@ def _batch(
     seed: int,
 ) -> Iterator[Cell]:
     draws = [np.random.default_rng(step_seed(seed, int(number), "cell")) for number in numbers]
+    chosen: list[tuple[NDArray[np.int64], NDArray[np.float32] | None]]
     if not drawing.use_transformer and drawing.from_state:
         chosen = [_race(*given) for given in zip(log_odds, wanted, draws, strict=True)]
     else:

@@ -14,11 +14,12 @@ from scdiva.pl import _generated, generated
 
 @pytest.fixture
 def cells():
-    """Real counts of 90 toy cells, and 30 of them with noise, log-normalised."""
+    """Real counts of 90 toy cells, and 30 of them with noise, log-normalised to ten thousand."""
     real = toy(90, 60)
     made = real[::3].copy()
     noise = np.random.default_rng(0).normal(1, 0.2, made.shape)
-    made.X = sp.csr_matrix(np.maximum(log_normalised(made)[0].toarray() * noise, 0).astype(np.float32))
+    counts = np.expm1(np.maximum(log_normalised(made)[0].toarray() * noise, 0))
+    made.X = sp.csr_matrix(np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)).astype(np.float32))
     made.obs_names = [f"made{i}" for i in range(30)]
     return real, made
 
@@ -50,6 +51,19 @@ def test_the_map_is_made_of_components_of_the_real_cells(cells, mapped):
     turned = np.sign((z[:90] * expected[:90]).sum(axis=0))
     np.testing.assert_allclose(z, expected * turned, atol=1e-3)
     assert options == {"n_neighbors": 7, "min_dist": 0.2, "seed": 3}
+
+
+def test_cells_normalised_over_more_genes_than_are_here_are_drawn_on_the_same_scale(cells, mapped):
+    """As when a panel is cut out of log-normalised data: its values stand for fewer than ten thousand counts."""
+    real, made = cells
+    part = real.copy()
+    part.X = log_normalised(real)[0].astype(np.float32)
+    part.X.data = np.log1p(0.2 * np.expm1(part.X.data))
+    generated(real, made)
+    generated(part, made)
+    (first, _), (second, _) = mapped
+    turned = np.sign((first * second).sum(axis=0))
+    np.testing.assert_allclose(second[:, :10] * turned[:10], first[:, :10], atol=0.01)
 
 
 def test_genes_are_matched_by_name_and_nothing_is_written(cells, mapped):

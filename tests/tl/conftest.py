@@ -200,3 +200,16 @@ def infer(one):
             return sd.tl.grn(cells, method, **{"model": one, "n_targets": None, "min_fraction": 0} | options)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def headed(build):
+    """A model with a state head, of random weights: what it says of cells it learns from them."""
+    return build(anchor="encoder", state_head=True, state_rank=6)
+
+
+@pytest.fixture(scope="session")
+def blood():
+    """Every fourteenth of scanpy's blood cells, log-normalised as they are in `.raw`; never written to."""
+    cells = sd.datasets.pbmc68k_reduced()[::14].copy()
+    return ad.AnnData(cells.raw.X.copy(), obs=cells.obs, var=cells.raw.var)

@@ -10,6 +10,7 @@ import pandas as pd
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from scdiva._constants import TARGET_SUM
 from scdiva._docs import with_shared_docs
 from scdiva._settings import settings
 from scdiva.data.expression import log_normalised
@@ -43,8 +44,9 @@ def generated(
     """Draw generated cells on one map with real cells, coloured by where they come from and by group.
 
     The map is a UMAP [1]_ of all cells together, in the first principal components of the real cells' log-normalised
-    expression, onto which the generated ones are projected. What generated cells have beside those components is not
-    seen: cells that mix on the map may differ still. Neither object is written to; the map is computed at each call.
+    expression, onto which the generated ones are projected; both are normalised to ten thousand counts a cell over the
+    genes that they have here. What generated cells have beside those components is not seen: cells that mix on the map
+    may differ still. Neither object is written to; the map is computed at each call.
 
     Parameters
     ----------
@@ -173,11 +175,17 @@ def _groups(real: AnnData, generated: AnnData, color: str) -> pd.Series:
 
 
 def _values(cells: AnnData, what: str, input: Literal["auto", "lognorm"]) -> sp.csr_matrix:
-    """Read `X`, and say whose it is where it is refused."""
+    """Read `X`, to one total of counts, and say whose it is where it is refused."""
     try:
-        return log_normalised(cells, input=input)[0]
+        values = log_normalised(cells, input=input)[0]
     except ValueError as error:
         raise ValueError(f"the {what} cells: {error}") from error
+    # what was normalised over more genes than are here has another scale, which would set the two apart
+    values.data = np.expm1(values.data)
+    total = np.asarray(values.sum(axis=1)).ravel()
+    values = sp.csr_matrix(sp.diags_array(TARGET_SUM / np.where(total > 0, total, 1.0)) @ values)
+    values.data = np.log1p(values.data)
+    return values
 
 
 def _projected(real: sp.csr_matrix, generated: sp.csr_matrix, n_comps: int, seed: int) -> NDArray[np.float32]:

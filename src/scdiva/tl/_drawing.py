@@ -155,6 +155,7 @@ def _batch(
     seed: int,
 ) -> Iterator[Cell]:
     draws = [np.random.default_rng(step_seed(seed, int(number), "cell")) for number in numbers]
+    chosen: list[tuple[NDArray[np.int64], NDArray[np.float32] | None]]
     if not drawing.use_transformer and drawing.from_state:
         chosen: list[Chosen] = [_race(*given) for given in zip(log_odds, wanted, draws, strict=True)]
     else:
@@ -226,14 +227,14 @@ def _sampled(
         spread = torch.tensor([depth_of(own[at])], dtype=torch.float64)
         return (torch.empty(length), start, bounds, torch.tensor(int(numbers[at])), *prompt, spread)
 
-    with open_encoder(fitted.model, threads=settings.threads, what=_drawn_by(fitted, drawing, seed)) as encode:
+    with open_encoder(fitted.model, threads=settings.threads, what=_drawn_by(fitted, fixed, drawing, seed)) as encode:
         for found in encode(given, range(len(numbers))):
             genes = np.searchsorted(fitted.genes, found[:, 0].astype(np.int64))
             # the values drawn on the way are drawn anew with those of the whole cell: means are what is handed on
             yield genes, found[:, 1]
 
 
-def _drawn_by(fitted: Fitted, drawing: Drawing, seed: int) -> Callable[..., Tensor]:
+def _drawn_by(fitted: Fitted, fixed: dict[int, float], drawing: Drawing, seed: int) -> Callable[..., Tensor]:
     """Make a read-out that draws one cell: tokens and the values expected of them, `(n, 2)`."""
     import torch
 
@@ -245,6 +246,8 @@ def _drawn_by(fitted: Fitted, drawing: Drawing, seed: int) -> Callable[..., Tens
     spread = fitted.population.spread
     place = np.full(int(fitted.genes.max()) + 1, -1)
     place[fitted.genes] = np.arange(len(fitted.genes))
+    allowed = torch.ones(fitted.model.config.n_genes, dtype=torch.bool)
+    allowed[[token - N_SPECIAL for token in fixed]] = False  # shown already, or not expressed
 
     def draw(
         model: ScDiVa, blank: Tensor, start: Tensor, bounds: Tensor, number: Tensor, state: Tensor, log_odds: Tensor,
@@ -272,6 +275,7 @@ def _drawn_by(fitted: Fitted, drawing: Drawing, seed: int) -> Callable[..., Tens
             n_steps=drawing.n_steps,
             remasking=drawing.remasking,
             temperature=drawing.temperature,
+            allowed=allowed,
             draw_values=drawn,
             generator=generator,
         )

@@ -102,7 +102,8 @@ def generate(
     ------
     ValueError
         If an argument is out of range, a group or a fixed gene is not there, a group has no cell with a known gene,
-        the model has no state head, or the matrix is refused as by :func:`embed`.
+        fewer than 20 cells have one, `fixed` leaves nothing to be drawn, the model has no state head, or the matrix is
+        refused as by :func:`embed`.
     KeyError
         If `groupby` is no column of `adata.obs`.
     TypeError
@@ -151,7 +152,11 @@ def generate(
         C.GENERATE: {
             "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
             "vocabulary": loaded.vocabulary.fingerprint,
+            **{key: "" if value is None else value for key, value in reading.items()},
+            "input": opened.kind,
             "groupby": groupby or "",
+            "groups": np.array(list(dict.fromkeys(order.name for order in plan)) if groupby else [], dtype=object),
+            "fraction": fractions if between is not None else np.zeros(0),
             **drawing._asdict(),
             "fixed": {name: float(value) for name, value in (fixed or {}).items()},
             "seed": str(seed),
@@ -205,7 +210,7 @@ def _plan(
     if groups is not None and between is not None:
         raise ValueError("Give groups or between, not both.")
     group = column(adata, groupby).astype(str)
-    present = sorted(set(group))
+    present = sorted(map(str, set(group)))
     wanted = present if groups is None else [groups] if isinstance(groups, str) else [str(name) for name in groups]
     if between is not None:
         wanted = [str(name) for name in between]
@@ -236,6 +241,14 @@ def _fixed(fixed: Mapping[str, float], of_column: np.ndarray, names: pd.Index) -
         if not 0 <= value < np.inf:
             raise ValueError(f"fixed[{name!r}] must be a log-normalised value of 0 or more, got {value!r}.")
         shown[int(of_column[at[0]])] = float(value)
+    left = len(set(of_column[of_column >= 0].tolist()) - set(shown))
+    if left < 2:
+        raise ValueError(f"fixed leaves {left} of the genes that the model knows to be drawn: leave at least 2.")
+    if (total := sum(map(np.expm1, shown.values()))) >= C.TARGET_SUM:
+        raise ValueError(
+            f"The values of fixed stand for {total:,.0f} of the {C.TARGET_SUM:,.0f} counts to which a cell is "
+            "normalised: they must be log-normalised, log1p(counts per 10,000), and leave room for other genes."
+        )
     return shown
 
 

@@ -44,12 +44,12 @@ def impute(
 ) -> AnnData | None:
     r"""Expect the values of genes in each cell, given the cell: those that dropped out, and those observed.
 
-    Genes are hidden a fifth at a time, and each is expected by what the others say of the cell: its state is read
-    from them, so that a gene which dropped out does not speak for its own absence. With p the probability that a
-    cell of this state, and of this many genes, shows a gene, and :math:`\mu, \sigma` mean and standard deviation of
-    its value where it does, as the model's state head says, corrected by the cells themselves
-    (:func:`scdiva.models.population.fit_population`), the expected value is :math:`p \mu` and its variance :math:`p
-    \sigma^2 + p (1 - p) \mu^2`. Values that were observed are kept.
+    Genes are hidden a fifth at a time, and each is expected by what the others say of the cell: its state is read from
+    them, so that a gene which dropped out does not speak for its own absence. With p the probability that a cell of
+    this state, and of this many genes, shows a gene, and :math:`\mu, \sigma` mean and standard deviation of its value
+    where it does, as the model's state head says, corrected by the cells themselves
+    (:func:`scdiva.models.population.fit_population`), the expected value is :math:`p \mu` and its variance
+    :math:`p \sigma^2 + p (1 - p) \mu^2`. Values that were observed are kept.
 
     Parameters
     ----------
@@ -80,8 +80,9 @@ def impute(
     Raises
     ------
     ValueError
-        If a gene is not there or not known to the model, the model has no state head, fewer than 20 cells or a cell
-        without a known gene are given, the result would be too large, or the matrix is refused as by :func:`embed`.
+        If a gene is not there or not known to the model, names repeat, the model has no state head, fewer than 20 cells
+        or a cell without a known gene are given, the result would be too large, or the matrix is refused as by
+        :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
     """
@@ -89,6 +90,10 @@ def impute(
     uns = our_uns(adata)
     if isinstance(genes, str):
         genes = [genes]
+    if genes is not None and not len(genes):
+        raise ValueError("genes names no gene; leave it out to impute all that the model knows.")
+    if not adata.var_names.is_unique:
+        raise ValueError("adata.var_names repeat names: call adata.var_names_make_unique() first.")
     reading: dict[str, Any] = {
         "layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates,
     }  # fmt: skip
@@ -124,7 +129,8 @@ def impute(
         target = adata.var_names.get_indexer(names[columns[measured]])
         if genes is not None:
             wanted = adata.var_names.get_indexer(list(genes))
-            unknown = [name for name, at in zip(genes, wanted, strict=True) if at not in set(target.tolist())]
+            known = np.isin(wanted, target)
+            unknown = [name for name, there in zip(genes, known, strict=True) if not there]
             if unknown:
                 raise ValueError(
                     f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}."

@@ -1,0 +1,295 @@
+"""`tl.generate`: what new cells are like, what is kept of the data, what is refused, and that no cell is malformed."""
+
+from __future__ import annotations
+
+import anndata as ad
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import scanpy as sc
+import scipy.sparse as sp
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scdiva as sd
+from scdiva._constants import TARGET_SUM
+from scdiva.data.expression import log_normalised
+
+
+def drawn(adata, model, n_cells=10, **arguments):
+    return sd.tl.generate(adata, n_cells, model, **{"rng": 3} | arguments)
+
+
+def same_cells(one, other):
+    return (
+        (one.X != other.X).nnz == 0
+        and (one.layers["counts"] != other.layers["counts"]).nnz == 0
+        and one.obs.equals(other.obs)
+    )
+
+
+def source_rows(made, adata):
+    return adata.obs_names.get_indexer(made.obs["scdiva_source"])
+
+
+@pytest.fixture(scope="module")
+def made(adata, headed):
+    """Ten cells of each type; never written to."""
+    return drawn(adata, headed, groupby="cell_type")
+
+
+def test_what_is_documented_is_returned(adata, headed, contents, weights, same):
+    was, before = contents(adata), weights(headed)
+    state, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
+    made = drawn(adata, headed, groupby="cell_type", groups=["type C", "type A"], n_cells=4)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
+    assert same(weights(headed), before)
+    assert contents(adata) == was
+    assert isinstance(made, ad.AnnData)
+    assert made.shape == (8, 55)
+    assert isinstance(made.X, sp.csr_matrix)
+    assert made.X.dtype == made.layers["counts"].dtype == np.float32
+    assert list(made.obs) == ["scdiva_source", "cell_type"]
+    assert made.obs_names.is_unique
+    assert list(made.obs["cell_type"]) == ["type C"] * 4 + ["type A"] * 4
+    assert list(made.obs["cell_type"].cat.categories) == ["type A", "type C"]
+    pd.testing.assert_frame_equal(made.var, adata.var.iloc[:55])
+    notes = made.uns["scdiva"]["generate"]
+    assert set(made.uns) == {"scdiva"}
+    assert list(notes["groups"]) == ["type C", "type A"]
+    assert (notes["model"], notes["input"], notes["groupby"], notes["n_steps"]) == ("ScDiVa", "counts", "cell_type", 8)
+    assert (notes["temperature"], notes["use_transformer"], notes["from_state"], notes["fixed"]) == (
+        1.0,
+        False,
+        True,
+        {},
+    )
+
+
+def test_a_new_cell_shows_as_many_genes_as_its_source(made, adata):
+    """One gene fewer where the source shows all: what is never absent has no odds."""
+    rows = source_rows(made, adata)
+    lengths = (adata.X[rows][:, :55].toarray() > 0).sum(1)
+    np.testing.assert_array_equal(np.diff(made.X.indptr), np.minimum(lengths, 54))
+    assert (adata.obs["cell_type"].to_numpy()[rows] == made.obs["cell_type"].to_numpy()).all()
+
+
+def test_counts_are_whole_and_x_is_their_log_normalisation(made, adata):
+    """Normalised, new cells have the sum that their sources have over the genes that the model knows."""
+    counts, x = made.layers["counts"].toarray(), made.X.toarray()
+    np.testing.assert_array_equal(counts, counts.round())
+    np.testing.assert_array_equal(made.layers["counts"].indices, made.X.indices)
+    assert made.layers["counts"].data.min() >= 1
+    known = np.expm1(log_normalised(adata)[0][:, :55].toarray()).sum(1)[source_rows(made, adata)]
+    np.testing.assert_allclose(x, np.log1p(known[:, None] * counts / counts.sum(1, keepdims=True)), rtol=1e-4)
+
+
+def test_the_depth_is_that_of_the_sources(made, adata):
+    """A draw is of a few dozen counts: it is met within a third of it on the mean over the cells."""
+    depth = np.asarray(adata.X[source_rows(made, adata)][:, :55].sum(1)).ravel()
+    assert abs(np.log(made.layers["counts"].sum(1).A1 / depth).mean()) < 1 / 3
+
+
+@pytest.mark.parametrize("how", [{}, {"use_transformer": True, "n_steps": 2}, {"from_state": False}])
+def test_the_same_seed_gives_the_same_bits_on_any_number_of_threads(adata, headed, how):
+    one = drawn(adata, headed, n_cells=4, **how)
+    with sd.settings.override(threads=3):
+        assert same_cells(one, drawn(adata, headed, n_cells=4, **how))
+    assert not same_cells(one, drawn(adata, headed, n_cells=4, rng=4, **how))
+
+
+def module_means(cells, module, by):
+    """Mean log-normalised expression of each module of the truth (rows) in each group of cells."""
+    x = cells.X.toarray() if sp.issparse(cells.X) else cells.X
+    of_module = [x[:, module == number].mean(1) for number in range(module.max() + 1)]
+    return pd.DataFrame({k: pd.Series(v).groupby(np.asarray(by)).mean() for k, v in enumerate(of_module)}).T
+
+
+@pytest.fixture(scope="module")
+def typed():
+    """Log-normalised cells whose modules are known, those means by type, and the module of each gene."""
+    cells = sd.datasets.toy(160, 200, rng=1)
+    cells.X = log_normalised(cells)[0]
+    return cells, module_means(cells, cells.uns["truth"]["module"], cells.obs["cell_type"])
+
+
+def test_groups_have_the_genes_of_their_types(typed):
+    """A type's module stands above its level in other types by most of what it does in the data; bundled model."""
+    cells, real = typed
+    made = sd.tl.generate(cells, 40, groupby="cell_type", rng=0)
+    module = cells.uns["truth"]["module"][cells.var_names.get_indexer(made.var_names)]
+    found = module_means(made, module, made.obs["cell_type"]).to_numpy()
+    own, other = np.eye(4, dtype=bool), ~np.eye(4, dtype=bool)
+    gap, real_gap = (t[own] - t[other].reshape(4, 3).max(1) for t in (found, real.to_numpy()))
+    assert (gap > 0.6 * real_gap).all()
+    assert np.abs(found - real.to_numpy()).max() < 0.6
+
+
+def test_between_two_groups_cells_go_from_one_to_the_other(typed):
+    cells, real = typed
+    made = sd.tl.generate(cells, 40, groupby="cell_type", between=("type A", "type B"), fraction=[0.0, 0.5, 1.0], rng=0)
+    assert list(made.obs["scdiva_fraction"]) == [0.0] * 40 + [0.5] * 40 + [1.0] * 40
+    assert set(made.obs["cell_type"]) == {"type A to type B"}
+    of_source = cells.obs["cell_type"].to_numpy()[source_rows(made, cells)]
+    assert set(of_source[:40]) == {"type A"}
+    assert set(of_source[80:]) == {"type B"}
+    module = cells.uns["truth"]["module"][cells.var_names.get_indexer(made.var_names)]
+    found = module_means(made, module, made.obs["scdiva_fraction"]).loc[[0, 1]]
+    assert np.abs(found[0.0] - real.loc[[0, 1], "type A"]).max() < 0.6
+    assert np.abs(found[1.0] - real.loc[[0, 1], "type B"]).max() < 0.6
+    slope = found.loc[1] - found.loc[0]
+    assert slope[0.0] + 0.5 < slope[0.5] < slope[1.0] - 0.5
+
+
+@pytest.mark.parametrize(
+    "how",
+    [{}, {"use_transformer": True, "n_steps": 2}, {"from_state": False}, {"remasking": "remdm", "from_state": False}],
+)
+def test_fixed_genes_have_their_values_in_every_cell(adata, headed, how):
+    one, two, gone = adata.var_names[[3, 20, 7]]
+    made = drawn(adata, headed, n_cells=12, fixed={one: 2.0, two: 4.5, gone: 0}, **how)
+    x = made.to_df()
+    np.testing.assert_allclose(x[one], 2.0, rtol=1e-6)
+    np.testing.assert_allclose(x[two], 4.5, rtol=1e-6)
+    assert (x[gone] == 0).all()
+    assert (np.expm1(x).sum(1) < TARGET_SUM * 1.001).all()
+    assert (made[:, [one, two]].layers["counts"].toarray() >= 1).all()
+    lengths = (adata.X[source_rows(made, adata)][:, :55].toarray() > 0).sum(1)
+    most = headed.config.max_length if how else 54
+    np.testing.assert_array_equal(np.diff(made.X.indptr), np.minimum(lengths, most))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    how=st.fixed_dictionaries(
+        {
+            "n_steps": st.integers(1, 6),
+            "remasking": st.sampled_from(["random", "remdm"]),
+            "temperature": st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+            "use_transformer": st.booleans(),
+            "from_state": st.booleans(),
+            "rng": st.integers(0, 99),
+        }
+    ),
+    fixed=st.dictionaries(st.integers(0, 54), st.sampled_from([0.0, 0.5, 3.0]), max_size=4),
+    fraction=st.none() | st.floats(0, 1),
+)
+def test_no_cell_is_malformed(adata, headed, how, fixed, fraction):
+    """No gene occurs twice or is none of the panel, and no value is negative, zero or not finite."""
+    groups = {} if fraction is None else {"between": ("type A", "type D"), "fraction": fraction}
+    fixed = {adata.var_names[gene]: value for gene, value in fixed.items()}
+    made = drawn(adata, headed, n_cells=3, groupby="cell_type", fixed=fixed, **groups, **how)
+    assert made.X.has_canonical_format
+    for stored in (made.X, made.layers["counts"]):
+        assert np.isfinite(stored.data).all()
+        assert (stored.data > 0).all()
+    assert (np.diff(made.X.indptr) > 0).all()
+    np.testing.assert_array_equal(made.layers["counts"].data, made.layers["counts"].data.round())
+
+
+def test_scanpy_takes_the_cells_unchanged(adata, headed):
+    made = drawn(adata, headed, n_cells=20, groupby="cell_type")
+    sc.pp.pca(made, n_comps=10)
+    sc.pp.neighbors(made, n_neighbors=10)
+    sc.tl.umap(made, maxiter=20)
+    sc.tl.leiden(made, flavor="igraph", n_iterations=2)
+    assert np.isfinite(made.obsm["X_umap"]).all()
+    assert len(set(made.obs["leiden"])) > 1
+
+
+def test_the_map_and_a_file_take_the_cells(made, adata, tmp_path):
+    real = adata[:, made.var_names].copy()
+    fig = sd.pl.generated(real, made, color="cell_type", return_fig=True)
+    assert len(fig.axes) == 2
+    plt.close(fig)
+    made.write_h5ad(tmp_path / "cells.h5ad")
+    assert same_cells(ad.read_h5ad(tmp_path / "cells.h5ad"), made)
+
+
+def test_raw_values_layers_and_other_names_are_read(adata, headed):
+    plain = drawn(adata, headed)
+    other = adata.copy()
+    other.layers["counts"] = other.X.copy()
+    other.X = other.X.toarray() - 3
+    assert same_cells(drawn(other, headed, layer="counts"), plain)
+    other = adata.copy()
+    other.raw = adata
+    other = other[:, :40].copy()
+    assert same_cells(drawn(other, headed, use_raw=True), plain)
+    renamed = adata.copy()
+    renamed.var["symbol"], renamed.var_names = adata.var_names.to_numpy(), [f"g{i}" for i in range(60)]
+    found = drawn(renamed, headed, gene_ids="symbol", fixed={"g2": 1.5})
+    np.testing.assert_allclose(found[:, "g2"].X.toarray(), 1.5)
+
+
+def test_the_bundled_model_draws_cells_like_real_ones(blood):
+    """Genes have the means that they have in the data, within the noise of fifty cells."""
+    made = sd.tl.generate(blood, 100, rng=0)
+    real = blood[:, made.var_names].X.mean(0).A1
+    assert np.corrcoef(made.X.mean(0).A1, real)[0, 1] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"n_cells": 0}, ValueError, "n_cells must be at least 1, got 0"),
+        ({"n_cells": 1.5}, TypeError, "float"),
+        ({"n_steps": 0}, ValueError, "n_steps must be at least 1, got 0"),
+        ({"remasking": "low_confidence"}, ValueError, "remasking must be 'random' or 'remdm', got 'low_confidence'"),
+        ({"temperature": -1.0}, ValueError, "temperature must be 0 or positive"),
+        ({"fraction": 1.5}, ValueError, r"fraction must lie in \[0, 1\], got \[1.5\]"),
+        ({"fraction": np.nan}, ValueError, "fraction must lie in"),
+        ({"fraction": []}, ValueError, "fraction must lie in"),
+        ({"groups": "type A"}, ValueError, "groups or between are given without a column"),
+        ({"between": ("type A", "type B")}, ValueError, "groups or between are given without a column"),
+        ({"groupby": "nowhere"}, KeyError, "nowhere"),
+        ({"groupby": "cell_type", "groups": []}, ValueError, "groups names no group"),
+        (
+            {"groupby": "cell_type", "groups": ["type A", "T"]},
+            ValueError,
+            "1 of 2 groups are not in .*the first is 'T'",
+        ),
+        ({"groupby": "cell_type", "groups": "T"}, ValueError, "there are 'type A', 'type B', 'type C', 'type D'"),
+        ({"groupby": "cell_type", "between": ("type A",)}, ValueError, "between must name two groups, got 1"),
+        (
+            {"groupby": "cell_type", "between": ("type A", "type B"), "groups": "type A"},
+            ValueError,
+            "Give groups or between, not both",
+        ),
+        ({"groupby": "hole"}, ValueError, "missing for 3 of 90 cells"),
+        ({"groupby": "known", "layer": "blank"}, ValueError, "No cell of 'no' has a gene that the model knows"),
+        ({"fixed": {"nowhere": 1.0}}, ValueError, "fixed names 'nowhere', which is no gene of adata"),
+        ({"fixed": {57: 1.0}}, ValueError, "which is not known to the model"),
+        ({"fixed": {0: -1.0}}, ValueError, "must be a log-normalised value of 0 or more, got -1.0"),
+        ({"fixed": {0: np.nan}}, ValueError, "must be a log-normalised value of 0 or more, got nan"),
+        ({"fixed": {0: 9.0, 1: 9.0}}, ValueError, "stand for 16,204 of the 10,000 counts"),
+        ({"fixed": dict.fromkeys(range(54), 0.0)}, ValueError, "fixed leaves 1 of the genes"),
+        ({"layer": "nowhere"}, KeyError, "nowhere"),
+        ({"layer": "scaled"}, ValueError, "negative"),
+    ],
+)
+def test_refused_calls_say_why(adata, headed, contents, arguments, error, match):
+    data = adata.copy()
+    data.obs["hole"] = data.obs["cell_type"].where(np.arange(90) > 2)
+    data.obs["known"] = np.where(np.arange(90) < 5, "no", "yes")
+    data.layers["scaled"] = data.X.toarray() - 1
+    data.layers["blank"] = data.X.toarray() * ((np.arange(90) > 4)[:, None] | (np.arange(60) > 54))
+    if "fixed" in arguments:
+        names = {k: data.var_names[k] if isinstance(k, int) else k for k in arguments["fixed"]}
+        arguments = {"fixed": {names[k]: value for k, value in arguments["fixed"].items()}}
+    was = contents(data)
+    with pytest.raises(error, match=match):
+        sd.tl.generate(data, **{"n_cells": 2, "model": headed} | arguments)
+    assert contents(data) == was
+
+
+def test_a_state_head_enough_cells_and_anndata_are_needed(adata, one, headed):
+    with pytest.raises(ValueError, match=r"state_head=False.*does not say what cells of a state express"):
+        sd.tl.generate(adata, 2, one)
+    with pytest.raises(ValueError, match=r"10 cells have a known gene.*20 or more"):
+        sd.tl.generate(adata[:10].copy(), 2, headed)
+    with pytest.raises(TypeError, match="AnnData"):
+        sd.tl.generate(np.ones((3, 3)), 2, headed)

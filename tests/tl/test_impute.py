@@ -1,0 +1,174 @@
+"""`tl.impute`: what is written where, what stays, what is refused, and that expected values follow the truth."""
+
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+
+import scdiva as sd
+from scdiva.data.expression import log_normalised
+
+KEY = "scdiva_imputed"
+
+
+def imputed(adata, model, genes=None, **arguments):
+    """Expected values and their standard deviations."""
+    done = sd.tl.impute(adata, genes, model, copy=True, **{"rng": 3} | arguments)
+    return done.layers[KEY], done.layers[KEY + "_sd"]
+
+
+def test_what_is_documented_is_written_and_nothing_else(adata, headed, contents, weights, same):
+    data, was, before = adata.copy(), contents(adata), weights(headed)
+    state = torch.random.get_rng_state()
+    assert sd.tl.impute(data, model=headed, rng=3) is None
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert same(weights(headed), before)
+    found = contents(data)
+    assert found.keys() - was.keys() == {f"layers/{KEY}", f"layers/{KEY}_sd"}
+    assert {part: found[part] for part in ("X", "obs", "var")} == {part: was[part] for part in ("X", "obs", "var")}
+    for key in (KEY, KEY + "_sd"):
+        assert isinstance(data.layers[key], np.ndarray)
+        assert data.layers[key].dtype == np.float32
+        assert np.isfinite(data.layers[key][:, :55]).all()
+        assert (data.layers[key][:, :55] >= 0).all()
+        assert np.isnan(data.layers[key][:, 55:]).all()  # five genes are not known to the model
+    notes = data.uns["scdiva"][KEY]
+    assert (notes["n_genes"], notes["keep_observed"], notes["input"], notes["model"]) == (55, True, "counts", "ScDiVa")
+
+
+def test_observed_values_are_kept_and_have_no_spread(adata, headed):
+    values = log_normalised(adata)[0].toarray()[:, :55]
+    there = values > 0
+    mean, sd_ = (layer[:, :55] for layer in imputed(adata, headed))
+    np.testing.assert_allclose(mean[there], values[there], rtol=1e-5)
+    assert (sd_[there] == 0).all()
+    assert (sd_[~there] > 0).all()
+    free, spread = (layer[:, :55] for layer in imputed(adata, headed, keep_observed=False))
+    np.testing.assert_array_equal(free[~there], mean[~there])
+    assert (spread > 0).all()
+    assert (free[there] != mean[there]).mean() > 0.99
+
+
+def test_a_copy_leaves_the_data(adata, headed, contents):
+    was = contents(adata)
+    done = sd.tl.impute(adata, model=headed, key_added="other", copy=True)
+    assert {"other", "other_sd"} == set(done.layers)
+    assert contents(adata) == was
+
+
+def test_some_genes_have_the_values_that_they_have_among_all(adata, headed):
+    whole = imputed(adata, headed)
+    names = list(adata.var_names[[12, 3]])
+    for genes, columns in ((names, [3, 12]), (names[0], [12]), (np.array(names), [3, 12])):
+        for part, every in zip(imputed(adata, headed, genes), whole, strict=True):
+            np.testing.assert_array_equal(part[:, columns], every[:, columns])
+            assert np.isnan(np.delete(part, columns, axis=1)).all()
+
+
+def test_threads_and_the_seed_settle_every_bit(adata, headed):
+    one = imputed(adata, headed)
+    with sd.settings.override(threads=3):
+        again = imputed(adata, headed)
+    np.testing.assert_array_equal(one, again)
+    assert not np.array_equal(one, imputed(adata, headed, rng=4), equal_nan=True)
+
+
+def test_the_order_of_cells_and_genes_changes_nothing_that_matters(adata, headed):
+    """Sums are taken in another order: equal within the accuracy of float32."""
+    draw = np.random.default_rng(0)
+    cells, genes = draw.permutation(adata.n_obs), draw.permutation(adata.n_vars)
+    whole = imputed(adata, headed)
+    for turned, part in zip(imputed(adata[cells][:, genes].copy(), headed), whole, strict=True):
+        np.testing.assert_allclose(turned, part[np.ix_(cells, genes)], atol=0.02)
+
+
+def test_raw_values_are_read_for_the_genes_that_adata_has(adata, headed):
+    data = adata.copy()
+    data.raw = adata
+    data = data[:, :20].copy()
+    data.X = np.full(data.shape, -1.0, dtype=np.float32)
+    mean, spread = imputed(data, headed, use_raw=True)
+    whole, whole_spread = imputed(adata, headed)
+    np.testing.assert_array_equal(mean, whole[:, :20])
+    np.testing.assert_array_equal(spread, whole_spread[:, :20])
+    one, _ = imputed(data, headed, adata.var_names[4], use_raw=True)
+    np.testing.assert_array_equal(one[:, 4], whole[:, 4])
+
+
+def test_a_cell_with_a_single_gene_has_finite_values(adata, headed):
+    """While that gene is hidden, nothing of the cell is left to read a state from."""
+    data = adata.copy()
+    counts = data.X.toarray()
+    counts[0] = 0
+    counts[0, 3] = 5
+    data.X = sp.csr_matrix(counts)
+    mean, spread = imputed(data, headed)
+    assert np.isfinite(mean[:, :55]).all()
+    assert np.isfinite(spread[:, :55]).all()
+
+
+def test_expected_values_follow_the_truth_better_than_means_do():
+    """What a type shows of its modules' genes is learned from half of the cells and held against the other half."""
+    cells = sd.datasets.toy(320, 200, rng=1)
+    known = cells.uns["truth"]["module"] >= 0
+    kinds = cells.obs["cell_type"].to_numpy()
+    expected = imputed(cells[:160].copy(), "scdiva-mini", keep_observed=False)[0]
+    known &= np.isfinite(expected[0])
+    values, expected = log_normalised(cells)[0].toarray()[:, known], expected[:, known]
+    held = np.stack([values[160:][kinds[160:] == kind].mean(0) for kind in kinds[:160]])
+    mean = values[:160].mean(0)
+    error, of_mean = (np.sqrt(np.mean((guess - held) ** 2)) for guess in (expected, mean))
+    assert error < 0.85 * of_mean
+    along = [np.corrcoef(expected[:, gene], held[:, gene])[0, 1] for gene in range(known.sum())]
+    assert np.median(along) > 0.7
+
+
+def test_a_file_holds_the_result(adata, headed, tmp_path):
+    done = sd.tl.impute(adata, model=headed, copy=True)
+    done.write_h5ad(tmp_path / "cells.h5ad")
+    np.testing.assert_array_equal(ad.read_h5ad(tmp_path / "cells.h5ad").layers[KEY], done.layers[KEY])
+
+
+@pytest.mark.parametrize(
+    ("genes", "arguments", "error", "match"),
+    [
+        ([], {}, ValueError, "genes names no gene"),
+        (["nowhere", 3], {}, ValueError, "1 of 2 genes are not in adata.var_names, the first is 'nowhere'"),
+        ([3, 57], {}, ValueError, "does not know 1 of 2 genes, the first is"),
+        (None, {"layer": "nowhere"}, KeyError, "nowhere"),
+        (None, {"layer": "scaled"}, ValueError, "negative"),
+        (None, {"layer": "blank"}, ValueError, "1 of 90 cells have no count of any gene that the vocabulary holds"),
+    ],
+)
+def test_a_refused_call_leaves_all_as_it_was(adata, headed, contents, genes, arguments, error, match):
+    data = adata.copy()
+    data.layers["scaled"] = data.X.toarray() - 1
+    data.layers["blank"] = data.X.toarray() * ((np.arange(90) > 0)[:, None] | (np.arange(60) > 54))
+    if genes is not None:
+        genes = [data.var_names[gene] if isinstance(gene, int) else gene for gene in genes]
+    was = contents(data)
+    with pytest.raises(error, match=match):
+        sd.tl.impute(data, genes, headed, **arguments)
+    assert contents(data) == was
+
+
+def test_a_result_that_is_too_large_is_refused_before_anything_is_read(adata, headed, monkeypatch):
+    monkeypatch.setattr("scdiva.tl._impute.MOST_VALUES", 5_000)
+    with pytest.raises(ValueError, match=r"would hold 90 x 60 values, twice. Impute fewer genes"):
+        sd.tl.impute(adata.copy(), model=headed)
+
+
+@pytest.mark.filterwarnings("ignore:Variable names are not unique")
+def test_what_the_model_and_the_cells_must_have(adata, one, headed):
+    with pytest.raises(ValueError, match=r"state_head=False.*does not say what cells of a state express"):
+        sd.tl.impute(adata.copy(), model=one)
+    with pytest.raises(ValueError, match=r"10 cells have a known gene.*20 or more"):
+        sd.tl.impute(adata[:10].copy(), model=headed)
+    twice = ad.AnnData(adata.X, var=adata.var.set_axis([adata.var_names[0], *adata.var_names[:-1]]))
+    with pytest.raises(ValueError, match=r"repeat names: call adata.var_names_make_unique"):
+        sd.tl.impute(twice, model=headed)
+    with pytest.raises(TypeError, match="AnnData"):
+        sd.tl.impute(np.ones((3, 3)), model=headed)

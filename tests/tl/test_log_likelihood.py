@@ -1,0 +1,165 @@
+"""`tl.log_likelihood`: what is written, what stays, what is refused, and what it tells of cells."""
+
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+from sklearn.metrics import roc_auc_score
+
+import scdiva as sd
+from scdiva.tl._log_likelihood import unusually_low
+
+KEY = "scdiva_log_likelihood"
+COLUMNS = [KEY, f"{KEY}_se", f"{KEY}_per_gene", f"{KEY}_outlier"]
+
+
+def scored(adata, model="scdiva-mini", **arguments):
+    """The columns written to a copy. Precision is named, since fixtures are made before the settings of a test hold."""
+    return sd.tl.log_likelihood(adata, model, copy=True, **{"rng": 3, "precision": "fp32"} | arguments).obs[COLUMNS]
+
+
+@pytest.fixture(scope="module")
+def few(adata):
+    return adata[:25].copy()
+
+
+def test_what_is_documented_is_written_and_nothing_else(few, headed, contents, weights, same):
+    data, was, before = few.copy(), contents(few), weights(headed)
+    state = torch.random.get_rng_state()
+    assert sd.tl.log_likelihood(data, headed, n_samples=4, rng=3) is None
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert same(weights(headed), before)
+    found = contents(data)
+    assert found.keys() == was.keys()
+    assert {part: found[part] for part in ("X", "var")} == {part: was[part] for part in ("X", "var")}
+    assert list(data.obs) == [*few.obs, *COLUMNS]
+    pd.testing.assert_frame_equal(data.obs[list(few.obs)], few.obs)
+    assert [data.obs[column].dtype for column in COLUMNS] == [np.float64] * 3 + [bool]
+    bound, error, by_gene = (data.obs[column].to_numpy() for column in COLUMNS[:3])
+    assert (bound < 0).all()
+    assert (error > 0).all()
+    lengths = np.minimum((few.X[:, :55].toarray() > 0).sum(1), headed.config.max_length)
+    np.testing.assert_allclose(by_gene, bound / lengths)
+    notes = data.uns["scdiva"][KEY]
+    assert (notes["n_samples"], notes["use_transformer"], notes["input"]) == (4, True, "counts")
+
+
+def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_out(few, headed):
+    """Genes are numbered anew among those measured; here they are not, and logits of the others are -inf."""
+    from scdiva._rng import generator, step_generator
+    from scdiva.data.cells import open_cells
+    from scdiva.diffusion import log_likelihood
+    from scdiva.models.denoiser import denoiser_of
+
+    data = few[:4, 10:].copy()  # ten genes of the vocabulary are not measured
+    config = headed.config
+    source = open_cells(data, headed.vocabulary, max_length=config.input_length, entropy_floor=config.entropy_floor)
+    seed = int(torch.randint(2**62, (1,), generator=generator(3, default_seed=0)))
+    ((_, (indptr, tokens, values)),) = source.windows(4)
+    genes = torch.from_numpy(source.measured_tokens.astype(np.int64))
+    assert len(genes) == 45
+    for transformer in (True, False):
+        found = scored(data, headed, n_samples=2, use_transformer=transformer)
+        for row in range(4):
+            cell = slice(indptr[row], min(indptr[row + 1], indptr[row] + config.max_length))
+            bound = log_likelihood(
+                denoiser_of(headed, genes=genes, stream=transformer),
+                torch.from_numpy(tokens[cell].astype(np.int64)),
+                torch.from_numpy(values[cell]),
+                torch.tensor([0, cell.stop - cell.start], dtype=torch.int32),
+                2,
+                generator=step_generator(seed, row, "likelihood"),
+            )
+            np.testing.assert_allclose(found[KEY].iloc[row], bound.bound.item(), rtol=1e-4)
+            np.testing.assert_allclose(found[f"{KEY}_se"].iloc[row], bound.standard_error.item(), rtol=1e-2, atol=1e-3)
+
+
+def test_a_cell_depends_on_the_seed_alone(few, headed):
+    """Neither on threads, nor on the cells after it, nor on the order of genes."""
+    whole = scored(few, headed)
+    with sd.settings.override(threads=3):
+        pd.testing.assert_frame_equal(scored(few, headed), whole)
+    part = scored(few[:5].copy(), headed)
+    np.testing.assert_array_equal(part[KEY], whole[KEY].iloc[:5])
+    assert not part[f"{KEY}_outlier"].any()  # of fewer than twenty cells nothing is unusual
+    order = np.random.default_rng(0).permutation(few.n_vars)
+    np.testing.assert_allclose(scored(few[:, order].copy(), headed)[KEY], whole[KEY], rtol=1e-4)
+    assert (scored(few, headed, rng=4)[KEY] != whole[KEY]).all()
+
+
+def test_more_samples_give_a_smaller_error_around_the_same_bound(few, headed):
+    little, much = scored(few, headed, n_samples=2), scored(few, headed, n_samples=32)
+    assert much[f"{KEY}_se"].mean() < 0.5 * little[f"{KEY}_se"].mean()
+    off = (little[KEY] - much[KEY]).abs().mean()
+    assert off < 5 * little[f"{KEY}_se"].mean()
+
+
+@pytest.mark.parametrize(("n_cells", "use_transformer"), [(30, False), (5, True)])
+def test_cells_with_shuffled_genes_are_less_likely(blood, n_cells, use_transformer):
+    real = blood[:n_cells].X.toarray()
+    shuffled = np.random.default_rng(0).permuted(real, axis=1)
+    cells = ad.AnnData(sp.csr_matrix(np.concatenate([real, shuffled])), var=blood.var)
+    found = scored(cells, n_samples=4, use_transformer=use_transformer)
+    assert roc_auc_score(np.arange(2 * n_cells) < n_cells, found[f"{KEY}_per_gene"]) > 0.99
+
+
+def test_a_planted_odd_cell_is_an_outlier(blood):
+    """One cell that shows other genes than blood cells do, as many and with the same values."""
+    values = blood.X.toarray()
+    values[7] = np.random.default_rng(1).permutation(values[7])
+    cells = ad.AnnData(sp.csr_matrix(values), var=blood.var)
+    found = scored(cells, use_transformer=False)
+    assert found[f"{KEY}_outlier"].iloc[7]
+    assert found[f"{KEY}_outlier"].sum() <= 2
+
+
+def test_cells_are_compared_with_those_of_as_many_genes():
+    """A line through the logarithm of the number of genes; four deviations below it is unusual, above it is not."""
+    draw = np.random.default_rng(0)
+    lengths = draw.integers(100, 3000, 300)
+    by_gene = 2 - 0.7 * np.log(lengths) + draw.normal(scale=0.05, size=300)
+    assert unusually_low(by_gene, lengths).sum() <= 1
+    by_gene[[4, 9]] += [-0.5, 0.5]
+    found = unusually_low(by_gene, lengths)
+    assert found[4]
+    assert not found[9]
+    assert found.sum() <= 2
+    assert not unusually_low(by_gene[:19] * 100, lengths[:19]).any()
+    assert not unusually_low(np.linspace(-1, 1, 30), np.full(30, 7)).any()  # all of one length: no line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"n_samples": 0}, ValueError, "n_samples must be even and at least 2 .*got 0"),
+        ({"n_samples": 3}, ValueError, "n_samples must be even and at least 2 .*got 3"),
+        ({"n_samples": 2.0}, TypeError, "float"),
+        ({"layer": "nowhere"}, KeyError, "nowhere"),
+        ({"layer": "scaled"}, ValueError, "negative"),
+        ({"layer": "blank"}, ValueError, "1 of 25 cells have no count of any gene that the vocabulary holds"),
+        ({"precision": "fp8"}, ValueError, "precision"),
+    ],
+)
+def test_a_refused_call_leaves_all_as_it_was(few, headed, contents, arguments, error, match):
+    data = few.copy()
+    data.layers["scaled"] = data.X.toarray() - 1
+    data.layers["blank"] = data.X.toarray() * ((np.arange(25) > 0)[:, None] | (np.arange(60) > 54))
+    was = contents(data)
+    with pytest.raises(error, match=match):
+        sd.tl.log_likelihood(data, headed, **arguments)
+    assert contents(data) == was
+
+
+def test_models_without_a_state_head_need_the_transformer(few, one):
+    assert np.isfinite(scored(few, one, n_samples=2)[KEY]).all()
+    with pytest.raises(ValueError, match=r"no state head.*nor do without the transformer"):
+        sd.tl.log_likelihood(few.copy(), one, use_transformer=False)
+
+
+def test_only_anndata_is_taken(headed):
+    with pytest.raises(TypeError, match="AnnData"):
+        sd.tl.log_likelihood(np.ones((3, 3)), headed)

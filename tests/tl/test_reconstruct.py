@@ -1,0 +1,213 @@
+"""`tl.reconstruct`: what is written, what stays, what is refused, and that no sample is malformed."""
+
+from __future__ import annotations
+
+import anndata as ad
+import matplotlib.pyplot as plt
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import scdiva as sd
+from scdiva.data.expression import log_normalised
+
+KEY = "scdiva_reconstructed"
+DTYPES = {"": np.float32, "_rank": np.int32, "_true": np.float32, "_true_rank": np.int32, "_hidden": bool}
+
+
+def reconstructed(adata, model, **arguments):
+    """Reconstruct a copy; the copy. Precision is named, since fixtures are made before the settings of a test hold."""
+    return sd.tl.reconstruct(adata, model, copy=True, **{"rng": 3, "precision": "fp32"} | arguments)
+
+
+def layers(adata, key=KEY):
+    return {ending: adata.layers[key + ending].toarray() for ending in DTYPES}
+
+
+@pytest.fixture(scope="module")
+def few(adata):
+    return adata[:12].copy()
+
+
+@pytest.fixture(scope="module")
+def done(few, headed):
+    return reconstructed(few, headed)
+
+
+def test_what_is_documented_is_written_and_nothing_else(few, headed, contents, weights, same):
+    data, was, before = few.copy(), contents(few), weights(headed)
+    state = torch.random.get_rng_state()
+    assert sd.tl.reconstruct(data, headed, mask_ratio=0.4, n_steps=2, rng=3) is None
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert same(weights(headed), before)
+    found = contents(data)
+    assert found.keys() - was.keys() == {f"layers/{KEY}{ending}" for ending in DTYPES}
+    assert {part: found[part] for part in ("X", "obs", "var")} == {part: was[part] for part in ("X", "obs", "var")}
+    for ending, dtype in DTYPES.items():
+        layer = data.layers[KEY + ending]
+        assert isinstance(layer, sp.csr_matrix)
+        assert layer.dtype == dtype
+        assert layer.has_sorted_indices
+    assert set(data.uns) == {"truth", "scdiva"}
+    notes = data.uns["scdiva"][KEY]
+    assert (notes["mask_ratio"], notes["n_steps"], notes["remasking"]) == (0.4, 2, "low_confidence")
+    assert (notes["temperature"], notes["use_places"], notes["input"], notes["model"]) == (
+        0.0,
+        True,
+        "counts",
+        "ScDiVa",
+    )
+    assert {"masked_recall", "marginal_recall", "l_dist", "bleu", "n_masked"} <= set(notes["scores"])
+
+
+def test_the_true_layers_are_the_cell_as_it_was(done, few, headed):
+    """Of a cell longer than the model reads, the first so many genes; places are a ranking of them from 1."""
+    found, values = layers(done), log_normalised(few)[0].toarray()
+    most = headed.config.max_length
+    for i in range(few.n_obs):
+        true = found["_true"][i] > 0
+        assert true.sum() == min(most, (values[i, :55] > 0).sum())
+        np.testing.assert_allclose(found["_true"][i, true], values[i, true], rtol=1e-5)
+        for ending in ("_rank", "_true_rank"):
+            ranks = found[ending][i]
+            assert sorted(ranks[ranks > 0]) == list(range(1, true.sum() + 1))
+        assert not found["_hidden"][i][~true].any()
+        assert found["_hidden"][i].sum() == max(1, round(0.3 * true.sum()))
+
+
+def test_visible_genes_never_change_and_only_measured_ones_appear(done):
+    found = layers(done)
+    shown = (found["_true_rank"] > 0) & ~found["_hidden"]
+    for made, true in (("", "_true"), ("_rank", "_true_rank")):
+        np.testing.assert_array_equal(found[made][shown], found[true][shown])
+    assert not found["_rank"][:, 55:].any()  # five genes are not known to the model
+
+
+def test_with_nothing_hidden_cells_are_copied(few, headed):
+    data = reconstructed(few, headed, mask_ratio=0, n_steps=4)
+    found = layers(data)
+    np.testing.assert_array_equal(found[""], found["_true"])
+    np.testing.assert_array_equal(found["_rank"], found["_true_rank"])
+    assert not found["_hidden"].any()
+    scores = data.uns["scdiva"][KEY]["scores"]
+    assert (scores["l_dist"], scores["bleu"], scores["value_spearman"], scores["visible_recall"]) == (0, 1, 1, 1)
+    assert np.isnan(scores["masked_recall"])
+
+
+def test_with_everything_hidden_cells_keep_their_length(few, headed):
+    found = layers(reconstructed(few, headed, mask_ratio=1.0, n_steps=3))
+    np.testing.assert_array_equal(found["_hidden"], found["_true_rank"] > 0)
+    np.testing.assert_array_equal((found["_rank"] > 0).sum(1), (found["_true_rank"] > 0).sum(1))
+
+
+def test_the_same_seed_gives_the_same_bits_on_any_number_of_threads(few, headed):
+    how = {"n_steps": 3, "remasking": "random", "temperature": 1.0}
+    one = reconstructed(few, headed, **how)
+    with sd.settings.override(threads=3):
+        again = reconstructed(few, headed, **how)
+    other = reconstructed(few, headed, rng=4, **how)
+    for ending in DTYPES:
+        assert (one.layers[KEY + ending] != again.layers[KEY + ending]).nnz == 0
+    assert (one.layers[KEY + "_hidden"] != other.layers[KEY + "_hidden"]).nnz > 0
+
+
+def test_a_cell_depends_neither_on_the_others_nor_on_the_order_of_genes(few, headed, done):
+    part = reconstructed(few[:5].copy(), headed)
+    order = np.random.default_rng(0).permutation(few.n_vars)
+    turned = reconstructed(few[:, order].copy(), headed)
+    for ending, whole in layers(done).items():
+        np.testing.assert_array_equal(layers(part)[ending], whole[:5])
+        np.testing.assert_array_equal(layers(turned)[ending], whole[:, order])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    mask_ratio=st.floats(0, 1),
+    n_steps=st.integers(1, 6),
+    remasking=st.sampled_from(["low_confidence", "random", "remdm"]),
+    remask=st.floats(0, 1),
+    temperature=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
+    use_places=st.booleans(),
+    rng=st.integers(0, 99),
+)
+def test_no_sample_is_malformed(few, headed, **how):
+    """A place has one gene that is measured, no gene has two places, and no value is negative or not finite."""
+    data = reconstructed(few[:3].copy(), headed, **how)
+    found = layers(data)
+    for i in range(3):
+        length = (found["_true_rank"][i] > 0).sum()
+        assert sorted(found["_rank"][i][found["_rank"][i] > 0]) == list(range(1, length + 1))
+    stored = data.layers[KEY]
+    assert stored.nnz == data.layers[KEY + "_rank"].nnz
+    assert np.isfinite(stored.data).all()
+    assert (stored.data >= 0).all()
+    assert not found["_rank"][:, 55:].any()
+
+
+def test_tables_and_figures_take_what_is_written(done, headed):
+    frame = sd.get.reconstruction_df(done)
+    assert len(frame) == done.layers[KEY + "_true"].nnz
+    assert frame["hidden"].sum() == done.layers[KEY + "_hidden"].nnz
+    shown = frame[~frame["hidden"]]
+    assert (shown["gene"].astype(str) == shown["reconstructed_gene"].astype(str)).all()
+    sd.tl.reconstruct(done, headed, mask_ratio=0, key_added="zero")
+    fig = sd.pl.reconstruction(done, return_fig=True)
+    assert [ax.get_title() for ax in fig.axes[:2]] == ["nothing hidden", "30% hidden, 1 step"]
+    plt.close(fig)
+
+
+def test_a_file_holds_the_result(done, tmp_path):
+    done.write_h5ad(tmp_path / "cells.h5ad")
+    read = ad.read_h5ad(tmp_path / "cells.h5ad")
+    for ending in DTYPES:
+        assert (read.layers[KEY + ending] != done.layers[KEY + ending]).nnz == 0
+
+
+def test_the_bundled_model_finds_more_hidden_genes_than_chance(blood):
+    """Against the hidden genes' share of those that are not shown, which is what drawing blindly would find."""
+    data = reconstructed(blood[:12].copy(), "scdiva-mini")
+    scores = data.uns["scdiva"][KEY]["scores"]
+    blind = scores["n_masked"] / (blood.n_vars - scores["n_visible"])
+    assert scores["masked_recall"] > 2 * blind
+    assert (scores["visible_recall"], scores["visible_value_rmse"]) == (1, 0)
+    assert scores["l_dist"] < 0.5 * scores["l_dist_chance"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "match"),
+    [
+        ({"mask_ratio": -0.1}, ValueError, r"mask_ratio must be in \[0, 1\], got -0.1"),
+        ({"mask_ratio": np.nan}, ValueError, "mask_ratio must be in"),
+        ({"n_steps": 0}, ValueError, "n_steps must be at least 1, got 0"),
+        ({"n_steps": 1.5}, TypeError, "float"),
+        ({"remasking": "none"}, ValueError, "remasking must be 'low_confidence', 'random' or 'remdm', got 'none'"),
+        ({"remask": 1.5}, ValueError, r"remask must be in \[0, 1\]"),
+        ({"temperature": -1.0}, ValueError, "temperature must be 0 or positive"),
+        ({"temperature": np.inf}, ValueError, "temperature must be 0 or positive"),
+        ({"layer": "nowhere"}, KeyError, "nowhere"),
+        ({"layer": "scaled"}, ValueError, "negative"),
+        ({"layer": "blank"}, ValueError, "1 of 12 cells have no counts at all .first: .cell0"),
+    ],
+)
+def test_a_refused_call_leaves_all_as_it_was(few, headed, contents, arguments, error, match):
+    data = few.copy()
+    data.layers["scaled"] = data.X.toarray() - 1
+    data.layers["blank"] = sp.csr_matrix(data.X.toarray() * (np.arange(12) > 0)[:, None])
+    was = contents(data)
+    with pytest.raises(error, match=match):
+        sd.tl.reconstruct(data, headed, **arguments)
+    assert contents(data) == was
+
+
+def test_places_need_a_state_head(few, one):
+    with pytest.raises(ValueError, match=r"no state head.*use_places=False"):
+        sd.tl.reconstruct(few.copy(), one)
+    assert KEY in reconstructed(few, one, use_places=False).layers
+
+
+def test_only_anndata_is_taken(headed):
+    with pytest.raises(TypeError, match="AnnData"):
+        sd.tl.reconstruct(np.ones((3, 3)), headed)

@@ -110,9 +110,11 @@ def draw_cells(
     fraction = np.repeat([order.fraction for order in orders], [order.n_cells for order in orders])
     pick = np.random.default_rng(step_seed(seed, 0, "length")).random(len(one)) < fraction
     source = np.where(pick, two, one)
+    share = fraction[:, None].astype(np.float32)
     mixed = States(
-        ((1 - fraction)[:, None] * states.state[one] + fraction[:, None] * states.state[two]).astype(np.float32),
+        (1 - share) * states.state[one] + share * states.state[two],
         np.rint((1 - fraction) * states.n_genes[one] + fraction * states.n_genes[two]).astype(np.int64),
+        None if states.group is None else (1 - share) * states.group[one] + share * states.group[two],
     )
     lengths = np.diff(cells.indptr)[source]
     gone = np.searchsorted(fitted.genes, sorted(fixed))
@@ -155,9 +157,9 @@ def _batch(
     seed: int,
 ) -> Iterator[Cell]:
     draws = [np.random.default_rng(step_seed(seed, int(number), "cell")) for number in numbers]
-    chosen: list[tuple[NDArray[np.int64], NDArray[np.float32] | None]]
+    chosen: list[Chosen]
     if not drawing.use_transformer and drawing.from_state:
-        chosen: list[Chosen] = [_race(*given) for given in zip(log_odds, wanted, draws, strict=True)]
+        chosen = [_race(*given) for given in zip(log_odds, wanted, draws, strict=True)]
     else:
         chosen = list(_sampled(fitted, numbers, states, log_odds, values, wanted, own, fixed, drawing, seed))
     for i, (genes, mean) in enumerate(chosen):

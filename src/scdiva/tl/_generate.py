@@ -47,11 +47,11 @@ def generate(
 ) -> AnnData:
     r"""Draw new cells like those of a data set, of a group of it, or between two groups.
 
-    A cell of the data is drawn and its state read, the prompt; from that state a new cell of as many genes and the same
-    depth, all hidden at first and then revealed (reverse process; paper, algorithm "scDiVa Inference"). What cells of a
-    state express is what the model's state head says, corrected by the cells of `adata` gene by gene
-    (:func:`scdiva.models.population.fit_population`). Values are drawn as counts
-    (:func:`scdiva.models.counting.draw_counts`). No gene occurs twice in a cell, and no value is negative.
+    A cell of the data is drawn and its state read, the prompt; from that state a new cell of as many genes and the
+    same depth, all hidden at first and then revealed (reverse process; paper, algorithm "scDiVa Inference"). What
+    cells of a state express is what the model's state head says, corrected by the cells of `adata` gene by gene
+    and, with `groupby`, group by group (:func:`scdiva.models.population.fit_population`). Values are drawn as
+    counts (:func:`scdiva.models.counting.draw_counts`). No gene occurs twice in a cell, and no value is negative.
 
     Without the transformer genes are independent, given the state and their number: they are revealed all at once, and
     `n_steps` and `temperature` have no effect.
@@ -128,6 +128,7 @@ def generate(
     from scdiva._rng import generator, step_seed
     from scdiva._threads import torch_threads_kept
     from scdiva.data.cells import open_cells
+    from scdiva.data.conditions import column
     from scdiva.data.genes import columns_of
     from scdiva.models import load_model
     from scdiva.tl._population import check_head, fit_to, states_of
@@ -143,6 +144,9 @@ def generate(
     with torch_threads_kept(1):  # products too small to share
         cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True, **reading)
         states = states_of(loaded, cells)
+        if groupby is not None:  # what tells groups apart is met group by group
+            group = column(adata, groupby)[rows]
+            states = states._replace(group=(group[:, None] == np.unique(group)).astype(np.float32))
         fitted = fit_to(loaded, cells, states, draw)
     orders = place_orders(plan, rows, draw)
     made = draw_cells(fitted, cells, states, orders, shown, drawing, seed)

@@ -19,14 +19,22 @@ BATCH = 256
 
 
 class States(NamedTuple):
-    """Cell states and the number of genes that each was read from, `(n, state_dim)` and `(n,)`."""
+    """Cell states and the number of genes that each was read from, `(n, state_dim)` and `(n,)`.
+
+    `group` `(n, n_groups)` says what share of each cell is of which group, where groups are told apart.
+    """
 
     state: NDArray[np.float32]
     n_genes: NDArray[np.int64]
+    group: NDArray[np.float32] | None = None
 
     def take(self, rows: NDArray[np.integer]) -> States:
         """Give some of them."""
-        return States(self.state[rows], self.n_genes[rows])
+        return States(self.state[rows], self.n_genes[rows], None if self.group is None else self.group[rows])
+
+    def described(self) -> NDArray[np.float32]:
+        """Give the states with the groups beside them: what corrections may depend on."""
+        return self.state if self.group is None else np.concatenate([self.state, self.group], axis=1)
 
 
 class Fitted(NamedTuple):
@@ -49,7 +57,7 @@ class Fitted(NamedTuple):
     def expected(self, states: States) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Give log-odds that cells of these states express each gene, and its value where they do, `(n, n_genes)`."""
         log_odds, values = head_says(self.model, self.genes, states)
-        along = self.population.directions(states.state)
+        along = self.population.directions(states.described())
         return log_odds + along @ self.population.log_odds, values + along @ self.population.values
 
 
@@ -121,7 +129,7 @@ def fit_to(
     if len(rows) > most:
         rows = np.sort(rng.choice(rows, most, replace=False))
     log_odds, values = head_says(model, genes, states.take(rows))
-    population = fit_population(states.state[rows], log_odds, values, dense(cells.subset(rows), genes), rng)
+    population = fit_population(states.take(rows).described(), log_odds, values, dense(cells.subset(rows), genes), rng)
     return Fitted(model, genes, population)
 
 

@@ -71,8 +71,8 @@ def generate(
         Two groups of `groupby`, and how far from the first to the second, 0 to 1: each new cell's state lies so far
         between those of a cell of either. Of several fractions so many cells each are drawn.
     fixed
-        Genes that every new cell shows, and their log-normalised values, such as `{"CD3D": 2.0}`; 0: not expressed. The
-        rest is drawn with these in view.
+        Genes that every new cell shows, and their log-normalised values on the scale of the result, such as
+        `{"CD3D": 2.0}`; 0: not expressed. Without the transformer and with a state, the rest is drawn as it would be.
     from_state
         False: no state is given; it is read from what of the cell is drawn already, from nothing at first. Only the
         number of genes and the depth are the data's.

@@ -73,9 +73,11 @@ def impute(
 
     Returns
     -------
-    None, or the copy. `layers[key_added]`, float32 `(n_obs, n_vars)`: log-normalised values (to 10,000, log1p), NaN for
-    genes that were not asked for or are not known to the model; `..._sd`, their standard deviations;
-    `uns["scdiva"][key_added]`, the arguments. Of several columns of one gene only that with most counts is written.
+    None, or the copy. `layers[key_added]`, float32 `(n_obs, n_vars)`: log-normalised values, NaN for genes that were
+    not asked for or are not known to the model; `..._sd`, their standard deviations; `uns["scdiva"][key_added]`, the
+    arguments. Values are to 10,000 a cell over the genes that are read, log1p: those of a panel that was cut out of
+    log-normalised data come out higher than they went in, observed ones too. Of several columns of one gene only that
+    with most counts is written.
 
     Raises
     ------

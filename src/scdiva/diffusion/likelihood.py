@@ -111,7 +111,7 @@ def log_likelihood(
             sizes = ((stratum + u) / n_strata * lengths).floor().clamp_max(lengths - 1) + 1
             masked = _random_subsets(sizes, cells, cu_seqlens, generator)
             seen = tokens.masked_fill(masked, MASK)
-            logits, _ = denoiser(seen, values.masked_fill(masked, 0.0), cu_seqlens, masked)
+            logits = denoiser(seen, values.masked_fill(masked, 0.0), cu_seqlens, masked)[0]
             logits = checked_logits(logits, int(masked.sum()))
             if exclude_shown:
                 logits = available_logits(logits, seen, cells, n_cells, None)

@@ -40,6 +40,7 @@ def denoiser_of(
     prompt: Prompt | None = None,
     genes: Tensor | None = None,
     stream: bool = True,
+    spread: bool = True,
 ) -> Denoiser:
     """Make a denoiser of a model, for :func:`scdiva.diffusion.sample` and :func:`scdiva.diffusion.log_likelihood`.
 
@@ -61,6 +62,9 @@ def denoiser_of(
     stream
         Whether the transformer is run. Without it (and with a state head) the cell state alone speaks: orders of
         magnitude faster, and blind to how genes go together beyond it.
+    spread
+        Whether logits and values have a column for every gene of the vocabulary, with -inf where it may not be drawn;
+        False: for `genes` only.
 
     Returns
     -------
@@ -79,6 +83,7 @@ def denoiser_of(
 
     c, head = model.config, model.state_head
     drawn = None if genes is None else (genes - N_SPECIAL).to(next(model.parameters()).device)
+    laid_out = drawn if spread else None
     weight = model.gene_weight if drawn is None else model.gene_weight[drawn]
 
     def denoise(
@@ -99,7 +104,7 @@ def denoiser_of(
             read = out.read
         if head is None:
             assert logits is not None
-            return _spread(logits, drawn, c.n_genes, -torch.inf), predicted
+            return _spread(logits, laid_out, c.n_genes, -torch.inf), predicted
         if prompt is not None:
             log_odds, expected = prompt.log_odds, prompt.values
         else:
@@ -115,10 +120,10 @@ def denoiser_of(
             known = ~hidden if given is None else given & ~hidden
             of_place = place_log_prior(tokens, values, masked, known, cu_seqlens, expected, denominator, genes)
             logits = logits + of_place
-        expected = _spread(expected, drawn, c.n_genes, 0.0)
+        every = _spread(expected, drawn, c.n_genes, 0.0)
         predicted = predicted.clone()
-        predicted[shown] += expected[cells[shown], tokens[shown] - N_SPECIAL]
-        return _spread(logits, drawn, c.n_genes, -torch.inf), predicted, expected
+        predicted[shown] += every[cells[shown], tokens[shown] - N_SPECIAL]
+        return _spread(logits, laid_out, c.n_genes, -torch.inf), predicted, every if spread else expected
 
     return denoise
 

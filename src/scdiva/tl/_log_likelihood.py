@@ -154,15 +154,24 @@ def _scored_by(genes: Tensor, n_samples: int, use_transformer: bool, seed: int) 
     """Make a read-out of one cell: its bound and the standard error, `(1, 2)`."""
     import torch
 
+    from scdiva._constants import MASK, N_SPECIAL
     from scdiva._rng import step_generator
     from scdiva.diffusion import log_likelihood as bound_of
     from scdiva.models.denoiser import denoiser_of
 
     def score(network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row: Tensor) -> Tensor:
         most = network.config.max_length
+        panel = genes.to(tokens.device)
+        denoise = denoiser_of(network, genes=genes, stream=use_transformer, spread=False)
+
+        def of_panel(numbers: Tensor, *rest: Tensor) -> Any:
+            there = panel[(numbers - N_SPECIAL).clamp_min(0)].masked_fill(numbers == MASK, MASK)
+            return denoise(there, *rest)
+
+        # genes are numbered among those measured: a softmax over all of the vocabulary costs more than the network
         found = bound_of(
-            denoiser_of(network, genes=genes, stream=use_transformer),
-            tokens[:most],
+            of_panel,
+            torch.searchsorted(panel, tokens[:most]) + N_SPECIAL,
             values[:most],
             cu_seqlens.clamp_max(most),
             n_samples,

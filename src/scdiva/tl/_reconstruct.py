@@ -237,7 +237,8 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int]) -> dic
     made = column[np.concatenate([found[:, 0] for _, _, found in cells]).astype(np.int64)]
 
     def matrix(data: np.ndarray, columns: np.ndarray) -> sp.csr_matrix:
-        found = sp.csr_matrix((data, columns, indptr), shape=shape)
+        # a copy: sorting works in place, and columns and bounds belong to several matrices
+        found = sp.csr_matrix((data, columns, indptr), shape=shape, copy=True)
         found.sort_indices()
         return found
 

@@ -38,8 +38,8 @@ from scdiva.models import load_model
 
 NAME = "reconstruction"
 SETS: dict[str, tuple[int | None, Sizes]] = {
-    "kang_pbmc_12k_1287g": (4000, Sizes(hidden=150, steps=30, generated=80, alone=24, likely=60)),
-    "pbmc3k_raw": (None, Sizes(hidden=40, steps=6, generated=24, alone=8, likely=30)),
+    "kang_pbmc_12k_1287g": (4000, Sizes(hidden=150, steps=30, generated=60, alone=16, likely=60)),
+    "pbmc3k_raw": (None, Sizes(hidden=40, steps=6, generated=16, alone=6, likely=30)),
 }
 """Most cells of a set, and what slow arms take of them: a pass over the many genes of the second takes long."""
 PARTS = {"masked": MASKED, "paper": PAPER_ARMS, "impute": IMPUTE, "population": POPULATION, "likelihood": LIKELIHOOD}

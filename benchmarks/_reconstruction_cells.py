@@ -16,6 +16,7 @@ from scipy.stats import rankdata
 
 import scdiva as sd
 from scdiva import _constants as C
+from scdiva._constants import N_SPECIAL
 from scdiva.data.genes import column_tokens, columns_of
 from scdiva.diffusion import values_at_places
 from scdiva.metrics import marginal_recall, value_spearman
@@ -96,6 +97,10 @@ def prepared(adata: ad.AnnData, model: ScDiVa, most: int | None = None) -> ad.An
     counts = sp.csr_matrix(adata.X, dtype=np.float32)[rows][:, columns]
     found = ad.AnnData(counts, var=adata.var.iloc[columns].copy())
     found.obs_names = adata.obs_names[rows]
+    # a repeat such as "TAP2.1" is known only beside the gene that it repeats
+    lost = column_tokens(found.var, model.vocabulary) < 0
+    symbols = model.vocabulary.symbols[tokens[columns] - N_SPECIAL]
+    found.var_names = np.where(lost, symbols, found.var_names)
     found.obs[TYPE] = types[rows]
     return found[found.X.getnnz(axis=1) > 0].copy()
 

@@ -61,6 +61,16 @@ def test_cells_have_a_type_and_genes_a_column_each(cells, model):
     assert often.n_vars == 0
 
 
+def test_a_repeat_of_a_gene_has_its_name_where_it_is_the_busier_one(cells, model):
+    adata = toy()
+    adata.var_names = ["CD3D", "LYZ", "LYZ.1", *NAMES[3:]]
+    adata.X[:, 2] = 50
+    found = cells.prepared(adata, model)
+    assert found.var_names.tolist() == ["CD3D", "LYZ", *NAMES[3:9]]
+    assert (found[:, "LYZ"].X.toarray() == 50).all()
+    assert found.var_names.is_unique
+
+
 def test_training_and_test_cells_are_apart(cells, model):
     train, test = work_of(cells, model, toy()).split()
     assert not set(train) & set(test)

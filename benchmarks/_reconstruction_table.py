@@ -66,12 +66,16 @@ WORDS_OF = {
         "A share of 30% of each test cell's genes is hidden, identity and value. Recall: share of the k hidden genes "
         "among the k predicted, or among the k genes most frequent in training cells (four fifths of the cells) that "
         "were not shown. Spearman and RMSE: of the hidden genes' values, given which genes they are; training cells "
-        "give their mean value where they express the gene. The second row knows the true type of the cell. The place "
+        "give their mean value where they express the gene. The last row knows the true type of the cell. The place "
         "of a hidden gene in the ranking, which only the first arm uses, tells both of its name and of its value, and "
-        "no baseline is told of it: the rows without places compare like with like. L-Dist is a mean over the "
-        "genes that were found (coverage)."
+        "no baseline is told of it: the rows without places compare like with like. Our values also know how deep "
+        "the cell is, which shows in RMSE and not in a rank correlation within it. L-Dist is a mean over the genes "
+        "that were found (coverage)."
     ),
-    "steps": "The same, fewer cells, hidden genes revealed the surest first if nothing else is said.",
+    "steps": (
+        "The same, fewer cells, hidden genes revealed the surest first if nothing else is said. With more steps more "
+        "genes stand at their places and fewer are found."
+    ),
     "paper": (
         "The upper rows are the paper's own figures, of models and sets that are not at hand. A masked-diffusion model "
         "that is shown every gene copies it: the mask-free setting is perfect by construction and says nothing, "

@@ -7,6 +7,7 @@ from _grn_table import WORDS as GRN_WORDS
 from _integration_table import WORDS as INTEGRATION_WORDS
 from _perturbation_table import ATTEMPT_WORDS
 from _perturbation_table import WORDS as PERTURBATION_WORDS
+from _reconstruction_table import WORDS as RECONSTRUCTION_WORDS
 
 ABOUT = {
     "zero_shot": (
@@ -40,6 +41,7 @@ ABOUT = {
     "perturbation": ("Responses to perturbations", PERTURBATION_WORDS),
     "perturbation_attempts": ("Attempts at combinations", ATTEMPT_WORDS),
     "grn": ("Gene networks", GRN_WORDS),
+    "reconstruction": ("Reconstruction and generation", RECONSTRUCTION_WORDS),
     "thinning": (
         "Sequenced less deep",
         "Of every count c, Binomial(c, depth) are kept, in half of the labelled cells of a set. Cosine of their "

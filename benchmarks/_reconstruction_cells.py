@@ -1,0 +1,365 @@
+"""What reconstruction.py does with single cells: hidden genes, and counts that were taken away."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import anndata as ad
+import numpy as np
+import scipy.sparse as sp
+import torch
+from _grn_sets import log_normalised
+from scipy.stats import rankdata
+
+import scdiva as sd
+from scdiva import _constants as C
+from scdiva._constants import N_SPECIAL
+from scdiva.data.genes import column_tokens, columns_of
+from scdiva.diffusion import values_at_places
+from scdiva.metrics import marginal_recall, value_spearman
+from scdiva.models import ScDiVa
+from scdiva.models.denoiser import denoiser_of
+from scdiva.tokenizer.serialize import score_denominator
+
+TYPE = "cell_type"
+UNLABELLED = "unlabelled"
+LEAST_CELLS = 10
+"""Cells that express a gene, but for the part `masked`, which takes all genes that the model knows."""
+HIDDEN, TEST = 0.3, 0.2
+HOLES = 0.1
+NEIGHBORS, COMPONENTS, DIFFUSED = 30, 50, 3
+MOST_HELD_OUT = 300
+"""Genes with most entries held out, over which the correlation per gene is averaged."""
+SCVI_EPOCHS = 100
+
+
+class Sizes(NamedTuple):
+    """Cells of a set that slow arms are given."""
+
+    hidden: int
+    """Test cells filled in at one step, for each seed."""
+    steps: int
+    """Test cells filled in in several steps."""
+    generated: int
+    """Cells drawn with the transformer."""
+    alone: int
+    """Cells drawn without a state to start from."""
+    likely: int
+    """Cells of each kind whose likelihood is bounded."""
+
+
+@dataclass
+class Work:
+    """A set: counts of the genes that a model knows, with types, and what was made of it already."""
+
+    name: str
+    adata: ad.AnnData
+    model: ScDiVa
+    sizes: Sizes
+    held: dict[Any, Any] = field(default_factory=dict)
+
+    def split(self) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of training cells, and of test cells in random order: always the same ones."""
+        order = np.random.default_rng(0).permutation(self.adata.n_obs)
+        n_test = round(TEST * len(order))
+        return np.sort(order[n_test:]), order[:n_test]
+
+    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What was made under this key, or made now."""
+        if key not in self.held:
+            self.held[key] = make()
+        return self.held[key]
+
+
+class Cell(NamedTuple):
+    """A cell that was filled in: columns of its genes and their values by falling score, and which were hidden."""
+
+    genes: np.ndarray
+    values: np.ndarray
+    hidden: np.ndarray
+
+
+def prepared(adata: ad.AnnData, model: ScDiVa, most: int | None = None) -> ad.AnnData:
+    """Counts of cells that have a type, and of genes that the model knows, a column each; always the same cells.
+
+    Of several columns of one gene that with most counts is taken; of more cells than `most`, so many random ones.
+    """
+    tokens = column_tokens(adata.var, model.vocabulary)
+    columns = columns_of(tokens, np.asarray(adata.X.sum(axis=0)).ravel())
+    columns = np.sort(columns[columns >= 0])
+    types = adata.obs[TYPE].astype(str).to_numpy()
+    rows = np.flatnonzero(adata.obs[TYPE].notna().to_numpy() & (types != UNLABELLED))
+    if most is not None and len(rows) > most:
+        rows = np.sort(np.random.default_rng(0).permutation(rows)[:most])
+    counts = sp.csr_matrix(adata.X, dtype=np.float32)[rows][:, columns]
+    found = ad.AnnData(counts, var=adata.var.iloc[columns].copy())
+    found.obs_names = adata.obs_names[rows]
+    # a repeat such as "TAP2.1" is known only beside the gene that it repeats
+    lost = column_tokens(found.var, model.vocabulary) < 0
+    symbols = model.vocabulary.symbols[tokens[columns] - N_SPECIAL]
+    found.var_names = np.where(lost, symbols, found.var_names)
+    found.obs[TYPE] = types[rows]
+    return found[found.X.getnnz(axis=1) > 0].copy()
+
+
+def often(adata: ad.AnnData) -> ad.AnnData:
+    """The same cells with the genes that ten of them express."""
+    return adata[:, adata.X.getnnz(axis=0) >= LEAST_CELLS].copy()
+
+
+def means(scores: Sequence[tuple[float, ...]], names: Sequence[str]) -> dict[str, float]:
+    """Mean over cells of each score, without those that are not defined."""
+    return {name: float(np.nanmean(column)) for name, column in zip(names, zip(*scores, strict=True), strict=True)}
+
+
+# hidden genes
+
+
+def filled(work: Work, seed: int, n_cells: int, **how: Any) -> tuple[ad.AnnData, float]:
+    """Test cells with 30% of their genes, or another share, hidden and filled in, and the seconds that a cell took."""
+    some = work.adata[work.split()[1][:n_cells]].copy()
+    begun = time.perf_counter()
+    sd.tl.reconstruct(some, work.model, rng=seed, **{"mask_ratio": HIDDEN, **how})
+    return some, (time.perf_counter() - begun) / some.n_obs
+
+
+def at_one_step(work: Work, seed: int, use_places: bool = True) -> tuple[ad.AnnData, float]:
+    """The same at one step, made once."""
+    key = "one step", seed, use_places
+    return work.once(key, lambda: filled(work, seed, work.sizes.hidden, use_places=use_places))
+
+
+def cells_of(adata: ad.AnnData) -> list[Cell]:
+    """Read the layers that `tl.reconstruct` wrote."""
+    true, place, hidden = (adata.layers[f"{C.RECONSTRUCTED}_{ending}"] for ending in (C.TRUE, C.TRUE_RANK, C.HIDDEN))
+    found = []
+    for row in range(adata.n_obs):
+        part = slice(*place.indptr[row : row + 2])
+        order = np.argsort(place.data[part])
+        genes = place.indices[part][order]
+        values = true[row].toarray().ravel()[genes]
+        found.append(Cell(genes.astype(np.int64), values, hidden[row].toarray().ravel()[genes].astype(bool)))
+    return found
+
+
+def hidden_cells(work: Work, seed: int) -> list[Cell]:
+    """Test cells and what is hidden of them: a seed's masks are the same however they are filled in."""
+    return work.once(("cells", seed), lambda: cells_of(at_one_step(work, seed)[0]))
+
+
+def values_told(work: Work, cells: list[Cell], use_places: bool) -> list[np.ndarray]:
+    """Our values of hidden genes, given which genes they are."""
+    model = work.model
+    tokens = column_tokens(work.adata.var, model.vocabulary).astype(np.int64)
+    measured = torch.from_numpy(np.sort(tokens))
+    denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))
+    denoise = denoiser_of(model, genes=measured)
+    found = []
+    with torch.inference_mode():
+        for cell in cells:
+            genes, hidden = torch.from_numpy(tokens[cell.genes]), torch.from_numpy(cell.hidden)
+            values, bounds = torch.from_numpy(cell.values).float(), torch.tensor([0, len(genes)], dtype=torch.int32)
+            told = denoise(genes, values.masked_fill(hidden, 0.0), bounds, hidden)[1]
+            told = torch.where(hidden, told, values)
+            if use_places:
+                told = values_at_places(genes, told, hidden, ~hidden, bounds, denominator)
+            found.append(told[hidden].numpy())
+    return found
+
+
+def value_scores(cells: list[Cell], told: list[np.ndarray]) -> dict[str, float]:
+    """Rank correlation and error of the values of hidden genes, cell by cell, mean over cells."""
+    scores = []
+    for cell, predicted in zip(cells, told, strict=True):
+        true = cell.values[cell.hidden]
+        scores.append((value_spearman(true, predicted), float(np.sqrt(np.mean((true - predicted) ** 2)))))
+    return means(scores, ("known_spearman", "known_rmse"))
+
+
+def of_ours(adata: ad.AnnData, seconds: float) -> dict[str, float]:
+    """What `tl.reconstruct` says of itself."""
+    scores = adata.uns[C.UNS][C.RECONSTRUCTED]["scores"]
+    kept = ("masked_recall", "masked_match", "l_dist", "l_dist_chance", "coverage", "bleu", "value_spearman")
+    # without hidden genes those of hidden ones are not defined
+    return {"n_cells": adata.n_obs, "seconds_per_cell": seconds,
+            **{name: scores[name] for name in kept if np.isfinite(scores[name])}}  # fmt: skip
+
+
+def ours_at_one_step(work: Work, seed: int, use_places: bool) -> dict[str, float]:
+    adata, seconds = at_one_step(work, seed, use_places)
+    cells = hidden_cells(work, seed)
+    return {**of_ours(adata, seconds), **value_scores(cells, values_told(work, cells, use_places))}
+
+
+def known_of_training(work: Work, by_type: bool) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Share of the training cells that express a gene, and its mean value there, of each group; each cell's group."""
+    train = work.split()[0]
+    values = work.once("values", lambda: log_normalised(work.adata))
+    names = work.adata.obs[TYPE].to_numpy() if by_type else np.zeros(work.adata.n_obs, dtype=int)
+    kinds, group = np.unique(names, return_inverse=True)
+    there = np.stack([values[train[group[train] == kind]].getnnz(axis=0) for kind in range(len(kinds))])
+    total = np.stack([np.asarray(values[train[group[train] == k]].sum(axis=0)).ravel() for k in range(len(kinds))])
+    cells = np.bincount(group[train], minlength=len(kinds))[:, None]
+    overall = total.sum(axis=0) / np.maximum(there.sum(axis=0), 1)
+    return there / np.maximum(cells, 1), np.where(there > 0, total / np.maximum(there, 1), overall), group
+
+
+def of_training_cells(work: Work, seed: int, by_type: bool) -> dict[str, float]:
+    """The genes most frequent in training cells, overall or of the true type, and their mean values there."""
+    share, value, group = known_of_training(work, by_type)
+    cells, rows = hidden_cells(work, seed), work.split()[1][: work.sizes.hidden]
+    recall, told = [], []
+    for cell, kind in zip(cells, group[rows], strict=True):
+        hidden = cell.genes[cell.hidden]
+        recall.append((marginal_recall(hidden, cell.genes[~cell.hidden], share[kind]),))
+        told.append(value[kind][hidden])
+    return {"n_cells": len(cells), **means(recall, ("masked_recall",)), **value_scores(cells, told)}
+
+
+def in_steps(n_steps: int, remasking: str = "low_confidence") -> Callable[[Work, int], dict[str, float]]:
+    def run(work: Work, seed: int) -> dict[str, float]:
+        return of_ours(*filled(work, seed, work.sizes.steps, n_steps=n_steps, remasking=remasking))
+
+    return run
+
+
+MASKED: dict[str, tuple[Callable[[Work, int], dict], int]] = {
+    "ours": (lambda work, seed: ours_at_one_step(work, seed, True), 3),
+    "ours_no_places": (lambda work, seed: ours_at_one_step(work, seed, False), 3),
+    "marginals": (lambda work, seed: of_training_cells(work, seed, False), 3),
+    "type_means": (lambda work, seed: of_training_cells(work, seed, True), 3),
+    "ours_1_step": (in_steps(1), 1),
+    **{f"ours_{n}_steps": (in_steps(n), 1) for n in (2, 4, 8, 16, 32)},
+    "ours_8_random": (in_steps(8, "random"), 1),
+    "ours_8_remdm": (in_steps(8, "remdm"), 1),
+}
+"""Arms, and the seeds that each takes at most."""
+PAPER_ARMS: dict[str, tuple[Callable[[Work, int], dict], int]] = {
+    "mask_free": (lambda work, seed: of_ours(*filled(work, seed, work.sizes.hidden, mask_ratio=0.0)), 1),
+    "masked_30": (lambda work, seed: of_ours(*at_one_step(work, seed)), 1),
+}
+
+
+# counts that were taken away
+
+
+class Holes(NamedTuple):
+    """Counts without a tenth of their entries, and those entries: log-normalised by what is left."""
+
+    left: ad.AnnData
+    rows: np.ndarray
+    columns: np.ndarray
+    truth: np.ndarray
+
+
+def with_holes(adata: ad.AnnData, seed: int) -> Holes:
+    """Take a tenth of the entries above zero away; each cell keeps one."""
+    counts = adata.X.tocoo()
+    order = np.random.default_rng(seed).permutation(counts.nnz)
+    n_out = round(HOLES * counts.nnz)
+    spared = np.zeros(counts.nnz, dtype=bool)
+    spared[order[n_out:]] = True
+    lost = np.setdiff1d(np.arange(adata.n_obs), counts.row[spared])
+    spared |= np.isin(counts.row, lost)
+    left = adata.copy()
+    left.X = sp.csr_matrix((counts.data[spared], (counts.row[spared], counts.col[spared])), shape=adata.shape)
+    rows, columns = counts.row[~spared], counts.col[~spared]
+    totals = np.asarray(left.X.sum(axis=1)).ravel()
+    return Holes(left, rows, columns, np.log1p(1e4 * counts.data[~spared] / totals[rows]))
+
+
+def neighbors(left: ad.AnnData, n_times: int) -> np.ndarray:
+    """Means of log-normalised expression over 30 neighbours, itself among them, on 50 components; so many times."""
+    from sklearn.decomposition import PCA
+    from sklearn.neighbors import kneighbors_graph
+
+    values = log_normalised(left)
+    place = PCA(min(COMPONENTS, min(values.shape) - 1), svd_solver="arpack", random_state=0).fit_transform(values)
+    graph = kneighbors_graph(place, min(NEIGHBORS, len(place) - 1), include_self=True)
+    if n_times > 1:  # a diffusion goes both ways
+        graph = graph + graph.T
+    graph = sp.csr_matrix(sp.diags(1 / np.asarray(graph.sum(axis=1)).ravel()) @ graph)
+    found = values.toarray()
+    for _ in range(n_times):
+        found = graph @ found
+    return found
+
+
+def group_means(left: ad.AnnData, by_type: bool) -> np.ndarray:
+    values = log_normalised(left)
+    names = left.obs[TYPE].to_numpy() if by_type else np.zeros(left.n_obs, dtype=int)
+    kinds, group = np.unique(names, return_inverse=True)
+    means_of = np.stack([np.asarray(values[group == kind].mean(axis=0)).ravel() for kind in range(len(kinds))])
+    return means_of[group]
+
+
+def scvi(left: ad.AnnData, seed: int) -> np.ndarray:
+    """Log-normalised expression that scVI expects: default architecture, all genes, 100 epochs."""
+    import scvi as library
+
+    library.settings.seed = seed
+    counts = ad.AnnData(left.X.copy())
+    library.model.SCVI.setup_anndata(counts)
+    network = library.model.SCVI(counts)
+    threads = torch.get_num_threads()
+    network.train(SCVI_EPOCHS, accelerator="cpu", enable_progress_bar=False)
+    torch.set_num_threads(threads)
+    return np.log1p(1e4 * np.asarray(network.get_normalized_expression(return_numpy=True)))
+
+
+def imputed(left: ad.AnnData, model: ScDiVa, seed: int) -> np.ndarray:
+    return sd.tl.impute(left, model=model, rng=seed, copy=True).layers[C.IMPUTED]
+
+
+def hole_scores(holes: Holes, told: np.ndarray) -> dict[str, float]:
+    """Rank correlations over the entries of a cell and of a gene, and the error over all of them."""
+    predicted = told[holes.rows, holes.columns].astype(float)
+    if not np.isfinite(predicted).all():
+        raise ValueError(f"{(~np.isfinite(predicted)).sum()} of {len(predicted)} imputed values are not finite.")
+    most = np.argsort(-np.bincount(holes.columns, minlength=told.shape[1]), kind="stable")[:MOST_HELD_OUT]
+    of_gene = np.isin(holes.columns, most)
+    return {
+        "n_cells": told.shape[0], "n_genes": told.shape[1], "n_entries": len(predicted),
+        "spearman_cell": grouped_spearman(holes.rows, holes.truth, predicted),
+        "spearman_gene": grouped_spearman(holes.columns[of_gene], holes.truth[of_gene], predicted[of_gene]),
+        "rmse": float(np.sqrt(np.mean((predicted - holes.truth) ** 2))),
+    }  # fmt: skip
+
+
+def grouped_spearman(group: np.ndarray, true: np.ndarray, told: np.ndarray) -> float:
+    """Mean over groups of the rank correlation within; without those where either is constant."""
+    order = np.argsort(group, kind="stable")
+    bounds = np.flatnonzero(np.diff(group[order])) + 1
+    found = []
+    for part in np.split(order, bounds):
+        a, b = rankdata(true[part]), rankdata(told[part])
+        if len(part) > 1 and np.ptp(a) > 0 and np.ptp(b) > 0:
+            found.append(np.corrcoef(a, b)[0, 1])
+    return float(np.mean(found))
+
+
+def imputing(make: Callable[[ad.AnnData, Work, int], np.ndarray]) -> Callable[[Work, int], dict[str, float]]:
+    def run(work: Work, seed: int) -> dict[str, float]:
+        holes = work.once(("holes", seed), lambda: with_holes(often(work.adata), seed))
+        begun = time.perf_counter()
+        told = make(holes.left, work, seed)
+        return {"seconds": time.perf_counter() - begun, **hole_scores(holes, told)}
+
+    return run
+
+
+IMPUTE: dict[str, tuple[Callable[[Work, int], dict], int]] = {
+    "ours": (imputing(lambda left, work, seed: imputed(left, work.model, seed)), 3),
+    "ours_adapted": (
+        imputing(lambda left, work, seed: imputed(left, sd.tl.adapt(left, work.model, rng=seed), seed)),
+        1,
+    ),
+    "knn": (imputing(lambda left, work, seed: neighbors(left, 1)), 3),
+    "diffused": (imputing(lambda left, work, seed: neighbors(left, DIFFUSED)), 3),
+    "gene_means": (imputing(lambda left, work, seed: group_means(left, False)), 3),
+    "type_means": (imputing(lambda left, work, seed: group_means(left, True)), 3),
+    "scvi": (imputing(lambda left, work, seed: scvi(left, seed)), 1),
+}

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 Matrix = NDArray[np.float32]
 
-N_DIMS = 30
+N_DIMS = 20
 """Directions of the states along which a gene may differ from what the model expects."""
 RIDGE = 3.0
 """Penalty on them, in cells."""

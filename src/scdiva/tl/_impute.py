@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from scdiva.tl._population import Fitted, States
 
 BATCH = 256
-N_FOLDS = 5
+N_FOLDS = 10
 """Parts of the genes that are hidden in turn."""
 MOST_VALUES = 250_000_000
 """Values of a result (cells × genes): two such layers take 2 GB."""
@@ -44,7 +44,7 @@ def impute(
 ) -> AnnData | None:
     r"""Expect the values of genes in each cell, given the cell: those that dropped out, and those observed.
 
-    Genes are hidden a fifth at a time, and each is expected by what the others say of the cell: its state is read from
+    Genes are hidden a tenth at a time, and each is expected by what the others say of the cell: its state is read from
     them, so that a gene which dropped out does not speak for its own absence. With p the probability that a cell of
     this state, and of this many genes, shows a gene, and :math:`\mu, \sigma` mean and standard deviation of its value
     where it does, as the model's state head says, corrected by the cells themselves

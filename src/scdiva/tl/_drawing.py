@@ -48,7 +48,7 @@ class Drawing(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Cells drawn, ragged: tokens, log-normalised values, counts; and of each cell its source and depth."""
+    """Cells drawn, ragged: tokens, log-normalised values, counts; and the number of the cell that each is like."""
 
     indptr: NDArray[np.int64]
     tokens: NDArray[np.int64]

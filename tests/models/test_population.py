@@ -128,10 +128,10 @@ def test_newton_systems_are_solved_gene_by_gene():
     design = rng.normal(size=(20, 3)).astype(np.float32)
     weight, right = rng.random((20, 5)).astype(np.float32), rng.normal(size=(3, 5)).astype(np.float32)
     pairs, upper = population._products(design)
-    found = population._solve(pairs, upper, weight, right)
+    found = population._solve(pairs, upper, weight, right, 2.0)
     for gene in range(5):
         matrix = sum(weight[i, gene] * np.outer(design[i], design[i]) for i in range(20))
-        expected = np.linalg.solve(matrix + population.RIDGE * np.eye(3), right[:, gene])
+        expected = np.linalg.solve(matrix + 2.0 * np.eye(3), right[:, gene])
         np.testing.assert_allclose(found[:, gene], expected, rtol=1e-4, atol=1e-6)
 
 

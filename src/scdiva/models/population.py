@@ -12,7 +12,7 @@ Matrix = NDArray[np.float32]
 N_DIMS = 20
 """Directions of the states along which a gene may differ from what the model expects."""
 RIDGE = 3.0
-"""Penalty on them, in cells."""
+"""Penalty on them, in cells, where what is drawn is to vary as the cells do."""
 ROUNDS = 5
 """Rounds of Newton steps; in each, cells' shifts and genes' biases take `STEPS` and the directions one."""
 STEPS = 5
@@ -49,7 +49,12 @@ class Population(NamedTuple):
 
 
 def fit_population(
-    states: NDArray[np.floating], log_odds: Matrix, values: Matrix, expression: Matrix, rng: np.random.Generator
+    states: NDArray[np.floating],
+    log_odds: Matrix,
+    values: Matrix,
+    expression: Matrix,
+    rng: np.random.Generator,
+    ridge: float = RIDGE,
 ) -> Population:
     r"""Correct what a model expects of genes in cells of a state, by the cells themselves.
 
@@ -70,6 +75,8 @@ def fit_population(
         `(n, n_genes)`, log-normalised; 0 where a gene is not expressed. Each cell expresses some, none all of them.
     rng
         Draws what the decomposition starts from.
+    ridge
+        The penalty, in cells: a coefficient to which so many cells speak is halved.
 
     Returns
     -------
@@ -86,8 +93,8 @@ def fit_population(
     design = (along[:, kept] / scale[kept]).astype(np.float32)
     there = expression > 0
 
-    odds = _fit_odds(design, log_odds, there)
-    value, spread = _fit_values(design, values, expression, there)
+    odds = _fit_odds(design, log_odds, there, ridge)
+    value, spread = _fit_values(design, values, expression, there, ridge)
     return Population(pca.mean_, axes, odds, value, spread)
 
 
@@ -118,7 +125,7 @@ def shift_to(log_odds: NDArray[np.floating], lengths: NDArray[np.integer], round
     return shift
 
 
-def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_]) -> Matrix:
+def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_], ridge: float) -> Matrix:
     d, n_genes = design.shape[1], offset.shape[1]
     lengths, often = there.sum(axis=1), there.sum(axis=0)
     # half a cell beside those counted: a gene that all or none express keeps finite odds
@@ -138,19 +145,21 @@ def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_]) -> Matri
         if number == ROUNDS:  # the means have the last word
             break
         p = _probability(eta + shift[:, None].astype(np.float32))
-        gradient = design.T @ (there - p) - RIDGE * found[:d]
-        step = _solve(pairs, upper, p * (1 - p), gradient)
+        gradient = design.T @ (there - p) - ridge * found[:d]
+        step = _solve(pairs, upper, p * (1 - p), gradient, ridge)
         # of a rare gene a whole step may go far beyond the best
         found[:d] += step * np.minimum(1, _MOST / np.maximum(np.abs(step).max(axis=0, initial=0.0), _EPS))
     return found
 
 
-def _fit_values(design: Matrix, offset: Matrix, expression: Matrix, there: NDArray[np.bool_]) -> tuple[Matrix, Matrix]:
+def _fit_values(
+    design: Matrix, offset: Matrix, expression: Matrix, there: NDArray[np.bool_], ridge: float
+) -> tuple[Matrix, Matrix]:
     d, genes = design.shape[1], np.maximum(there.sum(axis=0), 1)
     found = np.zeros((d + 1, offset.shape[1]), dtype=np.float32)
     found[d], left = _biases(np.where(there, expression - offset, 0.0), there)
     pairs, upper = _products(design)
-    found[:d] = _solve(pairs, upper, there.astype(np.float32), design.T @ left)
+    found[:d] = _solve(pairs, upper, there.astype(np.float32), design.T @ left, ridge)
     # cells that express a gene are not spread evenly along the directions: its mean is to be met with them
     more, left = _biases(np.where(there, left - design @ found[:d], 0.0), there)
     found[d] += more
@@ -185,8 +194,9 @@ def _solve(
     upper: tuple[NDArray[np.intp], NDArray[np.intp]],
     weight: NDArray[np.floating],
     right: NDArray[np.floating],
+    ridge: float,
 ) -> NDArray[np.float64]:
-    """Solve `(D' diag(w_g) D + RIDGE) x_g = r_g` for each gene; `(d, n_genes)`."""
+    """Solve `(D' diag(w_g) D + ridge) x_g = r_g` for each gene; `(d, n_genes)`."""
     d = right.shape[0]
     found = np.empty(right.shape)
     for start in range(0, right.shape[1], CHUNK):
@@ -195,7 +205,7 @@ def _solve(
         matrix = np.zeros((len(flat), d, d))
         matrix[:, upper[0], upper[1]] = flat
         matrix[:, upper[1], upper[0]] = flat
-        matrix[:, np.arange(d), np.arange(d)] += RIDGE
+        matrix[:, np.arange(d), np.arange(d)] += ridge
         found[:, some] = np.linalg.solve(matrix, right[:, some].T.astype(np.float64)[:, :, None])[:, :, 0].T
     return found
 

@@ -105,6 +105,7 @@ def fit_to(
     states: States,
     rng: np.random.Generator,
     genes: NDArray[np.int64] | None = None,
+    ridge: float | None = None,
 ) -> Fitted:
     """Fit a model's state head to cells.
 
@@ -120,8 +121,10 @@ def fit_to(
         Draws the cells that are fitted to, where there are too many.
     genes
         Tokens, ascending; None: all that the data measure.
+    ridge
+        Penalty on the corrections, in cells; None: that of :func:`scdiva.models.population.fit_population`.
     """
-    from scdiva.models.population import fit_population
+    from scdiva.models.population import RIDGE, fit_population
 
     genes = cells.measured.astype(np.int64) if genes is None else genes
     most = max(2, HELD // max(len(genes), 1))
@@ -129,7 +132,14 @@ def fit_to(
     if len(rows) > most:
         rows = np.sort(rng.choice(rows, most, replace=False))
     log_odds, values = head_says(model, genes, states.take(rows))
-    population = fit_population(states.take(rows).described(), log_odds, values, dense(cells.subset(rows), genes), rng)
+    population = fit_population(
+        states.take(rows).described(),
+        log_odds,
+        values,
+        dense(cells.subset(rows), genes),
+        rng,
+        RIDGE if ridge is None else ridge,
+    )
     return Fitted(model, genes, population)
 
 

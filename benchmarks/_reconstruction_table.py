@@ -218,7 +218,7 @@ def goals(rows: list[dict]) -> list[dict]:
 def _lead(what: str, arms: dict[str, dict], rival: str, key: str, sign: int = 1, fitted: bool = False) -> list[dict]:
     """Ours less the rival's, or the other way round for an error; what others of ours have stands beside."""
     judged, *beside = ("ours_adapted", "ours") if fitted else ("ours", "ours_no_places")
-    if judged not in arms or rival not in arms:
+    if not all(key in arms.get(arm, {}) for arm in (judged, rival)):
         return []
     others = {"zero_shot" if fitted else arm: arms[arm][key] for arm in beside if arm in arms}
     lead = round(sign * (arms[judged][key] - arms[rival][key]), 4)

@@ -313,7 +313,7 @@ def scvi(left: ad.AnnData, seed: int) -> np.ndarray:
 
 
 def imputed(left: ad.AnnData, model: ScDiVa, seed: int) -> np.ndarray:
-    return sd.tl.impute(left, model=model, rng=seed, copy=True).layers[C.IMPUTED]
+    return sd.tl.impute(left, model=model, keep_observed=False, rng=seed, copy=True).layers[C.IMPUTED]
 
 
 def hole_scores(holes: Holes, told: np.ndarray) -> dict[str, float]:

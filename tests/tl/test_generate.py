@@ -289,7 +289,7 @@ def test_refused_calls_say_why(adata, headed, contents, arguments, error, match)
 def test_a_state_head_enough_cells_and_anndata_are_needed(adata, one, headed):
     with pytest.raises(ValueError, match=r"state_head=False.*does not say what cells of a state express"):
         sd.tl.generate(adata, 2, one)
-    with pytest.raises(ValueError, match=r"10 cells have a known gene.*20 or more"):
+    with pytest.raises(ValueError, match="10 cells have a known gene; a fit to them needs 20 or more"):
         sd.tl.generate(adata[:10].copy(), 2, headed)
     with pytest.raises(TypeError, match="AnnData"):
         sd.tl.generate(np.ones((3, 3)), 2, headed)

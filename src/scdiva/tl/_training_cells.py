@@ -153,7 +153,10 @@ def training_cells(
     source = source if only is None else restricted(source, only)
     n_known = int((source.lengths > 0).sum())
     if n_known < least:
-        raise ValueError(f"{n_known} cells have a known gene; training needs {least} or more. Use the model as it is.")
+        raise ValueError(
+            f"{n_known} cells have a known gene; "
+            + (f"a fit to them needs {least} or more." if whole else f"training needs {least} or more.")
+        )
     if not whole:
         warn_left_out("adata", source.n_obs - n_known, source.n_obs, 1)
     (rows, ragged), *_ = source.windows(source.n_obs)

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from scdiva.tl._population import Fitted, States
 
 BATCH = 256
+"""Cells that are read at once, then genes."""
 N_FOLDS = 10
 """Parts of the genes that are hidden in turn."""
 RIDGE = 100.0
 """Penalty on corrections to what the model expects, in cells. The error of held-out counts falls up to 300 on PBMC and
 on Kang's cells, and up to 30 on toy cells, unlike any it saw. To generate, where variance counts, 3 is better."""
+FEW = 10
+"""Cells that show a gene, at which half of what they say of its mean, and of its values in shallow cells, is taken."""
 MOST_VALUES = 250_000_000
 """Values of a result (cells × genes): two such layers take 2 GB."""
 
@@ -54,7 +57,9 @@ def impute(
     (:func:`scdiva.models.population.fit_population`), what is written is the logarithm of the expected counts,
     :math:`m = \log(1 + p (e^{\mu + \sigma^2 / 2} - 1))`, a log-normal variable with a zero beside it, and by how much
     an observed value would differ from it, :math:`\sqrt{p (\sigma^2 + (\mu - m)^2) + (1 - p) m^2}`. Values that were
-    observed are kept. A model that :func:`adapt` fitted to the cells expects more closely, most of all with few genes.
+    observed are kept. Each gene's :math:`\mu` follows the depth of the cells as its observed values do, and its
+    expected counts add up to those observed. A model that :func:`adapt` fitted to the cells expects more closely where
+    few genes were measured.
 
     Parameters
     ----------
@@ -150,14 +155,24 @@ def impute(
             hidden = measured[fold == number]
             states = states_of(loaded, without(cells, hidden))
             parts.append((fold == number, states, fit_to(loaded, cells, states, draw, hidden, RIDGE)))
-        mean = np.full(adata.shape, np.nan, dtype=np.float32)
-        deviation = np.full(adata.shape, np.nan, dtype=np.float32)
         own = np.flatnonzero(target >= 0)
+        chance, value = np.empty((2, cells.n_cells, len(own)), dtype=np.float32)
+        depth = np.empty(cells.n_cells)
         for start in range(0, cells.n_cells, BATCH):
             some = np.arange(start, min(start + BATCH, cells.n_cells))
-            expected, spread = _expected(parts, some, dense(cells.subset(some), measured), keep_observed)
-            mean[np.ix_(rows[some], target[own])] = expected[:, own]
-            deviation[np.ix_(rows[some], target[own])] = spread[:, own]
+            p, told, depth[some] = _told(parts, some, dense(cells.subset(some), measured))
+            chance[some], value[some] = p[:, own], told[:, own]
+        width = np.empty(len(measured), dtype=np.float32)
+        for genes_of_part, _, fitted in parts:
+            width[genes_of_part] = fitted.population.spread
+    mean, deviation = np.full((2, *adata.shape), np.nan, dtype=np.float32)
+    for start in range(0, len(own), BATCH):
+        part = slice(start, start + BATCH)
+        observed = dense(cells, measured[own[part]])
+        expected, spread = _expected(chance[:, part], value[:, part], width[own[part]], depth, observed)
+        kept = (observed > 0) & keep_observed
+        place = np.ix_(rows, target[own[part]])
+        mean[place], deviation[place] = np.where(kept, observed, expected), np.where(kept, 0, spread)
     result = adata.copy() if copy else adata
     result.layers[key_added] = mean
     result.layers[f"{key_added}_{C.SD}"] = deviation
@@ -174,27 +189,48 @@ def impute(
     return result if copy else None
 
 
-def _expected(
-    parts: list[tuple[np.ndarray, States, Fitted]], rows: np.ndarray, observed: np.ndarray, keep_observed: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """Give expected values of all genes in some cells, and their standard deviations."""
+def _told(
+    parts: list[tuple[np.ndarray, States, Fitted]], rows: np.ndarray, observed: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Give chance and value of all genes in some cells, `(n, n_genes)`, and by how much a cell's values are higher."""
     from scipy.special import expit
 
     from scdiva.models.population import shift_to
 
-    log_odds, value, width = np.empty_like(observed), np.empty_like(observed), np.empty_like(observed)
+    log_odds, value = np.empty_like(observed), np.empty_like(observed)
     for genes, states, fitted in parts:
         log_odds[:, genes], value[:, genes] = fitted.expected(states.take(rows))
-        width[:, genes] = fitted.population.spread
     there = observed > 0
     lengths = there.sum(axis=1)
-    p = expit(log_odds + shift_to(log_odds, lengths)[:, None])
-    # what all genes of a cell share is its depth
-    value += (np.where(there, observed - value, 0).sum(axis=1) / lengths)[:, None]
-    value = np.maximum(value, 0)
+    depth = np.where(there, observed - value, 0).sum(axis=1) / lengths
+    return expit(log_odds + shift_to(log_odds, lengths)[:, None]), value, depth
+
+
+def _expected(
+    chance: np.ndarray, value: np.ndarray, width: np.ndarray, depth: np.ndarray, observed: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Give expected values, and how far observed ones would be from them.
+
+    Values of the genes that a shallow cell shows are high, for one count is a large share of it: so it is of genes of
+    few counts, not of abundant ones, and each gene has a slope of its own. And the expected counts of a gene add up to
+    those observed.
+    """
+    there = observed > 0
+    often = there.sum(axis=0)
+    mean_depth = depth.mean()
+    beyond = (depth - mean_depth)[:, None].astype(np.float32)
+    value = value + np.float32(mean_depth)
+    least = FEW * np.square(beyond).mean() + 1e-9
+    slope = (np.where(there, observed - value, 0) * beyond).sum(axis=0) + least
+    slope /= (there * np.square(beyond)).sum(axis=0) + least
+    value = np.maximum(value + slope * beyond, 0)
+
     # the mean of a log-normal variable, of which the logarithm is what a head tells
-    mean = np.log1p(p * np.expm1(value + np.square(width) / 2))
-    spread = np.sqrt(p * (np.square(width) + np.square(value - mean)) + (1 - p) * np.square(mean))
-    if keep_observed:
-        mean, spread = np.where(there, observed, mean), np.where(there, 0, spread)
+    more = np.square(width) / 2
+    counted = np.expm1(observed).sum(axis=0) + chance.sum(axis=0)
+    raised = np.log(counted / (chance * np.exp(value + more)).sum(axis=0))
+    # of a gene that few cells show, its counts say little
+    value = np.maximum(value + often / (often + FEW) * raised, 0)
+    mean = np.log1p(chance * np.expm1(value + more))
+    spread = np.sqrt(chance * (np.square(width) + np.square(value - mean)) + (1 - chance) * np.square(mean))
     return mean, spread

@@ -16,11 +16,15 @@ import numba
 import numpy as np
 from numba import types
 
+from scdiva.tokenizer.entropy import BIN_WIDTH
+
 if numba.config.DISABLE_JIT:  # the loops would run in the interpreter, a hundred times slower than numpy
     raise ImportError("NUMBA_DISABLE_JIT is set")
 
 _WIDEST = 11
 """Bits of a digit, at most: three digits hold 32 bits, and 3 × 2,048 counters fit the first cache."""
+_WIDTH = np.float32(BIN_WIDTH)
+"""A constant, for division by 0.5 is then a product, and a power of two makes that exact."""
 
 
 def _in(dtype: Any) -> types.Array:
@@ -188,27 +192,42 @@ def normalise(  # type: ignore[no-untyped-def]
 
 
 @compiled(
-    types.int64(
-        *(_in(types.int32), _in(types.float32), _in(types.boolean), types.int64, types.float32, types.float32),
+    types.boolean(
+        *(_in(types.int32), _in(types.float32), _in(types.boolean), types.int64, types.float32),
         _out(types.int64, 2),
     )
 )
-def count(indices, data, is_measured, n_cells, width, highest, counts):  # type: ignore[no-untyped-def]
-    """Count every value into its gene and bin; -1, or the first value that has no place, and nothing is counted."""
-    n_tokens, failed = len(is_measured), -1
+def count(indices, data, is_measured, n_cells, highest, counts):  # type: ignore[no-untyped-def]
+    """Count every value into its gene and bin; False, and nothing counted, if some value is not in (0, highest].
+
+    The same if a token is not measured, or is none. The caller looks what it is: to look at each value and gene here, one
+    by one, would take longer than to count them.
+    """
+    n_tokens, bits = np.uint32(len(is_measured)), data.view(np.uint32)
+    # Bits of floats, as integers: the positive ones ascend, then come infinity and NaN, then all that is negative. A
+    # loop for each extreme, for then the compiler takes many values at a time.
+    least, greatest, last = np.uint32(0xFFFFFFFF), np.uint32(0), np.uint32(0)
     for j in range(len(data)):
-        token, value = indices[j], data[j]
-        if not (0 <= token < n_tokens and value >= 0 and value <= highest) or not is_measured[token]:
-            failed = j
-            break
-        counts[token, np.int64(math.ceil(value / width))] += 1
-        counts[token, 0] -= 1  # of the cells that are added below
-    if failed >= 0:
-        for j in range(failed):
-            counts[indices[j], np.int64(math.ceil(data[j] / width))] -= 1
-            counts[indices[j], 0] += 1
-        return failed
-    for token in range(n_tokens):
-        if is_measured[token]:
-            counts[token, 0] += n_cells
-    return -1
+        least = min(least, bits[j])
+    for j in range(len(data)):
+        greatest = max(greatest, bits[j])
+    for j in range(len(data)):
+        last = max(last, np.uint32(indices[j]))
+    if len(data) and (least == 0 or greatest > np.float32(highest).view(np.uint32) or last >= n_tokens):
+        return False
+    before = counts[:, 0].copy()
+    for j in range(len(data)):
+        token = np.uint64(np.uint32(indices[j]))
+        counts[token, np.uint64(np.int32(np.ceil(data[j] / _WIDTH)))] += 1
+        counts[token, np.uint64(0)] -= 1  # of the cells that are added below
+    for i in range(n_tokens):
+        if not is_measured[i] and counts[i, 0] != before[i]:
+            for j in range(len(data)):
+                token = indices[j]
+                counts[token, np.int64(np.ceil(data[j] / _WIDTH))] -= 1
+                counts[token, 0] += 1
+            return False
+    for i in range(n_tokens):
+        if is_measured[i]:
+            counts[i, 0] += n_cells
+    return True

@@ -82,39 +82,33 @@ class EntropyHistogram:
         is_measured = np.zeros(self.n_tokens, dtype=bool)
         is_measured[measured[measured >= 0]] = True
         compiled = kernels(backend)
-        if compiled is None:
-            self._refuse(cells, is_measured)
-            # ceil(v / 0.5): the division is exact, so the bins are (a, b] to the bit.
-            bins = np.ceil(cells.data / np.float32(BIN_WIDTH)).astype(np.int64)
-            flat = np.bincount(cells.indices.astype(np.int64) * N_BINS + bins, minlength=self.counts.size)
-            seen = flat.reshape(self.counts.shape)
-            seen[is_measured, 0] += cells.shape[0] - seen[is_measured].sum(axis=1)
-            self.counts += seen
-        else:
-            failed = compiled.count(
-                plain(cells.indices, np.int32), plain(cells.data, np.float32), is_measured, cells.shape[0],
-                BIN_WIDTH, BIN_EDGES[-1], self.counts,
-            )  # fmt: skip
-            if failed >= 0:
-                self._refuse(cells, is_measured)
+        if compiled is None or not compiled.count(
+            plain(cells.indices, np.int32), plain(cells.data, np.float32), is_measured, cells.shape[0],
+            BIN_EDGES[-1], self.counts,
+        ):  # fmt: skip
+            self._count_numpy(cells, is_measured)  # which also says what it was that the loop did not like
         self.n_cells += cells.shape[0]
 
-    def _refuse(self, cells: sp.csr_matrix, is_measured: np.ndarray) -> None:
-        """Raise an error if a value of these cells has no place in the histogram."""
-        if not len(cells.data):
-            return
-        low, high = int(cells.indices.min()), int(cells.indices.max())
-        if low < 0 or high >= self.n_tokens:
-            raise ValueError(f"cells hold tokens {low} to {high}, outside of 0 ... {self.n_tokens - 1}: damaged.")
-        unknown = ~is_measured[cells.indices]
-        if unknown.any():
-            first = int(cells.indices[unknown][0])
-            raise ValueError(f"cells hold token {first}, which is not among the measured tokens.")
-        if not (cells.data.min() >= 0 and cells.data.max() <= BIN_EDGES[-1]):
-            raise ValueError(
-                f"values must lie in 0 to {BIN_EDGES[-1]:g}, got {cells.data.min()} to {cells.data.max()}; "
-                "pass what to_token_space returns."
-            )
+    def _count_numpy(self, cells: sp.csr_matrix, is_measured: np.ndarray) -> None:
+        if len(cells.data):
+            low, high = int(cells.indices.min()), int(cells.indices.max())
+            if low < 0 or high >= self.n_tokens:
+                raise ValueError(f"cells hold tokens {low} to {high}, outside of 0 ... {self.n_tokens - 1}: damaged.")
+            unknown = ~is_measured[cells.indices]
+            if unknown.any():
+                first = int(cells.indices[unknown][0])
+                raise ValueError(f"cells hold token {first}, which is not among the measured tokens.")
+            if not (cells.data.min() >= 0 and cells.data.max() <= BIN_EDGES[-1]):
+                raise ValueError(
+                    f"values must lie in 0 to {BIN_EDGES[-1]:g}, got {cells.data.min()} to {cells.data.max()}; "
+                    "pass what to_token_space returns."
+                )
+        # ceil(v / 0.5): the division is exact, so the bins are (a, b] to the bit.
+        bins = np.ceil(cells.data / np.float32(BIN_WIDTH)).astype(np.int64)
+        flat = np.bincount(cells.indices.astype(np.int64) * N_BINS + bins, minlength=self.counts.size)
+        seen = flat.reshape(self.counts.shape)
+        seen[is_measured, 0] += cells.shape[0] - seen[is_measured].sum(axis=1)
+        self.counts += seen
 
     def merge(self, other: EntropyHistogram) -> EntropyHistogram:
         """Add another histogram to this one, in place, and return this one.

@@ -23,6 +23,7 @@ if numba.config.DISABLE_JIT:  # the loops would run in the interpreter, a hundre
 
 _WIDEST = 11
 """Bits of a digit, at most: three digits hold 32 bits, and 3 × 2,048 counters fit the first cache."""
+_INFINITY = np.float32(np.inf).view(np.uint32)
 _WIDTH = np.float32(BIN_WIDTH)
 """A constant, for division by 0.5 is then a product, and a power of two makes that exact."""
 
@@ -103,13 +104,17 @@ def _sort(bits, n, keys, ordered, counters):  # type: ignore[no-untyped-def]
 
 
 @compiled(
-    types.void(
+    types.boolean(
         *(_in(types.int64), _in(types.int32), _in(types.float32), _in(types.float32), _in(types.int64)),
         *(_out(types.int32), _out(types.float32)),
     )
 )
 def rank(indptr, indices, data, denominator, out_indptr, tokens, values):  # type: ignore[no-untyped-def]
-    """Write the genes of each row by falling score; `out_indptr` says how many of them are kept."""
+    """Write the genes of each row by falling score; `out_indptr` says how many of them are kept.
+
+    False, at the first row whose tokens do not ascend or lie outside, or that holds a value that is not positive and
+    finite: the caller mends it or says what is wrong.
+    """
     longest = 0
     for i in range(len(indptr) - 1):
         longest = max(longest, indptr[i + 1] - indptr[i])
@@ -122,6 +127,18 @@ def rank(indptr, indices, data, denominator, out_indptr, tokens, values):  # typ
         if start == stop:
             continue
         value, token = data[start:stop], indices[start:stop]
+        # As unsigned integers, negative values, infinity and NaN are beyond all that is finite; a loop for each question,
+        # for then the compiler takes many values at a time.
+        raw, least, greatest, ascend = value.view(np.uint32), np.uint32(0xFFFFFFFF), np.uint32(0), True
+        for j in range(stop - start):
+            least = min(least, raw[j])
+        for j in range(stop - start):
+            greatest = max(greatest, raw[j])
+        for j in range(1, stop - start):
+            ascend &= token[j - 1] < token[j]
+        inside = token[0] >= 0 and token[stop - start - 1] < len(denominator)
+        if not ascend or not inside or least == 0 or greatest >= _INFINITY:
+            return False
         for j in range(stop - start):
             score[j] = value[j] / denominator[token[j]]
         # Bits of positive float32 sort like the numbers. Flipped, they sort descending.
@@ -133,6 +150,7 @@ def rank(indptr, indices, data, denominator, out_indptr, tokens, values):  # typ
             at = ordered[j] & np.uint64(0xFFFFFFFF)
             tokens[out + j] = token[at]
             values[out + j] = value[at]
+    return True
 
 
 def _normalise_of(dtype: Any) -> Any:

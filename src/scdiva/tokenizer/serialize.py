@@ -6,6 +6,8 @@ comes out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import scipy.sparse as sp
 
@@ -210,34 +212,51 @@ def serialize(
         raise ValueError(f"denominator must be float32 (see score_denominator), got {denominator.dtype}.")
     if cells.dtype != np.float32:
         raise ValueError(f"cells must be float32 (see to_token_space), got {cells.dtype}.")
-    if len(cells.data) and not np.isfinite(cells.data.max()):  # the greatest is NaN where any is
+    compiled = kernels(backend)
+    if compiled is not None and (found := _ranked(compiled.rank, cells, denominator, max_length)) is not None:
+        return found
+    found = _ranked(_rank_numpy if compiled is None else compiled.rank, _clean(cells), denominator, max_length)
+    assert found is not None
+    return found
+
+
+def _clean(cells: sp.csr_matrix) -> sp.csr_matrix:
+    """Return the cells with sorted tokens and positive values, themselves if they are so; refuse damaged ones."""
+    if len(cells.data) and not np.isfinite(cells.data).all():
         raise ValueError(f"{int((~np.isfinite(cells.data)).sum())} values of the cells are not finite.")
+    if len(cells.indices) and not 0 <= cells.indices.min() <= cells.indices.max() < cells.shape[1]:
+        raise ValueError(
+            f"the cells hold tokens {cells.indices.min()} to {cells.indices.max()}, outside of 0 ... "
+            f"{cells.shape[1] - 1}: they are damaged."
+        )
+    arrays = (cells.data, cells.indices, cells.indptr)
+    cells = sp.csr_matrix(arrays, shape=cells.shape)  # one that has not been told that it is sorted
     if not cells.has_canonical_format or (len(cells.data) and cells.data.min() <= 0):
         cells = cells.copy()
         cells.sum_duplicates()
         cells.data[cells.data < 0] = 0
         cells.eliminate_zeros()
-    indptr = cells.indptr.astype(np.int64)
-    length = np.diff(indptr)
-    first, last = indptr[:-1][length > 0], indptr[1:][length > 0] - 1  # of sorted tokens these two are the extremes
-    if len(first) and not (cells.indices[first].min() >= 0 and cells.indices[last].max() < cells.shape[1]):
-        raise ValueError(f"the cells hold tokens outside of 0 ... {cells.shape[1] - 1}, they are damaged.")
+    return cells
+
+
+def _ranked(
+    rank: Callable, cells: sp.csr_matrix, denominator: np.ndarray, max_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    indptr = plain(cells.indptr, np.int64)
     out_indptr = np.zeros(len(indptr), dtype=np.int64)
-    np.cumsum(np.minimum(length, max_length), out=out_indptr[1:])
+    np.cumsum(np.minimum(np.diff(indptr), max_length), out=out_indptr[1:])
     tokens, values = np.empty(out_indptr[-1], dtype=np.int32), np.empty(out_indptr[-1], dtype=np.float32)
-    compiled = kernels(backend)
-    rank = _rank_numpy if compiled is None else compiled.rank
-    rank(
+    done = rank(
         indptr, plain(cells.indices, np.int32), plain(cells.data, np.float32), plain(denominator, np.float32),
         out_indptr, tokens, values,
     )  # fmt: skip
-    return out_indptr, tokens, values
+    return (out_indptr, tokens, values) if done else None
 
 
 def _rank_numpy(
     indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, denominator: np.ndarray,
     out_indptr: np.ndarray, tokens: np.ndarray, values: np.ndarray,
-) -> None:  # fmt: skip
+) -> bool:  # fmt: skip
     """Write the genes of each row by falling score; `out_indptr` says how many of them are kept."""
     n_cells, start = len(indptr) - 1, 0
     while start < n_cells:
@@ -259,3 +278,4 @@ def _rank_numpy(
         tokens[out_indptr[start] : out_indptr[stop]] = token[at]
         values[out_indptr[start] : out_indptr[stop]] = value[at]
         start = stop
+    return True

@@ -50,7 +50,7 @@ def test_without_numba_numpy_does_the_same_and_says_so_once(without_numba, caplo
 
 
 def test_numba_asked_for_by_name_is_never_replaced(without_numba):
-    with pytest.raises(ImportError, match="backend='numba', but numba can't be used: .*pass backend='auto'"):
+    with pytest.raises(ImportError, match=r"backend='numba', but numba can't be used: .*pass backend='auto'"):
         run("numba")
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scdiva.data.blocks import row_blocks
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, EPSILON, score_denominator, serialize, to_token_space
 
-
 N_TOKENS = 41_821
 """Tokens of the human vocabulary, specials with them."""
 BACKENDS = ["numba", "numpy"]
@@ -236,7 +235,9 @@ def test_any_positive_float_finds_its_place(rows, backend):
 
 
 @settings(max_examples=60, deadline=None)
-@given(problem=problems(), scale=st.sampled_from([1.0, 1e-30, 1e-300, 1e30]), kind=st.sampled_from(["counts", "lognorm"]))
+@given(
+    problem=problems(), scale=st.sampled_from([1.0, 1e-30, 1e-300, 1e30]), kind=st.sampled_from(["counts", "lognorm"])
+)
 def test_numba_and_numpy_agree_on_any_counts(problem, scale, kind):
     counts, tokens, entropy, *_ = problem
     block = sp.csr_matrix(counts.astype(np.float64) * (scale if kind == "counts" else 0.1))
@@ -286,7 +287,10 @@ def test_every_storage_gives_the_same_ranks(backend, block_rows):
     for name, matrix in stored.items():
         blocks = [to_token_space(b, tokens, 200, backend=backend) for _, b in row_blocks(matrix, block_rows)]
         lengths, *parts = zip(
-            *((np.diff(ranked[0]), *ranked[1:]) for ranked in (serialize(b, denominator, 25, backend=backend) for b in blocks)),
+            *(
+                (np.diff(ranked[0]), *ranked[1:])
+                for ranked in (serialize(b, denominator, 25, backend=backend) for b in blocks)
+            ),
             strict=True,
         )
         np.testing.assert_array_equal(np.concatenate(lengths), np.diff(indptr), err_msg=name)
@@ -302,7 +306,7 @@ def test_damaged_cells_are_refused(backend):
         bad.data[1] = value
         with pytest.raises(ValueError, match="1 values of the cells are not finite"):
             serialize(bad, ones, backend=backend)
-    with pytest.raises(ValueError, match="cells must be float32 .* got float64"):
+    with pytest.raises(ValueError, match=r"cells must be float32 .* got float64"):
         serialize(cells.astype(np.float64), ones, backend=backend)
     for token in (7, -1):
         bad = cells.copy()

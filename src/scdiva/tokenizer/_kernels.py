@@ -10,26 +10,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numba
 import numpy as np
 from numba import types
 
-from scdiva.tokenizer.entropy import BIN_WIDTH
-
-if numba.config.DISABLE_JIT:  # the loops would run in the interpreter, a hundred times slower than numpy
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # the loops would run in the interpreter, a hundred times slower than numpy
     raise ImportError("NUMBA_DISABLE_JIT is set")
 
 _WIDEST = 11
 """Bits of a digit, at most: three digits hold 32 bits, and 3 × 2,048 counters fit the first cache."""
 _INFINITY = np.float32(np.inf).view(np.uint32)
-_WIDTH = np.float32(BIN_WIDTH)
-"""A constant, for division by 0.5 is then a product, and a power of two makes that exact."""
 
 
 def _in(dtype: Any) -> types.Array:
-    """An array that is only read; one that could be written to fits as well."""
+    """Type of an array that is only read; one that could be written to fits as well."""
     return types.Array(dtype, 1, "C", readonly=True)
 
 
@@ -41,17 +38,17 @@ def compiled(*signatures: Any) -> Callable[[Callable], Callable]:
     """Compile for these signatures, at once; kept on disk where numba finds a folder that it can write to."""
 
     def compile_it(function: Callable) -> Callable:
-        options = {"nogil": True, "error_model": "numpy"}
+        jit = partial(numba.njit, list(signatures), nogil=True, error_model="numpy")
         try:
-            return numba.njit(list(signatures), cache=True, **options)(function)
+            return jit(cache=True)(function)
         except (RuntimeError, OSError):  # no such folder (a read-only install without a home), or its disk is full
-            return numba.njit(list(signatures), **options)(function)
+            return jit()(function)
 
     return compile_it
 
 
 @compiled(types.void(_out(types.uint32), types.int64, _out(types.uint64), _out(types.uint64), _out(types.uint32, 2)))
-def _sort(bits, n, keys, ordered, counters):  # type: ignore[no-untyped-def]
+def _sort(bits, n, keys, ordered, counters):
     """Sort `bits[:n]`, equal ones by position; the lower half of `ordered[:n]` tells their positions.
 
     A radix sort from the lowest of three digits on. The least value is taken off first, so that the digits are no wider
@@ -109,7 +106,7 @@ def _sort(bits, n, keys, ordered, counters):  # type: ignore[no-untyped-def]
         *(_out(types.int32), _out(types.float32)),
     )
 )
-def rank(indptr, indices, data, denominator, out_indptr, tokens, values):  # type: ignore[no-untyped-def]
+def rank(indptr, indices, data, denominator, out_indptr, tokens, values):
     """Write the genes of each row by falling score; `out_indptr` says how many of them are kept.
 
     False, at the first row whose tokens do not ascend or lie outside, or that holds a value that is not positive and
@@ -127,8 +124,8 @@ def rank(indptr, indices, data, denominator, out_indptr, tokens, values):  # typ
         if start == stop:
             continue
         value, token = data[start:stop], indices[start:stop]
-        # As unsigned integers, negative values, infinity and NaN are beyond all that is finite; a loop for each question,
-        # for then the compiler takes many values at a time.
+        # As unsigned integers, negative values, infinity and NaN are beyond all that is finite. A loop for each
+        # question, for then the compiler takes many values at a time.
         raw, least, greatest, ascend = value.view(np.uint32), np.uint32(0xFFFFFFFF), np.uint32(0), True
         for j in range(stop - start):
             least = min(least, raw[j])
@@ -161,9 +158,7 @@ def _normalise_of(dtype: Any) -> Any:
 
 
 @compiled(_normalise_of(types.float32), _normalise_of(types.float64))
-def normalise(  # type: ignore[no-untyped-def]
-    indptr, indices, counts, tokens, fixed_bits, target_sum, out_indptr, out_tokens, shares
-):
+def normalise(indptr, indices, counts, tokens, fixed_bits, target_sum, out_indptr, out_tokens, shares):
     """Move each row's counts to tokens, those of one token added, as shares of the row's total times `target_sum`."""
     longest = 0
     for i in range(len(indptr) - 1):
@@ -211,15 +206,15 @@ def normalise(  # type: ignore[no-untyped-def]
 
 @compiled(
     types.boolean(
-        *(_in(types.int32), _in(types.float32), _in(types.boolean), types.int64, types.float32),
+        *(_in(types.int32), _in(types.float32), _in(types.boolean), types.int64, types.float32, types.float32),
         _out(types.int64, 2),
     )
 )
-def count(indices, data, is_measured, n_cells, highest, counts):  # type: ignore[no-untyped-def]
-    """Count every value into its gene and bin; False, and nothing counted, if some value is not in (0, highest].
+def count(indices, data, is_measured, n_cells, per_width, highest, counts):
+    """Count every value into its gene and bin, of which there are `per_width`, a power of two, to 1 of the value.
 
-    The same if a token is not measured, or is none. The caller looks what it is: to look at each value and gene here, one
-    by one, would take longer than to count them.
+    False, and nothing counted, if some value is not in (0, highest], or a token is not measured, or is none. The caller
+    looks what it is: to look at each value and gene here, one by one, would take longer than to count them.
     """
     n_tokens, bits = np.uint32(len(is_measured)), data.view(np.uint32)
     # Bits of floats, as integers: the positive ones ascend, then come infinity and NaN, then all that is negative. A
@@ -233,16 +228,19 @@ def count(indices, data, is_measured, n_cells, highest, counts):  # type: ignore
         last = max(last, np.uint32(indices[j]))
     if len(data) and (least == 0 or greatest > np.float32(highest).view(np.uint32) or last >= n_tokens):
         return False
-    before = counts[:, 0].copy()
+    unmeasured = np.flatnonzero(~is_measured)
+    before = np.empty(len(unmeasured), np.int64)
+    for i in range(len(unmeasured)):
+        before[i] = counts[unmeasured[i], 0]
     for j in range(len(data)):
         token = np.uint64(np.uint32(indices[j]))
-        counts[token, np.uint64(np.int32(np.ceil(data[j] / _WIDTH)))] += 1
+        counts[token, np.uint64(np.int32(np.ceil(data[j] * per_width)))] += 1
         counts[token, np.uint64(0)] -= 1  # of the cells that are added below
-    for i in range(n_tokens):
-        if not is_measured[i] and counts[i, 0] != before[i]:
+    for i in range(len(unmeasured)):
+        if counts[unmeasured[i], 0] != before[i]:
             for j in range(len(data)):
                 token = indices[j]
-                counts[token, np.int64(np.ceil(data[j] / _WIDTH))] -= 1
+                counts[token, np.int64(np.ceil(data[j] * per_width))] -= 1
                 counts[token, 0] += 1
             return False
     for i in range(n_tokens):

@@ -84,7 +84,7 @@ class EntropyHistogram:
         compiled = kernels(backend)
         if compiled is None or not compiled.count(
             plain(cells.indices, np.int32), plain(cells.data, np.float32), is_measured, cells.shape[0],
-            BIN_EDGES[-1], self.counts,
+            1 / BIN_WIDTH, BIN_EDGES[-1], self.counts,
         ):  # fmt: skip
             self._count_numpy(cells, is_measured)  # which also says what it was that the loop did not like
         self.n_cells += cells.shape[0]

@@ -90,6 +90,20 @@ ABOUT = {
         "Embedding on a CPU",
         "One thread, arms in turn, best CPU time of several rounds; only ratios within the run count.",
     ),
+    "serialisation": (
+        "Ranking and counting genes",
+        "`serialize` ranks the genes of cells in token space, `EntropyHistogram` counts their values by gene and bin. "
+        "Cells are made up: lengths log-normal (their median, how many of a cell's scores equal another's, and how "
+        "many cells are cut stand in the results file), genes drawn by the detection rate that follows from their "
+        "entropy in the bundled vocabulary, small integer counts. All of them are ranked in one call, and counted in "
+        "blocks as they are read. The lexsort loop and the numpy code give the same ranking to the bit, and bincount "
+        "the same counts, which the script asserts. A copy of the cells' three arrays is the floor of whatever reads "
+        "and writes as much. The Geneformer-style tokenizer is written out three ways: with a dense vector for each "
+        "cell, as it was first published, which the goal is about; with rows of a scipy matrix, as in its later "
+        "versions; and from slices of the arrays, the least that numpy can do. It starts at counts and normalises "
+        "them; so does `to_token_space` + `serialize`, in blocks. The scGPT-style one bins values into 51 bins. "
+        "Random numbers stand in for medians. One thread, arms in turn, best CPU time.",
+    ),
     "loss": (
         "Loss",
         "Forward and backward of the gene head. `full` computes the logits of all positions, half of them masked; "

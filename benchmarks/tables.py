@@ -201,8 +201,8 @@ def goals(rows: list[dict]) -> str:
 
 def label(key: str) -> str:
     """A field of a row as a heading: `peak_mib` is "peak MiB"."""
-    words = {"mib": "MiB", "gib": "GiB", "tflops": "TFLOP/s", "value": "measured"}
-    return " ".join(words.get(word, word) for word in key.split("_"))
+    words = {"mib": "MiB", "gib": "GiB", "tflops": "TFLOP/s"}
+    return "measured" if key == "value" else " ".join(words.get(word, word) for word in key.split("_"))
 
 
 def details(row: dict) -> str:

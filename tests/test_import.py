@@ -19,6 +19,7 @@ HEAVY = (
     "sklearn",
     "umap",
     "matplotlib",
+    "numba",
 )
 
 

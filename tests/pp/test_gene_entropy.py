@@ -1,6 +1,14 @@
 from __future__ import annotations
 
+import itertools
+import pickle
+from functools import partial, reduce
+from operator import add
+
 import anndata as ad
+import dask
+import dask.array as da
+import distributed
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -128,6 +136,50 @@ def test_a_corpus_of_files_equals_memory(human, tmp_path, block_rows):
     gene_entropy(parts, human)
     tokens = with_entropy.match(adata.var_names).tokens
     np.testing.assert_array_equal(with_entropy.entropy[tokens], parts[0].var["scdiva_entropy"])
+
+
+@pytest.fixture(scope="module")
+def client():
+    """Two workers, in threads: a process each would spend seconds on imports."""
+    options = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False}
+    with (
+        dask.config.set(options),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None, protocol="inproc"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("cuts", [[], [1, 2, 40], list(range(5, 60, 5))])
+def test_any_number_of_workers_counts_what_one_pass_counts(human, client, tmp_path, cuts):
+    """Files counted by a cluster, whichever worker takes which, in blocks that divide none of them, and added."""
+    adata = toy(60, 50)
+    paths = []
+    for a, b in itertools.pairwise([0, *cuts, 60]):
+        paths.append(tmp_path / f"{a}.h5ad")
+        adata[a:b].copy().write_h5ad(paths[-1])
+    one_pass = corpus_entropy(adata, human)
+    for block_rows in (3, 1024):
+        counted = client.map(partial(corpus_entropy, vocabulary=human, block_rows=block_rows), paths, pure=False)
+        parts = [histogram for _, histogram in distributed.as_completed(counted, with_results=True)]
+        total = reduce(add, (pickle.loads(pickle.dumps(part)) for part in parts))
+        assert total == one_pass
+        assert total.fingerprint == one_pass.fingerprint
+        np.testing.assert_array_equal(total.entropy(), one_pass.entropy())
+    if len(cuts) > 3:
+        assert len({worker for workers in client.who_has(counted).values() for worker in workers}) == 2
+
+
+def test_dask_chunks_are_counted_by_a_cluster(human, client):
+    adata = toy(60, 50)
+    expected = corpus_entropy(adata, human)
+    for chunks in [(7, 50), (60, 13), (1, 50)]:
+        lazy = adata.copy()
+        lazy.X = da.from_array(adata.X.toarray(), chunks=chunks)
+        assert corpus_entropy(lazy, human, block_rows=16) == expected
+        assert isinstance(lazy.X, da.Array)  # read by blocks, not in place of what the user holds
 
 
 def test_the_message_names_the_file(human, tmp_path):

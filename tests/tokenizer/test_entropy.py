@@ -34,17 +34,18 @@ def random_values(seed: int, n_cells: int = 40, n_tokens: int = 9) -> np.ndarray
 MEASURED = np.arange(3, 9)
 
 
-def histogram_of(v: np.ndarray, measured: np.ndarray = MEASURED) -> EntropyHistogram:
+def histogram_of(v: np.ndarray, measured: np.ndarray = MEASURED, backend: str = "auto") -> EntropyHistogram:
     histogram = EntropyHistogram(v.shape[1])
-    histogram.update(sp.csr_matrix(v), measured)
+    histogram.update(sp.csr_matrix(v), measured, backend=backend)
     return histogram
 
 
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
 @settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32 - 1))
-def test_equals_a_dense_histogram(seed):
+@given(seed=st.integers(0, 2**32 - 1))
+def test_equals_a_dense_histogram(seed, backend):
     v = random_values(seed)
-    entropy = histogram_of(v).entropy()
+    entropy = histogram_of(v, backend=backend).entropy()
     assert entropy.dtype == np.float32
     assert np.isnan(entropy[:3]).all()
     np.testing.assert_allclose(entropy[3:], slow_entropy(v)[3:], rtol=1e-6, atol=1e-7)
@@ -68,6 +69,22 @@ def test_any_division_and_order_gives_equal_histograms(seed, cuts, random):
     for a, b in itertools.pairwise(edges):
         streamed.update(sp.csr_matrix(v[a:b]), MEASURED)
     assert streamed == whole
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 60), max_size=3))
+def test_numba_and_numpy_count_alike(seed, cuts):
+    v = random_values(seed, 60, 12)
+    measured = np.random.default_rng(seed).permutation(np.arange(-1, 12))
+    compiled, plain = EntropyHistogram(12), EntropyHistogram(12)
+    for a, b in itertools.pairwise(sorted({0, 60, *cuts})):
+        block = sp.csr_matrix(v[a:b])
+        block.data[::7] = 0  # stored zeros are zeros
+        compiled.update(block, measured, backend="numba")
+        plain.update(block, measured, backend="numpy")
+    np.testing.assert_array_equal(compiled.counts, plain.counts)
+    assert compiled.counts.sum() == 60 * 12
+    assert compiled == plain
 
 
 def test_addition_leaves_its_terms_alone():
@@ -104,6 +121,29 @@ def test_bins_are_closed_on_the_right():
     assert counts[2] == 1
     assert counts[N_BINS - 1] == 1
     assert counts[0] == 0
+
+
+@pytest.mark.parametrize("backend", ["numba", "numpy"])
+def test_a_block_that_is_refused_leaves_no_count(backend):
+    histogram = histogram_of(random_values(5))
+    before = histogram.counts.copy()
+    good = sp.csr_matrix(random_values(6))
+    for token in (9, -1):
+        bad = good.copy()
+        bad.indices[-1] = token
+        with pytest.raises(ValueError, match=r"outside of 0 \.\.\. 8: damaged"):
+            histogram.update(bad, MEASURED, backend=backend)
+    with pytest.raises(ValueError, match="cells hold token 8, which is not among the measured"):
+        histogram.update(good, MEASURED[:-1], backend=backend)
+    for value in (-1.0, 11.0, np.nan, np.inf):
+        bad = good.copy()
+        bad.data[-1] = value
+        with pytest.raises(ValueError, match="values must lie in 0 to 10"):
+            histogram.update(bad, MEASURED, backend=backend)
+    with pytest.raises(ValueError, match="must be float32"):
+        histogram.update(good.astype(np.float64), MEASURED, backend=backend)
+    np.testing.assert_array_equal(histogram.counts, before)
+    assert histogram.n_cells == 40
 
 
 def test_wrong_cells_are_refused():

@@ -2,13 +2,19 @@ from __future__ import annotations
 
 import math
 
+import dask.array as da
 import numpy as np
 import pytest
 import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from scdiva.data.blocks import row_blocks
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, EPSILON, score_denominator, serialize, to_token_space
+
+N_TOKENS = 41_821
+"""Tokens of the human vocabulary, specials with them."""
+BACKENDS = ["numba", "numpy"]
 
 
 def slow_normalise(counts: np.ndarray, tokens: np.ndarray, n_tokens: int) -> np.ndarray:
@@ -36,6 +42,10 @@ def slow_serialize(v: np.ndarray, denominator: np.ndarray, max_length: int):
     return np.array(indptr), np.array(tokens, dtype=np.int32), np.array(values, dtype=np.float32)
 
 
+def csr_parts(cells: sp.csr_matrix):
+    return cells.indptr, cells.indices, cells.data
+
+
 def assert_same(got, expected):
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_array_equal(a, b)
@@ -56,23 +66,24 @@ def problems(draw):
     return counts, tokens.astype(np.int32), entropy, draw(st.integers(1, 50)), rng.permutation(n_vars)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @settings(max_examples=80, deadline=None)
-@given(problems())
-def test_equals_the_slow_way_and_ignores_column_order(problem):
+@given(problem=problems())
+def test_equals_the_slow_way_and_ignores_column_order(problem, backend):
     counts, tokens, entropy, max_length, order = problem
     denominator = score_denominator(entropy)
-    cells = to_token_space(sp.csr_matrix(counts), tokens, len(entropy))
+    cells = to_token_space(sp.csr_matrix(counts), tokens, len(entropy), backend=backend)
     assert cells.dtype == np.float32
     assert (cells.data > 0).all()
     np.testing.assert_allclose(cells.toarray(), slow_normalise(counts, tokens, len(entropy)), rtol=2e-7)
-    got = serialize(cells, denominator, max_length)
+    got = serialize(cells, denominator, max_length, backend=backend)
     assert [part.dtype for part in got] == [np.int64, np.int32, np.float32]
     assert_same(got, slow_serialize(cells.toarray(), denominator, max_length))
 
-    shuffled = to_token_space(sp.csr_matrix(counts[:, order]), tokens[order], len(entropy))
+    shuffled = to_token_space(sp.csr_matrix(counts[:, order]), tokens[order], len(entropy), backend=backend)
     for name in ("data", "indices", "indptr"):
         np.testing.assert_array_equal(getattr(shuffled, name), getattr(cells, name))
-    assert_same(serialize(shuffled, denominator, max_length), got)
+    assert_same(serialize(shuffled, denominator, max_length, backend=backend), got)
 
 
 @settings(max_examples=40, deadline=None)
@@ -158,13 +169,14 @@ def test_ties_break_by_token_never_by_column():
     np.testing.assert_array_equal(ranked, np.arange(3, 13))
 
 
-def test_division_ranks_near_ties_that_a_reciprocal_would_swap():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_division_ranks_near_ties_that_a_reciprocal_would_swap(backend):
     # 3/3 == 1/1, but 3 * float32(1/3) differs from 1 or ties by luck only; look for a pair where the product errs.
     rng = np.random.default_rng(5)
     v = rng.uniform(0.1, 9, 20000).astype(np.float32)
     denominator = np.concatenate([np.ones(3), rng.uniform(0.1, 3, 20000)]).astype(np.float32)
     cells = sp.csr_matrix((v, np.arange(3, 20003, dtype=np.int32), np.array([0, 20000])), shape=(1, 20003))
-    _, ranked, _ = serialize(cells, denominator, 20000)
+    _, ranked, _ = serialize(cells, denominator, 20000, backend=backend)
     score = np.zeros(20003, np.float32)
     score[3:] = v / denominator[3:]
     np.testing.assert_array_equal(ranked, np.lexsort((np.arange(20003), -score))[:20000])
@@ -173,14 +185,136 @@ def test_division_ranks_near_ties_that_a_reciprocal_would_swap():
     assert not np.array_equal(ranked, np.lexsort((np.arange(20003), -product))[:20000])
 
 
-def test_stored_zeros_negatives_and_disorder_do_not_become_tokens():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_stored_zeros_negatives_and_disorder_do_not_become_tokens(backend):
     cells = sp.csr_matrix((np.float32([1, 0, -2, 3]), np.int32([5, 4, 6, 3]), np.array([0, 4])), shape=(1, 7))
     before = cells.data.copy()
-    indptr, tokens, values = serialize(cells, np.ones(7, np.float32))
+    indptr, tokens, values = serialize(cells, np.ones(7, np.float32), backend=backend)
     np.testing.assert_array_equal(tokens, [3, 5])
     np.testing.assert_array_equal(values, [3, 1])
     np.testing.assert_array_equal(indptr, [0, 2])
     np.testing.assert_array_equal(cells.data, before)
+    cells.has_canonical_format = True  # as scipy may believe after arrays were written to
+    assert_same(serialize(cells, np.ones(7, np.float32), backend=backend), (indptr, tokens, values))
+    twice = sp.csr_matrix((np.float32([1, 2, 2]), np.int32([4, 5, 4]), np.array([0, 3])), shape=(1, 7))
+    assert_same(serialize(twice, np.ones(7, np.float32), backend=backend), ([0, 2], [4, 5], [3, 2]))
+
+
+def cells_of_all_genes() -> tuple[sp.csr_matrix, np.ndarray]:
+    """Rows of every gene, of one, of none, and of some; a few values, so that many scores are equal."""
+    rng = np.random.default_rng(6)
+    lengths = [N_TOKENS - 3, 0, 1, 900, 0, 3000, 1, 70_000 % N_TOKENS]
+    tokens = [np.sort(rng.permutation(np.arange(3, N_TOKENS))[:n]) for n in lengths]
+    indices = np.concatenate(tokens).astype(np.int32)
+    data = rng.choice(np.log1p(np.arange(1, 7)), len(indices)).astype(np.float32)
+    cells = sp.csr_matrix((data, indices, np.cumsum([0, *lengths])), shape=(len(lengths), N_TOKENS))
+    return cells, rng.choice(np.float32([0.3, 0.7, 1.1]), N_TOKENS)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("max_length", [1, 1200, N_TOKENS])
+def test_cells_of_all_genes_of_one_and_of_none(backend, max_length):
+    cells, denominator = cells_of_all_genes()
+    got = serialize(cells, denominator, max_length, backend=backend)
+    assert_same(got, slow_serialize(cells.toarray(), denominator, max_length))
+    assert len(got[1]) > 1 << 16 or max_length < N_TOKENS  # numpy takes such in parts
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=50, deadline=None)
+@given(rows=st.lists(st.lists(st.integers(1, 0x7F7FFFFF), max_size=60), min_size=1, max_size=4))
+def test_any_positive_float_finds_its_place(rows, backend):
+    """Subnormal ones too, and such that differ in one bit."""
+    n = max(map(len, rows)) + 3
+    v = np.zeros((len(rows), n), np.float32)
+    for row, bits in zip(v, rows, strict=True):
+        row[3 : 3 + len(bits)] = np.array(bits, np.uint32).view(np.float32)
+        row[3 : 3 + len(bits) : 3] = row[3] if bits else 0  # ties
+    ones = np.ones(n, np.float32)
+    assert_same(serialize(sp.csr_matrix(v), ones, 50, backend=backend), slow_serialize(v, ones, 50))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    problem=problems(), scale=st.sampled_from([1.0, 1e-30, 1e-300, 1e30]), kind=st.sampled_from(["counts", "lognorm"])
+)
+def test_numba_and_numpy_agree_on_any_counts(problem, scale, kind):
+    counts, tokens, entropy, *_ = problem
+    block = sp.csr_matrix(counts.astype(np.float64) * (scale if kind == "counts" else 0.1))
+    if scale == 1.0:
+        block = block.astype(np.float32)
+    block.data[::5] = 0  # stored zeros
+    compiled, plain = (to_token_space(block, tokens, len(entropy), kind, backend=b) for b in BACKENDS)
+    assert_same(csr_parts(compiled), csr_parts(plain))
+    for cells in (compiled, plain):
+        assert (cells.data > 0).all()
+        assert sp.csr_matrix(csr_parts(cells)[::-1], shape=cells.shape).has_canonical_format
+
+
+def test_integer_counts_and_wide_indices_are_taken():
+    rng = np.random.default_rng(7)
+    counts, tokens = rng.poisson(1.0, (5, 30)), rng.permutation(np.arange(3, 33))
+    expected = to_token_space(sp.csr_matrix(counts.astype(np.float32)), tokens.astype(np.int32), 33)
+    block = sp.csr_matrix(counts)
+    block.indices, block.indptr = block.indices.astype(np.int64), block.indptr.astype(np.int64)
+    assert_same(csr_parts(to_token_space(block, tokens, 33)), csr_parts(expected))
+
+
+def test_arrays_that_must_not_be_written_to_are_read():
+    cells, denominator = cells_of_all_genes()
+    expected = serialize(cells, denominator)
+    for array in (cells.data, cells.indices, cells.indptr, denominator):
+        array.flags.writeable = False
+    assert_same(serialize(cells, denominator, backend="numba"), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("block_rows", [1, 7, 64])
+def test_every_storage_gives_the_same_ranks(backend, block_rows):
+    rng = np.random.default_rng(8)
+    counts = rng.poisson(0.5, (40, 90)).astype(np.float32)
+    counts[3] = 0
+    tokens = np.where(np.arange(90) % 7, rng.integers(3, 200, 90), -1).astype(np.int32)
+    denominator = score_denominator(rng.uniform(0, 2, 200))
+    v = to_token_space(sp.csr_matrix(counts), tokens, 200, backend="numpy").toarray()
+    indptr, *expected = slow_serialize(v, denominator, 25)
+    lazy = da.from_array(counts, chunks=(11, 90))
+    stored = {
+        "csr": sp.csr_matrix(counts), "csc": sp.csc_matrix(counts), "coo": sp.coo_matrix(counts), "dense": counts,
+        "integers": counts.astype(np.uint16), "dask": lazy, "dask of csr": lazy.map_blocks(sp.csr_matrix),
+        "dask in columns": lazy.rechunk((20, 30)),
+    }  # fmt: skip
+    for name, matrix in stored.items():
+        blocks = [to_token_space(b, tokens, 200, backend=backend) for _, b in row_blocks(matrix, block_rows)]
+        lengths, *parts = zip(
+            *(
+                (np.diff(ranked[0]), *ranked[1:])
+                for ranked in (serialize(b, denominator, 25, backend=backend) for b in blocks)
+            ),
+            strict=True,
+        )
+        np.testing.assert_array_equal(np.concatenate(lengths), np.diff(indptr), err_msg=name)
+        assert_same([np.concatenate(part) for part in parts], expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_damaged_cells_are_refused(backend):
+    ones = np.ones(7, np.float32)
+    cells = sp.csr_matrix((np.float32([1, 2]), np.int32([3, 5]), np.array([0, 2])), shape=(1, 7))
+    for value in (np.nan, np.inf):
+        bad = cells.copy()
+        bad.data[1] = value
+        with pytest.raises(ValueError, match="1 values of the cells are not finite"):
+            serialize(bad, ones, backend=backend)
+    with pytest.raises(ValueError, match=r"cells must be float32 .* got float64"):
+        serialize(cells.astype(np.float64), ones, backend=backend)
+    for token in (7, -1):
+        bad = cells.copy()
+        bad.indices[:] = sorted([3, token])
+        with pytest.raises(ValueError, match=r"outside of 0 \.\.\. 6: they are damaged"):
+            serialize(bad, ones, backend=backend)
+        with pytest.raises(ValueError, match="it is damaged"):
+            to_token_space(bad, np.arange(3, 10, dtype=np.int32), 10, backend=backend)
 
 
 def test_denominator_is_the_floored_entropy():

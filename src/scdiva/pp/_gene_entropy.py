@@ -131,13 +131,14 @@ def corpus_entropy(
 ) -> EntropyHistogram:
     """Count the expression histograms of a corpus, file by file and block by block.
 
-    Histograms hold integers: files may be counted by different workers, in any order and block size, and added.
+    Histograms hold integers: files may be counted by different workers, in any order and block size, and added. The sum
+    is the histogram of one pass, bit for bit (see the example).
 
     Parameters
     ----------
     data
         AnnData objects or ``.h5ad`` / ``.zarr`` files, each a study: its cells count for the genes that it has a column
-        for.
+        for. A matrix of dask chunks is computed `block_rows` rows at a time.
     vocabulary
         As in :func:`gene_entropy`.
     gene_ids, layer, use_raw, input, duplicates
@@ -154,6 +155,24 @@ def corpus_entropy(
     ------
     ValueError
         If there are no data, or some do not pass the checks; the message names the file.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> studies = [sd.datasets.toy(rng=1), sd.datasets.toy(rng=2)]
+    >>> histogram = sd.pp.corpus_entropy(studies)
+    >>> histogram == sd.pp.corpus_entropy(studies[0]) + sd.pp.corpus_entropy(studies[1])
+    True
+
+    Many files on many workers, with dask (extra ``dist``)::
+
+        from functools import reduce
+        from operator import add
+
+        from dask.distributed import Client
+
+        with Client() as client:  # or Client("scheduler:8786")
+            histogram = reduce(add, client.gather(client.map(sd.pp.corpus_entropy, paths)))
     """
     studies = list(data) if isinstance(data, list | tuple) else [data]
     if not studies:

@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._constants import N_SPECIAL
+from scdiva.tokenizer._backend import Backend, kernels, plain
 
 BIN_WIDTH = 0.5
 BIN_EDGES = np.arange(0.0, 10.0 + BIN_WIDTH, BIN_WIDTH)
@@ -52,7 +53,7 @@ class EntropyHistogram:
         """Size of the token space."""
         return self.counts.shape[0]
 
-    def update(self, cells: sp.csr_matrix, measured_tokens: np.ndarray) -> None:
+    def update(self, cells: sp.csr_matrix, measured_tokens: np.ndarray, *, backend: Backend = "auto") -> None:
         """Count a block of cells.
 
         Parameters
@@ -62,33 +63,52 @@ class EntropyHistogram:
         measured_tokens
             Tokens of the genes that these cells' study has a column for (negative ones are ignored). A gene without a
             column was not seen to be zero, so nothing is counted for it.
+        backend
+            ``"auto"``, ``"numba"`` or ``"numpy"``: who counts; the counts are the same.
 
         Raises
         ------
+        ImportError
+            If `backend` is ``"numba"`` and numba can't be used.
         ValueError
             If the cells have another token space, hold values outside of the bins, or genes that were not measured.
+            Then none of them is counted.
         """
         if cells.shape[1] != self.n_tokens:
             raise ValueError(f"cells have {cells.shape[1]} tokens, the histogram {self.n_tokens}.")
-        measured = np.unique(np.asarray(measured_tokens))
-        measured = measured[measured >= 0]
+        if cells.dtype != np.float32:
+            raise ValueError(f"cells must be float32 (see to_token_space), got {cells.dtype}.")
+        measured = np.asarray(measured_tokens)
         is_measured = np.zeros(self.n_tokens, dtype=bool)
-        is_measured[measured] = True
-        if not is_measured[cells.indices].all():
-            first = int(cells.indices[~is_measured[cells.indices]][0])
-            raise ValueError(f"cells hold token {first}, which is not among the measured tokens.")
-        if len(cells.data) and not (cells.data.min() >= 0 and cells.data.max() <= BIN_EDGES[-1]):
-            raise ValueError(
-                f"values must lie in 0 to {BIN_EDGES[-1]:g}, got {cells.data.min()} to {cells.data.max()}; "
-                "pass what to_token_space returns."
-            )
+        is_measured[measured[measured >= 0]] = True
+        compiled = kernels(backend)
+        if compiled is None or not compiled.count(
+            plain(cells.indices, np.int32), plain(cells.data, np.float32), is_measured, cells.shape[0],
+            1 / BIN_WIDTH, BIN_EDGES[-1], self.counts,
+        ):  # fmt: skip
+            self._count_numpy(cells, is_measured)  # which also says what it was that the loop did not like
+        self.n_cells += cells.shape[0]
+
+    def _count_numpy(self, cells: sp.csr_matrix, is_measured: np.ndarray) -> None:
+        if len(cells.data):
+            low, high = int(cells.indices.min()), int(cells.indices.max())
+            if low < 0 or high >= self.n_tokens:
+                raise ValueError(f"cells hold tokens {low} to {high}, outside of 0 ... {self.n_tokens - 1}: damaged.")
+            unknown = ~is_measured[cells.indices]
+            if unknown.any():
+                first = int(cells.indices[unknown][0])
+                raise ValueError(f"cells hold token {first}, which is not among the measured tokens.")
+            if not (cells.data.min() >= 0 and cells.data.max() <= BIN_EDGES[-1]):
+                raise ValueError(
+                    f"values must lie in 0 to {BIN_EDGES[-1]:g}, got {cells.data.min()} to {cells.data.max()}; "
+                    "pass what to_token_space returns."
+                )
         # ceil(v / 0.5): the division is exact, so the bins are (a, b] to the bit.
         bins = np.ceil(cells.data / np.float32(BIN_WIDTH)).astype(np.int64)
         flat = np.bincount(cells.indices.astype(np.int64) * N_BINS + bins, minlength=self.counts.size)
         seen = flat.reshape(self.counts.shape)
-        seen[measured, 0] += cells.shape[0] - seen[measured].sum(axis=1)
+        seen[is_measured, 0] += cells.shape[0] - seen[is_measured].sum(axis=1)
         self.counts += seen
-        self.n_cells += cells.shape[0]
 
     def merge(self, other: EntropyHistogram) -> EntropyHistogram:
         """Add another histogram to this one, in place, and return this one.

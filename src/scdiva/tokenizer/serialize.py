@@ -6,10 +6,13 @@ comes out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import scipy.sparse as sp
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM
+from scdiva.tokenizer._backend import Backend, kernels, plain
 
 ENTROPY_FLOOR = 0.3
 """Least entropy, in nats, that a score is divided by: that of a gene found in 9% of cells.
@@ -22,6 +25,9 @@ EPSILON = 1e-6
 """The eps of the paper's score (appendix, entropy-normalised serialisation)."""
 
 _FIXED_BITS = 40
+
+_AT_ONCE = 1 << 16
+"""Values that the numpy code ranks at a time: what it holds of them then stays in a core's cache."""
 
 
 def score_denominator(entropy: np.ndarray, floor: float = ENTROPY_FLOOR, eps: float = EPSILON) -> np.ndarray:
@@ -60,7 +66,9 @@ def score_denominator(entropy: np.ndarray, floor: float = ENTROPY_FLOOR, eps: fl
     return denominator
 
 
-def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind: str = "counts") -> sp.csr_matrix:
+def to_token_space(
+    block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind: str = "counts", *, backend: Backend = "auto"
+) -> sp.csr_matrix:
     """Normalise cells and move their genes from the user's columns to tokens.
 
     With c the count of a gene in a cell and C the cell's total over *all* columns, also those of unknown genes:
@@ -79,6 +87,8 @@ def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind
         Size of the token space: genes and specials.
     kind
         ``"counts"``, or ``"lognorm"`` for log(1 + x) values, which are taken back to the count scale first.
+    backend
+        ``"auto"``, ``"numba"`` or ``"numpy"``: who loops; the result is the same to the bit.
 
     Returns
     -------
@@ -86,8 +96,11 @@ def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind
 
     Raises
     ------
+    ImportError
+        If `backend` is ``"numba"`` and numba can't be used.
     ValueError
-        If `kind` is unknown, or `tokens` does not fit the block or the token space.
+        If `kind` or `backend` is unknown, `tokens` does not fit the block or the token space, or the block's indices
+        point outside of it.
     """
     if kind not in ("counts", "lognorm"):
         raise ValueError(f"kind must be 'counts' or 'lognorm', got {kind!r}.")
@@ -99,11 +112,27 @@ def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind
             f"gene tokens must lie in {N_SPECIAL} ... {n_tokens - 1}, "
             f"got {tokens[tokens >= 0].min()} to {tokens.max()}."
         )
-    n_cells = block.shape[0]
-    indptr = block.indptr.astype(np.int64)
-    counts = block.data.astype(np.float64)
-    if kind == "lognorm":
-        counts = np.expm1(counts)
+    if len(block.indices) and not 0 <= block.indices.min() <= block.indices.max() < len(tokens):
+        raise ValueError(f"the block's indices run from {block.indices.min()} to {block.indices.max()}, it is damaged.")
+    counts = block.data if kind == "counts" else np.expm1(block.data.astype(np.float64))
+    compiled = kernels(backend)
+    if compiled is None:
+        return _to_token_space_numpy(counts, block, tokens, n_tokens)
+    counts = plain(counts, np.float32 if counts.dtype == np.float32 else np.float64)
+    indptr, found = np.empty(block.shape[0] + 1, np.int64), np.empty(len(counts), np.int32)
+    shares = np.empty(len(counts))
+    compiled.normalise(
+        plain(block.indptr, np.int64), plain(block.indices, np.int32), counts, plain(tokens, np.int32),
+        _FIXED_BITS, TARGET_SUM, indptr, found, shares,
+    )  # fmt: skip
+    if indptr[-1] < len(counts):  # not a view: the rest would stay in memory with it
+        found, shares = found[: indptr[-1]].copy(), shares[: indptr[-1]]
+    return _canonical(np.log1p(shares, out=shares).astype(np.float32), found, indptr, n_tokens)
+
+
+def _to_token_space_numpy(counts: np.ndarray, block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int) -> sp.csr_matrix:
+    n_cells, indptr = block.shape[0], block.indptr.astype(np.int64)
+    counts = counts.astype(np.float64)
     row = np.repeat(np.arange(n_cells), np.diff(indptr))
 
     # Fixed point: the cell's largest count gets 40 bits, so 2^22 genes can be added without overflow; integer addition
@@ -124,17 +153,22 @@ def to_token_space(block: sp.csr_matrix, tokens: np.ndarray, n_tokens: int, kind
     np.cumsum(np.bincount(row[known], minlength=n_cells), out=known_indptr[1:])
     cells = sp.csr_matrix((fixed[known], token[known].astype(np.int32), known_indptr), shape=(n_cells, n_tokens))
     cells.sum_duplicates()
+    cells.eliminate_zeros()
     row = np.repeat(np.arange(n_cells), np.diff(cells.indptr))
     # The shift cancels in the ratio.
     share = cells.data.astype(np.float64) / total[row].astype(np.float64)
-    v = np.log1p(share * TARGET_SUM).astype(np.float32)
-    out = sp.csr_matrix((v, cells.indices, cells.indptr), shape=(n_cells, n_tokens))
-    out.eliminate_zeros()
-    return out
+    return _canonical(np.log1p(share * TARGET_SUM).astype(np.float32), cells.indices, cells.indptr, n_tokens)
+
+
+def _canonical(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_tokens: int) -> sp.csr_matrix:
+    """CSR of sorted tokens; said so, lest scipy look at each again."""
+    cells = sp.csr_matrix((data, indices, indptr), shape=(len(indptr) - 1, n_tokens))
+    cells.has_canonical_format = True
+    return cells
 
 
 def serialize(
-    cells: sp.csr_matrix, denominator: np.ndarray, max_length: int = MAX_LENGTH
+    cells: sp.csr_matrix, denominator: np.ndarray, max_length: int = MAX_LENGTH, *, backend: Backend = "auto"
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     r"""Rank the genes of each cell by entropy-normalised expression.
 
@@ -149,6 +183,9 @@ def serialize(
         float32 (n_tokens,), from :func:`score_denominator`.
     max_length
         Genes kept per cell.
+    backend
+        ``"auto"`` sorts with numba, or with numpy where numba can't be imported; ``"numba"`` and ``"numpy"`` are taken
+        at their word. The result is the same to the bit.
 
     Returns
     -------
@@ -161,8 +198,11 @@ def serialize(
 
     Raises
     ------
+    ImportError
+        If `backend` is ``"numba"`` and numba can't be used.
     ValueError
-        If `max_length` is not positive or `denominator` does not fit the cells.
+        If `max_length` is not positive, `denominator` does not fit the cells, the cells are not float32 or not finite,
+        or there is no such `backend`.
     """
     if max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}.")
@@ -170,27 +210,72 @@ def serialize(
         raise ValueError(f"denominator has shape {denominator.shape}, the cells have {cells.shape[1]} tokens.")
     if denominator.dtype != np.float32:
         raise ValueError(f"denominator must be float32 (see score_denominator), got {denominator.dtype}.")
+    if cells.dtype != np.float32:
+        raise ValueError(f"cells must be float32 (see to_token_space), got {cells.dtype}.")
+    compiled = kernels(backend)
+    if compiled is not None and (found := _ranked(compiled.rank, cells, denominator, max_length)) is not None:
+        return found
+    found = _ranked(_rank_numpy if compiled is None else compiled.rank, _clean(cells), denominator, max_length)
+    assert found is not None
+    return found
+
+
+def _clean(cells: sp.csr_matrix) -> sp.csr_matrix:
+    """Return the cells with sorted tokens and positive values, themselves if they are so; refuse damaged ones."""
+    if len(cells.data) and not np.isfinite(cells.data).all():
+        raise ValueError(f"{int((~np.isfinite(cells.data)).sum())} values of the cells are not finite.")
+    if len(cells.indices) and not 0 <= cells.indices.min() <= cells.indices.max() < cells.shape[1]:
+        raise ValueError(
+            f"the cells hold tokens {cells.indices.min()} to {cells.indices.max()}, outside of 0 ... "
+            f"{cells.shape[1] - 1}: they are damaged."
+        )
+    arrays = (cells.data, cells.indices, cells.indptr)
+    cells = sp.csr_matrix(arrays, shape=cells.shape)  # one that has not been told that it is sorted
     if not cells.has_canonical_format or (len(cells.data) and cells.data.min() <= 0):
         cells = cells.copy()
         cells.sum_duplicates()
         cells.data[cells.data < 0] = 0
         cells.eliminate_zeros()
-    indptr = cells.indptr.astype(np.int64)
-    n_cells = cells.shape[0]
-    score = cells.data / denominator[cells.indices]
+    return cells
 
-    # Bits of a positive float32 sort like the number. Flipped, they sort descending; the position in the row, which
-    # ascends with the token, breaks ties. So one sort of 64-bit keys is the whole ranking.
-    position = np.arange(len(score), dtype=np.int64) - np.repeat(indptr[:-1], np.diff(indptr))
-    key = (np.uint64(0xFFFFFFFF) - score.view(np.uint32).astype(np.uint64)) << np.uint64(32)
-    key |= position.astype(np.uint64)
-    length = np.minimum(np.diff(indptr), max_length)
-    out_indptr = np.zeros(n_cells + 1, dtype=np.int64)
-    np.cumsum(length, out=out_indptr[1:])
-    kept = np.empty(out_indptr[-1], dtype=np.uint64)
-    for i in range(n_cells):
-        of_cell = key[indptr[i] : indptr[i + 1]]
-        of_cell.sort()
-        kept[out_indptr[i] : out_indptr[i + 1]] = of_cell[:max_length]
-    at = (kept & np.uint64(0xFFFFFFFF)).astype(np.int64) + np.repeat(indptr[:-1], length)
-    return out_indptr, cells.indices[at].astype(np.int32), cells.data[at]
+
+def _ranked(
+    rank: Callable, cells: sp.csr_matrix, denominator: np.ndarray, max_length: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    indptr = plain(cells.indptr, np.int64)
+    out_indptr = np.zeros(len(indptr), dtype=np.int64)
+    np.cumsum(np.minimum(np.diff(indptr), max_length), out=out_indptr[1:])
+    tokens, values = np.empty(out_indptr[-1], dtype=np.int32), np.empty(out_indptr[-1], dtype=np.float32)
+    done = rank(
+        indptr, plain(cells.indices, np.int32), plain(cells.data, np.float32), plain(denominator, np.float32),
+        out_indptr, tokens, values,
+    )  # fmt: skip
+    return (out_indptr, tokens, values) if done else None
+
+
+def _rank_numpy(
+    indptr: np.ndarray, indices: np.ndarray, data: np.ndarray, denominator: np.ndarray,
+    out_indptr: np.ndarray, tokens: np.ndarray, values: np.ndarray,
+) -> bool:  # fmt: skip
+    """Write the genes of each row by falling score; `out_indptr` says how many of them are kept."""
+    n_cells, start = len(indptr) - 1, 0
+    while start < n_cells:
+        stop = max(start + 1, int(np.searchsorted(indptr, indptr[start] + _AT_ONCE, "right")) - 1)
+        lo, hi = indptr[start], indptr[stop]
+        value, token = data[lo:hi], indices[lo:hi]
+        score = value / denominator[token]
+        # Bits of a positive float32 sort like the number. Flipped, they sort descending; the position, which ascends
+        # with the token, breaks ties. So one sort of 64-bit keys is the whole ranking.
+        key = (~score.view(np.uint32)).astype(np.uint64)
+        key <<= np.uint64(32)
+        key |= np.arange(hi - lo, dtype=np.uint64)
+        bounds, length = (indptr[start : stop + 1] - lo).tolist(), np.diff(out_indptr[start : stop + 1]).tolist()
+        kept = []
+        for a, b, n in zip(bounds[:-1], bounds[1:], length, strict=True):
+            key[a:b].sort()
+            kept.append(key[a : a + n])
+        at = (np.concatenate(kept) & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        tokens[out_indptr[start] : out_indptr[stop]] = token[at]
+        values[out_indptr[start] : out_indptr[stop]] = value[at]
+        start = stop
+    return True

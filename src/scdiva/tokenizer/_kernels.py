@@ -1,0 +1,249 @@
+"""The loops of ranking and counting, compiled by numba. Only :mod:`scdiva.tokenizer._backend` imports this file.
+
+Each kernel has a twin in numpy, in `serialize.py` or `entropy.py`, and the tests hold the two to equal bits: hence no
+fastmath, and nothing here that numpy computes in another way (log1p stays in numpy). Signatures are spelled out: one
+version of a kernel is compiled, when this file is imported, whatever comes in later. Kernels run without the
+interpreter's lock and start no threads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numba
+import numpy as np
+from numba import types
+
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # the loops would run in the interpreter, a hundred times slower than numpy
+    raise ImportError("NUMBA_DISABLE_JIT is set")
+
+_WIDEST = 11
+"""Bits of a digit, at most: three digits hold 32 bits, and 3 × 2,048 counters fit the first cache."""
+_INFINITY = np.float32(np.inf).view(np.uint32)
+
+
+def _in(dtype: Any) -> types.Array:
+    """Type of an array that is only read; one that could be written to fits as well."""
+    return types.Array(dtype, 1, "C", readonly=True)
+
+
+def _out(dtype: Any, n_dim: int = 1) -> types.Array:
+    return types.Array(dtype, n_dim, "C")
+
+
+def compiled(*signatures: Any) -> Callable[[Callable], Callable]:
+    """Compile for these signatures, at once; kept on disk where numba finds a folder that it can write to."""
+
+    def compile_it(function: Callable) -> Callable:
+        jit = partial(numba.njit, list(signatures), nogil=True, error_model="numpy")
+        try:
+            return jit(cache=True)(function)
+        except (RuntimeError, OSError):  # no such folder (a read-only install without a home), or its disk is full
+            return jit()(function)
+
+    return compile_it
+
+
+@compiled(types.void(_out(types.uint32), types.int64, _out(types.uint64), _out(types.uint64), _out(types.uint32, 2)))
+def _sort(bits, n, keys, ordered, counters):
+    """Sort `bits[:n]`, equal ones by position; the lower half of `ordered[:n]` tells their positions.
+
+    A radix sort from the lowest of three digits on. The least value is taken off first, so that the digits are no wider
+    than what lies between least and greatest.
+    """
+    lowest, highest = bits[0], bits[0]
+    for i in range(1, n):
+        lowest, highest = min(lowest, bits[i]), max(highest, bits[i])
+    span, needed = highest - lowest, 0
+    while needed < 32 and span >> np.uint32(needed):
+        needed += 1
+    width = max((needed + 2) // 3, 1)
+    size, digit = 1 << width, np.uint64((1 << width) - 1)
+    first, second, third = np.uint64(32), np.uint64(32 + width), np.uint64(32 + 2 * width)
+    of_first, of_second, of_third = counters[0], counters[1], counters[2]
+    for j in range(size):
+        of_first[j], of_second[j], of_third[j] = 0, 0, 0
+    for i in range(n):
+        key = np.uint64(bits[i] - lowest) << np.uint64(32) | np.uint64(i)
+        keys[i] = key
+        of_first[key >> first & digit] += 1
+        of_second[key >> second & digit] += 1
+        of_third[key >> third & digit] += 1
+    start_first, start_second, start_third = 0, 0, 0
+    for j in range(size):
+        many = of_first[j]
+        of_first[j] = start_first
+        start_first += many
+        many = of_second[j]
+        of_second[j] = start_second
+        start_second += many
+        many = of_third[j]
+        of_third[j] = start_third
+        start_third += many
+    for i in range(n):
+        key = keys[i]
+        at = of_first[key >> first & digit]
+        of_first[key >> first & digit] = at + 1
+        ordered[at] = key
+    for i in range(n):
+        key = ordered[i]
+        at = of_second[key >> second & digit]
+        of_second[key >> second & digit] = at + 1
+        keys[at] = key
+    for i in range(n):
+        key = keys[i]
+        at = of_third[key >> third & digit]
+        of_third[key >> third & digit] = at + 1
+        ordered[at] = key
+
+
+@compiled(
+    types.boolean(
+        *(_in(types.int64), _in(types.int32), _in(types.float32), _in(types.float32), _in(types.int64)),
+        *(_out(types.int32), _out(types.float32)),
+    )
+)
+def rank(indptr, indices, data, denominator, out_indptr, tokens, values):
+    """Write the genes of each row by falling score; `out_indptr` says how many of them are kept.
+
+    False, at the first row whose tokens do not ascend or lie outside, or that holds a value that is not positive and
+    finite: the caller mends it or says what is wrong.
+    """
+    longest = 0
+    for i in range(len(indptr) - 1):
+        longest = max(longest, indptr[i + 1] - indptr[i])
+    score = np.empty(longest, np.float32)
+    bits = score.view(np.uint32)
+    keys, ordered = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
+    counters = np.empty((3, 1 << _WIDEST), np.uint32)
+    for i in range(len(indptr) - 1):
+        start, stop = indptr[i], indptr[i + 1]
+        if start == stop:
+            continue
+        value, token = data[start:stop], indices[start:stop]
+        # As unsigned integers, negative values, infinity and NaN are beyond all that is finite. A loop for each
+        # question, for then the compiler takes many values at a time.
+        raw, least, greatest, ascend = value.view(np.uint32), np.uint32(0xFFFFFFFF), np.uint32(0), True
+        for j in range(stop - start):
+            least = min(least, raw[j])
+        for j in range(stop - start):
+            greatest = max(greatest, raw[j])
+        for j in range(1, stop - start):
+            ascend &= token[j - 1] < token[j]
+        inside = token[0] >= 0 and token[stop - start - 1] < len(denominator)
+        if not ascend or not inside or least == 0 or greatest >= _INFINITY:
+            return False
+        for j in range(stop - start):
+            score[j] = value[j] / denominator[token[j]]
+        # Bits of positive float32 sort like the numbers. Flipped, they sort descending.
+        for j in range(stop - start):
+            bits[j] = ~bits[j]
+        _sort(bits, stop - start, keys, ordered, counters)
+        out = out_indptr[i]
+        for j in range(out_indptr[i + 1] - out):
+            at = ordered[j] & np.uint64(0xFFFFFFFF)
+            tokens[out + j] = token[at]
+            values[out + j] = value[at]
+    return True
+
+
+def _normalise_of(dtype: Any) -> Any:
+    return types.void(
+        *(_in(types.int64), _in(types.int32), _in(dtype), _in(types.int32), types.int64, types.float64),
+        *(_out(types.int64), _out(types.int32), _out(types.float64)),
+    )
+
+
+@compiled(_normalise_of(types.float32), _normalise_of(types.float64))
+def normalise(indptr, indices, counts, tokens, fixed_bits, target_sum, out_indptr, out_tokens, shares):
+    """Move each row's counts to tokens, those of one token added, as shares of the row's total times `target_sum`."""
+    longest = 0
+    for i in range(len(indptr) - 1):
+        longest = max(longest, indptr[i + 1] - indptr[i])
+    bits, fixed = np.empty(longest, np.uint32), np.empty(longest, np.int64)
+    keys, ordered = np.empty(longest, np.uint64), np.empty(longest, np.uint64)
+    counters = np.empty((3, 1 << _WIDEST), np.uint32)
+    out = 0
+    out_indptr[0] = 0
+    for i in range(len(indptr) - 1):
+        largest = 0.0
+        for j in range(indptr[i], indptr[i + 1]):
+            largest = max(largest, np.float64(counts[j]))
+        shift = fixed_bits - math.frexp(largest)[1]
+        # A product with a power of two is exact, and much faster than ldexp, but the power must be a float64 itself.
+        small = -1000 < shift < 1000
+        scale = math.ldexp(1.0, shift) if small else 0.0
+        total, n, ascending, last = 0, 0, True, -1
+        for j in range(indptr[i], indptr[i + 1]):
+            count = np.float64(counts[j])
+            amount = np.int64(np.rint(count * scale if small else math.ldexp(count, shift)))
+            total += amount
+            token = tokens[indices[j]]
+            if token >= 0:
+                bits[n], fixed[n] = token, amount
+                ascending &= token > last
+                last = token
+                n += 1
+        if not ascending:
+            _sort(bits, n, keys, ordered, counters)
+        j = 0
+        while j < n:
+            at = j if ascending else np.int64(ordered[j] & np.uint64(0xFFFFFFFF))
+            token, amount = bits[at], fixed[at]
+            j += 1
+            while not ascending and j < n and bits[ordered[j] & np.uint64(0xFFFFFFFF)] == token:
+                amount += fixed[ordered[j] & np.uint64(0xFFFFFFFF)]
+                j += 1
+            if amount:
+                out_tokens[out] = token
+                shares[out] = np.float64(amount) / np.float64(total) * target_sum
+                out += 1
+        out_indptr[i + 1] = out
+
+
+@compiled(
+    types.boolean(
+        *(_in(types.int32), _in(types.float32), _in(types.boolean), types.int64, types.float32, types.float32),
+        _out(types.int64, 2),
+    )
+)
+def count(indices, data, is_measured, n_cells, per_width, highest, counts):
+    """Count every value into its gene and bin, of which there are `per_width`, a power of two, to 1 of the value.
+
+    False, and nothing counted, if some value is not in (0, highest], or a token is not measured, or is none. The caller
+    looks what it is: to look at each value and gene here, one by one, would take longer than to count them.
+    """
+    n_tokens, bits = np.uint32(len(is_measured)), data.view(np.uint32)
+    # Bits of floats, as integers: the positive ones ascend, then come infinity and NaN, then all that is negative. A
+    # loop for each extreme, for then the compiler takes many values at a time.
+    least, greatest, last = np.uint32(0xFFFFFFFF), np.uint32(0), np.uint32(0)
+    for j in range(len(data)):
+        least = min(least, bits[j])
+    for j in range(len(data)):
+        greatest = max(greatest, bits[j])
+    for j in range(len(data)):
+        last = max(last, np.uint32(indices[j]))
+    if len(data) and (least == 0 or greatest > np.float32(highest).view(np.uint32) or last >= n_tokens):
+        return False
+    unmeasured = np.flatnonzero(~is_measured)
+    before = np.empty(len(unmeasured), np.int64)
+    for i in range(len(unmeasured)):
+        before[i] = counts[unmeasured[i], 0]
+    for j in range(len(data)):
+        token = np.uint64(np.uint32(indices[j]))
+        counts[token, np.uint64(np.int32(np.ceil(data[j] * per_width)))] += 1
+        counts[token, np.uint64(0)] -= 1  # of the cells that are added below
+    for i in range(len(unmeasured)):
+        if counts[unmeasured[i], 0] != before[i]:
+            for j in range(len(data)):
+                token = indices[j]
+                counts[token, np.int64(np.ceil(data[j] * per_width))] -= 1
+                counts[token, 0] += 1
+            return False
+    for i in range(n_tokens):
+        if is_measured[i]:
+            counts[i, 0] += n_cells
+    return True

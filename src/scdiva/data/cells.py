@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +14,16 @@ import scipy.sparse as sp
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva._validate import Input, Scan, scan
-from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, StoredNames, open_matrix, read_rows, row_blocks, row_readable
+from scdiva.data.blocks import (
+    BLOCK_ROWS,
+    OpenMatrix,
+    StoredNames,
+    open_matrix,
+    open_path,
+    read_ranges,
+    row_blocks,
+    row_readable,
+)
 from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, gene_names, resolve_genes
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -102,7 +111,7 @@ class CellSource:
     def _open(self) -> OpenMatrix:
         # HDF5 handles do not survive a fork: a data loader's worker opens the file anew.
         if self.path is not None and (self._opened is None or self._process != os.getpid()):
-            self._opened = open_matrix(self.path, layer=self.layer, use_raw=self.use_raw)
+            self._opened = open_path(self.path, self.layer, self.use_raw)
             self._matrix, self._process = None, os.getpid()
         assert self._opened is not None  # only a source of a file lets go of it
         if self._matrix is None:
@@ -128,8 +137,11 @@ class CellSource:
         -------
         float32 CSR (stop - start, n_tokens), see :func:`scdiva.tokenizer.serialize.to_token_space`.
         """
+        return self._expression([(start, stop)])
+
+    def _expression(self, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix:
         self._open()
-        block = read_rows(self._matrix, start, stop)
+        block = read_ranges(self._matrix, ranges)
         block = block if self.columns is None else block[:, self.columns]
         return to_token_space(block, self.tokens, self.n_tokens, self.kind)
 
@@ -151,9 +163,13 @@ class CellSource:
         -------
         indptr, tokens and values, see :func:`scdiva.tokenizer.serialize.serialize`.
         """
+        return self.read_ranges([(start, stop)])
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> Ragged:
+        """Read ranges of cells, one after another, ranked: what :meth:`read` returns of each, joined."""
         if self.denominator is None:
             raise ValueError("this source was opened to be counted, not ranked; use open_cells.")
-        return serialize(self.expression(start, stop), self.denominator, self.max_length)
+        return serialize(self._expression(ranges), self.denominator, self.max_length)
 
     def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
         """Read cells in order, many at a time; memory does not grow with their number.

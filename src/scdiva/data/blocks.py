@@ -23,8 +23,8 @@ detected genes."""
 
 
 CSC_WARNING, CSC_LIMIT = 1 << 28, 1 << 32
-"""Bytes of values and indices from which a column-compressed matrix of a file is converted with a warning, and from which
-it is refused: it cannot be read by rows, and held whole it is no longer flat memory."""
+"""Bytes of values and indices from which a column-compressed matrix of a file is converted with a warning, and from
+which it is refused: it cannot be read by rows, and is held whole."""
 
 
 @dataclass
@@ -206,8 +206,8 @@ def _stored_sparse(group: Any) -> Any:
     if kind.startswith("csc"):
         return anndata.io.sparse_dataset(group)
     raise ValueError(
-        f"{group.name.strip('/')} of {file_of(group)!r} is no matrix (encoding-type {kind!r}): expected a dense, CSR or "
-        "CSC matrix that AnnData wrote."
+        f"{group.name.strip('/')} of {file_of(group)!r} is no matrix (encoding-type {kind!r}): expected a dense, "
+        "CSR or CSC matrix that AnnData wrote."
     )
 
 

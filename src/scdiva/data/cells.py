@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +23,8 @@ from scdiva.data.blocks import (
     row_blocks,
     row_readable,
 )
-from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, gene_names, resolve_genes
+from scdiva.data.cell_checks import refuse_empty, warn_of_foreign
+from scdiva.data.genes import WARNING_SHARE, gene_names, resolve_genes
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -318,7 +318,7 @@ def open_expression(
         opened.close()
         raise
     if report["share_counts"] >= WARNING_SHARE:
-        _warn_of_foreign(found, opened)
+        warn_of_foreign(found, opened)
     path = Path(data) if isinstance(data, str | Path) else None
     return CellSource(
         vocabulary, tokens, report, found, MAX_LENGTH, block_rows, None, layer, use_raw, path, opened, matrix
@@ -349,19 +349,6 @@ def restricted(source: CellSource, tokens: np.ndarray) -> CellSource:
     return replace(source, tokens=source.tokens[columns], scan=found, columns=columns)
 
 
-def _warn_of_foreign(found: Scan, opened: OpenMatrix) -> None:
-    """Warn of cells whose genes are mostly unknown among others whose genes are known, as mouse cells are."""
-    rows = np.flatnonzero((found.genes_per_cell >= 20) & (found.known_per_cell < ERROR_SHARE * found.genes_per_cell))
-    if len(rows):
-        first = ", ".join(repr(str(opened.obs_names[row])) for row in rows[:5])
-        warnings.warn(
-            f"in {len(rows)} of {found.n_obs} cells (first: {first}) less than half of the genes found are known: "
-            "cells of another species? Results for them rest on the rest; leave such cells out.",
-            UserWarning,
-            stacklevel=4,
-        )
-
-
 def _known_per_cell(matrix: Any, known: np.ndarray, block_rows: int) -> np.ndarray:
     # Every stored value of a canonical block is above zero.
     parts = [
@@ -369,37 +356,3 @@ def _known_per_cell(matrix: Any, known: np.ndarray, block_rows: int) -> np.ndarr
         for _, b in row_blocks(matrix, block_rows)
     ]
     return np.concatenate(parts).astype(np.int32)
-
-
-def refuse_empty(source: CellSource) -> None:
-    """Raise an error that names the cells without any known gene, and the call that removes them.
-
-    Parameters
-    ----------
-    source
-        Checked cells.
-
-    Raises
-    ------
-    ValueError
-        If there are such cells.
-    """
-    rows = np.flatnonzero(source.lengths == 0)
-    if not len(rows):
-        return
-    of = "adata.raw" if source.use_raw else "adata"
-    at = "X" if source.layer is None else f"layers[{source.layer!r}]"
-    if (source.scan.genes_per_cell[rows] == 0).all():
-        what = "no counts at all"
-        mend = (
-            f"Remove them: adata = adata[np.asarray({of}.{at}.sum(axis=1)).ravel() > 0].copy() — or pass "
-            "empty='nan' to keep them without a result."
-        )
-    else:
-        what = "no count of any gene that the vocabulary holds"
-        mend = (
-            "Pass empty='nan' to keep them without a result; after scdiva.tl.embed, "
-            "adata = adata[~np.isnan(adata.obsm['X_scdiva']).any(axis=1)].copy() removes them."
-        )
-    first = ", ".join(repr(str(name)) for name in (source.obs_names[row] for row in rows[:5]))
-    raise ValueError(f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). {mend}")

@@ -13,6 +13,7 @@ import numpy as np
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva.data.blocks import BLOCK_ROWS
+from scdiva.data.files import data_files
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -45,7 +46,8 @@ def pack_files(
     Parameters
     ----------
     paths
-        ``.h5ad`` or ``.zarr`` files, one study each; the file's name without suffix is the study's name.
+        ``.h5ad`` or ``.zarr`` files, one study each, or folders of them; the file's name without suffix is the study's
+        name. They may have different genes: each is matched by itself.
     vocabulary
         Genes and entropies.
     out
@@ -77,7 +79,7 @@ def pack_files(
         raise ValueError(f"value_dtype must be 'float32' or 'float16', got {value_dtype!r}.")
     if min_genes < 1:
         raise ValueError(f"min_genes must be at least 1, got {min_genes}.")
-    files = [Path(path) for path in paths]
+    files = [Path(path) for path in data_files(paths)]
     names = study_names(files)
     vocabulary = load_vocabulary(vocabulary)
     denominator = score_denominator(vocabulary.entropy, entropy_floor)

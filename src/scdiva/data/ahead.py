@@ -33,8 +33,8 @@ class ReadAhead(Generic[Key, Item]):
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self._now = None
         self._thread.shutdown(wait=True, cancel_futures=True)
+        self._now = self._next = None
 
     def get(self, key: Key) -> Item:
         """Give the item of a key, and begin to read the next one.

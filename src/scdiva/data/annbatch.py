@@ -45,7 +45,7 @@ def open_annbatch(path: str | Path, **options: Any) -> Any:
             needs = f" It needs Python 3.12 or newer, and this is {sys.version_info.major}.{sys.version_info.minor}."
         raise ImportError(f"annbatch is not installed.{needs} Install it: pip install 'scdiva[annbatch]'") from error
 
-    collection = annbatch.DatasetCollection(str(path))
+    collection = annbatch.DatasetCollection(str(path), mode="r")  # its default would make one where there is none
     return annbatch.Loader(to_torch=False, preload_to_gpu=False, **options).use_collection(collection)
 
 

@@ -173,7 +173,7 @@ class CellDataModule(pl.LightningDataModule):
             if len(data) > 1:
                 raise ValueError("a packed corpus stands alone: pack all files into one with scdiva.data.pack_files.")
             corpus = PackedCells(data[0], self.vocabulary)  # type: ignore[arg-type]
-            self._manifest[part] = manifest_of(data, [corpus.path.stem])
+            self._manifest[part] = manifest_of(data)
             if corpus.max_length < self.context:
                 raise ValueError(
                     f"{str(data[0])!r} holds {corpus.max_length} genes per cell, fewer than context={self.context}; "
@@ -189,7 +189,7 @@ class CellDataModule(pl.LightningDataModule):
         names = study_names(
             [Path(one) if isinstance(one, str | Path) else Path(f"adata{i}") for i, one in enumerate(data)]
         )
-        self._manifest[part] = manifest_of(data, names)
+        self._manifest[part] = manifest_of(data)
         sources: list[Source] = []
         for name, one in zip(names, data, strict=True):
             try:
@@ -287,8 +287,12 @@ class CellDataModule(pl.LightningDataModule):
             If a file has changed, is missing or is new; the message names it.
         """
         self.setup()
-        for part, noted in state_dict.get("files", {}).items():
-            check_manifest(noted, self._manifest.get(part, {}))
+        noted = state_dict.get("files", {})
+        check_manifest(noted.get("train", self._manifest["train"]), self._manifest["train"])
+        # Other validation files change no weight; those of the same name must be the same.
+        then, now = noted.get("validation", {}), self._manifest.get("validation", {})
+        common = [name for name in then if name in now]
+        check_manifest({name: then[name] for name in common}, {name: now[name] for name in common})
 
     def close(self) -> None:
         """Close all files. They are opened anew when read."""

@@ -61,15 +61,15 @@ def content_digest(path: str | Path) -> str:
     return whole.hexdigest()
 
 
-def manifest_of(data: Iterable[Any], names: Iterable[str]) -> dict[str, str]:
-    """Note the content of each file under the name of its study; AnnData objects are left out.
+def manifest_of(data: Iterable[Any]) -> dict[str, str]:
+    """Note the content of each file under its name; AnnData objects are left out.
 
     Parameters
     ----------
-    data, names
-        Paths and objects, and what each is called.
+    data
+        Paths and objects.
     """
-    return {name: content_digest(one) for one, name in zip(data, names, strict=True) if isinstance(one, str | Path)}
+    return {Path(one).name: content_digest(one) for one in data if isinstance(one, str | Path)}
 
 
 def check_manifest(noted: dict[str, str], found: dict[str, str]) -> None:

@@ -39,7 +39,7 @@ class StoredRows:
     """A CSR matrix in an HDF5 or zarr file, any rows of which can be read. Nothing is read ahead.
 
     The three arrays are read as they are, several ranges of rows into one array. Of HDF5 the bounds of the rows are
-    read with the rows, which takes 1% of the time; of zarr, where each read is slow, they are held, 4 or 8 bytes a cell.
+    read with the rows, which takes 1% of the time; of zarr, where a read is slow, they are held, 4 or 8 bytes a cell.
 
     Parameters
     ----------

@@ -130,7 +130,8 @@ def test_a_resumed_run_refuses_a_changed_file(folder, vocabulary, tmp_path, pack
         else:
             adata = ad.read_h5ad(changed)
             adata.X.data[3] += 1  # as many bytes as before
-            adata.write_h5ad(changed)
+            adata.write_h5ad(tmp_path / "new.h5ad")
+            os.replace(tmp_path / "new.h5ad", changed)
             changed_too = module_of(folder / "study0.h5ad", vocabulary, validation=changed)
             with pytest.raises(ValueError, match="have changed"):
                 changed_too.load_state_dict({"files": {"validation": noted}})

@@ -70,6 +70,8 @@ class StoredRows:
         self.shape = int(shape[0]), int(shape[1])
         self._indptr, self._indices, self._data = (group[name] for name in ("indptr", "indices", "data"))
         self._direct = hasattr(self._data, "read_direct")
+        if self._direct:
+            self._indices, self._data = _uncached(self._indices), _uncached(self._data)
         n = self._indptr.shape[0]
         if n != self.shape[0] + 1:
             raise self._damaged(f"indptr has {n} entries for {self.shape[0]} cells")
@@ -133,6 +135,17 @@ class StoredRows:
                 array.id.read(h5s.create_simple((b - a,)), space, out[at : at + b - a])
             at += b - a
         return out
+
+
+def _uncached(array: Any) -> Any:
+    """Open an uncompressed HDF5 array without a cache of chunks, so that what is read is copied once and not twice."""
+    import h5py
+
+    if array.chunks is None or array.id.get_create_plist().get_nfilters():
+        return array
+    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
+    access.set_chunk_cache(1, 0, 1.0)
+    return h5py.Dataset(h5py.h5d.open(array.file.id, array.name.encode(), access))
 
 
 def file_of(element: Any) -> str:

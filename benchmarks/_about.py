@@ -101,8 +101,9 @@ ABOUT = {
         "Loading random mini-batches",
         "Batches of 64 cells as raw CSR rows of one uncompressed h5ad file, opened anew by each arm, from the page "
         "cache. `ours` is the stream that training reads, with a source that does not rank; `backed` takes 64 random "
-        "rows of a backed AnnData object; scDataset (64 × 64) is given the backed object or, as `matrix`, its matrix alone, and "
-        "the goal is against the faster; AnnLoader is anndata's and has no goal. Arms in turn, best of the rounds. "
+        "rows of a backed AnnData object; scDataset (64 × 64) is given the backed object or, as `matrix`, its matrix "
+        "alone, and the goal is against the faster; AnnLoader is anndata's and has no goal. Arms in turn, best of the "
+        "rounds. "
         "Goals are on CPU time per cell, which counts the thread that reads ahead; with other work on the machine that "
         "thread can cost more wall time than it saves. Rows of one block of 64 neighbours come in nearby batches in "
         "ours and scDataset; `backed` and AnnLoader draw from the whole file.",

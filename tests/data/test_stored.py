@@ -204,6 +204,18 @@ def test_a_zarr_that_lacks_a_chunk_is_not_filled_with_zeros(kind, tmp_path):
         open_matrix(path)
 
 
+@pytest.mark.parametrize("kind", FORMATS[1:])
+@pytest.mark.parametrize("store", [sp.csr_matrix, lambda x: x.toarray()])
+def test_a_zarr_with_a_truncated_chunk_names_itself(kind, store, tmp_path):
+    path = write(tmp_path, store(counts()), kind, "torn")
+    array = path / "X" / "data" if store is sp.csr_matrix else path / "X"
+    chunks = [file for file in array.rglob("*") if file.is_file() and not file.name.startswith((".z", "zarr"))]
+    chunk = chunks[0]
+    chunk.write_bytes(chunk.read_bytes()[:-9])
+    with open_matrix(path) as opened, pytest.raises(ValueError, match=r"X of '.*torn\.zarr' is damaged: it can't be"):
+        list(row_blocks(opened.matrix))
+
+
 def test_slow_compression_is_told_of_once_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(stored, "_warned", set())
     for name in ("a", "b"):

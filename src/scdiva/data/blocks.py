@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, open_root, warn_if_slow
+from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, warn_if_slow
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -224,7 +225,7 @@ def row_blocks(
     matrix
         (n_obs, n_vars): scipy sparse of any format, numpy array or matrix, AnnData view, backed sparse or dense matrix
         (HDF5 or zarr), or dask array with dense or sparse chunks. Column-compressed storage cannot be read by rows and
-        is converted once, whole, in memory.
+        is converted once, whole, in memory; of a file with a warning from 256 MiB on, and not at all above 4 GiB.
     block_rows
         Rows of a block; the last one may be shorter.
     start, stop
@@ -239,7 +240,8 @@ def row_blocks(
     TypeError
         If the matrix holds no real numbers.
     ValueError
-        If `block_rows` is not positive, the range leaves the matrix, or sparse indices point outside of it.
+        If `block_rows` is not positive, the range leaves the matrix, or sparse indices point outside of it; if a file
+        is damaged, or holds a large matrix by columns.
     """
     if block_rows < 1:
         raise ValueError(f"block_rows must be at least 1, got {block_rows}.")
@@ -336,7 +338,9 @@ def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix
         data, indices = matrix.data[lo:hi], matrix.indices[lo:hi]
         indptr = np.asarray(matrix.indptr[start : stop + 1]) - lo
     else:
-        part = matrix[start:stop]
+        in_file = hasattr(matrix, "file") or hasattr(matrix, "store")  # a dense array of HDF5 or zarr
+        with naming(f"{matrix.name.strip('/')} of {file_of(matrix)!r}") if in_file else nullcontext():
+            part = matrix[start:stop]
         if hasattr(part, "compute"):
             part = part.compute()
         if not sp.issparse(part):

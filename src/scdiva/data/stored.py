@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +111,15 @@ class StoredRows:
         ValueError
             If the file can't be read.
         """
-        try:
+        with naming(self.where):
             bounds = [self._indptr[start : stop + 1].astype(np.int64) for start, stop in ranges]
-            lengths = [np.diff(bound) for bound in bounds]
-            if any((length < 0).any() for length in lengths):
-                raise self._damaged("indptr descends")
-            indptr = np.concatenate([[0], *lengths], dtype=np.int64).cumsum()
-            spans = [(int(bound[0]), int(bound[-1])) for bound in bounds]
+        lengths = [np.diff(bound) for bound in bounds]
+        if any((length < 0).any() for length in lengths):
+            raise self._damaged("indptr descends")
+        indptr = np.concatenate([[0], *lengths], dtype=np.int64).cumsum()
+        spans = [(int(bound[0]), int(bound[-1])) for bound in bounds]
+        with naming(self.where):
             return self._values(self._data, spans), self._values(self._indices, spans), indptr
-        except OSError as error:
-            raise self._damaged(f"it can't be read ({error})") from error
 
     def _values(self, array: Any, spans: list[tuple[int, int]]) -> np.ndarray:
         if not self._direct:
@@ -135,6 +135,26 @@ class StoredRows:
                 array.id.read(h5s.create_simple((b - a,)), space, out[at : at + b - a])
             at += b - a
         return out
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Turn what HDF5, zarr and their codecs raise on a damaged file into an error that names it.
+
+    Parameters
+    ----------
+    where
+        The matrix and its file.
+
+    Raises
+    ------
+    ValueError
+        If what was read in the block is damaged.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:  # truncated chunks: what is raised depends on the codec
+        raise ValueError(f"{where} is damaged: it can't be read ({error}). Copy or write the file anew.") from error
 
 
 def _uncached(array: Any) -> Any:

@@ -1,6 +1,6 @@
 """Random mini-batches of raw rows from one h5ad file: our block shuffle beside AnnData's and scDataset's ways.
 
-    python benchmarks/loading.py [--cells 60000] [--genes 20000] [--read 16384] [--repeats 5]
+    python benchmarks/loading.py [--cells 60000] [--genes 20000] [--read 32768] [--repeats 7]
 
 Every arm opens the same file anew and gives batches of 64 cells as rows of a CSR matrix until it gave `--read` cells:
 
@@ -213,8 +213,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cells", type=int, default=60_000)
     parser.add_argument("--genes", type=int, default=20_000)
-    parser.add_argument("--read", type=int, default=16_384)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--read", type=int, default=32_768)
+    parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")

@@ -66,7 +66,9 @@ class Held(NamedTuple):
         """
         start, length = self.start[rows], self.length[rows]
         where = list(zip(self.part[rows].tolist(), start.tolist(), (start + length).tolist(), strict=True))
-        tokens, values = (np.concatenate([self.parts[p][i][a:b] for p, a, b in where]) for i in (0, 1))
+        # of the types of a batch at once, which would copy them otherwise
+        tokens = np.concatenate([self.parts[p][0][a:b] for p, a, b in where], dtype=np.int64)
+        values = np.concatenate([self.parts[p][1][a:b] for p, a, b in where], dtype=np.float32)
         return np.concatenate([[0], length]).cumsum(), tokens, values, self.study[rows]
 
 

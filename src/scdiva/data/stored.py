@@ -40,7 +40,7 @@ class StoredRows:
     """A CSR matrix in an HDF5 or zarr file, any rows of which can be read. Nothing is read ahead.
 
     The three arrays are read as they are, several ranges of rows into one array. Of HDF5 the bounds of the rows are
-    read with the rows, which takes 1% of the time; of zarr, where a read is slow, they are held, 4 or 8 bytes a cell.
+    read with the rows, which takes 2% of the time; of zarr, where a read is slow, they are held, 4 or 8 bytes a cell.
 
     Parameters
     ----------
@@ -71,8 +71,6 @@ class StoredRows:
         self.shape = int(shape[0]), int(shape[1])
         self._indptr, self._indices, self._data = (group[name] for name in ("indptr", "indices", "data"))
         self._direct = hasattr(self._data, "read_direct")
-        if self._direct:
-            self._indices, self._data = _uncached(self._indices), _uncached(self._data)
         n = self._indptr.shape[0]
         if n != self.shape[0] + 1:
             raise self._damaged(f"indptr has {n} entries for {self.shape[0]} cells")
@@ -155,17 +153,6 @@ def naming(where: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError) as error:  # truncated chunks: what is raised depends on the codec
         raise ValueError(f"{where} is damaged: it can't be read ({error}). Copy or write the file anew.") from error
-
-
-def _uncached(array: Any) -> Any:
-    """Open an uncompressed HDF5 array without a cache of chunks, so that what is read is copied once and not twice."""
-    import h5py
-
-    if array.chunks is None or array.id.get_create_plist().get_nfilters():
-        return array
-    access = h5py.h5p.create(h5py.h5p.DATASET_ACCESS)
-    access.set_chunk_cache(1, 0, 1.0)
-    return h5py.Dataset(h5py.h5d.open(array.file.id, array.name.encode(), access))
 
 
 def file_of(element: Any) -> str:

@@ -100,7 +100,7 @@ class TrainingStream(IterableDataset):
             # no name is kept for it: of two buffers the first must go before the second comes
             pieces.append(self._buffers((epoch, range(buffer, buffer + 1))).take(rows))
         indptr, tokens, values, study = _join(pieces) if len(pieces) > 1 else pieces[0]
-        return from_ragged(indptr, tokens, values, study)
+        return from_ragged(indptr, tokens, values, study, copy=False)
 
     def _buffers(self, key: Buffers) -> Held:
         """Give neighbouring buffers; those read last are kept."""
@@ -136,7 +136,7 @@ class TrainingStream(IterableDataset):
             # The fourth number keeps this draw apart from those of the order.
             turn = np.random.default_rng([self.order.seed, epoch, window, 1]).permutation(len(batches))
             self._deal = key, [cells[batches[i]] for i in turn]
-        return from_ragged(*self._buffers(key).take(self._deal[1][at]))
+        return from_ragged(*self._buffers(key).take(self._deal[1][at]), copy=False)
 
     def _dealt_before(self, epoch: int, budget: int) -> tuple[list[range], np.ndarray]:
         """Windows of an epoch, and the number of batches before each; the two epochs asked for last are kept."""

@@ -105,7 +105,8 @@ ABOUT = {
         "alone, and the goal is against the faster; AnnLoader is anndata's and has no goal. Arms in turn, best of the "
         "rounds. "
         "Goals are on CPU time per cell, which counts the thread that reads ahead; with other work on the machine that "
-        "thread can cost more wall time than it saves. Rows of one block of 64 neighbours come in nearby batches in "
+        "thread can cost more wall time than it saves, and from run to run the ratio to `backed` moved by a quarter, "
+        "once to just below its goal. Rows of one block of 64 neighbours come in nearby batches in "
         "ours and scDataset; `backed` and AnnLoader draw from the whole file.",
     ),
     "activations": (

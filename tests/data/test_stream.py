@@ -36,9 +36,6 @@ class Numbered:
         tokens = np.repeat(rows + self.first, self.lengths[rows])
         return indptr, tokens.astype(np.int32), (tokens * 2).astype(np.float32)
 
-    def read(self, start, stop):
-        return self.read_ranges([(start, stop)])
-
     def close(self):
         pass
 

@@ -26,12 +26,8 @@ class Source(Protocol):
         """Known genes of each cell, int (n_obs,)."""
         ...
 
-    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Read cells `start` to `stop`: indptr, tokens, values."""
-        ...
-
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Read several ranges of cells, one after another: indptr, tokens, values of all."""
+        """Read ranges of cells, first and end of each, one after another: indptr, tokens, values."""
         ...
 
     def close(self) -> None:

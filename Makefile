@@ -43,7 +43,7 @@ docs: $(VENV)/.groups
 # All run, whatever the first of them says; then the page is made from what they found, and a missed goal fails the call.
 bench: $(VENV)/.bench
 	@status=0; \
-	for script in loss.py embedding.py activations.py serialisation.py $(if $(wildcard $(BENCHMARKS)),$(ON_DATA)); do \
+	for script in loss.py embedding.py activations.py serialisation.py loading.py $(if $(wildcard $(BENCHMARKS)),$(ON_DATA)); do \
 	  echo "== benchmarks/$$script"; $(PY) benchmarks/$$script || status=1; \
 	done; \
 	$(if $(wildcard $(BENCHMARKS)),,echo "No $(BENCHMARKS): zero_shot.py and memory.py are left out.";) \

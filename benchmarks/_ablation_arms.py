@@ -181,6 +181,10 @@ class Cells:
         at = slice(int(indptr[0]), int(indptr[-1]))
         return indptr - indptr[0], self.tokens[at], self.values[at]
 
+    def read_ranges(self, ranges: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        rows = np.concatenate([np.arange(start, stop) for start, stop in ranges])
+        return take_cells((self.indptr, self.tokens, self.values), rows)
+
     def close(self) -> None:
         """Nothing is open."""
 

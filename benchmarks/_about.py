@@ -111,6 +111,18 @@ ABOUT = {
         "thread, arms in turn, best CPU time. Peak MiB are tensors above the start; resident MiB are a process of its "
         "own for each arm, a check by other means.",
     ),
+    "loading": (
+        "Loading random mini-batches",
+        "Batches of 64 cells as raw CSR rows of one uncompressed h5ad file, opened anew by each arm, from the page "
+        "cache. `ours` is the stream that training reads, with a source that does not rank; `backed` takes 64 random "
+        "rows of a backed AnnData object; scDataset (64 × 64) is given the backed object or, as `matrix`, its matrix "
+        "alone, and the goal is against the faster; AnnLoader is anndata's and has no goal. Arms in turn, best of the "
+        "rounds. "
+        "Goals are on CPU time per cell, which counts the thread that reads ahead; with other work on the machine that "
+        "thread can cost more wall time than it saves, and from run to run the ratio to `backed` moved by a quarter, "
+        "once to just below its goal. Rows of one block of 64 neighbours come in nearby batches in "
+        "ours and scDataset; `backed` and AnnLoader draw from the whole file.",
+    ),
     "activations": (
         "Activation memory",
         "What a training step of the paper's network keeps for backward, half of the genes masked: bytes per token by "

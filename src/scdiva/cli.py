@@ -46,7 +46,8 @@ def pretrain(
     Parameters
     ----------
     train
-        ``.h5ad`` or ``.zarr`` files, each a study of its own, or one packed corpus. Read by row blocks.
+        ``.h5ad`` or ``.zarr`` files, each a study of its own, folders of such files, or one packed corpus. Read by row
+        blocks.
     out
         Folder of the run: `vocabulary.parquet` (with entropies), `last.ckpt`, `log/`, and at the end `model/`, which
         :func:`scdiva.models.load_model` reads.
@@ -96,6 +97,9 @@ def pretrain(
         raise FileExistsError(f"{folder} holds a run that is not finished. Pass resume=true, or choose another out.")
     if not train:
         raise ValueError("train must name at least one file.")
+    from scdiva.data.files import data_files
+
+    train = [str(file) for file in data_files(train)]
     if svd_start and (len(train) > 1 or not Path(train[0]).is_file() or not _packed(train[0])):
         raise ValueError("svd_start needs one packed corpus as train: make it with scdiva.data.pack_files.")
 

@@ -66,7 +66,7 @@ class CellBatch:
 
 
 def from_ragged(
-    indptr: np.ndarray, tokens: np.ndarray, values: np.ndarray, study: np.ndarray | None = None
+    indptr: np.ndarray, tokens: np.ndarray, values: np.ndarray, study: np.ndarray | None = None, *, copy: bool = True
 ) -> CellBatch:
     """Make a batch of what :func:`scdiva.tokenizer.serialize.serialize` returns.
 
@@ -78,6 +78,8 @@ def from_ragged(
         (T,) where T is ``indptr[-1] - indptr[0]``.
     study
         int (B,), or None.
+    copy
+        False takes over arrays that have the type of a batch, which the caller then must not use.
 
     Returns
     -------
@@ -98,8 +100,8 @@ def from_ragged(
     if study is not None and len(study) != len(cu_seqlens) - 1:
         raise ValueError(f"{len(study)} study numbers for {len(cu_seqlens) - 1} cells.")
     return CellBatch(
-        torch.from_numpy(np.array(tokens, dtype=np.int64)),
-        torch.from_numpy(np.array(values, dtype=np.float32)),
+        torch.from_numpy(np.array(tokens, dtype=np.int64, copy=copy or None)),
+        torch.from_numpy(np.array(values, dtype=np.float32, copy=copy or None)),
         torch.from_numpy(cu_seqlens.astype(np.int32)),
         None if study is None else torch.from_numpy(np.array(study, dtype=np.int64)),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
+
+from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, warn_if_slow
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -19,24 +23,9 @@ BLOCK_ROWS = 1024
 detected genes."""
 
 
-class StoredNames:
-    """Names of the cells of a file, read when one is asked for: held whole, they take more memory than a block.
-
-    Parameters
-    ----------
-    stored
-        Array of strings of an HDF5 or zarr file.
-    """
-
-    def __init__(self, stored: Any) -> None:
-        self._stored = stored
-
-    def __len__(self) -> int:
-        return int(self._stored.shape[0])
-
-    def __getitem__(self, row: int) -> str:
-        name = self._stored[int(row)]
-        return name.decode() if isinstance(name, bytes) else str(name)
+CSC_WARNING, CSC_LIMIT = 1 << 28, 1 << 32
+"""Bytes of values and indices from which a column-compressed matrix of a file is converted with a warning, and from
+which it is refused: it cannot be read by rows, and is held whole."""
 
 
 @dataclass
@@ -51,6 +40,8 @@ class OpenMatrix:
         Names of the cells; annotation of the genes (its index are the gene names).
     where
         What errors call the matrix, for instance ``adata.layers['counts']``.
+    element
+        Of a file, the stored array or group; else None.
     """
 
     matrix: Any
@@ -58,6 +49,7 @@ class OpenMatrix:
     var: pd.DataFrame
     where: str
     _file: Any = field(default=None, repr=False)
+    element: Any = field(default=None, repr=False)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -133,7 +125,9 @@ def open_matrix(data: AnnData | str | Path, layer: str | None = None, use_raw: b
             f"layer={layer!r} and use_raw=True exclude each other: adata.raw has no layers; pass one of them."
         )
     if isinstance(data, str | Path):
-        return _open_path(Path(data), layer, use_raw)
+        opened = open_path(Path(data), layer, use_raw)
+        warn_if_slow(opened.element, opened.where.split(" of ")[0])
+        return opened
     if not hasattr(data, "obs_names") or not hasattr(data, "layers"):
         raise TypeError(f"expected an AnnData object or a path, got {type(data).__name__}.")
     if use_raw:
@@ -156,24 +150,17 @@ def _layers(layers: Any) -> str:
     return " | ".join(repr(str(k)) for k in layers) or "(adata has no layers)"
 
 
-def _open_path(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
+def open_path(path: Path, layer: str | None = None, use_raw: bool = False) -> OpenMatrix:
+    """Do what :func:`open_matrix` does with a path, without a warning of slow compression: for a file opened again.
+
+    Parameters
+    ----------
+    path, layer, use_raw
+        As there.
+    """
     import anndata.io
-    import h5py
 
-    if not path.exists():
-        raise FileNotFoundError(f"no file {str(path)!r}.")
-    root: Any
-    if path.is_dir():
-        import zarr
-
-        try:
-            root, file = zarr.open_group(str(path), mode="r"), None
-        except (FileNotFoundError, ValueError) as error:
-            raise ValueError(f"{str(path)!r} is a folder, but no .zarr that AnnData wrote.") from error
-    else:
-        if not h5py.is_hdf5(path):
-            raise ValueError(f"{str(path)!r} is no HDF5 file: expected an .h5ad or .zarr that AnnData wrote.")
-        root = file = h5py.File(path, "r")
+    root, file = open_root(path)
     try:
         if "obs" not in root or "var" not in root:
             raise ValueError(f"{str(path)!r} has no obs and var: expected an .h5ad or .zarr that AnnData wrote.")
@@ -191,25 +178,38 @@ def _open_path(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
         if key not in group or dict(group[key].attrs).get("encoding-type") == "null":
             layers = root.get("layers", {})
             raise ValueError(f"{str(path)!r} has no {key}. Pass layer={_layers(layers)}.")
-        element = group[key]
-        is_array = hasattr(element, "shape")
-        matrix = element if is_array else anndata.io.sparse_dataset(element)
-        if not hasattr(root["obs"], "keys"):
-            raise ValueError(
-                f"{str(path)!r} was written by anndata before 0.7. Write it anew: "
-                "anndata.read_h5ad(path).write_h5ad(new_path)."
-            )
+        what = "raw.X" if use_raw else f"layers[{layer!r}]" if layer is not None else "X"
+        names = names_of(root, "obs", path)
+        names_of(root["raw"] if use_raw else root, "var", path)
         var = anndata.io.read_elem((root["raw"] if use_raw else root)["var"])
         # Only the index of obs: annotation of an atlas can be larger than memory allows.
-        obs = root["obs"]
-        names = obs[obs.attrs["_index"]]
         obs_names = StoredNames(names) if hasattr(names, "shape") else pd.Index(anndata.io.read_elem(names)).astype(str)
+        element = group[key]
+        matrix = element if hasattr(element, "shape") else _stored_sparse(element)
+        if len(matrix.shape) == 2 and tuple(matrix.shape) != (len(obs_names), len(var)):
+            raise ValueError(
+                f"{what} of {str(path)!r} is {matrix.shape[0]} × {matrix.shape[1]}, but there are names of "
+                f"{len(obs_names)} cells and {len(var)} genes. The file is damaged; write it anew from its source."
+            )
     except BaseException:
         if file is not None:
             file.close()
         raise
-    what = "raw.X" if use_raw else f"layers[{layer!r}]" if layer is not None else "X"
-    return OpenMatrix(matrix, obs_names, var, f"{what} of {path.name}", file)
+    return OpenMatrix(matrix, obs_names, var, f"{what} of {path.name}", file, element)
+
+
+def _stored_sparse(group: Any) -> Any:
+    import anndata.io
+
+    kind = str(group.attrs.get("encoding-type", group.attrs.get("h5sparse_format", "")))
+    if kind.startswith("csr"):
+        return StoredRows(group)
+    if kind.startswith("csc"):
+        return anndata.io.sparse_dataset(group)
+    raise ValueError(
+        f"{group.name.strip('/')} of {file_of(group)!r} is no matrix (encoding-type {kind!r}): expected a dense, "
+        "CSR or CSC matrix that AnnData wrote."
+    )
 
 
 def row_blocks(
@@ -225,7 +225,7 @@ def row_blocks(
     matrix
         (n_obs, n_vars): scipy sparse of any format, numpy array or matrix, AnnData view, backed sparse or dense matrix
         (HDF5 or zarr), or dask array with dense or sparse chunks. Column-compressed storage cannot be read by rows and
-        is converted once, whole, in memory.
+        is converted once, whole, in memory; of a file with a warning from 256 MiB on, and not at all above 4 GiB.
     block_rows
         Rows of a block; the last one may be shorter.
     start, stop
@@ -240,7 +240,8 @@ def row_blocks(
     TypeError
         If the matrix holds no real numbers.
     ValueError
-        If `block_rows` is not positive, the range leaves the matrix, or sparse indices point outside of it.
+        If `block_rows` is not positive, the range leaves the matrix, or sparse indices point outside of it; if a file
+        is damaged, or holds a large matrix by columns.
     """
     if block_rows < 1:
         raise ValueError(f"block_rows must be at least 1, got {block_rows}.")
@@ -263,11 +264,30 @@ def row_readable(matrix: Any) -> Any:
     """
     if len(matrix.shape) != 2:
         raise ValueError(f"expected a matrix of cells × genes, got shape {tuple(matrix.shape)}.")
-    if getattr(matrix, "format", None) == "csc" and not sp.issparse(matrix):  # anndata's backed CSCDataset
-        matrix = matrix.to_memory()
+    stored = not sp.issparse(matrix) and hasattr(matrix, "group")  # anndata's backed sparse matrices
+    if stored and matrix.format == "csr":
+        return StoredRows(matrix.group)
+    if stored and matrix.format == "csc":
+        return _csc_to_memory(matrix)
     if sp.issparse(matrix) and matrix.format != "csr":
         return matrix.tocsr()
     return matrix
+
+
+def _csc_to_memory(matrix: Any) -> sp.csr_matrix:
+    group = matrix.group
+    n_bytes = sum(int(np.prod(group[k].shape)) * group[k].dtype.itemsize for k in ("data", "indices"))
+    where = f"{group.name.strip('/')} of {file_of(group)!r}"
+    said = (
+        f"{where} is compressed by columns (CSC) and cannot be read by rows; converting it takes about "
+        f"{2 * n_bytes / 2**30:.1f} GiB of memory"
+    )
+    mend = "Write it anew by rows: adata = anndata.read_h5ad(path); adata.X = adata.X.tocsr(); adata.write_h5ad(new)."
+    if n_bytes > CSC_LIMIT:
+        raise ValueError(f"{said}, which is refused. {mend}")
+    if n_bytes > CSC_WARNING:
+        warnings.warn(f"{said}. {mend}", UserWarning, stacklevel=4)
+    return matrix.to_memory().tocsr()
 
 
 def read_rows(matrix: Any, start: int, stop: int) -> sp.csr_matrix:
@@ -284,14 +304,43 @@ def read_rows(matrix: Any, start: int, stop: int) -> sp.csr_matrix:
     -------
     (stop - start, n_vars), owned by the caller.
     """
-    n_vars = int(matrix.shape[1])
+    return read_ranges(matrix, [(start, stop)])
+
+
+def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix:
+    """Read several ranges of rows, one after another, as one block: faster than one by one and joined.
+
+    Parameters
+    ----------
+    matrix
+        What :func:`row_readable` returned.
+    ranges
+        First row and the row to end before, of each.
+
+    Returns
+    -------
+    A block as :func:`read_rows` returns, with the rows in the order of the ranges.
+
+    Raises
+    ------
+    TypeError, ValueError
+        As :func:`row_blocks` does.
+    """
+    if isinstance(matrix, StoredRows):
+        return _canonical(*matrix.read(ranges), int(matrix.shape[1]), matrix.where)
+    if len(ranges) != 1:
+        parts = [read_rows(matrix, start, stop) for start, stop in ranges]
+        return sp.vstack(parts, format="csr") if parts else sp.csr_matrix((0, int(matrix.shape[1])), dtype=np.float32)
+    start, stop = ranges[0]
     if sp.issparse(matrix):
         # Slice the three arrays ourselves: scipy trusts cached flags about sorted indices that a user may have broken.
         lo, hi = int(matrix.indptr[start]), int(matrix.indptr[stop])
         data, indices = matrix.data[lo:hi], matrix.indices[lo:hi]
         indptr = np.asarray(matrix.indptr[start : stop + 1]) - lo
     else:
-        part = matrix[start:stop]
+        in_file = hasattr(matrix, "file") or hasattr(matrix, "store")  # a dense array of HDF5 or zarr
+        with naming(f"{matrix.name.strip('/')} of {file_of(matrix)!r}") if in_file else nullcontext():
+            part = matrix[start:stop]
         if hasattr(part, "compute"):
             part = part.compute()
         if not sp.issparse(part):
@@ -302,27 +351,34 @@ def read_rows(matrix: Any, start: int, stop: int) -> sp.csr_matrix:
             part = sp.csr_matrix(part)
         part = part.tocsr()
         data, indices, indptr = part.data, part.indices, part.indptr
+    return _canonical(data.copy(), indices.copy(), indptr.copy(), int(matrix.shape[1]), f"rows {start} to {stop}")
+
+
+def _canonical(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_vars: int, where: str) -> sp.csr_matrix:
+    """Make a block of three arrays that it may keep."""
     _check_numbers(data.dtype)
-    if len(indices) and (int(indices.min()) < 0 or int(indices.max()) >= n_vars):
+    # as unsigned numbers the negative ones are the largest: one look is enough
+    if len(indices) and int(indices.view(f"u{indices.dtype.itemsize}").max()) >= n_vars:
         raise ValueError(
-            f"rows {start} to {stop}: sparse column indices run from {int(indices.min())} to {int(indices.max())}, but "
+            f"{where}: sparse column indices run from {int(indices.min())} to {int(indices.max())}, but "
             f"the matrix has {n_vars} columns. The file or matrix is damaged; write it anew from its source."
         )
     index_dtype = np.int32 if n_vars <= np.iinfo(np.int32).max and len(indices) <= np.iinfo(np.int32).max else np.int64
     # Small types can't hold the sum of entries that stand twice, and scipy knows no float16.
     block = sp.csr_matrix(
         (
-            np.array(data, dtype=np.float32 if data.dtype.itemsize < 4 else data.dtype),
-            np.array(indices, dtype=index_dtype),
-            np.array(indptr, dtype=index_dtype),
+            data.astype(np.float32 if data.dtype.itemsize < 4 else data.dtype, copy=False),
+            indices.astype(index_dtype, copy=False),
+            indptr.astype(index_dtype, copy=False),
         ),
-        shape=(stop - start, n_vars),
+        shape=(len(indptr) - 1, n_vars),
     )
     block.sum_duplicates()
     if block.dtype != np.float32:
         with np.errstate(over="ignore"):  # becomes Inf, which the scan reports
             block = block.astype(np.float32)
-    block.eliminate_zeros()
+    if (block.data == 0).any():  # several times as fast as to eliminate none
+        block.eliminate_zeros()
     return block
 
 

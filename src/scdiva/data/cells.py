@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,8 +13,18 @@ import scipy.sparse as sp
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva._validate import Input, Scan, scan
-from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, StoredNames, open_matrix, read_rows, row_blocks, row_readable
-from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, gene_names, resolve_genes
+from scdiva.data.blocks import (
+    BLOCK_ROWS,
+    OpenMatrix,
+    StoredNames,
+    open_matrix,
+    open_path,
+    read_ranges,
+    row_blocks,
+    row_readable,
+)
+from scdiva.data.cell_checks import refuse_empty, warn_of_foreign
+from scdiva.data.genes import WARNING_SHARE, gene_names, resolve_genes
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -102,7 +111,7 @@ class CellSource:
     def _open(self) -> OpenMatrix:
         # HDF5 handles do not survive a fork: a data loader's worker opens the file anew.
         if self.path is not None and (self._opened is None or self._process != os.getpid()):
-            self._opened = open_matrix(self.path, layer=self.layer, use_raw=self.use_raw)
+            self._opened = open_path(self.path, self.layer, self.use_raw)
             self._matrix, self._process = None, os.getpid()
         assert self._opened is not None  # only a source of a file lets go of it
         if self._matrix is None:
@@ -128,8 +137,11 @@ class CellSource:
         -------
         float32 CSR (stop - start, n_tokens), see :func:`scdiva.tokenizer.serialize.to_token_space`.
         """
+        return self._expression([(start, stop)])
+
+    def _expression(self, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix:
         self._open()
-        block = read_rows(self._matrix, start, stop)
+        block = read_ranges(self._matrix, ranges)
         block = block if self.columns is None else block[:, self.columns]
         return to_token_space(block, self.tokens, self.n_tokens, self.kind)
 
@@ -151,9 +163,13 @@ class CellSource:
         -------
         indptr, tokens and values, see :func:`scdiva.tokenizer.serialize.serialize`.
         """
+        return self.read_ranges([(start, stop)])
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> Ragged:
+        """Read ranges of cells, one after another, ranked: what :meth:`read` returns of each, joined."""
         if self.denominator is None:
             raise ValueError("this source was opened to be counted, not ranked; use open_cells.")
-        return serialize(self.expression(start, stop), self.denominator, self.max_length)
+        return serialize(self._expression(ranges), self.denominator, self.max_length)
 
     def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
         """Read cells in order, many at a time; memory does not grow with their number.
@@ -302,7 +318,7 @@ def open_expression(
         opened.close()
         raise
     if report["share_counts"] >= WARNING_SHARE:
-        _warn_of_foreign(found, opened)
+        warn_of_foreign(found, opened)
     path = Path(data) if isinstance(data, str | Path) else None
     return CellSource(
         vocabulary, tokens, report, found, MAX_LENGTH, block_rows, None, layer, use_raw, path, opened, matrix
@@ -333,19 +349,6 @@ def restricted(source: CellSource, tokens: np.ndarray) -> CellSource:
     return replace(source, tokens=source.tokens[columns], scan=found, columns=columns)
 
 
-def _warn_of_foreign(found: Scan, opened: OpenMatrix) -> None:
-    """Warn of cells whose genes are mostly unknown among others whose genes are known, as mouse cells are."""
-    rows = np.flatnonzero((found.genes_per_cell >= 20) & (found.known_per_cell < ERROR_SHARE * found.genes_per_cell))
-    if len(rows):
-        first = ", ".join(repr(str(opened.obs_names[row])) for row in rows[:5])
-        warnings.warn(
-            f"in {len(rows)} of {found.n_obs} cells (first: {first}) less than half of the genes found are known: "
-            "cells of another species? Results for them rest on the rest; leave such cells out.",
-            UserWarning,
-            stacklevel=4,
-        )
-
-
 def _known_per_cell(matrix: Any, known: np.ndarray, block_rows: int) -> np.ndarray:
     # Every stored value of a canonical block is above zero.
     parts = [
@@ -353,37 +356,3 @@ def _known_per_cell(matrix: Any, known: np.ndarray, block_rows: int) -> np.ndarr
         for _, b in row_blocks(matrix, block_rows)
     ]
     return np.concatenate(parts).astype(np.int32)
-
-
-def refuse_empty(source: CellSource) -> None:
-    """Raise an error that names the cells without any known gene, and the call that removes them.
-
-    Parameters
-    ----------
-    source
-        Checked cells.
-
-    Raises
-    ------
-    ValueError
-        If there are such cells.
-    """
-    rows = np.flatnonzero(source.lengths == 0)
-    if not len(rows):
-        return
-    of = "adata.raw" if source.use_raw else "adata"
-    at = "X" if source.layer is None else f"layers[{source.layer!r}]"
-    if (source.scan.genes_per_cell[rows] == 0).all():
-        what = "no counts at all"
-        mend = (
-            f"Remove them: adata = adata[np.asarray({of}.{at}.sum(axis=1)).ravel() > 0].copy() — or pass "
-            "empty='nan' to keep them without a result."
-        )
-    else:
-        what = "no count of any gene that the vocabulary holds"
-        mend = (
-            "Pass empty='nan' to keep them without a result; after scdiva.tl.embed, "
-            "adata = adata[~np.isnan(adata.obsm['X_scdiva']).any(axis=1)].copy() removes them."
-        )
-    first = ", ".join(repr(str(name)) for name in (source.obs_names[row] for row in rows[:5]))
-    raise ValueError(f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). {mend}")

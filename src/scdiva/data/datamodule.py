@@ -14,9 +14,11 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from scdiva._constants import MAX_LENGTH
 from scdiva.data.batch import CellBatch
+from scdiva.data.files import check_manifest, data_files, manifest_of
 from scdiva.data.order import BlockShuffle
 from scdiva.data.packed import PackedCells, is_packed, study_names, warn_left_out
-from scdiva.data.stream import CellPool, Source, TrainingStream, ValidationBatches
+from scdiva.data.pool import CellPool, Source
+from scdiva.data.stream import TrainingStream, ValidationBatches
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -38,7 +40,8 @@ class CellDataModule(pl.LightningDataModule):
     ----------
     train
         List of ``.h5ad`` or ``.zarr`` files or AnnData objects, each a study of its own, or one corpus that
-        :func:`scdiva.data.pack_files` wrote (or one file or object).
+        :func:`scdiva.data.pack_files` wrote (or one file or object). A folder stands for the files in it, by name.
+        Files may have different genes: each is matched by itself.
     validation
         The same for validation; None = no validation. Split by study, not by cell: cells of one study are too alike.
     vocabulary
@@ -65,6 +68,8 @@ class CellDataModule(pl.LightningDataModule):
         Number of validation cells, taken evenly; None takes all.
     num_workers
         Processes that read ahead; 0 reads in the training process.
+    prefetch
+        Whether a thread reads the next buffer while the present one is used, so that there are two in memory.
     layer, use_raw, input, duplicates, gene_ids, entropy_floor
         As in :func:`scdiva.data.cells.open_cells`; a packed corpus has them settled.
 
@@ -72,7 +77,8 @@ class CellDataModule(pl.LightningDataModule):
     ------
     ValueError
         When the data are opened (:meth:`setup`): see :func:`scdiva.data.cells.open_cells`; if a packed corpus has
-        another vocabulary or shorter cells than `context`; if no cell is left.
+        another vocabulary or shorter cells than `context`; if no cell is left. When a run is resumed
+        (:meth:`load_state_dict`): if a file is not what it was when the run began.
     """
 
     def __init__(
@@ -92,6 +98,7 @@ class CellDataModule(pl.LightningDataModule):
         min_genes: int = 1,
         validation_cells: int | None = None,
         num_workers: int = 0,
+        prefetch: bool = True,
         layer: str | None = None,
         use_raw: bool = False,
         input: Input = "auto",
@@ -121,7 +128,7 @@ class CellDataModule(pl.LightningDataModule):
         self.batch_size, self.batch_tokens, self.context, self.seed = batch_size, batch_tokens, context, seed
         self.start_step, self.max_steps, self.num_workers = start_step, max_steps, num_workers
         self.block_rows, self.n_blocks, self.min_genes = block_rows, n_blocks, min_genes
-        self.validation_cells = validation_cells
+        self.validation_cells, self.prefetch = validation_cells, prefetch
         self._train, self._validation = _as_list(train), [] if validation is None else _as_list(validation)
         self._reading: dict[str, Any] = {
             "layer": layer,
@@ -134,6 +141,7 @@ class CellDataModule(pl.LightningDataModule):
         self._pool: CellPool | None = None
         self._validation_pool: CellPool | None = None
         self._study_names: list[str] = []
+        self._manifest: dict[str, dict[str, str]] = {}
 
     def setup(self, stage: str | None = None) -> None:
         """Open and check all data, once.
@@ -145,12 +153,12 @@ class CellDataModule(pl.LightningDataModule):
         """
         if self._pool is not None:
             return
-        sources, names, studies = self._open(self._train)
+        sources, names, studies = self._open(self._train, "train")
         pool = CellPool(sources, studies, self.min_genes, self.context, self.block_rows)
         if not pool.n_cells:
             raise ValueError(f"no training cell has {self.min_genes} known genes or more.")
         if self._validation:
-            sources, other, studies = self._open(self._validation)
+            sources, other, studies = self._open(self._validation, "validation")
             number = np.array([names.index(name) if name in names else UNSEEN_STUDY for name in other])
             studies = [number[study] for study in studies]
             self._validation_pool = CellPool(sources, studies, self.min_genes, self.context, self.block_rows)
@@ -158,12 +166,14 @@ class CellDataModule(pl.LightningDataModule):
                 raise ValueError(f"no validation cell has {self.min_genes} known genes or more.")
         self._pool, self._study_names = pool, names
 
-    def _open(self, data: list[Data]) -> tuple[list[Source], list[str], list[np.ndarray]]:
+    def _open(self, data: list[Data], part: str) -> tuple[list[Source], list[str], list[np.ndarray]]:
+        data = data_files(data)
         packed = [isinstance(one, str | Path) and is_packed(one) for one in data]
         if any(packed):
             if len(data) > 1:
                 raise ValueError("a packed corpus stands alone: pack all files into one with scdiva.data.pack_files.")
             corpus = PackedCells(data[0], self.vocabulary)  # type: ignore[arg-type]
+            self._manifest[part] = manifest_of(data)
             if corpus.max_length < self.context:
                 raise ValueError(
                     f"{str(data[0])!r} holds {corpus.max_length} genes per cell, fewer than context={self.context}; "
@@ -179,6 +189,7 @@ class CellDataModule(pl.LightningDataModule):
         names = study_names(
             [Path(one) if isinstance(one, str | Path) else Path(f"adata{i}") for i, one in enumerate(data)]
         )
+        self._manifest[part] = manifest_of(data)
         sources: list[Source] = []
         for name, one in zip(names, data, strict=True):
             try:
@@ -215,7 +226,13 @@ class CellDataModule(pl.LightningDataModule):
         pool = self._ready()
         order = BlockShuffle(pool.block_sizes, self.seed, self.n_blocks)
         return TrainingStream(
-            pool, order, self.batch_size, self.start_step, self.max_steps, batch_tokens=self.batch_tokens
+            pool,
+            order,
+            self.batch_size,
+            self.start_step,
+            self.max_steps,
+            batch_tokens=self.batch_tokens,
+            prefetch=self.prefetch,
         )
 
     def train_dataloader(self) -> DataLoader:
@@ -250,6 +267,32 @@ class CellDataModule(pl.LightningDataModule):
             As Lightning passes them.
         """
         return batch.to(device, non_blocking=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Note what every file holds (SHA-256), for the checkpoint; Lightning calls this."""
+        self.setup()
+        return {"files": self._manifest}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Check that every file is what it was when the run began; Lightning calls this when a run is resumed.
+
+        Parameters
+        ----------
+        state_dict
+            What :meth:`state_dict` gave then.
+
+        Raises
+        ------
+        ValueError
+            If a file has changed, is missing or is new; the message names it.
+        """
+        self.setup()
+        noted = state_dict.get("files", {})
+        check_manifest(noted.get("train", self._manifest["train"]), self._manifest["train"])
+        # Other validation files change no weight; those of the same name must be the same.
+        then, now = noted.get("validation", {}), self._manifest.get("validation", {})
+        common = [name for name in then if name in now]
+        check_manifest({name: then[name] for name in common}, {name: now[name] for name in common})
 
     def close(self) -> None:
         """Close all files. They are opened anew when read."""

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+
+KEPT = 8
+"""Draws that an order keeps."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class BlockShuffle:
     block_sizes: tuple[int, ...]
     seed: int
     n_blocks: int = 64
+    _drawn: dict = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.n_blocks < 1:
@@ -37,7 +43,10 @@ class BlockShuffle:
         if not self.block_sizes or min(self.block_sizes) < 1:
             raise ValueError("there are no cells to shuffle.")
 
-    @property
+    def __getstate__(self) -> dict:
+        return {name: value for name, value in self.__dict__.items() if name != "n_cells"} | {"_drawn": {}}
+
+    @cached_property
     def n_cells(self) -> int:
         """Cells of an epoch."""
         return sum(self.block_sizes)
@@ -55,7 +64,7 @@ class BlockShuffle:
         The numbers of the blocks of each buffer, and where each buffer's cells start within the epoch (one entry more
         than there are buffers).
         """
-        return _buffers(self, epoch)
+        return self._keep(("buffers", epoch), lambda: self._draw_buffers(epoch))
 
     def permutation(self, epoch: int, buffer: int) -> np.ndarray:
         """Draw the order of the cells within a buffer.
@@ -69,9 +78,27 @@ class BlockShuffle:
         -------
         Permutation of the buffer's cells, which are counted block after block as :meth:`buffers` lists them.
         """
+        return self._keep(("cells", epoch, buffer), lambda: self._draw_cells(epoch, buffer))
+
+    def _draw_buffers(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
+        blocks = np.random.default_rng([self.seed, epoch, 0]).permutation(len(self.block_sizes))
+        sizes = np.add.reduceat(np.array(self.block_sizes)[blocks], np.arange(0, len(blocks), self.n_blocks))
+        buffers = [blocks[i : i + self.n_blocks] for i in range(0, len(blocks), self.n_blocks)]
+        return buffers, np.concatenate([[0], np.cumsum(sizes)])
+
+    def _draw_cells(self, epoch: int, buffer: int) -> np.ndarray:
         starts = self.buffers(epoch)[1]
         # The third number keeps these draws apart from that of the blocks' order.
-        return np.random.default_rng([self.seed, epoch, buffer + 1]).permutation(int(np.diff(starts)[buffer]))
+        drawn = np.random.default_rng([self.seed, epoch, buffer + 1])
+        return drawn.permutation(int(starts[buffer + 1] - starts[buffer]))
+
+    def _keep(self, key: tuple, draw: Callable[[], Any]) -> Any:
+        """Draw, or give what was drawn lately: every batch asks, and a hash of all block sizes costs more than it."""
+        if key not in self._drawn:
+            while len(self._drawn) >= KEPT:
+                self._drawn.pop(next(iter(self._drawn)), None)
+            self._drawn[key] = draw()
+        return self._drawn[key]
 
     def windows(self, epoch: int, least: int) -> list[range]:
         """Group an epoch's buffers, in order, into windows of at least `least` cells; one window if there are fewer.
@@ -106,6 +133,23 @@ class BlockShuffle:
         -------
         Pieces in order: epoch, buffer, and the numbers of the cells within the buffer.
         """
+        return [
+            (epoch, buffer, self.permutation(epoch, buffer)[first:last])
+            for epoch, buffer, first, last in self.spans(start, stop)
+        ]
+
+    def spans(self, start: int, stop: int) -> list[tuple[int, int, int, int]]:
+        """Find where the cells `start` to `stop` of the endless stream are, without drawing their order.
+
+        Parameters
+        ----------
+        start, stop
+            As in :meth:`locate`.
+
+        Returns
+        -------
+        Pieces in order: epoch, buffer, and which places of the buffer's order, from and to.
+        """
         pieces = []
         while start < stop:
             epoch, within = divmod(start, self.n_cells)
@@ -113,14 +157,6 @@ class BlockShuffle:
             buffer = int(np.searchsorted(starts, within, side="right")) - 1
             first = within - int(starts[buffer])
             n = min(stop - start, int(starts[buffer + 1]) - within)
-            pieces.append((epoch, buffer, self.permutation(epoch, buffer)[first : first + n]))
+            pieces.append((epoch, buffer, first, first + n))
             start += n
         return pieces
-
-
-@lru_cache(maxsize=8)
-def _buffers(order: BlockShuffle, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-    blocks = np.random.default_rng([order.seed, epoch, 0]).permutation(len(order.block_sizes))
-    buffers = [blocks[i : i + order.n_blocks] for i in range(0, len(blocks), order.n_blocks)]
-    sizes = [sum(order.block_sizes[b] for b in buffer) for buffer in buffers]
-    return buffers, np.concatenate([[0], np.cumsum(sizes)])

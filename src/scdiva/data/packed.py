@@ -13,6 +13,7 @@ import numpy as np
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva.data.blocks import BLOCK_ROWS
+from scdiva.data.files import data_files
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -45,7 +46,8 @@ def pack_files(
     Parameters
     ----------
     paths
-        ``.h5ad`` or ``.zarr`` files, one study each; the file's name without suffix is the study's name.
+        ``.h5ad`` or ``.zarr`` files, one study each, or folders of them; the file's name without suffix is the study's
+        name. They may have different genes: each is matched by itself.
     vocabulary
         Genes and entropies.
     out
@@ -77,7 +79,7 @@ def pack_files(
         raise ValueError(f"value_dtype must be 'float32' or 'float16', got {value_dtype!r}.")
     if min_genes < 1:
         raise ValueError(f"min_genes must be at least 1, got {min_genes}.")
-    files = [Path(path) for path in paths]
+    files = [Path(path) for path in data_files(paths)]
     names = study_names(files)
     vocabulary = load_vocabulary(vocabulary)
     denominator = score_denominator(vocabulary.entropy, entropy_floor)
@@ -211,8 +213,12 @@ def take_cells(
         lengths = np.minimum(lengths, max_length)
     out = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(lengths, out=out[1:])
-    at = np.arange(out[-1]) + np.repeat(indptr[:-1][rows] - out[:-1], lengths)
-    return out, tokens[at], values[at]
+    if not len(rows):
+        return out, tokens[:0].copy(), values[:0].copy()
+    starts = indptr[:-1][rows]
+    spans = [slice(a, b) for a, b in zip(starts.tolist(), (starts + lengths).tolist(), strict=True)]
+    # cell by cell: to gather position by position takes several times as long
+    return out, np.concatenate([tokens[s] for s in spans]), np.concatenate([values[s] for s in spans])
 
 
 class PackedCells:
@@ -311,9 +317,25 @@ class PackedCells:
         -------
         indptr int64 (n + 1,), tokens int32, values float32, as :func:`scdiva.tokenizer.serialize.serialize` returns.
         """
-        file, indptr = self._open(), self.indptr[start : stop + 1]
-        at = slice(int(indptr[0]), int(indptr[-1]))
-        return indptr - indptr[0], file["tokens"][at].astype(np.int32), file["values"][at].astype(np.float32)
+        return self.read_ranges([(start, stop)])
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Read ranges of cells, one after another: what :meth:`read` returns of each, joined.
+
+        Raises
+        ------
+        ValueError
+            If the file can't be read.
+        """
+        file = self._open()
+        spans = [slice(int(self.indptr[start]), int(self.indptr[stop])) for start, stop in ranges]
+        lengths = [np.diff(self.indptr[start : stop + 1]) for start, stop in ranges]
+        try:
+            tokens, values = (np.concatenate([file[name][s] for s in spans]) for name in ("tokens", "values"))
+        except OSError as error:
+            raise ValueError(f"{str(self.path)!r} is damaged: it can't be read ({error}). Pack it anew.") from error
+        indptr = np.concatenate([[0], *lengths]).cumsum()
+        return indptr, tokens.astype(np.int32, copy=False), values.astype(np.float32, copy=False)
 
 
 def is_packed(path: str | Path) -> bool:

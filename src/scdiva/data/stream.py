@@ -3,110 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from copy import copy
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
+from scdiva.data.ahead import ReadAhead
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.order import BlockShuffle
 from scdiva.data.packed import take_cells
 from scdiva.data.packing import WINDOW, deal_batches, n_dealt
+from scdiva.data.pool import CellPool, Cells, Held
 
-Cells = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""indptr (n + 1,), tokens (T,), values (T,) of n cells, and the study of each (n,)."""
-
-
-class Source(Protocol):
-    """What a :class:`~scdiva.data.cells.CellSource` and a :class:`~scdiva.data.packed.PackedCells` have in common."""
-
-    @property
-    def n_obs(self) -> int:
-        """Number of cells."""
-        ...
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Known genes of each cell, int (n_obs,)."""
-        ...
-
-    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Read cells `start` to `stop`: indptr, tokens, values."""
-        ...
-
-    def close(self) -> None:
-        """Close the file."""
-        ...
-
-
-class CellPool:
-    """The usable cells of several studies, counted through.
-
-    Parameters
-    ----------
-    sources
-        Opened studies, or one packed corpus.
-    studies
-        For each source, the study number of each of its cells, int (n_obs,).
-    min_genes
-        Cells with fewer known genes are left out.
-    context
-        Genes kept per cell, the first of its ranking.
-    block_rows
-        Neighbouring cells read together.
-    """
-
-    def __init__(
-        self, sources: Sequence[Source], studies: Sequence[np.ndarray], min_genes: int, context: int, block_rows: int
-    ) -> None:
-        self.sources = list(sources)
-        self.studies = list(studies)
-        self.context = context
-        self.blocks: list[tuple[int, np.ndarray]] = []
-        for number, source in enumerate(self.sources):
-            usable = np.flatnonzero(source.lengths >= min_genes)
-            # No block spans two studies: then a packed corpus gives the very stream that its files give.
-            of_studies = np.split(usable, np.flatnonzero(np.diff(self.studies[number][usable])) + 1)
-            for rows in of_studies:
-                self.blocks += [(number, rows[i : i + block_rows]) for i in range(0, len(rows), block_rows)]
-        self.block_sizes = tuple(len(rows) for _, rows in self.blocks)
-        self.n_cells = sum(self.block_sizes)
-        self._n_tokens = [np.minimum(source.lengths, context).astype(np.int32) + 1 for source in self.sources]
-
-    def n_tokens(self, block: int) -> np.ndarray:
-        """Count the tokens of a block's cells, `[LAT]` with them; nothing is read.
-
-        An upper bound: where a file has two columns of one gene, they become one token.
-
-        Parameters
-        ----------
-        block
-            Its number.
-
-        Returns
-        -------
-        int32 (n,).
-        """
-        number, rows = self.blocks[block]
-        return self._n_tokens[number][rows]
-
-    def read_block(self, block: int) -> Cells:
-        """Read one block.
-
-        Parameters
-        ----------
-        block
-            Its number.
-
-        Returns
-        -------
-        indptr, tokens, values, and the study of each cell.
-        """
-        number, rows = self.blocks[block]
-        start, stop = int(rows[0]), int(rows[-1]) + 1
-        kept = take_cells(self.sources[number].read(start, stop), rows - start, self.context)
-        return *kept, self.studies[number][rows]
+Buffers = tuple[int, range]
+"""Epoch, and neighbouring buffers of its order."""
 
 
 def _join(parts: Sequence[tuple[np.ndarray, ...]]) -> Cells:
@@ -124,8 +35,13 @@ class TrainingStream(IterableDataset):
     """Endless training batches. Batch s is a function of (cells, batch size or tokens, seed, s) and of nothing else.
 
     With several processes (distributed training), step s takes the batches ``s * world_size + rank``. Workers of a data
-    loader take turns, so their number changes nothing in what is seen. Each worker reads its own copy of the buffer:
-    one worker overlaps reading with training, more than two seldom pay.
+    loader take turns, so their number changes nothing in what is seen. Together they see each epoch's permutation
+    exactly once. An epoch need not fill its last step: then the processes that it has no batch for begin with the next
+    epoch, and no cell is left out or repeated. Without `batch_tokens` a batch may hold the end of one epoch and the
+    beginning of the next.
+
+    A thread reads the next buffer while the present one is used, so that there are two in memory. Each worker reads
+    its own copies: one worker overlaps the rest of the work with training too, more than two seldom pay.
 
     Parameters
     ----------
@@ -141,6 +57,8 @@ class TrainingStream(IterableDataset):
         Most tokens of a batch. The shuffled cells of each window of at least 4,096 are then sorted by length and dealt
         into batches (:func:`~scdiva.data.packing.deal_batches`), which follow one another in random order. The number
         of batches of an epoch depends on lengths only, so any batch is found without reading those before it.
+    prefetch
+        Whether the thread reads ahead; the batches are the same without.
     """
 
     def __init__(
@@ -152,12 +70,15 @@ class TrainingStream(IterableDataset):
         max_steps: int | None = None,
         *,
         batch_tokens: int | None = None,
+        prefetch: bool = True,
     ) -> None:
         self.pool, self.order, self.batch_size, self.batch_tokens = pool, order, batch_size, batch_tokens
-        self.start_step, self.max_steps = start_step, max_steps
-        self._read: tuple[tuple[int, range], Cells] | None = None
+        self.start_step, self.max_steps, self.prefetch = start_step, max_steps, prefetch
+        self._read: tuple[Buffers, Held] | None = None
+        self._ahead: ReadAhead[Buffers, Held] | None = None
+        self._deal: tuple[Buffers | None, list[np.ndarray]] = None, []
         self._epochs: list[int] = [0]
-        self._windows: tuple[int, list[range], np.ndarray] | None = None
+        self._windows: dict[int, tuple[list[range], np.ndarray]] = {}
         self.rank, self.world_size = 0, 1
         # asked here: a data loader's worker that is not forked knows nothing of the process group
         if torch.distributed.is_available() and torch.distributed.is_initialized():
@@ -176,58 +97,92 @@ class TrainingStream(IterableDataset):
         pieces = []
         start = number * self.batch_size
         for epoch, buffer, rows in self.order.locate(start, start + self.batch_size):
-            cells = self._buffers(epoch, range(buffer, buffer + 1))
-            pieces.append((*take_cells(cells[:3], rows), cells[3][rows]))
-        indptr, tokens, values, study = _join(pieces)
-        return from_ragged(indptr, tokens, values, study)
+            # no name is kept for it: of two buffers the first must go before the second comes
+            pieces.append(self._buffers((epoch, range(buffer, buffer + 1))).take(rows))
+        indptr, tokens, values, study = _join(pieces) if len(pieces) > 1 else pieces[0]
+        return from_ragged(indptr, tokens, values, study, copy=False)
 
-    def _buffers(self, epoch: int, buffers: range) -> Cells:
-        """Read neighbouring buffers; those read last are kept."""
-        key = (epoch, buffers)
+    def _buffers(self, key: Buffers) -> Held:
+        """Give neighbouring buffers; those read last are kept."""
+        if self._ahead is not None:
+            return self._ahead.get(key)
         if self._read is None or self._read[0] != key:
             self._read = None  # let go of the old ones first
-            blocks = np.concatenate([self.order.buffers(epoch)[0][buffer] for buffer in buffers])
-            # Read in the order of the file, then put into the order drawn.
-            read = {int(block): self.pool.read_block(int(block)) for block in np.sort(blocks)}
-            self._read = key, _join([read[int(block)] for block in blocks])
+            self._read = key, self._read_buffers(key)
         return self._read[1]
 
-    def _dealt(self, number: int, budget: int) -> CellBatch:
-        """Make a batch of a token budget."""
+    def _read_buffers(self, key: Buffers) -> Held:
+        epoch, buffers = key
+        return self.pool.read_blocks(np.concatenate([self.order.buffers(epoch)[0][buffer] for buffer in buffers]))
+
+    def _find(self, number: int, budget: int) -> tuple[Buffers, int, int]:
+        """Find a batch of a token budget: its epoch and buffers, the number of that window, its place in the window."""
         while self._epochs[-1] <= number:  # batches before each epoch, counted as far as was asked
             self._epochs.append(self._epochs[-1] + int(self._dealt_before(len(self._epochs) - 1, budget)[1][-1]))
         epoch = int(np.searchsorted(self._epochs, number, side="right")) - 1
         windows, before = self._dealt_before(epoch, budget)
         window = int(np.searchsorted(before, number - self._epochs[epoch], side="right")) - 1
-        at = number - self._epochs[epoch] - int(before[window])
-        buffers = windows[window]
-        starts = self.order.buffers(epoch)[1]
-        drawn = [self.order.permutation(epoch, i) + starts[i] - starts[buffers[0]] for i in buffers]
-        cells = np.concatenate(drawn)
-        batches = deal_batches(self._lengths(epoch, buffers)[cells], budget)
-        # The fourth number keeps this draw apart from those of the order.
-        turn = np.random.default_rng([self.order.seed, epoch, window, 1]).permutation(len(batches))
-        return _batch(self._buffers(epoch, buffers), cells[batches[turn[at]]])
+        return (epoch, windows[window]), window, number - self._epochs[epoch] - int(before[window])
+
+    def _dealt(self, number: int, budget: int) -> CellBatch:
+        """Make a batch of a token budget."""
+        key, window, at = self._find(number, budget)
+        if self._deal[0] != key:  # all batches of a window are dealt at once
+            epoch, buffers = key
+            starts = self.order.buffers(epoch)[1]
+            drawn = [self.order.permutation(epoch, i) + starts[i] - starts[buffers[0]] for i in buffers]
+            cells = np.concatenate(drawn)
+            batches = deal_batches(self._lengths(epoch, buffers)[cells], budget)
+            # The fourth number keeps this draw apart from those of the order.
+            turn = np.random.default_rng([self.order.seed, epoch, window, 1]).permutation(len(batches))
+            self._deal = key, [cells[batches[i]] for i in turn]
+        return from_ragged(*self._buffers(key).take(self._deal[1][at]), copy=False)
 
     def _dealt_before(self, epoch: int, budget: int) -> tuple[list[range], np.ndarray]:
-        """Windows of an epoch, and the number of batches before each; the epoch asked for last is kept."""
-        if self._windows is None or self._windows[0] != epoch:
+        """Windows of an epoch, and the number of batches before each; the two epochs asked for last are kept."""
+        if epoch not in self._windows:
             windows = self.order.windows(epoch, WINDOW)
             n = [n_dealt(self._lengths(epoch, buffers), budget) for buffers in windows]
-            self._windows = epoch, windows, np.concatenate([[0], np.cumsum(n)])
-        return self._windows[1:]
+            while len(self._windows) > 1:  # reading ahead, one epoch ends while the next is asked for
+                self._windows.pop(next(iter(self._windows)))
+            self._windows[epoch] = windows, np.concatenate([[0], np.cumsum(n)])
+        return self._windows[epoch]
 
     def _lengths(self, epoch: int, buffers: range) -> np.ndarray:
         of_epoch = self.order.buffers(epoch)[0]
         return np.concatenate([self.pool.n_tokens(int(block)) for i in buffers for block in of_epoch[i]])
 
-    def __iter__(self) -> Iterator[CellBatch]:
+    def _numbers(self) -> Iterator[int]:
+        """Numbers of the batches of this process and worker."""
         worker = get_worker_info()
         turn, turns = (worker.id, worker.num_workers) if worker is not None else (0, 1)
         step = self.start_step + turn
         while self.max_steps is None or step < self.max_steps:
-            yield self.batch(step * self.world_size + self.rank)
+            yield step * self.world_size + self.rank
             step += turns
+
+    def _needed(self) -> Iterator[Buffers]:
+        """List what is read for these batches, in order, each as often as it is read."""
+        last: Buffers | None = None
+        for number in self._numbers():
+            if self.batch_tokens is not None:
+                keys = [self._find(number, self.batch_tokens)[0]]
+            else:
+                at = number * self.batch_size
+                keys = [(epoch, range(i, i + 1)) for epoch, i, *_ in self.order.spans(at, at + self.batch_size)]
+            for key in keys:
+                if key != last:
+                    yield key
+                last = key
+
+    def __iter__(self) -> Iterator[CellBatch]:
+        mine = copy(self)  # what is read belongs to this round alone
+        mine._read = None
+        if not self.prefetch:
+            yield from map(mine.batch, mine._numbers())
+            return
+        with ReadAhead(mine._read_buffers, mine._needed()) as mine._ahead:
+            yield from map(mine.batch, mine._numbers())
 
 
 class ValidationBatches(IterableDataset):

@@ -1,0 +1,282 @@
+"""Files that AnnData wrote, opened without loading them, and the rows of a CSR matrix in one."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_SLOW = ("gzip", "zlib", "bz2", "lzma", "szip")
+"""Compressions that take several times as long to read as none; lz4, zstd and lzf do not."""
+_warned: set[str] = set()
+
+
+class StoredNames:
+    """Names of the cells of a file, read when one is asked for: held whole, they take more memory than a block.
+
+    Parameters
+    ----------
+    stored
+        Array of strings of an HDF5 or zarr file.
+    """
+
+    def __init__(self, stored: Any) -> None:
+        self._stored = stored
+
+    def __len__(self) -> int:
+        return int(self._stored.shape[0])
+
+    def __getitem__(self, row: int) -> str:
+        name = self._stored[int(row)]
+        return name.decode() if isinstance(name, bytes) else str(name)
+
+
+class StoredRows:
+    """A CSR matrix in an HDF5 or zarr file, any rows of which can be read. Nothing is read ahead.
+
+    The three arrays are read as they are, several ranges of rows into one array. Of HDF5 the bounds of the rows are
+    read with the rows, which takes 2% of the time; of zarr, where a read is slow, they are held, 4 or 8 bytes a cell.
+
+    Parameters
+    ----------
+    group
+        Group with `indptr`, `indices` and `data`.
+
+    Attributes
+    ----------
+    shape
+        Cells and genes.
+    where
+        Path of the file and of the matrix in it, for errors.
+
+    Raises
+    ------
+    ValueError
+        If the arrays are not there or do not fit each other, or a zarr lacks chunks.
+    """
+
+    format = "csr"
+
+    def __init__(self, group: Any) -> None:
+        self.where = f"{group.name.strip('/')} of {file_of(group)!r}"
+        missing = [name for name in ("indptr", "indices", "data") if name not in group]
+        shape = group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
+        if missing or shape is None:
+            raise self._damaged("it lacks " + ", ".join([*missing, *(["shape"] if shape is None else [])]))
+        self.shape = int(shape[0]), int(shape[1])
+        self._indptr, self._indices, self._data = (group[name] for name in ("indptr", "indices", "data"))
+        self._direct = hasattr(self._data, "read_direct")
+        n = self._indptr.shape[0]
+        if n != self.shape[0] + 1:
+            raise self._damaged(f"indptr has {n} entries for {self.shape[0]} cells")
+        if not self._direct:
+            for array in (self._indices, self._data):
+                if array.nchunks_initialized < array.nchunks:  # zarr would fill them with zeros
+                    raise self._damaged(f"{array.nchunks - array.nchunks_initialized} chunks of {array.path} are gone")
+            self._indptr = self._indptr[:]
+        last = int(self._indptr[n - 1])
+        if not self._indices.shape[0] == self._data.shape[0] == last:
+            n_indices, n_values = self._indices.shape[0], self._data.shape[0]
+            raise self._damaged(f"indptr ends at {last}, but there are {n_indices} indices and {n_values} values")
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the stored values."""
+        return self._data.dtype
+
+    def _damaged(self, how: str) -> ValueError:
+        return ValueError(f"{self.where} is damaged: {how}. Copy or write the file anew.")
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Read ranges of rows, one after another, as they are stored.
+
+        Parameters
+        ----------
+        ranges
+            First row and the row to end before, of each.
+
+        Returns
+        -------
+        data and indices, owned by the caller, and indptr int64, from 0.
+
+        Raises
+        ------
+        ValueError
+            If the file can't be read.
+        """
+        with naming(self.where):
+            bounds = [self._indptr[start : stop + 1].astype(np.int64) for start, stop in ranges]
+        lengths = [np.diff(bound) for bound in bounds]
+        if any((length < 0).any() for length in lengths):
+            raise self._damaged("indptr descends")
+        indptr = np.concatenate([[0], *lengths], dtype=np.int64).cumsum()
+        spans = [(int(bound[0]), int(bound[-1])) for bound in bounds]
+        with naming(self.where):
+            return self._values(self._data, spans), self._values(self._indices, spans), indptr
+
+    def _values(self, array: Any, spans: list[tuple[int, int]]) -> np.ndarray:
+        if not self._direct:
+            return np.concatenate([array[a:b] for a, b in spans]) if len(spans) != 1 else array[slice(*spans[0])]
+        from h5py import h5s
+
+        # What array[a:b] does, without a copy, and without the time that its checks of the selection take.
+        out = np.empty(sum(b - a for a, b in spans), dtype=array.dtype)
+        space, at = array.id.get_space(), 0
+        for a, b in spans:
+            if b > a:
+                space.select_hyperslab((a,), (b - a,))
+                array.id.read(h5s.create_simple((b - a,)), space, out[at : at + b - a])
+            at += b - a
+        return out
+
+
+@contextmanager
+def naming(where: str) -> Iterator[None]:
+    """Turn what HDF5, zarr and their codecs raise on a damaged file into an error that names it.
+
+    Parameters
+    ----------
+    where
+        The matrix and its file.
+
+    Raises
+    ------
+    ValueError
+        If what was read in the block is damaged.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, ValueError) as error:  # truncated chunks: what is raised depends on the codec
+        raise ValueError(f"{where} is damaged: it can't be read ({error}). Copy or write the file anew.") from error
+
+
+def file_of(element: Any) -> str:
+    """Path of the file that an HDF5 or zarr group or array lies in.
+
+    Parameters
+    ----------
+    element
+        The group or array.
+    """
+    if hasattr(element, "file"):
+        return str(element.file.filename)
+    return str(getattr(element.store, "root", element.store))
+
+
+def open_root(path: Path) -> tuple[Any, Any]:
+    """Open an ``.h5ad`` or ``.zarr`` (format 2 or 3) for reading.
+
+    Parameters
+    ----------
+    path
+        The file or folder.
+
+    Returns
+    -------
+    Its root group, and what is to be closed (None of a folder).
+
+    Raises
+    ------
+    FileNotFoundError
+        If the path does not exist.
+    ValueError
+        If it is neither, or truncated; the message names it.
+    """
+    import h5py
+
+    if not path.exists():
+        raise FileNotFoundError(f"no file {str(path)!r}.")
+    if path.is_dir():
+        import zarr
+
+        try:
+            return zarr.open_group(str(path), mode="r"), None
+        except (FileNotFoundError, ValueError) as error:
+            raise ValueError(f"{str(path)!r} is a folder, but no .zarr that AnnData wrote.") from error
+    if not os.access(path, os.R_OK):
+        raise PermissionError(f"{str(path)!r} may not be read by this user.")
+    if not h5py.is_hdf5(path):
+        raise ValueError(f"{str(path)!r} is no HDF5 file: expected an .h5ad or .zarr that AnnData wrote.")
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise ValueError(
+            f"{str(path)!r} can't be opened: it is truncated, damaged, or being written ({error}). Copy it anew, or "
+            "write it anew from its source."
+        ) from error
+    return file, file
+
+
+def names_of(root: Any, axis: str, path: Path) -> Any:
+    """Find the array of names of cells or genes, which an error is raised for if there is none.
+
+    Parameters
+    ----------
+    root
+        A group with `obs` or `var`.
+    axis
+        Which of the two.
+    path
+        The file, for the error.
+
+    Raises
+    ------
+    ValueError
+        If there are no names, or AnnData wrote them before 0.7.
+    """
+    frame = root[axis]
+    if not hasattr(frame, "keys"):
+        raise ValueError(
+            f"{str(path)!r} was written by anndata before 0.7. Write it anew: "
+            "anndata.read_h5ad(path).write_h5ad(new_path)."
+        )
+    index = frame.attrs.get("_index")
+    if index is None or index not in frame:
+        what = {"obs": "cells", "var": "genes"}[axis]
+        raise ValueError(f"{str(path)!r} has no names of its {what} ({axis} lacks its index). Write it anew with them.")
+    return frame[index]
+
+
+def warn_if_slow(element: Any, what: str) -> None:
+    """Warn, once a file, of a compression that makes reading by rows slow.
+
+    Parameters
+    ----------
+    element
+        The group or array of the matrix.
+    what
+        What it is called in the file.
+    """
+    path = file_of(element)
+    if path in _warned:
+        return
+    found = next((slow for slow in map(_compression, _arrays(element)) if slow), None)
+    if found:
+        _warned.add(path)
+        write = "write_h5ad(new_path)" if hasattr(element, "file") else "write_zarr(new_path)"
+        read = "read_h5ad" if hasattr(element, "file") else "read_zarr"
+        warnings.warn(
+            f"{what} of {path!r} is compressed with {found}, which makes reading it 4 to 6 times slower. If it is read "
+            f"often, write it anew: anndata.{read}(path).{write}, or for training scdiva.data.pack_files.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def _arrays(element: Any) -> list[Any]:
+    return [element] if hasattr(element, "shape") else [element[k] for k in ("data", "indices") if k in element]
+
+
+def _compression(array: Any) -> str | None:
+    """Name of an array's compression if it is a slow one."""
+    if hasattr(array, "read_direct"):
+        names = [str(array.compression)]
+    else:
+        # repr holds the codec in both formats: GZip(level=5), GzipCodec(level=5), numcodecs.bz2(...)
+        names = [type(c).__name__ + str(getattr(c, "codec_name", "")) for c in array.compressors]
+    return next((slow for slow in _SLOW for name in names if slow in name.lower()), None)

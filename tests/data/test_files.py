@@ -1,0 +1,146 @@
+"""Folders stand for their files, and a resumed run notices a file that is not what it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+
+import anndata as ad
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from scdiva.data.datamodule import CellDataModule
+from scdiva.data.files import check_manifest, content_digest, data_files
+from scdiva.data.packed import pack_files
+
+pytestmark = pytest.mark.filterwarnings("ignore:(study|adata)2", "ignore:Writing zarr v2")
+
+
+@pytest.fixture
+def folder(study_files, tmp_path):
+    """The three studies, one of them as zarr, and things that are no data."""
+    where = tmp_path / "corpus"
+    where.mkdir()
+    for path in study_files[:2]:
+        shutil.copy(path, where)
+    ad.read_h5ad(study_files[2]).write_zarr(where / "study2.zarr")
+    (where / "notes.txt").write_text("no cells")
+    (where / "below").mkdir()
+    return where
+
+
+def module_of(train, vocabulary, **options) -> CellDataModule:
+    return CellDataModule(train, vocabulary=vocabulary, batch_size=8, context=20, block_rows=5, n_blocks=4, **options)
+
+
+def test_a_folder_is_its_files_by_name(folder, study_files):
+    files = [folder / "study0.h5ad", folder / "study1.h5ad", folder / "study2.zarr"]
+    assert data_files([folder]) == data_files([str(folder)]) == files
+    adata = object()
+    assert data_files([adata, study_files[0], folder, "absent.h5ad"]) == [adata, study_files[0], *files, "absent.h5ad"]
+    with pytest.raises(ValueError, match=r"folder '.*below' holds no \.h5ad or \.zarr"):
+        data_files([folder / "below"])
+
+
+@pytest.mark.parametrize("marker", [".zgroup", "zarr.json"])
+def test_a_zarr_by_another_name_is_no_folder_of_files(marker, tmp_path):
+    (tmp_path / marker).write_text("{}")
+    (tmp_path / "x.h5ad").write_text("")
+    assert data_files([tmp_path]) == [tmp_path]
+
+
+def test_training_on_a_folder_is_training_on_its_files(folder, study_files, vocabulary, tmp_path):
+    streams = [module_of(train, vocabulary).training_stream() for train in (study_files, folder, [str(folder)])]
+    pack_files([folder], vocabulary, tmp_path / "corpus.h5", max_length=25).close()
+    streams.append(module_of(tmp_path / "corpus.h5", vocabulary).training_stream())
+    for number in (0, 30):
+        first, *others = [stream.batch(number) for stream in streams]
+        for other in others:
+            assert torch.equal(first.tokens, other.tokens)
+            assert torch.equal(first.values, other.values)
+
+
+def test_a_digest_is_of_content_alone(folder, tmp_path):
+    file, store = folder / "study0.h5ad", folder / "study2.zarr"
+    before = content_digest(file), content_digest(store)
+    os.utime(file, (0, 0))
+    shutil.copytree(store, tmp_path / "copy.zarr")
+    assert (content_digest(file), content_digest(tmp_path / "copy.zarr")) == before
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    chunk = next(path for path in sorted((store / "X" / "data").rglob("*")) if path.name != ".zarray")
+    chunk.rename(chunk.with_name("moved"))
+    assert content_digest(file) != before[0]
+    assert content_digest(store) != before[1]
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        ({"a": "1", "b": "3"}, r"1 of 2 files have changed since the run began \(first: 'b'\)"),
+        ({"a": "1"}, r"1 of 2 files are no longer given .*'b'"),
+        ({"a": "1", "b": "2", "c": "1"}, r"1 of 2 files are new .*'c'"),
+        ({"b": "2", "a": "1"}, r"2 of 2 files stand in another order"),
+    ],
+)
+def test_what_differs_is_named(found, said):
+    check_manifest({"a": "1", "b": "2"}, {"a": "1", "b": "2"})
+    with pytest.raises(ValueError, match=said):
+        check_manifest({"a": "1", "b": "2"}, found)
+
+
+class Probe(pl.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+
+    def training_step(self, batch, _):
+        return (self.weight - batch.values.mean()).square().sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+def trainer(folder, steps: int) -> pl.Trainer:
+    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    return pl.Trainer(accelerator="cpu", devices=1, max_steps=steps, default_root_dir=folder, **quiet)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_resumed_run_refuses_a_changed_file(folder, vocabulary, tmp_path, packed):
+    train, changed = folder, folder / "study1.h5ad"
+    if packed:
+        train = changed = tmp_path / "corpus.h5"
+        pack_files([folder], vocabulary, train, max_length=25).close()
+    noted = {changed.name: content_digest(changed)}
+    data = module_of(train, vocabulary, **({} if packed else {"validation": folder / "study0.h5ad"}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = trainer(tmp_path, 2)
+        run.fit(Probe(), train_dataloaders=None, datamodule=data)
+        run.save_checkpoint(tmp_path / "last.ckpt")
+        data.close()
+        trainer(tmp_path, 3).fit(Probe(), datamodule=module_of(train, vocabulary), ckpt_path=tmp_path / "last.ckpt")
+
+        if packed:
+            pack_files([folder / "study0.h5ad"], vocabulary, train, max_length=25).close()
+        else:
+            adata = ad.read_h5ad(changed)
+            adata.X.data[3] += 1  # as many bytes as before
+            adata.write_h5ad(tmp_path / "new.h5ad")
+            os.replace(tmp_path / "new.h5ad", changed)
+            changed_too = module_of(folder / "study0.h5ad", vocabulary, validation=changed)
+            with pytest.raises(ValueError, match="have changed"):
+                changed_too.load_state_dict({"files": {"validation": noted}})
+        name = changed.name
+        with pytest.raises(ValueError, match=rf"1 of \d files have changed since the run began \(first: '{name}'\)"):
+            trainer(tmp_path, 4).fit(Probe(), datamodule=module_of(train, vocabulary), ckpt_path=tmp_path / "last.ckpt")
+
+
+def test_objects_have_no_manifest(study_files, vocabulary):
+    data = module_of([ad.read_h5ad(path) for path in study_files], vocabulary)
+    assert data.state_dict() == {"files": {"train": {}}}
+    data.load_state_dict({})

@@ -1,0 +1,279 @@
+"""Files are read as they are in memory, in all formats; what is damaged, foreign or slow is named."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+
+import anndata as ad
+import h5py
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scdiva.data import blocks, stored
+from scdiva.data.blocks import open_matrix, read_ranges, row_blocks, row_readable
+from scdiva.data.stored import StoredRows
+
+FORMATS = ["h5ad", "zarr2", "zarr3"]
+
+
+def counts(n_obs: int = 57, n_vars: int = 30, seed: int = 0) -> sp.csr_matrix:
+    x = np.random.default_rng(seed).poisson(0.4, (n_obs, n_vars)).astype(np.float32)
+    x[[0, 20, 21, n_obs - 1]] = 0
+    return sp.csr_matrix(x)
+
+
+def write(folder, matrix, kind: str, name: str = "cells"):
+    adata = ad.AnnData(matrix, layers={"same": matrix})
+    path = folder / f"{name}.{kind[:4]}"
+    if kind == "h5ad":
+        adata.write_h5ad(path)
+        return path
+    with warnings.catch_warnings(), ad.settings.override(zarr_write_format=int(kind[-1])):
+        warnings.simplefilter("ignore")
+        adata.write_zarr(path)
+    assert zarr.open_group(path, mode="r").metadata.zarr_format == int(kind[-1])
+    return path
+
+
+@pytest.fixture(scope="module", params=FORMATS)
+def file(request, tmp_path_factory):
+    return write(tmp_path_factory.mktemp("stored"), counts(), request.param)
+
+
+spans = st.tuples(st.integers(0, 57), st.integers(0, 57)).map(lambda pair: (min(pair), max(pair)))
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(spans, min_size=1, max_size=6))
+def test_any_ranges_are_the_rows_of_memory(file, ranges):
+    expected = sp.vstack([counts()[a:b] for a, b in ranges], format="csr")
+    with open_matrix(file) as opened:
+        assert isinstance(opened.matrix, StoredRows)
+        for matrix in (opened.matrix, counts(), counts().toarray()):
+            block = read_ranges(matrix, ranges)
+            assert block.dtype == np.float32
+            assert block.has_canonical_format
+            np.testing.assert_array_equal(block.toarray(), expected.toarray())
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("store", [sp.csr_matrix, sp.csc_matrix, sp.csr_array, lambda x: x.toarray()])
+def test_every_format_and_storage(kind, store, tmp_path):
+    path = write(tmp_path, store(counts()), kind)
+    for layer in (None, "same"):
+        with open_matrix(path, layer=layer) as opened:
+            got = sp.vstack([block for _, block in row_blocks(opened.matrix, 10)]).toarray()
+        np.testing.assert_array_equal(got, counts().toarray())
+
+
+@pytest.mark.parametrize("dtype", [bool, np.uint16, np.int64, np.float64])
+def test_types_of_values_and_indices(dtype, tmp_path):
+    x = counts().astype(dtype)
+    path = write(tmp_path, x, "h5ad")
+    with h5py.File(path, "r+") as root:
+        for name in ("indices", "indptr"):
+            values = root["X"][name][:]
+            del root["X"][name]
+            root["X"][name] = values.astype(np.int64)
+    with open_matrix(path) as opened:
+        assert opened.matrix.dtype == dtype
+        np.testing.assert_array_equal(read_ranges(opened.matrix, [(3, 9)]).toarray(), x[3:9].toarray())
+
+
+def test_the_matrix_of_a_backed_object_is_read_the_same_way(tmp_path):
+    backed = ad.read_h5ad(write(tmp_path, counts(), "h5ad"), backed="r")
+    assert isinstance(row_readable(backed.X), StoredRows)
+    backed.file.close()
+
+
+def broken(tmp_path, change, kind: str = "h5ad"):
+    """A file with something changed in its root group."""
+    path = write(tmp_path, counts(), kind, "broken")
+    if kind == "h5ad":
+        with h5py.File(path, "r+") as root:
+            change(root)
+    else:
+        change(zarr.open_group(path, mode="r+"))
+    return path
+
+
+def without(*path: str):
+    def change(root):
+        for part in path[:-1]:
+            root = root[part]
+        del root[path[-1]]
+
+    return change
+
+
+def set_(path: str, value):
+    def change(root):
+        root[path][...] = value(root[path][...])
+
+    return change
+
+
+def unnamed(axis: str):
+    def change(root):
+        del root[axis].attrs["_index"]
+
+    return change
+
+
+def unsorted(indptr: np.ndarray) -> np.ndarray:
+    indptr = indptr.copy()
+    indptr[[5, 9]] = indptr[[9, 5]]
+    return indptr
+
+
+def foreign(root):
+    for key in list(root):
+        del root[key]
+    root["table"] = np.arange(3)
+
+
+def no_matrix(root):
+    root["X"].attrs["encoding-type"] = "dict"
+
+
+def short_names(root):
+    index = root["var"]["_index"][:-1]
+    del root["var"]["_index"]
+    root["var"]["_index"] = index
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (foreign, "has no obs and var"),
+        (without("X"), "has no X. Pass layer='same'"),
+        (unnamed("var"), "has no names of its genes"),
+        (unnamed("obs"), "has no names of its cells"),
+        (without("var", "_index"), "has no names of its genes"),
+        (without("X", "indices"), "is damaged: it lacks indices"),
+        (set_("X/indptr", lambda p: p + (np.arange(len(p)) == len(p) - 1)), "is damaged: indptr ends at"),
+        (set_("X/indptr", unsorted), "is damaged: indptr descends"),
+        (set_("X/indices", lambda i: i + 1), "column indices run from"),
+        (no_matrix, "is no matrix"),
+        (short_names, "is 57 × 30, but there are names of 57 cells and 29 genes"),
+    ],
+    ids=lambda one: getattr(one, "__name__", None),
+)
+def test_what_is_no_sound_file_is_refused_by_name(change, said, tmp_path):
+    path = broken(tmp_path, change)
+    with pytest.raises(ValueError, match="broken") as caught, open_matrix(path) as opened:
+        list(row_blocks(opened.matrix, 20))
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9, 0.999])
+def test_a_truncated_file_is_refused_by_name(share, tmp_path):
+    path = write(tmp_path, counts(), "h5ad", "cut")
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    with pytest.raises(ValueError, match=r"cut\.h5ad' can't be opened: it is truncated, damaged"):
+        open_matrix(path)
+
+
+def test_a_block_that_cannot_be_decompressed_names_the_file(tmp_path):
+    path = tmp_path / "rotten.h5ad"
+    ad.AnnData(counts()).write_h5ad(path, compression="gzip")
+    with h5py.File(path, "r") as root:
+        chunk = root["X/data"].id.get_chunk_info(0)
+    content = bytearray(path.read_bytes())
+    content[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
+    path.write_bytes(content)
+    with (
+        pytest.warns(UserWarning, match="gzip"),
+        open_matrix(path) as opened,
+        pytest.raises(ValueError, match=r"X of '.*rotten\.h5ad' is damaged: it can't be read"),
+    ):
+        read_ranges(opened.matrix, [(1, 4)])
+
+
+@pytest.mark.parametrize("kind", FORMATS[1:])
+def test_a_zarr_that_lacks_a_chunk_is_not_filled_with_zeros(kind, tmp_path):
+    path = write(tmp_path, counts(), kind, "torn")
+    chunk = path / "X" / "data" / ("0" if kind == "zarr2" else "c")
+    shutil.rmtree(chunk) if chunk.is_dir() else chunk.unlink()
+    with pytest.raises(ValueError, match=r"torn\.zarr' is damaged: 1 chunks of X/data are gone"):
+        open_matrix(path)
+
+
+@pytest.mark.parametrize("kind", FORMATS[1:])
+@pytest.mark.parametrize("store", [sp.csr_matrix, lambda x: x.toarray()])
+def test_a_zarr_with_a_truncated_chunk_names_itself(kind, store, tmp_path):
+    path = write(tmp_path, store(counts()), kind, "torn")
+    array = path / "X" / "data" if store is sp.csr_matrix else path / "X"
+    chunks = [file for file in array.rglob("*") if file.is_file() and not file.name.startswith((".z", "zarr"))]
+    chunk = chunks[0]
+    chunk.write_bytes(chunk.read_bytes()[:-9])
+    with open_matrix(path) as opened, pytest.raises(ValueError, match=r"X of '.*torn\.zarr' is damaged: it can't be"):
+        list(row_blocks(opened.matrix))
+
+
+def test_slow_compression_is_told_of_once_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "_warned", set())
+    for name in ("a", "b"):
+        ad.AnnData(counts()).write_h5ad(tmp_path / f"{name}.h5ad", compression="gzip")
+    dense = tmp_path / "dense.h5ad"
+    ad.AnnData(counts().toarray()).write_h5ad(dense, compression="gzip")
+    for path in (tmp_path / "a.h5ad", tmp_path / "b.h5ad", dense):
+        with pytest.warns(UserWarning, match=r"gzip.*4 to 6 times.*write_h5ad\(new_path\)") as caught:
+            open_matrix(path).close()
+        assert str(path) in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_matrix(tmp_path / "a.h5ad").close()
+
+
+@pytest.mark.parametrize("kind", ["h5ad", "lzf", "zarr2", "zarr3"])
+def test_fast_compression_is_not_told_of(kind, tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "_warned", set())
+    if kind == "lzf":
+        path = tmp_path / "cells.h5ad"
+        ad.AnnData(counts()).write_h5ad(path, compression="lzf")
+    else:
+        path = write(tmp_path, counts(), kind)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_matrix(path).close()
+
+
+@pytest.mark.parametrize(
+    ("zarr_format", "compressor"), [(2, "numcodecs.GZip"), (2, "numcodecs.BZ2"), (3, "zarr.codecs.GzipCodec")]
+)
+def test_slow_compression_of_zarr(zarr_format, compressor, tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "_warned", set())
+    module, _, name = compressor.rpartition(".")
+    codec = getattr(__import__(module, fromlist=[name]), name)()
+    path = write(tmp_path, counts().toarray(), f"zarr{zarr_format}")
+    root = zarr.open_group(path, mode="r+", use_consolidated=False)
+    attributes = dict(root["X"].attrs)
+    del root["X"]
+    root.create_array("X", data=counts().toarray(), compressors=codec)
+    root["X"].attrs.update(attributes)
+    zarr.consolidate_metadata(root.store)
+    with pytest.warns(UserWarning, match=r"X of .*cells\.zarr.*write_zarr\(new_path\)"):
+        open_matrix(path).close()
+
+
+def test_a_large_matrix_by_columns_is_told_of_then_refused(tmp_path, monkeypatch):
+    path = write(tmp_path, counts().tocsc(), "h5ad")
+    n_bytes = counts().nnz * 8
+    monkeypatch.setattr(blocks, "CSC_WARNING", n_bytes - 1)
+    mend = r"X of '.*cells\.h5ad' is compressed by columns \(CSC\).*adata\.X\.tocsr\(\)"
+    with open_matrix(path) as opened:
+        with pytest.warns(UserWarning, match=mend):
+            row_readable(opened.matrix)
+        monkeypatch.setattr(blocks, "CSC_LIMIT", n_bytes - 1)
+        with pytest.raises(ValueError, match=mend):
+            list(row_blocks(opened.matrix))
+        backed = ad.read_h5ad(path, backed="r")
+        with pytest.raises(ValueError, match=mend):
+            row_readable(backed.X)
+        backed.file.close()

@@ -54,15 +54,15 @@ def refuse_empty(source: CellSource) -> None:
     at = "X" if source.layer is None else f"layers[{source.layer!r}]"
     if (source.scan.genes_per_cell[rows] == 0).all():
         what = "no counts at all"
-        mend = (
-            f"Remove them: adata = adata[np.asarray({of}.{at}.sum(axis=1)).ravel() > 0].copy() — or pass "
-            "empty='nan' to keep them without a result."
-        )
+        mend = f"adata = adata[np.asarray({of}.{at}.sum(axis=1)).ravel() > 0].copy()"
     else:
         what = "no count of any gene that the vocabulary holds"
         mend = (
-            "Pass empty='nan' to keep them without a result; after scdiva.tl.embed, "
-            "adata = adata[~np.isnan(adata.obsm['X_scdiva']).any(axis=1)].copy() removes them."
+            "after scdiva.tl.embed(adata, empty='nan'), "
+            "adata = adata[~np.isnan(adata.obsm['X_scdiva']).any(axis=1)].copy()"
         )
     first = ", ".join(repr(str(name)) for name in (source.obs_names[row] for row in rows[:5]))
-    raise ValueError(f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). {mend}")
+    raise ValueError(
+        f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). Remove them: {mend}. Calls with an argument "
+        "empty keep them, without a result, with empty='nan'."
+    )

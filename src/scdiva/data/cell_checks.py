@@ -63,6 +63,6 @@ def refuse_empty(source: CellSource) -> None:
         )
     first = ", ".join(repr(str(name)) for name in (source.obs_names[row] for row in rows[:5]))
     raise ValueError(
-        f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). Remove them: {mend}. Calls with an argument "
-        "empty keep them, without a result, with empty='nan'."
+        f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). Remove them: {mend}. Calls with an "
+        "argument empty keep them, without a result, with empty='nan'."
     )

@@ -7,11 +7,14 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from scdiva._settings import logger
+
 ROWS_PER_CHUNK = 4096
+ENTRIES_PER_CHUNK = 2**17
 
 
 def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
@@ -117,6 +120,40 @@ def whole_or_not(out: Path) -> Iterator[Path]:
         _delete(old)
 
 
+def open_alone(path: Path) -> BinaryIO:
+    """Open a file to be appended to, for one call at a time.
+
+    The lock goes with the open file, so that a killed process leaves none behind.
+
+    Parameters
+    ----------
+    path
+        The file; made if it is not there. Who holds it may delete it.
+
+    Raises
+    ------
+    RuntimeError
+        If it is open elsewhere.
+    """
+    import fcntl
+
+    while True:
+        file = path.open("a+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise RuntimeError(
+                f"{str(path)!r} is in use: another call is writing the same result. Wait for it, or pass another out."
+            ) from None
+        except OSError as error:  # some network file systems have no locks
+            logger.warning("%s can't be locked (%s); don't let two calls write the same result", path, error)
+        # its last owner may have deleted it between our opening and our lock
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        file.close()
+
+
 def _delete(path: Path) -> None:
     if path.is_dir():
         shutil.rmtree(path)
@@ -169,6 +206,35 @@ def _copy(old: Any, parent: Any, name: str) -> None:
         for start in range(0, old.shape[0], ROWS_PER_CHUNK):
             new[start : start + ROWS_PER_CHUNK] = old[start : start + ROWS_PER_CHUNK]
     new.attrs.update(old.attrs)
+
+
+def new_sparse(parent: Any, name: str, shape: tuple[int, int], n_stored: int) -> Any:
+    """Lay out an int32 CSR matrix to be filled by blocks: `data` and `indices` of `n_stored` entries, no `indptr` yet.
+
+    Parameters
+    ----------
+    parent, name
+        Group of h5py or zarr, and the name there.
+    shape
+        Rows and columns.
+    n_stored
+        Most entries; what is not needed is cut off by resizing both arrays.
+
+    Returns
+    -------
+    The group of the matrix.
+    """
+    group = parent.create_group(name)
+    group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0"})
+    group.attrs["shape"] = list(shape)
+    chunks = (min(ENTRIES_PER_CHUNK, max(n_stored, 1)),)
+    for part in ("data", "indices"):
+        if hasattr(group, "create_array"):  # zarr
+            array = group.create_array(part, shape=(n_stored,), dtype=np.int32, chunks=chunks)
+        else:
+            array = group.create_dataset(part, (n_stored,), np.int32, chunks=chunks, maxshape=(None,))
+        array.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+    return group
 
 
 def new_rows(parent: Any, name: str, shape: tuple[int, int]) -> Any:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from scdiva._settings import logger
+from scdiva.data.stores import open_alone
 
 if TYPE_CHECKING:
     from scdiva.models import ScDiVa
@@ -92,7 +93,7 @@ def open_parts(path: Path, key: dict[str, Any], width: int) -> Iterator[Parts]:
     RuntimeError
         If another process has it open.
     """
-    file = _locked(path)
+    file = open_alone(path)
     try:
         key = json.loads(json.dumps(key))
         before = _key_of(file)
@@ -146,30 +147,6 @@ def _key_of(file: BinaryIO) -> dict[str, Any] | None:
     except ValueError:
         key = None
     return key if isinstance(key, dict) else {} if line else None
-
-
-def _locked(path: Path) -> BinaryIO:
-    """Open a file for this process alone.
-
-    The lock goes with the open file, so that a killed process leaves none behind.
-    """
-    import fcntl
-
-    while True:
-        file = path.open("a+b")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            raise RuntimeError(
-                f"{str(path)!r} is in use: another call is writing the same result. Wait for it, or pass another out."
-            ) from None
-        except OSError as error:  # some network file systems have no locks
-            logger.warning("%s can't be locked (%s); don't let two calls write the same result", path, error)
-        # its last owner may have deleted it between our opening and our lock
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            return file
-        file.close()
 
 
 def fingerprint(model: ScDiVa) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tracemalloc
+from pathlib import Path
 
 import anndata as ad
 import dask.array as da
@@ -114,3 +116,23 @@ def test_neither_x_nor_a_second_copy_of_the_result_is_held(plain, large, tmp_pat
         peak = peak_of(lambda: sd.tl.embed(cells, plain))  # holds windows of 4,096 cells, the next one too
         assert peak < cells.obsm["X_scdiva"].nbytes + size
     cells.file.close()
+
+
+def test_the_page_says_what_works(tmp_path, monkeypatch):
+    """Every block of docs/out_of_core.md, one after the other."""
+    page = (Path(__file__).parents[2] / "docs" / "out_of_core.md").read_text(encoding="utf-8")
+    sd.datasets.toy(70, 200).write_h5ad(tmp_path / "atlas.h5ad")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(blocks) == 5
+    names: dict = {}
+    with sd.settings.override():
+        for block in blocks:
+            if "read_lazy" in block:
+                pytest.importorskip("xarray")
+            exec(block, names)
+    written = ad.read_h5ad("atlas.h5ad")
+    assert np.array_equal(written.obsm["X_scdiva"], ad.read_h5ad("atlas_scdiva.h5ad").obsm["X_scdiva"])
+    assert written.obsm["X_scdiva"].nbytes == 768 * 70
+    assert ad.read_h5ad("ranks.h5ad").layers["scdiva_rank"].nnz > 0
+    assert {path.name for path in tmp_path.iterdir()} == {"atlas.h5ad", "atlas_scdiva.h5ad", "ranks.h5ad"}

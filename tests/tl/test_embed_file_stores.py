@@ -109,6 +109,12 @@ def test_a_damaged_zarr_is_named(one, folder, tmp_path, name):
     del zarr.open_group(str(path), mode="r+")[name]
     with pytest.raises((ValueError, KeyError), match=r"bad_one\.zarr"):
         sd.tl.embed_file(path, tmp_path / "z.h5ad", model=one)
+    shutil.rmtree(path)
+    shutil.copytree(folder / "cells.zarr", path)
+    chunk = next(file for file in (path / "X" / "data").rglob("*") if file.is_file() and not file.name.startswith("."))
+    chunk.write_bytes(chunk.read_bytes()[:30])
+    with pytest.raises(ValueError, match=r"bad_one\.zarr"):
+        sd.tl.embed_file(path, tmp_path / "z.h5ad", model=one)
     (tmp_path / "empty.zarr").mkdir()
     with pytest.raises(ValueError, match=r"empty\.zarr"):
         sd.tl.embed_file(tmp_path / "empty.zarr", tmp_path / "z.h5ad", model=one)

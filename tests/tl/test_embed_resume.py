@@ -110,6 +110,16 @@ def test_a_killed_run_goes_on_and_gives_the_same_bits(plain, file, whole, tmp_pa
     ]  # fmt: skip
 
 
+def test_the_bar_goes_on_too(plain, file, tmp_path, capsys):
+    out = tmp_path / "z.h5ad"
+    with cut_off(3), pytest.raises(KeyboardInterrupt):
+        sd.tl.embed_file(file, out, model=plain, empty="nan")
+    assert not capsys.readouterr().err
+    with sd.settings.override(progress=True):
+        sd.tl.embed_file(file, out, model=plain, empty="nan")
+    assert f"{N - 3}/{N}" in capsys.readouterr().err  # three cells are left out
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_parts_end_where_windows_do(plain, file, whole, tmp_path, starts, error, parts):

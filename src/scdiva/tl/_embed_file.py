@@ -134,7 +134,7 @@ def _opened(model: ScDiVa, path: Path, running: Running, reading: dict[str, Any]
     """Open and check the file; whatever is wrong with it, the message names it."""
     try:
         return open_for(model, path, running, **reading)[1:]
-    except (OSError, KeyError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         said = str(error.args[0]) if error.args else str(error)
         if path.name in said:
             raise

@@ -119,11 +119,11 @@ def embed_file(
             for rows, states in embed_cells(loaded, source, running, start=parts.n_rows):
                 end = min(-(-(int(rows[-1]) + 1) // window) * window, source.n_obs)
                 parts.append(_between(parts.n_rows, end, rows, states))
-            if stamp(path) != at_first:
-                parts.remove()
-                raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")
             with whole_or_not(out) as new:
                 _write(new, path, parts, (source.n_obs, parts.width), key_added, parameters)
+                if stamp(path) != at_first:
+                    parts.remove()
+                    raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")
             parts.remove()
     finally:
         source.close()
@@ -135,7 +135,7 @@ def _opened(model: ScDiVa, path: Path, running: Running, reading: dict[str, Any]
     try:
         return open_for(model, path, running, **reading)[1:]
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        said = str(error.args[0]) if error.args else str(error)
+        said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
         if path.name in said:
             raise
         kind = KeyError if isinstance(error, KeyError) else ValueError

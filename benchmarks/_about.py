@@ -8,6 +8,7 @@ from _integration_table import WORDS as INTEGRATION_WORDS
 from _perturbation_table import ATTEMPT_WORDS
 from _perturbation_table import WORDS as PERTURBATION_WORDS
 from _reconstruction_table import WORDS as RECONSTRUCTION_WORDS
+from _scaling_table import WORDS as SCALING_WORDS
 
 ABOUT = {
     "zero_shot": (
@@ -85,7 +86,7 @@ ABOUT = {
         "One change of the set encoder each, trained on the whole corpus, scored as the learning curves are. What "
         "helps on held-out studies of the corpus (the ablation above) need not help here.",
     ),
-    "memory": ("Memory", "Peak resident memory of `tl.embed_file` on the same cells, repeated on disk."),
+    "scaling": ("Scaling", SCALING_WORDS),
     "embedding": (
         "Embedding on a CPU",
         "One thread, arms in turn, best CPU time of several rounds; only ratios within the run count.",

@@ -2,7 +2,7 @@
 
     python benchmarks/tables.py
 
-writes `docs/benchmarks.md` and the figure that it shows; a test holds the committed ones to the committed results.
+writes `docs/benchmarks.md` and the figures that it shows; a test holds the committed ones to the committed results.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from _integration_table import integration_tables, paper
 from _markdown import table
 from _perturbation_table import perturbation_attempts, perturbation_tables, reported
 from _reconstruction_table import reconstruction_tables
+from _scaling_table import FIGURE as SCALING_FIGURE
+from _scaling_table import draw_scaling, scaling_tables
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -161,17 +163,9 @@ def reconstruction(result: dict) -> str:
     return with_goals(result, reconstruction_tables(result), "Goals of reconstruction", "")
 
 
-def memory(result: dict) -> str:
-    """Peak memory of each size, and the goal that it stays flat."""
-    rows = [
-        [f"{row['n_cells']:,}" if row["n_cells"] else "0 (libraries and model)", f"{row['peak_mib']:,}",
-         f"{row['cells_per_second']:,}" if "cells_per_second" in row else "-"]
-        for row in result["rows"]
-        if "n_cells" in row
-    ]  # fmt: skip
-    judged = [row for row in result["rows"] if "met" in row]
-    flat = goals(judged) if judged else f"Largest to smallest: {result['ratio']:.3f}.\n"
-    return f"{flat}\n{table(['cells', 'peak memory, MiB', 'cells per second'], rows)}"
+def scaling(result: dict) -> str:
+    """The figure and its figures, and the goals."""
+    return with_goals(result, scaling_tables(result), "Goals of scaling", "")
 
 
 def said(value: object) -> str:
@@ -284,7 +278,7 @@ WRITERS = {
     "ablation": ablation,
     "learning_curve": learning_curve,
     "attempts": attempts,
-    "memory": memory,
+    "scaling": scaling,
 }
 """Results that are more than rows of figures."""
 
@@ -315,3 +309,5 @@ if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
     if (result := load("thinning")) is not None:
         draw_thinning(result, FIGURE)
+    if (result := load("scaling")) is not None:
+        draw_scaling(result, SCALING_FIGURE, fingerprint(result))

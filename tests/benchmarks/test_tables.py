@@ -86,15 +86,29 @@ def test_a_result_that_no_one_described_is_shown_all_the_same(results):
     assert "The code had changes" in page
 
 
-def test_memory_with_and_without_its_goal(results):
+def scaled_rows():
+    return [
+        {"part": part, "call": call, "n_cells": 10 * size, "n_genes": size, "n_stored": 9, "cpu_seconds": size / 100,
+         "peak_mib": 500.0, "peak_mib_of_200_cells": 400.0}
+        for part in ("cells", "genes", "memory")
+        for size in (1000, 10_000)
+        for call in (("embedding",) if part == "memory" else ("entropy", "ranks", "embedding"))
+    ]  # fmt: skip
+
+
+def test_scaling_shows_each_call_and_its_goals(results, tmp_path):
     tables, write = results
-    rows = [{"n_cells": 0, "peak_mib": 400}, {"n_cells": 40002, "peak_mib": 500, "cells_per_second": 20000}]
-    write("memory", rows, ratio=1.0323)
-    assert "Largest to smallest: 1.032." in tables.page()
-    write("memory", [*rows, {"what": "largest / smallest", "value": 1.2, "at_most": 1.1, "met": False}])
+    write("scaling", [{"what": "a slope", "value": 1.2, "at_most": 1.05, "met": False}, *scaled_rows()])
     page = tables.page()
-    assert "| largest / smallest | 1.2 | ≤ 1.1 | **missed** |" in page
-    assert "| 40,002 | 500 | 20,000 |" in page
+    assert "| a slope | 1.2 | ≤ 1.05 | **missed** |" in page
+    assert "(_static/scaling.png)" in page
+    assert "| 100,000 | 100.00 | 500 (400) | 100.00 | 500 (400) | 100.00 | 500 (400) |" in page
+    assert "| 10,000 | 100.00 | 500 (400) | 100.00 |" in page  # of genes
+    assert "| 100,000 | 100.00 | 500 (400) |\n" in page  # of memory
+    files = [tmp_path / "first.png", tmp_path / "second.png"]
+    for file in files:
+        tables.draw_scaling({"rows": scaled_rows()}, file, "these")
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 SCORED = {
@@ -140,12 +154,13 @@ def test_the_figure_of_thinning_is_the_same_for_the_same_rows(results, tmp_path)
     assert Image.open(files[0]).text["Description"] == tables.fingerprint({"rows": thinned_rows()})
 
 
-def test_the_committed_figure_was_drawn_from_the_committed_results(script):
+def test_the_committed_figures_were_drawn_from_the_committed_results(script):
     from PIL import Image
 
     tables = script("tables")
-    drawn_from = Image.open(tables.FIGURE).text["Description"]
-    assert drawn_from == tables.fingerprint(tables.load("thinning")), "run python benchmarks/tables.py and commit it"
+    for name, figure in (("thinning", tables.FIGURE), ("scaling", tables.SCALING_FIGURE)):
+        drawn_from = Image.open(figure).text["Description"]
+        assert drawn_from == tables.fingerprint(tables.load(name)), "run python benchmarks/tables.py and commit it"
 
 
 def ablated(arm, scores, family="diffusion", key="identity", **more):

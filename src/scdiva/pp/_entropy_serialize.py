@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -11,7 +13,8 @@ import scipy.sparse as sp
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_expression, refuse_empty
-from scdiva.data.writing import check_writable
+from scdiva.data.stores import new_sparse, open_alone, open_store, refuse_target, whole_or_not
+from scdiva.data.writing import check_anndata, check_writable
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -33,6 +36,8 @@ def entropy_serialize(
     duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
     key_added: str = LAYER_RANK,
+    out: str | PathLike[str] | None = None,
+    overwrite: bool = False,
     copy: bool = False,
 ) -> AnnData | None:
     r"""Rank the genes of each cell by entropy-normalised expression.
@@ -41,6 +46,10 @@ def entropy_serialize(
     1e4) and H the gene's entropy (paper, appendix, eq. entropy_score; the floor is ours and keeps rare genes from the
     top). Rank 1 is the highest score; equal scores are ranked by token. The models' own calls do the same themselves:
     this one is for looking.
+
+    The matrix is read by row blocks, so backed, zarr and dask data are never loaded whole. The ranks are held, 8 bytes
+    each: AnnData keeps layers in memory even where X is backed by a file. Where that is too much, `out` has them
+    written to a file.
 
     Parameters
     ----------
@@ -68,12 +77,17 @@ def entropy_serialize(
         Cells without a known gene: "error", or "nan" to give them no ranks.
     key_added
         Layer, and entry of `uns`, to write.
+    out
+        Write the ranks block by block to this new file instead of into `adata`: a ``.zarr`` folder if its name ends so,
+        else an ``.h5ad`` file. It is written beside `out` and renamed, so it is there whole or not at all.
+    overwrite
+        Replace `out` if it exists.
     copy
         Write into a copy and return it.
 
     Returns
     -------
-    None, or the copy. Written are
+    None, or the copy. Written are, into `adata`, the copy or a new file of `obs` and `var` alone,
 
     `adata.layers[key_added]`
         int32 CSR (n_obs, n_vars): ranks 1 to `max_length`, nothing where a gene is not expressed, not known, or ranked
@@ -85,7 +99,13 @@ def entropy_serialize(
     Raises
     ------
     KeyError, ValueError
-        As :func:`scdiva.pp.match_genes`; if the entropies are absent or incomplete; if cells have no known gene.
+        As :func:`scdiva.pp.match_genes`; if the entropies are absent or incomplete; if cells have no known gene; for
+        `out` with `copy=True`.
+    FileExistsError
+        If `out` exists and `overwrite` is False, or is the file that `adata` is backed by, or a folder that is no
+        ``.zarr``.
+    RuntimeError
+        If another call is writing the same `out`.
 
     Examples
     --------
@@ -100,7 +120,13 @@ def entropy_serialize(
         raise ValueError(f"empty must be 'error' or 'nan', got {empty!r}.")
     if max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}.")
-    check_writable(adata, copy=copy)
+    if out is None:
+        check_writable(adata, copy=copy)
+    elif copy:
+        raise ValueError("out and copy=True exclude each other: with out nothing is written into adata.")
+    else:
+        check_anndata(adata)
+        _refuse(Path(out), adata, overwrite)
     genes = load_vocabulary(vocabulary)
     if entropy_key is None:
         denominator = score_denominator(genes.entropy, entropy_floor)
@@ -117,20 +143,9 @@ def entropy_serialize(
     if entropy_key is not None:
         denominator = score_denominator(_entropy_of_tokens(adata, column, entropy_key), entropy_floor)
 
-    indices, lengths, n_truncated = [], [], 0
-    for _, cells in source.expression_blocks():
-        n_truncated += int((np.diff(cells.indptr) > max_length).sum())
-        indptr, tokens, _ = serialize(cells, denominator, max_length)
-        indices.append(column[tokens])
-        lengths.append(np.diff(indptr))
-    length = np.concatenate(lengths)
-    indptr = np.concatenate([[0], np.cumsum(length)])
-    rank = np.arange(1, indptr[-1] + 1) - np.repeat(indptr[:-1], length)
-    ranks = sp.csr_matrix((rank.astype(np.int32), np.concatenate(indices), indptr), shape=adata.shape)
-    ranks.sort_indices()
-
+    bound = int(np.minimum(source.lengths, max_length).sum(dtype=np.int64))
     found = {
-        "n_truncated": n_truncated,
+        "n_truncated": 0,
         "kind": source.kind,
         "vocabulary": genes.fingerprint,
         "max_length": max_length,
@@ -143,10 +158,83 @@ def entropy_serialize(
         "duplicates": duplicates,
         "empty": empty,
     }
+    blocks = _ranked(source, denominator, column, max_length, found)
+    if out is not None:
+        _write(Path(out), adata, blocks, bound, key_added, found, overwrite)
+        return None
+    # One allocation of the size that is known: parts put together at the end would be held twice.
+    index_type = np.int32 if bound <= np.iinfo(np.int32).max else np.int64
+    data, indices = np.empty(bound, np.int32), np.empty(bound, index_type)
+    indptr = _fill(blocks, data, indices, adata.n_obs)
+    n_stored = int(indptr[-1])
+    ranks = sp.csr_matrix((data[:n_stored], indices[:n_stored], indptr.astype(index_type)), shape=adata.shape)
+    ranks.has_sorted_indices = True
     target = adata.copy() if copy else adata
     target.layers[key_added] = ranks
     target.uns[key_added] = found
     return target if copy else None
+
+
+def _ranked(
+    source: CellSource, denominator: np.ndarray, column: np.ndarray, max_length: int, found: dict[str, Any]
+) -> Iterator[sp.csr_matrix]:
+    """Rank the cells block by block, (rows, columns of `adata`); cells with too many genes are added to `found`."""
+    for _, cells in source.expression_blocks():
+        found["n_truncated"] += int((np.diff(cells.indptr) > max_length).sum())
+        indptr, tokens, _ = serialize(cells, denominator, max_length)
+        rank = np.arange(1, len(tokens) + 1) - np.repeat(indptr[:-1], np.diff(indptr))
+        shape = (cells.shape[0], int(column.max(initial=0)) + 1)
+        block = sp.csr_matrix((rank.astype(np.int32), column[tokens], indptr), shape=shape)
+        block.sort_indices()
+        yield block
+
+
+def _fill(blocks: Iterator[sp.csr_matrix], data: Any, indices: Any, n_obs: int) -> np.ndarray:
+    """Put blocks one after the other into arrays in memory or on disk; gives indptr, int64 (n_obs + 1,)."""
+    indptr, row = np.zeros(n_obs + 1, np.int64), 0
+    for block in blocks:
+        first, n_rows = int(indptr[row]), block.shape[0]
+        indptr[row + 1 : row + n_rows + 1] = first + block.indptr[1:]
+        data[first : first + block.nnz] = block.data
+        indices[first : first + block.nnz] = block.indices
+        row += n_rows
+    return indptr
+
+
+def _write(
+    out: Path,
+    adata: AnnData,
+    blocks: Iterator[sp.csr_matrix],
+    bound: int,
+    key: str,
+    found: dict[str, Any],
+    overwrite: bool,
+) -> None:
+    """Write annotation and ranks to a new file, the ranks block by block."""
+    import anndata.io
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    mark = out.with_name(f".{out.name}.part")
+    with open_alone(mark):
+        try:
+            _refuse(out, adata, overwrite)  # another call may have made it meanwhile
+            with whole_or_not(out) as new, open_store(new, "w") as file:
+                for name in ("obs", "var"):
+                    frame = getattr(adata, name)
+                    anndata.io.write_elem(file, name, frame.to_memory() if hasattr(frame, "to_memory") else frame)
+                anndata.io.write_elem(file, "layers", {})
+                ranks = new_sparse(file["layers"], key, adata.shape, bound)
+                indptr = _fill(blocks, ranks["data"], ranks["indices"], adata.n_obs)
+                anndata.io.write_elem(ranks, "indptr", indptr)
+                for part in ("data", "indices"):
+                    ranks[part].resize((int(indptr[-1]),))
+                anndata.io.write_elem(file, "uns", {key: found})
+        finally:
+            mark.unlink(missing_ok=True)
+
+
+def _refuse(out: Path, adata: AnnData, overwrite: bool) -> None:
+    refuse_target(out, overwrite, *([Path(adata.filename)] if adata.isbacked else []))
 
 
 def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.ndarray:
@@ -173,7 +261,7 @@ def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.
 
 def _entropy_of_tokens(adata: AnnData, column: np.ndarray, key: str) -> np.ndarray:
     """Entropies of `adata.var[key]` by token, float32 (n_tokens,); 0 for tokens without a column."""
-    given = adata.var[key].to_numpy(dtype=np.float32)
+    given = np.asarray(adata.var[key], dtype=np.float32)  # of pandas, or of xarray where adata is lazy
     entropy = np.zeros(len(column), dtype=np.float32)
     there = np.flatnonzero(column[N_SPECIAL:] >= 0) + N_SPECIAL
     entropy[there] = given[column[there]]

@@ -191,7 +191,7 @@ def open_for(
         data, loaded.vocabulary, max_length=config.input_length, entropy_floor=config.entropy_floor, **reading
     )
     parameters = {
-        "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
+        "model": named(model),
         "vocabulary": loaded.vocabulary.fingerprint,
         **{key: "" if value is None else value for key, value in reading.items()},
         "input": source.kind,
@@ -200,6 +200,11 @@ def open_for(
         **{key: source.report[key] for key in ("share_genes", "share_counts")},
     }
     return loaded, source, parameters
+
+
+def named(model: ScDiVa | str | PathLike[str]) -> str:
+    """Say what a call notes of the model that it was given."""
+    return str(model) if isinstance(model, str | PathLike) else type(model).__name__
 
 
 class Running(NamedTuple):
@@ -251,7 +256,9 @@ def how_to_run(batch_size: int | None, device: str | None, precision: str | None
     return Running(batch_size, device, settings.resolve_precision(precision, device), pooling)
 
 
-def embed_cells(model: ScDiVa, source: CellSource, running: Running) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def embed_cells(
+    model: ScDiVa, source: CellSource, running: Running, *, start: int = 0
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Run the model over all cells of a source, window by window; the next one is read meanwhile.
 
     Parameters
@@ -262,13 +269,15 @@ def embed_cells(model: ScDiVa, source: CellSource, running: Running) -> Iterator
         Cells to embed, read in row order.
     running
         How, from :func:`how_to_run`.
+    start
+        First row: 0, or where a window ends, so that the other windows hold the same cells.
 
     Yields
     ------
     Row numbers `(n,)`, ascending, and float32 states `(n, width)`. Rows that the source leaves out never come.
     """
     width = running.width(model)
-    for rows, _, results in run_cells(model, source, running):
+    for rows, _, results in run_cells(model, source, running, start=start):
         states = np.empty((len(rows), width), dtype=np.float32)
         for cells, found in results:
             states[cells] = found
@@ -280,6 +289,7 @@ def run_cells(
     source: CellSource,
     running: Running,
     *,
+    start: int = 0,
     held_tokens: int | None = None,
     only: np.ndarray | None = None,
     beside: Callable[[np.ndarray], tuple[Tensor, ...]] | None = None,
@@ -288,7 +298,7 @@ def run_cells(
 
     Parameters
     ----------
-    model, source, running
+    model, source, running, start
         As for :func:`embed_cells`.
     held_tokens
         Tokens of the batches whose results may wait to be taken, where these are large; None: those of a window.
@@ -322,7 +332,10 @@ def run_cells(
             what=running.what,
         ) as encode,
         tqdm(
-            total=source.n_obs if only is None else int(only.sum()), disable=not settings.progress, unit="cell"
+            total=source.n_obs if only is None else int(only.sum()),
+            initial=start,
+            disable=not settings.progress,
+            unit="cell",
         ) as bar,
     ):
 
@@ -340,7 +353,7 @@ def run_cells(
                     yield cells, found
                     bar.update(len(cells))
 
-        for rows, ragged in _read_ahead(source.windows(WINDOW)):
+        for rows, ragged in _read_ahead(source.windows(WINDOW, start)):
             if only is not None:
                 wanted = np.flatnonzero(only[rows])
                 rows, ragged = rows[wanted], take_cells(ragged, wanted)

@@ -1,0 +1,259 @@
+"""New ``.h5ad`` and ``.zarr`` files, written by blocks and put in their place when they are whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from scdiva._settings import logger
+
+ROWS_PER_CHUNK = 4096
+ENTRIES_PER_CHUNK = 2**17
+
+
+def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
+    """Refuse a file that must not be written.
+
+    Parameters
+    ----------
+    out
+        The file, or folder for ``.zarr``.
+    overwrite
+        Whether it may be replaced.
+    sources
+        What is read while it is written.
+
+    Raises
+    ------
+    FileExistsError
+        If it is one of the sources, if it exists and may not be replaced, or if it is a folder and no ``.zarr``, or a
+        file where a folder is to be.
+    """
+    if not out.exists():
+        return
+    if any(out.samefile(source) for source in sources):
+        raise FileExistsError(f"{str(out)!r} is the file that is read. Pass another out, not the input.")
+    if not overwrite:
+        raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True.")
+    is_store = any((out / name).exists() for name in ("zarr.json", ".zgroup"))
+    if out.is_dir() and not (is_store and is_zarr(out)):
+        raise FileExistsError(f"{str(out)!r} is a folder and no .zarr, and is not overwritten. Pass another out.")
+    if is_zarr(out) and not out.is_dir():
+        raise FileExistsError(f"{str(out)!r} is a file, where a .zarr is a folder. Pass another out.")
+
+
+def is_zarr(path: Path) -> bool:
+    """Whether a file is to be written as a folder of zarr, by its name."""
+    return path.suffix == ".zarr"
+
+
+@contextlib.contextmanager
+def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
+    """Open an ``.h5ad`` or ``.zarr`` as a group.
+
+    Parameters
+    ----------
+    path
+        The file. What is there is a ``.zarr`` if it is a folder, what is not there if its name says so.
+    mode
+        ``"r"``, or ``"w"`` to begin it anew as AnnData begins a file.
+
+    Yields
+    ------
+    The root group, of h5py or zarr.
+    """
+    import h5py
+
+    if path.is_dir() or (mode == "w" and is_zarr(path)):
+        import anndata
+        import zarr
+
+        version = {"zarr_format": anndata.settings.zarr_write_format} if mode == "w" else {}
+        root = zarr.open_group(str(path), mode=mode, **version)
+        if mode == "w":
+            root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+        yield root
+    else:
+        with h5py.File(path, mode) as file:
+            if mode == "w":
+                file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+            yield file
+
+
+@contextlib.contextmanager
+def whole_or_not(out: Path) -> Iterator[Path]:
+    """Give a path beside `out` to be written, and put it in the place of `out` if the block ends well.
+
+    Its name is always the same, so that what a killed run left there is found and deleted; one process at a time.
+
+    Parameters
+    ----------
+    out
+        The file or ``.zarr`` folder to be; one that is there is replaced.
+
+    Yields
+    ------
+    Path
+        Where to write.
+    """
+    new, old = (out.with_name(f".{out.stem}.{state}{out.suffix}") for state in ("new", "old"))
+    try:
+        _delete(new)
+        yield new
+        if not new.is_dir():
+            with new.open("rb") as file:
+                os.fsync(file.fileno())
+        elif out.exists():  # folders can't be swapped in one step
+            _delete(old)
+            out.rename(old)
+        new.replace(out)
+    finally:
+        _delete(new)
+        if old.exists() and not out.exists():
+            old.rename(out)
+        _delete(old)
+
+
+def open_alone(path: Path) -> BinaryIO:
+    """Open a file to be appended to, for one call at a time.
+
+    The lock goes with the open file, so that a killed process leaves none behind.
+
+    Parameters
+    ----------
+    path
+        The file; made if it is not there. Who holds it may delete it.
+
+    Raises
+    ------
+    RuntimeError
+        If it is open elsewhere.
+    """
+    import fcntl
+
+    while True:
+        file = path.open("a+b")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise RuntimeError(
+                f"{str(path)!r} is in use: another call is writing the same result. Wait for it, or pass another out."
+            ) from None
+        except OSError as error:  # some network file systems have no locks
+            logger.warning("%s can't be locked (%s); don't let two calls write the same result", path, error)
+        # its last owner may have deleted it between our opening and our lock
+        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
+            return file
+        file.close()
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def copy_frame(old: Any, parent: Any, name: str) -> None:
+    """Copy annotation (`obs` or `var`) into another file.
+
+    From HDF5 to HDF5 it is copied as it is stored, by blocks. Otherwise a column at a time is held.
+
+    Parameters
+    ----------
+    old
+        The stored data frame, a group of h5py or zarr.
+    parent, name
+        Group to write into, and the name there.
+    """
+    import anndata.io
+    import h5py
+
+    if "__categories" in old:  # categories of anndata before 0.8 are references into their own file
+        anndata.io.write_elem(parent, name, anndata.io.read_elem(old))
+    elif isinstance(old, h5py.Group) and isinstance(parent, h5py.Group):
+        _copy(old, parent, name)
+    else:
+        new = parent.create_group(name)
+        columns = [str(column) for column in old.attrs["column-order"]]
+        # lists and strings: zarr keeps attributes as JSON
+        new.attrs.update({key: str(old.attrs[key]) for key in ("_index", "encoding-type", "encoding-version")})
+        new.attrs["column-order"] = columns
+        for column in dict.fromkeys([str(old.attrs["_index"]), *columns]):
+            anndata.io.write_elem(new, column, anndata.io.read_elem(old[column]))
+
+
+def _copy(old: Any, parent: Any, name: str) -> None:
+    """Copy by blocks: HDF5's own copy holds all strings of a column at once."""
+    import h5py
+
+    if isinstance(old, h5py.Group):
+        new = parent.create_group(name)
+        for key, child in old.items():
+            _copy(child, new, key)
+    elif old.shape == () or old.shape is None:
+        old.file.copy(old, parent, name)
+        return
+    else:
+        new = parent.create_dataset(name, old.shape, old.dtype)
+        for start in range(0, old.shape[0], ROWS_PER_CHUNK):
+            new[start : start + ROWS_PER_CHUNK] = old[start : start + ROWS_PER_CHUNK]
+    new.attrs.update(old.attrs)
+
+
+def new_sparse(parent: Any, name: str, shape: tuple[int, int], n_stored: int) -> Any:
+    """Lay out an int32 CSR matrix to be filled by blocks: `data` and `indices` of `n_stored` entries, no `indptr` yet.
+
+    Parameters
+    ----------
+    parent, name
+        Group of h5py or zarr, and the name there.
+    shape
+        Rows and columns.
+    n_stored
+        Most entries; what is not needed is cut off by resizing both arrays.
+
+    Returns
+    -------
+    The group of the matrix.
+    """
+    group = parent.create_group(name)
+    group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0"})
+    group.attrs["shape"] = list(shape)
+    chunks = (min(ENTRIES_PER_CHUNK, max(n_stored, 1)),)
+    for part in ("data", "indices"):
+        if hasattr(group, "create_array"):  # zarr
+            array = group.create_array(part, shape=(n_stored,), dtype=np.int32, chunks=chunks)
+        else:
+            array = group.create_dataset(part, (n_stored,), np.int32, chunks=chunks, maxshape=(None,))
+        array.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+    return group
+
+
+def new_rows(parent: Any, name: str, shape: tuple[int, int]) -> Any:
+    """Lay out a float32 array of NaN to be filled by blocks of rows.
+
+    Parameters
+    ----------
+    parent, name
+        Group of h5py or zarr, and the name there.
+    shape
+        Rows and columns.
+
+    Returns
+    -------
+    The stored array.
+    """
+    chunks = (min(ROWS_PER_CHUNK, max(shape[0], 1)), shape[1])
+    make = getattr(parent, "create_array", None)  # of zarr; h5py has create_dataset alone
+    layout = {"shape": shape, "dtype": np.float32, "chunks": chunks}
+    rows = make(name, **layout, fill_value=np.nan) if make else parent.create_dataset(name, **layout, fillvalue=np.nan)
+    rows.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+    return rows

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import h5py
+import pandas as pd
+import pytest
+
+from scdiva.data.stores import copy_frame, open_alone, open_store, refuse_target, whole_or_not
+
+
+def fill(path, text):
+    if path.suffix == ".zarr":
+        path.mkdir()
+        (path / "zarr.json").write_text(text)
+    else:
+        path.write_text(text)
+
+
+def text_of(path):
+    return (path / "zarr.json" if path.is_dir() else path).read_text()
+
+
+@pytest.mark.parametrize("name", ["z.h5ad", "z.zarr"])
+@pytest.mark.parametrize("before", [None, "old"])
+def test_a_file_is_there_whole_or_not_at_all(tmp_path, name, before):
+    out = tmp_path / name
+    if before:
+        fill(out, before)
+
+    def failing():
+        with whole_or_not(out) as new:
+            fill(new, "half")
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space"):
+        failing()
+    assert [path.name for path in tmp_path.iterdir()] == ([name] if before else [])
+    if before:
+        assert text_of(out) == "old"
+    fill(tmp_path / f".z.new{out.suffix}", "left by a kill")
+    with whole_or_not(out) as new:
+        assert not new.exists()
+        fill(new, "whole")
+        assert out.exists() == bool(before)
+    assert text_of(out) == "whole"
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_a_folder_that_could_not_be_put_in_place_gives_the_old_one_back(tmp_path, monkeypatch):
+    out = tmp_path / "z.zarr"
+    fill(out, "old")
+
+    def failing(self, target):
+        raise OSError("not allowed")
+
+    def swap():
+        with whole_or_not(out) as new:
+            fill(new, "whole")
+            monkeypatch.setattr(type(out), "replace", failing)
+
+    with pytest.raises(OSError, match="not allowed"):
+        swap()
+    assert text_of(out) == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["z.zarr"]
+
+
+def test_what_a_kill_between_two_renames_left_is_found(tmp_path):
+    """The old folder has been moved aside, and the new one is not there yet."""
+    out = tmp_path / "z.zarr"
+    fill(tmp_path / ".z.old.zarr", "old")
+    with pytest.raises(KeyboardInterrupt), whole_or_not(out):
+        raise KeyboardInterrupt
+    assert text_of(out) == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["z.zarr"]
+
+
+def test_one_call_at_a_time(tmp_path):
+    path = tmp_path / "mark"
+    with open_alone(path), pytest.raises(RuntimeError, match=r"mark' is in use: another call"):
+        open_alone(path)
+    open_alone(path).close()
+
+
+def test_targets_that_are_refused(tmp_path):
+    refuse_target(tmp_path / "new.h5ad", False)
+    (tmp_path / "a.h5ad").write_text("")
+    (tmp_path / "link.h5ad").symlink_to(tmp_path / "a.h5ad")
+    refuse_target(tmp_path / "a.h5ad", True)
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        refuse_target(tmp_path / "a.h5ad", False)
+    with pytest.raises(FileExistsError, match="not the input"):
+        refuse_target(tmp_path / "link.h5ad", True, tmp_path / "a.h5ad")
+
+
+@pytest.mark.parametrize("source", ["a.h5ad", "a.zarr"])
+@pytest.mark.parametrize("target", ["b.h5ad", "b.zarr"])
+def test_annotation_comes_through(tmp_path, source, target):
+    import anndata.io
+
+    frame = pd.DataFrame(
+        {
+            "category": pd.Categorical(["b", None, "a"], ["b", "a"], ordered=True),
+            "whole": pd.array([1, None, 3], dtype="Int64"),
+            "yes": [True, False, True],
+            "text": ["é", "", "c/d"],
+            "number": [1.5, float("nan"), 2.0],
+        },
+        index=pd.Index(["x", "y", "z"], name="barcode"),
+    )
+    old, new = tmp_path / source, tmp_path / target
+    with open_store(old, "w") as file:
+        anndata.io.write_elem(file, "obs", frame)
+        anndata.io.write_elem(file, "var", frame[[]])
+    with open_store(old) as file, open_store(new, "w") as other:
+        copy_frame(file["obs"], other, "obs")
+        copy_frame(file["var"], other, "var")
+    with open_store(new) as other:
+        assert isinstance(other, h5py.File) == new.is_file()
+        pd.testing.assert_frame_equal(anndata.io.read_elem(other["obs"]), frame)
+        pd.testing.assert_frame_equal(anndata.io.read_elem(other["var"]), frame[[]], check_column_type=False)

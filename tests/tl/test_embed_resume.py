@@ -1,0 +1,271 @@
+"""A run that is cut off is taken up again, gives the same to the bit, and never shows half a result."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import scdiva as sd
+from scdiva.tl import _embed_file, _embed_parts
+from scdiva.tl._embed_parts import open_parts
+
+N = 4096 * 3 + 100
+"""Four windows."""
+
+
+@pytest.fixture(scope="module")
+def file(adata, tmp_path_factory):
+    """Cells of four windows; the last ones of the first window and the last of all have no genes."""
+    x = sp.vstack([adata.X] * (N // 90 + 1), format="csr")[:N]
+    keep = np.ones(N)
+    keep[4000:4096] = keep[-3:] = 0
+    x = sp.csr_matrix(sp.diags_array(keep) @ x, dtype=np.float32)
+    x.eliminate_zeros()
+    path = tmp_path_factory.mktemp("cells") / "cells.h5ad"
+    cells = ad.AnnData(x, var=adata.var[[]])
+    cells.obs_names = [f"c{i}" for i in range(N)]
+    cells.write_h5ad(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(plain, file, tmp_path_factory):
+    """The file that a run gives which nothing disturbs."""
+    with sd.settings.override(progress=False, device="cpu"):
+        return sd.tl.embed_file(file, tmp_path_factory.mktemp("whole") / "z.h5ad", model=plain, empty="nan")
+
+
+@pytest.fixture
+def starts(monkeypatch):
+    """Rows from which cells were embedded, call by call."""
+    seen, embed_cells = [], _embed_file.embed_cells
+
+    def watched(*args, start=0):
+        seen.append(start)
+        return embed_cells(*args, start=start)
+
+    monkeypatch.setattr(_embed_file, "embed_cells", watched)
+    return seen
+
+
+@contextlib.contextmanager
+def cut_off(parts, error=KeyboardInterrupt):
+    """Let a run end after some parts."""
+    append = _embed_parts.Parts.append
+
+    def failing(self, states):
+        if self.n_rows >= parts * 4096:
+            raise error
+        append(self, states)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_embed_parts.Parts, "append", failing)
+        yield
+
+
+def same(one: Path, other: Path) -> bool:
+    a, b = (ad.read_h5ad(path) for path in (one, other))
+    assert a.obs.equals(b.obs)
+    return a.obsm["X_scdiva"].tobytes() == b.obsm["X_scdiva"].tobytes()
+
+
+KILLED = """
+import os, signal, sys
+import scdiva as sd
+from scdiva.tl import _embed_parts
+sd.settings.progress, sd.settings.device = False, "cpu"
+append = _embed_parts.Parts.append
+def killed(self, states):
+    if self.n_rows == 8192:  # in the middle of a part
+        self._file.write(_embed_parts._PART.pack(len(states), 7) + states.tobytes()[:1000])
+        self._file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    append(self, states)
+_embed_parts.Parts.append = killed
+sd.tl.embed_file(sys.argv[1], sys.argv[2], model=sys.argv[3], empty="nan")
+"""
+
+
+def test_a_killed_run_goes_on_and_gives_the_same_bits(plain, file, whole, tmp_path, starts):
+    model, out = str(sd.models.save_model(plain, plain.vocabulary, tmp_path / "model")), tmp_path / "z.h5ad"
+    done = subprocess.run([sys.executable, "-c", KILLED, file, out, model], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".z.h5ad.part", "model"]
+    sd.tl.embed_file(file, out, model=model, empty="nan")
+    assert starts == [8192]
+    assert same(out, whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "z.h5ad"]
+    assert np.flatnonzero(np.isnan(ad.read_h5ad(out).obsm["X_scdiva"][:, 0])).tolist() == [
+        *range(4000, 4096), *range(N - 3, N),
+    ]  # fmt: skip
+
+
+def test_the_bar_goes_on_too(plain, file, tmp_path, capsys):
+    out = tmp_path / "z.h5ad"
+    with cut_off(3), pytest.raises(KeyboardInterrupt):
+        sd.tl.embed_file(file, out, model=plain, empty="nan")
+    assert not capsys.readouterr().err
+    with sd.settings.override(progress=True):
+        sd.tl.embed_file(file, out, model=plain, empty="nan")
+    assert f"{N - 3}/{N}" in capsys.readouterr().err  # three cells are left out
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_parts_end_where_windows_do(plain, file, whole, tmp_path, starts, error, parts):
+    """Also where the last cells of a window are left out."""
+    out = tmp_path / "z.h5ad"
+    with cut_off(parts, error), pytest.raises(error):
+        sd.tl.embed_file(file, out, model=plain, empty="nan")
+    assert [path.name for path in tmp_path.iterdir()] == [".z.h5ad.part"]
+    sd.tl.embed_file(file, out, model=plain, empty="nan")
+    assert starts == [0, parts * 4096]
+    assert same(out, whole)
+
+
+def test_a_result_that_stands_is_replaced_only_by_a_whole_one(plain, file, whole, tmp_path, monkeypatch):
+    out = tmp_path / "z.h5ad"
+    out.write_bytes(whole.read_bytes())
+    with cut_off(2), pytest.raises(KeyboardInterrupt):
+        sd.tl.embed_file(file, out, model=plain, empty="nan", batch_size=100, overwrite=True)
+    assert same(out, whole)
+
+    def failing(*args):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(_embed_file, "new_rows", failing)
+    with pytest.raises(OSError, match="no space"):
+        sd.tl.embed_file(file, out, model=plain, empty="nan", overwrite=True)
+    assert same(out, whole)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".z.h5ad.part", "z.h5ad"]
+
+
+def other_model(plain, file):
+    import copy
+
+    import torch
+
+    model = copy.deepcopy(plain)
+    with torch.no_grad():
+        next(iter(model.parameters())).view(-1)[0] += 1e-3
+    return {"model": model}
+
+
+def other_entropies(plain, file):
+    import copy
+
+    model = copy.copy(plain)
+    model.vocabulary = plain.vocabulary.with_entropy(plain.vocabulary.entropy[3:] + np.float32(0.25))
+    return {"model": model}
+
+
+def other_time(plain, file):
+    os.utime(file, ns=(1, 1))
+    return {}
+
+
+OTHER = {
+    "a weight": (other_model, "model"),
+    "entropies": (other_entropies, "model"),
+    "the file": (other_time, "file"),
+    "batch_size": (lambda plain, file: {"batch_size": 100}, "batch_size"),
+    "an argument": (lambda plain, file: {"duplicates": "error"}, "duplicates"),
+}
+
+
+@pytest.mark.parametrize("what", OTHER)
+def test_another_run_starts_anew_and_says_why(plain, file, tmp_path, starts, caplog, what):
+    copied, out = tmp_path / "cells.h5ad", tmp_path / "z.h5ad"
+    copied.write_bytes(file.read_bytes())
+    with cut_off(1), pytest.raises(KeyboardInterrupt):
+        sd.tl.embed_file(copied, out, model=plain, empty="nan")
+    change, named = OTHER[what]
+    changed = {"model": plain, "empty": "nan", **change(plain, copied)}
+    info = sd.settings.override(verbosity="info"), caplog.at_level(logging.INFO, "scdiva")
+    with info[0], info[1], cut_off(0), pytest.raises(KeyboardInterrupt):
+        sd.tl.embed_file(copied, out, **changed)
+    assert starts == [0, 0]
+    assert f"({named} differ)" in caplog.text
+
+
+def test_a_file_that_changes_meanwhile_is_an_error(plain, file, tmp_path, monkeypatch):
+    copied, embed_cells = tmp_path / "cells.h5ad", _embed_file.embed_cells
+    copied.write_bytes(file.read_bytes())
+
+    def touched(*args, **kwargs):
+        yield from embed_cells(*args, **kwargs)
+        os.utime(copied, ns=(1, 1))
+
+    monkeypatch.setattr(_embed_file, "embed_cells", touched)
+    with pytest.raises(ValueError, match=r"cells\.h5ad' was changed"):
+        sd.tl.embed_file(copied, tmp_path / "z.h5ad", model=plain, empty="nan")
+    assert [path.name for path in tmp_path.iterdir()] == ["cells.h5ad"]
+
+
+def test_two_at_once_do_not_mix(plain, file, whole, tmp_path, monkeypatch):
+    """The second is refused while the first runs, and the first gives what it gives alone."""
+    out, append, refused = tmp_path / "z.h5ad", _embed_parts.Parts.append, []
+
+    def beside(self, states):
+        if not refused:
+            with pytest.raises(RuntimeError, match="another call is writing"):
+                sd.tl.embed_file(file, out, model=plain, empty="nan", overwrite=True)
+            refused.append(True)
+        append(self, states)
+
+    monkeypatch.setattr(_embed_parts.Parts, "append", beside)
+    sd.tl.embed_file(file, out, model=plain, empty="nan")
+    assert refused
+    assert same(out, whole)
+
+
+def test_a_lock_on_a_deleted_file_is_no_lock(tmp_path, monkeypatch):
+    """Its owner finishes, and deletes it, between our opening and our lock."""
+    import fcntl
+
+    path, flock, gone = tmp_path / "parts", fcntl.flock, []
+
+    def late(file, how):
+        if not gone:
+            path.unlink()
+            gone.append(True)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with open_parts(path, {"a": 1}, 2) as parts:
+        assert path.exists()
+        parts.append(np.ones((3, 2), np.float32))
+    assert path.exists()
+
+
+def test_spoilt_parts_are_done_again(tmp_path):
+    path, rows = tmp_path / "parts", np.arange(24, dtype=np.float32).reshape(12, 2)
+    with open_parts(path, {"a": 1}, 2) as parts:
+        for first in (0, 4, 8):
+            parts.append(rows[first : first + 4])
+    stored = path.read_bytes()
+    for at, left in [(-1, 2), (-33, 2), (-50, 1), (-44, 2), (-120, 0)]:
+        spoilt = bytearray(stored)
+        spoilt[at] ^= 255
+        path.write_bytes(spoilt)
+        with open_parts(path, {"a": 1}, 2) as parts:
+            assert parts.n_rows == 4 * left, at
+            assert [(first, part.tolist()) for first, part in parts.read()] == [
+                (4 * i, rows[first : first + 4].tolist()) for i, first in enumerate((0, 4, 8)[:left])
+            ]
+            parts.append(rows[:4])
+            assert parts.n_rows == 4 * left + 4
+    path.write_bytes(b"something else")
+    with open_parts(path, {"a": 1}, 2) as parts:
+        assert parts.n_rows == 0
+    assert not path.exists()

@@ -1,0 +1,140 @@
+"""What is larger than memory is read by blocks, wherever it lies, and gives what it gives in memory."""
+
+from __future__ import annotations
+
+import re
+import tracemalloc
+from pathlib import Path
+
+import anndata as ad
+import dask.array as da
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import scdiva as sd
+
+KEY = "scdiva_entropy"
+
+
+@pytest.fixture(scope="module")
+def files(adata, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("cells")
+    adata.write_h5ad(folder / "cells.h5ad")
+    adata.write_zarr(folder / "cells.zarr")
+    return folder
+
+
+def with_dask(files, chunk):
+    cells = ad.read_h5ad(files / "cells.h5ad")
+    cells.X = da.from_array(cells.X.toarray(), chunks=(7, 60)).map_blocks(chunk)
+    return cells
+
+
+def lazy(path):
+    pytest.importorskip("xarray", reason="anndata reads annotation lazily with xarray")
+    return ad.experimental.read_lazy(path)
+
+
+KINDS = {
+    "backed r": lambda files: ad.read_h5ad(files / "cells.h5ad", backed="r"),
+    "backed r+": lambda files: ad.read_h5ad(files / "cells.h5ad", backed="r+"),
+    "dask": lambda files: with_dask(files, np.asarray),
+    "dask, sparse": lambda files: with_dask(files, sp.csr_matrix),
+    "lazy h5ad": lambda files: lazy(files / "cells.h5ad"),
+    "lazy zarr": lambda files: lazy(files / "cells.zarr"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_same_from_wherever(plain, adata, files, tmp_path, kind):
+    expected, cells = adata.copy(), KINDS[kind](files)
+    for one in (expected, cells):
+        sd.pp.gene_entropy(one)
+        sd.pp.entropy_serialize(one, entropy_key=KEY)
+        sd.tl.embed(one, plain)
+    np.testing.assert_array_equal(np.asarray(cells.var[KEY]), expected.var[KEY])
+    assert (cells.layers["scdiva_rank"] != expected.layers["scdiva_rank"]).nnz == 0
+    np.testing.assert_array_equal(cells.obsm["X_scdiva"], expected.obsm["X_scdiva"])
+    sd.pp.entropy_serialize(cells, entropy_key=KEY, out=tmp_path / "ranks.h5ad")
+    written = ad.read_h5ad(tmp_path / "ranks.h5ad")
+    assert (written.layers["scdiva_rank"] != expected.layers["scdiva_rank"]).nnz == 0
+    assert written.obs["cell_type"].tolist() == expected.obs["cell_type"].tolist()
+    assert not isinstance(cells.X, np.ndarray | sp.spmatrix)  # it is where it was
+    if cells.isbacked:
+        cells.file.close()
+
+
+def test_what_is_written_into_a_file_that_is_open_for_writing_stays(plain, adata, files, tmp_path):
+    path = tmp_path / "cells.h5ad"
+    path.write_bytes((files / "cells.h5ad").read_bytes())
+    cells = ad.read_h5ad(path, backed="r+")
+    sd.pp.gene_entropy(cells)
+    sd.pp.entropy_serialize(cells, entropy_key=KEY)
+    sd.tl.embed(cells, plain)
+    cells.write()
+    cells.file.close()
+    found, expected = ad.read_h5ad(path), cells
+    assert (found.X != adata.X).nnz == 0
+    assert found.var[KEY].equals(expected.var[KEY])
+    assert (found.layers["scdiva_rank"] != expected.layers["scdiva_rank"]).nnz == 0
+    np.testing.assert_array_equal(found.obsm["X_scdiva"], expected.obsm["X_scdiva"])
+
+
+@pytest.fixture(scope="module")
+def large(adata, tmp_path_factory):
+    """A file of so many cells that a block of them is little beside it, and the bytes of its X."""
+    x = sp.vstack([adata.X] * 400, format="csr", dtype=np.float32)
+    path = tmp_path_factory.mktemp("large") / "cells.h5ad"
+    cells = ad.AnnData(x, var=adata.var[[]])
+    cells.write_h5ad(path)
+    return path, x.data.nbytes + x.indices.nbytes
+
+
+CALLS = {
+    "gene_entropy": lambda cells, plain, folder: sd.pp.gene_entropy(cells, plain.vocabulary),
+    "entropy_serialize": lambda cells, plain, folder: sd.pp.entropy_serialize(cells, plain.vocabulary),
+    "entropy_serialize to a file": lambda cells, plain, folder: sd.pp.entropy_serialize(
+        cells, plain.vocabulary, out=folder / "ranks.h5ad", overwrite=True
+    ),
+    "embed": lambda cells, plain, folder: sd.tl.embed(cells, plain),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_neither_x_nor_a_second_copy_of_the_result_is_held(plain, adata, large, tmp_path, call):
+    path, size = large
+    CALLS[call](adata.copy(), plain, tmp_path)  # what is loaded once does not count
+    cells = ad.read_h5ad(path, backed="r")
+    tracemalloc.start()
+    CALLS[call](cells, plain, tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    cells.file.close()
+    if call == "entropy_serialize":
+        ranks = cells.layers["scdiva_rank"]
+        peak -= ranks.data.nbytes + ranks.indices.nbytes
+    if call == "embed":
+        assert peak < cells.obsm["X_scdiva"].nbytes + size  # windows of 4,096 cells, the next one too
+    else:
+        assert peak < size / 2
+
+
+def test_the_page_says_what_works(tmp_path, monkeypatch):
+    """Every block of docs/out_of_core.md, one after the other."""
+    page = (Path(__file__).parents[2] / "docs" / "out_of_core.md").read_text(encoding="utf-8")
+    sd.datasets.toy(70, 200).write_h5ad(tmp_path / "atlas.h5ad")
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
+    assert len(blocks) == 5
+    names: dict = {}
+    with sd.settings.override():
+        for block in blocks:
+            if "read_lazy" in block:
+                pytest.importorskip("xarray")
+            exec(block, names)
+    written = ad.read_h5ad("atlas.h5ad")
+    assert np.array_equal(written.obsm["X_scdiva"], ad.read_h5ad("atlas_scdiva.h5ad").obsm["X_scdiva"])
+    assert written.obsm["X_scdiva"].nbytes == 768 * 70
+    assert ad.read_h5ad("ranks.h5ad").layers["scdiva_rank"].nnz > 0
+    assert {path.name for path in tmp_path.iterdir()} == {"atlas.h5ad", "atlas_scdiva.h5ad", "ranks.h5ad"}

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_expression, refuse_empty
-from scdiva.data.stores import new_sparse, open_alone, open_store, refuse_target, whole_or_not
+from scdiva.data.output import new_sparse, open_alone, open_store, refuse_target, whole_or_not
 from scdiva.data.writing import check_anndata, check_writable
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary

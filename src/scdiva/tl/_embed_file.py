@@ -11,7 +11,7 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._version import __version__
-from scdiva.data.stores import copy_frame, new_rows, open_store, refuse_target, whole_or_not
+from scdiva.data.output import copy_frame, new_rows, open_store, refuse_target, whole_or_not
 from scdiva.tl._embed import Running, embed_cells, how_to_run, named, open_for
 from scdiva.tl._embed_parts import Parts, fingerprint, open_parts, stamp
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from scdiva._settings import logger
-from scdiva.data.stores import open_alone
+from scdiva.data.output import open_alone
 
 if TYPE_CHECKING:
     from scdiva.models import ScDiVa

@@ -4,7 +4,7 @@ import h5py
 import pandas as pd
 import pytest
 
-from scdiva.data.stores import copy_frame, open_alone, open_store, refuse_target, whole_or_not
+from scdiva.data.output import copy_frame, open_alone, open_store, refuse_target, whole_or_not
 
 
 def fill(path, text):

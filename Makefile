@@ -8,6 +8,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --constraint constraints.txt
 DATA ?=
+# processes that run the tests, one thread each: half the time on two cores
+WORKERS ?= 2
 CORPUS ?= ../shared/data/corpus
 BENCHMARKS ?= ../shared/data/benchmark
 ON_DATA = "zero_shot.py --data $(BENCHMARKS)"
@@ -35,7 +37,7 @@ demo: $(VENV)/.core
 	$(PY) scripts/demo.py $(if $(DATA),--data "$(DATA)")
 
 test: $(VENV)/.groups
-	$(PY) -m pytest --cov=scdiva --cov-report=term
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --cov=scdiva --cov-report=term
 
 docs: $(VENV)/.groups
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html

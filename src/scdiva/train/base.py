@@ -216,7 +216,7 @@ class TaskModule(pl.LightningModule):
             if self._world_size > 1:
                 raise RuntimeError(
                     f"Out of memory in the backward pass of batch {self.batches_seen - 1}, in which several processes "
-                    f"share. Resume with micro_batches={2 * self.micro_batches}: the steps stay the same beyond rounding."
+                    f"share. Resume with micro_batches={2 * self.micro_batches}: no step changes beyond rounding."
                 ) from error
             if not self._halve(max(batch.n_cells for batch, _ in self._window)):
                 raise

@@ -88,7 +88,7 @@ class Saver(Checkpoint):
         self.file, self.every = file, every
         self.saved = -1
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Take what a run starts from as saved. Called by Lightning."""
         self.saved = trainer.global_step
 

@@ -3,8 +3,8 @@
     python scripts/faults.py [--kills 50] [--saves 50] [--record]
     python scripts/faults.py --long --prepared FOLDER [--minutes 10]
 
-A straight run notes what its checkpoint is after each step: weights, their running mean, optimiser, schedule. Other runs
-of the same configuration are killed (SIGKILL at a random moment, or while a checkpoint is being written), told to stop
+A straight run notes what its checkpoint is after each step: weights, their running mean, optimiser, schedule. Others of
+the same configuration are killed (SIGKILL at a random moment, or while a checkpoint is being written), told to stop
 (SIGTERM, Ctrl-C) or find the disk full; each is resumed until it is done. After each fault the checkpoint on the disk
 must be that of the straight run at its step, bit for bit, at most `checkpoint_every` steps old, and so must be the end.
 The last lines are a table of what was tried, bit-exact and lost; the exit code is 1 if anything was lost.
@@ -229,7 +229,7 @@ def forked(work: Callable[[], object]) -> int:
     except OSError as error:
         print(f"  {error}", flush=True)
         code = 28
-    except BaseException:
+    except BaseException:  # noqa: BLE001, said and turned into an exit code
         import traceback
 
         traceback.print_exc()
@@ -263,7 +263,7 @@ class Trial:
         self.tried += 1
         try:
             at = saved(self.folder)
-        except Exception as error:  # whatever a broken file raises
+        except Exception as error:  # noqa: BLE001, whatever a broken file raises
             print(f"  {self.name}: the checkpoint cannot be read: {error}", flush=True)
             self.lost += 1
             return
@@ -332,7 +332,7 @@ def signals(trial: Trial, number: int, sent: signal.Signals, code: int, rng: ran
 
 
 def full_disk(trial: Trial, number: int, rng: random.Random, root: Path) -> None:
-    """No more room from some step on: by a limit to the size of files, and on a small file system if one can be made."""
+    """No more room from some step on: by a limit to the size of files, and in a small file system if we may mount one."""
     small = root / "small"
     small.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(small)]

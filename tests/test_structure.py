@@ -17,7 +17,7 @@ FLOORS = {
     3: {"models", "data", "pp", "get"},
     4: {"train", "pl"},
     5: {"tl"},
-    6: {"cli", "__init__"},
+    6: {"cli", "__init__", "__main__"},
 }
 FLOOR = {part: floor for floor, parts in FLOORS.items() for part in parts}
 SIDEWAYS = {

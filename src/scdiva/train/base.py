@@ -252,7 +252,7 @@ class TaskModule(pl.LightningModule):
             return
         self.bad_batches = [] if finite else [number]
         raise FloatingPointError(
-            f"The loss is {float(loss)} at batch {number}{self._at_step()}."
+            f"The loss is {float(loss.detach())} at batch {number}{self._at_step()}."
             if not finite
             else f"The loss of another process is not finite{self._at_step()}; that one tells more."
         )

@@ -40,7 +40,7 @@ class Stopper(Callback):
         self._since = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen to signals, in the place of Lightning, which puts back whoever listened before. Called by Lightning."""
+        """Listen to signals in the place of Lightning, which puts back whoever did before. Called by Lightning."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._heard)
             signal.signal(signal.SIGINT, self._heard)

@@ -332,7 +332,7 @@ def signals(trial: Trial, number: int, sent: signal.Signals, code: int, rng: ran
 
 
 def full_disk(trial: Trial, number: int, rng: random.Random, root: Path) -> None:
-    """No more room from some step on: by a limit to the size of files, and in a small file system if we may mount one."""
+    """No room from some step on: by a limit to the size of files, and in a small file system if one can be mounted."""
     small = root / "small"
     small.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(small)]

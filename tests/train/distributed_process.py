@@ -64,7 +64,7 @@ def run(folder: Path, out: str, *, kind=Watched, callbacks=(), resume=False, **s
             module, data, out_dir=place, accelerator="cpu", progress=False, callbacks=callbacks,
             resume_from=place if resume else None,
         )  # fmt: skip
-    except BaseException as stopped:
+    except BaseException as stopped:  # noqa: BLE001, handed over
         error = stopped
     found = {
         "weights": torch.cat([p.detach().flatten() for p in module.parameters()]),

@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(run, tmp_path, monkeypatch):
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr("scdiva.train.checkpoints.os.fsync", full)
-        with pytest.raises(OSError, match="step 9 could not be written.*No space left.*before is intact"):
+        with pytest.raises(OSError, match=r"step 9 could not be written.*No space left.*before is intact"):
             run(out)
     assert sorted(file.name for file in out.iterdir()) == ["last.ckpt", "log"]
     assert torch.load(out / "last.ckpt", weights_only=True)["global_step"] == 6

@@ -49,7 +49,7 @@ bench: $(VENV)/.bench
 	$(if $(wildcard $(BENCHMARKS)),,echo "No $(BENCHMARKS): zero_shot.py and memory.py are left out.";) \
 	$(PY) benchmarks/tables.py && exit $$status
 
-# Runs killed, stopped and out of room at random moments, against runs that were not: about ten minutes.
+# Runs killed, stopped and out of room at random moments, against runs that were not: about four minutes.
 faults: $(VENV)/.core
 	OMP_NUM_THREADS=1 $(PY) scripts/faults.py --record
 

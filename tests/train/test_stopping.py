@@ -7,7 +7,6 @@ import errno
 import os
 import signal
 
-import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
@@ -166,23 +165,6 @@ def cells(vocabulary, tmp_path):
         return CellDataModule(files, vocabulary=vocabulary, **{"batch_size": 6, "context": 16, "n_blocks": 2} | options)
 
     return make
-
-
-@pytest.mark.parametrize("batches", [{"batch_size": 7}, {"batch_tokens": 60}])
-def test_the_cells_of_a_batch_are_found(cells, batches):
-    data = cells(block_rows=5, **batches)
-    stream = data.training_stream()
-    for number in (0, 3, 17):
-        batch, found = stream.batch(number), cells_of_batch(data, number)
-        assert len(found) == batch.n_cells > 1
-        for i, (study, file, row, cell) in enumerate(found):
-            source = data._pool.sources[int(batch.study[i])]
-            assert str(source.path) == file
-            assert study == source.path.stem
-            assert cell == str(source.obs_names[row])
-            tokens = source.read(row, row + 1)[1][:16]
-            own = batch.tokens[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]]
-            np.testing.assert_array_equal(tokens, own.numpy())
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient"])

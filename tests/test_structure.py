@@ -30,6 +30,8 @@ SIDEWAYS = {
     # How a matrix is read is one matter, whoever asks.
     "pp": {"data"},
     "get": {"data"},
+    # The same command line, started by `python -m`.
+    "__main__": {"cli"},
 }
 """Imports within a floor that are allowed, by part."""
 MAX_LINES = 400

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytorch_lightning.plugins.environments import SLURMEnvironment
 
-from scdiva.train import pretraining
+from scdiva.train import PretrainingModule, fit, pretraining
 from scdiva.train.launch import is_first_process, launched
 
 PROCESS = Path(__file__).with_name("distributed_process.py")
@@ -111,6 +112,47 @@ def test_what_a_launcher_started():
     assert launched({}) is None
     with pytest.raises(ValueError, match="7 tasks on 2 nodes"):
         launched({**srun, "SLURM_NTASKS": "7"})
+
+
+SLURM = {
+    "SLURM_NTASKS": "8",
+    "SLURM_NTASKS_PER_NODE": "4",
+    "SLURM_NNODES": "2",
+    "SLURM_PROCID": "0",
+    "SLURM_JOB_NAME": "pretrain",
+}
+
+
+@pytest.mark.parametrize(
+    ("environment", "options", "expected"),
+    [
+        ({}, {}, (1, 1, "auto")),
+        ({}, {"devices": 2, "num_nodes": 3}, (2, 3, "ddp_find_unused_parameters_true")),
+        (SLURM, {}, (4, 2, "ddp_find_unused_parameters_true")),
+        (SLURM, {"strategy": "fsdp"}, (4, 2, "fsdp")),
+    ],
+)
+def test_what_reaches_the_trainer(environment, options, expected, tiny, config, stream, tmp_path, monkeypatch):
+    class Asked(Exception):
+        pass
+
+    def asked(**told):
+        raise Asked(told)
+
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("scdiva.train.runner.pl.Trainer", asked)
+    with pytest.raises(Asked) as caught:
+        fit(PretrainingModule(tiny(), config()), stream(), out_dir=tmp_path, **options)
+    (told,) = caught.value.args
+    assert (told["devices"], told["num_nodes"], told["strategy"]) == expected
+    # jobs of Slurm are not put back in the queue unless asked
+    slurm = [plugin for plugin in told["plugins"] if isinstance(plugin, SLURMEnvironment)]
+    assert [plugin.auto_requeue for plugin in slurm] == [False] * bool(environment)
+    own = SLURMEnvironment(auto_requeue=True)
+    with pytest.raises(Asked) as caught:
+        fit(PretrainingModule(tiny(), config()), stream(), out_dir=tmp_path, plugins=own, **options)
+    assert [plugin for plugin in caught.value.args[0]["plugins"] if isinstance(plugin, SLURMEnvironment)] == [own]
 
 
 def test_the_first_process_writes(monkeypatch):

@@ -16,7 +16,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, TQDMProgressBar
 from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.plugins.environments import SLURMEnvironment
+from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment
 from pytorch_lightning.plugins.io import CheckpointIO
 
 from scdiva._settings import logger, multiplies_bf16
@@ -205,10 +205,11 @@ def fit(
     if stopper.signal is not None and trainer.global_step != trainer.max_steps:
         if stopper.signal == signal.SIGINT:
             raise KeyboardInterrupt
-        logger.warning(
-            "Stopped by SIGTERM after step %d of %d, which %s holds. Go on with resume_from=%r, or --resume true.",
-            trainer.global_step, trainer.max_steps, saver.file, str(out),
-        )  # fmt: skip
+        if trainer.is_global_zero:
+            logger.warning(
+                "Stopped by SIGTERM after step %d of %d, which %s holds. Go on with resume_from=%r, or --resume true.",
+                trainer.global_step, trainer.max_steps, saver.file, str(out),
+            )  # fmt: skip
         raise SystemExit(TERMINATED)
     return trainer
 
@@ -231,7 +232,8 @@ def _plugins(given: Any) -> list[Any]:
     plugins = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
     if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
         plugins.append(AtomicIO())
-    if launched() and "TORCHELASTIC_RUN_ID" not in os.environ:
+    by_srun = launched() and "TORCHELASTIC_RUN_ID" not in os.environ
+    if by_srun and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
         plugins.append(SLURMEnvironment(auto_requeue=False))
     return plugins
 

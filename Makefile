@@ -1,4 +1,4 @@
-# make demo | test | docs | bench | lint | train-mini | clean
+# make demo | test | docs | bench | faults | lint | train-mini | clean
 #
 # `.venv` is built once, from the exact versions of constraints.txt: the demo needs only the core; test, docs and lint add
 # their groups to it. A stamp file inside .venv says what is in there.
@@ -14,7 +14,7 @@ CORPUS ?= ../shared/data/corpus
 BENCHMARKS ?= ../shared/data/benchmark
 ON_DATA = "zero_shot.py --data $(BENCHMARKS)"
 
-.PHONY: demo test docs bench lint train-mini clean
+.PHONY: demo test docs bench faults lint train-mini clean
 
 # torch goes first and by its exact version: left to a looser range, pip may fetch gigabytes of CUDA libraries.
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -51,6 +51,10 @@ bench: $(VENV)/.bench
 	done; \
 	$(if $(wildcard $(BENCHMARKS)),,echo "No $(BENCHMARKS): zero_shot.py is left out.";) \
 	$(PY) benchmarks/tables.py && exit $$status
+
+# Runs killed, stopped and out of room at random moments, against runs that were not: about four minutes.
+faults: $(VENV)/.core
+	OMP_NUM_THREADS=1 $(PY) scripts/faults.py --record
 
 lint: $(VENV)/.groups
 	$(VENV)/bin/ruff check

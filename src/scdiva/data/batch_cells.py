@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from scdiva.data.stream import CellPool, Cells, TrainingStream
+from scdiva.data.pool import CellPool, Held
+from scdiva.data.stream import TrainingStream
 
 if TYPE_CHECKING:
     from scdiva.data.datamodule import CellDataModule
@@ -30,10 +32,12 @@ class _Places:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pool, name)
 
-    def read_block(self, block: int) -> Cells:
-        number, rows = self._pool.blocks[block]
-        n = len(rows)
-        return np.arange(n + 1), rows.astype(np.int64), np.zeros(n, np.float32), np.full(n, number)
+    def read_blocks(self, blocks: Sequence[int] | np.ndarray) -> Held:
+        own = [self._pool.blocks[block] for block in np.asarray(blocks).tolist()]
+        rows = np.concatenate([rows for _, rows in own]).astype(np.int64)
+        source = np.repeat([number for number, _ in own], [len(rows) for _, rows in own])
+        ones = np.ones(len(rows), np.int64)
+        return Held([(rows, ones.astype(np.float32))], 0 * ones, np.arange(len(rows)), ones, source)
 
 
 def cells_of_batch(data: CellDataModule, number: int) -> list[BatchCell]:
@@ -59,6 +63,7 @@ def cells_of_batch(data: CellDataModule, number: int) -> list[BatchCell]:
         stream.order,
         stream.batch_size,
         batch_tokens=stream.batch_tokens,
+        prefetch=False,
     ).batch(number)
     assert batch.study is not None
     names = data.study_names

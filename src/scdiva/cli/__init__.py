@@ -51,7 +51,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     if is_first_process():
         sys.stdout.write(f"{written}\n")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -117,6 +117,7 @@ def test_a_packed_corpus_without_validation(files, options, tmp_path):
         (["--validation", "TRAIN"], "1 studies are in train and in validation (first: 'a')"),
         (["--validation_studies", "[a, b]"], "all 2 studies would validate"),
         (["--validation_studies", "[x]"], "there is no study 'x'"),
+        (["--validation_studies", "1.5"], "share between 0 and 1; got 1.5"),
         (["--study_weights", "{aa: 2}"], "no training study 'aa' (did you mean 'a'?)"),
         (["--study_weights", "3"], "a power from 0 to 1; got 3.0"),
     ],
@@ -202,6 +203,7 @@ def test_config_and_manifest_are_there_from_the_start(files, options, monkeypatc
     metadata = load_model(run / "again" / "model", device="cpu").metadata
     assert metadata["config"] == written | {"out": str(run / "again")}
     assert metadata["corpus"] == manifest["studies"]
+    assert "- config: see config.json" in (run / "again" / "model" / "README.md").read_text()
 
 
 def test_a_preset_is_the_start_and_options_go_before_it(files, options, monkeypatch):
@@ -269,6 +271,7 @@ def test_a_changed_file_stops_a_resumed_run_before_it_is_read(files, options, tm
     assert cli.main([*arguments, "--resume", "true"]) == 0
 
 
+@pytest.mark.filterwarnings("ignore:.* cells are left out")
 def test_studies_that_validate_are_not_counted_and_cells_too_small_are_dropped(files, options):
     from scdiva.pp import corpus_entropy
 

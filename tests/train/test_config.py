@@ -143,7 +143,7 @@ def test_presets():
         1e-3,
         125,
     )
-    assert (mini.scored_genes, mini.value_weight, mini.autotune) == (32, 1.0, False)
+    assert (mini.scored_genes, mini.place_prior, mini.value_weight, mini.autotune) == (32, True, 1.0, False)
     assert (base.batch_tokens, base.accumulate, base.context) == (65_536, 4, 1200)
     with pytest.raises(ValueError, match=r"got 'bsae' \(did you mean 'base'\?\)"):
         PretrainingConfig.preset("bsae")

@@ -146,7 +146,7 @@ class ScDiVaConfig:
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> ScDiVaConfig:
-        """Return a configuration by name; :meth:`PretrainingConfig.preset` has the training that goes with it.
+        """Return a configuration by name; :meth:`scdiva.train.PretrainingConfig.preset` has the training of that name.
 
         Parameters
         ----------

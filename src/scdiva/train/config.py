@@ -251,9 +251,9 @@ class PretrainingConfig(OptimiserConfig):
             - `"paper"`: :meth:`paper`. Its `batch_size` is the global batch: divide it by `accumulate` and devices;
             - `"base"`: one GPU; 50,000 steps of 8 batches of 65,536 tokens, some 600 cells of 800 genes a step;
             - `"mini"`: a CPU; 2,500 steps of 32 cells of 128 genes. Steps, batch, context and learning rate are those
-              of the transformer's first run in `scripts/train_mini.py`, `scored_genes` and `value_weight` those of its
-              last. That script trains set encoder and state head alone before; in a single run the objective
-              `"genes"` trains the one, and the denoising the other.
+              of the transformer's first run in `scripts/train_mini.py`, `scored_genes`, `place_prior` and
+              `value_weight` those of its last. That script trains set encoder and state head alone before; in a single
+              run the objective `"genes"` trains the one, and the denoising the other.
         **changes
             Fields that differ.
 
@@ -267,7 +267,7 @@ class PretrainingConfig(OptimiserConfig):
         refuse_unknown(changes, [field.name for field in fields(cls)], cls.__name__)
         if name == "paper":
             return replace(cls.paper(), **changes)
-        shared = {"scored_genes": 32, "value_weight": 1.0}
+        shared = {"scored_genes": 32, "place_prior": True, "value_weight": 1.0}
         run = {
             "base": {
                 "steps": 50_000, "batch_tokens": 65_536, "accumulate": 8, "learning_rate": 5e-4, "warmup_steps": 2000,

@@ -85,10 +85,7 @@ def model_config(n_genes: int) -> ScDiVaConfig:
     """A transformer of 1 M weights beside its tables; the cell state is the set encoder's. Parts 2 and 3 do without the
     state head.
     """
-    return ScDiVaConfig(
-        n_genes=n_genes, dim=128, n_layers=4, n_heads=4, ffn_dim=384, tie_gene_head=True, anchor_residual=False,
-        state_head=True, state_rank=64,
-    )  # fmt: skip
+    return ScDiVaConfig.preset("mini", n_genes=n_genes)
 
 
 def clean(corpus: Path, folder: Path) -> list[Path]:

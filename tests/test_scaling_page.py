@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scdiva import cli
+from scdiva.cli._parser import options_of
 from scdiva.datasets import toy
 
 ROOT = Path(__file__).parents[1]
@@ -31,9 +31,9 @@ def test_pretraining_commands_parse(command):
     launcher, arguments = words[: words.index("pretrain")], words[words.index("pretrain") :]
     assert launcher[0] in ("torchrun", "srun")
     assert launcher[-1] == "scdiva"
-    options = cli._parsers()[0].parse_args(arguments).pretrain
-    assert options.train == ["train.h5"]
-    assert options.out == "run"
+    _, options = options_of(arguments)
+    assert options["train"] == ["train.h5"]
+    assert options["out"] == "run"
 
 
 def test_there_is_a_command_for_each_launcher():

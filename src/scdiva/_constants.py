@@ -1,5 +1,8 @@
 """Every AnnData key and every special token id, spelled once."""
 
+PRESETS = ("paper", "base", "mini")
+"""Names of the configurations of model and pretraining that go together."""
+
 # --- keys in AnnData -------------------------------------------------------------------------------------------------
 UNS = "scdiva"
 """`adata.uns` entry that holds what each scdiva call was given and what it found."""

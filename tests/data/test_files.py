@@ -7,12 +7,13 @@ import shutil
 import warnings
 
 import anndata as ad
+import h5py
 import pytest
 import pytorch_lightning as pl
 import torch
 
 from scdiva.data.datamodule import CellDataModule
-from scdiva.data.files import check_manifest, content_digest, data_files
+from scdiva.data.files import check_manifest, content_digest, data_files, file_note
 from scdiva.data.packed import pack_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:(study|adata)2", "ignore:Writing zarr v2")
@@ -27,7 +28,7 @@ def folder(study_files, tmp_path):
         shutil.copy(path, where)
     ad.read_h5ad(study_files[2]).write_zarr(where / "study2.zarr")
     (where / "notes.txt").write_text("no cells")
-    (where / "below").mkdir()
+    (where / "empty").mkdir()
     return where
 
 
@@ -40,8 +41,17 @@ def test_a_folder_is_its_files_by_name(folder, study_files):
     assert data_files([folder]) == data_files([str(folder)]) == files
     adata = object()
     assert data_files([adata, study_files[0], folder, "absent.h5ad"]) == [adata, study_files[0], *files, "absent.h5ad"]
-    with pytest.raises(ValueError, match=r"folder '.*below' holds no \.h5ad or \.zarr"):
-        data_files([folder / "below"])
+    with pytest.raises(ValueError, match=r"folder '.*empty' holds no \.h5ad or \.zarr"):
+        data_files([folder / "empty"])
+
+
+def test_folders_below_belong_to_it(folder, tmp_path):
+    (folder / "a" / "b").mkdir(parents=True)
+    (folder / "study0.h5ad").rename(folder / "a" / "b" / "study0.h5ad")
+    (folder / "study2.zarr").rename(folder / "a" / "study2.zarr")
+    below = [folder / "a" / "b" / "study0.h5ad", folder / "a" / "study2.zarr"]
+    assert data_files([folder]) == [*below, folder / "study1.h5ad"]
+    assert data_files([folder / "study1.h5ad", folder / "a"]) == [folder / "study1.h5ad", *below]
 
 
 @pytest.mark.parametrize("marker", [".zgroup", "zarr.json"])
@@ -75,6 +85,33 @@ def test_a_digest_is_of_content_alone(folder, tmp_path):
     chunk.rename(chunk.with_name("moved"))
     assert content_digest(file) != before[0]
     assert content_digest(store) != before[1]
+
+
+def test_large_files_are_hashed_in_pieces(folder, tmp_path, monkeypatch):
+    file, store = folder / "study0.h5ad", folder / "study2.zarr"
+    whole = file_note(file)
+    assert whole == {"size": file.stat().st_size, "sha256": content_digest(file)}
+    monkeypatch.setattr("scdiva.data.files.WHOLE", 100)
+    monkeypatch.setattr("scdiva.data.files.PIECES", 3)
+    monkeypatch.setattr("scdiva.data.files.PIECE", 64)
+    before = file_note(file), file_note(store)
+    assert before[0].keys() == before[1].keys() == {"size", "sampled_sha256"}
+    shutil.copy(file, tmp_path / "copy.h5ad")
+    shutil.copytree(store, tmp_path / "copy.zarr")
+    assert (file_note(tmp_path / "copy.h5ad"), file_note(tmp_path / "copy.zarr")) == before
+
+    # as large as before: a byte of the last piece; a name within the file; a file of the folder by another name
+    content = bytearray(file.read_bytes())
+    content[-10] ^= 1
+    file.write_bytes(content)
+    assert file_note(file)["sampled_sha256"] != before[0]["sampled_sha256"]
+    with h5py.File(tmp_path / "copy.h5ad", "r+") as held:
+        held.move("obs/_index", "obs/_other")
+    assert file_note(tmp_path / "copy.h5ad")["sampled_sha256"] != before[0]["sampled_sha256"]
+    chunk = next(path for path in sorted((store / "X" / "data").rglob("*")) if path.name != ".zarray")
+    chunk.rename(chunk.with_name("moved"))
+    assert file_note(store)["sampled_sha256"] != before[1]["sampled_sha256"]
+    assert file_note(store)["size"] == before[1]["size"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +152,7 @@ def test_a_resumed_run_refuses_a_changed_file(folder, vocabulary, tmp_path, pack
     if packed:
         train = changed = tmp_path / "corpus.h5"
         pack_files([folder], vocabulary, train, max_length=25).close()
-    noted = {changed.name: content_digest(changed)}
+    noted = {changed.name: file_note(changed)}
     data = module_of(train, vocabulary, **({} if packed else {"validation": folder / "study0.h5ad"}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -142,5 +179,5 @@ def test_a_resumed_run_refuses_a_changed_file(folder, vocabulary, tmp_path, pack
 
 def test_objects_have_no_manifest(study_files, vocabulary):
     data = module_of([ad.read_h5ad(path) for path in study_files], vocabulary)
-    assert data.state_dict() == {"files": {"train": {}}}
+    assert data.state_dict()["files"] == {"train": {}}
     data.load_state_dict({})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from scdiva._constants import N_SPECIAL
-from scdiva.models import ScDiVa, ScDiVaConfig
+from scdiva.models import ScDiVa, ScDiVaConfig, load_model
 
 
 def n_parameters(config: ScDiVaConfig) -> int:
@@ -48,6 +48,18 @@ def test_paper_preset_has_the_hand_counted_parameters():
     assert 93_400_000 < count < 93_600_000
 
 
+def test_presets():
+    assert ScDiVaConfig.preset("paper") == ScDiVaConfig.paper()
+    assert ScDiVaConfig.preset("mini") == load_model(device="cpu").config
+    sizes = [n_parameters(ScDiVaConfig.preset(name)) for name in ("mini", "base", "paper")]
+    assert sizes == [8_864_719, 30_399_285, 93_432_321]
+    assert ScDiVaConfig.preset("base", n_genes=50, dim=32).dim == 32
+    with pytest.raises(ValueError, match=r"one of paper, base, mini; got 'minni' \(did you mean 'mini'\?\)"):
+        ScDiVaConfig.preset("minni")
+    with pytest.raises(ValueError, match=r"ScDiVaConfig has no n_layer \(did you mean 'n_layers'\?\)"):
+        ScDiVaConfig.preset("base", n_layer=3)
+
+
 def test_each_option_adds_what_it_says():
     paper = ScDiVaConfig.paper()
     base = n_parameters(paper)
@@ -73,8 +85,8 @@ def test_round_trip_through_json():
 
 def test_from_dict_refuses_what_it_does_not_know_and_guesses_nothing():
     values = ScDiVaConfig().to_dict()
-    with pytest.raises(ValueError, match="unknown: widht"):
-        ScDiVaConfig.from_dict(values | {"widht": 3})
+    with pytest.raises(ValueError, match=r"unknown: dimm \(did you mean 'dim'\?\), widht"):
+        ScDiVaConfig.from_dict(values | {"widht": 3, "dimm": 4})
     del values["norm_eps"], values["anchor"]
     with pytest.raises(ValueError, match="missing: anchor, norm_eps"):
         ScDiVaConfig.from_dict(values)

@@ -2,7 +2,15 @@ from __future__ import annotations
 
 import pytest
 
-from scdiva.train import AnchorConfig, IntegrationConfig, OptimiserConfig, PerturbationConfig, PretrainingConfig
+from scdiva.train import (
+    AnchorConfig,
+    AnnotationConfig,
+    IntegrationConfig,
+    OptimiserConfig,
+    PerturbationConfig,
+    PretrainingConfig,
+    StateHeadConfig,
+)
 
 
 def test_paper_preset():
@@ -122,3 +130,41 @@ def test_the_perturbations_losses(loss):
 def test_base_has_no_pretraining_fields():
     with pytest.raises(TypeError, match="value_weight"):
         OptimiserConfig(value_weight=1.0)
+
+
+def test_presets():
+    assert PretrainingConfig.preset("paper") == PretrainingConfig.paper()
+    mini, base = PretrainingConfig.preset("mini"), PretrainingConfig.preset("base", accumulate=4)
+    # the bundled model's: its transformer's first run, and how its last one scored
+    assert (mini.steps, mini.batch_size, mini.context, mini.learning_rate, mini.warmup_steps) == (
+        2500,
+        32,
+        128,
+        1e-3,
+        125,
+    )
+    assert (mini.scored_genes, mini.place_prior, mini.value_weight, mini.autotune) == (32, True, 1.0, False)
+    assert (base.batch_tokens, base.accumulate, base.context) == (65_536, 4, 1200)
+    with pytest.raises(ValueError, match=r"got 'bsae' \(did you mean 'base'\?\)"):
+        PretrainingConfig.preset("bsae")
+    with pytest.raises(ValueError, match=r"PretrainingConfig has no step \(did you mean 'steps'\?\)"):
+        PretrainingConfig.preset("base", step=3)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        OptimiserConfig, PretrainingConfig, AnchorConfig, StateHeadConfig, IntegrationConfig, AnnotationConfig,
+        PerturbationConfig,
+    ],
+)  # fmt: skip
+def test_every_configuration_comes_back_and_refuses_unknown_keys(kind):
+    config = kind(seed=3)
+    assert kind.from_dict(config.to_dict()) == config
+    assert kind.from_dict({"seed": 3}) == config
+    with pytest.raises(
+        ValueError, match=rf"^{kind.__name__} has no learning_rat \(did you mean 'learning_rate'\?\)\.$"
+    ):
+        kind.from_dict({"learning_rat": 1.0})
+    with pytest.raises(ValueError, match="steps must be at least 1"):
+        kind.from_dict({"steps": 0})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -13,12 +13,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from scdiva._constants import MAX_LENGTH
+from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
-from scdiva.data.files import check_manifest, data_files, manifest_of
+from scdiva.data.corpus import OpenStudies, corpus_files, open_studies
+from scdiva.data.files import check_manifest, manifest_of
 from scdiva.data.order import BlockShuffle
-from scdiva.data.packed import PackedCells, is_packed, study_names, warn_left_out
-from scdiva.data.pool import CellPool, Source
+from scdiva.data.pool import LEFT_OUT, CellPool, Source
 from scdiva.data.stream import TrainingStream, ValidationBatches
+from scdiva.data.studies import held_out_studies, study_times
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -39,11 +41,18 @@ class CellDataModule(pl.LightningDataModule):
     Parameters
     ----------
     train
-        List of ``.h5ad`` or ``.zarr`` files or AnnData objects, each a study of its own, or one corpus that
-        :func:`scdiva.data.pack_files` wrote (or one file or object). A folder stands for the files in it, by name.
-        Files may have different genes: each is matched by itself.
+        List of ``.h5ad`` or ``.zarr`` files or AnnData objects in any mixture, each a study of its own, or one corpus
+        that :func:`scdiva.data.pack_files` wrote (or one file or object). A folder stands for every such file below
+        it, by path. Files may have different genes: each is matched by itself.
     validation
-        The same for validation; None = no validation. Split by study, not by cell: cells of one study are too alike.
+        The same for validation; None = no other files. Split by study, not by cell: cells of one study are too alike.
+    validation_studies
+        Studies of `train` that are not trained on but validate: names, or a share of the studies, drawn from `seed`.
+        See :func:`scdiva.data.studies.held_out_studies`.
+    study_weights
+        How often an epoch holds the cells of each training study: numbers by name (1 for the others), or a power p of
+        its size (1: as it is; 0: all studies alike). Blocks of neighbouring cells are drawn that often, a fraction in
+        as many epochs as it tells; see :class:`~scdiva.data.order.BlockShuffle`.
     vocabulary
         Genes and entropies.
     batch_size
@@ -77,8 +86,9 @@ class CellDataModule(pl.LightningDataModule):
     ------
     ValueError
         When the data are opened (:meth:`setup`): see :func:`scdiva.data.cells.open_cells`; if a packed corpus has
-        another vocabulary or shorter cells than `context`; if no cell is left. When a run is resumed
-        (:meth:`load_state_dict`): if a file is not what it was when the run began.
+        another vocabulary or shorter cells than `context` or `min_genes`; if a study that is named does not exist; if
+        no cell is left. When a run is resumed (:meth:`load_state_dict`): if a file, or what settles the order of the
+        cells, is not what it was when the run began.
     """
 
     def __init__(
@@ -91,6 +101,8 @@ class CellDataModule(pl.LightningDataModule):
         context: int = MAX_LENGTH,
         seed: int = 0,
         validation: Data | Sequence[Data] | None = None,
+        validation_studies: float | Sequence[str] | None = None,
+        study_weights: Mapping[str, float] | float | None = None,
         start_step: int = 0,
         max_steps: int | None = None,
         block_rows: int = 64,
@@ -129,6 +141,7 @@ class CellDataModule(pl.LightningDataModule):
         self.start_step, self.max_steps, self.num_workers = start_step, max_steps, num_workers
         self.block_rows, self.n_blocks, self.min_genes = block_rows, n_blocks, min_genes
         self.validation_cells, self.prefetch = validation_cells, prefetch
+        self.validation_studies, self.study_weights = validation_studies, study_weights
         self._train, self._validation = _as_list(train), [] if validation is None else _as_list(validation)
         self._reading: dict[str, Any] = {
             "layer": layer,
@@ -141,7 +154,10 @@ class CellDataModule(pl.LightningDataModule):
         self._pool: CellPool | None = None
         self._validation_pool: CellPool | None = None
         self._study_names: list[str] = []
-        self._manifest: dict[str, dict[str, str]] = {}
+        self._files: dict[str, list[Data]] = {}
+        self._notes: dict[str, dict[str, dict[str, Any]]] | None = None
+        self._report: list[dict[str, Any]] = []
+        self._times: tuple[float, ...] | None = None
 
     def setup(self, stage: str | None = None) -> None:
         """Open and check all data, once.
@@ -153,56 +169,77 @@ class CellDataModule(pl.LightningDataModule):
         """
         if self._pool is not None:
             return
-        sources, names, studies = self._open(self._train, "train")
-        pool = CellPool(sources, studies, self.min_genes, self.context, self.block_rows)
+        self._noted()
+        found = self._open("train")
+        held = held_out_studies(found.names, self.validation_studies, self.seed)
+        trained = [name for name in found.names if name not in held]
+        number = np.array([LEFT_OUT if name in held else trained.index(name) for name in found.names])
+        pool = self._pool_of(found.sources, [number[study] for study in found.studies])
         if not pool.n_cells:
             raise ValueError(f"no training cell has {self.min_genes} known genes or more.")
+        number = np.where(number == LEFT_OUT, UNSEEN_STUDY, LEFT_OUT)
+        looked_at = [(source, number[study]) for source, study in zip(found.sources, found.studies, strict=True)]
+        looked_at = [(source, study) for source, study in looked_at if (study != LEFT_OUT).any()]
+        report = [{"part": "validation" if one["study"] in held else "train"} | one for one in found.report]
         if self._validation:
-            sources, other, studies = self._open(self._validation, "validation")
-            number = np.array([names.index(name) if name in names else UNSEEN_STUDY for name in other])
-            studies = [number[study] for study in studies]
-            self._validation_pool = CellPool(sources, studies, self.min_genes, self.context, self.block_rows)
+            found = self._open("validation")
+            number = np.array([trained.index(name) if name in trained else UNSEEN_STUDY for name in found.names])
+            looked_at += [(source, number[study]) for source, study in zip(found.sources, found.studies, strict=True)]
+            report += [{"part": "validation"} | one for one in found.report]
+        if looked_at:
+            self._validation_pool = self._pool_of(*zip(*looked_at, strict=True))
             if not self._validation_pool.n_cells:
                 raise ValueError(f"no validation cell has {self.min_genes} known genes or more.")
-        self._pool, self._study_names = pool, names
-
-    def _open(self, data: list[Data], part: str) -> tuple[list[Source], list[str], list[np.ndarray]]:
-        data = data_files(data)
-        packed = [isinstance(one, str | Path) and is_packed(one) for one in data]
-        if any(packed):
-            if len(data) > 1:
-                raise ValueError("a packed corpus stands alone: pack all files into one with scdiva.data.pack_files.")
-            corpus = PackedCells(data[0], self.vocabulary)  # type: ignore[arg-type]
-            self._manifest[part] = manifest_of(data)
-            if corpus.max_length < self.context:
-                raise ValueError(
-                    f"{str(data[0])!r} holds {corpus.max_length} genes per cell, fewer than context={self.context}; "
-                    "lower the context or pack it anew with a larger max_length."
-                )
-            for number, name in enumerate(corpus.study_names):
-                lengths = corpus.lengths[corpus.study == number]
-                warn_left_out(name, int((lengths < self.min_genes).sum()), len(lengths), self.min_genes)
-            return [corpus], corpus.study_names, [corpus.study.astype(np.int64)]
-
-        from scdiva.data.cells import open_cells
-
-        names = study_names(
-            [Path(one) if isinstance(one, str | Path) else Path(f"adata{i}") for i, one in enumerate(data)]
+        sizes = np.bincount(np.repeat(pool.block_studies, pool.block_sizes), minlength=len(trained))
+        times = study_times(self.study_weights, trained, sizes)[pool.block_studies]
+        self._times = None if np.allclose(times, 1) else tuple(times.tolist())
+        self._pool, self._study_names, self._report = pool, trained, report
+        n_validation = 0 if self._validation_pool is None else self._validation_pool.n_cells
+        logger.info(
+            "%d cells of %d studies to train on, %d to validate on; %d with fewer than %d known genes are left out",
+            *(pool.n_cells, len(trained), n_validation, sum(one["cells_dropped"] for one in report), self.min_genes),
         )
-        self._manifest[part] = manifest_of(data)
-        sources: list[Source] = []
-        for name, one in zip(names, data, strict=True):
-            try:
-                source = open_cells(one, self.vocabulary, max_length=self.context, empty="nan", **self._reading)
-            except (KeyError, ValueError) as error:
-                raise ValueError(f"{name}: {error.args[0]}") from error
-            warn_left_out(name, int((source.lengths < self.min_genes).sum()), source.n_obs, self.min_genes)
-            sources.append(source)
-        return sources, names, [np.full(source.n_obs, i, np.int64) for i, source in enumerate(sources)]
+
+    def _noted(self) -> dict[str, dict[str, dict[str, Any]]]:
+        """Find the files and note what they hold, once."""
+        if self._notes is None:
+            given = {"train": self._train} | ({"validation": self._validation} if self._validation else {})
+            self._files = {part: corpus_files(data) for part, data in given.items()}
+            self._notes = {part: manifest_of(data) for part, data in self._files.items()}
+        return self._notes
+
+    def _open(self, part: str) -> OpenStudies:
+        return open_studies(self._files[part], self.vocabulary, self.min_genes, self.context, self._reading)
+
+    def _pool_of(self, sources: Sequence[Source], studies: Sequence[np.ndarray]) -> CellPool:
+        return CellPool(sources, studies, self.min_genes, self.context, self.block_rows)
+
+    def manifest(self) -> dict[str, Any]:
+        """Say what the run is trained on, in plain values.
+
+        Returns
+        -------
+        `vocabulary` (its fingerprint), `min_genes`, `files` (by part and name: path, size, and what
+        :func:`scdiva.data.files.file_note` says of the content) and `studies` (name, part, cells kept and dropped,
+        columns of the file, genes matched).
+        """
+        self.setup()
+        paths = {
+            part: {Path(one).name: str(one) for one in data if isinstance(one, str | Path)}
+            for part, data in self._files.items()
+        }
+        files = {
+            part: {name: {"path": paths[part][name]} | note for name, note in notes.items()}
+            for part, notes in self._noted().items()
+        }
+        studies = [dict(one) for one in self._report]
+        return {
+            "vocabulary": self.vocabulary.fingerprint, "min_genes": self.min_genes, "files": files, "studies": studies,
+        }  # fmt: skip
 
     @property
     def n_cells(self) -> int:
-        """Training cells of an epoch."""
+        """Training cells, each counted once."""
         return self._ready().n_cells
 
     @property
@@ -224,7 +261,7 @@ class CellDataModule(pl.LightningDataModule):
     def training_stream(self) -> TrainingStream:
         """Make the stream of training batches, from `start_step` on."""
         pool = self._ready()
-        order = BlockShuffle(pool.block_sizes, self.seed, self.n_blocks)
+        order = BlockShuffle(pool.block_sizes, self.seed, self.n_blocks, self._times)
         return TrainingStream(
             pool,
             order,
@@ -269,12 +306,21 @@ class CellDataModule(pl.LightningDataModule):
         return batch.to(device, non_blocking=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """Note what every file holds (SHA-256), for the checkpoint; Lightning calls this."""
-        self.setup()
-        return {"files": self._manifest}
+        """Note what every file holds and what settles the order, for the checkpoint; Lightning calls this."""
+        return {"files": self._noted(), "order": self._order()}
+
+    def _order(self) -> dict[str, Any]:
+        weights, held = self.study_weights, self.validation_studies
+        return {
+            "min_genes": self.min_genes,
+            "block_rows": self.block_rows,
+            "n_blocks": self.n_blocks,
+            "study_weights": dict(weights) if isinstance(weights, Mapping) else weights,
+            "validation_studies": held if held is None or isinstance(held, int | float | str) else list(held),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Check that every file is what it was when the run began; Lightning calls this when a run is resumed.
+        """Check that files and order are what they were when the run began; Lightning calls this for a resumed run.
 
         Parameters
         ----------
@@ -284,15 +330,19 @@ class CellDataModule(pl.LightningDataModule):
         Raises
         ------
         ValueError
-            If a file has changed, is missing or is new; the message names it.
+            If a file has changed, is missing or is new, or the order would be another one; the message names it.
         """
-        self.setup()
-        noted = state_dict.get("files", {})
-        check_manifest(noted.get("train", self._manifest["train"]), self._manifest["train"])
+        found, noted = self._noted(), state_dict.get("files", {})
+        check_manifest(noted.get("train", found["train"]), found["train"])
         # Other validation files change no weight; those of the same name must be the same.
-        then, now = noted.get("validation", {}), self._manifest.get("validation", {})
+        then, now = noted.get("validation", {}), found.get("validation", {})
         common = [name for name in then if name in now]
         check_manifest({name: then[name] for name in common}, {name: now[name] for name in common})
+        order, before = self._order(), state_dict.get("order", {})
+        changed = [name for name in order if before.get(name, order[name]) != order[name]]
+        if changed:
+            said = ", ".join(f"{name}: {before[name]} then, {order[name]} now" for name in changed)
+            raise ValueError(f"A resumed run must see the cells in the order that it began with ({said}).")
 
     def close(self) -> None:
         """Close all files. They are opened anew when read."""

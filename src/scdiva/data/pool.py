@@ -11,6 +11,8 @@ from scdiva.data.blocks import BLOCK_ROWS
 
 Cells = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """indptr (n + 1,), tokens (T,), values (T,) of n cells, and the study of each (n,)."""
+LEFT_OUT = -2
+"""Study number of cells that a pool leaves out."""
 
 
 class Source(Protocol):
@@ -76,13 +78,21 @@ class CellPool:
     sources
         Opened studies, or one packed corpus.
     studies
-        For each source, the study number of each of its cells, int (n_obs,).
+        For each source, the study number of each of its cells, int (n_obs,); cells with :data:`LEFT_OUT` are not of
+        this pool.
     min_genes
         Cells with fewer known genes are left out.
     context
         Genes kept per cell, the first of its ranking.
     block_rows
         Neighbouring cells read together.
+
+    Attributes
+    ----------
+    blocks
+        Of each block, the number of its source and its rows there.
+    block_studies
+        Study number of each block.
     """
 
     def __init__(
@@ -93,12 +103,13 @@ class CellPool:
         self.context = context
         self.blocks: list[tuple[int, np.ndarray]] = []
         for number, source in enumerate(self.sources):
-            usable = np.flatnonzero(source.lengths >= min_genes)
+            usable = np.flatnonzero((source.lengths >= min_genes) & (self.studies[number] != LEFT_OUT))
             # No block spans two studies: then a packed corpus gives the very stream that its files give.
             of_studies = np.split(usable, np.flatnonzero(np.diff(self.studies[number][usable])) + 1)
             for rows in of_studies:
                 self.blocks += [(number, rows[i : i + block_rows]) for i in range(0, len(rows), block_rows)]
         self.block_sizes = tuple(len(rows) for _, rows in self.blocks)
+        self.block_studies = [int(self.studies[number][rows[0]]) for number, rows in self.blocks]
         self.n_cells = sum(self.block_sizes)
         self._n_tokens = [np.minimum(source.lengths, context).astype(np.int32) + 1 for source in self.sources]
 
@@ -144,12 +155,12 @@ class CellPool:
 
         Returns
         -------
-        Their cells, in the order asked for.
+        Their cells, in the order asked for. A block that is asked for twice is read once and given twice.
         """
         blocks = np.asarray(blocks)
         parts: list[tuple[np.ndarray, np.ndarray]] = []
         found: dict[int, tuple[int, np.ndarray, np.ndarray, np.ndarray]] = {}
-        for together in self._together(np.sort(blocks)):
+        for together in self._together(np.unique(blocks)):
             number = self.blocks[together[0]][0]
             rows = [self.blocks[block][1] for block in together]
             ranges = [(int(some[0]), int(some[-1]) + 1) for some in rows]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
 from typing import Any, Literal
 
-from scdiva._constants import MAX_LENGTH, N_SPECIAL
+from scdiva._constants import MAX_LENGTH, N_SPECIAL, PRESETS
+from scdiva._nearest import or_nearest, refuse_unknown
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "anchor": ("learned", "pooled", "encoder"),
@@ -20,7 +21,7 @@ class ScDiVaConfig:
     """Architecture of an :class:`~scdiva.models.ScDiVa`.
 
     `ScDiVaConfig()` holds our defaults, :meth:`paper` the paper's tables to the letter. Each field in which the two
-    differ says why.
+    differ says why. :meth:`preset` has smaller ones too.
 
     Parameters
     ----------
@@ -143,6 +144,38 @@ class ScDiVaConfig:
         """
         return cls(anchor="learned", entropy_floor=0.0)
 
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> ScDiVaConfig:
+        """Return a configuration by name; :meth:`scdiva.train.PretrainingConfig.preset` has the training of that name.
+
+        Parameters
+        ----------
+        name
+            - `"paper"`: :meth:`paper`, 93 M parameters;
+            - `"base"`: 8 blocks of width 256, set encoder, state head and tied gene head, 30 M parameters for the
+              41,818 genes of the human vocabulary. To be trained on one GPU;
+            - `"mini"`: what the bundled scdiva-mini is, 4 blocks of width 128, 8.9 M parameters for its 19,623 genes.
+              To be trained on a CPU.
+        **changes
+            Fields that differ, such as `n_genes`.
+
+        Raises
+        ------
+        ValueError
+            If there is no such preset or field; the message names the nearest.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {name!r}{or_nearest(name, PRESETS)}.")
+        refuse_unknown(changes, [field.name for field in fields(cls)], cls.__name__)
+        if name == "paper":
+            return replace(cls.paper(), **changes)
+        shared = {"state_head": True, "tie_gene_head": True, "anchor_residual": False}
+        size = {
+            "base": {"dim": 256, "n_layers": 8, "n_heads": 8, "ffn_dim": 1024},
+            "mini": {"dim": 128, "n_layers": 4, "n_heads": 4, "ffn_dim": 384, "n_genes": 19_623},
+        }[name]
+        return cls(**{**shared, **size, **changes})
+
     @property
     def n_tokens(self) -> int:
         """Rows of the embedding table: special tokens and genes."""
@@ -185,7 +218,7 @@ class ScDiVaConfig:
         known = {field.name for field in fields(cls)}
         unknown, missing = sorted(set(values) - known), sorted(known - set(values))
         if unknown or missing:
-            said = [f"unknown: {', '.join(map(str, unknown))}"] * bool(unknown)
+            said = [f"unknown: {', '.join(f'{name}{or_nearest(name, known)}' for name in unknown)}"] * bool(unknown)
             said += [f"missing: {', '.join(missing)}"] * bool(missing)
             raise ValueError(f"Not a complete model configuration ({'; '.join(said)}).")
         return cls(**values)

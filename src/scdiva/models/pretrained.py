@@ -47,6 +47,9 @@ if TYPE_CHECKING:
 _BUNDLED = Path(__file__).parents[1] / "checkpoints"
 _DTYPES = ("float32", "float16", "bfloat16")
 
+CARD_VALUE = 300
+"""Characters of the longest value that a model card written from the metadata repeats."""
+
 
 def save_model(
     model: ScDiVa,
@@ -323,7 +326,8 @@ def _check_vocabulary(folder: Path, config: dict[str, Any], vocabulary: Vocabula
 
 def _default_card(config: dict[str, Any]) -> str:
     """Write a short model card from the configuration."""
-    lines = [f"- {name}: {value}" for name, value in {**config["model"], **config["metadata"]}.items()]
+    said = {**config["model"], **config["metadata"]}
+    lines = [f"- {name}: {value if len(str(value)) <= CARD_VALUE else f'see {CONFIG}'}" for name, value in said.items()]
     return (
         "# An scdiva model\n\n"
         f"{config['n_parameters']:,} parameters, {config['vocabulary']['n_genes']:,} genes; written by scdiva "

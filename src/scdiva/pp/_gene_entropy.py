@@ -127,6 +127,7 @@ def corpus_entropy(
     use_raw: bool = False,
     input: Input = "auto",
     duplicates: Literal["sum", "error"] = "sum",
+    min_genes: int = 0,
     block_rows: int = BLOCK_ROWS,
 ) -> EntropyHistogram:
     """Count the expression histograms of a corpus, file by file and block by block.
@@ -143,6 +144,8 @@ def corpus_entropy(
         As in :func:`gene_entropy`.
     gene_ids, layer, use_raw, input, duplicates
         As in :func:`gene_entropy`, the same for all.
+    min_genes
+        Cells with fewer known genes are not counted, as they are not trained on.
     block_rows
         Rows read at once.
 
@@ -194,14 +197,16 @@ def corpus_entropy(
         except (KeyError, ValueError) as error:
             name = Path(study).name if isinstance(study, str | Path) else f"data set {number}"
             raise ValueError(f"{name}: {error.args[0]}") from error
-        _count(source, histogram)
+        _count(source, histogram, min_genes)
         source.close()
     return histogram
 
 
-def _count(source: CellSource, histogram: EntropyHistogram) -> None:
+def _count(source: CellSource, histogram: EntropyHistogram, min_genes: int = 0) -> None:
     measured = source.measured_tokens
-    for _, cells in source.expression_blocks():
+    for start, cells in source.expression_blocks():
+        if min_genes > 0:
+            cells = cells[np.flatnonzero(source.lengths[start : start + cells.shape[0]] >= min_genes)]
         histogram.update(cells, measured)
 
 

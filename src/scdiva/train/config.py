@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from scdiva._constants import MAX_LENGTH
+from scdiva._constants import MAX_LENGTH, PRESETS
+from scdiva._nearest import or_nearest, refuse_unknown
 
 ANCHOR_OBJECTIVES = ("two_view", "genes", "contrast")
 
@@ -132,6 +134,23 @@ class OptimiserConfig:
         """Return the fields as plain Python values, for a checkpoint or a model card."""
         return asdict(self)
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Make a configuration of its fields, such as those of a YAML file; what is not given is the default.
+
+        Parameters
+        ----------
+        values
+            Fields by name.
+
+        Raises
+        ------
+        ValueError
+            If a field is unknown (the message names the nearest one) or makes no sense.
+        """
+        refuse_unknown(values, [field.name for field in fields(cls)], cls.__name__)
+        return cls(**values)
+
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainingConfig(OptimiserConfig):
@@ -231,6 +250,45 @@ class PretrainingConfig(OptimiserConfig):
     def paper(cls) -> PretrainingConfig:
         """Return what the paper says of its training: global batch 768, λ = 10, t ~ U(0, 1), one plain pass."""
         return cls(batch_size=768, value_mask_rate=0.0, anchor_objective="none")
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> PretrainingConfig:
+        """Return the training that goes with :meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>`.
+
+        Parameters
+        ----------
+        name
+            - `"paper"`: :meth:`paper`. Its `batch_size` is the global batch: divide it by `accumulate` and devices;
+            - `"base"`: one GPU; 50,000 steps of 8 batches of 65,536 tokens, some 600 cells of 800 genes a step;
+            - `"mini"`: a CPU; 2,500 steps of 32 cells of 128 genes. Steps, batch, context and learning rate are those
+              of the transformer's first run in `scripts/train_mini.py`, `scored_genes`, `place_prior` and
+              `value_weight` those of its last. That script trains set encoder and state head alone before; in a single
+              run the objective `"genes"` trains the one, and the denoising the other.
+        **changes
+            Fields that differ.
+
+        Raises
+        ------
+        ValueError
+            If there is no such preset or field; the message names the nearest.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"preset must be one of {', '.join(PRESETS)}; got {name!r}{or_nearest(name, PRESETS)}.")
+        refuse_unknown(changes, [field.name for field in fields(cls)], cls.__name__)
+        if name == "paper":
+            return replace(cls.paper(), **changes)
+        shared = {"scored_genes": 32, "place_prior": True, "value_weight": 1.0}
+        run = {
+            "base": {
+                "steps": 50_000, "batch_tokens": 65_536, "accumulate": 8, "learning_rate": 5e-4, "warmup_steps": 2000,
+                "validate_every": 1000,
+            },
+            "mini": {
+                "steps": 2500, "batch_size": 32, "context": 128, "learning_rate": 1e-3, "warmup_steps": 125,
+                "validate_every": 250, "checkpoint_every": 250, "autotune": False,
+            },
+        }[name]  # fmt: skip
+        return cls(**{**shared, **run, **changes})
 
 
 @dataclass(frozen=True, kw_only=True)

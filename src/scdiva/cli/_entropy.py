@@ -1,0 +1,99 @@
+"""`scdiva entropy`: the entropy of each gene over a corpus, in one pass or in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+
+def entropy(
+    files: list[str],
+    out: str,
+    *,
+    vocabulary: str = "human",
+    histogram: str | None = None,
+    merge: list[str] | None = None,
+    min_genes: int = 200,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+) -> Path:
+    """Count the entropy of each gene over files and write a vocabulary with it.
+
+    Parameters
+    ----------
+    files
+        ``.h5ad`` or ``.zarr`` files and folders of them, read once, by blocks of rows. None, if histograms are merged.
+    out
+        Vocabulary to write (parquet), which `scdiva pretrain --vocabulary` takes; replaced if it exists.
+    vocabulary
+        Genes: a name, a model folder or a parquet file.
+    histogram
+        Where to keep the counts too (``.npz``), for `merge`.
+    merge
+        Histograms of other runs, over other files, which are added: counts are integers, so the sum is that of one run
+        over all files, to the bit.
+    min_genes
+        Cells with fewer known genes are not counted, as `scdiva pretrain` does not train on them.
+    layer, use_raw, input, gene_ids
+        Where the expression is and what it is, as in :func:`scdiva.pp.match_genes` and the other calls.
+
+    Returns
+    -------
+    The written vocabulary.
+
+    Raises
+    ------
+    FileNotFoundError
+        If a file is missing.
+    ValueError
+        If there is nothing to count, a file is damaged or does not pass the checks, or a histogram is of other genes or
+        given twice.
+    """
+    from scdiva._constants import N_SPECIAL
+    from scdiva._settings import logger
+    from scdiva.data.files import data_files
+    from scdiva.data.packed import study_names
+    from scdiva.pp import corpus_entropy
+    from scdiva.tokenizer.entropy import EntropyHistogram
+    from scdiva.tokenizer.vocabulary import load_vocabulary
+
+    merged = [Path(one) for one in merge or []]
+    if not files and not merged:
+        raise ValueError("there is nothing to count: name files, or histograms to merge.")
+    for one in merged:
+        if [other.resolve() for other in merged].count(one.resolve()) > 1:
+            raise ValueError(f"the histogram {str(one)!r} is given twice: its cells would be counted twice.")
+    for target in (out, histogram):
+        if target is not None and not Path(target).parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {str(Path(target).parent)!r} to write to.")
+    genes = load_vocabulary(vocabulary)
+    counts = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
+    for one in merged:
+        try:
+            counts.merge(EntropyHistogram.load(one))
+        except ValueError as error:
+            raise ValueError(f"{one}: {error}") from error
+    if files:
+        found = data_files(files)
+        study_names([Path(file) for file in found])
+        counts.merge(
+            corpus_entropy(
+                found,
+                genes,
+                min_genes=min_genes,
+                layer=layer,
+                use_raw=use_raw,
+                input=input,
+                gene_ids=gene_ids,
+            )
+        )
+    if not counts.n_cells:
+        raise ValueError(f"no cell has {min_genes} known genes or more.")
+    if histogram is not None:
+        counts.save(histogram)
+    known = counts.entropy()[N_SPECIAL:]
+    genes.with_entropy(known).write(out)
+    logger.info("%d cells counted; %d genes have an entropy", counts.n_cells, int((known == known).sum()))
+    return Path(out)

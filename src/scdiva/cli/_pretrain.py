@@ -1,0 +1,289 @@
+"""`scdiva pretrain`: from files to a saved model."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from scdiva._nearest import refuse_unknown
+from scdiva.models.config import ScDiVaConfig
+from scdiva.train.config import PretrainingConfig
+
+MODEL = "model"
+VOCABULARY = "vocabulary.parquet"
+CONFIG = "config.yaml"
+MANIFEST = "manifest.json"
+
+
+def pretrain(
+    train: list[str],
+    out: str,
+    training: PretrainingConfig | None = None,
+    *,
+    preset: str | None = None,
+    model: dict[str, Any] | None = None,
+    validation: list[str] | None = None,
+    validation_studies: float | list[str] | None = None,
+    study_weights: float | dict[str, float] | None = None,
+    vocabulary: str = "human",
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    svd_start: bool = False,
+    min_genes: int = 200,
+    validation_cells: int | None = 2000,
+    num_workers: int = 0,
+    accelerator: str = "auto",
+    devices: int = 1,
+    num_nodes: int = 1,
+    resume: bool = False,
+    progress: bool = True,
+) -> Path:
+    """Pretrain a model on files and save it.
+
+    Parameters
+    ----------
+    train
+        ``.h5ad`` or ``.zarr`` files, each a study of its own, and folders of such files, in any mixture; or one packed
+        corpus. Read by row blocks.
+    out
+        Folder of the run: from the start `config.yaml` (every option, those left at their defaults too),
+        `manifest.json` (what each file holds, and of each study how many cells are trained on and how many dropped) and
+        `vocabulary.parquet` (with entropies); then `last.ckpt` and `log/`; at the end `model/`, which
+        :func:`scdiva.models.load_model` reads.
+    training
+        See :class:`~scdiva.train.PretrainingConfig`. None: the preset's, or its defaults.
+    preset
+        `"paper"`, `"base"` or `"mini"`: where model and training start from; what is given by options or in a file
+        goes before it. See :meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>` and
+        :meth:`PretrainingConfig.preset <scdiva.train.PretrainingConfig.preset>`.
+    model
+        Fields of :class:`~scdiva.models.ScDiVaConfig` that differ from the preset's or its defaults; `n_genes` is the
+        vocabulary's.
+    validation
+        Files of studies that are not trained on.
+    validation_studies
+        Studies of `train` that validate instead: names, or a share of the studies, drawn from the seed.
+    study_weights
+        How often an epoch holds the cells of a study: numbers by name, or a power of the study's size from 0 (all
+        studies alike) to 1 (as they are).
+    vocabulary
+        A name, a model folder or a parquet file. If it holds no entropies, they are counted first, over the cells that
+        are trained on; `scdiva entropy` does it apart.
+    layer, use_raw, input, gene_ids
+        Where the expression is and what it is, as in :func:`scdiva.pp.match_genes` and the other calls.
+    svd_start
+        Start gene embeddings, the linear part of a set encoder and the decoder of `anchor_objective="genes"` from the
+        SVD of the corpus, which must be packed.
+    min_genes
+        Cells with fewer known genes are left out, and counted.
+    validation_cells
+        At most so many cells are validated on, taken evenly.
+    num_workers
+        Processes that read ahead.
+    accelerator, devices, num_nodes
+        As for :func:`scdiva.train.fit`.
+    resume
+        Go on from `out/last.ckpt`.
+    progress
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    The model folder.
+
+    Raises
+    ------
+    FileExistsError
+        If `out` holds a run and `resume` is False, or a finished model.
+    FileNotFoundError
+        If there is nothing to resume.
+    ValueError
+        If files, vocabulary and configuration do not fit together.
+    """
+    given = {name: value for name, value in locals().items() if name not in ("out", "training", "model", "resume")}
+    folder = Path(out)
+    if (folder / MODEL).exists():
+        raise FileExistsError(f"{folder / MODEL} exists already: the run is finished. Choose another out.")
+    if (folder / "last.ckpt").exists() and not resume:
+        raise FileExistsError(f"{folder} holds a run that is not finished. Pass resume=true, or choose another out.")
+    if not train:
+        raise ValueError("train must name at least one file.")
+    from scdiva.data.files import data_files
+
+    train = [str(file) for file in data_files(train)]
+    if svd_start and (len(train) > 1 or not Path(train[0]).is_file() or not _packed(train[0])):
+        raise ValueError("svd_start needs one packed corpus as train: make it with scdiva.data.pack_files.")
+    if svd_start and validation_studies is not None:
+        raise ValueError("svd_start would look at the studies of validation_studies too: pack those into validation.")
+
+    from scdiva._rng import step_generator
+    from scdiva.data.datamodule import CellDataModule
+    from scdiva.models.pretrained import save_model
+    from scdiva.models.scdiva import ScDiVa
+    from scdiva.tokenizer.serialize import score_denominator
+    from scdiva.train.checkpoints import find_checkpoint
+    from scdiva.train.launch import is_first_process
+    from scdiva.train.pretraining import PretrainingModule
+    from scdiva.train.runner import fit
+
+    checkpoint = find_checkpoint(folder) if resume else None
+    reading: dict[str, Any] = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids}
+    if training is None:
+        training = PretrainingConfig() if preset is None else PretrainingConfig.preset(preset)
+    config = _model_config(preset, model)  # looked at before hours are spent on entropies
+    if training.context > config.max_length:
+        raise ValueError(f"context={training.context} exceeds the model's max_length={config.max_length}.")
+    counted = _training_files(train, validation, validation_studies, training.seed)
+    genes = _vocabulary(folder / VOCABULARY if resume else vocabulary, counted, min_genes, reading)
+    config = replace(config, n_genes=genes.n_genes)
+    data = CellDataModule(
+        train,
+        validation=validation,
+        validation_studies=validation_studies,
+        study_weights=study_weights,
+        vocabulary=genes,
+        batch_size=training.batch_size,
+        batch_tokens=training.batch_tokens,
+        context=training.context,
+        seed=training.seed,
+        min_genes=min_genes,
+        validation_cells=validation_cells,
+        num_workers=num_workers,
+        entropy_floor=config.entropy_floor,
+        **reading,
+    )
+    if checkpoint is not None:  # before everything is read
+        data.load_state_dict(_noted(checkpoint))
+    data.setup()
+    resolved = given | {"out": out, "model": config.to_dict(), "training": training.to_dict()}
+    resolved = json.loads(json.dumps(resolved, default=str))  # plain values: from Python, files may be given as Path
+    del resolved["model"]["n_genes"]  # is the vocabulary's
+    manifest = data.manifest()
+    folder.mkdir(parents=True, exist_ok=True)
+    if is_first_process():
+        if not resume:
+            genes.write(folder / VOCABULARY)
+        _write(folder / CONFIG, yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True))
+        _write(folder / MANIFEST, json.dumps(manifest, indent=1))
+    network = ScDiVa(config, generator=step_generator(training.seed, 0, "weights"))
+    frequency = _svd_start(network, train, genes, training.seed) if svd_start and not resume else None
+    denominator = score_denominator(genes.entropy, config.entropy_floor)
+    module = PretrainingModule(network, training, data.n_studies, frequency, denominator)
+    try:
+        trainer = fit(
+            module,
+            data,
+            out_dir=folder,
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            resume_from=checkpoint,
+            progress=progress,
+        )
+    finally:
+        data.close()
+    metadata = {
+        "steps": trainer.global_step,
+        "config": resolved,
+        "studies": data.study_names,
+        "n_training_cells": data.n_cells,
+        "corpus": manifest["studies"],
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")},
+    }
+    if not trainer.is_global_zero:  # all processes hold the same weights
+        return folder / MODEL
+    return save_model(network.cpu(), genes, folder / MODEL, metadata=metadata)
+
+
+def _packed(file: str) -> bool:
+    from scdiva.data.packed import is_packed
+
+    return is_packed(file)
+
+
+def _svd_start(network: Any, train: list[str], genes: Any, seed: int) -> Any:
+    """Start a network's gene vectors and its set encoder's linear part from the corpus; return the gene frequencies."""
+    from scdiva._constants import N_SPECIAL
+    from scdiva._rng import step_generator
+    from scdiva.data.packed import PackedCells
+    from scdiva.models.gene_vectors import init_gene_embedding
+    from scdiva.train.anchor import set_linear_map
+    from scdiva.train.linear_map import fit_linear_map
+
+    config = network.config
+    with_encoder = config.anchor == "encoder"
+    corpus = fit_linear_map(PackedCells(train[0], genes), config.anchor_linear_dim if with_encoder else config.dim)
+    vectors = corpus.weight[N_SPECIAL:, : config.dim]
+    init_gene_embedding(network, vectors, generator=step_generator(seed, 0, "genes"))
+    if with_encoder:
+        set_linear_map(network.anchor, corpus)
+    return corpus.frequency
+
+
+def _training_files(
+    train: Sequence[str], validation: Sequence[str] | None, validation_studies: float | list[str] | None, seed: int
+) -> list[str]:
+    """Find the files of studies that are trained on; refuse one that is to validate too."""
+    from scdiva.data.files import data_files
+    from scdiva.data.packed import PackedCells, study_names
+    from scdiva.data.studies import held_out_studies
+
+    packed = len(train) == 1 and _packed(train[0])
+    names = PackedCells(train[0]).study_names if packed else study_names([Path(file) for file in train])
+    others = [Path(file).stem for file in data_files(validation or [])]
+    both = [name for name in names if name in others]
+    if both:
+        raise ValueError(
+            f"{len(both)} studies are in train and in validation (first: {both[0]!r}): cells of one study are too "
+            "alike to validate on. Leave them out of one of the two."
+        )
+    held = held_out_studies(names, validation_studies, seed)
+    return list(train) if packed else [file for file, name in zip(train, names, strict=True) if name not in held]
+
+
+def _model_config(preset: str | None, model: Mapping[str, Any] | None) -> ScDiVaConfig:
+    base = ScDiVaConfig() if preset is None else ScDiVaConfig.preset(preset)
+    refuse_unknown(model or {}, [field.name for field in fields(base) if field.name != "n_genes"], "ScDiVaConfig")
+    return replace(base, **(model or {}))
+
+
+def _noted(checkpoint: Path) -> dict[str, Any]:
+    """Read what a run's data noted of themselves in its checkpoint."""
+    import torch
+
+    content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    noted: dict[str, Any] = content.get("CellDataModule", {})
+    return noted
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a file, whole or not at all."""
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(file)
+
+
+def _vocabulary(vocabulary: str | Path, train: list[str], min_genes: int, reading: dict[str, Any]) -> Any:
+    """Load a vocabulary; where it has no entropies, count them."""
+    from scdiva._settings import logger
+    from scdiva.tokenizer.vocabulary import load_vocabulary
+
+    genes = load_vocabulary(vocabulary)
+    if genes.table["entropy"].notna().any() or any(_packed(file) for file in train):
+        return genes  # a packed corpus was ranked by entropies already; without them the vocabulary itself complains
+    from scdiva._constants import N_SPECIAL
+    from scdiva.pp import corpus_entropy
+
+    logger.info("counting the entropy of each gene over %d files", len(train))
+    counted = corpus_entropy(train, genes, min_genes=min_genes, **reading)
+    if not counted.n_cells:
+        raise ValueError(f"no training cell has {min_genes} known genes or more.")
+    return genes.with_entropy(counted.entropy()[N_SPECIAL:])

@@ -1,0 +1,304 @@
+"""`scdiva pretrain`, from files to a model folder that loads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from scdiva import cli
+from scdiva.models import load_model
+from scdiva.tokenizer.vocabulary import Vocabulary
+from scdiva.train.runner import batches_seen
+
+
+def test_a_model_with_a_state_head_is_told_places(options):
+    """The command ranks the cells, so it knows the denominator that the prior of places needs."""
+    file, run = options
+    content = yaml.safe_load(file.read_text())
+    content["model"] |= {"state_head": True, "state_rank": 4}
+    content["training"] |= {"scored_genes": 8, "place_prior": True}
+    file.write_text(yaml.safe_dump(content))
+    assert cli.main(["pretrain", "--config", str(file)]) == 0
+    model = load_model(run / "model", device="cpu")
+    assert model.state_head.gene.abs().max() > 0
+
+
+def test_from_files_to_a_model_that_loads(files, options, capsys):
+    from scdiva.pp import corpus_entropy
+
+    file, run = options
+    assert cli.main(["pretrain", "--config", str(file)]) == 0
+    assert capsys.readouterr().out.strip() == str(run / "model")
+    model = load_model(run / "model", device="cpu")
+    assert model.config.dim == 16
+    assert model.config.n_genes == model.vocabulary.n_genes == 60
+    # the entropies were counted, since the vocabulary had none
+    genes = Vocabulary.read(files / "genes.parquet")
+    assert genes.table["entropy"].isna().all()
+    counted = corpus_entropy([files / "a.h5ad", files / "b.h5ad"], genes).entropy()
+    np.testing.assert_array_equal(model.vocabulary.table["entropy"], counted[3:])
+    assert Vocabulary.read(run / "vocabulary.parquet") == model.vocabulary
+    written = yaml.safe_load((run / "config.yaml").read_text())
+    assert written["training"]["steps"] == 6
+    assert "n_genes" not in written["model"]
+    # the weights are those of the last checkpoint
+    state = torch.load(run / "last.ckpt", weights_only=True)["state_dict"]
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state[f"model.{name}"])
+    # the written configuration runs again, but never over a finished run
+    assert cli.main(["pretrain", "--config", str(run / "config.yaml")]) == 1
+    assert "the run is finished" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changes", [{}, {"batch_tokens": 300, "accumulate": 2}])
+def test_a_stopped_run_is_resumed_to_the_same_model(options, training_options, tmp_path, monkeypatch, capsys, changes):
+    file, run = options
+    content = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump(content | {"training": training_options | changes}))
+    assert cli.main(["pretrain", "--config", str(file), "--out", str(tmp_path / "straight")]) == 0
+
+    from scdiva.train.pretraining import PretrainingModule
+
+    plain = PretrainingModule.compute_loss
+
+    def stopped_by_hand(self, batch, generator):
+        if self.batches_seen == 5:
+            raise KeyboardInterrupt
+        return plain(self, batch, generator)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainingModule, "compute_loss", stopped_by_hand)
+        assert cli.main(["pretrain", "--config", str(file)]) == 130
+    assert "--resume true" in capsys.readouterr().err
+    assert batches_seen(run / "last.ckpt") == 4
+    assert cli.main(["pretrain", "--config", str(file)]) == 1
+    assert "Pass resume=true" in capsys.readouterr().err
+    assert cli.main(["pretrain", "--config", str(file), "--resume", "true"]) == 0
+    one, two = load_model(tmp_path / "straight" / "model", device="cpu"), load_model(run / "model", device="cpu")
+    for a, b in zip(one.parameters(), two.parameters(), strict=True):
+        assert (a - b).abs().max() <= 1e-6
+    assert yaml.safe_load((run / "config.yaml").read_text())["training"].get("batch_tokens") == changes.get(
+        "batch_tokens"
+    )
+
+
+def test_a_packed_corpus_without_validation(files, options, tmp_path):
+    from scdiva.data.packed import pack_files
+    from scdiva.pp import corpus_entropy
+
+    file, run = options
+    genes = Vocabulary.read(files / "genes.parquet")
+    studies = [files / "a.h5ad", files / "b.h5ad"]
+    genes = genes.with_entropy(corpus_entropy(studies, genes).entropy()[3:])
+    genes.write(tmp_path / "counted.parquet")
+    pack_files(studies, genes, tmp_path / "corpus.h5", max_length=40)
+    arguments = ["--train", f"[{tmp_path / 'corpus.h5'}]", "--vocabulary", str(tmp_path / "counted.parquet")]
+    assert cli.main(["pretrain", "--config", str(file), *arguments, "--validation", "null"]) == 0
+    assert (run / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--training.context", "2000"], "exceeds the model's max_length=1200"),
+        (["--train", "[]"], "at least one file"),
+        (["--train", "[nowhere.h5ad]"], "nowhere"),
+        (["--resume", "true"], "No checkpoint at"),
+        (["--vocabulary", "nothing"], "nothing"),
+        (["--training.steps=0"], "steps must be at least 1"),
+        (["--model.n_heads", "3"], "3 doesn't divide 16"),
+        (["--min_genes", "200"], "no training cell has 200 known genes"),
+        (["--validation", "TRAIN"], "1 studies are in train and in validation (first: 'a')"),
+        (["--validation_studies", "[a, b]"], "all 2 studies would validate"),
+        (["--validation_studies", "[x]"], "there is no study 'x'"),
+        (["--validation_studies", "1.5"], "share between 0 and 1; got 1.5"),
+        (["--study_weights", "{aa: 2}"], "no training study 'aa' (did you mean 'a'?)"),
+        (["--study_weights", "3"], "a power from 0 to 1; got 3.0"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_line_and_leaves_nothing(options, capsys, arguments, message):
+    file, run = options
+    train = yaml.safe_load(file.read_text())["train"]
+    arguments = [f"[{train[0]}]" if one == "TRAIN" else one for one in arguments]
+    assert cli.main(["pretrain", "--config", str(file), *arguments]) == 1
+    said = capsys.readouterr().err.strip()
+    assert message in said
+    assert len(said.splitlines()) == 1
+    assert not run.exists()
+
+
+def test_help_needs_no_heavy_package():
+    code = (
+        "import sys\nfrom scdiva.cli import main\n"
+        "try:\n    main(['pretrain', '--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'torch', 'pytorch_lightning', 'scanpy', 'anndata'} & set(sys.modules)\nassert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for option in ("--train", "--model.anchor", "--training.anchor_objective", "--resume"):
+        assert option in done.stdout
+
+
+def test_a_packed_corpus_gives_the_svd_start(files, options, model_options, tmp_path, capsys):
+    from scdiva.data.packed import PackedCells, pack_files
+    from scdiva.pp import corpus_entropy
+    from scdiva.train import fit_linear_map
+
+    file, run = options
+    studies = [files / "a.h5ad", files / "b.h5ad"]
+    assert cli.main(["pretrain", "--config", str(file), "--svd_start", "true"]) == 1
+    assert "packed corpus" in capsys.readouterr().err
+    genes = Vocabulary.read(files / "genes.parquet")
+    genes = genes.with_entropy(corpus_entropy(studies, genes).entropy()[3:])
+    genes.write(tmp_path / "genes.parquet")
+    pack_files(studies, genes, tmp_path / "corpus.h5").close()
+    arguments = ["--train", f"[{tmp_path / 'corpus.h5'}]", "--vocabulary", str(tmp_path / "genes.parquet")]
+    arguments += ["--svd_start", "true", "--training.learning_rate", "1e-9"]
+    assert cli.main(["pretrain", "--config", str(file), *arguments, "--validation_studies", "[a]"]) == 1
+    assert "pack those into validation" in capsys.readouterr().err
+    assert cli.main(["pretrain", "--config", str(file), *arguments]) == 0
+    model = load_model(run / "model", device="cpu")
+    expected = fit_linear_map(PackedCells(tmp_path / "corpus.h5"), model_options["anchor_linear_dim"])
+    weight = torch.from_numpy(expected.weight)
+    torch.testing.assert_close(model.anchor.table.weight[3:], weight[3:], atol=1e-6, rtol=0)
+    lead = model.embedding.gene.weight[3:, : model_options["anchor_linear_dim"]]
+    cosine = torch.nn.functional.cosine_similarity(lead, weight[3:], dim=1)
+    assert cosine[weight[3:].any(dim=1)].min() > 0.999
+    decoder = torch.load(run / "last.ckpt", weights_only=True)["state_dict"]["decoder.linear.bias"]
+    frequency = torch.from_numpy(expected.frequency[3:]).clamp_min(1e-7)
+    torch.testing.assert_close(decoder, frequency.log().float(), atol=1e-5, rtol=0)
+
+
+def test_config_and_manifest_are_there_from_the_start(files, options, monkeypatch):
+    from scdiva.data.files import file_note
+    from scdiva.train.config import PretrainingConfig
+    from scdiva.train.pretraining import PretrainingModule
+
+    def stopped_at_once(self, batch, generator):
+        raise KeyboardInterrupt
+
+    file, run = options
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainingModule, "compute_loss", stopped_at_once)
+        assert cli.main(["pretrain", "--config", str(file), "--study_weights", "0.5"]) == 130
+    written = yaml.safe_load((run / "config.yaml").read_text())
+    assert written["training"].keys() == PretrainingConfig().to_dict().keys()
+    assert written["training"]["learning_rate"] == 3e-4  # nobody said
+    assert (written["model"]["dim"], written["model"]["anchor_balance"]) == (16, 2.0)
+    assert (written["study_weights"], written["num_workers"], written["preset"]) == (0.5, 0, None)
+    manifest = json.loads((run / "manifest.json").read_text())
+    a = files / "a.h5ad"
+    assert manifest["files"]["train"]["a.h5ad"] == {"path": str(a)} | file_note(a)
+    assert [(one["study"], one["part"], one["cells"]) for one in manifest["studies"]] == [
+        ("a", "train", 40), ("b", "train", 20), ("c", "validation", 20),
+    ]  # fmt: skip
+    # what was written starts the same run, and the model holds it too
+    assert cli.main(["pretrain", "--config", str(run / "config.yaml"), "--out", str(run / "again")]) == 0
+    metadata = load_model(run / "again" / "model", device="cpu").metadata
+    assert metadata["config"] == written | {"out": str(run / "again")}
+    assert metadata["corpus"] == manifest["studies"]
+    assert "- config: see config.json" in (run / "again" / "model" / "README.md").read_text()
+
+
+def test_a_preset_is_the_start_and_options_go_before_it(files, options, monkeypatch):
+    """Default, preset, configuration file, command line: each goes before the last."""
+    from scdiva.cli import _pretrain
+    from scdiva.models import ScDiVaConfig
+    from scdiva.train.config import PretrainingConfig
+
+    asked = {}
+
+    def note(**arguments):
+        asked.update(arguments)
+        return ""
+
+    monkeypatch.setattr(cli, "pretrain", note)
+    file, _ = options
+    content = yaml.safe_load(file.read_text())
+    content["training"], content["model"] = {"steps": 7, "clip": 0.5}, {"dim": 16}
+    file.write_text(yaml.safe_dump(content | {"preset": "mini"}))
+    assert cli.main(["pretrain", "--config", str(file), "--training.steps", "9", "--model.ffn_dim", "40"]) == 0
+    assert asked["training"] == PretrainingConfig.preset("mini", steps=9, clip=0.5)
+    expected = ScDiVaConfig.preset("mini", dim=16, ffn_dim=40)
+    assert _pretrain._model_config("mini", asked["model"]) == expected
+    # the command line's preset, and none at all
+    assert cli.main(["pretrain", "--config", str(file), "--preset", "base"]) == 0
+    assert asked["training"] == PretrainingConfig.preset("base", steps=7, clip=0.5)
+    assert cli.main(["pretrain", "--config", str(file), "--preset", "null"]) == 0
+    assert asked["training"] == PretrainingConfig(steps=7, clip=0.5)
+    assert _pretrain._model_config("mini", {"dim": 16}) == ScDiVaConfig.preset("mini", dim=16)
+
+
+def test_a_changed_file_stops_a_resumed_run_before_it_is_read(files, options, tmp_path, monkeypatch, capsys):
+    import anndata as ad
+
+    from scdiva.train.pretraining import PretrainingModule
+
+    file, _ = options
+    (tmp_path / "data").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "data" / f"{name}.h5ad").write_bytes((files / f"{name}.h5ad").read_bytes())
+    arguments = ["pretrain", "--config", str(file), "--train", f"[{tmp_path / 'data'}]"]
+    plain = PretrainingModule.compute_loss
+
+    def stopped(self, batch, generator):
+        if self.batches_seen == 3:
+            raise KeyboardInterrupt
+        return plain(self, batch, generator)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainingModule, "compute_loss", stopped)
+        assert cli.main(arguments) == 130
+    adata = ad.read_h5ad(tmp_path / "data" / "b.h5ad")
+    adata.X.data[3] += 1
+    adata.write_h5ad(tmp_path / "data" / "b.h5ad")
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr("scdiva.data.datamodule.open_studies", None)
+        assert cli.main([*arguments, "--resume", "true"]) == 1
+    said = capsys.readouterr().err.strip()
+    assert "1 of 2 files have changed since the run began (first: 'b.h5ad')" in said
+    assert len(said.splitlines()) == 1
+    (tmp_path / "data" / "b.h5ad").write_bytes((files / "b.h5ad").read_bytes())
+    assert cli.main([*arguments, "--resume", "true", "--study_weights", "{a: 2}"]) == 1
+    assert "study_weights: None then, {'a': 2" in capsys.readouterr().err
+    assert cli.main([*arguments, "--resume", "true"]) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.* cells are left out")
+def test_studies_that_validate_are_not_counted_and_cells_too_small_are_dropped(files, options):
+    from scdiva.pp import corpus_entropy
+
+    file, run = options
+    arguments = ["--validation", "null", "--train", f"[{files}]", "--validation_studies", "[b]", "--min_genes", "47"]
+    assert cli.main(["pretrain", "--config", str(file), *arguments]) == 0
+    studies = {one["study"]: one for one in json.loads((run / "manifest.json").read_text())["studies"]}
+    assert [(name, one["part"]) for name, one in studies.items()] == [
+        ("a", "train"), ("b", "validation"), ("c", "train"),
+    ]  # fmt: skip
+    genes = Vocabulary.read(files / "genes.parquet")
+    histogram = corpus_entropy([files / "a.h5ad", files / "c.h5ad"], genes, min_genes=47)
+    np.testing.assert_array_equal(Vocabulary.read(run / "vocabulary.parquet").table["entropy"], histogram.entropy()[3:])
+    assert histogram.n_cells == studies["a"]["cells"] + studies["c"]["cells"]
+    assert 0 < studies["a"]["cells_dropped"] < 40
+
+
+def test_from_python_a_preset_and_nothing_else(files, tmp_path):
+    from scdiva.train.config import PretrainingConfig
+
+    training = PretrainingConfig.preset("mini", steps=1, batch_size=4, validate_every=1)
+    model = {"dim": 16, "n_heads": 2, "ffn_dim": 24, "anchor_hidden": 12}
+    folder = cli.pretrain(
+        [files / "a.h5ad"], tmp_path / "run", training, preset="mini", model=model, min_genes=1, accelerator="cpu",
+        vocabulary=files / "genes.parquet", progress=False,
+    )  # fmt: skip
+    config = load_model(folder, device="cpu").config
+    assert (config.dim, config.n_layers, config.state_head, config.tie_gene_head) == (16, 4, True, True)
+    with pytest.raises(ValueError, match=r"ScDiVaConfig has no widht\."):
+        cli.pretrain([files / "a.h5ad"], tmp_path / "b", model={"widht": 1}, vocabulary=files / "genes.parquet")

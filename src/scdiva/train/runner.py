@@ -12,11 +12,11 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint, TQDMProgressBar
-from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.callbacks import Callback, ModelCheckpoint
 
 from scdiva._settings import multiplies_bf16
 from scdiva.train.base import CHECKPOINT_KEY, TaskModule
+from scdiva.train.watching import StepBar, Watch, run_logs
 
 CHECKPOINT = "last.ckpt"
 """Name of the checkpoint in a run's folder."""
@@ -131,12 +131,14 @@ def fit(
     resume_from: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
+    tensorboard: bool = False,
     **trainer_options: Any,
 ) -> pl.Trainer:
     """Train a task.
 
     Everything else comes from `module.config`. In `out_dir` appear `last.ckpt` (rewritten in place, atomically, every
-    `checkpoint_every` steps and at the end) and `log/version_<n>/metrics.csv`, one version per start.
+    `checkpoint_every` steps and at the end) and `log/version_<n>/metrics.csv`, one version per start, which
+    :func:`scdiva.pl.training` draws; pretraining adds `validation.csv`, the scores of each validation study.
 
     Parameters
     ----------
@@ -158,7 +160,9 @@ def fit(
     callbacks
         Further Lightning callbacks.
     progress
-        Whether to show a progress bar.
+        Whether to show a progress bar: steps, loss, cells a second and the time left.
+    tensorboard
+        Whether TensorBoard's events are written beside `metrics.csv`; needs the extra `watch`.
     **trainer_options
         Anything else for Lightning's Trainer, such as `strategy="ddp"`.
 
@@ -174,6 +178,8 @@ def fit(
         If there is no checkpoint at `resume_from`.
     FloatingPointError
         If the loss becomes NaN or infinite.
+    ImportError
+        If `tensorboard` is asked for and not installed.
     KeyboardInterrupt
         On Ctrl-C (Lightning itself would end the whole process). `last.ckpt` is what can be resumed.
     """
@@ -193,7 +199,8 @@ def fit(
         save_on_train_epoch_end=False,
         enable_version_counter=False,
     )
-    shown = [TQDMProgressBar()] if progress else []
+    watch = Watch(c.log_every)
+    shown = [watch, StepBar(watch)] if progress else [watch]
     with _quiet_lightning():
         trainer = pl.Trainer(
             **{
@@ -204,7 +211,7 @@ def fit(
                 "precision": resolve_precision(c.precision, accelerator),
                 "accumulate_grad_batches": c.accumulate,
                 "gradient_clip_val": c.clip or None,
-                "logger": CSVLogger(out, name="log", flush_logs_every_n_steps=max(c.log_every, 100)),
+                "logger": run_logs(out, c.log_every, tensorboard=tensorboard),
                 "callbacks": [saver, _SaveAtEnd(out / CHECKPOINT, c.checkpoint_every), *shown, *callbacks],
                 "log_every_n_steps": c.log_every,
                 # the stream of batches has no end, hence no epochs: validation is counted in batches

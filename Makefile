@@ -1,4 +1,4 @@
-# make demo | test | docs | bench | lint | train-mini | clean
+# make demo | test | docs | bench | faults | lint | train-mini | clean
 #
 # `.venv` is built once, from the exact versions of constraints.txt: the demo needs only the core; test, docs and lint add
 # their groups to it. A stamp file inside .venv says what is in there.
@@ -8,11 +8,13 @@ VENV := .venv
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --constraint constraints.txt
 DATA ?=
+# processes that run the tests, one thread each: half the time on two cores
+WORKERS ?= 2
 CORPUS ?= ../shared/data/corpus
 BENCHMARKS ?= ../shared/data/benchmark
 ON_DATA = "zero_shot.py --data $(BENCHMARKS)"
 
-.PHONY: demo test docs bench lint train-mini clean
+.PHONY: demo test docs bench faults lint train-mini clean
 
 # torch goes first and by its exact version: left to a looser range, pip may fetch gigabytes of CUDA libraries.
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -35,7 +37,7 @@ demo: $(VENV)/.core
 	$(PY) scripts/demo.py $(if $(DATA),--data "$(DATA)")
 
 test: $(VENV)/.groups
-	$(PY) -m pytest --cov=scdiva --cov-report=term
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --cov=scdiva --cov-report=term
 
 docs: $(VENV)/.groups
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
@@ -49,6 +51,10 @@ bench: $(VENV)/.bench
 	done; \
 	$(if $(wildcard $(BENCHMARKS)),,echo "No $(BENCHMARKS): zero_shot.py is left out.";) \
 	$(PY) benchmarks/tables.py && exit $$status
+
+# Runs killed, stopped and out of room at random moments, against runs that were not: about four minutes.
+faults: $(VENV)/.core
+	OMP_NUM_THREADS=1 $(PY) scripts/faults.py --record
 
 lint: $(VENV)/.groups
 	$(VENV)/bin/ruff check

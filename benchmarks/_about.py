@@ -129,6 +129,18 @@ ABOUT = {
         "What a training step of the paper's network keeps for backward, half of the genes masked: bytes per token by "
         "the part of the network during which a tensor was first saved, in eager mode on a CPU.",
     ),
+    "faults": (
+        "Faults",
+        "`make faults`: small runs with accumulation, validation, dropout and a running mean of the weights, killed at "
+        "random moments, told to stop, or without room on the disk. Tried: faults. Bit-exact: after how many of them "
+        "the checkpoint on the disk was that of a run without faults at its step, and the exit code the one announced. "
+        "Lost: after how many more steps were gone than `checkpoint_every`, or the end was another one.",
+    ),
+    "faults_long": (
+        "Faults of a longer run",
+        "`scripts/faults.py --long`: the configuration of scdiva-mini's transformer, from random weights, for some "
+        "minutes, and as many steps again with two kills. SHA-256 of weights, optimiser and schedule at both ends.",
+    ),
     "gpu": (
         "GPU",
         "One call of `benchmarks/gpu.py`: arms in turn, device events, best of several samples. Where a goal was "

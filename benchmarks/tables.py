@@ -225,6 +225,17 @@ def _all(row: dict) -> str:
     return ", ".join([*first, *([rest] if (rest := details(row)) else [])])
 
 
+def faults(result: dict) -> str:
+    """What was tried and lost, and the hashes of runs that are compared."""
+    keys = ("fault", "tried", "bit_exact", "lost")
+    text = table(["fault", "tried", "bit-exact", "lost"], [[str(row[key]) for key in keys] for row in result["rows"]])
+    for row in result["rows"]:
+        if "sha256" in row:
+            one, other = row["sha256"]
+            text += f"\n\n{row['steps']} steps: `{one}` without kills, `{other}` with two."
+    return text + f"\n\n{result['seconds']} seconds in all."
+
+
 def rows_of(result: dict) -> str:
     """The tables of a result: for each of its sections, the goals, then the other figures."""
     parts = []
@@ -279,6 +290,8 @@ WRITERS = {
     "learning_curve": learning_curve,
     "attempts": attempts,
     "scaling": scaling,
+    "faults": faults,
+    "faults_long": faults,
 }
 """Results that are more than rows of figures."""
 

@@ -17,7 +17,7 @@ FLOORS = {
     3: {"models", "data", "pp", "get"},
     4: {"train", "pl"},
     5: {"tl"},
-    6: {"cli", "__init__"},
+    6: {"cli", "__init__", "__main__"},
 }
 FLOOR = {part: floor for floor, parts in FLOORS.items() for part in parts}
 SIDEWAYS = {
@@ -30,6 +30,8 @@ SIDEWAYS = {
     # How a matrix is read is one matter, whoever asks.
     "pp": {"data"},
     "get": {"data"},
+    # The same command line, started by `python -m`.
+    "__main__": {"cli"},
 }
 """Imports within a floor that are allowed, by part."""
 MAX_LINES = 400

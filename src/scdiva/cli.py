@@ -38,6 +38,7 @@ def pretrain(
     num_workers: int = 0,
     accelerator: str = "auto",
     devices: int = 1,
+    num_nodes: int = 1,
     resume: bool = False,
     progress: bool = True,
 ) -> Path:
@@ -70,7 +71,7 @@ def pretrain(
         At most so many cells are validated on, taken evenly.
     num_workers
         Processes that read ahead.
-    accelerator, devices
+    accelerator, devices, num_nodes
         As for :func:`scdiva.train.fit`.
     resume
         Go on from `out/last.ckpt`.
@@ -108,8 +109,10 @@ def pretrain(
     from scdiva.models.pretrained import save_model
     from scdiva.models.scdiva import ScDiVa
     from scdiva.tokenizer.serialize import score_denominator
+    from scdiva.train.checkpoints import find_checkpoint
+    from scdiva.train.launch import is_first_process
     from scdiva.train.pretraining import PretrainingModule
-    from scdiva.train.runner import find_checkpoint, fit
+    from scdiva.train.runner import fit
 
     checkpoint = find_checkpoint(folder) if resume else None
     reading: dict[str, Any] = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids}
@@ -133,7 +136,7 @@ def pretrain(
     )
     data.setup()
     folder.mkdir(parents=True, exist_ok=True)
-    if not resume:
+    if not resume and is_first_process():
         genes.write(folder / VOCABULARY)
     network = ScDiVa(config, generator=step_generator(training.seed, 0, "weights"))
     frequency = _svd_start(network, train, genes, training.seed) if svd_start and not resume else None
@@ -145,6 +148,7 @@ def pretrain(
         out_dir=folder,
         accelerator=accelerator,
         devices=devices,
+        num_nodes=num_nodes,
         resume_from=checkpoint,
         progress=progress,
     )
@@ -156,6 +160,8 @@ def pretrain(
         "metrics": {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")},
     }
     data.close()
+    if not trainer.is_global_zero:  # all processes hold the same weights
+        return folder / MODEL
     return save_model(network.cpu(), genes, folder / MODEL, metadata=metadata)
 
 
@@ -243,8 +249,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"scdiva pretrain: stopped. Go on with the same options and --resume true (out: {options.out})\n"
         )
         return 130
-    pretraining.save(options, Path(options.out) / CONFIG, overwrite=True)
-    sys.stdout.write(f"{folder}\n")
+    from scdiva.train.launch import is_first_process
+
+    if is_first_process():
+        pretraining.save(options, Path(options.out) / CONFIG, overwrite=True)
+        sys.stdout.write(f"{folder}\n")
     return 0
 
 

@@ -20,6 +20,7 @@ from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
 from scdiva.nn.heads import DualHeads, StateHead, hidden_gene_logits
 from scdiva.nn.integration import IntegrationHead
 from scdiva.nn.layers import INIT_STD, Block, RMSNorm, linear
+from scdiva.nn.parts import run_in_parts
 
 if TYPE_CHECKING:
     from scdiva.tokenizer.vocabulary import Vocabulary
@@ -69,6 +70,8 @@ class ScDiVa(nn.Module):
 
     vocabulary: Vocabulary
     """The genes that the tokens stand for; set by :func:`scdiva.models.load_model`."""
+    micro_batches = 1
+    """Parts of a batch that training runs the blocks over in turn; see :func:`scdiva.nn.parts.run_in_parts`."""
 
     def __init__(self, config: ScDiVaConfig, *, generator: torch.Generator | None = None) -> None:
         super().__init__()
@@ -161,8 +164,11 @@ class ScDiVa(nn.Module):
         x, bounds, lat_rows, gene_rows = self._sequence(tokens, values, cu_seqlens, value_mask, time, anchor, prompt)
         cos, sin = self._tables(x.device)
         backend = self._resolved(backend, x.device)
-        for block in self.blocks:
-            x = block(x, bounds, cos, sin, backend, longest + 1)
+        if self.micro_batches > 1 and torch.is_grad_enabled():
+            x = run_in_parts(self.blocks, x, bounds, self.micro_batches, cos, sin, backend, longest + 1)
+        else:
+            for block in self.blocks:
+                x = block(x, bounds, cos, sin, backend, longest + 1)
         x = self.norm(x)
 
         cell_state = x[lat_rows]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytorch_lightning as pl
@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from scdiva._rng import step_generator, step_seed
+from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
+from scdiva.train.checkpoints import CHECKPOINT_KEY
 from scdiva.train.config import OptimiserConfig
 
-CHECKPOINT_KEY = "scdiva"
-"""Entry of a checkpoint that holds ours: task, configuration, batches seen; plain types only."""
-MAY_CHANGE = {"precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every"}
+MAY_CHANGE = {
+    "precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every", "micro_batches",
+}  # fmt: skip
 """Fields of a configuration that a resumed run may set anew: they do not enter the path of the weights by design."""
 
 
@@ -65,9 +67,11 @@ def decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]
 class TaskModule(pl.LightningModule):
     """Base of the training tasks; a task writes :meth:`compute_loss` and nothing else.
 
-    Masks and dropout are pure functions of `(seed, batches seen)`: each training step draws from a generator of its
-    own, and torch's global stream (which dropout layers read) is seeded for the step and put back afterwards, so the
-    user's state stays untouched. With data that is a function of `(seed, step)` too, a resumed run continues exactly.
+    Masks and dropout are pure functions of `(seed, number of the batch)`: each training step draws from a generator of
+    its own, and torch's global stream (which dropout layers read) is seeded for the step and put back afterwards, so
+    the user's state stays untouched. With data that is a function of the same number, a resumed run continues exactly.
+    The number counts the batches of all processes, so that W processes that each train on a batch do what one process
+    does that accumulates W of them.
 
     Parameters
     ----------
@@ -79,7 +83,10 @@ class TaskModule(pl.LightningModule):
     Attributes
     ----------
     batches_seen
-        Batches (not optimiser steps) trained on so far, over all resumed runs; saved with every checkpoint.
+        Batches (not optimiser steps) that each process trained on so far, over all resumed runs; saved with every
+        checkpoint.
+    bad_batches
+        Numbers of the batches without a finite loss or gradient, once that has stopped the run.
     """
 
     def __init__(self, model: nn.Module, config: OptimiserConfig) -> None:
@@ -87,6 +94,10 @@ class TaskModule(pl.LightningModule):
         self.model = model
         self.config = config
         self.batches_seen = 0
+        self.bad_batches: list[int] = []
+        # batches since the last optimiser step, with their numbers: run again when memory runs out halfway
+        self._window: list[tuple[CellBatch, int]] = []
+        self.micro_batches = config.micro_batches
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its parts, by name; to be written by the task.
@@ -115,25 +126,158 @@ class TaskModule(pl.LightningModule):
                 torch.cuda.manual_seed(seed)
             yield
 
+    @property
+    def micro_batches(self) -> int:
+        """Parts of a batch that the network runs over in turn; doubled when memory runs out, kept in checkpoints."""
+        return self._micro_batches
+
+    @micro_batches.setter
+    def micro_batches(self, number: int) -> None:
+        self._micro_batches = number
+        for part in self.model.modules():
+            if hasattr(part, "micro_batches"):
+                setattr(part, "micro_batches", number)  # noqa: B010, for mypy: a module's attributes are tensors
+
+    def on_fit_start(self) -> None:
+        """Begin without batches; tell the network in how many parts it runs. Called by Lightning."""
+        self._window.clear()
+        self.bad_batches = []
+        self.micro_batches = self._micro_batches
+
+    def release(self) -> None:
+        """Leave the network as it came, after a run: no batch is kept, and it runs over whole batches."""
+        self._window.clear()
+        number, self.micro_batches = self._micro_batches, 1
+        self._micro_batches = number
+
+    @property
+    def _world_size(self) -> int:
+        return 1 if self._trainer is None else self._trainer.world_size
+
     def training_step(self, batch: CellBatch, batch_idx: int) -> Tensor:
         """One batch; called by Lightning."""
-        stream = f"train/{self.global_rank}"
-        with self._seeded(step_seed(self.config.seed, self.batches_seen, f"dropout/{stream}")):
-            loss, parts = self.compute_loss(batch, step_generator(self.config.seed, self.batches_seen, stream))
-        if not bool(torch.isfinite(loss)):
-            raise FloatingPointError(
-                f"The loss is {float(loss)} at batch {self.batches_seen}. Lower learning_rate, or train with "
-                'precision="fp32"; the last checkpoint is from before.'
-            )
+        number = self.batches_seen * self._world_size + self.global_rank
+        loss, parts = self._in_memory(lambda: self._drawn_loss(batch, number), batch.n_cells)
+        self._check_loss(loss, number)
+        if self._trainer is not None:
+            self._window.append((batch, number))
         self._log("train", loss, parts, batch.n_cells)
         # counted here, not in a hook: callbacks save checkpoints before the module's hook would run
         self.batches_seen += 1
         return loss
 
+    def _drawn_loss(self, batch: CellBatch, number: int) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a batch, everything random in it a function of the seed and the batch's number."""
+        stream = "train/0"  # ranks once had streams of their own: the first one's is kept
+        with self._seeded(step_seed(self.config.seed, number, f"dropout/{stream}")):
+            return self.compute_loss(batch, step_generator(self.config.seed, number, stream))
+
+    def _in_memory(
+        self, run: Callable[[], tuple[Tensor, dict[str, Tensor]]], n_cells: int
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Run; when memory runs out, run again over smaller parts."""
+        while True:
+            try:
+                return run()
+            except torch.OutOfMemoryError:
+                if not self._halve(n_cells):
+                    raise
+            # outside of the except: there the error would still hold what it broke off
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    def _halve(self, n_cells: int) -> bool:
+        """Halve what the network runs over at a time, and say so; False if that is one cell already."""
+        if self.micro_batches >= n_cells:
+            return False
+        self.micro_batches *= 2
+        logger.warning(
+            "Out of memory at batch %d: from here on the network runs over each batch in %d parts, which takes one "
+            "more forward pass and changes no step beyond rounding. A smaller batch_size, accumulated, is faster.",
+            self.batches_seen, self.micro_batches,
+        )  # fmt: skip
+        return True
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Backward pass of a batch; called by Lightning.
+
+        When memory runs out here, some gradients hold this batch already and others don't. So they are thrown away,
+        and all batches since the last optimiser step are run again over smaller parts.
+
+        Raises
+        ------
+        RuntimeError
+            If there are several processes: they have begun to add their gradients up.
+        """
+        try:
+            loss.backward(*args, **kwargs)
+            return
+        except torch.OutOfMemoryError as error:
+            if self._world_size > 1:
+                raise RuntimeError(
+                    f"Out of memory in the backward pass of batch {self.batches_seen - 1}, in which several processes "
+                    f"share. Resume with micro_batches={2 * self.micro_batches}: no step changes beyond rounding."
+                ) from error
+            if not self._halve(max(batch.n_cells for batch, _ in self._window)):
+                raise
+        loss.detach_()  # lets go of the activations, which the caller's loss holds
+        while not self._again():
+            pass
+
+    def _again(self) -> bool:
+        """Make the gradient of the batches since the last step anew; False if they must be cut smaller still."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.zero_grad(set_to_none=True)
+        try:
+            for batch, number in self._window:
+                with self.trainer.precision_plugin.train_step_context():
+                    loss, _ = self._drawn_loss(batch, number)
+                (loss / self.trainer.accumulate_grad_batches).backward()
+        except torch.OutOfMemoryError:
+            if not self._halve(max(batch.n_cells for batch, _ in self._window)):
+                raise
+            return False
+        return True
+
+    def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
+        """Forget the batches of the last optimiser step; the newest is the first of the next. Called by Lightning."""
+        del self._window[:-1]
+
+    def _check_loss(self, loss: Tensor, number: int) -> None:
+        finite = everywhere = bool(torch.isfinite(loss))
+        if self._world_size > 1:  # else the others would wait for this one's gradient
+            everywhere = self.trainer.strategy.reduce_boolean_decision(finite, all=True)
+        if everywhere:
+            return
+        self.bad_batches = [] if finite else [number]
+        raise FloatingPointError(
+            f"The loss is {float(loss.detach())} at batch {number}{self._at_step()}."
+            if not finite
+            else f"The loss of another process is not finite{self._at_step()}; that one tells more."
+        )
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Stop before a gradient that is not finite enters the weights. Called by Lightning.
+
+        Raises
+        ------
+        FloatingPointError
+            If it is not. Processes have added theirs up, so all of them stop.
+        """
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        norms = torch._foreach_norm(gradients) if gradients else []
+        if norms and not bool(torch.isfinite(torch.stack(list(norms))).all()):
+            self.bad_batches = [number for _, number in self._window]
+            raise FloatingPointError(f"The gradient is not finite{self._at_step()}, though each loss is.")
+
+    def _at_step(self) -> str:
+        return "" if self._trainer is None else f", optimiser step {self._trainer.global_step}"
+
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
         """One batch of the fixed validation set; it is corrupted in the same way each time. Called by Lightning."""
-        stream = f"validation/{self.global_rank}"
-        loss, parts = self.compute_loss(batch, step_generator(self.config.seed, batch_idx, stream))
+        # the same in all processes, each of which sees all of it: what they say is what one alone would
+        loss, parts = self.compute_loss(batch, step_generator(self.config.seed, batch_idx, "validation/0"))
         self._log("val", loss, parts, batch.n_cells)
 
     def _log(self, stage: str, loss: Tensor, parts: dict[str, Tensor], n_cells: int) -> None:
@@ -162,6 +306,8 @@ class TaskModule(pl.LightningModule):
             "task": type(self).__name__,
             "config": self.config.to_dict(),
             "batches_seen": self.batches_seen,
+            "world_size": self._world_size,
+            "micro_batches": self.micro_batches,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -170,8 +316,8 @@ class TaskModule(pl.LightningModule):
         Raises
         ------
         ValueError
-            If the checkpoint is of another task, or its configuration differs in a field that the path of the weights
-            depends on.
+            If the checkpoint is of another task or number of processes, or its configuration differs in a field that
+            the path of the weights depends on.
         """
         saved = checkpoint.get(CHECKPOINT_KEY)
         if saved is None or saved["task"] != type(self).__name__:
@@ -185,4 +331,10 @@ class TaskModule(pl.LightningModule):
                 f"A resumed run must have the configuration that it began with ({said}). To go on under another one, "
                 "save the model and start a new run from it."
             )
+        if saved.get("world_size", 1) != self._world_size:
+            raise ValueError(
+                f"The run began with {saved.get('world_size', 1)} processes and cannot be resumed with "
+                f"{self._world_size}: they would see other batches. Start as many, or begin a new run from the model."
+            )
         self.batches_seen = saved["batches_seen"]
+        self.micro_batches = max(self.micro_batches, saved.get("micro_batches", 1))

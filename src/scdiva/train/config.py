@@ -38,12 +38,15 @@ class OptimiserConfig:
     steps
         Optimiser steps of the whole run; the learning rate falls along a cosine to their end.
     batch_size
-        Cells per batch. The global batch is `batch_size * accumulate * devices`; the paper's is 768.
+        Cells per batch. The global batch is `batch_size * accumulate * devices * nodes`; the paper's is 768.
     batch_tokens
         Most tokens (genes, and `[LAT]` of each cell) per batch, in place of `batch_size`: each batch then takes about
         the same memory and time, and holds more cells where they are short. `None`: `batch_size` counts.
     accumulate
         Batches per optimiser step.
+    micro_batches
+        Parts of a batch that the transformer runs over in turn, for one more forward pass; the step stays that of the
+        whole batch. When memory runs out it is doubled, and this is said.
     learning_rate
         Highest learning rate, reached after the warm-up.
     final_learning_rate
@@ -57,6 +60,9 @@ class OptimiserConfig:
         AdamW's moments.
     clip
         Largest norm of the gradient; 0 does not clip.
+    ema_decay
+        Share of the running mean of the weights that stays at each optimiser step, such as 0.999; 0 keeps none. With it
+        validation looks at the mean, and the mean is what training leaves in the model.
     precision
         `"bf16"`: bfloat16 autocast; `"fp32"`; `"auto"`: bf16 where the device has bfloat16 arithmetic, else fp32.
     compile_blocks
@@ -81,6 +87,7 @@ class OptimiserConfig:
     batch_size: int = 64
     batch_tokens: int | None = None
     accumulate: int = 1
+    micro_batches: int = 1
     learning_rate: float = 3e-4
     final_learning_rate: float = 0.1
     warmup_steps: int = 500
@@ -88,6 +95,7 @@ class OptimiserConfig:
     beta1: float = 0.9
     beta2: float = 0.95
     clip: float = 1.0
+    ema_decay: float = 0.0
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile_blocks: Literal["auto", "yes", "no"] = "auto"
     autotune: bool = True
@@ -104,15 +112,17 @@ class OptimiserConfig:
                     raise ValueError(f"{field.name} must be True or False, got {value!r}.")
             elif isinstance(field.default, int) and (not isinstance(value, int) or isinstance(value, bool)):
                 raise ValueError(f"{field.name} must be a whole number, got {value!r}.")
-        at_least(self, 1, "steps", "batch_size", "accumulate", "log_every", "validate_every", "checkpoint_every")
+        at_least(self, 1, "steps", "batch_size", "accumulate", "micro_batches")
+        at_least(self, 1, "log_every", "validate_every", "checkpoint_every")
         if self.batch_tokens is not None:
             if not isinstance(self.batch_tokens, int):
                 raise ValueError(f"batch_tokens must be None or a whole number, got {self.batch_tokens!r}.")
             at_least(self, 1, "batch_tokens")
         at_least(self, 0, "warmup_steps", "weight_decay", "clip", "beta1", "beta2", "seed", "final_learning_rate")
+        at_least(self, 0, "ema_decay")
         at_least(self, 0, "learning_rate", strictly=True)
-        if self.beta1 >= 1 or self.beta2 >= 1 or self.final_learning_rate > 1:
-            raise ValueError("beta1 and beta2 must be below 1, final_learning_rate at most 1.")
+        if self.beta1 >= 1 or self.beta2 >= 1 or self.ema_decay >= 1 or self.final_learning_rate > 1:
+            raise ValueError("beta1, beta2 and ema_decay must be below 1, final_learning_rate at most 1.")
         if self.compile_blocks not in ("auto", "yes", "no"):
             raise ValueError(f'compile_blocks must be "auto", "yes" or "no", got {self.compile_blocks!r}.')
         if self.precision not in ("auto", "fp32", "bf16"):

@@ -207,8 +207,8 @@ class PretrainingModule(TaskModule):
             for name, value in scores._asdict().items()
         }
         values = {name: value for name, value in (whole | of_ratio).items() if "n_cells" not in name}
-        # every process has seen all of it
-        self.log_dict({name: value for name, value in values.items() if np.isfinite(value)}, sync_dist=False)
+        # every process has seen all of it, so that their mean is what each says
+        self.log_dict({name: value for name, value in values.items() if np.isfinite(value)}, sync_dist=True)
         if self.trainer.sanity_checking or not self.trainer.is_global_zero or not len(each):
             return
         batches = getattr(self.trainer.val_dataloaders, "dataset", None)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
+import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,14 +14,16 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, ModelCheckpoint
+from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment
+from pytorch_lightning.plugins.io import CheckpointIO
 
-from scdiva._settings import multiplies_bf16
-from scdiva.train.base import CHECKPOINT_KEY, TaskModule
+from scdiva._settings import logger, multiplies_bf16
+from scdiva.train.base import TaskModule
+from scdiva.train.checkpoints import CHECKPOINT, AtomicIO, Saver, batches_seen, find_checkpoint
+from scdiva.train.launch import launched
+from scdiva.train.stopping import TERMINATED, Stopper, write_cells
 from scdiva.train.watching import StepBar, Watch, run_logs
-
-CHECKPOINT = "last.ckpt"
-"""Name of the checkpoint in a run's folder."""
 
 # said by Lightning about choices made here on purpose
 _EXPECTED_WARNINGS = (
@@ -34,30 +38,16 @@ _EXPECTED_WARNINGS = (
 )
 
 
-class _SaveAtEnd(Callback):
-    """Save the last step's checkpoint where the saver's interval misses it.
-
-    From the same hook as the saver: what Lightning saves after the loop counts the steps differently when resumed.
-    """
-
-    def __init__(self, file: Path, every: int) -> None:
-        self.file, self.every = file, every
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        if trainer.global_step == trainer.max_steps and trainer.global_step % self.every:
-            trainer.save_checkpoint(self.file)
-
-
 @contextlib.contextmanager
 def _quiet_lightning() -> Iterator[None]:
     """Silence Lightning's news (devices found, products recommended) inside the block; warnings still come."""
-    logger = logging.getLogger("pytorch_lightning")
-    before = logger.level
-    logger.setLevel(logging.WARNING)
+    lightning = logging.getLogger("pytorch_lightning")
+    before = lightning.level
+    lightning.setLevel(logging.WARNING)
     try:
         yield
     finally:
-        logger.setLevel(before)
+        lightning.setLevel(before)
 
 
 def resolve_precision(
@@ -81,45 +71,6 @@ def resolve_precision(
     return "bf16-mixed" if multiplies_bf16("cuda" if on_gpu else "cpu") else "32-true"
 
 
-def find_checkpoint(path: str | Path) -> Path:
-    """Find the checkpoint of a run.
-
-    Parameters
-    ----------
-    path
-        A checkpoint file, or the folder of a run.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none.
-    """
-    path = Path(path)
-    file = path / CHECKPOINT if path.is_dir() else path
-    if not file.is_file():
-        raise FileNotFoundError(f"No checkpoint at {file}. Give a run's out_dir or a .ckpt file, or start without one.")
-    return file
-
-
-def batches_seen(checkpoint: str | Path) -> int:
-    """Read how many batches a checkpoint's run had trained on.
-
-    Parameters
-    ----------
-    checkpoint
-        A checkpoint file. Only plain types are read (`weights_only`).
-
-    Raises
-    ------
-    ValueError
-        If the file is no checkpoint of a scdiva task.
-    """
-    content = torch.load(checkpoint, map_location="cpu", weights_only=True)
-    if not isinstance(content, dict) or CHECKPOINT_KEY not in content:
-        raise ValueError(f"{checkpoint} is no checkpoint of a scdiva training task.")
-    return int(content[CHECKPOINT_KEY]["batches_seen"])
-
-
 def fit(
     module: TaskModule,
     datamodule: pl.LightningDataModule,
@@ -128,6 +79,7 @@ def fit(
     max_steps: int | None = None,
     accelerator: str = "auto",
     devices: int | str | list[int] = 1,
+    num_nodes: int = 1,
     resume_from: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
@@ -136,9 +88,11 @@ def fit(
 ) -> pl.Trainer:
     """Train a task.
 
-    Everything else comes from `module.config`. In `out_dir` appear `last.ckpt` (rewritten in place, atomically, every
-    `checkpoint_every` steps and at the end) and `log/version_<n>/metrics.csv`, one version per start, which
-    :func:`scdiva.pl.training` draws; pretraining adds `validation.csv`, the scores of each validation study.
+    Everything else comes from `module.config`. In `out_dir` appear `last.ckpt` (replaced every `checkpoint_every` steps
+    and at the end, by a file that is whole) and `log/version_<n>/metrics.csv`, one version per start,
+    which :func:`scdiva.pl.training` draws; pretraining adds `validation.csv`, the scores of each validation study.
+
+    SIGTERM and Ctrl-C end the run after the optimiser step under way, with a checkpoint; a second Ctrl-C at once.
 
     Parameters
     ----------
@@ -152,8 +106,12 @@ def fit(
     max_steps
         Stop after so many optimiser steps, counted over all resumed runs. None: `config.steps`. The learning rate
         follows `config.steps` in any case.
-    accelerator, devices
-        As for Lightning's Trainer: `"auto"`, `"cpu"`, `"gpu"`; how many, or which.
+    accelerator
+        As for Lightning's Trainer: `"auto"`, `"cpu"` or `"gpu"`.
+    devices, num_nodes
+        How many devices on each node, or which, and how many nodes. Left at 1, they are what `torchrun` or `srun` has
+        started. Each of W processes takes every W-th batch, so that a step is that of one process with `accumulate`
+        W times as large.
     resume_from
         Checkpoint file or run folder to continue. Data order, masks and dropout then go on as if the run had never
         stopped.
@@ -177,11 +135,17 @@ def fit(
     FileNotFoundError
         If there is no checkpoint at `resume_from`.
     FloatingPointError
-        If the loss becomes NaN or infinite.
-    ImportError
-        If `tensorboard` is asked for and not installed.
+        If a loss or gradient becomes NaN or infinite. The weights are those before that step, and which cells it saw
+        stands in `out_dir/not_finite_batch_<n>.csv`.
+    OSError
+        If a checkpoint cannot be written, as on a full disk; the one before is intact.
     KeyboardInterrupt
-        On Ctrl-C (Lightning itself would end the whole process). `last.ckpt` is what can be resumed.
+        On Ctrl-C (Lightning itself would end the whole process). `last.ckpt` is what can be resumed, and the module
+        holds the weights of that step.
+    SystemExit
+        After SIGTERM, with code 143.
+    ImportError
+        If `ema_decay` is set and pytorch-lightning is older than 2.6, or `tensorboard` is asked for and not installed.
     """
     c = module.config
     out = Path(out_dir)
@@ -192,13 +156,10 @@ def fit(
     else:
         datamodule.start_step = module.batches_seen if checkpoint is None else batches_seen(checkpoint)
     out.mkdir(parents=True, exist_ok=True)
-    saver = ModelCheckpoint(
-        dirpath=out,
-        filename=Path(CHECKPOINT).stem,
-        every_n_train_steps=c.checkpoint_every,
-        save_on_train_epoch_end=False,
-        enable_version_counter=False,
-    )
+    if devices == 1 and num_nodes == 1:
+        devices, num_nodes = launched() or (1, 1)
+    saver = Saver(out / CHECKPOINT, c.checkpoint_every)
+    stopper = Stopper(saver)
     watch = Watch(c.log_every)
     shown = [watch, StepBar(watch)] if progress else [watch]
     with _quiet_lightning():
@@ -208,11 +169,15 @@ def fit(
                 "max_epochs": -1,
                 "accelerator": accelerator,
                 "devices": devices,
+                "num_nodes": num_nodes,
+                # some objectives leave a weight without gradient
+                "strategy": "auto" if (devices, num_nodes) == (1, 1) else "ddp_find_unused_parameters_true",
                 "precision": resolve_precision(c.precision, accelerator),
                 "accumulate_grad_batches": c.accumulate,
                 "gradient_clip_val": c.clip or None,
                 "logger": run_logs(out, c.log_every, tensorboard=tensorboard),
-                "callbacks": [saver, _SaveAtEnd(out / CHECKPOINT, c.checkpoint_every), *shown, *callbacks],
+                # in this order: a checkpoint holds the mean of its step, and whoever stops has it saved
+                "callbacks": [*_averaging(c.ema_decay), *shown, *callbacks, stopper, saver],
                 "log_every_n_steps": c.log_every,
                 # the stream of batches has no end, hence no epochs: validation is counted in batches
                 "val_check_interval": c.validate_every * c.accumulate,
@@ -221,7 +186,9 @@ def fit(
                 "enable_progress_bar": progress,
                 "enable_model_summary": False,
                 "use_distributed_sampler": False,
+                "default_root_dir": out,
                 **trainer_options,
+                "plugins": _plugins(trainer_options.get("plugins")),
             }
         )
     # Lightning from 2.6 on can be told not to unpickle; batches_seen has read the file in that way in any case
@@ -236,4 +203,53 @@ def fit(
             if trainer.interrupted:
                 raise KeyboardInterrupt from error
             raise
+        except FloatingPointError as error:
+            raise FloatingPointError(_not_finite(error, module, datamodule, out)) from error
+        finally:
+            module.release()
+    if stopper.signal is not None and trainer.global_step != trainer.max_steps:
+        if stopper.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        if trainer.is_global_zero:
+            logger.warning(
+                "Stopped by SIGTERM after step %d of %d, which %s holds. Go on with resume_from=%r, or --resume true.",
+                trainer.global_step, trainer.max_steps, saver.file, str(out),
+            )  # fmt: skip
+        raise SystemExit(TERMINATED)
     return trainer
+
+
+def _averaging(decay: float) -> list[Callback]:
+    """Give what keeps a running mean of the weights, if one is asked for."""
+    if not decay:
+        return []
+    try:
+        from pytorch_lightning.callbacks import EMAWeightAveraging
+    except ImportError as error:
+        raise ImportError(
+            "ema_decay needs pytorch-lightning 2.6 or later: pip install -U pytorch-lightning."
+        ) from error
+    return [EMAWeightAveraging(decay=decay, use_buffers=False)]
+
+
+def _plugins(given: Any) -> list[Any]:
+    """Add ours to a caller's plugins: checkpoints that are whole, and jobs that do not put themselves back in queue."""
+    plugins = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins.append(AtomicIO())
+    by_srun = launched() and "TORCHELASTIC_RUN_ID" not in os.environ
+    if by_srun and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        plugins.append(SLURMEnvironment(auto_requeue=False))
+    return plugins
+
+
+def _not_finite(error: FloatingPointError, module: TaskModule, datamodule: Any, out: Path) -> str:
+    """Say what is known of a loss that is not finite, and what to do."""
+    file = write_cells(out, datamodule, module.bad_batches)
+    cells = "" if file is None else f" The cells of the batch are listed in {file}."
+    saved = out / CHECKPOINT
+    kept = f"{saved} is from before" if saved.exists() else "there is no checkpoint yet"
+    return (
+        f"{error}{cells} The weights were left as they were, and {kept}. Look at those cells, resume with "
+        'precision="fp32", or start anew with a lower learning_rate.'
+    )

@@ -1,0 +1,312 @@
+"""Kill training in every way that a cluster knows, and see that nothing is lost.
+
+    python scripts/faults.py [--kills 50] [--saves 50] [--record]
+    python scripts/faults.py --long --prepared FOLDER [--minutes 10]
+
+A straight run notes what its checkpoint is after each step: weights, their running mean, optimiser, schedule. Others of
+the same configuration are killed (SIGKILL at a random moment, or while a checkpoint is being written), told to stop
+(SIGTERM, Ctrl-C) or find the disk full; each is resumed until it is done. After each fault the checkpoint on the disk
+must be that of the straight run at its step, bit for bit, at most `checkpoint_every` steps old, and so must be the end.
+The last lines are a table of what was tried, bit-exact and lost; the exit code is 1 if anything was lost.
+
+`--long` trains the configuration of scdiva-mini on a packed corpus (what `train_mini.py` prepares) for some minutes,
+then as many steps again with two kills, and compares the two.
+
+Runs are forked from this process, which has done no arithmetic yet: imports take longer than these runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from faults_runs import EVERY, Board, Mini, Toy, saved
+
+
+def forked(work: Callable[[], object]) -> int:
+    """Do something in a forked process; returns its id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        torch.set_num_threads(1)
+        work()
+        code = 0
+    except SystemExit as error:
+        code = int(error.code or 0)
+    except KeyboardInterrupt:
+        code = 130
+    except OSError as error:
+        print(f"  {error}", flush=True)
+        code = 28
+    except BaseException:  # noqa: BLE001, said and turned into an exit code
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def ended(child: int) -> int | None:
+    """Exit code of a child, negative the signal that killed it; None while it runs."""
+    pid, status = os.waitpid(child, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if pid else None
+
+
+def wait(child: int, until: Callable[[], bool]) -> int | None:
+    """Wait until something is so, or the child ends: then its exit code."""
+    while (code := ended(child)) is None and not until():
+        time.sleep(0.0005)
+    return code
+
+
+class Trial:
+    """Runs with one kind of fault, against the straight one."""
+
+    def __init__(self, name: str, job: Toy, straight: dict[int, str], folder: Path) -> None:
+        self.name, self.job, self.straight, self.folder = name, job, straight, folder
+        self.tried = self.exact = self.lost = 0
+
+    def judge(self, done: int, may_lose: int, ok: bool = True) -> None:
+        """Look at what is on the disk after a fault."""
+        self.tried += 1
+        try:
+            at = saved(self.folder)
+        except Exception as error:  # noqa: BLE001, whatever a broken file raises
+            print(f"  {self.name}: the checkpoint cannot be read: {error}", flush=True)
+            self.lost += 1
+            return
+        step = 0 if at is None else at[0]
+        same = at is None or at[1] == self.straight[step]
+        if not same or not ok or done - step > may_lose:
+            print(
+                f"  {self.name}: {done} steps done, {step} on the disk, the same: {same}, ended well: {ok}", flush=True
+            )
+        self.exact += same and ok
+        self.lost += done - step > may_lose
+
+    def finish(self) -> None:
+        """Resume to the end, which must be that of the straight run."""
+        board = Board()
+        code = wait(forked(lambda: self.job.run(self.folder, board)), lambda: False)
+        at = saved(self.folder)
+        if code or at is None or at[1] != self.straight[self.job.steps]:
+            print(f"  {self.name}: the end is another one (exit code {code}, {at})", flush=True)
+            self.lost += 1
+        shutil.rmtree(self.folder)
+
+    def row(self) -> dict[str, Any]:
+        return {"fault": self.name, "tried": self.tried, "bit_exact": self.exact, "lost": self.lost}
+
+
+def kills(trial: Trial, number: int, seconds: float, rng: random.Random, in_save: bool) -> None:
+    """SIGKILL at random moments, or only while a checkpoint is written."""
+    written = seconds / trial.job.steps / 2  # about what one checkpoint takes
+    while trial.tried < number:
+        board = Board()
+        child = forked(lambda board=board: trial.job.run(trial.folder, board))
+        if in_save:
+            first = board.done + rng.randrange(1, 4)
+            code = wait(child, lambda board=board, first=first: board.done >= first and board.saving)
+            time.sleep(rng.random() * written)
+        else:
+            end = time.monotonic() + rng.random() * seconds
+            code = wait(child, lambda end=end: time.monotonic() > end)
+        if code is None:
+            saving = board.saving
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            if saving or not in_save:  # else it was too late for this moment, and is no try
+                trial.judge(board.done, trial.job.every)
+        elif code:
+            raise SystemExit(f"{trial.name}: a run ended with exit code {code}.")
+        if code == 0:
+            trial.finish()
+    if trial.folder.exists():
+        trial.finish()
+
+
+def signals(trial: Trial, number: int, sent: signal.Signals, code: int, rng: random.Random) -> None:
+    """A signal after which a run saves and ends by itself: nothing at all is lost."""
+    for _ in range(number):
+        board = Board()
+        child = forked(lambda board=board: trial.job.run(trial.folder, board))
+        first = rng.randrange(1, trial.job.steps - 2)
+        wait(child, lambda board=board, first=first: board.done >= first)
+        time.sleep(rng.random() * 0.02)
+        os.kill(child, sent)
+        found = wait(child, lambda: False)
+        trial.judge(board.done, 0, ok=found == code)
+        trial.finish()
+
+
+def full_disk(trial: Trial, number: int, rng: random.Random, root: Path) -> None:
+    """No room from some step on: by a limit to the size of files, and in a small file system if one can be mounted."""
+    small = root / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(small)]
+    mounted = not subprocess.run(mount, capture_output=True, check=False).returncode
+    if not mounted:
+        print("  no file system of 64 MB can be made here: only the limit to the size of files is tried", flush=True)
+    try:
+        for turn in range(number):
+            board, by_size = Board(), bool(turn % 2) or not mounted
+            trial.folder = root / "full" if by_size else small / "full"
+
+            def fill() -> None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+            def fill_all() -> None:
+                try:
+                    with (small / "filler").open("wb") as file:
+                        while True:
+                            file.write(bytes(1 << 16))
+                except OSError:
+                    pass
+
+            do, at = (fill if by_size else fill_all), rng.randrange(EVERY + 1, trial.job.steps - EVERY)
+            child = forked(lambda board=board, at=at, do=do: trial.job.run(trial.folder, board, at=at, do=do))
+            code = wait(child, lambda: False)
+            trial.judge(board.done, trial.job.every, ok=code == 28)
+            (small / "filler").unlink(missing_ok=True)
+            trial.finish()
+    finally:
+        if mounted:
+            subprocess.run(["umount", str(small)], check=False)
+
+
+def straight_run(job: Toy, folder: Path) -> tuple[dict[int, str], float]:
+    """Digests after each step of a run without faults, and the seconds of one that writes its checkpoints."""
+
+    def note() -> None:
+        noted: dict[int, str] = {}
+        job.run(folder / "noted", Board(), noted)
+        (folder / "noted.json").write_text(json.dumps(noted))
+
+    if wait(forked(note), lambda: False):
+        raise SystemExit("The run without faults failed.")
+    begun = time.monotonic()
+    wait(forked(lambda: job.run(folder / "timed", Board())), lambda: False)
+    seconds = time.monotonic() - begun
+    digests = {int(step): found for step, found in json.loads((folder / "noted.json").read_text()).items()}
+    if saved(folder / "timed") != (job.steps, digests[job.steps]):
+        raise SystemExit("Two runs without faults differ.")
+    return digests, seconds
+
+
+def short(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    rng = random.Random(arguments.seed)
+    rows = []
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        root = Path(name)
+
+        def begin(what: str, job: Toy, straight: dict[int, str]) -> Trial:
+            print(f"{what} ...", flush=True)
+            return Trial(what, job, straight, root / "run")
+
+        job = Toy(wide=False)
+        (root / "small_run").mkdir()
+        straight, seconds = straight_run(job, root / "small_run")
+        trial = begin("SIGKILL in fit", job, straight)
+        kills(trial, arguments.kills, seconds, rng, in_save=False)
+        rows.append(trial.row())
+        for what, sent, code in (("SIGTERM", signal.SIGTERM, 143), ("Ctrl-C", signal.SIGINT, 130)):
+            trial = begin(what, job, straight)
+            signals(trial, arguments.signals, sent, code, rng)
+            rows.append(trial.row())
+        trial = begin("disk full", job, straight)
+        full_disk(trial, arguments.signals, rng, root)
+        rows.append(trial.row())
+        job = Toy(wide=True)
+        (root / "wide_run").mkdir()
+        straight, seconds = straight_run(job, root / "wide_run")
+        trial = begin("SIGKILL in save", job, straight)
+        kills(trial, arguments.saves, seconds, rng, in_save=True)
+        rows.append(trial.row())
+    return rows
+
+
+def long(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Minutes of the real configuration, ended by SIGTERM; then as many steps with two kills."""
+    rng = random.Random(arguments.seed)
+    job = Mini(arguments.prepared)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
+        one, two = Path(name, "straight"), Path(name, "killed")
+        board, seconds = Board(), 60 * arguments.minutes
+        end = time.monotonic() + seconds
+        child = forked(lambda: job.run(one, board))
+        wait(child, lambda: time.monotonic() > end)
+        os.kill(child, signal.SIGTERM)
+        if wait(child, lambda: False) != 143:
+            raise SystemExit("SIGTERM did not end the run with code 143.")
+        found = saved(one)
+        assert found is not None
+        steps, straight = found
+        print(f"without kills: {steps} steps, {straight}", flush=True)
+        lost = []
+        for number in (1, 2):
+            board, at = Board(), (number - rng.random() / 2) * steps / 2
+            child = forked(lambda board=board: job.run(two, board, max_steps=steps))
+            wait(child, lambda board=board, at=at: board.done > at)
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            kept = saved(two)
+            lost.append(board.done - (kept[0] if kept else 0))
+            print(f"killed after step {board.done}: {lost[-1]} steps lost", flush=True)
+        if wait(forked(lambda: job.run(two, Board(), max_steps=steps)), lambda: False):
+            raise SystemExit("The resumed run failed.")
+        again = saved(two)
+        assert again is not None
+        print(f"with two kills: {again[0]} steps, {again[1]}", flush=True)
+    row = {"fault": "SIGKILL, scdiva-mini", "tried": 2, "bit_exact": 2 * (again == found)}
+    row["lost"] = sum(steps > job.every for steps in lost)
+    return [{**row, "steps": steps, "minutes": arguments.minutes, "sha256": [straight, again[1]]}]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=50, help="SIGKILLs at random moments")
+    parser.add_argument("--saves", type=int, default=50, help="SIGKILLs while a checkpoint is written")
+    parser.add_argument("--signals", type=int, default=10, help="SIGTERMs, Ctrl-Cs and full disks, of each so many")
+    parser.add_argument("--seed", type=int, default=0, help="of the random moments")
+    parser.add_argument("--folder", type=Path, help="where the runs are written; default the system's temporary folder")
+    parser.add_argument("--long", action="store_true", help="minutes of the configuration of scdiva-mini, killed twice")
+    parser.add_argument("--prepared", type=Path, default=Path("runs/mini/prepared"), help="packed corpus, for --long")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument(
+        "--record", action="store_true", help="write benchmarks/results/faults.json, or faults_long.json"
+    )
+    arguments = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    begun = time.monotonic()
+    rows = long(arguments) if arguments.long else short(arguments)
+    if arguments.record:
+        sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+        from _record import record
+
+        record("faults_long" if arguments.long else "faults", rows, seconds=round(time.monotonic() - begun))
+    print(f"{'fault':24}{'tried':>8}{'bit-exact':>12}{'lost':>8}")
+    for row in rows:
+        print(f"{row['fault']:24}{row['tried']:8}{row['bit_exact']:12}{row['lost']:8}")
+    print(f"{time.monotonic() - begun:.0f} s")
+    return int(any(row["lost"] or row["bit_exact"] < row["tried"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,42 @@
+"""`make faults` in short form: real processes, really killed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "faults.py"
+
+
+def test_nothing_is_lost_when_a_run_is_killed(tmp_path):
+    order = [sys.executable, str(SCRIPT), "--kills", "1", "--saves", "1", "--signals", "0", "--folder", str(tmp_path)]
+    answer = subprocess.run(
+        order, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert answer.returncode == 0, answer.stdout[-3000:] + answer.stderr[-3000:]
+    rows = {
+        line[:24].strip(): [int(number) for number in line[24:].split()] for line in answer.stdout.splitlines()[-6:-1]
+    }
+    assert rows["SIGKILL in fit"] == [1, 1, 0]
+    assert rows["SIGKILL in save"] == [1, 1, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_of_another_run_counts_as_no_match(script, tmp_path):
+    """The judge itself: weights that differ in a bit, a broken file and steps that are gone are noticed."""
+    import torch
+
+    faults, runs = script("faults"), script("faults_runs")
+    good = {"global_step": 4, "state_dict": {"w": torch.ones(3)}, "scdiva": {"batches_seen": 8}}
+    other = {**good, "state_dict": {"w": torch.ones(3) + 2**-20}}
+    assert runs.digest(good) != runs.digest(other)
+    for content, done, expected in ((good, 5, (1, 1, 0)), (good, 9, (1, 1, 1)), (other, 5, (1, 0, 0))):
+        trial = faults.Trial("test", None, {4: runs.digest(good)}, tmp_path)
+        torch.save(content, tmp_path / "last.ckpt")
+        trial.judge(done, 4)
+        assert (trial.tried, trial.exact, trial.lost) == expected
+    (tmp_path / "last.ckpt").write_bytes((tmp_path / "last.ckpt").read_bytes()[:300])
+    trial.judge(5, 4)
+    assert trial.lost == 1

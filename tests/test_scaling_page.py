@@ -1,0 +1,101 @@
+"""The commands of docs/scaling.md are understood, and its plan adds up."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from scdiva import cli
+from scdiva.datasets import toy
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
+COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
+
+
+def rows(start: str) -> list[list[str]]:
+    """Cells of the table rows that begin so."""
+    found = [line.strip("|").split("|") for line in PAGE.splitlines() if line.startswith(f"| {start}")]
+    return [[cell.strip() for cell in row] for row in found]
+
+
+@pytest.mark.parametrize("command", [line for line in COMMANDS if "pretrain" in line])
+def test_pretraining_commands_parse(command):
+    words = shlex.split(command)
+    launcher, arguments = words[: words.index("pretrain")], words[words.index("pretrain") :]
+    assert launcher[0] in ("torchrun", "srun")
+    assert launcher[-1] == "scdiva"
+    options = cli._parsers()[0].parse_args(arguments).pretrain
+    assert options.train == ["train.h5"]
+    assert options.out == "run"
+
+
+def test_there_is_a_command_for_each_launcher():
+    assert sum("pretrain" in line for line in COMMANDS) == 3
+    assert {shlex.split(line)[0] for line in COMMANDS} == {"torchrun", "srun", "sbatch"}
+
+
+def test_the_scripts_run(tmp_path, monkeypatch):
+    scripts = {text.splitlines()[0]: text for language, text in BLOCKS if language == "python"}
+    monkeypatch.chdir(tmp_path)
+    for folder in ("train", "validation", "atlas"):
+        Path(folder).mkdir()
+        toy(40, 60).write_h5ad(Path(folder) / "a.h5ad")
+    exec(compile(scripts["# pack.py"], "pack.py", "exec"), {})
+    assert sorted(file.name for file in Path().glob("*.h5")) == ["train.h5", "validation.h5"]
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    script = scripts["# embed.py"].replace('model="run/model"', 'model="scdiva-mini"')
+    exec(compile(script, "embed.py", "exec"), {})
+    assert Path("embedded/a.h5ad").exists()
+
+
+def test_global_batches_are_768():
+    found = [row for row in rows("") if len(row) == 4 and row[0].isdigit()]
+    assert len(found) == 4
+    for row in found:
+        gpus, batch_size, accumulate, cells = map(int, row)
+        assert gpus * batch_size * accumulate == cells == 768
+
+
+def test_the_plan_adds_up():
+    """790 TFLOP/s by 548 GFLOP a cell, half of it, without waiting."""
+    rate = 0.5 * 790e12 / 548e9
+    cells = 59e6 * 4
+    gpus = np.array([1, 4, 8])
+
+    def figures(start: str) -> list[float]:
+        (row,) = rows(start)
+        return [float(cell.replace(",", "").removesuffix(" min")) for cell in row[1:]]
+
+    assert figures("cells/s, all genes") == pytest.approx(rate * gpus, rel=0.01)
+    assert figures("days, cells of 1,200") == pytest.approx(cells / (rate * gpus) / 86400, rel=0.02)
+    assert figures("days, median 900") == pytest.approx(cells / (1.41 * rate * gpus) / 86400, rel=0.02)
+    assert figures("steps of 768") == pytest.approx([cells / 768] * 3, rel=1e-5)
+    assert figures("seconds a step") == pytest.approx(768 / (rate * gpus), rel=0.03)
+    assert figures("lost at most") == pytest.approx(500 * 768 / (rate * gpus) / 60, abs=0.5)
+
+
+def test_the_memory_adds_up():
+    import torch
+
+    from scdiva.models import ScDiVa, ScDiVaConfig
+
+    with torch.device("meta"):
+        n = ScDiVa(ScDiVaConfig()).n_parameters
+    found = dict(row for row in rows("") if len(row) == 2)
+    sizes = {what.split(",")[0].split(":")[0]: size for what, size in found.items()}
+    assert float(sizes["weights"]) == pytest.approx(16 * n / 1e9, rel=0.01)
+    assert float(sizes["DDP's buckets"]) == float(sizes["running mean"]) == pytest.approx(4 * n / 1e9, rel=0.02)
+    result = json.loads((ROOT / "benchmarks" / "results" / "activations.json").read_text())
+    (token,) = [
+        row["bytes_per_token"] for row in result["rows"] if row["what"] == "bfloat16 autocast, whole network and loss"
+    ]
+    assert f"{token / 1e3:.0f} kB a token" in PAGE
+    assert float(sizes["activations of 96 cells of 1"]) == pytest.approx(token * 96 * 1201 / 1e9, rel=0.01)
+    assert float(sizes["gene head"].split(" to ")[0]) == pytest.approx(4096 * 41_818 * 2 / 1e9, rel=0.02)

@@ -195,11 +195,12 @@ def _draw_studies(ax: Axes, table: pd.DataFrame, metric: str, most: int) -> None
 
 def _write_numbers(axis: Axis) -> None:
     """Write plain numbers on a logarithmic axis, not powers."""
-    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-    axis.set_major_formatter(StrMethodFormatter("{x:,.4g}"))
+    axis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 10 else f"{x:.3g}")
     axis.set_minor_formatter(NullFormatter())
+    axis.set_tick_params(labelsize=8)
 
 
 def _draw_rate(ax: Axes, log: pd.DataFrame) -> None:

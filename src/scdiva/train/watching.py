@@ -46,7 +46,7 @@ def run_logs(out: Path, log_every: int, *, tensorboard: bool = False) -> list[Lo
 class Watch(Callback):
     """Measure cells a second, log them, and have the logs on the disk whenever a checkpoint is.
 
-    The rate is of all processes together, without the time of validation.
+    The rate is of all processes together; the time of checkpoints counts, that of validation does not.
 
     Parameters
     ----------

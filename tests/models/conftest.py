@@ -45,11 +45,12 @@ class Hub(ThreadingHTTPServer):
 
     def leave(self) -> None:
         """Answer nothing any more."""
-        import huggingface_hub
+        from huggingface_hub.utils import _http
 
         self.shutdown()
         self.server_close()
-        getattr(huggingface_hub, "close_session", lambda: None)()  # a connection that is kept would be answered still
+        for name in ("close_session", "reset_sessions"):  # a connection that is kept would be answered still
+            getattr(_http, name, lambda: None)()
 
     def commit(self, repo: str, files: dict[str, bytes]) -> str:
         commits = self.repos.setdefault(repo, [])

@@ -195,6 +195,11 @@ def _said_in_one_line(address: str, *, writing: bool = False) -> Iterator[None]:
         yield
     except errors.HFValidationError as error:
         raise ValueError(f"{address!r} is no address of a model: {_first_line(error)}") from error
+    except errors.LocalEntryNotFoundError as error:  # first: once it was an HfHubHTTPError
+        raise FileNotFoundError(
+            f"{address} is not in the cache, and the Hub can't be reached: connect once, or copy the model's folder "
+            "here and pass its path"
+        ) from error
     except errors.RevisionNotFoundError as error:
         raise FileNotFoundError(f"{address}: the model is there, that revision is not.") from error
     except errors.GatedRepoError as error:
@@ -210,11 +215,6 @@ def _said_in_one_line(address: str, *, writing: bool = False) -> Iterator[None]:
                 f"{address}: the Hub refuses ({status}): log in with a token that may do this: hf auth login"
             ) from error
         raise ConnectionError(f"{address}: the Hub answered {status}: try again later") from error
-    except errors.LocalEntryNotFoundError as error:
-        raise FileNotFoundError(
-            f"{address} is not in the cache, and the Hub can't be reached: connect once, or copy the model's folder "
-            "here and pass its path"
-        ) from error
     except broken as error:
         what = "put there" if writing else "fetched"
         raise ConnectionError(f"{address} can't be {what}: {_first_line(error)}") from error

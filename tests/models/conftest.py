@@ -193,6 +193,7 @@ def hub(tmp_path, monkeypatch):
     cache = tmp_path / "hub-cache"
     monkeypatch.setenv("HF_ENDPOINT", server.url)
     monkeypatch.setenv("HF_HUB_CACHE", str(cache))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub-home"))
     monkeypatch.setenv("HF_TOKEN", "hf_standin")
     monkeypatch.setenv("HF_HUB_DISABLE_XET", "1")
     monkeypatch.setenv("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -50,9 +50,9 @@ def starts(monkeypatch):
     """Rows from which cells were embedded, call by call."""
     seen, embed_cells = [], _embed_file.embed_cells
 
-    def watched(*args, start=0):
+    def watched(*args, start=0, **options):
         seen.append(start)
-        return embed_cells(*args, start=start)
+        return embed_cells(*args, start=start, **options)
 
     monkeypatch.setattr(_embed_file, "embed_cells", watched)
     return seen

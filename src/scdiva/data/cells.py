@@ -217,6 +217,7 @@ def open_cells(
     entropy_floor: float = ENTROPY_FLOOR,
     empty: Literal["error", "nan"] = "error",
     block_rows: int = BLOCK_ROWS,
+    scanned: Scan | None = None,
 ) -> CellSource:
     """Check a study's matrix and genes in one pass and make its cells readable as ranked tokens.
 
@@ -243,6 +244,8 @@ def open_cells(
         caller fills their rows with NaN).
     block_rows
         Rows read at once.
+    scanned
+        What an earlier pass over these very cells found, with the same arguments; None passes over them.
 
     Returns
     -------
@@ -269,6 +272,7 @@ def open_cells(
         duplicates=duplicates,
         gene_ids=gene_ids,
         block_rows=block_rows,
+        scanned=scanned,
     )
     if empty == "error":
         refuse_empty(source)
@@ -285,12 +289,13 @@ def open_expression(
     duplicates: Literal["sum", "error"] = "sum",
     gene_ids: str | None = None,
     block_rows: int = BLOCK_ROWS,
+    scanned: Scan | None = None,
 ) -> CellSource:
     """Do what :func:`open_cells` does, without ranking: no entropy is needed, and empty cells are allowed.
 
     Parameters
     ----------
-    data, vocabulary, layer, use_raw, input, duplicates, gene_ids, block_rows
+    data, vocabulary, layer, use_raw, input, duplicates, gene_ids, block_rows, scanned
         As in :func:`open_cells`.
 
     Returns
@@ -302,7 +307,7 @@ def open_expression(
         names, fallback = gene_names(opened.var, gene_ids, use_raw=use_raw)
         matrix = row_readable(opened.matrix)
         known = vocabulary.match(names).tokens >= 0
-        found = scan(
+        found = scanned or scan(
             row_blocks(matrix, block_rows),
             opened.shape[1],
             input=input,
@@ -312,7 +317,8 @@ def open_expression(
             where=opened.where,
         )
         tokens, report = resolve_genes(names, vocabulary, found.counts_per_gene, duplicates, fallback=fallback)
-        if not np.array_equal(tokens >= 0, known):  # second names made more genes known: count them for each cell
+        if scanned is None and not np.array_equal(tokens >= 0, known):
+            # second names made more genes known: count them for each cell
             found = replace(found, known_per_cell=_known_per_cell(matrix, tokens >= 0, block_rows))
     except BaseException:
         opened.close()

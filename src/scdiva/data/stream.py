@@ -205,13 +205,13 @@ class ValidationBatches(IterableDataset):
     ) -> None:
         self.pool = pool
         if n_cells is None or n_cells >= pool.n_cells:
-            self._chosen = np.arange(pool.n_cells)
+            self.chosen = np.arange(pool.n_cells)
         else:
-            self._chosen = np.arange(n_cells) * pool.n_cells // n_cells
+            self.chosen = np.arange(n_cells) * pool.n_cells // n_cells
         if batch_tokens is None:
-            self._ends = [*range(batch_size, len(self._chosen), batch_size), len(self._chosen)]
+            self._ends = [*range(batch_size, len(self.chosen), batch_size), len(self.chosen)]
         else:
-            lengths = np.concatenate([pool.n_tokens(block) for block in range(len(pool.blocks))])[self._chosen]
+            lengths = np.concatenate([pool.n_tokens(block) for block in range(len(pool.blocks))])[self.chosen]
             self._ends = _ends_in_order(lengths, batch_tokens)
 
     def __iter__(self) -> Iterator[CellBatch]:
@@ -219,12 +219,12 @@ class ValidationBatches(IterableDataset):
         if worker is not None and worker.id > 0:
             return  # one worker reads them all, so that the order holds
         starts = np.concatenate([[0], np.cumsum(self.pool.block_sizes)])
-        block_of = np.searchsorted(starts, self._chosen, side="right") - 1
+        block_of = np.searchsorted(starts, self.chosen, side="right") - 1
         waiting: list[tuple[np.ndarray, ...]] = []
         n_given = n_read = batch = 0
         for block in np.unique(block_of):
             cells = self.pool.read_block(int(block))
-            rows = self._chosen[block_of == block] - starts[block]
+            rows = self.chosen[block_of == block] - starts[block]
             waiting.append((*take_cells(cells[:3], rows), cells[3][rows]))
             n_read += len(rows)
             if n_read < self._ends[batch]:

@@ -9,8 +9,10 @@ if TYPE_CHECKING:
     from scdiva.models.annotator import Annotator, load_annotator
     from scdiva.models.config import ScDiVaConfig
     from scdiva.models.gene_vectors import init_gene_embedding
+    from scdiva.models.hub import available, push
     from scdiva.models.perturbation import PerturbationModel, load_perturbation_model
     from scdiva.models.pretrained import load_model, save_model
+    from scdiva.models.pretrained import load_model as load
     from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
 
 _WHERE = {
@@ -19,10 +21,13 @@ _WHERE = {
     "ScDiVa": "scdiva",
     "ScDiVaConfig": "config",
     "ScDiVaOutput": "scdiva",
+    "available": "hub",
     "init_gene_embedding": "gene_vectors",
+    "load": "pretrained",
     "load_annotator": "annotator",
     "load_model": "pretrained",
     "load_perturbation_model": "perturbation",
+    "push": "hub",
     "save_model": "pretrained",
 }
 
@@ -32,10 +37,13 @@ __all__ = [
     "ScDiVa",
     "ScDiVaConfig",
     "ScDiVaOutput",
+    "available",
     "init_gene_embedding",
+    "load",
     "load_annotator",
     "load_model",
     "load_perturbation_model",
+    "push",
     "save_model",
 ]
 

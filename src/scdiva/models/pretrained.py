@@ -37,6 +37,7 @@ from scdiva.models._folder import (
     sha256,
     written_beside,
 )
+from scdiva.models.hub import SCHEME, fetch
 
 if TYPE_CHECKING:
     import torch
@@ -139,7 +140,7 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     Parameters
     ----------
     model
-        The name of a bundled model (see `bundled_models`), a folder that `save_model` wrote, ``"hf://owner/name"`` (or
+        The name of a bundled model (see `available`), a folder that `save_model` wrote, ``"hf://owner/name"`` (or
         ``"hf://owner/name@revision"``) on the Hugging Face Hub, or a loaded model, which is given back after a move to
         `device` if one is named.
     device
@@ -154,7 +155,9 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     Raises
     ------
     FileNotFoundError
-        If there is no such model, or its folder lacks a file.
+        If there is no such model, its folder lacks a file, or the Hub can't be reached and its cache lacks the model.
+    PermissionError, ConnectionError
+        If the Hub refuses, or fails.
     ValueError
         If a file is damaged or was changed, the format is newer than this package, a tensor is missing, left over or of
         the wrong shape, or the vocabulary is not the one the model was trained with. The message names the file.
@@ -202,6 +205,10 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     return loaded.eval().to(target)
 
 
+load = load_model
+"""The same under a shorter name: ``scdiva.models.load("hf://owner/name@revision")``."""
+
+
 def bundled_models() -> list[str]:
     """List the models that come with the package.
 
@@ -231,8 +238,8 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
     FileNotFoundError
         If there is none; the message lists the bundled names.
     """
-    if isinstance(model, str) and model.startswith("hf://"):
-        return _from_hub(model)
+    if isinstance(model, str) and model.startswith(SCHEME):
+        return fetch(model)
     if isinstance(model, str) and model in (names := bundled_models()):
         return _BUNDLED / model
     folder = Path(model).expanduser()
@@ -243,18 +250,6 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
             f'{", ".join(names) or "none"}, and a model on the Hugging Face Hub is written "hf://owner/name"'
         )
     return folder
-
-
-def _from_hub(address: str) -> Path:
-    """Fetch a model's five files through huggingface_hub and return the folder of its cache."""
-    repository, _, revision = address.removeprefix("hf://").partition("@")
-    if repository.count("/") != 1 or not all(repository.split("/")):
-        raise ValueError(f'{address!r} is no address of a model: write "hf://owner/name" or "hf://owner/name@revision"')
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError as error:
-        raise ImportError(f"{address} needs huggingface_hub: install it with `pip install 'scdiva[hub]'`") from error
-    return Path(snapshot_download(repository, revision=revision or None, allow_patterns=[*SUMMED, CHECKSUMS]))
 
 
 def _tensors(model: ScDiVa) -> dict[str, torch.Tensor]:

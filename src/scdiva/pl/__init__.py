@@ -16,6 +16,7 @@ from scdiva.pl._perturbation import perturbation
 from scdiva.pl._perturbation_scores import hit_rate, perturbation_scores
 from scdiva.pl._reconstruction import reconstruction
 from scdiva.pl._regulon import regulon
+from scdiva.pl._training import training
 from scdiva.pl._umap import umap
 
 __all__ = [
@@ -35,5 +36,6 @@ __all__ = [
     "reconstruction",
     "regulon",
     "reliability",
+    "training",
     "umap",
 ]

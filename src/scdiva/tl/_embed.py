@@ -162,7 +162,12 @@ def embedded(
 
 
 def open_for(
-    model: ScDiVa | str | PathLike[str], data: AnnData | Path, running: Running, **reading: Any
+    model: ScDiVa | str | PathLike[str],
+    data: AnnData | Path,
+    running: Running,
+    *,
+    scan: Any = None,
+    **reading: Any,
 ) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
     """Load a model and open cells as it reads them.
 
@@ -174,6 +179,8 @@ def open_for(
         The cells, or the path of a file of cells.
     running
         How they will be run.
+    scan
+        The :class:`~scdiva._validate.Scan` of these very cells, if they were checked before.
     **reading
         The arguments of :func:`embed` that say what to read.
 
@@ -188,7 +195,12 @@ def open_for(
     loaded = load_model(model)
     config = loaded.config
     source = open_cells(
-        data, loaded.vocabulary, max_length=config.input_length, entropy_floor=config.entropy_floor, **reading
+        data,
+        loaded.vocabulary,
+        max_length=config.input_length,
+        entropy_floor=config.entropy_floor,
+        scanned=scan,
+        **reading,
     )
     parameters = {
         "model": named(model),
@@ -257,7 +269,7 @@ def how_to_run(batch_size: int | None, device: str | None, precision: str | None
 
 
 def embed_cells(
-    model: ScDiVa, source: CellSource, running: Running, *, start: int = 0
+    model: ScDiVa, source: CellSource, running: Running, *, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Run the model over all cells of a source, window by window; the next one is read meanwhile.
 
@@ -271,13 +283,15 @@ def embed_cells(
         How, from :func:`how_to_run`.
     start
         First row: 0, or where a window ends, so that the other windows hold the same cells.
+    stop
+        Row to end before: None for all, or where a window ends.
 
     Yields
     ------
     Row numbers `(n,)`, ascending, and float32 states `(n, width)`. Rows that the source leaves out never come.
     """
     width = running.width(model)
-    for rows, _, results in run_cells(model, source, running, start=start):
+    for rows, _, results in run_cells(model, source, running, start=start, stop=stop):
         states = np.empty((len(rows), width), dtype=np.float32)
         for cells, found in results:
             states[cells] = found
@@ -290,6 +304,7 @@ def run_cells(
     running: Running,
     *,
     start: int = 0,
+    stop: int | None = None,
     held_tokens: int | None = None,
     only: np.ndarray | None = None,
     beside: Callable[[np.ndarray], tuple[Tensor, ...]] | None = None,
@@ -298,7 +313,7 @@ def run_cells(
 
     Parameters
     ----------
-    model, source, running, start
+    model, source, running, start, stop
         As for :func:`embed_cells`.
     held_tokens
         Tokens of the batches whose results may wait to be taken, where these are large; None: those of a window.
@@ -332,7 +347,7 @@ def run_cells(
             what=running.what,
         ) as encode,
         tqdm(
-            total=source.n_obs if only is None else int(only.sum()),
+            total=(source.n_obs if stop is None else stop) if only is None else int(only.sum()),
             initial=start,
             disable=not settings.progress,
             unit="cell",
@@ -353,7 +368,7 @@ def run_cells(
                     yield cells, found
                     bar.update(len(cells))
 
-        for rows, ragged in _read_ahead(source.windows(WINDOW, start)):
+        for rows, ragged in _read_ahead(source.windows(WINDOW, start, stop)):
             if only is not None:
                 wanted = np.flatnonzero(only[rows])
                 rows, ragged = rows[wanted], take_cells(ragged, wanted)

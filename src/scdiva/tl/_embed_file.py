@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._settings import logger
 from scdiva._version import __version__
-from scdiva.data.output import copy_frame, new_rows, open_store, refuse_target, whole_or_not
+from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_target, whole_or_not
 from scdiva.tl._embed import Running, embed_cells, how_to_run, named, open_for
 from scdiva.tl._embed_parts import Parts, fingerprint, open_parts, stamp
+from scdiva.tl._embed_shards import Shard, Shards, as_shard, folder_of, scan_once
 
 if TYPE_CHECKING:
+    from scdiva._validate import Scan
     from scdiva.data.cells import CellSource
     from scdiva.models import ScDiVa
 
@@ -37,6 +41,7 @@ def embed_file(
     precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
     key_added: str = C.OBSM_EMBEDDING,
     overwrite: bool = False,
+    shard: tuple[int, int] | None = None,
 ) -> Path:
     """Embed the cells of an ``.h5ad`` or ``.zarr`` file into a new one, block by block.
 
@@ -61,10 +66,15 @@ def embed_file(
         Key of `obsm` in the new file.
     overwrite
         Replace `out` if it exists.
+    shard
+        `(i, n)`: do only the i-th of n ranges of rows, i from 0. Call it n times, in any order, on any number of
+        machines that share the disk, otherwise with the same arguments; the call that finds all ranges finished joins
+        them, to the same bits as one call without shards. Unfinished ranges are taken up by calling again. Ranges and
+        notes of which are finished stand in a hidden folder beside `out` that ends in ``.shards``.
 
     Returns
     -------
-    The path of the new file. It holds `obs` of the old one, and
+    The path of the new file; with `shard` it is there once all ranges are finished. It holds `obs` of the old one, and
 
     `obsm[key_added]`
         float32, as wide as :func:`embed` writes it.
@@ -80,12 +90,14 @@ def embed_file(
     RuntimeError
         If another call is writing the same `out`.
     KeyError, ValueError
-        If `path` is no file that AnnData wrote, is damaged, or was changed while it was read; or for what
+        If `shard` is no such pair, or there are more shards than windows of 4,096 cells; if `path` is no file that
+        AnnData wrote, is damaged, or was changed while it was read; or for what
         :func:`embed` refuses. The message names the file.
 
     Examples
     --------
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad")  # doctest: +SKIP
+    >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
     """
     from scdiva.data.packing import WINDOW
     from scdiva.models import load_model
@@ -94,6 +106,7 @@ def embed_file(
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
     refuse_target(out, overwrite, path)
+    only = None if shard is None else as_shard(shard)
     running = how_to_run(batch_size, device, precision, pooling)
     loaded = load_model(model)
     reading = {
@@ -105,35 +118,108 @@ def embed_file(
         "empty": empty,
     }
     at_first = stamp(path)
-    source, parameters = _opened(loaded, path, running, reading)
+    source, parameters = _opened(loaded, path, running, reading, None if only is None else (folder_of(out), at_first))
     parameters["model"] = named(model)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        part = out.with_name(f".{out.name}.part")
         # parts end where windows do: which cells share a batch must not depend on where a run was cut off
         window = -(-WINDOW // source.block_rows) * source.block_rows
         key = _key(loaded, source, running, reading, parameters["precision"])
         key |= {"file": at_first, "window": window}
-        with open_parts(part, key, running.width(loaded)) as parts:
-            refuse_target(out, overwrite, path)  # another call may have finished it
-            for rows, states in embed_cells(loaded, source, running, start=parts.n_rows):
-                end = min(-(-(int(rows[-1]) + 1) // window) * window, source.n_obs)
-                parts.append(_between(parts.n_rows, end, rows, states))
+
+        def write(parts: Parts | Shards) -> None:
             with whole_or_not(out) as new:
                 _write(new, path, parts, (source.n_obs, parts.width), key_added, parameters)
                 if stamp(path) != at_first:
                     parts.remove()
                     raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")
             parts.remove()
+
+        width = running.width(loaded)
+        if only is not None:
+            shards = Shards(out, only.n, key, source.n_obs, window, width)
+            _embed_shard(loaded, source, running, shards, only)
+            _join(shards, only, write)
+            return out
+        with open_parts(out.with_name(f".{out.name}.part"), key, width) as parts:
+            refuse_target(out, overwrite, path)  # another call may have finished it
+            _embed_rows(loaded, source, running, parts, window)
+            write(parts)
     finally:
         source.close()
     return out
 
 
-def _opened(model: ScDiVa, path: Path, running: Running, reading: dict[str, Any]) -> tuple[CellSource, dict[str, Any]]:
-    """Open and check the file; whatever is wrong with it, the message names it."""
+def _embed_rows(
+    model: ScDiVa,
+    source: CellSource,
+    running: Running,
+    parts: Parts,
+    window: int,
+    first: int = 0,
+    stop: int | None = None,
+) -> None:
+    """Embed rows from `first` to `stop`, after those that the parts hold already."""
+    stop = source.n_obs if stop is None else stop
+    start = first + parts.n_rows
+    if parts.n_rows:
+        logger.info("going on after %d rows, which %s holds", parts.n_rows, parts.path)
+    within = {} if stop == source.n_obs else {"stop": stop}
+    for rows, states in embed_cells(model, source, running, start=start, **within):
+        end = min(-(-(int(rows[-1]) + 1) // window) * window, stop)
+        parts.append(_between(first + parts.n_rows, end, rows, states))
+
+
+def _embed_shard(model: ScDiVa, source: CellSource, running: Running, shards: Shards, only: Shard) -> None:
+    """Embed one range of rows, unless it is finished."""
+    first, stop = only.rows(source.n_obs, shards.window)
+    if shards.is_finished(only.number):
+        return
+    shards.folder.mkdir(exist_ok=True)
+    with open_parts(shards.part(only.number), shards.key_of(only.number), shards.width) as parts:
+        _embed_rows(model, source, running, parts, shards.window, first, stop)
+        if missing := stop - first - parts.n_rows:  # a joined file has all rows of each shard
+            parts.append(np.full((missing, shards.width), np.nan, dtype=np.float32))
+        shards.note_finished(only.number)
+
+
+def _join(shards: Shards, only: Shard, write: Callable[[Shards], None]) -> None:
+    """Write the result if all shards are finished, and no other call is at it."""
+    if shards.missing():
+        shards.say_missing(only.number)
+        return
+    lock = shards.out.with_name(f".{shards.out.name}.joining")
     try:
-        return open_for(model, path, running, **reading)[1:]
+        held = open_alone(lock)
+    except RuntimeError:
+        logger.info("all %d shards are finished; another call joins them", shards.n)
+        return
+    with held:
+        try:
+            if shards.folder.exists():  # else the other call has done it
+                write(shards)
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+def _opened(
+    model: ScDiVa, path: Path, running: Running, reading: dict[str, Any], kept: tuple[Path, str] | None
+) -> tuple[CellSource, dict[str, Any]]:
+    """Open and check the file; whatever is wrong with it, the message names it.
+
+    With `kept`, a folder and the file's stamp, the matrix is checked unless it was for another shard.
+    """
+    try:
+        if kept is None:
+            return open_for(model, path, running, **reading)[1:]
+        key = {**reading, "file": kept[1], "vocabulary": model.vocabulary.fingerprint, "scdiva": __version__}
+
+        def scanned() -> Scan:
+            source = open_for(model, path, running, **reading)[1]
+            source.close()
+            return source.scan
+
+        return open_for(model, path, running, scan=scan_once(kept[0], key, scanned), **reading)[1:]
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
         if path.name in said:
@@ -175,7 +261,9 @@ def _between(first: int, end: int, rows: np.ndarray, states: np.ndarray) -> np.n
     return spread
 
 
-def _write(new: Path, path: Path, parts: Parts, shape: tuple[int, int], key: str, parameters: dict[str, Any]) -> None:
+def _write(
+    new: Path, path: Path, parts: Parts | Shards, shape: tuple[int, int], key: str, parameters: dict[str, Any]
+) -> None:
     """Write the new file: obs copied, no genes, the embedding part by part; rows after the last part are NaN."""
     import anndata.io
     import pandas as pd

@@ -112,8 +112,6 @@ def open_parts(path: Path, key: dict[str, Any], width: int) -> Iterator[Parts]:
             parts.n_rows += len(part)
             end = file.tell()
         file.truncate(end)
-        if parts.n_rows:
-            logger.info("going on after %d rows, which %s holds", parts.n_rows, path)
         try:
             yield parts
         finally:

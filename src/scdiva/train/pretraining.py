@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor
 
+from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
+from scdiva.data.stream import ValidationBatches
+from scdiva.data.validated import validation_studies
 from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, place_log_prior, stratified_times
 from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend
 from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
 from scdiva.train.base import CHECKPOINT_KEY, TaskModule
 from scdiva.train.config import PretrainingConfig
 from scdiva.train.gene_decoder import GeneDecoder, gene_multinomial_loss
+from scdiva.train.validation import MOST_SCORED, TABLE, by_ratio, ratios_of, score_cells, told, write_table
 from scdiva.train.views import contrast_loss, thinned
 
 
@@ -25,6 +31,9 @@ class PretrainingModule(TaskModule):
     the masked positions plus λ times the squared error of hidden values. The gene head sees masked positions only.
     The anchor objectives of :class:`PretrainingConfig` come on top; what they need beyond the model (a linear decoder)
     belongs to this module and is not part of a saved model.
+
+    Validation logs, beside the loss, perplexity and accuracy of hidden genes and the error of hidden values, at 10, 30,
+    50, 70 and 90% of genes hidden, and keeps a table with those of each study (:mod:`scdiva.train.validation`).
 
     Parameters
     ----------
@@ -64,6 +73,7 @@ class PretrainingModule(TaskModule):
         if model.state_head is not None and config.scored_genes is None:
             raise ValueError("A model with a state head needs scored_genes: its logits are all held at once.")
         self.denominator = None if denominator is None else torch.from_numpy(np.asarray(denominator, np.float32))
+        self._told: list[np.ndarray] = []
         self.decoder: GeneDecoder | None = None
         if "genes" in config.anchor_objectives:
             self.decoder = GeneDecoder(model.state_dim, model.config.n_genes, n_studies, frequency)
@@ -129,20 +139,7 @@ class PretrainingModule(TaskModule):
         """
         c = self.config
         times = stratified_times(batch.n_cells, generator, c.min_time).to(batch.tokens.device)
-        corrupted = mask_tokens(
-            batch.tokens, batch.values, batch.cu_seqlens, times, generator, value_mask_rate=c.value_mask_rate
-        )
-        view_state = None
-        if {"two_view", "contrast"} & set(c.anchor_objectives):
-            view_state = self._view_state(batch, generator)
-        out = self.model(
-            corrupted.tokens,
-            corrupted.values,
-            batch.cu_seqlens,
-            value_mask=corrupted.value_mask,
-            time=times if self.model.config.time_conditioning else None,
-            anchor_state=view_state if "two_view" in c.anchor_objectives else None,
-        )
+        corrupted, out, view_state = self._denoised(batch, times, generator, c.value_mask_rate)
         scored = self._scored(corrupted.masked, batch.cu_seqlens, generator)
         loss, parts = dual_loss(
             out.hidden,
@@ -177,9 +174,77 @@ class PretrainingModule(TaskModule):
             parts["contrast"] = contrast.detach()
         return loss, parts
 
-    def _scored(self, masked: Tensor, cu_seqlens: Tensor, generator: torch.Generator) -> Tensor | None:
-        """Draw about `scored_genes` of each cell's masked positions."""
-        most = self.config.scored_genes
+    def on_validation_epoch_start(self) -> None:
+        """Begin without scores. Called by Lightning."""
+        self._told = []
+
+    def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
+        """One batch of the fixed validation set: its loss, and what is told of genes at known shares of hidden ones.
+
+        Called by Lightning.
+        """
+        super().validation_step(batch, batch_idx)
+        generator = step_generator(self.config.seed, batch_idx, "validation/ratios")
+        ratios = ratios_of(sum(len(each) for each in self._told), batch.n_cells).to(batch.tokens.device)
+        corrupted, out, _ = self._denoised(batch, ratios, generator)
+        most = min(MOST_SCORED, self.config.scored_genes or MOST_SCORED)
+        scored = self._scored(corrupted.masked, batch.cu_seqlens, generator, most)
+        assert scored is not None
+
+        def prior(some: Tensor) -> Tensor | None:
+            return self._prior(out, corrupted, torch.zeros_like(scored).index_fill_(0, some, True), batch)
+
+        values = self.model.predict_values(out, batch.tokens)
+        self._told.append(score_cells(out.hidden, self.model.gene_weight, values, batch, corrupted, scored, prior))
+
+    def on_validation_epoch_end(self) -> None:
+        """Log the scores, and add those of each study to the run's table. Called by Lightning."""
+        each = np.concatenate(self._told) if self._told else np.zeros((0, 5))
+        whole = {f"val/{name}": value for name, value in told(each)._asdict().items()}
+        of_ratio = {
+            f"val/{name}_{ratio:.0%}".rstrip("%"): value
+            for ratio, scores in by_ratio(each)
+            for name, value in scores._asdict().items()
+        }
+        values = {name: value for name, value in (whole | of_ratio).items() if "n_cells" not in name}
+        # every process has seen all of it, so that their mean is what each says
+        self.log_dict({name: value for name, value in values.items() if np.isfinite(value)}, sync_dist=True)
+        if self.trainer.sanity_checking or not self.trainer.is_global_zero or not len(each):
+            return
+        batches = getattr(self.trainer.val_dataloaders, "dataset", None)
+        names, study = validation_studies(batches) if isinstance(batches, ValidationBatches) else ([], None)
+        if study is not None and len(study) != len(each):  # Lightning was told to look at some batches only
+            study = study[: len(each)]
+        for log in self.trainer.loggers:
+            if isinstance(log, CSVLogger):
+                write_table(Path(log.log_dir) / TABLE, self.trainer.global_step, each, names, study)
+
+    def _denoised(
+        self, batch: CellBatch, times: Tensor, generator: torch.Generator, value_mask_rate: float = 0.0
+    ) -> tuple[Corrupted, ScDiVaOutput, Tensor | None]:
+        """Hide genes of a batch at given times, and run the network over what is left."""
+        objectives = self.config.anchor_objectives
+        corrupted = mask_tokens(
+            batch.tokens, batch.values, batch.cu_seqlens, times, generator, value_mask_rate=value_mask_rate
+        )
+        view_state = None
+        if {"two_view", "contrast"} & set(objectives):
+            view_state = self._view_state(batch, generator)
+        out = self.model(
+            corrupted.tokens,
+            corrupted.values,
+            batch.cu_seqlens,
+            value_mask=corrupted.value_mask,
+            time=times if self.model.config.time_conditioning else None,
+            anchor_state=view_state if "two_view" in objectives else None,
+        )
+        return corrupted, out, view_state
+
+    def _scored(
+        self, masked: Tensor, cu_seqlens: Tensor, generator: torch.Generator, most: int | None = None
+    ) -> Tensor | None:
+        """Draw about `most` (None: `scored_genes`) of each cell's masked positions."""
+        most = self.config.scored_genes if most is None else most
         if most is None:
             return None
         cells = cell_of_token(cu_seqlens, masked.numel())

@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import Callback, TQDMProgressBar
-from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment
 from pytorch_lightning.plugins.io import CheckpointIO
 
@@ -24,6 +23,7 @@ from scdiva.train.base import TaskModule
 from scdiva.train.checkpoints import CHECKPOINT, AtomicIO, Saver, batches_seen, find_checkpoint
 from scdiva.train.launch import launched
 from scdiva.train.stopping import TERMINATED, Stopper, write_cells
+from scdiva.train.watching import StepBar, Watch, run_logs
 
 # said by Lightning about choices made here on purpose
 _EXPECTED_WARNINGS = (
@@ -83,12 +83,14 @@ def fit(
     resume_from: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
+    tensorboard: bool = False,
     **trainer_options: Any,
 ) -> pl.Trainer:
     """Train a task.
 
     Everything else comes from `module.config`. In `out_dir` appear `last.ckpt` (replaced every `checkpoint_every` steps
-    and at the end, by a file that is whole) and `log/version_<n>/metrics.csv`, one version per start.
+    and at the end, by a file that is whole) and `log/version_<n>/metrics.csv`, one version per start,
+    which :func:`scdiva.pl.training` draws; pretraining adds `validation.csv`, the scores of each validation study.
 
     SIGTERM and Ctrl-C end the run after the optimiser step under way, with a checkpoint; a second Ctrl-C at once.
 
@@ -116,7 +118,9 @@ def fit(
     callbacks
         Further Lightning callbacks.
     progress
-        Whether to show a progress bar.
+        Whether to show a progress bar: steps, loss, cells a second and the time left.
+    tensorboard
+        Whether TensorBoard's events are written beside `metrics.csv`; needs the extra `watch`.
     **trainer_options
         Anything else for Lightning's Trainer, such as `strategy="ddp"`.
 
@@ -141,7 +145,7 @@ def fit(
     SystemExit
         After SIGTERM, with code 143.
     ImportError
-        If `ema_decay` is set and pytorch-lightning is older than 2.6.
+        If `ema_decay` is set and pytorch-lightning is older than 2.6, or `tensorboard` is asked for and not installed.
     """
     c = module.config
     out = Path(out_dir)
@@ -156,7 +160,8 @@ def fit(
         devices, num_nodes = launched() or (1, 1)
     saver = Saver(out / CHECKPOINT, c.checkpoint_every)
     stopper = Stopper(saver)
-    shown = [TQDMProgressBar()] if progress else []
+    watch = Watch(c.log_every)
+    shown = [watch, StepBar(watch)] if progress else [watch]
     with _quiet_lightning():
         trainer = pl.Trainer(
             **{
@@ -170,7 +175,7 @@ def fit(
                 "precision": resolve_precision(c.precision, accelerator),
                 "accumulate_grad_batches": c.accumulate,
                 "gradient_clip_val": c.clip or None,
-                "logger": CSVLogger(out, name="log", flush_logs_every_n_steps=max(c.log_every, 100)),
+                "logger": run_logs(out, c.log_every, tensorboard=tensorboard),
                 # in this order: a checkpoint holds the mean of its step, and whoever stops has it saved
                 "callbacks": [*_averaging(c.ema_decay), *shown, *callbacks, stopper, saver],
                 "log_every_n_steps": c.log_every,

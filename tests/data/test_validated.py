@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+
+from scdiva.data.cells import open_cells
+from scdiva.data.packed import PackedCells, pack_files
+from scdiva.data.pool import CellPool
+from scdiva.data.stream import ValidationBatches
+from scdiva.data.validated import validation_studies
+from scdiva.datasets import toy
+from scdiva.tokenizer.vocabulary import Vocabulary
+
+
+def batches(sources, n_cells=None, min_genes=1):
+    pool = CellPool(sources, [np.full(s.n_obs, -1) for s in sources], min_genes, 16, 8)
+    return ValidationBatches(pool, 16, n_cells)
+
+
+def test_each_cell_has_the_name_of_its_file(tmp_path):
+    human = Vocabulary.human()
+    adata = toy(60, 40)
+    genes = human.subset(human.match(adata.var_names).tokens)
+    genes = genes.with_entropy(np.ones(genes.n_genes))
+    parts = {"b": range(10), "a": range(10, 45), "c": range(45, 60)}
+    (tmp_path / "deeper").mkdir()
+    files = [tmp_path / f"{name}.h5ad" for name in parts] + [tmp_path / "deeper" / "a.h5ad"]
+    for file, cells in zip(files, [*parts.values(), range(5)], strict=True):
+        adata[list(cells)].copy().write_h5ad(file)
+    sources = [open_cells(file, genes, max_length=16, empty="nan") for file in files[:3]]
+    names, study = validation_studies(batches(sources))
+    assert names == ["b", "a", "c"]
+    assert np.bincount(study).tolist() == [10, 35, 15]
+    assert (np.diff(study) >= 0).all()
+
+    names, study = validation_studies(batches(sources, n_cells=12))
+    assert np.bincount(study).tolist() == [2, 7, 3]
+
+    # too few genes: cells, and whole studies, are left out
+    least = int(np.median(sources[1].lengths))
+    names, study = validation_studies(batches(sources, min_genes=least))
+    kept = [int((source.lengths >= least).sum()) for source in sources]
+    assert [kept[["b", "a", "c"].index(name)] for name in names] == np.bincount(study).tolist()
+
+    twice = [sources[1], open_cells(files[3], genes, max_length=16, empty="nan"), open_cells(adata, genes)]
+    names, _ = validation_studies(batches(twice))
+    assert names == [str(files[1]), str(files[3]), "adata2"]
+
+    packed = pack_files(files[:3], genes, tmp_path / "corpus.h5", max_length=16)
+    assert isinstance(packed, PackedCells)
+    names, study = validation_studies(batches([packed]))
+    assert dict(zip(names, np.bincount(study).tolist(), strict=True)) == {"a": 35, "b": 10, "c": 15}

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import hashlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import scdiva as sd
+from scdiva.models import ScDiVa, ScDiVaConfig, available, load, load_model, push, save_model
+from scdiva.tokenizer.vocabulary import Vocabulary
+
+pytest.importorskip("huggingface_hub")
+
+
+@pytest.fixture(scope="module")
+def model():
+    columns = {
+        "ensembl_id": [f"ENSG{i:011d}" for i in range(12)], "symbol": [f"GENE{i}" for i in range(12)],
+        "previous": "", "alias": "", "biotype": "protein_coding",
+        "entropy": np.linspace(0.2, 1.5, 12, dtype=np.float32),
+    }  # fmt: skip
+    config = ScDiVaConfig(n_genes=12, dim=16, n_layers=1, n_heads=2, ffn_dim=24, anchor="learned")
+    made = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
+    object.__setattr__(made, "vocabulary", Vocabulary(pd.DataFrame(columns)))
+    object.__setattr__(made, "metadata", {"steps": 7})
+    return made
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    return save_model(model, model.vocabulary, tmp_path / "model", card="# Mine\n", metadata={"steps": 7})
+
+
+def same(one, other) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_the_short_name_is_the_long_one():
+    assert load is load_model
+    assert sd.models.load is load_model
+
+
+def test_a_pushed_model_comes_back_by_name_and_by_commit(hub, model, tmp_path):
+    address = push(model, "hf://lab/atlas", card="# Our atlas\n")
+    assert address == f"hf://lab/atlas@{hub.repos['lab/atlas'][-1][0]}"
+    for name in ("hf://lab/atlas", address):
+        back = load(name, device="cpu")
+        assert same(back, model)
+        assert back.metadata == {"steps": 7}
+    files = hub.repos["lab/atlas"][-1][1]
+    assert set(files) == {"config.json", "model.safetensors", "vocabulary.parquet", "README.md", "SHA256SUMS"}
+    head, card = files["README.md"].decode().split("---\n\n")
+    assert "library_name: scdiva" in head
+    assert card == "# Our atlas\n"
+    assert hub.private == set()
+
+
+def test_a_folder_is_pushed_as_it_is_but_for_the_head_of_its_card(hub, folder):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    push(folder, "hf://lab/mine", private=True)
+    sent = hub.repos["lab/mine"][-1][1]
+    assert {name for name in before if sent[name] != before[name]} == {"README.md", "SHA256SUMS"}
+    assert sent["README.md"].endswith(before["README.md"])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert hub.private == {"lab/mine"}
+    # once there, a card that has a head keeps it
+    push(folder, "hf://lab/mine", card=sent["README.md"].decode())
+    assert hub.repos["lab/mine"][-1][1] == sent
+
+
+def test_a_revision_stays_what_it_was(hub, folder, model):
+    first = push(folder, "hf://lab/atlas")
+    other = ScDiVa(model.config, generator=torch.Generator().manual_seed(1)).eval()
+    object.__setattr__(other, "vocabulary", model.vocabulary)
+    second = push(other, "hf://lab/atlas")
+    assert same(load(first, device="cpu"), model)
+    assert same(load(second, device="cpu"), other)
+    assert same(load("hf://lab/atlas", device="cpu"), other)
+
+
+def test_a_model_that_was_fetched_is_not_fetched_again_and_loads_offline(hub, folder):
+    sha = hub.put("lab/atlas", folder)
+    load("hf://lab/atlas", device="cpu")
+    assert set(hub.downloads.values()) == {1}
+    assert len(hub.downloads) == 5
+    load("hf://lab/atlas", device="cpu")
+    load(f"hf://lab/atlas@{sha}", device="cpu")
+    hub.down = True
+    load("hf://lab/atlas", device="cpu")
+    hub.leave()
+    load("hf://lab/atlas", device="cpu")
+    assert set(hub.downloads.values()) == {1}
+
+
+FETCHING = """
+import sys
+from scdiva.models.hub import fetch
+sys.stdout.write(str(fetch("hf://lab/atlas")))
+"""
+
+
+def test_two_processes_on_one_cache_download_once(hub, folder, model):
+    hub.put("lab/atlas", folder)
+    hub.slow = 0.3  # the one is at it while the other comes
+    command = [sys.executable, "-c", FETCHING]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    said = [process.communicate(timeout=120) for process in running]
+    assert [process.returncode for process in running] == [0, 0], said
+    assert said[0][0] == said[1][0]
+    assert same(load(said[0][0].decode(), device="cpu"), model)
+    assert hub.downloads == dict.fromkeys(
+        ["README.md", "SHA256SUMS", "config.json", "model.safetensors", "vocabulary.parquet"], 1
+    )
+
+
+def one_line(info) -> str:
+    text = str(info.value)
+    assert "\n" not in text
+    assert len(text) < 500
+    return text
+
+
+def test_what_is_not_there_is_said_in_one_line(hub, folder):
+    hub.put("lab/atlas", folder)
+    with pytest.raises(FileNotFoundError, match="no such model, or it is private") as info:
+        load("hf://lab/other")
+    one_line(info)
+    with pytest.raises(FileNotFoundError, match="that revision is not") as info:
+        load("hf://lab/atlas@v2")
+    one_line(info)
+    hub.commit("lab/data", {"table.csv": b"a,b\n"})
+    with pytest.raises(FileNotFoundError, match="no model of scdiva"):
+        load("hf://lab/data")
+    with pytest.raises(ValueError, match="no address of a model") as info:
+        load("hf://lab/at las")
+    one_line(info)
+
+
+@pytest.mark.parametrize("how", ["down", "gone", "offline"])
+def test_without_a_connection_it_says_so_in_one_line(hub, how, monkeypatch):
+    if how == "down":
+        hub.down = True
+        monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    elif how == "gone":
+        hub.leave()
+    else:
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(FileNotFoundError, match="not in the cache, and the Hub can't be reached") as info:
+        load("hf://lab/atlas")
+    one_line(info)
+
+
+def test_pushing_without_connection_or_right_is_said_in_one_line(hub, folder, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr("huggingface_hub.utils._auth._get_token_from_file", lambda: None)
+    with pytest.raises(PermissionError, match="hf auth login") as info:
+        push(folder, "hf://lab/atlas")
+    one_line(info)
+    hub.leave()
+    with pytest.raises(ConnectionError, match="can't be put there") as info:
+        push(folder, "hf://lab/atlas")
+    one_line(info)
+
+
+def test_a_file_that_was_damaged_is_refused_with_the_call_that_mends_it(hub, folder):
+    hub.put("lab/atlas", folder)
+    cached = sd.models.hub.fetch("hf://lab/atlas") / "model.safetensors"
+    data = bytearray(cached.read_bytes())
+    data[-3] ^= 1
+    cached.resolve().write_bytes(data)
+    with pytest.raises(ValueError, match=r"does not match SHA256SUMS.*To fetch it anew: huggingface_hub\.") as info:
+        load("hf://lab/atlas")
+    exec("import huggingface_hub; " + str(info.value).split("anew: ")[1])
+    load("hf://lab/atlas", device="cpu")
+
+    # swapped on the hub itself
+    (folder / "config.json").write_text("{}")
+    hub.put("lab/swapped", folder)
+    with pytest.raises(ValueError, match=r"config\.json does not match"):
+        load("hf://lab/swapped")
+
+
+def test_nothing_damaged_is_pushed(hub, folder, model):
+    (folder / "vocabulary.parquet").write_bytes(b"other")
+    with pytest.raises(ValueError, match="does not match SHA256SUMS"):
+        push(folder, "hf://lab/atlas")
+    bare = ScDiVa(model.config, generator=torch.Generator())
+    with pytest.raises(ValueError, match="no vocabulary"):
+        push(bare, "hf://lab/atlas")
+    with pytest.raises(ValueError, match="leave @v1 out"):
+        push(model, "hf://lab/atlas@v1")
+    for address in ("lab/atlas", "hf://atlas", ""):
+        with pytest.raises(ValueError, match="no address"):
+            push(model, address)
+    assert hub.repos == {}
+
+
+def test_available_are_the_bundled_the_cached_and_those_of_an_owner(hub, folder, tmp_path):
+    bundled = available()
+    assert "scdiva-mini" in bundled
+    assert not any(name.startswith("hf://") for name in bundled)
+    sha = push(folder, "hf://lab/atlas").partition("@")[2]
+    hub.commit("lab/data", {"README.md": b"# no model\n"})
+    hub.put("other/mine", folder)
+    load("hf://lab/atlas", device="cpu")
+    assert available() == [*bundled, "hf://lab/atlas"]
+    push(folder, "hf://lab/second")
+    load(f"hf://lab/second@{hub.repos['lab/second'][-1][0]}", device="cpu")
+    second = f"hf://lab/second@{hub.repos['lab/second'][-1][0]}"
+    assert available() == [*bundled, "hf://lab/atlas", second]
+    assert available("lab") == [*bundled, "hf://lab/atlas", second, "hf://lab/second"]
+    for name in available():
+        if name.startswith("hf://"):
+            load(name, device="cpu")
+    # a part of a model is none
+    shutil.rmtree(next((tmp_path / "hub-cache").glob("models--lab--atlas/snapshots/*")) / "config.json", True)
+    next((tmp_path / "hub-cache").glob("models--lab--atlas/snapshots/*/config.json")).unlink()
+    assert "hf://lab/atlas" not in available()
+    assert len(sha) == len(hashlib.sha1().hexdigest())

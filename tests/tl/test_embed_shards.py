@@ -1,0 +1,259 @@
+"""A file embedded by many jobs is the file that one job makes, whatever happens to them."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import scdiva as sd
+from scdiva.data import cells
+from scdiva.tl import _embed_file, _embed_parts
+from scdiva.tl._embed_shards import Shard, as_shard, scan_once
+
+N = 4096 * 4 + 100
+"""Five windows."""
+
+
+@pytest.fixture(scope="module")
+def file(adata, tmp_path_factory):
+    """Cells of five windows; the last of the second window and the last of all have no genes."""
+    x = sp.vstack([adata.X] * (N // 90 + 1), format="csr")[:N]
+    keep = np.ones(N)
+    keep[8100:8192] = keep[-3:] = 0
+    x = sp.csr_matrix(sp.diags_array(keep) @ x, dtype=np.float32)
+    x.eliminate_zeros()
+    path = tmp_path_factory.mktemp("cells") / "cells.h5ad"
+    found = ad.AnnData(x, var=adata.var[[]])
+    found.obs_names = [f"c{i}" for i in range(N)]
+    found.write_h5ad(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(plain, tmp_path_factory):
+    return sd.models.save_model(plain, plain.vocabulary, tmp_path_factory.mktemp("model") / "model")
+
+
+@pytest.fixture(scope="module")
+def embed(file, model):
+    """Embed the file, or a shard of it."""
+
+    def call(out, shard=None, **options):
+        with sd.settings.override(progress=False, device="cpu"):
+            return sd.tl.embed_file(file, out, model=model, empty="nan", shard=shard, **options)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def whole(embed, tmp_path_factory):
+    return digest(embed(tmp_path_factory.mktemp("whole") / "z.h5ad"))
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_shards_in_any_order_are_the_file_of_one_run(embed, whole, tmp_path, order):
+    out = tmp_path / "z.h5ad"
+    for i in order:
+        assert not out.exists()
+        assert embed(out, (i, 3)) == out
+    assert digest(out) == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["z.h5ad"]
+
+
+def test_one_shard_and_as_many_as_windows(embed, whole, tmp_path):
+    assert digest(embed(tmp_path / "one.h5ad", (0, 1))) == whole
+    for i in range(5):
+        embed(tmp_path / "five.h5ad", (i, 5))
+    assert digest(tmp_path / "five.h5ad") == whole
+    with pytest.raises(ValueError, match="are 5 windows of 4,096, which are not divided: ask for at most 5 shards"):
+        embed(tmp_path / "six.h5ad", (0, 6))
+
+
+KILLED = """
+import os, signal, sys
+import scdiva as sd
+from scdiva.tl import _embed_file, _embed_parts
+sd.settings.progress, sd.settings.device = False, "cpu"
+append = _embed_parts.Parts.append
+def killed(self, states):
+    if self.n_rows == 4096:  # in the middle of a part
+        self._file.write(_embed_parts._PART.pack(len(states), 7) + states.tobytes()[:1000])
+        self._file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+    append(self, states)
+def killed_joining(*args):
+    os.kill(os.getpid(), signal.SIGKILL)
+if sys.argv[4] == "part":
+    _embed_parts.Parts.append = killed
+else:
+    _embed_file.new_rows = killed_joining
+sd.tl.embed_file(sys.argv[1], sys.argv[2], model=sys.argv[3], empty="nan", shard=(1, 2))
+"""
+
+
+@pytest.mark.parametrize("when", ["part", "join"])
+def test_a_killed_job_is_started_again_and_the_result_has_the_same_hash(
+    embed, file, model, whole, tmp_path, when, monkeypatch
+):
+    out = tmp_path / "z.h5ad"
+    if when == "join":
+        embed(out, (0, 2))
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, file, out, model, when], capture_output=True, check=False, text=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    assert not out.exists()
+    starts, embed_cells = [], _embed_file.embed_cells
+    monkeypatch.setattr(
+        _embed_file, "embed_cells", lambda *args, **at: starts.append(at["start"]) or embed_cells(*args, **at)
+    )
+    for i in (1, 0) if when == "part" else (0,):
+        embed(out, (i, 2))
+    # of the killed shard, rows 8,192 on, one part had been finished
+    assert starts == ([12288, 0] if when == "part" else [])
+    assert digest(out) == whole
+    assert [path.name for path in tmp_path.iterdir()] == ["z.h5ad"]
+
+
+def test_the_matrix_is_checked_once_for_all_jobs(embed, whole, tmp_path, monkeypatch):
+    passes, scan = [], cells.scan
+    monkeypatch.setattr(cells, "scan", lambda *args, **options: passes.append(1) or scan(*args, **options))
+    out = tmp_path / "z.h5ad"
+    embed(out, (1, 3))
+    embed(out, (0, 3))
+    assert len(passes) == 1
+    next((tmp_path / ".z.h5ad.shards").glob("scan-*.npz")).write_bytes(b"damaged")
+    embed(out, (2, 3))
+    assert len(passes) == 2
+    assert digest(out) == whole
+
+
+def test_of_jobs_that_start_at_once_one_scans(tmp_path):
+    from scdiva._validate import Scan
+
+    made, found = [], []
+
+    def make():
+        made.append(1)
+        time.sleep(0.1)
+        return Scan("counts", True, 7.0, np.arange(3.0), np.arange(4, dtype=np.int32), np.zeros(4, np.int32))
+
+    jobs = [threading.Thread(target=lambda: found.append(scan_once(tmp_path, {"a": 1}, make))) for _ in range(4)]
+    for job in jobs:
+        job.start()
+    for job in jobs:
+        job.join()
+    assert len(made) == 1
+    for one in found:
+        assert (one.kind, one.integer, one.max, one.n_obs) == ("counts", True, 7.0, 4)
+        assert one.counts_per_gene.tolist() == [0, 1, 2]
+        assert one.genes_per_cell.dtype == np.int32
+    scan_once(tmp_path, {"a": 2}, make)
+    assert len(made) == 2
+
+
+def test_shards_of_other_arguments_are_not_mixed(embed, tmp_path):
+    out = tmp_path / "z.h5ad"
+    embed(out, (0, 2), batch_size=100)
+    embed(out, (1, 2))
+    assert not out.exists()
+    embed(out, (1, 2), batch_size=100)
+    one = embed(tmp_path / "one.h5ad", batch_size=100)
+    assert digest(out) == digest(one)
+
+
+def test_a_damaged_shard_is_refused_and_made_again(embed, whole, tmp_path):
+    out = tmp_path / "z.h5ad"
+    embed(out, (0, 2))
+    part = next((tmp_path / ".z.h5ad.shards").glob("00000-*.part"))
+    data = bytearray(part.read_bytes())
+    data[-5] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(ValueError, match=r"shard 0 of 2 is damaged: 4096 of its 8192 rows .* Run it again"):
+        embed(out, (1, 2))
+    assert not out.exists()
+    embed(out, (0, 2))
+    assert digest(out) == whole
+
+
+def test_the_log_says_what_is_missing(embed, tmp_path, caplog):
+    with caplog.at_level(logging.INFO, logger="scdiva"):
+        embed(tmp_path / "z.h5ad", (1, 4))
+    assert "shard 1 of 4 is finished; 3 are not: 0, 2, 3" in caplog.text
+
+
+def test_a_job_leaves_the_joining_to_the_one_that_is_at_it(embed, whole, tmp_path, caplog):
+    from scdiva.data.output import open_alone
+
+    out = tmp_path / "z.h5ad"
+    embed(out, (0, 2))
+    held = open_alone(tmp_path / ".z.h5ad.joining")
+    with caplog.at_level(logging.INFO, logger="scdiva"):
+        embed(out, (1, 2))
+    assert "another call joins them" in caplog.text
+    assert not out.exists()
+    held.close()
+    embed(out, (1, 2))
+    assert digest(out) == whole
+
+
+def test_a_result_that_stands_is_not_replaced_unasked(embed, whole, tmp_path):
+    out = embed(tmp_path / "z.h5ad")
+    with pytest.raises(FileExistsError, match="overwrite=True"):
+        embed(out, (0, 2))
+    out.write_bytes(b"older")
+    embed(out, (0, 2), overwrite=True)
+    assert out.read_bytes() == b"older"
+    embed(out, (1, 2), overwrite=True)
+    assert digest(out) == whole
+
+
+def test_a_file_that_changes_is_refused(plain, file, tmp_path, monkeypatch):
+    path, out = tmp_path / "cells.h5ad", tmp_path / "z.h5ad"
+    path.write_bytes(file.read_bytes())
+    sd.tl.embed_file(path, out, model=plain, empty="nan", shard=(0, 2))
+    path.touch()
+    sd.tl.embed_file(path, out, model=plain, empty="nan", shard=(1, 2))
+    assert not out.exists()  # the first shard is of another file now
+    append = _embed_parts.Parts.append
+    monkeypatch.setattr(_embed_parts.Parts, "append", lambda *args: path.touch() or append(*args))
+    with pytest.raises(ValueError, match="was changed while it was embedded"):
+        sd.tl.embed_file(path, out, model=plain, empty="nan", shard=(0, 2))
+
+
+@pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0), (0,), 3, ("a", "b")])
+def test_what_is_no_shard_is_refused(embed, tmp_path, shard):
+    with pytest.raises(ValueError, match=r"shard must be \(number from 0, how many\)"):
+        embed(tmp_path / "z.h5ad", shard)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("n_obs", "window"), [(1, 7), (7, 7), (50, 7), (4096 * 10 + 1, 4096)])
+def test_shards_cover_all_rows_once_and_end_where_windows_do(n_obs, window):
+    n_windows = -(-n_obs // window)
+    for n in range(1, n_windows + 1):
+        rows = [as_shard((i, n)).rows(n_obs, window) for i in range(n)]
+        assert rows[0][0] == 0
+        assert rows[-1][1] == n_obs
+        assert all(a[1] == b[0] and a[1] % window == 0 for a, b in itertools.pairwise(rows))
+        assert all(stop > first for first, stop in rows)
+        sizes = [-(-(stop - first) // window) for first, stop in rows]
+        assert max(sizes) - min(sizes) <= 1
+    with pytest.raises(ValueError, match=f"at most {n_windows} shards"):
+        Shard(0, n_windows + 1).rows(n_obs, window)

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import csv
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from scdiva._constants import N_SPECIAL
+from scdiva._rng import step_generator
+from scdiva.data.datamodule import CellDataModule
+from scdiva.diffusion import Corrupted, mask_tokens
+from scdiva.train import PretrainingModule, fit
+from scdiva.train.validation import MASK_RATIOS, by_ratio, ratios_of, score_cells, told
+
+
+def slow_scores(hidden, weight, predicted, batch, corrupted, scored, prior):
+    """The same, gene by gene."""
+    each, seen = np.zeros((batch.n_cells, 5)), 0
+    for cell in range(batch.n_cells):
+        for i in range(int(batch.cu_seqlens[cell]), int(batch.cu_seqlens[cell + 1])):
+            if not corrupted.masked[i]:
+                continue
+            each[cell, 3:] += [1, (float(predicted[i]) - float(batch.values[i])) ** 2]
+            if scored[i]:
+                p = torch.softmax(weight.double() @ hidden[i].double() + prior[seen], 0)
+                gene = int(batch.tokens[i]) - N_SPECIAL
+                each[cell, :3] += [1, -math.log(p[gene]), float(p.argmax() == gene)]
+                seen += 1
+    return each
+
+
+def test_scores_are_those_of_each_gene_in_turn(batch, monkeypatch):
+    monkeypatch.setattr("scdiva.train.validation._ROWS", 5)  # several chunks
+    rng = torch.Generator().manual_seed(0)
+    n = batch.tokens.numel()
+    hidden, weight = torch.randn(n, 8, generator=rng), torch.randn(30, 8, generator=rng)
+    predicted = torch.rand(n, generator=rng)
+    corrupted = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, torch.full((batch.n_cells,), 0.7), rng)
+    scored = torch.rand(n, generator=rng) < 0.6
+    rows = (corrupted.masked & scored).nonzero().squeeze(1)
+    prior = torch.randn(len(rows), 30, generator=rng)
+    assert len(rows) > 10
+    found = score_cells(hidden, weight, predicted, batch, corrupted, scored, lambda some: prior[torch.isin(rows, some)])
+    np.testing.assert_allclose(
+        found, slow_scores(hidden, weight, predicted, batch, corrupted, scored, prior), rtol=1e-5
+    )
+    each = found.sum(axis=0)
+    scores = told(found)
+    assert scores.perplexity == pytest.approx(math.exp(each[1] / each[0]))
+    assert scores.accuracy == pytest.approx(each[2] / each[0])
+    assert scores.value_error == pytest.approx(math.sqrt(each[4] / each[3]))
+
+
+def test_where_nothing_is_hidden_nothing_is_told(batch):
+    none = torch.zeros(batch.tokens.numel(), dtype=torch.bool)
+    corrupted = Corrupted(batch.tokens, batch.values, none, none)
+    hidden = torch.zeros(batch.tokens.numel(), 8)
+    each = score_cells(hidden, torch.zeros(30, 8), batch.values, batch, corrupted, ~none, lambda some: None)
+    assert not each.any()
+    assert np.isnan(told(each)[1:]).all()
+
+
+def test_each_ratio_has_its_turn_across_batches():
+    joined = torch.cat([ratios_of(0, 7), ratios_of(7, 6)])
+    assert joined.tolist() == pytest.approx([MASK_RATIOS[i % 5] for i in range(13)])
+    each = np.arange(13)[:, None] * np.ones(5)
+    assert [(ratio, scores.n_cells) for ratio, scores in by_ratio(each)] == list(
+        zip(MASK_RATIOS, [3, 3, 3, 2, 2], strict=True)
+    )
+    assert [ratio for ratio, _ in by_ratio(each[:2])] == [0.1, 0.3]
+
+
+def rows(folder):
+    with (folder / "log" / "version_0" / "validation.csv").open() as lines:
+        return list(csv.DictReader(lines))
+
+
+@pytest.fixture(scope="module")
+def study_files(tmp_path_factory):
+    from scdiva.datasets import toy
+
+    folder = tmp_path_factory.mktemp("studies")
+    adata = toy(120, 40)
+    for name, cells in {"one": range(60), "two": range(60, 100), "three": range(100, 120)}.items():
+        adata[list(cells)].copy().write_h5ad(folder / f"{name}.h5ad")
+    return folder
+
+
+def test_a_run_logs_scores_by_ratio_and_keeps_a_table_of_studies(tiny, config, vocabulary, study_files, tmp_path):
+    data = CellDataModule(
+        [study_files / "one.h5ad"],
+        validation=[study_files / "two.h5ad", study_files / "three.h5ad"],
+        vocabulary=vocabulary, batch_size=16, context=16,
+    )  # fmt: skip
+    settings = config(steps=4, validate_every=2, batch_size=16, context=16, anchor_objective="none")
+    module = PretrainingModule(tiny(n_genes=vocabulary.n_genes), settings, n_studies=1)
+    trainer = fit(module, data, out_dir=tmp_path, accelerator="cpu", progress=False)
+    table = rows(tmp_path)
+    assert [(row["step"], row["study"], row["mask_ratio"], row["n_cells"]) for row in table[:8]] == [
+        ("2", "", "", "60"), *(("2", "", str(ratio), "12") for ratio in MASK_RATIOS),
+        ("2", "two", "", "40"), ("2", "three", "", "20"),
+    ]  # fmt: skip
+    assert [row["step"] for row in table] == ["2"] * 8 + ["4"] * 8
+    logged = trainer.callback_metrics
+    assert float(logged["val/perplexity"]) == pytest.approx(float(table[8]["perplexity"]), rel=1e-5)
+    assert float(logged["val/accuracy_90"]) == pytest.approx(float(table[13]["accuracy"]), rel=1e-5)
+    assert {
+        f"val/{name}_{ratio}" for name in ("perplexity", "accuracy", "value_error") for ratio in (10, 30, 50, 70, 90)
+    } < set(logged)
+    # an untrained network hesitates among all genes
+    assert float(table[0]["perplexity"]) == pytest.approx(vocabulary.n_genes, rel=0.2)
+
+
+def test_validation_is_the_same_each_time(tiny, config, stream, tmp_path):
+    """At a learning rate of nearly nothing, every validation tells the same."""
+    settings = config(steps=10, validate_every=5, learning_rate=1e-30, weight_decay=0.0)
+    module = PretrainingModule(tiny(), settings, n_studies=2)
+    fit(module, stream(), out_dir=tmp_path, accelerator="cpu", progress=False)
+    table = rows(tmp_path)
+    assert {row["study"] for row in table} == {""}  # this stream has no studies by name
+    first, last = ([{**row, "step": ""} for row in table if row["step"] == step] for step in ("5", "10"))
+    assert first == last
+    assert len(first) == 6
+
+
+def test_perplexity_falls_in_training(tiny, config, stream, tmp_path):
+    settings = config(steps=40, validate_every=5, learning_rate=1e-2, anchor_objective="two_view")
+    module = PretrainingModule(tiny(), settings, n_studies=2)
+    fit(module, stream(), out_dir=tmp_path, accelerator="cpu", progress=False)
+    whole = [float(row["perplexity"]) for row in rows(tmp_path) if not row["mask_ratio"]]
+    assert len(whole) == 8
+    assert whole[-1] < 0.95 * whole[0]
+
+
+def test_a_state_head_adds_what_it_knows(tiny, config, batch):
+    config = config(scored_genes=4, place_prior=True, anchor_objective="none")
+    model = tiny(anchor="encoder", state_head=True)
+    module = PretrainingModule(model, config, denominator=np.ones(30 + N_SPECIAL, np.float32))
+    generator = step_generator(0, 0, "test")
+    corrupted, out, _ = module._denoised(batch, torch.full((batch.n_cells,), 0.5), generator)
+    some = corrupted.masked.nonzero().squeeze(1)
+    prior = module._prior(out, corrupted, corrupted.masked, batch)
+    assert prior.shape == (len(some), 30)
+    parts = [
+        module._prior(out, corrupted, torch.zeros_like(corrupted.masked).index_fill_(0, part, True), batch)
+        for part in some.split(3)
+    ]
+    torch.testing.assert_close(torch.cat(parts), prior)

@@ -43,7 +43,7 @@ def main() -> None:
         start = time.perf_counter()
         wanted = {name: PICTURES[name][1] for name in args.only if PICTURES[name][0] == tutorial}
         for name, figure in drawn(cells_of(tutorial), wanted).items():
-            figure.savefig(args.out / name, dpi=DPI, bbox_inches="tight", facecolor="white", metadata={"Software": None})
+            figure.savefig(args.out / name, dpi=DPI, bbox_inches="tight", metadata={"Software": None})
             print(f"{name}: {(args.out / name).stat().st_size / 1024:.0f} KB, {time.perf_counter() - start:.0f} s")
 
 
@@ -70,7 +70,6 @@ def drawn(cells: list[str], wanted: dict[str, str]) -> dict[str, Any]:
         if len(found) == len(wanted):
             return found
     raise LookupError(f"no cell ends in {', '.join(repr(wanted[name]) for name in wanted if name not in found)}...")
-
 
 
 if __name__ == "__main__":

@@ -112,10 +112,11 @@ def embed(
 
     Examples
     --------
-    >>> import scdiva as sd, scanpy as sc
-    >>> adata = sd.datasets.pbmc68k_reduced()
-    >>> sd.tl.embed(adata, use_raw=True)
-    >>> sc.pp.neighbors(adata, use_rep="X_scdiva")
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> sd.tl.embed(adata)
+    >>> adata.obsm["X_scdiva"].shape
+    (60, 192)
     """
     check_writable(adata, copy=copy)
     our_uns(adata)

@@ -176,6 +176,21 @@ def fit(
         If the loss becomes NaN or infinite.
     KeyboardInterrupt
         On Ctrl-C (Lightning itself would end the whole process). `last.ckpt` is what can be resumed.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> from scdiva.data import CellDataModule
+    >>> from scdiva.models import ScDiVa, ScDiVaConfig
+    >>> from scdiva.tokenizer import load_vocabulary
+    >>> from scdiva.train import PretrainingConfig, PretrainingModule, fit
+    >>> genes = load_vocabulary("scdiva-mini")
+    >>> data = CellDataModule(sd.datasets.toy(60, 100), vocabulary=genes, batch_size=8)
+    >>> model = ScDiVa(ScDiVaConfig(n_genes=genes.n_genes, dim=16, n_layers=1, n_heads=2, ffn_dim=24))
+    >>> module = PretrainingModule(model, PretrainingConfig(steps=2, batch_size=8, precision="fp32"), n_studies=1)
+    >>> trainer = fit(module, data, out_dir="run", accelerator="cpu", progress=False)
+    >>> trainer.global_step
+    2
     """
     c = module.config
     out = Path(out_dir)

@@ -12,6 +12,7 @@ import contextlib
 import doctest
 import importlib
 import inspect
+import io
 import os
 import sys
 import tempfile
@@ -76,7 +77,7 @@ def faults(test: doctest.DocTest) -> str:
         warnings.simplefilter("ignore")  # toy data are small and say so
         os.chdir(folder)
         try:
-            with contextlib.redirect_stderr(None):
+            with contextlib.redirect_stderr(io.StringIO()):
                 doctest.DocTestRunner(optionflags=OPTIONS, verbose=False).run(test, out=said.append)
         finally:
             os.chdir(here)

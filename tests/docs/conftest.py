@@ -15,7 +15,7 @@ GENES = ["CD3D", "LYZ", "SPI1", "KLF1", "SET", "TGFBR2", "GATA1", "IRF1"]
 DONE = ["control", "KLF1", "SET", "TGFBR2", "GATA1", "KLF1+SET", "KLF1+TGFBR2", "SET+TGFBR2", "GATA1+SET", "GATA1+KLF1"]
 
 
-def cells_like_a_users(n_cells=60, n_genes=90, rng=0) -> ad.AnnData:
+def cells_like_a_users(n_cells=60, n_genes=70, rng=0) -> ad.AnnData:
     """Toy counts of genes that the pages name, with the columns that they name."""
     cells = sd.datasets.toy(n_cells, n_genes, n_types=3, rng=rng)
     # GENES take the places of genes that no page asks for
@@ -32,7 +32,7 @@ def cells_like_a_users(n_cells=60, n_genes=90, rng=0) -> ad.AnnData:
 @pytest.fixture(scope="session")
 def given():
     """Give the names that a page finds there, anew for each page."""
-    many = cells_like_a_users(100)
+    many = cells_like_a_users(96)
     screen = cells_like_a_users(160, rng=1)
     screen.obs["perturbation"] = pd.Categorical(np.resize(DONE, screen.n_obs))
     screen.obs["cell_type"] = pd.Categorical(np.repeat(["a", "b"], screen.n_obs // 2))
@@ -40,7 +40,7 @@ def given():
 
     def make() -> dict[str, object]:
         names = {name: many[:48].copy() for name in ("adata", "cells", "reference")}
-        names |= {"query": many[48:80].copy(), "later": many[80:100].copy(), "screen": screen.copy()}
+        names |= {"query": many[48:80].copy(), "later": many[80:].copy(), "screen": screen.copy()}
         return {"__name__": "page", "sd": sd, **names}
 
     return make
@@ -61,7 +61,8 @@ def folder(tmp_path, monkeypatch):
     Path("genes.txt").write_text("\n".join(cells.var_names) + "\n")
     cells.obs.to_csv("cells.csv")
     Path("h.all.v2025.1.Hs.symbols.gmt").write_text("SET\tfrom nowhere\t" + "\t".join(cells.var_names[:30]) + "\n")
-    # the bundled cells and a UMAP would take longer; tests/pl draws UMAPs
+    # the bundled cells, a UMAP and scanpy's neighbours would take longer; tests/pl and tests/tl have them
+    monkeypatch.setattr("scanpy.pp.neighbors", lambda adata, use_rep: adata.obsm[use_rep])
     for module in ("_umap", "_generated"):
         monkeypatch.setattr(f"scdiva.pl.{module}.umap_of", lambda z, **_: np.ascontiguousarray(z[:, :2]))
     monkeypatch.setattr(sd.datasets, "pbmc68k_reduced", cells_like_a_users)

@@ -56,7 +56,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cells = cells_like_a_users(60)
     cells.raw = None
-    cells.write_h5ad("atlas.h5ad")
+    for name in ("atlas.h5ad", "cells.h5ad"):
+        cells.write_h5ad(name)
     mmwrite("counts.mtx", cells.X.T)
     Path("genes.txt").write_text("\n".join(cells.var_names) + "\n")
     cells.obs.to_csv("cells.csv")

@@ -26,7 +26,7 @@ html_title = "scdiva"
 html_static_path = ["_static"]
 html_theme_options = {"show_toc_level": 2, "navbar_persistent": []}  # one search field, at the side
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "tasklist"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_timeout = 300

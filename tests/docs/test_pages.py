@@ -33,6 +33,7 @@ QUICKER = {
     'groupby="cell_type")  # may take minutes on a CPU': 'groupby="cell_type", strategy="none")',
     '"donor")  #': '"donor", steps=5)  #',
     "n_steps=8": "n_steps=1",
+    "sd.pl.grn(adata)": "sd.pl.grn(adata, n_edges=20)",
     "adata, 200, groupby": "adata, 5, groupby",
     "adata, 100, groupby": "adata, 5, groupby",
 }

@@ -58,6 +58,12 @@ def folder(tmp_path, monkeypatch):
     cells.raw = None
     for name in ("atlas.h5ad", "cells.h5ad"):
         cells.write_h5ad(name)
+    for name in ("train", "validation", "atlas"):
+        Path(name).mkdir()
+        cells.write_h5ad(f"{name}/one.h5ad")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    Path("run").mkdir()
+    Path("run/model").symlink_to(Path(sd.__file__).parent / "checkpoints" / "scdiva-mini")
     mmwrite("counts.mtx", cells.X.T)
     Path("genes.txt").write_text("\n".join(cells.var_names) + "\n")
     cells.obs.to_csv("cells.csv")

@@ -73,6 +73,11 @@ def known_command(line: str, extras: set[str], targets: set[str]) -> bool:
         return len(re.findall(r"^torch==", (ROOT / "constraints.txt").read_text(), flags=re.M)) == 1
     if match := re.fullmatch(r"scdiva (\w+) --config \S+", command):
         return callable(getattr(cli, match[1], None))
+    if match := re.fullmatch(r"(?:srun|torchrun|sbatch) (.*)", command):  # a cluster's: what it starts is ours
+        options = re.findall(r"--([a-z_]+)", match[1].partition(" pretrain ")[2])
+        shown = re.findall(r"^# (\w+\.py)$", "".join(page.read_text() for page in PAGES.values()), flags=re.M)
+        scripts = re.findall(r"python (\w+\.py)", match[1])
+        return set(options) <= set(inspect.signature(cli.pretrain).parameters) and set(scripts) <= set(shown)
     if match := re.fullmatch(r"python (scripts/\w+\.py)( .*)?", command):
         return (ROOT / match[1]).is_file()
     return command == "git clone <this repository> && cd scdiva"

@@ -40,6 +40,7 @@ test: $(VENV)/.groups
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --cov=scdiva --cov-report=term
 
 docs: $(VENV)/.groups
+	$(PY) scripts/examples.py
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
 
 # All run, whatever the first of them says; then the page is made from what they found, and a missed goal fails the call.

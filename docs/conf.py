@@ -26,7 +26,7 @@ html_title = "scdiva"
 html_static_path = ["_static"]
 html_theme_options = {"show_toc_level": 2, "navbar_persistent": []}  # one search field, at the side
 
-myst_enable_extensions = ["colon_fence", "deflist", "dollarmath"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "tasklist"]
 myst_heading_anchors = 3
 nb_execution_mode = "force"
 nb_execution_timeout = 300
@@ -54,9 +54,14 @@ if os.environ.get("READTHEDOCS"):
         "torch": ("https://docs.pytorch.org/docs/stable/", None),
     }
 
+FOREWORD = (
+    "Import as ``import scdiva as sd``. ``sd.pp``, ``tl``, ``pl``, ``get``, ``datasets``, ``metrics``, ``models`` and "
+    "``train`` are loaded when they are first named;",
+    "the other parts are imported by name, such as ``from scdiva.tokenizer import Vocabulary``.",
+)
 PARTS = {
     "pp": "Prepare: `scdiva.pp`",
-    "tl": "Embed: `scdiva.tl`",
+    "tl": "Embed, integrate, annotate, predict: `scdiva.tl`",
     "pl": "Plot: `scdiva.pl`",
     "get": "Read results: `scdiva.get`",
     "datasets": "Data sets: `scdiva.datasets`",
@@ -143,7 +148,7 @@ def setup(app: Any) -> None:
 
 def write_api(path: Path) -> None:
     """Write the API page: one table for each part of the package."""
-    lines = ["API", "===", "", "Import as ``import scdiva as sd``. Each part is loaded when it is first named.", ""]
+    lines = ["API", "===", "", *FOREWORD, ""]
     for part, title in PARTS.items():
         title = title.replace("`", "``")
         names = [f"   scdiva.{part}.{name}" for name in public_names(part)]

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:
             training = PretrainingConfig(**options.pop("training"))
             written = pretrain(training=training, **options)
-    except (ValueError, KeyError, OSError, FloatingPointError) as error:
+    except (ValueError, KeyError, OSError, FloatingPointError, ImportError) as error:
         sys.stderr.write(f"scdiva {command}: {error.args[0] if isinstance(error, KeyError) else error}\n")
         return 1
     except KeyboardInterrupt:

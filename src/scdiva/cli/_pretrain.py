@@ -45,6 +45,7 @@ def pretrain(
     num_nodes: int = 1,
     resume: bool = False,
     progress: bool = True,
+    tensorboard: bool = False,
 ) -> Path:
     """Pretrain a model on files and save it.
 
@@ -94,6 +95,8 @@ def pretrain(
         Go on from `out/last.ckpt`.
     progress
         Whether to show a progress bar.
+    tensorboard
+        Whether to log for TensorBoard too, which needs the extra `watch`.
 
     Returns
     -------
@@ -187,6 +190,7 @@ def pretrain(
             num_nodes=num_nodes,
             resume_from=checkpoint,
             progress=progress,
+            tensorboard=tensorboard,
         )
     finally:
         data.close()

@@ -242,6 +242,18 @@ def row_blocks(
     ValueError
         If `block_rows` is not positive, the range leaves the matrix, or sparse indices point outside of it; if a file
         is damaged, or holds a large matrix by columns.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> from scdiva.data import matrix_of, open_matrix, row_blocks
+    >>> matrix, names = matrix_of(sd.datasets.toy(60, 100))
+    >>> [block.shape for _, block in row_blocks(matrix, 40)]
+    [(40, 100), (20, 100)]
+    >>> sd.datasets.toy(60, 100).write_h5ad("cells.h5ad")
+    >>> with open_matrix("cells.h5ad") as opened:
+    ...     print(sum(block.shape[0] for _, block in row_blocks(opened.matrix)))
+    60
     """
     if block_rows < 1:
         raise ValueError(f"block_rows must be at least 1, got {block_rows}.")

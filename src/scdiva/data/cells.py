@@ -256,6 +256,14 @@ def open_cells(
     KeyError, ValueError
         With the call that mends it: no such layer or column, impossible values, too few genes or counts known, another
         species, cells without a known gene, a vocabulary without entropies.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> from scdiva.data import open_cells
+    >>> cells = open_cells(sd.datasets.toy(60, 100))
+    >>> [len(rows) for rows, _ in cells.windows(40)]
+    [60]
     """
     if empty not in ("error", "nan"):
         raise ValueError(f"empty must be 'error' or 'nan', got {empty!r}.")

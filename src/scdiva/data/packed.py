@@ -72,6 +72,16 @@ def pack_files(
     ValueError
         If there are no files, two have one name, or one does not pass :func:`scdiva.data.cells.open_cells`; the message
         names the file.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> from scdiva.data import pack_files
+    >>> sd.datasets.toy(60, 100).write_h5ad("study.h5ad")
+    >>> packed = pack_files(["study.h5ad"], "scdiva-mini", "corpus.h5")
+    >>> packed.n_obs
+    60
+    >>> packed.close()
     """
     from scdiva.data.cells import open_cells
 

@@ -33,6 +33,15 @@ def transcription_factors() -> list[str]:
     References
     ----------
     .. [1] Lambert et al., The Human Transcription Factors, Cell 2018.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> factors = sd.datasets.transcription_factors()
+    >>> len(factors)
+    1633
+    >>> "SPI1" in factors
+    True
     """
     text = resources.files("scdiva.datasets").joinpath("transcription_factors.txt").read_text(encoding="utf-8")
     return text.split()
@@ -55,6 +64,12 @@ def gene_family(name: Family) -> list[str]:
     ------
     ValueError
         If the family is none of these.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> sd.datasets.gene_family("HLA class I")
+    ['HLA-A', 'HLA-B', 'HLA-C', 'HLA-E', 'HLA-F', 'HLA-G']
     """
     if name not in _PATTERNS:
         raise ValueError(f"name must be one of {', '.join(map(repr, get_args(Family)))}, got {name!r}.")

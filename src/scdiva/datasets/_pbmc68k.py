@@ -23,6 +23,13 @@ def pbmc68k_reduced() -> AnnData:
     ------
     ImportError
         If scanpy is not installed.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.pbmc68k_reduced()
+    >>> adata.shape
+    (700, 765)
     """
     try:
         import scanpy as sc

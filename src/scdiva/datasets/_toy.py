@@ -57,6 +57,15 @@ def toy(
     ValueError
         If a number is below 1, if there are fewer cells than types or batches, or if there are too few genes for a
         module of at least 2 for each type, or too many.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> adata.shape
+    (60, 100)
+    >>> list(adata.obs["cell_type"].cat.categories)
+    ['type A', 'type B', 'type C', 'type D']
     """
     for name, value in {"n_cells": n_cells, "n_genes": n_genes, "n_types": n_types, "n_batches": n_batches}.items():
         if value < 1:

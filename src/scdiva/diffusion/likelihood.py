@@ -81,6 +81,20 @@ def log_likelihood(
     ValueError
         If the batch is malformed or already masked, holds a gene twice in a cell while `exclude_shown`, or
         `n_samples` is odd.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.diffusion import log_likelihood
+    >>> tokens, values = torch.tensor([3, 4, 5, 3, 6]), torch.tensor([2.0, 1.5, 1.0, 3.0, 0.5])
+    >>> cu_seqlens = torch.tensor([0, 3, 5])  # two cells, of 3 and of 2 genes
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> def denoiser(tokens, values, cu_seqlens, value_mask):  # knows nothing of eight genes
+    ...     return torch.zeros(int((tokens == 1).sum()), 8), torch.ones(len(tokens))
+    ...
+    >>> found = log_likelihood(denoiser, tokens, values, cu_seqlens, 4, exclude_shown=False, generator=generator)
+    >>> [round(float(x), 2) for x in found[0]]  # 3 and 2 times log(1 / 8)
+    [-6.24, -4.16]
     """
     check_packed(tokens, values, cu_seqlens)
     if n_samples < 2 or n_samples % 2:

@@ -147,6 +147,15 @@ def masked_cross_entropy(
         `weight`. A GPU is waited for once to know that.
     RuntimeError
         In backward under `create_graph=True`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.diffusion import masked_cross_entropy
+    >>> hidden, weight = torch.zeros(2, 4), torch.zeros(8, 4)
+    >>> loss, each = masked_cross_entropy(hidden, weight, torch.tensor([1, 5]))
+    >>> [round(float(x), 1) for x in each.exp()]  # nothing is known: one gene of eight
+    [8.0, 8.0]
     """
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(
@@ -227,6 +236,14 @@ def loss_weights(
     ------
     ValueError
         For an unknown `loss_norm`, or "inv_t" with a probability of 0.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.diffusion import loss_weights
+    >>> hidden = torch.tensor([True, True, False, True, False])
+    >>> loss_weights(hidden, torch.tensor([0, 3, 5]), torch.tensor([0.5, 0.5])).tolist()
+    [0.25, 0.25, 0.0, 0.5, 0.0]
     """
     if loss_norm not in get_args(LossNorm):
         raise ValueError(f"loss_norm must be one of {', '.join(get_args(LossNorm))}, got {loss_norm!r}.")
@@ -302,6 +319,21 @@ def dual_loss(
     -------
     The loss (scalar) and its parts without gradient: `identity` (nats), `value` (squared log-normalised units, not yet
     times λ), the plain means over positions `identity_per_token` and `value_per_token`, and `n_masked`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.diffusion import dual_loss, mask_tokens
+    >>> tokens, values = torch.tensor([3, 4, 5, 3, 6]), torch.tensor([2.0, 1.5, 1.0, 3.0, 0.5])
+    >>> cu_seqlens = torch.tensor([0, 3, 5])  # two cells, of 3 and of 2 genes
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> times = torch.tensor([1.0, 1.0])
+    >>> hidden = mask_tokens(tokens, values, cu_seqlens, times, generator)
+    >>> loss, parts = dual_loss(
+    ...     torch.zeros(5, 4), torch.zeros(8, 4), values, tokens, values, hidden, cu_seqlens, times
+    ... )
+    >>> round(parts["identity"].exp().item(), 1), parts["value"].item()
+    (8.0, 0.0)
     """
     times = times.to(hidden.device)
     masked, hidden_value = corrupted.masked, corrupted.value_mask

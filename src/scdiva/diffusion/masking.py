@@ -75,6 +75,13 @@ def cell_of_token(cu_seqlens: Tensor, n_tokens: int) -> Tensor:
     Returns
     -------
     int64 tensor of shape `(T,)` with entries `0 ... B - 1`.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.diffusion import cell_of_token
+    >>> cell_of_token(torch.tensor([0, 3, 5]), 5).tolist()
+    [0, 0, 0, 1, 1]
     """
     lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).long()
     cells = torch.arange(lengths.numel(), device=cu_seqlens.device)
@@ -91,6 +98,12 @@ def forward_step_probability(earlier: Tensor | float, later: Tensor | float) -> 
     ----------
     earlier, later
         `t_{k-1} < t_k` in [0, 1].
+
+    Examples
+    --------
+    >>> from scdiva.diffusion import forward_step_probability
+    >>> forward_step_probability(0.5, 0.75)
+    0.5
     """
     return (later - earlier) / (1 - earlier)
 
@@ -106,6 +119,12 @@ def unmask_probability(later: Tensor | float, earlier: Tensor | float) -> Tensor
     ----------
     later, earlier
         `t_k > t_{k-1}` in [0, 1].
+
+    Examples
+    --------
+    >>> from scdiva.diffusion import unmask_probability
+    >>> unmask_probability(0.8, 0.4)
+    0.5
     """
     return (later - earlier) / later
 
@@ -135,6 +154,15 @@ def stratified_times(n_cells: int, generator: torch.Generator, min_time: float =
     ------
     ValueError
         If `n_cells < 1` or `min_time` is outside [0, 1).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.diffusion import stratified_times
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> times = stratified_times(4, generator)
+    >>> sorted((4 * times).int().tolist())  # one in each quarter
+    [0, 1, 2, 3]
     """
     if n_cells < 1:
         raise ValueError(f"Times are drawn for at least one cell, got n_cells={n_cells}.")
@@ -184,6 +212,17 @@ def mask_tokens(
     ValueError
         If the batch is not packed, holds special tokens (they are never masked and never predicted), or a time or the
         rate is no probability.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.diffusion import mask_tokens
+    >>> tokens, values = torch.tensor([3, 4, 5, 3, 6]), torch.tensor([2.0, 1.5, 1.0, 3.0, 0.5])
+    >>> cu_seqlens = torch.tensor([0, 3, 5])  # two cells, of 3 and of 2 genes
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> hidden = mask_tokens(tokens, values, cu_seqlens, torch.tensor([1.0, 0.0]), generator)
+    >>> hidden.masked.tolist()
+    [True, True, True, False, False]
     """
     check_packed(tokens, values, cu_seqlens)
     n_cells = cu_seqlens.numel() - 1

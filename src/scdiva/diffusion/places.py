@@ -75,6 +75,16 @@ def place_log_prior(
     ------
     ValueError
         If a position asked about is visible.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.diffusion import place_log_prior
+    >>> tokens, values = torch.tensor([3, 4, 5, 6, 7]), torch.tensor([3.0, 2.0, 1.5, 1.0, 0.5])
+    >>> cu_seqlens = torch.tensor([0, 5])  # one cell of five genes
+    >>> asked = torch.tensor([False, True, False, False, False])
+    >>> place_log_prior(tokens, values, asked, ~asked, cu_seqlens, torch.full((1, 8), 1.5), torch.ones(11)).shape
+    torch.Size([1, 8])
     """
     if bool((asked & visible).any()):
         raise ValueError(f"{int((asked & visible).sum())} positions are visible and asked about.")
@@ -140,6 +150,16 @@ def values_at_places(
     -------
     `(T,)`: of a hidden gene the value between those that would give it the scores of the nearest visible genes before
     and behind it, or nearer to it: a gene that does not belong there keeps about its own value. All others as they are.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.diffusion import values_at_places
+    >>> tokens, values = torch.tensor([3, 4, 5, 6, 7]), torch.tensor([3.0, 2.0, 1.5, 1.0, 0.5])
+    >>> cu_seqlens = torch.tensor([0, 5])  # one cell of five genes
+    >>> hidden = torch.tensor([False, True, False, False, False])
+    >>> values_at_places(tokens, values, hidden, ~hidden, cu_seqlens, torch.ones(11)).shape
+    torch.Size([5])
     """
     found = values.clone()
     scale = denominator.to(values.device)

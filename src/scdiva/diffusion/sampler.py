@@ -319,6 +319,19 @@ def sample(
     ------
     ValueError
         If the batch or an option is malformed, the denoiser returns NaN, or a cell asks for more genes than there are.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.diffusion import sample
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> def denoiser(tokens, values, cu_seqlens, value_mask):  # knows nothing of eight genes
+    ...     return torch.zeros(int((tokens == 1).sum()), 8), torch.ones(len(tokens))
+    ...
+    >>> hidden = torch.full((5,), 1)  # five [MASK]: cells of 3 and of 2 genes
+    >>> found = sample(denoiser, hidden, torch.zeros(5), torch.tensor([0, 3, 5]), generator=generator)
+    >>> len(set(found[0][:3].tolist()))  # no gene twice in a cell
+    3
     """
     check_packed(tokens, values, cu_seqlens)
     if n_steps < 1:

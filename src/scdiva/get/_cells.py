@@ -39,6 +39,14 @@ def serialized_df(
     ------
     KeyError
         If there is no such layer or cell.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> sd.pp.entropy_serialize(adata, "scdiva-mini")
+    >>> sd.get.serialized_df(adata, cells="cell0", max_rank=3).shape[0]
+    3
     """
     if key not in adata.layers:
         raise KeyError(f"adata has no layer {key!r}: call scdiva.pp.entropy_serialize(adata) first.")
@@ -95,6 +103,15 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
         If there is no such annotation.
     ValueError
         If `top_k` is below 1, or labels and probabilities do not belong together.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> reference, query = cells[:80].copy(), cells[80:].copy()
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference, method="centroid")
+    >>> sd.get.annotation_df(query, top_k=2).columns.to_list()
+    ['cell', 'rank', 'label', 'probability']
     """
     if top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}.")

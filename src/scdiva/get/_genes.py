@@ -35,6 +35,14 @@ def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING, group: str |
     ------
     KeyError
         If there is no such embedding or group.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> sd.tl.gene_embedding(adata)
+    >>> sd.get.gene_embedding_df(adata).shape
+    (89, 128)
     """
     if group is None:
         if key not in adata.varm:
@@ -89,6 +97,14 @@ def grn_df(
         If there is no such network or group, or none of the genes is in it.
     ValueError
         If `top` is below 1.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> sd.tl.grn(adata, "correlation")
+    >>> sd.get.grn_df(adata, top=3).columns.to_list()
+    ['source', 'target', 'weight']
     """
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}.")

@@ -47,6 +47,16 @@ def perturbation_df(
         If `predicted` is no prediction, or there is no such condition.
     ValueError
         If `top` is below 1, or `condition` is an empty list.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> train = screen[screen.obs["perturbation"] != "A+B"].copy()
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"], strategy="none")
+    >>> sd.get.perturbation_df(predicted, top=2).shape[0]
+    2
     """
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}.")

@@ -37,6 +37,14 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
         If there is no such reconstruction.
     ValueError
         If names of cells or genes repeat, the layers do not belong together, or columns were dropped since.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(12, 60)
+    >>> sd.tl.reconstruct(adata)
+    >>> sd.get.reconstruction_df(adata).columns.to_list()
+    ['obs_name', 'place', 'gene', 'reconstructed_gene', 'value', 'reconstructed_value', 'hidden']
     """
     for names, what in ((adata.obs_names, "obs_names"), (adata.var_names, "var_names")):
         if not names.is_unique:
@@ -86,6 +94,15 @@ def reconstructed_genes(
     ValueError
         If `min_cells` is below 1, `min_recall` is not between 0 and 1, no gene was hidden in so many cells, the layers
         do not belong together, or columns were dropped since.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(20, 60)
+    >>> sd.tl.reconstruct(adata)
+    >>> genes = sd.get.reconstructed_genes(adata, min_cells=3)
+    >>> set(genes) <= set(adata.var_names)
+    True
     """
     if min_cells < 1:
         raise ValueError(f"min_cells must be at least 1, got {min_cells}.")

@@ -68,6 +68,15 @@ def rope_attention(
         a head width, dtype or device that it has no kernel for.
     ImportError
         If Triton is asked for and not installed.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.kernels import rope_attention
+    >>> cu_seqlens = torch.tensor([0, 3, 5], dtype=torch.int32)  # two cells, end to end
+    >>> q, k, v = torch.randn(3, 5, 2, 8, generator=torch.Generator().manual_seed(0))
+    >>> rope_attention(q, k, v, cu_seqlens=cu_seqlens).shape
+    torch.Size([5, 2, 8])
     """
     backend = resolve_backend(backend, head_dim=q.shape[-1], dtype=q.dtype, device=q.device)
     _check_shapes(q, k, v, cu_seqlens, key_padding_mask)
@@ -123,6 +132,15 @@ def attention_weights(
     ------
     ValueError
         If shapes, boundaries or tables don't fit each other, or a head doesn't exist.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.kernels import attention_weights
+    >>> cu_seqlens = torch.tensor([0, 3, 5], dtype=torch.int32)  # two cells, end to end
+    >>> q, k, v = torch.randn(3, 5, 2, 8, generator=torch.Generator().manual_seed(0))
+    >>> [weights.shape for weights in attention_weights(q, k, cu_seqlens=cu_seqlens)]
+    [torch.Size([2, 3, 3]), torch.Size([2, 2, 2])]
     """
     _check_shapes(q, k, k, cu_seqlens, None)
     _check_tables(cos, sin, _longest(cu_seqlens, q.shape[0]), q.shape[-1])
@@ -224,6 +242,13 @@ def resolve_backend(backend: str, *, head_dim: int, dtype: torch.dtype, device: 
     ------
     ValueError, ImportError
         As :func:`rope_attention` does for a backend.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.kernels import resolve_backend
+    >>> resolve_backend("auto", head_dim=64, dtype=torch.float32, device=torch.device("cpu"))
+    'sdpa'
     """
     if backend not in BACKENDS:
         raise ValueError(f"Unknown attention backend {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}.")

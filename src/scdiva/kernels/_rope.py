@@ -34,6 +34,14 @@ def rope_tables(
     ------
     ValueError
         If `head_dim` is odd or not positive, or `max_pos` is negative.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.kernels import rope_tables
+    >>> cos, sin = rope_tables(10, 8)
+    >>> cos.shape
+    torch.Size([10, 4])
     """
     if head_dim <= 0 or head_dim % 2:
         raise ValueError(f"RoPE rotates pairs of coordinates, so head_dim must be even and positive; got {head_dim}.")
@@ -62,6 +70,15 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     Returns
     -------
     The rotated tensor, in the dtype of `x`; computed in float32 (float64 for float64 input).
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.kernels import apply_rope, rope_tables
+    >>> cos, sin = rope_tables(5, 8)
+    >>> x = torch.ones(5, 2, 8)
+    >>> bool(torch.equal(apply_rope(x, cos, sin)[0], x[0]))  # the first place is not turned
+    True
     """
     first, second = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
     cos, sin = cos.unsqueeze(-2), sin.unsqueeze(-2)
@@ -81,6 +98,13 @@ def positions(cu_seqlens: Tensor, n_tokens: int) -> Tensor:
     Returns
     -------
     int64 `(T,)`, restarting at 0 with each cell.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.kernels import positions
+    >>> positions(torch.tensor([0, 3, 5]), 5).tolist()
+    [0, 1, 2, 0, 1]
     """
     bounds = cu_seqlens.long()
     starts = torch.repeat_interleave(bounds[:-1], bounds.diff(), output_size=n_tokens)

@@ -60,6 +60,17 @@ def knn_cross_validation(
     ValueError
         If fewer than two labels have `n_folds` cells, or the embedding holds a value that is not finite in a
         labelled cell.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> sd.metrics.knn_cross_validation(z, labels)["accuracy"]
+    1.0
     """
     from sklearn.metrics import accuracy_score, f1_score
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
@@ -106,6 +117,13 @@ def classification(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Any]:
     ------
     ValueError
         If the two differ in length, or no cell has a label.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> scores = sd.metrics.classification(["T", "T", "B", "B"], ["T", "T", "B", "T"])
+    >>> scores["accuracy"], round(scores["macro_f1"], 2)
+    (0.75, 0.73)
     """
     from sklearn.metrics import accuracy_score, f1_score
 
@@ -156,6 +174,12 @@ def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) 
     References
     ----------
     .. [1] Guo, Pleiss, Sun & Weinberger, On calibration of modern neural networks, ICML 2017.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> round(sd.metrics.calibration([0.9, 0.9, 0.6, 0.6], [True, True, True, False])["ece"], 2)
+    0.1
     """
     p = np.asarray(confidence, dtype=np.float64)
     right = _truth_values(correct, "correct", p)
@@ -196,6 +220,12 @@ def rejection_auroc(novelty: ArrayLike, unknown: ArrayLike) -> float:
     ValueError
         If there are no cells, the two differ in length, a score is not finite, `unknown` holds anything but truth
         values, or all cells are known or all unknown.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> sd.metrics.rejection_auroc([0.1, 0.2, 3.0], [False, False, True])
+    1.0
     """
     from sklearn.metrics import roc_auc_score
 

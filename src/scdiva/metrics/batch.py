@@ -47,6 +47,17 @@ def bras(embedding: ArrayLike, batch: ArrayLike, labels: ArrayLike) -> float:
     ----------
     .. [1] Rautenstrauch and Ohler, Shortcomings of silhouette in single-cell integration benchmarking, Nature
        Biotechnology 2025.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> round(sd.metrics.bras(z, batch, labels), 1)
+    0.9
     """
     scib = scib_metrics("BRAS")
     coordinates, codes, names = _scored_batches(embedding, batch, labels)
@@ -77,6 +88,17 @@ def silhouette_batch(embedding: ArrayLike, batch: ArrayLike, labels: ArrayLike) 
     ------
     ValueError
         If a batch is missing, or no label has cells of two batches.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> round(sd.metrics.silhouette_batch(z, batch, labels), 1)
+    0.9
     """
     from sklearn.metrics import silhouette_samples
 
@@ -119,6 +141,18 @@ def pcr_comparison(before: ArrayLike, after: ArrayLike, batch: ArrayLike) -> flo
     References
     ----------
     .. [1] Büttner et al., A test metric for assessing single-cell RNA-seq batch correction, Nature Methods 2019.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> before = z + 3 * (batch == "one")[:, None]
+    >>> round(sd.metrics.pcr_comparison(before, z, batch), 1)
+    1.0
     """
     if len(np.asarray(before)) != len(np.asarray(after)):
         raise ValueError(f"before has {len(np.asarray(before))} cells and after {len(np.asarray(after))}.")
@@ -209,6 +243,17 @@ def avg_batch(
     .. [1] Cui et al., scGPT: toward building a foundation model for single-cell multi-omics using generative AI, Nature
        Methods 2024.
     .. [2] Luecken et al., Benchmarking atlas-level data integration in single-cell genomics, Nature Methods 2022.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> round(sd.metrics.avg_batch(z, batch, labels)["avg_batch"], 1)
+    1.0
     """
     embedding, codes, names, before = _scored_for(definition, embedding, batch, labels, before)
     share = explained(before, codes) if before is not None else 0.0
@@ -260,6 +305,17 @@ def shuffle_control(
         If `"scib"` is asked for and scib-metrics is not installed.
     ValueError
         As `avg_batch` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> sorted(sd.metrics.shuffle_control(z, batch, labels))[:2]
+    ['asw_batch', 'avg_batch']
     """
     embedding, codes, names, before = _scored_for(definition, embedding, batch, labels, before)
     share = explained(before, codes) if before is not None else 0.0

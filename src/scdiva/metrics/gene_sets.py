@@ -60,6 +60,16 @@ def density_test(
         If the graph is not square or holds values that are not finite (NaN in a dense one aside), fewer than two genes
         are in the set, one is named twice or not in the graph, none of its pairs is measured, `degree` is of another
         length or not finite, or `n_random` or `n_bins` is below 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> graph = rng.random((40, 40))
+    >>> graph[:10, :10] += 2  # the first ten genes go together
+    >>> sd.metrics.density_test(graph, np.arange(10), n_random=100, n_bins=1)["p"] < 0.05
+    True
     """
     weights = _without_diagonal(check_graph(graph, "graph"))
     n_genes = weights.shape[0]
@@ -121,6 +131,14 @@ def enrichment(
     ValueError
         If there are no modules, a module has no gene in the background, no set has `min_genes` to `max_genes` there, or
         `min_genes` is below 1.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> genes = [f"g{i}" for i in range(100)]
+    >>> found = sd.metrics.enrichment({"module": genes[:20]}, {"set": genes[:15]}, genes)
+    >>> bool(found["padj"].iloc[0] < 0.01)
+    True
     """
     import pandas as pd
     from scipy.stats import false_discovery_control, hypergeom

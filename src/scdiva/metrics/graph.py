@@ -42,6 +42,16 @@ def edge_stability(a: Any, b: Any, *, top: int | None = None) -> dict[str, float
     ------
     ValueError
         If shapes differ, values are not finite (NaN in a dense graph aside), or `top` is below 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> graph = rng.random((40, 40))
+    >>> graph[:10, :10] += 2  # the first ten genes go together
+    >>> sd.metrics.edge_stability(graph, graph, top=100)["jaccard"]
+    1.0
     """
     from scipy.stats import spearmanr
 
@@ -97,6 +107,16 @@ def hub_scores(graph: Any) -> NDArray[np.float64]:
     References
     ----------
     .. [1] Kleinberg, Authoritative sources in a hyperlinked environment, Journal of the ACM 1999.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> graph = rng.random((40, 40))
+    >>> graph[:10, :10] += 2  # the first ten genes go together
+    >>> sd.metrics.hub_scores(graph).shape
+    (40,)
     """
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components

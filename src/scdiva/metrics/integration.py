@@ -61,6 +61,17 @@ def leiden_agreement(
     ----------
     .. [1] Traag et al., From Louvain to Leiden: guaranteeing well-connected communities, Scientific Reports 2019.
     .. [2] Luecken et al., Benchmarking atlas-level data integration in single-cell genomics, Nature Methods 2022.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> round(sd.metrics.leiden_agreement(z, labels, resolutions=[0.1])["nmi"], 1)
+    1.0
     """
     try:
         import igraph
@@ -110,6 +121,17 @@ def silhouette_label(embedding: ArrayLike, labels: ArrayLike, *, rescale: bool =
     Returns
     -------
     The (rescaled) mean silhouette.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> round(sd.metrics.silhouette_label(z, labels), 1)
+    0.9
     """
     from sklearn.metrics import silhouette_score
 
@@ -139,6 +161,18 @@ def isolated_labels(embedding: ArrayLike, labels: ArrayLike, batch: ArrayLike) -
     ------
     ValueError
         If a batch is missing, or there are fewer than two.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> batch[labels == "T"] = "one"  # T cells are in one batch only
+    >>> round(sd.metrics.isolated_labels(z, labels, batch), 1)
+    0.9
     """
     from sklearn.metrics import silhouette_samples
 
@@ -194,6 +228,17 @@ def avg_bio(
     .. [1] Cui et al., scGPT: toward building a foundation model for single-cell multi-omics using generative AI, Nature
        Methods 2024.
     .. [2] Luecken et al., Benchmarking atlas-level data integration in single-cell genomics, Nature Methods 2022.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> round(sd.metrics.avg_bio(z, labels)["avg_bio"], 1)
+    1.0
     """
     if definition not in ("paper", "scgpt", "scib"):
         raise ValueError(f"definition is {definition!r}; it can be 'paper', 'scgpt' or 'scib'.")

@@ -50,6 +50,17 @@ def ilisi(embedding: ArrayLike | Neighbors, batch: ArrayLike, *, n_neighbors: in
     .. [1] Korsunsky et al., Fast, sensitive and accurate integration of single-cell data with Harmony, Nature Methods
        2019.
     .. [2] Luecken et al., Benchmarking atlas-level data integration in single-cell genomics, Nature Methods 2022.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> round(sd.metrics.ilisi(z, batch, n_neighbors=30), 1)
+    0.9
     """
     scib = scib_metrics("iLISI")
     return float(scib.ilisi_knn(_results(neighbors_of(embedding, n_neighbors)), batch_codes(batch, _count(embedding))))
@@ -79,6 +90,17 @@ def clisi(embedding: ArrayLike | Neighbors, labels: ArrayLike, *, n_neighbors: i
         If scib-metrics is not installed.
     ValueError
         If there are fewer than two labels or fewer cells than neighbours, or neighbours of unlabelled cells are given.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> round(sd.metrics.clisi(z, labels, n_neighbors=30), 1)
+    1.0
     """
     scib = scib_metrics("cLISI")
     neighbors, names = labelled_neighbors(embedding, labels, n_neighbors)
@@ -128,6 +150,17 @@ def kbet(
     References
     ----------
     .. [1] Büttner et al., A test metric for assessing single-cell RNA-seq batch correction, Nature Methods 2019.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> round(sd.metrics.kbet(z, batch, labels, n_neighbors=20), 1)
+    1.0
     """
     scib = scib_metrics("kBET")
     codes = batch_codes(batch, _count(embedding))
@@ -177,6 +210,17 @@ def graph_connectivity(
         If scib-metrics is needed and not installed.
     ValueError
         If there are fewer cells than neighbours, or neighbours of unlabelled cells are given.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> sd.metrics.graph_connectivity(z, labels)
+    1.0
     """
     if definition not in ("scgpt", "scib"):
         raise ValueError(f"definition is {definition!r}; it can be 'scgpt' or 'scib'.")

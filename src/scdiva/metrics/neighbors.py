@@ -53,6 +53,17 @@ def nearest_neighbors(embedding: ArrayLike, n_neighbors: int = N_NEIGHBORS) -> N
     ValueError
         If the embedding has no two axes, or holds a value that is not finite; if there are fewer cells than
         neighbours, or fewer than two neighbours are asked for.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> sd.metrics.nearest_neighbors(z, 15).indices.shape
+    (120, 15)
     """
     from sklearn.neighbors import NearestNeighbors
 

@@ -281,6 +281,19 @@ def reconstruction_scores(
         `masked` holds other than truth values.
     TypeError
         If genes are no integers.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> true, found, hidden = [5, 3, 9, 7], [5, 9, 3, 7], [False, True, True, False]
+    >>> sd.metrics.bleu(true, true), sd.metrics.l_dist(true, found).l_dist, sd.metrics.recall_at_k(true, [3, 5, 1, 2])
+    (1.0, 0.5, 0.5)
+    >>> sd.metrics.marginal_recall([2, 3], [0], [0.9, 0.8, 0.7, 0.1])
+    0.5
+    >>> round(sd.metrics.value_spearman([1.0, 2.0, 3.0, 4.0], [1.1, 1.9, 4.0, 3.0]), 2)
+    0.8
+    >>> sd.metrics.reconstruction_scores(true, found, [3.0, 2.0, 1.0, 0.5], [3.0, 1.8, 1.1, 0.5], hidden).masked_recall
+    1.0
     """
     genes, told = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
     values, values_told = _aligned_values(true_values, predicted_values)

@@ -123,6 +123,16 @@ def load_annotator(path: str | os.PathLike[str], *, device: str | None = None) -
         If there is no annotator, or a file of it is missing.
     ValueError
         If a file is damaged, was changed, or is of a newer format; the message names it.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> reference, query = cells[:80].copy(), cells[80:].copy()
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference)
+    >>> folder = annotator.save("blood")
+    >>> sd.models.load_annotator("blood").labels
+    ('type A', 'type B', 'type C', 'type D')
     """
     found = FittedFolder(path, KIND, "Annotator.save")
     try:

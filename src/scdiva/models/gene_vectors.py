@@ -35,6 +35,14 @@ def init_gene_embedding(
     ValueError
         If the matrix has another number of genes, too many columns, numbers that aren't finite, or only zeros. The
         model is then left as it was.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.models import ScDiVa, ScDiVaConfig, init_gene_embedding
+    >>> model = ScDiVa(ScDiVaConfig(n_genes=30, dim=16, n_layers=1, n_heads=2, ffn_dim=24))
+    >>> vectors = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
+    >>> init_gene_embedding(model, vectors)
     """
     vectors = torch.as_tensor(matrix)
     c = model.config

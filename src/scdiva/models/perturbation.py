@@ -222,6 +222,16 @@ def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None 
         If there is none, or a file of it is missing.
     ValueError
         If a file is damaged, was changed, or is of a newer format; the message names it.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> fitted = sd.tl.fit_perturbation(screen, "perturbation", strategy="none")
+    >>> folder = fitted.save("screen")
+    >>> sd.models.load_perturbation_model("screen").perturbation_key
+    'perturbation'
     """
     found = FittedFolder(path, KIND, "PerturbationModel.save")
     try:

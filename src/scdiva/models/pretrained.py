@@ -94,6 +94,14 @@ def save_model(
         If something stands at `path` already, and it is no model folder or `overwrite` is False.
     ValueError
         If the vocabulary is not the model's, weights are not finite (or not in `dtype`), or `metadata` is not JSON.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> model = sd.models.load_model()
+    >>> folder = sd.models.save_model(model, model.vocabulary, "my-model")
+    >>> sd.models.load_model("my-model").config == model.config
+    True
     """
     from safetensors.torch import save
 
@@ -163,6 +171,13 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
         the wrong shape, or the vocabulary is not the one the model was trained with. The message names the file.
     ImportError
         If ``hf://`` is asked for and huggingface_hub is not installed.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> model = sd.models.load_model()
+    >>> model.config.n_layers, model.vocabulary.n_genes
+    (4, 19623)
     """
     import torch
 

@@ -96,8 +96,10 @@ def annotation(
     Examples
     --------
     >>> import scdiva as sd
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> reference, query = cells[:80].copy(), cells[80:].copy()
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference)
     >>> sd.tl.embed(query)
-    >>> sd.tl.annotate(query, "cell_type", reference)
     >>> sd.pl.annotation(query, "cell_type", save="annotation.png")
     """
     check_file(save)
@@ -212,7 +214,9 @@ def reliability(
     Examples
     --------
     >>> import scdiva as sd
-    >>> sd.tl.annotate(query, "cell_type", reference)
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> reference, query = cells[:80].copy(), cells[80:].copy()
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference)
     >>> sd.pl.reliability(query, save="reliability.png")
     """
     check_file(save)

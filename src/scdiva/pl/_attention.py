@@ -88,8 +88,9 @@ def attention(
     Examples
     --------
     >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(48, 60)
     >>> sd.tl.grn(adata, "attention", groupby="cell_type", n_targets=None)
-    >>> sd.pl.attention(adata, group="CD14+ Monocytes", save="attention.png")
+    >>> sd.pl.attention(adata, group="type A", save="attention.png")
     """
     check_file(save)
     network = network_of(adata, key, group)

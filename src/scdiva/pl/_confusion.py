@@ -82,7 +82,9 @@ def confusion_matrix(
     Examples
     --------
     >>> import scdiva as sd
-    >>> sd.tl.annotate(query, "cell_type", reference)
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> reference, query = cells[:80].copy(), cells[80:].copy()
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference)
     >>> sd.pl.confusion_matrix(query, "cell_type", save="confusion.png")
     """
     check_file(save)

@@ -106,8 +106,12 @@ def delta_scatter(
     Examples
     --------
     >>> import scdiva as sd
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["KLF1+SET"])
-    >>> sd.pl.delta_scatter(predicted, "KLF1+SET", test, save="klf1_set_change.png")
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> train = screen[screen.obs["perturbation"] != "A+B"].copy()
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"], strategy="none")
+    >>> test = screen[screen.obs["perturbation"].isin(["control", "A+B"])].copy()
+    >>> sd.pl.delta_scatter(predicted, "A+B", test, save="a_b_change.png")
     """
     check_file(save)
     if n_names < 0:

@@ -97,8 +97,11 @@ def discrimination(
     Examples
     --------
     >>> import scdiva as sd
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["KLF1+SET", "KLF1+TGFBR2"])
-    >>> sd.pl.discrimination(predicted, test, save="discrimination.png")
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> train = screen[~screen.obs["perturbation"].isin(["A+B", "B+C"])].copy()
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"], strategy="none")
+    >>> sd.pl.discrimination(predicted, screen, save="discrimination.png")
     """
     check_file(save)
     responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input)

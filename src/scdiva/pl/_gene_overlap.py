@@ -75,7 +75,7 @@ def gene_overlap(
     Examples
     --------
     >>> import scdiva as sd
-    >>> found = {name: sd.get.reconstructed_genes(cells) for name, cells in data.items()}
+    >>> found = {"first": ["CD3D", "LYZ", "NKG7"], "second": ["LYZ", "NKG7", "MS4A1"]}
     >>> sd.pl.gene_overlap(found, save="overlap.png")
     """
     check_file(save)

@@ -93,7 +93,10 @@ def generated(
     Examples
     --------
     >>> import scdiva as sd
-    >>> sd.pl.generated(adata, made, color="cell_type", save="generated.png")
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> made = sd.tl.generate(adata, 5, groupby="cell_type")
+    >>> real = adata[:, made.var_names].copy()
+    >>> sd.pl.generated(real, made, color="cell_type", save="generated.png")
     """
     check_file(save)
     for cells in (real, generated):

@@ -138,10 +138,11 @@ def grn(
     Examples
     --------
     >>> import scdiva as sd
-    >>> sd.tl.grn(adata, "embedding")
+    >>> adata = sd.datasets.pbmc68k_reduced()
+    >>> sd.tl.grn(adata, use_raw=True)
     >>> sd.tl.grn_modules(adata)
     >>> sd.pl.grn(adata, save="network.png")
-    >>> sd.pl.grn(adata, genes=sd.datasets.gene_family("HLA"))
+    >>> sd.pl.grn(adata, genes=sd.datasets.gene_family("HLA"), save="hla.png")
     """
     check_file(save)
     for name, number, least in (("n_edges", n_edges, 1), ("n_labels", n_labels, 0), ("min_size", min_size, 2)):

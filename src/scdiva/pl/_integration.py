@@ -81,9 +81,10 @@ def integration(
     Examples
     --------
     >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
     >>> sd.tl.embed(adata)
-    >>> sd.tl.integrate(adata, "donor")
-    >>> sd.pl.integration(adata, "donor", "cell_type", save="integration.png")
+    >>> model = sd.tl.integrate(adata, "batch", steps=20)
+    >>> sd.pl.integration(adata, "batch", "cell_type", save="integration.png")
     """
     check_file(save)
     check_anndata(adata)

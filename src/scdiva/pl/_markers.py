@@ -90,7 +90,9 @@ def marker_heatmap(
     Examples
     --------
     >>> import scdiva as sd
-    >>> sd.tl.annotate(query, "cell_type", reference)
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> reference, query = cells[:80].copy(), cells[80:].copy()
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference)
     >>> sd.pl.marker_heatmap(query, save="markers.png")
     """
     check_file(save)

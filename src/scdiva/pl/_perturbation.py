@@ -108,8 +108,12 @@ def perturbation(
     Examples
     --------
     >>> import scdiva as sd
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["KLF1+SET"])
-    >>> sd.pl.perturbation(predicted, "KLF1+SET", test, baselines=["additive"], save="klf1_set.png")
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> train = screen[screen.obs["perturbation"] != "A+B"].copy()
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"], strategy="none")
+    >>> test = screen[screen.obs["perturbation"].isin(["control", "A+B"])].copy()
+    >>> sd.pl.perturbation(predicted, "A+B", test, baselines=["additive"], save="a_b.png")
     """
     check_file(save)
     if n_genes < 1:

@@ -89,8 +89,11 @@ def hit_rate(
     Examples
     --------
     >>> import scdiva as sd
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["KLF1+SET", "KLF1+TGFBR2"])
-    >>> sd.pl.hit_rate(predicted, test, save="hit_rate.png")
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> train = screen[~screen.obs["perturbation"].isin(["A+B", "B+C"])].copy()
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"], strategy="none")
+    >>> sd.pl.hit_rate(predicted, screen, save="hit_rate.png")
     """
     check_file(save)
     responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input)
@@ -188,8 +191,12 @@ def perturbation_scores(
     Examples
     --------
     >>> import scdiva as sd
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["KLF1+SET", "KLF1+TGFBR2"])
-    >>> sd.pl.perturbation_scores(sd.tl.score_perturbation(predicted, test), "pearson_delta_top20")
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> train = screen[~screen.obs["perturbation"].isin(["A+B", "B+C"])].copy()
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"], strategy="none")
+    >>> scores = sd.tl.score_perturbation(predicted, screen)
+    >>> sd.pl.perturbation_scores(scores, "pearson_delta_top20", save="scores.png")
     """
     check_file(save)
     missing = [name for name in ("method", "condition", "reference", metric) if name not in scores]

@@ -81,9 +81,10 @@ def reconstruction(
     Examples
     --------
     >>> import scdiva as sd
-    >>> sd.tl.reconstruct(adata, mask_ratio=0.3, n_steps=1, key_added="one_step")
-    >>> sd.tl.reconstruct(adata, mask_ratio=0.3, n_steps=32, key_added="32_steps")
-    >>> sd.pl.reconstruction(adata, ["one_step", "32_steps"], save="reconstruction.png")
+    >>> adata = sd.datasets.toy(12, 60)
+    >>> sd.tl.reconstruct(adata, n_steps=1, key_added="one_step")
+    >>> sd.tl.reconstruct(adata, n_steps=4, key_added="four_steps")
+    >>> sd.pl.reconstruction(adata, ["one_step", "four_steps"], save="reconstruction.png")
     """
     check_file(save)
     check_anndata(adata)

@@ -69,8 +69,9 @@ def regulon(
     Examples
     --------
     >>> import scdiva as sd
-    >>> sd.tl.grn(adata, "embedding", sources="tf")
-    >>> sd.pl.regulon(sd.tl.regulon(adata, "SPI1", known=collectri), save="SPI1.png")
+    >>> adata = sd.datasets.pbmc68k_reduced()
+    >>> sd.tl.grn(adata, sources="tf", use_raw=True)
+    >>> sd.pl.regulon(sd.tl.regulon(adata, "SPI1", use_raw=True), save="SPI1.png")
     """
     check_file(save)
     if n_targets < 1:

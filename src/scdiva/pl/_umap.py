@@ -102,6 +102,7 @@ def umap(
     Examples
     --------
     >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
     >>> sd.tl.embed(adata)
     >>> sd.pl.umap(adata, color="cell_type", save="umap.png")
     """

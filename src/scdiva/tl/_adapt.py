@@ -130,9 +130,11 @@ def adapt(
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.pbmc68k_reduced()
-    >>> own = sd.tl.adapt(adata, use_raw=True, minutes=2)
-    >>> sd.tl.embed(adata, own, use_raw=True)
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> own = sd.tl.adapt(adata, minutes=0.02)
+    >>> sd.tl.embed(adata, own)
+    >>> "kept" in own.adaptation
+    True
     """
     begun = time.monotonic()
     _check(adata, method, minutes, max_epochs, patience, validation_share, batch_size, learning_rate)

@@ -167,9 +167,12 @@ def annotate(
     Examples
     --------
     >>> import scdiva as sd
+    >>> cells = sd.datasets.toy(160, 100)
+    >>> reference, query, later = cells[:80].copy(), cells[80:120].copy(), cells[120:].copy()
     >>> annotator = sd.tl.annotate(query, "cell_type", reference, reject=0.05)
-    >>> query.obs[["scdiva_label", "scdiva_label_confidence"]]
-    >>> sd.tl.annotate(later, model=annotator)
+    >>> set(query.obs["scdiva_label"]) <= {*cells.obs["cell_type"], "unknown"}
+    True
+    >>> same = sd.tl.annotate(later, model=annotator)
     """
     begun = time.monotonic()
     check_writable(adata)

@@ -102,9 +102,9 @@ def embed(
     ------
     ValueError
         If the matrix is not counts or log-normalised expression (NaN, negative, scaled), if less than half of the
-        counts belong to genes that the model knows, or if a cell has none of them and `empty="error"`.
-        Also if `adata` is backed and would have to be copied, or `adata.uns["scdiva"]` is not scdiva's, or if the
-        device is not there or cannot do the precision asked for, or if there is no such `pooling`.
+        counts belong to genes that the model knows, or if a cell has none of them and `empty="error"`; if `adata` is
+        backed and would have to be copied, or `adata.uns["scdiva"]` is not scdiva's; if the device is not there or
+        cannot do the precision asked for, or there is no such `pooling`.
     KeyError
         If `layer` or `gene_ids` does not exist.
     TypeError
@@ -112,10 +112,11 @@ def embed(
 
     Examples
     --------
-    >>> import scdiva as sd, scanpy as sc
-    >>> adata = sd.datasets.pbmc68k_reduced()
-    >>> sd.tl.embed(adata, use_raw=True)
-    >>> sc.pp.neighbors(adata, use_rep="X_scdiva")
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> sd.tl.embed(adata)
+    >>> adata.obsm["X_scdiva"].shape
+    (60, 192)
     """
     check_writable(adata, copy=copy)
     our_uns(adata)

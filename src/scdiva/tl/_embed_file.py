@@ -96,7 +96,12 @@ def embed_file(
 
     Examples
     --------
-    >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad")  # doctest: +SKIP
+    >>> import scdiva as sd
+    >>> sd.datasets.toy(60, 100).write_h5ad("cells.h5ad")
+    >>> out = sd.tl.embed_file("cells.h5ad", "embedded.h5ad")
+    >>> import anndata
+    >>> anndata.read_h5ad("embedded.h5ad").obsm["X_scdiva"].shape
+    (60, 192)
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
     """
     from scdiva.data.packing import WINDOW

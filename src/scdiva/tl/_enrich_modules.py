@@ -62,8 +62,13 @@ def enrich_modules(
     Examples
     --------
     >>> import scdiva as sd
-    >>> found = sd.tl.enrich_modules(adata, "h.all.v2025.1.Hs.symbols.gmt")
-    >>> found[found["padj"] < 0.05]
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> sd.tl.grn(adata, "correlation")
+    >>> sd.tl.grn_modules(adata)
+    >>> sets = {"first half": list(adata.var_names[:50])}
+    >>> found = sd.tl.enrich_modules(adata, sets)
+    >>> "padj" in found
+    True
     """
     check_anndata(adata)
     if key not in adata.var:

@@ -108,10 +108,10 @@ def gene_embedding(
     Examples
     --------
     >>> import scdiva as sd
-    >>> adata = sd.datasets.pbmc68k_reduced()
-    >>> sd.tl.gene_embedding(adata, use_raw=True)
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> sd.tl.gene_embedding(adata)
     >>> adata.varm["X_scdiva"].shape
-    (765, 128)
+    (100, 128)
     """
     check_writable(adata, copy=copy)
     our_uns(adata)

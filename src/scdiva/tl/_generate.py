@@ -108,6 +108,14 @@ def generate(
         If `groupby` is no column of `adata.obs`.
     TypeError
         If `adata` is no AnnData object.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> made = sd.tl.generate(adata, 5, groupby="cell_type")
+    >>> made.n_obs, list(made.layers)
+    (20, ['counts'])
     """
     from scdiva.data.writing import check_anndata
 

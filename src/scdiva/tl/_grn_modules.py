@@ -91,7 +91,8 @@ def grn_modules(
     >>> adata = sd.datasets.pbmc68k_reduced()
     >>> sd.tl.grn(adata, use_raw=True)
     >>> sd.tl.grn_modules(adata)
-    >>> adata.var["scdiva_grn_module"].value_counts()
+    >>> adata.var["scdiva_grn_module"].cat.categories[0]
+    '0'
     """
     check_writable(adata, copy=copy)
     our_uns(adata)

@@ -97,6 +97,15 @@ def impute(
         :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> gene = adata.var_names[0]
+    >>> sd.tl.impute(adata, [gene])
+    >>> bool((adata[:, gene].layers["scdiva_imputed"] >= 0).all())
+    True
     """
     check_writable(adata, copy=copy)
     uns = our_uns(adata)

@@ -109,8 +109,11 @@ def in_silico_perturbation(
     Examples
     --------
     >>> import scdiva as sd
-    >>> predicted = sd.tl.in_silico_perturbation(adata, ["SPI1"], groupby="cell_type", groups=["CD14 Mono"])
-    >>> sd.get.perturbation_df(predicted, top=20)
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> gene = adata.var_names[adata.X.sum(0).A1.argmax()]
+    >>> predicted = sd.tl.in_silico_perturbation(adata, [gene], n_cells=8)
+    >>> bool(predicted.uns["scdiva"]["perturbation"]["trained_on_interventions"])
+    False
     """
     begun = time.monotonic()
     check_anndata(adata)

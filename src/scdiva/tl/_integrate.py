@@ -159,9 +159,12 @@ def integrate(
     Examples
     --------
     >>> import scdiva as sd
-    >>> model = sd.tl.integrate(adata, "batch")
-    >>> sd.pl.integration(adata, "batch", "cell_type")
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> adata, query = cells[:80].copy(), cells[80:].copy()
+    >>> model = sd.tl.integrate(adata, "batch", steps=20)
     >>> sd.tl.embed(query, model, key_added="X_scdiva_integrated")
+    >>> query.obsm["X_scdiva_integrated"].shape[0]
+    40
     """
     begun = time.monotonic()
     check_writable(adata)

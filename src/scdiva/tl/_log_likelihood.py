@@ -92,6 +92,14 @@ def log_likelihood(
         If `n_samples` is odd or below 2, a cell has no known gene, or the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> sd.tl.log_likelihood(adata, use_transformer=False)
+    >>> bool((adata.obs["scdiva_log_likelihood"] < 0).all())
+    True
     """
     check_writable(adata, copy=copy)
     n_samples = operator.index(n_samples)

@@ -128,8 +128,12 @@ def fit_perturbation(
     Examples
     --------
     >>> import scdiva as sd
-    >>> fitted = sd.tl.fit_perturbation(adata, "perturbation")
-    >>> predicted = sd.tl.predict_perturbation(adata, model=fitted, predict=["KLF1+TGFBR2"])
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> fitted = sd.tl.fit_perturbation(screen, "perturbation", strategy="none")
+    >>> predicted = sd.tl.predict_perturbation(screen, model=fitted, predict=["A+C"])
+    >>> set(predicted.obs["scdiva_condition"])
+    {'A+C'}
     """
     begun = time.monotonic()
     check_anndata(adata)
@@ -298,8 +302,12 @@ def predict_perturbation(
     Examples
     --------
     >>> import scdiva as sd
-    >>> predicted = sd.tl.predict_perturbation(adata, "perturbation", predict=["KLF1+TGFBR2"])
-    >>> sd.get.perturbation_df(predicted, top=20)
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> train = screen[screen.obs["perturbation"] != "A+B"].copy()
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"], strategy="none")
+    >>> sorted(predicted.varm)[:3]
+    ['scdiva_baseline_additive', 'scdiva_baseline_elsewhere', 'scdiva_baseline_linear']
     """
     from scdiva.models.perturbation import PerturbationModel, is_perturbation_model, load_perturbation_model
 

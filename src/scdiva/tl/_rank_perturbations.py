@@ -90,8 +90,13 @@ def rank_perturbations(
     Examples
     --------
     >>> import scdiva as sd
-    >>> fitted = sd.tl.fit_perturbation(screen, "perturbation")
-    >>> sd.tl.rank_perturbations(adata, "state", "progenitor", target="erythroid", model=fitted)
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> screen.obs["state"] = ["now", "other", "wanted"] * 40
+    >>> fitted = sd.tl.fit_perturbation(screen, "perturbation", strategy="none")
+    >>> ranking = sd.tl.rank_perturbations(screen, "state", "now", target="wanted", model=fitted)
+    >>> sorted(ranking.index) if ranking.index.dtype == object else len(ranking)
+    5
     """
     from scdiva.models.perturbation import PerturbationModel, load_perturbation_model
 

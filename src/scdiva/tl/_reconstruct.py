@@ -121,6 +121,16 @@ def reconstruct(
         the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(12, 60)
+    >>> sd.tl.reconstruct(adata, mask_ratio=0.3)
+    >>> sorted(adata.layers)[0]
+    'scdiva_reconstructed'
+    >>> 0 <= adata.uns["scdiva"]["scdiva_reconstructed"]["scores"]["masked_recall"] <= 1
+    True
     """
     check_writable(adata, copy=copy)
     filling = Filling(operator.index(n_steps), remasking, float(remask), float(temperature), bool(use_places))

@@ -68,7 +68,9 @@ def regulon(
     >>> import scdiva as sd
     >>> adata = sd.datasets.pbmc68k_reduced()
     >>> sd.tl.grn(adata, sources="tf", use_raw=True)
-    >>> sd.tl.regulon(adata, "SPI1", use_raw=True)
+    >>> targets = sd.tl.regulon(adata, "SPI1", use_raw=True)
+    >>> "sign" in targets
+    True
     """
     if operator.index(n_targets) < 1:
         raise ValueError(f"n_targets must be at least 1, got {n_targets}.")

@@ -79,6 +79,17 @@ def score_perturbation(
     -----
     UserWarning
         If only some genes of the prediction were observed.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> train = screen[screen.obs["perturbation"] != "A+B"].copy()
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"], strategy="none")
+    >>> scores = sd.tl.score_perturbation(predicted, screen)
+    >>> sorted(set(scores["method"]))[:2]
+    ['additive', 'linear']
     """
     found = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input)
     rows = []

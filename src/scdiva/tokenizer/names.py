@@ -87,6 +87,12 @@ def looks_like_mouse(names: Iterable[str]) -> bool:
     -------
     bool
         False for an empty list.
+
+    Examples
+    --------
+    >>> from scdiva.tokenizer import looks_like_mouse
+    >>> looks_like_mouse(["Cd3d", "Lyz2", "Gapdh"]), looks_like_mouse(["CD3D", "LYZ", "GAPDH"])
+    (True, False)
     """
     n_names = n_mouse = 0
     for name in names:

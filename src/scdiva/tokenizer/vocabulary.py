@@ -320,6 +320,15 @@ def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary
         If it is none of these.
     ValueError
         If the file is damaged or is no vocabulary.
+
+    Examples
+    --------
+    >>> from scdiva.tokenizer import load_vocabulary
+    >>> genes = load_vocabulary("human")
+    >>> genes.n_genes
+    41818
+    >>> genes.match(["CD3D", "ENSG00000167286.11", "no gene"]).tokens.tolist()
+    [2643, 2643, -1]
     """
     if isinstance(vocabulary, Vocabulary):
         return vocabulary

@@ -116,6 +116,17 @@ def fit_linear_map(
     ValueError
         If `n_dims` is not in 1 ... the number of genes that qualify, or the cells do not span so many directions
         (with `fewer`: if no gene varies).
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> from scdiva.data import pack_files
+    >>> from scdiva.train import fit_linear_map
+    >>> sd.datasets.toy(60, 100).write_h5ad("study.h5ad")
+    >>> packed = pack_files(["study.h5ad"], "scdiva-mini", "corpus.h5")
+    >>> fit_linear_map(packed, 5).weight.shape
+    (19626, 5)
+    >>> packed.close()
     """
     sizes = np.bincount(cells.study, minlength=len(cells.study_names)).astype(np.float64)
     weight = np.maximum(sizes, 1) ** -study_power

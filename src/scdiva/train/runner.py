@@ -146,6 +146,21 @@ def fit(
         After SIGTERM, with code 143.
     ImportError
         If `ema_decay` is set and pytorch-lightning is older than 2.6, or `tensorboard` is asked for and not installed.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> from scdiva.data import CellDataModule
+    >>> from scdiva.models import ScDiVa, ScDiVaConfig
+    >>> from scdiva.tokenizer import load_vocabulary
+    >>> from scdiva.train import PretrainingConfig, PretrainingModule, fit
+    >>> genes = load_vocabulary("scdiva-mini")
+    >>> data = CellDataModule(sd.datasets.toy(60, 100), vocabulary=genes, batch_size=8)
+    >>> model = ScDiVa(ScDiVaConfig(n_genes=genes.n_genes, dim=16, n_layers=1, n_heads=2, ffn_dim=24))
+    >>> module = PretrainingModule(model, PretrainingConfig(steps=2, batch_size=8, precision="fp32"), n_studies=1)
+    >>> trainer = fit(module, data, out_dir="run", accelerator="cpu", progress=False)
+    >>> trainer.global_step
+    2
     """
     c = module.config
     out = Path(out_dir)

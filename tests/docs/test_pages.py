@@ -1,0 +1,148 @@
+"""Every command of the README and of the documentation's pages runs: Python as it stands, on small data."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import tomllib
+import warnings
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scdiva import cli
+from scdiva.train.config import PretrainingConfig
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """Give the code blocks of a page that are in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+WITH_PYTHON = [name for name, page in PAGES.items() if blocks(page, "python")]
+QUICKER = {
+    'device="cuda"': 'device="cpu"',
+    '.device = "cuda"': '.device = "cpu"',
+    "minutes=5": "minutes=0.02",
+    'groupby="cell_type")  # may take minutes on a CPU': 'groupby="cell_type", strategy="none")',
+    '"donor")  #': '"donor", steps=5)  #',
+    "n_steps=8": "n_steps=1",
+    "sd.pl.grn(adata)": "sd.pl.grn(adata, n_edges=20)",
+    "adata, 200, groupby": "adata, 5, groupby",
+    "adata, 100, groupby": "adata, 5, groupby",
+}
+"""What is put in the place of what needs minutes, or a device that need not be there."""
+NO_NETWORK = {"dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "anchor_linear_dim": 8, "anchor_hidden": 12}
+
+
+@pytest.mark.parametrize("name", WITH_PYTHON)
+def test_the_python_of_a_page_runs(name, given, folder):
+    import matplotlib.pyplot as plt
+
+    import scdiva as sd
+
+    names = given()
+    with sd.settings.override(seed=0), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # toy data are small and say so
+        for number, block in enumerate(blocks(PAGES[name], "python"), 1):
+            for slow, quick in QUICKER.items():
+                block = block.replace(slow, quick)
+            exec(compile(block, f"{name}, block {number}", "exec"), names)
+            plt.close("all")
+
+
+def test_what_is_made_quicker_is_there():
+    text = "".join(block for page in PAGES.values() for block in blocks(page, "python"))
+    assert [slow for slow in QUICKER if slow not in text] == []
+
+
+def known_command(line: str, extras: set[str], targets: set[str]) -> bool:
+    """Whether a line of bash is one that this repository can answer for."""
+    command = line.split("#")[0].strip()
+    if match := re.fullmatch(r"make ([a-z-]+)( DATA=\S+)?", command):
+        return match[1] in targets
+    if match := re.fullmatch(r"pip install .*-e '?\.(?:\[(\S+)\])?'?", command):
+        return match[1] is None or set(match[1].split(",")) <= extras
+    if command == """pip install -c constraints.txt "$(grep '^torch==' constraints.txt)\"""":
+        return len(re.findall(r"^torch==", (ROOT / "constraints.txt").read_text(), flags=re.M)) == 1
+    if match := re.fullmatch(r"scdiva (\w+) --config \S+", command):
+        return callable(getattr(cli, match[1], None))
+    if match := re.fullmatch(r"(?:srun|torchrun|sbatch) (.*)", command):  # a cluster's: what it starts is ours
+        options = re.findall(r"--([a-z_]+)", match[1].partition(" pretrain ")[2])
+        shown = re.findall(r"^# (\w+\.py)$", "".join(page.read_text() for page in PAGES.values()), flags=re.M)
+        scripts = re.findall(r"python (\w+\.py)", match[1])
+        return set(options) <= set(inspect.signature(cli.pretrain).parameters) and set(scripts) <= set(shown)
+    if match := re.fullmatch(r"python (scripts/\w+\.py)( .*)?", command):
+        return (ROOT / match[1]).is_file()
+    return command == "git clone <this repository> && cd scdiva"
+
+
+def test_commands_of_the_shell_are_known():
+    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    lines = [
+        (name, line)
+        for name, page in PAGES.items()
+        if name not in ("benchmarks.md", "changelog.md")
+        for block in blocks(page, "bash")
+        for line in block.splitlines()
+        if line.strip()
+    ]
+    assert len(lines) > 10
+    assert [(name, line) for name, line in lines if not known_command(line, extras, targets)] == []
+    assert not known_command("make tea", extras, targets)
+    assert not known_command("pip install -e '.[tea]'", extras, targets)
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "benchmarks.md"])
+def test_what_is_named_exists(name):
+    """Of `sd.part.name` and of `make target`, also where they stand in running text and in tables."""
+    text = PAGES[name].read_text(encoding="utf-8")
+    found = {(part, thing) for part, thing in re.findall(r"\bsd\.(pp|tl|pl|get|metrics|datasets)\.([a-z_0-9]+)", text)}
+    missing = [f"{p}.{t}" for p, t in sorted(found) if not hasattr(importlib.import_module(f"scdiva.{p}"), t)]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert missing == []
+    assert [target for target in re.findall(r"`make ([a-z-]+)`", text) if target not in targets] == []
+
+
+def test_extras_that_pages_name_exist():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {extra for page in PAGES.values() for extra in re.findall(r"scdiva\[([a-z]+)\]", page.read_text())}
+    assert named <= set(extras)
+    assert named
+
+
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if blocks(page, "yaml")])
+def test_configurations_have_fields_that_exist(name):
+    for block in blocks(PAGES[name], "yaml"):
+        content = yaml.safe_load(block)
+        assert set(content) <= set(inspect.signature(cli.pretrain).parameters)
+        assert set(content["training"]) <= {field.name for field in fields(PretrainingConfig)}
+        PretrainingConfig(**content["training"])
+
+
+def test_another_species_from_its_page(given, folder):
+    """The page's table, file and configuration make a model, which embeds cells that the bundled one refuses."""
+    import scdiva as sd
+
+    names = given()
+    for block in blocks(PAGES["species.md"], "python"):
+        exec(block, names)
+    mouse = names["mouse"]
+    with pytest.raises(ValueError, match="mouse"):
+        sd.tl.embed(mouse)
+    Path("mouse-studies").mkdir()
+    mouse[:40].copy().write_h5ad("mouse-studies/one.h5ad")
+    content = yaml.safe_load(blocks(PAGES["species.md"], "yaml")[0])
+    content["training"] |= {"steps": 2, "batch_size": 8, "precision": "fp32", "compile_blocks": "no"}
+    content |= {"model": NO_NETWORK, "progress": False, "accelerator": "cpu"}
+    Path("pretrain.yaml").write_text(yaml.safe_dump(content))
+    assert cli.main(["pretrain", "--config", "pretrain.yaml"]) == 0
+    sd.tl.embed(mouse, "mouse-run/model")
+    assert mouse.obsm["X_scdiva"].shape == (mouse.n_obs, 72)

@@ -12,7 +12,18 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "scdiva"
 FLOORS = {
-    1: {"_constants", "_settings", "_version", "_rng", "_scale", "_threads", "kernels", "diffusion", "metrics"},
+    1: {
+        "_constants",
+        "_settings",
+        "_version",
+        "_rng",
+        "_scale",
+        "_threads",
+        "_nearest",
+        "kernels",
+        "diffusion",
+        "metrics",
+    },
     2: {"_docs", "_validate", "nn", "tokenizer", "datasets"},
     3: {"models", "data", "pp", "get"},
     4: {"train", "pl"},

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from scdiva._nearest import or_nearest
 from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, warn_if_slow
 
 if TYPE_CHECKING:
@@ -138,7 +139,9 @@ def open_matrix(data: AnnData | str | Path, layer: str | None = None, use_raw: b
         return OpenMatrix(data.raw.X, data.obs_names, data.raw.var, "adata.raw.X")
     if layer is not None:
         if layer not in data.layers:
-            raise KeyError(f"adata has no layer {layer!r}; its layers: {_layers(data.layers)}.")
+            raise KeyError(
+                f"adata has no layer {layer!r}{or_nearest(layer, data.layers)}; its layers: {_layers(data.layers)}."
+            )
         return OpenMatrix(data.layers[layer], data.obs_names, data.var, f"adata.layers[{layer!r}]")
     if data.X is None:
         raw = " or use_raw=True" if data.raw is not None else ""
@@ -171,7 +174,9 @@ def open_path(path: Path, layer: str | None = None, use_raw: bool = False) -> Op
         elif layer is not None:
             layers = root.get("layers", {})
             if layer not in layers:
-                raise KeyError(f"{str(path)!r} has no layer {layer!r}; its layers: {_layers(layers)}.")
+                raise KeyError(
+                    f"{str(path)!r} has no layer {layer!r}{or_nearest(layer, layers)}; its layers: {_layers(layers)}."
+                )
             group, key = root["layers"], layer
         else:
             group, key = root, "X"
@@ -346,8 +351,8 @@ def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix
         if not sp.issparse(part):
             part = np.asarray(part)
             _check_numbers(part.dtype)
-            if part.dtype.itemsize < 4:  # scipy has no float16
-                part = part.astype(np.float32)
+            if part.dtype.itemsize < 4 or not part.dtype.isnative:  # scipy has neither float16 nor foreign byte order
+                part = part.astype(np.float32 if part.dtype.itemsize < 4 else part.dtype.newbyteorder("="))
             part = sp.csr_matrix(part)
         part = part.tocsr()
         data, indices, indptr = part.data, part.indices, part.indptr
@@ -357,6 +362,8 @@ def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix
 def _canonical(data: np.ndarray, indices: np.ndarray, indptr: np.ndarray, n_vars: int, where: str) -> sp.csr_matrix:
     """Make a block of three arrays that it may keep."""
     _check_numbers(data.dtype)
+    if not (data.dtype.isnative and indices.dtype.isnative and indptr.dtype.isnative):  # of a file from elsewhere
+        data, indices, indptr = (part.astype(part.dtype.newbyteorder("=")) for part in (data, indices, indptr))
     # as unsigned numbers the negative ones are the largest: one look is enough
     if len(indices) and int(indices.view(f"u{indices.dtype.itemsize}").max()) >= n_vars:
         raise ValueError(

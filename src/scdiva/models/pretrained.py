@@ -41,6 +41,7 @@ from scdiva.models._folder import (
 if TYPE_CHECKING:
     import torch
 
+    from scdiva.models.config import ScDiVaConfig
     from scdiva.models.scdiva import ScDiVa
     from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -189,9 +190,12 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
             f"{folder}: {CONFIG} describes a model of {model_config.n_genes:,} genes, but {VOCABULARY} holds "
             f"{vocabulary.n_genes:,}"
         )
+    stored = _checked_weights(model_config, blob, folder / WEIGHTS)
     # Every weight is about to be replaced; with a generator of its own this draws nothing from torch's global stream.
     loaded = ScDiVa(model_config, generator=torch.Generator())
-    _fill(loaded, blob, folder / WEIGHTS)
+    with torch.no_grad():
+        for name, tensor in _tensors(loaded).items():
+            tensor.copy_(stored[name])
     # Through object.__setattr__: neither is a parameter, and nn.Module types what its own __setattr__ takes.
     object.__setattr__(loaded, "vocabulary", vocabulary)
     object.__setattr__(loaded, "metadata", config["metadata"])
@@ -279,17 +283,25 @@ def _stored(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return value
 
 
-def _fill(model: ScDiVa, blob: bytes, file: Path) -> None:
-    """Copy stored weights into a model that was just built; names and shapes must agree exactly."""
+def _checked_weights(config: ScDiVaConfig, blob: bytes, file: Path) -> dict[str, torch.Tensor]:
+    """Read stored weights; names and shapes must be exactly those of the model, of which nothing is allocated yet."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load
+
+    from scdiva.models.scdiva import ScDiVa
 
     try:
         stored = load(blob)
     except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"{file} is damaged or no safetensors file: {error}") from error
-    expected = _tensors(model)
+    if config.n_layers > len(stored):
+        raise ValueError(f"{file} lacks tensors: {CONFIG} describes {config.n_layers} layers, it holds {len(stored)}")
+    try:
+        with torch.device("meta"):
+            expected = _tensors(ScDiVa(config, generator=torch.Generator()))
+    except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
+        raise ValueError(f"{file.parent / CONFIG}: no network has the sizes of the entry 'model': {error}") from error
     if missing := sorted(expected.keys() - stored.keys()):
         raise ValueError(
             f"{file} lacks {len(missing)} tensors of the model that {CONFIG} describes, first {missing[0]!r}"
@@ -306,9 +318,7 @@ def _fill(model: ScDiVa, blob: bytes, file: Path) -> None:
             raise ValueError(f"{file}: {name!r} is stored as {value.dtype}, the model needs {tensor.dtype}")
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise ValueError(f"{file}: {name!r} holds NaN or infinite values")
-    with torch.no_grad():
-        for name, tensor in expected.items():
-            tensor.copy_(stored[name])
+    return stored
 
 
 def _check_vocabulary(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> None:

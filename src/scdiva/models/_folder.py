@@ -96,4 +96,7 @@ def written_beside(folder: Path, overwrite: bool) -> Iterator[Path]:
             old.rename(folder)
         shutil.rmtree(part, ignore_errors=True)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    if old.is_symlink():  # what it leads to is not ours
+        old.unlink()
+    else:
+        shutil.rmtree(old, ignore_errors=True)

@@ -239,6 +239,11 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         names = bundled_models()
+        if kept := sorted(folder.parent.glob(f".{folder.name}.*.old")):
+            raise FileNotFoundError(
+                f"no model {os.fspath(model)!r}, but {os.fspath(kept[-1])!r}: a save was cut off as it put a new model in "
+                "the place of this one. Rename it."
+            )
         raise FileNotFoundError(
             f"no model {os.fspath(model)!r}: there is no such folder, the bundled models are "
             f'{", ".join(names) or "none"}, and a model on the Hugging Face Hub is written "hf://owner/name"'

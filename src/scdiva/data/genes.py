@@ -246,7 +246,8 @@ def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
         return (
             f"these are mouse (or rat) genes, such as {', '.join(map(repr, first or names[:_N_SHOWN]))}; the "
             "vocabulary is human. Map them to their one-to-one human orthologs (homology tables of Ensembl BioMart or "
-            'MGI), write the human symbols into a column of adata.var ("" where there is none), and pass that column as gene_ids='
+            'MGI), write the human symbols into a column of adata.var ("" where there is none), and pass that column '
+            "as gene_ids="
         )
     if sum(bool(re.fullmatch(r"[\d.]+", name)) for name in names) > len(names) / 2:
         return (

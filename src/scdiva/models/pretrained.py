@@ -241,8 +241,8 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
         names = bundled_models()
         if kept := sorted(folder.parent.glob(f".{folder.name}.*.old")):
             raise FileNotFoundError(
-                f"no model {os.fspath(model)!r}, but {os.fspath(kept[-1])!r}: a save was cut off as it put a new model in "
-                "the place of this one. Rename it."
+                f"no model {os.fspath(model)!r}, but {os.fspath(kept[-1])!r}: a save was cut off as it put a new model "
+                "in the place of this one. Rename it."
             )
         raise FileNotFoundError(
             f"no model {os.fspath(model)!r}: there is no such folder, the bundled models are "

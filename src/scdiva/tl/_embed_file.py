@@ -11,7 +11,7 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._version import __version__
-from scdiva.data.output import copy_frame, new_rows, open_store, refuse_target, whole_or_not
+from scdiva.data.output import copy_frame, new_rows, open_store, refuse_full, refuse_target, whole_or_not
 from scdiva.tl._embed import Running, embed_cells, how_to_run, named, open_for
 from scdiva.tl._embed_parts import Parts, fingerprint, open_parts, stamp
 
@@ -119,6 +119,7 @@ def embed_file(
             for rows, states in embed_cells(loaded, source, running, start=parts.n_rows):
                 end = min(-(-(int(rows[-1]) + 1) // window) * window, source.n_obs)
                 parts.append(_between(parts.n_rows, end, rows, states))
+            refuse_full(out, 4 * source.n_obs * parts.width)
             with whole_or_not(out) as new:
                 _write(new, path, parts, (source.n_obs, parts.width), key_added, parameters)
                 if stamp(path) != at_first:

@@ -45,7 +45,7 @@ class Table:
         """Classes, variants, lost, and the classes of too few variants."""
         tried = {name: count["passed"] + count["failed"] for name, count in self.outcomes.items()}
         lost = sum(count["failed"] for count in self.outcomes.values())
-        return len(tried), sum(tried.values()), lost, [name for name, n in tried.items() if n < LEAST_VARIANTS]
+        return len(tried), sum(tried.values()), lost, sorted(name for name, n in tried.items() if n < LEAST_VARIANTS)
 
 
 def main(arguments: list[str]) -> int:

@@ -65,6 +65,7 @@ def run(tiny, config, stream):
     return start
 
 
+@pytest.mark.fault("SIGKILL in fit")
 @pytest.mark.parametrize("decay", [0.0, 0.8])
 def test_a_run_goes_on_bit_for_bit_from_any_step(run, tmp_path, decay):
     settings = {"ema_decay": decay}
@@ -169,7 +170,7 @@ def cells(vocabulary, tmp_path):
     return make
 
 
-@pytest.mark.fault("NaN loss in training")
+@pytest.mark.fault("NaN")
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(run, cells, tmp_path, where):
     class Broken(Dropping):

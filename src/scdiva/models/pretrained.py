@@ -294,7 +294,7 @@ def _checked_weights(config: ScDiVaConfig, blob: bytes, file: Path) -> dict[str,
     from safetensors import SafetensorError
     from safetensors.torch import load
 
-    from scdiva.models.scdiva import ScDiVa
+    from scdiva.models._meta import without_memory
 
     try:
         stored = load(blob)
@@ -303,10 +303,9 @@ def _checked_weights(config: ScDiVaConfig, blob: bytes, file: Path) -> dict[str,
     if config.n_layers > len(stored):
         raise ValueError(f"{file} lacks tensors: {CONFIG} describes {config.n_layers} layers, it holds {len(stored)}")
     try:
-        with torch.device("meta"):
-            expected = _tensors(ScDiVa(config, generator=torch.Generator()))
-    except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
-        raise ValueError(f"{file.parent / CONFIG}: no network has the sizes of the entry 'model': {error}") from error
+        expected = _tensors(without_memory(config))
+    except ValueError as error:
+        raise ValueError(f"{file.parent / CONFIG}: the entry 'model': {error}") from error
     if missing := sorted(expected.keys() - stored.keys()):
         raise ValueError(
             f"{file} lacks {len(missing)} tensors of the model that {CONFIG} describes, first {missing[0]!r}"

@@ -53,9 +53,11 @@ bench: $(VENV)/.bench
 	$(if $(wildcard $(BENCHMARKS)),,echo "No $(BENCHMARKS): zero_shot.py is left out.";) \
 	$(PY) benchmarks/tables.py && exit $$status
 
-# Runs killed, stopped and out of room at random moments, against runs that were not: about four minutes.
-faults: $(VENV)/.core
+# Runs killed, stopped and out of room at random moments, against runs that were not: about four minutes. Then the fault
+# table: each class of bad input and of broken machine, in several variants.
+faults: $(VENV)/.groups
 	OMP_NUM_THREADS=1 $(PY) scripts/faults.py --record
+	OMP_NUM_THREADS=1 $(PY) scripts/fault_table.py
 
 lint: $(VENV)/.groups
 	$(VENV)/bin/ruff check

@@ -19,6 +19,9 @@ MAX_LOGNORM = 15.0
 LOG_SHARE = 0.5
 """Share of non-integer values above which a matrix of small values is taken as log-normalised. Log-normalised values
 are never integers but by accident; in counts corrected for ambient RNA or multiple mapping many still are."""
+MAX_COUNT = 2**31 - 1
+"""From here on a value is no count, but what stands for a missing one or comes of an overflow: not even the sum of one
+gene over a hundred thousand cells is as large."""
 _SAMPLE = 200_000
 """Values, of the first cells that hold any but integers, from which their scale is told."""
 _MIN_WHOLE = 20
@@ -116,9 +119,9 @@ def scan(
     Raises
     ------
     ValueError
-        If there are no cells or genes, or values that are NaN, infinite, negative, not of the kind that `input` says,
-        scaled to unit variance, binarised, logarithms to base 2 or 10, square roots, or logarithms of logarithms; or if
-        some cells hold counts and others logarithms.
+        If there are no cells or genes, or values that are NaN, infinite, negative, 2³¹ - 1 or more, not of the kind
+        that `input` says, scaled to unit variance, binarised, logarithms to base 2 or 10, square roots, or logarithms
+        of logarithms; or if some cells hold counts and others logarithms.
 
     Warns
     -----
@@ -169,6 +172,7 @@ class _Seen:
         self.sum_squares = np.zeros(self.n_vars)
         self.sum_expm1 = np.zeros(self.n_vars)
         self.nan, self.inf, self.negative, self.fraction = _Finding(), _Finding(), _Finding(), _Finding()
+        self.huge = _Finding()
         self.fractional, self.whole = _Finding(), _Finding()  # cells with, and without, values that are not integer
         self.sample: list[np.ndarray] = []  # values of the first fractional cells, cell by cell
         self.n_sampled = 0
@@ -187,7 +191,8 @@ class _Seen:
         self._find(self.nan, np.isnan(x), start, block, row)
         self._find(self.inf, np.isinf(x), start, block, row)
         self._find(self.negative, x < 0, start, block, row)
-        if self.nan.count or self.inf.count or self.negative.count or not len(x):
+        self._find(self.huge, (x >= MAX_COUNT) & np.isfinite(x), start, block, row)
+        if self.nan.count or self.inf.count or self.negative.count or self.huge.count or not len(x):
             return  # the call will fail: only go on counting how much is wrong
         self.n_values += len(x)
         # Counts recovered from float32 logarithms miss an integer by rounding only.
@@ -240,6 +245,13 @@ class _Seen:
             raise ValueError(
                 f"{where} holds {self.negative.count} negative values ({self.negative.first}): a scaled, centred or "
                 "regressed matrix? Pass the counts, or their log1p, with layer=... or use_raw=True."
+            )
+
+        if self.huge.count:
+            raise ValueError(
+                f"{where} holds {self.huge.count} values of {MAX_COUNT:,} or more ({self.huge.first}): no counts, but "
+                "what stands for missing values, or an overflow. Find out where they come from; if they stand for "
+                f"missing counts, set them to zero: adata.X[adata.X >= {MAX_COUNT}] = 0."
             )
 
     def scale(self) -> str | None:

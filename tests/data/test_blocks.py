@@ -166,7 +166,7 @@ def test_what_is_no_matrix_of_numbers_is_refused(x):
 
 def test_choosing_a_matrix_names_what_exists(x, tmp_path):
     adata = ad.AnnData(x, layers={"counts": x, "spliced": x})
-    with pytest.raises(KeyError, match=r"no layer 'count'; its layers: 'counts' \| 'spliced'"):
+    with pytest.raises(KeyError, match=r"no layer 'count' \(did .* 'counts'\?\); its layers: 'counts' \| 'spliced'"):
         matrix_of(adata, layer="count")
     with pytest.raises(ValueError, match=r"adata\.raw is None"):
         matrix_of(adata, use_raw=True)
@@ -179,7 +179,7 @@ def test_choosing_a_matrix_names_what_exists(x, tmp_path):
 
     path = tmp_path / "cells.h5ad"
     ad.AnnData(obs=adata.obs, var=adata.var, layers={"counts": x}).write_h5ad(path)
-    with pytest.raises(KeyError, match="no layer 'count'; its layers: 'counts'"):
+    with pytest.raises(KeyError, match=r"no layer 'count' \(did you mean 'counts'\?\); its layers: 'counts'"):
         open_matrix(path, layer="count")
     with pytest.raises(ValueError, match="has no raw"):
         open_matrix(path, use_raw=True)

@@ -112,7 +112,7 @@ def test_gene_names():
     var = pd.DataFrame({"id": ["ENSG1", None], "mean": [1.0, 2.0]}, index=["A", "B"])
     assert gene_names(var) == (["A", "B"], None)
     assert gene_names(var, "id") == (["ENSG1", "None"], ["A", "B"])
-    with pytest.raises(KeyError, match=r"no column 'ids'; columns that hold text: \['id'\]"):
+    with pytest.raises(KeyError, match=r"no column 'ids' \(did you mean 'id'\?\); columns that hold text: \['id'\]"):
         gene_names(var, "ids")
 
 

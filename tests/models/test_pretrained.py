@@ -157,6 +157,7 @@ def test_a_folder_of_other_things_is_never_replaced(tmp_path):
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "years of work"
 
 
+@pytest.mark.fault("disk full")
 def test_a_save_that_fails_leaves_no_trace_and_keeps_the_old_model(folder, tmp_path):
     class FullDisk(Vocabulary):
         def write(self, path):
@@ -344,6 +345,7 @@ def test_without_huggingface_hub_the_extra_is_named(monkeypatch):
         load_model("hf://owner/name")
 
 
+@pytest.mark.fault("offline hub")
 @pytest.mark.skipif(importlib.util.find_spec("huggingface_hub") is None, reason="needs the hub extra")
 def test_a_model_of_the_hub_loads_from_its_cache(folder, tmp_path, monkeypatch):
     """The hub's client finds a snapshot in its cache and asks no server."""

@@ -117,7 +117,7 @@ def test_bad_input_is_refused_and_adata_left_alone(tmp_path):
     del without.obsm["X_scdiva_integrated"]
     empty.obsm["X_scdiva_integrated"][4:] = np.nan
     calls = [
-        (adata, ("Donor",), {}, KeyError, "'Donor' is no column of adata.obs, which has cell type, donor, run"),
+        (adata, ("Donor",), {}, KeyError, "'Donor' is no column of adata.obs.*, which has cell type, donor, run"),
         (adata, ("donor", "kind"), {}, KeyError, "'kind' is no column"),
         (adata, ("nothing",), {}, ValueError, r"'nothing'\] has 0 different values in 90 cells"),
         (large, ("depth",), {}, ValueError, r"'depth'\] has 180 different values"),

@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "faults.py"
 
 
+@pytest.mark.fault("SIGKILL in fit")
 def test_nothing_is_lost_when_a_run_is_killed(tmp_path):
     order = [sys.executable, str(SCRIPT), "--kills", "1", "--saves", "1", "--signals", "0", "--folder", str(tmp_path)]
     answer = subprocess.run(

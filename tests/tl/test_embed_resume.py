@@ -96,6 +96,7 @@ sd.tl.embed_file(sys.argv[1], sys.argv[2], model=sys.argv[3], empty="nan")
 """
 
 
+@pytest.mark.fault("SIGKILL in embed_file")
 def test_a_killed_run_goes_on_and_gives_the_same_bits(plain, file, whole, tmp_path, starts):
     model, out = str(sd.models.save_model(plain, plain.vocabulary, tmp_path / "model")), tmp_path / "z.h5ad"
     done = subprocess.run([sys.executable, "-c", KILLED, file, out, model], capture_output=True, check=False)
@@ -120,6 +121,7 @@ def test_the_bar_goes_on_too(plain, file, tmp_path, capsys):
     assert f"{N - 3}/{N}" in capsys.readouterr().err  # three cells are left out
 
 
+@pytest.mark.fault("SIGKILL in embed_file")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("parts", [1, 3])
 def test_parts_end_where_windows_do(plain, file, whole, tmp_path, starts, error, parts):
@@ -212,6 +214,7 @@ def test_a_file_that_changes_meanwhile_is_an_error(plain, file, tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["cells.h5ad"]
 
 
+@pytest.mark.fault("two processes on one place")
 def test_two_at_once_do_not_mix(plain, file, whole, tmp_path, monkeypatch):
     """The second is refused while the first runs, and the first gives what it gives alone."""
     out, append, refused = tmp_path / "z.h5ad", _embed_parts.Parts.append, []
@@ -248,6 +251,7 @@ def test_a_lock_on_a_deleted_file_is_no_lock(tmp_path, monkeypatch):
     assert path.exists()
 
 
+@pytest.mark.fault("SIGKILL in embed_file")
 def test_spoilt_parts_are_done_again(tmp_path):
     path, rows = tmp_path / "parts", np.arange(24, dtype=np.float32).reshape(12, 2)
     with open_parts(path, {"a": 1}, 2) as parts:

@@ -65,6 +65,7 @@ def run(tiny, config, stream):
     return start
 
 
+@pytest.mark.fault("SIGKILL in fit")
 @pytest.mark.parametrize("decay", [0.0, 0.8])
 def test_a_run_goes_on_bit_for_bit_from_any_step(run, tmp_path, decay):
     settings = {"ema_decay": decay}
@@ -98,6 +99,7 @@ def test_the_running_mean_is_what_training_leaves(run, tmp_path):
     assert torch.equal(torch.cat([saved["state_dict"][n].flatten() for n, _ in averaged.named_parameters()]), mean)
 
 
+@pytest.mark.fault("SIGTERM and Ctrl-C in training")
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("step", [3, 5])  # with a checkpoint of its own, and without
 def test_a_signal_ends_the_run_with_a_checkpoint_of_its_step(run, tmp_path, sent, step, caplog):
@@ -122,6 +124,7 @@ def test_a_signal_in_the_last_step_has_nothing_to_stop(run, tmp_path):
     assert trainer.global_step == 12
 
 
+@pytest.mark.fault("disk full")
 def test_a_full_disk_leaves_the_checkpoint_before(run, tmp_path, monkeypatch):
     straight, _ = run(tmp_path / "straight")
     fsync, calls = os.fsync, []
@@ -167,6 +170,7 @@ def cells(vocabulary, tmp_path):
     return make
 
 
+@pytest.mark.fault("NaN")
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(run, cells, tmp_path, where):
     class Broken(Dropping):
@@ -192,6 +196,7 @@ def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(run, cell
     assert torch.load(tmp_path / "bad" / "last.ckpt", weights_only=True)["global_step"] == 3
 
 
+@pytest.mark.fault("out of memory")
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_out_of_memory_halves_what_runs_at_a_time(run, tmp_path, where, monkeypatch, caplog):
     """Memory for three cells at a time: batches of six run in two parts, and the steps are those of whole batches."""
@@ -230,6 +235,7 @@ def test_out_of_memory_halves_what_runs_at_a_time(run, tmp_path, where, monkeypa
     assert saved["scdiva"]["micro_batches"] == 2, "a resumed run adds in the same order"
 
 
+@pytest.mark.fault("out of memory")
 def test_out_of_memory_for_one_cell_is_an_error(run, tmp_path):
     class Full(PretrainingModule):
         def compute_loss(self, batch, generator):

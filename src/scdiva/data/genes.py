@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva._constants import UNKNOWN
+from scdiva._nearest import or_nearest
 from scdiva.tokenizer.names import ensembl_id, looks_like_mouse
 from scdiva.tokenizer.vocabulary import HOW, Vocabulary
 
@@ -80,7 +81,10 @@ def gene_names(
     if gene_ids not in var.columns:
         text = [str(c) for c in var.columns if not pd.api.types.is_numeric_dtype(var[c])]
         where = "adata.raw.var" if use_raw else "adata.var"
-        raise KeyError(f"{where} has no column {gene_ids!r}; columns that hold text: {text}. None takes var_names.")
+        raise KeyError(
+            f"{where} has no column {gene_ids!r}{or_nearest(gene_ids, var.columns)}; columns that hold text: {text}. "
+            "None takes var_names."
+        )
     return [str(name) for name in var[gene_ids]], index
 
 
@@ -216,12 +220,8 @@ def _refuse_or_warn(names: Sequence[str], counts: NDArray[np.float64], mapped: N
         )
         return
     if looks_like_mouse(names):
-        raise ValueError(
-            f"these are mouse (or rat) genes, such as {', '.join(map(repr, first))}; the vocabulary is human. Map them "
-            "to their one-to-one human orthologs (homology tables of Ensembl BioMart or MGI), write the human symbols "
-            'into a column of adata.var ("" where there is none), and pass that column as gene_ids='
-        )
-    raise ValueError(f"{found}. {_about_spikes(names, counts).strip() or _advice(names)}")
+        raise ValueError(advice(names, first))
+    raise ValueError(f"{found}. {_about_spikes(names, counts).strip() or advice(names)}")
 
 
 def _about_spikes(names: Sequence[str], counts: NDArray[np.float64]) -> str:
@@ -232,8 +232,23 @@ def _about_spikes(names: Sequence[str], counts: NDArray[np.float64]) -> str:
     return " ERCC names are spike-ins; leave them out: adata[:, ~adata.var_names.str.startswith('ERCC-')].copy()"
 
 
-def _advice(names: Sequence[str]) -> str:
-    """Say what mends a name list that is no list of human genes."""
+def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
+    """Say what mends a name list that is no list of human genes.
+
+    Parameters
+    ----------
+    names
+        All of them.
+    first
+        Some to show of mouse genes; none takes the first of all.
+    """
+    if looks_like_mouse(names):
+        return (
+            f"these are mouse (or rat) genes, such as {', '.join(map(repr, first or names[:_N_SHOWN]))}; the "
+            "vocabulary is human. Map them to their one-to-one human orthologs (homology tables of Ensembl BioMart or "
+            'MGI), write the human symbols into a column of adata.var ("" where there is none), and pass that column '
+            "as gene_ids="
+        )
     if sum(bool(re.fullmatch(r"[\d.]+", name)) for name in names) > len(names) / 2:
         return (
             "The names are numbers: pass as gene_ids= the column of adata.var that holds symbols or Ensembl ids, or "

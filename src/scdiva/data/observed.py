@@ -11,6 +11,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva import _constants as C
+from scdiva._nearest import or_nearest
 from scdiva._validate import Input
 from scdiva.data.conditions import column, perturbation_parts, perturbations, predicted_conditions
 from scdiva.data.expression import log_normalised
@@ -187,7 +188,9 @@ def _doses(observed: AnnData, dose_key: str) -> NDArray[np.float64]:
     """Read the dose of each cell; NaN where it is no number."""
     if dose_key not in observed.obs:
         columns = ", ".join(map(repr, observed.obs.columns))
-        raise KeyError(f"observed.obs has no column {dose_key!r}; it has {columns}.")
+        raise KeyError(
+            f"observed.obs has no column {dose_key!r}{or_nearest(dose_key, observed.obs.columns)}; it has {columns}."
+        )
     return pd.to_numeric(observed.obs[dose_key].astype(object), errors="coerce").to_numpy(dtype=np.float64)
 
 

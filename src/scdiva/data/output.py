@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +50,30 @@ def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
         raise FileExistsError(f"{str(out)!r} is a file, where a .zarr is a folder. Pass another out.")
 
 
+def refuse_full(out: Path, n_bytes: int) -> None:
+    """Refuse to write where there is no room: HDF5 itself may crash the process when it can't close a file.
+
+    Parameters
+    ----------
+    out
+        The file to be, in a folder that is there.
+    n_bytes
+        What it will hold at least.
+
+    Raises
+    ------
+    OSError
+        If the disk has less room than that.
+    """
+    if (free := shutil.disk_usage(out.parent).free) < n_bytes:
+        raise OSError(
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}: it takes {n_bytes / 2**20:,.1f} MiB and there are {free / 2**20:,.1f}. Make "
+            "room, or pass an out on another disk",
+            str(out),
+        )
+
+
 def is_zarr(path: Path) -> bool:
     """Whether a file is to be written as a folder of zarr, by its name."""
     return path.suffix == ".zarr"
@@ -67,6 +93,11 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
     Yields
     ------
     The root group, of h5py or zarr.
+
+    Raises
+    ------
+    OSError
+        If the system refuses a write, for instance because the disk is full.
     """
     import h5py
 
@@ -80,10 +111,22 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
             root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
         yield root
     else:
-        with h5py.File(path, mode) as file:
+        with _said_briefly(path), h5py.File(path, mode) as file:
             if mode == "w":
                 file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
             yield file
+
+
+@contextlib.contextmanager
+def _said_briefly(path: Path) -> Iterator[None]:
+    """Turn what HDF5 says where the system refuses a write, a RuntimeError of hundreds of lines, into an OSError."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        number = re.search(r"errno = (\d+)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1])), str(path)) from None
 
 
 @contextlib.contextmanager

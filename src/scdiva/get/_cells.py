@@ -10,6 +10,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva._constants import LAYER_RANK, OBS_LABEL, PROBABILITY, UNS
+from scdiva._nearest import or_nearest
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -49,7 +50,9 @@ def serialized_df(
     3
     """
     if key not in adata.layers:
-        raise KeyError(f"adata has no layer {key!r}: call scdiva.pp.entropy_serialize(adata) first.")
+        raise KeyError(
+            f"adata has no layer {key!r}{or_nearest(key, adata.layers)}: call scdiva.pp.entropy_serialize(adata) first."
+        )
     names = adata.obs_names
     if cells is None:
         rows = np.arange(adata.n_obs)

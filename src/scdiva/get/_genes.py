@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva._constants import GROUPS, UNS, VARM_EMBEDDING, VARP_GRN
+from scdiva._nearest import or_nearest
 from scdiva.data.network import genes_of, network_of
 
 if TYPE_CHECKING:
@@ -46,7 +47,9 @@ def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING, group: str |
     """
     if group is None:
         if key not in adata.varm:
-            raise KeyError(f"adata.varm has no {key!r}: call scdiva.tl.gene_embedding(adata) first.")
+            raise KeyError(
+                f"adata.varm has no {key!r}{or_nearest(key, adata.varm)}: call scdiva.tl.gene_embedding(adata) first."
+            )
         values = np.asarray(adata.varm[key])
     else:
         at = f"{key}_{GROUPS}"

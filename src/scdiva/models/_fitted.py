@@ -122,7 +122,7 @@ class FittedFolder:
                     f"{self.folder} lacks {name}: {_name(kind, article=True)}'s folder holds what {writer} writes"
                 )
         sums_of = self.folder / CHECKSUMS
-        lines = [line.split("  ", 1) for line in sums_of.read_text(encoding="utf-8").splitlines()]
+        lines = [line.split("  ", 1) for line in sums_of.read_text(encoding="utf-8", errors="replace").splitlines()]
         sums = {line[-1]: line[0] for line in lines}
         if sorted(sums) != sorted(files) or len(lines) != len(files):
             raise ValueError(f"{sums_of} must list {', '.join(files)}, each once, and nothing else")
@@ -138,7 +138,7 @@ class FittedFolder:
             self.settings = json.loads(data[files[0]].decode("utf-8"))
             if self.settings["format"] != f"scdiva {_name(kind)}" or self.settings["format_version"] != FORMAT_VERSION:
                 raise ValueError(f"format {self.settings['format']!r}, version {self.settings['format_version']}")
-        except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             raise self.wrong(error) from error
 
     def wrong(self, error: object) -> ValueError:

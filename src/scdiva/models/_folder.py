@@ -37,7 +37,8 @@ def read_sums(folder: Path) -> dict[str, str]:
                 f"{folder} lacks {name}: a model folder holds {', '.join(SUMMED)} and {CHECKSUMS}, "
                 "under these names, as save_model writes them"
             )
-    pairs = [line.split("  ", 1) for line in (folder / CHECKSUMS).read_text(encoding="utf-8").splitlines()]
+    text = (folder / CHECKSUMS).read_text(encoding="utf-8", errors="replace")
+    pairs = [line.split("  ", 1) for line in text.splitlines()]
     sums = {pair[-1]: pair[0] for pair in pairs}
     if sorted(sums) != sorted(SUMMED) or len(pairs) != len(SUMMED):
         raise ValueError(f"{folder / CHECKSUMS} must list {', '.join(SUMMED)}, each once, and nothing else")
@@ -57,9 +58,10 @@ def read_checked(folder: Path, name: str, sums: dict[str, str]) -> bytes:
 
 def read_config(folder: Path, sums: dict[str, str]) -> dict[str, Any]:
     """Read config.json; format and version are looked at before anything else in it."""
+    data = read_checked(folder, CONFIG, sums)
     try:
-        config = json.loads(read_checked(folder, CONFIG, sums).decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        config = json.loads(data.decode("utf-8"))
+    except (ValueError, RecursionError) as error:  # numbers of 5,000 digits and lists a thousand deep too
         raise ValueError(f"{folder / CONFIG} is no JSON: {error}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(f"{folder / CONFIG} has no entry format = {FORMAT!r}: it does not describe a model of scdiva")
@@ -72,6 +74,8 @@ def read_config(folder: Path, sums: dict[str, str]) -> dict[str, Any]:
     keys = {"format", "format_version", "scdiva_version", "model", "n_parameters", "dtype", "vocabulary", "metadata"}
     if config.keys() != keys:
         raise ValueError(f"{folder / CONFIG} must hold {', '.join(sorted(keys))}, not {', '.join(sorted(config))}")
+    if wrong := [key for key in ("model", "vocabulary", "metadata") if not isinstance(config[key], dict)]:
+        raise ValueError(f"{folder / CONFIG}: the entry {wrong[0]!r} must be an object, not {config[wrong[0]]!r:.80}")
     return config
 
 
@@ -92,4 +96,7 @@ def written_beside(folder: Path, overwrite: bool) -> Iterator[Path]:
             old.rename(folder)
         shutil.rmtree(part, ignore_errors=True)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    if old.is_symlink():  # what it leads to is not ours
+        old.unlink()
+    else:
+        shutil.rmtree(old, ignore_errors=True)

@@ -16,14 +16,14 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Literal, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva._settings import multiplies_bf16
+from scdiva._settings import logger, multiplies_bf16
 from scdiva.models.scdiva import ScDiVa
 
 Packed = tuple[Tensor, Tensor, Tensor]
@@ -125,7 +125,13 @@ def open_encoder(
     ------
     A function of two arguments: one that makes a batch of an item (called in a worker), and the items. It returns an
     iterator over what :func:`read_out` gives, float32, in the order of the items. An error or interrupt in a worker
-    is raised by that iterator, and what was not yet begun is not done any more.
+    is raised by that iterator, and what was not yet begun is not done any more. If memory is out, an item that is an
+    array of cells is run in halves, which is logged.
+
+    Raises
+    ------
+    MemoryError
+        By that iterator, if memory is out with a single cell.
     """
     home, training = next(model.parameters()).device, model.training
     with _one_thread_each() as n_torch:
@@ -140,6 +146,30 @@ def open_encoder(
                 with torch.inference_mode():
                     return read_out(network, tuple(part.to(device) for part in batch), what).float().cpu().numpy()
 
+            def in_halves(make: Callable[[Any], Batch], item: Any) -> np.ndarray:
+                """Run a batch; the halves of its cells one after the other if memory is out."""
+                try:
+                    return state_of(make(item))
+                except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                    if not _out_of_memory(error):
+                        raise
+                    n_cells = len(item) if isinstance(item, np.ndarray) else 1
+                    if n_cells < 2:
+                        raise MemoryError(
+                            f"one cell alone does not fit into the memory of {device!r}: close what else runs there, "
+                            "lower scdiva.settings.threads, or pass another device."
+                        ) from error
+                # here nothing holds on to the tensors of the try any more
+                if kind == "cuda":
+                    torch.cuda.empty_cache()
+                logger.warning(
+                    "%s is out of memory with %d cells at once: running them in two halves; a smaller batch_size "
+                    "avoids this",
+                    device,
+                    n_cells,
+                )
+                return np.concatenate([in_halves(make, half) for half in np.array_split(item, 2)])
+
             def encode(make: Callable[[Item], Batch], items: Iterable[Item]) -> Iterator[np.ndarray]:
                 errors: list[BaseException] = []
 
@@ -147,7 +177,7 @@ def open_encoder(
                     if errors:  # of another worker: nothing new is begun
                         raise errors[0]
                     try:
-                        return state_of(make(item))
+                        return in_halves(make, item)
                     except BaseException as error:
                         errors.append(error)
                         raise
@@ -158,6 +188,11 @@ def open_encoder(
         finally:
             pool.shutdown(cancel_futures=True)
             model.to(home).train(training)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    """Whether a device, or the CPU's allocator, which has no error of its own, ran out of memory."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)
 
 
 _lock = threading.Lock()

@@ -42,6 +42,7 @@ from scdiva.models.hub import SCHEME, fetch
 if TYPE_CHECKING:
     import torch
 
+    from scdiva.models.config import ScDiVaConfig
     from scdiva.models.scdiva import ScDiVa
     from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -210,9 +211,12 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
             f"{folder}: {CONFIG} describes a model of {model_config.n_genes:,} genes, but {VOCABULARY} holds "
             f"{vocabulary.n_genes:,}"
         )
+    stored = _checked_weights(model_config, blob, folder / WEIGHTS)
     # Every weight is about to be replaced; with a generator of its own this draws nothing from torch's global stream.
     loaded = ScDiVa(model_config, generator=torch.Generator())
-    _fill(loaded, blob, folder / WEIGHTS)
+    with torch.no_grad():
+        for name, tensor in _tensors(loaded).items():
+            tensor.copy_(stored[name])
     # Through object.__setattr__: neither is a parameter, and nn.Module types what its own __setattr__ takes.
     object.__setattr__(loaded, "vocabulary", vocabulary)
     object.__setattr__(loaded, "metadata", config["metadata"])
@@ -260,6 +264,11 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
     folder = Path(model).expanduser()
     if not folder.is_dir():
         names = bundled_models()
+        if kept := sorted(folder.parent.glob(f".{folder.name}.*.old")):
+            raise FileNotFoundError(
+                f"no model {os.fspath(model)!r}, but {os.fspath(kept[-1])!r}: a save was cut off as it put a new model "
+                "in the place of this one. Rename it."
+            )
         raise FileNotFoundError(
             f"no model {os.fspath(model)!r}: there is no such folder, the bundled models are "
             f'{", ".join(names) or "none"}, and a model on the Hugging Face Hub is written "hf://owner/name"'
@@ -292,17 +301,24 @@ def _stored(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return value
 
 
-def _fill(model: ScDiVa, blob: bytes, file: Path) -> None:
-    """Copy stored weights into a model that was just built; names and shapes must agree exactly."""
+def _checked_weights(config: ScDiVaConfig, blob: bytes, file: Path) -> dict[str, torch.Tensor]:
+    """Read stored weights; names and shapes must be exactly those of the model, of which nothing is allocated yet."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load
+
+    from scdiva.models._meta import without_memory
 
     try:
         stored = load(blob)
     except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"{file} is damaged or no safetensors file: {error}") from error
-    expected = _tensors(model)
+    if config.n_layers > len(stored):
+        raise ValueError(f"{file} lacks tensors: {CONFIG} describes {config.n_layers} layers, it holds {len(stored)}")
+    try:
+        expected = _tensors(without_memory(config))
+    except ValueError as error:
+        raise ValueError(f"{file.parent / CONFIG}: the entry 'model': {error}") from error
     if missing := sorted(expected.keys() - stored.keys()):
         raise ValueError(
             f"{file} lacks {len(missing)} tensors of the model that {CONFIG} describes, first {missing[0]!r}"
@@ -319,9 +335,7 @@ def _fill(model: ScDiVa, blob: bytes, file: Path) -> None:
             raise ValueError(f"{file}: {name!r} is stored as {value.dtype}, the model needs {tensor.dtype}")
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise ValueError(f"{file}: {name!r} holds NaN or infinite values")
-    with torch.no_grad():
-        for name, tensor in expected.items():
-            tensor.copy_(stored[name])
+    return stored
 
 
 def _check_vocabulary(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from scdiva._constants import TARGET_SUM
 from scdiva._docs import with_shared_docs
+from scdiva._nearest import or_nearest
 from scdiva._settings import settings
 from scdiva.data.expression import log_normalised
 from scdiva.data.writing import check_anndata
@@ -170,7 +171,10 @@ def _groups(real: AnnData, generated: AnnData, color: str) -> pd.Series:
     for cells, what in ((real, "real"), (generated, "generated")):
         if color not in cells.obs:
             columns = ", ".join(map(str, cells.obs.columns)) or "none"
-            raise KeyError(f"{color!r} is no column of obs of the {what} cells, which has {columns}.")
+            raise KeyError(
+                f"{color!r} is no column of obs of the {what} cells{or_nearest(color, cells.obs.columns)}, which has "
+                f"{columns}."
+            )
         values = groups_of(cells, color)
         both.append(values.cat.rename_categories([str(name) for name in values.cat.categories]))
     names = list(dict.fromkeys(name for values in both for name in values.cat.categories))

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from scdiva._nearest import or_nearest
+
 if TYPE_CHECKING:
     from anndata import AnnData
 
@@ -22,7 +24,7 @@ def groups_of(adata: AnnData, key: str) -> pd.Series:
     """Give a column of obs as categories that have cells, numbers in their order."""
     if key not in adata.obs:
         columns = ", ".join(map(str, adata.obs.columns)) or "none"
-        raise KeyError(f"{key!r} is no column of adata.obs, which has {columns}")
+        raise KeyError(f"{key!r} is no column of adata.obs{or_nearest(key, adata.obs.columns)}, which has {columns}")
     values = adata.obs[key]
     numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
     if not isinstance(values.dtype, pd.CategoricalDtype):
@@ -39,5 +41,8 @@ def groups_of(adata: AnnData, key: str) -> pd.Series:
 def predicted_groups(adata: AnnData, key: str) -> pd.Series:
     """Give the column of predicted types as categories; say how it comes about if it is not there."""
     if key not in adata.obs:
-        raise KeyError(f"adata.obs has no {key!r}: call scdiva.tl.annotate(adata, ..., key_added={key!r}) first")
+        raise KeyError(
+            f"adata.obs has no {key!r}{or_nearest(key, adata.obs.columns)}: call scdiva.tl.annotate(adata, ..., "
+            f"key_added={key!r}) first"
+        )
     return groups_of(adata, key)

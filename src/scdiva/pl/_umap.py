@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from scdiva._constants import OBSM_EMBEDDING, UNS
 from scdiva._docs import with_shared_docs
+from scdiva._nearest import or_nearest
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.writing import check_anndata, check_writable, our_uns
@@ -167,7 +168,8 @@ def _values(adata: AnnData, color: str) -> pd.Series:
         column = column.toarray() if hasattr(column, "toarray") else column
         return pd.Series(np.asarray(column).ravel(), adata.obs_names)
     raise KeyError(
-        f"color={color!r} is neither a gene of adata.var_names nor a column of adata.obs, which has "
+        f"color={color!r} is neither a gene of adata.var_names nor a column of adata.obs"
+        f"{or_nearest(color, [*adata.obs.columns, *adata.var_names])}, which has "
         f"{', '.join(map(str, adata.obs.columns)) or 'none'}"
     )
 
@@ -176,7 +178,8 @@ def embedding_of(adata: AnnData, basis: str, *, made_by: str = "scdiva.tl.embed(
     """Give the embedding, (n_obs, dim), once it is clear that it has enough cells for a map."""
     if basis not in adata.obsm:
         raise KeyError(
-            f"adata.obsm has no {basis!r}, it has {', '.join(adata.obsm) or 'nothing'}: call {made_by} first"
+            f"adata.obsm has no {basis!r}{or_nearest(basis, adata.obsm)}, it has "
+            f"{', '.join(adata.obsm) or 'nothing'}: call {made_by} first"
         )
     z = adata.obsm[basis]
     z = np.ascontiguousarray(z.toarray() if hasattr(z, "toarray") else z, dtype=np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
-from scdiva.data.genes import column_tokens
+from scdiva.data.genes import advice, column_tokens
 from scdiva.tl._embed import Running, open_for, run_cells
 from scdiva.tl._training_cells import training_cells
 
@@ -61,12 +61,18 @@ def shared_tokens(reference: AnnData, adata: AnnData, model: ScDiVa, reading: Ma
         parts.append(np.unique(tokens[tokens >= 0]))
     both = np.intersect1d(parts[0], parts[1])
     if len(both) < LEAST_GENES:
+        fewer = reference if len(parts[0]) < len(parts[1]) else adata
         raise ValueError(
-            f"adata and the reference share {len(both)} genes that the model knows ({len(parts[1])} and "
-            f"{len(parts[0])}; the first names are {str(adata.var_names[0])!r} and {str(reference.var_names[0])!r}): "
-            f"{LEAST_GENES} or more are needed. Name the columns of both that hold symbols or Ensembl ids: gene_ids=..."
+            f"adata and the reference share {len(both)} genes that the model knows ({len(parts[1])} of adata's "
+            f"{adata.n_vars}, {len(parts[0])} of the reference's {reference.n_vars}; the first names are "
+            f"{_first(adata)} and {_first(reference)}): {LEAST_GENES} or more are needed. "
+            + advice([str(name) for name in fewer.var_names])
         )
     return both.astype(np.int32)
+
+
+def _first(adata: AnnData) -> str:
+    return repr(str(adata.var_names[0])) if adata.n_vars else "none (0 genes)"
 
 
 def fit_annotator(

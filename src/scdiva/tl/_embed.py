@@ -102,9 +102,9 @@ def embed(
     ------
     ValueError
         If the matrix is not counts or log-normalised expression (NaN, negative, scaled), if less than half of the
-        counts belong to genes that the model knows, or if a cell has none of them and `empty="error"`; if `adata` is
-        backed and would have to be copied, or `adata.uns["scdiva"]` is not scdiva's; if the device is not there or
-        cannot do the precision asked for, or there is no such `pooling`.
+        counts belong to genes that the model knows, or a cell has none of them and `empty="error"`; if `adata` is backed
+        and would have to be copied, or its `uns["scdiva"]` is not ours; if the device is not there or cannot do the
+        precision asked for, or there is no such `pooling`.
     KeyError
         If `layer` or `gene_ids` does not exist.
     TypeError
@@ -282,10 +282,8 @@ def embed_cells(
         Cells to embed, read in row order.
     running
         How, from :func:`how_to_run`.
-    start
-        First row: 0, or where a window ends, so that the other windows hold the same cells.
-    stop
-        Row to end before: None for all, or where a window ends.
+    start, stop
+        First row, and that to end before: 0 and None, or where windows end, so that they hold the same cells.
 
     Yields
     ------

@@ -13,7 +13,7 @@ import numpy as np
 from scdiva import _constants as C
 from scdiva._settings import logger
 from scdiva._version import __version__
-from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_target, whole_or_not
+from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
 from scdiva.tl._embed import Running, embed_cells, how_to_run, named, open_for
 from scdiva.tl._embed_parts import Parts, fingerprint, open_parts, stamp
 from scdiva.tl._embed_shards import Shard, Shards, as_shard, folder_of, scan_once
@@ -133,6 +133,7 @@ def embed_file(
         key |= {"file": at_first, "window": window}
 
         def write(parts: Parts | Shards) -> None:
+            refuse_full(out, 4 * source.n_obs * parts.width)
             with whole_or_not(out) as new:
                 _write(new, path, parts, (source.n_obs, parts.width), key_added, parameters)
                 if stamp(path) != at_first:

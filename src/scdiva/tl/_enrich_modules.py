@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._nearest import or_nearest
 from scdiva.data.writing import check_anndata
 from scdiva.metrics import enrichment
 
@@ -74,7 +75,10 @@ def enrich_modules(
     if key not in adata.var:
         raise KeyError(f"adata.var has no column {key!r}: call scdiva.tl.grn_modules(adata, key_added={key!r}) first.")
     if gene_symbols is not None and gene_symbols not in adata.var:
-        raise KeyError(f"adata.var has no column {gene_symbols!r}; it has {', '.join(map(repr, adata.var.columns))}.")
+        raise KeyError(
+            f"adata.var has no column {gene_symbols!r}{or_nearest(gene_symbols, adata.var.columns)}; it has "
+            f"{', '.join(map(repr, adata.var.columns))}."
+        )
     names = adata.var_names if gene_symbols is None else adata.var[gene_symbols]
     module = adata.var[key]
     known = module.notna().to_numpy()

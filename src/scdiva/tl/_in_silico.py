@@ -159,6 +159,8 @@ def in_silico_perturbation(
     for name, p in zip(names, parts, strict=True):
         if len({tokens[part] for part in p}) < len(p):
             raise ValueError(f"{name!r} names one gene twice, once by another name.")
+    if not adata.n_obs:
+        raise ValueError(f"adata is empty: 0 cells × {adata.n_vars} genes.")
     group = np.full(adata.n_obs, "", dtype=object) if groupby is None else column(adata, groupby).astype(object)
     present = sorted(set(group))
     wanted = present if groups is None else [groups] if isinstance(groups, str) else [str(g) for g in groups]

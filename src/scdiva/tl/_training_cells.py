@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scdiva._nearest import or_nearest
+
 if TYPE_CHECKING:
     from anndata import AnnData
 
@@ -39,7 +41,10 @@ def batch_numbers(adata: AnnData, batch_key: str | None, *, where: str = "adata"
     if batch_key is None:
         return np.zeros(adata.n_obs, dtype=np.int64)
     if batch_key not in adata.obs:
-        raise KeyError(f"{where}.obs has no column {batch_key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
+        raise KeyError(
+            f"{where}.obs has no column {batch_key!r}{or_nearest(batch_key, adata.obs.columns)}; it has "
+            f"{', '.join(map(repr, adata.obs.columns))}."
+        )
     missing = adata.obs[batch_key].isna().to_numpy()
     if missing.any():
         raise ValueError(
@@ -79,7 +84,10 @@ def label_numbers(
         If no cell has the `unlabeled_category`.
     """
     if labels_key not in adata.obs:
-        raise KeyError(f"{where}.obs has no column {labels_key!r}; it has {', '.join(map(repr, adata.obs.columns))}.")
+        raise KeyError(
+            f"{where}.obs has no column {labels_key!r}{or_nearest(labels_key, adata.obs.columns)}; it has "
+            f"{', '.join(map(repr, adata.obs.columns))}."
+        )
     column = adata.obs[labels_key]
     known = column.notna().to_numpy()
     if unlabeled_category is not None:

@@ -1,0 +1,185 @@
+"""What the fault table asks with: cells, a small model, every way into the package, and a hash of all of an adata."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import warnings
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+import scdiva as sd
+
+QUICK = {"rng": 0, "device": "cpu"}
+PERTURBED = {"max_epochs": 1, "n_cells": 5, **QUICK}
+ENTRIES = {
+    "pp.match_genes": lambda a, _: sd.pp.match_genes(a),
+    "pp.gene_entropy": lambda a, _: sd.pp.gene_entropy(a),
+    "pp.entropy_serialize": lambda a, _: sd.pp.entropy_serialize(a),
+    "tl.embed": lambda a, m: sd.tl.embed(a, m),
+    "tl.gene_embedding": lambda a, m: sd.tl.gene_embedding(a, m, groupby="cell_type"),
+    "tl.integrate": lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=2, **QUICK),
+    "tl.annotate": lambda a, m: sd.tl.annotate(
+        a, "cell_type", model=m, method="centroid", unlabeled_category="unknown", **QUICK
+    ),
+    "tl.grn": lambda a, m: sd.tl.grn(a, model=m, **QUICK),
+    "tl.reconstruct": lambda a, m: sd.tl.reconstruct(a, m, rng=0),
+    "tl.impute": lambda a, m: sd.tl.impute(a, model=m, rng=0),
+    "tl.generate": lambda a, m: sd.tl.generate(a, 4, model=m, rng=0),
+    "tl.log_likelihood": lambda a, m: sd.tl.log_likelihood(a, m, n_samples=2, rng=0),
+    "tl.predict_perturbation": lambda a, m: sd.tl.predict_perturbation(a, "perturbation", model=m, **PERTURBED),
+    "tl.in_silico_perturbation": lambda a, m: sd.tl.in_silico_perturbation(a, a.uns["gene"], model=m, **QUICK),
+    "get.matrix": lambda a, m: sd.data.open_cells(a, m.vocabulary),
+}
+"""Calls that read a matrix. `enter` calls each, and tl.embed_file beside them."""
+
+
+@pytest.fixture(autouse=True)
+def _quiet():
+    with sd.settings.override(progress=False, device="cpu", precision="fp32", threads=1):
+        yield
+
+
+@pytest.fixture(scope="session")
+def drawn():
+    """Cells that no test writes into: counts of 60 genes in 80 cells, with all the columns that calls ask for."""
+    adata = sd.datasets.toy(80, 60, rng=1)
+    genes = list(adata.var_names)
+    adata.obs["perturbation"] = [("control", genes[0], genes[1], genes[2])[i % 4] for i in range(80)]
+    adata.uns["gene"] = genes[0]
+    adata.obsm["X_own"] = np.arange(160.0).reshape(80, 2)
+    adata.layers["counts"] = adata.X.copy()
+    adata.raw = adata.copy()
+    return adata
+
+
+@pytest.fixture
+def cells(drawn):
+    """A copy of the cells, to be spoilt."""
+    return drawn.copy()
+
+
+@pytest.fixture(scope="session")
+def model(drawn):
+    """A small model of random weights that knows 55 of the 60 genes."""
+    import torch
+
+    from scdiva.models import ScDiVa, ScDiVaConfig
+    from scdiva.tokenizer.vocabulary import load_vocabulary
+
+    human = load_vocabulary("human")
+    vocabulary = human.subset(np.sort(human.match(list(drawn.var_names[:55])).tokens))
+    config = ScDiVaConfig(
+        n_genes=vocabulary.n_genes, dim=16, n_layers=1, n_heads=2, ffn_dim=24, max_length=40, anchor="encoder",
+        anchor_linear_dim=8, anchor_learned_dim=4, anchor_hidden=8, state_head=True, state_rank=6,
+    )  # fmt: skip
+    made = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():  # away from the zeros that hide a path
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
+    made.vocabulary = vocabulary
+    return made
+
+
+@pytest.fixture(params=[*ENTRIES, "tl.embed_file"])
+def enter(request, model, tmp_path):
+    """Call one of the ways in with cells. tl.embed_file is given a file of them, which must come to no harm."""
+
+    def through_a_file(adata):
+        folder = tmp_path / "files"
+        folder.mkdir()
+        file = folder / "cells.h5ad"
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            adata.copy().write_h5ad(file)  # AnnData makes text categorical as it writes
+        before = file.read_bytes()
+        try:
+            sd.tl.embed_file(file, folder / "out.h5ad", model=model)
+        except BaseException:
+            assert [path.name for path in folder.iterdir()] == ["cells.h5ad"]
+            raise
+        finally:
+            assert file.read_bytes() == before
+
+    if request.param == "tl.embed_file":
+        return through_a_file
+    return lambda adata: ENTRIES[request.param](adata, model)
+
+
+def _bytes_of(value):
+    """Every byte of what an AnnData object may hold, and of its type and shape."""
+    if isinstance(value, ad.AnnData):
+        parts = ("X", "layers", "obs", "var", "uns", "obsm", "varm", "obsp", "varp", "raw")
+        for part in parts:
+            yield part.encode()
+            yield from _bytes_of(getattr(value, part))
+    elif value is None:
+        yield b"None"
+    elif sp.issparse(value):
+        yield f"{value.format} {value.shape}".encode()
+        arrays = (value.data, value.indices, value.indptr) if hasattr(value, "indptr") else (value.tocoo().data,)
+        for array in arrays:
+            yield from _bytes_of(np.asarray(array))
+    elif isinstance(value, pd.DataFrame):
+        yield from _bytes_of(value.index)
+        for name in value.columns:
+            yield repr((name, str(value[name].dtype))).encode()
+            yield from _bytes_of(value[name])
+    elif isinstance(value, pd.Series | pd.Index):
+        if isinstance(value.dtype, pd.CategoricalDtype):
+            yield repr((list(value.array.categories), bool(value.array.ordered))).encode()
+            yield from _bytes_of(np.asarray(value.array.codes))
+        else:
+            yield repr(list(value)).encode()
+    elif isinstance(value, np.ndarray):
+        yield f"{value.dtype} {value.shape}".encode()
+        yield repr(value.tolist()).encode() if value.dtype.kind in "OV" else np.ascontiguousarray(value).tobytes()
+    elif hasattr(value, "compute"):  # dask
+        yield from _bytes_of(value.compute())
+    elif hasattr(value, "to_memory"):  # backed
+        yield from _bytes_of(value.to_memory())
+    elif hasattr(value, "items"):
+        for key, item in sorted(value.items(), key=lambda pair: str(pair[0])):
+            yield repr(key).encode()
+            yield from _bytes_of(item)
+    elif hasattr(value, "X") and hasattr(value, "var"):  # raw
+        for part in ("X", "var", "varm"):
+            yield from _bytes_of(getattr(value, part))
+    else:
+        yield repr(value).encode()
+
+
+@pytest.fixture(scope="session")
+def hashed():
+    """SHA-256 of all that an AnnData object holds, each part with its type and shape."""
+
+    def digest(adata):
+        total = hashlib.sha256(f"{adata.shape} view: {adata.is_view}".encode())
+        for part in _bytes_of(adata):
+            total.update(len(part).to_bytes(8, "big") + part)
+        return total.hexdigest()
+
+    return digest
+
+
+@pytest.fixture
+def refused(hashed):
+    """Check that a call fails with a named error, that it says all that is asked for, and leaves adata as it was."""
+
+    def check(call, adata, error, *said):
+        before = hashed(adata)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(error) as caught:
+                call(adata)
+        message = str(caught.value)
+        for pattern in said:
+            assert re.search(pattern, message), f"{pattern!r} is not in: {message}"
+        assert hashed(adata) == before
+        return message
+
+    return check

@@ -1,0 +1,134 @@
+"""Faults of what is installed: no GPU, no Triton, no extra. Nothing falls back in silence."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import scdiva as sd
+from scdiva.models import load_model
+
+ROOT = Path(__file__).parents[2]
+QUICK = {"rng": 0, "device": "cpu"}
+
+
+# --- no GPU, no Triton ------------------------------------------------------------------------------------------------
+ON_DEVICE = {
+    "tl.embed": lambda a, m, d: sd.tl.embed(a, m, device=d),
+    "tl.gene_embedding": lambda a, m, d: sd.tl.gene_embedding(a, m, device=d),
+    "tl.integrate": lambda a, m, d: sd.tl.integrate(a, "batch", model=m, steps=2, device=d),
+    "tl.annotate": lambda a, m, d: sd.tl.annotate(a, "cell_type", model=m, device=d),
+    "tl.adapt": lambda a, m, d: sd.tl.adapt(a, m, device=d),
+    "tl.grn": lambda a, m, d: sd.tl.grn(a, model=m, device=d),
+    "tl.reconstruct": lambda a, m, d: sd.tl.reconstruct(a, m, device=d),
+    "tl.log_likelihood": lambda a, m, d: sd.tl.log_likelihood(a, m, n_samples=2, device=d),
+    "tl.predict_perturbation": lambda a, m, d: sd.tl.predict_perturbation(a, "perturbation", model=m, device=d),
+    "models.load_model": lambda _, m, d: load_model(m, device=d or sd.settings.resolve_device()),
+}
+
+
+@pytest.mark.fault("no GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:3", "mps"])
+@pytest.mark.parametrize("name", ON_DEVICE)
+def test_a_device_that_is_not_there(cells, model, refused, monkeypatch, name, device):
+    """Nothing falls back to the CPU in silence, asked for by the call or by the settings."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    said = f"device='{device}' was asked for", "finds no (CUDA|MPS) device here"
+    refused(lambda a: ON_DEVICE[name](a, model, device), cells, ValueError, *said)
+    with sd.settings.override(device=device):
+        refused(lambda a: ON_DEVICE[name](a, model, None), cells, ValueError, *said)
+
+
+@pytest.mark.fault("no GPU")
+@pytest.mark.parametrize("device", ["gpu", "cuda0", "", 0])
+def test_what_is_no_device(cells, model, refused, device):
+    refused(lambda a: sd.tl.embed(a, model, device=device), cells, ValueError, "device must be", re.escape(str(device)))
+
+
+@pytest.fixture
+def without_triton(monkeypatch):
+    from scdiva.kernels import _attention
+
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name == "triton" else find(name, *a))
+    _attention._triton_obstacle.cache_clear()
+    yield
+    monkeypatch.undo()
+    _attention._triton_obstacle.cache_clear()
+
+
+def attention(backend, device="cpu"):
+    from scdiva.kernels import resolve_backend
+
+    return resolve_backend(backend, head_dim=64, dtype=torch.float32, device=torch.device(device))
+
+
+@pytest.mark.fault("no Triton")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_triton_that_is_asked_for_and_not_installed(without_triton, device):
+    with pytest.raises(ImportError, match=r"not installed \(pip install \"scdiva\[gpu\]\"\)\. Pass backend='auto' or"):
+        attention("triton", device)
+
+
+@pytest.mark.fault("no Triton")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_without_triton_attention_takes_sdpa(without_triton, device):
+    assert attention("auto", device) == "sdpa"
+
+
+@pytest.mark.fault("no Triton")
+def test_without_triton_cells_are_embedded_as_ever(without_triton, cells, drawn, model):
+    sd.tl.embed(cells, model)
+    assert np.isfinite(cells.obsm["X_scdiva"]).all()
+
+
+# --- missing extras ---------------------------------------------------------------------------------------------------
+HINTS = {
+    "igraph, modules": ("igraph", "grn", lambda a: sd.tl.grn_modules(a)),
+    "igraph, Leiden": (
+        "igraph",
+        "metrics",
+        lambda a: sd.metrics.leiden_agreement(a.obsm["X_own"], a.obs["cell_type"].to_numpy()),
+    ),
+    "scib-metrics": (
+        "scib_metrics",
+        "metrics",
+        lambda a: sd.metrics.ilisi(a.X.toarray(), a.obs["batch"].to_numpy(), n_neighbors=20),
+    ),
+    "matplotlib-venn": ("matplotlib_venn", "plot", lambda _: sd.pl.gene_overlap({"a": ["CD4"], "b": ["CD4", "CD8A"]})),
+    "marsilea": ("marsilea", "plot", lambda _: sd.pl.gene_overlap({n: ["CD4", n] for n in "abcd"})),
+    "huggingface-hub": ("huggingface_hub", "hub", lambda a: sd.tl.embed(a, "hf://owner/name")),
+}
+
+
+def extras():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+@pytest.mark.fault("missing extras")
+@pytest.mark.parametrize("name", HINTS)
+def test_a_missing_extra_is_named_with_the_line_that_installs_it(cells, model, refused, monkeypatch, name):
+    module, extra, call = HINTS[name]
+    if module == "igraph" and extra == "grn":
+        sd.tl.grn(cells, "correlation", model=model, **QUICK)
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    refused(call, cells, ImportError, rf"pip install 'scdiva\[{extra}\]'")
+    assert any(wanted.startswith(module.replace("_", "-")) for wanted in extras()[extra])
+
+
+@pytest.mark.fault("missing extras")
+def test_every_hint_in_the_package_names_an_extra_that_there_is():
+    said = {
+        (path.name, extra)
+        for path in (ROOT / "src").rglob("*.py")
+        for extra in re.findall(r"pip install ['\"]scdiva\[(\w+)\]", path.read_text(encoding="utf-8"))
+    }
+    assert len(said) > 5
+    assert {extra for _, extra in said} <= set(extras())

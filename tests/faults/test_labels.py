@@ -1,0 +1,266 @@
+"""Faults of annotation: keys that are not there, labels that are missing, alone, unused or unheard of."""
+
+from __future__ import annotations
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+
+import scdiva as sd
+
+FIT = {"rng": 0, "device": "cpu"}
+
+
+def integrate(a, m, key="batch", **more):
+    return sd.tl.integrate(a, key, model=m, steps=2, **FIT, **more)
+
+
+def annotate(a, m, key="cell_type", **more):
+    return sd.tl.annotate(a, key, model=m, **{"method": "centroid", "unlabeled_category": "unknown"} | FIT | more)
+
+
+def perturb(a, m, key="perturbation", **more):
+    return sd.tl.predict_perturbation(a, key, model=m, max_epochs=1, n_cells=5, **FIT, **more)
+
+
+def missing(how, cells, column):
+    """Take the labels of two cells away."""
+    values = cells.obs[column].astype(object)
+    values.iloc[[3, 40]] = {"NaN": np.nan, "None": None, "NA": pd.NA, "NaT": pd.NaT}[how]
+    cells.obs[column] = values.astype("category") if how != "None" else values
+    return cells
+
+
+LABELLED = {
+    "tl.integrate": (integrate, "batch"),
+    "tl.annotate": (lambda a, m: annotate(a, m, batch_key="batch"), "batch"),
+    "tl.adapt": (lambda a, m: sd.tl.adapt(a, m, batch_key="batch", max_epochs=1, **FIT), "batch"),
+    "tl.predict_perturbation": (perturb, "perturbation"),
+    "tl.predict_perturbation, groups": (lambda a, m: perturb(a, m, groupby="batch"), "batch"),
+    "tl.gene_embedding": (lambda a, m: sd.tl.gene_embedding(a, m, groupby="batch"), "batch"),
+    "tl.grn": (lambda a, m: sd.tl.grn(a, model=m, groupby="batch", **FIT), "batch"),
+    "tl.generate": (lambda a, m: sd.tl.generate(a, 4, model=m, groupby="batch", rng=0), "batch"),
+    "pp.split_perturbations": (
+        lambda a, _: sd.pp.split_perturbations(a, "perturbation", by="single", n_splits=2, rng=0),
+        "perturbation",
+    ),
+}
+
+
+@pytest.mark.fault("NaN batch labels")
+@pytest.mark.parametrize("how", ["NaN", "None", "NA", "NaT"])
+@pytest.mark.parametrize("name", LABELLED)
+def test_missing_labels_are_counted_and_named(cells, model, refused, name, how):
+    call, column = LABELLED[name]
+    said = "(missing for 2 of 80|2 of 80 cells have no)", "first.*'cell3'", "notna"
+    refused(lambda a: call(a, model), missing(how, cells, column), ValueError, *said)
+
+
+# --- keys that are not there ------------------------------------------------------------------------------------------
+def with_label(a):
+    a.obs["scdiva_label"] = a.obs["cell_type"]
+    return a
+
+
+KEYS = {
+    "tl.integrate": (lambda a, m: integrate(a, m, "batc"), "batch"),
+    "tl.integrate, labels": (lambda a, m: integrate(a, m, labels_key="cell_typ"), "cell_type"),
+    "tl.annotate": (lambda a, m: annotate(a, m, "celltype"), "cell_type"),
+    "tl.annotate, batch": (lambda a, m: annotate(a, m, batch_key="Batch"), "batch"),
+    "tl.adapt": (lambda a, m: sd.tl.adapt(a, m, batch_key="batchs", **FIT), "batch"),
+    "tl.predict_perturbation": (lambda a, m: perturb(a, m, "pertubation"), "perturbation"),
+    "tl.predict_perturbation, groups": (lambda a, m: perturb(a, m, groupby="bacth"), "batch"),
+    "tl.predict_perturbation, dose": (lambda a, m: perturb(a, m, dose_key="perturbatio"), "perturbation"),
+    "tl.gene_embedding": (lambda a, m: sd.tl.gene_embedding(a, m, groupby="cell_tpye"), "cell_type"),
+    "tl.grn": (lambda a, m: sd.tl.grn(a, model=m, groupby="cell type", **FIT), "cell_type"),
+    "tl.generate": (lambda a, m: sd.tl.generate(a, 4, model=m, groupby="cell.type", rng=0), "cell_type"),
+    "tl.embed, layer": (lambda a, m: sd.tl.embed(a, m, layer="count"), "counts"),
+    "tl.embed, gene_ids": (lambda a, m: sd.tl.embed(a, m, gene_ids="ensembl"), "ensembl_id"),
+    "pp.match_genes, layer": (lambda a, _: sd.pp.match_genes(a, layer="Counts"), "counts"),
+    "pp.entropy_serialize, gene_ids": (lambda a, _: sd.pp.entropy_serialize(a, gene_ids="ensembl_ids"), "ensembl_id"),
+    "pp.split_perturbations": (
+        lambda a, _: sd.pp.split_perturbations(a, "perturbations", by="single", rng=0),
+        "perturbation",
+    ),
+    "pl.umap, color": (lambda a, _: sd.pl.umap(a, color="cell_types", basis="X_own"), "cell_type"),
+    "pl.umap, basis": (lambda a, _: sd.pl.umap(a, basis="X_onw"), "X_own"),
+    "pl.confusion_matrix": (lambda a, _: sd.pl.confusion_matrix(with_label(a.copy()), "cell_typ"), "cell_type"),
+    "pl.integration": (lambda a, _: sd.pl.integration(a, "batch", before="X_ow", after="X_own"), "X_own"),
+    "pl.integration, batch": (lambda a, _: sd.pl.integration(a, "batches", before="X_own", after="X_own"), "batch"),
+    "get.gene_embedding_df": (lambda a, _: sd.get.gene_embedding_df(a, key="X_scdivas"), "gene_embedding"),
+    "get.serialized_df": (lambda a, _: sd.get.serialized_df(a, key="count"), "counts"),
+    "get.annotation_df": (lambda a, _: sd.get.annotation_df(a), "tl.annotate"),
+    "get.grn_df": (lambda a, _: sd.get.grn_df(a), "tl.grn"),
+    "get.reconstruction_df": (lambda a, _: sd.get.reconstruction_df(a), "tl.reconstruct"),
+    "get.perturbation_df": (lambda a, _: sd.get.perturbation_df(a), "tl.predict_perturbation"),
+    "tl.grn_modules": (lambda a, _: sd.tl.grn_modules(a), "tl.grn"),
+    "tl.regulon": (lambda a, _: sd.tl.regulon(a, "CD4"), "tl.grn"),
+    "tl.enrich_modules": (lambda a, _: sd.tl.enrich_modules(a, {"s": ["CD4"]}), "tl.grn_modules"),
+    "pl.grn": (lambda a, _: sd.pl.grn(a), "tl.grn"),
+    "pl.attention": (lambda a, _: sd.pl.attention(a), "tl.grn"),
+    "pl.reliability": (lambda a, _: sd.pl.reliability(a), "tl.annotate"),
+    "pl.annotation": (lambda a, _: sd.pl.annotation(a, basis="X_own"), "tl.annotate"),
+    "pl.marker_heatmap": (lambda a, _: sd.pl.marker_heatmap(a), "tl.annotate"),
+    "pl.reconstruction": (lambda a, _: sd.pl.reconstruction(a), "tl.reconstruct"),
+}
+
+
+@pytest.mark.fault("missing keys")
+@pytest.mark.parametrize("name", KEYS)
+def test_a_key_that_is_not_there(cells, model, refused, name):
+    """A misspelt key brings the one that was meant; a result that is not there yet brings the call that makes it."""
+    call, meant = KEYS[name]
+    made = meant.startswith("tl.") or ("_" in meant and name == "get.gene_embedding_df")
+    refused(lambda a: call(a, model), cells, (KeyError, ValueError), meant if made else f"did you mean '{meant}'")
+
+
+# --- few labels -------------------------------------------------------------------------------------------------------
+@pytest.mark.fault("one batch")
+@pytest.mark.parametrize("labels", [None, "cell_type"])
+def test_one_batch_is_left_as_it_is(cells, model, labels):
+    cells.obs["all"] = "the same"
+    with pytest.warns(UserWarning, match="names one batch only: there is nothing to integrate"):
+        integrate(cells, model, "all", labels_key=labels)
+    sd.tl.embed(cells, model)
+    assert np.array_equal(cells.obsm["X_scdiva_integrated"], cells.obsm["X_scdiva"])
+
+
+@pytest.mark.fault("one batch")
+@pytest.mark.parametrize("score", ["ilisi", "kbet", "silhouette_batch", "bras", "avg_batch"])
+def test_one_batch_has_no_score(drawn, score):
+    rows, batch = drawn.X.toarray(), np.full(80, "a")
+    args = (rows, batch) if score in ("ilisi", "kbet") else (rows, batch, drawn.obs["cell_type"].to_numpy())
+    with pytest.raises(ValueError, match=r"\b(batch|batches|groups|values)\b"):
+        getattr(sd.metrics, score)(*args, **({"n_neighbors": 20} if score in ("ilisi", "kbet") else {}))
+
+
+@pytest.mark.fault("one batch")
+def test_every_cell_a_batch_of_its_own(cells, model):
+    cells.obs["own"] = cells.obs_names
+    integrate(cells, model, "own")
+    assert np.isfinite(cells.obsm["X_scdiva_integrated"]).all()
+
+
+def alone(cells):
+    """One cell with a type of its own."""
+    labels = cells.obs["cell_type"].astype(str)
+    labels.iloc[7] = "alone"
+    cells.obs["cell_type"] = labels.astype("category")
+    return cells
+
+
+@pytest.mark.fault("singleton classes")
+@pytest.mark.parametrize("method", ["centroid", "knn", "linear"])
+def test_a_type_of_one_cell_is_a_type(cells, model, method):
+    annotate(alone(cells), model, method=method, unlabeled_category=None)
+    assert "alone" in list(cells.uns["scdiva"]["scdiva_label"]["labels"])
+    assert np.allclose(cells.obsm["scdiva_label_probability"].sum(1), 1, atol=1e-5)
+
+
+@pytest.mark.fault("singleton classes")
+@pytest.mark.parametrize("call", [integrate, perturb])
+def test_a_group_of_one_cell(cells, model, call):
+    if call is integrate:
+        integrate(alone(cells), model, labels_key="cell_type")
+        assert np.isfinite(cells.obsm["X_scdiva_integrated"]).all()
+    else:
+        labels = cells.obs["perturbation"].astype(str).to_numpy()
+        labels[7] = cells.var_names[5]
+        cells.obs["perturbation"] = labels
+        assert np.isfinite(perturb(cells, model).varm["scdiva_mean"]).all()
+
+
+@pytest.mark.fault("singleton classes")
+@pytest.mark.parametrize("method", ["centroid", "linear"])
+def test_one_type_alone_is_no_choice(cells, model, refused, method):
+    cells.obs["cell_type"] = "T cell"
+    refused(lambda a: annotate(a, model, method=method), cells, ValueError, r"80 cells with 1 type\(s\)", "two or more")
+
+
+@pytest.mark.fault("unused categories")
+@pytest.mark.parametrize("call", ["tl.integrate", "tl.annotate", "tl.gene_embedding", "tl.grn"])
+def test_categories_without_cells_change_nothing(drawn, model, call):
+    def run(unused):
+        adata = drawn.copy()
+        for column in ("batch", "cell_type"):
+            names = adata.obs[column].cat.categories
+            if unused:
+                adata.obs[column] = adata.obs[column].cat.set_categories(["AAA", *names, "zzz"])
+        if call == "tl.integrate":
+            integrate(adata, model, labels_key="cell_type")
+            return adata.obsm["X_scdiva_integrated"], ()
+        if call == "tl.annotate":
+            annotate(adata, model)
+            ours = adata.uns["scdiva"]["scdiva_label"]
+            return adata.obsm["scdiva_label_probability"], tuple(ours["labels"])
+        if call == "tl.gene_embedding":
+            sd.tl.gene_embedding(adata, model, groupby="cell_type")
+            return np.nan_to_num(adata.varm["X_scdiva_groups"]), tuple(adata.uns["scdiva"]["X_scdiva_groups"]["groups"])
+        sd.tl.grn(adata, "correlation", model=model, groupby="batch", **FIT)
+        keys = [key for key in adata.varp if key.startswith("scdiva_grn")]
+        return adata.varp[keys[0]].toarray(), tuple(keys)
+
+    (with_unused, names), (without, same) = run(True), run(False)
+    assert np.array_equal(with_unused, without)
+    assert names == same
+
+
+@pytest.mark.fault("unicode keys")
+@pytest.mark.parametrize("text", ["Zelltyp β⁺", "клетки", "細胞型", "T cell 🧬", "a b\tc", "%s {0}"])
+def test_keys_and_labels_in_any_script(cells, model, tmp_path, text):
+    """Written under a key of any letters, and still there in a file."""
+    cells.obs[text] = cells.obs["cell_type"].cat.rename_categories(lambda name: f"{text} {name}")
+    cells.obs_names = [f"{text} {i}" for i in range(cells.n_obs)]
+    sd.tl.embed(cells, model, key_added=text)
+    annotate(cells, model, text, key_added=f"{text} found")
+    integrate(cells, model, "batch", labels_key=text)
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    back = ad.read_h5ad(tmp_path / "cells.h5ad")
+    assert np.array_equal(back.obsm[text], cells.obsm[text])
+    assert sd.get.annotation_df(back, key=f"{text} found")["label"].str.startswith(text).all()
+    with pytest.raises(KeyError, match="did you mean"):
+        integrate(cells, model, "batch", labels_key=text + "x")
+
+
+# --- cells of a batch that nobody has seen ----------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def integrated(drawn, model):
+    adata = drawn[:60].copy()
+    with sd.settings.override(precision="fp32", progress=False):
+        return sd.tl.integrate(adata, "batch", model=model, steps=2, **FIT), adata.obsm["X_scdiva_integrated"]
+
+
+@pytest.mark.fault("unseen batch at mapping")
+@pytest.mark.parametrize("batch", ["a new one", np.nan, None])
+def test_an_integrated_model_maps_cells_of_any_batch(integrated, drawn, batch):
+    """The model asks for no batch: a cell's state is its own, whatever batch it is said to be of."""
+    fitted, before = integrated
+    new = drawn.copy()
+    new.obs["batch"] = batch
+    sd.tl.embed(new, fitted)
+    assert np.array_equal(new.obsm["X_scdiva"][:60], before)
+    assert np.isfinite(new.obsm["X_scdiva"]).all()
+
+
+@pytest.mark.fault("unseen batch at mapping")
+@pytest.mark.parametrize("method", ["centroid", "linear"])
+def test_an_annotator_names_cells_of_any_batch(drawn, model, method):
+    reference, query = drawn[:60].copy(), drawn[60:].copy()
+    annotator = sd.tl.annotate(
+        query.copy(), "cell_type", reference=reference, model=model, method=method, batch_key="batch", **FIT
+    )
+    seen, unseen = query.copy(), query.copy()
+    unseen.obs["batch"] = "a new one"
+    for cells in (seen, unseen):
+        sd.tl.annotate(cells, model=annotator)
+    assert np.array_equal(seen.obsm["scdiva_label_probability"], unseen.obsm["scdiva_label_probability"])
+
+
+@pytest.mark.fault("unseen batch at mapping")
+def test_a_group_without_control_cells_is_refused(cells, model, refused):
+    group = np.full(80, "seen", dtype=object)
+    group[(cells.obs["perturbation"] != "control").to_numpy().nonzero()[0][:5]] = "unseen"
+    cells.obs["line"] = group
+    said = "1 of 2 groups have perturbed cells and no control", "the first is 'unseen'", "leave such groups out"
+    refused(lambda a: perturb(a, model, groupby="line"), cells, ValueError, *said)

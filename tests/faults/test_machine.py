@@ -1,0 +1,297 @@
+"""Faults of the machine: no room, no memory, a kill, an interrupt. Nothing is lost and adata is kept."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import re
+import resource
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import scdiva as sd
+from scdiva.models import inference, load_annotator, load_model, save_model
+
+QUICK = {"rng": 0, "device": "cpu"}
+
+
+@contextlib.contextmanager
+def room(n_bytes):
+    """No file may grow beyond so many bytes, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def without_room(work, n_bytes, said):
+    """Do some work without room in a process of its own, and give the name of the error that it ends in.
+
+    A process in which HDF5 could not close a file may crash when it closes others.
+    """
+    process = os.fork()
+    if not process:
+        error = "none"
+        faulthandler.disable()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # HDF5 says at length what it could not close
+        try:
+            with room(n_bytes):
+                work()
+        except BaseException as caught:  # noqa: BLE001 - whatever it is, it is looked at
+            error = type(caught).__name__ if str(caught).count("\n") < 3 else f"a long {type(caught).__name__}"
+        said.write_text(error)
+        os._exit(0)
+    os.waitpid(process, 0)
+    return said.read_text() if said.exists() else "crash"
+
+
+def contents(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def light(model):
+    """The model without its transformer: a CPU, too, takes many cells at once."""
+    import dataclasses
+
+    config = dataclasses.replace(model.config, anchor_residual=False)
+    made = type(model)(config, generator=torch.Generator().manual_seed(0)).eval()
+    made.vocabulary = model.vocabulary
+    return made
+
+
+@pytest.fixture
+def annotator(model, drawn):
+    query, reference = drawn[:20].copy(), drawn[20:].copy()
+    return sd.tl.annotate(query, "cell_type", reference=reference, model=model, method="centroid", **QUICK)
+
+
+# --- no room ----------------------------------------------------------------------------------------------------------
+def save_a_model(model, _, __, path):
+    save_model(model, model.vocabulary, path, overwrite=path.exists())
+
+
+def save_an_annotator(_, annotator, __, path):
+    annotator.save(path, overwrite=path.exists())
+
+
+def embed_a_file(model, _, file, path):
+    sd.tl.embed_file(file, path, model=model, overwrite=path.exists())
+
+
+def serialise_into_a_file(model, _, file, path):
+    import anndata as ad
+
+    adata = ad.read_h5ad(file)
+    sd.pp.entropy_serialize(adata, vocabulary=model.vocabulary, out=path, overwrite=path.exists())
+
+
+ENDINGS = {"OSError": (".result.h5ad.part",), "crash": (".result.h5ad.part", ".result.new.h5ad")}
+"""What may be left, for a later run to go on from or to delete. HDF5 itself may crash where it can't close a file."""
+WRITERS = [save_a_model, save_an_annotator, embed_a_file, serialise_into_a_file]
+
+
+@pytest.mark.fault("disk full")
+@pytest.mark.parametrize("there", [False, True])
+@pytest.mark.parametrize("n_bytes", [0, 1000, 6000])
+@pytest.mark.parametrize("write", WRITERS)
+def test_no_room_for_a_result(model, annotator, drawn, tmp_path, write, n_bytes, there):
+    """What stood there stands there, and nothing else is left but what a later run goes on from."""
+    file, target = tmp_path / "cells.h5ad", tmp_path / "results" / "result.h5ad"
+    drawn.copy().write_h5ad(file)
+    target.parent.mkdir()
+    if there:
+        write(model, annotator, file, target)
+    before, source = contents(target.parent), file.read_bytes()
+    ended = without_room(lambda: write(model, annotator, file, target), n_bytes, tmp_path / "said")
+    assert ended in (("OSError", "crash") if write in (embed_a_file, serialise_into_a_file) else ("OSError",))
+    left = {name: data for name, data in contents(target.parent).items() if not name.startswith(ENDINGS[ended])}
+    assert left == before
+    assert file.read_bytes() == source
+    write(model, annotator, file, target)  # once there is room
+    assert target.exists()
+    assert len(list(target.parent.iterdir())) == 1
+
+
+@pytest.mark.fault("disk full")
+@pytest.mark.parametrize("form", ["h5ad", "zarr"])
+def test_a_full_disk_is_seen_before_a_file_is_begun(model, drawn, tmp_path, monkeypatch, form):
+    drawn.copy().write_h5ad(tmp_path / "cells.h5ad")
+    out = tmp_path / f"out.{form}"
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 100}))
+        with pytest.raises(OSError, match=r"No space left .* 0\.0 MiB and there are 0\.0\. Make room"):
+            sd.tl.embed_file(tmp_path / "cells.h5ad", out, model=model)
+        assert not out.exists()
+    sd.tl.embed_file(tmp_path / "cells.h5ad", out, model=model)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cells.h5ad", out.name]
+
+
+# --- killed -----------------------------------------------------------------------------------------------------------
+def killed_at(step, work):
+    """Do some work in a process of its own that is killed at its n-th step of writing; say whether it came so far."""
+    process = os.fork()
+    if not process:
+        left = [step]
+
+        def counted(real):
+            def call(*args, **kwargs):
+                left[0] -= 1
+                if left[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*args, **kwargs)
+
+            return call
+
+        for name in ("write_bytes", "write_text", "rename", "replace"):
+            setattr(Path, name, counted(getattr(Path, name)))
+        try:
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(process, 0)
+    return os.WIFSIGNALED(status)
+
+
+def renamed_back(path):
+    """Do what the error says where a kill fell between two renames."""
+    if not path.exists():
+        with pytest.raises(FileNotFoundError, match=r"a save was cut off.*Rename it") as caught:
+            load_model(path)
+        Path(re.search(r"but '([^']+)'", str(caught.value)).group(1)).rename(path)
+
+
+@pytest.mark.fault("SIGKILL in save")
+@pytest.mark.parametrize("step", range(7))
+def test_a_kill_in_a_save_leaves_the_old_model_or_the_new_one(model, tmp_path, step):
+    path = save_model(model, model.vocabulary, tmp_path / "model", card="old\n")
+    killed = killed_at(step, lambda: save_model(model, model.vocabulary, path, card="new\n", overwrite=True))
+    assert killed == (step < 6)  # four files, and two renames
+    renamed_back(path)
+    assert load_model(path, device="cpu").config == model.config
+    assert (path / "README.md").read_text() == ("old\n" if killed else "new\n")
+    save_model(model, model.vocabulary, path, card="newer\n", overwrite=True)
+    assert (path / "README.md").read_text() == "newer\n"
+
+
+@pytest.mark.fault("SIGKILL in save")
+@pytest.mark.parametrize("step", range(0, 9, 2))
+def test_a_kill_in_the_save_of_an_annotator(annotator, tmp_path, step):
+    path = annotator.save(tmp_path / "annotator")
+    killed_at(step, lambda: annotator.save(path, overwrite=True))
+    assert load_annotator(path).labels == annotator.labels
+
+
+@pytest.mark.fault("two processes on one place")
+@pytest.mark.parametrize("attempt", range(3))
+def test_two_processes_save_to_one_place(model, tmp_path, attempt):
+    """Each writes beside it; one of the two stands there, whole."""
+    path = save_model(model, model.vocabulary, tmp_path / "model", card="old\n")
+    processes = []
+    for card in ("one\n", "two\n"):
+        process = os.fork()
+        if not process:
+            with contextlib.suppress(BaseException):
+                save_model(model, model.vocabulary, path, card=card, overwrite=True)
+            os._exit(0)
+        processes.append(process)
+    for process in processes:
+        os.waitpid(process, 0)
+    renamed_back(path)
+    load_model(path, device="cpu")
+    assert (path / "README.md").read_text() in ("one\n", "two\n")
+
+
+# --- interrupted ------------------------------------------------------------------------------------------------------
+@pytest.mark.fault("Ctrl-C in a notebook")
+def test_an_interrupt_while_data_are_read(cells, enter, refused, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("scdiva._validate._Seen.add", interrupt)
+        refused(enter, cells, KeyboardInterrupt)
+
+
+RUNS = {
+    "tl.embed": lambda a, m: sd.tl.embed(a, m),
+    "tl.gene_embedding": lambda a, m: sd.tl.gene_embedding(a, m, groupby="cell_type"),
+    "tl.integrate": lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=2, **QUICK),
+    "tl.reconstruct": lambda a, m: sd.tl.reconstruct(a, m, rng=0),
+    "tl.log_likelihood": lambda a, m: sd.tl.log_likelihood(a, m, n_samples=2, rng=0),
+    "tl.grn": lambda a, m: sd.tl.grn(a, "attention", model=m, **QUICK),
+}
+
+
+@pytest.mark.fault("Ctrl-C in a notebook")
+@pytest.mark.parametrize("name", RUNS)
+def test_an_interrupt_while_the_model_runs(cells, drawn, model, refused, monkeypatch, name):
+    """Cells are as before and so is the model: it embeds as it did."""
+    before, calls = sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"], []
+
+    def interrupted(*args):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return read_out(*args)
+
+    read_out = inference.read_out
+    with monkeypatch.context() as patch:
+        patch.setattr(inference, "read_out", interrupted)
+        refused(lambda a: RUNS[name](a, model), cells, KeyboardInterrupt)
+    assert not model.training
+    assert np.array_equal(sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"], before)
+
+
+# --- out of memory ----------------------------------------------------------------------------------------------------
+ERRORS = {
+    "torch": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"),
+    "Python": MemoryError(),
+    "the CPU's allocator": RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."),
+}
+
+
+def out_of_memory(monkeypatch, most, error):
+    """Let no batch of more than so many cells through."""
+    read_out = inference.read_out
+
+    def limited(network, batch, what):
+        if len(batch[2]) - 1 > most:
+            raise error
+        return read_out(network, batch, what)
+
+    monkeypatch.setattr(inference, "read_out", limited)
+
+
+@pytest.mark.fault("out of memory")
+@pytest.mark.parametrize("most", [40, 7, 1])
+@pytest.mark.parametrize("kind", ERRORS)
+def test_a_batch_too_large_is_run_in_halves_and_that_is_said(cells, drawn, light, monkeypatch, caplog, most, kind):
+    expected = sd.tl.embed(drawn, light, copy=True).obsm["X_scdiva"]
+    with monkeypatch.context() as patch, caplog.at_level("WARNING", "scdiva"):
+        out_of_memory(patch, most, ERRORS[kind])
+        sd.tl.embed(cells, light)
+    np.testing.assert_allclose(cells.obsm["X_scdiva"], expected, rtol=1e-5, atol=1e-6)
+    assert "cpu is out of memory with 80 cells at once: running them in two halves" in caplog.text
+
+
+@pytest.mark.fault("out of memory")
+@pytest.mark.parametrize("name", RUNS)
+def test_memory_that_does_not_hold_one_cell(cells, model, refused, monkeypatch, name):
+    out_of_memory(monkeypatch, 0, ERRORS["torch"])
+    said = "one cell alone does not fit into the memory of 'cpu'", "another device"
+    refused(lambda a: RUNS[name](a, model), cells, MemoryError, *said)
+
+
+@pytest.mark.fault("out of memory")
+@pytest.mark.parametrize("error", [RuntimeError("another fault"), ValueError("no number"), OSError(5, "gone")])
+def test_another_error_is_not_taken_for_it(cells, light, refused, monkeypatch, error):
+    out_of_memory(monkeypatch, 0, error)
+    refused(lambda a: sd.tl.embed(a, light), cells, type(error), re.escape(str(error)))

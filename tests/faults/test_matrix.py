@@ -1,0 +1,214 @@
+"""Faults of the matrix: values that are no expression, through every way into the package."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import scanpy as sc
+import scipy.sparse as sp
+
+import scdiva as sd
+
+
+def put(value, n=1):
+    """Give a function that puts a value into the matrix of a copy of cells, `n` times."""
+
+    def spoil(cells):
+        cells.X.data[cells.X.indptr[3] : cells.X.indptr[3] + n] = value
+        return cells
+
+    return spoil
+
+
+def scaled(cells):
+    sc.pp.normalize_total(cells)
+    sc.pp.log1p(cells)
+    cells.X = cells.X.toarray()
+    sc.pp.scale(cells)
+    return cells
+
+
+def scaled_up(cells):
+    """Scaled, and then moved to be positive: no negative value tells."""
+    cells = scaled(cells)
+    cells.X = (cells.X - cells.X.min() + 0.1).astype(np.float32)
+    return cells
+
+
+def mixed(cells):
+    """Cells of counts joined with cells of logarithms."""
+    half = cells.X.toarray()
+    half[40:] = np.log1p(half[40:] * 1e4 / half[40:].sum(1, keepdims=True))
+    cells.X = sp.csr_matrix(half)
+    return cells
+
+
+def log2(cells):
+    x = cells.X.toarray()
+    cells.X = sp.csr_matrix(np.log2(1 + x * 1e4 / x.sum(1, keepdims=True)).astype(np.float32))
+    return cells
+
+
+def emptied(cells):
+    cells.X = sp.csr_matrix(cells.shape, dtype=np.float32)
+    return cells
+
+
+FAULTS = {
+    "NaN": (put(np.nan, 2), "holds 2 NaN values", "first nan at cell 'cell3', gene '", "nan_to_num"),
+    "Inf": (put(np.inf), "holds 1 infinite values", "first inf at cell '", "gene '", "nan_to_num"),
+    "negative": (put(-1.0, 3), "holds 3 negative values", "first -1 at cell '", "gene '", "layer=|use_raw"),
+    "scaled": (scaled, "negative values|is scaled", "first ", "layer=|use_raw"),
+    "scaled, positive": (scaled_up, "is scaled", "first ", "layer=|use_raw"),
+    "mixed scales": (mixed, "mixes scales: 40 cells", "40 hold values", "first: '", "expm1"),
+    "huge values": (put(1e30, 2), "holds 2 values of 2,147,483,647 or more", "first 1e.30 at cell '", "gene '", "= 0"),
+    "another logarithm": (log2, "log2|base 2", "makes them so"),
+    "0 cells": (lambda cells: cells[:0].copy(), "0 cells"),
+    "0 genes": (lambda cells: cells[:, :0].copy(), "0 genes|no genes|no columns"),
+    "all-zero cells": (emptied, "no counts|all values"),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.fault(name), id=name) for name in FAULTS])
+def test_a_bad_matrix_is_refused(cells, enter, refused, name):
+    spoil, *said = FAULTS[name]
+    refused(enter, spoil(cells), ValueError, *said)
+
+
+# --- where the matrix stands ------------------------------------------------------------------------------------------
+def in_layer(cells):
+    cells.layers["spoilt"] = put(np.nan)(cells).X
+    return cells, {"layer": "spoilt"}
+
+
+def in_raw(cells):
+    cells.raw.X.data[0] = np.nan
+    return cells, {"use_raw": True}
+
+
+def dense(cells):
+    cells.X = put(np.nan)(cells).X.toarray()
+    return cells, {}
+
+
+def by_columns(cells):
+    cells.X = put(np.nan)(cells).X.tocsc()
+    return cells, {}
+
+
+@pytest.mark.fault("NaN")
+@pytest.mark.parametrize("spoil", [in_layer, in_raw, dense, by_columns])
+@pytest.mark.parametrize("call", [sd.tl.embed, sd.pp.entropy_serialize, sd.pp.match_genes])
+def test_nan_is_found_wherever_it_stands(cells, model, refused, spoil, call):
+    spoilt, where = spoil(cells)
+    options = {"model": model} if call is sd.tl.embed else {}
+    refused(lambda a: call(a, **options, **where), spoilt, ValueError, "holds 1 NaN values", "at cell 'cell")
+
+
+# --- scales that are read, and those that are not ---------------------------------------------------------------------
+def log1p(cells):
+    sc.pp.normalize_total(cells, target_sum=1e4)
+    sc.pp.log1p(cells)
+    return cells
+
+
+@pytest.mark.fault("log-normalised")
+@pytest.mark.parametrize("total", [1e4, 1e6, None])
+def test_logarithms_mean_what_their_counts_mean(drawn, model, total):
+    logs = drawn.copy()
+    sc.pp.normalize_total(logs, target_sum=total)
+    sc.pp.log1p(logs)
+    counts = sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"]
+    np.testing.assert_allclose(sd.tl.embed(logs, model, copy=True).obsm["X_scdiva"], counts, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.fault("log-normalised")
+@pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.grn, sd.tl.impute, sd.tl.log_likelihood])
+def test_logarithms_are_no_counts(cells, model, refused, call):
+    said = "looks log-normalised", r"%\) are not integer \(first ", "input='lognorm'"
+    refused(lambda a: call(a, model=model, input="counts"), log1p(cells), ValueError, *said)
+
+
+@pytest.mark.fault("non-integer")
+@pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.grn, sd.tl.impute])
+def test_fractional_counts_are_refused_as_counts(cells, model, refused, call):
+    cells.X.data *= 1.5
+    said = "holds no integer counts", r"are not integer \(first ", "input='auto'"
+    refused(lambda a: call(a, model=model, input="counts"), cells, ValueError, *said)
+
+
+@pytest.mark.fault("non-integer")
+@pytest.mark.parametrize("factor", [1.5, 0.3, 100 / 3])
+def test_corrected_counts_are_taken_with_a_warning(cells, drawn, model, factor):
+    """A cell is brought to one total, so a factor changes no result."""
+    cells.X.data *= factor
+    with pytest.warns(UserWarning, match="taken as counts although"):
+        sd.tl.embed(cells, model)
+    expected = sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"]
+    np.testing.assert_allclose(cells.obsm["X_scdiva"], expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.fault("huge values")
+@pytest.mark.parametrize(
+    ("dtype", "value", "said"),
+    [
+        (np.float64, 1e300, "holds 1 infinite values"),
+        (np.float32, 3e38, "holds 1 values of 2,147,483,647 or more"),
+        (np.uint64, 2**64 - 1, "holds 1 values of 2,147,483,647 or more"),
+        (np.int32, 2**31 - 1, "holds 1 values of 2,147,483,647 or more"),
+        (np.int64, -(2**63), "holds 1 negative values"),
+    ],
+)
+def test_an_overflow_is_no_count(cells, model, refused, dtype, value, said):
+    cells.X = cells.X.astype(dtype)
+    cells.X.data[0] = value
+    refused(lambda a: sd.tl.embed(a, model), cells, ValueError, said, "first .* at cell 'cell0', gene '")
+
+
+@pytest.mark.fault("huge values")
+@pytest.mark.parametrize("value", [1e5, 1e7, 2**31 - 1024])
+def test_one_large_count_changes_its_cell_alone(cells, drawn, model, value):
+    gene = int(np.flatnonzero(cells.var_names.isin(model.vocabulary.symbols))[0])
+    cells.X = cells.X.toarray()
+    cells.X[3, gene] = value
+    sd.tl.embed(cells, model)
+    expected = sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"]
+    assert np.isfinite(cells.obsm["X_scdiva"]).all()
+    assert np.array_equal(np.delete(cells.obsm["X_scdiva"], 3, 0), np.delete(expected, 3, 0))
+
+
+# --- empty cells, and cells of few genes ------------------------------------------------------------------------------
+@pytest.mark.fault("all-zero cells")
+@pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.gene_embedding, sd.tl.grn, sd.pp.entropy_serialize])
+def test_empty_cells_are_named_or_kept_without_a_result(cells, model, refused, call):
+    options = {"vocabulary": model.vocabulary} if call is sd.pp.entropy_serialize else {"model": model}
+    cells.X[[3, 7]] = 0
+    cells.X.eliminate_zeros()
+    refused(
+        lambda a: call(a, **options),
+        cells,
+        ValueError,
+        "2 of 80 cells have no counts",
+        "first: 'cell3', 'cell7'",
+        "sum",
+    )
+    call(cells, empty="nan", **options)
+    if call is sd.tl.embed:
+        assert np.flatnonzero(np.isnan(cells.obsm["X_scdiva"]).all(1)).tolist() == [3, 7]
+    if call is sd.pp.entropy_serialize:
+        assert np.flatnonzero(cells.layers["scdiva_rank"].getnnz(1) == 0).tolist() == [3, 7]
+
+
+@pytest.mark.fault("under 200 genes")
+@pytest.mark.parametrize("n_genes", [1, 2, 10])
+def test_a_cell_of_few_genes_is_what_it_is_alone(cells, drawn, model, n_genes):
+    known = np.flatnonzero(cells.var_names.isin(model.vocabulary.symbols))
+    cells.X = cells.X.toarray()
+    cells.X[5] = 0
+    cells.X[5, known[:n_genes]] = 2
+    alone = sd.tl.embed(cells[5].copy(), model, copy=True).obsm["X_scdiva"]
+    sd.tl.embed(cells, model)
+    assert np.isfinite(cells.obsm["X_scdiva"]).all()
+    assert np.array_equal(cells.obsm["X_scdiva"][5], alone[0])
+    expected = sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"]
+    assert np.array_equal(np.delete(cells.obsm["X_scdiva"], 5, 0), np.delete(expected, 5, 0))

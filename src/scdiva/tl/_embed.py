@@ -102,9 +102,9 @@ def embed(
     ------
     ValueError
         If the matrix is not counts or log-normalised expression (NaN, negative, scaled), if less than half of the
-        counts belong to genes that the model knows, or a cell has none of them and `empty="error"`; if `adata` is backed
-        and would have to be copied, or its `uns["scdiva"]` is not ours; if the device is not there or cannot do the
-        precision asked for, or there is no such `pooling`.
+        counts belong to genes that the model knows, or a cell has none of them and `empty="error"`; if `adata` is
+        backed and would have to be copied, or its `uns["scdiva"]` is not ours; if the device is not there or cannot do
+        the precision asked for, or there is no such `pooling`.
     KeyError
         If `layer` or `gene_ids` does not exist.
     TypeError

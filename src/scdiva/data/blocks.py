@@ -248,10 +248,10 @@ def row_blocks(
 
     Examples
     --------
-    >>> import scdiva as sd
-    >>> matrix, names = sd.data.matrix_of(sd.datasets.toy(60, 100))
-    >>> with sd.data.open_matrix(sd.datasets.toy(60, 100)) as opened:
-    ...     [block.shape for _, block in sd.data.row_blocks(opened.matrix, 40)]
+    >>> from scdiva.data import matrix_of, open_matrix, row_blocks
+    >>> from scdiva.datasets import toy
+    >>> matrix, names = matrix_of(toy(60, 100))
+    >>> [block.shape for _, block in row_blocks(open_matrix(toy(60, 100)).matrix, 40)]
     [(40, 100), (20, 100)]
     """
     if block_rows < 1:

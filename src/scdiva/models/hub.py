@@ -156,6 +156,13 @@ def available(owner: str | None = None) -> list[str]:
         If `owner` is given and the Hub can't be reached, or refuses.
     ImportError
         If `owner` is given and huggingface_hub is not installed.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> sd.models.available()[0]
+    'scdiva-mini'
+    >>> model = sd.models.load("scdiva-mini")
     """
     from scdiva.models.pretrained import bundled_models
 

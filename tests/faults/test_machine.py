@@ -188,7 +188,7 @@ def test_a_kill_in_the_save_of_an_annotator(annotator, tmp_path, step):
     assert load_annotator(path).labels == annotator.labels
 
 
-@pytest.mark.fault("two processes on one place")
+@pytest.mark.fault("two processes on one cache")
 @pytest.mark.parametrize("attempt", range(3))
 def test_two_processes_save_to_one_place(model, tmp_path, attempt):
     """Each writes beside it; one of the two stands there, whole."""

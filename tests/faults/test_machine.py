@@ -67,7 +67,7 @@ def light(model):
     return made
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def annotator(model, drawn):
     query, reference = drawn[:20].copy(), drawn[20:].copy()
     return sd.tl.annotate(query, "cell_type", reference=reference, model=model, method="centroid", **QUICK)
@@ -99,8 +99,7 @@ WRITERS = [save_a_model, save_an_annotator, embed_a_file, serialise_into_a_file]
 
 
 @pytest.mark.fault("disk full")
-@pytest.mark.parametrize("there", [False, True])
-@pytest.mark.parametrize("n_bytes", [0, 1000, 6000])
+@pytest.mark.parametrize(("there", "n_bytes"), [(False, 0), (True, 0), (True, 1000), (True, 6000)])
 @pytest.mark.parametrize("write", WRITERS)
 def test_no_room_for_a_result(model, annotator, drawn, tmp_path, write, n_bytes, there):
     """What stood there stands there, and nothing else is left but what a later run goes on from."""
@@ -189,7 +188,7 @@ def test_a_kill_in_the_save_of_an_annotator(annotator, tmp_path, step):
     assert load_annotator(path).labels == annotator.labels
 
 
-@pytest.mark.fault("two processes on one place")
+@pytest.mark.fault("two processes on one cache")
 @pytest.mark.parametrize("attempt", range(3))
 def test_two_processes_save_to_one_place(model, tmp_path, attempt):
     """Each writes beside it; one of the two stands there, whole."""

@@ -214,7 +214,7 @@ def test_a_file_that_changes_meanwhile_is_an_error(plain, file, tmp_path, monkey
     assert [path.name for path in tmp_path.iterdir()] == ["cells.h5ad"]
 
 
-@pytest.mark.fault("two processes on one place")
+@pytest.mark.fault("two processes on one cache")
 def test_two_at_once_do_not_mix(plain, file, whole, tmp_path, monkeypatch):
     """The second is refused while the first runs, and the first gives what it gives alone."""
     out, append, refused = tmp_path / "z.h5ad", _embed_parts.Parts.append, []

@@ -63,7 +63,7 @@ def scaled(c):
         (None, {"method": "knockout", "effect": "sign"}, ValueError, 'effect must be "presence" or "value", got'),
         (None, {"method": "knockout", "removal": "cut"}, ValueError, 'removal must be "remove" or "mask", got \'cut\''),
         (None, {"method": "attention", "layers": []}, ValueError, "layers names none; leave it out"),
-        (None, {"groupby": "kinds"}, KeyError, "no column 'kinds'; it has"),
+        (None, {"groupby": "kinds"}, KeyError, "no column 'kinds' .did you mean 'kind'.*it has"),
         (None, {"groups": ["plain"]}, ValueError, "without the column that holds them: groupby="),
         (None, {"reference": "rest"}, ValueError, "without the column that holds them: groupby="),
         (None, {"groupby": "kind", "groups": ["plain", "z"]}, ValueError, "1 of the groups.*is 'z'; there are 'CD4"),

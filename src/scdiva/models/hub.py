@@ -266,7 +266,8 @@ def _cached() -> list[str]:
     except ImportError:
         return []
     try:
-        repositories = huggingface_hub.scan_cache_dir().repos
+        # named, as its own default is settled at import and need not be where downloads go
+        repositories = huggingface_hub.scan_cache_dir(huggingface_hub.constants.HF_HUB_CACHE).repos
     except (OSError, ValueError, huggingface_hub.CacheNotFound):
         return []
     found = []

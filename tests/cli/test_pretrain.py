@@ -118,6 +118,8 @@ def test_a_packed_corpus_without_validation(files, options, tmp_path):
         (["--validation_studies", "[a, b]"], "all 2 studies would validate"),
         (["--validation_studies", "[x]"], "there is no study 'x'"),
         (["--validation_studies", "1.5"], "share between 0 and 1; got 1.5"),
+        (["--exclude_studies", "[c]"], "there is no file 'c' to leave out"),
+        (["--exclude_studies", "[a, b]"], "all 2 files are left out"),
         (["--study_weights", "{aa: 2}"], "no training study 'aa' (did you mean 'a'?)"),
         (["--study_weights", "3"], "a power from 0 to 1; got 3.0"),
     ],
@@ -287,6 +289,21 @@ def test_studies_that_validate_are_not_counted_and_cells_too_small_are_dropped(f
     np.testing.assert_array_equal(Vocabulary.read(run / "vocabulary.parquet").table["entropy"], histogram.entropy()[3:])
     assert histogram.n_cells == studies["a"]["cells"] + studies["c"]["cells"]
     assert 0 < studies["a"]["cells_dropped"] < 40
+
+
+@pytest.mark.filterwarnings("ignore:.* cells are left out")
+def test_a_file_of_a_folder_that_cannot_be_used_is_left_out(files, options, tmp_path):
+    (files / "c.h5ad").write_bytes(b"no data")
+    counted = tmp_path / "counted.parquet"
+    arguments = ["--exclude_studies", "[c]", "--min_genes", "40"]
+    assert (
+        cli.main(["entropy", str(files), "-o", str(counted), "--vocabulary", str(files / "genes.parquet"), *arguments])
+        == 0
+    )
+    file, run = options
+    arguments += ["--validation", "null", "--train", f"[{files}]", "--validation_studies", "[b]"]
+    assert cli.main(["pretrain", "--config", str(file), *arguments, "--vocabulary", str(counted)]) == 0
+    assert [one["study"] for one in json.loads((run / "manifest.json").read_text())["studies"]] == ["a", "b"]
 
 
 def test_from_python_a_preset_and_nothing_else(files, tmp_path):

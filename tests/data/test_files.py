@@ -45,6 +45,16 @@ def test_a_folder_is_its_files_by_name(folder, study_files):
         data_files([folder / "empty"])
 
 
+def test_files_are_left_out_by_name(folder, study_files):
+    adata = object()
+    left = [adata, folder / "study0.h5ad"]
+    assert data_files([adata, folder], ["study2", "study1"]) == left
+    with pytest.raises(ValueError, match=r"no file 'study3' to leave out \(did you mean 'study"):
+        data_files([folder], ["study0", "study3"])
+    with pytest.raises(ValueError, match="all 1 files are left out"):
+        data_files(study_files[:1], ["study0"])
+
+
 def test_folders_below_belong_to_it(folder, tmp_path):
     (folder / "a" / "b").mkdir(parents=True)
     (folder / "study0.h5ad").rename(folder / "a" / "b" / "study0.h5ad")

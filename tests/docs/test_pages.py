@@ -25,7 +25,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 PAGES = {page.name: page for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
-# tests/test_scaling_page.py runs that page's
+# test_scaling.py runs that page's
 WITH_PYTHON = [name for name, page in PAGES.items() if blocks(page, "python") and name != "scaling.md"]
 QUICKER = {
     'device="cuda"': 'device="cpu"',

@@ -13,6 +13,7 @@ def entropy(
     vocabulary: str = "human",
     histogram: str | None = None,
     merge: list[str] | None = None,
+    exclude_studies: list[str] | None = None,
     min_genes: int = 200,
     layer: str | None = None,
     use_raw: bool = False,
@@ -34,6 +35,8 @@ def entropy(
     merge
         Histograms of other runs, over other files, which are added: counts are integers, so the sum is that of one run
         over all files, to the bit.
+    exclude_studies
+        Names of files, without their suffix, that are left out: of a folder, those that can't be used.
     min_genes
         Cells with fewer known genes are not counted, as `scdiva pretrain` does not train on them.
     layer, use_raw, input, gene_ids
@@ -76,7 +79,7 @@ def entropy(
         except ValueError as error:
             raise ValueError(f"{one}: {error}") from error
     if files:
-        found = data_files(files)
+        found = data_files(files, exclude_studies or ())
         study_names([Path(file) for file in found])
         counts.merge(
             corpus_entropy(

@@ -30,6 +30,7 @@ def pretrain(
     model: dict[str, Any] | None = None,
     validation: list[str] | None = None,
     validation_studies: float | list[str] | None = None,
+    exclude_studies: list[str] | None = None,
     study_weights: float | dict[str, float] | None = None,
     vocabulary: str = "human",
     layer: str | None = None,
@@ -72,6 +73,8 @@ def pretrain(
         Files of studies that are not trained on.
     validation_studies
         Studies of `train` that validate instead: names, or a share of the studies, drawn from the seed.
+    exclude_studies
+        Names of files of `train`, without their suffix, that are left out: of a folder, those that can't be used.
     study_weights
         How often an epoch holds the cells of a study: numbers by name, or a power of the study's size from 0 (all
         studies alike) to 1 (as they are).
@@ -121,7 +124,7 @@ def pretrain(
         raise ValueError("train must name at least one file.")
     from scdiva.data.files import data_files
 
-    train = [str(file) for file in data_files(train)]
+    train = [str(file) for file in data_files(train, exclude_studies or ())]
     if svd_start and (len(train) > 1 or not Path(train[0]).is_file() or not _packed(train[0])):
         raise ValueError("svd_start needs one packed corpus as train: make it with scdiva.data.pack_files.")
     if svd_start and validation_studies is not None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+
+from scdiva._nearest import or_nearest
 
 WHOLE = 1 << 30
 """Bytes from which on a file is not hashed whole."""
@@ -14,7 +16,7 @@ PIECES, PIECE = 256, 1 << 20
 """Pieces that are hashed of such a file, and bytes of each."""
 
 
-def data_files(data: Iterable[Any]) -> list[Any]:
+def data_files(data: Iterable[Any], exclude: Collection[str] = ()) -> list[Any]:
     """Replace each folder of files by its files, in the order of their paths.
 
     Parameters
@@ -22,6 +24,8 @@ def data_files(data: Iterable[Any]) -> list[Any]:
     data
         Paths and AnnData objects. A folder that is no ``.zarr`` itself stands for every ``.h5ad`` and ``.zarr`` below
         it.
+    exclude
+        Names of files, without their suffix, that are left out: of a folder, those that can't be used.
 
     Returns
     -------
@@ -30,7 +34,7 @@ def data_files(data: Iterable[Any]) -> list[Any]:
     Raises
     ------
     ValueError
-        If a folder holds no such file.
+        If a folder holds no such file, or none is left or no file has a name that is to be left out.
     """
     out: list[Any] = []
     for one in data:
@@ -41,7 +45,16 @@ def data_files(data: Iterable[Any]) -> list[Any]:
         if not found:
             raise ValueError(f"the folder {str(one)!r} holds no .h5ad or .zarr; name the folder that does.")
         out += found
-    return out
+    if not exclude:
+        return out
+    names = [Path(one).stem if isinstance(one, str | Path) else None for one in out]
+    for name in sorted(set(exclude) - set(names)):
+        known = [other for other in names if other is not None]
+        raise ValueError(f"there is no file {name!r} to leave out{or_nearest(name, known)}.")
+    left = [one for one, name in zip(out, names, strict=True) if name not in exclude]
+    if not left:
+        raise ValueError(f"all {len(out)} files are left out; exclude fewer.")
+    return left
 
 
 def _below(folder: Path) -> Iterator[Path]:

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from scdiva.cli import main
 from scdiva.cli._parser import options_of
 from scdiva.datasets import toy
+from scdiva.tokenizer.vocabulary import Vocabulary
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
 COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
@@ -38,21 +40,27 @@ def test_pretraining_commands_parse(command):
 
 def test_there_is_a_command_for_each_launcher():
     assert sum("pretrain" in line for line in COMMANDS) == 3
-    assert {shlex.split(line)[0] for line in COMMANDS} == {"torchrun", "srun", "sbatch"}
+    assert {shlex.split(line)[0] for line in COMMANDS} == {"torchrun", "srun", "sbatch", "scdiva"}
 
 
-def test_the_scripts_run(tmp_path, monkeypatch):
+def test_the_commands_and_scripts_run(tmp_path, monkeypatch):
     scripts = {text.splitlines()[0]: text for language, text in BLOCKS if language == "python"}
     monkeypatch.chdir(tmp_path)
-    for folder in ("train", "validation", "atlas"):
-        Path(folder).mkdir()
-        toy(40, 60).write_h5ad(Path(folder) / "a.h5ad")
+    for folder in ("train/part0", "train/part1", "validation", "atlas"):
+        Path(folder).mkdir(parents=True)
+        toy(40, 400, rng=len(folder)).write_h5ad(Path(folder) / f"{folder[-5:]}.h5ad")
+    whole, *parts = [shlex.split(line.split("scdiva ")[1]) for line in COMMANDS if "scdiva entropy" in line]
+    assert main(whole) == 0
+    counted = Vocabulary.read("vocabulary.parquet")
+    for command in parts:
+        assert main(command) == 0
+    assert Vocabulary.read("vocabulary.parquet") == counted
     exec(compile(scripts["# pack.py"], "pack.py", "exec"), {})
     assert sorted(file.name for file in Path().glob("*.h5")) == ["train.h5", "validation.h5"]
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     script = scripts["# embed.py"].replace('model="run/model"', 'model="scdiva-mini"')
     exec(compile(script, "embed.py", "exec"), {})
-    assert Path("embedded/a.h5ad").exists()
+    assert Path("embedded/atlas.h5ad").exists()
 
 
 def test_global_batches_are_768():

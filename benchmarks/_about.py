@@ -138,8 +138,8 @@ ABOUT = {
     ),
     "faults_long": (
         "Faults of a longer run",
-        "`scripts/faults.py --long`: the configuration of scdiva-mini's transformer, from random weights, for some "
-        "minutes, and as many steps again with two kills. SHA-256 of weights, optimiser and schedule at both ends.",
+        "`scripts/faults.py --long`: `scdiva pretrain --preset mini` on a folder of real files, once without kills and "
+        "once killed at two random moments and resumed. SHA-256 of the weights at both ends.",
     ),
     "gpu": (
         "GPU",

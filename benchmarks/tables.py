@@ -232,7 +232,7 @@ def faults(result: dict) -> str:
     for row in result["rows"]:
         if "sha256" in row:
             one, other = row["sha256"]
-            text += f"\n\n{row['steps']} steps: `{one}` without kills, `{other}` with two."
+            text += f"\n\n{row['steps']} steps, {row['minutes']} minutes: `{one}` without kills, `{other}` with two."
     return text + f"\n\n{result['seconds']} seconds in all."
 
 

@@ -1,7 +1,7 @@
 """Kill training in every way that a cluster knows, and see that nothing is lost.
 
     python scripts/faults.py [--kills 50] [--saves 50] [--record]
-    python scripts/faults.py --long --prepared FOLDER [--minutes 10]
+    python scripts/faults.py --long --corpus FOLDER [--exclude NAME ...] [--steps 400] [--record]
 
 A straight run notes what its checkpoint is after each step: weights, their running mean, optimiser, schedule. Others of
 the same configuration are killed (SIGKILL at a random moment, or while a checkpoint is being written), told to stop
@@ -9,8 +9,8 @@ the same configuration are killed (SIGKILL at a random moment, or while a checkp
 must be that of the straight run at its step, bit for bit, at most `checkpoint_every` steps old, and so must be the end.
 The last lines are a table of what was tried, bit-exact and lost; the exit code is 1 if anything was lost.
 
-`--long` trains the configuration of scdiva-mini on a packed corpus (what `train_mini.py` prepares) for some minutes,
-then as many steps again with two kills, and compares the two.
+`--long` is `scdiva pretrain --preset mini` on a folder of files, as a user calls it: once without kills, once killed at
+two random moments and resumed, and compares the weights of the two models.
 
 Runs are forked from this process, which has done no arithmetic yet: imports take longer than these runs.
 """
@@ -18,6 +18,7 @@ Runs are forked from this process, which has done no arithmetic yet: imports tak
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import random
@@ -34,7 +35,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faults_runs import EVERY, Board, Mini, Toy, saved
+from faults_runs import EVERY, Board, Toy, saved
+
+from scdiva.train.checkpoints import CHECKPOINT
 
 
 def forked(work: Callable[[], object]) -> int:
@@ -243,40 +246,42 @@ def short(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def long(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Minutes of the real configuration, ended by SIGTERM; then as many steps with two kills."""
+    """The command of a user on real files, without kills and with two."""
     rng = random.Random(arguments.seed)
-    job = Mini(arguments.prepared)
+    command = [
+        sys.executable, "-m", "scdiva", "pretrain", "--preset", "mini", "--progress", "false",
+        "--train", f"[{arguments.corpus}]", "--exclude_studies", f"[{', '.join(arguments.exclude)}]",
+        "--validation_studies", "0.1", "--training.checkpoint_every", "50", "--training.steps", str(arguments.steps),
+    ]  # fmt: skip
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:
         one, two = Path(name, "straight"), Path(name, "killed")
-        board, seconds = Board(), 60 * arguments.minutes
-        end = time.monotonic() + seconds
-        child = forked(lambda: job.run(one, board))
-        wait(child, lambda: time.monotonic() > end)
-        os.kill(child, signal.SIGTERM)
-        if wait(child, lambda: False) != 143:
-            raise SystemExit("SIGTERM did not end the run with code 143.")
-        found = saved(one)
-        assert found is not None
-        steps, straight = found
-        print(f"without kills: {steps} steps, {straight}", flush=True)
-        lost = []
+        begun = time.monotonic()
+        subprocess.run([*command, "--out", str(one)], check=True)
+        seconds = time.monotonic() - begun
+        straight = sha256(one)
+        print(f"without kills: {seconds:.0f} s, {straight}", flush=True)
+        kept = 0
         for number in (1, 2):
-            board, at = Board(), (number - rng.random() / 2) * steps / 2
-            child = forked(lambda board=board: job.run(two, board, max_steps=steps))
-            wait(child, lambda board=board, at=at: board.done > at)
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            kept = saved(two)
-            lost.append(board.done - (kept[0] if kept else 0))
-            print(f"killed after step {board.done}: {lost[-1]} steps lost", flush=True)
-        if wait(forked(lambda: job.run(two, Board(), max_steps=steps)), lambda: False):
-            raise SystemExit("The resumed run failed.")
-        again = saved(two)
-        assert again is not None
-        print(f"with two kills: {again[0]} steps, {again[1]}", flush=True)
-    row = {"fault": "SIGKILL, scdiva-mini", "tried": 2, "bit_exact": 2 * (again == found)}
-    row["lost"] = sum(steps > job.every for steps in lost)
-    return [{**row, "steps": steps, "minutes": arguments.minutes, "sha256": [straight, again[1]]}]
+            resumed = ["--resume", "true"] if (two / CHECKPOINT).exists() else []
+            run = subprocess.Popen([*command, "--out", str(two), *resumed])
+            time.sleep((0.2 + 0.25 * rng.random()) * seconds)
+            if run.poll() is not None:
+                raise SystemExit(f"The run ended with exit code {run.returncode} before kill {number}.")
+            run.kill()
+            run.wait()
+            before, kept = kept, (saved(two) or (0, ""))[0]
+            print(f"kill {number}: {kept} steps on the disk, {before} when that run began", flush=True)
+        again = ""
+        if not subprocess.run([*command, "--out", str(two), "--resume", "true"], check=False).returncode:
+            again = sha256(two)
+            print(f"with two kills: {again}", flush=True)
+    row = {"fault": "SIGKILL, preset mini", "tried": 2, "bit_exact": 2 * (again == straight), "lost": 2 * (not again)}
+    return [{**row, "steps": arguments.steps, "minutes": round(seconds / 60, 1), "sha256": [straight, again]}]
+
+
+def sha256(run: Path) -> str:
+    """Of the weights that a run has left."""
+    return hashlib.sha256((run / "model" / "model.safetensors").read_bytes()).hexdigest()
 
 
 def main() -> int:
@@ -286,13 +291,16 @@ def main() -> int:
     parser.add_argument("--signals", type=int, default=10, help="SIGTERMs, Ctrl-Cs and full disks, of each so many")
     parser.add_argument("--seed", type=int, default=0, help="of the random moments")
     parser.add_argument("--folder", type=Path, help="where the runs are written; default the system's temporary folder")
-    parser.add_argument("--long", action="store_true", help="minutes of the configuration of scdiva-mini, killed twice")
-    parser.add_argument("--prepared", type=Path, default=Path("runs/mini/prepared"), help="packed corpus, for --long")
-    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--long", action="store_true", help="preset mini on real files, killed twice")
+    parser.add_argument("--corpus", type=Path, help="folder of files, for --long")
+    parser.add_argument("--exclude", nargs="*", default=[], help="files of it that are left out, by name")
+    parser.add_argument("--steps", type=int, default=400, help="of --long")
     parser.add_argument(
         "--record", action="store_true", help="write benchmarks/results/faults.json, or faults_long.json"
     )
     arguments = parser.parse_args()
+    if arguments.long and arguments.corpus is None:
+        parser.error("--long needs --corpus FOLDER")
     warnings.filterwarnings("ignore")
     begun = time.monotonic()
     rows = long(arguments) if arguments.long else short(arguments)

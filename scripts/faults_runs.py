@@ -140,32 +140,6 @@ class Toy:
         return module
 
 
-class Mini:
-    """The configuration of scdiva-mini on its packed corpus, from random weights."""
-
-    every = 50
-
-    def __init__(self, prepared: Path) -> None:
-        self.prepared = prepared
-
-    def run(self, folder: Path, board: Board, noted: dict[int, str] | None = None, **options: Any) -> PretrainingModule:
-        import mini_parts
-        import train_mini
-
-        vocabulary = Vocabulary.read(self.prepared / "vocabulary.parquet")
-        model = ScDiVa(train_mini.model_config(vocabulary.n_genes), generator=step_generator(0, 0, "weights"))
-        # part 3 has no state head; the set encoder learns too, since it starts from nothing here
-        model.state_head = None
-        reading = {"batch_size": 32, "context": 128}
-        config = mini_parts.transformer_module(
-            model, **reading, precision="auto", steps=train_mini.STEPS, look=100, seed=0
-        ).config.to_dict()
-        module = PretrainingModule(model, PretrainingConfig(**{**config, "checkpoint_every": self.every}))
-        data = train_mini.data(self.prepared, vocabulary, **reading, seed=0, validation_cells=200)
-        train(module, data, folder, board, noted, **options)
-        return module
-
-
 def train(
     module: PretrainingModule,
     data: CellDataModule,
@@ -175,11 +149,10 @@ def train(
     *,
     at: int | None = None,
     do: Callable[[], object] = print,
-    max_steps: int | None = None,
 ) -> None:
     """Train, from the checkpoint if there is one."""
     fit(
-        module, data, out_dir=folder, max_steps=max_steps, accelerator="cpu", progress=False,
+        module, data, out_dir=folder, accelerator="cpu", progress=False,
         resume_from=folder if noted is None and (folder / CHECKPOINT).exists() else None,
         callbacks=[Counting(board, at, do)], plugins=[Telling(board, noted)],
     )  # fmt: skip

@@ -39,8 +39,10 @@ demo: $(VENV)/.core
 test: $(VENV)/.groups
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --cov=scdiva --cov-report=term
 
+# Tutorials are run here, and what they show is kept by scripts/tutorials.py.
 docs: $(VENV)/.groups
 	$(PY) scripts/examples.py
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n $(WORKERS) --nbmake --nbmake-timeout=600 tutorials
 	$(PY) -m sphinx -W --keep-going -b html docs docs/_build/html
 
 # All run, whatever the first of them says; then the page is made from what they found, and a missed goal fails the call.

@@ -25,6 +25,7 @@ PICTURES = {
     "networks.png": ("networks", "sd.pl.grn("),
     "reconstruction.png": ("generation", "sd.pl.reconstruction("),
     "generation.png": ("generation", "sd.pl.generated("),
+    "pretraining.png": ("pretraining", "sd.pl.training("),
 }
 """Of each picture the tutorial, and how the call that draws it begins."""
 DPI = 80
@@ -38,13 +39,14 @@ def main() -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    args.out.mkdir(parents=True, exist_ok=True)
+    out = args.out.resolve()  # a tutorial may work in a folder of its own
+    out.mkdir(parents=True, exist_ok=True)
     for tutorial in dict.fromkeys(PICTURES[name][0] for name in args.only):
         start = time.perf_counter()
         wanted = {name: PICTURES[name][1] for name in args.only if PICTURES[name][0] == tutorial}
         for name, figure in drawn(cells_of(tutorial), wanted).items():
-            figure.savefig(args.out / name, dpi=DPI, bbox_inches="tight", metadata={"Software": None})
-            print(f"{name}: {(args.out / name).stat().st_size / 1024:.0f} KB, {time.perf_counter() - start:.0f} s")
+            figure.savefig(out / name, dpi=DPI, bbox_inches="tight", metadata={"Software": None})
+            print(f"{name}: {(out / name).stat().st_size / 1024:.0f} KB, {time.perf_counter() - start:.0f} s")
 
 
 def cells_of(tutorial: str) -> list[str]:

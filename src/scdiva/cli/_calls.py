@@ -178,7 +178,7 @@ def run_call(command: str, options: dict[str, Any]) -> str:
     """
     from scdiva._settings import settings
 
-    call = CALLS[command]
+    call, options = CALLS[command], dict(options)
     kept = {name: options.pop(name) for name in SETTINGS if name in options}
     with settings.override(**kept):
         file, out = Path(options.pop("file")), Path(options.pop("out")).expanduser()

@@ -13,7 +13,9 @@ from scdiva import _constants as C
 CELLS_READ = 4096
 """Cells at the beginning of a file by which its expression is judged."""
 _LONG = 300
-"""Characters from which on a value of a model's notes is left out of the text, not of JSON."""
+"""Characters from which on a value is left out of the text, not of JSON."""
+_DEEP = 2
+"""Depth from which on what is nested is left out likewise."""
 _PARTS = ("obs", "var", "obsm", "varm", "varp", "layers")
 
 
@@ -169,6 +171,7 @@ def _expression(
         names, fallback = gene_names(opened.var, gene_ids, use_raw=use_raw)
         tokens = column_tokens(opened.var, genes, gene_ids)
         known: dict[str, Any] = {"name": name, "n_genes": genes.n_genes, "n_known": int((tokens >= 0).sum())}
+        noted: dict[str, Any] = {}
         holds: dict[str, Any] = {"where": where, "dtype": str(opened.matrix.dtype)}
         holds["cells_read"] = min(opened.shape[0], CELLS_READ)
         blocks = itertools.islice(row_blocks(opened.matrix, BLOCK_ROWS), CELLS_READ // BLOCK_ROWS)
@@ -180,10 +183,10 @@ def _expression(
                 report = resolve_genes(names, genes, found.counts_per_gene, fallback=fallback)[1]
                 known["share_of_counts"] = report["share_counts"]
             except ValueError as error:
-                holds["refused"] = str(error)
+                noted["refused"] = str(error)
         if warned:
-            holds["warnings"] = [str(one.message) for one in warned]
-    return {"expression": holds, "model": known}
+            noted["warnings"] = [str(one.message) for one in warned]
+    return {"expression": holds, "model": known, **noted}
 
 
 def _vocabulary(model: str) -> tuple[str, Any]:
@@ -218,14 +221,21 @@ def _json(told: dict[str, Any]) -> str:
     return json.dumps(finite(told), indent=2, ensure_ascii=False, default=str)
 
 
-def _lines(told: dict[str, Any], indent: str = "") -> list[str]:
+def _lines(told: dict[str, Any], depth: int = 0) -> list[str]:
     """Write names and values below each other, what is nested further in."""
     lines = []
     for name, value in told.items():
-        if isinstance(value, dict) and value:
-            lines += [f"{indent}{name}:", *_lines(value, indent + "  ")]
+        if isinstance(value, dict) and value and depth < _DEEP:
+            lines += [f"{'  ' * depth}{name}:", *_lines(value, depth + 1)]
         else:
-            text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-            text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else " ".join(text.split())
-            lines.append(f"{indent}{name}: {text if len(text) <= _LONG else f'({len(text):,} characters; see --json)'}")
+            lines.append(f"{'  ' * depth}{name}: {_text(value, depth)}")
     return lines
+
+
+def _text(value: Any, depth: int) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, dict) and value:
+        return f"({len(value)} values; see --json)"
+    text = " ".join((", ".join(map(str, value)) if isinstance(value, list) else str(value)).split())
+    return text if len(text) <= _LONG or not depth else f"({len(text):,} characters; see --json)"

@@ -7,6 +7,7 @@ import errno
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -191,7 +192,10 @@ def write_cells(adata: AnnData, out: Path) -> Path:
     refuse_full(out, sum(_held(matrix) for matrix in matrices))
     with whole_or_not(out) as new:
         if is_zarr(out):
-            adata.write_zarr(new)
+            with warnings.catch_warnings():
+                # of the format, which is anndata's own setting
+                warnings.filterwarnings("ignore", message="Writing zarr v2")
+                adata.write_zarr(new)
         else:
             with _said_briefly(new):
                 adata.write_h5ad(new)

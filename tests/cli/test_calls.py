@@ -216,6 +216,17 @@ def test_a_write_that_fails_or_is_stopped_leaves_nothing(refused, small, monkeyp
         assert message in refused(*words, out=out, code=code)
 
 
+def test_a_training_that_is_stopped_writes_nothing(refused, small, monkeypatch, tmp_path):
+    from scdiva.train.integration import IntegrationModule
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(IntegrationModule, "compute_loss", stopped)
+    words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--model", small, "--save", tmp_path / "kept"]
+    assert refused(*words, code=130) == "scdiva integrate: stopped."
+
+
 def test_a_full_disk_is_seen_beforehand(refused, small, monkeypatch):
     from scdiva.data import output
 

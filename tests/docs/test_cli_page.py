@@ -23,7 +23,7 @@ QUICKER = {
     "entropy": ["--min_genes", "1"],
 }
 TINY = {
-    "training": {"steps": 2, "batch_size": 8, "precision": "fp32", "compile_blocks": "no", "warmup_steps": 0},
+    "training": {"steps": 2, "batch_size": 8, "context": 40, "precision": "fp32", "warmup_steps": 0},
     "model": {"dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "anchor_linear_dim": 8, "anchor_hidden": 12},
     "accelerator": "cpu",
     "min_genes": 1,

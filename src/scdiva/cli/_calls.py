@@ -13,6 +13,7 @@ from pathlib import Path
 from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+from scdiva._constants import INTEGRATE, UNS
 from scdiva.cli._help import arguments
 
 if TYPE_CHECKING:
@@ -175,6 +176,8 @@ def run_call(command: str, options: dict[str, Any]) -> str:
         If `out` or `save` exists and `overwrite` is False, or `out` is a file that is read.
     FileNotFoundError, ValueError
         If a file is missing, damaged, or of no kind that can be read or written, or as the call raises them.
+    KeyboardInterrupt
+        On Ctrl-C, also where the call itself would end with what it has; nothing is written.
     """
     from scdiva._settings import settings
 
@@ -212,6 +215,9 @@ def _on_cells(
     if call.makes and save is not None:  # what it returns is the cells
         options["model"] = _fitted_screen(adata, options)
     made = call.function(adata, **options)
+    noted = INTEGRATE if call.name == "integrate" else options.get("key_added")
+    if adata.uns.get(UNS, {}).get(noted, {}).get("stopped") == "interrupted":
+        raise KeyboardInterrupt  # in a session what was learned by then is kept; here nobody would notice
     saved = [] if save is None else [_save(options["model"] if call.makes else made, save, overwrite)]
     if out.suffix in TABLES:
         _write_edges(adata, options["key_added"], out)
@@ -263,7 +269,6 @@ def _write_edges(adata: AnnData, key: str, out: Path) -> None:
     """Write the edges of a network, or of the networks of all groups, as a table."""
     import pandas as pd
 
-    from scdiva._constants import UNS
     from scdiva.data.output import whole_or_not
     from scdiva.get import grn_df
 

@@ -56,3 +56,34 @@ def model_options():
 def training_options():
     """How it is trained."""
     return dict(TRAINING)
+
+
+@pytest.fixture(scope="session")
+def small(tmp_path_factory):
+    """The folder of a small model of the genes of `cells`."""
+    import torch
+
+    from scdiva.models import ScDiVa, ScDiVaConfig, save_model
+
+    human = Vocabulary.human()
+    tokens = human.match(toy(4, 90).var_names[:80]).tokens
+    genes = human.subset(np.sort(tokens[tokens >= 0]))
+    fields = MODEL | {"anchor": "encoder", "anchor_residual": False, "state_head": True, "state_rank": 4}
+    model = ScDiVa(ScDiVaConfig(n_genes=genes.n_genes, **fields), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for number, parameter in enumerate(model.parameters()):  # away from the zeros that hide a path
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+    return save_model(model, genes, tmp_path_factory.mktemp("small") / "model", metadata={"corpus": "drawn at random"})
+
+
+@pytest.fixture(scope="session")
+def cells(tmp_path_factory):
+    """A folder with cells.h5ad, query.h5ad and screen.h5ad."""
+    folder = tmp_path_factory.mktemp("cells")
+    adata = toy(n_cells=90, n_genes=90)
+    adata[:60].copy().write_h5ad(folder / "cells.h5ad")
+    adata[60:].copy().write_h5ad(folder / "query.h5ad")
+    screen = toy(n_cells=120, n_genes=90)
+    screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    screen.write_h5ad(folder / "screen.h5ad")
+    return folder

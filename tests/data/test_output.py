@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
+import anndata as ad
 import h5py
+import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva.data.output import copy_frame, open_alone, open_store, refuse_target, whole_or_not
+import scdiva as sd
+from scdiva.data.output import copy_frame, open_alone, open_store, refuse_target, whole_or_not, write_cells
 
 
 def fill(path, text):
@@ -117,3 +122,18 @@ def test_annotation_comes_through(tmp_path, source, target):
         assert isinstance(other, h5py.File) == new.is_file()
         pd.testing.assert_frame_equal(anndata.io.read_elem(other["obs"]), frame)
         pd.testing.assert_frame_equal(anndata.io.read_elem(other["var"]), frame[[]], check_column_type=False)
+
+
+@pytest.mark.parametrize("name", ["deep/er/cells.h5ad", "deep/cells.zarr"])
+def test_cells_are_written_whole_into_folders_that_are_made(tmp_path, name, monkeypatch):
+    adata = sd.datasets.toy(12, 30)
+    out = tmp_path / name
+    assert write_cells(adata, out) == out
+    read = ad.read_zarr if name.endswith("zarr") else ad.read_h5ad
+    assert (read(out).X != adata.X).nnz == 0
+    adata.obsm["wide"] = np.ones((12, 5000))
+    monkeypatch.setattr("scdiva.data.output.shutil.disk_usage", lambda path: SimpleNamespace(free=12 * 5000 * 8))
+    with pytest.raises(OSError, match=r"No space left on device: it takes 0\.5 MiB"):
+        write_cells(adata, out)
+    assert "wide" not in read(out).obsm
+    assert [path.name for path in out.parent.iterdir()] == [out.name]

@@ -1,20 +1,27 @@
-"""The command line: `scdiva pretrain --config file.yaml`, `scdiva entropy FILES -o vocabulary.parquet`.
+"""The command line: `scdiva embed cells.h5ad -o embedded.h5ad`, and so on, down to `scdiva info`.
 
-Every option of a run is a field of a dataclass or an argument of a function here, so the command line, the YAML file
-and Python say the same things by the same names. Heavy packages are imported when work begins: `scdiva --help` answers
-at once.
+Every option is an argument of a function, or a field of a dataclass, and what `--help` says of it is what its docstring
+says: the command line, the YAML file and Python say the same things by the same names. Heavy packages are imported when
+work begins: `--help` answers at once.
 """
 
 from __future__ import annotations
 
+import re
 import sys
+import traceback
+import warnings
 from collections.abc import Sequence
+from typing import Any
 
 from scdiva.cli._entropy import entropy
+from scdiva.cli._info import info
 from scdiva.cli._pretrain import pretrain
 from scdiva.train.config import PretrainingConfig
 
-__all__ = ["entropy", "main", "pretrain"]
+__all__ = ["entropy", "info", "main", "pretrain"]
+
+_EXPECTED = (ValueError, KeyError, OSError, TypeError, RuntimeError, FloatingPointError, ImportError, MemoryError)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,27 +34,58 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns
     -------
-    0, or 1 after an error in what was asked (said in one line), or 130 after Ctrl-C. An option that there is not, or
-    that makes no sense by itself, ends the process with 2.
+    0, or 1 after an error in what was asked (said in one line on stderr; with `--verbosity debug` where it arose too),
+    or 130 after Ctrl-C. An option that there is not, or that makes no sense by itself, ends the process with 2.
     """
     from scdiva.cli._parser import options_of
 
-    command, options = options_of(None if argv is None else list(argv))
+    command, options = options_of(argv)
+    out, debug = options.get("out"), options.get("verbosity") == "debug"
     try:
-        if command == "entropy":
-            written = entropy(**options)
-        else:
-            training = PretrainingConfig(**options.pop("training"))
-            written = pretrain(training=training, **options)
-    except (ValueError, KeyError, OSError, FloatingPointError, ImportError) as error:
-        sys.stderr.write(f"scdiva {command}: {error.args[0] if isinstance(error, KeyError) else error}\n")
+        with warnings.catch_warnings():
+            warnings.showwarning = lambda message, *where, **more: _say(command, f"warning: {message}")
+            written = _run(command, options)
+    except _EXPECTED as error:
+        if debug:
+            traceback.print_exc()
+        said = error.args[0] if isinstance(error, KeyError) and error.args else error
+        _say(command, _as_options(str(said) or type(error).__name__, options))
         return 1
     except KeyboardInterrupt:
-        how = f" Go on with the same options and --resume true (out: {options['out']})" if command == "pretrain" else ""
-        sys.stderr.write(f"scdiva {command}: stopped.{how}\n")
+        how = {
+            "pretrain": f" Go on with the same options and --resume true (out: {out})",
+            "embed": " The same command goes on where it stopped.",
+        }
+        _say(command, f"stopped.{how.get(command, '')}")
         return 130
-    from scdiva.train.launch import is_first_process
-
-    if is_first_process():
+    if command != "pretrain" or _is_first():
         sys.stdout.write(f"{written}\n")
     return 0
+
+
+def _run(command: str, options: dict[str, Any]) -> Any:
+    if command == "pretrain":
+        return pretrain(training=PretrainingConfig(**options.pop("training")), **options)
+    if command == "entropy":
+        return entropy(**options)
+    if command == "info":
+        return info(**options)
+    from scdiva.cli._calls import run_call
+
+    return run_call(command, options)
+
+
+def _is_first() -> bool:
+    from scdiva.train.launch import is_first_process
+
+    return is_first_process()
+
+
+def _say(command: str, text: str) -> None:
+    """Write to stderr, in one line."""
+    sys.stderr.write(f"scdiva {command}: {' '.join(text.split())}\n")
+
+
+def _as_options(text: str, options: dict[str, Any]) -> str:
+    """Write what a message says of arguments as options."""
+    return re.sub(r"\b(\w+)=True\b", lambda said: f"--{said[1]}" if said[1] in options else said[0], text)

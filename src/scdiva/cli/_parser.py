@@ -1,25 +1,62 @@
-"""The command line's options, read off signatures and dataclasses."""
+"""The command line's options, read off signatures and dataclasses, and what they mean, off docstrings."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from jsonargparse import ActionConfigFile, ArgumentParser
+from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter
 
 from scdiva._nearest import or_nearest
+from scdiva._version import __version__
+from scdiva.cli._calls import CALLS, add_call
 from scdiva.cli._entropy import entropy
+from scdiva.cli._help import arguments, summary
+from scdiva.cli._info import info
 from scdiva.cli._pretrain import pretrain
 from scdiva.models.config import ScDiVaConfig
 from scdiva.train.config import PretrainingConfig
+
+COMMANDS = {
+    **{name: call.line for name, call in CALLS.items()},
+    "entropy": "Count the entropy of each gene over files, into a vocabulary to pretrain with.",
+    "pretrain": "Pretrain a model on files and save it.",
+    "info": "Tell what a model is, or what a file of cells holds.",
+}
+"""Each command, and what it does in a line."""
+
+
+_UNKNOWN = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
+"""How the parser speaks of a key in a file that there is not."""
+
+
+class _Help(DefaultHelpFormatter):
+    """Help that names each option once."""
+
+    def _get_type_str(self, action: Any) -> str | None:
+        kind = super()._get_type_str(action)
+        return None if kind is None or "Literal" in kind else kind  # choices are named before
+
+    def _format_action_invocation(self, action: Any) -> str:
+        names = [name for name in action.option_strings if not name.endswith("+")]
+        if not names or action.nargs == 0 or str(action.nargs) == "==SUPPRESS==":
+            return super()._format_action_invocation(action)
+        return f"{', '.join(names)} {self._format_args(action, self._get_default_metavar_for_optional(action))}"
 
 
 class _Parser(ArgumentParser):
     """A parser that says in one line what is wrong, and which option may have been meant; none is abbreviated."""
 
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog=prog, description=description, allow_abbrev=False)
+    def __init__(self, command: str, description: str, usage: str) -> None:
+        super().__init__(
+            prog=f"scdiva {command}",
+            description=description,
+            usage=f"scdiva {command} {usage} [options]",
+            formatter_class=_Help,
+            allow_abbrev=False,
+        )
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Say what is wrong and end the process with code 2.
@@ -29,18 +66,17 @@ class _Parser(ArgumentParser):
         message, ex
             What the parser found.
         """
-        parser: ArgumentParser = self
-        command = re.match(r"Subcommand '(\w+)'", message)
-        if command is not None and command[1] in PARSERS:
-            parser = command_parser(command[1])
-        unknown = re.findall(r"does not accept option '([^']+)'", message)
+        unknown = [".".join(filter(None, names)) for names in _UNKNOWN.findall(message)]
         if message.startswith("unrecognized arguments"):
-            unknown = re.findall(r"--([\w.]+)", message) or message.split(":", 1)[1].split()
+            unknown = re.findall(r"--([\w.-]+)", message) or message.split(":", 1)[1].split()
         if unknown:
-            known = [action.dest for action in parser._actions]
+            known = [action.dest for action in self._actions]
             message = "no option " + ", ".join(f"{name}{or_nearest(name, known)}" for name in unknown)
-        message = re.sub(r"\s*\n\s*(- )?", " ", message.strip())
-        sys.stderr.write(f"{parser.prog.replace(' [options]', '')}: {message}. See --help.\n")
+        message = re.sub(r'Parser key "([^"]+)":\s*', r"--\1: ", message.strip())
+        message = re.sub(
+            r"\s*\n\s*(- )?", " ", re.sub(r"Expected an? <class '(\w+)'>", r"Expected \1", message)
+        ).rstrip(".")
+        sys.stderr.write(f"{self.prog}: {message}. See --help.\n")
         self.exit(2)
 
 
@@ -52,18 +88,28 @@ def command_parser(command: str, preset: str | None = None) -> ArgumentParser:
     command
         Its name.
     preset
-        Whose configuration gives the defaults of model and training.
+        Whose configuration gives the defaults of model and training, for `pretrain`.
     """
-    return PARSERS[command](preset)
+    if command in CALLS:
+        call = CALLS[command]
+        said = f"{call.line} In Python: scdiva.tl.{call.name}. {summary(call.function)}"
+        parser = _Parser(command, said, "FILE -o OUT")
+        _add_config(parser)
+        add_call(parser, command)
+        return parser
+    return {"pretrain": _pretrain_parser, "entropy": _entropy_parser, "info": _info_parser}[command](preset)
 
 
 def _pretrain_parser(preset: str | None) -> ArgumentParser:
-    parser = _Parser(prog="scdiva pretrain", description="Pretrain a model on h5ad and zarr files and save it.")
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the options below.")
-    parser.add_function_arguments(pretrain, skip={"model", "training"}, as_group=True)
+    parser = _Parser("pretrain", summary(pretrain), "--train FILES --out FOLDER")
+    _add_config(parser)
+    parser.add_function_arguments(pretrain, skip={"model", "training"}, as_group=False)
     parser.add_class_arguments(PretrainingConfig, "training", instantiate=False)
     # the number of genes is the vocabulary's, hence no option
     parser.add_class_arguments(ScDiVaConfig, "model", skip={"n_genes"}, instantiate=False)
+    _explain(parser, arguments(pretrain))
+    _explain(parser, arguments(PretrainingConfig), "training.")
+    _explain(parser, arguments(ScDiVaConfig), "model.")
     if preset is not None:
         start = {"training": PretrainingConfig.preset(preset).to_dict(), "model": ScDiVaConfig.preset(preset).to_dict()}
         del start["model"]["n_genes"]
@@ -72,19 +118,39 @@ def _pretrain_parser(preset: str | None) -> ArgumentParser:
 
 
 def _entropy_parser(preset: str | None) -> ArgumentParser:
-    parser = _Parser(
-        prog="scdiva entropy", description="Count the entropy of each gene over files and write a vocabulary with it."
-    )
-    parser.add_argument("files", nargs="*", type=str, help=".h5ad or .zarr files, and folders of them")
-    parser.add_argument("-o", "--out", type=str, required=True, help="vocabulary to write, a parquet file")
-    parser.add_function_arguments(entropy, skip={"files", "out"}, as_group=True)
+    parser = _Parser("entropy", summary(entropy), "FILES -o OUT")
+    parser.add_argument("files", nargs="*", type=str)
+    parser.add_argument("-o", "--out", type=str, required=True)
+    parser.add_function_arguments(entropy, skip={"files", "out"}, as_group=False)
+    _explain(parser, arguments(entropy))
     return parser
 
 
-PARSERS = {"pretrain": _pretrain_parser, "entropy": _entropy_parser}
+def _info_parser(preset: str | None) -> ArgumentParser:
+    parser = _Parser("info", summary(info), "WHAT")
+    parser.add_argument("what", type=str)
+    parser.add_function_arguments(info, skip={"what"}, as_group=False)
+    _explain(parser, arguments(info))
+    return parser
 
 
-def options_of(argv: list[str] | None) -> tuple[str, dict[str, Any]]:
+def _add_config(parser: ArgumentParser) -> None:
+    parser.add_argument("--config", action=ActionConfigFile)
+    said = {
+        "config": "A YAML file with any of the options below; what the command line says goes before it.",
+        "print_config": "Print such a file with the options as they are, and end.",
+    }
+    _explain(parser, said)
+
+
+def _explain(parser: ArgumentParser, said: dict[str, str], prefix: str = "") -> None:
+    for action in parser._actions:
+        name = action.dest.removeprefix(prefix)
+        if action.dest == f"{prefix}{name}" and name in said:
+            action.help = said[name]
+
+
+def options_of(argv: Sequence[str] | None) -> tuple[str, dict[str, Any]]:
     """Read the command line.
 
     Parameters
@@ -96,24 +162,83 @@ def options_of(argv: list[str] | None) -> tuple[str, dict[str, Any]]:
     -------
     The command and its options, by name.
     """
-    options = _program(None).parse_args(argv)
+    command, *rest = list(sys.argv[1:] if argv is None else argv) or [""]
+    if command not in COMMANDS:
+        _overview(command)
+    parser = command_parser(command)
+    rest = _spelled_out(parser, rest, bare="--file" if command in CALLS else None)
+    options = parser.parse_args(rest)
     # A preset, which may stand in a configuration file, gives the defaults under everything that is said.
-    preset = options[options.command].get("preset")
+    preset = options.get("preset")
     if preset is not None:
         try:
-            parser = _program(preset)
+            parser = command_parser(command, preset)
         except ValueError as error:
-            command_parser(options.command).error(str(error))
-        options = parser.parse_args(argv)
-    found: dict[str, Any] = options[options.command].as_dict()
+            parser.error(str(error))
+        options = parser.parse_args(rest)
+    found: dict[str, Any] = options.as_dict()
     found.pop("config", None)
-    return options.command, found
+    return command, found
 
 
-def _program(preset: str | None) -> ArgumentParser:
-    parser = _Parser(prog="scdiva", description="Single-cell embeddings from masked discrete diffusion.")
-    commands = parser.add_subcommands(dest="command", required=True)
-    for command in PARSERS:
-        of_command = command_parser(command, preset)
-        commands.add_subcommand(command, of_command, help=of_command.description)
-    return parser
+def _spelled_out(parser: ArgumentParser, words: list[str], bare: str | None) -> list[str]:
+    """Say outright what may be left out: `true` of a switch, and before a word that belongs to no option, its option.
+
+    Parameters
+    ----------
+    parser
+        Knows which options are switches, and which take no word.
+    words
+        The command's words.
+    bare
+        The option; None leaves such words as they are.
+    """
+    kinds = {name: action for action in parser._actions for name in action.option_strings}
+    said: list[str] = []
+    found = None
+    while words:
+        word, *words = words
+        if not word.startswith("-") or word == "-":
+            if bare is not None:
+                if found is not None:
+                    parser.error(f"one file is read, but beside {found!r} there is {word!r}")
+                found = word
+                said.append(bare)
+            said.append(word)
+            continue
+        said.append(word)
+        action = kinds.get(word)
+        if (action is not None and action.nargs == 0) or "=" in word:
+            continue
+        if action is None:  # is going to be refused, with the word that was meant for it
+            said += [words.pop(0)] if words and not words[0].startswith("-") else []
+            continue
+        if getattr(action, "_typehint", None) is bool and (not words or words[0].lower() not in ("true", "false")):
+            said.append("true")
+        elif words and action.dest != "print_config":
+            said.append(words.pop(0))
+    return said
+
+
+def _overview(word: str) -> NoReturn:
+    """Answer what is asked of no command, and end the process."""
+    if word == "--version":
+        sys.stdout.write(f"scdiva {__version__}\n")
+        raise SystemExit(0)
+    if word in ("-h", "--help"):
+        width = max(map(len, COMMANDS))
+        lines = [f"  {name:<{width}}  {line}" for name, line in COMMANDS.items()]
+        sys.stdout.write(
+            "usage: scdiva COMMAND [options]\n\nSingle-cell embeddings from masked discrete diffusion.\n\ncommands:\n"
+            + "\n".join(lines)
+            + "\n\noptions:\n  -h, --help  Show this, or with a command its options.\n"
+            "  --version   Show the version.\n\n"
+            "Options may also stand in a YAML file, by the same names: --config run.yaml.\n"
+            "Example: scdiva embed cells.h5ad -o embedded.h5ad\n"
+        )
+        raise SystemExit(0)
+    what = "option" if word.startswith("-") else "command"
+    known = ["--help", "--version"] if what == "option" else list(COMMANDS)
+    said = f"no {what} {word}{or_nearest(word, known)}" if word else f"name a command: {', '.join(COMMANDS)}"
+    sys.stderr.write(f"scdiva: {said}. See --help.\n")
+    raise SystemExit(2)

@@ -7,13 +7,17 @@ import errno
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
 from scdiva._settings import logger
+
+if TYPE_CHECKING:
+    from anndata import AnnData
 
 ROWS_PER_CHUNK = 4096
 ENTRIES_PER_CHUNK = 2**17
@@ -161,6 +165,46 @@ def whole_or_not(out: Path) -> Iterator[Path]:
         if old.exists() and not out.exists():
             old.rename(out)
         _delete(old)
+
+
+def write_cells(adata: AnnData, out: Path) -> Path:
+    """Write an AnnData object to a file, which is there whole or not at all.
+
+    Parameters
+    ----------
+    adata
+        What to write.
+    out
+        The file, a ``.zarr`` folder if its name ends so, else ``.h5ad``; one that is there is replaced. Folders above
+        it are made.
+
+    Returns
+    -------
+    `out`.
+
+    Raises
+    ------
+    OSError
+        If there is no room for its matrices, or the system refuses a write.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    matrices = [adata.X, *adata.layers.values(), *adata.obsm.values(), *adata.varm.values()]
+    refuse_full(out, sum(_held(matrix) for matrix in matrices))
+    with whole_or_not(out) as new:
+        if is_zarr(out):
+            with warnings.catch_warnings():
+                # of the format, which is anndata's own setting
+                warnings.filterwarnings("ignore", message="Writing zarr v2")
+                adata.write_zarr(new)
+        else:
+            with _said_briefly(new):
+                adata.write_h5ad(new)
+    return out
+
+
+def _held(matrix: Any) -> int:
+    """Bytes of an array, or of the values of a sparse matrix."""
+    return int(getattr(getattr(matrix, "data", None), "nbytes", 0) or getattr(matrix, "nbytes", 0))
 
 
 def open_alone(path: Path) -> BinaryIO:

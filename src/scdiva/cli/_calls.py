@@ -1,0 +1,283 @@
+"""Commands that are calls of `scdiva.tl`: a file in, the same arguments, a new file out, whole or not at all."""
+
+from __future__ import annotations
+
+import ast
+import collections.abc
+import functools
+import inspect
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+
+from scdiva._constants import INTEGRATE, UNS
+from scdiva.cli._help import arguments
+
+if TYPE_CHECKING:
+    from anndata import AnnData
+    from jsonargparse import ArgumentParser
+
+TABLES = (".csv", ".tsv", ".parquet")
+STORES = (".h5ad", ".zarr")
+SETTINGS = ("progress", "threads", "verbosity")
+"""Settings that are options of every such command."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A command.
+
+    Attributes
+    ----------
+    name
+        The function of `scdiva.tl`.
+    line
+        What it does, in a line.
+    fits
+        Whether it fits something that can be kept.
+    makes
+        Whether it makes new cells, which are written, and not those that were read.
+    table
+        Whether it can write its result as a table instead.
+    """
+
+    name: str
+    line: str
+    fits: bool = False
+    makes: bool = False
+    table: bool = False
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The function; `scdiva.tl` is imported here and not before."""
+        from scdiva import tl
+
+        function: Callable[..., Any] = getattr(tl, self.name)
+        return function
+
+
+CALLS = {
+    "embed": Call("embed_file", 'Embed cells, zero-shot and in flat memory: obsm["X_scdiva"], without the matrix.'),
+    "integrate": Call("integrate", 'Take batches out: obsm["X_scdiva_integrated"].', fits=True),
+    "annotate": Call("annotate", 'Name cell types by labelled cells: obs["scdiva_label"].', fits=True),
+    "generate": Call("generate", "Draw new cells like those of a file.", makes=True),
+    "perturb": Call(
+        "predict_perturbation", "Predict cells under perturbations that were not measured.", fits=True, makes=True
+    ),
+    "grn": Call("grn", 'Infer a network of genes: varp["scdiva_grn"], or a table of edges.', table=True),
+}
+
+_OURS = {
+    "file": "The .h5ad or .zarr to read, which may also stand without --file. It is not changed.",
+    "out": "The file to write: a .zarr folder if its name ends so, else .h5ad. It is there whole or not at all.",
+    "overwrite": "Replace what stands at --out, and at --save.",
+    "save": "A folder to keep in what was fitted, for --model of later calls.",
+}
+_SKIPPED = ("adata", "path", "out", "overwrite", "copy")
+
+
+def add_call(parser: ArgumentParser, command: str) -> None:
+    """Add the options of a command to its parser.
+
+    Parameters
+    ----------
+    parser
+        Where to.
+    command
+        Its name.
+    """
+    from scdiva import tl
+    from scdiva._settings import Settings, settings
+
+    call = CALLS[command]
+    out = _OURS["out"] + (f" A name in {', '.join(TABLES)}: the edges alone, as a table." if call.table else "")
+    parser.add_argument("--file", type=str, required=True, help=_OURS["file"])
+    parser.add_argument("-o", "--out", type=str, required=True, help=out)
+    parser.add_argument("--overwrite", type=bool, default=False, help=_OURS["overwrite"])
+    if call.fits:
+        parser.add_argument("--save", type=str | None, default=None, help=_OURS["save"])
+    said = arguments(call.function, {name: getattr(tl, name) for name in tl.__all__})
+    taken = inspect.signature(call.function).parameters
+    for name, parameter in taken.items():
+        if name not in _SKIPPED:
+            needed = parameter.default is parameter.empty
+            start = {"required": True} if needed else {"default": parameter.default}
+            parser.add_argument(
+                f"--{name}", type=sayable(parameter.annotation, call.function), help=said[name], **start
+            )
+    said = arguments(Settings)
+    for name in SETTINGS:
+        if name not in taken:
+            kind = sayable(Settings.__annotations__[name], Settings)
+            parser.add_argument(f"--{name}", type=kind, default=getattr(settings, name), help=said[name])
+
+
+def sayable(annotation: str, owner: Any) -> Any:
+    """Find that part of an argument's type which can be written on a command line.
+
+    Parameters
+    ----------
+    annotation
+        The type, as the source has it.
+    owner
+        Function or class whose module the names are of.
+
+    Returns
+    -------
+    A union of what is no object: numbers, text, literals, and lists and dicts of these. A list goes before a text,
+    since any word is a text. Cells (AnnData) are named by their file.
+    """
+    names = vars(inspect.getmodule(owner))
+    kinds: list[Any] = []
+    for part in _union(ast.parse(annotation, mode="eval").body):
+        text = ast.unparse(part)
+        try:
+            kinds += _plain(eval(text, dict(names)))
+        except (NameError, AttributeError):  # imported for type checkers alone: an object
+            kinds += [str] if text == "AnnData" else []
+    return functools.reduce(operator.or_, sorted(dict.fromkeys(kinds), key=lambda kind: kind is str))
+
+
+def _union(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp):
+        return [*_union(node.left), *_union(node.right)]
+    return [node]
+
+
+def _plain(kind: Any) -> list[Any]:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in (str, int, float, bool, None) or origin in (Literal, tuple):
+        return [type(None) if kind is None else kind]
+    if origin is collections.abc.Sequence:
+        return [GenericAlias(list, inner)]
+    return [GenericAlias(dict, inner)] if origin is collections.abc.Mapping else []
+
+
+def run_call(command: str, options: dict[str, Any]) -> str:
+    """Run a command.
+
+    Parameters
+    ----------
+    command
+        Its name.
+    options
+        As its parser gives them.
+
+    Returns
+    -------
+    What was written.
+
+    Raises
+    ------
+    FileExistsError
+        If `out` or `save` exists and `overwrite` is False, or `out` is a file that is read.
+    FileNotFoundError, ValueError
+        If a file is missing, damaged, or of no kind that can be read or written, or as the call raises them.
+    KeyboardInterrupt
+        On Ctrl-C, also where the call itself would end with what it has; nothing is written.
+    """
+    from scdiva._settings import settings
+
+    call, options = CALLS[command], dict(options)
+    kept = {name: options.pop(name) for name in SETTINGS if name in options}
+    with settings.override(**kept):
+        file, out = Path(options.pop("file")), Path(options.pop("out")).expanduser()
+        overwrite, save = options.pop("overwrite"), options.pop("save", None)
+        endings = (*STORES, *(TABLES if call.table else ()))
+        if out.suffix not in endings:
+            raise ValueError(f"{str(out)!r} must end in {', '.join(endings)}.")
+        if command == "embed":
+            return str(call.function(file.expanduser(), out, overwrite=overwrite, **options))
+        return "\n".join(map(str, _on_cells(call, file.expanduser(), out, options, overwrite, save)))
+
+
+def _on_cells(
+    call: Call, file: Path, out: Path, options: dict[str, Any], overwrite: bool, save: str | None
+) -> list[Path]:
+    """Read the cells, call, and write what was asked for."""
+    from scdiva.data.output import refuse_target, write_cells
+
+    files = {"file": file}
+    if options.get("reference") is not None:
+        files["reference"] = Path(options["reference"]).expanduser()
+    for one in files.values():
+        if not one.exists():
+            raise FileNotFoundError(f"no file {str(one)!r}.")
+    refuse_target(out, overwrite, *files.values())
+    if save is not None and Path(save).expanduser().exists() and not overwrite:
+        raise FileExistsError(f"{save!r} exists. Pass another folder to --save, or --overwrite.")
+    cells = {name: _read(one) for name, one in files.items()}
+    adata = cells.pop("file")
+    options |= cells
+    if call.makes and save is not None:  # what it returns is the cells
+        options["model"] = _fitted_screen(adata, options)
+    made = call.function(adata, **options)
+    noted = INTEGRATE if call.name == "integrate" else options.get("key_added")
+    if adata.uns.get(UNS, {}).get(noted, {}).get("stopped") == "interrupted":
+        raise KeyboardInterrupt  # in a session what was learned by then is kept; here nobody would notice
+    saved = [] if save is None else [_save(options["model"] if call.makes else made, save, overwrite)]
+    if out.suffix in TABLES:
+        _write_edges(adata, options["key_added"], out)
+    else:
+        write_cells(made if call.makes else adata, out)
+    return [out, *saved]
+
+
+def _read(file: Path) -> AnnData:
+    """Read a file of cells whole; what is wrong with it is said with its name."""
+    import anndata
+
+    from scdiva.data.stored import open_root
+
+    _, opened = open_root(file)
+    if opened is not None:
+        opened.close()
+    try:
+        return anndata.read_zarr(file) if file.is_dir() else anndata.read_h5ad(file)
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+        raise ValueError(f"{str(file)!r} can't be read: {error}") from error
+
+
+def _fitted_screen(adata: AnnData, options: dict[str, Any]) -> Any:
+    """Fit what `perturb` would fit, apart, so that it can be kept."""
+    from scdiva.models.perturbation import is_perturbation_model
+    from scdiva.tl import fit_perturbation
+
+    if is_perturbation_model(options["model"]):
+        raise ValueError(f"--model {options['model']} is fitted already: there is nothing to --save.")
+    if options["perturbation_key"] is None:
+        raise ValueError("name the column with the perturbations, --perturbation_key.")
+    taken = inspect.signature(fit_perturbation).parameters
+    return fit_perturbation(adata, **{name: value for name, value in options.items() if name in taken})
+
+
+def _save(fitted: Any, folder: str, overwrite: bool) -> Path:
+    from scdiva.models import save_model
+    from scdiva.models.scdiva import ScDiVa
+
+    if isinstance(fitted, ScDiVa):
+        metadata = getattr(fitted, "metadata", None)
+        return save_model(fitted, fitted.vocabulary, folder, metadata=metadata, overwrite=overwrite)
+    saved: Path = fitted.save(folder, overwrite=overwrite)
+    return saved
+
+
+def _write_edges(adata: AnnData, key: str, out: Path) -> None:
+    """Write the edges of a network, or of the networks of all groups, as a table."""
+    import pandas as pd
+
+    from scdiva.data.output import whole_or_not
+    from scdiva.get import grn_df
+
+    groups = [str(group) for group in adata.uns[UNS][key].get("groups", [])]
+    tables = [grn_df(adata, key=key, group=group).assign(group=group) for group in groups]
+    edges = pd.concat(tables) if tables else grn_df(adata, key=key)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with whole_or_not(out) as new:
+        if out.suffix == ".parquet":
+            edges.to_parquet(new, index=False)
+        else:
+            edges.to_csv(new, index=False, sep="," if out.suffix == ".csv" else "\t")

@@ -1,0 +1,241 @@
+"""`scdiva info`: what a model is, or what a file of cells holds, without loading either."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+from scdiva import _constants as C
+
+CELLS_READ = 4096
+"""Cells at the beginning of a file by which its expression is judged."""
+_LONG = 300
+"""Characters from which on a value is left out of the text, not of JSON."""
+_DEEP = 2
+"""Depth from which on what is nested is left out likewise."""
+_PARTS = ("obs", "var", "obsm", "varm", "varp", "layers")
+
+
+def info(
+    what: str,
+    *,
+    model: str = C.DEFAULT_MODEL,
+    layer: str | None = None,
+    use_raw: bool = False,
+    gene_ids: str | None = None,
+    json: bool = False,
+) -> str:
+    """Tell what a model is, or what a file of cells holds.
+
+    Parameters
+    ----------
+    what
+        An .h5ad or .zarr file; or a model: a bundled name, a folder, also of what was fitted, or hf://owner/name,
+        which is fetched into the Hub's cache.
+    model
+        Of a file: the model whose genes its own are held against.
+    layer, use_raw
+        Of a file: the matrix to look at, in place of X.
+    gene_ids
+        Of a file: the column of var with symbols or Ensembl ids; null takes the names of var.
+    json
+        Say it as JSON, for machines.
+
+    Returns
+    -------
+    Text of several lines.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such file or model.
+    ValueError
+        If it is damaged.
+    """
+    path = Path(what).expanduser()
+    if path.suffix in (".h5ad", ".zarr") or path.is_file():
+        told = about_cells(path, model, layer=layer, use_raw=use_raw, gene_ids=gene_ids)
+    else:
+        told = about_model(what)
+    return _json(told) if json else "\n".join(_lines(told))
+
+
+def about_model(model: str) -> dict[str, Any]:
+    """Read what a model's folder says of it; its weights are not read.
+
+    Parameters
+    ----------
+    model
+        As for :func:`scdiva.models.load_model`, or the folder of an annotator or of a perturbation model.
+
+    Returns
+    -------
+    Plain values by name.
+    """
+    from scdiva.models._folder import CONFIG, WEIGHTS, read_config, read_sums
+    from scdiva.models.pretrained import find_model
+
+    folder = find_model(model)
+    for kind in ("annotator", "perturbation_model"):
+        if (folder / f"{kind}.json").is_file():
+            return _about_fitted(folder, kind)
+    sums = read_sums(folder)
+    config = read_config(folder, sums)
+    return {
+        "kind": "model",
+        "name": str(model),
+        "folder": str(folder),
+        "written_by": f"scdiva {config['scdiva_version']}, format {config['format_version']}",
+        "n_parameters": config["n_parameters"],
+        "dtype": config["dtype"],
+        "weights": {"bytes": (folder / WEIGHTS).stat().st_size, "sha256": sums[WEIGHTS]},
+        "vocabulary": config["vocabulary"],
+        CONFIG.removesuffix(".json"): config["model"],
+        "metadata": config["metadata"],
+    }
+
+
+def _about_fitted(folder: Path, kind: str) -> dict[str, Any]:
+    try:
+        settings = json.loads((folder / f"{kind}.json").read_text(encoding="utf-8"))
+        told = {"kind": kind.replace("_", " "), "folder": str(folder), **dict(settings)}
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{folder / kind}.json is damaged: {error}") from error
+    return told | {"model": about_model(str(folder / "model"))}
+
+
+def about_cells(path: Path, model: str, *, layer: str | None, use_raw: bool, gene_ids: str | None) -> dict[str, Any]:
+    """Look at a file of cells: its shape, its names, the first rows of its matrix, and what scdiva wrote into it.
+
+    Parameters
+    ----------
+    path
+        The file.
+    model, layer, use_raw, gene_ids
+        As for :func:`info`.
+
+    Returns
+    -------
+    Plain values by name.
+    """
+    from anndata.io import read_elem
+
+    from scdiva.data.stored import names_of, open_root
+
+    root, opened = open_root(path)
+    try:
+        missing = [part for part in ("obs", "var") if part not in root]
+        if missing:
+            raise ValueError(f"{str(path)!r} lacks {missing[0]}: expected an .h5ad or .zarr that AnnData wrote.")
+        n_cells, n_genes = (int(names_of(root, axis, path).shape[0]) for axis in ("obs", "var"))
+        keys = {part: _keys(root[part]) for part in _PARTS if part in root}
+        ours = read_elem(root[f"uns/{C.UNS}"]) if C.UNS in root.get("uns", ()) else {}
+        where = "raw.X" if use_raw else "X" if layer is None else f"layers[{layer!r}]"
+        empty = not (use_raw or layer) and "X" not in root
+    finally:
+        if opened is not None:
+            opened.close()
+    told = {"kind": "cells", "file": str(path), "n_cells": n_cells, "n_genes": n_genes}
+    if empty or not n_cells:
+        told["expression"] = {"where": where, "holds": "nothing"}
+    else:
+        told |= _expression(path, where, model, layer=layer, use_raw=use_raw, gene_ids=gene_ids)
+    written = {
+        part: [name for name in names if name in ours or name.startswith(("scdiva_", "X_scdiva"))]
+        for part, names in keys.items()
+    }
+    return told | {
+        "keys": keys,
+        "written_by_scdiva": {part: names for part, names in written.items() if names},
+        "parameters": _plain(ours),
+    }
+
+
+def _keys(group: Any) -> list[str]:
+    return [str(name) for name in group.attrs.get("column-order", list(group.keys()))]
+
+
+def _expression(
+    path: Path, where: str, model: str, *, layer: str | None, use_raw: bool, gene_ids: str | None
+) -> dict[str, Any]:
+    """Judge the first cells of a matrix, and find the model's genes among its own."""
+    from scdiva._validate import scan
+    from scdiva.data.blocks import BLOCK_ROWS, open_path, row_blocks
+    from scdiva.data.genes import column_tokens, gene_names, resolve_genes
+
+    name, genes = _vocabulary(model)
+    with open_path(path, layer, use_raw) as opened:
+        names, fallback = gene_names(opened.var, gene_ids, use_raw=use_raw)
+        tokens = column_tokens(opened.var, genes, gene_ids)
+        known: dict[str, Any] = {"name": name, "n_genes": genes.n_genes, "n_known": int((tokens >= 0).sum())}
+        noted: dict[str, Any] = {}
+        holds: dict[str, Any] = {"where": where, "dtype": str(opened.matrix.dtype)}
+        holds["cells_read"] = min(opened.shape[0], CELLS_READ)
+        blocks = itertools.islice(row_blocks(opened.matrix, BLOCK_ROWS), CELLS_READ // BLOCK_ROWS)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                found = scan(blocks, opened.shape[1], where=where)
+                holds |= {"holds": found.kind, "integer": found.integer, "max": float(found.max)}
+                report = resolve_genes(names, genes, found.counts_per_gene, fallback=fallback)[1]
+                known["share_of_counts"] = report["share_counts"]
+            except ValueError as error:
+                noted["refused"] = str(error)
+        if warned:
+            noted["warnings"] = [str(one.message) for one in warned]
+    return {"expression": holds, "model": known, **noted}
+
+
+def _vocabulary(model: str) -> tuple[str, Any]:
+    from scdiva.models._folder import VOCABULARY
+    from scdiva.models.pretrained import find_model
+    from scdiva.tokenizer.vocabulary import Vocabulary
+
+    folder = find_model(model)
+    fitted = folder / "model"
+    return model, Vocabulary.read((fitted if fitted.is_dir() else folder) / VOCABULARY)
+
+
+def _plain(value: Any) -> Any:
+    """Turn what `uns` holds into plain values; an array of more than ten is named by its shape."""
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if hasattr(value, "shape") and value.shape != ():
+        return _plain(value.tolist()) if value.size <= 10 else f"array of shape {tuple(value.shape)}"
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value.item() if hasattr(value, "item") else value
+
+
+def _json(told: dict[str, Any]) -> str:
+    def finite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: finite(part) for name, part in value.items()}
+        if isinstance(value, list):
+            return [finite(part) for part in value]
+        return None if isinstance(value, float) and value - value != 0 else value
+
+    return json.dumps(finite(told), indent=2, ensure_ascii=False, default=str)
+
+
+def _lines(told: dict[str, Any], depth: int = 0) -> list[str]:
+    """Write names and values below each other, what is nested further in."""
+    lines = []
+    for name, value in told.items():
+        if isinstance(value, dict) and value and depth < _DEEP:
+            lines += [f"{'  ' * depth}{name}:", *_lines(value, depth + 1)]
+        else:
+            lines.append(f"{'  ' * depth}{name}: {_text(value, depth)}")
+    return lines
+
+
+def _text(value: Any, depth: int) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, dict) and value:
+        return f"({len(value)} values; see --json)"
+    text = " ".join((", ".join(map(str, value)) if isinstance(value, list) else str(value)).split())
+    return text if len(text) <= _LONG or not depth else f"({len(text):,} characters; see --json)"

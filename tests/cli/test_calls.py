@@ -1,0 +1,272 @@
+"""Commands that are calls: each gives what Python gives, by the same options, whole or not at all."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+import scdiva as sd
+from scdiva import cli
+from scdiva.cli._calls import CALLS, sayable
+from scdiva.cli._parser import options_of
+
+
+@pytest.fixture(autouse=True)
+def _as_here(monkeypatch, cells):
+    monkeypatch.chdir(cells)
+
+
+@pytest.fixture
+def run(small, tmp_path, capsys):
+    """Run a command with the small model, writing to a new file; returns the file, after seeing it named."""
+
+    def command(name, *words, out="out.h5ad", model=small):
+        out = tmp_path / out
+        arguments = [name, *map(str, words), "--out", str(out), "--model", str(model), "--progress", "false"]
+        code = cli.main(arguments)
+        said = capsys.readouterr()
+        assert code == 0, said.err
+        assert said.out.splitlines()[0] == str(out)
+        return out
+
+    return command
+
+
+@pytest.fixture
+def refused(tmp_path, capsys):
+    """Run a command that fails; returns the one line that it says, after seeing that it left nothing."""
+
+    def command(name, *words, out="out.h5ad", code=1):
+        before = sorted(tmp_path.rglob("*"))
+        assert cli.main([name, *map(str, words), "-o", str(tmp_path / out), "--progress", "false"]) == code
+        said = capsys.readouterr()
+        lines = [line for line in said.err.splitlines() if "warning: " not in line]
+        assert len(lines) == 1
+        assert said.out == ""
+        assert sorted(tmp_path.rglob("*")) == before
+        return lines[0]
+
+    return command
+
+
+def same(one, other):
+    """Whether two AnnData hold the same cells, to the bit."""
+    assert one.obs.to_csv() == other.obs.to_csv()
+    assert list(one.var_names) == list(other.var_names)
+    for part in ("layers", "obsm"):
+        mine, others = getattr(one, part), getattr(other, part)
+        assert sorted(mine) == sorted(others)
+        for key in mine:
+            assert dense(mine[key]).tobytes() == dense(others[key]).tobytes()
+    assert (one.X is None) == (other.X is None)
+    assert one.X is None or dense(one.X).tobytes() == dense(other.X).tobytes()
+    assert sorted(one.uns["scdiva"]) == sorted(other.uns["scdiva"])
+
+
+def dense(matrix):
+    return matrix.toarray() if hasattr(matrix, "toarray") else np.asarray(matrix)
+
+
+def test_embed_is_embed_file_and_the_bits_are_those_of_embed(run, small, cells, tmp_path):
+    made = ad.read_h5ad(run("embed", "cells.h5ad", "--pooling", "lat+mean"))
+    same(made, ad.read_h5ad(sd.tl.embed_file("cells.h5ad", tmp_path / "b.h5ad", model=small, pooling="lat+mean")))
+    adata = ad.read_h5ad("cells.h5ad")
+    sd.tl.embed(adata, small, pooling="lat+mean")
+    np.testing.assert_array_equal(made.obsm["X_scdiva"], adata.obsm["X_scdiva"])
+
+
+def test_integrate_and_what_it_fitted_embeds_later_cells(run, small, tmp_path):
+    kept = tmp_path / "kept"
+    words = ["--batch_key", "batch", "--labels_key", "cell_type", "--steps", "3", "--corrected", "true"]
+    made = ad.read_zarr(run("integrate", "cells.h5ad", *words, "--rng", "3", "--save", kept, out="out.zarr"))
+    adata = ad.read_h5ad("cells.h5ad")
+    model = sd.tl.integrate(adata, "batch", "cell_type", model=small, steps=3, corrected=True, rng=3)
+    assert made.obsm["X_scdiva_integrated"].tobytes() == adata.obsm["X_scdiva_integrated"].tobytes()
+    np.testing.assert_array_equal(made.layers["scdiva_corrected"], adata.layers["scdiva_corrected"])
+    assert made.X.toarray().tobytes() == adata.X.toarray().tobytes()
+    query = ad.read_h5ad("query.h5ad")
+    sd.tl.embed(query, model)
+    later = ad.read_h5ad(run("embed", "query.h5ad", model=kept))
+    np.testing.assert_array_equal(later.obsm["X_scdiva"], query.obsm["X_scdiva"])
+
+
+def test_annotate_and_the_annotator_again(run, small, tmp_path):
+    kept = tmp_path / "kept"
+    words = ["--labels_key", "cell_type", "--reference", "cells.h5ad", "--method", "knn", "--reject", "0.1"]
+    made = ad.read_h5ad(run("annotate", "query.h5ad", *words, "--save", kept))
+    adata = ad.read_h5ad("query.h5ad")
+    sd.tl.annotate(adata, "cell_type", ad.read_h5ad("cells.h5ad"), method="knn", reject=0.1, model=small)
+    assert made.obs["scdiva_label"].tolist() == adata.obs["scdiva_label"].tolist()
+    assert made.obsm["scdiva_label_probability"].tobytes() == adata.obsm["scdiva_label_probability"].tobytes()
+    again = ad.read_h5ad(run("annotate", "query.h5ad", "--reject", "0.1", out="again.h5ad", model=kept))
+    assert again.obsm["scdiva_label_probability"].tobytes() == made.obsm["scdiva_label_probability"].tobytes()
+
+
+def test_generate_from_a_file_of_options(run, small, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump({"n_cells": 3, "groupby": "cell_type", "file": "cells.h5ad", "rng": 5}))
+    made = ad.read_h5ad(run("generate", "--config", file))
+    same(made, sd.tl.generate(ad.read_h5ad("cells.h5ad"), 3, small, groupby="cell_type", rng=5))
+
+
+def test_perturb_is_the_same_whether_the_fit_is_kept(run, small, tmp_path):
+    words = ["screen.h5ad", "--perturbation_key", "perturbation", "--predict", "[A+C]", "--strategy", "none"]
+    screen = ad.read_h5ad("screen.h5ad")
+    expected = sd.tl.predict_perturbation(screen, "perturbation", predict=["A+C"], strategy="none", model=small, rng=1)
+    kept = tmp_path / "kept"
+    for number, more in enumerate([[], ["--save", kept]]):
+        made = ad.read_h5ad(run("perturb", *words, *more, "--rng", 1, out=f"{number}.h5ad"))
+        np.testing.assert_array_equal(made.X, expected.X)
+        np.testing.assert_array_equal(made.varm["scdiva_sd"], expected.varm["scdiva_sd"])
+    later = ad.read_h5ad(run("perturb", "screen.h5ad", "--predict", "A+C", "--rng", 1, out="l.h5ad", model=kept))
+    np.testing.assert_array_equal(later.X, expected.X)
+
+
+def test_grn_and_its_edges_as_a_table(run, small):
+    words = ["cells.h5ad", "--method", "correlation", "--n_targets", 3]
+    made = ad.read_h5ad(run("grn", *words))
+    adata = ad.read_h5ad("cells.h5ad")
+    sd.tl.grn(adata, "correlation", n_targets=3, model=small)
+    assert (made.varp["scdiva_grn"] != adata.varp["scdiva_grn"]).nnz == 0
+    pd.testing.assert_frame_equal(pd.read_parquet(run("grn", *words, out="e.parquet")), sd.get.grn_df(adata))
+    grouped = pd.read_csv(run("grn", *words, "--groupby", "cell_type", out="e.tsv"), sep="\t")
+    sd.tl.grn(adata, "correlation", n_targets=3, model=small, groupby="cell_type")
+    first = sd.get.grn_df(adata, group="type A")
+    assert grouped[grouped["group"] == "type A"]["target"].tolist() == first["target"].tolist()
+    assert set(grouped["group"]) == set(adata.obs["cell_type"])
+
+
+def test_options_that_are_printed_are_the_options(small, capsys, tmp_path):
+    words = ["integrate", "cells.h5ad", "-o", "x.h5ad", "--batch_key", "[batch, cell_type]", "--use_raw"]
+    with pytest.raises(SystemExit) as ended:
+        options_of([*words, "--print_config"])
+    assert ended.value.code == 0
+    file = tmp_path / "run.yaml"
+    file.write_text(capsys.readouterr().out)
+    assert options_of(["integrate", "--config", str(file)]) == options_of(words)
+    options = options_of(["integrate", "--config", str(file), "--batch_key", "batch", "--use_raw", "false"])[1]
+    assert (options["batch_key"], options["use_raw"], options["file"]) == ("batch", False, "cells.h5ad")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["embed", "nowhere.h5ad"], "scdiva embed: no file 'nowhere.h5ad'."),
+        (["integrate", "nowhere.h5ad", "--batch_key", "batch"], "scdiva integrate: no file 'nowhere.h5ad'."),
+        (["annotate", "query.h5ad", "--reference", "no.h5ad", "--labels_key", "x"], "no file 'no.h5ad'"),
+        (["integrate", "cells.h5ad", "--batch_key", "bach"], "'bach'"),
+        (["integrate", "cells.h5ad", "--batch_key", "batch", "--threads", "0"], "settings.threads"),
+        (["generate", "cells.h5ad", "--n_cells", "0"], "n_cells"),
+        (["perturb", "screen.h5ad", "--save", "fitted"], "--perturbation_key"),
+        (["grn", "cells.h5ad", "--sources", "[NOGENE]", "--method", "correlation"], "NOGENE"),
+        (["embed", "cells.h5ad", "--model", "nothing"], "no model 'nothing'"),
+        (["integrate", "broken.h5ad", "--batch_key", "batch"], "'broken.h5ad' is no HDF5 file"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_line_and_leaves_nothing(refused, cells, words, message):
+    (cells / "broken.h5ad").write_text("no cells")
+    assert message in refused(*words)
+
+
+def test_what_stands_there_is_not_replaced_unless_said(run, refused, small, tmp_path):
+    (tmp_path / "out.h5ad").write_text("mine")
+    words = ["generate", "cells.h5ad", "--n_cells", "2", "--model", small]
+    for name in (words, ["embed", "cells.h5ad", "--model", small]):
+        assert "exists. Pass another out, or --overwrite." in refused(*name)
+        assert (tmp_path / "out.h5ad").read_text() == "mine"
+    assert ad.read_h5ad(run(*words[:4], "--overwrite")).n_obs == 2
+    (tmp_path / "kept").mkdir()
+    words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--steps", "2", "--model", small]
+    assert "to --save" in refused(*words, "--save", tmp_path / "kept", out="b.h5ad")
+    assert "choose another path" in refused(*words, "--save", tmp_path / "kept", "--overwrite", out="b.h5ad")
+    assert "must end in .h5ad, .zarr" in refused(*words, out="out.csv")
+
+
+def test_the_file_that_is_read_is_never_written(cells, capsys):
+    before = (cells / "query.h5ad").read_bytes()
+    words = ["annotate", "query.h5ad", "--labels_key", "cell_type", "--reference", "cells.h5ad", "--overwrite"]
+    for out in ("query.h5ad", "./cells.h5ad"):
+        assert cli.main([*words, "-o", out]) == 1
+        assert "is the file that is read" in capsys.readouterr().err
+    assert (cells / "query.h5ad").read_bytes() == before
+
+
+@pytest.mark.parametrize("out", ["out.h5ad", "out.zarr"])
+def test_a_write_that_fails_or_is_stopped_leaves_nothing(refused, small, monkeypatch, out):
+    words = ["generate", "cells.h5ad", "--n_cells", "2", "--model", small]
+    name = "write_zarr" if out.endswith("zarr") else "write_h5ad"
+    plain = getattr(ad.AnnData, name)
+
+    def half(adata, path, error):
+        plain(adata, path)
+        raise error
+
+    for error, code, message in (
+        (OSError(28, "No space left on device"), 1, "No space left"),
+        (KeyboardInterrupt(), 130, "scdiva generate: stopped."),
+    ):
+        monkeypatch.setattr(ad.AnnData, name, lambda adata, path, error=error: half(adata, path, error))
+        assert message in refused(*words, out=out, code=code)
+
+
+def test_a_training_that_is_stopped_writes_nothing(refused, small, monkeypatch, tmp_path):
+    from scdiva.train.integration import IntegrationModule
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(IntegrationModule, "compute_loss", stopped)
+    words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--model", small, "--save", tmp_path / "kept"]
+    assert refused(*words, code=130) == "scdiva integrate: stopped."
+
+
+def test_a_full_disk_is_seen_beforehand(refused, small, monkeypatch):
+    from scdiva.data import output
+
+    monkeypatch.setattr(output.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 100})())
+    words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--steps", "2", "--model", small]
+    assert "No space left on device: it takes" in refused(*words)
+
+
+def test_where_an_error_arose_is_said_when_asked(capsys, monkeypatch, tmp_path):
+    def wrong(*_):
+        raise RuntimeError("in the\nmiddle")
+
+    monkeypatch.setattr("scdiva.tl._embed_file.refuse_target", wrong)
+    words = ["embed", "cells.h5ad", "-o", str(tmp_path / "x.h5ad")]
+    assert cli.main(words) == 1
+    assert capsys.readouterr().err == "scdiva embed: in the middle\n"
+    assert cli.main([*words, "--verbosity", "debug"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("Traceback")
+    assert said.endswith("scdiva embed: in the middle\n")
+
+
+def test_as_a_process(small, cells, tmp_path):
+    out = tmp_path / "e.h5ad"
+    words = [sys.executable, "-m", "scdiva", "embed", str(cells / "cells.h5ad"), "--model", str(small), "-o", str(out)]
+    here = Path(__file__).parents[2]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, cwd=here)
+    assert (done.returncode, done.stdout) == (0, f"{out}\n")
+    again = subprocess.run(words, capture_output=True, text=True, check=False, cwd=here)
+    assert (again.returncode, again.stdout) == (1, "")
+    assert again.stderr.endswith("exists. Pass another out, or --overwrite.\n")
+
+
+def test_every_argument_of_a_call_can_be_said():
+    for name, call in CALLS.items():
+        with pytest.raises(SystemExit):
+            options_of([name, "--help"])
+        assert call.function.__doc__
+    assert sayable("AnnData | None", sd.tl.annotate) == str | None
+    assert sayable("ScDiVa | Annotator | str | PathLike[str]", sd.tl.annotate) is str
+    assert sayable("str | Sequence[str]", sd.tl.integrate) == list[str] | str
+    assert sayable("int | np.random.Generator | torch.Generator | None", sd.tl.generate) == int | None
+    assert sayable("Mapping[str, float] | None", sd.tl.generate) == dict[str, float] | None

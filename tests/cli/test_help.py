@@ -1,0 +1,120 @@
+"""`--help` says of each option what its docstring says, and at once."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+
+import scdiva as sd
+from scdiva import cli
+from scdiva.cli._calls import CALLS
+from scdiva.cli._help import arguments, plain, summary
+from scdiva.cli._parser import COMMANDS, command_parser
+
+SKIPPED = {"adata", "path", "copy"}
+
+
+def helped(capsys, *words) -> str:
+    """Give a help as one line."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*words, "--help"])
+    assert ended.value.code == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_commands_are_listed_and_the_version_is_told(capsys):
+    said = helped(capsys)
+    for name, line in COMMANDS.items():
+        assert f"{name} {line}" in said
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"scdiva {sd.__version__}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["embd"], ["--versio"]])
+def test_what_is_no_command_is_refused(capsys, words):
+    with pytest.raises(SystemExit) as ended:
+        cli.main(words)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1
+    assert {"embd": "'embed'", "--versio": "'--version'"}.get("".join(words), "integrate") in said
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_every_argument_is_explained_by_its_docstring(capsys, monkeypatch, name):
+    monkeypatch.setenv("COLUMNS", "1000")  # no word is cut at a hyphen
+    said = helped(capsys, name)
+    function = CALLS[name].function
+    texts = arguments(function, {other: getattr(sd.tl, other) for other in sd.tl.__all__})
+    taken = [one for one in inspect.signature(function).parameters if one not in SKIPPED]
+    assert len(taken) > 10
+    for one in taken:
+        assert f"--{one} " in said
+        first = texts[one].split(". ")[0]
+        assert len(first) > 5
+        if one not in ("out", "overwrite"):
+            assert first in said
+    assert summary(function) in said
+
+
+def test_fields_of_training_and_model_are_explained(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "1000")
+    said = helped(capsys, "pretrain")
+    for text in ("Genes of a cell seen in training", "Most genes a cell may hold", "Go on from out/last.ckpt"):
+        assert text in said
+    unexplained = [
+        action.dest
+        for action in command_parser("pretrain")._actions
+        if not action.help and action.dest not in ("model", "training")
+    ]
+    assert unexplained == []
+
+
+def test_help_loads_nothing_heavy():
+    code = (
+        "import sys, json\nfrom scdiva.cli import main\n"
+        "for words in (['--help'], ['embed', '--help'], ['perturb', '--help']):\n"
+        "    try:\n        main(words)\n    except SystemExit:\n        pass\n"
+        "sys.stdout.write('\\n' + json.dumps(sorted({'torch', 'scanpy', 'anndata', 'pytorch_lightning', 'sklearn'} "
+        "& set(sys.modules))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+def test_markup_goes_and_values_are_written_as_in_yaml():
+    text = "See :func:`~scdiva.tl.embed`, :meth:`its own <x.y>` [1]_; ``None`` or\n    `True` of `a_b`. Nonesuch."
+    assert plain(text) == "See embed, its own; null or true of a_b. Nonesuch."
+
+
+def test_a_description_that_leads_on_is_followed():
+    def first(a, b, c):
+        """Do.
+
+        Parameters
+        ----------
+        a
+            The first.
+        b, c
+            Both.
+        """
+
+    def second(a, b, c):
+        """Do.
+
+        Parameters
+        ----------
+        a, b
+            As for :func:`first`.
+        c
+            Unlike that of :func:`first`.
+        """
+
+    assert arguments(second, {"first": first}) == {"a": "The first.", "b": "Both.", "c": "Unlike that of first."}
+    assert arguments(second)["a"] == "As for first."

@@ -1,4 +1,4 @@
-# make demo | test | docs | bench | faults | lint | train-mini | clean
+# make demo | test | docs | bench | faults | lint | package | minimum | prerelease | train-mini | clean
 #
 # `.venv` is built once, from the exact versions of constraints.txt: the demo needs only the core; test, docs and lint add
 # their groups to it. A stamp file inside .venv says what is in there.
@@ -6,7 +6,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
-PIP := $(PY) -m pip install --quiet --constraint constraints.txt
+LOCK ?= --constraint constraints.txt
+PIP := $(PY) -m pip install --quiet $(LOCK)
 DATA ?=
 # processes that run the tests, one thread each: half the time on two cores
 WORKERS ?= 2
@@ -14,7 +15,7 @@ CORPUS ?= ../shared/data/corpus
 BENCHMARKS ?= ../shared/data/benchmark
 ON_DATA = "zero_shot.py --data $(BENCHMARKS)"
 
-.PHONY: demo test docs bench faults lint train-mini clean
+.PHONY: demo test docs bench faults lint package minimum prerelease train-mini clean
 
 # torch goes first and by its exact version: left to a looser range, pip may fetch gigabytes of CUDA libraries.
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -66,8 +67,20 @@ lint: $(VENV)/.groups
 	$(VENV)/bin/ruff format --check
 	$(VENV)/bin/mypy
 
+# What a stranger gets: sdist and wheel into dist/, installed and used in an empty environment elsewhere.
+package: $(VENV)/.core
+	$(PY) scripts/check_package.py --out dist
+
+# The lower bounds of pyproject.toml; TORCH=2.6.0 where the index has that build for CPUs.
+minimum: $(VENV)/.core
+	$(PY) scripts/check_minimum.py $(if $(TORCH),--torch "$(TORCH)")
+
+# The suite on the newest of everything but torch, pre-releases too, in an environment of its own.
+prerelease:
+	$(MAKE) test VENV=.venv-prerelease LOCK=--pre
+
 train-mini: $(VENV)/.core
 	$(PY) scripts/train_mini.py --corpus "$(CORPUS)"
 
 clean:
-	rm -rf $(VENV) demo docs/_build docs/generated docs/notebooks build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-prerelease demo docs/_build docs/generated docs/notebooks build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

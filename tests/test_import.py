@@ -78,3 +78,24 @@ def test_the_version_is_the_installed_one():
     import scdiva
 
     assert scdiva.__version__ == version("scdiva")
+
+
+def test_every_public_name_loads_without_any_extra():
+    """What an extra brings is imported when it is used, so no public name needs one."""
+    code = """
+import importlib, pkgutil, sys
+extras = ("annbatch", "dask", "decoupler", "distributed", "harmonypy", "huggingface_hub", "igraph", "leidenalg",
+          "marsilea", "matplotlib_venn", "scdataset", "scib_metrics", "tensorboard", "triton")
+sys.modules.update(dict.fromkeys(extras))
+import scdiva
+count = 0
+for part in pkgutil.iter_modules(scdiva.__path__):
+    if part.name.startswith("_"):
+        continue
+    module = importlib.import_module(f"scdiva.{part.name}")
+    for name in getattr(module, "__all__", ()):
+        assert getattr(module, name) is not None, name
+        count += 1
+print(count)
+"""
+    assert int(fresh(code)) > 100

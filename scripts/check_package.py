@@ -1,0 +1,117 @@
+"""What a stranger gets: sdist and wheel, built, looked into, installed without extras in an empty environment, used.
+
+    python scripts/check_package.py [--out dist]
+
+The environment stands in a temporary folder, takes the versions of constraints.txt and is removed at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shutil
+import tempfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+from empty_environment import CONSTRAINTS, ROOT, build, empty_environment, pinned_torch, pip, run, run_tests, stage
+
+NEEDED = (
+    "scdiva/py.typed",
+    "scdiva/checkpoints/scdiva-mini/README.md",
+    "scdiva/checkpoints/scdiva-mini/SHA256SUMS",
+    "scdiva/checkpoints/scdiva-mini/config.json",
+    "scdiva/checkpoints/scdiva-mini/model.safetensors",
+    "scdiva/checkpoints/scdiva-mini/vocabulary.parquet",
+    "scdiva/datasets/transcription_factors.txt",
+    "scdiva/tokenizer/human.parquet",
+)
+BROUGHT_BY_OTHERS = {"seaborn", "triton"}
+"""Of the extras, what packages of the core may bring themselves: scanpy seaborn, torch's CUDA build Triton."""
+USE = """
+import sys, warnings
+import numpy as np
+import scdiva as sd
+
+assert sd.__file__.startswith(sys.prefix), f"{sd.__file__} is not the installed package"
+warnings.simplefilter("ignore")  # toy cells are few and say so
+sd.settings.progress = False
+adata = sd.datasets.toy()
+sd.tl.embed(adata)
+assert adata.obsm["X_scdiva"].shape[0] == adata.n_obs and np.isfinite(adata.obsm["X_scdiva"]).all()
+print("embedded", *adata.obsm["X_scdiva"].shape, "with scdiva", sd.__version__)
+"""
+ABSENT = """
+import importlib.metadata, sys
+here = {name for name in sys.argv[1:] if list(importlib.metadata.distributions(name=name))}
+sys.exit(f"the core brings what belongs to extras: {sorted(here)}" if here else 0)
+"""
+TESTS = ("test_import.py", "faults/test_installed.py")
+WITHOUT_EXTRAS = ("-k", "public_name or promised or version or extra or hint or triton")
+
+
+def problems_of(wheel: Path, source: Path = ROOT / "src" / "scdiva") -> list[str]:
+    """What is missing in a wheel, differs from the sources, or does not belong there."""
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name: archive.read(name) for name in archive.namelist() if not name.endswith("/")}
+    info = "-".join(wheel.name.split("-")[:2]) + ".dist-info"
+    files = {
+        f"scdiva/{path.relative_to(source).as_posix()}": path
+        for path in source.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    wanted = {*files, *NEEDED, f"{info}/licenses/LICENSE", f"{info}/METADATA", f"{info}/entry_points.txt"}
+    problems = [f"{name} is missing" for name in sorted(wanted - set(held))]
+    problems += [
+        f"{n} differs from the source" for n in sorted(set(files) & set(held)) if held[n] != files[n].read_bytes()
+    ]
+    foreign = [name for name in held if name not in files and name.split("/")[0] != info]
+    return problems + [f"{name} does not belong there" for name in sorted(foreign)]
+
+
+def extras() -> set[str]:
+    """Names of the packages that only extras name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {re.split(r"[\[><=; ]", line)[0] for lines in project["optional-dependencies"].values() for line in lines}
+    core = {re.split(r"[\[><=; ]", line)[0] for line in project["dependencies"]}
+    return named - core - BROUGHT_BY_OTHERS - {"scdiva"}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--out", type=Path, help="folder that sdist and wheel are copied to; existing ones are replaced"
+    )
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="scdiva-package-") as name:
+        folder = Path(name)
+        with stage("sdist, and the wheel from it"):
+            wheel = build(folder)
+            if problems := problems_of(wheel):
+                raise SystemExit(f"{wheel.name}: " + "; ".join(problems))
+            print(f"   {wheel.name}: {wheel.stat().st_size / 1e6:.1f} MB, as the sources")
+        with stage("an empty environment: torch, then the wheel, no extras"):
+            python = empty_environment(folder / "venv")
+            pip(python, "install", "--no-compile", "--constraint", CONSTRAINTS, pinned_torch())
+            pip(python, "install", "--no-compile", "--constraint", CONSTRAINTS, wheel)
+            pip(python, "check")
+            run([python, "-c", ABSENT, *sorted(extras())], cwd=folder)
+        with stage("used there: embed, command line"):
+            run([python, "-c", USE], cwd=folder)
+            for option in ("--version", "--help"):
+                run([python.parent / "scdiva", option], cwd=folder)
+        with stage("every public name, and the hints of missing extras"):
+            pip(python, "install", "--no-compile", "--constraint", CONSTRAINTS, "pytest")
+            run_tests(python, TESTS, folder, WITHOUT_EXTRAS)
+        if arguments.out:
+            arguments.out.mkdir(exist_ok=True)
+            for old in arguments.out.glob("scdiva-*"):
+                old.unlink()
+            for built in (*folder.glob("scdiva-*.tar.gz"), wheel):
+                shutil.copy2(built, arguments.out)
+    print("package: good")
+
+
+if __name__ == "__main__":
+    main()

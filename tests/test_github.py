@@ -1,0 +1,168 @@
+"""What is kept for GitHub, Read the Docs and scverse: it is read there and not here, so its claims are checked here."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import scdiva as sd
+
+ROOT = Path(__file__).parents[1]
+GITHUB = ROOT / ".github"
+WORKFLOWS = {path.stem: path for path in sorted((GITHUB / "workflows").glob("*.yaml"))}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+# The fields that scverse/ecosystem-packages requires: its schema.json 2.0, and what all newer entries hold beside them.
+REQUIRED = {
+    "name": str,
+    "description": str,
+    "project_home": str,
+    "documentation_home": str,
+    "install": dict,
+    "primary_category": str,
+    "tags": list,
+    "license": str,
+    "language": str,
+    "version": str,
+    "contact": list,
+    "category": str,
+}
+OPTIONAL = {"tutorials_home": str, "publications": list, "test_command": str, "logo": str}
+
+
+def jobs_of(name):
+    return yaml.safe_load(WORKFLOWS[name].read_text(encoding="utf-8"))["jobs"]
+
+
+def steps():
+    return [(name, step) for name in WORKFLOWS for job in jobs_of(name).values() for step in job["steps"]]
+
+
+def made_by(command):
+    """Give the targets that a command makes, and the variables that it sets."""
+    found = re.findall(r"^make ([a-z-]+)((?: [A-Z]+=\S+)*)$", command, flags=re.M)
+    return [(target, re.findall(r"([A-Z]+)=", variables)) for target, variables in found]
+
+
+def test_there_is_a_workflow_for_each_matter():
+    assert set(WORKFLOWS) == {"build", "docs", "release", "test"}
+    assert not list((GITHUB / "workflows").glob("*.yml"))  # one ending, so that none is overlooked
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_is_well_formed(name):
+    read = yaml.safe_load(WORKFLOWS[name].read_text(encoding="utf-8"))
+    assert {"name", "jobs"} <= set(read)
+    assert read[True]  # YAML reads the key `on` as true
+    for job in read["jobs"].values():
+        assert job["runs-on"]
+        assert set(job.get("needs", [])) <= set(read["jobs"]) or job["needs"] in read["jobs"]
+        assert all(("run" in step) != ("uses" in step) for step in job["steps"])
+        assert all(re.fullmatch(r"[\w.-]+/[\w.-]+@[\w./-]+", step["uses"]) for step in job["steps"] if "uses" in step)
+        assert "permissions" in read or "permissions" in job  # none has the default's, which may write
+
+
+def test_workflows_call_targets_that_there_are():
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, flags=re.M))
+    variables = set(re.findall(r"^([A-Z]+) [?:]?=", MAKEFILE, flags=re.M)) | set(
+        re.findall(r"\$\(([A-Z]+)\)", MAKEFILE)
+    )
+    called = {target for _, step in steps() for target, _ in made_by(step.get("run", ""))}
+    assert called == {"test", "lint", "docs", "package", "minimum", "prerelease"}
+    assert called <= targets
+    assert {name for _, step in steps() for _, names in made_by(step.get("run", "")) for name in names} <= variables
+    assert sum("make " in step.get("run", "") for _, step in steps()) == sum(
+        len(made_by(step.get("run", ""))) for _, step in steps()
+    )
+
+
+def test_pythons_that_are_promised_are_tested():
+    matrix = jobs_of("test")["test"]["strategy"]["matrix"]
+    promised = {line.rsplit(" ", 1)[1] for line in PROJECT["classifiers"] if line.startswith("Programming Language")}
+    assert {"3.11", "3.12", "3.13"} == set(matrix["python"]) >= promised - {"3"}
+    assert PROJECT["requires-python"] == f">={min(matrix['python'], key=lambda v: int(v.split('.')[1]))}"
+    assert {"ubuntu-latest", "macos-latest"} == {*matrix["os"], *(extra["os"] for extra in matrix["include"])}
+
+
+def test_pre_releases_may_fail_and_nothing_else():
+    free = [name for name, job in jobs_of("test").items() if job.get("continue-on-error")]
+    assert free == ["prerelease"]
+    gate = jobs_of("test")["check"]
+    assert set(gate["needs"]) == set(jobs_of("test")) - {"check"}
+    assert gate["steps"][0]["with"]["allowed-failures"] == "prerelease"
+
+
+def test_a_release_needs_no_secret():
+    assert "secrets." not in "".join(path.read_text(encoding="utf-8") for path in WORKFLOWS.values())
+    publish = jobs_of("release")["publish"]
+    assert publish["permissions"] == {"id-token": "write"}
+    assert publish["needs"] == "build"
+    assert all("run" not in step for step in publish["steps"])  # none of our code holds the permission to publish
+    assert "make package" in [step.get("run") for step in jobs_of("release")["build"]["steps"]]
+
+
+def test_the_least_torch_is_that_of_pyproject():
+    (bound,) = [line.split(">=")[1] for line in PROJECT["dependencies"] if line.startswith("torch>=")]
+    commands = [step.get("run", "") for step in jobs_of("test")["minimum"]["steps"]]
+    assert f"make minimum TORCH={bound}.0" in commands
+
+
+@pytest.mark.parametrize("form", ["bug_report", "feature_request"])
+def test_an_issue_form_asks_for_what_we_need(form):
+    read = yaml.safe_load((GITHUB / "ISSUE_TEMPLATE" / f"{form}.yml").read_text(encoding="utf-8"))
+    assert {"name", "description", "body"} <= set(read)
+    ids = [field["id"] for field in read["body"]]
+    assert len(set(ids)) == len(ids)
+    if form == "bug_report":
+        asked = {field["id"]: field["attributes"]["description"] for field in read["body"]}
+        assert "sd.print_versions()" in asked["versions"]
+        assert all(field["validations"]["required"] for field in read["body"])
+
+
+def entry():
+    return yaml.safe_load((GITHUB / "ecosystem" / "meta.yaml").read_text(encoding="utf-8"))
+
+
+def test_the_ecosystem_entry_has_what_the_registry_requires():
+    read, known = entry(), REQUIRED | OPTIONAL
+    assert set(REQUIRED) <= set(read) <= set(known)
+    assert {name: type(value) for name, value in read.items()} == {name: known[name] for name in read}
+    assert all(isinstance(item, str) for name in ("tags", "contact") for item in read[name])
+    assert all(read[name] and len(set(read[name])) == len(read[name]) for name in ("tags", "contact"))
+    assert set(read["install"]) <= {"pypi", "conda", "cran", "bioconductor"}
+    assert all(re.fullmatch(r"https://\S+", read[name]) for name in read if name.endswith("_home"))
+    assert read["category"] == "ecosystem"
+
+
+def test_the_ecosystem_entry_is_true_of_the_package():
+    read = entry()
+    assert read["name"] == read["install"]["pypi"] == PROJECT["name"]
+    assert read["license"] == PROJECT["license"]
+    assert read["version"] == sd.__version__
+    assert made_by(read["test_command"]) == [("test", [])]
+
+
+def test_read_the_docs_builds_what_make_docs_builds():
+    read = yaml.safe_load((ROOT / ".readthedocs.yaml").read_text(encoding="utf-8"))
+    assert read["version"] == 2
+    assert read["sphinx"]["fail_on_warning"] is True
+    assert (ROOT / read["sphinx"]["configuration"]).is_file()
+    assert read["build"]["tools"]["python"] == PROJECT["requires-python"].removeprefix(">=")
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    install = " ".join(read["build"]["jobs"]["install"])
+    assert set(re.findall(r"--group (\w+)", install)) <= set(groups)
+    assert set(re.findall(r'"\.\[(\w+)\]"', install)) <= set(PROJECT["optional-dependencies"])
+    assert install.index("torch==") < install.index("--editable")  # or pip may fetch CUDA
+
+
+def test_pre_commit_runs_what_make_lint_runs():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    (ruff,) = [repo for repo in hooks if repo["repo"].endswith("ruff-pre-commit")]
+    locked = re.search(r"^ruff==(.*)$", (ROOT / "constraints.txt").read_text(), flags=re.M)
+    assert ruff["rev"] == f"v{locked[1]}"
+    assert {hook["id"] for repo in hooks for hook in repo["hooks"]} >= {"ruff-check", "ruff-format", "mypy"}

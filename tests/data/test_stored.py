@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from scdiva.data import blocks, stored
 from scdiva.data.blocks import open_matrix, read_ranges, row_blocks, row_readable
-from scdiva.data.stored import StoredRows
+from scdiva.data.stored import StoredRows, whole
 
 FORMATS = ["h5ad", "zarr2", "zarr3"]
 
@@ -212,8 +212,36 @@ def test_a_zarr_with_a_truncated_chunk_names_itself(kind, store, tmp_path):
     chunks = [file for file in array.rglob("*") if file.is_file() and not file.name.startswith((".z", "zarr"))]
     chunk = chunks[0]
     chunk.write_bytes(chunk.read_bytes()[:-9])
-    with open_matrix(path) as opened, pytest.raises(ValueError, match=r"X of '.*torn\.zarr' is damaged: it can't be"):
+    # a codec that does not notice is not asked
+    with pytest.raises(ValueError, match=r"X of '.*torn\.zarr' is damaged: it can't be"), open_matrix(path) as opened:
         list(row_blocks(opened.matrix))
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_chunk_that_blosc_would_read_beyond_is_refused(version, tmp_path):
+    from numcodecs import Blosc
+    from zarr.codecs import BloscCodec
+
+    root = zarr.open_group(tmp_path / "x.zarr", mode="w", zarr_format=version)
+    codec = Blosc() if version == 2 else BloscCodec(cname="lz4")
+    array = root.create_array("values", shape=(3000,), chunks=(1000,), dtype="f4", compressors=codec)
+    array[:] = np.random.default_rng(0).poisson(1, 3000)
+    (chunk,) = (path for path in (tmp_path / "x.zarr" / "values").rglob("1") if path.is_file())
+    content = chunk.read_bytes()
+    for end in (-1, -9, 16, 3, 0):
+        chunk.write_bytes(content[:end])
+        with pytest.raises(ValueError, match=r"values is damaged: .*chunk 1 of values is cut off"):
+            whole(array, "values")
+    chunk.write_bytes(content)
+    assert whole(array, "values") is array
+
+
+@pytest.mark.parametrize("kind", FORMATS[1:])
+def test_one_gene_needs_no_chunk_of_indices(kind, tmp_path):
+    one = sp.csr_matrix(np.arange(1, 31, dtype=np.float32)[:, None])
+    with open_matrix(write(tmp_path, one, kind, "one")) as opened:
+        (block,) = [rows for _, rows in row_blocks(opened.matrix, 30)]
+    np.testing.assert_array_equal(block.toarray(), one.toarray())
 
 
 def test_slow_compression_is_told_of_once_a_file(tmp_path, monkeypatch):

@@ -14,7 +14,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva._nearest import or_nearest
-from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, warn_if_slow
+from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, warn_if_slow, whole
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -188,7 +188,7 @@ def open_path(path: Path, layer: str | None = None, use_raw: bool = False) -> Op
         # Only the index of obs: annotation of an atlas can be larger than memory allows.
         obs_names = StoredNames(names) if hasattr(names, "shape") else pd.Index(anndata.io.read_elem(names)).astype(str)
         element = group[key]
-        matrix = element if hasattr(element, "shape") else _stored_sparse(element)
+        matrix = whole(element, f"{what} of {str(path)!r}") if hasattr(element, "shape") else _stored_sparse(element)
         if len(matrix.shape) == 2 and tuple(matrix.shape) != (len(obs_names), len(var)):
             raise ValueError(
                 f"{what} of {str(path)!r} is {matrix.shape[0]} × {matrix.shape[1]}, but there are names of "

@@ -14,6 +14,8 @@ import numpy as np
 _SLOW = ("gzip", "zlib", "bz2", "lzma", "szip")
 """Compressions that take several times as long to read as none; lz4, zstd and lzf do not."""
 _warned: set[str] = set()
+_BLOSC_HEAD = 16
+"""Bytes of it; the last four are the size of the chunk."""
 
 
 class StoredNames:
@@ -76,8 +78,12 @@ class StoredRows:
             raise self._damaged(f"indptr has {n} entries for {self.shape[0]} cells")
         if not self._direct:
             for array in (self._indices, self._data):
-                if array.nchunks_initialized < array.nchunks:  # zarr would fill them with zeros
-                    raise self._damaged(f"{array.nchunks - array.nchunks_initialized} chunks of {array.path} are gone")
+                gone = array.nchunks - array.nchunks_initialized  # zarr would fill them with zeros
+                # and writes none that holds nothing else: of one gene that is every index
+                if gone and not (array is self._indices and self.shape[1] == 1):
+                    raise self._damaged(f"{gone} chunks of {array.path} are gone")
+            for array in (self._indptr, self._indices, self._data):
+                whole(array, self.where)
             self._indptr = self._indptr[:]
         last = int(self._indptr[n - 1])
         if not self._indices.shape[0] == self._data.shape[0] == last:
@@ -153,6 +159,40 @@ def naming(where: str) -> Iterator[None]:
         yield
     except (OSError, RuntimeError, ValueError) as error:  # truncated chunks: what is raised depends on the codec
         raise ValueError(f"{where} is damaged: it can't be read ({error}). Copy or write the file anew.") from error
+
+
+def whole(array: Any, where: str) -> Any:
+    """Return an array, unless it lies in a zarr folder and a chunk of it is shorter than it says.
+
+    Blosc does not notice that: it reads on behind the chunk's end, and gives whatever lies there in memory.
+
+    Parameters
+    ----------
+    array
+        The array.
+    where
+        The matrix and its file.
+
+    Raises
+    ------
+    ValueError
+        If there is such a chunk.
+    """
+    root = getattr(getattr(array, "store", None), "root", None)
+    if root is None or array.shards or not any("blosc" in type(codec).__name__.lower() for codec in array.compressors):
+        return array
+    for folder, _, names in os.walk(os.path.join(root, array.path)):
+        for name in names:
+            if name.startswith(".") or name == "zarr.json":
+                continue
+            with open(os.path.join(folder, name), "rb", buffering=0) as chunk:
+                head, size = chunk.read(_BLOSC_HEAD), os.fstat(chunk.fileno()).st_size
+            if size < _BLOSC_HEAD or size < int.from_bytes(head[12:16], "little"):
+                raise ValueError(
+                    f"{where} is damaged: it can't be read (chunk {name} of {array.path} is cut off). Copy or write "
+                    "the file anew."
+                )
+    return array
 
 
 def file_of(element: Any) -> str:

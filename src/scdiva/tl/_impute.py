@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._progress import progress_bar
 from scdiva._settings import settings
 from scdiva.data.writing import check_writable, our_uns
 
@@ -160,7 +161,7 @@ def impute(
         draw = np.random.default_rng(seed)
         fold = draw.permutation(np.arange(len(measured)) % N_FOLDS)
         parts = []
-        for number in range(min(N_FOLDS, len(measured))):
+        for number in progress_bar(range(min(N_FOLDS, len(measured))), desc="imputing", unit="part of the genes"):
             hidden = measured[fold == number]
             states = states_of(loaded, without(cells, hidden))
             parts.append((fold == number, states, fit_to(loaded, cells, states, draw, hidden, RIDGE)))

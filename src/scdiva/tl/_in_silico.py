@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
 from scdiva._settings import settings
 from scdiva._threads import torch_threads_kept
@@ -241,7 +242,7 @@ def _group(
         )
     place = {int(token): j for j, token in reversed(list(enumerate(of_column))) if token >= 0}
     changes = [np.zeros((len(own), len(of_column))) for _ in parts]
-    for i, cell in enumerate(own):
+    for i, cell in enumerate(progress_bar(own, desc=f"perturbing {controls.groups[at]}".strip(), unit="cell")):
         ranked, expression, _ = (part.numpy() for part in cells.take(np.array([cell])).packed)
         whole = Ranked(ranked, expression, draw.permutation(len(ranked)) % PARTS)
         for change, names in zip(changes, parts, strict=True):

@@ -220,6 +220,7 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     # Through object.__setattr__: neither is a parameter, and nn.Module types what its own __setattr__ takes.
     object.__setattr__(loaded, "vocabulary", vocabulary)
     object.__setattr__(loaded, "metadata", config["metadata"])
+    object.__setattr__(loaded, "origin", f"{model}, saved by scdiva {config['scdiva_version']}")
     logger.info("loaded the model in %s", folder)
     return loaded.eval().to(target)
 

@@ -15,7 +15,7 @@ from scdiva._settings import logger
 from scdiva._version import __version__
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
 from scdiva.tl._embed import Running, embed_cells, how_to_run, named, open_for
-from scdiva.tl._embed_parts import Parts, fingerprint, open_parts, stamp
+from scdiva.tl._embed_parts import Parts, open_parts, stamp
 from scdiva.tl._embed_shards import Shard, Shards, as_shard, folder_of, scan_once
 
 if TYPE_CHECKING:
@@ -239,6 +239,8 @@ def _key(
 ) -> dict[str, Any]:
     """Gather what every bit of the embedding depends on, as JSON values; the precision is that of what is run."""
     import torch
+
+    from scdiva.models._summary import fingerprint
 
     found = source.scan
     content = hashlib.sha256()

@@ -39,6 +39,6 @@ def test_an_annotated_object_shows_itself_as_anndata_makes_it():
         assert repr(one) == repr(plain)
         assert "scdiva" in repr(one)
         assert not {"__repr__", "_repr_html_"} & set(vars(one))
-        if hasattr(plain, "_repr_html_"):  # from anndata 0.13 on
+        if hasattr(plain, "_repr_html_"):  # 0.12 has none
             assert type(one)._repr_html_ is type(plain)._repr_html_
             assert isinstance(one._repr_html_(), str)

@@ -93,9 +93,9 @@ def test_a_bare_network_says_what_it_knows():
 
 
 def test_what_is_fitted_says_so(cells):
-    annotator = sd.tl.annotate(cells.copy(), "cell_type", cells.copy())
+    annotator = sd.tl.annotate(cells.copy(), "cell_type", cells.copy(), method="centroid")
     said = rows(annotator)
-    assert said["method"] == "linear"
+    assert said["method"] == "centroid"
     assert said["labels"] == "4: type A, type B, type C, type D"
     assert said["trained on"] == "60 labelled cells"
     assert said["held-out accuracy"] == f"{annotator.notes['accuracy']:.3f} on {annotator.notes['n_held_out']} cells"

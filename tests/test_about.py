@@ -20,14 +20,14 @@ ROOT = Path(__file__).parents[1]
 def test_citation_file_and_cite_say_the_same():
     said = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert said["version"] == sd.__version__
-    for name in ("title", "abstract", "license"):
-        assert said[name] == _about.SOFTWARE[name]
-    assert tuple(author["name"] for author in said["authors"]) == _about.SOFTWARE["authors"]
+    told = [said[name] for name in ("title", "abstract", "license")]
+    assert told == [_about.TITLE, _about.ABSTRACT, _about.LICENSE]
+    assert [author["name"] for author in said["authors"]] == [_about.DEVELOPERS]
     paper = said["preferred-citation"]
-    assert tuple((one["family-names"], one["given-names"]) for one in paper["authors"]) == _about.PAPER["authors"]
-    for name in ("title", "year", "status"):
-        assert paper[name] == _about.PAPER[name]
-    assert f"Copyright (c) {_about.SOFTWARE['year']}" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+    assert tuple((one["family-names"], one["given-names"]) for one in paper["authors"]) == _about.PAPER_AUTHORS
+    told = [paper[name] for name in ("title", "year", "status")]
+    assert told == [_about.PAPER, _about.PAPER_YEAR, _about.PAPER_STATUS]
+    assert f"Copyright (c) {_about.YEAR}" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
 def test_bibtex_can_be_read():
@@ -44,7 +44,7 @@ def test_bibtex_can_be_read():
 
 
 def requirements():
-    """What the metadata of an installation say, made of pyproject.toml: an editable one here may be of an earlier one."""
+    """What metadata say after an installation of this very pyproject.toml; an editable one may be older."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     yield from project["dependencies"]
     for extra, lines in project["optional-dependencies"].items():

@@ -10,27 +10,24 @@ from importlib import metadata
 
 from scdiva._version import __version__
 
-SOFTWARE = {
-    "title": "scdiva",
-    "abstract": "Single-cell embeddings from a masked discrete diffusion model of genes and their expression.",
-    "authors": ("The scdiva developers",),
-    "license": "BSD-3-Clause",
-    "year": 2026,
-}
-PAPER = {
-    "title": "ScDiVa: Masked Discrete Diffusion for Joint Modeling of Single-Cell Identity and Expression",
-    "authors": (
-        ("Wang", "Mingxuan"),
-        ("Chen", "Cheng"),
-        ("Jiang", "Gaoyang"),
-        ("Ren", "Zijia"),
-        ("Zhao", "Chuangxin"),
-        ("Shi", "Lu"),
-        ("Ma", "Yanbiao"),
-    ),
-    "year": 2026,
-    "status": "preprint",
-}
+TITLE = "scdiva"
+ABSTRACT = "Single-cell embeddings from a masked discrete diffusion model of genes and their expression."
+DEVELOPERS = "The scdiva developers"
+LICENSE = "BSD-3-Clause"
+YEAR = 2026
+
+PAPER = "ScDiVa: Masked Discrete Diffusion for Joint Modeling of Single-Cell Identity and Expression"
+PAPER_YEAR = 2026
+PAPER_STATUS = "preprint"
+PAPER_AUTHORS = (
+    ("Wang", "Mingxuan"),
+    ("Chen", "Cheng"),
+    ("Jiang", "Gaoyang"),
+    ("Ren", "Zijia"),
+    ("Zhao", "Chuangxin"),
+    ("Shi", "Lu"),
+    ("Ma", "Yanbiao"),
+)
 """Names as (family, given). CITATION.cff says the same, which a test holds against this."""
 
 
@@ -57,17 +54,17 @@ def cite() -> str:
     @software{scdiva,
     """
     software = {
-        "title": f"{{{SOFTWARE['title']}}}: {SOFTWARE['abstract']}".rstrip("."),
-        "author": " and ".join(f"{{{name}}}" for name in SOFTWARE["authors"]),
-        "year": str(SOFTWARE["year"]),
+        "title": f"{{{TITLE}}}: {ABSTRACT}".rstrip("."),
+        "author": f"{{{DEVELOPERS}}}",
+        "year": str(YEAR),
         "version": __version__,
-        "license": SOFTWARE["license"],
+        "license": LICENSE,
     }
     paper = {
-        "title": f"{{{PAPER['title']}}}",
-        "author": " and ".join(f"{family}, {given}" for family, given in PAPER["authors"]),
-        "year": str(PAPER["year"]),
-        "note": str(PAPER["status"]).capitalize(),
+        "title": f"{{{PAPER}}}",
+        "author": " and ".join(f"{family}, {given}" for family, given in PAPER_AUTHORS),
+        "year": str(PAPER_YEAR),
+        "note": PAPER_STATUS.capitalize(),
     }
     return _Text(f"{_entry('software', 'scdiva', software)}\n\n{_entry('misc', 'wang2026scdiva', paper)}")
 
@@ -152,8 +149,5 @@ def _of_torch() -> list[tuple[str, str]]:
     return [
         ("CUDA", f"{built}, {found}"),
         ("MPS", "yes" if torch.backends.mps.is_available() else "no"),
-        (
-            "threads of torch",
-            f"{torch.get_num_threads()} (OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')})",
-        ),
+        ("threads of torch", threads),
     ]

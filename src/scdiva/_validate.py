@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -133,7 +133,7 @@ def scan(
     if input not in ("auto", "counts", "lognorm"):
         raise ValueError(f"input must be 'auto', 'counts' or 'lognorm', got {input!r}.")
     seen = _Seen(n_vars, obs_names, var_names)
-    total = None if obs_names is None else len(obs_names)
+    total = len(obs_names) if isinstance(obs_names, Sized) else None
     with progress_bar(desc="checking", unit="cell", total=total) as bar:
         for start, block in blocks:
             seen.add(start, block, known)

@@ -358,4 +358,5 @@ def change_of(
         anchor_state=state,
         prompt=head.prompt(read, labels, dose),
     )
-    return head(out.hidden, out.cell_state, read.place)
+    found: Tensor = head(out.hidden, out.cell_state, read.place)
+    return found

@@ -225,6 +225,11 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     return loaded.eval().to(target)
 
 
+def load_for(model: str | os.PathLike[str] | ScDiVa, device: str) -> ScDiVa:
+    """Load a model for a call that will run on a device, whatever the settings say; a loaded one stays where it is."""
+    return load_model(model, device=device) if isinstance(model, str | os.PathLike) else load_model(model)
+
+
 load = load_model
 """The same under a shorter name: ``scdiva.models.load("hf://owner/name@revision")``."""
 

@@ -13,7 +13,8 @@ import scipy.sparse as sp
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
 from scdiva._progress import progress_bar
 from scdiva._validate import Input
-from scdiva.data.cells import CellSource, open_expression, refuse_empty
+from scdiva.data.cell_checks import refuse_empty
+from scdiva.data.cells import CellSource, open_expression
 from scdiva.data.output import new_sparse, open_alone, open_store, refuse_target, whole_or_not
 from scdiva.data.writing import check_anndata, check_writable
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize

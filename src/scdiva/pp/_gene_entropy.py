@@ -84,7 +84,7 @@ def gene_entropy(
     dtype('float32')
     """
     several = isinstance(adata, list | tuple)
-    adatas: list[AnnData] = list(adata) if several else [adata]  # type: ignore[arg-type]
+    adatas: list[AnnData] = list(adata) if several else [adata]
     if not adatas:
         raise ValueError("the list holds no AnnData.")
     for one in adatas:
@@ -186,7 +186,7 @@ def corpus_entropy(
     for number, study in enumerate(studies):
         try:
             source = open_expression(
-                study,  # type: ignore[arg-type]
+                study,
                 genes,
                 layer=layer,
                 use_raw=use_raw,

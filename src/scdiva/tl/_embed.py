@@ -191,10 +191,10 @@ def open_for(
     The loaded model, the checked cells, and what the call was given and found, as scalars that h5ad can hold.
     """
     from scdiva.data.cells import open_cells
-    from scdiva.models import load_model
     from scdiva.models.inference import runs_transformer
+    from scdiva.models.pretrained import load_for
 
-    loaded = load_model(model)
+    loaded = load_for(model, running.device)
     config = loaded.config
     source = open_cells(
         data,

@@ -105,7 +105,7 @@ def embed_file(
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
     """
     from scdiva.data.packing import WINDOW
-    from scdiva.models import load_model
+    from scdiva.models.pretrained import load_for
 
     path, out = Path(path), Path(out)
     if not path.exists():
@@ -113,7 +113,7 @@ def embed_file(
     refuse_target(out, overwrite, path)
     only = None if shard is None else as_shard(shard)
     running = how_to_run(batch_size, device, precision, pooling)
-    loaded = load_model(model)
+    loaded = load_for(model, running.device)
     reading = {
         "layer": layer,
         "use_raw": use_raw,

@@ -146,10 +146,11 @@ def in_silico_perturbation(
         "duplicates": duplicates,
     }
 
-    from scdiva.models import load_model
     from scdiva.models.perturbation import gene_tokens
+    from scdiva.models.pretrained import load_for
 
-    given = load_model(model)
+    target = settings.resolve_device(device)
+    given = load_for(model, target)
     tokens = gene_tokens(given, {part for p in parts for part in p})
     unknown = sorted({part for p in parts for part in p} - set(tokens))
     if unknown:
@@ -181,7 +182,6 @@ def in_silico_perturbation(
         )
     source = adata.raw if use_raw and adata.raw is not None else adata
     check_genes(source.var_names)
-    target = settings.resolve_device(device)
     warnings.warn(
         "the model was trained on no intervention: what follows says which genes go together, not what a perturbation "
         "causes. With a screen, use scdiva.tl.predict_perturbation.",

@@ -280,7 +280,7 @@ def gene_columns(names: pd.Index, genes: tuple[str, ...]) -> np.ndarray:
     ValueError
         If some are missing.
     """
-    places = pd.Index(names).get_indexer(list(genes))
+    places: np.ndarray = pd.Index(names).get_indexer(list(genes))
     if (places < 0).any():
         raise ValueError(
             f"{(places < 0).sum()} of {len(genes)} genes of the screen are not in adata.var_names, the first is "

@@ -184,4 +184,5 @@ def _group(adata: AnnData, model: PerturbationModel, chosen: np.ndarray) -> str:
             f"the start cells are of {len(found)} groups of adata.obs[{model.groupby!r}], the first are "
             f"{', '.join(map(repr, found[:5]))}; perturbations change each in its own way: start from cells of one."
         )
-    return found[0]
+    result: str = found[0]
+    return result

@@ -156,7 +156,7 @@ class IntegrationModule(TaskModule):
         if self.thin:
             view = head.integrated(self._features(thinned_at_random(batch, c.max_time, generator)))
             denoising = (denoising + (1 - (view * target).sum(dim=1)).mean()) / 2
-        told = _Reversed.apply(state, self.reversal())
+        told = _Reversed.apply(state, self.reversal())  # type: ignore[no-untyped-call]
         reversal = state.new_zeros(())
         for number, discriminator in enumerate(self.discriminators):
             logits = buffers[f"prior{number}"][rows] + discriminator(told * head.dim**0.5)

@@ -79,7 +79,7 @@ def present(name):
 def test_a_broken_torch_and_a_bare_source_are_told_and_not_raised(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.setattr(_about.metadata, "requires", lambda name: missing(name))
-    said = _about.versions()
+    said = _about._versions()
     assert "torch says" in said
     assert "numpy" in said
 

@@ -86,10 +86,10 @@ def print_versions() -> None:
     Python       3.11.9
     ...
     """
-    sys.stdout.write(versions())
+    sys.stdout.write(_versions())
 
 
-def versions() -> str:
+def _versions() -> str:
     """Give the lines of :func:`print_versions`."""
     core, extras = _requirements()
     rows = [

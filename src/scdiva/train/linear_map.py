@@ -136,7 +136,7 @@ def fit_linear_map(
     means = np.zeros((len(sizes), cells.n_tokens))
     squares, shares = np.zeros_like(means), np.zeros_like(means)
     total = 0.0
-    for study, block in _blocks(cells, "adding up"):
+    for study, block in _shown(cells, "summing up"):
         means[study] += np.asarray(block.sum(axis=0)).ravel() / sizes[study]
         squares[study] += np.asarray(block.multiply(block).sum(axis=0)).ravel() / sizes[study]
         total += weight[study] * float(block.sum())
@@ -155,7 +155,7 @@ def fit_linear_map(
     deviation = np.sqrt(variance[kept]) + DEVIATION_OFFSET
 
     covariance = np.zeros((len(kept), len(kept)))
-    for study, block in _blocks(cells, "covariance"):
+    for study, block in _shown(cells, "covariance"):
         # 0 - 0 for a gene that the study did not measure
         dense = (block[:, kept].toarray() - means[study, kept]) / deviation
         dense = np.clip(dense, -CLIP, CLIP).astype(np.float32)
@@ -188,15 +188,16 @@ def _leading_eigenvectors(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.nd
     return vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(k)]), values
 
 
-def _blocks(cells: Corpus, desc: str) -> Iterator[tuple[int, sp.csr_matrix]]:
-    """Yield row blocks of one study each, in token space; the bar says what for."""
+def _shown(cells: Corpus, desc: str) -> Iterator[tuple[int, sp.csr_matrix]]:
+    """Yield the row blocks, and show how far they are."""
     with progress_bar(desc=desc, unit="cell", total=len(cells.study)) as bar:
-        for study, block in _row_blocks(cells):
+        for study, block in _blocks(cells):
             yield study, block
             bar.update(block.shape[0])
 
 
-def _row_blocks(cells: Corpus) -> Iterator[tuple[int, sp.csr_matrix]]:
+def _blocks(cells: Corpus) -> Iterator[tuple[int, sp.csr_matrix]]:
+    """Yield row blocks of one study each, in token space."""
     bounds = np.flatnonzero(np.diff(cells.study, prepend=-1, append=-1))
     for start, end in itertools.pairwise(bounds.tolist()):
         for lo in range(start, end, BLOCK_ROWS):

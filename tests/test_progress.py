@@ -134,12 +134,9 @@ CALLS = {
         lambda a: sd.tl.in_silico_perturbation(a, expressed(a), n_cells=2),
         {"perturbing"},
     ),
-    "tl.gene_embedding": (lambda a: sd.tl.gene_embedding(a, groupby="batch"), {"running the model"}),
-    "tl.grn": (lambda a: sd.tl.grn(a, method="attention", n_cells=2), {"running the model"}),
-    "tl.log_likelihood": (lambda a: sd.tl.log_likelihood(a[:2].copy(), n_samples=2), {"running the model"}),
     "tl.reconstruct": (lambda a: sd.tl.reconstruct(a[:2].copy()), {"running the model"}),
 }
-"""Calls that take more than a few seconds on many cells, and the bars that they show."""
+"""Calls that take more than a few seconds on many cells, and the bars that they show; others run as `tl.embed` does."""
 
 
 @pytest.mark.parametrize("name", CALLS)

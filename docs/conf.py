@@ -162,6 +162,10 @@ def write_api(path: Path) -> None:
         ]
     title = "Settings: ``scdiva.settings``"
     lines += [title, "-" * len(title), "", ".. autoclass:: scdiva._settings.Settings", "   :members:", ""]
+    title = "To cite, and to report: ``scdiva.cite``, ``scdiva.print_versions``"
+    lines += [title, "-" * len(title), ""]
+    for name in ("cite", "print_versions"):
+        lines += [f".. autofunction:: scdiva.{name}", ""]
     path.parent.mkdir(exist_ok=True)
     path.write_text("\n".join(lines), encoding="utf-8")
 

@@ -23,7 +23,7 @@ from typing import Any
 
 PARTS = (
     *("datasets", "pp", "tl", "pl", "get", "metrics", "models"),
-    *("tokenizer", "data", "train", "diffusion", "nn", "kernels"),
+    *("tokenizer", "data", "train", "diffusion", "nn", "kernels", "_about"),
 )
 OPTIONS = doctest.NORMALIZE_WHITESPACE
 

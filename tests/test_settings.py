@@ -22,12 +22,17 @@ def _settings_as_before():
         ("seed", True),
         ("device", "gpu"),
         ("device", None),
+        ("device", "cuda:first"),
+        ("device", "auto:1"),
         ("batch_size", 0),
         ("precision", "fp16"),
         ("progress", 1),
         ("threads", 0),
         ("threads", "two"),
         ("verbosity", "loud"),
+        ("verbosity", 7),
+        ("verbosity", True),
+        ("verbosity", ["info"]),
     ],
 )
 def test_bad_values_are_refused_and_leave_the_old_one(name, value):
@@ -62,6 +67,13 @@ def test_override_ends_with_its_block_even_on_an_error():
 def test_verbosity_sets_what_the_logger_passes():
     settings.verbosity = "info"
     assert logger.level == logging.INFO
+
+
+@pytest.mark.parametrize(("number", "name"), [(0, "error"), (1, "warning"), (2, "info"), (4, "debug"), (20, "info")])
+def test_verbosity_takes_the_numbers_of_other_packages(number, name):
+    settings.verbosity = number
+    assert settings.verbosity == name
+    assert logger.level == getattr(logging, name.upper())
 
 
 def test_the_handler_prints_only_where_the_user_has_no_logging_of_their_own():
@@ -127,3 +139,114 @@ def test_precision_follows_the_device_and_is_never_replaced_in_silence():
 def test_settings_are_checked_when_made():
     with pytest.raises(ValueError, match="batch_size"):
         Settings(batch_size=0)
+
+
+@pytest.fixture
+def cells():
+    from scdiva.datasets import toy
+
+    return toy(24, 60)
+
+
+@pytest.mark.filterwarnings("ignore:.*known genes.*:UserWarning")
+class TestTakesEffect:
+    """Each setting in a call that leaves the argument out, against the same call with another value."""
+
+    def test_seed(self, cells):
+        from scdiva.tl import generate
+
+        drawn = {}
+        for seed in (0, 1):
+            with settings.override(seed=seed):
+                drawn[seed] = [generate(cells, 2, use_transformer=False).X.toarray() for _ in range(2)]
+            assert (drawn[seed][0] == drawn[seed][1]).all()
+        assert drawn[0][0].shape != drawn[1][0].shape or (drawn[0][0] != drawn[1][0]).any()
+
+    def test_device(self, cells):
+        import torch
+
+        from scdiva.tl import embed
+
+        absent = next(d for d, there in (("cuda", torch.cuda.is_available()), ("mps", False)) if not there)
+        with settings.override(device=absent), pytest.raises(ValueError, match=f"device='{absent}' was asked for"):
+            embed(cells)
+
+    @pytest.mark.parametrize("call", ["embed", "annotate", "integrate", "in_silico_perturbation", "generate", "impute"])
+    def test_what_a_call_is_told_goes_before_the_setting(self, cells, call):
+        """Also where nothing could run on the device of the setting. Generating and imputing run on the CPU."""
+        import torch
+
+        from scdiva import tl
+        from scdiva.models import load_model
+
+        known = str(cells.var_names[load_model(device="cpu").vocabulary.match(list(cells.var_names)).tokens > 0][0])
+        given = {
+            "embed": ((), {"device": "cpu"}),
+            "annotate": (("cell_type", cells.copy()), {"device": "cpu", "method": "centroid"}),
+            "integrate": (("cell_type",), {"device": "cpu", "steps": 1}),
+            "in_silico_perturbation": ((known,), {"device": "cpu", "n_cells": 1}),
+            "generate": ((2,), {}),
+            "impute": (([known],), {}),
+        }
+        absent = "mps" if torch.cuda.is_available() else "cuda"
+        with settings.override(device=absent):
+            args, options = given[call]
+            getattr(tl, call)(cells, *args, **options)
+
+    @pytest.mark.parametrize("call", ["generate", "impute"])
+    def test_a_model_on_a_gpu_stays_there(self, cells, call):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("needs a GPU")
+        from scdiva import tl
+        from scdiva.models import load_model
+
+        model = load_model(device="cuda")
+        getattr(tl, call)(cells, *((2,) if call == "generate" else ()), model=model)
+        assert next(model.parameters()).is_cuda
+
+    @pytest.mark.parametrize("call", ["embed", "fit_perturbation"])
+    def test_threads(self, cells, call, monkeypatch):
+        from concurrent.futures import ThreadPoolExecutor
+
+        from scdiva import tl
+        from scdiva.models import inference
+
+        pools = []
+
+        def counted(n, *args, **kwargs):
+            pools.append(n)
+            return ThreadPoolExecutor(n, *args, **kwargs)
+
+        monkeypatch.setattr(inference, "ThreadPoolExecutor", counted)
+        cells.obs["perturbation"] = ["control", "A", "B"] * 8
+        with settings.override(threads=3, device="cpu"):
+            if call == "embed":
+                tl.embed(cells)
+            else:
+                tl.fit_perturbation(cells, "perturbation", strategy="none")
+        assert set(pools) == {3}
+
+    def test_progress(self, cells, monkeypatch, capsys):
+        from scdiva import _progress
+        from scdiva.tl import embed
+
+        monkeypatch.setattr(_progress, "SHORT", 0.0)
+        for progress in (True, False):
+            with settings.override(progress=progress):
+                embed(cells)
+            assert ("running the model" in capsys.readouterr().err) is progress
+
+    def test_verbosity(self, cells, monkeypatch):
+        from scdiva.tl import generate
+
+        said = []
+        (handler,) = logger.handlers
+        monkeypatch.setattr(handler, "emit", lambda record: said.append(record.getMessage()))
+        monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's own
+        for verbosity, wanted in (("warning", False), ("info", True)):
+            said.clear()
+            with settings.override(verbosity=verbosity):
+                generate(cells, 2, use_transformer=False)
+            assert any("drew 2 cells" in line for line in said) is wanted

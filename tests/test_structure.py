@@ -16,6 +16,8 @@ FLOORS = {
         "_constants",
         "_settings",
         "_version",
+        "_about",
+        "_progress",
         "_rng",
         "_scale",
         "_threads",
@@ -34,6 +36,9 @@ FLOOR = {part: floor for floor, parts in FLOORS.items() for part in parts}
 SIDEWAYS = {
     # Settings and random numbers stand on the ground floor of the ground floor: they import only spelled-out constants.
     **{part: {"_constants", "_version"} for part in ("_settings", "_rng", "_scale", "kernels", "diffusion")},
+    "_about": {"_version"},
+    # Whether a bar is shown is a setting.
+    "_progress": {"_settings"},
     # Scores that rest on numba keep torch's threads, as plots do.
     "metrics": {"_constants", "_version", "_threads"},
     # Toy cells carry real gene names.

@@ -20,21 +20,35 @@ from ._version import __version__
 
 if TYPE_CHECKING:
     from . import datasets, get, metrics, models, pl, pp, tl, train
+    from ._about import cite, print_versions
     from ._settings import settings
 
 _PARTS = ("datasets", "get", "metrics", "models", "pl", "pp", "tl", "train")
+_NAMES = {"cite": "_about", "print_versions": "_about", "settings": "_settings"}
+"""Other public names, and the module that each is in."""
 
-__all__ = ["__version__", "datasets", "get", "metrics", "models", "pl", "pp", "settings", "tl", "train"]
+__all__ = [
+    "__version__",
+    "cite",
+    "datasets",
+    "get",
+    "metrics",
+    "models",
+    "pl",
+    "pp",
+    "print_versions",
+    "settings",
+    "tl",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     if name in _PARTS:
         return importlib.import_module(f"{__name__}.{name}")
-    if name == "settings":
-        from ._settings import settings
-
-        globals()["settings"] = settings
-        return settings
+    if name in _NAMES:
+        globals()[name] = getattr(importlib.import_module(f"{__name__}.{_NAMES[name]}"), name)
+        return globals()[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; it has {', '.join(__all__)}")
 
 

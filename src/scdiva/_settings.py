@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -13,6 +14,9 @@ logger = logging.getLogger("scdiva")
 """The one logger. Warnings about a user's data go through `warnings`, news of the work in progress through this."""
 
 _VERBOSITY = {"error": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
+_NUMBERED = {0: "error", 1: "warning", 2: "info", 3: "info", 4: "debug"} | {n: name for name, n in _VERBOSITY.items()}
+"""Numbers that other packages use for these: scanpy's 0 to 4, in which 3 is for hints, and `logging`'s."""
+_DEVICE = re.compile(r"auto|(cpu|cuda|mps)(:\d+)?")
 
 
 @dataclass
@@ -24,7 +28,8 @@ class Settings:
     Parameters
     ----------
     seed
-        Seed of every random generator that is not given a `rng`; numpy's and torch's global state is never reseeded.
+        Seed of every random generator that is not given a `rng`; numpy's and torch's global state is neither read nor
+        set. The same number twice gives the same result twice.
     device
         Where models run: ``"auto"`` (CUDA where there is one, else CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or
         ``"mps"``.
@@ -35,11 +40,15 @@ class Settings:
         Most cells per forward pass when cells are embedded; None: as many as hold 32,768 genes. It changes speed and
         memory, not results: lower it where a GPU's memory runs short.
     progress
-        Whether long calls show a progress bar.
+        Whether calls of more than a second show a progress bar: drawn in a terminal and in Jupyter, and where stderr is
+        a file or a pipe as plain lines, one in half a minute.
     threads
-        Cells that a CPU works on at once when they are embedded, each on one core; None: as many as torch has threads.
+        Cells that a CPU works on at once wherever a trained model is run over them, each on one core; None: as many as
+        torch has threads. No result depends on it. Training uses torch's threads (`torch.set_num_threads`).
     verbosity
-        What the logger passes on: ``"error"``, ``"warning"``, ``"info"`` or ``"debug"``.
+        What the logger passes on to stderr: ``"error"``, ``"warning"``, ``"info"`` or ``"debug"``. Scanpy's numbers
+        from 0 to 4 and those of `logging` may be given instead. Where logging is configured, the logger ``"scdiva"``
+        obeys that. Warnings about data are Python's, see :mod:`warnings`.
 
     Examples
     --------
@@ -61,6 +70,8 @@ class Settings:
         """Check a value before it is kept."""
         if name not in (known := [field.name for field in fields(self)]):
             raise AttributeError(f"scdiva.settings has no {name!r}; it has {', '.join(known)}")
+        if name == "verbosity" and _is_int(value):
+            value = _NUMBERED.get(value, value)
         _check(name, value)
         object.__setattr__(self, name, value)
         if name == "verbosity":
@@ -192,14 +203,14 @@ def _check(name: str, value: Any) -> None:
     valid, what = {
         "seed": (_is_int(value) and value >= 0, "an integer from 0 up"),
         "device": (
-            isinstance(value, str) and value.split(":")[0] in ("auto", "cpu", "cuda", "mps"),
+            isinstance(value, str) and _DEVICE.fullmatch(value) is not None,
             '"auto", "cpu", "cuda", "cuda:N" or "mps"',
         ),
         "precision": (value in ("auto", "fp32", "bf16", "int8"), '"auto", "fp32", "bf16" or "int8"'),
         "batch_size": (value is None or (_is_int(value) and value > 0), "None or an integer from 1 up"),
         "progress": (isinstance(value, bool), "True or False"),
         "threads": (value is None or (_is_int(value) and value > 0), "None or an integer from 1 up"),
-        "verbosity": (value in _VERBOSITY, f"one of {', '.join(_VERBOSITY)}"),
+        "verbosity": (isinstance(value, str) and value in _VERBOSITY, f"one of {', '.join(_VERBOSITY)}"),
     }[name]
     if not valid:
         raise ValueError(f"settings.{name} must be {what}, not {value!r}")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
 import scipy.sparse as sp
 
+from scdiva._progress import progress_bar
 from scdiva._scale import MAX_EXPONENT, MENDS, find_scale
 
 Input = Literal["auto", "counts", "lognorm"]
@@ -132,8 +133,11 @@ def scan(
     if input not in ("auto", "counts", "lognorm"):
         raise ValueError(f"input must be 'auto', 'counts' or 'lognorm', got {input!r}.")
     seen = _Seen(n_vars, obs_names, var_names)
-    for start, block in blocks:
-        seen.add(start, block, known)
+    total = len(obs_names) if isinstance(obs_names, Sized) else None
+    with progress_bar(desc="checking", unit="cell", total=total) as bar:
+        for start, block in blocks:
+            seen.add(start, block, known)
+            bar.update(block.shape[0])
     genes_per_cell = np.concatenate(seen.genes_per_cell) if seen.genes_per_cell else np.zeros(0, np.int32)
     known_per_cell = (
         np.concatenate(seen.known_per_cell) if known is not None and seen.known_per_cell else genes_per_cell

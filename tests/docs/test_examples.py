@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "examples.py"
 GPU_ONLY = {"kernels.autotune_attention", "kernels.keep_attention_plan"}
 """Functions that do nothing without a CUDA device."""
-QUICK = ("datasets", "pp", "tokenizer", "diffusion", "kernels")
+QUICK = ("datasets", "pp", "tokenizer", "diffusion", "kernels", "_about")
 MINUTES = re.compile(r"\.(annotate|adapt|kbet)\(")
 
 

@@ -49,7 +49,9 @@ def test_accumulated_batches_count(run, tmp_path, monkeypatch):
     assert [rate for _, rate in logged(tmp_path / "log" / "version_0", RATE)] == [6.0] * 4
 
 
-def test_the_bar_shows_steps_loss_rate_and_time_left(run, tmp_path, capsys):
+def test_the_bar_shows_steps_loss_rate_and_time_left(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("scdiva._progress._can_draw", lambda: True)
+    monkeypatch.setattr("scdiva._progress.DELAY", 0.0)
     run(tmp_path, settings={"steps": 10}, max_steps=6, progress=True)
     said = capsys.readouterr().err
     last = said.replace("\r", "\n").strip().splitlines()[-1]

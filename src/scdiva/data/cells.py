@@ -16,7 +16,6 @@ from scdiva._validate import Input, Scan, scan
 from scdiva.data.blocks import (
     BLOCK_ROWS,
     OpenMatrix,
-    StoredNames,
     open_matrix,
     open_path,
     read_ranges,
@@ -31,6 +30,8 @@ from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
+
+    from scdiva.data.stored import StoredNames
 
 Ragged = tuple[np.ndarray, np.ndarray, np.ndarray]
 """indptr (n + 1,), tokens (T,), values (T,) of n serialised cells."""

@@ -41,7 +41,8 @@ class Perturbations:
     @property
     def is_control(self) -> NDArray[np.bool_]:
         """Which cells are controls."""
-        return self.code == 0
+        found: NDArray[np.bool_] = self.code == 0
+        return found
 
     def n_seen(self, code: int, single: set[str]) -> int:
         """Count the parts of a perturbation that occur in a set of single perturbations."""
@@ -162,7 +163,8 @@ def column(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.str_
             f"{adata.obs_names[missing.argmax()]!r}: leave them out with "
             f"{where}[{where}.obs[{key!r}].notna()].copy(), or name what they are."
         )
-    return adata.obs[key].astype(str).to_numpy().astype(str)
+    found: NDArray[np.str_] = adata.obs[key].astype(str).to_numpy().astype(str)
+    return found
 
 
 def predicted_conditions(predicted: AnnData) -> pd.DataFrame:

@@ -272,11 +272,11 @@ class CellDataModule(pl.LightningDataModule):
             prefetch=self.prefetch,
         )
 
-    def train_dataloader(self) -> DataLoader:
+    def train_dataloader(self) -> DataLoader[CellBatch]:
         """Load the training stream."""
         return self._loader(self.training_stream())
 
-    def val_dataloader(self) -> DataLoader | list[Any]:
+    def val_dataloader(self) -> DataLoader[CellBatch] | list[Any]:
         """Load the validation batches; an empty list if there are none."""
         self._ready()
         if self._validation_pool is None:
@@ -286,7 +286,7 @@ class CellDataModule(pl.LightningDataModule):
         )
         return self._loader(batches)
 
-    def _loader(self, batches: IterableDataset) -> DataLoader:
+    def _loader(self, batches: IterableDataset[CellBatch]) -> DataLoader[CellBatch]:
         return DataLoader(
             batches,
             batch_size=None,  # they are batches already
@@ -352,4 +352,4 @@ class CellDataModule(pl.LightningDataModule):
 
 
 def _as_list(data: Data | Sequence[Data]) -> list[Data]:
-    return list(data) if isinstance(data, list | tuple) else [data]  # type: ignore[list-item]
+    return list(data) if isinstance(data, list | tuple) else [data]

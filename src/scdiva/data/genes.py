@@ -111,7 +111,10 @@ def column_tokens(var: pd.DataFrame, vocabulary: Vocabulary, gene_ids: str | Non
 
 def _retired(names: Sequence[str], tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
     """Find unknown Ensembl ids, for which a second name may stand in; a name left empty is meant so."""
-    return (tokens == UNKNOWN) & np.array([ensembl_id(name) is not None for name in names], dtype=bool)
+    found: NDArray[np.bool_] = (tokens == UNKNOWN) & np.array(
+        [ensembl_id(name) is not None for name in names], dtype=bool
+    )
+    return found
 
 
 def resolve_genes(

@@ -191,7 +191,10 @@ def _doses(observed: AnnData, dose_key: str) -> NDArray[np.float64]:
         raise KeyError(
             f"observed.obs has no column {dose_key!r}{or_nearest(dose_key, observed.obs.columns)}; it has {columns}."
         )
-    return pd.to_numeric(observed.obs[dose_key].astype(object), errors="coerce").to_numpy(dtype=np.float64)
+    found: NDArray[np.float64] = pd.to_numeric(observed.obs[dose_key].astype(object), errors="coerce").to_numpy(
+        dtype=np.float64
+    )
+    return found
 
 
 def _shared_genes(predicted: AnnData, observed: AnnData, **reading: Any) -> tuple[sp.csr_matrix, NDArray[np.intp]]:

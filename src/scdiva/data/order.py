@@ -50,7 +50,7 @@ class BlockShuffle:
     seed: int
     n_blocks: int = 64
     times: tuple[float, ...] | None = None
-    _drawn: dict = field(default_factory=dict, init=False, repr=False, compare=False)
+    _drawn: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     _starts: tuple[int, ...] = field(default=(0,), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class BlockShuffle:
                     f"an epoch would hold {sum(self.times):.3g} blocks, less than one: give studies larger weights."
                 )
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "n_cells"} | {"_drawn": {}}
 
     @cached_property
@@ -115,7 +115,8 @@ class BlockShuffle:
         The numbers of the blocks of each buffer, and where each buffer's cells start within the epoch (one entry more
         than there are buffers).
         """
-        return self._keep(("buffers", epoch), lambda: self._draw_buffers(epoch))
+        found: tuple[list[np.ndarray], np.ndarray] = self._keep(("buffers", epoch), lambda: self._draw_buffers(epoch))
+        return found
 
     def permutation(self, epoch: int, buffer: int) -> np.ndarray:
         """Draw the order of the cells within a buffer.
@@ -129,7 +130,8 @@ class BlockShuffle:
         -------
         Permutation of the buffer's cells, which are counted block after block as :meth:`buffers` lists them.
         """
-        return self._keep(("cells", epoch, buffer), lambda: self._draw_cells(epoch, buffer))
+        found: np.ndarray = self._keep(("cells", epoch, buffer), lambda: self._draw_cells(epoch, buffer))
+        return found
 
     def _draw_buffers(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
         each = np.arange(len(self.block_sizes))
@@ -145,7 +147,7 @@ class BlockShuffle:
         drawn = np.random.default_rng([self.seed, epoch, buffer + 1])
         return drawn.permutation(int(starts[buffer + 1] - starts[buffer]))
 
-    def _keep(self, key: tuple, draw: Callable[[], Any]) -> Any:
+    def _keep(self, key: tuple[str | int, ...], draw: Callable[[], Any]) -> Any:
         """Draw, or give what was drawn lately: every batch asks, and a hash of all block sizes costs more than it."""
         if key not in self._drawn:
             while len(self._drawn) >= KEPT:

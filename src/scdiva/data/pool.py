@@ -128,7 +128,8 @@ class CellPool:
         int32 (n,).
         """
         number, rows = self.blocks[block]
-        return self._n_tokens[number][rows]
+        found: np.ndarray = self._n_tokens[number][rows]
+        return found
 
     def read_block(self, block: int) -> Cells:
         """Read one block.

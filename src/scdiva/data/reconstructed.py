@@ -65,7 +65,8 @@ def parameters_of(adata: AnnData, key: str) -> Mapping[str, Any]:
     if missing or not isinstance(ours, Mapping) or key not in ours:
         where = f"adata.layers has no {missing[0]!r}" if missing else f"adata.uns[{UNS!r}] has no {key!r}"
         raise KeyError(f"{where}: call scdiva.tl.reconstruct(adata, ..., key_added={key!r}) first.")
-    return ours[key]
+    found: Mapping[str, Any] = ours[key]
+    return found
 
 
 def places_of(adata: AnnData, key: str) -> Places:

@@ -93,7 +93,8 @@ class StoredRows:
     @property
     def dtype(self) -> np.dtype:
         """Type of the stored values."""
-        return self._data.dtype
+        found: np.dtype = self._data.dtype
+        return found
 
     def _damaged(self, how: str) -> ValueError:
         return ValueError(f"{self.where} is damaged: {how}. Copy or write the file anew.")

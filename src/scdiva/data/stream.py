@@ -31,7 +31,7 @@ def _batch(cells: Cells, rows: np.ndarray) -> CellBatch:
     return from_ragged(*take_cells(cells[:3], rows), study=cells[3][rows])
 
 
-class TrainingStream(IterableDataset):
+class TrainingStream(IterableDataset[CellBatch]):
     """Endless training batches. Batch s is a function of (cells, batch size or tokens, seed, s) and of nothing else.
 
     With several processes (distributed training), step s takes the batches ``s * world_size + rank``. Workers of a data
@@ -185,7 +185,7 @@ class TrainingStream(IterableDataset):
             yield from map(mine.batch, mine._numbers())
 
 
-class ValidationBatches(IterableDataset):
+class ValidationBatches(IterableDataset[CellBatch]):
     """The same cells in the same order every time.
 
     Parameters

@@ -98,4 +98,5 @@ def study_times(weights: Mapping[str, float] | float | None, names: Sequence[str
     cells = sizes.astype(np.float64)
     some = cells > 0
     times[some] = cells[some] ** (weights - 1)
-    return times * cells.sum() / (times * cells).sum()
+    found: np.ndarray = times * cells.sum() / (times * cells).sum()
+    return found

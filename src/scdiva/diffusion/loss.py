@@ -196,7 +196,7 @@ def masked_cross_entropy(
     row_weight = hidden.new_ones(hidden.shape[0], dtype=high) if row_weight is None else row_weight.detach().to(high)
     with torch.autocast(kind, enabled=False):  # each product below has the dtype that it is meant to have
         # custom functions run outside of autograd: what the caller's grad mode is must be told
-        loss, nll = _LinearCrossEntropy.apply(
+        loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
             hidden, weight, targets, row_weight, chunk, compute_dtype, torch.is_grad_enabled()
         )
     return loss, nll

@@ -117,4 +117,5 @@ def reconstructed_genes(
         )
     n_found = np.bincount(genes.gene[genes.hidden & (genes.reconstructed_rank > 0)], minlength=adata.n_vars)
     kept = (n_hidden >= min_cells) & (n_found / np.maximum(n_hidden, 1) >= min_recall)
-    return adata.var_names[kept].tolist()
+    found: list[str] = adata.var_names[kept].tolist()
+    return found

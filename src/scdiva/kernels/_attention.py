@@ -217,8 +217,9 @@ def keep_attention_plan(
     device = torch.empty(0, device=device).device  # "cuda" alone is no device in particular
     resolve_backend("triton", head_dim=head_dim, dtype=dtype, device=device)
     from scdiva.kernels import _triton
+    from scdiva.kernels._triton_configs import Plan
 
-    _triton.keep(_triton.Plan.from_dict(plan), device, head_dim, dtype)
+    _triton.keep(Plan.from_dict(plan), device, head_dim, dtype)
 
 
 def resolve_backend(backend: str, *, head_dim: int, dtype: torch.dtype, device: torch.device) -> str:

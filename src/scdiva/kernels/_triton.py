@@ -270,7 +270,7 @@ def _(grad, q, k, v, out, lse, cos, sin, cu_seqlens, valid, max_seqlen):
     return tuple(torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
 
 
-def _keep(ctx: Any, inputs: tuple, output: tuple[Tensor, Tensor]) -> None:
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, max_seqlen = inputs
     ctx.save_for_backward(*tensors, *output)
     ctx.max_seqlen = max_seqlen

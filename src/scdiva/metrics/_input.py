@@ -74,7 +74,8 @@ def check_graph(graph: Any, name: str, *, missing: bool = True) -> Any:
 def scib_metrics(what: str) -> ModuleType:
     """Import scib-metrics, which brings jax and takes seconds, where it is needed."""
     try:
-        import scib_metrics as module
+        import scib_metrics
     except ImportError as error:
         raise ImportError(f"{what} needs scib-metrics: pip install 'scdiva[metrics]'") from error
-    return module
+    found: ModuleType = scib_metrics
+    return found

@@ -18,7 +18,8 @@ def quantile_bins(values: NDArray[np.float64], n_bins: int) -> NDArray[np.intp]:
 
     if n_bins < 1:
         raise ValueError(f"n_bins must be at least 1, got {n_bins}.")
-    return np.floor((rankdata(values) - 0.5) * n_bins / len(values)).astype(np.intp)
+    found: NDArray[np.intp] = np.floor((rankdata(values) - 0.5) * n_bins / len(values)).astype(np.intp)
+    return found
 
 
 def matched_subsets(

@@ -137,7 +137,8 @@ def hub_scores(graph: Any) -> NDArray[np.float64]:
     for rows, (strength, vector) in zip(members, solved, strict=True):
         if strength >= (1 - SAME) * strongest:
             scores[rows] = vector * vector.sum()  # its share in equal scores
-    return scores / scores.max()
+    found: NDArray[np.float64] = scores / scores.max()
+    return found
 
 
 def _principal(weights: Any) -> tuple[float, NDArray[np.float64]]:

@@ -238,7 +238,8 @@ def discrimination_matrix(
     n = len(similarity)
     if n == 1:
         return np.full((1, 1), np.nan)
-    return 1 - (rankdata(-similarity, axis=1) - 1) / (n - 1)
+    found: NDArray[np.float64] = 1 - (rankdata(-similarity, axis=1) - 1) / (n - 1)
+    return found
 
 
 def de_scores(
@@ -341,10 +342,9 @@ def _similarity(predicted: NDArray[np.float64], observed: NDArray[np.float64], m
             f"predicted has shape {predicted.shape} and observed {observed.shape}; both must be the same conditions × "
             "the same genes."
         )
-    if metric == "l1":
-        return -cdist(predicted, observed, "cityblock") / predicted.shape[1]
-    if metric == "l2":
-        return -cdist(predicted, observed, "euclidean")
+    if metric in ("l1", "l2"):
+        apart: NDArray[np.float64] = cdist(predicted, observed, "cityblock" if metric == "l1" else "euclidean")
+        return -apart / (predicted.shape[1] if metric == "l1" else 1)
     if metric == "cosine":
         return _unit(predicted) @ _unit(observed).T
     raise ValueError(f"metric must be 'l1', 'l2' or 'cosine', got {metric!r}.")

@@ -90,4 +90,5 @@ def check_input(
         raise ValueError(f"This model is conditioned on time: pass time of shape ({n_cells},).")
     if anchor_state is not None and anchor_state.shape != (n_cells, c.state_dim):
         raise ValueError(f"anchor_state must be {(n_cells, c.state_dim)}; got {tuple(anchor_state.shape)}.")
-    return longest
+    found: int = longest
+    return found

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from scdiva.models._fitted import MODEL, FittedFolder, arrays, is_fitted, put_into, save_fitted, shapes
+from scdiva.models._summary import annotator_html
 from scdiva.models.inference import pooled_dim
 from scdiva.models.pretrained import load_model
 from scdiva.models.scdiva import ScDiVa
@@ -67,6 +68,9 @@ class Annotator:
     def __repr__(self) -> str:
         """Say what it is in a line."""
         return f"Annotator(method={self.method!r}, {len(self.labels)} labels, {len(self.tokens)} genes)"
+
+    def _repr_html_(self) -> str:
+        return annotator_html(self)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write it to a folder, which is there whole or not at all.

@@ -196,6 +196,11 @@ class ScDiVaConfig:
         """Most genes of a cell that the model reads: those of the set encoder where there is one, else `max_length`."""
         return max(self.anchor_length, self.max_length) if self.anchor == "encoder" else self.max_length
 
+    def _repr_html_(self) -> str:
+        from scdiva.models._summary import config_html
+
+        return config_html(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain Python, ready for JSON."""
         return asdict(self)

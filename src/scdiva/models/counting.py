@@ -73,4 +73,5 @@ def draw_counts(
         better = off < best
         best[better], which[better], where[better] = off[better], number, at[better]
     drawn = (p[which, where].cumsum(axis=1) < rng.random(len(expected))[:, None]).sum(axis=1)
-    return counts[np.minimum(drawn, len(counts) - 1)].astype(np.int64)
+    found: NDArray[np.int64] = counts[np.minimum(drawn, len(counts) - 1)].astype(np.int64)
+    return found

@@ -103,7 +103,7 @@ def open_encoder(
     precision: str = "fp32",
     threads: int | None = None,
     what: ReadOut = "lat",
-) -> Iterator[Encode]:
+) -> Iterator[Encode[Any]]:
     """Get a model ready to encode batch after batch; leave it as it was when the ``with`` block ends, however it ends.
 
     Parameters

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from scdiva._constants import BASELINES, N_SPECIAL
 from scdiva.models._fitted import FittedFolder, arrays, is_fitted, put_into, save_fitted, shapes
+from scdiva.models._summary import perturbation_html
 from scdiva.models.baselines import baselines
 from scdiva.models.inference import Packed
 from scdiva.models.pretrained import load_model
@@ -96,6 +97,9 @@ class PerturbationModel:
         """Say what it is in a line."""
         network = "no network" if self.head is None else "a network"
         return f"PerturbationModel({len(self.screen.conditions)} conditions, {len(self.screen.genes)} genes, {network})"
+
+    def _repr_html_(self) -> str:
+        return perturbation_html(self)
 
     @property
     def labels(self) -> dict[str, int]:
@@ -354,4 +358,5 @@ def change_of(
         anchor_state=state,
         prompt=head.prompt(read, labels, dose),
     )
-    return head(out.hidden, out.cell_state, read.place)
+    found: Tensor = head(out.hidden, out.cell_state, read.place)
+    return found

@@ -213,4 +213,5 @@ def _solve(
 def _probability(log_odds: NDArray[np.floating]) -> NDArray[np.floating]:
     from scipy.special import expit
 
-    return expit(log_odds)
+    found: NDArray[np.floating] = expit(log_odds)
+    return found

@@ -220,8 +220,14 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     # Through object.__setattr__: neither is a parameter, and nn.Module types what its own __setattr__ takes.
     object.__setattr__(loaded, "vocabulary", vocabulary)
     object.__setattr__(loaded, "metadata", config["metadata"])
+    object.__setattr__(loaded, "origin", f"{model}, saved by scdiva {config['scdiva_version']}")
     logger.info("loaded the model in %s", folder)
     return loaded.eval().to(target)
+
+
+def load_for(model: str | os.PathLike[str] | ScDiVa, device: str) -> ScDiVa:
+    """Load a model for a call that will run on a device, whatever the settings say; a loaded one stays where it is."""
+    return load_model(model, device=device) if isinstance(model, str | os.PathLike) else load_model(model)
 
 
 load = load_model

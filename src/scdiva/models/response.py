@@ -142,7 +142,8 @@ def expected_response(screen: Screen, targets: Conditions, alike: Alike) -> tupl
     of_control[: len(screen.n_control)] = 1 / screen.n_control
 
     def common(one: Conditions, other: Conditions) -> Matrix:
-        return of_control[one.group][:, None] * (one.group[:, None] == other.group)
+        found: Matrix = of_control[one.group][:, None] * (one.group[:, None] == other.group)
+        return found
 
     error = common(measured, measured) + np.diag(1 / screen.n_cells)
     ratio, scale = _noise(screen, prior, error)

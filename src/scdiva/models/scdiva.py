@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from scdiva._constants import LAT, MASK, N_SPECIAL
 from scdiva.kernels import positions, resolve_backend, rope_tables
 from scdiva.models._packed_input import check_input
+from scdiva.models._summary import model_html, model_line
 from scdiva.models.config import ScDiVaConfig
 from scdiva.nn.anchor import PooledAnchor, SetEncoder
 from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
@@ -70,6 +71,7 @@ class ScDiVa(nn.Module):
 
     vocabulary: Vocabulary
     """The genes that the tokens stand for; set by :func:`scdiva.models.load_model`."""
+    __repr__, _repr_html_ = model_line, model_html
     micro_batches = 1
     """Parts of a batch that training runs the blocks over in turn; see :func:`scdiva.nn.parts.run_in_parts`."""
 
@@ -333,10 +335,8 @@ class ScDiVa(nn.Module):
 
         Arguments as in :meth:`forward`. `(B, state_dim)`, or `None` with `anchor="learned"`.
         """
-        longest = self.config.input_length
-        check_input(
-            self.config, tokens, values, cu_seqlens, value_mask, None, None, max_length=longest, needs_time=False
-        )
+        c = self.config
+        check_input(c, tokens, values, cu_seqlens, value_mask, None, None, max_length=c.input_length, needs_time=False)
         hidden = tokens == MASK if value_mask is None else value_mask | (tokens == MASK)
         return self._encode_anchor(tokens, values, cu_seqlens, ~hidden)
 

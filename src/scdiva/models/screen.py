@@ -59,7 +59,8 @@ class Conditions:
 
     def same(self, other: Conditions) -> NDArray[np.bool_]:
         """Whether they do so at the same dose, bool `(n, m)`."""
-        return self.same_parts(other) & (self.dose[:, None] == other.dose)
+        found: NDArray[np.bool_] = self.same_parts(other) & (self.dose[:, None] == other.dose)
+        return found
 
     def holding(self, names: Sequence[str]) -> NDArray[np.bool_]:
         """Whether a condition `(n, 1)` perturbs each of the names `(1, m)`, bool `(n, m)`."""

@@ -137,7 +137,7 @@ class PerturbationHead(nn.Module):
                 if generator is not None and parameter.ndim == 2:
                     std = parameter.shape[1] ** -0.5 if parameter is not self.labels.weight else INIT_STD
                     parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
-            self.mlp[-1].weight.zero_()  # type: ignore[union-attr, operator]
+            self.mlp[-1].weight.zero_()  # type: ignore[operator]
             for layer in self.mlp:
                 if isinstance(layer, nn.Linear):
                     layer.bias.zero_()

@@ -165,4 +165,5 @@ def similar_order(profiles: NDArray[np.floating]) -> NDArray[np.intp]:
     if len(profiles) < 3:
         return np.arange(len(profiles))
     order = leaves_list(linkage(pdist(profiles), method="average", optimal_ordering=True)).astype(np.intp)
-    return order if order[0] < order[-1] else order[::-1]
+    found: NDArray[np.intp] = order if order[0] < order[-1] else order[::-1]
+    return found

@@ -162,7 +162,8 @@ def _gene_order(real: AnnData, generated: AnnData) -> NDArray[np.intp]:
                 f"{alone[0]!r}). Both must have the same genes: shared = real.var_names.intersection("
                 "generated.var_names), then real[:, shared] and generated[:, shared], log-normalised before."
             )
-    return generated.var_names.get_indexer(real.var_names)
+    found: NDArray[np.intp] = generated.var_names.get_indexer(real.var_names)
+    return found
 
 
 def _groups(real: AnnData, generated: AnnData, color: str) -> pd.Series:

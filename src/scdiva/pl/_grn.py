@@ -274,7 +274,8 @@ def _dot_sizes(axes: Axes, edges: _Edges) -> NDArray[np.float64]:
     (x0, _), (x1, _) = axes.transData.transform([(0, 0), (1, 0)])
     apart = (x1 - x0) * 72 / axes.figure.dpi
     widest = float(np.clip(0.85 * apart, 4.0, 14.0))
-    return widest**2 * (0.15 + 0.85 * edges.strength / edges.strength.max())
+    found: NDArray[np.float64] = widest**2 * (0.15 + 0.85 * edges.strength / edges.strength.max())
+    return found
 
 
 def _named(strength: NDArray[np.float64], codes: NDArray[np.intp], n_labels: int) -> NDArray[np.intp]:

@@ -58,7 +58,8 @@ def main_point(points: NDArray[np.floating], low: NDArray[np.floating], high: ND
     points = points[island == np.bincount(island).argmax()]
     k = min(len(points), max(5, len(points) // 10))
     reach = cKDTree(points).query(points, k=[k])[0][:, 0]
-    return points[int(np.argmin(reach))]
+    found: NDArray[Any] = points[int(np.argmin(reach))]
+    return found
 
 
 def place_labels(
@@ -199,12 +200,14 @@ def _crossed(
     """Whether the segments from `start` to each of `ends`, (n, 2), cross the one from `a` to `b`."""
 
     def side(p: NDArray[Any], q: NDArray[Any], r: NDArray[Any]) -> NDArray[Any]:
-        return np.sign(
+        found: NDArray[Any] = np.sign(
             (q[..., 0] - p[..., 0]) * (r[..., 1] - p[..., 1]) - (q[..., 1] - p[..., 1]) * (r[..., 0] - p[..., 0])
         )
+        return found
 
     apart = side(start, ends, a) * side(start, ends, b) < 0
-    return apart & (side(a, b, start) * side(a, b, ends) < 0)
+    found: NDArray[np.bool_] = apart & (side(a, b, start) * side(a, b, ends) < 0)
+    return found
 
 
 def _counts_below(
@@ -224,4 +227,5 @@ def _dots_inside(
     most = np.array(below.shape) - 1
     x0, y0 = np.clip(np.floor(low / _GRID).astype(int), 0, most).T
     x1, y1 = np.clip(np.ceil(high / _GRID).astype(int), 0, most).T
-    return below[x1, y1] - below[x0, y1] - below[x1, y0] + below[x0, y0]
+    found: NDArray[np.floating] = below[x1, y1] - below[x0, y1] - below[x1, y0] + below[x0, y0]
+    return found

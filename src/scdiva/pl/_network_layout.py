@@ -177,7 +177,7 @@ def _radius(xy: NDArray[np.float64]) -> float:
 def _sums(weights: sp.csr_matrix, part: NDArray[np.integer], n: int) -> NDArray[np.float64]:
     """Sum the weights between parts, (n, n), the diagonal 0."""
     member = sp.csr_matrix((np.ones(len(part)), (np.arange(len(part)), part)), shape=(len(part), n))
-    sums = (member.T @ weights @ member).toarray()
+    sums: NDArray[np.float64] = (member.T @ weights @ member).toarray()
     np.fill_diagonal(sums, 0)
     return sums
 

@@ -180,7 +180,10 @@ def _surest(predicted: AnnData, condition: str, n_genes: int) -> NDArray[np.intp
             f"{len(again)} genes of predicted bear the name of another (first: {again[0]!r}): call "
             "predicted.var_names_make_unique()."
         )
-    return predicted.var_names.get_indexer(perturbation_df(predicted, condition=condition, top=n_genes)["gene"])
+    found: NDArray[np.intp] = predicted.var_names.get_indexer(
+        perturbation_df(predicted, condition=condition, top=n_genes)["gene"]
+    )
+    return found
 
 
 def _legend_and_title(axes: Axes, title: str) -> None:

@@ -14,6 +14,8 @@ from scdiva._docs import with_shared_docs
 from scdiva.pl._figure import check_file, finish
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
@@ -90,7 +92,7 @@ def training(
 
     import matplotlib.pyplot as plt
 
-    drawn = [lambda ax: _draw_loss(ax, log)]
+    drawn: list[Callable[[Axes], None]] = [lambda ax: _draw_loss(ax, log)]
     if table is not None:
         drawn.append(lambda ax: _draw_ratios(ax, table, metric))
         if table["study"].notna().any():

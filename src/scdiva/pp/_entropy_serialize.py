@@ -11,8 +11,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
+from scdiva._progress import progress_bar
 from scdiva._validate import Input
-from scdiva.data.cells import CellSource, open_expression, refuse_empty
+from scdiva.data.cell_checks import refuse_empty
+from scdiva.data.cells import CellSource, open_expression
 from scdiva.data.output import new_sparse, open_alone, open_store, refuse_target, whole_or_not
 from scdiva.data.writing import check_anndata, check_writable
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
@@ -179,14 +181,16 @@ def _ranked(
     source: CellSource, denominator: np.ndarray, column: np.ndarray, max_length: int, found: dict[str, Any]
 ) -> Iterator[sp.csr_matrix]:
     """Rank the cells block by block, (rows, columns of `adata`); cells with too many genes are added to `found`."""
-    for _, cells in source.expression_blocks():
-        found["n_truncated"] += int((np.diff(cells.indptr) > max_length).sum())
-        indptr, tokens, _ = serialize(cells, denominator, max_length)
-        rank = np.arange(1, len(tokens) + 1) - np.repeat(indptr[:-1], np.diff(indptr))
-        shape = (cells.shape[0], int(column.max(initial=0)) + 1)
-        block = sp.csr_matrix((rank.astype(np.int32), column[tokens], indptr), shape=shape)
-        block.sort_indices()
-        yield block
+    with progress_bar(desc="ranking genes", unit="cell", total=source.n_obs) as bar:
+        for _, cells in source.expression_blocks():
+            found["n_truncated"] += int((np.diff(cells.indptr) > max_length).sum())
+            indptr, tokens, _ = serialize(cells, denominator, max_length)
+            rank = np.arange(1, len(tokens) + 1) - np.repeat(indptr[:-1], np.diff(indptr))
+            shape = (cells.shape[0], int(column.max(initial=0)) + 1)
+            block = sp.csr_matrix((rank.astype(np.int32), column[tokens], indptr), shape=shape)
+            block.sort_indices()
+            yield block
+            bar.update(cells.shape[0])
 
 
 def _fill(blocks: Iterator[sp.csr_matrix], data: Any, indices: Any, n_obs: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from scdiva._constants import N_SPECIAL, UNS, VAR_ENTROPY
+from scdiva._progress import progress_bar
 from scdiva._validate import Input
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.cells import CellSource, open_expression
@@ -83,7 +84,7 @@ def gene_entropy(
     dtype('float32')
     """
     several = isinstance(adata, list | tuple)
-    adatas: list[AnnData] = list(adata) if several else [adata]  # type: ignore[arg-type]
+    adatas: list[AnnData] = list(adata) if several else [adata]
     if not adatas:
         raise ValueError("the list holds no AnnData.")
     for one in adatas:
@@ -185,7 +186,7 @@ def corpus_entropy(
     for number, study in enumerate(studies):
         try:
             source = open_expression(
-                study,  # type: ignore[arg-type]
+                study,
                 genes,
                 layer=layer,
                 use_raw=use_raw,
@@ -204,10 +205,13 @@ def corpus_entropy(
 
 def _count(source: CellSource, histogram: EntropyHistogram, min_genes: int = 0) -> None:
     measured = source.measured_tokens
-    for start, cells in source.expression_blocks():
-        if min_genes > 0:
-            cells = cells[np.flatnonzero(source.lengths[start : start + cells.shape[0]] >= min_genes)]
-        histogram.update(cells, measured)
+    with progress_bar(desc="counting", unit="cell", total=source.n_obs) as bar:
+        for start, cells in source.expression_blocks():
+            n_read = cells.shape[0]
+            if min_genes > 0:
+                cells = cells[np.flatnonzero(source.lengths[start : start + n_read] >= min_genes)]
+            histogram.update(cells, measured)
+            bar.update(n_read)
 
 
 def tokens_of_var(adata: AnnData, raw_tokens: np.ndarray) -> np.ndarray:

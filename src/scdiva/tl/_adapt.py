@@ -144,13 +144,13 @@ def adapt(
     import torch
 
     from scdiva._rng import generator
-    from scdiva.models import load_model
     from scdiva.models.inference import runs_transformer
+    from scdiva.models.pretrained import load_for
     from scdiva.train.adaptation import Limits
 
     source = generator(rng, default_seed=settings.seed)
     seed = int(torch.randint(2**62, (1,), generator=source, device=source.device))
-    given = load_model(model)
+    given = load_for(model, target)
     if given.integration is not None:
         raise ValueError(
             "This model has integrated batches, and adapting would change what that was fitted on. Adapt first."

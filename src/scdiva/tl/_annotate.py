@@ -193,7 +193,7 @@ def annotate(
         "duplicates": duplicates,
     }
     notes: dict[str, Any] = {"model": str(model) if isinstance(model, str | PathLike) else type(model).__name__}
-    fitted = _given_annotator(model)
+    fitted = _given_annotator(model, running.device)
     if fitted is not None:
         if labels_key is not None or reference is not None:
             raise ValueError(
@@ -210,10 +210,10 @@ def annotate(
         import torch
 
         from scdiva._rng import generator
-        from scdiva.models import load_model
+        from scdiva.models.pretrained import load_for
         from scdiva.train.task_config import AnnotationConfig
 
-        given = load_model(cast("ScDiVa | str | PathLike[str]", model))  # an annotator is dealt with
+        given = load_for(cast("ScDiVa | str | PathLike[str]", model), running.device)  # an annotator is dealt with
         if parents is not None:
             ancestors(tuple(known.names), parents)
         source = generator(rng, default_seed=settings.seed)
@@ -273,14 +273,14 @@ def _running(running: Any, method: str) -> Any:
     return running._replace(what="lat" if method in ZERO_SHOT else "state")
 
 
-def _given_annotator(model: Any) -> Annotator | None:
+def _given_annotator(model: Any, device: str) -> Annotator | None:
     """Return the annotator that was given, or lies in the folder that was; None if it is a model."""
     from scdiva.models.annotator import Annotator, is_annotator, load_annotator
 
     if isinstance(model, Annotator):
         return model
     if isinstance(model, str | PathLike) and not str(model).startswith("hf://") and is_annotator(model):
-        return load_annotator(model)
+        return load_annotator(model, device=device)
     return None
 
 

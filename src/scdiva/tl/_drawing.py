@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdiva._constants import N_SPECIAL, TARGET_SUM
+from scdiva._progress import progress_bar
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import settings
 from scdiva.models.counting import depth_of, draw_counts
@@ -121,18 +122,22 @@ def draw_cells(
     never = np.zeros(len(fitted.genes), dtype=bool)
     never[gone] = True
     found: list[Cell] = []
-    for start in range(0, len(source), BATCH):
-        some = np.arange(start, min(start + BATCH, len(source)))
-        log_odds, values = fitted.expected(mixed.take(some))
-        log_odds[:, never] = -np.inf
-        own = [cells.values[cells.indptr[cell] : cells.indptr[cell + 1]] for cell in source[some]]
-        for i, cell in enumerate(source[some]):  # a cell of little depth has high values: what all of its genes share
-            genes = np.searchsorted(fitted.genes, cells.tokens[cells.indptr[cell] : cells.indptr[cell + 1]])
-            values[i] += float(np.mean(own[i] - values[i, genes]))
-        n_fixed = sum(value > 0 for value in fixed.values())
-        wanted = np.clip(lengths[some] - n_fixed, 1, (~never).sum() - 1)
-        log_odds += shift_to(log_odds, wanted)[:, None].astype(np.float32)
-        found.extend(_batch(fitted, some, mixed.take(some), log_odds, values, wanted, own, fixed, drawing, seed))
+    with progress_bar(desc="drawing cells", unit="cell", total=len(source)) as bar:
+        for start in range(0, len(source), BATCH):
+            some = np.arange(start, min(start + BATCH, len(source)))
+            log_odds, values = fitted.expected(mixed.take(some))
+            log_odds[:, never] = -np.inf
+            own = [cells.values[cells.indptr[cell] : cells.indptr[cell + 1]] for cell in source[some]]
+            # a cell of little depth has high values: what all of its genes share
+            for i, number in enumerate(source[some]):
+                genes = np.searchsorted(fitted.genes, cells.tokens[cells.indptr[number] : cells.indptr[number + 1]])
+                values[i] += float(np.mean(own[i] - values[i, genes]))
+            n_fixed = sum(value > 0 for value in fixed.values())
+            wanted = np.clip(lengths[some] - n_fixed, 1, (~never).sum() - 1)
+            log_odds += shift_to(log_odds, wanted)[:, None].astype(np.float32)
+            for cell in _batch(fitted, some, mixed.take(some), log_odds, values, wanted, own, fixed, drawing, seed):
+                found.append(cell)
+                bar.update()
     parts = [np.concatenate([cell[part] for cell in found]) for part in range(3)]
     indptr = np.concatenate([[0], np.cumsum([len(cell[0]) for cell in found])])
     return Drawn(indptr, parts[0], parts[1], parts[2], source)

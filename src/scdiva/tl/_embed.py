@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._progress import progress_bar
 from scdiva._settings import logger, settings
 from scdiva.data.writing import check_writable, our_uns
 
@@ -190,10 +191,10 @@ def open_for(
     The loaded model, the checked cells, and what the call was given and found, as scalars that h5ad can hold.
     """
     from scdiva.data.cells import open_cells
-    from scdiva.models import load_model
     from scdiva.models.inference import runs_transformer
+    from scdiva.models.pretrained import load_for
 
-    loaded = load_model(model)
+    loaded = load_for(model, running.device)
     config = loaded.config
     source = open_cells(
         data,
@@ -327,8 +328,6 @@ def run_cells(
     batch's cells within the window, and what was read out of them. It must be used up before the next window is asked
     for.
     """
-    from tqdm.auto import tqdm
-
     from scdiva.data.batch import from_ragged
     from scdiva.data.packed import take_cells
     from scdiva.data.packing import WINDOW, fill_batches
@@ -345,11 +344,11 @@ def run_cells(
             threads=settings.threads,
             what=running.what,
         ) as encode,
-        tqdm(
+        progress_bar(
+            desc="running the model",
+            unit="cell",
             total=(source.n_obs if stop is None else stop) if only is None else int(only.sum()),
             initial=start,
-            disable=not settings.progress,
-            unit="cell",
         ) as bar,
     ):
 

@@ -15,7 +15,7 @@ from scdiva._settings import logger
 from scdiva._version import __version__
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
 from scdiva.tl._embed import Running, embed_cells, how_to_run, named, open_for
-from scdiva.tl._embed_parts import Parts, fingerprint, open_parts, stamp
+from scdiva.tl._embed_parts import Parts, open_parts, stamp
 from scdiva.tl._embed_shards import Shard, Shards, as_shard, folder_of, scan_once
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def embed_file(
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
     """
     from scdiva.data.packing import WINDOW
-    from scdiva.models import load_model
+    from scdiva.models.pretrained import load_for
 
     path, out = Path(path), Path(out)
     if not path.exists():
@@ -113,7 +113,7 @@ def embed_file(
     refuse_target(out, overwrite, path)
     only = None if shard is None else as_shard(shard)
     running = how_to_run(batch_size, device, precision, pooling)
-    loaded = load_model(model)
+    loaded = load_for(model, running.device)
     reading = {
         "layer": layer,
         "use_raw": use_raw,
@@ -239,6 +239,8 @@ def _key(
 ) -> dict[str, Any]:
     """Gather what every bit of the embedding depends on, as JSON values; the precision is that of what is run."""
     import torch
+
+    from scdiva.models._summary import fingerprint
 
     found = source.scan
     content = hashlib.sha256()

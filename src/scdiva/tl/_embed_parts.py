@@ -15,15 +15,12 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from scdiva._settings import logger
 from scdiva.data.output import open_alone
-
-if TYPE_CHECKING:
-    from scdiva.models import ScDiVa
 
 _PART = struct.Struct("<qI")
 """Before each part: its rows, and the CRC-32 of its bytes."""
@@ -145,19 +142,6 @@ def _key_of(file: BinaryIO) -> dict[str, Any] | None:
     except ValueError:
         key = None
     return key if isinstance(key, dict) else {} if line else None
-
-
-def fingerprint(model: ScDiVa) -> str:
-    """SHA-256 of a model: its configuration, genes with their entropies, and every weight."""
-    import torch
-
-    digest = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True).encode())
-    digest.update(model.vocabulary.fingerprint.encode())
-    digest.update(np.ascontiguousarray(model.vocabulary.entropy).tobytes())
-    for name, tensor in model.state_dict().items():
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def stamp(path: Path) -> str:

@@ -165,13 +165,15 @@ class Shards:
 
     def key_of(self, number: int) -> dict[str, Any]:
         """Give what a shard's rows depend on."""
-        return json.loads(json.dumps({**self.key, "rows": self.rows(number)}))
+        found: dict[str, Any] = json.loads(json.dumps({**self.key, "rows": self.rows(number)}))
+        return found
 
     def is_finished(self, number: int) -> bool:
         """Whether a shard is finished, of this very run."""
         try:
             note = json.loads(self._note(number).read_text(encoding="utf-8"))
-            return note["key"] == self.key_of(number) and note["bytes"] == self.part(number).stat().st_size
+            found: bool = note["key"] == self.key_of(number) and note["bytes"] == self.part(number).stat().st_size
+            return found
         except (OSError, ValueError, KeyError, TypeError):
             return False
 

@@ -138,26 +138,27 @@ def generate(
     from scdiva.data.cells import open_cells
     from scdiva.data.conditions import column
     from scdiva.data.genes import columns_of
-    from scdiva.models import load_model
-    from scdiva.tl._population import check_head, fit_to, states_of
+    from scdiva.models.pretrained import load_for
+    from scdiva.tl._population import check_head, fit_to, on_cpu, states_of
     from scdiva.tl._training_cells import training_cells
 
     source = generator(rng, default_seed=settings.seed)
     seed = _seed(source)
-    loaded = load_model(model)
+    loaded = load_for(model, "cpu")
     check_head(loaded)
     opened = open_cells(adata, loaded.vocabulary, empty="nan", **reading)
     shown = _fixed(fixed or {}, opened.tokens, _var(adata, use_raw).index)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
-    with torch_threads_kept(1):  # products too small to share
-        cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True, **reading)
-        states = states_of(loaded, cells)
-        if groupby is not None:  # what tells groups apart is met group by group
-            group = column(adata, groupby)[rows]
-            states = states._replace(group=(group[:, None] == np.unique(group)).astype(np.float32))
-        fitted = fit_to(loaded, cells, states, draw)
-    orders = place_orders(plan, rows, draw)
-    made = draw_cells(fitted, cells, states, orders, shown, drawing, seed)
+    with on_cpu(loaded):
+        with torch_threads_kept(1):  # products too small to share
+            cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True, **reading)
+            states = states_of(loaded, cells)
+            if groupby is not None:  # what tells groups apart is met group by group
+                group = column(adata, groupby)[rows]
+                states = states._replace(group=(group[:, None] == np.unique(group)).astype(np.float32))
+            fitted = fit_to(loaded, cells, states, draw)
+        orders = place_orders(plan, rows, draw)
+        made = draw_cells(fitted, cells, states, orders, shown, drawing, seed)
     columns = columns_of(opened.tokens, opened.scan.counts_per_gene)
     result = _result(adata, _var(adata, use_raw), made, columns, orders, rows, groupby, between)
     result.uns[C.UNS] = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._progress import progress_bar
 from scdiva._settings import settings
 from scdiva.data.writing import check_writable, our_uns
 
@@ -133,18 +134,18 @@ def impute(
     from scdiva._threads import torch_threads_kept
     from scdiva.data.cells import open_cells
     from scdiva.data.genes import columns_of
-    from scdiva.models import load_model
-    from scdiva.tl._population import check_head, dense, fit_to, states_of, without
+    from scdiva.models.pretrained import load_for
+    from scdiva.tl._population import check_head, dense, fit_to, on_cpu, states_of, without
     from scdiva.tl._training_cells import training_cells
 
     drawn = generator(rng, default_seed=settings.seed)
     seed = int(torch.randint(2**62, (1,), generator=drawn, device=drawn.device))
-    loaded = load_model(model)
+    loaded = load_for(model, "cpu")
     check_head(loaded)
     source = open_cells(adata, loaded.vocabulary, empty="error", **reading)
     columns = columns_of(source.tokens, source.scan.counts_per_gene)
     names = (adata.raw.var_names if use_raw and adata.raw is not None else adata.var_names).to_numpy()
-    with torch_threads_kept(1):
+    with on_cpu(loaded), torch_threads_kept(1):
         cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True, **reading)
         measured = cells.measured.astype(np.int64)
         target = adata.var_names.get_indexer(names[columns[measured]])
@@ -160,7 +161,7 @@ def impute(
         draw = np.random.default_rng(seed)
         fold = draw.permutation(np.arange(len(measured)) % N_FOLDS)
         parts = []
-        for number in range(min(N_FOLDS, len(measured))):
+        for number in progress_bar(range(min(N_FOLDS, len(measured))), desc="imputing", unit="part of the genes"):
             hidden = measured[fold == number]
             states = states_of(loaded, without(cells, hidden))
             parts.append((fold == number, states, fit_to(loaded, cells, states, draw, hidden, RIDGE)))

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
 from scdiva._settings import settings
 from scdiva._threads import torch_threads_kept
@@ -145,10 +146,11 @@ def in_silico_perturbation(
         "duplicates": duplicates,
     }
 
-    from scdiva.models import load_model
     from scdiva.models.perturbation import gene_tokens
+    from scdiva.models.pretrained import load_for
 
-    given = load_model(model)
+    target = settings.resolve_device(device)
+    given = load_for(model, target)
     tokens = gene_tokens(given, {part for p in parts for part in p})
     unknown = sorted({part for p in parts for part in p} - set(tokens))
     if unknown:
@@ -180,7 +182,6 @@ def in_silico_perturbation(
         )
     source = adata.raw if use_raw and adata.raw is not None else adata
     check_genes(source.var_names)
-    target = settings.resolve_device(device)
     warnings.warn(
         "the model was trained on no intervention: what follows says which genes go together, not what a perturbation "
         "causes. With a screen, use scdiva.tl.predict_perturbation.",
@@ -241,7 +242,7 @@ def _group(
         )
     place = {int(token): j for j, token in reversed(list(enumerate(of_column))) if token >= 0}
     changes = [np.zeros((len(own), len(of_column))) for _ in parts]
-    for i, cell in enumerate(own):
+    for i, cell in enumerate(progress_bar(own, desc=f"perturbing {controls.groups[at]}".strip(), unit="cell")):
         ranked, expression, _ = (part.numpy() for part in cells.take(np.array([cell])).packed)
         whole = Ranked(ranked, expression, draw.permutation(len(ranked)) % PARTS)
         for change, names in zip(changes, parts, strict=True):

@@ -191,11 +191,11 @@ def integrate(
     import torch
 
     from scdiva._rng import generator
-    from scdiva.models import load_model
+    from scdiva.models.pretrained import load_for
     from scdiva.train.integration import HISTORY, Covariates, integrate_model, with_head
     from scdiva.train.task_config import IntegrationConfig
 
-    given = load_model(model)
+    given = load_for(model, target)
     if given.integration is not None:
         raise ValueError(
             "This model has integrated batches before. Embed new cells with it: tl.embed(adata, model); or integrate "

@@ -155,7 +155,8 @@ def unusually_low(by_gene: NDArray[np.float64], lengths: NDArray[np.integer]) ->
     left = by_gene - slope * size
     left = left - np.median(left)
     spread = _NORMAL * np.median(np.abs(left))
-    return left < -OUTLIER_MADS * spread
+    found: NDArray[np.bool_] = left < -OUTLIER_MADS * spread
+    return found
 
 
 def _scored_by(genes: Tensor, n_samples: int, use_transformer: bool, seed: int) -> Callable[..., Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,6 +61,17 @@ class Fitted(NamedTuple):
         log_odds, values = head_says(self.model, self.genes, states)
         along = self.population.directions(states.described())
         return log_odds + along @ self.population.log_odds, values + along @ self.population.values
+
+
+@contextlib.contextmanager
+def on_cpu(model: ScDiVa) -> Iterator[None]:
+    """Have a model on the CPU for the block, and back where it was after it: its states meet arrays of numpy here."""
+    home = next(model.parameters()).device
+    try:
+        model.to("cpu")
+        yield
+    finally:
+        model.to(home)
 
 
 def check_head(model: ScDiVa) -> None:

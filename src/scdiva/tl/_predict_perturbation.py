@@ -153,15 +153,16 @@ def fit_perturbation(
     import torch
 
     from scdiva._rng import generator
-    from scdiva.models import PerturbationModel, load_model
+    from scdiva.models import PerturbationModel
     from scdiva.models.perturbation import numbered_labels
+    from scdiva.models.pretrained import load_for
     from scdiva.models.screen import KINDS
     from scdiva.train.adaptation import Limits
     from scdiva.train.perturbation import fit_responses
     from scdiva.train.task_config import PerturbationConfig
 
-    given = load_model(model)
     target = settings.resolve_device(device)
+    given = load_for(model, target)
     chosen = ("head" if target == "cpu" else "lora") if strategy == "auto" else strategy
     source = generator(rng, default_seed=settings.seed)
     seed = int(torch.randint(2**62, (1,), generator=source, device=source.device))

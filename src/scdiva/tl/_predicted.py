@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._progress import progress_bar
 from scdiva._rng import generator, step_seed
 from scdiva._settings import settings
 from scdiva.data.conditions import perturbation_parts
@@ -172,7 +173,7 @@ def predicted_cells(
         fitted.model.to(device)
         fitted.head.to(device)
     try:
-        for i, (parts, _, group, dose) in enumerate(wanted):
+        for i, (parts, _, group, dose) in enumerate(progress_bar(wanted, desc="predicting", unit="condition")):
             at = controls.groups.index(group)
             # the same control cells whatever is done to them
             own = np.flatnonzero(controls.number[controls.rows] == at)
@@ -279,7 +280,7 @@ def gene_columns(names: pd.Index, genes: tuple[str, ...]) -> np.ndarray:
     ValueError
         If some are missing.
     """
-    places = pd.Index(names).get_indexer(list(genes))
+    places: np.ndarray = pd.Index(names).get_indexer(list(genes))
     if (places < 0).any():
         raise ValueError(
             f"{(places < 0).sum()} of {len(genes)} genes of the screen are not in adata.var_names, the first is "

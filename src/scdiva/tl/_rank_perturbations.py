@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
+from scdiva._progress import progress_bar
 from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.expression import log_normalised
@@ -153,7 +154,7 @@ def rank_perturbations(
     if model.head is not None:
         cells = controls.cells.take(np.arange(min(NETWORK_CELLS, len(controls.rows)))).packed
         n = len(cells[2]) - 1
-        for row in np.flatnonzero(~found.measured):
+        for row in progress_bar(np.flatnonzero(~found.measured), desc="predicting", unit="condition"):
             added = model.added(cells, [targets.parts[row]] * n, np.full(n, targets.dose[row]))
             change[row] += added.mean(dim=0).numpy()
     along = change @ needed / length
@@ -183,4 +184,5 @@ def _group(adata: AnnData, model: PerturbationModel, chosen: np.ndarray) -> str:
             f"the start cells are of {len(found)} groups of adata.obs[{model.groupby!r}], the first are "
             f"{', '.join(map(repr, found[:5]))}; perturbations change each in its own way: start from cells of one."
         )
-    return found[0]
+    result: str = found[0]
+    return result

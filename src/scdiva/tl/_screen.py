@@ -12,6 +12,8 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva._nearest import or_nearest
+from scdiva._progress import progress_bar
+from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbations
 from scdiva.data.expression import log_normalised
 from scdiva.tl._training_cells import training_cells
@@ -176,8 +178,15 @@ def read_controls(
         warn_left_out("adata", len(number) - len(rows), len(number), 1)
         return Controls(*names, number, expression, cells, rows, np.zeros((len(groups), 0), dtype=np.float32))
     blocks = [np.arange(lo, min(lo + 64, len(rows))) for lo in range(0, len(rows), 64)]
-    with open_encoder(model, device=device, what="state") as encode:
-        states = np.vstack(list(encode(lambda block: cells.take(block).packed, blocks)))
+    with (
+        open_encoder(model, device=device, threads=settings.threads, what="state") as encode,
+        progress_bar(desc="running the model", unit="cell", total=len(rows)) as bar,
+    ):
+        parts = []
+        for part in encode(lambda block: cells.take(block).packed, blocks):
+            parts.append(part)
+            bar.update(len(part))
+        states = np.vstack(parts)
     order = number[rows]
     mean = np.zeros((len(groups), states.shape[1]))
     np.add.at(mean, order, states)

@@ -34,10 +34,10 @@ def _out(dtype: Any, n_dim: int = 1) -> types.Array:
     return types.Array(dtype, n_dim, "C")
 
 
-def compiled(*signatures: Any) -> Callable[[Callable], Callable]:
+def compiled(*signatures: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile for these signatures, at once; kept on disk where numba finds a folder that it can write to."""
 
-    def compile_it(function: Callable) -> Callable:
+    def compile_it(function: Callable[..., Any]) -> Callable[..., Any]:
         jit = partial(numba.njit, list(signatures), nogil=True, error_model="numpy")
         try:
             return jit(cache=True)(function)

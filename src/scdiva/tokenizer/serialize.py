@@ -7,6 +7,7 @@ comes out.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -240,7 +241,7 @@ def _clean(cells: sp.csr_matrix) -> sp.csr_matrix:
 
 
 def _ranked(
-    rank: Callable, cells: sp.csr_matrix, denominator: np.ndarray, max_length: int
+    rank: Callable[..., Any], cells: sp.csr_matrix, denominator: np.ndarray, max_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     indptr = plain(cells.indptr, np.int64)
     out_indptr = np.zeros(len(indptr), dtype=np.int64)

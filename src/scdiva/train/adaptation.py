@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scdiva._progress import progress_bar
 from scdiva._rng import step_generator, step_seed
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.packed import take_cells
@@ -169,8 +170,6 @@ def continue_training(
     FloatingPointError
         If the loss becomes NaN or infinite.
     """
-    from tqdm.auto import tqdm
-
     c, begun = module.config, time.monotonic()
     held, rows = split.held_out, split.training
     per_epoch = -(-len(rows) // c.batch_size)
@@ -235,7 +234,7 @@ def continue_training(
         return best, why
 
     network = [p for p in module.model.parameters() if p.requires_grad]
-    with tqdm(disable=not progress, unit="step", desc="adapt") as bar:
+    with progress_bar(desc="training", unit="step", shown=progress) as bar:
         module.train()
         start, why = look(), ""
         for p in network:

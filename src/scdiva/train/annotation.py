@@ -13,6 +13,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
+from scdiva._progress import progress_bar
 from scdiva._rng import step_generator, step_seed
 from scdiva.metrics.annotation import calibration
 from scdiva.nn.annotation import CENTROID_SCALE, CLIP, AnnotationHead, HeadSizes, Neighbors, Read
@@ -166,7 +167,7 @@ def held_out(head: AnnotationHead, reference: Reference, config: AnnotationConfi
     u, expression = read_cells(head, reference, rows)
     x, y = head.inputs(u, expression), reference.labels[rows]
     parts = []
-    for number in range(FOLDS):
+    for number in progress_bar(range(FOLDS), desc="calibrating", unit="fold"):
         training = fold != number
         present = np.unique(y[training & (y >= 0)])
         asked = np.flatnonzero(~training & np.isin(y, present))

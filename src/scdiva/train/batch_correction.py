@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,11 +44,11 @@ class Mixing(NamedTuple):
 
 
 def correct_batches(
-    states: NDArray,
-    batches: list[NDArray],
+    states: NDArray[Any],
+    batches: list[NDArray[Any]],
     rng: np.random.Generator,
     *,
-    labels: NDArray | None = None,
+    labels: NDArray[Any] | None = None,
     mixing: Mixing | None = None,
 ) -> Matrix:
     r"""Take from each state what its batch adds to it, cluster by cluster (Harmony; Korsunsky et al. 2019).
@@ -100,7 +100,7 @@ def correct_batches(
     return corrected
 
 
-def batch_prior(corrected: NDArray, batch: NDArray, rng: np.random.Generator) -> Matrix:
+def batch_prior(corrected: NDArray[Any], batch: NDArray[Any], rng: np.random.Generator) -> Matrix:
     """Logarithm of the batches' shares among cells like each: what its kind tells of its batch, effects apart.
 
     Parameters
@@ -123,15 +123,17 @@ def batch_prior(corrected: NDArray, batch: NDArray, rng: np.random.Generator) ->
     counts = np.zeros((k, int(batch.max()) + 1))
     np.add.at(counts, (cluster, batch), 1)
     counts += PRIOR_CELLS * (counts.sum(axis=0) + 1) / (counts.sum() + counts.shape[1])
-    return np.log(counts / counts.sum(axis=1, keepdims=True))[cluster]
+    found: Matrix = np.log(counts / counts.sum(axis=1, keepdims=True))[cluster]
+    return found
 
 
 def _unit(x: Matrix) -> Matrix:
-    return x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    found: Matrix = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+    return found
 
 
 def _first_clusters(
-    states: Matrix, labels: NDArray | None, n_clusters: int, rng: np.random.Generator
+    states: Matrix, labels: NDArray[Any] | None, n_clusters: int, rng: np.random.Generator
 ) -> tuple[Matrix, Matrix | None]:
     """Centres by k-means, of each label its own, and which clusters a cell may join, 1 or 0 (None: any)."""
     from sklearn.cluster import KMeans
@@ -161,7 +163,8 @@ def _memberships(x: Matrix, centres: Matrix, width: float, allowed: Matrix | Non
     if allowed is not None:
         logits = np.where(allowed > 0, logits, -np.inf)
     share = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return share / share.sum(axis=1, keepdims=True)
+    found: Matrix = share / share.sum(axis=1, keepdims=True)
+    return found
 
 
 def _cluster(

@@ -75,7 +75,8 @@ class AnnotationModule(TaskModule):
         packed = batch.packed
         read = Read(self.model.encode(*packed), *packed)
         u = self.head.features(read)
-        return self.head.classifier(self.head.inputs(u, self.head.genes(read)))
+        found: Tensor = self.head.classifier(self.head.inputs(u, self.head.genes(read)))
+        return found
 
 
 def split_by_batch(labels: np.ndarray, batch: np.ndarray, seed: int) -> Split:

@@ -74,7 +74,7 @@ class GeneDecoder(nn.Module):
         ValueError
             If studies are needed and missing, or their numbers are out of range.
         """
-        logits = self.linear(F.rms_norm(state, state.shape[-1:]))
+        logits: Tensor = self.linear(F.rms_norm(state, state.shape[-1:]))
         if self.study_bias is None:
             return logits
         if study is None:

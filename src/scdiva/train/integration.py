@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scdiva._progress import progress_bar
 from scdiva._rng import step_generator, step_seed
 from scdiva.data.batch import CellBatch
 from scdiva.data.packing import BATCH_TOKENS
@@ -155,7 +156,7 @@ class IntegrationModule(TaskModule):
         if self.thin:
             view = head.integrated(self._features(thinned_at_random(batch, c.max_time, generator)))
             denoising = (denoising + (1 - (view * target).sum(dim=1)).mean()) / 2
-        told = _Reversed.apply(state, self.reversal())
+        told = _Reversed.apply(state, self.reversal())  # type: ignore[no-untyped-call]
         reversal = state.new_zeros(())
         for number, discriminator in enumerate(self.discriminators):
             logits = buffers[f"prior{number}"][rows] + discriminator(told * head.dim**0.5)
@@ -300,8 +301,6 @@ def integrate_model(
     FloatingPointError
         If the loss becomes NaN or infinite.
     """
-    from tqdm.auto import tqdm
-
     begun, head = time.monotonic(), model.integration
     assert isinstance(head, IntegrationHead)
     n_own = fit_projection(head, cells)
@@ -319,7 +318,7 @@ def integrate_model(
     every, stopped, rows = max(1, config.steps // 40), "steps", _rows(cells.n_cells, config)
     module.train()
     try:
-        for step in tqdm(range(1, config.steps + 1), disable=not progress, unit="step", desc="integrate"):
+        for step in progress_bar(range(1, config.steps + 1), desc="integrating", unit="step", shown=progress):
             batch = _take(cells, next(rows), thin or frozen is None).to(features.device)
             for group in optimizer.param_groups:
                 group["lr"] = config.learning_rate * learning_rate_factor(step - 1, config)

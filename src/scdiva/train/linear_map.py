@@ -10,6 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._constants import TARGET_SUM
+from scdiva._progress import progress_bar
 
 DISPERSION_OFFSET = 1e-3
 """Added to the mean before the dispersion var / mean is taken, so that hardly seen genes do not lead."""
@@ -135,7 +136,7 @@ def fit_linear_map(
     means = np.zeros((len(sizes), cells.n_tokens))
     squares, shares = np.zeros_like(means), np.zeros_like(means)
     total = 0.0
-    for study, block in _blocks(cells):
+    for study, block in _shown(cells, "summing up"):
         means[study] += np.asarray(block.sum(axis=0)).ravel() / sizes[study]
         squares[study] += np.asarray(block.multiply(block).sum(axis=0)).ravel() / sizes[study]
         total += weight[study] * float(block.sum())
@@ -154,7 +155,7 @@ def fit_linear_map(
     deviation = np.sqrt(variance[kept]) + DEVIATION_OFFSET
 
     covariance = np.zeros((len(kept), len(kept)))
-    for study, block in _blocks(cells):
+    for study, block in _shown(cells, "covariance"):
         # 0 - 0 for a gene that the study did not measure
         dense = (block[:, kept].toarray() - means[study, kept]) / deviation
         dense = np.clip(dense, -CLIP, CLIP).astype(np.float32)
@@ -185,6 +186,14 @@ def _leading_eigenvectors(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.nd
     values, vectors = eigh(matrix, subset_by_index=(n - k, n - 1))
     values, vectors = values[::-1], vectors[:, ::-1]
     return vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(k)]), values
+
+
+def _shown(cells: Corpus, desc: str) -> Iterator[tuple[int, sp.csr_matrix]]:
+    """Yield the row blocks, and show how far they are."""
+    with progress_bar(desc=desc, unit="cell", total=len(cells.study)) as bar:
+        for study, block in _blocks(cells):
+            yield study, block
+            bar.update(block.shape[0])
 
 
 def _blocks(cells: Corpus) -> Iterator[tuple[int, sp.csr_matrix]]:

@@ -224,4 +224,5 @@ def project(table: Tensor, cells: AdaptationCells) -> Tensor:
 def _covariance_within(x: Tensor, cells: AdaptationCells) -> np.ndarray:
     """Covariance around the mean of each batch."""
     centred = x.numpy() - _batch_means(x.numpy(), cells)[cells.batch]
-    return centred.T @ centred / len(centred)
+    found: np.ndarray = centred.T @ centred / len(centred)
+    return found

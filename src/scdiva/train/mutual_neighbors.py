@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import scipy.sparse as sp
 import torch
@@ -13,7 +15,7 @@ MOST_CELLS = 20_000
 
 
 def mutual_neighbors(
-    states: NDArray, batches: list[NDArray], n_neighbors: int, rng: np.random.Generator
+    states: NDArray[Any], batches: list[NDArray[Any]], n_neighbors: int, rng: np.random.Generator
 ) -> sp.csr_matrix:
     """Find the pairs of cells of two batches of which each is among the other's nearest (Haghverdi et al. 2018).
 
@@ -52,7 +54,7 @@ def mutual_neighbors(
     return names.multiply(names.T).tocsr()
 
 
-def draw_partners(pairs: sp.csr_matrix, rows: NDArray, generator: torch.Generator) -> Tensor:
+def draw_partners(pairs: sp.csr_matrix, rows: NDArray[Any], generator: torch.Generator) -> Tensor:
     """Draw one partner of each cell, evenly among those that it has; int64 `(n,)`, -1 for a cell without.
 
     Parameters

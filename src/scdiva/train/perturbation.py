@@ -147,7 +147,8 @@ def loss_weights(screen: Screen, rows: NDArray[np.int64], loss: Literal["wmse", 
         return scaled
     error = np.sqrt(screen.variance / screen.n_cells[rows, None]) + 1e-6
     clear = np.abs(screen.delta[rows]) / error + 1e-12  # evenly where nothing changes
-    return 0.5 * even + 0.5 * clear / clear.sum(axis=1, keepdims=True)
+    found: NDArray[np.float64] = 0.5 * even + 0.5 * clear / clear.sum(axis=1, keepdims=True)
+    return found
 
 
 class FittedResponses(NamedTuple):

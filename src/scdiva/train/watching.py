@@ -6,13 +6,17 @@ import importlib.util
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytorch_lightning as pl
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.callbacks.progress import ProgressBar
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
-from tqdm.auto import tqdm
+
+from scdiva._progress import progress_bar
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 RATE = "train/cells_per_second"
 """Name of the rate in the logs."""
@@ -111,7 +115,7 @@ class StepBar(ProgressBar):
         super().__init__()
         self.watch = watch
         self._shown = True
-        self._bar: tqdm | None = None
+        self._bar: tqdm[Any] | None = None
 
     def disable(self) -> None:
         """Show nothing; Lightning calls this on all processes but the first."""
@@ -124,10 +128,9 @@ class StepBar(ProgressBar):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Show the bar. Called by Lightning."""
         total = None if trainer.max_steps < 0 else trainer.max_steps
-        self._bar = tqdm(
-            total=total, initial=trainer.global_step, unit="step", desc="training", disable=not self._shown,
-            dynamic_ncols=True,
-        )  # fmt: skip
+        self._bar = progress_bar(
+            desc="training", unit="step", total=total, initial=trainer.global_step, shown=self._shown
+        )
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -1,0 +1,153 @@
+"""What to cite, and what is installed: for a methods section and for a report of a bug."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from importlib import metadata
+
+from scdiva._version import __version__
+
+TITLE = "scdiva"
+ABSTRACT = "Single-cell embeddings from a masked discrete diffusion model of genes and their expression."
+DEVELOPERS = "The scdiva developers"
+LICENSE = "BSD-3-Clause"
+YEAR = 2026
+
+PAPER = "ScDiVa: Masked Discrete Diffusion for Joint Modeling of Single-Cell Identity and Expression"
+PAPER_YEAR = 2026
+PAPER_STATUS = "preprint"
+PAPER_AUTHORS = (
+    ("Wang", "Mingxuan"),
+    ("Chen", "Cheng"),
+    ("Jiang", "Gaoyang"),
+    ("Ren", "Zijia"),
+    ("Zhao", "Chuangxin"),
+    ("Shi", "Lu"),
+    ("Ma", "Yanbiao"),
+)
+"""Names as (family, given). CITATION.cff says the same, which a test holds against this."""
+
+
+class _Text(str):
+    """Text that an interactive session shows as it is, and not quoted in one line."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+def cite() -> str:
+    """Give what to cite, as BibTeX: this package in its version, and the paper whose method it builds.
+
+    Returns
+    -------
+    Two BibTeX entries, `scdiva` and `wang2026scdiva`. A notebook shows them as text.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> print(sd.cite().splitlines()[0])
+    @software{scdiva,
+    """
+    software = {
+        "title": f"{{{TITLE}}}: {ABSTRACT}".rstrip("."),
+        "author": f"{{{DEVELOPERS}}}",
+        "year": str(YEAR),
+        "version": __version__,
+        "license": LICENSE,
+    }
+    paper = {
+        "title": f"{{{PAPER}}}",
+        "author": " and ".join(f"{family}, {given}" for family, given in PAPER_AUTHORS),
+        "year": str(PAPER_YEAR),
+        "note": PAPER_STATUS.capitalize(),
+    }
+    return _Text(f"{_entry('software', 'scdiva', software)}\n\n{_entry('misc', 'wang2026scdiva', paper)}")
+
+
+def print_versions() -> None:
+    """Print what is installed: scdiva, Python, the machine, and each package that scdiva uses or can use.
+
+    Paste it into a report of a bug. Beside torch, whose threads and devices it tells, nothing is imported.
+
+    Returns
+    -------
+    Nothing; it is written to stdout.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> sd.print_versions()  # doctest: +SKIP
+    scdiva       0.1.0
+    Python       3.11.9
+    ...
+    """
+    sys.stdout.write(_versions())
+
+
+def _versions() -> str:
+    """Give the lines of :func:`print_versions`."""
+    core, extras = _requirements()
+    rows = [
+        ("scdiva", __version__),
+        ("Python", platform.python_version()),
+        ("platform", platform.platform()),
+        ("processor", f"{platform.machine()}, {os.cpu_count()} cores"),
+        *((name, _installed(name)) for name in core),
+        *_of_torch(),
+    ]
+    wide = max(len(name) for name in [*(name for name, _ in rows), *(name for name, _ in extras)]) + 2
+    lines = [f"{name:<{wide}}{value}" for name, value in rows]
+    lines += ["", "optional:"] + [f"{name:<{wide}}{_installed(name)} ({extra})" for name, extra in extras]
+    return "\n".join(lines) + "\n"
+
+
+def _entry(kind: str, key: str, values: dict[str, str]) -> str:
+    lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in values.items())
+    return f"@{kind}{{{key},\n{lines}\n}}"
+
+
+def _requirements() -> tuple[list[str], list[tuple[str, str]]]:
+    """Give names of the packages that scdiva needs, and of others with the extras that bring them."""
+    try:
+        wanted = metadata.requires("scdiva") or []
+    except metadata.PackageNotFoundError:  # run from its source, never installed
+        return ["numpy", "scipy", "pandas", "anndata", "scanpy", "torch", "pytorch-lightning"], []
+    core: list[str] = []
+    extras: dict[str, list[str]] = {}
+    for line in wanted:
+        found = re.match(r"[\w.-]+", line)
+        name, extra = found[0] if found else line, re.search(r"""extra\s*==\s*['"]([\w-]+)['"]""", line)
+        if extra is None:
+            core.append(name)
+        elif name != "scdiva" and extra[1] != "all":
+            extras.setdefault(name, []).append(extra[1])
+    return sorted(core), sorted((name, ", ".join(dict.fromkeys(of))) for name, of in extras.items())
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _of_torch() -> list[tuple[str, str]]:
+    """Say what torch computes on; a torch that can't be imported is a finding too."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        return [("torch says", f"{type(error).__name__}: {error}")]
+    devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    built = torch.version.cuda or torch.version.hip or "none"
+    found = ", ".join(devices) if devices else "no device"
+    threads = f"{torch.get_num_threads()} (OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')})"
+    return [
+        ("CUDA", f"{built}, {found}"),
+        ("MPS", "yes" if torch.backends.mps.is_available() else "no"),
+        ("threads of torch", threads),
+    ]

@@ -1,0 +1,94 @@
+"""What to cite agrees with CITATION.cff and the paper; what is installed is told whole and cheaply."""
+
+from __future__ import annotations
+
+import re
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+
+import scdiva as sd
+from scdiva import _about
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_citation_file_and_cite_say_the_same():
+    said = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert said["version"] == sd.__version__
+    told = [said[name] for name in ("title", "abstract", "license")]
+    assert told == [_about.TITLE, _about.ABSTRACT, _about.LICENSE]
+    assert [author["name"] for author in said["authors"]] == [_about.DEVELOPERS]
+    paper = said["preferred-citation"]
+    assert tuple((one["family-names"], one["given-names"]) for one in paper["authors"]) == _about.PAPER_AUTHORS
+    told = [paper[name] for name in ("title", "year", "status")]
+    assert told == [_about.PAPER, _about.PAPER_YEAR, _about.PAPER_STATUS]
+    assert f"Copyright (c) {_about.YEAR}" in (ROOT / "LICENSE").read_text(encoding="utf-8")
+
+
+def test_bibtex_can_be_read():
+    text = sd.cite()
+    entries = re.findall(r"^@(\w+)\{(\w+),\n((?:  \w+ = \{.*\},?\n)+)\}$", text, flags=re.M)
+    assert [entry[:2] for entry in entries] == [("software", "scdiva"), ("misc", "wang2026scdiva")]
+    assert text.count("{") == text.count("}")
+    software, paper = (dict(re.findall(r"^  (\w+) = \{(.*)\},?$", entry[2], flags=re.M)) for entry in entries)
+    assert software["version"] == sd.__version__
+    assert paper["author"].startswith("Wang, Mingxuan and Chen, Cheng and ")
+    assert paper["author"].count(" and ") == 6
+    assert all(value for value in (*software.values(), *paper.values()))
+    assert repr(text) == str(text)  # as a notebook shows it
+
+
+def requirements():
+    """What metadata say after an installation of this very pyproject.toml; an editable one may be older."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    yield from project["dependencies"]
+    for extra, lines in project["optional-dependencies"].items():
+        for line in lines:
+            wanted, _, marker = line.partition(";")
+            yield f"{wanted}; {marker.strip() + ' and ' if marker else ''}extra == '{extra}'"
+
+
+def test_versions_name_every_package_of_pyproject(capsys, monkeypatch):
+    monkeypatch.setattr(_about.metadata, "requires", lambda name: list(requirements()))
+    sd.print_versions()
+    said = capsys.readouterr().out
+    names = {re.match(r"[\w-]+", line)[0] for line in requirements()} - {"scdiva"}
+    assert len(names) > 25
+    told = {line.split()[0]: line for line in said.splitlines() if line}
+    assert names <= set(told)
+    assert told["torch"].endswith(metadata.version("torch"))
+    assert told["scdiva"].endswith(sd.__version__)
+    assert told["triton"].endswith("(gpu)")
+    assert all("not installed" in told[name] for name in names if not present(name))
+    for name in ("Python", "platform", "CUDA", "threads"):
+        assert name in told
+
+
+def present(name):
+    try:
+        return bool(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return False
+
+
+def test_a_broken_torch_and_a_bare_source_are_told_and_not_raised(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.setattr(_about.metadata, "requires", lambda name: missing(name))
+    said = _about._versions()
+    assert "torch says" in said
+    assert "numpy" in said
+
+
+def missing(name):
+    raise metadata.PackageNotFoundError(name)
+
+
+@pytest.mark.parametrize("name", ["cite", "print_versions", "settings"])
+def test_the_root_shows_them(name):
+    assert name in sd.__all__
+    assert name in dir(sd)

@@ -1,0 +1,160 @@
+"""Bars are drawn in a terminal and in a notebook, and are few plain lines in a log file."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import scdiva as sd
+from scdiva import _progress
+from scdiva._progress import progress_bar
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that pass only when told to, for tqdm too."""
+    import tqdm.std
+
+    now = [1000.0]
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
+
+    def wait(seconds):
+        now[0] += seconds
+
+    return wait
+
+
+def test_a_log_file_gets_one_line_in_half_a_minute_and_a_last_one(clock, capsys):
+    with progress_bar(desc="reading", unit="cell", total=600) as bar:
+        for _ in range(600):
+            clock(1)
+            bar.update()
+            bar.set_postfix(loss=1)  # which tqdm draws at once
+    said = capsys.readouterr().err
+    assert "\r" not in said
+    lines = said.splitlines()
+    assert 20 <= len(lines) <= 21
+    assert all(line.startswith("reading:") and "cell" in line for line in lines)
+    assert "30/600" in lines[0]
+    assert "600/600" in lines[-1]
+
+
+def test_a_short_call_leaves_a_log_file_as_it_is(clock, capsys):
+    for _ in progress_bar(range(4), desc="reading", unit="cell"):
+        clock(1)
+    assert capsys.readouterr().err == ""
+    for _ in progress_bar(range(6), desc="reading", unit="cell"):
+        clock(1)
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_bars_within_bars_are_lines_of_their_own(clock, capsys):
+    for _ in progress_bar(range(2), desc="outer", unit="step"):
+        for _ in progress_bar(range(40), desc="inner", unit="cell"):
+            clock(1)
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert [line.split(":")[0] for line in said.splitlines()] == ["inner", "inner", "outer", "inner", "inner", "outer"]
+
+
+@pytest.mark.parametrize("shown", [False, None])
+def test_off_is_silent(clock, capsys, shown):
+    with sd.settings.override(progress=shown is False):  # what is said in the call goes first
+        for _ in progress_bar(range(100), desc="reading", unit="cell", shown=shown):
+            clock(10)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_terminal_gets_a_bar_that_is_drawn_over(clock, monkeypatch):
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    for _ in progress_bar(range(5), desc="reading", unit="cell"):
+        clock(1)
+    said = terminal.getvalue()
+    assert said.count("\r") > 3
+    assert said.count("\n") == 1
+
+
+def test_a_notebook_counts_as_a_place_to_draw_in(monkeypatch):
+    assert not _progress._can_draw()
+    for config, drawn in (({"IPKernelApp": {}}, True), ({}, False)):
+        shell = SimpleNamespace(config=config)
+        monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
+        assert _progress._can_draw() is drawn
+
+
+def cells():
+    adata = sd.datasets.toy(60, 80, rng=3)
+    adata.obs["batch"] = ["a", "b"] * 30
+    adata.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 10
+    adata.obs["state"] = ["now", "wanted"] * 30
+    return adata
+
+
+def rank(adata):
+    fitted = sd.tl.fit_perturbation(adata, "perturbation", strategy="none")
+    fitted.head = SimpleNamespace()
+    fitted.added = lambda cells, parts, dose: __import__("torch").zeros(len(parts), adata.n_vars)
+    return sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted, candidates=["A+C"])
+
+
+def expressed(adata):
+    known = sd.models.load().vocabulary.match(list(adata.var_names)).tokens >= 0
+    return str(adata.var_names[int((np.asarray(adata.X.sum(axis=0)).ravel() * known).argmax())])
+
+
+CALLS = {
+    "pp.gene_entropy": (sd.pp.gene_entropy, {"checking", "counting"}),
+    "pp.entropy_serialize": (lambda a: sd.pp.entropy_serialize(a, entropy_key=None), {"checking", "ranking genes"}),
+    "tl.embed": (sd.tl.embed, {"checking", "running the model"}),
+    "tl.annotate": (lambda a: sd.tl.annotate(a, "cell_type", a.copy()), {"running the model", "calibrating"}),
+    "tl.adapt": (lambda a: sd.tl.adapt(a, max_epochs=1, minutes=0.01), {"training"}),
+    "tl.integrate": (lambda a: sd.tl.integrate(a, "batch", steps=2), {"integrating", "running the model"}),
+    "tl.generate": (lambda a: sd.tl.generate(a, 3), {"drawing cells"}),
+    "tl.impute": (lambda a: sd.tl.impute(a, [expressed(a)]), {"imputing"}),
+    "tl.fit_perturbation": (
+        lambda a: sd.tl.fit_perturbation(a, "perturbation", strategy="none"),
+        {"running the model"},
+    ),
+    "tl.predict_perturbation": (
+        lambda a: sd.tl.predict_perturbation(a, "perturbation", strategy="none"),
+        {"predicting", "running the model"},
+    ),
+    "tl.rank_perturbations": (rank, {"predicting"}),
+    "tl.in_silico_perturbation": (
+        lambda a: sd.tl.in_silico_perturbation(a, expressed(a), n_cells=2),
+        {"perturbing"},
+    ),
+    "tl.reconstruct": (lambda a: sd.tl.reconstruct(a[:2].copy()), {"running the model"}),
+}
+"""Calls that take more than a few seconds on many cells, and the bars that they show; others run as `tl.embed` does."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_long_calls_show_what_they_do(name, monkeypatch, capsys):
+    call, bars = CALLS[name]
+    monkeypatch.setattr(_progress, "SHORT", 0.0)
+    with warnings.catch_warnings(), sd.settings.override(device="cpu"):
+        warnings.simplefilter("ignore")  # toy data are small and say so
+        call(cells())
+    said = capsys.readouterr().err
+    assert "\r" not in said
+    lines = [line.split(":")[0].strip() for line in said.splitlines()]
+    assert bars <= set(lines)
+    assert len(lines) < 20
+
+
+def test_there_is_one_way_to_make_a_bar():
+    """What is silent and bounded here is so everywhere."""
+    source = Path(sd.__file__).parent
+    users = {path.name for path in source.rglob("*.py") if re.search(r"(from|import) tqdm", path.read_text("utf-8"))}
+    assert users == {"_progress.py", "watching.py"}  # the latter for its type alone

@@ -166,7 +166,7 @@ def test_a_section_that_fails_or_hangs_leaves_a_row(script, monkeypatch, capfd):
 
     def hangs(setting):
         yield {"what": "second"}
-        time.sleep(20)
+        time.sleep(600)
 
     def arm_fails(setting):
         yield from script("_gpu_device").time_rows("third", script("_gpu_device").timed(setting, {"a": lambda: 1 / 0}))
@@ -174,7 +174,7 @@ def test_a_section_that_fails_or_hangs_leaves_a_row(script, monkeypatch, capfd):
     monkeypatch.setattr(gpu, "SECTIONS", {"a": (fails, 9), "b": (hangs, 1), "c": (arm_fails, 9)})
     begun = time.monotonic()
     assert [gpu.run_section(name, setting, 60, rows) for name in "abc"] == [False] * 3
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 300
     assert [row["what"] for row in rows] == ["first", "section a", "second", "section b", "third: a"]
     assert "no such kernel" in rows[1]["error"]
     assert "OutOfTime" in rows[3]["error"]

@@ -182,7 +182,6 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     """
     import torch
 
-    from scdiva.models.config import ScDiVaConfig
     from scdiva.models.scdiva import ScDiVa
     from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -202,10 +201,7 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     read_checked(folder, VOCABULARY, sums)
     vocabulary = Vocabulary.read(folder / VOCABULARY)
     _check_vocabulary(folder, config, vocabulary)
-    try:
-        model_config = ScDiVaConfig.from_dict(config["model"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / CONFIG}: the entry 'model' is no ScDiVaConfig of this version: {error}") from error
+    model_config = _model_config(folder, config)
     if model_config.n_genes != vocabulary.n_genes:
         raise ValueError(
             f"{folder}: {CONFIG} describes a model of {model_config.n_genes:,} genes, but {VOCABULARY} holds "
@@ -214,9 +210,7 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     stored = _checked_weights(model_config, blob, folder / WEIGHTS)
     # Every weight is about to be replaced; with a generator of its own this draws nothing from torch's global stream.
     loaded = ScDiVa(model_config, generator=torch.Generator())
-    with torch.no_grad():
-        for name, tensor in _tensors(loaded).items():
-            tensor.copy_(stored[name])
+    _fill(loaded, stored)
     # Through object.__setattr__: neither is a parameter, and nn.Module types what its own __setattr__ takes.
     object.__setattr__(loaded, "vocabulary", vocabulary)
     object.__setattr__(loaded, "metadata", config["metadata"])
@@ -336,6 +330,25 @@ def _checked_weights(config: ScDiVaConfig, blob: bytes, file: Path) -> dict[str,
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise ValueError(f"{file}: {name!r} holds NaN or infinite values")
     return stored
+
+
+def _fill(model: ScDiVa, stored: dict[str, torch.Tensor]) -> None:
+    """Put stored weights, in whatever precision, in the place of a model's."""
+    import torch
+
+    with torch.no_grad():
+        for name, tensor in _tensors(model).items():
+            tensor.copy_(stored[name])
+
+
+def _model_config(folder: Path, config: dict[str, Any]) -> ScDiVaConfig:
+    """Give the configuration that config.json holds."""
+    from scdiva.models.config import ScDiVaConfig
+
+    try:
+        return ScDiVaConfig.from_dict(config["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG}: the entry 'model' is no ScDiVaConfig of this version: {error}") from error
 
 
 def _check_vocabulary(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> None:

@@ -24,6 +24,7 @@ ODD: tuple[Any, ...] = (
     "F4", "C64", "BOOL", "U8", "learned", "pooled", "none", "scdiva", "../../etc/passwd", "__class__", "\ud800", "\0",
     "é" * 40, "a" * 3000, [], {}, [0], [[]], {"": {}}, [0, 2**63], ["a", 1], [{"a": 1}], [None],
 )  # fmt: skip
+NUMBERS = tuple(value for value in ODD if isinstance(value, int | float))
 CODECS = ("none", "snappy", "gzip", "zstd", "brotli", "lz4")
 Change = Callable[[bytes, random.Random], bytes | None]
 
@@ -32,10 +33,13 @@ def tree(value: Any, draw: random.Random) -> Any:
     """A JSON value with something in it changed."""
     inner = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
     if not inner or draw.random() < 0.1:
-        if isinstance(value, int | float) and draw.random() < 0.5 and math.isfinite(value) and abs(value) < 1e300:
-            return draw.choice([value + 1, value - 1, -value, value * 2, value * 1.0, str(value), [value]])
+        if isinstance(value, int | float) and draw.random() < 0.6:
+            if draw.random() < 0.5 and -(2**64) < value < 2**64:
+                return draw.choice([value + 1, value - 1, -value, value * 2, value * 1.0, str(value), [value]])
+            return draw.choice(NUMBERS)
         return draw.choice(ODD)
-    key, copy = draw.choice(inner), value.copy()
+    deeper = [key for key in inner if isinstance(value[key], dict | list)]
+    key, copy = draw.choice(deeper if deeper and draw.random() < 0.5 else inner), value.copy()
     what = draw.random()
     if what < 0.75:
         copy[key] = tree(value[key], draw)
@@ -151,7 +155,7 @@ def _changed_table(table: pa.Table, draw: random.Random) -> pa.Table:
     else:
         values[row] = draw.choice((None, "", "|", "a|b||a", values[0], "\0", " ", "ENSG00000000003", "A.B", "a" * 5000))
         if draw.random() < 0.15:  # strings that are not UTF-8
-            raw = pa.array([(value or "x").encode() + b"\xff\xfe" for value in values], pa.binary())
+            raw = pa.array([str(value).encode() + b"\xff\xfe" for value in values], pa.binary())
             return table.set_column(at, name, pa.Array.from_buffers(pa.string(), len(raw), raw.buffers()))
     return table.set_column(at, name, pa.array(values, column.type))
 

@@ -28,7 +28,7 @@ from scdiva.models.config import ScDiVaConfig
 from scdiva.models.scdiva import ScDiVa
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
-MOST_SECONDS, MOST_MIB = 10.0, 256
+MOST_SECONDS, MOST_MIB, LONGEST_MESSAGE = 10.0, 256, 2000
 TINY = ScDiVaConfig(
     n_genes=12, dim=8, n_layers=1, n_heads=2, ffn_dim=8, max_length=8, anchor_linear_dim=2, anchor_learned_dim=2,
     anchor_hidden=4, state_head=True, state_rank=2, tie_gene_head=True,
@@ -229,10 +229,12 @@ def judge(target: str, place: Place, data: bytes) -> Outcome:
         TARGETS[target](place, data)
         outcome = Outcome(True, "")
     except (ValueError, OSError) as error:
+        if len(str(error)) > LONGEST_MESSAGE:
+            raise Finding(f"a message of {len(str(error)):,} characters: {error!s:.300}") from error
         if str(place.folder) not in str(error):
             raise Finding(f"{type(error).__name__} that names no file: {error!s:.300}") from error
         outcome = Outcome(False, _where(error))
-    except Exception as error:  # noqa: BLE001 - that is what is looked for
+    except Exception as error:
         raise Finding(f"{type(error).__name__}: {error!s:.300}") from error
     finally:
         _meta.without_memory = whole

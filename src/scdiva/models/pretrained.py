@@ -198,8 +198,7 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     config = read_config(folder, sums)
     blob = read_checked(folder, WEIGHTS, sums)
     read_checked(folder, CARD, sums)
-    read_checked(folder, VOCABULARY, sums)
-    vocabulary = Vocabulary.read(folder / VOCABULARY)
+    vocabulary = Vocabulary.read(folder / VOCABULARY, read_checked(folder, VOCABULARY, sums))
     _check_vocabulary(folder, config, vocabulary)
     model_config = _model_config(folder, config)
     if model_config.n_genes != vocabulary.n_genes:
@@ -306,7 +305,7 @@ def _checked_weights(config: ScDiVaConfig, blob: bytes, file: Path) -> dict[str,
     try:
         stored = load(blob)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise ValueError(f"{file} is damaged or no safetensors file: {error}") from error
+        raise ValueError(f"{file} is damaged or no safetensors file: {error!s:.300}") from error
     if config.n_layers > len(stored):
         raise ValueError(f"{file} lacks tensors: {CONFIG} describes {config.n_layers} layers, it holds {len(stored)}")
     try:
@@ -315,17 +314,18 @@ def _checked_weights(config: ScDiVaConfig, blob: bytes, file: Path) -> dict[str,
         raise ValueError(f"{file.parent / CONFIG}: the entry 'model': {error}") from error
     if missing := sorted(expected.keys() - stored.keys()):
         raise ValueError(
-            f"{file} lacks {len(missing)} tensors of the model that {CONFIG} describes, first {missing[0]!r}"
+            f"{file} lacks {len(missing)} tensors of the model that {CONFIG} describes, first {missing[0]!r:.80}"
         )
     if extra := sorted(stored.keys() - expected.keys()):
         raise ValueError(
-            f"{file} holds {len(extra)} tensors that the model in {CONFIG} does not have, first {extra[0]!r}"
+            f"{file} holds {len(extra)} tensors that the model in {CONFIG} does not have, first {extra[0]!r:.80}"
         )
+    kinds = {getattr(torch, dtype) for dtype in _DTYPES}  # float64 may not fit into float32, float8 has no arithmetic
     for name, tensor in expected.items():
         value = stored[name]
         if value.shape != tensor.shape:
             raise ValueError(f"{file}: {name!r} has shape {tuple(value.shape)}, the model needs {tuple(tensor.shape)}")
-        if value.is_floating_point() != tensor.is_floating_point():
+        if value.dtype not in kinds if tensor.is_floating_point() else value.dtype != tensor.dtype:
             raise ValueError(f"{file}: {name!r} is stored as {value.dtype}, the model needs {tensor.dtype}")
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise ValueError(f"{file}: {name!r} holds NaN or infinite values")
@@ -357,7 +357,7 @@ def _check_vocabulary(folder: Path, config: dict[str, Any], vocabulary: Vocabula
     if {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint} != expected:
         raise ValueError(
             f"{folder / VOCABULARY} is not the vocabulary that the model was trained with: it has {vocabulary.n_genes} "
-            f"genes, fingerprint {vocabulary.fingerprint[:12]}, but {CONFIG} says {expected}"
+            f"genes, fingerprint {vocabulary.fingerprint[:12]}, but {CONFIG} says {expected!s:.300}"
         )
 
 

@@ -1,4 +1,4 @@
-# make demo | test | docs | bench | faults | lint | train-mini | clean
+# make demo | test | docs | bench | faults | fuzz | lint | train-mini | clean
 #
 # `.venv` is built once, from the exact versions of constraints.txt: the demo needs only the core; test, docs and lint add
 # their groups to it. A stamp file inside .venv says what is in there.
@@ -14,7 +14,7 @@ CORPUS ?= ../shared/data/corpus
 BENCHMARKS ?= ../shared/data/benchmark
 ON_DATA = "zero_shot.py --data $(BENCHMARKS)"
 
-.PHONY: demo test docs bench faults lint train-mini clean
+.PHONY: demo test docs bench faults fuzz lint train-mini clean
 
 # torch goes first and by its exact version: left to a looser range, pip may fetch gigabytes of CUDA libraries.
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -58,6 +58,11 @@ bench: $(VENV)/.bench
 faults: $(VENV)/.groups
 	OMP_NUM_THREADS=1 $(PY) scripts/faults.py --record
 	OMP_NUM_THREADS=1 $(PY) scripts/fault_table.py
+
+# Over a million broken model folders, about ten minutes; the first crash or executed code fails the call.
+fuzz: $(VENV)/.core
+	$(PIP) --group fuzz
+	OMP_NUM_THREADS=1 $(PY) scripts/fuzz.py --record
 
 lint: $(VENV)/.groups
 	$(VENV)/bin/ruff check

@@ -101,12 +101,7 @@ def starts(place: Any, target: str) -> list[bytes]:
     """The whole files."""
     from fuzz_targets import KINDS
 
-    one = {
-        "sums": "SHA256SUMS",
-        "config": "config.json",
-        "weights": "model.safetensors",
-        "vocabulary": "vocabulary.parquet",
-    }
+    one = dict(zip(("config", "weights", "vocabulary", "sums"), KINDS, strict=False))
     if target in one:
         return [place.whole[one[target]]]
     return [bytes([i]) + place.whole[name] for i, name in enumerate(KINDS)]

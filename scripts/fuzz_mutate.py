@@ -143,8 +143,10 @@ def _changed_table(table: pa.Table, draw: random.Random) -> pa.Table:
     if what < 0.37:
         return table.take(draw.sample(range(table.num_rows), table.num_rows))
     if what < 0.5:
-        kinds = (pa.large_string(), pa.binary(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()), pa.float32(),
-                 pa.float64(), pa.int8(), pa.null(), pa.timestamp("ns", "Nowhere/Here"), pa.decimal128(5, 2))  # fmt: skip
+        kinds = (
+            *(pa.large_string(), pa.binary(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()), pa.null()),
+            *(pa.float32(), pa.float64(), pa.int8(), pa.timestamp("ns", "Nowhere/Here"), pa.decimal128(5, 2)),
+        )
         return table.set_column(at, name, column.cast(draw.choice(kinds), safe=False))
     if what < 0.6:
         return table.set_column(at, name, pa.array([[value] for value in column.to_pylist()]))
@@ -169,8 +171,8 @@ def _change_metadata(meta: dict[bytes, bytes], draw: random.Random) -> None:
     elif what < 0.25:
         meta[b"scdiva_vocabulary"] = draw.choice((b"", b"2", b"\xff", b"1 ", b"1"))
     elif what < 0.4:
-        columns = [{"name": name, "field_name": name, "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
-                   for name in COLUMNS]  # fmt: skip
+        said = {"pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+        columns = [{"name": name, "field_name": name, **said} for name in COLUMNS]
         whole = {"index_columns": ["symbol"], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0",
                  "creator": {"library": "pyarrow", "version": "17"}, "attributes": {}}  # fmt: skip
         meta[b"pandas"] = text(meta.get(b"pandas") or json.dumps(whole).encode(), draw) or b"{"

@@ -252,5 +252,6 @@ def _where(error: BaseException) -> str:
         if "scdiva" in (name := trace.tb_frame.f_code.co_filename):
             lines.append(f"{Path(name).stem}:{trace.tb_lineno}")
         trace = trace.tb_next
-    cause = f"{type(error.__cause__).__name__} {re.sub(r'[^a-zA-Z ]', '', str(error.__cause__))[:30]}"
-    return " ".join([*lines, cause if error.__cause__ else re.sub(r"[^a-zA-Z ]", "", str(error)[-60:])[:20]])
+    if error.__cause__ is not None:
+        lines.append(f"{type(error.__cause__).__name__} {re.sub(r'[^a-zA-Z ]', '', str(error.__cause__))[:30]}")
+    return " ".join(lines)

@@ -1,4 +1,4 @@
-"""The parquet file of a vocabulary. What is read may come from anybody: sizes are held to a cap before memory is taken."""
+"""The parquet file of a vocabulary. It may come from anybody: its sizes are held to a cap before memory is taken."""
 
 from __future__ import annotations
 

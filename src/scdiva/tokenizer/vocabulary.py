@@ -105,7 +105,8 @@ class Vocabulary:
         FileNotFoundError
             If there is no such file.
         ValueError
-            If it is no parquet file, is damaged, is no vocabulary or holds over a million genes; the message names the file.
+            If it is no parquet file, is damaged, is no vocabulary or holds more than a million genes; the message names
+            the file.
         """
         path = Path(path)
         if data is None and not path.is_file():

@@ -4,7 +4,7 @@
 
 Each target runs in a process of its own, which the first finding ends; the input is left in the folder that is named
 and is run again by `--replay FILE TARGET`. `--keep` puts the smallest input of each way in which one was accepted or
-refused into tests/faults/fuzzed.zip, from where a test runs them without atheris and the next run starts.
+refused into tests/scripts/fuzzed.zip, from where a test runs them without atheris and the next run starts.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-KEPT = Path(__file__).parents[1] / "tests" / "faults" / "fuzzed.zip"
+KEPT = Path(__file__).parents[1] / "tests" / "scripts" / "fuzzed.zip"
 SHARE = {"sums": 0.20, "config": 0.34, "weights": 0.27, "vocabulary": 0.16, "folder": 0.03}
 """Of all executions: a full load takes a hundred times as long as a line of sums."""
 LARGEST = 16_384
+LEAST = 1_000_000
 INSTRUMENTED = [
     "scdiva.models._folder", "scdiva.models.pretrained", "scdiva.models.config", "scdiva._nearest",
     "scdiva.tokenizer.vocabulary", "scdiva.tokenizer._vocabulary_file", "scdiva.tokenizer.names", "json",
@@ -48,7 +49,8 @@ def child(target: str, runs: int, seed: int, folder: Path) -> None:
     place = Place(folder)
     seeds = folder / "seeds"
     seeds.mkdir()
-    for i, data in enumerate([*starts(place, target), *kept(target)]):
+    whole = starts(place, target)
+    for i, data in enumerate([*whole, *kept(target)]):
         (seeds / str(i)).write_bytes(data)
     said: dict[str, Any] = {"runs": 0, "accepted": 0, "refused": 0, "slowest": 0.0}
     found: dict[tuple[bool, str], bytes] = {}
@@ -72,6 +74,8 @@ def child(target: str, runs: int, seed: int, folder: Path) -> None:
 
     def mutate(data: bytes, largest: int, seed: int) -> bytes:
         draw = random.Random(seed)
+        if draw.random() < 0.3:  # what has lost its format is refused at the door ever after
+            data = draw.choice(whole)
         new = changed(target, data, draw) if draw.random() < 0.5 else None
         if new is None or len(new) > largest:
             new = atheris.Mutate(data, largest)
@@ -147,7 +151,7 @@ def fuzz(target: str, runs: int, seed: int, keeps: bool) -> dict[str, Any]:
         print(f"{target}: {said['finding']}; what is left lies in {folder}", flush=True)
     executed = "done while loading" in said.get("finding", "")
     return {
-        "target": target, "executions": said["runs"], "accepted": said["accepted"], "refused": said["refused"],
+        "what": target, "executions": said["runs"], "accepted": said["accepted"], "refused": said["refused"],
         "ways": said.get("ways", 0), "crashes": int(not whole and not executed), "executed": int(executed),
         "slowest_s": round(said.get("slowest", 0.0), 3), "seconds": round(said["seconds"]),
     }  # fmt: skip
@@ -177,6 +181,10 @@ def main() -> int:
     if arguments.replay:
         replay(arguments.replay, arguments.targets[0])
         return 0
+    try:
+        import atheris  # noqa: F401
+    except ImportError as error:
+        parser.error(f"atheris is not installed ({error}): pip install --group fuzz")
     rows = []
     for target in arguments.targets:
         runs = round(arguments.runs * SHARE[target])
@@ -186,9 +194,16 @@ def main() -> int:
     print(", ".join(f"{key} = {value:,}" for key, value in total.items()))
     if arguments.record:
         sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-        from _record import PACKAGES, record
+        from _record import PACKAGES, record, versions
+        from _timing import goal
 
-        record("fuzz", rows, seed=arguments.seed, packages=PACKAGES)
+        judged = [
+            goal("executions", total["executions"], at_least=LEAST),
+            goal("crashes, hangs and errors that name no file", total["crashes"], at_most=0),
+            goal("executions that ran code, wrote, or opened another file", total["executed"], at_most=0),
+        ]
+        used = versions((*PACKAGES, "atheris", "pyarrow", "safetensors"))
+        record("fuzz", [*judged, *rows], seed=arguments.seed, versions=used)
     return int(bool(total["crashes"] or total["executed"]))
 
 

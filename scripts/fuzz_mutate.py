@@ -116,7 +116,7 @@ def parquet(data: bytes, draw: random.Random) -> bytes | None:
             use_dictionary=draw.choice((True, False, ["biotype"])), version=draw.choice(("1.0", "2.4", "2.6")),
             data_page_version=draw.choice(("1.0", "2.0")), row_group_size=draw.choice((1, 5, None)),
             write_statistics=draw.random() < 0.5, write_page_checksum=draw.random() < 0.3,
-            store_schema=draw.random() < 0.8, write_page_index=draw.random() < 0.2,
+            store_schema=draw.random() < 0.95, write_page_index=draw.random() < 0.2,
         )  # fmt: skip
         return sink.getvalue()
     except (pa.ArrowException, ValueError, TypeError, KeyError, IndexError, NotImplementedError, OSError):

@@ -1,0 +1,110 @@
+"""A vocabulary's file by somebody who means harm, or who knows no better: each of these once got past the reader."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from scdiva.tokenizer import Vocabulary, _vocabulary_file
+
+
+@pytest.fixture
+def table():
+    """Three genes as the arrow table of their file."""
+    names = pa.array(["A", "B", "C"])
+    columns = [pa.array([0, 1, 2], pa.float32()) if name == "entropy" else names for name in _vocabulary_file.COLUMNS]
+    return pa.Table.from_arrays(columns, schema=_vocabulary_file.schema())
+
+
+@pytest.fixture
+def refused(table, tmp_path):
+    """Write a table, with more metadata, and give the message of its refusal."""
+    path = tmp_path / "genes.parquet"
+
+    def call(changed=None, metadata=None, **how):
+        stored = table if changed is None else changed
+        whole = {**(stored.schema.metadata or {}), **(metadata or {})}
+        pq.write_table(stored.replace_schema_metadata(whole), path, **how)
+        with pytest.raises(ValueError, match=r"genes\.parquet") as error:
+            Vocabulary.read(path)
+        return str(error.value)
+
+    return call
+
+
+def test_the_table_of_these_tests_is_read(table, tmp_path):
+    pq.write_table(table, tmp_path / "genes.parquet")
+    assert Vocabulary.read(tmp_path / "genes.parquet").symbols.tolist() == ["A", "B", "C"]
+
+
+def test_bytes_that_were_read_already_need_no_file(table, tmp_path):
+    pq.write_table(table, tmp_path / "genes.parquet")
+    data = (tmp_path / "genes.parquet").read_bytes()
+    assert Vocabulary.read(tmp_path / "nowhere", data) == Vocabulary.read(tmp_path / "genes.parquet")
+    with pytest.raises(ValueError, match="nowhere is damaged"):
+        Vocabulary.read(tmp_path / "nowhere", data[:-9])
+
+
+@pytest.mark.parametrize("names", ["7", "{}", '"AB"', "[1]", '["D", null]', "[[]]", '[{"a": 1}]', "null"])
+def test_foreign_names_that_are_no_list_of_names(refused, names):
+    assert "no list of strings" in refused(metadata={b"scdiva_foreign": names.encode()})
+
+
+@pytest.mark.parametrize("names", [b"", b"[", b"\xff", b"[" * 100_000, b"[" + b"9" * 5000 + b"]"])
+def test_foreign_names_that_are_no_json(refused, names):
+    said = refused(metadata={b"scdiva_foreign": names})
+    assert "foreign names are no JSON" in said
+    assert len(said) < 1000
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {},
+        {"index_columns": 7, "columns": 7, "column_indexes": 7},
+        {"index_columns": ["symbol"], "column_indexes": [], "columns": []},
+        {"index_columns": [], "column_indexes": [{"numpy_type": "no type", "pandas_type": "x"}], "columns": [{}]},
+    ],
+)
+def test_what_pandas_left_in_a_file_is_not_looked_at(table, tmp_path, metadata):
+    path = tmp_path / "genes.parquet"
+    pq.write_table(table.replace_schema_metadata({**table.schema.metadata, b"pandas": json.dumps(metadata)}), path)
+    assert Vocabulary.read(path).symbols.tolist() == ["A", "B", "C"]
+
+
+def test_columns_whose_names_are_no_text(table, tmp_path):
+    path = tmp_path / "genes.parquet"
+    pq.write_table(table, path, store_schema=False)
+    path.write_bytes(path.read_bytes().replace(b"symbol", b"s\xff\xfebol"))
+    with pytest.raises(ValueError, match=r"genes\.parquet is damaged"):
+        Vocabulary.read(path)
+
+
+def test_names_that_are_no_text(refused, table):
+    raw = pa.array([b"A\xff", b"B", b"C"], pa.binary())
+    bad = pa.Array.from_buffers(pa.string(), 3, raw.buffers())
+    assert "is damaged" in refused(table.set_column(1, "symbol", bad))
+
+
+def test_more_rows_than_genes_anywhere(refused, table, monkeypatch):
+    """A few kilobytes of parquet hold millions of rows."""
+    rows = _vocabulary_file.MOST_GENES + 1
+    many = pa.table([pa.repeat(table[name][0], rows) for name in table.schema.names], schema=table.schema)
+    monkeypatch.setattr(pq, "read_table", None)  # it is refused before it is read
+    assert f"it states {rows:,} genes" in refused(many)
+
+
+def test_one_long_name_that_stands_a_thousand_times(refused, table, monkeypatch):
+    """As a dictionary's entry it takes its bytes once, as strings a thousand times as much."""
+    rows = 1000
+    columns = {name: pa.array([f"{i}" for i in range(rows)]) for name in _vocabulary_file.COLUMNS}
+    columns["entropy"] = pa.array(np.zeros(rows, np.float32))
+    columns["alias"] = pa.array(["x" * 2**14] * rows)
+    long = pa.table(columns, schema=table.schema)
+    monkeypatch.setattr(_vocabulary_file, "MOST_BYTES", 2**20)
+    assert "1,000 genes in 16,3" in refused(long, use_dictionary=["alias"], row_group_size=200)
+    assert "1,000 genes in 16,4" in refused(long, use_dictionary=False)  # the file says so itself

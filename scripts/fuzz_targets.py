@@ -253,5 +253,5 @@ def _where(error: BaseException) -> str:
             lines.append(f"{Path(name).stem}:{trace.tb_lineno}")
         trace = trace.tb_next
     if error.__cause__ is not None:
-        lines.append(f"{type(error.__cause__).__name__} {re.sub(r'[^a-zA-Z ]', '', str(error.__cause__))[:60]}")
+        lines.append(f"{type(error.__cause__).__name__} {re.sub(r'[^a-zA-Z ]', '', str(error.__cause__))[:45]}")
     return " ".join(lines)

@@ -59,7 +59,7 @@ faults: $(VENV)/.groups
 	OMP_NUM_THREADS=1 $(PY) scripts/faults.py --record
 	OMP_NUM_THREADS=1 $(PY) scripts/fault_table.py
 
-# Over a million broken model folders, about ten minutes; the first crash or executed code fails the call.
+# Over a million broken model folders, ten to twenty minutes; the first crash or executed code fails the call.
 fuzz: $(VENV)/.core
 	$(PIP) --group fuzz
 	OMP_NUM_THREADS=1 $(PY) scripts/fuzz.py --record

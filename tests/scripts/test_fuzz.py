@@ -140,3 +140,22 @@ def test_without_atheris_the_group_is_named(tmp_path):
     )
     assert answer.returncode != 0
     assert "--group fuzz" in answer.stderr
+
+
+def test_keeping_replaces_the_inputs_of_one_target_and_gives_equal_bytes(script, tmp_path, monkeypatch):
+    fuzz, inputs = script("fuzz"), tmp_path / "found"
+    monkeypatch.setattr(fuzz, "KEPT", tmp_path / "kept.zip")
+    inputs.mkdir()
+    for i in range(fuzz.MOST_KEPT + 3):
+        (inputs / f"refused-{i:03}").write_bytes(bytes([i]))
+    assert fuzz.kept("config") == []
+    fuzz.keep("config", inputs)
+    fuzz.keep("sums", inputs)
+    before = fuzz.KEPT.read_bytes()
+    fuzz.keep("config", inputs)
+    assert fuzz.KEPT.read_bytes() == before
+    assert fuzz.kept("config") == fuzz.kept("sums") == [bytes([i]) for i in range(fuzz.MOST_KEPT)]
+    (inputs / "refused-000").unlink()
+    fuzz.keep("config", inputs)
+    assert fuzz.kept("config")[0] == b"\x01"
+    assert fuzz.kept("sums")[0] == b"\x00"

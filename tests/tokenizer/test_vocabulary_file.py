@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import numpy as np
@@ -108,3 +109,68 @@ def test_one_long_name_that_stands_a_thousand_times(refused, table, monkeypatch)
     monkeypatch.setattr(_vocabulary_file, "MOST_BYTES", 2**20)
     assert "1,000 genes in 16,3" in refused(long, use_dictionary=["alias"], row_group_size=200)
     assert "1,000 genes in 16,4" in refused(long, use_dictionary=False)  # the file says so itself
+
+
+def lying(data: bytes) -> bytes:
+    """The file with its second column, and the whole, said to take one byte in the footer."""
+    group = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0)
+    for size in (group.column(1).total_uncompressed_size, group.total_byte_size):
+        number = b""
+        rest = size << 1  # as zigzag varint
+        while rest:
+            number += bytes([(rest & 127) | (128 if rest > 127 else 0)])
+            rest >>= 7
+        assert data.count(number) == 1
+        data = data.replace(number, b"\x82" + b"\x80" * (len(number) - 2) + b"\0")
+    return data
+
+
+def test_pages_that_are_larger_than_the_footer_says(table, tmp_path, monkeypatch):
+    """Some kilobytes that would be unpacked to what the page's own header says."""
+    path = tmp_path / "genes.parquet"
+    large = table.set_column(1, "symbol", pa.array(["x" * 3_000_000, "B", "C"]))
+    pq.write_table(large, path, compression="zstd", use_dictionary=False, write_statistics=False)
+    path.write_bytes(lying(path.read_bytes()))
+    assert pq.ParquetFile(path).metadata.row_group(0).total_byte_size == 1
+    assert path.stat().st_size < 10_000
+    assert len(Vocabulary.read(path).symbols[0]) == 3_000_000
+    monkeypatch.setattr(_vocabulary_file, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(pq, "read_table", None)  # it is refused before it is read
+    with pytest.raises(ValueError, match=r"genes\.parquet is no vocabulary: it states 3 genes in 3,000,"):
+        Vocabulary.read(path)
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_encodings_that_grow(refused, encoding, version):
+    """Of a name that begins as the last one did, such a page holds only the end."""
+    how = {"use_dictionary": False, "column_encoding": {"symbol": encoding}, "data_page_version": version}
+    assert "is damaged or is no vocabulary: a page of" in refused(**how)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+@pytest.mark.parametrize("codec", ["none", "snappy", "zstd"])
+@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize("statistics", [True, False])
+def test_pages_add_up_to_what_an_honest_footer_says(table, tmp_path, version, codec, dictionary, statistics):
+    from scdiva.tokenizer._parquet_pages import page_bytes
+
+    path = tmp_path / "genes.parquet"
+    many = pa.concat_tables([table] * 3000).combine_chunks()
+    pq.write_table(
+        many, path, compression=codec, use_dictionary=dictionary, write_statistics=statistics, row_group_size=4000,
+        data_page_version=version, data_page_size=2000, write_page_checksum=statistics,
+    )  # fmt: skip
+    footer = pq.ParquetFile(path).metadata
+    said = sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
+    assert 0.5 * said < page_bytes(path.read_bytes(), footer) <= said  # that of the footer counts headers too
+
+
+@pytest.mark.parametrize("at", range(4, 200, 7))
+def test_a_broken_header_of_a_page_is_no_other_error(table, tmp_path, at):
+    path = tmp_path / "genes.parquet"
+    pq.write_table(table, path)
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0xFF
+    with contextlib.suppress(ValueError):  # some bytes say nothing that matters
+        Vocabulary.read(path, bytes(data))

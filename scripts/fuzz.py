@@ -123,11 +123,14 @@ def kept(target: str) -> list[bytes]:
 
 
 def keep(target: str, inputs: Path) -> None:
-    """Put inputs in the place of those kept for a target. Equal inputs give equal bytes."""
+    """Put inputs in the place of those kept for a target, but for former findings. Equal inputs give equal bytes."""
     old = {}
     if KEPT.exists():
         with zipfile.ZipFile(KEPT) as file:
-            old = {name: file.read(name) for name in file.namelist() if not name.startswith(f"{target}/")}
+            others = (
+                name for name in file.namelist() if not name.startswith((f"{target}/accepted", f"{target}/refused"))
+            )
+            old = {name: file.read(name) for name in others}
     new = {f"{target}/{path.name}": path.read_bytes() for path in sorted(inputs.iterdir())[:MOST_KEPT]}
     with zipfile.ZipFile(KEPT, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in sorted((old | new).items()):
@@ -193,13 +196,18 @@ def main() -> int:
         runs = round(arguments.runs * SHARE[target])
         rows.append(fuzz(target, runs, arguments.seed, arguments.keep))
         print(json.dumps(rows[-1]), flush=True)
+    if arguments.record:
+        sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
+        from _record import PACKAGES, commit, record, replaced, rows_so_far, versions
+        from _timing import goal
+
+        new, rows = [{**row, "commit": commit()} for row in rows], rows_so_far("fuzz")
+        for row in new:
+            rows = replaced(rows, row, ("what",))
+        rows.sort(key=lambda row: list(SHARE).index(row["what"]))
     total = {key: sum(row[key] for row in rows) for key in ("executions", "crashes", "executed")}
     print(", ".join(f"{key} = {value:,}" for key, value in total.items()))
     if arguments.record:
-        sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
-        from _record import PACKAGES, record, versions
-        from _timing import goal
-
         judged = [
             goal("executions", total["executions"], at_least=LEAST),
             goal("crashes, hangs and errors that name no file", total["crashes"], at_most=0),

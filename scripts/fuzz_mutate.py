@@ -119,7 +119,7 @@ def parquet(data: bytes, draw: random.Random) -> bytes | None:
             store_schema=draw.random() < 0.95, write_page_index=draw.random() < 0.2,
         )  # fmt: skip
         return sink.getvalue()
-    except (pa.ArrowException, ValueError, TypeError, KeyError, IndexError, NotImplementedError, OSError):
+    except (pa.ArrowException, ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError):
         return None
 
 

@@ -1,32 +1,31 @@
 """What the pages of a parquet file will take in memory, from their own headers.
 
 The footer states sizes too, but arrow believes the headers: a page of 12 kB, said to be small in the footer, would fill
-a gigabyte. Headers are structs of Thrift's compact protocol (parquet-format, `PageHeader`); pyarrow shows none.
+a gigabyte. pyarrow shows no headers, and ends the process when asked where a column lies whose metadata are broken.
+Footer and headers are structs of Thrift's compact protocol (parquet-format: `FileMetaData`, `PageHeader`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import pyarrow.parquet as pq
+from collections.abc import Iterator
+from typing import Any
 
 PLAIN = {0, 2, 8}
 """Encodings whose values are as long as their pages: plain, and dictionaries by either name."""
+_ROW_GROUPS, _COLUMNS, _META = 4, 1, 3
+_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET = 7, 9, 11
 _UNCOMPRESSED, _COMPRESSED, _DATA, _DATA_V2 = 2, 3, 5, 8
 _ENCODING = {_DATA: 2, _DATA_V2: 4}
-_DEEPEST = 8
+_DEEPEST = 12
 
 
-def page_bytes(data: bytes, metadata: pq.FileMetaData) -> int:
-    """Sum what all pages of a file state to be, uncompressed.
+def page_bytes(data: bytes) -> int:
+    """Sum what all pages of a parquet file state to be, uncompressed.
 
     Parameters
     ----------
     data
         The file.
-    metadata
-        Its footer, which says where the columns begin and end.
 
     Raises
     ------
@@ -34,23 +33,30 @@ def page_bytes(data: bytes, metadata: pq.FileMetaData) -> int:
         If a header can't be read, or has a negative size or an encoding that is not in `PLAIN`.
     """
     total = 0
-    for group in range(metadata.num_row_groups):
-        for column in range(metadata.num_columns):
-            chunk = metadata.row_group(group).column(column)
-            starts = chunk.data_page_offset, chunk.dictionary_page_offset
-            at = min(start for start in starts if start)
-            end = at + chunk.total_compressed_size
+    try:
+        for at, end in _columns(data):
             while at < end:
-                try:
-                    header, at = _struct(data, at, 0)
-                    size, stored = int(header[_UNCOMPRESSED]), int(header[_COMPRESSED])
-                    encodings = {int(header[kind][field]) for kind, field in _ENCODING.items() if kind in header}
-                except (IndexError, KeyError, TypeError, RecursionError) as error:
-                    raise ValueError("a page has no header") from error
+                header, at = _struct(data, at, 0)
+                size, stored = int(header[_UNCOMPRESSED]), int(header[_COMPRESSED])
+                encodings = {int(header[kind][field]) for kind, field in _ENCODING.items() if kind in header}
                 if size < 0 or stored < 0 or not encodings <= PLAIN:
                     raise ValueError(f"a page of {size} bytes, encoding {sorted(encodings)}")
                 total, at = total + size, at + stored
+    except (IndexError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError("its footer or a page's header is broken") from error
     return total
+
+
+def _columns(data: bytes) -> Iterator[tuple[int, int]]:
+    """Where each column of each row group begins and ends, from the footer."""
+    size = int.from_bytes(data[-8:-4], "little")
+    footer, _ = _struct(data, max(len(data) - 8 - size, 0), 0)
+    for group in footer[_ROW_GROUPS]:
+        for column in group[_COLUMNS]:
+            meta = column[_META]
+            starts = int(meta[_DATA_OFFSET]), int(meta.get(_DICTIONARY_OFFSET, 0))
+            at = min((start for start in starts if start > 0), default=0)
+            yield at, at + int(meta[_SIZE])
 
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
@@ -77,12 +83,28 @@ def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
         return data[at], at + 1
     if kind in (4, 5, 6):
         return _integer(data, at)
-    if kind == 8:  # bytes, of a page's statistics
+    if kind == 7:
+        return None, at + 8
+    if kind == 8:
         size, at = _varint(data, at)
         return None, at + size
+    if kind in (9, 10):
+        return _list(data, at, depth + 1)
     if kind == 12:
         return _struct(data, at, depth + 1)
-    raise TypeError  # headers of pages have no others
+    raise TypeError  # parquet has no others
+
+
+def _list(data: bytes, at: int, depth: int) -> tuple[list[Any], int]:
+    """Read a list; its booleans, unlike those of a struct, take a byte each."""
+    size, kind, at = data[at] >> 4, data[at] & 15, at + 1
+    if size == 15:
+        size, at = _varint(data, at)
+    values = []
+    for _ in range(size):
+        value, at = _value(data, at, 3 if kind in (1, 2) else kind, depth)
+        values.append(value)
+    return values, at
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

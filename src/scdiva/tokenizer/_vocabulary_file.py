@@ -63,7 +63,7 @@ def read_file(data: bytes, path: Path) -> tuple[pd.DataFrame, list[str]]:
                 raise ValueError(f"{path} is no vocabulary: its columns are {names}, not {list(COLUMNS)}")
             _refuse_large(path, file.metadata.num_rows, 0)
             try:
-                size = page_bytes(data, file.metadata)
+                size = page_bytes(data)
             except ValueError as error:
                 raise ValueError(f"{path} is damaged or is no vocabulary: {error}") from error
             _refuse_large(path, file.metadata.num_rows, size)

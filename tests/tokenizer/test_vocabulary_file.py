@@ -85,6 +85,11 @@ def test_columns_whose_names_are_no_text(table, tmp_path):
         Vocabulary.read(path)
 
 
+def test_a_name_of_any_length_is_told_of_in_brief(refused, table):
+    long = table.set_column(1, "symbol", pa.array(["x" * 10_000, "x" * 10_000, "C"]))
+    assert len(refused(long)) < 500
+
+
 def test_names_that_are_no_text(refused, table):
     raw = pa.array([b"A\xff", b"B", b"C"], pa.binary())
     bad = pa.Array.from_buffers(pa.string(), 3, raw.buffers())

@@ -68,7 +68,7 @@ class Vocabulary:
         self._foreign = tuple(sorted(set(foreign)))
         wrong = sorted({*self._table["symbol"], *self._table["ensembl_id"]}.intersection(self._foreign))
         if wrong:
-            raise ValueError(f"{len(wrong)} foreign names are those of genes here, first: {wrong[0]!r}")
+            raise ValueError(f"{len(wrong)} foreign names are those of genes here, first: {wrong[0]!r:.80}")
 
     def __len__(self) -> int:
         return self.n_genes
@@ -361,13 +361,13 @@ def _checked(table: pd.DataFrame) -> pd.DataFrame:
     checked["entropy"] = checked["entropy"].astype(np.float32)
     bad = np.flatnonzero((checked["entropy"] < 0) | np.isinf(checked["entropy"]))
     if bad.size:
-        raise ValueError(f"{bad.size} entropies are negative or infinite, first of {checked['symbol'][bad[0]]!r}")
+        raise ValueError(f"{bad.size} entropies are negative or infinite, first of {checked['symbol'][bad[0]]!r:.80}")
     if (checked["symbol"] == "").any():
         raise ValueError(f"{int((checked['symbol'] == '').sum())} genes have no symbol")
     for name in ("symbol", "ensembl_id"):
         again = checked[name].duplicated() & (checked[name] != "")
         if again.any():
             first = checked[name][again].iloc[0]
-            raise ValueError(f"{int(again.sum())} genes repeat the {name} of another, first: {first!r}")
+            raise ValueError(f"{int(again.sum())} genes repeat the {name} of another, first: {first!r:.80}")
     checked.index = pd.RangeIndex(N_SPECIAL, N_SPECIAL + len(checked), name="token")
     return checked

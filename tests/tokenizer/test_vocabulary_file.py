@@ -145,6 +145,20 @@ def test_pages_that_are_larger_than_the_footer_says(table, tmp_path, monkeypatch
         Vocabulary.read(path)
 
 
+def test_a_row_group_that_claims_more_rows_than_the_file(table, tmp_path):
+    """Arrow takes memory for the rows of the group, whatever its pages hold and the file says."""
+    path = tmp_path / "genes.parquet"
+    pq.write_table(table, path, write_statistics=False)
+    data = path.read_bytes()
+    assert data.count(b"\x16\x06\x26") == 1  # the group's count: an integer, 3 as zigzag; then the field after next
+    data = data.replace(b"\x16\x06\x26", b"\x16\xfe\xff\xff\xff\x7f\x26")
+    footer = int.from_bytes(data[-8:-4], "little") + 4
+    data = data[:-8] + footer.to_bytes(4, "little") + b"PAR1"
+    assert pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).num_rows > 10**10
+    with pytest.raises(ValueError, match=r"genes\.parquet is no vocabulary: it states 17,\d+,\d+,\d+ genes"):
+        Vocabulary.read(path, data)
+
+
 @pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
 @pytest.mark.parametrize("version", ["1.0", "2.0"])
 def test_encodings_that_grow(refused, encoding, version):
@@ -158,7 +172,7 @@ def test_encodings_that_grow(refused, encoding, version):
 @pytest.mark.parametrize("dictionary", [True, False])
 @pytest.mark.parametrize("statistics", [True, False])
 def test_pages_add_up_to_what_an_honest_footer_says(table, tmp_path, version, codec, dictionary, statistics):
-    from scdiva.tokenizer._parquet_pages import page_bytes
+    from scdiva.tokenizer._parquet_pages import stated
 
     path = tmp_path / "genes.parquet"
     many = pa.concat_tables([table] * 3000).combine_chunks()
@@ -167,8 +181,9 @@ def test_pages_add_up_to_what_an_honest_footer_says(table, tmp_path, version, co
         data_page_version=version, data_page_size=2000, write_page_checksum=statistics,
     )  # fmt: skip
     footer = pq.ParquetFile(path).metadata
+    assert stated(path.read_bytes()).rows == len(many)
     said = sum(footer.row_group(i).total_byte_size for i in range(footer.num_row_groups))
-    assert 0.5 * said < page_bytes(path.read_bytes()) <= said  # that of the footer counts headers too
+    assert 0.5 * said < stated(path.read_bytes()).size <= said  # that of the footer counts headers too
 
 
 @pytest.mark.parametrize("at", range(4, 200, 7))

@@ -1,26 +1,35 @@
-"""What the pages of a parquet file will take in memory, from their own headers.
+"""What a parquet file will take in memory, from all that it states of its own size.
 
-The footer states sizes too, but arrow believes the headers: a page of 12 kB, said to be small in the footer, would fill
-a gigabyte. pyarrow shows no headers, and ends the process when asked where a column lies whose metadata are broken.
-Footer and headers are structs of Thrift's compact protocol (parquet-format: `FileMetaData`, `PageHeader`).
+Footer, row groups, columns and pages state sizes and counts, and arrow believes each where it needs it: a page of
+12 kB, said to be small in the footer, would fill a gigabyte, and so would a row group of twelve genes that claims
+billions. pyarrow shows no headers of pages, and ends the process when asked where a column lies whose metadata are
+broken. Footer and headers are structs of Thrift's compact protocol (parquet-format: `FileMetaData`, `PageHeader`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 PLAIN = {0, 2, 8}
 """Encodings whose values are as long as their pages: plain, and dictionaries by either name."""
-_ROW_GROUPS, _COLUMNS, _META = 4, 1, 3
-_SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET = 7, 9, 11
-_UNCOMPRESSED, _COMPRESSED, _DATA, _DATA_V2 = 2, 3, 5, 8
-_ENCODING = {_DATA: 2, _DATA_V2: 4}
+_ROWS, _ROW_GROUPS, _COLUMNS, _META = 3, 4, 1, 3
+_VALUES, _SIZE, _DATA_OFFSET, _DICTIONARY_OFFSET = 5, 7, 9, 11
+_UNCOMPRESSED, _COMPRESSED = 2, 3
+_DATA, _DICTIONARY, _DATA_V2 = 5, 7, 8
+_COUNT, _ENCODING = 1, {_DATA: 2, _DICTIONARY: 2, _DATA_V2: 4}
 _DEEPEST = 12
 
 
-def page_bytes(data: bytes) -> int:
-    """Sum what all pages of a parquet file state to be, uncompressed.
+class Stated(NamedTuple):
+    """What a file states: the bytes of its pages together, uncompressed, and its most rows or values at one place."""
+
+    size: int
+    rows: int
+
+
+def stated(data: bytes) -> Stated:
+    """Read what a parquet file states to hold.
 
     Parameters
     ----------
@@ -30,33 +39,37 @@ def page_bytes(data: bytes) -> int:
     Raises
     ------
     ValueError
-        If a header can't be read, or has a negative size or an encoding that is not in `PLAIN`.
+        If the footer or a header can't be read, or has a negative number or an encoding that is not in `PLAIN`.
     """
-    total = 0
+    size, rows = 0, 0
     try:
-        for at, end in _columns(data):
+        for at, end, counts in _columns(data):
+            rows = max(rows, *counts)
             while at < end:
                 header, at = _struct(data, at, 0)
-                size, stored = int(header[_UNCOMPRESSED]), int(header[_COMPRESSED])
-                encodings = {int(header[kind][field]) for kind, field in _ENCODING.items() if kind in header}
-                if size < 0 or stored < 0 or not encodings <= PLAIN:
-                    raise ValueError(f"a page of {size} bytes, encoding {sorted(encodings)}")
-                total, at = total + size, at + stored
+                kinds = [kind for kind in _ENCODING if kind in header]
+                page, stored = int(header[_UNCOMPRESSED]), int(header[_COMPRESSED])
+                values = [int(header[kind][_COUNT]) for kind in kinds]
+                encodings = {int(header[kind][_ENCODING[kind]]) for kind in kinds}
+                if min(page, stored, *values, *counts) < 0 or not encodings <= PLAIN:
+                    raise ValueError(f"a page of {page} bytes, {values} values, encoding {sorted(encodings)}")
+                size, at, rows = size + page, at + stored, max(rows, *values)
     except (IndexError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("its footer or a page's header is broken") from error
-    return total
+    return Stated(size, rows)
 
 
-def _columns(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where each column of each row group begins and ends, from the footer."""
+def _columns(data: bytes) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+    """Where each column of each row group begins and ends, and the counts around it, from the footer."""
     size = int.from_bytes(data[-8:-4], "little")
     footer, _ = _struct(data, max(len(data) - 8 - size, 0), 0)
+    together = sum(abs(int(group[_ROWS])) for group in footer[_ROW_GROUPS])
     for group in footer[_ROW_GROUPS]:
         for column in group[_COLUMNS]:
             meta = column[_META]
             starts = int(meta[_DATA_OFFSET]), int(meta.get(_DICTIONARY_OFFSET, 0))
             at = min((start for start in starts if start > 0), default=0)
-            yield at, at + int(meta[_SIZE])
+            yield at, at + int(meta[_SIZE]), (int(footer[_ROWS]), together, int(group[_ROWS]), int(meta[_VALUES]))
 
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from scdiva.tokenizer._parquet_pages import page_bytes
+from scdiva.tokenizer._parquet_pages import stated
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,12 +61,11 @@ def read_file(data: bytes, path: Path) -> tuple[pd.DataFrame, list[str]]:
             if not file.schema_arrow.equals(schema(), check_metadata=False):
                 names = str(file.schema_arrow.names)[:300]
                 raise ValueError(f"{path} is no vocabulary: its columns are {names}, not {list(COLUMNS)}")
-            _refuse_large(path, file.metadata.num_rows, 0)
             try:
-                size = page_bytes(data)
+                size, rows = stated(data)
             except ValueError as error:
                 raise ValueError(f"{path} is damaged or is no vocabulary: {error}") from error
-            _refuse_large(path, file.metadata.num_rows, size)
+            _refuse_large(path, rows, size)
         # As dictionaries, so that a name that is repeated takes memory once until its whole size is known.
         stored = pq.read_table(pa.BufferReader(data), use_threads=False, read_dictionary=strings)
         stored.validate(full=True)

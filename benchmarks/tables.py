@@ -240,8 +240,8 @@ def fuzz(result: dict) -> str:
     """The goals, then what became of each target's executions."""
     rows = [row for row in result["rows"] if "met" not in row]
     keys = ("executions", "accepted", "refused", "ways", "crashes", "executed", "slowest_s", "seconds")
-    header = ["target", *keys[:6], "slowest, s", "seconds"]
-    text = table(header, [[row["what"], *(said(row[key]) for key in keys)] for row in rows])
+    header = ["target", *keys[:6], "slowest, s", "seconds", "commit"]
+    text = table(header, [[row["what"], *(said(row[key]) for key in keys), f"`{row['commit'][:12]}`"] for row in rows])
     return goals([row for row in result["rows"] if "met" in row]) + "\n" + text
 
 

@@ -152,8 +152,8 @@ ABOUT = {
         "of the process. Executed: an audit event of compiling, importing, unpickling, starting a process, writing, or "
         "opening a file outside the folder; what compiled libraries do by themselves raises none. Ways: different "
         "places and causes at which an input was refused, and acceptance; a test runs one input of up to 100 ways of "
-        "each target again. The judge keeps the last 64 networks without memory that it built, for speed. Targets may be of "
-        "different calls, each with its commit; the first finding ends a target, and is mended before it counts.",
+        "each target again. The judge keeps the last 64 networks without memory that it built, for speed. Targets may "
+        "be of different calls, each with its commit; the first finding ends a target, and is mended before it counts.",
     ),
     "gpu": (
         "GPU",

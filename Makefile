@@ -1,4 +1,4 @@
-# make demo | test | docs | bench | faults | lint | package | minimum | prerelease | train-mini | clean
+# make demo | test | docs | bench | faults | fuzz | lint | package | minimum | prerelease | train-mini | clean
 #
 # `.venv` is built once, from the exact versions of constraints.txt: the demo needs only the core; test, docs and lint add
 # their groups to it. A stamp file inside .venv says what is in there.
@@ -15,7 +15,7 @@ CORPUS ?= ../shared/data/corpus
 BENCHMARKS ?= ../shared/data/benchmark
 ON_DATA = "zero_shot.py --data $(BENCHMARKS)"
 
-.PHONY: demo test docs bench faults lint package minimum prerelease train-mini clean
+.PHONY: demo test docs bench faults fuzz lint package minimum prerelease train-mini clean
 
 # torch goes first and by its exact version: left to a looser range, pip may fetch gigabytes of CUDA libraries.
 $(VENV)/.core: pyproject.toml constraints.txt
@@ -61,6 +61,11 @@ bench: $(VENV)/.bench
 faults: $(VENV)/.groups
 	OMP_NUM_THREADS=1 $(PY) scripts/faults.py --record
 	OMP_NUM_THREADS=1 $(PY) scripts/fault_table.py
+
+# Over a million broken model folders, ten to twenty minutes; the first crash or executed code fails the call.
+fuzz: $(VENV)/.core
+	$(PIP) --group fuzz
+	OMP_NUM_THREADS=1 $(PY) scripts/fuzz.py --record
 
 lint: $(VENV)/.groups
 	$(VENV)/bin/ruff check

@@ -141,6 +141,20 @@ ABOUT = {
         "`scripts/faults.py --long`: `scdiva pretrain --preset mini` on a folder of real files, once without kills and "
         "once killed at two random moments and resumed. SHA-256 of the weights at both ends.",
     ),
+    "fuzz": (
+        "Fuzzing of the model folder",
+        "`make fuzz`: what reads a model folder, under atheris (coverage of our Python; pyarrow and safetensors are "
+        "compiled without). `sums` reads SHA256SUMS; `config` goes from config.json to the network that it describes; "
+        "`weights` from model.safetensors to a filled network; `vocabulary` reads the parquet file and matches names; "
+        "`folder` is the whole of `load_model`, one file changed and the sums written anew. About half of the changes "
+        "are of bytes, the others of a JSON tree, a tensor or a column. A crash is any error that is no ValueError or "
+        "OSError with the file's name, a message of over 2,000 characters, more than 10 seconds or 256 MiB, or the end "
+        "of the process. Executed: an audit event of compiling, importing, unpickling, starting a process, writing, or "
+        "opening a file outside the folder; what compiled libraries do by themselves raises none. Ways: different "
+        "places and causes at which an input was refused, and acceptance; a test runs one input of up to 100 ways of "
+        "each target again. The judge keeps the last 64 networks without memory that it built, for speed. Targets may "
+        "be of different calls, each with its commit; the first finding ends a target, and is mended before it counts.",
+    ),
     "gpu": (
         "GPU",
         "One call of `benchmarks/gpu.py`: arms in turn, device events, best of several samples. Where a goal was "

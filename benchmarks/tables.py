@@ -236,6 +236,15 @@ def faults(result: dict) -> str:
     return text + f"\n\n{result['seconds']} seconds in all."
 
 
+def fuzz(result: dict) -> str:
+    """The goals, then what became of each target's executions."""
+    rows = [row for row in result["rows"] if "met" not in row]
+    keys = ("executions", "accepted", "refused", "ways", "crashes", "executed", "slowest_s", "seconds")
+    header = ["target", *keys[:6], "slowest, s", "seconds", "commit"]
+    text = table(header, [[row["what"], *(said(row[key]) for key in keys), f"`{row['commit'][:12]}`"] for row in rows])
+    return goals([row for row in result["rows"] if "met" in row]) + "\n" + text
+
+
 def rows_of(result: dict) -> str:
     """The tables of a result: for each of its sections, the goals, then the other figures."""
     parts = []
@@ -292,6 +301,7 @@ WRITERS = {
     "scaling": scaling,
     "faults": faults,
     "faults_long": faults,
+    "fuzz": fuzz,
 }
 """Results that are more than rows of figures."""
 

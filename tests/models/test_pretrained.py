@@ -257,6 +257,9 @@ def test_a_wrong_vocabulary_is_refused_even_with_fresh_sums(folder):
         (lambda c: c["model"].update(depth=3), "'model' is no ScDiVaConfig.*depth"),
         (lambda c: c["model"].pop("dim"), "'model' is no ScDiVaConfig.*dim"),
         (lambda c: c["model"].update(dim="16"), "'model' is no ScDiVaConfig.*dim"),
+        (lambda c: c["model"].update(rope_base=10**400), "'model' is no ScDiVaConfig.*rope_base must be finite"),
+        (lambda c: c["model"].update(n_layers=1001), "'model' is no ScDiVaConfig.*n_layers must be at most 1,000"),
+        (lambda c: c["model"].update(dict.fromkeys(map(str, range(9999)))), r"unknown: 0, 1, .*, \.\.\."),
         (lambda c: c["model"].update(n_genes=13), "a model of 13 genes, but vocabulary.parquet holds 12"),
         (lambda c: c["model"].update(ffn_dim=32), "has shape"),
         (lambda c: c["model"].update(n_layers=3), "lacks .* tensors"),
@@ -288,6 +291,8 @@ def test_a_config_that_is_no_json_object_is_refused(folder, text):
         (lambda w, n: w.update({n: w[n][:-1].clone()}), "'{n}' has shape"),
         (lambda w, n: w.update({n: w[n].to(torch.int64)}), "'{n}' is stored as torch.int64"),
         (lambda w, n: w.update({n: w[n] * float("nan")}), "'{n}' holds NaN"),
+        (lambda w, n: w.update({n: w[n].double() + 1e300}), "'{n}' is stored as torch.float64"),  # infinite in float32
+        (lambda w, n: w.update({n: w[n].to(torch.float8_e4m3fn)}), "'{n}' is stored as torch.float8_e4m3fn"),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(folder, change, message):

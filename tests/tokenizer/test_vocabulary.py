@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scdiva._constants import N_SPECIAL, UNKNOWN
-from scdiva.tokenizer import Vocabulary, load_vocabulary
+from scdiva.tokenizer import Vocabulary, _vocabulary_file, load_vocabulary
 from scdiva.tokenizer import vocabulary as module
 
 
@@ -208,7 +208,7 @@ def test_read_refuses_and_names_the_file(small, tmp_path):
 
 
 def write_arrow(path, table, **changes):
-    schema = module._schema().with_metadata({b"scdiva_vocabulary": changes.pop("version", b"1")})
+    schema = _vocabulary_file.schema().with_metadata({b"scdiva_vocabulary": changes.pop("version", b"1")})
     columns = {name: table[name].to_numpy() for name in module.COLUMNS} | changes
     fields = [pa.field(f.name, changes[f.name].type if f.name in changes else f.type) for f in schema]
     arrays = [

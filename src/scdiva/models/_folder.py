@@ -23,6 +23,8 @@ CONFIG, WEIGHTS, VOCABULARY, CARD, CHECKSUMS = (
     "SHA256SUMS",
 )
 SUMMED = (CARD, CONFIG, WEIGHTS, VOCABULARY)
+LONGEST_SUMS = 4096
+"""Characters that are read of the file of sums, which has four lines."""
 
 
 def sha256(data: bytes) -> str:
@@ -37,7 +39,8 @@ def read_sums(folder: Path) -> dict[str, str]:
                 f"{folder} lacks {name}: a model folder holds {', '.join(SUMMED)} and {CHECKSUMS}, "
                 "under these names, as save_model writes them"
             )
-    text = (folder / CHECKSUMS).read_text(encoding="utf-8", errors="replace")
+    with (folder / CHECKSUMS).open(encoding="utf-8", errors="replace") as file:
+        text = file.read(LONGEST_SUMS)
     pairs = [line.split("  ", 1) for line in text.splitlines()]
     sums = {pair[-1]: pair[0] for pair in pairs}
     if sorted(sums) != sorted(SUMMED) or len(pairs) != len(SUMMED):
@@ -62,18 +65,20 @@ def read_config(folder: Path, sums: dict[str, str]) -> dict[str, Any]:
     try:
         config = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:  # numbers of 5,000 digits and lists a thousand deep too
-        raise ValueError(f"{folder / CONFIG} is no JSON: {error}") from error
+        raise ValueError(f"{folder / CONFIG} is no JSON: {error!s:.300}") from error
     if not isinstance(config, dict) or config.get("format") != FORMAT:
         raise ValueError(f"{folder / CONFIG} has no entry format = {FORMAT!r}: it does not describe a model of scdiva")
     if config.get("format_version") != FORMAT_VERSION:
         raise ValueError(
-            f"{folder / CONFIG} has format version {config.get('format_version')!r} (written by scdiva "
-            f"{config.get('scdiva_version')}); scdiva {__version__} reads version {FORMAT_VERSION}: "
+            f"{folder / CONFIG} has format version {config.get('format_version')!r:.80} (written by scdiva "
+            f"{config.get('scdiva_version')!s:.80}); scdiva {__version__} reads version {FORMAT_VERSION}: "
             "update scdiva, or ask for the model in this format"
         )
     keys = {"format", "format_version", "scdiva_version", "model", "n_parameters", "dtype", "vocabulary", "metadata"}
     if config.keys() != keys:
-        raise ValueError(f"{folder / CONFIG} must hold {', '.join(sorted(keys))}, not {', '.join(sorted(config))}")
+        raise ValueError(
+            f"{folder / CONFIG} must hold {', '.join(sorted(keys))}, not {', '.join(sorted(config))[:300]}"
+        )
     if wrong := [key for key in ("model", "vocabulary", "metadata") if not isinstance(config[key], dict)]:
         raise ValueError(f"{folder / CONFIG}: the entry {wrong[0]!r} must be an object, not {config[wrong[0]]!r:.80}")
     return config

@@ -38,4 +38,5 @@ def without_memory(config: ScDiVaConfig) -> ScDiVa:
         with torch.device("meta"), _Undrawn():
             return ScDiVa(config, generator=torch.Generator(device="cpu"))
     except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
-        raise ValueError(f"no network has these sizes: {error}") from error
+        said = next(iter(str(error).splitlines()), type(error).__name__)  # torch adds a trace of its own
+        raise ValueError(f"no network has these sizes: {said:.200}") from error

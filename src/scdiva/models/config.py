@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, Literal
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, PRESETS
@@ -14,6 +14,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "position": ("rope", "none"),
     "attention_backend": ("auto", "sdpa", "reference", "triton"),
 }
+MOST_LAYERS = 1_000
+"""Blocks of the deepest model. Each takes time to build, even where it takes no memory."""
 
 
 @dataclass(frozen=True)
@@ -120,20 +122,26 @@ class ScDiVaConfig:
         value = getattr(self, name)
         if isinstance(default, bool):
             if not isinstance(value, bool):
-                raise TypeError(f"{name} must be True or False; got {value!r}.")
+                raise TypeError(f"{name} must be True or False; got {value!r:.80}.")
         elif isinstance(default, int):
             if not isinstance(value, int) or isinstance(value, bool):
-                raise TypeError(f"{name} must be a whole number; got {value!r}.")
+                raise TypeError(f"{name} must be a whole number; got {value!r:.80}.")
             if value < 1:
-                raise ValueError(f"{name} must be at least 1; got {value}.")
+                raise ValueError(f"{name} must be at least 1; got {value!r:.80}.")
+            if name == "n_layers" and value > MOST_LAYERS:
+                raise ValueError(f"n_layers must be at most {MOST_LAYERS:,}; got {value!r:.80}.")
         elif isinstance(default, float):
             if not isinstance(value, (int, float)) or isinstance(value, bool):
-                raise TypeError(f"{name} must be a number; got {value!r}.")
-            if not isfinite(value) or value < 0 or (value == 0 and name != "entropy_floor"):
-                raise ValueError(f"{name} must be finite and positive; got {value}.")
-            object.__setattr__(self, name, float(value))  # a whole number from JSON means the same model
+                raise TypeError(f"{name} must be a number; got {value!r:.80}.")
+            try:
+                number = float(value)  # a whole number from JSON means the same model
+            except OverflowError:  # and may have thousands of digits
+                number = inf
+            if not isfinite(number) or number < 0 or (number == 0 and name != "entropy_floor"):
+                raise ValueError(f"{name} must be finite and positive; got {value!r:.80}.")
+            object.__setattr__(self, name, number)
         elif value not in _CHOICES[name]:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, _CHOICES[name]))}; got {value!r}.")
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, _CHOICES[name]))}; got {value!r:.80}.")
 
     @classmethod
     def paper(cls) -> ScDiVaConfig:
@@ -223,7 +231,8 @@ class ScDiVaConfig:
         known = {field.name for field in fields(cls)}
         unknown, missing = sorted(set(values) - known), sorted(known - set(values))
         if unknown or missing:
-            said = [f"unknown: {', '.join(f'{name}{or_nearest(name, known)}' for name in unknown)}"] * bool(unknown)
+            names = [f"{name!s:.80}{or_nearest(name, known)}" for name in unknown[:10]] + ["..."] * (len(unknown) > 10)
+            said = [f"unknown: {', '.join(names)}"] * bool(unknown)
             said += [f"missing: {', '.join(missing)}"] * bool(missing)
             raise ValueError(f"Not a complete model configuration ({'; '.join(said)}).")
         return cls(**values)

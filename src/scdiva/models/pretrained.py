@@ -182,7 +182,6 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     """
     import torch
 
-    from scdiva.models.config import ScDiVaConfig
     from scdiva.models.scdiva import ScDiVa
     from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -199,13 +198,9 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     config = read_config(folder, sums)
     blob = read_checked(folder, WEIGHTS, sums)
     read_checked(folder, CARD, sums)
-    read_checked(folder, VOCABULARY, sums)
-    vocabulary = Vocabulary.read(folder / VOCABULARY)
+    vocabulary = Vocabulary.read(folder / VOCABULARY, read_checked(folder, VOCABULARY, sums))
     _check_vocabulary(folder, config, vocabulary)
-    try:
-        model_config = ScDiVaConfig.from_dict(config["model"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{folder / CONFIG}: the entry 'model' is no ScDiVaConfig of this version: {error}") from error
+    model_config = _model_config(folder, config)
     if model_config.n_genes != vocabulary.n_genes:
         raise ValueError(
             f"{folder}: {CONFIG} describes a model of {model_config.n_genes:,} genes, but {VOCABULARY} holds "
@@ -214,9 +209,7 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     stored = _checked_weights(model_config, blob, folder / WEIGHTS)
     # Every weight is about to be replaced; with a generator of its own this draws nothing from torch's global stream.
     loaded = ScDiVa(model_config, generator=torch.Generator())
-    with torch.no_grad():
-        for name, tensor in _tensors(loaded).items():
-            tensor.copy_(stored[name])
+    _fill(loaded, stored)
     # Through object.__setattr__: neither is a parameter, and nn.Module types what its own __setattr__ takes.
     object.__setattr__(loaded, "vocabulary", vocabulary)
     object.__setattr__(loaded, "metadata", config["metadata"])
@@ -318,7 +311,7 @@ def _checked_weights(config: ScDiVaConfig, blob: bytes, file: Path) -> dict[str,
     try:
         stored = load(blob)
     except (SafetensorError, ValueError, KeyError) as error:
-        raise ValueError(f"{file} is damaged or no safetensors file: {error}") from error
+        raise ValueError(f"{file} is damaged or no safetensors file: {error!s:.300}") from error
     if config.n_layers > len(stored):
         raise ValueError(f"{file} lacks tensors: {CONFIG} describes {config.n_layers} layers, it holds {len(stored)}")
     try:
@@ -327,21 +320,41 @@ def _checked_weights(config: ScDiVaConfig, blob: bytes, file: Path) -> dict[str,
         raise ValueError(f"{file.parent / CONFIG}: the entry 'model': {error}") from error
     if missing := sorted(expected.keys() - stored.keys()):
         raise ValueError(
-            f"{file} lacks {len(missing)} tensors of the model that {CONFIG} describes, first {missing[0]!r}"
+            f"{file} lacks {len(missing)} tensors of the model that {CONFIG} describes, first {missing[0]!r:.80}"
         )
     if extra := sorted(stored.keys() - expected.keys()):
         raise ValueError(
-            f"{file} holds {len(extra)} tensors that the model in {CONFIG} does not have, first {extra[0]!r}"
+            f"{file} holds {len(extra)} tensors that the model in {CONFIG} does not have, first {extra[0]!r:.80}"
         )
+    kinds = {getattr(torch, dtype) for dtype in _DTYPES}  # float64 may not fit into float32, float8 has no arithmetic
     for name, tensor in expected.items():
         value = stored[name]
         if value.shape != tensor.shape:
             raise ValueError(f"{file}: {name!r} has shape {tuple(value.shape)}, the model needs {tuple(tensor.shape)}")
-        if value.is_floating_point() != tensor.is_floating_point():
+        if value.dtype not in kinds if tensor.is_floating_point() else value.dtype != tensor.dtype:
             raise ValueError(f"{file}: {name!r} is stored as {value.dtype}, the model needs {tensor.dtype}")
         if value.is_floating_point() and not bool(torch.isfinite(value).all()):
             raise ValueError(f"{file}: {name!r} holds NaN or infinite values")
     return stored
+
+
+def _fill(model: ScDiVa, stored: dict[str, torch.Tensor]) -> None:
+    """Put stored weights, in whatever precision, in the place of a model's."""
+    import torch
+
+    with torch.no_grad():
+        for name, tensor in _tensors(model).items():
+            tensor.copy_(stored[name])
+
+
+def _model_config(folder: Path, config: dict[str, Any]) -> ScDiVaConfig:
+    """Give the configuration that config.json holds."""
+    from scdiva.models.config import ScDiVaConfig
+
+    try:
+        return ScDiVaConfig.from_dict(config["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG}: the entry 'model' is no ScDiVaConfig of this version: {error}") from error
 
 
 def _check_vocabulary(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> None:
@@ -350,7 +363,7 @@ def _check_vocabulary(folder: Path, config: dict[str, Any], vocabulary: Vocabula
     if {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint} != expected:
         raise ValueError(
             f"{folder / VOCABULARY} is not the vocabulary that the model was trained with: it has {vocabulary.n_genes} "
-            f"genes, fingerprint {vocabulary.fingerprint[:12]}, but {CONFIG} says {expected}"
+            f"genes, fingerprint {vocabulary.fingerprint[:12]}, but {CONFIG} says {expected!s:.300}"
         )
 
 

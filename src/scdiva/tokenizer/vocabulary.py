@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -14,20 +13,17 @@ import numpy as np
 import pandas as pd
 
 from scdiva._constants import N_SPECIAL, UNKNOWN
+from scdiva.tokenizer._vocabulary_file import COLUMNS, read_file, write_file
 from scdiva.tokenizer.names import ensembl_id, r_name, repeated_name, usual_spelling
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-COLUMNS = ("ensembl_id", "symbol", "previous", "alias", "biotype", "entropy")
-"""Columns of a vocabulary table. All are strings but `entropy` (float32, nats)."""
 HOW = ("ensembl", "symbol", "previous", "alias", "unknown")
 """The ways a name can be matched, in the order in which they are tried."""
 
 _HUMAN = Path(__file__).parent / "human.parquet"
 _CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
-_FORMAT = {b"scdiva_vocabulary": b"1"}
-_FOREIGN = b"scdiva_foreign"  # in a file's metadata, where there are any: JSON list
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ class Vocabulary:
         self._foreign = tuple(sorted(set(foreign)))
         wrong = sorted({*self._table["symbol"], *self._table["ensembl_id"]}.intersection(self._foreign))
         if wrong:
-            raise ValueError(f"{len(wrong)} foreign names are those of genes here, first: {wrong[0]!r}")
+            raise ValueError(f"{len(wrong)} foreign names are those of genes here, first: {wrong[0]!r:.80}")
 
     def __len__(self) -> int:
         return self.n_genes
@@ -94,49 +90,36 @@ class Vocabulary:
         return _human()
 
     @classmethod
-    def read(cls, path: str | Path) -> Vocabulary:
+    def read(cls, path: str | Path, data: bytes | None = None) -> Vocabulary:
         """Read a vocabulary that :meth:`write` wrote.
+
+        Parameters
+        ----------
+        path
+            The file.
+        data
+            What it was found to hold, if it was read already; messages name `path` all the same.
 
         Raises
         ------
         FileNotFoundError
             If there is no such file.
         ValueError
-            If it is no parquet file, is damaged, or is no vocabulary; the message names the file.
+            If it is no parquet file, is damaged, is no vocabulary or holds more than a million genes; the message names
+            the file.
         """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         path = Path(path)
-        if not path.is_file():
+        if data is None and not path.is_file():
             raise FileNotFoundError(f"there is no vocabulary file {path}")
+        table, foreign = read_file(path.read_bytes() if data is None else data, path)
         try:
-            stored = pq.read_table(path, use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise ValueError(f"{path} is damaged or is no parquet file: {error}") from error
-        version = (stored.schema.metadata or {}).get(b"scdiva_vocabulary")
-        if version != _FORMAT[b"scdiva_vocabulary"]:
-            said = "no version" if version is None else f"version {version.decode(errors='replace')}"
-            raise ValueError(f"{path} states {said} of the vocabulary format; this scdiva reads version 1")
-        if not stored.schema.equals(_schema(), check_metadata=False):
-            raise ValueError(f"{path} is no vocabulary: its columns are {stored.schema.names}, not {list(COLUMNS)}")
-        if any(stored[name].null_count for name in COLUMNS):
-            raise ValueError(f"{path} is no vocabulary: it holds nulls")
-        try:
-            return cls(stored.to_pandas(use_threads=False), json.loads(stored.schema.metadata.get(_FOREIGN, b"[]")))
+            return cls(table, foreign)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
 
     def write(self, path: str | Path) -> None:
         """Write the vocabulary to a parquet file. Equal vocabularies give equal bytes (with the same pyarrow)."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        # from_pandas=False keeps NaN a number; no pandas metadata, which would hold version strings
-        columns = [pa.array(self._table[f.name].to_numpy(), type=f.type, from_pandas=False) for f in _schema()]
-        foreign = {_FOREIGN: json.dumps(self._foreign).encode()} if self._foreign else {}
-        table = pa.Table.from_arrays(columns, schema=_schema().with_metadata(_FORMAT | foreign))
-        pq.write_table(table, path, compression="zstd", compression_level=19, use_dictionary=["biotype"])
+        write_file(self._table, self._foreign, path)
 
     def with_entropy(self, values: NDArray[np.floating]) -> Vocabulary:
         """Give the same genes with other entropies.
@@ -351,14 +334,6 @@ def _human() -> Vocabulary:
     return Vocabulary.read(_HUMAN)
 
 
-def _schema() -> Any:
-    """Arrow schema of the file."""
-    import pyarrow as pa
-
-    fields = [pa.field(name, pa.float32() if name == "entropy" else pa.string()) for name in COLUMNS]
-    return pa.schema(fields, metadata=_FORMAT)
-
-
 def _split(names: str) -> list[str]:
     """Names of a "|"-joined string."""
     return [name for name in names.split("|") if name]
@@ -386,13 +361,13 @@ def _checked(table: pd.DataFrame) -> pd.DataFrame:
     checked["entropy"] = checked["entropy"].astype(np.float32)
     bad = np.flatnonzero((checked["entropy"] < 0) | np.isinf(checked["entropy"]))
     if bad.size:
-        raise ValueError(f"{bad.size} entropies are negative or infinite, first of {checked['symbol'][bad[0]]!r}")
+        raise ValueError(f"{bad.size} entropies are negative or infinite, first of {checked['symbol'][bad[0]]!r:.80}")
     if (checked["symbol"] == "").any():
         raise ValueError(f"{int((checked['symbol'] == '').sum())} genes have no symbol")
     for name in ("symbol", "ensembl_id"):
         again = checked[name].duplicated() & (checked[name] != "")
         if again.any():
             first = checked[name][again].iloc[0]
-            raise ValueError(f"{int(again.sum())} genes repeat the {name} of another, first: {first!r}")
+            raise ValueError(f"{int(again.sum())} genes repeat the {name} of another, first: {first!r:.80}")
     checked.index = pd.RangeIndex(N_SPECIAL, N_SPECIAL + len(checked), name="token")
     return checked

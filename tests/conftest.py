@@ -1,14 +1,35 @@
-"""A screen and a prediction of it made by hand, for whatever reads predictions."""
+"""What every test keeps to; a screen and a prediction of it made by hand, for whatever reads predictions."""
 
 from __future__ import annotations
 
 import itertools
+import sys
 
 import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
+
+threads_at_first: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def _threads_stay():
+    """Give torch its threads back: numba's, when they start in a test's call of scanpy, take its count with them.
+
+    Two threads for each of two processes on two cores wait for each other, and tests after such a one took up to a
+    hundred times as long.
+    """
+    yield
+    if "torch" in sys.modules:
+        import torch
+
+        if not threads_at_first:
+            threads_at_first.append(torch.get_num_threads())
+        if torch.get_num_threads() != threads_at_first[0]:
+            torch.set_num_threads(threads_at_first[0])
+
 
 LABELS = ("control", "A", "B", "C", "A+B", "C+B")
 

@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -29,6 +30,10 @@ from scdiva.kernels._triton_configs import (  # noqa: E402
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="nothing is compiled where Triton interprets"
+)
+
+full_precision = pytest.mark.skipif(
+    Version(triton.__version__) < Version("3.9"), reason="older ptxas spills in full precision: Triton 3.9 or newer"
 )
 
 # Shared memory that a program may ask for: CUDA C++ Programming Guide, table of technical specifications.
@@ -98,6 +103,7 @@ def test_chosen_tiles_do_not_spill_and_use_the_tensor_cores(kernel, head_dim, ar
     assert compiled.metadata.shared <= limit
 
 
+@full_precision
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_full_precision_does_not_spill_on_hopper(kernel, head_dim, tmp_path):
@@ -120,7 +126,7 @@ def test_rotating_in_the_loop_does_not_spill_on_hopper(kernel, tmp_path):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", pytest.param("fp32", marks=full_precision)])
 def test_other_dtypes_and_a_mask_do_not_spill(kernel, dtype, tmp_path):
     tiles = default_plan(64, 4 if dtype == "fp32" else 2, (9, 0), SHARED_LIMIT[90]).of(kernel)
     compiled = build(kernel, tiles, 64, 90, dtype, HAS_VALID=True)

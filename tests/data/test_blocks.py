@@ -9,7 +9,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.blocks import matrix_of, open_matrix, row_blocks
+from scdiva.data.blocks import open_matrix, row_blocks
 
 
 def random_counts(n_obs: int = 23, n_vars: int = 11, seed: int = 0) -> np.ndarray:
@@ -84,9 +84,9 @@ def test_files_read_by_rows_equal_memory(x, store, backend, tmp_path):
         np.testing.assert_array_equal(read(opened.matrix), 3 * x)
     if backend == "h5ad":
         backed = ad.read_h5ad(path, backed="r")
-        np.testing.assert_array_equal(read(matrix_of(backed)[0]), x)
-        np.testing.assert_array_equal(read(matrix_of(backed[4:17, [1, 2, 8]])[0]), x[4:17, [1, 2, 8]])
-        np.testing.assert_array_equal(read(matrix_of(backed, use_raw=True)[0]), 3 * x)
+        np.testing.assert_array_equal(read(open_matrix(backed).matrix), x)
+        np.testing.assert_array_equal(read(open_matrix(backed[4:17, [1, 2, 8]]).matrix), x[4:17, [1, 2, 8]])
+        np.testing.assert_array_equal(read(open_matrix(backed, use_raw=True).matrix), 3 * x)
         backed.file.close()
 
 
@@ -95,11 +95,13 @@ def test_views_are_read_and_stay_views(x, store):
     adata = ad.AnnData(store(x), layers={"doubled": store(2 * x)})
     adata.raw = adata.copy()
     view = adata[[7, 3, 3, 20], [10, 0, 5]]
-    matrix, names = matrix_of(view)
+    opened = open_matrix(view)
+    matrix, names = opened.matrix, opened.var.index
     np.testing.assert_array_equal(read(matrix, 3), x[[7, 3, 3, 20]][:, [10, 0, 5]])
     assert list(names) == ["10", "0", "5"]
-    np.testing.assert_array_equal(read(matrix_of(view, layer="doubled")[0]), 2 * x[[7, 3, 3, 20]][:, [10, 0, 5]])
-    matrix, names = matrix_of(view, use_raw=True)
+    np.testing.assert_array_equal(read(open_matrix(view, layer="doubled").matrix), 2 * x[[7, 3, 3, 20]][:, [10, 0, 5]])
+    opened = open_matrix(view, use_raw=True)
+    matrix, names = opened.matrix, opened.var.index
     np.testing.assert_array_equal(read(matrix), x[[7, 3, 3, 20]])
     assert len(names) == 11
     assert view.is_view
@@ -167,15 +169,15 @@ def test_what_is_no_matrix_of_numbers_is_refused(x):
 def test_choosing_a_matrix_names_what_exists(x, tmp_path):
     adata = ad.AnnData(x, layers={"counts": x, "spliced": x})
     with pytest.raises(KeyError, match=r"no layer 'count' \(did .* 'counts'\?\); its layers: 'counts' \| 'spliced'"):
-        matrix_of(adata, layer="count")
+        open_matrix(adata, layer="count")
     with pytest.raises(ValueError, match=r"adata\.raw is None"):
-        matrix_of(adata, use_raw=True)
+        open_matrix(adata, use_raw=True)
     with pytest.raises(ValueError, match="exclude each other"):
-        matrix_of(adata, layer="counts", use_raw=True)
+        open_matrix(adata, layer="counts", use_raw=True)
     with pytest.raises(ValueError, match=r"adata\.X is None\. Pass layer='counts'"):
-        matrix_of(ad.AnnData(obs=adata.obs, var=adata.var, layers={"counts": x}))
+        open_matrix(ad.AnnData(obs=adata.obs, var=adata.var, layers={"counts": x}))
     with pytest.raises(TypeError, match="expected an AnnData object or a path, got ndarray"):
-        matrix_of(x)
+        open_matrix(x)
 
     path = tmp_path / "cells.h5ad"
     ad.AnnData(obs=adata.obs, var=adata.var, layers={"counts": x}).write_h5ad(path)

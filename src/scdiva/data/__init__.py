@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import Any
 
 _WHERE = {
-    "matrix_of": "blocks",
     "open_matrix": "blocks",
     "row_blocks": "blocks",
     "CellBatch": "batch",

@@ -68,34 +68,6 @@ class OpenMatrix:
         self.close()
 
 
-def matrix_of(adata: AnnData, layer: str | None = None, use_raw: bool = False) -> tuple[Any, pd.Index]:
-    """Choose the expression matrix of an AnnData object.
-
-    Parameters
-    ----------
-    adata
-        Annotated data, in memory, a view, backed, or dask-backed. AnnData reads the matrix of a view of a backed object
-        whole; open the file itself to read it by rows.
-    layer
-        Key of `adata.layers`; `None` takes `adata.X`.
-    use_raw
-        Take `adata.raw.X`, which has genes of its own.
-
-    Returns
-    -------
-    The matrix as it is stored, (n_obs, n_vars), and the names of its columns.
-
-    Raises
-    ------
-    KeyError
-        If there is no such layer.
-    ValueError
-        If `layer` and `use_raw` are both given, or `adata.raw` or `adata.X` is absent.
-    """
-    opened = open_matrix(adata, layer=layer, use_raw=use_raw)
-    return opened.matrix, opened.var.index
-
-
 def open_matrix(data: AnnData | str | Path, layer: str | None = None, use_raw: bool = False) -> OpenMatrix:
     """Open the expression matrix of an AnnData object, or of an ``.h5ad`` or ``.zarr`` file, without loading it.
 
@@ -104,9 +76,12 @@ def open_matrix(data: AnnData | str | Path, layer: str | None = None, use_raw: b
     Parameters
     ----------
     data
-        Annotated data or the path of a file that AnnData wrote.
-    layer, use_raw
-        As in :func:`matrix_of`.
+        Annotated data, in memory, a view, backed, or dask-backed, or the path of a file that AnnData wrote. AnnData
+        reads the matrix of a view of a backed object whole; open the file itself to read it by rows.
+    layer
+        Key of `adata.layers`; `None` takes `adata.X`.
+    use_raw
+        Take `adata.raw.X`, which has genes of its own.
 
     Returns
     -------
@@ -116,8 +91,10 @@ def open_matrix(data: AnnData | str | Path, layer: str | None = None, use_raw: b
     ------
     FileNotFoundError
         If the path does not exist.
-    KeyError, ValueError
-        As in :func:`matrix_of`, or if the file is no AnnData file.
+    KeyError
+        If there is no such layer.
+    ValueError
+        If `layer` and `use_raw` are both given, `adata.raw` or `adata.X` is absent, or the file is no AnnData file.
     """
     if layer is not None and use_raw:
         raise ValueError(
@@ -248,9 +225,8 @@ def row_blocks(
 
     Examples
     --------
-    >>> from scdiva.data import matrix_of, open_matrix, row_blocks
+    >>> from scdiva.data import open_matrix, row_blocks
     >>> from scdiva.datasets import toy
-    >>> matrix, names = matrix_of(toy(60, 100))
     >>> [block.shape for _, block in row_blocks(open_matrix(toy(60, 100)).matrix, 40)]
     [(40, 100), (20, 100)]
     """

@@ -229,7 +229,7 @@ def open_cells(
     vocabulary
         What :func:`scdiva.tokenizer.vocabulary.load_vocabulary` takes. It must hold entropies.
     layer, use_raw
-        Where the counts are; see :func:`scdiva.data.blocks.matrix_of`.
+        Where the counts are; see :func:`scdiva.data.blocks.open_matrix`.
     input
         What they are: ``"auto"``, ``"counts"`` or ``"lognorm"``; see :func:`scdiva._validate.scan`.
     duplicates

@@ -17,7 +17,8 @@ ON_DATA = "zero_shot.py --data $(BENCHMARKS)"
 
 .PHONY: demo test docs bench faults fuzz lint package minimum prerelease train-mini clean
 
-# torch goes first and by its exact version: left to a looser range, pip may fetch gigabytes of CUDA libraries.
+# torch goes first and by its exact version. On Linux PyPI's build has gigabytes of CUDA libraries: without a GPU set
+# PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
 $(VENV)/.core: pyproject.toml constraints.txt
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade pip

@@ -47,6 +47,18 @@ def test_a_misspelt_setting_is_refused():
         settings.batchsize = 3
 
 
+def test_override_leaves_the_loggers_own_level():
+    logger = logging.getLogger("scdiva")
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    try:
+        with settings.override(progress=False):
+            pass
+        assert logger.level == logging.DEBUG
+    finally:
+        logger.setLevel(before)
+
+
 def test_override_ends_with_its_block_even_on_an_error():
     before = settings.batch_size
     assert before is None

@@ -47,8 +47,8 @@ class Settings:
         torch has threads. No result depends on it. Training uses torch's threads (`torch.set_num_threads`).
     verbosity
         What the logger passes on to stderr: ``"error"``, ``"warning"``, ``"info"`` or ``"debug"``. Scanpy's numbers
-        from 0 to 4 and those of `logging` may be given instead. Where logging is configured, the logger ``"scdiva"``
-        obeys that. Warnings about data are Python's, see :mod:`warnings`.
+        from 0 to 4 and those of `logging` may be given instead. Where logging is configured, the records go to its
+        handlers; which ones is still for this to say. Warnings about data are Python's, see :mod:`warnings`.
 
     Examples
     --------
@@ -98,7 +98,8 @@ class Settings:
             yield self
         finally:
             for name, value in before.items():
-                setattr(self, name, value)
+                if getattr(self, name) != value:  # the logger's level, set again, would take a user's own away
+                    setattr(self, name, value)
 
     def resolve_device(self, device: str | None = None) -> str:
         """Name the device that a call runs on.

@@ -137,3 +137,22 @@ def test_cells_are_written_whole_into_folders_that_are_made(tmp_path, name, monk
         write_cells(adata, out)
     assert "wide" not in read(out).obsm
     assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+def test_a_link_to_a_folder_is_replaced_and_the_folder_stays(tmp_path):
+    (tmp_path / "real.zarr").mkdir()
+    (tmp_path / "link.zarr").symlink_to(tmp_path / "real.zarr")
+    with whole_or_not(tmp_path / "link.zarr") as new:
+        new.mkdir()
+    assert not (tmp_path / "link.zarr").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.zarr", "real.zarr"]
+
+
+def test_two_calls_do_not_write_the_same(tmp_path):
+    out = tmp_path / "cells.h5ad"
+    with whole_or_not(out) as new:
+        new.write_text("first")
+        with pytest.raises(RuntimeError, match="in use: another call is writing"), whole_or_not(out):
+            pytest.fail("both write")
+    assert out.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [out]

@@ -244,6 +244,15 @@ def test_one_gene_needs_no_chunk_of_indices(kind, tmp_path):
     np.testing.assert_array_equal(block.toarray(), one.toarray())
 
 
+def test_bounds_beyond_the_values_are_refused():
+    group = zarr.group()
+    group.attrs["shape"] = (4, 9)
+    for name, values in (("indptr", [0, 2, 9, 4, 6]), ("indices", range(6)), ("data", range(6))):
+        group.create_array(name, data=np.array(values, dtype=np.int32))
+    with pytest.raises(ValueError, match="indptr points behind the end"):
+        StoredRows(group).read([(1, 2)])
+
+
 def test_slow_compression_is_told_of_once_a_file(tmp_path, monkeypatch):
     monkeypatch.setattr(stored, "_warned", set())
     for name in ("a", "b"):

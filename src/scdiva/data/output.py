@@ -137,7 +137,7 @@ def _said_briefly(path: Path) -> Iterator[None]:
 def whole_or_not(out: Path) -> Iterator[Path]:
     """Give a path beside `out` to be written, and put it in the place of `out` if the block ends well.
 
-    Its name is always the same, so that what a killed run left there is found and deleted; one process at a time.
+    Its name is always the same, so that what a killed run left there is found and deleted; one call at a time.
 
     Parameters
     ----------
@@ -148,23 +148,31 @@ def whole_or_not(out: Path) -> Iterator[Path]:
     ------
     Path
         Where to write.
+
+    Raises
+    ------
+    RuntimeError
+        If another call is writing the same.
     """
     new, old = (out.with_name(f".{out.stem}.{state}{out.suffix}") for state in ("new", "old"))
-    try:
-        _delete(new)
-        yield new
-        if not new.is_dir():
-            with new.open("rb") as file:
-                os.fsync(file.fileno())
-        elif out.exists():  # folders can't be swapped in one step
+    mark = out.with_name(f".{out.name}.writing")
+    with open_alone(mark):
+        try:
+            _delete(new)
+            yield new
+            if not new.is_dir():
+                with new.open("rb") as file:
+                    os.fsync(file.fileno())
+            elif os.path.lexists(out):  # folders can't be swapped in one step
+                _delete(old)
+                out.rename(old)
+            new.replace(out)
+        finally:
+            _delete(new)
+            if os.path.lexists(old) and not os.path.lexists(out):
+                old.rename(out)
             _delete(old)
-            out.rename(old)
-        new.replace(out)
-    finally:
-        _delete(new)
-        if old.exists() and not out.exists():
-            old.rename(out)
-        _delete(old)
+            mark.unlink(missing_ok=True)
 
 
 def write_cells(adata: AnnData, out: Path) -> Path:
@@ -242,7 +250,7 @@ def open_alone(path: Path) -> BinaryIO:
 
 
 def _delete(path: Path) -> None:
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)

@@ -124,7 +124,10 @@ class StoredRows:
         indptr = np.concatenate([[0], *lengths], dtype=np.int64).cumsum()
         spans = [(int(bound[0]), int(bound[-1])) for bound in bounds]
         with naming(self.where):
-            return self._values(self._data, spans), self._values(self._indices, spans), indptr
+            values, indices = self._values(self._data, spans), self._values(self._indices, spans)
+        if not len(values) == len(indices) == indptr[-1]:  # zarr gives what there is
+            raise self._damaged("indptr points behind the end of data or indices")
+        return values, indices, indptr
 
     def _values(self, array: Any, spans: list[tuple[int, int]]) -> np.ndarray:
         if not self._direct:

@@ -350,9 +350,9 @@ def test_files_of_home_and_what_is_done(files, options, tmp_path, monkeypatch, c
 
     file, run = options
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("a.h5ad", "c.h5ad", "genes.parquet"):
+    for name in ("a.h5ad", "b.h5ad", "genes.parquet"):
         (tmp_path / name).write_bytes((files / name).read_bytes())
-    words = ["--train", "[~/a.h5ad]", "--validation", "[~/c.h5ad]", "--vocabulary", "~/genes.parquet", "--out", "~/run"]
+    words = ["--train", "[~/a.h5ad]", "--validation", "[~/b.h5ad]", "--vocabulary", "~/genes.parquet", "--out", "~/run"]
     assert cli.main(["pretrain", "--config", str(file), *words, "--verbosity", "info"]) == 0
     assert "counting the entropy of each gene over 1 files" in caplog.text
     assert (run / "model" / "model.safetensors").exists()

@@ -189,6 +189,30 @@ def test_what_stands_there_is_not_replaced_unless_said(run, refused, small, tmp_
     assert "must end in .h5ad, .zarr" in refused(*words, out="out.csv")
 
 
+def test_a_folder_that_is_no_model_is_refused_before_the_work(refused, small, tmp_path, monkeypatch):
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept" / "mine.txt").write_text("mine")
+    monkeypatch.setattr("scdiva.cli._calls._read", None)
+    words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--model", small, "--overwrite", "--save"]
+    assert "is no model folder: choose another path for --save" in refused(*words, tmp_path / "kept")
+    assert "is the --out" in refused(*words, tmp_path / "out.zarr", out="out.zarr")
+    assert (tmp_path / "kept" / "mine.txt").read_text() == "mine"
+
+
+def test_the_result_stands_where_the_model_cannot_be_kept(small, tmp_path, monkeypatch, capsys):
+    from scdiva.cli import _calls
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_calls, "_save", full)
+    words = ["annotate", "query.h5ad", "--labels_key", "cell_type", "--reference", "cells.h5ad", "--method", "knn"]
+    out = tmp_path / "out.h5ad"
+    assert cli.main([*words, "--model", str(small), "--save", str(tmp_path / "kept"), "-o", str(out)]) == 1
+    assert "No space left" in capsys.readouterr().err
+    assert "scdiva_label" in ad.read_h5ad(out).obs
+
+
 def test_the_file_that_is_read_is_never_written(cells, capsys):
     before = (cells / "query.h5ad").read_bytes()
     words = ["annotate", "query.h5ad", "--labels_key", "cell_type", "--reference", "cells.h5ad", "--overwrite"]

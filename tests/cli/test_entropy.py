@@ -36,7 +36,7 @@ def test_parts_add_up_to_one_pass(files, tmp_path):
     parts = []
     for name in "ab":
         parts.append(tmp_path / f"{name}.npz")
-        assert run(files / f"{name}.h5ad", "-o", tmp_path / "part.parquet", "--histogram", parts[-1], *genes) == 0
+        assert run(files / f"{name}.h5ad", "-o", tmp_path / f"{name}.parquet", "--histogram", parts[-1], *genes) == 0
     whole = tmp_path / "whole.npz"
     merged = ("--merge", f"[{parts[0]}, {parts[1]}]")
     assert run(files / "c.h5ad", "-o", tmp_path / "whole.parquet", *merged, "--histogram", whole, *genes) == 0
@@ -56,6 +56,9 @@ def test_parts_add_up_to_one_pass(files, tmp_path):
         (["--merge", "[FILES/other.npz]"], "other.npz: histograms of different vocabularies"),
         (["--merge", "[FILES/other.npz, FILES/other.npz]"], "given twice"),
         (["FILES/a.h5ad", "--histogram", "nowhere/h.npz"], "no folder 'nowhere'"),
+        (["FILES/a.h5ad", "--histogram", "h.parquet"], "histogram must end in .npz; got 'h.parquet'"),
+        (["FILES/a.h5ad", "--verbosity", "loud"], "settings.verbosity must be one of"),
+        (["--merge", "[none.npz]"], "no file 'none.npz'"),
     ],
 )
 def test_what_cannot_be_counted_is_said_in_a_line(files, tmp_path, capsys, arguments, message):
@@ -66,3 +69,64 @@ def test_what_cannot_be_counted_is_said_in_a_line(files, tmp_path, capsys, argum
     assert message in said
     assert len(said.splitlines()) == 1
     assert not (tmp_path / "out.parquet").exists()
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("--out", "genes.parquet"),
+        ("--out", "model/vocabulary.parquet"),
+        ("--out", "a.parquet"),
+        ("--histogram", "h.npz"),
+    ],
+)
+def test_what_is_read_is_never_written(files, tmp_path, monkeypatch, capsys, target, name):
+    """Not by a link either, nor with --overwrite, and nothing is counted before that is seen."""
+    genes = Vocabulary.read(files / "genes.parquet")
+    (tmp_path / "model").mkdir()
+    for one in ("genes.parquet", "model/vocabulary.parquet"):
+        genes.write(tmp_path / one)
+    EntropyHistogram(genes.n_genes + 3, genes.fingerprint).save(tmp_path / "h.npz")
+    (tmp_path / "a.h5ad").write_bytes((files / "a.h5ad").read_bytes())
+    (tmp_path / "a.parquet").symlink_to("a.h5ad")
+    monkeypatch.setattr("scdiva.pp.corpus_entropy", None)
+    before = (tmp_path / name).read_bytes()
+    words = [tmp_path / "a.h5ad", "--merge", f"[{tmp_path / 'h.npz'}]", "--overwrite", target, tmp_path / name]
+    if target != "--out":
+        words += ["--out", tmp_path / "new.parquet"]
+    assert run(*words, "--vocabulary", tmp_path / ("model" if "model" in name else "genes.parquet")) == 1
+    assert "is the file that is read" in capsys.readouterr().err
+    assert (tmp_path / name).read_bytes() == before
+    assert not (tmp_path / "new.parquet").exists()
+
+
+def test_what_stands_there_is_replaced_if_that_is_said(files, tmp_path, capsys):
+    words = [files / "a.h5ad", "--vocabulary", files / "genes.parquet", "--min_genes", 0, "-o", tmp_path / "o.parquet"]
+    for option, name in (("-o", "o.parquet"), ("--histogram", "o.npz")):
+        (tmp_path / name).write_text("mine")
+        assert run(*words, option, tmp_path / name) == 1
+        said = capsys.readouterr().err
+        assert name in said
+        assert "exists. Pass another out, or --overwrite." in said
+        assert (tmp_path / name).read_text() == "mine"
+        assert run(*words, option, tmp_path / name, "--overwrite") == 0
+        (tmp_path / "o.parquet").unlink()
+    assert EntropyHistogram.load(tmp_path / "o.npz").n_cells == 40
+    assert run(*words[:-1], tmp_path / "o.txt") == 1
+    assert "out must end in .parquet" in capsys.readouterr().err
+
+
+def test_home_is_found_and_what_is_done_is_said(files, tmp_path, monkeypatch, caplog):
+    from scdiva import settings
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("a.h5ad", "b.h5ad", "genes.parquet"):
+        (tmp_path / name).write_bytes((files / name).read_bytes())
+    words = ["--vocabulary", "~/genes.parquet", "--min_genes", 0, "--progress", "false"]
+    assert run("~/a.h5ad", "-o", "~/a.parquet", "--histogram", "~/a.npz", *words) == 0
+    assert "cells counted" not in caplog.text
+    assert run("~/b.h5ad", "-o", "~/b.parquet", "--merge", "[~/a.npz]", *words, "--verbosity", "info") == 0
+    assert "60 cells counted" in caplog.text
+    assert (tmp_path / "a.parquet").exists()
+    assert (tmp_path / "b.parquet").exists()
+    assert (settings.progress, settings.verbosity) == (True, "warning")

@@ -64,15 +64,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(command: str, options: dict[str, Any]) -> Any:
-    if command == "pretrain":
-        return pretrain(training=PretrainingConfig(**options.pop("training")), **options)
-    if command == "entropy":
-        return entropy(**options)
-    if command == "info":
-        return info(**options)
-    from scdiva.cli._calls import run_call
+    from scdiva._settings import settings
+    from scdiva.cli._calls import CALLS, SETTINGS, run_call
 
-    return run_call(command, options)
+    if command in CALLS:
+        return run_call(command, options)
+    kept = {name: options[name] for name in SETTINGS if name in options}
+    options = {name: value for name, value in options.items() if name not in kept}
+    with settings.override(**kept):
+        if command == "entropy":
+            return entropy(**options)
+        if command == "info":
+            return info(**options)
+        training = PretrainingConfig(**options.pop("training"))
+        return pretrain(training=training, progress=kept["progress"], **options)
 
 
 def _is_first() -> bool:

@@ -90,7 +90,6 @@ def add_call(parser: ArgumentParser, command: str) -> None:
         Its name.
     """
     from scdiva import tl
-    from scdiva._settings import Settings, settings
 
     call = CALLS[command]
     out = _OURS["out"] + (f" A name in {', '.join(TABLES)}: the edges alone, as a table." if call.table else "")
@@ -108,11 +107,25 @@ def add_call(parser: ArgumentParser, command: str) -> None:
             parser.add_argument(
                 f"--{name}", type=sayable(parameter.annotation, call.function), help=said[name], **start
             )
+    add_settings(parser, [name for name in SETTINGS if name not in taken])
+
+
+def add_settings(parser: ArgumentParser, names: collections.abc.Iterable[str]) -> None:
+    """Add settings as options.
+
+    Parameters
+    ----------
+    parser
+        Where to.
+    names
+        Which ones.
+    """
+    from scdiva._settings import Settings, settings
+
     said = arguments(Settings)
-    for name in SETTINGS:
-        if name not in taken:
-            kind = sayable(Settings.__annotations__[name], Settings)
-            parser.add_argument(f"--{name}", type=kind, default=getattr(settings, name), help=said[name])
+    for name in names:
+        kind = sayable(Settings.__annotations__[name], Settings)
+        parser.add_argument(f"--{name}", type=kind, default=getattr(settings, name), help=said[name])
 
 
 def sayable(annotation: str, owner: Any) -> Any:
@@ -173,7 +186,7 @@ def run_call(command: str, options: dict[str, Any]) -> str:
     Raises
     ------
     FileExistsError
-        If `out` or `save` exists and `overwrite` is False, or `out` is a file that is read.
+        If `out` or `save` exists and `overwrite` is False, `out` is a file that is read, or `save` is no model folder.
     FileNotFoundError, ValueError
         If a file is missing, damaged, or of no kind that can be read or written, or as the call raises them.
     KeyboardInterrupt
@@ -207,8 +220,8 @@ def _on_cells(
         if not one.exists():
             raise FileNotFoundError(f"no file {str(one)!r}.")
     refuse_target(out, overwrite, *files.values())
-    if save is not None and Path(save).expanduser().exists() and not overwrite:
-        raise FileExistsError(f"{save!r} exists. Pass another folder to --save, or --overwrite.")
+    if save is not None:
+        _refuse_folder(Path(save).expanduser(), overwrite, out)
     cells = {name: _read(one) for name, one in files.items()}
     adata = cells.pop("file")
     options |= cells
@@ -218,12 +231,23 @@ def _on_cells(
     noted = INTEGRATE if call.name == "integrate" else options.get("key_added")
     if adata.uns.get(UNS, {}).get(noted, {}).get("stopped") == "interrupted":
         raise KeyboardInterrupt  # in a session what was learned by then is kept; here nobody would notice
-    saved = [] if save is None else [_save(options["model"] if call.makes else made, save, overwrite)]
     if out.suffix in TABLES:
         _write_edges(adata, options["key_added"], out)
     else:
         write_cells(made if call.makes else adata, out)
+    # after the result, which stands even if the folder can't be written
+    saved = [] if save is None else [_save(options["model"] if call.makes else made, save, overwrite)]
     return [out, *saved]
+
+
+def _refuse_folder(folder: Path, overwrite: bool, out: Path) -> None:
+    """Refuse a folder for `--save` before hours are spent on what it would hold."""
+    if folder.resolve() == out.resolve():
+        raise FileExistsError(f"{str(folder)!r} is the --out. Pass another folder to --save.")
+    if folder.exists() and not overwrite:
+        raise FileExistsError(f"{str(folder)!r} exists. Pass another folder to --save, or --overwrite.")
+    if folder.exists() and not (folder / "SHA256SUMS").is_file():
+        raise FileExistsError(f"{str(folder)!r} exists and is no model folder: choose another path for --save.")
 
 
 def _read(file: Path) -> AnnData:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Literal
+
+_ENDINGS = {"out": ".parquet", "histogram": ".npz"}
 
 
 def entropy(
@@ -19,6 +22,7 @@ def entropy(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    overwrite: bool = False,
 ) -> Path:
     """Count the entropy of each gene over files and write a vocabulary with it.
 
@@ -27,7 +31,7 @@ def entropy(
     files
         ``.h5ad`` or ``.zarr`` files and folders of them, read once, by blocks of rows. None, if histograms are merged.
     out
-        Vocabulary to write (parquet), which `scdiva pretrain --vocabulary` takes; replaced if it exists.
+        Vocabulary to write (parquet), which `scdiva pretrain --vocabulary` takes.
     vocabulary
         Genes: a name, a model folder or a parquet file.
     histogram
@@ -41,6 +45,8 @@ def entropy(
         Cells with fewer known genes are not counted, as `scdiva pretrain` does not train on them.
     layer, use_raw, input, gene_ids
         Where the expression is and what it is, as in :func:`scdiva.pp.match_genes` and the other calls.
+    overwrite
+        Replace what stands at `out`, and at `histogram`. A file that is read never is.
 
     Returns
     -------
@@ -48,29 +54,47 @@ def entropy(
 
     Raises
     ------
+    FileExistsError
+        If `out` or `histogram` exists and `overwrite` is False, or is a file that is read.
     FileNotFoundError
         If a file is missing.
     ValueError
-        If there is nothing to count, a file is damaged or does not pass the checks, or a histogram is of other genes or
-        given twice.
+        If `out` does not end in ``.parquet`` or `histogram` not in ``.npz``, there is nothing to count, a file is
+        damaged or does not pass the checks, or a histogram is of other genes or given twice.
     """
     from scdiva._constants import N_SPECIAL
     from scdiva._settings import logger
     from scdiva.data.files import data_files
+    from scdiva.data.output import refuse_target
     from scdiva.data.packed import study_names
     from scdiva.pp import corpus_entropy
     from scdiva.tokenizer.entropy import EntropyHistogram
     from scdiva.tokenizer.vocabulary import load_vocabulary
 
-    merged = [Path(one) for one in merge or []]
+    files = [os.path.expanduser(one) for one in files]
+    merged = [Path(one).expanduser() for one in merge or []]
+    vocabulary = os.path.expanduser(vocabulary)
+    written = {"out": Path(out).expanduser()}
+    if histogram is not None:
+        written["histogram"] = Path(histogram).expanduser()
     if not files and not merged:
         raise ValueError("there is nothing to count: name files, or histograms to merge.")
     for one in merged:
         if [other.resolve() for other in merged].count(one.resolve()) > 1:
             raise ValueError(f"the histogram {str(one)!r} is given twice: its cells would be counted twice.")
-    for target in (out, histogram):
-        if target is not None and not Path(target).parent.is_dir():
-            raise FileNotFoundError(f"there is no folder {str(Path(target).parent)!r} to write to.")
+    found = [Path(one) for one in data_files(files, exclude_studies or ())] if files else []
+    if found:
+        study_names(found)
+    for one in (*found, *merged):
+        if not one.exists():
+            raise FileNotFoundError(f"no file {str(one)!r}.")
+    of_genes = [one for one in (Path(vocabulary), Path(vocabulary) / "vocabulary.parquet") if one.is_file()]
+    for name, target in written.items():  # by their endings neither is the other
+        if target.suffix != _ENDINGS[name]:
+            raise ValueError(f"{name} must end in {_ENDINGS[name]}; got {str(target)!r}.")
+        if not target.parent.is_dir():
+            raise FileNotFoundError(f"there is no folder {str(target.parent)!r} to write to.")
+        refuse_target(target, overwrite, *found, *merged, *of_genes)
     genes = load_vocabulary(vocabulary)
     counts = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
     for one in merged:
@@ -78,9 +102,7 @@ def entropy(
             counts.merge(EntropyHistogram.load(one))
         except ValueError as error:
             raise ValueError(f"{one}: {error}") from error
-    if files:
-        found = data_files(files, exclude_studies or ())
-        study_names([Path(file) for file in found])
+    if found:
         counts.merge(
             corpus_entropy(
                 found,
@@ -95,8 +117,8 @@ def entropy(
     if not counts.n_cells:
         raise ValueError(f"no cell has {min_genes} known genes or more.")
     if histogram is not None:
-        counts.save(histogram)
+        counts.save(written["histogram"])
     known = counts.entropy()[N_SPECIAL:]
-    genes.with_entropy(known).write(out)
+    genes.with_entropy(known).write(written["out"])
     logger.info("%d cells counted; %d genes have an entropy", counts.n_cells, int((known == known).sum()))
-    return Path(out)
+    return written["out"]

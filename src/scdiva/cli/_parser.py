@@ -11,7 +11,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter
 
 from scdiva._nearest import or_nearest
 from scdiva._version import __version__
-from scdiva.cli._calls import CALLS, add_call
+from scdiva.cli._calls import CALLS, add_call, add_settings
 from scdiva.cli._entropy import entropy
 from scdiva.cli._help import arguments, summary
 from scdiva.cli._info import info
@@ -104,6 +104,7 @@ def _pretrain_parser(preset: str | None) -> ArgumentParser:
     parser = _Parser("pretrain", summary(pretrain), "--train FILES --out FOLDER")
     _add_config(parser)
     parser.add_function_arguments(pretrain, skip={"model", "training"}, as_group=False)
+    add_settings(parser, ["verbosity"])
     parser.add_class_arguments(PretrainingConfig, "training", instantiate=False)
     # the number of genes is the vocabulary's, hence no option
     parser.add_class_arguments(ScDiVaConfig, "model", skip={"n_genes"}, instantiate=False)
@@ -123,6 +124,7 @@ def _entropy_parser(preset: str | None) -> ArgumentParser:
     parser.add_argument("-o", "--out", type=str, required=True)
     parser.add_function_arguments(entropy, skip={"files", "out"}, as_group=False)
     _explain(parser, arguments(entropy))
+    add_settings(parser, ["progress", "verbosity"])
     return parser
 
 
@@ -131,6 +133,7 @@ def _info_parser(preset: str | None) -> ArgumentParser:
     parser.add_argument("what", type=str)
     parser.add_function_arguments(info, skip={"what"}, as_group=False)
     _explain(parser, arguments(info))
+    add_settings(parser, ["verbosity"])
     return parser
 
 
@@ -167,18 +170,25 @@ def options_of(argv: Sequence[str] | None) -> tuple[str, dict[str, Any]]:
         _overview(command)
     parser = command_parser(command)
     rest = _spelled_out(parser, rest, bare="--file" if command in CALLS else None)
-    options = parser.parse_args(rest)
-    # A preset, which may stand in a configuration file, gives the defaults under everything that is said.
-    preset = options.get("preset")
-    if preset is not None:
+    if command == "pretrain" and (preset := _preset(parser, rest)) is not None:
         try:
             parser = command_parser(command, preset)
         except ValueError as error:
             parser.error(str(error))
-        options = parser.parse_args(rest)
-    found: dict[str, Any] = options.as_dict()
+    found: dict[str, Any] = parser.parse_args(rest).as_dict()
     found.pop("config", None)
     return command, found
+
+
+def _preset(parser: ArgumentParser, words: list[str]) -> str | None:
+    """Find the preset, which may stand in a configuration file, and gives the defaults under everything that is said.
+
+    The words that print the options end the process, before the preset's are known, and print also where what is
+    required is not said: they are left out here, and that is made up, under all that is said.
+    """
+    quiet = [word for word in words if word.split("=")[0] != "--print_config"]
+    preset: str | None = parser.parse_args(["--train", "[x]", "--out", "x", *quiet]).preset
+    return preset
 
 
 def _spelled_out(parser: ArgumentParser, words: list[str], bare: str | None) -> list[str]:

@@ -114,6 +114,9 @@ def pretrain(
     ValueError
         If files, vocabulary and configuration do not fit together.
     """
+    train, out = [os.path.expanduser(file) for file in train], os.path.expanduser(out)
+    validation = None if validation is None else [os.path.expanduser(file) for file in validation]
+    vocabulary = os.path.expanduser(vocabulary)
     given = {name: value for name, value in locals().items() if name not in ("out", "training", "model", "resume")}
     folder = Path(out)
     if (folder / MODEL).exists():

@@ -1,0 +1,58 @@
+"""The commands by which the start, the front page and the page on vocabularies pretrain run, but for their size."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from scdiva import cli
+
+DOCS = Path(__file__).parents[2] / "docs"
+SMALL = (
+    "--training.steps 2 --training.batch_size 8 --training.context 40 --training.precision fp32"
+    " --training.warmup_steps 0 --model.dim 16 --model.n_layers 1 --model.n_heads 2 --model.ffn_dim 24"
+    " --model.anchor_linear_dim 8 --model.anchor_hidden 12 --accelerator cpu --min_genes 1"
+)
+NAMED = {"quickstart.md": 3, "index.md": 1, "vocabulary.md": 1}
+
+
+def blocks(name: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (DOCS / name).read_text(encoding="utf-8"), flags=re.M | re.S)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", NAMED)
+def test_the_commands_run_in_their_order(name, given, folder):
+    names = given()
+    if name == "vocabulary.md":  # makes the vocabulary that its command reads
+        for block in blocks(name, "python"):
+            exec(block, names)
+    Path("studies").mkdir()
+    cells = given()["adata"]
+    cells.raw = None
+    for number in range(2):
+        cells[number::2].copy().write_h5ad(f"studies/{number}.h5ad")
+    Path("run/model").unlink()  # what other pages find there
+    Path("run").rmdir()
+    Path("pretrain.yaml").write_text("".join(blocks(name, "yaml")) or "train: [studies]\nout: other-run\n")
+    lines = [line for block in blocks(name, "bash") for line in block.splitlines() if line.startswith("scdiva ")]
+    assert len(lines) == NAMED[name]
+    for line in lines:
+        _, command, *words = shlex.split(line)
+        more = SMALL.split() if command == "pretrain" else ["--min_genes", "1"]
+        assert cli.main([command, *words, *more]) == 0
+
+
+def test_a_task_of_the_array_runs(folder, monkeypatch):
+    page = (DOCS / "out_of_core.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^```bash\n(sbatch .*?)\n```", page, flags=re.M | re.S)
+    wrapped = shlex.split(command)[-1]
+    interpreter, flag, script = shlex.split(wrapped)
+    assert (interpreter, flag) == ("python", "-c")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
+    assert "64))" in script
+    exec(script.replace("64))", "1))"), {})  # sixty cells are one window, which one task does
+    assert Path("atlas_scdiva.h5ad").exists()

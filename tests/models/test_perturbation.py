@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scdiva._constants import BASELINES, MASK
-from scdiva.models import PerturbationModel, _fitted, load_perturbation_model, save_model
+from scdiva.models import PerturbationModel, _fitted, load_model, load_perturbation_model, save_model
 from scdiva.models import perturbation as P
 from scdiva.models._folder import sha256
 from scdiva.models.screen import KINDS, Conditions
@@ -173,6 +173,14 @@ def test_models_of_other_kinds(network, make, cells, anchor):
     found = make(model=other).added(cells, [("drug",), ("heat",), (other.vocabulary.symbols[0],)], np.ones(3))
     assert np.isfinite(found.numpy()).all()
     assert found.any()
+
+
+def test_the_network_is_loaded_to_where_its_model_is(folder, monkeypatch):
+    # the one device beside the CPU that every machine has
+    monkeypatch.setattr(P, "load_model", lambda path, device: load_model(path, device="cpu").to("meta"))
+    found = load_perturbation_model(folder)
+    assert found.head is not None
+    assert {p.device.type for p in found.head.parameters()} == {"meta"}
 
 
 @pytest.mark.parametrize("with_head", [True, False])

@@ -48,6 +48,14 @@ def test_what_is_documented_is_written_and_nothing_else(few, headed, contents, w
     assert (notes["n_samples"], notes["use_transformer"], notes["input"]) == (4, True, "counts")
 
 
+def test_a_copy_shares_no_notes_with_the_original(adata, headed):
+    few = adata[:25].copy()
+    few.uns["scdiva"] = {"earlier": {"seed": "1"}}
+    done = sd.tl.log_likelihood(few, headed, copy=True)
+    done.uns["scdiva"]["earlier"]["seed"] = "2"
+    assert few.uns["scdiva"] == {"earlier": {"seed": "1"}}
+
+
 def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_out(few, headed):
     """Genes are numbered anew among those measured; here they are not, and logits of the others are -inf."""
     from scdiva._rng import generator, step_generator

@@ -12,7 +12,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._settings import logger, settings
+from scdiva._settings import logger
+from scdiva.tl._notes import model_name, seed_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +134,7 @@ def generate(
         "layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates,
     }  # fmt: skip
 
-    from scdiva._rng import generator, step_seed
+    from scdiva._rng import step_seed
     from scdiva._threads import torch_threads_kept
     from scdiva.data.cells import open_cells
     from scdiva.data.conditions import column
@@ -142,8 +143,7 @@ def generate(
     from scdiva.tl._population import check_head, fit_to, on_cpu, states_of
     from scdiva.tl._training_cells import training_cells
 
-    source = generator(rng, default_seed=settings.seed)
-    seed = _seed(source)
+    seed = seed_of(rng)
     loaded = load_for(model, "cpu")
     check_head(loaded)
     opened = open_cells(adata, loaded.vocabulary, empty="nan", **reading)
@@ -163,7 +163,7 @@ def generate(
     result = _result(adata, _var(adata, use_raw), made, columns, orders, rows, groupby, between)
     result.uns[C.UNS] = {
         C.GENERATE: {
-            "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
+            "model": model_name(model),
             "vocabulary": loaded.vocabulary.fingerprint,
             **{key: "" if value is None else value for key, value in reading.items()},
             "input": opened.kind,
@@ -178,12 +178,6 @@ def generate(
     }
     logger.info("drew %d cells in %.0f s", result.n_obs, time.monotonic() - begun)
     return result
-
-
-def _seed(source: torch.Generator) -> int:
-    import torch
-
-    return int(torch.randint(2**62, (1,), generator=source, device=source.device))
 
 
 def _var(adata: AnnData, use_raw: bool) -> pd.DataFrame:

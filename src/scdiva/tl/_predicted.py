@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,9 @@ import pandas as pd
 
 from scdiva import _constants as C
 from scdiva._progress import progress_bar
-from scdiva._rng import generator, step_seed
-from scdiva._settings import settings
+from scdiva._rng import step_seed
 from scdiva.data.conditions import perturbation_parts
+from scdiva.tl._notes import seed_of
 from scdiva.tl._screen import Controls
 
 if TYPE_CHECKING:
@@ -168,11 +169,7 @@ def predicted_cells(
     rows: list[np.ndarray] = []
     values: list[np.ndarray] = []
     changes = np.empty_like(found.change)
-    home = next(fitted.model.parameters()).device
-    if fitted.head is not None:
-        fitted.model.to(device)
-        fitted.head.to(device)
-    try:
+    with network_on(fitted, device):
         for i, (parts, _, group, dose) in enumerate(progress_bar(wanted, desc="predicting", unit="condition")):
             at = controls.groups.index(group)
             # the same control cells whatever is done to them
@@ -187,10 +184,6 @@ def predicted_cells(
             rows.append(controls.rows[own])
             source_of = step_seed(seed, 0, f"cells of {sorted(parts)} in {group} at {dose}")
             values.append(shift_cells(cells, change, screen.level, np.random.default_rng(source_of)))
-    finally:
-        if fitted.head is not None:
-            fitted.model.to(home)
-            fitted.head.to(home)
 
     labels = [_label(fitted, name, group, dose, len(asked.doses) > 1) for _, name, group, dose in wanted]
     result = laid_out(values, [controls.names[part] for part in rows], labels, source.var.iloc[places])
@@ -229,6 +222,21 @@ def predicted_cells(
         }
     }
     return result
+
+
+@contextlib.contextmanager
+def network_on(fitted: PerturbationModel, device: str) -> Iterator[None]:
+    """Have the network of a fitted model, if it has one, on a device for the block, and back after it."""
+    home = next(fitted.model.parameters()).device
+    try:
+        if fitted.head is not None:
+            fitted.model.to(device)
+            fitted.head.to(device)
+        yield
+    finally:
+        if fitted.head is not None:
+            fitted.model.to(home)
+            fitted.head.to(home)
 
 
 def laid_out(values: list[np.ndarray], cells: list[np.ndarray], labels: list[str], var: pd.DataFrame) -> AnnData:
@@ -298,13 +306,6 @@ def _network(
         batch = controls.cells.take(block)
         made.append(fitted.added(batch.packed, [parts] * len(block), np.full(len(block), dose)).numpy())
     return np.vstack(made).astype(np.float64)
-
-
-def seed_of(rng: int | np.random.Generator | torch.Generator | None) -> int:
-    import torch
-
-    source = generator(rng, default_seed=settings.seed)
-    return int(torch.randint(2**62, (1,), generator=source, device=source.device))
 
 
 def _written(notes: dict[str, Any]) -> dict[str, Any]:

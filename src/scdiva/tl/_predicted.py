@@ -56,8 +56,10 @@ class Asked:
         predict: Sequence[str] | str | None,
         groups: Sequence[str] | str | None,
         dose: float | Sequence[float] | None,
+        *,
+        called: str = "predict",
     ) -> Asked:
-        """Read what was asked for; arguments as for :func:`scdiva.tl.predict_perturbation`.
+        """Read what was asked for; arguments as for :func:`scdiva.tl.predict_perturbation`, `predict` by its name there.
 
         Raises
         ------
@@ -72,12 +74,12 @@ class Asked:
             names = [predict] if isinstance(predict, str) else [str(name) for name in predict]
             parts = [perturbation_parts(name, fitted.control, fitted.separator) for name in names]
         if not names:
-            raise ValueError("predict names no perturbation; leave it out to predict all that were measured.")
+            raise ValueError(f"{called} names no perturbation; leave it out to take all that were measured.")
         if () in parts:
-            raise ValueError(f"predict holds the control, {names[parts.index(())]!r}: name what is to be perturbed.")
+            raise ValueError(f"{called} holds the control, {names[parts.index(())]!r}: name what is to be perturbed.")
         if len(set(parts)) < len(parts):
             twice = next(name for name, p in zip(names, parts, strict=True) if parts.count(p) > 1)
-            raise ValueError(f"predict holds {twice!r} more than once; the order of parts does not count.")
+            raise ValueError(f"{called} holds {twice!r} more than once; the order of parts does not count.")
         if dose is not None and not fitted.dose_key:
             raise ValueError("dose is given, but the screen was read without doses: name its column, dose_key=...")
         doses = [float(np.median(measured.dose))] if dose is None else np.atleast_1d(dose).astype(float).tolist()

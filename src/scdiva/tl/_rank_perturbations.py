@@ -135,7 +135,7 @@ def rank_perturbations(
     if combinations:
         known = {perturbation_parts(name, model.control, model.separator) for name in names}
         names += [model.separator.join(pair) for pair in itertools.combinations(sorted(alone), 2) if pair not in known]
-    asked = Asked.of(model, names, None, dose)
+    asked = Asked.of(model, names, None, dose, called="candidates")
     refuse_unknown(asked.parts, screen, model.model)
 
     expression, var = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)

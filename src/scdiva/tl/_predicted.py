@@ -59,7 +59,9 @@ class Asked:
         *,
         called: str = "predict",
     ) -> Asked:
-        """Read what was asked for; arguments as for :func:`scdiva.tl.predict_perturbation`, `predict` by its name there.
+        """Read what was asked for; arguments as for :func:`scdiva.tl.predict_perturbation`.
+
+        Messages name the first as `called`.
 
         Raises
         ------

@@ -162,10 +162,11 @@ def test_a_refused_call_leaves_all_as_it_was(few, headed, contents, arguments, e
     assert contents(data) == was
 
 
-def test_models_without_a_state_head_need_the_transformer(few, one):
+def test_some_models_need_the_transformer(few, one, build):
     assert np.isfinite(scored(few, one, n_samples=2)[KEY]).all()
-    with pytest.raises(ValueError, match=r"no state head.*nor do without the transformer"):
-        sd.tl.log_likelihood(few.copy(), one, use_transformer=False)
+    for model, said in ((one, "state_head=False"), (build(anchor="learned", state_head=True), "anchor='learned'")):
+        with pytest.raises(ValueError, match=f"{said}.*Pass use_transformer=True"):
+            sd.tl.log_likelihood(few.copy(), model, use_transformer=False)
 
 
 def test_only_anndata_is_taken(headed):

@@ -176,6 +176,16 @@ def test_what_the_network_adds_counts(fitted, states, genes):
     pd.testing.assert_frame_equal(rank(cells, model), rank(cells, fitted))
 
 
+def test_a_network_is_loaded_to_where_its_model_is(fitted, tmp_path, monkeypatch):
+    # the meta device is the one beside the CPU that every machine has
+    load = sd.models.load_model
+    monkeypatch.setattr(
+        "scdiva.models.perturbation.load_model", lambda path, device: load(path, device="cpu").to("meta")
+    )
+    found = sd.models.load_perturbation_model(with_network(fitted).save(tmp_path / "fitted"))
+    assert {parameter.device.type for parameter in found.head.parameters()} == {"meta"}
+
+
 def test_combinations_are_all_pairs_that_are_missing(fitted, states, genes):
     cells = states("2")
     alone = [*genes[:5], "drug"]

@@ -89,7 +89,8 @@ def log_likelihood(
     Raises
     ------
     ValueError
-        If `n_samples` is odd or below 2, a cell has no known gene, or the matrix is refused as by :func:`embed`.
+        If `n_samples` is odd or below 2, the transformer is left out of a model that has no state head, or no cell
+        state without it; if a cell has no known gene, or the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
 
@@ -113,6 +114,11 @@ def log_likelihood(
 
     seed = seed_of(rng)
     loaded, source, parameters = open_for(model, adata, running, empty="error", **reading)
+    if not use_transformer and (loaded.state_head is None or loaded.config.anchor == "learned"):
+        raise ValueError(
+            f"The model has state_head={loaded.config.state_head} and anchor={loaded.config.anchor!r}: without its "
+            "transformer it says nothing of a cell's genes. Pass use_transformer=True."
+        )
     measured = torch.from_numpy(source.measured_tokens.astype(np.int64))
     running = running._replace(what=_scored_by(measured, n_samples, use_transformer, seed), batch_size=1)
 

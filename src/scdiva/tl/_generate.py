@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scdiva.models import ScDiVa
-    from scdiva.tl._drawing import Drawn, Order
+    from scdiva.tl._drawing import Drawing, Drawn, Order
 
 
 def generate(
@@ -148,6 +148,7 @@ def generate(
     check_head(loaded)
     opened = open_cells(adata, loaded.vocabulary, empty="nan", **reading)
     shown = _fixed(fixed or {}, opened.tokens, _var(adata, use_raw).index)
+    _check_room(drawing, shown, loaded.config.max_length)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with on_cpu(loaded):
         with torch_threads_kept(1):  # products too small to share
@@ -195,6 +196,16 @@ def _check(n_cells: int, drawing: Any, fractions: np.ndarray) -> None:
         raise ValueError(f"temperature must be 0 or positive, got {drawing.temperature!r}.")
     if not len(fractions) or fractions.ndim != 1 or not ((fractions >= 0) & (fractions <= 1)).all():
         raise ValueError(f"fraction must lie in [0, 1], got {fractions.tolist()}.")
+
+
+def _check_room(drawing: Drawing, fixed: dict[int, float], max_length: int) -> None:
+    """Refuse more fixed genes than a cell that the model is asked about step by step can hold."""
+    shown = sum(value > 0 for value in fixed.values())
+    if shown >= max_length and (drawing.use_transformer or not drawing.from_state):
+        raise ValueError(
+            f"fixed shows {shown:,} genes, and the model reads {max_length:,} of a cell: fix fewer, or draw with "
+            "use_transformer=False and from_state=True."
+        )
 
 
 def _plan(

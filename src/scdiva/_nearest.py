@@ -25,6 +25,22 @@ def or_nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
+def no_column(where: str, key: str, columns: Iterable[str]) -> KeyError:
+    """Give the error for a column of a data frame that is not there.
+
+    Parameters
+    ----------
+    where
+        The frame, such as ``"adata.obs"``.
+    key
+        What was asked for.
+    columns
+        Those that there are.
+    """
+    columns = list(columns)
+    return KeyError(f"{where} has no column {key!r}{or_nearest(key, columns)}; it has {', '.join(map(repr, columns))}.")
+
+
 def refuse_unknown(given: Iterable[Any], known: Iterable[str], what: str) -> None:
     """Raise an error if a key is not known, with the nearest one that is.
 

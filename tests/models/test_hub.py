@@ -169,6 +169,14 @@ def test_pushing_without_connection_or_right_is_said_in_one_line(hub, folder, mo
     one_line(info)
 
 
+def test_asking_what_an_owner_has_without_connection_is_said_in_one_line(hub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
+    hub.leave()
+    with pytest.raises(ConnectionError, match="hf://lab can't be fetched") as info:
+        available("lab")
+    one_line(info)
+
+
 def test_a_file_that_was_damaged_is_refused_with_the_call_that_mends_it(hub, folder):
     hub.put("lab/atlas", folder)
     cached = sd.models.hub.fetch("hf://lab/atlas") / "model.safetensors"

@@ -381,11 +381,11 @@ def test_what_stands_there_is_not_overwritten(make, folder, tmp_path):
 
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_save_that_fails_leaves_nothing_behind(fitted, folder, tmp_path, monkeypatch, overwrite):
-    def fails(_):
+    def fails(*_):
         raise OSError("no space left")
 
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    monkeypatch.setattr(_fitted, "sha256", fails)
+    monkeypatch.setattr(_fitted, "write_sums", fails)
     with pytest.raises(OSError, match="no space"):
         fitted.save(folder if overwrite else tmp_path / "new", overwrite=overwrite)
     assert [p.name for p in tmp_path.iterdir()] == ["fitted"]

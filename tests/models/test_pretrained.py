@@ -136,6 +136,8 @@ def test_a_loaded_model_is_given_back(folder):
     assert load_model(model) is model
     with pytest.raises(ValueError, match="has no vocabulary"):
         load_model(make_model())
+    with pytest.raises(TypeError, match="model must be a loaded model, a folder or a name, got dict"):
+        load_model({})
 
 
 # --- what is refused on saving ---------------------------------------------------------------------------------------

@@ -206,8 +206,14 @@ def test_an_annotator_takes_no_labels(plain, query, reference, contents):
     data = query.copy()
     annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, method="knn", rng=0)
     before = contents(data)
-    for more in ({"labels_key": "cell_type"}, {"reference": reference}):
-        with pytest.raises(ValueError, match="This annotator is fitted: leave labels_key and reference out"):
+    for more in (
+        {"labels_key": "cell_type"},
+        {"reference": reference},
+        {"batch_key": "batch"},
+        {"unlabeled_category": "?"},
+        {"method": "centroid"},
+    ):
+        with pytest.raises(ValueError, match=f"This annotator is fitted: leave {next(iter(more))} out"):
             sd.tl.annotate(data, model=annotator, **more)
     with pytest.raises(ValueError, match="lacks, the first is 'T'"):
         sd.tl.annotate(data, model=annotator, parents={"T": "x"})

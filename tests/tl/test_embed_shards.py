@@ -237,7 +237,7 @@ def test_a_file_that_changes_is_refused(plain, file, tmp_path, monkeypatch):
         sd.tl.embed_file(path, out, model=plain, empty="nan", shard=(0, 2))
 
 
-@pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0), (0,), 3, ("a", "b")])
+@pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0), (0,), 3, ("a", "b"), (0.5, 2)])
 def test_what_is_no_shard_is_refused(embed, tmp_path, shard):
     with pytest.raises(ValueError, match=r"shard must be \(number from 0, how many\)"):
         embed(tmp_path / "z.h5ad", shard)

@@ -267,6 +267,11 @@ def test_the_bundled_model_draws_cells_like_real_ones(blood):
         ({"fixed": {0: np.nan}}, ValueError, "must be a log-normalised value of 0 or more, got nan"),
         ({"fixed": {0: 9.0, 1: 9.0}}, ValueError, "stand for 16,204 of the 10,000 counts"),
         ({"fixed": dict.fromkeys(range(54), 0.0)}, ValueError, "fixed leaves 1 of the genes"),
+        (
+            {"fixed": dict.fromkeys(range(40), 1.0), "use_transformer": True},
+            ValueError,
+            "fixed shows 40 genes, and .* 40",
+        ),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"layer": "scaled"}, ValueError, "negative"),
     ],
@@ -279,7 +284,7 @@ def test_refused_calls_say_why(adata, headed, contents, arguments, error, match)
     data.layers["blank"] = data.X.toarray() * ((np.arange(90) > 4)[:, None] | (np.arange(60) > 54))
     if "fixed" in arguments:
         names = {k: data.var_names[k] if isinstance(k, int) else k for k in arguments["fixed"]}
-        arguments = {"fixed": {names[k]: value for k, value in arguments["fixed"].items()}}
+        arguments = arguments | {"fixed": {names[k]: value for k, value in arguments["fixed"].items()}}
     was = contents(data)
     with pytest.raises(error, match=match):
         sd.tl.generate(data, **{"n_cells": 2, "model": headed} | arguments)

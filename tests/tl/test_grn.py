@@ -265,6 +265,13 @@ def test_the_seed_is_the_settings_unless_given(cells, infer, edges):
     np.testing.assert_array_equal(edges(cells, "c"), edges(cells, "again"))
 
 
+def test_groups_may_be_named_by_numbers(cells, infer, edges):
+    cells.obs["number"] = cells.obs["kind"].cat.codes
+    infer(cells, groupby="number", groups=[2], reference=0)
+    infer(cells, groupby="number", groups=["2"], reference="0", key_added="text")
+    np.testing.assert_array_equal(edges(cells, "scdiva_grn_2"), edges(cells, "text_2"))
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_cells_without_genes_have_no_part(cells, infer, one, edges, contents, method):
     known = one.vocabulary.match(list(cells.var_names)).tokens >= 0

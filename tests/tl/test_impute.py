@@ -60,6 +60,14 @@ def test_a_copy_leaves_the_data(adata, headed, contents):
     assert contents(adata) == was
 
 
+def test_a_copy_shares_no_notes_with_the_original(adata, headed):
+    few = adata[:25].copy()
+    few.uns["scdiva"] = {"earlier": {"seed": "1"}}
+    done = sd.tl.impute(few, model=headed, copy=True)
+    done.uns["scdiva"]["earlier"]["seed"] = "2"
+    assert few.uns["scdiva"] == {"earlier": {"seed": "1"}}
+
+
 def test_some_genes_have_the_values_that_they_have_among_all(adata, headed):
     whole = imputed(adata, headed)
     names = list(adata.var_names[[12, 3]])

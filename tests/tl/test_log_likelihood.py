@@ -48,6 +48,14 @@ def test_what_is_documented_is_written_and_nothing_else(few, headed, contents, w
     assert (notes["n_samples"], notes["use_transformer"], notes["input"]) == (4, True, "counts")
 
 
+def test_a_copy_shares_no_notes_with_the_original(adata, headed):
+    few = adata[:25].copy()
+    few.uns["scdiva"] = {"earlier": {"seed": "1"}}
+    done = sd.tl.log_likelihood(few, headed, copy=True)
+    done.uns["scdiva"]["earlier"]["seed"] = "2"
+    assert few.uns["scdiva"] == {"earlier": {"seed": "1"}}
+
+
 def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_out(few, headed):
     """Genes are numbered anew among those measured; here they are not, and logits of the others are -inf."""
     from scdiva._rng import generator, step_generator
@@ -154,10 +162,11 @@ def test_a_refused_call_leaves_all_as_it_was(few, headed, contents, arguments, e
     assert contents(data) == was
 
 
-def test_models_without_a_state_head_need_the_transformer(few, one):
+def test_some_models_need_the_transformer(few, one, build):
     assert np.isfinite(scored(few, one, n_samples=2)[KEY]).all()
-    with pytest.raises(ValueError, match=r"no state head.*nor do without the transformer"):
-        sd.tl.log_likelihood(few.copy(), one, use_transformer=False)
+    for model, said in ((one, "state_head=False"), (build(anchor="learned", state_head=True), "anchor='learned'")):
+        with pytest.raises(ValueError, match=f"{said}.*Pass use_transformer=True"):
+            sd.tl.log_likelihood(few.copy(), model, use_transformer=False)
 
 
 def test_only_anndata_is_taken(headed):

@@ -350,6 +350,8 @@ def test_a_gene_that_was_not_measured_can_be_perturbed(one, data, genes):
         ({"groupby": "line"}, ValueError, "fitted with groupby='', not 'line'"),
         ({"perturbation_key": "line"}, ValueError, "fitted with perturbation_key='perturbation', not 'line'"),
         ({"dose_key": "dose"}, ValueError, "fitted with dose_key='', not 'dose'"),
+        ({"control": "DMSO"}, ValueError, "fitted with control='control', not 'DMSO'"),
+        ({"separator": "_"}, ValueError, r"fitted with separator='\+', not '_'"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"device": "abacus"}, ValueError, "abacus"),
         ({"rng": -1}, ValueError, "-1"),

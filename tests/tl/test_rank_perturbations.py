@@ -176,6 +176,16 @@ def test_what_the_network_adds_counts(fitted, states, genes):
     pd.testing.assert_frame_equal(rank(cells, model), rank(cells, fitted))
 
 
+def test_a_network_is_loaded_to_where_its_model_is(fitted, tmp_path, monkeypatch):
+    # the meta device is the one beside the CPU that every machine has
+    load = sd.models.load_model
+    monkeypatch.setattr(
+        "scdiva.models.perturbation.load_model", lambda path, device: load(path, device="cpu").to("meta")
+    )
+    found = sd.models.load_perturbation_model(with_network(fitted).save(tmp_path / "fitted"))
+    assert {parameter.device.type for parameter in found.head.parameters()} == {"meta"}
+
+
 def test_combinations_are_all_pairs_that_are_missing(fitted, states, genes):
     cells = states("2")
     alone = [*genes[:5], "drug"]
@@ -313,10 +323,10 @@ def test_groups(of_groups, states, genes):
         ({"target": "zz"}, ValueError, r"never is 'zz'; there are 'from', 'to'"),
         ({"target": "from"}, ValueError, "start and target are both 'from'"),
         ({"candidates": ["ALB", "drugg", "zz+ALB"]}, ValueError, "2 of 3 perturbed .* the first is 'drugg'; close"),
-        ({"candidates": ["drug", "drug"]}, ValueError, "'drug' more than once"),
-        ({"candidates": ["drug", "control"]}, ValueError, "'control'"),
+        ({"candidates": ["drug", "drug"]}, ValueError, "candidates holds 'drug' more than once"),
+        ({"candidates": ["drug", "control"]}, ValueError, "candidates holds the control"),
         ({"candidates": ["drug+"]}, ValueError, r"'drug\+' has an empty part"),
-        ({"candidates": []}, ValueError, "no perturbation"),
+        ({"candidates": []}, ValueError, "candidates names no perturbation"),
         ({"dose": 3.0}, ValueError, "screen was read without doses"),
         ({"dose": [1.0, 2.0]}, ValueError, "dose must be one number"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),

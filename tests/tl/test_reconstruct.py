@@ -63,6 +63,14 @@ def test_what_is_documented_is_written_and_nothing_else(few, headed, contents, w
     assert {"masked_recall", "marginal_recall", "l_dist", "bleu", "n_masked"} <= set(notes["scores"])
 
 
+def test_a_copy_shares_no_notes_with_the_original(adata, headed):
+    few = adata[:25].copy()
+    few.uns["scdiva"] = {"earlier": {"seed": "1"}}
+    done = reconstructed(few, headed)
+    done.uns["scdiva"]["earlier"]["seed"] = "2"
+    assert few.uns["scdiva"] == {"earlier": {"seed": "1"}}
+
+
 def test_the_true_layers_are_the_cell_as_it_was(done, few, headed):
     """Of a cell longer than the model reads, the first so many genes; places are a ranking of them from 1."""
     found, values = layers(done), log_normalised(few)[0].toarray()

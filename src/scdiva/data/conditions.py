@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva._constants import PERTURBATION, UNS, VARM_MEAN
-from scdiva._nearest import or_nearest
+from scdiva._nearest import no_column
 from scdiva.data.writing import check_anndata
 
 if TYPE_CHECKING:
@@ -150,10 +150,7 @@ def column(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.str_
         If a label is missing, or there is no cell.
     """
     if key not in adata.obs:
-        raise KeyError(
-            f"{where}.obs has no column {key!r}{or_nearest(key, adata.obs.columns)}; it has "
-            f"{', '.join(map(repr, adata.obs.columns))}."
-        )
+        raise no_column(f"{where}.obs", key, adata.obs.columns)
     if not adata.n_obs:
         raise ValueError(f"{where} is empty: 0 cells × {adata.n_vars} genes.")
     missing = adata.obs[key].isna().to_numpy()

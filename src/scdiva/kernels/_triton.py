@@ -33,9 +33,7 @@ def packed(
 def padded(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
     """Attend within each row of the padded layout: as packed cells of one length, some rows of which are no tokens."""
     n_cells, length = q.shape[:2]
-    bounds = torch.arange(0, (n_cells + 1) * length, max(length, 1), dtype=torch.int32, device=q.device)
-    if length == 0:
-        bounds = torch.zeros(n_cells + 1, dtype=torch.int32, device=q.device)
+    bounds = torch.arange(n_cells + 1, dtype=torch.int32, device=q.device) * length
     valid = None if mask is None else mask.flatten().to(torch.int8)
     q_, k_, v_ = (x.flatten(0, 1) for x in (q, k, v))
     return _attention(q_, k_, v_, cos, sin, bounds, valid, length)[0].view(q.shape)

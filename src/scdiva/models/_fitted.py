@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from scdiva._version import __version__
-from scdiva.models._folder import CHECKSUMS, sha256, written_beside
+from scdiva.models._folder import CHECKSUMS, sha256, write_sums, written_beside
 from scdiva.models.pretrained import save_model
 from scdiva.models.scdiva import ScDiVa
 
@@ -83,8 +83,7 @@ def save_fitted(
         text = json.dumps(head | plain(settings), indent=2, allow_nan=False)
         (part / said).write_text(text + "\n", encoding="utf-8")
         (part / weights).write_bytes(save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}))
-        sums = [f"{sha256((part / name).read_bytes())}  {name}\n" for name in _files(kind)]
-        (part / CHECKSUMS).write_text("".join(sums), encoding="utf-8")
+        write_sums(part, _files(kind))
     return folder
 
 

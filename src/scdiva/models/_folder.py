@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,12 @@ LONGEST_SUMS = 4096
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def write_sums(folder: Path, names: Iterable[str]) -> None:
+    """Write SHA256SUMS of these files of a folder, as `sha256sum -c` reads it."""
+    lines = [f"{sha256((folder / name).read_bytes())}  {name}\n" for name in names]
+    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
 
 
 def read_sums(folder: Path) -> dict[str, str]:

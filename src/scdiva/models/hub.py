@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scdiva.models._folder import CARD, CHECKSUMS, SUMMED, read_checked, read_config, read_sums, sha256
+from scdiva.models._folder import CARD, CHECKSUMS, SUMMED, read_checked, read_config, read_sums, write_sums
 
 if TYPE_CHECKING:
     from scdiva.models.scdiva import ScDiVa
@@ -170,7 +169,7 @@ def available(owner: str | None = None) -> list[str]:
     if owner is not None:
         address = f"{SCHEME}{owner}"
         hub = _client(address)
-        with _said_in_one_line(address, writing=True):
+        with _said_in_one_line(address):
             found += sorted(f"{SCHEME}{info.id}" for info in hub.HfApi().list_models(author=owner, filter=TAG))
     return list(dict.fromkeys(found))
 
@@ -246,16 +245,13 @@ def _to_send(model: Any, folder: Path, card: str | None) -> Path:
         sums = read_sums(found)
         read_config(found, sums)
         folder.mkdir(parents=True)
-        for name in (*SUMMED, CHECKSUMS):
-            if name in sums:
-                read_checked(found, name, sums)
-            shutil.copyfile(found / name, folder / name)
+        for name in SUMMED:
+            (folder / name).write_bytes(read_checked(found, name, sums))
     text = (folder / CARD).read_text(encoding="utf-8") if card is None else card
     if not text.startswith("---\n"):
         text = _FRONT + text
     (folder / CARD).write_text(text, encoding="utf-8")
-    lines = [f"{sha256((folder / name).read_bytes())}  {name}\n" for name in SUMMED]
-    (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
+    write_sums(folder, SUMMED)
     return folder
 
 

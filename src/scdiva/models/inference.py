@@ -68,8 +68,8 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
 
     Returns
     -------
-    `(B, state_dim)`, `(B, dim)` or `(B, state_dim + dim)`; for `"genes"` `(T, dim)`, cells one after the other. The
-    mean of a cell without genes is NaN.
+    `(B, n)` with n from :func:`pooled_dim`; for `"genes"` `(T, dim)`, cells one after the other. The mean of a cell
+    without genes is NaN.
     """
     if callable(what):
         return what(model, *batch)

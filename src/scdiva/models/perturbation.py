@@ -279,6 +279,7 @@ def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None 
     stored = found.tensors(expected, "the screen")
     if head is not None:
         put_into(head, stored, "head.")
+        head.to(next(model.parameters()).device)
     group, dose = stored["group"].numpy(), stored["dose"].numpy()
     if n and not (group.dtype == np.int64 and group.min() >= 0 and group.max() < len(groups)):
         raise ValueError(f"{found.weights} names a group that is not there")

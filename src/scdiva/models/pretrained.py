@@ -34,7 +34,7 @@ from scdiva.models._folder import (
     read_checked,
     read_config,
     read_sums,
-    sha256,
+    write_sums,
     written_beside,
 )
 from scdiva.models.hub import SCHEME, fetch
@@ -138,8 +138,7 @@ def save_model(
         (part / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
         vocabulary.write(part / VOCABULARY)
         (part / CARD).write_text(_default_card(config) if card is None else card, encoding="utf-8")
-        sums = [f"{sha256((part / name).read_bytes())}  {name}\n" for name in SUMMED]
-        (part / CHECKSUMS).write_text("".join(sums), encoding="utf-8")
+        write_sums(part, SUMMED)
     return folder
 
 
@@ -170,6 +169,8 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     ValueError
         If a file is damaged or was changed, the format is newer than this package, a tensor is missing, left over or of
         the wrong shape, or the vocabulary is not the one the model was trained with. The message names the file.
+    TypeError
+        If `model` is nothing of these, such as an annotator.
     ImportError
         If ``hf://`` is asked for and huggingface_hub is not installed.
 
@@ -191,6 +192,8 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
                 "this model has no vocabulary: set `model.vocabulary`, or save it with save_model and load that"
             )
         return model if device is None else model.to(settings.resolve_device(device))
+    if not isinstance(model, str | os.PathLike):
+        raise TypeError(f"model must be a loaded model, a folder or a name, got {type(model).__name__}.")
 
     target = settings.resolve_device(device)
     folder = find_model(model)
@@ -258,11 +261,10 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
     """
     if isinstance(model, str) and model.startswith(SCHEME):
         return fetch(model)
-    if isinstance(model, str) and model in (names := bundled_models()):
+    if isinstance(model, str) and model in bundled_models():
         return _BUNDLED / model
     folder = Path(model).expanduser()
     if not folder.is_dir():
-        names = bundled_models()
         if kept := sorted(folder.parent.glob(f".{folder.name}.*.old")):
             raise FileNotFoundError(
                 f"no model {os.fspath(model)!r}, but {os.fspath(kept[-1])!r}: a save was cut off as it put a new model "
@@ -270,7 +272,7 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
             )
         raise FileNotFoundError(
             f"no model {os.fspath(model)!r}: there is no such folder, the bundled models are "
-            f'{", ".join(names) or "none"}, and a model on the Hugging Face Hub is written "hf://owner/name"'
+            f'{", ".join(bundled_models()) or "none"}, and a model on the Hugging Face Hub is written "hf://owner/name"'
         )
     return folder
 

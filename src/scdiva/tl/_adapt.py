@@ -14,6 +14,8 @@ import numpy as np
 from scdiva._constants import DEFAULT_MODEL
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
+from scdiva.data.writing import check_anndata
+from scdiva.tl._notes import seed_of
 from scdiva.tl._training_cells import batch_numbers, training_cells
 
 if TYPE_CHECKING:
@@ -141,15 +143,11 @@ def adapt(
     target = settings.resolve_device(device)
     batch = batch_numbers(adata, batch_key)
 
-    import torch
-
-    from scdiva._rng import generator
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
     from scdiva.train.adaptation import Limits
 
-    source = generator(rng, default_seed=settings.seed)
-    seed = int(torch.randint(2**62, (1,), generator=source, device=source.device))
+    seed = seed_of(rng)
     given = load_for(model, target)
     if given.integration is not None:
         raise ValueError(
@@ -202,10 +200,7 @@ def _check(
     batch_size: int,
     learning_rate: float,
 ) -> None:
-    from anndata import AnnData
-
-    if not isinstance(adata, AnnData):
-        raise TypeError(f"adata must be an AnnData object, got {type(adata).__name__}.")
+    check_anndata(adata)
     if method not in ("auto", "full", "lora"):
         raise ValueError(f'method must be "auto", "full" or "lora", got {method!r}.')
     if minutes is not None and not 0 < minutes < np.inf:

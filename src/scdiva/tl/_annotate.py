@@ -18,6 +18,7 @@ from scdiva._settings import logger, settings
 from scdiva.data.writing import check_anndata, check_writable, our_uns
 from scdiva.tl._annotation import Known, ancestors, annotated, fit_annotator, named, shared_tokens
 from scdiva.tl._embed import how_to_run
+from scdiva.tl._notes import model_name, seed_of
 from scdiva.tl._training_cells import batch_numbers, label_numbers
 
 if TYPE_CHECKING:
@@ -149,8 +150,8 @@ def annotate(
     ValueError
         If the reference has no or only one label, or cells without one; if cells and reference share fewer than 50
         genes, or have a column `labels_key` both and no label in common; if the labels stand in `adata` under
-        `key_added`; if an argument is out of range; if fewer than 20 cells of the reference have a known gene, or a
-        matrix is refused as by :func:`embed`.
+        `key_added`; if an annotator is given and something that only a fit takes; if an argument is out of range; if
+        fewer than 20 cells of the reference have a known gene, or a matrix is refused as by :func:`embed`.
     TypeError
         If `adata` or `reference` is no AnnData object.
 
@@ -192,13 +193,18 @@ def annotate(
         "gene_ids": gene_ids,
         "duplicates": duplicates,
     }
-    notes: dict[str, Any] = {"model": str(model) if isinstance(model, str | PathLike) else type(model).__name__}
+    notes: dict[str, Any] = {"model": model_name(model)}
     fitted = _given_annotator(model, running.device)
     if fitted is not None:
-        if labels_key is not None or reference is not None:
-            raise ValueError(
-                "This annotator is fitted: leave labels_key and reference out, or name a model to fit one."
-            )
+        of_a_fit = {
+            "labels_key": labels_key is not None,
+            "reference": reference is not None,
+            "batch_key": batch_key is not None,
+            "unlabeled_category": unlabeled_category is not None,
+            "method": method not in ("linear", fitted.method),  # the default is as good as not given
+        }
+        if told := [name for name, given_here in of_a_fit.items() if given_here]:
+            raise ValueError(f"This annotator is fitted: leave {' and '.join(told)} out, or name a model to fit one.")
         fitted = replace(fitted, parents=fitted.parents if parents is None else dict(parents))
     else:
         if labels_key is None:
@@ -207,17 +213,13 @@ def annotate(
             raise ValueError(f"adata.obs[{labels_key!r}] holds the labels and would be overwritten: name a key_added.")
         known = _labelled(adata, reference, labels_key, unlabeled_category, batch_key)
 
-        import torch
-
-        from scdiva._rng import generator
         from scdiva.models.pretrained import load_for
         from scdiva.train.task_config import AnnotationConfig
 
         given = load_for(cast("ScDiVa | str | PathLike[str]", model), running.device)  # an annotator is dealt with
         if parents is not None:
             ancestors(tuple(known.names), parents)
-        source = generator(rng, default_seed=settings.seed)
-        seed = int(torch.randint(2**62, (1,), generator=source, device=source.device))
+        seed = seed_of(rng)
         config = AnnotationConfig(
             batch_size=batch_size,
             learning_rate=learning_rate,

@@ -14,6 +14,7 @@ from scdiva import _constants as C
 from scdiva._progress import progress_bar
 from scdiva._settings import logger, settings
 from scdiva.data.writing import check_writable, our_uns
+from scdiva.tl._notes import model_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,7 +96,8 @@ def embed(
     `None`, or the copy if `copy=True`. Written are
 
     `adata.obsm[key_added]`
-        float32 array of shape `(n_cells, state_dim)`; `(n_cells, dim)` for `"mean"`, and their sum for `"lat+mean"`.
+        float32 array of shape `(n_cells, state_dim)`, wider for a model of :func:`integrate`; `(n_cells, dim)` for
+        `"mean"`, and their sum for `"lat+mean"`.
     `adata.uns["scdiva"][key_added]`
         The parameters of the call, and the share of genes and counts that the model's vocabulary holds.
 
@@ -205,7 +207,7 @@ def open_for(
         **reading,
     )
     parameters = {
-        "model": named(model),
+        "model": model_name(model),
         "vocabulary": loaded.vocabulary.fingerprint,
         **{key: "" if value is None else value for key, value in reading.items()},
         "input": source.kind,
@@ -214,11 +216,6 @@ def open_for(
         **{key: source.report[key] for key in ("share_genes", "share_counts")},
     }
     return loaded, source, parameters
-
-
-def named(model: ScDiVa | str | PathLike[str]) -> str:
-    """Say what a call notes of the model that it was given."""
-    return str(model) if isinstance(model, str | PathLike) else type(model).__name__
 
 
 class Running(NamedTuple):

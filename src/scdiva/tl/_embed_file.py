@@ -14,9 +14,10 @@ from scdiva import _constants as C
 from scdiva._settings import logger
 from scdiva._version import __version__
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
-from scdiva.tl._embed import Running, embed_cells, how_to_run, named, open_for
+from scdiva.tl._embed import Running, embed_cells, how_to_run, open_for
 from scdiva.tl._embed_parts import Parts, open_parts, stamp
 from scdiva.tl._embed_shards import Shard, Shards, as_shard, folder_of, scan_once
+from scdiva.tl._notes import model_name
 
 if TYPE_CHECKING:
     from scdiva._validate import Scan
@@ -124,7 +125,7 @@ def embed_file(
     }
     at_first = stamp(path)
     source, parameters = _opened(loaded, path, running, reading, None if only is None else (folder_of(out), at_first))
-    parameters["model"] = named(model)
+    parameters["model"] = model_name(model)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # parts end where windows do: which cells share a batch must not depend on where a run was cut off

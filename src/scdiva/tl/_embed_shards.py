@@ -11,6 +11,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import operator
 import os
 import shutil
 import zipfile
@@ -116,7 +117,7 @@ def as_shard(given: tuple[int, int]) -> Shard:
         If that is no such pair.
     """
     try:
-        shard = Shard(*(int(one) for one in given))
+        shard = Shard(*(operator.index(one) for one in given))
     except (TypeError, ValueError) as error:
         raise ValueError(f"shard must be (number from 0, how many), got {given!r}.") from error
     if not 0 <= shard.number < shard.n:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
-from scdiva._nearest import or_nearest
+from scdiva._nearest import no_column
 from scdiva.data.writing import check_anndata
 from scdiva.metrics import enrichment
 
@@ -75,10 +75,7 @@ def enrich_modules(
     if key not in adata.var:
         raise KeyError(f"adata.var has no column {key!r}: call scdiva.tl.grn_modules(adata, key_added={key!r}) first.")
     if gene_symbols is not None and gene_symbols not in adata.var:
-        raise KeyError(
-            f"adata.var has no column {gene_symbols!r}{or_nearest(gene_symbols, adata.var.columns)}; it has "
-            f"{', '.join(map(repr, adata.var.columns))}."
-        )
+        raise no_column("adata.var", gene_symbols, adata.var.columns)
     names = adata.var_names if gene_symbols is None else adata.var[gene_symbols]
     module = adata.var[key]
     known = module.notna().to_numpy()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._nearest import no_column
 from scdiva._settings import logger
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.tl._embed import how_to_run, open_for, run_cells
@@ -154,11 +154,8 @@ def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:
     """Give the number of each cell's group, int (n_obs,), and the names of the groups."""
     import pandas as pd
 
-    columns = [str(column) for column in adata.obs.columns]
-    if key not in columns:
-        near = difflib.get_close_matches(str(key), columns, n=3)
-        said = f"did you mean {' or '.join(map(repr, near))}?" if near else f"its columns: {columns}."
-        raise KeyError(f"adata.obs has no column {key!r}; {said}")
+    if key not in adata.obs:
+        raise no_column("adata.obs", key, adata.obs.columns)
     column: pd.Series = adata.obs[key]
     if n_missing := int(column.isna().sum()):
         first = str(adata.obs_names[int(np.flatnonzero(column.isna())[0])])

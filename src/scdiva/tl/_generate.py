@@ -12,7 +12,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._settings import logger, settings
+from scdiva._settings import logger
+from scdiva.tl._notes import model_name, seed_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scdiva.models import ScDiVa
-    from scdiva.tl._drawing import Drawn, Order
+    from scdiva.tl._drawing import Drawing, Drawn, Order
 
 
 def generate(
@@ -133,7 +134,7 @@ def generate(
         "layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates,
     }  # fmt: skip
 
-    from scdiva._rng import generator, step_seed
+    from scdiva._rng import step_seed
     from scdiva._threads import torch_threads_kept
     from scdiva.data.cells import open_cells
     from scdiva.data.conditions import column
@@ -142,12 +143,12 @@ def generate(
     from scdiva.tl._population import check_head, fit_to, on_cpu, states_of
     from scdiva.tl._training_cells import training_cells
 
-    source = generator(rng, default_seed=settings.seed)
-    seed = _seed(source)
+    seed = seed_of(rng)
     loaded = load_for(model, "cpu")
     check_head(loaded)
     opened = open_cells(adata, loaded.vocabulary, empty="nan", **reading)
     shown = _fixed(fixed or {}, opened.tokens, _var(adata, use_raw).index)
+    _check_room(drawing, shown, loaded.config.max_length)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with on_cpu(loaded):
         with torch_threads_kept(1):  # products too small to share
@@ -163,7 +164,7 @@ def generate(
     result = _result(adata, _var(adata, use_raw), made, columns, orders, rows, groupby, between)
     result.uns[C.UNS] = {
         C.GENERATE: {
-            "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
+            "model": model_name(model),
             "vocabulary": loaded.vocabulary.fingerprint,
             **{key: "" if value is None else value for key, value in reading.items()},
             "input": opened.kind,
@@ -178,12 +179,6 @@ def generate(
     }
     logger.info("drew %d cells in %.0f s", result.n_obs, time.monotonic() - begun)
     return result
-
-
-def _seed(source: torch.Generator) -> int:
-    import torch
-
-    return int(torch.randint(2**62, (1,), generator=source, device=source.device))
 
 
 def _var(adata: AnnData, use_raw: bool) -> pd.DataFrame:
@@ -201,6 +196,16 @@ def _check(n_cells: int, drawing: Any, fractions: np.ndarray) -> None:
         raise ValueError(f"temperature must be 0 or positive, got {drawing.temperature!r}.")
     if not len(fractions) or fractions.ndim != 1 or not ((fractions >= 0) & (fractions <= 1)).all():
         raise ValueError(f"fraction must lie in [0, 1], got {fractions.tolist()}.")
+
+
+def _check_room(drawing: Drawing, fixed: dict[int, float], max_length: int) -> None:
+    """Refuse more fixed genes than a cell that the model is asked about step by step can hold."""
+    shown = sum(value > 0 for value in fixed.values())
+    if shown >= max_length and (drawing.use_transformer or not drawing.from_state):
+        raise ValueError(
+            f"fixed shows {shown:,} genes, and the model reads {max_length:,} of a cell: fix fewer, or draw with "
+            "use_transformer=False and from_state=True."
+        )
 
 
 def _plan(

@@ -167,6 +167,7 @@ def grn(
     check_writable(adata, copy=copy)
     our_uns(adata)
     _check_arguments(method, n_targets, min_fraction, n_cells, layers, heads, effect, removal)
+    reference = None if reference is None else str(reference)  # names of groups are text, here as in `groups`
     group, drawn, numbered = choose_groups(adata, groupby, groups, reference)
     running = how_to_run(None, device, "fp32")
     reading = {

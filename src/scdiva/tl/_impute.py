@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,8 +10,8 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._progress import progress_bar
-from scdiva._settings import settings
 from scdiva.data.writing import check_writable, our_uns
+from scdiva.tl._notes import model_name, seed_of
 
 if TYPE_CHECKING:
     import torch
@@ -109,7 +108,7 @@ def impute(
     True
     """
     check_writable(adata, copy=copy)
-    uns = our_uns(adata)
+    our_uns(adata)
     if isinstance(genes, str):
         genes = [genes]
     if genes is not None and not len(genes):
@@ -128,9 +127,6 @@ def impute(
             "in .raw, with use_raw=True."
         )
 
-    import torch
-
-    from scdiva._rng import generator
     from scdiva._threads import torch_threads_kept
     from scdiva.data.cells import open_cells
     from scdiva.data.genes import columns_of
@@ -138,8 +134,7 @@ def impute(
     from scdiva.tl._population import check_head, dense, fit_to, on_cpu, states_of, without
     from scdiva.tl._training_cells import training_cells
 
-    drawn = generator(rng, default_seed=settings.seed)
-    seed = int(torch.randint(2**62, (1,), generator=drawn, device=drawn.device))
+    seed = seed_of(rng)
     loaded = load_for(model, "cpu")
     check_head(loaded)
     source = open_cells(adata, loaded.vocabulary, empty="error", **reading)
@@ -186,16 +181,16 @@ def impute(
     result = adata.copy() if copy else adata
     result.layers[key_added] = mean
     result.layers[f"{key_added}_{C.SD}"] = deviation
-    uns[key_added] = {
-        "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
+    parameters = {
+        "model": model_name(model),
         "vocabulary": loaded.vocabulary.fingerprint,
         **{key: "" if value is None else value for key, value in reading.items()},
         "input": source.kind,
-        "n_genes": operator.index(len(own)),
+        "n_genes": len(own),
         "keep_observed": bool(keep_observed),
         "seed": str(seed),
     }
-    result.uns[C.UNS] = uns
+    result.uns[C.UNS] = {**our_uns(result), key_added: parameters}
     return result if copy else None
 
 

@@ -20,7 +20,8 @@ from scdiva._threads import torch_threads_kept
 from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.genes import column_tokens
 from scdiva.data.writing import check_anndata
-from scdiva.tl._predicted import laid_out, seed_of
+from scdiva.tl._notes import model_name, seed_of
+from scdiva.tl._predicted import laid_out
 from scdiva.tl._screen import Controls, check_genes, read_controls
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ def in_silico_perturbation(
     finally:
         given.to(home)
     return _result(source.var, controls, wanted, names, parts, made, groupby, separator, kind, {
-        "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
+        "model": model_name(model),
         "seed": str(seed),
         "seconds": time.monotonic() - begun,
     })  # fmt: skip

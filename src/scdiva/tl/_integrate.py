@@ -17,6 +17,7 @@ from scdiva._threads import torch_threads_kept
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.tl._corrected import corrected_expression, gene_columns
 from scdiva.tl._embed import embedded, how_to_run
+from scdiva.tl._notes import model_name, seed_of
 from scdiva.tl._training_cells import batch_numbers, label_numbers, training_cells
 
 if TYPE_CHECKING:
@@ -188,9 +189,6 @@ def integrate(
         "duplicates": duplicates,
     }
 
-    import torch
-
-    from scdiva._rng import generator
     from scdiva.models.pretrained import load_for
     from scdiva.train.integration import HISTORY, Covariates, integrate_model, with_head
     from scdiva.train.task_config import IntegrationConfig
@@ -202,8 +200,7 @@ def integrate(
             f"with the model it came from, such as {C.DEFAULT_MODEL!r}."
         )
     columns = gene_columns(adata, corrected, given.vocabulary, gene_ids)
-    source = generator(rng, default_seed=settings.seed)
-    seed = int(torch.randint(2**62, (1,), generator=source, device=source.device))
+    seed = seed_of(rng)
     many = target.startswith("cuda") and adata.n_obs >= MANY_CELLS
     chosen = ("lora" if many else "head") if strategy == "auto" else strategy
     notes: dict[str, Any] = {
@@ -211,8 +208,8 @@ def integrate(
         "batch_key": keys,
         "labels_key": labels_key or "",
         "cramers_v": float(associated),
-        "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
-        "seed": str(seed),  # beyond the integers that JSON and h5ad readers agree on
+        "model": model_name(model),
+        "seed": str(seed),
     }
     _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
     cells, rows = training_cells(adata, given, together.ravel(), **reading)

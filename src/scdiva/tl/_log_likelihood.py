@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdiva import _constants as C
-from scdiva._settings import settings
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.tl._embed import how_to_run, open_for, run_cells
+from scdiva.tl._notes import seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,8 @@ def log_likelihood(
     Raises
     ------
     ValueError
-        If `n_samples` is odd or below 2, a cell has no known gene, or the matrix is refused as by :func:`embed`.
+        If `n_samples` is odd or below 2, the transformer is left out of a model that has no state head, or no cell
+        state without it; if a cell has no known gene, or the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
 
@@ -106,16 +107,18 @@ def log_likelihood(
     if n_samples < 2 or n_samples % 2:
         raise ValueError(f"n_samples must be even and at least 2 (pairs give the standard error), got {n_samples}.")
     running = how_to_run(None, device, precision)
-    uns = our_uns(adata)
+    our_uns(adata)
     reading = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
 
     import torch
 
-    from scdiva._rng import generator
-
-    drawn = generator(rng, default_seed=settings.seed)
-    seed = int(torch.randint(2**62, (1,), generator=drawn, device=drawn.device))
+    seed = seed_of(rng)
     loaded, source, parameters = open_for(model, adata, running, empty="error", **reading)
+    if not use_transformer and (loaded.state_head is None or loaded.config.anchor == "learned"):
+        raise ValueError(
+            f"The model has state_head={loaded.config.state_head} and anchor={loaded.config.anchor!r}: without its "
+            "transformer it says nothing of a cell's genes. Pass use_transformer=True."
+        )
     measured = torch.from_numpy(source.measured_tokens.astype(np.int64))
     running = running._replace(what=_scored_by(measured, n_samples, use_transformer, seed), batch_size=1)
 
@@ -133,13 +136,13 @@ def log_likelihood(
     result.obs[f"{key_added}_{C.SE}"] = found[:, 1]
     result.obs[f"{key_added}_{C.PER_GENE}"] = by_gene
     result.obs[f"{key_added}_{C.OUTLIER}"] = unusually_low(by_gene, lengths)
-    uns[key_added] = {
+    parameters = {
         **{name: value for name, value in parameters.items() if name != "pooling"},
         "n_samples": n_samples,
         "use_transformer": bool(use_transformer),
         "seed": str(seed),
     }
-    result.uns[C.UNS] = uns
+    result.uns[C.UNS] = {**our_uns(result), key_added: parameters}
     return result if copy else None
 
 

@@ -16,6 +16,7 @@ from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.conditions import column, perturbations
 from scdiva.data.writing import check_anndata
+from scdiva.tl._notes import model_name, seed_of
 from scdiva.tl._predicted import Asked, predicted_cells
 from scdiva.tl._screen import check_genes, read_controls, read_screen, refuse_unknown, what_was_done
 
@@ -150,9 +151,6 @@ def fit_perturbation(
     }
     done = what_was_done(adata, perturbation_key, control, groupby, dose_key, separator)
 
-    import torch
-
-    from scdiva._rng import generator
     from scdiva.models import PerturbationModel
     from scdiva.models.perturbation import numbered_labels
     from scdiva.models.pretrained import load_for
@@ -164,8 +162,7 @@ def fit_perturbation(
     target = settings.resolve_device(device)
     given = load_for(model, target)
     chosen = ("head" if target == "cpu" else "lora") if strategy == "auto" else strategy
-    source = generator(rng, default_seed=settings.seed)
-    seed = int(torch.randint(2**62, (1,), generator=source, device=source.device))
+    seed = seed_of(rng)
     config = PerturbationConfig(batch_size=batch_size, learning_rate=learning_rate, seed=seed, loss=loss)
     screen, controls = read_screen(adata, given, done, target, **reading)
     if len(screen.conditions) == 1:
@@ -189,8 +186,8 @@ def fit_perturbation(
     notes = {
         **found.notes,
         "labels": np.array(list(labels), dtype=object),
-        "model": str(model) if isinstance(model, str | PathLike) else type(model).__name__,
-        "seed": str(seed),  # beyond the integers that JSON and h5ad readers agree on
+        "model": model_name(model),
+        "seed": str(seed),
         "seconds": time.monotonic() - begun,
     }
     return PerturbationModel(
@@ -328,7 +325,13 @@ def predict_perturbation(
     elif isinstance(model, str | PathLike) and not str(model).startswith("hf://") and is_perturbation_model(model):
         fitted = load_perturbation_model(model, device=device)
     if fitted is not None:
-        given = {"perturbation_key": perturbation_key, "groupby": groupby, "dose_key": dose_key}
+        given = {
+            "perturbation_key": perturbation_key,
+            "groupby": groupby,
+            "dose_key": dose_key,
+            "control": None if control == "control" else control,  # as it stands by default, it was not given
+            "separator": None if separator == "+" else separator,
+        }
         told = [name for name, value in given.items() if value is not None and value != getattr(fitted, name)]
         if told:
             raise ValueError(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +12,9 @@ import pandas as pd
 
 from scdiva import _constants as C
 from scdiva._progress import progress_bar
-from scdiva._rng import generator, step_seed
-from scdiva._settings import settings
+from scdiva._rng import step_seed
 from scdiva.data.conditions import perturbation_parts
+from scdiva.tl._notes import seed_of
 from scdiva.tl._screen import Controls
 
 if TYPE_CHECKING:
@@ -55,8 +56,12 @@ class Asked:
         predict: Sequence[str] | str | None,
         groups: Sequence[str] | str | None,
         dose: float | Sequence[float] | None,
+        *,
+        called: str = "predict",
     ) -> Asked:
         """Read what was asked for; arguments as for :func:`scdiva.tl.predict_perturbation`.
+
+        Messages name the first as `called`.
 
         Raises
         ------
@@ -71,12 +76,12 @@ class Asked:
             names = [predict] if isinstance(predict, str) else [str(name) for name in predict]
             parts = [perturbation_parts(name, fitted.control, fitted.separator) for name in names]
         if not names:
-            raise ValueError("predict names no perturbation; leave it out to predict all that were measured.")
+            raise ValueError(f"{called} names no perturbation; leave it out to take all that were measured.")
         if () in parts:
-            raise ValueError(f"predict holds the control, {names[parts.index(())]!r}: name what is to be perturbed.")
+            raise ValueError(f"{called} holds the control, {names[parts.index(())]!r}: name what is to be perturbed.")
         if len(set(parts)) < len(parts):
             twice = next(name for name, p in zip(names, parts, strict=True) if parts.count(p) > 1)
-            raise ValueError(f"predict holds {twice!r} more than once; the order of parts does not count.")
+            raise ValueError(f"{called} holds {twice!r} more than once; the order of parts does not count.")
         if dose is not None and not fitted.dose_key:
             raise ValueError("dose is given, but the screen was read without doses: name its column, dose_key=...")
         doses = [float(np.median(measured.dose))] if dose is None else np.atleast_1d(dose).astype(float).tolist()
@@ -168,11 +173,7 @@ def predicted_cells(
     rows: list[np.ndarray] = []
     values: list[np.ndarray] = []
     changes = np.empty_like(found.change)
-    home = next(fitted.model.parameters()).device
-    if fitted.head is not None:
-        fitted.model.to(device)
-        fitted.head.to(device)
-    try:
+    with network_on(fitted, device):
         for i, (parts, _, group, dose) in enumerate(progress_bar(wanted, desc="predicting", unit="condition")):
             at = controls.groups.index(group)
             # the same control cells whatever is done to them
@@ -187,10 +188,6 @@ def predicted_cells(
             rows.append(controls.rows[own])
             source_of = step_seed(seed, 0, f"cells of {sorted(parts)} in {group} at {dose}")
             values.append(shift_cells(cells, change, screen.level, np.random.default_rng(source_of)))
-    finally:
-        if fitted.head is not None:
-            fitted.model.to(home)
-            fitted.head.to(home)
 
     labels = [_label(fitted, name, group, dose, len(asked.doses) > 1) for _, name, group, dose in wanted]
     result = laid_out(values, [controls.names[part] for part in rows], labels, source.var.iloc[places])
@@ -229,6 +226,21 @@ def predicted_cells(
         }
     }
     return result
+
+
+@contextlib.contextmanager
+def network_on(fitted: PerturbationModel, device: str) -> Iterator[None]:
+    """Have the network of a fitted model, if it has one, on a device for the block, and back after it."""
+    home = next(fitted.model.parameters()).device
+    try:
+        if fitted.head is not None:
+            fitted.model.to(device)
+            fitted.head.to(device)
+        yield
+    finally:
+        if fitted.head is not None:
+            fitted.model.to(home)
+            fitted.head.to(home)
 
 
 def laid_out(values: list[np.ndarray], cells: list[np.ndarray], labels: list[str], var: pd.DataFrame) -> AnnData:
@@ -298,13 +310,6 @@ def _network(
         batch = controls.cells.take(block)
         made.append(fitted.added(batch.packed, [parts] * len(block), np.full(len(block), dose)).numpy())
     return np.vstack(made).astype(np.float64)
-
-
-def seed_of(rng: int | np.random.Generator | torch.Generator | None) -> int:
-    import torch
-
-    source = generator(rng, default_seed=settings.seed)
-    return int(torch.randint(2**62, (1,), generator=source, device=source.device))
 
 
 def _written(notes: dict[str, Any]) -> dict[str, Any]:

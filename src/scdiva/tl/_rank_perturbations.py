@@ -15,7 +15,7 @@ from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.expression import log_normalised
 from scdiva.data.writing import check_anndata
-from scdiva.tl._predicted import Asked, gene_columns
+from scdiva.tl._predicted import Asked, gene_columns, network_on
 from scdiva.tl._screen import check_genes, read_controls, refuse_unknown
 
 if TYPE_CHECKING:
@@ -131,11 +131,11 @@ def rank_perturbations(
         called = dict(zip(screen.conditions.parts, screen.labels, strict=True))
         candidates = [called[parts] for parts in sorted(called)]
     names = [candidates] if isinstance(candidates, str) else [str(name) for name in candidates]
+    alone = {p[0] for p in screen.conditions.parts if len(p) == 1}
     if combinations:
-        alone = sorted({p[0] for p in screen.conditions.parts if len(p) == 1})
         known = {perturbation_parts(name, model.control, model.separator) for name in names}
-        names += [model.separator.join(pair) for pair in itertools.combinations(alone, 2) if pair not in known]
-    asked = Asked.of(model, names, None, dose)
+        names += [model.separator.join(pair) for pair in itertools.combinations(sorted(alone), 2) if pair not in known]
+    asked = Asked.of(model, names, None, dose, called="candidates")
     refuse_unknown(asked.parts, screen, model.model)
 
     expression, var = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
@@ -154,17 +154,17 @@ def rank_perturbations(
     if model.head is not None:
         cells = controls.cells.take(np.arange(min(NETWORK_CELLS, len(controls.rows)))).packed
         n = len(cells[2]) - 1
-        for row in progress_bar(np.flatnonzero(~found.measured), desc="predicting", unit="condition"):
-            added = model.added(cells, [targets.parts[row]] * n, np.full(n, targets.dose[row]))
-            change[row] += added.mean(dim=0).numpy()
+        with network_on(model, where):
+            for row in progress_bar(np.flatnonzero(~found.measured), desc="predicting", unit="condition"):
+                added = model.added(cells, [targets.parts[row]] * n, np.full(n, targets.dose[row]))
+                change[row] += added.mean(dim=0).numpy()
     along = change @ needed / length
-    alone_ = {p[0] for p in screen.conditions.parts if len(p) == 1}
     measured = set(screen.conditions.parts)
     frame = pd.DataFrame(
         {
             "perturbation": asked.names,
             "n_parts": targets.n_parts,
-            "n_seen": [sum(part in alone_ for part in parts) for parts in targets.parts],
+            "n_seen": [sum(part in alone for part in parts) for parts in targets.parts],
             "trained": [parts in measured for parts in targets.parts],
             "cosine": along / np.maximum(np.linalg.norm(change, axis=1), 1e-12),
             "reached": along / length,

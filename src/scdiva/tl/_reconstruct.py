@@ -10,9 +10,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._settings import logger, settings
+from scdiva._settings import logger
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.tl._embed import how_to_run, open_for, run_cells
+from scdiva.tl._notes import seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -136,16 +137,14 @@ def reconstruct(
     filling = Filling(operator.index(n_steps), remasking, float(remask), float(temperature), bool(use_places))
     _check(mask_ratio, filling)
     running = how_to_run(None, device, precision)
-    uns = our_uns(adata)
+    our_uns(adata)
     reading = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
 
     import torch
 
-    from scdiva._rng import generator
     from scdiva.data.genes import columns_of
 
-    drawn = generator(rng, default_seed=settings.seed)
-    seed = int(torch.randint(2**62, (1,), generator=drawn, device=drawn.device))
+    seed = seed_of(rng)
     loaded, source, parameters = open_for(model, adata, running, empty="error", **reading)
     if use_places and loaded.state_head is None:
         raise ValueError("This model has no state head, so that places can't be used: pass use_places=False.")
@@ -169,14 +168,14 @@ def reconstruct(
     result = adata.copy() if copy else adata
     for ending, matrix in layers.items():
         result.layers[f"{key_added}{ending}"] = matrix
-    uns[key_added] = {
+    parameters = {
         **{name: value for name, value in parameters.items() if name != "pooling"},
         "mask_ratio": float(mask_ratio),
         **filling._asdict(),
         "seed": str(seed),
         "scores": scores,
     }
-    result.uns[C.UNS] = uns
+    result.uns[C.UNS] = {**our_uns(result), key_added: parameters}
     logger.info("reconstructed %d cells: recall of hidden genes %.3f", adata.n_obs, scores["masked_recall"])
     return result if copy else None
 

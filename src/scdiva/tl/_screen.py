@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._nearest import or_nearest
+from scdiva._nearest import no_column
 from scdiva._progress import progress_bar
 from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbations
@@ -111,10 +111,7 @@ def what_was_done(
     dose = np.ones(adata.n_obs)
     if dose_key is not None:
         if dose_key not in adata.obs:
-            raise KeyError(
-                f"adata.obs has no column {dose_key!r}{or_nearest(dose_key, adata.obs.columns)}; it has "
-                f"{', '.join(map(repr, adata.obs.columns))}."
-            )
+            raise no_column("adata.obs", dose_key, adata.obs.columns)
         given = pd.to_numeric(adata.obs[dose_key], errors="coerce").to_numpy(dtype=np.float64)
         bad = treated & ~(np.isfinite(given) & (given > 0))
         if bad.any():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scdiva._nearest import or_nearest
+from scdiva._nearest import no_column
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -41,10 +41,7 @@ def batch_numbers(adata: AnnData, batch_key: str | None, *, where: str = "adata"
     if batch_key is None:
         return np.zeros(adata.n_obs, dtype=np.int64)
     if batch_key not in adata.obs:
-        raise KeyError(
-            f"{where}.obs has no column {batch_key!r}{or_nearest(batch_key, adata.obs.columns)}; it has "
-            f"{', '.join(map(repr, adata.obs.columns))}."
-        )
+        raise no_column(f"{where}.obs", batch_key, adata.obs.columns)
     missing = adata.obs[batch_key].isna().to_numpy()
     if missing.any():
         raise ValueError(
@@ -84,10 +81,7 @@ def label_numbers(
         If no cell has the `unlabeled_category`.
     """
     if labels_key not in adata.obs:
-        raise KeyError(
-            f"{where}.obs has no column {labels_key!r}{or_nearest(labels_key, adata.obs.columns)}; it has "
-            f"{', '.join(map(repr, adata.obs.columns))}."
-        )
+        raise no_column(f"{where}.obs", labels_key, adata.obs.columns)
     column = adata.obs[labels_key]
     known = column.notna().to_numpy()
     if unlabeled_category is not None:
@@ -161,10 +155,8 @@ def training_cells(
     source = source if only is None else restricted(source, only)
     n_known = int((source.lengths > 0).sum())
     if n_known < least:
-        raise ValueError(
-            f"{n_known} cells have a known gene; "
-            + (f"a fit to them needs {least} or more." if whole else f"training needs {least} or more.")
-        )
+        what = "a fit to them" if whole else "training"
+        raise ValueError(f"{n_known} cells have a known gene; {what} needs {least} or more.")
     if not whole:
         warn_left_out("adata", source.n_obs - n_known, source.n_obs, 1)
     (rows, ragged), *_ = source.windows(source.n_obs)

@@ -122,6 +122,10 @@ def test_raw_layer_and_lognormalised(adata, vocabulary):
     small = other[:, :30].copy()
     with pytest.raises(ValueError, match=r"adata\.raw holds 30 known genes that adata lacks .*raw\.to_adata"):
         entropy_serialize(small, vocabulary, use_raw=True)
+    twice = other.copy()
+    twice.var_names = [twice.var_names[0]] * 2 + list(twice.var_names[2:])
+    with pytest.raises(ValueError, match=r"adata\.var_names repeat names"):
+        entropy_serialize(twice, vocabulary, use_raw=True)
 
     logs = adata.copy()
     logs.X = adata.X.multiply(1e4 / adata.X.sum(1)).tocsr().log1p()

@@ -350,3 +350,5 @@ def test_wrong_arguments_are_refused():
         score_denominator(np.float32([0, np.nan, 1]))
     with pytest.raises(ValueError, match="divided by zero"):
         score_denominator(np.float32([0, 1]), floor=0, eps=0)
+    with pytest.raises(ValueError, match="both must be finite"):
+        score_denominator(np.float32([0, 1]), floor=np.inf)

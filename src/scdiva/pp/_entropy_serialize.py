@@ -11,6 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
+from scdiva._nearest import or_nearest
 from scdiva._progress import progress_bar
 from scdiva._validate import Input
 from scdiva.data.cell_checks import refuse_empty
@@ -134,7 +135,8 @@ def entropy_serialize(
         denominator = score_denominator(genes.entropy, entropy_floor)
     elif entropy_key not in adata.var:
         raise KeyError(
-            f"adata.var has no column {entropy_key!r}; scdiva.pp.gene_entropy(adata) writes 'scdiva_entropy'."
+            f"adata.var has no column {entropy_key!r}{or_nearest(entropy_key, adata.var.columns)}; "
+            "scdiva.pp.gene_entropy(adata) writes 'scdiva_entropy'."
         )
     source = open_expression(
         adata, genes, layer=layer, use_raw=use_raw, input=input, duplicates=duplicates, gene_ids=gene_ids

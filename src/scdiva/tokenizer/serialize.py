@@ -62,8 +62,11 @@ def score_denominator(entropy: np.ndarray, floor: float = ENTROPY_FLOOR, eps: fl
             f"{int(np.flatnonzero(bad)[0])}. Give genes that the corpus never saw the median (Vocabulary.entropy does)."
         )
     denominator = np.maximum(entropy.astype(np.float32), np.float32(floor)) + np.float32(eps)
-    if not (denominator > 0).all():
-        raise ValueError(f"floor={floor} and eps={eps} leave scores divided by zero; one of them must be positive.")
+    if not ((denominator > 0) & (denominator < np.inf)).all():
+        raise ValueError(
+            f"floor={floor} and eps={eps} leave scores divided by zero or by what is no finite number; both must be "
+            "finite and one of them positive."
+        )
     return denominator
 
 

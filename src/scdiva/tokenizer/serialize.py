@@ -205,11 +205,13 @@ def serialize(
     ImportError
         If `backend` is ``"numba"`` and numba can't be used.
     ValueError
-        If `max_length` is not positive, `denominator` does not fit the cells, the cells are not float32 or not finite,
-        or there is no such `backend`.
+        If `max_length` is not positive and whole, `denominator` does not fit the cells, the cells are not float32 or
+        not finite, or there is no such `backend`.
     """
     if max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}.")
+    if max_length % 1:
+        raise ValueError(f"max_length must be a whole number, got {max_length}.")
     if denominator.shape != (cells.shape[1],):
         raise ValueError(f"denominator has shape {denominator.shape}, the cells have {cells.shape[1]} tokens.")
     if denominator.dtype != np.float32:

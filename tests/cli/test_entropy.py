@@ -130,3 +130,18 @@ def test_home_is_found_and_what_is_done_is_said(files, tmp_path, monkeypatch, ca
     assert (tmp_path / "a.parquet").exists()
     assert (tmp_path / "b.parquet").exists()
     assert (settings.progress, settings.verbosity) == (True, "warning")
+
+
+def test_a_vocabulary_that_cannot_be_written_leaves_the_older_one(files, tmp_path, monkeypatch, capsys):
+    def failing(self, path):
+        path.write_text("half of it")
+        raise OSError("no space left")
+
+    out = tmp_path / "out.parquet"
+    out.write_text("mine")
+    monkeypatch.setattr(Vocabulary, "write", failing)
+    words = [files / "a.h5ad", "--vocabulary", files / "genes.parquet", "--min_genes", 0, "-o", out, "--overwrite"]
+    assert run(*words) == 1
+    assert "no space left" in capsys.readouterr().err
+    assert out.read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["out.parquet"]

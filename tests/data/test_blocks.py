@@ -156,6 +156,8 @@ def test_ranges_and_their_errors(x):
 
 
 def test_what_is_no_matrix_of_numbers_is_refused(x):
+    with pytest.raises(TypeError, match="without a mask: say what masked values stand for"):
+        list(row_blocks(np.ma.masked_array(x.toarray() if sp.issparse(x) else x, mask=False)))
     with pytest.raises(TypeError, match="real numbers, got dtype <U1"):
         next(row_blocks(np.array([["a"]])))
     with pytest.raises(TypeError, match="complex"):

@@ -224,6 +224,8 @@ def test_cells_left_out_are_told_of(study_files, vocabulary, expected):
 
 @pytest.mark.filterwarnings("ignore:study2")
 def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path):
+    with pytest.raises(ValueError, match="validation_cells must be at least 1, got -3"):
+        module_of(study_files, vocabulary, validation_cells=-3)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         module_of(study_files, vocabulary, batch_size=0)
     with pytest.raises(ValueError, match="batch_tokens=20 must exceed context=20"):

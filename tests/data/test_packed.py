@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from scdiva.data.cells import open_cells
+from scdiva.data.datamodule import CellDataModule
 from scdiva.data.order import BlockShuffle
 from scdiva.data.packed import PackedCells, is_packed, pack_files, study_names, take_cells
 from scdiva.data.stream import CellPool, TrainingStream
@@ -126,6 +127,28 @@ def test_foreign_and_damaged_files_are_refused(packed_path, study_files, tmp_pat
         PackedCells(damaged)
 
 
+@pytest.mark.parametrize(("part", "at", "value"), [("study", 5, 3), ("study", 5, -1), ("indptr", 5, 10**6)])
+def test_numbers_that_do_not_fit_are_refused(packed_path, tmp_path, part, at, value):
+    damaged = tmp_path / "damaged.h5"
+    damaged.write_bytes(packed_path.read_bytes())
+    with h5py.File(damaged, "r+") as file:
+        file[part][at] = value
+    with pytest.raises(ValueError, match="its parts do not fit"):
+        PackedCells(damaged)
+    with h5py.File(damaged, "r+") as file:
+        del file.attrs["max_length"]
+    with pytest.raises(ValueError, match=r"lacks \['max_length'\]"):
+        PackedCells(damaged)
+
+
+def test_a_file_that_was_cut_off_is_named(packed_path, study_files, vocabulary, tmp_path):
+    for whole in (packed_path, study_files[0]):
+        cut = tmp_path / whole.name
+        cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+        with pytest.raises(ValueError, match=rf"{whole.name}' can't be opened: it is truncated"):
+            CellDataModule(cut, vocabulary=vocabulary).setup()
+
+
 def test_arguments_are_checked(study_files, vocabulary, tmp_path):
     with pytest.raises(ValueError, match="no files were given"):
         pack_files([], vocabulary, tmp_path / "x.h5")
@@ -135,6 +158,17 @@ def test_arguments_are_checked(study_files, vocabulary, tmp_path):
         pack_files(study_files, vocabulary, tmp_path / "x.h5", value_dtype="int8")
     with pytest.raises(ValueError, match="min_genes must be at least 1"):
         pack_files(study_files, vocabulary, tmp_path / "x.h5", min_genes=0)
+    with pytest.raises(TypeError, match=r"study0.h5ad' must be a list of files"):
+        pack_files(str(study_files[0]), vocabulary, tmp_path / "x.h5")
+
+
+def test_a_file_that_is_read_is_not_written(study_files, vocabulary, tmp_path):
+    own = tmp_path / "own.h5ad"
+    own.write_bytes(study_files[0].read_bytes())
+    with pytest.raises(FileExistsError, match="is the file that is read"):
+        pack_files([study_files[1], tmp_path], vocabulary, own)
+    assert own.read_bytes() == study_files[0].read_bytes()
+    assert [path.name for path in tmp_path.iterdir()] == ["own.h5ad"]
 
 
 def test_taking_cells():

@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from scdiva.data.cells import open_cells
+from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells, pack_files
 from scdiva.data.pool import CellPool
 from scdiva.data.stream import ValidationBatches
@@ -49,3 +50,17 @@ def test_each_cell_has_the_name_of_its_file(tmp_path):
     assert isinstance(packed, PackedCells)
     names, study = validation_studies(batches([packed]))
     assert dict(zip(names, np.bincount(study).tolist(), strict=True)) == {"a": 35, "b": 10, "c": 15}
+
+
+def test_an_object_keeps_its_name_where_others_are_trained_on():
+    studies = [toy(30, 40, rng=seed) for seed in range(3)]
+    for adata in studies:
+        adata.var_names = studies[0].var_names
+    human = Vocabulary.human()
+    genes = human.subset(human.match(studies[0].var_names).tokens)
+    genes = genes.with_entropy(np.ones(genes.n_genes))
+    data = CellDataModule(studies, vocabulary=genes, validation_studies=["adata1"], batch_size=8)
+    names, study = validation_studies(data.val_dataloader().dataset)
+    assert names == ["adata1"]
+    assert study.tolist() == [0] * 30
+    assert data.study_names == ["adata0", "adata2"]

@@ -91,7 +91,7 @@ def test_own_entropies(adata, human):
     expected = slow_ranks(adata.X.toarray(), adata.var["scdiva_entropy"].to_numpy(), tokens, 1200)
     np.testing.assert_array_equal(adata.layers["scdiva_rank"].toarray(), expected)
     assert adata.uns["scdiva_rank"]["entropy_key"] == "scdiva_entropy"
-    with pytest.raises(KeyError, match=r"no column 'entropy'; scdiva\.pp\.gene_entropy"):
+    with pytest.raises(KeyError, match=r"no column 'entropy' \(did you mean 'scdiva_entropy'\?\); scdiva"):
         entropy_serialize(adata, human, entropy_key="entropy")
     adata.var.iloc[[4, 9], adata.var.columns.get_loc("scdiva_entropy")] = np.nan
     with pytest.raises(ValueError, match=rf"for 2 of 60 known genes \(first: '{adata.var_names[4]}'\)"):
@@ -122,6 +122,10 @@ def test_raw_layer_and_lognormalised(adata, vocabulary):
     small = other[:, :30].copy()
     with pytest.raises(ValueError, match=r"adata\.raw holds 30 known genes that adata lacks .*raw\.to_adata"):
         entropy_serialize(small, vocabulary, use_raw=True)
+    twice = other.copy()
+    twice.var_names = [twice.var_names[0]] * 2 + list(twice.var_names[2:])
+    with pytest.raises(ValueError, match=r"adata\.var_names repeat names"):
+        entropy_serialize(twice, vocabulary, use_raw=True)
 
     logs = adata.copy()
     logs.X = adata.X.multiply(1e4 / adata.X.sum(1)).tocsr().log1p()
@@ -170,6 +174,8 @@ def test_table_of_ranks(adata, vocabulary, tmp_path):
     assert get.serialized_df(adata, cells=two[0]).equals(table[table["cell"] == two[0]].reset_index(drop=True))
     with pytest.raises(KeyError, match=r"1 of 2 cells are not in adata \(first: 'nobody'\)"):
         get.serialized_df(adata, cells=[two[0], "nobody"])
+    with pytest.raises(ValueError, match="max_rank must be at least 1, got 0"):
+        get.serialized_df(adata, max_rank=0)
 
 
 @pytest.mark.parametrize("name", ["ranks.h5ad", "ranks.zarr"])

@@ -127,6 +127,7 @@ def test_what_is_written_can_be_stored(tmp_path):
         ({"by": "single", "fold": 5}, ValueError, "no fold 5: folds go from 0 to 4"),
         ({"by": "single", "fold": -1}, ValueError, "no fold -1"),
         ({"by": "single", "rng": 1.5}, TypeError, "got float"),
+        ({"by": "single", "rng": -1}, ValueError, "rng must not be negative, got -1"),
         ({"by": "single", "key_added": "p"}, ValueError, "would overwrite"),
         ({"by": "single", "n_splits": 6}, ValueError, r"has 4 perturbations .*'A'.* 6 folds. Pass a smaller n_splits"),
         ({"by": "combination", "separator": "_"}, ValueError, "has 0 combinations with '_', too few for 5 folds"),

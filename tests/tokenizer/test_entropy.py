@@ -198,9 +198,17 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     np.savez(path, **(parts | {"edges": BIN_EDGES * 2}))
     with pytest.raises(ValueError, match="other bins"):
         EntropyHistogram.load(path)
-    np.savez(path, **(parts | {"counts": np.zeros((4, 3), np.int64)}))
-    with pytest.raises(ValueError, match="is damaged"):
+    np.savez(path, **(parts | {"format": [1, 1]}))
+    with pytest.raises(ValueError, match="another version"):
         EntropyHistogram.load(path)
+    for changes in (
+        {"counts": np.zeros((4, 3), np.int64)},
+        {"counts": np.zeros((2, N_BINS), np.int64)},
+        {"n_cells": [0, 0]},
+    ):
+        np.savez(path, **(parts | changes))
+        with pytest.raises(ValueError, match=r"h\.npz' is damaged"):
+            EntropyHistogram.load(path)
     np.savez(path, **(parts | {"fingerprint": np.array([{}], dtype=object)}))  # a pickle inside
     with pytest.raises(ValueError, match="is no entropy histogram"):
         EntropyHistogram.load(path)

@@ -342,6 +342,8 @@ def test_wrong_arguments_are_refused():
     cells = to_token_space(block, np.int32([3, 4]), 9)
     with pytest.raises(ValueError, match="max_length must be at least 1, got 0"):
         serialize(cells, np.ones(9, np.float32), 0)
+    with pytest.raises(ValueError, match="max_length must be a whole number"):
+        serialize(cells, np.ones(9, np.float32), 2.5)
     with pytest.raises(ValueError, match="the cells have 9 tokens"):
         serialize(cells, np.ones(8, np.float32))
     with pytest.raises(ValueError, match="must be float32"):
@@ -350,3 +352,5 @@ def test_wrong_arguments_are_refused():
         score_denominator(np.float32([0, np.nan, 1]))
     with pytest.raises(ValueError, match="divided by zero"):
         score_denominator(np.float32([0, 1]), floor=0, eps=0)
+    with pytest.raises(ValueError, match="both must be finite"):
+        score_denominator(np.float32([0, 1]), floor=np.inf)

@@ -71,6 +71,8 @@ def test_repeats_need_the_name_they_repeat(small):
 
 def test_match_of_nothing(small):
     assert small.match([]).tokens.shape == (0,)
+    with pytest.raises(TypeError, match="names='CD3D' must be a list"):
+        small.match("CD3D")
 
 
 def test_row_i_has_token_i_plus_3(small):

@@ -62,10 +62,12 @@ def entropy(
         If `out` does not end in ``.parquet`` or `histogram` not in ``.npz``, there is nothing to count, a file is
         damaged or does not pass the checks, or a histogram is of other genes or given twice.
     """
+    import numpy as np
+
     from scdiva._constants import N_SPECIAL
     from scdiva._settings import logger
     from scdiva.data.files import data_files
-    from scdiva.data.output import refuse_target
+    from scdiva.data.output import refuse_target, whole_or_not
     from scdiva.data.packed import study_names
     from scdiva.pp import corpus_entropy
     from scdiva.tokenizer.entropy import EntropyHistogram
@@ -119,6 +121,7 @@ def entropy(
     if histogram is not None:
         counts.save(written["histogram"])
     known = counts.entropy()[N_SPECIAL:]
-    genes.with_entropy(known).write(written["out"])
-    logger.info("%d cells counted; %d genes have an entropy", counts.n_cells, int((known == known).sum()))
+    with whole_or_not(written["out"]) as new:
+        genes.with_entropy(known).write(new)
+    logger.info("%d cells counted; %d genes have an entropy", counts.n_cells, int(np.isfinite(known).sum()))
     return written["out"]

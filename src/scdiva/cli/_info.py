@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,7 @@ def about_cells(path: Path, model: str, *, layer: str | None, use_raw: bool, gen
         n_cells, n_genes = (int(names_of(root, axis, path).shape[0]) for axis in ("obs", "var"))
         keys = {part: _keys(root[part]) for part in _PARTS if part in root}
         ours = read_elem(root[f"uns/{C.UNS}"]) if C.UNS in root.get("uns", ()) else {}
+        ours = ours if isinstance(ours, dict) else {}  # something of the user's own under that name
         where = "raw.X" if use_raw else "X" if layer is None else f"layers[{layer!r}]"
         empty = not (use_raw or layer) and "X" not in root
     finally:
@@ -216,7 +218,7 @@ def _json(told: dict[str, Any]) -> str:
             return {name: finite(part) for name, part in value.items()}
         if isinstance(value, list):
             return [finite(part) for part in value]
-        return None if isinstance(value, float) and value - value != 0 else value
+        return None if isinstance(value, float) and not math.isfinite(value) else value
 
     return json.dumps(finite(told), indent=2, ensure_ascii=False, default=str)
 

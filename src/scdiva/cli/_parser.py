@@ -97,7 +97,9 @@ def command_parser(command: str, preset: str | None = None) -> ArgumentParser:
         _add_config(parser)
         add_call(parser, command)
         return parser
-    return {"pretrain": _pretrain_parser, "entropy": _entropy_parser, "info": _info_parser}[command](preset)
+    if command == "pretrain":
+        return _pretrain_parser(preset)
+    return _entropy_parser() if command == "entropy" else _info_parser()
 
 
 def _pretrain_parser(preset: str | None) -> ArgumentParser:
@@ -118,7 +120,7 @@ def _pretrain_parser(preset: str | None) -> ArgumentParser:
     return parser
 
 
-def _entropy_parser(preset: str | None) -> ArgumentParser:
+def _entropy_parser() -> ArgumentParser:
     parser = _Parser("entropy", summary(entropy), "FILES -o OUT")
     parser.add_argument("files", nargs="*", type=str)
     parser.add_argument("-o", "--out", type=str, required=True)
@@ -128,7 +130,7 @@ def _entropy_parser(preset: str | None) -> ArgumentParser:
     return parser
 
 
-def _info_parser(preset: str | None) -> ArgumentParser:
+def _info_parser() -> ArgumentParser:
     parser = _Parser("info", summary(info), "WHAT")
     parser.add_argument("what", type=str)
     parser.add_function_arguments(info, skip={"what"}, as_group=False)

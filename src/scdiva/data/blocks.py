@@ -218,7 +218,7 @@ def row_blocks(
     Raises
     ------
     TypeError
-        If the matrix holds no real numbers.
+        If the matrix holds no real numbers, or has a mask.
     ValueError
         If `block_rows` is not positive, the range leaves the matrix, or sparse indices point outside of it; if a file
         is damaged, or holds a large matrix by columns.
@@ -251,6 +251,8 @@ def row_readable(matrix: Any) -> Any:
     """
     if len(matrix.shape) != 2:
         raise ValueError(f"expected a matrix of cells × genes, got shape {tuple(matrix.shape)}.")
+    if isinstance(matrix, np.ma.MaskedArray):  # read as it is, what the mask hides would count
+        raise TypeError("expected a matrix without a mask: say what masked values stand for, as matrix.filled(0) does.")
     stored = not sp.issparse(matrix) and hasattr(matrix, "group")  # anndata's backed sparse matrices
     if stored and matrix.format == "csr":
         return StoredRows(matrix.group)

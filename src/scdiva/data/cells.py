@@ -62,6 +62,8 @@ class CellSource:
         Rows read at once.
     columns
         Columns read, ascending; None: all. See :func:`restricted`.
+    name
+        What the study is called; empty where nobody named it.
     """
 
     vocabulary: Vocabulary
@@ -78,6 +80,7 @@ class CellSource:
     _matrix: Any = field(default=None, repr=False)
     _process: int = field(default_factory=os.getpid, repr=False)
     columns: np.ndarray | None = None
+    name: str = ""
 
     @property
     def n_obs(self) -> int:

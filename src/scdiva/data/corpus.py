@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,5 +119,5 @@ def open_studies(
         except (KeyError, ValueError) as error:
             raise ValueError(f"{name}: {error.args[0]}") from error
         count(name, source.lengths, len(source.tokens), len(source.measured_tokens))
-        sources.append(source)
+        sources.append(replace(source, name=name))
     return OpenStudies(sources, names, [np.full(source.n_obs, i, np.int64) for i, source in enumerate(sources)], report)

@@ -125,6 +125,7 @@ class CellDataModule(pl.LightningDataModule):
             "block_rows": block_rows,
             "n_blocks": n_blocks,
             "min_genes": min_genes,
+            "validation_cells": 1 if validation_cells is None else validation_cells,
         }
         for name, value in at_least_one.items():
             if operator.index(value) < 1:

@@ -16,6 +16,7 @@ from scdiva.tokenizer.names import ensembl_id, looks_like_mouse
 from scdiva.tokenizer.vocabulary import HOW, Vocabulary
 
 if TYPE_CHECKING:
+    from anndata import AnnData
     from numpy.typing import ArrayLike, NDArray
 
 Duplicates = Literal["sum", "error"]
@@ -299,6 +300,39 @@ def _about_duplicates(names: Sequence[str], tokens: NDArray[np.int32], vocabular
         f"{n_repeats} names mean a gene that another name means already: {', '.join(pairs)}. Pass "
         'duplicates="sum" to sum their counts, or remove columns'
     )
+
+
+def tokens_of_var(adata: AnnData, tokens: NDArray[np.int32], use_raw: bool) -> NDArray[np.int32]:
+    """Find the tokens of the genes of `adata`, where those of `adata.raw` may have been read in their place.
+
+    Parameters
+    ----------
+    adata
+        The data; `raw` may hold more genes, in another order, and is matched by name.
+    tokens
+        int32, token of each gene that was read.
+    use_raw
+        Whether these are the genes of `adata.raw`.
+
+    Returns
+    -------
+    int32 `(n_vars,)`, -1 where the gene was not read, or is not known.
+
+    Raises
+    ------
+    ValueError
+        If genes of `adata.raw` bear one name.
+    """
+    if not use_raw:
+        return tokens
+    names = adata.raw.var_names
+    if not names.is_unique:
+        raise ValueError(
+            "adata.raw.var_names repeat names, so adata.var can't be matched with them; pass use_raw=False, or work on "
+            "adata.raw.to_adata()."
+        )
+    row = names.get_indexer(adata.var_names)
+    return np.where(row >= 0, tokens[row], UNKNOWN).astype(np.int32)
 
 
 def columns_of(tokens: NDArray[np.int32], counts: NDArray[np.float64]) -> NDArray[np.int64]:

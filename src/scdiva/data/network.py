@@ -12,6 +12,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from scdiva._constants import UNS
+from scdiva.data.writing import our_uns
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -62,7 +63,7 @@ class Network(NamedTuple):
 def network_of(adata: AnnData, key: str, group: str | None) -> Network:
     """Read a graph from `varp`; say how it comes about if it is not there."""
     call = f"call scdiva.tl.grn(adata, ..., key_added={key!r}) first"
-    about = adata.uns.get(UNS, {}).get(key)
+    about = our_uns(adata).get(key)
     if about is None or "keys" not in about:
         raise KeyError(f"adata.uns[{UNS!r}] has no network {key!r}: {call}.")
     groups = [str(name) for name in np.atleast_1d(about["groups"])]

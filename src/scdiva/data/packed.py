@@ -14,6 +14,7 @@ import numpy as np
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.files import data_files
+from scdiva.data.output import refuse_target, whole_or_not
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _FORMAT = 1
 _CHUNK = 1 << 16  # values of a chunk of the file: 256 kB
 _PARTS = ("indptr", "tokens", "values", "study", "study_names", "measured", "denominator")
+_ATTRIBUTES = ("max_length", "n_tokens", "fingerprint", "entropy_floor")
 
 
 def pack_files(
@@ -69,6 +71,12 @@ def pack_files(
 
     Raises
     ------
+    TypeError
+        If `paths` is a single path.
+    FileExistsError
+        If `out` is one of the files.
+    RuntimeError
+        If another call is writing the same `out`.
     ValueError
         If there are no files, two have one name, or one does not pass :func:`scdiva.data.cells.open_cells`; the message
         names the file.
@@ -89,66 +97,63 @@ def pack_files(
         raise ValueError(f"value_dtype must be 'float32' or 'float16', got {value_dtype!r}.")
     if min_genes < 1:
         raise ValueError(f"min_genes must be at least 1, got {min_genes}.")
-    files = [Path(path) for path in data_files(paths)]
+    if isinstance(paths, str | Path):
+        raise TypeError(f"paths={str(paths)!r} must be a list of files and folders.")
+    files, out = [Path(path) for path in data_files(paths)], Path(out)
     names = study_names(files)
+    refuse_target(out, True, *(file for file in files if file.exists()))
     vocabulary = load_vocabulary(vocabulary)
     denominator = score_denominator(vocabulary.entropy, entropy_floor)
     n_tokens = vocabulary.n_genes + N_SPECIAL
-    out = Path(out)
-    part = out.with_name(f".{out.name}.{os.getpid()}.part")
-    try:
-        with h5py.File(part, "w") as file:
-            file.attrs.update(
-                scdiva_packed=_FORMAT,
-                fingerprint=vocabulary.fingerprint,
-                n_tokens=n_tokens,
-                max_length=max_length,
-                entropy_floor=entropy_floor,
-            )
-            token_dtype = np.uint16 if n_tokens <= 1 << 16 else np.int32
-            columns = {
-                name: file.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(_CHUNK,))
-                for name, dtype in (("tokens", token_dtype), ("values", value_dtype), ("study", np.int32))
-            }
-            measured = np.zeros((len(files), n_tokens), dtype=bool)
-            lengths = [np.zeros(1, np.int64)]
-            for number, path in enumerate(files):
-                try:
-                    source = open_cells(
-                        path,
-                        vocabulary,
-                        layer=layer,
-                        use_raw=use_raw,
-                        input=input,
-                        duplicates=duplicates,
-                        gene_ids=gene_ids,
-                        max_length=max_length,
-                        entropy_floor=entropy_floor,
-                        empty="nan",
-                        block_rows=block_rows,
-                    )
-                except (KeyError, ValueError) as error:
-                    raise ValueError(f"{path.name}: {error.args[0]}") from error
-                measured[number, source.measured_tokens] = True
-                n_kept = 0
-                for start in range(0, source.n_obs, block_rows):
-                    stop = min(start + block_rows, source.n_obs)
-                    kept = np.flatnonzero(source.lengths[start:stop] >= min_genes)
-                    indptr, tokens, values = take_cells(source.read(start, stop), kept)
-                    _append(columns["tokens"], tokens)
-                    _append(columns["values"], values)
-                    _append(columns["study"], np.full(len(kept), number, np.int32))
-                    lengths.append(np.diff(indptr))
-                    n_kept += len(kept)
-                source.close()
-                warn_left_out(names[number], source.n_obs - n_kept, source.n_obs, min_genes)
-            file["indptr"] = np.cumsum(np.concatenate(lengths))
-            file["study_names"] = np.array(names, dtype=h5py.string_dtype())
-            file.create_dataset("measured", data=measured, compression="gzip")
-            file["denominator"] = denominator
-        part.replace(out)
-    finally:
-        part.unlink(missing_ok=True)
+    with whole_or_not(out) as new, h5py.File(new, "w") as file:
+        file.attrs.update(
+            scdiva_packed=_FORMAT,
+            fingerprint=vocabulary.fingerprint,
+            n_tokens=n_tokens,
+            max_length=max_length,
+            entropy_floor=entropy_floor,
+        )
+        token_dtype = np.uint16 if n_tokens <= 1 << 16 else np.int32
+        columns = {
+            name: file.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(_CHUNK,))
+            for name, dtype in (("tokens", token_dtype), ("values", value_dtype), ("study", np.int32))
+        }
+        measured = np.zeros((len(files), n_tokens), dtype=bool)
+        lengths = [np.zeros(1, np.int64)]
+        for number, path in enumerate(files):
+            try:
+                source = open_cells(
+                    path,
+                    vocabulary,
+                    layer=layer,
+                    use_raw=use_raw,
+                    input=input,
+                    duplicates=duplicates,
+                    gene_ids=gene_ids,
+                    max_length=max_length,
+                    entropy_floor=entropy_floor,
+                    empty="nan",
+                    block_rows=block_rows,
+                )
+            except (KeyError, ValueError) as error:
+                raise ValueError(f"{path.name}: {error.args[0]}") from error
+            measured[number, source.measured_tokens] = True
+            n_kept = 0
+            for start in range(0, source.n_obs, block_rows):
+                stop = min(start + block_rows, source.n_obs)
+                kept = np.flatnonzero(source.lengths[start:stop] >= min_genes)
+                indptr, tokens, values = take_cells(source.read(start, stop), kept)
+                _append(columns["tokens"], tokens)
+                _append(columns["values"], values)
+                _append(columns["study"], np.full(len(kept), number, np.int32))
+                lengths.append(np.diff(indptr))
+                n_kept += len(kept)
+            source.close()
+            warn_left_out(names[number], source.n_obs - n_kept, source.n_obs, min_genes)
+        file["indptr"] = np.cumsum(np.concatenate(lengths))
+        file["study_names"] = np.array(names, dtype=h5py.string_dtype())
+        file.create_dataset("measured", data=measured, compression="gzip")
+        file["denominator"] = denominator
     return PackedCells(out)
 
 
@@ -265,7 +270,7 @@ class PackedCells:
         self._file: h5py.File | None = None
         self._process = -1
         file = self._open()
-        missing = [name for name in _PARTS if name not in file]
+        missing = [name for name in _PARTS if name not in file] + [n for n in _ATTRIBUTES if n not in file.attrs]
         if file.attrs["scdiva_packed"] != _FORMAT or missing:
             raise ValueError(
                 f"{str(path)!r} is a packed corpus of another version or is damaged (lacks {missing}); pack it anew."
@@ -279,7 +284,8 @@ class PackedCells:
         self.study_names = [str(name) for name in file["study_names"].asstr()[:]]
         self.measured = file["measured"][:]
         n = int(self.indptr[-1])
-        if len(self.study) != len(self.indptr) - 1 or len(file["tokens"]) != n or len(file["values"]) != n:
+        whole = len(self.study) == len(self.indptr) - 1 and len(file["tokens"]) == len(file["values"]) == n
+        if not whole or (self.lengths < 0).any() or not np.isin(self.study, np.arange(len(self.study_names))).all():
             raise ValueError(f"{str(path)!r} is damaged: its parts do not fit each other; pack it anew.")
         if vocabulary is not None:
             self._check_vocabulary(vocabulary, file["denominator"][:])
@@ -360,11 +366,19 @@ def is_packed(path: str | Path) -> bool:
     ------
     FileNotFoundError
         If there is nothing.
+    ValueError
+        If it is an HDF5 file that can't be opened.
     """
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
     if path.is_dir() or not h5py.is_hdf5(path):
         return False
-    with h5py.File(path, "r") as file:
-        return "scdiva_packed" in file.attrs
+    try:
+        with h5py.File(path, "r") as file:
+            return "scdiva_packed" in file.attrs
+    except OSError as error:
+        raise ValueError(
+            f"{str(path)!r} can't be opened: it is truncated, damaged, or being written ({error}). Copy it anew, or "
+            "write it anew from its source."
+        ) from error

@@ -25,7 +25,11 @@ def validation_studies(batches: ValidationBatches) -> tuple[list[str], np.ndarra
     """
     pool = batches.pool
     paths = [getattr(source, "path", None) for source in pool.sources]
-    stems = [f"adata{i}" if path is None else Path(path).stem for i, path in enumerate(paths)]
+    # a pool may hold some of the studies only, so that its own count is not that of the names
+    stems = [
+        getattr(source, "name", "") or (f"adata{i}" if path is None else Path(path).stem)
+        for i, (source, path) in enumerate(zip(pool.sources, paths, strict=True))
+    ]
     names: list[str] = []
     of_source: list[np.ndarray] = []
     for source, path, stem in zip(pool.sources, paths, stems, strict=True):
@@ -34,7 +38,7 @@ def validation_studies(batches: ValidationBatches) -> tuple[list[str], np.ndarra
             names += source.study_names
         else:
             of_source.append(np.full(source.n_obs, len(names)))
-            names.append(stem if stems.count(stem) == 1 else str(path))
+            names.append(stem if stems.count(stem) == 1 or path is None else str(path))
     study = np.concatenate([of_source[number][rows] for number, rows in pool.blocks])[batches.chosen]
     present, numbers = np.unique(study, return_inverse=True)
     return [names[i] for i in present], numbers

@@ -40,6 +40,8 @@ def serialized_df(
     ------
     KeyError
         If there is no such layer or cell.
+    ValueError
+        If `max_rank` is below 1.
 
     Examples
     --------
@@ -49,6 +51,8 @@ def serialized_df(
     >>> sd.get.serialized_df(adata, cells="cell0", max_rank=3).shape[0]
     3
     """
+    if max_rank is not None and max_rank < 1:
+        raise ValueError(f"max_rank must be at least 1, got {max_rank}.")
     if key not in adata.layers:
         raise KeyError(
             f"adata has no layer {key!r}{or_nearest(key, adata.layers)}: call scdiva.pp.entropy_serialize(adata) first."

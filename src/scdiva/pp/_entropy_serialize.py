@@ -11,11 +11,12 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
+from scdiva._nearest import or_nearest
 from scdiva._progress import progress_bar
 from scdiva._validate import Input
 from scdiva.data.cell_checks import refuse_empty
 from scdiva.data.cells import CellSource, open_expression
-from scdiva.data.output import new_sparse, open_alone, open_store, refuse_target, whole_or_not
+from scdiva.data.output import new_sparse, open_store, refuse_target, whole_or_not
 from scdiva.data.writing import check_anndata, check_writable
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -134,7 +135,8 @@ def entropy_serialize(
         denominator = score_denominator(genes.entropy, entropy_floor)
     elif entropy_key not in adata.var:
         raise KeyError(
-            f"adata.var has no column {entropy_key!r}; scdiva.pp.gene_entropy(adata) writes 'scdiva_entropy'."
+            f"adata.var has no column {entropy_key!r}{or_nearest(entropy_key, adata.var.columns)}; "
+            "scdiva.pp.gene_entropy(adata) writes 'scdiva_entropy'."
         )
     source = open_expression(
         adata, genes, layer=layer, use_raw=use_raw, input=input, duplicates=duplicates, gene_ids=gene_ids
@@ -218,23 +220,19 @@ def _write(
     import anndata.io
 
     out.parent.mkdir(parents=True, exist_ok=True)
-    mark = out.with_name(f".{out.name}.part")
-    with open_alone(mark):
-        try:
-            _refuse(out, adata, overwrite)  # another call may have made it meanwhile
-            with whole_or_not(out) as new, open_store(new, "w") as file:
-                for name in ("obs", "var"):
-                    frame = getattr(adata, name)
-                    anndata.io.write_elem(file, name, frame.to_memory() if hasattr(frame, "to_memory") else frame)
-                anndata.io.write_elem(file, "layers", {})
-                ranks = new_sparse(file["layers"], key, adata.shape, bound)
-                indptr = _fill(blocks, ranks["data"], ranks["indices"], adata.n_obs)
-                anndata.io.write_elem(ranks, "indptr", indptr)
-                for part in ("data", "indices"):
-                    ranks[part].resize((int(indptr[-1]),))
-                anndata.io.write_elem(file, "uns", {key: found})
-        finally:
-            mark.unlink(missing_ok=True)
+    with whole_or_not(out) as new:
+        _refuse(out, adata, overwrite)  # another call may have made it meanwhile
+        with open_store(new, "w") as file:
+            for name in ("obs", "var"):
+                frame = getattr(adata, name)
+                anndata.io.write_elem(file, name, frame.to_memory() if hasattr(frame, "to_memory") else frame)
+            anndata.io.write_elem(file, "layers", {})
+            ranks = new_sparse(file["layers"], key, adata.shape, bound)
+            indptr = _fill(blocks, ranks["data"], ranks["indices"], adata.n_obs)
+            anndata.io.write_elem(ranks, "indptr", indptr)
+            for part in ("data", "indices"):
+                ranks[part].resize((int(indptr[-1]),))
+            anndata.io.write_elem(file, "uns", {key: found})
 
 
 def _refuse(out: Path, adata: AnnData, overwrite: bool) -> None:
@@ -246,9 +244,12 @@ def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.
     tokens = source.tokens
     place = np.arange(len(tokens))
     if use_raw:
-        place = (
-            adata.var_names.get_indexer(adata.raw.var_names) if adata.var_names.is_unique else np.full(len(tokens), -1)
-        )
+        if not adata.var_names.is_unique:
+            raise ValueError(
+                "adata.var_names repeat names, so adata.raw can't be matched with them: call "
+                "adata.var_names_make_unique() first, or work on adata.raw.to_adata()."
+            )
+        place = adata.var_names.get_indexer(adata.raw.var_names)
         lost = (tokens >= 0) & (place < 0)
         if lost.any():
             raise ValueError(

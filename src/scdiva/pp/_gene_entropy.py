@@ -13,6 +13,7 @@ from scdiva._progress import progress_bar
 from scdiva._validate import Input
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.cells import CellSource, open_expression
+from scdiva.data.genes import tokens_of_var
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -98,7 +99,7 @@ def gene_entropy(
             one, genes, layer=layer, use_raw=use_raw, input=input, duplicates=duplicates, gene_ids=gene_ids
         )
         _count(source, histogram)
-        tokens.append(tokens_of_var(one, source.tokens) if use_raw else source.tokens)
+        tokens.append(tokens_of_var(one, source.tokens, use_raw))
     entropy = histogram.entropy()
     found = {
         "n_cells": histogram.n_cells,
@@ -212,15 +213,3 @@ def _count(source: CellSource, histogram: EntropyHistogram, min_genes: int = 0) 
                 cells = cells[np.flatnonzero(source.lengths[start : start + n_read] >= min_genes)]
             histogram.update(cells, measured)
             bar.update(n_read)
-
-
-def tokens_of_var(adata: AnnData, raw_tokens: np.ndarray) -> np.ndarray:
-    """Tokens of the genes of `adata`, from those of the genes of `adata.raw`, by name."""
-    names = adata.raw.var_names
-    if not names.is_unique:
-        raise ValueError(
-            "adata.raw.var_names repeat names, so adata.var can't be matched with them; pass use_raw=False, or work on "
-            "adata.raw.to_adata()."
-        )
-    row = names.get_indexer(adata.var_names)
-    return np.where(row >= 0, raw_tokens[row], -1)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from scdiva._constants import UNKNOWN, UNS, VAR_TOKEN
+from scdiva._constants import UNS, VAR_TOKEN
 from scdiva._validate import scan
 from scdiva.data.blocks import open_matrix, row_blocks
-from scdiva.data.genes import Duplicates, gene_names, resolve_genes
+from scdiva.data.genes import Duplicates, gene_names, resolve_genes, tokens_of_var
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -96,16 +94,8 @@ def match_genes(
             var_names=opened.var.index,
             where=opened.where,
         )
-        read_names = opened.var.index
     tokens, report = resolve_genes(names, genes, found.counts_per_gene, duplicates, fallback=fallback)
-    if use_raw:
-        # adata.raw may hold more genes than adata, in another order
-        row = read_names.get_indexer(adata.var_names) if read_names.is_unique else None
-        if row is None:
-            raise ValueError(
-                "adata.raw.var_names repeat names: adata.var can't be matched with them; pass use_raw=False"
-            )
-        tokens = np.where(row >= 0, tokens[row], UNKNOWN).astype(np.int32)
+    tokens = tokens_of_var(adata, tokens, use_raw)
     report["params"] = {
         "vocabulary": str(vocabulary) if isinstance(vocabulary, str | Path) else "given",
         "gene_ids": gene_ids or "",

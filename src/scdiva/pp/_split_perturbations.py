@@ -149,6 +149,8 @@ def _checked(by: str, groupby: str | None, n_splits: int, fold: int, rng: int | 
         return settings.seed
     if isinstance(rng, bool) or not isinstance(rng, int | np.integer):
         raise TypeError(f"rng must be an int or None, so that all folds come from one seed; got {type(rng).__name__}.")
+    if rng < 0:
+        raise ValueError(f"rng must not be negative, got {rng}.")
     return int(rng)
 
 

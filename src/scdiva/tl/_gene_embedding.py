@@ -10,6 +10,7 @@ import numpy as np
 from scdiva import _constants as C
 from scdiva._nearest import no_column
 from scdiva._settings import logger
+from scdiva.data.genes import tokens_of_var
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.tl._embed import how_to_run, open_for, run_cells
 
@@ -129,7 +130,7 @@ def gene_embedding(
         empty=empty,
     )
     del parameters["pooling"]
-    tokens = tokens_of_var(adata, source)
+    tokens = tokens_of_var(adata, source.tokens, source.use_raw)
     if groups is None:
         entry = f"{key_added}_{C.GENES}"
         del parameters["precision"]  # nothing is computed
@@ -178,17 +179,6 @@ def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:
             f"adata.obs[{key!r}] = adata.obs[{key!r}].astype(str)"
         )
     return np.asarray(found.codes, dtype=np.int64), names
-
-
-def tokens_of_var(adata: AnnData, source: CellSource) -> np.ndarray:
-    """Give the token of each gene of `adata.var`, -1 = unknown; those of `adata.raw` are found by their names."""
-    if not source.use_raw:
-        return source.tokens
-    names = adata.raw.var_names
-    if not names.is_unique:
-        raise ValueError("adata.raw.var_names repeat names: adata.var can't be matched with them; pass use_raw=False.")
-    row = names.get_indexer(adata.var_names)
-    return np.where(row >= 0, source.tokens[row], C.UNKNOWN)
 
 
 def _static(model: ScDiVa, tokens: np.ndarray) -> np.ndarray:

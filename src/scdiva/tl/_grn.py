@@ -14,10 +14,10 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._rng import generator, step_seed
 from scdiva._settings import settings
+from scdiva.data.genes import tokens_of_var
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.tl import _grn_attention, _grn_correlation, _grn_embedding, _grn_knockout
 from scdiva.tl._embed import how_to_run, open_for
-from scdiva.tl._gene_embedding import tokens_of_var
 from scdiva.tl._grn_pairs import Pairs, check_groups, check_size, choose_genes, choose_groups, expressed_share
 
 if TYPE_CHECKING:
@@ -267,7 +267,7 @@ def _check_arguments(
 
 def _columns(adata: AnnData, source: Any) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
     """Give the first column of `adata.var` that holds each token, -1 for none, and the names of the columns."""
-    of_var = tokens_of_var(adata, source)
+    of_var = tokens_of_var(adata, source.tokens, source.use_raw)
     column = np.full(source.n_tokens, -1)
     known = np.flatnonzero(of_var >= 0)[::-1]  # so that the first is written last
     column[of_var[known]] = known

@@ -204,10 +204,11 @@ class EntropyHistogram:
         missing = {"format", "edges", "counts", "n_cells", "fingerprint"} - set(parts)
         if missing:
             raise ValueError(f"{str(path)!r} is no entropy histogram: it lacks {', '.join(sorted(missing))}.")
-        if int(parts["format"]) != _FORMAT or not np.array_equal(parts["edges"], BIN_EDGES):
+        if parts["format"].tolist() != _FORMAT or not np.array_equal(parts["edges"], BIN_EDGES):
             raise ValueError(f"{str(path)!r} was counted with other bins or by another version; count the corpus anew.")
         counts = parts["counts"]
-        if counts.dtype != np.int64 or counts.ndim != 2 or counts.shape[1] != N_BINS or (counts < 0).any():
+        fits = counts.dtype == np.int64 and counts.ndim == 2 and counts.shape[1] == N_BINS and len(counts) > N_SPECIAL
+        if not fits or (counts < 0).any() or parts["n_cells"].shape != ():
             raise ValueError(f"{str(path)!r} is damaged: counts of {counts.dtype} {counts.shape}.")
         histogram = cls(counts.shape[0], str(parts["fingerprint"]))
         histogram.counts = counts

@@ -62,8 +62,11 @@ def score_denominator(entropy: np.ndarray, floor: float = ENTROPY_FLOOR, eps: fl
             f"{int(np.flatnonzero(bad)[0])}. Give genes that the corpus never saw the median (Vocabulary.entropy does)."
         )
     denominator = np.maximum(entropy.astype(np.float32), np.float32(floor)) + np.float32(eps)
-    if not (denominator > 0).all():
-        raise ValueError(f"floor={floor} and eps={eps} leave scores divided by zero; one of them must be positive.")
+    if not ((denominator > 0) & (denominator < np.inf)).all():
+        raise ValueError(
+            f"floor={floor} and eps={eps} leave scores divided by zero or by what is no finite number; both must be "
+            "finite and one of them positive."
+        )
     return denominator
 
 
@@ -202,11 +205,13 @@ def serialize(
     ImportError
         If `backend` is ``"numba"`` and numba can't be used.
     ValueError
-        If `max_length` is not positive, `denominator` does not fit the cells, the cells are not float32 or not finite,
-        or there is no such `backend`.
+        If `max_length` is not positive and whole, `denominator` does not fit the cells, the cells are not float32 or
+        not finite, or there is no such `backend`.
     """
     if max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}.")
+    if max_length % 1:
+        raise ValueError(f"max_length must be a whole number, got {max_length}.")
     if denominator.shape != (cells.shape[1],):
         raise ValueError(f"denominator has shape {denominator.shape}, the cells have {cells.shape[1]} tokens.")
     if denominator.dtype != np.float32:

@@ -239,7 +239,14 @@ class Vocabulary:
         -------
         GeneMatch
             Tokens and how each was found. Several names may have one token.
+
+        Raises
+        ------
+        TypeError
+            If `names` is a single name, whose letters would be looked up.
         """
+        if isinstance(names, str):
+            raise TypeError(f"names={names!r} must be a list of names.")
         clean = [str(name).strip() for name in names]
         present = set(clean)
         found = [self._find(name) or self._find_repeated(name, present) or (UNKNOWN, "unknown") for name in clean]

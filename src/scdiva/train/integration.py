@@ -285,7 +285,8 @@ def integrate_model(
         `"head"`: the head alone. `"lora"`: and low-rank updates of what gives the state. `"full"`: and all of its
         weights.
     config
-        Of the training.
+        Of the training. Of what all tasks share, steps, batch size, learning rate and its schedule, weight decay,
+        clipping and seed are looked at.
     seconds
         Most wall time of the training.
     progress
@@ -328,7 +329,8 @@ def integrate_model(
                 raise FloatingPointError(f"The loss is {float(loss.detach())} at step {step}. Lower learning_rate.")
             optimizer.zero_grad()
             loss.backward()
-            nn.utils.clip_grad_norm_(module.parameters(), config.clip)
+            if config.clip:
+                nn.utils.clip_grad_norm_(module.parameters(), config.clip)
             optimizer.step()
             module.batches_seen = step
             if step % every == 0 or step == config.steps:

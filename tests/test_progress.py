@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 import sys
+import threading
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ import pytest
 
 import scdiva as sd
 from scdiva import _progress
-from scdiva._progress import progress_bar
+from scdiva._progress import progress_bar, progress_clock
 
 
 @pytest.fixture
@@ -65,6 +67,34 @@ def test_bars_within_bars_are_lines_of_their_own(clock, capsys):
     assert [line.split(":")[0] for line in said.splitlines()] == ["inner", "inner", "outer", "inner", "inner", "outer"]
 
 
+def test_a_clock_ticks_while_its_block_runs(clock, monkeypatch, capsys):
+    monkeypatch.setattr(_progress, "TICK", 0.001)
+
+    def ticking():
+        return "scdiva-clock" in [thread.name for thread in threading.enumerate()]
+
+    def said(upto):
+        """What stands there once so many lines are written."""
+        text, end = "", time.perf_counter() + 20
+        while text.count("\n") < upto and time.perf_counter() < end:
+            clock(1)
+            time.sleep(0.002)
+            text += capsys.readouterr().err
+        return text.splitlines()
+
+    with progress_clock("fitting"):
+        lines = said(upto=2)
+        assert ticking()
+    assert all(re.fullmatch(r"fitting: 0\d:\d\d", line) for line in lines), lines
+    assert lines == sorted(set(lines))
+    assert len(lines) == 2
+    with pytest.raises(RuntimeError, match="failed"), progress_clock("fitting"):
+        raise RuntimeError("failed")
+    with progress_clock("fitting", shown=False):
+        assert not ticking()
+    assert not ticking()
+
+
 @pytest.mark.parametrize("shown", [False, None])
 def test_off_is_silent(clock, capsys, shown):
     with sd.settings.override(progress=shown is False):  # what is said in the call goes first
@@ -107,6 +137,11 @@ def rank(adata):
     return sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted, candidates=["A+C"])
 
 
+def umap(adata):
+    adata.obsm["X_scdiva"] = adata.X[:, :8].toarray()
+    sd.pl.umap(adata)
+
+
 def expressed(adata):
     known = sd.models.load().vocabulary.match(list(adata.var_names)).tokens >= 0
     return str(adata.var_names[int((np.asarray(adata.X.sum(axis=0)).ravel() * known).argmax())])
@@ -116,9 +151,15 @@ CALLS = {
     "pp.gene_entropy": (sd.pp.gene_entropy, {"checking", "counting"}),
     "pp.entropy_serialize": (lambda a: sd.pp.entropy_serialize(a, entropy_key=None), {"checking", "ranking genes"}),
     "tl.embed": (sd.tl.embed, {"checking", "running the model"}),
-    "tl.annotate": (lambda a: sd.tl.annotate(a, "cell_type", a.copy()), {"running the model", "calibrating"}),
-    "tl.adapt": (lambda a: sd.tl.adapt(a, max_epochs=1, minutes=0.01), {"training"}),
-    "tl.integrate": (lambda a: sd.tl.integrate(a, "batch", steps=2), {"integrating", "running the model"}),
+    "tl.annotate": (
+        lambda a: sd.tl.annotate(a, "cell_type", a.copy()),
+        {"reading", "running the model", "fitting", "calibrating"},
+    ),
+    "tl.adapt": (lambda a: sd.tl.adapt(a, max_epochs=1, minutes=0.01), {"reading", "training"}),
+    "tl.integrate": (
+        lambda a: sd.tl.integrate(a, "batch", steps=2),
+        {"reading", "running the model", "finding batch effects", "integrating"},
+    ),
     "tl.generate": (lambda a: sd.tl.generate(a, 3), {"drawing cells"}),
     "tl.impute": (lambda a: sd.tl.impute(a, [expressed(a)]), {"imputing"}),
     "tl.fit_perturbation": (
@@ -135,6 +176,7 @@ CALLS = {
         {"perturbing"},
     ),
     "tl.reconstruct": (lambda a: sd.tl.reconstruct(a[:2].copy()), {"running the model"}),
+    "pl.umap": (umap, {"laying out cells"}),
 }
 """Calls that take more than a few seconds on many cells, and the bars that they show; others run as `tl.embed` does."""
 
@@ -151,6 +193,15 @@ def test_long_calls_show_what_they_do(name, monkeypatch, capsys):
     lines = [line.split(":")[0].strip() for line in said.splitlines()]
     assert bars <= set(lines)
     assert len(lines) < 20
+
+
+@pytest.mark.parametrize("name", ["tl.annotate", "tl.integrate", "pl.umap"])
+def test_without_progress_they_say_nothing(name, monkeypatch, capsys):
+    monkeypatch.setattr(_progress, "SHORT", 0.0)
+    with warnings.catch_warnings(), sd.settings.override(device="cpu", progress=False):
+        warnings.simplefilter("ignore")
+        CALLS[name][0](cells())
+    assert capsys.readouterr() == ("", "")
 
 
 def test_there_is_one_way_to_make_a_bar():

@@ -259,6 +259,8 @@ def _scored(embedding: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.nda
     names, keep = np.asarray(labels).astype(str), labelled(labels)
     if len(np.asarray(embedding)) != len(names):
         raise ValueError(f"embedding has shape {np.shape(embedding)}, but there are {len(names)} labels.")
+    if not keep.any():
+        raise ValueError(f"None of {len(names)} cells has a label: there is nothing to score.")
     return check_coordinates(embedding, keep)[keep], names[keep]
 
 

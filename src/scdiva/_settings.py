@@ -202,7 +202,7 @@ def _is_int(value: Any) -> bool:
 def _check(name: str, value: Any) -> None:
     """Raise ValueError for a value that the setting `name` can't take."""
     valid, what = {
-        "seed": (_is_int(value) and value >= 0, "an integer from 0 up"),
+        "seed": (_is_int(value) and 0 <= value < 2**63, "an integer from 0 to 2**63 - 1"),
         "device": (
             isinstance(value, str) and _DEVICE.fullmatch(value) is not None,
             '"auto", "cpu", "cuda", "cuda:N" or "mps"',

@@ -164,6 +164,11 @@ def test_auroc_is_the_share_of_pairs_in_order(cells):
     assert rejection_auroc(novelty, unknown) == pytest.approx(((new > old) + 0.5 * (new == old)).mean())
 
 
+def test_the_value_that_is_no_truth_value_is_named():
+    with pytest.raises(ValueError, match=r"correct must hold truth values, not float64 such as .*0\.25"):
+        calibration([0.5, 0.5, 0.5], [0.0, 1.0, 0.25])
+
+
 @pytest.mark.parametrize(
     "score", [knn_cross_validation, silhouette_label, lambda z, labels: avg_batch(z, ["a", "b"] * 30, labels)]
 )

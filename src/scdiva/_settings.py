@@ -38,7 +38,7 @@ class Settings:
         :meth:`resolve_precision`.
     batch_size
         Most cells per forward pass when cells are embedded; None: as many as hold 32,768 genes. It changes speed and
-        memory, not results: lower it where a GPU's memory runs short.
+        memory, and results by no more than rounding: lower it where a GPU's memory runs short.
     progress
         Whether calls of more than a second show a progress bar: drawn in a terminal and in Jupyter, and where stderr is
         a file or a pipe as plain lines, one in half a minute.

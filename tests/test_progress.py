@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 import sys
+import threading
+import time
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ import pytest
 
 import scdiva as sd
 from scdiva import _progress
-from scdiva._progress import progress_bar
+from scdiva._progress import progress_bar, progress_clock
 
 
 @pytest.fixture
@@ -63,6 +65,34 @@ def test_bars_within_bars_are_lines_of_their_own(clock, capsys):
     said = capsys.readouterr().err
     assert "\x1b" not in said
     assert [line.split(":")[0] for line in said.splitlines()] == ["inner", "inner", "outer", "inner", "inner", "outer"]
+
+
+def test_a_clock_ticks_while_its_block_runs(clock, monkeypatch, capsys):
+    monkeypatch.setattr(_progress, "TICK", 0.001)
+
+    def ticking():
+        return "scdiva-clock" in [thread.name for thread in threading.enumerate()]
+
+    def said(upto):
+        """What stands there once so many lines are written."""
+        text, end = "", time.perf_counter() + 20
+        while text.count("\n") < upto and time.perf_counter() < end:
+            clock(1)
+            time.sleep(0.002)
+            text += capsys.readouterr().err
+        return text.splitlines()
+
+    with progress_clock("fitting"):
+        lines = said(upto=2)
+        assert ticking()
+    assert all(re.fullmatch(r"fitting: 0\d:\d\d", line) for line in lines), lines
+    assert lines == sorted(set(lines))
+    assert len(lines) == 2
+    with pytest.raises(RuntimeError, match="failed"), progress_clock("fitting"):
+        raise RuntimeError("failed")
+    with progress_clock("fitting", shown=False):
+        assert not ticking()
+    assert not ticking()
 
 
 @pytest.mark.parametrize("shown", [False, None])
@@ -116,9 +146,15 @@ CALLS = {
     "pp.gene_entropy": (sd.pp.gene_entropy, {"checking", "counting"}),
     "pp.entropy_serialize": (lambda a: sd.pp.entropy_serialize(a, entropy_key=None), {"checking", "ranking genes"}),
     "tl.embed": (sd.tl.embed, {"checking", "running the model"}),
-    "tl.annotate": (lambda a: sd.tl.annotate(a, "cell_type", a.copy()), {"running the model", "calibrating"}),
-    "tl.adapt": (lambda a: sd.tl.adapt(a, max_epochs=1, minutes=0.01), {"training"}),
-    "tl.integrate": (lambda a: sd.tl.integrate(a, "batch", steps=2), {"integrating", "running the model"}),
+    "tl.annotate": (
+        lambda a: sd.tl.annotate(a, "cell_type", a.copy()),
+        {"reading", "running the model", "fitting", "calibrating"},
+    ),
+    "tl.adapt": (lambda a: sd.tl.adapt(a, max_epochs=1, minutes=0.01), {"reading", "training"}),
+    "tl.integrate": (
+        lambda a: sd.tl.integrate(a, "batch", steps=2),
+        {"reading", "running the model", "finding batch effects", "integrating"},
+    ),
     "tl.generate": (lambda a: sd.tl.generate(a, 3), {"drawing cells"}),
     "tl.impute": (lambda a: sd.tl.impute(a, [expressed(a)]), {"imputing"}),
     "tl.fit_perturbation": (
@@ -153,8 +189,17 @@ def test_long_calls_show_what_they_do(name, monkeypatch, capsys):
     assert len(lines) < 20
 
 
+@pytest.mark.parametrize("name", ["tl.annotate", "tl.integrate"])
+def test_without_progress_they_say_nothing(name, monkeypatch, capsys):
+    monkeypatch.setattr(_progress, "SHORT", 0.0)
+    with warnings.catch_warnings(), sd.settings.override(device="cpu", progress=False):
+        warnings.simplefilter("ignore")
+        CALLS[name][0](cells())
+    assert capsys.readouterr() == ("", "")
+
+
 def test_there_is_one_way_to_make_a_bar():
     """What is silent and bounded here is so everywhere."""
     source = Path(sd.__file__).parent
-    users = {path.name for path in source.rglob("*.py") if re.search(r"(from|import) tqdm", path.read_text("utf-8"))}
+    users = {path.name for path in source.rglob("*.py") if re.search(r"(from|import) tqdm\b", path.read_text("utf-8"))}
     assert users == {"_progress.py", "watching.py"}  # the latter for its type alone

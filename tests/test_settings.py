@@ -18,6 +18,7 @@ def _settings_as_before():
     ("name", "value"),
     [
         ("seed", -1),
+        ("seed", 2**63),
         ("seed", 1.0),
         ("seed", True),
         ("device", "gpu"),

@@ -21,9 +21,6 @@ save
     "rng": """\
 rng
     Seed of the random numbers; None takes `scdiva.settings.seed`. Global random state is never touched.""",
-    "copy": """\
-copy
-    Whether to leave `adata` as it is and return a changed copy.""",
 }
 
 

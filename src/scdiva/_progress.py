@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from scdiva._settings import settings
@@ -18,6 +20,8 @@ DELAY = 1.0
 """Seconds after which a bar is drawn."""
 SHORT = 5.0
 """Seconds that a call may take without a line at its end."""
+TICK = 1.0
+"""Seconds from look to look of a clock."""
 
 
 def progress_bar(
@@ -56,15 +60,55 @@ def progress_bar(
     """
     from tqdm.auto import tqdm
 
-    shown = settings.progress if shown is None else shown
-    given: dict[str, Any] = {"desc": desc, "unit": unit, "total": total, "initial": initial, "disable": not shown}
-    if not shown or _can_draw():
-        return tqdm(items, dynamic_ncols=True, delay=DELAY, **given)
-    from tqdm.std import tqdm as plain
+    return tqdm(items, desc=desc, unit=unit, total=total, initial=initial, **tqdm_keywords(shown))
 
+
+@contextlib.contextmanager
+def progress_clock(desc: str, *, shown: bool | None = None) -> Iterator[None]:
+    """Show for how long a ``with`` block has run that can't say how far it is, as a fit of another package.
+
+    Parameters
+    ----------
+    desc
+        What is done, in a word or two.
+    shown
+        As for :func:`progress_bar`.
+    """
+    from tqdm.auto import tqdm
+
+    ended = threading.Event()
+    with tqdm(desc=desc, bar_format="{desc}: {elapsed}", **tqdm_keywords(shown)) as clock:
+
+        def tick() -> None:
+            while not ended.wait(TICK):
+                clock.update()
+
+        ticking = threading.Thread(target=tick, name="scdiva-clock", daemon=True)
+        if not clock.disable:
+            ticking.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if ticking.ident is not None:
+                ticking.join()
+
+
+def tqdm_keywords(shown: bool | None = None) -> dict[str, Any]:
+    """Say how a bar is drawn, as keyword arguments of ``tqdm.auto.tqdm``: also for packages that make their own.
+
+    Parameters
+    ----------
+    shown
+        As for :func:`progress_bar`.
+    """
+    if not (settings.progress if shown is None else shown):
+        return {"disable": True}
+    if _can_draw():
+        return {"disable": False, "dynamic_ncols": True, "delay": DELAY}
     # position: a bar within another begins no new line
     lines = _Lines(sys.stderr)
-    return plain(items, ncols=0, mininterval=1, miniters=1, leave=True, position=0, file=lines, **given)
+    return {"disable": False, "ncols": 0, "mininterval": 1, "miniters": 1, "leave": True, "position": 0, "file": lines}
 
 
 def _can_draw() -> bool:

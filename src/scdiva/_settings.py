@@ -38,7 +38,7 @@ class Settings:
         :meth:`resolve_precision`.
     batch_size
         Most cells per forward pass when cells are embedded; None: as many as hold 32,768 genes. It changes speed and
-        memory, not results: lower it where a GPU's memory runs short.
+        memory, and results by no more than rounding: lower it where a GPU's memory runs short.
     progress
         Whether calls of more than a second show a progress bar: drawn in a terminal and in Jupyter, and where stderr is
         a file or a pipe as plain lines, one in half a minute.
@@ -202,7 +202,7 @@ def _is_int(value: Any) -> bool:
 def _check(name: str, value: Any) -> None:
     """Raise ValueError for a value that the setting `name` can't take."""
     valid, what = {
-        "seed": (_is_int(value) and value >= 0, "an integer from 0 up"),
+        "seed": (_is_int(value) and 0 <= value < 2**63, "an integer from 0 to 2**63 - 1"),
         "device": (
             isinstance(value, str) and _DEVICE.fullmatch(value) is not None,
             '"auto", "cpu", "cuda", "cuda:N" or "mps"',

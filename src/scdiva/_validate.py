@@ -68,11 +68,6 @@ class Scan:
         """Number of genes."""
         return len(self.counts_per_gene)
 
-    @property
-    def empty_cells(self) -> np.ndarray:
-        """Row numbers of cells without any count."""
-        return np.flatnonzero(self.genes_per_cell == 0)
-
 
 class Names(Protocol):
     """Names by number: a list, an index, or what reads them from a file one by one."""
@@ -250,7 +245,6 @@ class _Seen:
                 f"{where} holds {self.negative.count} negative values ({self.negative.first}): a scaled, centred or "
                 "regressed matrix? Pass the counts, or their log1p, with layer=... or use_raw=True."
             )
-
         if self.huge.count:
             raise ValueError(
                 f"{where} holds {self.huge.count} values of {MAX_COUNT:,} or more ({self.huge.first}): no counts, but "

@@ -69,6 +69,14 @@ def test_panels_without_anything_to_show_are_left_out(annotated):
     assert len(annotation(annotated, "cell type", return_fig=True).axes) == 2
 
 
+def test_unknown_cells_are_near_black_without_true_types_too(annotated):
+    fig = annotation(annotated, return_fig=True)
+    shown, places = colours_at(fig.axes[0]), list(map(tuple, annotated.obsm["X_scdiva_umap"]))
+    unknown = (annotated.obs["scdiva_label"] == "unknown").to_numpy()
+    assert {shown[place] for place, new in zip(places, unknown, strict=True) if new} == {BLACK}
+    assert BLACK not in {shown[place] for place, new in zip(places, unknown, strict=True) if not new}
+
+
 def test_many_and_long_names_stand_beside(annotated):
     names = [f"a rather long name of a cell type, number {i:02d}" for i in range(25)]
     for key in ("cell type", "scdiva_label"):

@@ -36,6 +36,12 @@ def test_looks_as_it_did(annotated, looks_as_it_did, normalize):
     looks_as_it_did(confusion_matrix(annotated, "cell type", normalize=normalize, return_fig=True), name)
 
 
+def test_names_of_cells_may_repeat(annotated):
+    expected = parts(confusion_matrix(annotated, "cell type", return_fig=True))
+    annotated.obs_names = ["cell"] * annotated.n_obs
+    assert parts(confusion_matrix(annotated, "cell type", return_fig=True)) == expected
+
+
 def test_fields_are_the_counts_and_their_shares(annotated):
     annotated.obs.loc["cell0", "cell type"] = np.nan
     annotated.obs.loc["cell1", "scdiva_label"] = np.nan

@@ -83,6 +83,17 @@ def test_many_overlaps_are_cut_and_that_is_said():
     assert sorted(round(bar.get_width()) for bar in side.patches) == sorted(map(len, sets.values()))
 
 
+def test_of_overlaps_of_one_size_none_is_left_out():
+    """And nothing is said of any that were."""
+    members = [number for number in range(1, 4096) if number % 89 == 0]
+    assert len(members) == 46
+    sets = {f"set {i}": [f"gene {number}" for number in members if number >> i & 1] for i in range(12)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fig = gene_overlap(sets, return_fig=True)
+    assert [height for height, _ in columns(fig)] == [1] * 46
+
+
 def test_any_iterable_of_names_will_do_and_repeats_count_once():
     drawn = [
         gene_overlap({"a": genes, "b": {"X"}}, return_fig=True)

@@ -119,6 +119,7 @@ def test_bad_input_is_refused_and_adata_left_alone(tmp_path):
     calls = [
         (adata, ("Donor",), {}, KeyError, "'Donor' is no column of adata.obs.*, which has cell type, donor, run"),
         (adata, ("donor", "kind"), {}, KeyError, "'kind' is no column"),
+        (adata, ([],), {}, ValueError, "batch_key must name a column of adata.obs, or several; got none"),
         (adata, ("nothing",), {}, ValueError, r"'nothing'\] has 0 different values in 90 cells"),
         (large, ("depth",), {}, ValueError, r"'depth'\] has 180 different values"),
         (adata, ("donor",), {"save": tmp_path / "map"}, ValueError, "must end in a picture format"),

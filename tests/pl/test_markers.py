@@ -38,6 +38,15 @@ def test_each_type_shows_its_own_genes(annotated):
     pd.testing.assert_frame_equal(annotated.obs, before.obs)
 
 
+@pytest.mark.parametrize("dtype", ["int64", "category"])
+def test_types_may_be_numbers(annotated, dtype):
+    numbers = annotated.obs["cell type"].cat.codes.astype("int64")
+    annotated.obs["cluster"], annotated.obs["name"] = numbers.astype(dtype), numbers.astype(str)
+    found, expected = (parts(marker_heatmap(annotated, key, return_fig=True)) for key in ("cluster", "name"))
+    assert found[:2] == expected[:2]
+    assert found[3] == expected[3]
+
+
 def test_colours_are_mean_log_expression_standardised_by_gene(annotated):
     annotated.obs.loc["cell0", "cell type"] = np.nan
     types, genes, colour, _ = parts(marker_heatmap(annotated, "cell type", n_genes=2, return_fig=True))

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from scdiva import _progress
 from scdiva._settings import settings
 from scdiva.pl import _umap, umap
 from scdiva.pl._labels import free_places, main_point
@@ -60,6 +61,20 @@ def test_the_map_is_kept_under_its_own_key_and_nothing_else_changes(drawn):
     assert xy.shape == (60, 2)
     assert xy.dtype == np.float32
     assert np.array_equal(xy, drawn.obsm["X_scdiva_umap"])  # same seed, same picture
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_bar_shows_how_far_the_map_is_if_asked_for(drawn, progress, monkeypatch, capfd):
+    monkeypatch.setattr(_progress, "SHORT", 0.0)  # the bars of short calls too
+    adata = cells()
+    with settings.override(progress=progress):
+        umap(adata)
+    said = capfd.readouterr()
+    assert said.out == ""
+    lines = said.err.splitlines()
+    assert len(lines) == progress
+    assert all(line.startswith("laying out cells: 100%") for line in lines)
+    np.testing.assert_array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
 
 
 def test_groups_that_are_apart_stay_apart_on_the_map(drawn):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -175,7 +175,9 @@ class CellSource:
             raise ValueError("this source was opened to be counted, not ranked; use open_cells.")
         return serialize(self._expression(ranges), self.denominator, self.max_length)
 
-    def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
+    def windows(
+        self, n_cells: int, start: int = 0, stop: int | None = None, *, told: Callable[[int], Any] | None = None
+    ) -> Iterator[tuple[np.ndarray, Ragged]]:
         """Read cells in order, many at a time; memory does not grow with their number.
 
         Parameters
@@ -184,6 +186,8 @@ class CellSource:
             Cells of a window, at least; it is filled up to whole blocks of `block_rows`. The last one may be smaller.
         start, stop
             Range of rows; `None` is the last row.
+        told
+            Called after each block with the number of its rows.
 
         Yields
         ------
@@ -198,7 +202,12 @@ class CellSource:
         step = -(-n_cells // self.block_rows) * self.block_rows
         for first in range(start, stop, step):
             last = min(first + step, stop)
-            parts = [self.read(lo, min(lo + self.block_rows, last)) for lo in range(first, last, self.block_rows)]
+            parts = []
+            for lo in range(first, last, self.block_rows):
+                hi = min(lo + self.block_rows, last)
+                parts.append(self.read(lo, hi))
+                if told is not None:
+                    told(hi - lo)
             lengths = np.concatenate([np.diff(indptr) for indptr, _, _ in parts])
             filled = np.flatnonzero(lengths)
             if len(filled):

@@ -51,6 +51,15 @@ def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
     return codes
 
 
+def truth_values(given: ArrayLike, what: str) -> NDArray[np.bool_]:
+    """Give truth values as such; refuse other numbers than 0 and 1."""
+    values = np.asarray(given)
+    other = np.zeros(values.shape, dtype=bool) if values.dtype == np.bool_ else ~np.isin(values, (0, 1))
+    if other.any():
+        raise ValueError(f"{what} must hold truth values, not {values.dtype} such as {values[other][0]!r}.")
+    return values.astype(np.bool_)
+
+
 def check_graph(graph: Any, name: str, *, missing: bool = True) -> Any:
     """Give a graph as float64, CSR without duplicates or dense; refuse values that are not finite."""
     from scipy.sparse import csr_array, issparse

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._input import check_coordinates
+from ._input import check_coordinates, truth_values
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -246,12 +246,10 @@ def rejection_auroc(novelty: ArrayLike, unknown: ArrayLike) -> float:
 
 def _truth_values(given: ArrayLike, what: str, beside: NDArray[np.floating]) -> NDArray[np.bool_]:
     """Give truth values as such; refuse other numbers, and another shape than that of the scores."""
-    values = np.asarray(given)
-    if values.shape != beside.shape or values.ndim != 1 or not len(values):
-        raise ValueError(f"scores have shape {beside.shape} and {what} has {values.shape}; both must be (n_cells,).")
-    if values.dtype != np.bool_ and not np.isin(values, (0, 1)).all():
-        raise ValueError(f"{what} must hold truth values, not {values.dtype} such as {values.flat[0]!r}.")
-    return values.astype(np.bool_)
+    shape = np.shape(given)
+    if shape != beside.shape or len(shape) != 1 or not shape[0]:
+        raise ValueError(f"scores have shape {beside.shape} and {what} has {shape}; both must be (n_cells,).")
+    return truth_values(given, what)
 
 
 def _scored(embedding: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -259,6 +257,8 @@ def _scored(embedding: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.nda
     names, keep = np.asarray(labels).astype(str), labelled(labels)
     if len(np.asarray(embedding)) != len(names):
         raise ValueError(f"embedding has shape {np.shape(embedding)}, but there are {len(names)} labels.")
+    if not keep.any():
+        raise ValueError(f"None of {len(names)} cells has a label: there is nothing to score.")
     return check_coordinates(embedding, keep)[keep], names[keep]
 
 

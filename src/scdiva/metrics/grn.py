@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ._input import truth_values
 from ._matched import matched_subsets, p_value, quantile_bins
 
 if TYPE_CHECKING:
@@ -271,10 +272,7 @@ def _masks(known: ArrayLike, candidates: ArrayLike | None) -> tuple[NDArray[np.b
         raise ValueError(
             f"known has shape {truth.shape} and candidates {allowed.shape}; both must be (n_sources, n_targets)."
         )
-    for name, mask in (("known", truth), ("candidates", allowed)):
-        if mask.dtype != np.bool_ and not np.isin(mask, (0, 1)).all():
-            raise ValueError(f"{name} must hold truth values, not {mask.dtype} such as {mask.flat[0]!r}.")
-    truth, allowed = truth.astype(bool), allowed.astype(bool)
+    truth, allowed = truth_values(truth, "known"), truth_values(allowed, "candidates")
     if not allowed.any():
         raise ValueError(f"None of {allowed.size} pairs is a candidate: there is nothing to score.")
     return truth, allowed

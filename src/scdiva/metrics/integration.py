@@ -122,6 +122,11 @@ def silhouette_label(embedding: ArrayLike, labels: ArrayLike, *, rescale: bool =
     -------
     The (rescaled) mean silhouette.
 
+    Raises
+    ------
+    ValueError
+        If fewer than two labels have cells, or every cell has a label of its own.
+
     Examples
     --------
     >>> import numpy as np

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from ._input import truth_values
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
@@ -301,9 +303,7 @@ def reconstruction_scores(
     shapes = {"true": genes.shape, "predicted": told.shape, "values": values.shape, "masked": hidden.shape}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"all must be of the same positions, shape (L,), got {shapes}.")
-    if hidden.dtype != np.bool_ and not np.isin(hidden, (0, 1)).all():
-        raise ValueError(f"masked must hold truth values, not {hidden.dtype} such as {hidden.flat[0]!r}.")
-    hidden = hidden.astype(bool)
+    hidden = truth_values(hidden, "masked")
     whole = l_dist(genes, told)
     _, place, place_told = _common(genes, told)
     at_masked, at_visible = (

@@ -148,8 +148,10 @@ def _shared_palette(adata: AnnData, first_key: str, panels: Sequence[pd.Series])
     names = dict.fromkeys(str(name) for values in panels for name in values.cat.categories)
     spare = (colour for c in distinct_colours(2 * len(names)) if (colour := to_rgba(c)) not in colours.values())
     for name in names:
-        if name not in colours:
-            colours[name] = _REJECTED_COLOUR if name == REJECTED else next(spare)
+        if name == REJECTED:  # also where the first column is that of the predicted types
+            colours[name] = _REJECTED_COLOUR
+        elif name not in colours:
+            colours[name] = next(spare)
     return colours
 
 
@@ -175,9 +177,8 @@ def reliability(
     """Draw how often predictions come true, by how sure the annotator was.
 
     On the diagonal, of the cells annotated with 70% confidence 70% are annotated rightly; below it, the annotator is
-    too sure. Dots have areas that grow with the cells of a
-    bin, which the bars above show; whiskers are 95% intervals (Wilson). The
-    legend names the expected calibration error (ECE, see `scdiva.metrics.calibration`).
+    too sure. Dots have areas that grow with the cells of a bin, which the bars above show; whiskers are 95% intervals
+    (Wilson). The legend names the expected calibration error (ECE, see `scdiva.metrics.calibration`).
 
     Drawn are the cells of the reference that the annotator was not fitted on, as `scdiva.tl.annotate` left them in
     ``adata.uns``; and, where their types are known, these cells: each with its most probable label, whether or not it

@@ -132,8 +132,9 @@ def _table(adata: AnnData, labels_key: str, key: str) -> pd.DataFrame:
     """Count cells by true and predicted type, in the order of the picture."""
     truth, predicted = groups_of(adata, labels_key), predicted_groups(adata, key)
     scored = truth.notna().to_numpy()
-    named = predicted.astype(object).where(predicted.notna(), _NONE).astype(str)[scored]
-    table = pd.crosstab(truth.astype(object)[scored].astype(str), named)
+    named = predicted.astype(object).where(predicted.notna(), _NONE).astype(str)
+    # without their index: names of cells may repeat
+    table = pd.crosstab(truth.astype(object)[scored].astype(str).to_numpy(), named[scored].to_numpy())
     order = similar_order(np.sqrt(table.to_numpy() / table.to_numpy().sum(axis=1, keepdims=True)))
     rows = table.index[order]
     # where each predicted name that is no row has most of its cells

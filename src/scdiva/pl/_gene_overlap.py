@@ -35,7 +35,8 @@ def gene_overlap(
 
     Two or three sets are drawn as circles (Venn); areas follow the numbers as far as circles can, so read the numbers.
     From four sets on (UpSet [1]_) a column is an overlap: the genes that are in the sets with a dot and in no other.
-    The largest come first, at most 40 of them; bars at the side are the sets. In both every gene is counted once.
+    The largest come first, at most 40 of them, or all of the largest size where more are of that; bars at the side are
+    the sets. In both every gene is counted once.
 
     Parameters
     ----------
@@ -158,6 +159,7 @@ def _upset(sets: dict[str, set[str]]) -> Figure:
     least = 1
     if len(sizes) > _MAX_OVERLAPS:
         least = min(sizes[_MAX_OVERLAPS] + 1, sizes[0])
+    if sizes[-1] < least:
         warnings.warn(
             f"{(sizes < least).sum():,} of {len(sizes):,} overlaps, of fewer than {least:,} genes, are not drawn",
             stacklevel=3,

@@ -21,7 +21,7 @@ def as_groups(values: pd.Series) -> pd.Series:
 
 
 def groups_of(adata: AnnData, key: str) -> pd.Series:
-    """Give a column of obs as categories that have cells, numbers in their order."""
+    """Give a column of obs as categories, numbers in their order."""
     if key not in adata.obs:
         columns = ", ".join(map(str, adata.obs.columns)) or "none"
         raise KeyError(f"{key!r} is no column of adata.obs{or_nearest(key, adata.obs.columns)}, which has {columns}")

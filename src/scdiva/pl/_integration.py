@@ -75,8 +75,8 @@ def integration(
     KeyError
         If `before` or `after` is not in obsm, or a column is not in obs.
     ValueError
-        If a column has no or more than 100 groups, there are fewer than five cells with a finite embedding, or `save`
-        ends in no picture format.
+        If no batch column is named, a column has no or more than 100 groups, there are fewer than five cells with a
+        finite embedding, or `save` ends in no picture format.
 
     Examples
     --------
@@ -89,6 +89,8 @@ def integration(
     check_file(save)
     check_anndata(adata)
     batches = [batch_key] if isinstance(batch_key, str) else list(batch_key)
+    if not batches:
+        raise ValueError("batch_key must name a column of adata.obs, or several; got none.")
     rows = {key: groups_of(adata, key) for key in [*batches, *([labels_key] if labels_key is not None else [])]}
     # Both before either map is computed: a call that fails leaves adata as it was.
     embedding_of(adata, before)

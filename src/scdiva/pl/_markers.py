@@ -101,7 +101,8 @@ def marker_heatmap(
         raise ValueError(f"n_genes must be at least 1, got {n_genes}.")
     types = predicted_groups(adata, key)
     kept = np.flatnonzero(types.notna())
-    types = types.iloc[kept].cat.remove_unused_categories()
+    # clusters may have numbers, where scanpy wants names
+    types = types.iloc[kept].cat.remove_unused_categories().cat.rename_categories(str)
     size = types.value_counts(sort=False)
     if len(size) < 2 or size.max() < 2:
         raise ValueError(

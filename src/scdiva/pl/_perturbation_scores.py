@@ -115,7 +115,8 @@ def hit_rate(
             axes.fill_between(numbers, curve - error, curve + error, color=COLOURS[method], alpha=0.15, linewidth=0)
     n = len(responses.rows)
     axes.set(xlabel="k, strongest genes", ylabel="share of them found", ylim=(0, None))
-    axes.set_xlim(numbers[0], numbers[-1]) if len(numbers) > 1 else None
+    if len(numbers) > 1:
+        axes.set_xlim(numbers[0], numbers[-1])
     axes.set_title(f"hit rate, {n} condition{'s' * (n > 1)}, {n_genes:,} genes", fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scdiva._constants import OBSM_EMBEDDING, UNS
 from scdiva._docs import with_shared_docs
 from scdiva._nearest import or_nearest
+from scdiva._progress import tqdm_keywords
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.writing import check_anndata, check_writable, our_uns
@@ -229,6 +230,7 @@ def umap_of(z: NDArray[np.float32], *, n_neighbors: int, min_dist: float, seed: 
         init="spectral" if n > 50 else "random",
         random_state=seed,
         n_jobs=1,  # what a fixed seed asks for
+        tqdm_kwds={"desc": "laying out cells", "unit": "epoch", "bar_format": None, **tqdm_keywords()},
     )
     xy = np.full((len(z), 2), np.nan, dtype=np.float32)
     with torch_threads_kept():

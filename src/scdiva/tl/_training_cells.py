@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scdiva._nearest import no_column
+from scdiva._progress import progress_bar
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -159,7 +160,8 @@ def training_cells(
         raise ValueError(f"{n_known} cells have a known gene; {what} needs {least} or more.")
     if not whole:
         warn_left_out("adata", source.n_obs - n_known, source.n_obs, 1)
-    (rows, ragged), *_ = source.windows(source.n_obs)
+    with progress_bar(desc="reading", unit="cell", total=source.n_obs) as bar:
+        (rows, ragged), *_ = source.windows(source.n_obs, told=bar.update)
     names, kept = np.unique(batch[rows], return_inverse=True)
     order = np.argsort(kept, kind="stable")
     cells = AdaptationCells(*take_cells(ragged, order), kept[order], source.measured_tokens, len(names))

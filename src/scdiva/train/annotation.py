@@ -13,7 +13,7 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
-from scdiva._progress import progress_bar
+from scdiva._progress import progress_bar, progress_clock
 from scdiva._rng import step_generator, step_seed
 from scdiva.metrics.annotation import calibration
 from scdiva.nn.annotation import CENTROID_SCALE, CLIP, AnnotationHead, HeadSizes, Neighbors, Read
@@ -138,9 +138,10 @@ def fit_head(
     known = len(rows)
     if linear:
         rows = np.concatenate([rows, _helpers(reference.labels, config.seed)])
-    u, expression = read_cells(head, reference, rows)
     y = reference.labels[rows]
-    _train(head.classifier, head.inputs(u, expression), u, y, config)
+    with progress_clock("fitting"):
+        u, expression = read_cells(head, reference, rows)
+        _train(head.classifier, head.inputs(u, expression), u, y, config)
     head.centroids.copy_(state_centroids(head, u[:known], y[:known]))
     return head
 

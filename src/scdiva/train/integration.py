@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva._progress import progress_bar
+from scdiva._progress import progress_bar, progress_clock
 from scdiva._rng import step_generator, step_seed
 from scdiva.data.batch import CellBatch
 from scdiva.data.packing import BATCH_TOKENS
@@ -245,7 +245,7 @@ def fit_projection(head: IntegrationHead, cells: AdaptationCells) -> int:
 
 
 @torch.no_grad()
-def head_features(model: ScDiVa, cells: AdaptationCells) -> Tensor:
+def head_features(model: ScDiVa, cells: AdaptationCells, *, progress: bool | None = None) -> Tensor:
     """Input of the integration head for each cell, float32 `(n_cells, dim)`, on the model's device."""
     head, device = model.integration, next(model.parameters()).device
     assert isinstance(head, IntegrationHead)
@@ -254,10 +254,12 @@ def head_features(model: ScDiVa, cells: AdaptationCells) -> Tensor:
     # a transformer on a CPU takes one cell a call, see scdiva.models.inference
     size = 1 if through and device.type == "cpu" else max(1, (BATCH_TOKENS if through else BLOCK_TOKENS) // per_cell)
     parts = []
-    for start in range(0, cells.n_cells, size):
-        batch = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device)
-        packed = batch.packed
-        parts.append(head.features(model.encode(*packed).float(), *packed))
+    with progress_bar(desc="running the model", unit="cell", total=cells.n_cells, shown=progress) as bar:
+        for start in range(0, cells.n_cells, size):
+            batch = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device)
+            packed = batch.packed
+            parts.append(head.features(model.encode(*packed).float(), *packed))
+            bar.update(batch.n_cells)
     return torch.cat(parts)
 
 
@@ -305,15 +307,16 @@ def integrate_model(
     begun, head = time.monotonic(), model.integration
     assert isinstance(head, IntegrationHead)
     n_own = fit_projection(head, cells)
-    features = head_features(model, cells)
+    features = head_features(model, cells, progress=progress)
     rng = np.random.default_rng(step_seed(config.seed, 0, "clusters"))
-    corrected = correct_batches(features.cpu().numpy(), covariates.batches, rng, labels=covariates.labels)
-    target = torch.from_numpy(corrected.astype(np.float32)).to(features)
-    _choose_weights(model, strategy, config.seed)
-    frozen = features if strategy == "head" else None
-    # a cell that has to go through the transformer is looked at whole: two passes a step would be too dear
-    thin = not runs_transformer(model)
-    module = IntegrationModule(model, config, target, covariates, frozen, thin=thin).to(features.device)
+    with progress_clock("finding batch effects", shown=progress):
+        corrected = correct_batches(features.cpu().numpy(), covariates.batches, rng, labels=covariates.labels)
+        target = torch.from_numpy(corrected.astype(np.float32)).to(features)
+        _choose_weights(model, strategy, config.seed)
+        frozen = features if strategy == "head" else None
+        # a cell that has to go through the transformer is looked at whole: two passes a step would be too dear
+        thin = not runs_transformer(model)
+        module = IntegrationModule(model, config, target, covariates, frozen, thin=thin).to(features.device)
     optimizer = torch.optim.AdamW(decay_groups(module, config.weight_decay), lr=config.learning_rate)
     history: dict[str, list[float]] = {name: [] for name in HISTORY}
     every, stopped, rows = max(1, config.steps // 40), "steps", _rows(cells.n_cells, config)

@@ -59,6 +59,17 @@ def test_annotations_of_other_keys_are_told_apart(annotated):
     assert get.annotation_df(annotated, key="coarse")["label"].tolist() == ["lymphoid"] * 4
 
 
+@pytest.mark.parametrize(
+    "read",
+    [get.annotation_df, get.perturbation_df, lambda adata: get.gene_embedding_df(adata, group="T cell")],
+)
+def test_a_users_own_entry_of_our_name_is_named(annotated, read):
+    annotated.varm["X_scdiva_groups"] = np.zeros((1, 1, 2), np.float32)
+    annotated.uns["scdiva"] = "mine"
+    with pytest.raises(ValueError, match="is a str, but scdiva keeps a dictionary there"):
+        read(annotated)
+
+
 def test_what_is_not_there_is_named(annotated):
     with pytest.raises(KeyError, match=r"no 'mine_probability': call scdiva.tl.annotate\(adata, ..., key_added='mine'"):
         get.annotation_df(annotated, key="mine")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from scdiva._constants import PERTURBATION, UNS, VARM_MEAN
 from scdiva._nearest import no_column
-from scdiva.data.writing import check_anndata
+from scdiva.data.writing import check_anndata, our_uns
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -187,7 +187,7 @@ def predicted_conditions(predicted: AnnData) -> pd.DataFrame:
         If conditions and means do not belong together.
     """
     check_anndata(predicted)
-    ours = predicted.uns.get(UNS, {}).get(PERTURBATION)
+    ours = our_uns(predicted).get(PERTURBATION)
     if ours is None or VARM_MEAN not in predicted.varm:
         where = f"uns[{UNS!r}] has no {PERTURBATION!r}" if ours is None else f"varm has no {VARM_MEAN!r}"
         raise KeyError(

@@ -11,6 +11,7 @@ import scipy.sparse as sp
 
 from scdiva._constants import LAYER_RANK, OBS_LABEL, PROBABILITY, UNS
 from scdiva._nearest import or_nearest
+from scdiva.data.writing import our_uns
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -123,7 +124,7 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
     if top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}.")
     at = f"{key}_{PROBABILITY}"
-    ours = adata.uns.get(UNS, {})
+    ours = our_uns(adata)
     if at not in adata.obsm or key not in ours:
         where = f"adata.obsm has no {at!r}" if at not in adata.obsm else f"adata.uns[{UNS!r}] has no {key!r}"
         raise KeyError(f"{where}: call scdiva.tl.annotate(adata, ..., key_added={key!r}) first.")

@@ -11,6 +11,7 @@ import pandas as pd
 from scdiva._constants import GROUPS, UNS, VARM_EMBEDDING, VARP_GRN
 from scdiva._nearest import or_nearest
 from scdiva.data.network import genes_of, network_of
+from scdiva.data.writing import our_uns
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -53,7 +54,7 @@ def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING, group: str |
         values = np.asarray(adata.varm[key])
     else:
         at = f"{key}_{GROUPS}"
-        if at not in adata.varm or at not in adata.uns.get(UNS, {}):
+        if at not in adata.varm or at not in our_uns(adata):
             raise KeyError(f"adata.varm has no {at!r}: call scdiva.tl.gene_embedding(adata, groupby=...) first.")
         names = [str(name) for name in adata.uns[UNS][at]["groups"]]
         if group not in names:

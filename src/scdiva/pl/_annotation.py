@@ -14,7 +14,7 @@ from scdiva import metrics
 from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, PROBABILITY, REJECTED, UNS
 from scdiva._docs import with_shared_docs
 from scdiva._settings import settings
-from scdiva.data.writing import check_anndata
+from scdiva.data.writing import check_anndata, our_uns
 from scdiva.get import annotation_df
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._groups import groups_of, predicted_groups
@@ -157,7 +157,7 @@ def _shared_palette(adata: AnnData, first_key: str, panels: Sequence[pd.Series])
 
 def _bins_of(adata: AnnData, key: str) -> dict[str, Any] | None:
     """Give the reliability of the reference's held-out cells as `tl.annotate` kept it; None if there were none."""
-    ours = adata.uns.get(UNS, {}).get(key, {})
+    ours = our_uns(adata).get(key, {})
     if not np.asarray(ours.get("reliability", {}).get("n_cells", 0)).any():  # empty where no cell could be held out
         return None
     return {"ece": float(ours["ece"]), **{name: np.asarray(column) for name, column in ours["reliability"].items()}}

@@ -79,8 +79,9 @@ def embed(
     empty
         A cell without any gene of the vocabulary is an error, or gets a row of NaN (`"nan"`).
     batch_size
-        Most cells per forward pass; `None` takes `scdiva.settings.batch_size`. It changes speed and memory, not
-        results. A CPU takes cells through a transformer one by one, `scdiva.settings.threads` at once.
+        Most cells per forward pass; `None` takes `scdiva.settings.batch_size`. It changes speed and memory, and
+        results by rounding at most. A CPU takes cells through a transformer one by one,
+        `scdiva.settings.threads` at once.
     device
         Torch device such as `"cpu"` or `"cuda:0"`; `None` takes `scdiva.settings.device`.
     precision

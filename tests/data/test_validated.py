@@ -52,15 +52,31 @@ def test_each_cell_has_the_name_of_its_file(tmp_path):
     assert dict(zip(names, np.bincount(study).tolist(), strict=True)) == {"a": 35, "b": 10, "c": 15}
 
 
-def test_an_object_keeps_its_name_where_others_are_trained_on():
+def genes_of(studies) -> Vocabulary:
+    human = Vocabulary.human()
+    genes = human.subset(human.match(studies[0].var_names).tokens)
+    return genes.with_entropy(np.ones(genes.n_genes))
+
+
+def three_studies() -> list:
     studies = [toy(30, 40, rng=seed) for seed in range(3)]
     for adata in studies:
         adata.var_names = studies[0].var_names
-    human = Vocabulary.human()
-    genes = human.subset(human.match(studies[0].var_names).tokens)
-    genes = genes.with_entropy(np.ones(genes.n_genes))
-    data = CellDataModule(studies, vocabulary=genes, validation_studies=["adata1"], batch_size=8)
+    return studies
+
+
+def test_an_object_keeps_its_name_where_others_are_trained_on():
+    studies = three_studies()
+    data = CellDataModule(studies, vocabulary=genes_of(studies), validation_studies=["adata1"], batch_size=8)
     names, study = validation_studies(data.val_dataloader().dataset)
     assert names == ["adata1"]
     assert study.tolist() == [0] * 30
     assert data.study_names == ["adata0", "adata2"]
+
+
+def test_an_object_given_to_validate_on_is_none_that_is_trained_on():
+    studies = three_studies()
+    data = CellDataModule(studies[:2], validation=studies[2:], vocabulary=genes_of(studies), batch_size=8)
+    names, study = validation_studies(data.val_dataloader().dataset)
+    assert (names, study.tolist()) == (["validation0"], [0] * 30)
+    assert all((batch.study == -1).all() for batch in data.val_dataloader())

@@ -55,16 +55,21 @@ def corpus_files(data: Sequence[Any]) -> list[Any]:
     if any(packed) and len(files) > 1:
         raise ValueError("a packed corpus stands alone: pack all files into one with scdiva.data.pack_files.")
     if not any(packed):
-        _names(files)
+        _names(files, "adata")
     return files
 
 
-def _names(files: Sequence[Any]) -> list[str]:
-    return study_names([Path(one if isinstance(one, str | Path) else f"adata{i}") for i, one in enumerate(files)])
+def _names(files: Sequence[Any], unnamed: str) -> list[str]:
+    return study_names([Path(one if isinstance(one, str | Path) else f"{unnamed}{i}") for i, one in enumerate(files)])
 
 
 def open_studies(
-    files: Sequence[Any], vocabulary: Vocabulary, min_genes: int, context: int, reading: dict[str, Any]
+    files: Sequence[Any],
+    vocabulary: Vocabulary,
+    min_genes: int,
+    context: int,
+    reading: dict[str, Any],
+    unnamed: str = "adata",
 ) -> OpenStudies:
     """Open and check the studies of a corpus, and warn of the cells of each that have too few genes.
 
@@ -80,6 +85,8 @@ def open_studies(
         Genes kept per cell.
     reading
         Further arguments of :func:`scdiva.data.cells.open_cells`.
+    unnamed
+        What an AnnData object is called, before its number.
 
     Raises
     ------
@@ -111,7 +118,7 @@ def open_studies(
 
     from scdiva.data.cells import open_cells
 
-    names = _names(files)
+    names = _names(files, unnamed)
     sources: list[Source] = []
     for name, one in zip(names, files, strict=True):
         try:

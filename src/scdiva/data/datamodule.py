@@ -210,7 +210,9 @@ class CellDataModule(pl.LightningDataModule):
         return self._notes
 
     def _open(self, part: str) -> OpenStudies:
-        return open_studies(self._files[part], self.vocabulary, self.min_genes, self.context, self._reading)
+        # objects have no names: the first of validation is not the first that is trained on
+        unnamed = "adata" if part == "train" else part
+        return open_studies(self._files[part], self.vocabulary, self.min_genes, self.context, self._reading, unnamed)
 
     def _pool_of(self, sources: Sequence[Source], studies: Sequence[np.ndarray]) -> CellPool:
         return CellPool(sources, studies, self.min_genes, self.context, self.block_rows)

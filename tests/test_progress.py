@@ -131,9 +131,11 @@ def cells():
 
 
 def rank(adata):
+    import torch
+
     fitted = sd.tl.fit_perturbation(adata, "perturbation", strategy="none")
-    fitted.head = SimpleNamespace()
-    fitted.added = lambda cells, parts, dose: __import__("torch").zeros(len(parts), adata.n_vars)
+    fitted.head = torch.nn.Identity()
+    fitted.added = lambda cells, parts, dose: torch.zeros(len(parts), adata.n_vars)
     return sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted, candidates=["A+C"])
 
 

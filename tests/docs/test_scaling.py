@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,11 @@ from scdiva.tokenizer.vocabulary import Vocabulary
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
+SMALL = shlex.split(
+    "--training.batch_size 8 --training.accumulate 1 --training.context 40 --training.precision fp32"
+    " --training.warmup_steps 0 --model.dim 16 --model.n_layers 1 --model.n_heads 2 --model.ffn_dim 24"
+    " --model.anchor_linear_dim 8 --model.anchor_hidden 12 --accelerator cpu --progress false"
+)
 COMMANDS = [line for language, text in BLOCKS if language == "bash" for line in text.splitlines()]
 
 
@@ -58,6 +64,13 @@ def test_the_commands_and_scripts_run(tmp_path, monkeypatch):
     assert Vocabulary.read("vocabulary.parquet") == counted
     exec(compile(scripts["# pack.py"], "pack.py", "exec"), {})
     assert sorted(file.name for file in Path().glob("*.h5")) == ["train.h5", "validation.h5"]
+    torchrun, srun, resumed = (shlex.split(line.split("scdiva ")[1]) for line in COMMANDS if "pretrain" in line)
+    for number, command in enumerate((srun, torchrun, resumed)):  # without their launchers, in one small process
+        assert ("--resume" in command) == (number == 2)
+        if number:  # another run; or this one as it is where its last step is done and its model not yet written
+            shutil.rmtree(("run", "run/model")[number - 1])
+        assert main([*command, *SMALL, "--training.steps", "2"]) == 0
+        assert Path("run/model/model.safetensors").exists()
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     script = scripts["# embed.py"].replace('model="run/model"', 'model="scdiva-mini"')
     exec(compile(script, "embed.py", "exec"), {})

@@ -35,8 +35,8 @@ def values(adata: ad.AnnData, genes: list[str]) -> np.ndarray:
 
 def ours(adata: ad.AnnData, job: dict) -> np.ndarray:
     """`tl.grn` by its defaults, all pairs kept: which genes take part was settled on all cells."""
-    of_value = job["arm"] == "knockout_value"
-    how = {"method": "knockout", "effect": "value"} if of_value else {"method": job["arm"]}
+    of_presence = job["arm"] == "knockout_presence"
+    how = {"method": "knockout", "effect": "presence"} if of_presence else {"method": job["arm"]}
     sd.tl.grn(
         adata, **how, sources=job["sources"], targets=job["targets"], n_targets=None, min_fraction=0.0,
         model=job["model"], rng=job["seed"], key_added=KEY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from _timing import goal
 
-NETWORK = ("embedding", "attention", "knockout", "knockout_value")
+NETWORK = ("embedding", "attention", "knockout", "knockout_presence")
 """Our graphs; the correlation is the baseline beside them."""
 BASELINE = "correlation"
 CLASS_II, OTHERS, NEEDED = "HLA class II", ("HLA", "TNF", "interleukin", "CD"), 2

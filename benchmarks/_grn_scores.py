@@ -21,9 +21,9 @@ SIGNIFICANT = 0.05
 PAPER_TARGETS = ("HBG1", "HBG2", "MS4A3", "FTH1")
 """Genes that the scDiVa paper names among the 20 that attend most to SPI1."""
 PAPER_PAIR = ("TNFSF13B", "TNFRSF13B")
-OURS = ("embedding", "attention", "knockout", "knockout_value", "correlation")
+OURS = ("embedding", "attention", "knockout", "knockout_presence", "correlation")
 """Arms that are methods of `tl.grn`."""
-SIGNED = ("knockout_value", "correlation", "spearman")
+SIGNED = ("correlation", "spearman")
 """Arms whose weights below 0 are as strong as those above."""
 N_EDGES = 100
 """Targets of each source that are edges, as `tl.grn` keeps them by default."""

@@ -13,7 +13,7 @@ from scdiva._constants import UNKNOWN
 from scdiva.tokenizer import load_vocabulary
 
 HELD_OUT = "sc_mixology_cell_lines"
-"""Nothing was settled on it; known edges alone, by arms that take seconds."""
+"""Nothing was settled on it; known edges alone."""
 SETS = ("pbmc3k_raw", "kang_pbmc_12k_1287g", HELD_OUT)
 REFERENCES = {"trrust": "trrust_hs.csv", "dorothea": "dorothea_hs_ABC.csv"}
 """Tables with the columns `tf`, `target` and `mor` (1 activates, -1 represses, 0 unknown)."""

@@ -13,7 +13,7 @@ METHODS = {
     "embedding": "`tl.grn`, embedding",
     "attention": "`tl.grn`, attention",
     "knockout": "`tl.grn`, knockout",
-    "knockout_value": "`tl.grn`, knockout, of values",
+    "knockout_presence": "`tl.grn`, knockout, of presence",
     "correlation": "`tl.grn`, correlation (Pearson)",
     "spearman": "Spearman",
     "mutual_information": "mutual information",
@@ -28,19 +28,19 @@ COSTS = ["CPU seconds", "peak MiB"]
 WORDS = (
     "Genes that the model knows and more than 1% of a set's cells express. Edges are scored against TRRUST and "
     "DoRothEA (confidence A to C): all of a table's factors by all of its targets, ranked as `get.grn_df` ranks them: "
-    "by the weight, or by its size where one below 0 is as strong (knockout of values, both correlations). Such tables "
-    "hold what someone looked for, in any tissue, and no pair that is known to be none, so that scores are low for "
-    "everyone. AUPRC ratio: average precision over that of a random order, in brackets 95% of resampled factors; null: "
+    "by the weight, or by its size where one below 0 is as strong (both correlations). Such tables hold what someone "
+    "looked for, in any tissue, and no pair that is known to be none, so that scores are low for everyone. AUPRC "
+    "ratio: average precision over that of a random order, in brackets 95% of resampled factors; null: "
     "the same when the targets of each factor are exchanged for others of like mean expression (mean, and what 5% of "
     "1,000 exchanges exceed), for abundant genes are studied more and correlate more; with a p that is not small, a "
     "graph says no more of these edges than that. Early precision: of as many edges as are known, over chance. Mutual "
     "information: quantile bins of expressing cells, zero a bin of its own. Random forest: GENIE3, 100 trees of depth "
     "10 for each target, all factors to choose from, for known edges alone. Product of means and random numbers know "
-    "of no pair. Ours by their defaults with the bundled model: all cells, for knockout 20 of each source. CPU seconds "
+    "of no pair. Ours by their defaults with the bundled model: all cells, for knockout 50 of each source. CPU seconds "
     "are of the graph alone, on a machine that had other work to do. How embedding, attention and knockout read the "
-    "model was settled on after some twenty ways had been scored by these tables on cells of the first two sets, which "
-    "flatters them and their p-values there; nothing of the others was. sc_mixology was looked at afterwards, and only "
-    "with what takes seconds."
+    "model was settled on after some thirty ways had been scored by these tables on cells of the first two sets, which "
+    "flatters them and their p-values there; nothing of the others was. sc_mixology was looked at afterwards, without "
+    "the forest and without knock-outs by presence, which take hours there."
 )
 FAMILY_WORDS = (
     "Are the members of a gene family closer to each other than sets of genes with like degrees? First by edges: the "

@@ -156,11 +156,11 @@ def test_edges_are_scored_among_a_tables_own_genes(scores):
 
 
 @pytest.mark.parametrize(
-    "arm", ["embedding", "attention", "knockout", "mutual_information", "correlation", "spearman", "knockout_value"]
+    "arm", ["embedding", "attention", "knockout", "mutual_information", "correlation", "spearman", "knockout_presence"]
 )
 def test_the_strongest_edges_are_those_that_grn_df_lists_first(scores, arm):
     weights = np.array([[0.5, -0.9, 0.0, 0.7]])
-    signed = arm in ("correlation", "spearman", "knockout_value")
+    signed = arm in ("correlation", "spearman")
     order = [1, 3, 0, 2] if signed else [3, 0, 2, 1]
     assert np.argsort(-scores.strength(weights, arm)[0]).tolist() == order
     # what compares graphs takes the size of the weights, and may not take the weakest for the strongest

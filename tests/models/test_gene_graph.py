@@ -11,9 +11,9 @@ from scdiva.models.gene_graph import attention_ranks, knockout_falls
 from scdiva.models.inference import open_encoder, read_out
 
 
-@pytest.fixture(scope="module")
-def model(network):
-    return network(n_layers=2, max_length=20)
+@pytest.fixture(scope="module", params=[False, True], ids=["stream", "state head"])
+def model(network, request):
+    return network(n_layers=2, max_length=20, state_head=request.param)
 
 
 @pytest.fixture
@@ -60,20 +60,21 @@ TARGETS = torch.arange(N_SPECIAL, N_SPECIAL + 30, 2).flip(0)
 
 
 def expected_of(model, tokens, values, hidden, effect):
-    """What the model expects of genes, by token: the values of hidden ones, or how often each is among these."""
+    """What the model expects of genes that are not visible, by token: their values, or how often each is there."""
     bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
-    own = tokens[hidden]
+    places, seen = hidden.nonzero().squeeze(1), tokens[~hidden].tolist()
     with torch.no_grad():
-        if effect == "value":
-            out = model(tokens, values, bounds, value_mask=hidden)
-            return dict(zip(own.tolist(), model.predict_values(out, own, hidden).tolist(), strict=True))
         out = model(torch.where(hidden, MASK, tokens), values, bounds)
-        often = model.gene_logits(out, hidden).double().softmax(dim=1).sum(dim=0)
-        seen = tokens[~hidden].tolist()
-        return {i + N_SPECIAL: float(x.log()) for i, x in enumerate(often) if i + N_SPECIAL not in seen}
+        chance = model.gene_logits(out, hidden).double().softmax(dim=1)
+        if effect == "presence":
+            often = chance.sum(dim=0).log()
+        else:
+            each = [model.predict_values(out, torch.full_like(places, t + N_SPECIAL), places) for t in range(30)]
+            often = (chance * torch.stack(each, dim=1)).sum(dim=0) / chance.sum(dim=0)
+    return {i + N_SPECIAL: float(x) for i, x in enumerate(often) if i + N_SPECIAL not in seen}
 
 
-@pytest.mark.parametrize("effect", ["presence", "value"])
+@pytest.mark.parametrize("effect", ["value", "presence"])
 @pytest.mark.parametrize("removal", ["remove", "mask"])
 @pytest.mark.parametrize("first", [0, 3])
 def test_falls_are_differences_of_what_is_expected(model, cell, effect, removal, first):
@@ -100,7 +101,7 @@ def test_falls_are_differences_of_what_is_expected(model, cell, effect, removal,
         assert np.abs(expected).max() > 1e-5
 
 
-@pytest.mark.parametrize("effect", ["presence", "value"])
+@pytest.mark.parametrize("effect", ["value", "presence"])
 @pytest.mark.parametrize("removal", ["remove", "mask"])
 def test_falls_of_short_and_long_cells(model, cell, effect, removal):
     read = knockout_falls(TARGETS, effect, removal)
@@ -118,7 +119,7 @@ def test_falls_of_short_and_long_cells(model, cell, effect, removal):
             assert torch.isnan(falls).all()
         else:
             there = few[0].tolist()
-            told = [t == there[hidden] if effect == "value" or t in there else True for t in TARGETS.tolist()]
+            told = [t == there[hidden] or t not in there for t in TARGETS.tolist()]
             assert torch.isfinite(falls).tolist() == [told]
     none = read_out(model, (*cell, torch.tensor([], dtype=torch.long), first), read)
     assert none.shape == (0, 15)
@@ -127,7 +128,7 @@ def test_falls_of_short_and_long_cells(model, cell, effect, removal):
 def test_what_is_not_there_is_refused(model, cell):
     with pytest.raises(ValueError, match='removal must be "remove" or "mask", got \'cut\''):
         knockout_falls(TARGETS, removal="cut")
-    with pytest.raises(ValueError, match='effect must be "presence" or "value", got \'sign\''):
+    with pytest.raises(ValueError, match='effect must be "value" or "presence", got \'sign\''):
         knockout_falls(TARGETS, "sign")
     with pytest.raises(ValueError, match="layers must be numbers from 0 to 1"):
         read_out(model, cell, attention_ranks(layers=[2]))

@@ -16,7 +16,7 @@ from scdiva._constants import MASK, N_SPECIAL
 from scdiva.models.in_silico import PARTS
 from scdiva.models.scdiva import ScDiVa
 
-Effect = Literal["presence", "value"]
+Effect = Literal["value", "presence"]
 Removal = Literal["remove", "mask"]
 
 
@@ -57,7 +57,7 @@ def attention_ranks(
 
 
 def knockout_falls(
-    targets: Tensor, effect: Effect = "presence", removal: Removal = "remove"
+    targets: Tensor, effect: Effect = "value", removal: Removal = "remove"
 ) -> Callable[[ScDiVa, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Make a read-out of how far what the model expects of genes falls in a cell without each of some others.
 
@@ -70,9 +70,9 @@ def knockout_falls(
     targets
         int64 `(n_targets,)`, tokens.
     effect
-        `"presence"` hides what the genes are and how much there is of them, and reads the logarithm of how often a
-        target is expected among them, the sum of its probabilities over their places; `"value"` hides how much there
-        is, and reads the predicted log-normalised expression of the hidden genes.
+        `"value"` reads the log-normalised expression that is predicted of a target if it is one of the hidden genes:
+        the mean over their places, each by the probability that the target stands there. `"presence"` reads the
+        logarithm of how often it is expected among them, the sum of these probabilities.
     removal
         `"remove"` takes a source out of the cell, so that those behind it move up; `"mask"` hides its identity and its
         value, so that the model is told of a gene there but not of which.
@@ -80,17 +80,16 @@ def knockout_falls(
     Returns
     -------
     Function of a model, the packed tensors of one cell, the places of n sources among its genes, and the number of the
-    first gene that is hidden. It gives float32 `(n, n_targets)`, NaN for a target that stands in the cell and is not
-    hidden, and by value for one that does not stand there. A source is not hidden while it is asked about. The cell's
-    genes are the first `max_length`.
+    first gene that is hidden. It gives float32 `(n, n_targets)`, NaN for a target that is visible in the cell. A source
+    is not hidden while it is asked about. The cell's genes are the first `max_length`.
 
     Raises
     ------
     ValueError
         If `effect` or `removal` is none of these.
     """
-    if effect not in ("presence", "value"):
-        raise ValueError(f'effect must be "presence" or "value", got {effect!r}.')
+    if effect not in ("value", "presence"):
+        raise ValueError(f'effect must be "value" or "presence", got {effect!r}.')
     if removal not in ("remove", "mask"):
         raise ValueError(f'removal must be "remove" or "mask", got {removal!r}.')
 
@@ -103,18 +102,18 @@ def knockout_falls(
         place = torch.arange(len(tokens), device=tokens.device)
         hidden = place % PARTS == first
         result = torch.empty((len(sources), len(aims)), device=tokens.device)
-        usual = _expected(model, tokens, values, hidden, tokens[hidden], aims, effect)
+        usual = _expected(model, tokens, values, hidden, aims, effect)
         for row, source in enumerate(sources.tolist()):
             still, before = hidden, usual
             if hidden[source]:  # the model has to be told of it, or nothing is taken away
                 still = hidden & (place != source)
-                before = _expected(model, tokens, values, still, tokens[still], aims, effect)
+                before = _expected(model, tokens, values, still, aims, effect)
             if removal == "remove":
                 left = place != source
-                after = _expected(model, tokens[left], values[left], still[left], tokens[still], aims, effect)
+                after = _expected(model, tokens[left], values[left], still[left], aims, effect)
             else:
                 masked = tokens.masked_fill(place == source, MASK)
-                after = _expected(model, masked, values, still, tokens[still], aims, effect)
+                after = _expected(model, masked, values, still, aims, effect)
             result[row] = before - after
             result[row, torch.isin(aims, tokens[~still])] = torch.nan
         return result
@@ -122,21 +121,19 @@ def knockout_falls(
     return falls
 
 
-def _expected(
-    model: ScDiVa, tokens: Tensor, values: Tensor, hidden: Tensor, own: Tensor, targets: Tensor, effect: Effect
-) -> Tensor:
-    """Predict targets from what is visible of a cell, NaN where nothing is said; `own` is what is hidden."""
-    result = torch.full((len(targets),), torch.nan, device=tokens.device)
-    if not len(own):
-        return result
+def _expected(model: ScDiVa, tokens: Tensor, values: Tensor, hidden: Tensor, targets: Tensor, effect: Effect) -> Tensor:
+    """Predict targets from what is visible of a cell, NaN if nothing is hidden."""
+    places = hidden.nonzero().squeeze(1)
+    if not len(places):
+        return torch.full((len(targets),), torch.nan, device=tokens.device)
     # of the genes a share is hidden, as at that diffusion time
     time = hidden.float().mean()[None] if model.config.time_conditioning else None
     bounds = torch.tensor([0, len(tokens)], dtype=torch.int32, device=tokens.device)
+    found = model(tokens.masked_fill(hidden, MASK), values, bounds, time=time)
+    chance = model.gene_logits(found, places).float().log_softmax(dim=1)[:, targets - N_SPECIAL]
     if effect == "presence":
-        found = model(tokens.masked_fill(hidden, MASK), values, bounds, time=time)
-        chance = model.gene_logits(found, hidden).float().log_softmax(dim=1)
-        return chance[:, targets - N_SPECIAL].logsumexp(dim=0)
-    found = model(tokens, values, bounds, value_mask=hidden, time=time)
-    of_target = (targets[:, None] == own).nonzero()
-    result[of_target[:, 0]] = model.predict_values(found, tokens[hidden], hidden).float()[of_target[:, 1]]
-    return result
+        return chance.logsumexp(dim=0)
+    # a value is what its place gives and what its gene gives: no need to predict each gene at each place
+    of_place = model.predict_values(found, torch.full_like(places, MASK), places).float()
+    at_first = model.predict_values(found, targets, places[:1].expand(len(targets))).float()
+    return at_first + chance.softmax(dim=0).T @ (of_place - of_place[0])

@@ -47,7 +47,7 @@ def grn(
     n_cells: int | None = None,
     layers: Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
-    effect: Literal["presence", "value"] = "presence",
+    effect: Literal["value", "presence"] = "value",
     removal: Literal["remove", "mask"] = "remove",
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     layer: str | None = None,
@@ -84,7 +84,8 @@ def grn(
         `"knockout"`
             How much less the model expects of the target, on average over cells, when the source is taken out of a cell
             that expresses it; drawn towards 0 in the same way. A quarter of a cell's genes is hidden and predicted.
-            `effect` says what is read. Negative: it expects more. The model has seen no intervention.
+            `effect` says what is read. Below 0 it expects more, which is ranked last: among known regulation such edges
+            are no more frequent than by chance. The model has seen no intervention.
         `"correlation"`
             Pearson's correlation of log-normalised expression. It needs no model but for the names of genes, and is
             there to be compared with.
@@ -100,20 +101,19 @@ def grn(
     reference
         A group, or `"rest"`, all other groups together: the weights become differences from its network's.
     n_targets
-        Edges kept of each source, those of largest weight (for `"correlation"`, `effect="value"` and differences, of
-        largest absolute weight); None keeps all.
+        Edges kept of each source, those of largest weight (for `"correlation"` and differences, of largest absolute
+        weight); None keeps all.
     min_fraction
         Genes expressed in a smaller share of the cells, in each group, take no part.
     n_cells
         Cells read of each group, drawn at random; None: all. For `"knockout"`, cells in which each source is knocked
-        out, drawn among those of the group that express it; None: 20. Each takes a pass of the model.
+        out, drawn among those of the group that express it; None: 50. Each takes a pass of the model.
     layers, heads
         Of the transformer, from 0, for `"attention"`; None: all.
     effect
-        For `"knockout"`: `"presence"` reads how often the model expects the target among the hidden genes, as a
-        logarithm: a weight of 0.01 is 1% less. What one gene loses others gain, so weights below 0 are ranked last.
-        `"value"` reads the predicted log-normalised expression of hidden targets; of the bundled model that tells
-        nothing of known regulation (see the benchmarks).
+        For `"knockout"`: `"value"` reads the log-normalised expression that the model predicts of the target where
+        it would stand among the hidden genes; `"presence"` how often it is expected among them, as a logarithm: a
+        weight of 0.01 is 1% less, and what one gene loses others gain.
     removal
         For `"knockout"`: `"remove"` takes the source out of the ranking of genes, `"mask"` hides what it is and how
         much there is of it.
@@ -194,7 +194,7 @@ def grn(
     draw = np.random.default_rng(step_seed(seed, 0, "gene network"))
     found, n_read = _summed(pairs, method, running, n_cells, layers, heads, effect, removal, draw)
     columns = column_of[tokens]
-    signed = method == "correlation" or (method == "knockout" and effect == "value") or reference is not None
+    signed = method == "correlation" or reference is not None
     graphs = {}
     for number, name in enumerate(drawn or [""]):
         weights = _weights(pairs, method, [part[number] for part in found])
@@ -252,11 +252,11 @@ def _check_arguments(
     if not 0 <= min_fraction <= 1:
         raise ValueError(f"min_fraction must be a share, from 0 to 1, got {min_fraction}.")
     if effect not in ("presence", "value"):
-        raise ValueError(f'effect must be "presence" or "value", got {effect!r}.')
+        raise ValueError(f'effect must be "value" or "presence", got {effect!r}.')
     if removal not in ("remove", "mask"):
         raise ValueError(f'removal must be "remove" or "mask", got {removal!r}.')
     given = {"layers": layers is not None, "heads": heads is not None}
-    given |= {"effect": effect != "presence", "removal": removal != "remove"}
+    given |= {"effect": effect != "value", "removal": removal != "remove"}
     of_method = {"attention": {"layers", "heads"}, "knockout": {"effect", "removal"}}.get(method, set())
     if wrong := [name for name, is_given in given.items() if is_given and name not in of_method]:
         raise ValueError(f"method {method!r} takes no {wrong[0]}.")

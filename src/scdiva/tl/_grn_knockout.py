@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from scdiva.tl._embed import Running
     from scdiva.tl._grn_pairs import Pairs
 
-N_CELLS = 20
+N_CELLS = 50
 """Cells in which a source is knocked out, unless asked otherwise."""
 PRIOR_CELLS = 10
 """Cells without a change that stand beside those read."""
@@ -25,7 +25,7 @@ def sums(
     pairs: Pairs,
     running: Running,
     n_cells: int,
-    effect: Literal["presence", "value"],
+    effect: Literal["value", "presence"],
     removal: Literal["remove", "mask"],
     rng: np.random.Generator,
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

@@ -312,23 +312,33 @@ def scvi(left: ad.AnnData, seed: int) -> np.ndarray:
     return np.log1p(1e4 * np.asarray(network.get_normalized_expression(return_numpy=True)))
 
 
-def imputed(left: ad.AnnData, model: ScDiVa, seed: int) -> np.ndarray:
-    return sd.tl.impute(left, model=model, keep_observed=False, rng=seed, copy=True).layers[C.IMPUTED]
+def imputed(left: ad.AnnData, model: ScDiVa, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """What `tl.impute` expects of all values, and of those that are above zero."""
+
+    def layer(expressed: bool) -> np.ndarray:
+        how = {"model": model, "keep_observed": False, "rng": seed, "copy": True}
+        return sd.tl.impute(left, expressed=expressed, **how).layers[C.IMPUTED]
+
+    return layer(False), layer(True)
 
 
-def hole_scores(holes: Holes, told: np.ndarray) -> dict[str, float]:
+def hole_scores(holes: Holes, told: np.ndarray, expressed: np.ndarray | None = None) -> dict[str, float]:
     """Rank correlations over the entries of a cell and of a gene, and the error over all of them.
 
-    The entries asked for are not zero; what is told are expectations, zeros among them. So the error is taken of the
-    count expected where there is one, too: of a Poisson variable of the expectation told, cut off at zero. And of the
-    median gene what is told on average, by the average that was counted.
+    The entries asked for are not zero; what is told are expectations, zeros among them. So the error is taken of what
+    an arm says of values that are above zero, too, which is the count expected of a Poisson variable of its
+    expectation, cut off at zero, if it says nothing else. And of the median gene what is told on average, by the
+    average that was counted.
     """
     predicted = told[holes.rows, holes.columns].astype(float)
     if not np.isfinite(predicted).all():
         raise ValueError(f"{(~np.isfinite(predicted)).sum()} of {len(predicted)} imputed values are not finite.")
-    depth = 1e4 / holes.totals[holes.rows]
-    rate = np.maximum(np.expm1(predicted) / depth, LEAST_RATE)
-    shown = np.log1p(depth * rate / -np.expm1(-rate))
+    if expressed is None:
+        depth = 1e4 / holes.totals[holes.rows]
+        rate = np.maximum(np.expm1(predicted) / depth, LEAST_RATE)
+        shown = np.log1p(depth * rate / -np.expm1(-rate))
+    else:
+        shown = expressed[holes.rows, holes.columns].astype(float)
     most = np.argsort(-np.bincount(holes.columns, minlength=told.shape[1]), kind="stable")[:MOST_HELD_OUT]
     of_gene = np.isin(holes.columns, most)
     counted = np.asarray(log_normalised(holes.left).expm1().mean(axis=0)).ravel()
@@ -354,12 +364,15 @@ def grouped_spearman(group: np.ndarray, true: np.ndarray, told: np.ndarray) -> f
     return float(np.mean(found))
 
 
-def imputing(make: Callable[[ad.AnnData, Work, int], np.ndarray]) -> Callable[[Work, int], dict[str, float]]:
+def imputing(make: Callable[[ad.AnnData, Work, int], Any]) -> Callable[[Work, int], dict[str, float]]:
+    """Score what an arm makes: an array, or two, the second of values above zero."""
+
     def run(work: Work, seed: int) -> dict[str, float]:
         holes = work.once(("holes", seed), lambda: with_holes(often(work.adata), seed))
         begun = time.perf_counter()
         told = make(holes.left, work, seed)
-        return {"seconds": time.perf_counter() - begun, **hole_scores(holes, told)}
+        seconds = time.perf_counter() - begun
+        return {"seconds": seconds, **hole_scores(holes, *(told if isinstance(told, tuple) else (told,)))}
 
     return run
 

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva._scale import MENDS, find_scale
+from scdiva._scale import MENDS, find_scale, one_count
 from scdiva._validate import scan
 from scdiva.data.blocks import row_blocks
 
@@ -141,3 +141,16 @@ def test_the_mixture_can_be_mended_as_said():
     with pytest.warns(UserWarning, match="taken as counts"):
         assert scan(row_blocks(mended["adata"].X), 300).kind == "counts"
     np.testing.assert_allclose(mended["adata"].X[:10].toarray(), counts()[:10] * 0.7, rtol=1e-5)
+
+
+def test_one_count_is_the_smallest_value_of_a_cell_if_the_others_are_multiples_of_it():
+    x = counts()
+    x = x[(x == 1).any(axis=1)]
+    indptr = np.concatenate([[0], np.cumsum((x > 0).sum(axis=1))])
+    size = 1e4 / x.sum(axis=1)
+    values = np.log1p(x * size[:, None]).astype(np.float32)[x > 0]
+    np.testing.assert_allclose(one_count(values, indptr), size, rtol=1e-4)
+    blurred = np.log1p(np.expm1(values) * np.random.default_rng(0).uniform(0.7, 1.3, len(values)))
+    assert one_count(blurred, indptr) is None
+    few = indptr[: np.flatnonzero(indptr > 40)[0]]  # too few values to tell
+    assert one_count(blurred[: few[-1]], few) is not None

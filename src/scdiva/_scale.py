@@ -75,6 +75,23 @@ def find_scale(values: np.ndarray, indptr: np.ndarray) -> str | None:
     return "unlike counts" if share.get("log1p", 0.0) < 0.5 else None
 
 
+def one_count(values: np.ndarray, indptr: np.ndarray) -> np.ndarray | None:
+    """Give what one count is in each cell of log-normalised expression, before the logarithm.
+
+    Parameters
+    ----------
+    values, indptr
+        As for :func:`find_scale`, log1p.
+
+    Returns
+    -------
+    float64 `(n_cells,)`, each cell's smallest value; None if the values are no multiples of it, as TPM are not.
+    """
+    undone = np.expm1(values.astype(np.float64))
+    share, n = _multiples(undone, indptr)
+    return None if n >= _MIN_VALUES and share < _MAY_FIT else np.minimum.reduceat(undone, indptr[:-1])
+
+
 def _multiples(undone: np.ndarray, indptr: np.ndarray) -> tuple[float, int]:
     """Share of values, 1.5 to 50 times their cell's smallest one, that are multiples of it; and their number."""
     ratio = undone / np.repeat(np.minimum.reduceat(undone, indptr[:-1]), np.diff(indptr))

@@ -161,6 +161,71 @@ def test_counts_add_up_and_a_gene_follows_the_depth_of_cells_as_its_own_values_d
     np.testing.assert_allclose(np.expm1(mean).mean(axis=0), np.expm1(observed).mean(axis=0), rtol=0.01)
 
 
+def test_what_is_expressed_is_a_poisson_variable_without_its_zeros():
+    draw = np.random.default_rng(0)
+    unit, rate = np.array([2.0, 7.0]), np.array([0.05, 0.4, 3.0])
+    counts = draw.poisson(rate, (400_000, 3))
+    there = [counts[:, gene][counts[:, gene] > 0].mean() for gene in range(3)]
+    told = impute_module._if_expressed(unit)(np.log1p(unit[:, None] * rate), np.zeros((2, 3)))
+    np.testing.assert_allclose(told, np.log1p(unit[:, None] * there), rtol=5e-3)
+    of_none = impute_module._if_expressed(unit)(np.zeros((2, 1)), np.zeros((2, 1)))
+    np.testing.assert_allclose(of_none[:, 0], np.log1p(unit), rtol=1e-5)
+
+
+def test_a_gene_that_is_expressed_shows_a_count_at_least(adata, headed):
+    values = log_normalised(adata)[0].toarray()[:, :55]
+    there = values > 0
+    least = np.where(there, values, np.inf).min(axis=1)
+    mean, spread = (layer[:, :55] for layer in imputed(adata, headed, expressed=True))
+    usual, _ = (layer[:, :55] for layer in imputed(adata, headed))
+    np.testing.assert_allclose(mean[there], values[there], rtol=1e-5)
+    assert (spread[there] == 0).all()
+    assert (spread[~there] > 0).all()
+    assert (mean >= least[:, None] - 1e-5)[~there].all()
+    assert (mean >= usual - 1e-5)[~there].all()
+    assert np.median((mean - usual)[~there]) > 0.2
+    done = sd.tl.impute(adata, model=headed, expressed=True, copy=True)
+    assert done.uns["scdiva"][KEY]["expressed"] is True
+
+
+def test_values_that_are_no_counts_have_the_mean_where_they_are_shown(adata, headed):
+    """As TPM, of which a cell's smallest value is no count."""
+    data, draw = adata.copy(), np.random.default_rng(0)
+    data.X = log_normalised(adata)[0].astype(np.float64)
+    data.X.data = np.log1p(np.expm1(data.X.data) * draw.uniform(0.7, 1.3, data.X.nnz))
+    told = {}
+    plain = impute_module._expected
+
+    def kept(chance, value, width, depth, observed, shown=None):
+        told["usual"] = plain(chance, value, width, depth, observed)[0]
+        told["shown"], spread = plain(chance, value, width, depth, observed, shown)
+        return told["shown"], spread
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(impute_module, "_expected", kept)
+        mean, _ = imputed(data, headed, expressed=True, keep_observed=False)
+    np.testing.assert_allclose(np.sort(mean[:, :55], axis=None), np.sort(told["shown"], axis=None), rtol=1e-5)
+    there = data.X.toarray()[:, :55] > 0
+    centre = [np.median(data.X.toarray()[:, gene][there[:, gene]]) for gene in range(55)]
+    assert np.corrcoef(mean[:, :55].mean(axis=0), centre)[0, 1] > 0.9
+    assert abs(np.mean(mean[:, :55][there] - data.X.toarray()[:, :55][there])) < 0.1
+
+
+def test_counts_that_were_taken_away_are_met_better_than_by_what_their_gene_shows():
+    cells = sd.datasets.toy(320, 200, rng=1)
+    counts = cells.X.toarray()
+    away = (counts > 0) & (np.random.default_rng(0).random(counts.shape) < 0.1)
+    cells.X = sp.csr_matrix(np.where(away, 0, counts))
+    values = log_normalised(cells)[0].toarray()
+    told = imputed(cells, "scdiva-mini", expressed=True)[0]
+    away &= np.isfinite(told)
+    truth = np.log1p(counts * (1e4 / cells.X.toarray().sum(axis=1, keepdims=True)))[away]
+    of_gene = np.array([column[column > 0].mean() for column in values.T])
+    error, of_mean = (np.sqrt(np.mean((guess[away] - truth) ** 2)) for guess in (told, np.tile(of_gene, (320, 1))))
+    assert error < 0.95 * of_mean
+    assert abs(np.mean(told[away] - truth)) < 0.1
+
+
 def test_a_file_holds_the_result(adata, headed, tmp_path):
     done = sd.tl.impute(adata, model=headed, copy=True)
     done.write_h5ad(tmp_path / "cells.h5ad")

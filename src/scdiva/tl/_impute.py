@@ -1,8 +1,8 @@
-"""What genes would be expected to show in a cell, had nothing been missed."""
+"""What genes would be expected to show in a cell, and what those that dropped out would have shown."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,6 +29,8 @@ RIDGE = 100.0
 on Kang's cells, and up to 30 on toy cells, unlike any it saw. To generate, where variance counts, 3 is better."""
 FEW = 10
 """Cells that show a gene, at which half of what they say of its mean, and of its values in shallow cells, is taken."""
+LEAST_COUNT = 1e-6
+"""Expected counts below this are taken for it: what is expected of one that is there no longer depends on it."""
 MOST_VALUES = 250_000_000
 """Values of a result (cells × genes): two such layers take 2 GB."""
 
@@ -39,6 +41,7 @@ def impute(
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     *,
     keep_observed: bool = True,
+    expressed: bool = False,
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -61,6 +64,12 @@ def impute(
     expected counts add up to those observed. A model that :func:`adapt` fitted to the cells expects more closely where
     few genes were measured.
 
+    An expectation counts zeros as often as they occur, so it lies below nearly every value that is seen. With
+    `expressed=True` it is asked instead what a gene shows where it does show, one that is known to be there and dropped
+    out: the counts expected of a Poisson variable that is not zero, :math:`\lambda / (1 - e^{-\lambda})`, with
+    :math:`\lambda` the expected counts, of which one is the cell's smallest value. Of values that are no multiples of
+    that, such as TPM, it is :math:`\mu`. The spread is then :math:`\sqrt{\sigma^2 + (\mu - m)^2}`.
+
     Parameters
     ----------
     adata
@@ -72,6 +81,9 @@ def impute(
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; with a state head.
     keep_observed
         Whether values above zero stay what they are, with a spread of 0; False: they too are expected ones.
+    expressed
+        Whether to give a gene's value if the cell expresses it, in the place of its expectation: for genes that are
+        known to have dropped out. It does not tell missed genes from absent ones, so leave it where that is asked.
     layer, use_raw, input, gene_ids, duplicates
         What to read, as for :func:`embed`. With `use_raw` only genes that `adata.var_names` holds are written.
     rng
@@ -83,11 +95,11 @@ def impute(
 
     Returns
     -------
-    None, or the copy. `layers[key_added]`, float32 `(n_obs, n_vars)`: log1p of expected counts, NaN for genes that were
-    not asked for or are not known to the model; `..._sd`, the spread around them; `uns["scdiva"][key_added]`, the
-    arguments. Values are to 10,000 a cell over the genes that are read, log1p: those of a panel that was cut out of
-    log-normalised data come out higher than they went in, observed ones too. Of several columns of one gene only that
-    with most counts is written.
+    None, or the copy. `layers[key_added]`, float32 `(n_obs, n_vars)`: log1p of expected counts (with `expressed=True`
+    of those expected where there is one), NaN for genes that were not asked for or are not known to the model;
+    `..._sd`, the spread around them; `uns["scdiva"][key_added]`, the arguments. Values are to 10,000 a cell over the
+    genes that are read, log1p: those of a panel that was cut out of log-normalised data come out higher than they went
+    in, observed ones too. Of several columns of one gene only that with most counts is written.
 
     Raises
     ------
@@ -127,6 +139,7 @@ def impute(
             "in .raw, with use_raw=True."
         )
 
+    from scdiva._scale import one_count
     from scdiva._threads import torch_threads_kept
     from scdiva.data.cells import open_cells
     from scdiva.data.genes import columns_of
@@ -170,11 +183,12 @@ def impute(
         width = np.empty(len(measured), dtype=np.float32)
         for genes_of_part, _, fitted in parts:
             width[genes_of_part] = fitted.population.spread
+    shown = _if_expressed(one_count(cells.values, cells.indptr)) if expressed else None
     mean, deviation = np.full((2, *adata.shape), np.nan, dtype=np.float32)
     for start in range(0, len(own), BATCH):
         part = slice(start, start + BATCH)
         observed = dense(cells, measured[own[part]])
-        expected, spread = _expected(chance[:, part], value[:, part], width[own[part]], depth, observed)
+        expected, spread = _expected(chance[:, part], value[:, part], width[own[part]], depth, observed, shown)
         kept = (observed > 0) & keep_observed
         place = np.ix_(rows, target[own[part]])
         mean[place], deviation[place] = np.where(kept, observed, expected), np.where(kept, 0, spread)
@@ -188,6 +202,7 @@ def impute(
         "input": source.kind,
         "n_genes": len(own),
         "keep_observed": bool(keep_observed),
+        "expressed": bool(expressed),
         "seed": str(seed),
     }
     result.uns[C.UNS] = {**our_uns(result), key_added: parameters}
@@ -212,9 +227,14 @@ def _told(
 
 
 def _expected(
-    chance: np.ndarray, value: np.ndarray, width: np.ndarray, depth: np.ndarray, observed: np.ndarray
+    chance: np.ndarray,
+    value: np.ndarray,
+    width: np.ndarray,
+    depth: np.ndarray,
+    observed: np.ndarray,
+    shown: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Give expected values, and how far observed ones would be from them.
+    """Give expected values, or those `shown` where a gene is expressed, and how far observed ones would be from them.
 
     Values of the genes that a shallow cell shows are high, for one count is a large share of it: so it is of genes of
     few counts, not of abundant ones, and each gene has a slope of its own. And the expected counts of a gene add up to
@@ -237,5 +257,22 @@ def _expected(
     # of a gene that few cells show, its counts say little
     value = np.maximum(value + often / (often + FEW) * raised, 0)
     mean = np.log1p(chance * np.expm1(value + more))
+    if shown is not None:
+        mean = shown(mean, value)
+        return mean, np.sqrt(np.square(width) + np.square(value - mean))
     spread = np.sqrt(chance * (np.square(width) + np.square(value - mean)) + (1 - chance) * np.square(mean))
     return mean, spread
+
+
+def _if_expressed(one: np.ndarray | None) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """Make what turns expectations, and values where genes are expressed, into what is shown where a count is."""
+
+    def shown(mean: np.ndarray, value: np.ndarray) -> np.ndarray:
+        if one is None:
+            return value
+        unit = one[:, None]
+        rate = np.maximum(np.expm1(mean) / unit, LEAST_COUNT)
+        expected: np.ndarray = np.log1p(unit * rate / -np.expm1(-rate)).astype(np.float32)
+        return expected
+
+    return shown

@@ -40,7 +40,7 @@ WORDS = (
     "are of the graph alone, on a machine that had other work to do. How embedding, attention and knockout read the "
     "model was settled on after some thirty ways had been scored by these tables on cells of the first two sets, which "
     "flatters them and their p-values there; nothing of the others was. sc_mixology was looked at afterwards, without "
-    "the forest and without knock-outs by presence, which take hours there."
+    "the forest, which takes hours there."
 )
 FAMILY_WORDS = (
     "Are the members of a gene family closer to each other than sets of genes with like degrees? First by edges: the "

@@ -152,8 +152,9 @@ def test_hit_rate_by_hand():
     observed = [5.0, -4.0, 3.0, 0.0]
     np.testing.assert_allclose(hit_rate([-9.0, 0.0, 1.0, 2.0], observed, [1, 2, 3, 4]), [1, 0.5, 2 / 3, 1])
     assert hit_rate(np.zeros(4), observed, 2) == 0.5
-    with pytest.raises(ValueError, match="k must"):
-        hit_rate([1.0], [1.0], 0)
+    for k, said in ((0, "k must be 1 or more, got 0"), ([5.7], r"k must be whole numbers of genes, got \[5.7\]")):
+        with pytest.raises(ValueError, match=said):
+            hit_rate([1.0], [1.0], k)
 
 
 def slow_discrimination(p, o, metric):

@@ -232,6 +232,9 @@ def test_the_bundled_model_draws_cells_like_real_ones(blood):
     assert np.corrcoef(made.X.mean(0).A1, real)[0, 1] > 0.95
 
 
+BETWEEN = {"groupby": "cell_type", "between": ("type A", "type B")}
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
@@ -240,9 +243,10 @@ def test_the_bundled_model_draws_cells_like_real_ones(blood):
         ({"n_steps": 0}, ValueError, "n_steps must be at least 1, got 0"),
         ({"remasking": "low_confidence"}, ValueError, "remasking must be 'random' or 'remdm', got 'low_confidence'"),
         ({"temperature": -1.0}, ValueError, "temperature must be 0 or positive"),
-        ({"fraction": 1.5}, ValueError, r"fraction must lie in \[0, 1\], got \[1.5\]"),
-        ({"fraction": np.nan}, ValueError, "fraction must lie in"),
-        ({"fraction": []}, ValueError, "fraction must lie in"),
+        ({**BETWEEN, "fraction": 1.5}, ValueError, r"fraction must lie in \[0, 1\], got \[1.5\]"),
+        ({**BETWEEN, "fraction": np.nan}, ValueError, "fraction must lie in"),
+        ({**BETWEEN, "fraction": []}, ValueError, "fraction must lie in"),
+        ({"fraction": 0.5}, ValueError, r"fraction is given without the two groups.*between=\(one, two\)"),
         ({"groups": "type A"}, ValueError, "groups or between are given without a column"),
         ({"between": ("type A", "type B")}, ValueError, "groups or between are given without a column"),
         ({"groupby": "nowhere"}, KeyError, "nowhere"),

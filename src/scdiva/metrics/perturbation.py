@@ -132,7 +132,7 @@ def hit_rate(predicted_delta: ArrayLike, observed_score: ArrayLike, k: ArrayLike
     Raises
     ------
     ValueError
-        If the two differ in length, are empty or hold values that are not finite, or a k is below 1.
+        If the two differ in length, are empty or hold values that are not finite, or a k is below 1 or no whole number.
 
     Examples
     --------
@@ -142,7 +142,10 @@ def hit_rate(predicted_delta: ArrayLike, observed_score: ArrayLike, k: ArrayLike
     """
     arrays = _genes({"predicted_delta": predicted_delta, "observed_score": observed_score})
     size, score = np.abs(arrays["predicted_delta"]), np.abs(arrays["observed_score"])
-    numbers = np.minimum(np.asarray(k, dtype=np.int64), len(size))
+    given = np.asarray(k)
+    if given.dtype.kind not in "iu":
+        raise ValueError(f"k must be whole numbers of genes, got {k!r}.")
+    numbers = np.minimum(given.astype(np.int64), len(size))
     if (numbers < 1).any():
         raise ValueError(f"k must be 1 or more, got {int(numbers.min())}.")
     true_order = np.argsort(-score, kind="stable")

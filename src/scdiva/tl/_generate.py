@@ -32,7 +32,7 @@ def generate(
     groupby: str | None = None,
     groups: str | Sequence[str] | None = None,
     between: tuple[str, str] | None = None,
-    fraction: float | Sequence[float] = 0.5,
+    fraction: float | Sequence[float] | None = None,
     fixed: Mapping[str, float] | None = None,
     from_state: bool = True,
     n_steps: int = 8,
@@ -70,7 +70,7 @@ def generate(
         Column of `adata.obs`, and those of its groups that are drawn from; None: all of them.
     between, fraction
         Two groups of `groupby`, and how far from the first to the second, 0 to 1: each new cell's state lies so far
-        between those of a cell of either. Of several fractions so many cells each are drawn.
+        between those of a cell of either. Of several fractions so many cells each are drawn; None: half-way.
     fixed
         Genes that every new cell shows, and their log-normalised values on the scale of the result, such as
         `{"CD3D": 2.0}`; 0: not expressed. Without the transformer and with a state, the rest is drawn as it would be.
@@ -123,7 +123,9 @@ def generate(
     check_anndata(adata)
     begun = time.monotonic()
     n_cells = operator.index(n_cells)
-    fractions = np.atleast_1d(np.asarray(fraction, dtype=float))
+    if fraction is not None and between is None:
+        raise ValueError("fraction is given without the two groups that it lies between: between=(one, two).")
+    fractions = np.atleast_1d(np.asarray(0.5 if fraction is None else fraction, dtype=float))
 
     from scdiva.tl._drawing import Drawing, draw_cells, place_orders
 

@@ -79,8 +79,8 @@ def grn(
             Attention from key (source) to query (target), averaged over layers and heads, ranked within the query and
             divided by the number of keys, averaged over the cells that hold both genes (paper, section "Gene Regulatory
             Network Inference and Logic"). From 0 to 1; 1/2 is what chance gives, towards which pairs seen together in
-            few cells are drawn, as if ten cells more had it. Known targets of factors do not stand out in it (the
-            benchmarks in the docs): it says what the model reads, and not what regulates what.
+            few cells are drawn, as if ten cells more had it. Known targets of factors stand out in it little or not at
+            all (the benchmarks in the docs): it says what the model reads, and not what regulates what.
         `"knockout"`
             How much less the model expects of the target, on average over cells, when the source is taken out of a cell
             that expresses it; drawn towards 0 in the same way. A quarter of a cell's genes is hidden and predicted.

@@ -113,8 +113,8 @@ def grn(
     effect
         For `"knockout"`: `"value"` reads the log-normalised expression that the model predicts of the target where it
         would stand among the hidden genes; `"presence"` how often it is expected among them, as a logarithm: a weight
-        of 0.01 is 1% less, and what one gene loses others gain. The two find other targets; what is known of them
-        stands in the benchmarks.
+        of 0.01 is 1% less, and what one gene loses others gain. The two find other targets; of the strongest edges
+        more are known by presence in most of the benchmarks.
     removal
         For `"knockout"`: `"remove"` takes the source out of the ranking of genes, `"mask"` hides what it is and how
         much there is of it.

@@ -38,9 +38,9 @@ WORDS = (
     "10 for each target, all factors to choose from, for known edges alone. Product of means and random numbers know "
     "of no pair. Ours by their defaults with the bundled model: all cells, for knockout 50 of each source. CPU seconds "
     "are of the graph alone, on a machine that had other work to do. How embedding, attention and knockout read the "
-    "model was settled on after some thirty ways had been scored by these tables on cells of the first two sets, which "
-    "flatters them and their p-values there; nothing of the others was. sc_mixology was looked at afterwards, without "
-    "the forest, which takes hours there."
+    "model, and of how many cells, was settled on after more than a hundred ways had been scored by these tables on "
+    "cells of the first two sets, most of them of attention, which flatters ours and their p-values there; nothing of "
+    "the others was. sc_mixology was looked at afterwards, without the forest, which takes hours there."
 )
 FAMILY_WORDS = (
     "Are the members of a gene family closer to each other than sets of genes with like degrees? First by edges: the "

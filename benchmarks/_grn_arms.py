@@ -14,12 +14,14 @@ import anndata as ad
 import numpy as np
 import scipy.sparse as sp
 from _grn_scores import OURS
-from _grn_sets import log_normalised
+from _grn_sets import TOKEN, log_normalised
 from _process import Watch, do
 from scipy.special import xlogy
 from scipy.stats import rankdata
 
 import scdiva as sd
+from scdiva._constants import UNKNOWN
+from scdiva.tl import _grn_attention
 
 KEY = "scdiva_grn"
 N_BINS = 4
@@ -106,6 +108,16 @@ def forest(adata: ad.AnnData, job: dict) -> np.ndarray:
     return found
 
 
+def cooccurrence(adata: ad.AnnData, job: dict) -> np.ndarray:
+    """What attention would be if all keys had one rank: which genes are expressed in the same cells, and no more."""
+    there = log_normalised(adata)
+    there.data[:] = 1
+    sources, targets = (there[:, adata.var_names.get_indexer(job[key])] for key in ("sources", "targets"))
+    length = there[:, (adata.var[TOKEN] != UNKNOWN).to_numpy()].getnnz(axis=1)
+    both, holding = (sources.T @ targets).toarray(), targets.getnnz(axis=0)
+    return np.nan_to_num(_grn_attention.weights(both, holding, sources.T @ length, length.sum()))
+
+
 def expression(adata: ad.AnnData, job: dict) -> np.ndarray:
     """Product of the mean expressions, which knows nothing of any pair."""
     sources, targets = (values(adata, job[key]).mean(axis=0) for key in ("sources", "targets"))
@@ -119,7 +131,7 @@ def chance(adata: ad.AnnData, job: dict) -> np.ndarray:
 
 ARMS = {
     **dict.fromkeys(OURS, ours), "spearman": spearman, "mutual_information": mutual_information, "forest": forest,
-    "expression": expression, "random": chance,
+    "cooccurrence": cooccurrence, "expression": expression, "random": chance,
 }  # fmt: skip
 """An arm takes the cells and the job; it gives the weights of its sources' edges to its targets."""
 

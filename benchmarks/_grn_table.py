@@ -18,6 +18,7 @@ METHODS = {
     "spearman": "Spearman",
     "mutual_information": "mutual information",
     "forest": "random forest",
+    "cooccurrence": "co-occurrence alone",
     "expression": "product of means",
     "random": "random numbers",
 }
@@ -35,12 +36,13 @@ WORDS = (
     "1,000 exchanges exceed), for abundant genes are studied more and correlate more; with a p that is not small, a "
     "graph says no more of these edges than that. Early precision: of as many edges as are known, over chance. Mutual "
     "information: quantile bins of expressing cells, zero a bin of its own. Random forest: GENIE3, 100 trees of depth "
-    "10 for each target, all factors to choose from, for known edges alone. Product of means and random numbers know "
-    "of no pair. Ours by their defaults with the bundled model: all cells, for knockout 50 of each source. CPU seconds "
-    "are of the graph alone, on a machine that had other work to do. How embedding, attention and knockout read the "
-    "model, and of how many cells, was settled on after more than a hundred ways had been scored by these tables on "
-    "cells of the first two sets, most of them of attention, which flatters ours and their p-values there; nothing of "
-    "the others was. sc_mixology was looked at afterwards, without the forest, which takes hours there."
+    "10 for each target, all factors to choose from, for known edges alone. Co-occurrence alone: the formula of "
+    "attention with all ranks alike, beside which stands what attention itself adds. Product of means and random "
+    "numbers know of no pair. Ours by their defaults with the bundled model: all cells, for knockout 50 of a source. "
+    "CPU seconds are of the graph alone, on a machine that had other work to do. How embedding, attention and knockout "
+    "read the model, and of how many cells, was settled on after more than a hundred ways had been scored by these "
+    "tables on cells of the first two sets, most of them of attention, which flatters ours and their p-values there; "
+    "nothing of the others was. sc_mixology was looked at afterwards, without the forest, which takes hours there."
 )
 FAMILY_WORDS = (
     "Are the members of a gene family closer to each other than sets of genes with like degrees? First by edges: the "

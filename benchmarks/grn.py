@@ -9,7 +9,8 @@ target and mor (1 activates, -1 represses, 0 unknown), and of the gene sets of M
 
 Ours are the methods of `tl.grn`: embedding, attention, knockout, knockout_presence (`effect="presence"`), correlation.
 Rivals: spearman; mutual_information (quantile bins of expressing cells, zero a bin of its own); forest (GENIE3: a
-random forest for each target); expression (product of the means, which knows of no pair); random.
+random forest for each target); cooccurrence (which genes the same cells express: attention with all its ranks alike);
+expression (product of the means, which knows of no pair); random.
 
 - edges: AUPRC ratio and early precision of each table's factors by its targets, beside a null of targets exchanged for
   others of like expression.

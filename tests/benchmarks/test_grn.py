@@ -99,6 +99,12 @@ def test_rivals_are_what_they_are_said_to_be(sets, arms):
     twice = job(targets=TARGETS * 40)  # more than a block
     np.testing.assert_allclose(arms.mutual_information(adata, twice), np.tile(expected, 40), atol=1e-5)
 
+    there = adata.X.toarray() > 0
+    held = there[:, (adata.var[sets.TOKEN] != -1).to_numpy()].sum(axis=1)
+    together = [a[b].sum() - b.sum() * (a * held).sum() / held.sum() for a in (x > 0).T for b in (y > 0).T]
+    expected = np.reshape(together, (3, 5)) / ((y > 0).sum(axis=0) + 10)
+    np.testing.assert_allclose(arms.cooccurrence(adata, job()), expected, rtol=1e-6)
+
     np.testing.assert_allclose(arms.expression(adata, job()), np.outer(x.mean(axis=0), y.mean(axis=0)), rtol=1e-6)
     one, other = (arms.chance(adata, job(seed=seed)) for seed in (0, 1))
     assert one.shape == (3, 5)

@@ -56,7 +56,7 @@ def test_a_network_of_a_group(adata, tmp_path):
         network = network_of(data, "by", "a/b")
         np.testing.assert_array_equal(network.weights.toarray(), 2 * data.varp["net"].toarray())
         assert network.title == "attention, a/b"
-        assert network.unit == "difference of\nmean attention rank\na/b − rest"
+        assert network.unit == "difference of\nexcess attention rank\na/b − rest"
         only = network_of(data, "one", None)  # the one that there is
         np.testing.assert_array_equal(only.weights.toarray(), -data.varp["net"].toarray())
         assert only.group == "c"

@@ -40,7 +40,7 @@ def test_fields_are_weights_of_sources_in_columns(with_network):
     at = adata.var_names.get_indexer(rows)
     expected = weights.T[np.ix_(at, at)]
     np.testing.assert_allclose(fields, np.where(expected == 0, np.nan, expected), rtol=1e-6)
-    assert bar(fig) == "mean attention rank"
+    assert bar(fig) == "excess attention rank"
     assert (fig.axes[0].get_xlabel(), fig.axes[0].get_ylabel()) == ("source (key)", "target (query)")
 
 

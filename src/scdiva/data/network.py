@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _DIRECTED = ("attention", "knockout")
 _WEIGHTS = {
-    "attention": "mean attention rank",
+    "attention": "excess attention rank",
     "correlation": "Pearson correlation",
     "embedding": "likeness of genes (sd)",
     "knockout": "fall of the target\nwithout the source",

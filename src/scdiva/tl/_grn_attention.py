@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from scdiva.tl._grn_pairs import Pairs
 
 PRIOR_CELLS = 10
-"""Cells of an even rank that stand beside those read: a pair that is seen together in two cells is no strong edge."""
+"""Cells that attend as much as chance has it and stand beside those read: a gene of two cells gets no strong edge."""
 _HELD_TOKENS = 16_384
 """Genes of the cells whose ranks wait to be added up: 75 MB where cells are 1,200 genes long."""
 
@@ -24,7 +24,7 @@ def sums(
     running: Running,
     layers: Sequence[int] | None,
     heads: Sequence[int] | None,
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
     """Add up rank-normalised attention over the cells of each group, one cell at a time.
 
     Parameters
@@ -40,12 +40,15 @@ def sums(
 
     Returns
     -------
-    Sums of ranks and numbers of cells that hold both genes, float32 (n_groups, n_sources, n_targets).
+    Sums of ranks, float32 (n_groups, n_sources, n_targets); cells that hold each target (n_groups, n_targets); sums of
+    the ranks of each source over all queries, whatever their gene (n_groups, n_sources); and their number (n_groups,).
     """
     from scdiva.models.gene_graph import attention_ranks
     from scdiva.tl._embed import run_cells
 
-    total, n = np.zeros(pairs.shape, dtype=np.float32), np.zeros(pairs.shape, dtype=np.float32)
+    n_groups, n_sources, n_targets = pairs.shape
+    total, n = np.zeros(pairs.shape, dtype=np.float32), np.zeros((n_groups, n_targets), dtype=np.int64)
+    of_all, n_queries = np.zeros((n_groups, n_sources)), np.zeros(n_groups, dtype=np.int64)
     of_source, of_target = pairs.places(pairs.sources), pairs.places(pairs.targets)
     reading = running._replace(what=attention_ranks(layers, heads), batch_size=1)
     for rows, (indptr, tokens, _), results in run_cells(
@@ -54,14 +57,19 @@ def sums(
         for (cell,), ranks in results:
             genes = tokens[indptr[cell] : indptr[cell + 1]][: len(ranks)]
             keys, queries = np.flatnonzero(of_source[genes] >= 0), np.flatnonzero(of_target[genes] >= 0)
-            where = np.ix_(of_source[genes[keys]], of_target[genes[queries]])
+            sources, targets = of_source[genes[keys]], of_target[genes[queries]]
             group = pairs.group[rows[cell]]
-            total[group][where] += ranks.T[np.ix_(keys, queries)]  # from key to query
-            n[group][where] += 1
-    return total, n
+            total[group][np.ix_(sources, targets)] += ranks.T[np.ix_(keys, queries)]  # from key to query
+            n[group][targets] += 1
+            of_all[group][sources] += ranks[:, keys].sum(axis=0)
+            n_queries[group] += len(ranks)
+    return total, n, of_all, n_queries
 
 
-def weights(total: NDArray[np.float32], n: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Give mean ranks from the sums of one group, drawn towards 1/2; NaN for pairs that no cell holds."""
+def weights(
+    total: NDArray[np.float32], n: NDArray[np.int64], of_all: NDArray[np.float64], n_queries: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Give mean ranks above those of any query, drawn towards 0, from the sums of one group; NaN without a cell."""
+    usual = of_all / n_queries
     with np.errstate(invalid="ignore"):
-        return np.where(n > 0, (total + PRIOR_CELLS / 2) / (n + PRIOR_CELLS), np.nan)
+        return np.where(n > 0, (total - np.outer(usual, n)) / (n + PRIOR_CELLS), np.nan)

@@ -4,6 +4,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib.collections import PathCollection
 
 import scdiva as sd
 from scdiva import _constants as C
@@ -114,6 +115,13 @@ def test_dots_are_conditions_and_the_best_method_is_on_top(scores, metric, refer
         assert (np.abs(xy[:, 1] - place) <= 0.25).all()
     written = [text.get_text() for text in axes.texts]
     assert written == [*(f"{mean:#.3g}" for mean in means), "mean"]
+
+
+def test_the_dot_of_one_condition_is_in_the_middle_of_its_row(scores):
+    of_one = scores[scores["condition"] == scores["condition"].iloc[0]]
+    axes = perturbation_scores(of_one, methods=["scdiva", "no_change"], return_fig=True).axes[0]
+    dots = [found.get_offsets()[0, 1] for found in axes.collections if isinstance(found, PathCollection)]
+    assert dots == [0, 1]
 
 
 def test_methods_may_be_chosen(scores, tmp_path):

@@ -186,6 +186,7 @@ def test_a_gene_that_is_expressed_shows_a_count_at_least(adata, headed):
     assert np.median((mean - usual)[~there]) > 0.2
     done = sd.tl.impute(adata, model=headed, expressed=True, copy=True)
     assert done.uns["scdiva"][KEY]["expressed"] is True
+    assert done.uns["scdiva"][KEY]["expressed_as"] == "Poisson"
 
 
 def test_values_that_are_no_counts_have_the_mean_where_they_are_shown(adata, headed):
@@ -204,6 +205,7 @@ def test_values_that_are_no_counts_have_the_mean_where_they_are_shown(adata, hea
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(impute_module, "_expected", kept)
         mean, _ = imputed(data, headed, expressed=True, keep_observed=False)
+    assert sd.tl.impute(data, model=headed, expressed=True, copy=True).uns["scdiva"][KEY]["expressed_as"] == "mean"
     np.testing.assert_allclose(np.sort(mean[:, :55], axis=None), np.sort(told["shown"], axis=None), rtol=1e-5)
     there = data.X.toarray()[:, :55] > 0
     centre = [np.median(data.X.toarray()[:, gene][there[:, gene]]) for gene in range(55)]

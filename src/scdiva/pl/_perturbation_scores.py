@@ -224,7 +224,8 @@ def perturbation_scores(
     for place, name in enumerate(order):
         of_method, colour = values[name], COLOURS.get(name, "0.3")
         # spread evenly in an order that has nothing to do with the score: the same picture every time
-        height = place + 0.5 * (np.argsort(np.random.default_rng(0).random(most)) / max(most - 1, 1) - 0.5)
+        spread = np.argsort(np.random.default_rng(0).random(most)) - (most - 1) / 2
+        height = place + 0.5 * spread / max(most - 1, 1)
         axes.scatter(of_method, height, s=12, color=colour, alpha=0.6, linewidths=0, zorder=2)
         mean = of_method.mean()
         axes.vlines(mean, place - 0.38, place + 0.38, color=colour, linewidth=2.0, zorder=3)

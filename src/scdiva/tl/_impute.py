@@ -97,9 +97,10 @@ def impute(
     -------
     None, or the copy. `layers[key_added]`, float32 `(n_obs, n_vars)`: log1p of expected counts (with `expressed=True`
     of those expected where there is one), NaN for genes that were not asked for or are not known to the model;
-    `..._sd`, the spread around them; `uns["scdiva"][key_added]`, the arguments. Values are to 10,000 a cell over the
-    genes that are read, log1p: those of a panel that was cut out of log-normalised data come out higher than they went
-    in, observed ones too. Of several columns of one gene only that with most counts is written.
+    `..._sd`, the spread around them; `uns["scdiva"][key_added]`, the arguments, and as `expressed_as` what
+    `expressed=True` gave: `"Poisson"`, or `"mean"` where values are no multiples of a count. Values are to 10,000 a
+    cell over the genes that are read, log1p: those of a panel that was cut out of log-normalised data come out higher
+    than they went in, observed ones too. Of several columns of one gene only that with most counts is written.
 
     Raises
     ------
@@ -183,7 +184,8 @@ def impute(
         width = np.empty(len(measured), dtype=np.float32)
         for genes_of_part, _, fitted in parts:
             width[genes_of_part] = fitted.population.spread
-    shown = _if_expressed(one_count(cells.values, cells.indptr)) if expressed else None
+    one = one_count(cells.values, cells.indptr) if expressed else None
+    shown = _if_expressed(one) if expressed else None
     mean, deviation = np.full((2, *adata.shape), np.nan, dtype=np.float32)
     for start in range(0, len(own), BATCH):
         part = slice(start, start + BATCH)
@@ -203,6 +205,7 @@ def impute(
         "n_genes": len(own),
         "keep_observed": bool(keep_observed),
         "expressed": bool(expressed),
+        "expressed_as": "" if not expressed else "mean" if one is None else "Poisson",
         "seed": str(seed),
     }
     result.uns[C.UNS] = {**our_uns(result), key_added: parameters}

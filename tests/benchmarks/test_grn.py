@@ -102,7 +102,7 @@ def test_rivals_are_what_they_are_said_to_be(sets, arms):
     there = adata.X.toarray() > 0
     held = there[:, (adata.var[sets.TOKEN] != -1).to_numpy()].sum(axis=1)
     together = [a[b].sum() - b.sum() * (a * held).sum() / held.sum() for a in (x > 0).T for b in (y > 0).T]
-    expected = np.reshape(together, (3, 5)) / ((y > 0).sum(axis=0) + 10)
+    expected = np.reshape(together, (3, 5)) / ((y > 0).sum(axis=0) + 100)
     np.testing.assert_allclose(arms.cooccurrence(adata, job()), expected, rtol=1e-6)
 
     np.testing.assert_allclose(arms.expression(adata, job()), np.outer(x.mean(axis=0), y.mean(axis=0)), rtol=1e-6)

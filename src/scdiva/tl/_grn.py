@@ -80,14 +80,14 @@ def grn(
             divided by the number of keys (paper, section "Gene Regulatory Network Inference and Logic"); 0 in a cell
             without the source. The weight is the mean of that over the cells that hold the target, less its mean over
             all genes of these and all other cells: above 0 the target attends to the source more than genes usually
-            do. Targets of few cells are drawn towards 0, as if ten cells more attended as usual. Known targets of
+            do. Targets of few cells are drawn towards 0, as if a hundred cells more attended as usual. Known targets of
             factors stand out in it about as far as they do by which genes are expressed together alone, gene families
             further (the benchmarks in the docs).
         `"knockout"`
             How much less the model expects of the target, on average over cells, when the source is taken out of a cell
-            that expresses it; drawn towards 0 in the same way. A quarter of a cell's genes is hidden and predicted.
-            `effect` says what is read. Below 0 it expects more, which is ranked last: among known regulation such edges
-            are no more frequent than by chance. The model has seen no intervention.
+            that expresses it; drawn towards 0, as if ten cells more had shown no change. A quarter of a cell's genes is
+            hidden and predicted, and `effect` says what of it is read. Below 0 it expects more, which is ranked last:
+            among known regulation such edges are no more frequent than by chance. The model has seen no intervention.
         `"correlation"`
             Pearson's correlation of log-normalised expression. It needs no model but for the names of genes, and is
             there to be compared with.

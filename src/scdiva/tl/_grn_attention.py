@@ -12,8 +12,9 @@ if TYPE_CHECKING:
     from scdiva.tl._embed import Running
     from scdiva.tl._grn_pairs import Pairs
 
-PRIOR_CELLS = 10
-"""Cells that attend as much as chance has it and stand beside those read: a gene of two cells gets no strong edge."""
+PRIOR_CELLS = 100
+"""Cells that attend as usual and stand beside those read: whether a source is there differs far more between two cells
+than the share of cells that have it differs between targets, so that a few cells say little of a pair."""
 _HELD_TOKENS = 16_384
 """Genes of the cells whose ranks wait to be added up: 75 MB where cells are 1,200 genes long."""
 

@@ -177,6 +177,33 @@ def test_a_packed_corpus_gives_the_svd_start(files, options, model_options, tmp_
     torch.testing.assert_close(decoder, frequency.log().float(), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (["--study_weights", "{d: 2}"], "there is no training study 'd'"),
+        (["--study_weights", "2"], "a power from 0 to 1; got 2"),
+        (["--validation", "[missing.h5ad]"], "no file 'missing.h5ad'"),
+        (["--min_genes", "0"], "min_genes must be at least 1"),
+        (["--validation_cells", "0"], "validation_cells must be at least 1"),
+        (["--num_workers", "-1"], "num_workers must not be negative"),
+        (["--training.context", "5000"], "exceeds the model's max_length"),
+        (["--accelerator", "abacus"], "invalid accelerator"),
+        (["--devices", "0"], "devices=0"),
+        (["--num_nodes", "0"], "num_nodes"),
+        (["--out", "file"], "file is a file"),
+    ],
+)
+def test_what_is_wrong_is_said_before_entropies_are_counted(options, monkeypatch, tmp_path, capsys, changes, said):
+    monkeypatch.setattr("scdiva.pp.corpus_entropy", None)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("mine")
+    file, run = options
+    assert cli.main(["pretrain", "--config", str(file), *changes]) in (1, 2)
+    assert said in capsys.readouterr().err
+    assert not run.exists()
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_config_and_manifest_are_there_from_the_start(files, options, monkeypatch):
     from scdiva.data.files import file_note
     from scdiva.train.config import PretrainingConfig

@@ -7,13 +7,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import yaml
 
 from scdiva._nearest import refuse_unknown
 from scdiva.models.config import ScDiVaConfig
 from scdiva.train.config import PretrainingConfig
+
+if TYPE_CHECKING:
+    from scdiva.tokenizer.vocabulary import Vocabulary
 
 MODEL = "model"
 VOCABULARY = "vocabulary.parquet"
@@ -108,9 +112,9 @@ def pretrain(
     Raises
     ------
     FileExistsError
-        If `out` holds a run and `resume` is False, or a finished model.
+        If `out` is a file, holds a run and `resume` is False, or a finished model.
     FileNotFoundError
-        If there is nothing to resume.
+        If a file is missing, or there is nothing to resume.
     ValueError
         If files, vocabulary and configuration do not fit together.
     """
@@ -119,6 +123,8 @@ def pretrain(
     vocabulary = os.path.expanduser(vocabulary)
     given = {name: value for name, value in locals().items() if name not in ("out", "training", "model", "resume")}
     folder = Path(out)
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file. Choose another out.")
     if (folder / MODEL).exists():
         raise FileExistsError(f"{folder / MODEL} exists already: the run is finished. Choose another out.")
     if (folder / "last.ckpt").exists() and not resume:
@@ -138,20 +144,23 @@ def pretrain(
     from scdiva.models.pretrained import save_model
     from scdiva.models.scdiva import ScDiVa
     from scdiva.tokenizer.serialize import score_denominator
+    from scdiva.tokenizer.vocabulary import load_vocabulary
     from scdiva.train.checkpoints import find_checkpoint
     from scdiva.train.launch import is_first_process
     from scdiva.train.pretraining import PretrainingModule
-    from scdiva.train.runner import fit
+    from scdiva.train.runner import check_run, fit
 
     checkpoint = find_checkpoint(folder) if resume else None
     reading: dict[str, Any] = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids}
     if training is None:
         training = PretrainingConfig() if preset is None else PretrainingConfig.preset(preset)
-    config = _model_config(preset, model)  # looked at before hours are spent on entropies
+    # whatever can be refused is, before hours are spent on entropies
+    config = _model_config(preset, model)
     if training.context > config.max_length:
         raise ValueError(f"context={training.context} exceeds the model's max_length={config.max_length}.")
-    counted = _training_files(train, validation, validation_studies, training.seed)
-    genes = _vocabulary(folder / VOCABULARY if resume else vocabulary, counted, min_genes, reading)
+    check_run(training, accelerator=accelerator, devices=devices, num_nodes=num_nodes, tensorboard=tensorboard)
+    counted = _training_files(train, validation, validation_studies, study_weights, training.seed)
+    genes = load_vocabulary(folder / VOCABULARY if resume else vocabulary)
     config = replace(config, n_genes=genes.n_genes)
     data = CellDataModule(
         train,
@@ -169,6 +178,7 @@ def pretrain(
         entropy_floor=config.entropy_floor,
         **reading,
     )
+    data.vocabulary = genes = _with_entropies(genes, counted, min_genes, reading)
     if checkpoint is not None:  # before everything is read
         data.load_state_dict(_noted(checkpoint))
     data.setup()
@@ -239,23 +249,32 @@ def _svd_start(network: Any, train: list[str], genes: Any, seed: int) -> Any:
 
 
 def _training_files(
-    train: Sequence[str], validation: Sequence[str] | None, validation_studies: float | list[str] | None, seed: int
+    train: Sequence[str],
+    validation: Sequence[str] | None,
+    validation_studies: float | list[str] | None,
+    study_weights: float | dict[str, float] | None,
+    seed: int,
 ) -> list[str]:
-    """Find the files of studies that are trained on; refuse one that is to validate too."""
+    """Find the files of studies that are trained on; refuse one that is to validate too, and weights of others."""
     from scdiva.data.files import data_files
     from scdiva.data.packed import PackedCells, study_names
-    from scdiva.data.studies import held_out_studies
+    from scdiva.data.studies import held_out_studies, study_times
 
+    others = [str(file) for file in data_files(validation or [])]
+    for file in [*train, *others]:
+        if not Path(file).exists():
+            raise FileNotFoundError(f"no file {file!r}.")
     packed = len(train) == 1 and _packed(train[0])
     names = PackedCells(train[0]).study_names if packed else study_names([Path(file) for file in train])
-    others = [Path(file).stem for file in data_files(validation or [])]
-    both = [name for name in names if name in others]
+    both = [name for name in names if name in {Path(file).stem for file in others}]
     if both:
         raise ValueError(
             f"{len(both)} studies are in train and in validation (first: {both[0]!r}): cells of one study are too "
             "alike to validate on. Leave them out of one of the two."
         )
     held = held_out_studies(names, validation_studies, seed)
+    trained = [name for name in names if name not in held]
+    study_times(study_weights, trained, np.ones(len(trained)))
     return list(train) if packed else [file for file, name in zip(train, names, strict=True) if name not in held]
 
 
@@ -281,12 +300,10 @@ def _write(file: Path, text: str) -> None:
     part.replace(file)
 
 
-def _vocabulary(vocabulary: str | Path, train: list[str], min_genes: int, reading: dict[str, Any]) -> Any:
-    """Load a vocabulary; where it has no entropies, count them."""
+def _with_entropies(genes: Vocabulary, train: list[str], min_genes: int, reading: dict[str, Any]) -> Vocabulary:
+    """Count entropies for a vocabulary that has none."""
     from scdiva._settings import logger
-    from scdiva.tokenizer.vocabulary import load_vocabulary
 
-    genes = load_vocabulary(vocabulary)
     if genes.table["entropy"].notna().any() or any(_packed(file) for file in train):
         return genes  # a packed corpus was ranked by entropies already; without them the vocabulary itself complains
     from scdiva._constants import N_SPECIAL

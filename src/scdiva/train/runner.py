@@ -17,10 +17,12 @@ import torch
 from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment
 from pytorch_lightning.plugins.io import CheckpointIO
+from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from scdiva._settings import logger, multiplies_bf16
 from scdiva.train.base import TaskModule
 from scdiva.train.checkpoints import CHECKPOINT, AtomicIO, Saver, batches_seen, find_checkpoint
+from scdiva.train.config import OptimiserConfig
 from scdiva.train.launch import launched
 from scdiva.train.stopping import TERMINATED, Stopper, write_cells
 from scdiva.train.watching import StepBar, Watch, run_logs
@@ -69,6 +71,50 @@ def resolve_precision(
         return "bf16-mixed" if precision == "bf16" else "32-true"
     on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     return "bf16-mixed" if multiplies_bf16("cuda" if on_gpu else "cpu") else "32-true"
+
+
+def check_run(
+    config: OptimiserConfig,
+    *,
+    accelerator: str = "auto",
+    devices: int | str | list[int] = 1,
+    num_nodes: int = 1,
+    tensorboard: bool = False,
+) -> None:
+    """Refuse what :func:`fit` would refuse of devices and packages, before data are read for it.
+
+    Parameters
+    ----------
+    config
+        Of the task.
+    accelerator, devices, num_nodes, tensorboard
+        As for :func:`fit`.
+
+    Raises
+    ------
+    ValueError
+        If there is no such accelerator, or not so many of it.
+    ImportError
+        As for :func:`fit`.
+    """
+    _averaging(config.ema_decay)
+    run_logs(Path(), config.log_every, tensorboard=tensorboard)
+    if devices == 1 and num_nodes == 1:
+        devices, num_nodes = launched() or (1, 1)
+    try:
+        with _quiet_lightning():
+            pl.Trainer(
+                accelerator=accelerator,
+                devices=devices,
+                num_nodes=num_nodes,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                plugins=_plugins(None),
+            )
+    except MisconfigurationException as error:
+        raise ValueError(str(error)) from error
 
 
 def fit(

@@ -189,12 +189,16 @@ def test_what_stands_there_is_not_replaced_unless_said(run, refused, small, tmp_
     assert "must end in .h5ad, .zarr" in refused(*words, out="out.csv")
 
 
-def test_a_folder_that_is_no_model_is_refused_before_the_work(refused, small, tmp_path, monkeypatch):
+def test_a_folder_of_another_kind_is_refused_before_the_work(refused, small, tmp_path, monkeypatch):
     (tmp_path / "kept").mkdir()
     (tmp_path / "kept" / "mine.txt").write_text("mine")
     monkeypatch.setattr("scdiva.cli._calls._read", None)
     words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--model", small, "--overwrite", "--save"]
     assert "is no model folder: choose another path for --save" in refused(*words, tmp_path / "kept")
+    annotate = ["annotate", "cells.h5ad", "--labels_key", "cell_type", "--model", small, "--overwrite", "--save"]
+    assert f"{str(small)!r} exists and is no annotator folder" in refused(*annotate, small)
+    perturb = ["perturb", "cells.h5ad", "--perturbation_key", "cell_type", "--overwrite", "--save", small]
+    assert "is no perturbation model folder" in refused(*perturb)
     assert "is the --out" in refused(*words, tmp_path / "out.zarr", out="out.zarr")
     assert (tmp_path / "kept" / "mine.txt").read_text() == "mine"
 

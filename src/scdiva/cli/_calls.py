@@ -37,7 +37,7 @@ class Call:
     line
         What it does, in a line.
     fits
-        Whether it fits something that can be kept.
+        The kind of what it fits that can be kept; empty for none.
     makes
         Whether it makes new cells, which are written, and not those that were read.
     table
@@ -46,7 +46,7 @@ class Call:
 
     name: str
     line: str
-    fits: bool = False
+    fits: str = ""
     makes: bool = False
     table: bool = False
 
@@ -61,11 +61,14 @@ class Call:
 
 CALLS = {
     "embed": Call("embed_file", 'Embed cells, zero-shot and in flat memory: obsm["X_scdiva"], without the matrix.'),
-    "integrate": Call("integrate", 'Take batches out: obsm["X_scdiva_integrated"].', fits=True),
-    "annotate": Call("annotate", 'Name cell types by labelled cells: obs["scdiva_label"].', fits=True),
+    "integrate": Call("integrate", 'Take batches out: obsm["X_scdiva_integrated"].', fits="model"),
+    "annotate": Call("annotate", 'Name cell types by labelled cells: obs["scdiva_label"].', fits="annotator"),
     "generate": Call("generate", "Draw new cells like those of a file.", makes=True),
     "perturb": Call(
-        "predict_perturbation", "Predict cells under perturbations that were not measured.", fits=True, makes=True
+        "predict_perturbation",
+        "Predict cells under perturbations that were not measured.",
+        fits="perturbation_model",
+        makes=True,
     ),
     "grn": Call("grn", 'Infer a network of genes: varp["scdiva_grn"], or a table of edges.', table=True),
 }
@@ -186,7 +189,8 @@ def run_call(command: str, options: dict[str, Any]) -> str:
     Raises
     ------
     FileExistsError
-        If `out` or `save` exists and `overwrite` is False, `out` is a file that is read, or `save` is no model folder.
+        If `out` or `save` exists and `overwrite` is False, `out` is a file that is read, or `save` holds anything
+        else than what is to be saved.
     FileNotFoundError, ValueError
         If a file is missing, damaged, or of no kind that can be read or written, or as the call raises them.
     KeyboardInterrupt
@@ -221,7 +225,7 @@ def _on_cells(
             raise FileNotFoundError(f"no file {str(one)!r}.")
     refuse_target(out, overwrite, *files.values())
     if save is not None:
-        _refuse_folder(Path(save).expanduser(), overwrite, out)
+        _refuse_folder(Path(save).expanduser(), overwrite, out, call.fits)
     cells = {name: _read(one) for name, one in files.items()}
     adata = cells.pop("file")
     options |= cells
@@ -240,14 +244,19 @@ def _on_cells(
     return [out, *saved]
 
 
-def _refuse_folder(folder: Path, overwrite: bool, out: Path) -> None:
+def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
     """Refuse a folder for `--save` before hours are spent on what it would hold."""
+    from scdiva.models._fitted import is_fitted
+    from scdiva.models._folder import CHECKSUMS, CONFIG
+
     if folder.resolve() == out.resolve():
         raise FileExistsError(f"{str(folder)!r} is the --out. Pass another folder to --save.")
     if folder.exists() and not overwrite:
         raise FileExistsError(f"{str(folder)!r} exists. Pass another folder to --save, or --overwrite.")
-    if folder.exists() and not (folder / "SHA256SUMS").is_file():
-        raise FileExistsError(f"{str(folder)!r} exists and is no model folder: choose another path for --save.")
+    of_model = (folder / CONFIG).is_file() and (folder / CHECKSUMS).is_file()
+    if folder.exists() and not (of_model if kind == "model" else is_fitted(folder, kind)):
+        name = kind.replace("_", " ")
+        raise FileExistsError(f"{str(folder)!r} exists and is no {name} folder: choose another path for --save.")
 
 
 def _read(file: Path) -> AnnData:

@@ -120,6 +120,16 @@ def test_only_some_cells(cells, one, edges, by_hand):
     assert np.nanmax(np.abs(edges(cells, "other") - edges(cells))) > 0.01
 
 
+@pytest.mark.parametrize("make", [np.random.default_rng, lambda seed: torch.Generator().manual_seed(seed)])
+def test_a_generator_goes_on(cells, one, edges, make):
+    draw, found = make(4), []
+    for rng in (draw, draw, make(4)):
+        attend(cells, one, n_cells=12, rng=rng)
+        found.append(edges(cells))
+    np.testing.assert_array_equal(found[2], found[0])
+    assert np.nanmax(np.abs(found[1] - found[0])) > 0.01
+
+
 @pytest.mark.parametrize(("chosen", "said"), [({"layers": [2]}, "layers must"), ({"heads": [0, -1]}, "heads must")])
 def test_what_the_model_lacks_is_refused(cells, one, contents, chosen, said):
     before = contents(cells)

@@ -12,13 +12,13 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._rng import generator, step_seed
-from scdiva._settings import settings
+from scdiva._rng import step_seed
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.tl import _grn_attention, _grn_correlation, _grn_embedding, _grn_knockout
 from scdiva.tl._embed import how_to_run, open_for
 from scdiva.tl._grn_pairs import Pairs, check_groups, check_size, choose_genes, choose_groups, expressed_share
+from scdiva.tl._notes import given_seed
 
 if TYPE_CHECKING:
     import torch
@@ -193,7 +193,7 @@ def grn(
     tokens, of_sources, of_targets = choose_genes(sources, targets, source, share, known, min_fraction)
     pairs = Pairs(loaded, source, tokens, of_sources, of_targets, group, len(numbered))
     check_size(pairs.shape, _BYTES[method], min_fraction=min_fraction)
-    seed = generator(rng, default_seed=settings.seed).initial_seed()
+    seed = given_seed(rng)
     draw = np.random.default_rng(step_seed(seed, 0, "gene network"))
     found, n_read = _summed(pairs, method, running, n_cells, layers, heads, effect, removal, draw)
     columns = column_of[tokens]

@@ -11,11 +11,11 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._rng import generator, step_seed
-from scdiva._settings import settings
+from scdiva._rng import step_seed
 from scdiva.data.network import network_of
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.metrics import hub_scores
+from scdiva.tl._notes import given_seed
 
 if TYPE_CHECKING:
     import torch
@@ -101,7 +101,7 @@ def grn_modules(
     if not resolution > 0:
         raise ValueError(f"resolution must be above 0, got {resolution}.")
     network = network_of(adata, key, group)
-    seed = generator(rng, default_seed=settings.seed).initial_seed()
+    seed = given_seed(rng)
     graph = strongest(network.weights, n_neighbors)
     taking_part = np.flatnonzero(np.diff(graph.indptr))
     if not len(taking_part):

@@ -27,3 +27,9 @@ def seed_of(rng: int | np.random.Generator | torch.Generator | None) -> int:
 
     source = generator(rng, default_seed=settings.seed)
     return int(torch.randint(2**62, (1,), generator=source, device=source.device))
+
+
+def given_seed(rng: int | np.random.Generator | torch.Generator | None) -> int:
+    """Give the seed of a call, an int as it was given; a generator draws one and goes on."""
+    source = generator(rng, default_seed=settings.seed)
+    return seed_of(source) if source is rng else source.initial_seed()

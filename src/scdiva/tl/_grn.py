@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from scdiva.tl._embed import Running
 
 Method = Literal["embedding", "attention", "knockout", "correlation"]
-_BYTES = {"embedding": 0, "attention": 8, "knockout": 8, "correlation": 8}
+_BYTES = {"embedding": 0, "attention": 4, "knockout": 8, "correlation": 8}
 """Held for each group, source and target while cells are read."""
 
 

@@ -122,7 +122,7 @@ def _pretrain_parser(preset: str | None) -> ArgumentParser:
 
 def _entropy_parser() -> ArgumentParser:
     parser = _Parser("entropy", summary(entropy), "FILES -o OUT")
-    parser.add_argument("files", nargs="*", type=str)
+    parser.add_argument("files", nargs="*", type=str, default=[])
     parser.add_argument("-o", "--out", type=str, required=True)
     parser.add_function_arguments(entropy, skip={"files", "out"}, as_group=False)
     _explain(parser, arguments(entropy))

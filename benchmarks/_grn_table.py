@@ -42,7 +42,8 @@ WORDS = (
     "CPU seconds are of the graph alone, on a machine that had other work to do. How embedding, attention and knockout "
     "read the model, and of how many cells, was settled on after more than a hundred ways had been scored by these "
     "tables on cells of the first two sets, most of them of attention, which flatters ours and their p-values there; "
-    "nothing of the others was. sc_mixology was looked at afterwards, without the forest, which takes hours there."
+    "nothing of the others was. sc_mixology was looked at afterwards (six forms of attention, none of them chosen by "
+    "it), without the forest, which takes hours there."
 )
 FAMILY_WORDS = (
     "Are the members of a gene family closer to each other than sets of genes with like degrees? First by edges: the "

@@ -57,7 +57,7 @@ def attend(cells, model, **options):
 
 def close(found, expected):
     """Alike but for the ranks of keys that differ by a rounding."""
-    np.testing.assert_allclose(found, expected, atol=5e-3)
+    np.testing.assert_allclose(found, expected, atol=5e-4)
     assert np.nanmean(np.abs(found - expected)) < 2e-5
 
 

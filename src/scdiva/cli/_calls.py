@@ -247,14 +247,13 @@ def _on_cells(
 def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
     """Refuse a folder for `--save` before hours are spent on what it would hold."""
     from scdiva.models._fitted import is_fitted
-    from scdiva.models._folder import CHECKSUMS, CONFIG
+    from scdiva.models._folder import is_model_folder
 
     if folder.resolve() == out.resolve():
         raise FileExistsError(f"{str(folder)!r} is the --out. Pass another folder to --save.")
     if folder.exists() and not overwrite:
         raise FileExistsError(f"{str(folder)!r} exists. Pass another folder to --save, or --overwrite.")
-    of_model = (folder / CONFIG).is_file() and (folder / CHECKSUMS).is_file()
-    if folder.exists() and not (of_model if kind == "model" else is_fitted(folder, kind)):
+    if folder.exists() and not (is_model_folder(folder) if kind == "model" else is_fitted(folder, kind)):
         name = kind.replace("_", " ")
         raise FileExistsError(f"{str(folder)!r} exists and is no {name} folder: choose another path for --save.")
 

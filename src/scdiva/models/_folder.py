@@ -31,6 +31,11 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def is_model_folder(folder: Path) -> bool:
+    """Whether a folder looks like a model's; what it holds is not read."""
+    return (folder / CONFIG).is_file() and (folder / CHECKSUMS).is_file()
+
+
 def write_sums(folder: Path, names: Iterable[str]) -> None:
     """Write SHA256SUMS of these files of a folder, as `sha256sum -c` reads it."""
     lines = [f"{sha256((folder / name).read_bytes())}  {name}\n" for name in names]

@@ -24,13 +24,13 @@ from scdiva._settings import logger, settings
 from scdiva._version import __version__
 from scdiva.models._folder import (
     CARD,
-    CHECKSUMS,
     CONFIG,
     FORMAT,
     FORMAT_VERSION,
     SUMMED,
     VOCABULARY,
     WEIGHTS,
+    is_model_folder,
     read_checked,
     read_config,
     read_sums,
@@ -107,8 +107,8 @@ def save_model(
     from safetensors.torch import save
 
     folder = Path(path).expanduser()
-    if folder.exists() and not (overwrite and (folder / CONFIG).is_file() and (folder / CHECKSUMS).is_file()):
-        hint = "pass overwrite=True" if (folder / CHECKSUMS).is_file() else "it is no model folder; choose another path"
+    if folder.exists() and not (overwrite and is_model_folder(folder)):
+        hint = "pass overwrite=True" if is_model_folder(folder) else "it is no model folder; choose another path"
         raise FileExistsError(f"{folder} exists already: {hint}")
     if vocabulary.n_genes != model.config.n_genes:
         raise ValueError(

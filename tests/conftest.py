@@ -11,7 +11,16 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
+from scdiva import settings
+
 threads_at_first: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def _settings_as_before():
+    """Give settings back that a test sets, as scripts do that are called in this process."""
+    with settings.override():
+        yield
 
 
 @pytest.fixture(autouse=True)

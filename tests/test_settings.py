@@ -8,12 +8,6 @@ import pytest
 from scdiva._settings import Settings, logger, multiplies_bf16, settings
 
 
-@pytest.fixture(autouse=True)
-def _settings_as_before():
-    with settings.override():
-        yield
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -78,7 +78,10 @@ ABOUT = {
         "Learning curves",
         "The set encoder trained as the bundled one's, on some of the cells of the corpus, or for some of the "
         "steps, and scored on the sets of the zero-shot table (up to 2,000 cells each, mean over the sets; mean ± "
-        "standard deviation over seeds where there are several). Lines are fitted in the logarithm of the number; "
+        "standard deviation over seeds where there are several). **These rows are of an earlier form of the set "
+        "encoder**, before its bias was scaled by how much of a cell is seen, and were not made again: what they say "
+        "of more cells or more steps is said of that form, and of the encoder that is shipped only by analogy. Lines "
+        "are fitted in the logarithm of the number; "
         "what they say beyond the largest is an extrapolation.",
     ),
     "attempts": (
@@ -169,3 +172,38 @@ ABOUT = {
     ),
 }
 """Title and what to know, by result; a result that is not named here gets its own name and no words."""
+
+CHOSEN = {
+    "zero_shot": "the design of the set encoder and how `tl.adapt` goes about it, so that small leads say little.",
+    "thinning": "the design of the set encoder, with the accuracy on few counts in view.",
+    "integration": (
+        "weight, temperature and bound of the contrast among mutual neighbours, without labels; the figures of "
+        "`tl.integrate` flatter it."
+    ),
+    "annotation": (
+        "which of some forty measures of novelty to take; the figures of an unknown type flatter `tl.annotate`."
+    ),
+    "perturbation": (
+        "the fixed weights in the covariance of the expected response (what a combination has of its own, what is "
+        "carried over between similar genes, whose noise); the figures of `tl.predict_perturbation` flatter it."
+    ),
+    "grn": (
+        "how embedding, attention and knockout read the model, on pbmc3k_raw and kang_pbmc_12k_1287g, after more than "
+        "a hundred ways had been scored; sc_mixology was looked at afterwards."
+    ),
+    "reconstruction": (
+        "the ridge by which imputation and generation correct the model by the cells given, and `tl.adapt`; the "
+        "figures of scdiva-mini in imputation and generation flatter it."
+    ),
+}
+"""What of our methods was chosen with the scores of a result's own sets in view."""
+JUDGED = (
+    "A goal is met where all of its 95% interval is on the good side, missed where none of it is, and otherwise within "
+    "noise. Intervals are over seeds (paired where a row kept the figure of each seed, else of two means apart, by "
+    "Student's t: of three seeds they are wide), over types, groups or batches, or over cells, as if both arms had "
+    "seen cells of their own, which is too wide; the wider of two counts. Over cells macro-F1 is taken as a share of "
+    "them, which is too narrow where types are rare. The best arm of several, on either side, is picked by the same "
+    "figures that it is judged by. Figures of one run have no interval: they can miss a goal, and are not said to meet "
+    "it. What is counted exactly needs none."
+)
+"""How goals are judged, for the head of the page."""

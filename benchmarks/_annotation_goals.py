@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from statistics import mean
-
-from _timing import goal
+from _judge import Score, across, judge, judge_number, of_row, share_error, share_of_cells
 
 DEFAULT = "ours"
 LEAD, LEAST_SETS, FEW = 0.02, 2, (0.01, 0.05)
@@ -37,22 +35,32 @@ def _by_set(rows: list[dict], part: str, share: float | None = None) -> dict[str
     return {name: arms for name, arms in found.items() if any(map(is_ours, arms)) and not all(map(is_ours, arms))}
 
 
-def _best(arms: dict[str, dict], own: bool) -> float:
-    return max(row["macro_f1"] for arm, row in arms.items() if is_ours(arm) == own)
+def _best(arms: dict[str, dict], own: bool) -> dict:
+    return max((row for arm, row in arms.items() if is_ours(arm) == own), key=lambda row: row["macro_f1"])
+
+
+def _f1(row: dict) -> Score:
+    """Macro-F1, over cells as a share of them, which is too narrow where types are rare."""
+    return share_of_cells(row, "macro_f1")
+
+
+def _calibration(row: dict) -> Score:
+    """A calibration error, which is known no better than the accuracy of as many cells."""
+    return of_row(row, "ece_pooled", of_cells=share_error(row["accuracy"], row["n_cells"]))
 
 
 def _full(rows: list[dict]) -> list[dict]:
     found = []
     for name, arms in _by_set(rows, "full").items():
-        lead = round(_best(arms, True) - _best(arms, False), 4)
-        found.append(goal(f"{name}: macro-F1, best of ours above the best rival", lead, at_least=0.0))
+        what = f"{name}: macro-F1, best of ours above the best rival"
+        found.append(judge(what, _f1(_best(arms, True)), _f1(_best(arms, False)), at_least=0.0))
         if DEFAULT not in arms:
             continue
         for arm, words in LOGISTIC.items():
             if arm in arms:
-                lead = round(arms[DEFAULT]["macro_f1"] - arms[arm]["macro_f1"], 4)
-                found.append(goal(f"{name}: macro-F1, default above {words}", lead, at_least=0.0))
-        found.append(goal(f"{name}: calibration error of the default", arms[DEFAULT]["ece_pooled"], at_most=ECE))
+                what = f"{name}: macro-F1, default above {words}"
+                found.append(judge(what, _f1(arms[DEFAULT]), _f1(arms[arm]), at_least=0.0))
+        found.append(judge(f"{name}: calibration error of the default", _calibration(arms[DEFAULT]), at_most=ECE))
     return found
 
 
@@ -62,12 +70,14 @@ def _few(rows: list[dict]) -> list[dict]:
         sets = _by_set(rows, "few", share)
         if not sets:
             continue
-        leads = [_best(arms, True) - _best(arms, False) for arms in sets.values()]
-        alone = [arms[DEFAULT]["macro_f1"] - _best(arms, False) for arms in sets.values() if DEFAULT in arms]
-        for who, some in (("best of ours", leads), ("default", alone)):
+        for who in ("best of ours", "default"):
+            leads = [
+                judge(name, _f1(ours), _f1(_best(arms, False)), at_least=LEAD)
+                for name, arms in sets.items()
+                if (ours := arms.get(DEFAULT) if who == "default" else _best(arms, True)) is not None
+            ]
             what = f"{share:.0%} of the labels: sets where the {who} is above every rival by {LEAD} in macro-F1"
-            n_sets = sum(round(lead, 4) >= LEAD for lead in some)
-            found.append(goal(what, n_sets, at_least=LEAST_SETS, n_sets=len(some)))
+            found.append(judge_number(what, leads, LEAST_SETS, "sets"))
     return found
 
 
@@ -80,10 +90,14 @@ def _unknown(rows: list[dict]) -> list[dict]:
     }
     if DEFAULT not in types:
         return []
-    ours = mean(types[DEFAULT])
     what = f"a type taken out: mean rejection AUROC of the default over {len(types[DEFAULT])} types"
-    found = [goal(what, round(ours, 4), at_least=AUROC)]
+    found = [judge(what, across(types[DEFAULT], "types"), at_least=AUROC)]
     if "logistic" in types:
-        lead = round(ours - mean(types["logistic"]), 4)
-        found.append(goal(f"{what}, above logistic regression's", lead, at_least=0.0))
+        leads = [
+            ours - arms["logistic"]["rejection"][one]
+            for arms in sets.values()
+            for one, ours in arms[DEFAULT]["rejection"].items()
+            if one in arms["logistic"]["rejection"]
+        ]
+        found.append(judge(f"{what}, above logistic regression's", across(leads, "types"), at_least=0.0))
     return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import anndata as ad
 import numpy as np
 from _annotation_arms import Said, Task
+from _judge import over_seeds as spread
 from _prepared import LABELS
 
 from scdiva.metrics.annotation import calibration, classification, labelled, rejection_auroc
@@ -93,7 +94,7 @@ def over_seeds(runs: list[dict]) -> dict:
     for key, first in runs[0].items():
         values = [run[key] for run in runs]
         if isinstance(first, float):
-            row[key], row[f"{key}_sd"] = round(float(np.mean(values)), 4), round(float(np.std(values)), 4)
+            row |= spread(key, values)
         elif isinstance(first, dict):
             row[key] = _mean_tree(values)
     return row

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from _grn_scores import N_RANDOM
+from _judge import Score, judge, judge_number, share_error
 from _timing import goal
 
 NETWORK = ("embedding", "attention", "knockout", "knockout_presence")
 """Our graphs; the correlation is the baseline beside them."""
 BASELINE = "correlation"
+N_DRAWS = N_RANDOM
+"""Exchanged targets, or sets matched by degree, that a p-value is a share of."""
 CLASS_II, OTHERS, NEEDED = "HLA class II", ("HLA", "TNF", "interleukin", "CD"), 2
 SURE, BEYOND_CHANCE = 0.01, 0.05
 MOST_SECONDS, MOST_MIB = 600, 4096
@@ -29,7 +33,7 @@ def _edges(rows: list[dict]) -> list[dict]:
             if place in beside:
                 more[BASELINE] = beside[place]
             what = f"{', '.join(place)}: p of the AUPRC ratio of {row['arm']}"
-            found.append(goal(what, row["auprc_ratio_p"], at_most=BEYOND_CHANCE, **more))
+            found.append(judge(what, _chance(row["auprc_ratio_p"]), at_most=BEYOND_CHANCE, **more))
     return found
 
 
@@ -42,13 +46,20 @@ def _families(rows: list[dict]) -> list[dict]:
     found = []
     for (name, arm), p in tested.items():
         if CLASS_II in p:
-            found.append(goal(f"{name}: p of the density of {CLASS_II}, {arm}", p[CLASS_II], at_most=SURE))
+            what = f"{name}: p of the density of {CLASS_II}, {arm}"
+            found.append(judge(what, _chance(p[CLASS_II]), at_most=SURE))
         others = [family for family in OTHERS if family in p]
         if len(others) >= NEEDED:
-            dense = [family for family in others if p[family] < SURE]
+            judged = {family: judge(family, _chance(p[family]), at_most=SURE) for family in others}
+            dense = ", ".join(family for family in others if p[family] <= SURE) or "none"
             what = f"{name}: families denser than sets matched by degree, {arm}"
-            found.append(goal(what, len(dense), at_least=NEEDED, which=", ".join(dense) or "none", of=len(others)))
+            found.append(judge_number(what, list(judged.values()), NEEDED, "families", which=dense))
     return found
+
+
+def _chance(p: float) -> Score:
+    """A p-value, known as well as the share of so many draws is."""
+    return Score(p, share_error(p, N_DRAWS), N_DRAWS, f"{N_DRAWS:,} draws")
 
 
 def _speed(rows: list[dict]) -> list[dict]:

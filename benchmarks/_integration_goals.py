@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import mean
 
+from _judge import Score, across, judge, of_row, share_of_cells
 from _timing import goal
 
 RIVALS = ("harmony", "scvi")
@@ -40,12 +41,15 @@ def _unlabelled(name: str, rows: list[dict]) -> list[dict]:
         return []
     ours = arms["ours"]
     who = "the better of Harmony and scVI" if len(rivals) == 2 else NAMES[rivals[0]]
-    lead = ours["average_bio"] - max(arms[arm]["average_bio"] for arm in rivals)
-    found = [goal(f"{name}: mean of NMI, ARI, ASW above {who}", round(lead, 4), at_least=0.0)]
+
+    def pair(key: str) -> list[Score]:
+        return [of_row(row, key) for row in (ours, max((arms[arm] for arm in rivals), key=lambda row: row[key]))]
+
+    found = [judge(f"{name}: mean of NMI, ARI, ASW above {who}", *pair("average_bio"), at_least=0.0)]
     for key, measure in ILISI.items():
-        if (most := max(arms[arm][key] for arm in rivals)) > 0:
-            share = round(ours[key] / most, 4)
-            found.append(goal(f"{name}: {measure} as a share of {who}'s", share, at_least=SHARE_OF_ILISI))
+        if pair(key)[1].value > 0:
+            what = f"{name}: {measure} as a share of {who}'s"
+            found.append(judge(what, *pair(key), at_least=SHARE_OF_ILISI, share=True))
     if name == TIMED and "scvi" in arms:
         share = round(ours["cpu_seconds"] / arms["scvi"]["cpu_seconds"], 4)
         found.append(goal(f"{name}: CPU seconds as a share of scVI's", share, at_most=1.0))
@@ -56,12 +60,11 @@ def _labelled(name: str, rows: list[dict]) -> list[dict]:
     arms = _arms(rows, "labelled")
     if not {"ours", "scanvi"} <= set(arms):
         return []
-    ours, rival = arms["ours"], arms["scanvi"]
-    accuracy = round(_best(ours) - _best(rival), 4)
-    bio = round(ours["average_bio"] - rival["average_bio"], 4)
+    both = arms["ours"], arms["scanvi"]
+    accuracy, bio = [_best(row) for row in both], [of_row(row, "average_bio") for row in both]
     return [
-        goal(f"{name}, half of the labels: accuracy above scANVI", accuracy, at_least=0.0),
-        goal(f"{name}, half of the labels: mean of NMI, ARI, ASW above scANVI", bio, at_least=0.0),
+        judge(f"{name}, half of the labels: accuracy above scANVI", *accuracy, at_least=0.0),
+        judge(f"{name}, half of the labels: mean of NMI, ARI, ASW above scANVI", *bio, at_least=0.0),
     ]
 
 
@@ -75,13 +78,13 @@ def _query(name: str, rows: list[dict]) -> list[dict]:
         return []
     # one way of naming for all batches, not the better one of each
     ours, rival = (
-        max(mean(by_arm[arm][batch].get(key, 0.0) for batch in both) for key in ("accuracy", "own_accuracy"))
+        max(([by_arm[arm][batch].get(key, 0.0) for batch in both] for key in ("accuracy", "own_accuracy")), key=mean)
         for arm in ("ours", "scarches")
     )
-    lead = ours - rival
+    leads = [one - other for one, other in zip(ours, rival, strict=True)]
     what = f"{name}, a batch left out: accuracy above scArches, mean of {len(both)}"
-    return [goal(what, round(lead, 4), at_least=0.0)]
+    return [judge(what, across(leads, "batches"), at_least=0.0)]
 
 
-def _best(row: dict) -> float:
-    return max(row["accuracy"], row.get("own_accuracy", 0.0))
+def _best(row: dict) -> Score:
+    return share_of_cells(row, max(("accuracy", "own_accuracy"), key=lambda key: row.get(key, 0.0)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _markdown import table
+from _markdown import arm_name, table
 
 INTEGRATED = {
     "ours": "`tl.integrate`",
@@ -91,7 +91,7 @@ def part_table(rows: list[dict], part: str) -> str:
     lines = [
         [
             f"{row['set']}{', ' + row['left_out'] if 'left_out' in row else ''} ({row['n_cells']:,})",
-            INTEGRATED[row["arm"]],
+            arm_name(row, INTEGRATED),
             *(value(row, key) for key in keys),
             *(f"{row[key]:,.1f}" if key != "peak_mib" else f"{row[key]:,.0f}" for key in COSTS),
         ]
@@ -117,7 +117,7 @@ def origins(rows: list[dict]) -> str:
     """Where the rows come from, and which arms were fitted once."""
     once = sorted(
         {
-            INTEGRATED[row["arm"]]
+            arm_name(row, INTEGRATED)
             for row in rows
             if row["fits"] < len(row["seeds"]) and row.keys() & {"epochs", "strategy"}
         }
@@ -149,5 +149,5 @@ def integration_tables(result: dict) -> list[str]:
     found = [part_table(some, part) for part, some in parts.items() if some]
     if any(row["arm"] == "apart" for row in parts["unlabelled"]):
         found.insert(1, APART_WORDS)
-    missing = [f"Left out: {INTEGRATED[arm]}; {why}.\n" for arm, why in result.get("left_out", {}).items()]
+    missing = [f"Left out: {INTEGRATED.get(arm, arm)}; {why}.\n" for arm, why in result.get("left_out", {}).items()]
     return [*found, *([origins(rows)] if rows else []), *missing]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from statistics import mean
-
+from _judge import Score, across, judge, judge_number, of_row
 from _perturbation_scores import AMONG_PART, DISCRIMINATION
-from _timing import goal
 
 from scdiva._constants import BASELINES
 
@@ -39,7 +37,11 @@ def _conditions(name: str, arms: dict[str, dict]) -> list[dict]:
         for part in arms[OURS]["each"]:
             n_parts, n_seen = (text.split()[0] for text in part.split(", "))
             if n_parts == n_seen:
-                of_part = {arm: row["each"][part] for arm, row in arms.items() if part in row["each"]}
+                of_part = {
+                    arm: {"seeds": row["seeds"], **row["each"][part]}
+                    for arm, row in arms.items()
+                    if part in row["each"]
+                }
                 found += _above_best(f"{name}, all parts seen", of_part, (*RESPONSE, AMONG_PART))
     return found
 
@@ -49,16 +51,16 @@ def _above_best(scope: str, arms: dict[str, dict], metrics: tuple[str, ...]) -> 
     for metric in metrics:
         n = arms[OURS]["n_conditions"]
         rivals = {
-            arm: row[metric]
+            arm: of_row(row, metric)
             for arm, row in arms.items()
             if arm in BASELINES and metric in row and row["n_conditions"] == n
         }
         if not rivals or metric not in arms[OURS]:
             continue
-        best = max(rivals, key=lambda arm: rivals[arm])
-        lead = round(arms[OURS][metric] - rivals[best], 4)
+        best = max(rivals, key=lambda arm: rivals[arm].value)
         what = f"{scope}: {metric}, above the best baseline"
-        found.append(goal(what, lead, at_least=0.0, best_baseline=best, conditions=n))
+        pair = of_row(arms[OURS], metric), rivals[best]
+        found.append(judge(what, *pair, at_least=0.0, best_baseline=best, conditions=n))
     return found
 
 
@@ -69,9 +71,9 @@ def _groups(name: str, arms: dict[str, dict]) -> list[dict]:
     shared = [group for group in ours if group in theirs]
     found = []
     for metric in RESPONSE:
-        leads = [round(ours[group][metric] - theirs[group][metric], 4) for group in shared]
+        leads = [ours[group][metric] - theirs[group][metric] for group in shared]
         what = f"{name}: {metric}, above the same perturbation elsewhere"
-        found.append(goal(f"{what}, mean over groups", round(mean(leads), 4), at_least=0.0))
-        n_groups = sum(lead >= 0 for lead in leads)
-        found.append(goal(f"{what}, groups where it is", n_groups, at_least=len(leads)))
+        found.append(judge(f"{what}, mean over groups", across(leads, "groups"), at_least=0.0))
+        each = [judge(what, Score(lead, over="a group has no spread"), at_least=0.0) for lead in leads]
+        found.append(judge_number(f"{what}, groups where it is", each, len(leads), "groups"))
     return found

@@ -7,6 +7,7 @@ import math
 import anndata as ad
 import numpy as np
 import scipy.sparse as sp
+from _judge import over_seeds
 from _screens import CONDITION, GROUP, Split
 
 import scdiva as sd
@@ -145,13 +146,13 @@ def summary(rows: list[dict], by: Split) -> dict:
     found: dict = {"n_conditions": min(run["n_conditions"] for run in runs)}
     for name in ALL_METRICS:
         if all(name in run for run in runs):
-            values = [run[name] for run in runs]
-            found[name], found[f"{name}_sd"] = round(float(np.mean(values)), 4), round(float(np.std(values)), 4)
+            found |= over_seeds(name, [run[name] for run in runs])
     each = {}
     for part in sorted({part_of(row, by) for row in rows}):
         of_part = [_means([row for row in rows if row["seed"] == seed and part_of(row, by) == part]) for seed in seeds]
         of_part = [run for run in of_part if run["n_conditions"]]
         keys = [key for key in of_part[0] if all(key in run for run in of_part)]
-        each[part] = {key: round(float(np.mean([run[key] for run in of_part])), 4) for key in keys}
-        each[part]["n_conditions"] = max(run["n_conditions"] for run in of_part)
+        each[part] = {"n_conditions": max(run["n_conditions"] for run in of_part), "n_seeds": len(of_part)}
+        for key in (key for key in keys if key != "n_conditions"):
+            each[part] |= over_seeds(key, [run[key] for run in of_part])
     return {**found, "each": each}

@@ -186,6 +186,7 @@ def likely(use_transformer: bool) -> Callable[[Work, int], dict[str, float]]:
         return {
             "n_cells": n, "seconds_per_cell": seconds,
             **{f"bound_{kind}": float(bound[i].mean()) for i, kind in enumerate(kinds)},
+            **{f"bound_{kind}_error": float(bound[i].std(ddof=1) / n**0.5) for i, kind in enumerate(kinds)},
             **{f"genes_{kind}": float(n_genes[i]) for i, kind in enumerate(kinds)},
             "auroc_shuffled": float(roc_auc_score(is_real, np.concatenate([bound[0], bound[1]]))),
             "auroc_doublets": float(roc_auc_score(is_real, np.concatenate([bound[0], bound[2]]))),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from _judge import Score, auroc_error, judge, of_row, share_error, share_of_cells
 from _markdown import table
 from _timing import goal
 
@@ -16,7 +17,7 @@ PAPER_TABLE_1 = {
 
 NAMES = {
     "ours": "scdiva-mini",
-    "ours_no_places": "scdiva-mini, places not used",
+    "ours_no_places": "scdiva-mini, without the hidden genes' ranks",
     "marginals": "training cells",
     "type_means": "training cells of the true type",
     "ours_1_step": "1 step",
@@ -42,7 +43,7 @@ NAMES = {
 MASKED = {"masked_recall": "recall of hidden genes", "known_spearman": "Spearman of their values",
           "known_rmse": "RMSE", "l_dist": "L-Dist", "coverage": "coverage", "bleu": "BLEU",
           "seconds_per_cell": "seconds a cell"}  # fmt: skip
-STEPS = {"masked_recall": "recall of hidden genes", "masked_match": "at their places", "l_dist": "L-Dist",
+STEPS = {"masked_recall": "recall of hidden genes", "masked_match": "at their ranks", "l_dist": "L-Dist",
          "coverage": "coverage", "bleu": "BLEU", "value_spearman": "Spearman",
          "seconds_per_cell": "seconds a cell"}  # fmt: skip
 IMPUTED = {
@@ -60,7 +61,9 @@ DRAWN = {"forest": "AUROC, forest", "logistic": "logistic", "mmd": "MMD²", "mmd
 LIKELY = {"bound_real": "nats a gene, real", "bound_shuffled": "other genes", "bound_doublets": "doublets",
           "genes_real": "genes, real", "genes_doublets": "doublets", "auroc_shuffled": "AUROC, other genes",
           "auroc_doublets": "doublets", "seconds_per_cell": "seconds a cell"}  # fmt: skip
-ONE_STEP = ("ours", "ours_no_places", "marginals", "type_means")
+UNRANKED, RANKED = "ours_no_places", "hidden genes' ranks given"
+"""The arm that hidden genes and values are judged by, and what every other of ours there is."""
+ONE_STEP = ("ours", UNRANKED, "marginals", "type_means")
 WORDS = (
     "Cells with a type (of Kang's set 4,000 random ones) and the genes that the model knows. scdiva-mini is zero-shot: "
     "`tl.generate` and `tl.impute` correct its state head by the cells they are given, without labels; the others "
@@ -73,15 +76,16 @@ WORDS_OF = {
         "A share of 30% of each test cell's genes is hidden, identity and value. Recall: share of the k hidden genes "
         "among the k predicted, or among the k genes most frequent in training cells (four fifths of the cells) that "
         "were not shown. Spearman and RMSE: of the hidden genes' values, given which genes they are; training cells "
-        "give their mean value where they express the gene. The last row knows the true type of the cell. The place "
-        "of a hidden gene in the ranking, which only the first arm uses, tells both of its name and of its value, and "
-        "no baseline is told of it: the rows without places compare like with like. Our values also know how deep "
+        "give their mean value where they express the gene. The last row knows the true type of the cell. The rank "
+        "at which a hidden gene stood says much of its name and of its value, and no baseline is given it: the row "
+        "without ranks (`use_places=False`) compares like with like, and the goals are held to it. The row with the "
+        "hidden genes' ranks given answers another question: what a training step asks. Our values also know how deep "
         "the cell is, which shows in RMSE and not in a rank correlation within it. L-Dist is a mean over the genes "
         "that were found (coverage)."
     ),
     "steps": (
-        "The same, fewer cells, hidden genes revealed the surest first if nothing else is said. With more steps more "
-        "genes stand at their places and fewer are found."
+        "The same, fewer cells, hidden genes' ranks given, hidden genes revealed the surest first if nothing else is "
+        "said. With more steps more genes stand at their ranks and fewer are found."
     ),
     "paper": (
         "The upper rows are the paper's own figures, of models and sets that are not at hand. A masked-diffusion model "
@@ -97,8 +101,9 @@ WORDS_OF = {
         "ours is what `tl.impute(expressed=True)` writes; the others say nothing of the kind, and their expectation "
         "is read as that of a Poisson variable, without its zeros. Ranks within a cell are the same by both. The "
         "goals are held to it, and to the model that is fitted to the same cells as its rivals are, by `tl.adapt`. "
-        "Our seconds are of both calls. scVI: default architecture, all genes, 100 epochs, no early stopping. 30 "
-        "neighbours, the cell among them, on 50 components; diffusion is MAGIC's idea, not its code. Type means are "
+        "Our seconds are of both calls. scVI: default architecture, all genes, no early stopping, as many epochs as "
+        "its row says (its default for so few cells is 400). 30 neighbours, the cell among them, on 50 components; "
+        "diffusion is MAGIC's idea, not its code. Type means are "
         "told the true types."
     ),
     "population": (
@@ -137,12 +142,23 @@ def figure(row: dict, key: str) -> str:
     return f"{value:.{digits}f}" + (f" ± {spread:.{digits}f}" if spread >= 0.5 * 10**-digits else "")
 
 
+def named(row: dict) -> str:
+    """An arm in words, with what its row has to say; of ours with hidden genes, that their ranks are given."""
+    words = [NAMES.get(row["arm"], row["arm"])]
+    ours = row["arm"].startswith("ours") or row["arm"] == "masked_30"
+    if row["part"] in ("masked", "paper") and ours and row["arm"] != UNRANKED:
+        words.append(RANKED)
+    if "epochs" in row:
+        words.append(f"{row['epochs']} epochs")
+    return "; ".join([*words, *([row["note"]] if "note" in row else [])])
+
+
 def lines(rows: list[dict], columns: dict[str, str]) -> str:
     """A table of these rows."""
     body = [
         [
             f"{row['set']} ({row['n_cells']:,})",
-            NAMES.get(row["arm"], row["arm"]),
+            named(row),
             *(figure(row, key) for key in columns),
         ]
         for row in rows
@@ -179,8 +195,7 @@ def paper(rows: list[dict]) -> str:
         for model, (l_dist, bleu, spearman) in zip(PAPER_MODELS, figures, strict=True)
     ]
     ours = [
-        [row["set"], NAMES[row["arm"]], *(figure(row, key) for key in ("l_dist", "bleu", "value_spearman"))]
-        for row in rows
+        [row["set"], named(row), *(figure(row, key) for key in ("l_dist", "bleu", "value_spearman"))] for row in rows
     ]
     theirs = [[name, f"{model} (paper)", *figures] for name, model, *figures in theirs]
     return table(["set", "", "L-Dist", "BLEU", "Spearman"], theirs + ours)
@@ -217,37 +232,51 @@ def goals(rows: list[dict]) -> list[dict]:
 
 
 def _lead(what: str, arms: dict[str, dict], rival: str, key: str, sign: int = 1, fitted: bool = False) -> list[dict]:
-    """Ours less the rival's, or the other way round for an error; what others of ours have stands beside."""
-    judged, *beside = ("ours_adapted", "ours") if fitted else ("ours", "ours_no_places")
+    """Ours less the rival's, or the other way round for an error; what others of ours have stands beside.
+
+    Hidden genes and values are judged where nothing says at which rank they stood.
+    """
+    judged, beside, words = ("ours_adapted", "ours", "zero_shot") if fitted else (UNRANKED, "ours", "ranks_given")
     if not all(key in arms.get(arm, {}) for arm in (judged, rival)):
         return []
-    others = {"zero_shot" if fitted else arm: arms[arm][key] for arm in beside if arm in arms}
-    lead = round(sign * (arms[judged][key] - arms[rival][key]), 4)
-    return [goal(what, lead, at_least=0.0, ours=arms[judged][key], theirs=arms[rival][key], **others)]
+    ours, theirs = (of_row(arms[arm], key, ddof=1) for arm in (judged, rival))
+    others = {words: arms[beside][key]} if beside in arms else {}
+    pair = (ours, theirs) if sign > 0 else (theirs, ours)
+    return [judge(what, *pair, at_least=0.0, ours=ours.value, theirs=theirs.value, **others)]
+
+
+def _forest(row: dict) -> Score:
+    """The forest's AUROC, over seeds or as one of as many drawn and real cells."""
+    return of_row(row, "forest", 1, auroc_error(row["forest"], row["n_cells"]))
 
 
 def _drawn(name: str, arms: dict[str, dict]) -> list[dict]:
     found = []
     if "ours" in arms:
         ours = arms["ours"]
-        found.append(goal(f"{name}: AUROC of the forest, drawn cells", ours["forest"], at_most=MOST_FOREST))
-        found.append(goal(f"{name}: exact copies", ours["exact_copies"], at_most=0))
-        found.append(goal(f"{name}: share nearer to a real cell than real ones", ours["share_closer"],
-                          at_most=MOST_CLOSER))  # fmt: skip
+        found.append(judge(f"{name}: AUROC of the forest, drawn cells", _forest(ours), at_most=MOST_FOREST))
+        found.append(goal(f"{name}: exact copies", ours["exact_copies"], at_most=0, counted=True))
+        found.append(judge(f"{name}: share nearer to a real cell than real ones",
+                           share_of_cells(ours, "share_closer", 1), at_most=MOST_CLOSER))  # fmt: skip
     if "independent" in arms:
-        found.append(goal(f"{name}: AUROC of the forest, genes resampled one by one", arms["independent"]["forest"],
-                          at_least=LEAST_INDEPENDENT))  # fmt: skip
+        found.append(judge(f"{name}: AUROC of the forest, genes resampled one by one", _forest(arms["independent"]),
+                           at_least=LEAST_INDEPENDENT))  # fmt: skip
     if {"transformer_1", "transformer_32"} <= set(arms):
         one, many = arms["transformer_1"], arms["transformer_32"]
         noise = max(abs(one["mmd_floor"]), arms.get("ours_few", {}).get("mmd_sd", 0.0))
         what = f"{name}: MMD² of 32 steps less that of one (at most the larger of floor and spread)"
-        found.append(goal(what, round(many["mmd"] - one["mmd"], 5), at_most=noise, one=one["mmd"], many=many["mmd"]))
+        pair = of_row(many, "mmd", 1), of_row(one, "mmd", 1)
+        found.append(judge(what, *pair, at_most=noise, one=one["mmd"], many=many["mmd"]))
     if "by_type" in arms:
         own = arms["by_type"]
-        found.append(goal(f"{name}: drawn cells named as their type, mean over types", own["own_type"],
-                          at_least=LEAST_OWN, real=own["real_own_type"]))  # fmt: skip
-        found += [goal(f"{name}: drawn cells named as their type, {kind}", share, at_least=LEAST_OWN,
-                       real=own["real_each"][kind]) for kind, share in own["each"].items()]  # fmt: skip
+        what = f"{name}: drawn cells named as their type, mean over types"
+        of_all = share_of_cells(own, "own_type", 1)
+        found.append(judge(what, of_all, at_least=LEAST_OWN, real=own["real_own_type"]))
+        of_type = round(own["n_cells"] / len(own["each"]))
+        for kind, share in own["each"].items():
+            score = Score(share, over="one run", of_cells=share_error(share, of_type), n_cells=of_type)
+            found.append(judge(f"{name}: drawn cells named as their type, {kind}", score, at_least=LEAST_OWN,
+                               real=own["real_each"][kind]))  # fmt: skip
     return found
 
 
@@ -255,9 +284,9 @@ def _likely(name: str, arms: dict[str, dict]) -> list[dict]:
     found = []
     for arm, row in arms.items():
         what = f"{name}: likelihood, {NAMES[arm]}"
-        found.append(goal(f"{what}: AUROC of real cells, same counts in other genes", row["auroc_shuffled"],
-                          at_least=LEAST_AUROC))  # fmt: skip
-        lead = round(row["bound_real"] - row["bound_doublets"], 5)
-        found.append(goal(f"{what}: nats a gene of real cells above doublets", lead, at_least=0.0,
-                          auroc=row["auroc_doublets"]))  # fmt: skip
+        auroc = of_row(row, "auroc_shuffled", 1, auroc_error(row["auroc_shuffled"], row["n_cells"]))
+        found.append(judge(f"{what}: AUROC of real cells, same counts in other genes", auroc, at_least=LEAST_AUROC))
+        pair = (of_row(row, f"bound_{kind}", 1, row.get(f"bound_{kind}_error")) for kind in ("real", "doublets"))
+        found.append(judge(f"{what}: nats a gene of real cells above doublets", *pair, at_least=0.0,
+                           auroc=row["auroc_doublets"]))  # fmt: skip
     return found

@@ -13,8 +13,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from _weights import stamped
 
 import scdiva
+from scdiva._constants import DEFAULT_MODEL
 
 RESULTS = Path(__file__).parent / "results"
 CODE = ("src", "benchmarks", ":(exclude)benchmarks/results")
@@ -95,7 +97,8 @@ def record(name: str, rows: list[dict], **notes: object) -> Path:
     """Write `results/<name>.json`: the rows, and the command, commit, machine and versions that made them.
 
     Notes stand beside them and win over a field of the same name (`commit=...` where the code runs without its
-    repository). NaN and infinity are refused, as they are no JSON and no figure.
+    repository). A row that used a model gets the fingerprint of its weights: those of the note `model`, or of the
+    bundled one. NaN and infinity are refused, as they are no JSON and no figure.
     """
     entry = {
         "command": " ".join(["python", *sys.argv]),
@@ -104,7 +107,7 @@ def record(name: str, rows: list[dict], **notes: object) -> Path:
         "machine": machine(),
         "versions": versions(),
         **notes,
-        "rows": rows,
+        "rows": stamped(name, rows, str(notes.get("model", DEFAULT_MODEL))),
     }
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{name}.json"

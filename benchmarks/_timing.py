@@ -39,30 +39,72 @@ def interleaved(
 
 
 def goal(
-    what: str, value: float, at_least: float | None = None, at_most: float | None = None, **details: object
+    what: str,
+    value: float,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    *,
+    interval: tuple[float, float] | None = None,
+    over: str | None = None,
+    counted: bool = False,
+    **details: object,
 ) -> dict:
-    """Make a row with a goal: `what`, `value`, the bound (one of the two), `met`, and details for the table."""
+    """Make a row with a goal: `what`, `value`, the bound (one of the two), `met`, and details for the table.
+
+    `met` is True where all of the `interval` (over the seeds, cells or rounds that `over` names) is on the good side of
+    the bound, False where none of it is, and None within noise. Without an interval it is False beyond the bound and
+    None at it: one run says that a goal is missed, not that it is met. What is `counted` or exact needs no interval.
+    """
     if (at_least is None) == (at_most is None):
         raise ValueError(f"{what}: a goal has one bound, at_least or at_most.")
-    if not math.isfinite(value):
+    if not all(map(math.isfinite, (value, *(interval or ())))):
         raise ValueError(f"{what}: {value} is no measurement.")
     bound = {"at_least": at_least} if at_most is None else {"at_most": at_most}
-    met = value >= at_least if at_least is not None else value <= at_most
-    return {"what": what, "value": float(value), **bound, "met": bool(met), **details}
+    row: dict = {"what": what, "value": float(value), **bound}
+    low, high = (value, value) if counted or interval is None else interval
+    surely, possibly = (low, high) if at_least is not None else (-high, -low)
+    limit = at_least if at_least is not None else -at_most  # type: ignore[operator]
+    met = True if surely >= limit else None if possibly >= limit else False
+    row["met"] = None if met and interval is None and not counted else met
+    if counted:
+        return {**row, "over": "counted", **details}
+    if interval is not None:
+        row["interval"] = [round(float(low), 5), round(float(high), 5)]
+    return {**row, **({"over": over} if over else {}), **details}
+
+
+def verdict(row: dict) -> str:
+    """What a goal's row says in words."""
+    if row["met"] is False:
+        return "missed"
+    if "interval" in row:
+        return "met" if row["met"] else "within noise"
+    over = row.get("over") or "one run"
+    return "met" if over == "counted" else f"{over}, no interval"
+
+
+KNOWN = ("what", "value", "at_least", "at_most", "met", "interval", "over")
 
 
 def report(rows: Iterable[dict]) -> int:
-    """Print the rows; return how many goals were missed. A row without `met` has no goal and is only printed."""
+    """Print the rows; return how many goals were missed. A row without `met` has no goal and is only printed.
+
+    A goal within noise, or of one run, is neither met nor missed: it is printed as such, and not counted.
+    """
     missed = 0
     for row in rows:
-        rest = {key: value for key, value in row.items() if key not in ("what", "value", "at_least", "at_most", "met")}
+        rest = {key: value for key, value in row.items() if key not in KNOWN}
         line = f"{row.get('what', '')}"
         if "value" in row:
             line += f": {row['value']:.4g}"
+        if "interval" in row:
+            low, high = row["interval"]
+            line += f" [{low:.4g}, {high:.4g}; {row['over']}]"
         if "met" in row:
             sign, bound = (">=", row["at_least"]) if "at_least" in row else ("<=", row["at_most"])
-            line += f" (goal {sign} {bound:g}: {'met' if row['met'] else 'MISSED'})"
-            missed += not row["met"]
+            said = verdict(row)
+            line += f" (goal {sign} {bound:g}: {'MISSED' if said == 'missed' else said})"
+            missed += row["met"] is False
         said = ", ".join(
             f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in rest.items()
         )

@@ -34,6 +34,7 @@ import numpy as np
 from _integration_arms import ALIKE, ARMS, hidden_half
 from _integration_goals import goals
 from _integration_scores import carried, conserved, integrated, named
+from _judge import over_seeds
 from _prepared import BATCH, LABELS, MAX_CELLS, fingerprint, prepared
 from _process import fit, missing, version_of
 from _record import commit, machine, record, replaced, rows_so_far
@@ -100,8 +101,7 @@ def row_of(job: dict, runs: list[dict[str, float]], costs: list[dict], seeds: li
         row[key] = round(float(np.mean([cost[key] for cost in costs])), 1)
     row |= {key: [cost[key] for cost in costs] for key in ("epochs", "strategy") if key in costs[0]}
     for key in (key for key in runs[0] if key != "n_cells"):
-        values = [run[key] for run in runs]
-        row[key], row[f"{key}_sd"] = round(float(np.mean(values)), 4), round(float(np.std(values)), 4)
+        row |= over_seeds(key, [run[key] for run in runs])
     return row
 
 

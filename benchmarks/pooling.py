@@ -12,6 +12,7 @@ import argparse
 from pathlib import Path
 
 import numpy as np
+from _judge import over_seeds
 from _record import record
 from _sets import BLOOD, load_set
 from zero_shot import scores
@@ -45,8 +46,7 @@ def main() -> None:
         for pooling, runs in found.items():
             row: dict = {"set": name, "pooling": pooling, "n_cells": int(runs[0]["n_cells"])}
             for key in MEASURES:
-                values = [run[key] for run in runs]
-                row |= {key: round(float(np.mean(values)), 4), f"{key}_sd": round(float(np.std(values)), 4)}
+                row |= over_seeds(key, [run[key] for run in runs])
             rows.append(row)
             print(row, flush=True)
         record("pooling", rows, model=arguments.model, seeds=list(arguments.seeds), max_cells=MAX_CELLS)

@@ -59,6 +59,7 @@ def over_seeds(runs: list[dict]) -> dict:
         found[name] = round(float(np.mean(values)), 5) if isinstance(first, float) else first
         if isinstance(first, float) and len(values) > 1:
             found[f"{name}_sd"] = round(float(np.std(values, ddof=1)), 5)
+            found[f"{name}_seeds"] = [round(value, 5) for value in values]
     return found
 
 

@@ -9,20 +9,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+from collections import Counter
 from pathlib import Path
 
 from _ablation_table import ablation
-from _about import ABOUT
+from _about import ABOUT, CHOSEN, JUDGED
 from _annotation_table import annotation_tables, literature
 from _curves import adapt_held_out, attempts, learning_curve
 from _grn_table import grn_tables
 from _grn_table import reported as named_by_the_paper
 from _integration_table import integration_tables, paper
-from _markdown import table
+from _markdown import arm_name, table
 from _perturbation_table import perturbation_attempts, perturbation_tables, reported
 from _reconstruction_table import reconstruction_tables
 from _scaling_table import FIGURE as SCALING_FIGURE
 from _scaling_table import draw_scaling, scaling_tables
+from _timing import KNOWN, verdict
+from _weights import notes, of_model, refused
 
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
@@ -53,7 +57,7 @@ def spread(row: dict, key: str) -> str:
 
 def without(result: dict) -> str:
     """Which arms are missing in a result, and why."""
-    return "".join(f"\nLeft out: {ARMS[arm]}; {why}.\n" for arm, why in result.get("left_out", {}).items())
+    return "".join(f"\nLeft out: {ARMS.get(arm, arm)}; {why}.\n" for arm, why in result.get("left_out", {}).items())
 
 
 def zero_shot(result: dict) -> str:
@@ -61,7 +65,7 @@ def zero_shot(result: dict) -> str:
     rows = [
         [
             f"{row['set']} ({row['n_cells']:,})",
-            ARMS[row["arm"]],
+            arm_name(row, ARMS),
             *(spread(row, key) for key in [*SCORES, "average_bio"]),
             f"{row['cpu_seconds']:.1f}",
         ]
@@ -76,7 +80,7 @@ def zero_shot(result: dict) -> str:
 def thinning(result: dict) -> str:
     """The figure, the goals, and the figures that it is drawn from."""
     rows = [
-        [f"{row['set']} ({row['n_cells']:,})", ARMS[row["arm"]], f"{row['depth']:.0%}",
+        [f"{row['set']} ({row['n_cells']:,})", arm_name(row, ARMS), f"{row['depth']:.0%}",
          *(spread(row, key) for key in THINNED)]
         for row in result["rows"]
         if "arm" in row
@@ -108,18 +112,25 @@ def draw_thinning(result: dict, file: Path) -> None:
 
     rows = [row for row in result["rows"] if "arm" in row]
     sets, measures = list(dict.fromkeys(row["set"] for row in rows)), ("cosine_centred", "accuracy")
+    arms = list(dict.fromkeys(row["arm"] for row in rows))
     figure = Figure(figsize=(3.6 * len(sets), 5.6), layout="constrained")
     axes = figure.subplots(len(measures), len(sets), sharex=True, sharey="row", squeeze=False)
     for column, name in enumerate(sets):
         axes[0, column].set_title(name)
         axes[-1, column].set_xlabel("share of the counts kept")
-        for arm in dict.fromkeys(row["arm"] for row in rows):
+        for arm in arms:
             some = [row for row in rows if (row["set"], row["arm"]) == (name, arm)]
-            color = f"C{list(ARMS).index(arm)}"
+            color = f"C{[*ARMS, *(other for other in arms if other not in ARMS)].index(arm)}"
             for axis, key in zip(axes[:, column], measures, strict=True):
                 depths, values = [row["depth"] for row in some], [row[key] for row in some]
                 axis.errorbar(
-                    depths, values, [row[f"{key}_sd"] for row in some], color=color, marker="o", ms=4, label=ARMS[arm]
+                    depths,
+                    values,
+                    [row[f"{key}_sd"] for row in some],
+                    color=color,
+                    marker="o",
+                    ms=4,
+                    label=arm_name(some[0], ARMS),
                 )
     for axis, key in zip(axes[:, 0], measures, strict=True):
         axis.set_ylabel(THINNED[key])
@@ -181,13 +192,14 @@ def said(value: object) -> str:
 
 
 def goals(rows: list[dict]) -> str:
-    """Rows of `_timing.goal`: the figure, its goal, whether it was met. What was noted beside stands in `details`."""
+    """Rows of `_timing.goal`: the figure, its interval, its goal, whether it was met; `details` are beside."""
     lines = []
     for row in rows:
         sign, bound = ("≥", row["at_least"]) if "at_least" in row else ("≤", row["at_most"])
-        verdict = "met" if row["met"] else "**missed**"
-        lines.append([said(row["what"]), said(row["value"]), f"{sign} {said(float(bound))}", verdict, details(row)])
-    header = ["what", "measured", "goal", "", ""]
+        words = "**missed**" if (words := verdict(row)) == "missed" else words
+        measured = [said(row["what"]), said(row["value"]), interval(row), f"{sign} {said(float(bound))}"]
+        lines.append([*measured, words, details(row)])
+    header = ["what", "measured", "95% interval", "goal", "", ""]
     if not any(line[-1] for line in lines):
         header, lines = header[:-1], [line[:-1] for line in lines]
     return table(header, lines)
@@ -201,8 +213,24 @@ def label(key: str) -> str:
 
 def details(row: dict) -> str:
     """Everything of a row that has no column of its own."""
-    known = ("what", "value", "at_least", "at_most", "met", "section")
+    known = (*KNOWN, "section")
     return ", ".join(f"{label(key)} {said(value)}" for key, value in row.items() if key not in known)
+
+
+def interval(row: dict) -> str:
+    """The interval that a goal was judged by, and what was repeated."""
+    if "interval" not in row:
+        return "counted" if row.get("over") == "counted" else "-"
+    low, high = (said(float(end)) for end in row["interval"])
+    return f"{low} to {high} ({row['over']})"
+
+
+def tally(rows: list[dict]) -> str:
+    """How many goals are met, missed and within noise, in a sentence."""
+    kinds = {"met": "met", "missed": "missed", "within noise": "within noise"}
+    found = Counter(kinds.get(verdict(row), "of one run or a spread that was not kept") for row in rows)
+    parts = [f"{found[kind]} {kind}" for kind in (*kinds.values(), "of one run or a spread that was not kept")]
+    return f"Of the {len(rows)} goals on this page {', '.join(parts[:-1])}, and {parts[-1]}."
 
 
 def figures(rows: list[dict]) -> str:
@@ -316,6 +344,8 @@ def page() -> str:
         "`thinning.py` fail a call only with `--strict`.\n",
     ]
     written = sorted(path.stem for path in RESULTS.glob("*.json"))
+    judged = [row for name in written for row in load(name)["rows"] if "met" in row]  # type: ignore[index]
+    parts.append(f"{JUDGED} {tally(judged)}\n")
     for name in [*ABOUT, *(name for name in written if name not in ABOUT)]:
         title, words = ABOUT.get(name, (name.replace("_", " ").capitalize(), ""))
         result = load(name)
@@ -324,13 +354,32 @@ def page() -> str:
                 parts.append(f"## {title}\n\n{NO_GPU}\n")
             continue
         body = WRITERS.get(name, rows_of)(result)
-        parts.append("\n\n".join(text for text in (f"## {title}", words, body.strip(), surroundings(result)) if text))
+        chosen = f"**Chosen on these sets:** {CHOSEN[name]}" if name in CHOSEN else ""
+        texts = (f"## {title}", words, chosen, body.strip(), notes(result["rows"]).strip(), surroundings(result))
+        parts.append("\n\n".join(text for text in texts if text))
     return "\n".join(parts)
 
 
-if __name__ == "__main__":
+def of_other_weights() -> list[str]:
+    """Rows of all results whose weights are not those shipped and that don't say why."""
+    names = sorted(path.stem for path in RESULTS.glob("*.json"))
+    return [row for name in names for row in refused(name, load(name)["rows"], of_model())]  # type: ignore[index]
+
+
+def main() -> int:
+    """Write the page and the figures, if every row is of the weights that are shipped or says why it is not."""
+    if rows := of_other_weights():
+        print(f"{len(rows)} rows are not of the weights that are shipped; nothing was written:", file=sys.stderr)
+        print("\n".join(f"  {row}" for row in rows), file=sys.stderr)
+        print("Make them anew, or give each a weights_note that says why it stays.", file=sys.stderr)
+        return 1
     PAGE.write_text(page(), encoding="utf-8")
     if (result := load("thinning")) is not None:
         draw_thinning(result, FIGURE)
     if (result := load("scaling")) is not None:
         draw_scaling(result, SCALING_FIGURE, fingerprint(result))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

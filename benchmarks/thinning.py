@@ -25,10 +25,11 @@ from pathlib import Path
 
 import anndata as ad
 import numpy as np
+from _judge import judge, of_row, over_seeds, share_of_cells
 from _record import kept_rows, record
 from _rivals import NO_CORPUS, NO_SCVI, Arm, corpus_svd, fit_pca, fit_scvi, has_scvi, scdiva_arm
 from _sets import load_set, scored, thinned
-from _timing import goal, report
+from _timing import report
 from sklearn.model_selection import train_test_split
 from sklearn.neighbors import KNeighborsClassifier
 
@@ -82,10 +83,9 @@ def summarised(name: str, runs: list[list[dict]]) -> list[dict]:
     """Mean and standard deviation over the seeds of each row."""
     rows = []
     for alike in zip(*runs, strict=True):
-        row: dict = {"set": name, **{key: alike[0][key] for key in ("arm", "depth", "n_cells")}}
+        row: dict = {"set": name, **{key: alike[0][key] for key in ("arm", "depth", "n_cells")}, "n_seeds": len(runs)}
         for key in ("cosine", "cosine_centred", "accuracy"):
-            values = [one[key] for one in alike]
-            row[key], row[f"{key}_sd"] = round(float(np.mean(values)), 4), round(float(np.std(values)), 4)
+            row |= over_seeds(key, [one[key] for one in alike])
         rows.append(row)
     return rows
 
@@ -98,9 +98,10 @@ def goals(rows: list[dict]) -> list[dict]:
         rivals = [arm for arm in at if arm != "scdiva"]
         for key, measure in JUDGED.items():
             best = max(rivals, key=lambda arm: at[arm][key])
-            lead = round(at["scdiva"][key] - at[best][key], 4)
+            score = share_of_cells if key == "accuracy" else of_row
+            pair = (score(at[arm], key) for arm in ("scdiva", best))
             what = f"{name}: {measure} at {JUDGED_DEPTH:.0%} depth above the best rival's"
-            found.append(goal(what, lead, at_least=0.0, best_rival=best))
+            found.append(judge(what, *pair, at_least=0.0, best_rival=best))
     return found
 
 

@@ -17,6 +17,11 @@ resolution, label silhouette. Seeds shuffle the folds, the clusters and the samp
   PCA is told of no batches either. Needs scvi-tools. Fitted once for each seed where the first fit takes less than a
   minute, else once: its spread is then that of the folds and clusters alone.
 
+With `--beside`, nothing is made anew but rows of another model on `--sets`, which take their place beside the others
+under a name of their own and say why its weights are not those shipped:
+
+    python benchmarks/zero_shot.py --data FOLDER --sets kang_ifnb_2800 --beside MODEL --name "what it is" --note "why"
+
 With `--keep`, rows of arms that know nothing of the model (svd, pca, scvi) are taken over from the last results, if
 they were made with the same seeds and numbers of cells: each says at which commit.
 
@@ -27,6 +32,7 @@ fails the call only with `--strict`.
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,10 +40,12 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import torch
-from _record import kept_rows, record
+from _judge import judge, judge_number, of_row, over_seeds, share_of_cells
+from _record import RESULTS, commit, kept_rows, record, rows_so_far
 from _rivals import NO_CORPUS, NO_SCVI, Arm, corpus_svd, fit_pca, fit_scvi, has_scvi, linear_part, scdiva_arm
 from _sets import BLOOD, SETS, load_set
 from _timing import goal, report
+from _weights import of_model
 
 import scdiva as sd
 from scdiva.models import ScDiVa
@@ -101,11 +109,10 @@ def embeddings(
 
 def row_of(name: str, arm: str, runs: list[dict[str, float]], notes: dict) -> dict:
     """Mean and standard deviation over the seeds."""
-    row: dict = {"set": name, "arm": arm, "n_cells": runs[0]["n_cells"]}
+    row: dict = {"set": name, "arm": arm, "n_cells": runs[0]["n_cells"], "n_seeds": len(runs)}
     row |= {key: round(value, 1) if key.endswith("seconds") else value for key, value in notes.items()}
     for key in SCORES:
-        values = [run[key] for run in runs]
-        row[key], row[f"{key}_sd"] = round(float(np.mean(values)), 4), round(float(np.std(values)), 4)
+        row |= over_seeds(key, [run[key] for run in runs])
     return row
 
 
@@ -113,27 +120,46 @@ def goals(rows: list[dict]) -> list[dict]:
     """On every set of blood at or above PCA and the corpus SVD, and above each by 0.02 on at least two of them."""
     by_arm = {(row["set"], row["arm"]): row for row in rows}
     names = [name for name in BLOOD if (name, "scdiva") in by_arm]
+    score = {"accuracy": share_of_cells, "average_bio": of_row}
     found = []
     for rival, said in RIVALS.items():
         for key, measure in JUDGED.items():
-            leads = {
-                name: round(by_arm[name, "scdiva"][key] - by_arm[name, rival][key], 4)
+            pairs = {
+                name: [score[key](by_arm[name, arm], key) for arm in ("scdiva", rival)]
                 for name in names
                 if (name, rival) in by_arm
             }
-            if not leads:
+            if not pairs:
                 continue
-            found += [goal(f"{name}: {measure} above {said}", lead, at_least=0.0) for name, lead in leads.items()]
-            n_clear = sum(lead >= LEAD for lead in leads.values())
-            found.append(goal(f"blood sets where {measure} is {LEAD:g} or more above {said}", n_clear, at_least=2))
+            found += [judge(f"{name}: {measure} above {said}", *pair, at_least=0.0) for name, pair in pairs.items()]
+            clear = [judge(name, *pair, at_least=LEAD) for name, pair in pairs.items()]
+            found.append(judge_number(f"blood sets where {measure} is {LEAD:g} or more above {said}", clear, 2, "sets"))
     for (name, arm), row in by_arm.items():
         if arm == "adapted" and (name, "scvi") in by_arm:
             scvi = by_arm[name, "scvi"]
-            lead = round(row["average_bio"] - scvi["average_bio"], 4)
-            found.append(goal(f"{name}: adapted, mean of NMI, ARI, ASW above scVI", lead, at_least=0.0))
+            pair = (of_row(one, "average_bio") for one in (row, scvi))
+            found.append(judge(f"{name}: adapted, mean of NMI, ARI, ASW above scVI", *pair, at_least=0.0))
             share = round(row["wall_seconds"] / scvi["wall_seconds"], 3)
             found.append(goal(f"{name}: adapted, time as a share of scVI's", share, at_most=1.0))
     return found
+
+
+def beside(arguments: argparse.Namespace) -> list[dict]:
+    """Rows of another model on the sets asked for, among those of the last results."""
+    seeds, arm = list(arguments.seeds), arguments.beside.name
+    old = rows_so_far("zero_shot")
+    new = []
+    model, weights = sd.models.load_model(arguments.beside), of_model(arguments.beside)
+    for name in arguments.sets:
+        adata, labels = load_set(arguments.data, name)
+        found, seconds = timed(lambda adata=adata: scdiva_arm(model)(adata))
+        row = row_of(name, arm, [scores(found, labels, seed) for seed in seeds], seconds)
+        says = {"name": arguments.name, "weights": {"encoder": weights["encoder"]}, "weights_note": arguments.note}
+        new.append({**row, **says, "commit": commit()})
+    made_at = json.loads((RESULTS / "zero_shot.json").read_text())["commit"]
+    rows = [{"commit": made_at, **row} for row in old if (row["set"], row["arm"]) not in {(n["set"], arm) for n in new}]
+    order = list(dict.fromkeys(row["set"] for row in [*rows, *new]))
+    return sorted([*rows, *new], key=lambda row: order.index(row["set"]))
 
 
 def main() -> int:
@@ -146,13 +172,25 @@ def main() -> int:
     parser.add_argument("--adapt", action="store_true", help="also adapt the model to each set")
     parser.add_argument("--keep", nargs="+", default=(), choices=("svd", "pca", "scvi"), help="arms not to make anew")
     parser.add_argument("--strict", action="store_true", help="fail where a goal is missed")
+    parser.add_argument("--beside", type=Path, help="the folder of another model, scored beside the rows there are")
+    parser.add_argument("--name", help="what that model is, in the table")
+    parser.add_argument("--note", help="why its weights are not those shipped")
     arguments = parser.parse_args()
+    if arguments.beside and not (arguments.name and arguments.note):
+        parser.error("--beside needs --name and --note")
 
     sd.settings.progress = False
     torch.set_num_threads(1)  # all fits alike; two threads of one fit wait for each other on a machine that is shared
+    if arguments.beside:
+        rows = beside(arguments)
+        last = json.loads((RESULTS / "zero_shot.json").read_text())
+        notes = {key: last[key] for key in ("model", "seeds", "max_cells", "left_out")}
+        record("zero_shot", [*rows, *goals(rows)], **notes)
+        return 0
     model, svd, seeds = sd.models.load_model(arguments.model), corpus_svd(arguments.prepared), list(arguments.seeds)
     rows: list[dict] = []
-    taken_over = kept_rows("zero_shot", arguments.keep, seeds=seeds, max_cells=MAX_CELLS)
+    others = {row["arm"] for row in rows_so_far("zero_shot") if "weights_note" in row}
+    taken_over = kept_rows("zero_shot", (*arguments.keep, *others), seeds=seeds, max_cells=MAX_CELLS)
     old = {(row["set"], row["arm"]): row for row in taken_over}
     there = {arm for _, arm in old}
     left_out = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from _judge import Score, across, judge, judge_number, of_row, share_error, share_of_cells
+from _judge import Score, across, judge, judge_number, of_row, share_of_cells
 
 DEFAULT = "ours"
 LEAD, LEAST_SETS, FEW = 0.02, 2, (0.01, 0.05)
@@ -46,7 +46,8 @@ def _f1(row: dict) -> Score:
 
 def _calibration(row: dict) -> Score:
     """A calibration error, which is known no better than the accuracy of as many cells."""
-    return of_row(row, "ece_pooled", of_cells=share_error(row["accuracy"], row["n_cells"]))
+    of_cells = share_of_cells(row, "accuracy").of_cells if "accuracy" in row else None
+    return of_row(row, "ece_pooled", of_cells=of_cells)
 
 
 def _full(rows: list[dict]) -> list[dict]:

@@ -183,7 +183,7 @@ def _ratio(setting: Setting, what: str, times: dict, above: str, below: str, arm
 
 def with_profile(setting: Setting, row: dict, arm: Arm) -> dict:
     """The row, with what the device did in one call of the arm if its goal was missed."""
-    return row if row["met"] else {**row, "profile": profile(setting, arm)}
+    return row if row["met"] is not False else {**row, "profile": profile(setting, arm)}
 
 
 def profile(setting: Setting, arm: Arm, top: int = 12) -> list[dict]:

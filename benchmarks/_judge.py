@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import hypot, inf, sqrt
-from statistics import mean, pstdev, stdev
+from statistics import NormalDist, mean, pstdev, stdev
 from typing import NamedTuple
 
+import numpy as np
 from _timing import goal
-from scipy.stats import norm, t
 
-LEVEL = 0.95
+LEVEL, DRAWS = 0.95, 2000
 
 
 class Score(NamedTuple):
@@ -65,7 +65,7 @@ def of_row(row: dict, key: str, ddof: int = 0, of_cells: float | None = None) ->
 
 def share_of_cells(row: dict, key: str, ddof: int = 0) -> Score:
     """The same of a share of the row's cells, such as an accuracy."""
-    return of_row(row, key, ddof, share_error(row[key], row["n_cells"]))
+    return of_row(row, key, ddof, share_error(row[key], row["n_cells"]) if row.get("n_cells") else None)
 
 
 def across(values: Sequence[float], over: str) -> Score:
@@ -104,7 +104,7 @@ def judge(
         widths[next((one.over for one in both if one.error), ours.over)] = drawn
     if all(one.of_cells is not None for one in both):
         error = hypot(*(abs(part) * one.of_cells for part, one in zip(scale, both, strict=True) if one.of_cells))
-        widths[f"{min(one.n_cells for one in both):,} cells"] = float(norm.ppf((1 + LEVEL) / 2)) * error
+        widths[f"{min(one.n_cells for one in both):,} cells"] = NormalDist().inv_cdf((1 + LEVEL) / 2) * error
     value = round(value, 5)
     if not widths:
         why = next((one.over for one in both if one.error is None and one.over), "nothing drawn")
@@ -118,6 +118,8 @@ def judge(
 
 def _over_seeds(both: list[Score], scale: list[float], share: bool) -> float | None:
     """Half the width of the interval over seeds; None where nothing was repeated, or all repeats agree."""
+    from scipy.stats import t  # not for processes whose memory is measured
+
     if any(one.error is None for one in both):
         return None
     if len(both) == 2 and not share and len(both[0].each) == len(both[1].each) > 1:
@@ -128,6 +130,33 @@ def _over_seeds(both: list[Score], scale: list[float], share: bool) -> float | N
         error = sqrt(sum(parts))
         df = sum(parts) ** 2 / sum(part**2 / one.df for part, one in zip(parts, both, strict=True)) if error else inf
     return float(t.ppf((1 + LEVEL) / 2, df)) * error if error > 0 else None
+
+
+def judge_times(
+    what: str,
+    times: Sequence[float],
+    others: Sequence[float],
+    *,
+    scale: float = 1.0,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    **details: object,
+) -> dict:
+    """The row of a goal on the ratio of two arms' best times, `scale` times; the interval is over rounds drawn again.
+
+    Arms take turns, so a round is drawn with what both took in it; where one arm ran more often, each on its own.
+    """
+    one, other = (np.asarray(some, dtype=float) for some in (times, others))
+    value = scale * one.min() / other.min()
+    if min(len(one), len(other)) < 2:
+        return goal(what, value, at_least, at_most, **details)
+    rng = np.random.default_rng(0)
+    drawn = rng.integers(len(one), size=(DRAWS, len(one)))
+    beside = drawn if len(one) == len(other) else rng.integers(len(other), size=(DRAWS, len(other)))
+    ratios = scale * one[drawn].min(axis=1) / other[beside].min(axis=1)
+    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    rounds = f"{min(len(one), len(other))} rounds"
+    return goal(what, value, at_least, at_most, interval=(low, high), over=rounds, **details)
 
 
 def judge_number(what: str, rows: Sequence[dict], at_least: int, of: str, **details: object) -> dict:

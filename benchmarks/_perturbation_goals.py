@@ -38,7 +38,7 @@ def _conditions(name: str, arms: dict[str, dict]) -> list[dict]:
             n_parts, n_seen = (text.split()[0] for text in part.split(", "))
             if n_parts == n_seen:
                 of_part = {
-                    arm: {"seeds": row["seeds"], **row["each"][part]}
+                    arm: {"seeds": row.get("seeds", ()), **row["each"][part]}
                     for arm, row in arms.items()
                     if part in row["each"]
                 }

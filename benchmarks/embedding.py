@@ -34,6 +34,7 @@ from statistics import NormalDist
 import numpy as np
 import torch
 import torch.nn.functional as F
+from _judge import judge_times
 from _record import record
 from _timing import goal, interleaved, report
 from torch import Tensor, nn
@@ -147,21 +148,26 @@ def arithmetic(config: ScDiVaConfig, repeats: int) -> list[dict]:
         states = {name: arm()[0].astype(np.float64) for name, arm in arms.items()}
         arms["fp32 products"] = products(model, n_genes, torch.float32)
         arms["bf16 products"] = products(model, n_genes, torch.bfloat16)
-        best = {name: min(seconds) for name, seconds in interleaved(arms, repeats=repeats).items()}
+        rounds = interleaved(arms, repeats=repeats)
+        best = {name: min(seconds) for name, seconds in rounds.items()}
 
-    def share(precision: str) -> dict[str, float]:
+    def share(precision: str, at_least: float) -> dict:
         rate = linear_flops(config, n_genes) / best[f"{precision} products"]
         achieved = flops(config, n_genes) / best[precision]
-        return {"value": achieved / rate, "gflops": achieved / 1e9, "matmul_gflops": rate / 1e9}
+        return judge_times(
+            f"share of matmul rate, {precision}", rounds[f"{precision} products"], rounds[precision],
+            scale=flops(config, n_genes) / linear_flops(config, n_genes), at_least=at_least,
+            gflops=achieved / 1e9, matmul_gflops=rate / 1e9,
+        )  # fmt: skip
 
     def cosine(precision: str) -> float:
         a, b = states["fp32"], states[precision]
         return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
     return [
-        goal("share of matmul rate, fp32", at_least=0.75, **share("fp32")),
-        goal("share of matmul rate, bf16", at_least=0.60, **share("bf16")),
-        goal("bf16 vs fp32, speed", best["fp32"] / best["bf16"], at_least=1.8),
+        share("fp32", 0.75),
+        share("bf16", 0.60),
+        judge_times("bf16 vs fp32, speed", rounds["fp32"], rounds["bf16"], at_least=1.8),
         goal("bf16 vs fp32, cosine of the states", cosine("bf16"), at_least=0.9995),
         {"what": "int8 vs fp32, speed", "value": best["fp32"] / best["int8"], "vs_bf16": best["bf16"] / best["int8"]},
         {"what": "int8 vs fp32, cosine of the states", "value": cosine("int8")},
@@ -188,7 +194,8 @@ def padding(config: ScDiVaConfig, repeats: int, n_cells: int = 8) -> list[dict]:
             "padded, transformer encoder (nested)": partial(encode_as_scgpt, model, nested, cells, length),
             "padded, transformer encoder": partial(encode_as_scgpt, model, plain, cells, length),
         }
-        best = {name: min(seconds) for name, seconds in interleaved(arms, repeats=repeats).items()}
+        rounds = interleaved(arms, repeats=repeats)
+        best = {name: min(seconds) for name, seconds in rounds.items()}
         workers = {"one": partial(one_by_one, alone, cells), "two": partial(one_by_one, two, cells)}
         wall = interleaved(workers, repeats=repeats, clock=time.perf_counter)
     rivals = {name: best[name] for name in best if "encoder" in name}
@@ -196,7 +203,9 @@ def padding(config: ScDiVaConfig, repeats: int, n_cells: int = 8) -> list[dict]:
     median = int(np.median([len(cell[0]) for cell in cells]))
     said = {"precision": precision, "median_genes": median, "blocks": config.n_layers}
     return [
-        goal("unpadded vs padded, our blocks", best["padded, ours"] / best["unpadded"], at_least=1.9, **said),
+        judge_times(
+            "unpadded vs padded, our blocks", rounds["padded, ours"], rounds["unpadded"], at_least=1.9, **said
+        ),
         {"what": f"unpadded vs {rival}", "value": rivals[rival] / best["unpadded"], **said,
          **{f"seconds, {name}": seconds for name, seconds in best.items()}},
         {"what": "two workers vs one, wall time", "value": min(wall["one"]) / min(wall["two"])},

@@ -125,9 +125,9 @@ def parity(setting: Setting) -> Iterator[dict]:
         said = case.find("failure") if case.find("failure") is not None else case.find("error")
         yield {"what": f"parity: {case.get('name')}", "failed": (said.get("message") or "")[:500]}
     failed = max(len(wrong), int(answer.returncode != 0))
-    yield goal("parity: tests failed", float(failed), at_most=0.0, **counted)
+    yield goal("parity: tests failed", float(failed), at_most=0.0, counted=True, **counted)
     if setting.cuda:
-        yield goal("parity: tests passed", float(counted["passed"]), at_least=float(max(1, len(cases))))
+        yield goal("parity: tests passed", float(counted["passed"]), at_least=float(max(1, len(cases))), counted=True)
 
 
 SECTIONS: dict[str, tuple[Callable[[Setting], object], float]] = {

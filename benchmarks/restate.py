@@ -37,6 +37,7 @@ GOALS = {
     "perturbation": "_perturbation_goals",
     "grn": "_grn_goals",
     "reconstruction": "_reconstruction_table",
+    "scaling": "scaling",
 }
 """Where the goals of a result follow from its rows."""
 COUNTED = ("executions", "crashes", "parity", "graph breaks")

@@ -209,9 +209,9 @@ def main() -> int:
     print(", ".join(f"{key} = {value:,}" for key, value in total.items()))
     if arguments.record:
         judged = [
-            goal("executions", total["executions"], at_least=LEAST),
-            goal("crashes, hangs and errors that name no file", total["crashes"], at_most=0),
-            goal("executions that ran code, wrote, or opened another file", total["executed"], at_most=0),
+            goal("executions", total["executions"], at_least=LEAST, counted=True),
+            goal("crashes, hangs and errors that name no file", total["crashes"], at_most=0, counted=True),
+            goal("executions that ran code, wrote, or opened another file", total["executed"], at_most=0, counted=True),
         ]
         used = versions((*PACKAGES, "atheris", "pyarrow", "safetensors"))
         record("fuzz", [*judged, *rows], seed=arguments.seed, versions=used)

@@ -50,9 +50,12 @@ def test_goals(script):
         "pbmc: p of the density of HLA class II, attention": (0.001, True),
         "pbmc: families denser than sets matched by degree, attention": (1, False),
         "attention graph of 10,000 cells, 2,000 genes: seconds": (700, False),
-        "attention graph of 10,000 cells, 2,000 genes: peak MiB": (900, True),
+        "attention graph of 10,000 cells, 2,000 genes: peak MiB": (900, None),
     }
     assert found["pbmc, trrust: p of the AUPRC ratio of attention"]["correlation"] == 1.2
+    # a p-value is a share of 1,000 draws
+    near = [{**row, "auprc_ratio_p": 0.045} for row in rows_for_goals() if row["part"] == "edges"]
+    assert [(row["met"], row["over"]) for row in goals(near)] == [(None, "1,000 draws")] * 2
     assert found["pbmc: families denser than sets matched by degree, attention"]["which"] == "HLA"
     assert goals([row for row in rows_for_goals() if row["arm"] in ("spearman", "correlation")]) == []
 
@@ -76,5 +79,7 @@ def test_the_page_shows_all_parts_and_marks_what_is_not_ours(script):
     named = page[page.index("These are the paper's claims") :]
     assert "`tl.grn`, correlation (Pearson) | not expressed | not expressed | not expressed | 31 | - |" in named
     assert "Spearman" not in named
-    assert "families denser than sets matched by degree, attention | 1 | ≥ 2 | **missed** |" in page
+    assert (
+        "families denser than sets matched by degree, attention | 1 | 1 to 1 (3 families) | ≥ 2 | **missed** |" in page
+    )
     assert tables.grn({"rows": []}) == ""

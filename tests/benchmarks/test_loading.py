@@ -49,7 +49,7 @@ def test_the_script_on_few_cells(loading, tmp_path, monkeypatch, capsys):
     assert (result["cells"], result["read"]) == (300, 256)
     goals = [row for row in result["rows"] if "met" in row]
     assert [row["what"] for row in goals] == ["CPU time per cell, backed / ours"]
-    assert missed == sum(not row["met"] for row in goals)
+    assert missed == sum(row["met"] is False for row in goals)
     arms = {row["what"] for row in result["rows"] if "cpu_microseconds_per_cell" in row}
     assert arms == {"ours", "ours, thread", "ours, gzip", "backed", "AnnLoader"}
     assert "backed / ours" in capsys.readouterr().out
@@ -64,7 +64,8 @@ def test_the_goal_is_against_the_faster_way_of_the_rival(loading):
         "scDataset": 5.0,
         "scDataset, matrix": 3.0,
     }
-    rows = loading.rows_of(cpu, {name: 2 * spent for name, spent in cpu.items()})
+    rounds = {name: [spent, spent + 0.1, spent + 0.2] for name, spent in cpu.items()}
+    rows = loading.rows_of(rounds, {name: [2 * spent] for name, spent in cpu.items()})
     goals = {row["what"]: (row["value"], row["met"]) for row in rows if "met" in row}
     assert goals == {
         "CPU time per cell, backed / ours": (15.0, True),

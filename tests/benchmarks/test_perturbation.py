@@ -154,7 +154,8 @@ def test_rows_are_means_over_conditions_then_seeds(scores):
     ]  # fmt: skip
     found = scores.summary(rows, "single")
     assert (found["pearson_delta"], found["pearson_delta_sd"], found["n_conditions"]) == (0.35, 0.15, 2)
-    assert found["each"]["singles"] == {"n_conditions": 2, "pearson_delta": 0.35}
+    of_seeds = {"n_seeds": 2, "pearson_delta_sd": 0.15, "pearson_delta_seeds": [0.2, 0.5]}
+    assert found["each"]["singles"] == {"n_conditions": 2, "pearson_delta": 0.35, **of_seeds}
     assert found["each"]["2 parts, 0 seen"]["pearson_delta"] == 0.3
     assert found["each"]["2 parts, 1 seen"]["pearson_delta"] == 0.6
     assert scores.summary(rows, "combination")["pearson_delta"] == pytest.approx(0.45)
@@ -278,16 +279,21 @@ def test_goals(script):
     best, elsewhere = "above the best baseline", "above the same perturbation elsewhere"
     assert found == {
         # additive has 5 of the 15, so it is no rival over all
-        f"doubles: pearson_delta, {best}": (0.1, True),
-        f"doubles: discrimination, {best}": (0.1, True),
-        f"doubles, all parts seen: pearson_delta, {best}": (0.01, True),
-        f"doubles, all parts seen: pearson_delta_top20, {best}": (0.01, True),
-        f"lines: pearson_delta, {elsewhere}, mean over groups": (0.025, True),
+        f"doubles: pearson_delta, {best}": (0.1, None),
+        f"doubles: discrimination, {best}": (0.1, None),
+        f"doubles, all parts seen: pearson_delta, {best}": (0.01, None),
+        f"doubles, all parts seen: pearson_delta_top20, {best}": (0.01, None),
+        # 0.1 in a group and -0.05 in the other
+        f"lines: pearson_delta, {elsewhere}, mean over groups": (0.025, None),
         f"lines: pearson_delta, {elsewhere}, groups where it is": (1, False),
-        f"lines: pearson_delta_top20, {elsewhere}, mean over groups": (0.025, True),
+        f"lines: pearson_delta_top20, {elsewhere}, mean over groups": (0.025, None),
         f"lines: pearson_delta_top20, {elsewhere}, groups where it is": (1, False),
     }
     assert goals([row for row in rows_for_goals() if row["arm"] != "ours"]) == []
+    spread = {"seeds": [0, 1, 2], "pearson_delta_sd": 0.01, "discrimination_sd": 0.05}
+    often = goals([{**row, **spread} for row in rows_for_goals()])
+    assert [row["met"] for row in often[:3]] == [True, None, None]
+    assert "spread over 3 seeds not kept" in often[2]["over"]
 
 
 def test_the_page_shows_all_parts_and_marks_what_is_not_ours(script):
@@ -302,7 +308,7 @@ def test_the_page_shows_all_parts_and_marks_what_is_not_ours(script):
     assert "| doubles, 2 parts, 2 seen (5) | 0.810 | - | 0.300 | 0.800 | - |" in page
     assert "| lines, y (9) | 0.500 | - | - | - | 0.550 |" in page
     assert "doubles, `tl.predict_perturbation`: base additive (4), train_mean (1)." in page
-    assert "groups where it is | 1 | ≥ 2 | **missed** |" in page
+    assert "groups where it is | 1 | 0 to 1 (2 groups) | ≥ 2 | **missed** |" in page
     assert "Left out: the same without its network; why." in page
     assert "None of it was measured here" in page
     assert "| scDiVa, in its paper | 0.837 / 0.134 | 0.709 / - |" in page

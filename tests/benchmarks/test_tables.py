@@ -35,14 +35,23 @@ def test_the_committed_page_is_what_the_committed_results_give(script):
 def test_goals_met_and_missed(results):
     tables, write = results
     write("loss", [
-        {"what": "memory", "value": 0.1733, "at_most": 0.25, "met": True},
+        {"what": "memory", "value": 0.1733, "at_most": 0.25, "met": True, "interval": [0.17, 0.18], "over": "5 rounds"},
         {"what": "speed", "value": 1.5, "at_least": 2.0, "met": False},
+        {"what": "close", "value": 2.1, "at_least": 2.0, "met": None, "interval": [1.9, 2.2], "over": "3 seeds"},
+        {"what": "once", "value": 2.1, "at_least": 2.0, "met": None},
+        {"what": "as rows were once", "value": 2.1, "at_least": 2.0, "met": True},
+        {"what": "copies", "value": 0.0, "at_most": 0, "met": True, "over": "counted"},
         {"what": "float32, full", "cpu_seconds": 6.5, "peak_mib": 1470},
         {"what": "chunked / masked", "value": 0.875},
     ])  # fmt: skip
     page = tables.page()
-    assert "| memory | 0.1733 | ≤ 0.25 | met |" in page
-    assert "| speed | 1.5 | ≥ 2 | **missed** |" in page
+    assert "| memory | 0.1733 | 0.17 to 0.18 (5 rounds) | ≤ 0.25 | met |" in page
+    assert "| speed | 1.5 | - | ≥ 2 | **missed** |" in page
+    assert "| close | 2.1 | 1.9 to 2.2 (3 seeds) | ≥ 2 | within noise |" in page
+    assert "| once | 2.1 | - | ≥ 2 | one run, no interval |" in page
+    assert "| as rows were once | 2.1 | - | ≥ 2 | one run, no interval |" in page
+    assert "| copies | 0 | counted | ≤ 0 | met |" in page
+    assert "Of the 6 goals on this page 2 met, 1 missed, 1 within noise, and 2 of one run" in page
     assert "| what | cpu seconds | peak MiB |" in page
     assert "| float32, full | 6.5 | 1,470 |" in page
     assert "| chunked / masked | 0.875 |" in page
@@ -100,7 +109,7 @@ def test_scaling_shows_each_call_and_its_goals(results, tmp_path):
     tables, write = results
     write("scaling", [{"what": "a slope", "value": 1.2, "at_most": 1.05, "met": False}, *scaled_rows()])
     page = tables.page()
-    assert "| a slope | 1.2 | ≤ 1.05 | **missed** |" in page
+    assert "| a slope | 1.2 | - | ≤ 1.05 | **missed** |" in page
     assert "(_static/scaling.png)" in page
     assert "| 100,000 | 100.00 | 500 (400) | 100.00 | 500 (400) | 100.00 | 500 (400) |" in page
     assert "| 10,000 | 100.00 | 500 (400) | 100.00 |" in page  # of genes
@@ -124,7 +133,7 @@ def test_zero_shot_shows_arms_goals_and_what_is_left_out(results):
     write("zero_shot", [*rows, goal], left_out={"svd": "no corpus"})
     page = tables.page()
     assert "| some (1,200) | scVI fitted on the set | 0.500 ± 0.500 |" in page
-    assert "| some: accuracy above PCA | -0.01 | ≥ 0 | **missed** |" in page
+    assert "| some: accuracy above PCA | -0.01 | - | ≥ 0 | **missed** |" in page
     assert "Left out: corpus SVD, zero-shot; no corpus." in page
 
 

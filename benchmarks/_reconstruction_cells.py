@@ -163,11 +163,15 @@ def values_told(work: Work, cells: list[Cell], use_places: bool) -> list[np.ndar
         for cell in cells:
             genes, hidden = torch.from_numpy(tokens[cell.genes]), torch.from_numpy(cell.hidden)
             values, bounds = torch.from_numpy(cell.values).float(), torch.tensor([0, len(genes)], dtype=torch.int32)
+            order = torch.arange(len(genes))
+            if not use_places:  # behind the visible ones, in the order of the vocabulary
+                order = torch.argsort(torch.where(hidden, genes + len(genes), order), stable=True)
+            genes, hidden, values = genes[order], hidden[order], values[order]
             told = denoise(genes, values.masked_fill(hidden, 0.0), bounds, hidden)[1]
             told = torch.where(hidden, told, values)
             if use_places:
                 told = values_at_places(genes, told, hidden, ~hidden, bounds, denominator)
-            found.append(told[hidden].numpy())
+            found.append(torch.empty_like(told).index_copy_(0, order, told)[torch.from_numpy(cell.hidden)].numpy())
     return found
 
 

@@ -371,6 +371,8 @@ def main() -> None:
         parser.error(
             "--time-limit is a positive number of seconds, and a run with it can't be resumed: its steps differ"
         )
+    if arguments.encoder_only and arguments.install:
+        parser.error("--encoder-only leaves the transformer untrained: such a model is not installed")
     folder = arguments.prepared or arguments.out / "prepared"
     if (folder / "carried.json").exists() and not (folder / "train.h5").exists():
         from carry_corpus import unpack
@@ -381,7 +383,7 @@ def main() -> None:
     if not (folder / "vocabulary.parquet").exists():
         prepare(arguments.corpus, folder, tuple(arguments.exclude))
     model = train(arguments, folder)
-    if arguments.install and not arguments.encoder_only:
+    if arguments.install:
         shutil.rmtree(BUNDLED, ignore_errors=True)
         shutil.copytree(model, BUNDLED)
         model = BUNDLED

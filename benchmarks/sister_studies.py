@@ -5,9 +5,9 @@
 
 No cell of a benchmark set is in the corpus, but `kang_pbmc_stim_2000` is of the same experiment as
 `kang_pbmc_12k_1287g` and `kang_ifnb_2800`. Both models are scored in one run, on the same cells and seeds, by the
-functions of `zero_shot.py`, `integration.py` and `annotation.py`: the embedding as it is, `tl.integrate` without labels,
-`tl.annotate` with all labels of the reference. Entropies, vocabulary and corpus SVD of the second model were made
-without the study, too; its transformer is untrained, and none of the three calls runs it.
+functions of `zero_shot.py`, `integration.py` and `annotation.py`: the embedding as it is, `tl.integrate` without
+labels, `tl.annotate` with all labels of the reference. Entropies, vocabulary and corpus SVD of the second model were
+made without the study, too; its transformer is untrained, and none of the three calls runs it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import argparse
 import tempfile
 from pathlib import Path
 
-import annotation
 import anndata as ad
+import annotation
 import integration
 import torch
 from _prepared import fingerprint, prepared

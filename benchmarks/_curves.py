@@ -1,4 +1,4 @@
-"""The benchmarks page on the set encoder: learning curves, what was tried, adapting to held-out studies."""
+"""The benchmarks page on the set encoder: learning curves, what was tried, held-out and sister studies."""
 
 from __future__ import annotations
 
@@ -80,3 +80,23 @@ def adapt_held_out(result: dict) -> str:
                 line.append(_spread([mean(values) for values in by_seed.values()]))
             rows.append(line)
     return table(["study", "embedding", MEASURES["accuracy"], MEASURES["average_bio"]], rows)
+
+
+SISTERS = {"shipped": "in training (scdiva-mini)", "left_out": "left out of training"}
+
+
+def sister_studies(result: dict) -> str:
+    """A line for each set and call with the study in training, and one without it; a column for each score there is."""
+    names = {**MEASURES, "macro_f1": "macro-F1", "nmi": "NMI", "ari": "ARI", "asw": "ASW", "ilisi": "iLISI",
+             "batch_asw": "batch ASW", "ece": "ECE"}  # fmt: skip
+    keys = [key for key in names if any(key in row for row in result["rows"])]
+    rows = []
+    for row in result["rows"]:
+        scores = [
+            f"{row[key]:.3f}" + (f" ± {sd:.3f}" if (sd := row.get(f"{key}_sd", 0.0)) >= 0.0005 else "")
+            if key in row
+            else "-"
+            for key in keys
+        ]
+        rows.append([row["set"], f"`{row['task']}`", SISTERS.get(row["trained"], row["trained"]), *scores])
+    return table(["set", "call", "its sister study", *(names[key] for key in keys)], rows)

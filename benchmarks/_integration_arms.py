@@ -13,6 +13,7 @@ import anndata as ad
 import numpy as np
 import scanpy as sc
 import scipy.sparse as sp
+import torch
 from _prepared import BATCH, KNOWN, LABELS, UNLABELLED
 from _process import Watch, do
 from _rivals import CLIP, N_PCS, fit_pca, log_normalised, scdiva_arm, variable_genes
@@ -77,6 +78,38 @@ def ours(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
 def ours_hvg(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
     """The same, of the rivals' genes alone."""
     return ours(adata[:, variable_genes(adata)].copy(), query, job)
+
+
+def own_components(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
+    """`tl.integrate` without the model: the head is given principal components of these cells alone, no state."""
+    from scdiva.nn.integration import IntegrationHead
+
+    both = IntegrationHead.features
+
+    def of_own(head: IntegrationHead, state: torch.Tensor, *packed: torch.Tensor) -> torch.Tensor:
+        return both(head, torch.zeros_like(state), *packed)
+
+    IntegrationHead.features = of_own  # type: ignore[method-assign]  # each fit is a process of its own
+    return ours(adata, query, job)
+
+
+def teacher(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
+    """What the head of `tl.integrate` learns from: its input after the cluster-wise correction, nothing trained."""
+    from scdiva._rng import step_seed
+    from scdiva.tl._notes import seed_of
+    from scdiva.tl._training_cells import batch_numbers, training_cells
+    from scdiva.train.batch_correction import correct_batches
+    from scdiva.train.integration import fit_projection, head_features, with_head
+
+    given, seed = sd.models.load_model(job["model"]), seed_of(job["seed"])
+    batches = batch_numbers(adata, BATCH)
+    cells, rows = training_cells(adata, given, batches)
+    model = with_head(given, seed)
+    fit_projection(model.integration, cells)
+    rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
+    found = np.full((adata.n_obs, model.integration.dim), np.nan, dtype=np.float32)
+    found[rows] = correct_batches(head_features(model, cells).numpy(), [batches[rows]], rng)
+    return {"embedding": found}, {}
 
 
 def apart(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
@@ -151,7 +184,8 @@ def scarches(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
 
 ARMS = {
     "unlabelled": {
-        "ours": ours, "ours_hvg": ours_hvg, "scdiva": zero_shot, "pca": pca, "combat": combat, "harmony": harmony,
+        "ours": ours, "ours_hvg": ours_hvg, "own_components": own_components, "teacher": teacher, "scdiva": zero_shot,
+        "pca": pca, "combat": combat, "harmony": harmony,
         "scvi": latent_scvi, "apart": apart,
     },
     "labelled": {"ours": ours, "scanvi": scanvi},

@@ -6,7 +6,9 @@ from _markdown import arm_name, table
 
 INTEGRATED = {
     "ours": "`tl.integrate`",
-    "ours_hvg": "`tl.integrate`, the rivals' genes alone",
+    "ours_hvg": "`tl.integrate` on the rivals' 2,000 genes",
+    "own_components": "`tl.integrate` without the model: own components alone",
+    "teacher": "its teacher alone: cluster-wise correction, nothing trained",
     "scdiva": "scdiva-mini, zero-shot",
     "pca": "PCA",
     "combat": "ComBat, PCA",

@@ -34,7 +34,6 @@ NEIGHBORS, COMPONENTS, DIFFUSED = 30, 50, 3
 MOST_HELD_OUT = 300
 LEAST_RATE = 1e-6
 """Genes with most entries held out, over which the correlation per gene is averaged."""
-SCVI_EPOCHS = 100
 
 
 class Sizes(NamedTuple):
@@ -163,11 +162,15 @@ def values_told(work: Work, cells: list[Cell], use_places: bool) -> list[np.ndar
         for cell in cells:
             genes, hidden = torch.from_numpy(tokens[cell.genes]), torch.from_numpy(cell.hidden)
             values, bounds = torch.from_numpy(cell.values).float(), torch.tensor([0, len(genes)], dtype=torch.int32)
+            order = torch.arange(len(genes))
+            if not use_places:  # behind the visible ones, in the order of the vocabulary
+                order = torch.argsort(torch.where(hidden, genes + len(genes), order), stable=True)
+            genes, hidden, values = genes[order], hidden[order], values[order]
             told = denoise(genes, values.masked_fill(hidden, 0.0), bounds, hidden)[1]
             told = torch.where(hidden, told, values)
             if use_places:
                 told = values_at_places(genes, told, hidden, ~hidden, bounds, denominator)
-            found.append(told[hidden].numpy())
+            found.append(torch.empty_like(told).index_copy_(0, order, told)[torch.from_numpy(cell.hidden)].numpy())
     return found
 
 
@@ -299,7 +302,7 @@ def group_means(left: ad.AnnData, by_type: bool) -> np.ndarray:
 
 
 def scvi(left: ad.AnnData, seed: int) -> np.ndarray:
-    """Log-normalised expression that scVI expects: default architecture, all genes, 100 epochs."""
+    """Log-normalised expression that scVI expects: all genes, default architecture and epochs (400 at these sizes)."""
     import scvi as library
 
     library.settings.seed = seed
@@ -307,7 +310,7 @@ def scvi(left: ad.AnnData, seed: int) -> np.ndarray:
     library.model.SCVI.setup_anndata(counts)
     network = library.model.SCVI(counts)
     threads = torch.get_num_threads()
-    network.train(SCVI_EPOCHS, accelerator="cpu", enable_progress_bar=False)
+    network.train(accelerator="cpu", enable_progress_bar=False)
     torch.set_num_threads(threads)
     return np.log1p(1e4 * np.asarray(network.get_normalized_expression(return_numpy=True)))
 

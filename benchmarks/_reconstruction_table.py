@@ -101,9 +101,9 @@ WORDS_OF = {
         "ours is what `tl.impute(expressed=True)` writes; the others say nothing of the kind, and their expectation "
         "is read as that of a Poisson variable, without its zeros. Ranks within a cell are the same by both. The "
         "goals are held to it, and to the model that is fitted to the same cells as its rivals are, by `tl.adapt`. "
-        "Our seconds are of both calls. scVI: default architecture, all genes, no early stopping, as many epochs as "
-        "its row says (its default for so few cells is 400). 30 neighbours, the cell among them, on 50 components; "
-        "diffusion is MAGIC's idea, not its code. Type means are "
+        "Our seconds are of both calls. scVI: default architecture, all genes, default epochs (400 at these sizes) if "
+        "its row names no others. 30 neighbours, the cell among them, on 50 components; diffusion is MAGIC's idea, not "
+        "its code. Type means are "
         "told the true types."
     ),
     "population": (

@@ -31,8 +31,10 @@ READS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "thinning": (ENCODER, dict.fromkeys(("svd", "pca", "scvi"), NONE)),
     "pooling": (WHOLE, {"state": ENCODER}),
     "adapt_held_out": (ENCODER, {"pca": NONE}),
+    "sister_studies": (ENCODER, {}),
     "integration": (
-        ENCODER, dict.fromkeys(("pca", "combat", "harmony", "scvi", "scanvi", "scarches", "apart"), NONE),
+        ENCODER,
+        dict.fromkeys(("own_components", "pca", "combat", "harmony", "scvi", "scanvi", "scarches", "apart"), NONE),
     ),
     "annotation": (
         ENCODER, dict.fromkeys(("logistic", "logistic_balanced", "svm", "centroid", "knn", "scanvi"), NONE),
@@ -82,8 +84,9 @@ OWN_WEIGHTS = {
     "learning_curve": "each point trains its own set encoder; the encoder that is shipped is a later one",
     "attempts": "each arm trains its own set encoder",
     "adapt_held_out": "the base set encoder of the ablation, which saw none of these studies",
+    "sister_studies left_out": "a set encoder trained as the bundled one's, without kang_pbmc_stim_2000",
 }
-"""Results whose weights are others by design, and why."""
+"""Results, or arms of them, whose weights are others by design, and why."""
 
 
 def fingerprints(blob: bytes) -> dict[str, str]:
@@ -108,13 +111,23 @@ def of_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> dict[str, str]:
     return fingerprints((Path(find_model(model)) / FILE).read_bytes())
 
 
+def arm_of(row: dict) -> str:
+    """What a row is of, in its result."""
+    return next((str(row[key]) for key in ("arm", "call", "pooling", "trained") if key in row), "")
+
+
 def parts_read(name: str, row: dict) -> tuple[str, ...]:
     """The parts of the model that a row of a result was made with; none for a goal, or an arm without the model."""
     if name not in READS or "met" in row:
         return NONE
     default, arms = READS[name]
-    arm = next((str(row[key]) for key in ("arm", "call", "pooling") if key in row), "")
+    arm = arm_of(row)
     return arms.get(f"{row.get('part')} {arm}", arms.get(arm, default))
+
+
+def own_weights(name: str, row: dict) -> str | None:
+    """Why a row has weights of its own by design; None where it has not."""
+    return OWN_WEIGHTS.get(f"{name} {arm_of(row)}", OWN_WEIGHTS.get(name))
 
 
 def stamped(name: str, rows: Iterable[dict], model: str | os.PathLike[str]) -> list[dict]:
@@ -123,8 +136,8 @@ def stamped(name: str, rows: Iterable[dict], model: str | os.PathLike[str]) -> l
     for row in rows:
         parts = parts_read(name, row)
         if parts and not row.keys() & {"weights", "weights_note"}:
-            if name in OWN_WEIGHTS:
-                row = {**row, "weights_note": OWN_WEIGHTS[name]}
+            if why := own_weights(name, row):
+                row = {**row, "weights_note": why}
             else:
                 weights = of_model(model)
                 row = {**row, "weights": {part: weights[part] for part in parts if part in weights}}
@@ -134,7 +147,21 @@ def stamped(name: str, rows: Iterable[dict], model: str | os.PathLike[str]) -> l
 
 def place(row: dict) -> str:
     """A row's name in an error."""
-    keys = ("part", "set", "arm", "attempt", "call", "pooling", "left_out", "reference", "family", "what", "depth")
+    keys = (
+        "part",
+        "set",
+        "arm",
+        "attempt",
+        "call",
+        "pooling",
+        "task",
+        "trained",
+        "left_out",
+        "reference",
+        "family",
+        "what",
+        "depth",
+    )
     return " ".join(str(row[key]) for key in keys if key in row) or "a row"
 
 
@@ -158,7 +185,7 @@ def notes(rows: Iterable[dict]) -> str:
     arms: dict[str, list[str]] = {}
     for row in rows:
         if note := row.get("weights_note"):
-            arms.setdefault(note, []).append(str(row.get("arm", "")))
+            arms.setdefault(note, []).append(arm_of(row))
     found = []
     for note, some in arms.items():
         named = ", ".join(f"`{arm}`" for arm in dict.fromkeys(some) if arm)

@@ -7,8 +7,9 @@
 All arms see the same cells, at most 6,000 of a set, and rivals the same 2,000 highly variable genes; each fit runs in a
 process of its own on as many threads as `--threads` says, one.
 
-- unlabelled: no arm is told of labels. ours (`tl.integrate`), ours_hvg (of the rivals' genes alone), scdiva (the model
-  as it is, no batches), pca, combat, harmony, scvi.
+- unlabelled: no arm is told of labels. ours (`tl.integrate`), ours_hvg (on the rivals' genes alone), own_components
+  (the same head on components of these cells, without the model), teacher (the corrected input that the head learns
+  from, nothing trained), scdiva (the model as it is, no batches), pca, combat, harmony, scvi.
 - labelled: half of the labels are hidden, another half for each seed, and only hidden cells are scored. ours, scanvi.
 - query: a batch is left out and comes later, up to three of a set, from the largest to the smallest. ours embeds it
   with the model fitted on the others; scarches is scANVI surgery. Labels are carried over by the 15 nearest

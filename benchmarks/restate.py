@@ -22,7 +22,7 @@ from pathlib import Path
 
 from _record import RESULTS
 from _timing import goal, verdict
-from _weights import FILE, OWN_WEIGHTS, fingerprints, parts_read
+from _weights import FILE, fingerprints, own_weights, parts_read
 
 from scdiva._constants import DEFAULT_MODEL
 
@@ -62,8 +62,8 @@ def with_weights(name: str, row: dict, commit: str) -> dict:
     parts = parts_read(name, row)
     if not parts or row.keys() & {"weights", "weights_note"}:
         return row
-    if name in OWN_WEIGHTS:
-        return {**row, "weights_note": OWN_WEIGHTS[name]}
+    if why := own_weights(name, row):
+        return {**row, "weights_note": why}
     weights = at_commit(row.get("commit", commit))
     return {**row, "weights": {part: weights[part] for part in parts if part in weights}, "weights_from": "commit"}
 

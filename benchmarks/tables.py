@@ -16,7 +16,7 @@ from pathlib import Path
 from _ablation_table import ablation
 from _about import ABOUT, CHOSEN, JUDGED
 from _annotation_table import annotation_tables, literature
-from _curves import adapt_held_out, attempts, learning_curve
+from _curves import adapt_held_out, attempts, learning_curve, sister_studies
 from _grn_table import grn_tables
 from _grn_table import reported as named_by_the_paper
 from _integration_table import integration_tables, paper
@@ -323,6 +323,7 @@ WRITERS = {
     "thinning": thinning,
     "pooling": pooling,
     "adapt_held_out": adapt_held_out,
+    "sister_studies": sister_studies,
     "ablation": ablation,
     "learning_curve": learning_curve,
     "attempts": attempts,

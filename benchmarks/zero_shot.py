@@ -17,11 +17,6 @@ resolution, label silhouette. Seeds shuffle the folds, the clusters and the samp
   PCA is told of no batches either. Needs scvi-tools. Fitted once for each seed where the first fit takes less than a
   minute, else once: its spread is then that of the folds and clusters alone.
 
-With `--beside`, nothing is made anew but rows of another model on `--sets`, which take their place beside the others
-under a name of their own and say why its weights are not those shipped:
-
-    python benchmarks/zero_shot.py --data FOLDER --sets kang_ifnb_2800 --beside MODEL --name "what it is" --note "why"
-
 With `--keep`, rows of arms that know nothing of the model (svd, pca, scvi) are taken over from the last results, if
 they were made with the same seeds and numbers of cells: each says at which commit.
 
@@ -32,7 +27,6 @@ fails the call only with `--strict`.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,11 +35,10 @@ import anndata as ad
 import numpy as np
 import torch
 from _judge import judge, judge_number, of_row, over_seeds, share_of_cells
-from _record import RESULTS, commit, kept_rows, record, rows_so_far
+from _record import kept_rows, record
 from _rivals import NO_CORPUS, NO_SCVI, Arm, corpus_svd, fit_pca, fit_scvi, has_scvi, linear_part, scdiva_arm
 from _sets import BLOOD, SETS, load_set
 from _timing import goal, report
-from _weights import of_model
 
 import scdiva as sd
 from scdiva.models import ScDiVa
@@ -144,24 +137,6 @@ def goals(rows: list[dict]) -> list[dict]:
     return found
 
 
-def beside(arguments: argparse.Namespace) -> list[dict]:
-    """Rows of another model on the sets asked for, among those of the last results."""
-    seeds, arm = list(arguments.seeds), arguments.beside.name
-    old = rows_so_far("zero_shot")
-    new = []
-    model, weights = sd.models.load_model(arguments.beside), of_model(arguments.beside)
-    for name in arguments.sets:
-        adata, labels = load_set(arguments.data, name)
-        found, seconds = timed(lambda adata=adata: scdiva_arm(model)(adata))
-        row = row_of(name, arm, [scores(found, labels, seed) for seed in seeds], seconds)
-        says = {"name": arguments.name, "weights": {"encoder": weights["encoder"]}, "weights_note": arguments.note}
-        new.append({**row, **says, "commit": commit()})
-    made_at = json.loads((RESULTS / "zero_shot.json").read_text())["commit"]
-    rows = [{"commit": made_at, **row} for row in old if (row["set"], row["arm"]) not in {(n["set"], arm) for n in new}]
-    order = list(dict.fromkeys(row["set"] for row in [*rows, *new]))
-    return sorted([*rows, *new], key=lambda row: order.index(row["set"]))
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of the benchmark h5ad files")
@@ -172,25 +147,13 @@ def main() -> int:
     parser.add_argument("--adapt", action="store_true", help="also adapt the model to each set")
     parser.add_argument("--keep", nargs="+", default=(), choices=("svd", "pca", "scvi"), help="arms not to make anew")
     parser.add_argument("--strict", action="store_true", help="fail where a goal is missed")
-    parser.add_argument("--beside", type=Path, help="the folder of another model, scored beside the rows there are")
-    parser.add_argument("--name", help="what that model is, in the table")
-    parser.add_argument("--note", help="why its weights are not those shipped")
     arguments = parser.parse_args()
-    if arguments.beside and not (arguments.name and arguments.note):
-        parser.error("--beside needs --name and --note")
 
     sd.settings.progress = False
     torch.set_num_threads(1)  # all fits alike; two threads of one fit wait for each other on a machine that is shared
-    if arguments.beside:
-        rows = beside(arguments)
-        last = json.loads((RESULTS / "zero_shot.json").read_text())
-        notes = {key: last[key] for key in ("model", "seeds", "max_cells", "left_out")}
-        record("zero_shot", [*rows, *goals(rows)], **notes)
-        return 0
     model, svd, seeds = sd.models.load_model(arguments.model), corpus_svd(arguments.prepared), list(arguments.seeds)
     rows: list[dict] = []
-    others = {row["arm"] for row in rows_so_far("zero_shot") if "weights_note" in row}
-    taken_over = kept_rows("zero_shot", (*arguments.keep, *others), seeds=seeds, max_cells=MAX_CELLS)
+    taken_over = kept_rows("zero_shot", arguments.keep, seeds=seeds, max_cells=MAX_CELLS)
     old = {(row["set"], row["arm"]): row for row in taken_over}
     there = {arm for _, arm in old}
     left_out = {

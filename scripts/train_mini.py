@@ -104,11 +104,14 @@ def clean(corpus: Path, folder: Path) -> list[Path]:
     return files
 
 
-def prepare(corpus: Path, folder: Path) -> None:
-    """Part 1."""
+def prepare(corpus: Path, folder: Path, excluded: tuple[str, ...] = ()) -> None:
+    """Part 1, without the excluded studies."""
     from scdiva.pp import corpus_entropy
 
     files = clean(corpus, folder / "clean")
+    if unknown := set(excluded) - {file.stem for file in files}:
+        raise SystemExit(f"{corpus} has no study {', '.join(sorted(unknown))}")
+    files = [file for file in files if file.stem not in excluded]
     train = [file for file in files if file.stem not in VALIDATION]
     if len(files) - len(train) != len(VALIDATION):
         raise SystemExit(f"{corpus} lacks one of the validation studies {', '.join(VALIDATION)}")
@@ -290,6 +293,8 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
     whole = {"batch_size": 256, "context": config.anchor_length}
     parts = {"anchor": run("anchor", make, arguments.anchor_steps, LOOKS, whole)}
     parts["anchor"]["variance_explained"] = round(float(start.explained.sum()), 4)
+    if arguments.encoder_only:
+        return save_model(model.cpu(), vocabulary, out / "model", metadata=parts, dtype="float16", overwrite=True)
 
     model.requires_grad_(True)
     model.anchor.requires_grad_(False)
@@ -339,6 +344,10 @@ def main() -> None:
     parser.add_argument("--corpus", type=Path, default=Path("../shared/data/corpus"))
     parser.add_argument("--out", type=Path, default=Path("runs/mini"))
     parser.add_argument("--prepared", type=Path, help="folder of part 1, or that packed; default OUT/prepared")
+    parser.add_argument("--exclude", nargs="+", default=(), metavar="STUDY", help="studies left out of part 1")
+    parser.add_argument(
+        "--encoder-only", action="store_true", help="end after part 2: all that tl.embed reads (sister_studies.py)"
+    )
     parser.add_argument("--anchor-steps", type=int, default=ANCHOR_STEPS)
     parser.add_argument("--steps", type=int, help=f"of the transformer; default {STEPS}, or what the time limit allows")
     parser.add_argument("--head-steps", type=int, default=HEAD_STEPS)
@@ -362,6 +371,8 @@ def main() -> None:
         parser.error(
             "--time-limit is a positive number of seconds, and a run with it can't be resumed: its steps differ"
         )
+    if arguments.encoder_only and arguments.install:
+        parser.error("--encoder-only leaves the transformer untrained: such a model is not installed")
     folder = arguments.prepared or arguments.out / "prepared"
     if (folder / "carried.json").exists() and not (folder / "train.h5").exists():
         from carry_corpus import unpack
@@ -370,7 +381,7 @@ def main() -> None:
         unpack(carried, folder)
         print(f"unpacked {carried.name} after {time.monotonic() - STARTED:.0f} s", flush=True)
     if not (folder / "vocabulary.parquet").exists():
-        prepare(arguments.corpus, folder)
+        prepare(arguments.corpus, folder, tuple(arguments.exclude))
     model = train(arguments, folder)
     if arguments.install:
         shutil.rmtree(BUNDLED, ignore_errors=True)

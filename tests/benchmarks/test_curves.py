@@ -52,3 +52,14 @@ def test_adapting_is_spread_over_seeds_not_over_studies(curves):
     found = lines(curves.adapt_held_out({"rows": rows}))
     assert found[2] == ["all studies", "as it is", "0.550 ± 0.000", "0.100 ± 0.141"]
     assert [line[0] for line in found[2:]] == ["all studies"] * 3 + ["a"] * 3 + ["b"] * 3
+
+
+def test_sister_studies_stand_side_by_side(script):
+    score = {"accuracy": 0.9, "accuracy_sd": 0.01}
+    rows = [
+        {"set": "kang", "task": "tl.embed", "trained": "shipped", **score},
+        {"set": "kang", "task": "tl.embed", "trained": "left_out", "accuracy": 0.8, "ece": 0.02},
+    ]
+    page = script("_curves").sister_studies({"rows": rows})
+    assert "| kang | `tl.embed` | in training (scdiva-mini) | 0.900 ± 0.010 | - |" in page
+    assert "| kang | `tl.embed` | left out of training | 0.800 | 0.020 |" in page

@@ -77,6 +77,9 @@ def test_an_arm_names_the_parts_that_it_reads(weights):
     assert read("grn", arm="embedding") == ("encoder", "genes")
     assert read("pooling", pooling="state") == ("encoder",)
     assert read("scaling", call="entropy") == ()
+    assert read("integration", arm="own_components") == ()
+    assert "without kang_pbmc_stim_2000" in weights.own_weights("sister_studies", {"trained": "left_out"})
+    assert weights.own_weights("sister_studies", {"trained": "shipped"}) is None
     assert read("embedding", what="share of matmul rate") == ()
 
 

@@ -155,6 +155,48 @@ def test_no_sample_is_malformed(few, headed, **how):
     assert not found["_rank"][:, 55:].any()
 
 
+@pytest.mark.parametrize("n_steps", [1, 4])
+def test_without_places_nothing_depends_on_the_ranks_of_hidden_genes(headed, n_steps):
+    """Two cells that show the same genes and hide others, as many, at other ranks, are reconstructed alike."""
+    from scdiva.tl._reconstruct import Filling, _filled_in
+
+    measured, length = np.arange(3, 58), 30
+    visible, values = np.arange(3, 24), np.linspace(4.0, 0.5, 21, dtype=np.float32)
+    found = {}
+    for use_places in (False, True):
+        fill = _filled_in(headed, 0.3, Filling(n_steps, "low_confidence", 0.1, 0.0, use_places), measured, seed=1)
+        made = []
+        for row, others in ((0, np.arange(24, 33)), (1, np.arange(40, 49))):
+            bounds, at = torch.tensor([0, length], dtype=torch.int32), torch.tensor([row])
+            probe = fill(headed, torch.arange(3, 3 + length), torch.ones(length), bounds, at)
+            hidden = probe[:, 2].bool().numpy()
+            tokens, shown = np.empty(length, dtype=np.int64), np.empty(length, dtype=np.float32)
+            tokens[~hidden], shown[~hidden] = visible, values
+            tokens[hidden], shown[hidden] = others, 1.0
+            with torch.inference_mode():
+                made.append(fill(headed, torch.from_numpy(tokens), torch.from_numpy(shown), bounds, at)[:, :2])
+        found[use_places] = made
+    torch.testing.assert_close(found[False][0], found[False][1], rtol=0, atol=0)
+    assert not torch.equal(found[True][0], found[True][1])
+
+
+def test_without_places_the_cell_is_ranked_by_its_own_values(few, headed):
+    """Visible genes keep their values and their order; what compares rank by rank is not defined."""
+    data = reconstructed(few, headed, use_places=False)
+    found, scores = layers(data), data.uns["scdiva"][KEY]["scores"]
+    shown = (found["_true_rank"] > 0) & ~found["_hidden"]
+    np.testing.assert_array_equal(found[""][shown], found["_true"][shown])
+    recall = []
+    for i in range(data.n_obs):
+        genes = np.flatnonzero(shown[i])
+        assert (np.argsort(found["_rank"][i, genes]) == np.argsort(found["_true_rank"][i, genes])).all()
+        recall.append((found["_rank"][i, found["_hidden"][i]] > 0).mean())
+    assert scores["masked_recall"] == pytest.approx(np.mean(recall))
+    assert scores["visible_recall"] == 1
+    assert np.isnan([scores["masked_match"], scores["masked_value_spearman"], scores["visible_match"]]).all()
+    assert np.isfinite([scores["l_dist"], scores["bleu"], scores["value_spearman"]]).all()
+
+
 def test_tables_and_figures_take_what_is_written(done, headed):
     frame = sd.get.reconstruction_df(done)
     assert len(frame) == done.layers[KEY + "_true"].nnz

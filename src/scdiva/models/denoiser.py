@@ -51,7 +51,8 @@ def denoiser_of(
     denominator
         By which the cells were ranked, float32 `(n_tokens,)`. If given, what the place of a hidden gene says of it is
         added to its logits (:func:`scdiva.diffusion.place_log_prior`); needs a model with a state head, which says what
-        values are expected. None: cells are drawn or scored as sets.
+        values are expected. None: nothing is added. The transformer reads the ranks all the same, by its rotary
+        positions: whoever is not to know those of hidden genes puts these behind the visible ones.
     given
         bool `(T,)`, the positions by which places are known: those given, and not those drawn since. None: all that is
         visible.

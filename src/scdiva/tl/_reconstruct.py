@@ -65,10 +65,12 @@ def reconstruct(
     setting, in which a masked-diffusion model copies what it is shown, so that every score is perfect by construction;
     one step and 32 steps from a mask ratio of .3 are the others. The scores tell hidden genes and visible ones apart.
 
-    A cell's genes stand by falling score, so the place of a hidden gene, which the model knows, says much of which gene
-    it is and how much of it there is. What follows from the ranking alone is added to the model's logits
-    (:func:`scdiva.diffusion.place_log_prior`), and values are kept between those that a place allows. With
-    `use_places=False` both are left out.
+    A cell's genes are ranked by falling score, so the true rank of a hidden gene says much of which gene it is and how
+    much of it there is. As in the paper, hidden genes keep their ranks: the transformer sees them by its rotary
+    positions, what follows from the ranking alone is added to its logits (:func:`scdiva.diffusion.place_log_prior`),
+    and values are kept between those that a rank allows. So these scores are of a task that no data set poses. With
+    `use_places=False` nothing of the true ranks is given: hidden genes stand behind the visible ones, in no order, and
+    the reconstructed cell is ranked anew by its own values.
 
     Parameters
     ----------
@@ -88,7 +90,7 @@ def reconstruct(
     temperature
         0 takes the likeliest gene; 1 draws from the model.
     use_places
-        Whether what the ranking says of a hidden gene's place is used.
+        Whether hidden genes keep their true ranks; without, all that is known of them is how many there are.
     layer, use_raw, input, gene_ids, duplicates
         What to read, as for :func:`embed`.
     rng
@@ -110,7 +112,8 @@ def reconstruct(
       were hidden.
     - `uns["scdiva"][key_added]`: the arguments, and `scores`, the means over cells of
       :func:`scdiva.metrics.reconstruction_scores`, where `masked_recall` is the share of hidden genes found, beside
-      `marginal_recall`, the same for the genes most frequent in these cells.
+      `marginal_recall`, the same for the genes most frequent in these cells. Scores that compare rank by rank are NaN
+      with `use_places=False`, as ranks of the two cells then do not answer each other.
 
     Of a cell longer than the model's `max_length` the first so many genes are taken. Only genes that `adata` measures
     are filled in.
@@ -164,7 +167,7 @@ def reconstruct(
             true = slice(indptr[cell], min(indptr[cell + 1], indptr[cell] + most))
             cells[rows[cell]] = (tokens[true], values[true], found)
     layers = _layers(cells, columns_of(source.tokens, source.scan.counts_per_gene), adata.shape)
-    scores = _scores(cells, source.n_tokens)
+    scores = _scores(cells, source.n_tokens, by_rank=filling.use_places)
     result = adata.copy() if copy else adata
     for ending, matrix in layers.items():
         result.layers[f"{key_added}{ending}"] = matrix
@@ -196,7 +199,7 @@ def _check(mask_ratio: float, filling: Filling) -> None:
 def _filled_in(
     model: ScDiVa, mask_ratio: float, filling: Filling, measured: np.ndarray, seed: int
 ) -> Callable[..., Tensor]:
-    """Make a read-out of one cell: tokens, values and which were hidden, place by place, `(L, 3)`."""
+    """Make a read-out of one cell: its new tokens and values, and which true ranks were hidden, `(L, 3)`."""
     import torch
 
     from scdiva._constants import MASK
@@ -205,10 +208,8 @@ def _filled_in(
     from scdiva.models.denoiser import denoiser_of
     from scdiva.tokenizer.serialize import score_denominator
 
-    denominator = None
-    if filling.use_places:
-        denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))
-    genes = torch.from_numpy(measured)
+    denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))
+    genes, by_rank = torch.from_numpy(measured), filling.use_places
 
     def fill(network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row: Tensor) -> Tensor:
         most = network.config.max_length
@@ -218,19 +219,23 @@ def _filled_in(
         hidden = torch.zeros(len(tokens), dtype=torch.bool)
         hidden[torch.randperm(len(tokens), generator=generator)[:number]] = True
         hidden = hidden.to(tokens.device)
+        # Without ranks, hidden genes stand behind the visible ones: as all are [MASK], in no order.
+        shown_first = hidden if by_rank else hidden.sort(stable=True).values
+        order = torch.arange(len(tokens), device=tokens.device) if by_rank else hidden.int().argsort(stable=True)
         made = sample(
-            denoiser_of(network, denominator=denominator, given=~hidden, genes=genes),
-            tokens.masked_fill(hidden, MASK),
-            values,
+            denoiser_of(network, denominator=denominator if by_rank else None, given=~shown_first, genes=genes),
+            tokens[order].masked_fill(shown_first, MASK),
+            values[order],
             bounds,
             n_steps=filling.n_steps,
             remasking=filling.remasking,
             remask=filling.remask,
             temperature=filling.temperature,
+            score_denominator=None if by_rank else denominator,
             generator=generator,
         )
         filled = made.values
-        if denominator is not None:
+        if by_rank:
             filled = values_at_places(made.tokens, filled, hidden, ~hidden, bounds, denominator)
         return torch.stack([made.tokens.float(), filled, hidden.float()], dim=1)
 
@@ -262,15 +267,21 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int]) -> dic
     }
 
 
-def _scores(cells: list[Any], n_tokens: int) -> dict[str, float]:
+def _scores(cells: list[Any], n_tokens: int, *, by_rank: bool) -> dict[str, float]:
     """Means over cells of the scores; NaN where no cell has one."""
-    from scdiva.metrics import marginal_recall, reconstruction_scores
+    from scdiva.metrics import marginal_recall, recall_at_k, reconstruction_scores
 
     frequency = np.bincount(np.concatenate([tokens for tokens, _, _ in cells]), minlength=n_tokens) / len(cells)
     rows = []
     for tokens, values, found in cells:
         hidden = found[:, 2] > 0
-        row = reconstruction_scores(tokens, found[:, 0].astype(np.int64), values, found[:, 1], hidden)._asdict()
+        made = found[:, 0].astype(np.int64)
+        row = reconstruction_scores(tokens, made, values, found[:, 1], hidden)._asdict()
+        if not by_rank:
+            row.update({name: np.nan for name in row if name.startswith(("masked_", "visible_"))})
+            row["visible_recall"] = float(np.isin(tokens[~hidden], made).mean()) if not hidden.all() else np.nan
+            if hidden.any():
+                row["masked_recall"] = recall_at_k(tokens[hidden], made[~np.isin(made, tokens[~hidden])])
         row["marginal_recall"] = marginal_recall(tokens[hidden], tokens[~hidden], frequency) if hidden.any() else np.nan
         rows.append(row)
     names = rows[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from statistics import mean, stdev
 
+from _judge import judge, of_row, share_of_cells
 from _markdown import table
 
 MEASURES = {
@@ -100,3 +101,20 @@ def sister_studies(result: dict) -> str:
         ]
         rows.append([row["set"], f"`{row['task']}`", SISTERS.get(row["trained"], row["trained"]), *scores])
     return table(["set", "call", "its sister study", *(names[key] for key in keys)], rows)
+
+
+def added_by_training(rows: list[dict]) -> str:
+    """What the trained embedding scores above the linear part that it started from, with intervals; '' without both."""
+    by_arm = {(row["set"], row["arm"]): row for row in rows if "arm" in row}
+    score = {"accuracy": share_of_cells, "average_bio": of_row}
+    lines = []
+    for name in dict.fromkeys(name for name, _ in by_arm):
+        if {(name, "scdiva"), (name, "linear")} <= set(by_arm):
+            line = [name]
+            for key, of in score.items():
+                found = judge(name, *(of(by_arm[name, arm], key) for arm in ("scdiva", "linear")), at_least=0.0)
+                low, high = found.get("interval", (float("nan"),) * 2)
+                line.append(f"{found['value']:+.3f} ({low:+.3f} to {high:+.3f}, {found['over']})")
+            lines.append(line)
+    header = ["set", *(f"{MEASURES[key]}, above the linear part (95% interval)" for key in score)]
+    return f"What training added to the linear start:\n\n{table(header, lines)}" if lines else ""

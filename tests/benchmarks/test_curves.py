@@ -54,6 +54,17 @@ def test_adapting_is_spread_over_seeds_not_over_studies(curves):
     assert [line[0] for line in found[2:]] == ["all studies"] * 3 + ["a"] * 3 + ["b"] * 3
 
 
+def test_what_training_added_has_an_interval(script):
+    def row(arm, accuracy, bio):
+        spread = {"n_seeds": 3, "n_cells": 1000, "accuracy_sd": 0.001, "average_bio_sd": 0.002}
+        return {"set": "some", "arm": arm, "accuracy": accuracy, "average_bio": bio, **spread}
+
+    added = script("_curves").added_by_training
+    text = added([row("scdiva", 0.91, 0.7), row("linear", 0.9, 0.72)])
+    assert "| some | +0.010 (-0.016 to +0.036, 1,000 cells) | -0.020 (-0.026 to -0.014, 3 seeds) |" in text
+    assert added([row("scdiva", 0.91, 0.7)]) == ""
+
+
 def test_sister_studies_stand_side_by_side(script):
     score = {"accuracy": 0.9, "accuracy_sd": 0.01}
     rows = [

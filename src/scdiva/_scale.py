@@ -112,13 +112,14 @@ def are_ranks(cells: Sequence[np.ndarray]) -> bool:
     Parameters
     ----------
     cells
-        The values above zero of each of some cells. Fewer than ten say nothing.
+        The values above zero of each of some cells. Fewer than ten, or cells of one value alone, say nothing.
 
     Returns
     -------
     True for ranks of which ties have the least, the largest or the mean; and for ranks without gaps if they go up to 20
     or more: hardly a cell of counts has all numbers up to its largest.
     """
+    cells = [cell for cell in cells if (cell != cell[0]).any()]  # of one value alone nothing can be said
     if len(cells) < _MIN_CELLS:
         return False
     kinds = np.ones(4, dtype=bool)
@@ -133,7 +134,7 @@ def are_ranks(cells: Sequence[np.ndarray]) -> bool:
         largest.append(found[-1])
         if not kinds.any():
             return False
-    return bool(kinds[:3].any() or np.median(largest) >= 20) and np.median(largest) > 1
+    return bool(kinds[:3].any() or np.median(largest) >= 20)
 
 
 def unlike_counts(

@@ -318,6 +318,7 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
             )
         return "counts"
     if input == "lognorm":
+        _refuse_other_scale(scale, where)
         if seen.max > MAX_LOGNORM:
             raise ValueError(
                 f"{where} holds values up to {seen.max:g}, too large for a logarithm (at most {MAX_LOGNORM:g}). "
@@ -325,7 +326,6 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
             )
         if seen.n_values and not seen.n_fraction:
             raise ValueError(f"{where} holds integers only: counts, not log-normalised values. Pass input='counts'.")
-        _refuse_other_scale(scale, where)
         if scale == "linear":
             raise ValueError(f"{where} holds normalised values, no logarithms ({found}). Pass input='auto'.")
         return "lognorm"

@@ -64,7 +64,7 @@ def refuse_other_kind(folder: Path, wanted: str) -> None:
         )
     elif is_model_folder(folder):
         holds = "a model: scdiva.tl.embed(adata, model=folder) takes it, scdiva.models.load_model loads it"
-    elif is_model_folder(model):
+    elif wanted == "model" and is_model_folder(model):
         holds = "a run of scdiva pretrain"
     else:
         return

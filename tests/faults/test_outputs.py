@@ -82,7 +82,7 @@ def test_a_folder_that_can_not_be_written_into(name, where, drawn, model, file, 
     if not Path("/proc/self").exists() and where == "in a folder of the system":
         pytest.skip("there is none here")
     before, begun = hashed(drawn), time.monotonic()
-    with pytest.raises(OSError, match="is no folder|can't be written into") as caught:
+    with pytest.raises(OSError, match=r"is no folder|can't be written into") as caught:
         WRITES[name](out, drawn, model, file)
     assert str(out.parent).startswith(str(caught.value).split("'")[1])  # it names the folder that is in the way
     assert time.monotonic() - begun < 10
@@ -96,7 +96,7 @@ def test_a_folder_that_can_not_be_written_into(name, where, drawn, model, file, 
 @pytest.mark.parametrize("name", WRITES)
 def test_a_read_only_folder(name, drawn, model, file, tmp_path):
     (tmp_path / "read only").mkdir(mode=0o500)
-    with pytest.raises(PermissionError, match="read only.*can't be written into"):
+    with pytest.raises(PermissionError, match=r"read only.*can't be written into"):
         WRITES[name](tmp_path / "read only" / "out", drawn, model, file)
 
 
@@ -264,5 +264,5 @@ def test_a_batch_for_each_cell(definition):
     batch, labels = np.arange(60).astype(str), np.repeat(["T", "B"], 30)
     with pytest.raises(ValueError, match="Each of the 60 cells is a batch of its own"):
         sd.metrics.avg_batch(z, batch, labels, definition=definition)
-    with pytest.raises(ValueError, match="no label has cells of two batches"):
+    with pytest.raises(ValueError, match="No label has cells of two batches"):
         sd.metrics.silhouette_batch(z, labels, labels)

@@ -145,8 +145,8 @@ def test_bins_of_equal_numbers_are_warned_of(counted, n_bins):
 
 
 SCALED = {
-    "PFlog": lambda values: 500 * np.log1p(values) / np.log1p(values).sum(),
-    "PFlog1pPF": lambda values: 500 * logs(values, 2e3) / logs(values, 2e3).sum(),
+    "PFlog": lambda values: 300 * np.log1p(values) / np.log1p(values).sum(),
+    "PFlog1pPF": lambda values: 300 * logs(values, 2e3) / logs(values, 2e3).sum(),
     "unit length": lambda values: logs(values) / np.linalg.norm(logs(values)),
     "unit maximum": lambda values: logs(values) / logs(values).max(),
 }
@@ -212,6 +212,8 @@ def test_counts_of_real_studies_are_counts():
         thin = x.copy()
         thin.data = np.random.default_rng(0).binomial(x.data.astype(int), 0.05).astype(np.float32)
         for part in (x, x[:10], x[:60], x[:, busy[:100]], x[:, busy[:1000]], x[:, busy[1000:1400]], thin):
+            if not part.shape[1]:
+                continue
             with warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message=".*within most cells values differ less")
                 assert scan(row_blocks(part), part.shape[1]).kind == "counts", file.name
@@ -226,7 +228,7 @@ def panel():
     vocabulary = sd.models.load_model().vocabulary
     rng = np.random.default_rng(0)
     rows = np.sort(rng.permutation(vocabulary.n_genes)[:12_000])
-    x = sp.random(30, 12_000, density=0.1, format="csr", rng=rng, data_sampler=lambda size: rng.poisson(1, size) + 1.0)
+    x = sp.random(30, 12_000, density=0.1, format="csr", random_state=0, data_rvs=lambda n: rng.poisson(1, n) + 1.0)
     import anndata as ad
 
     whole = ad.AnnData(x.astype(np.float32))
@@ -249,10 +251,8 @@ CALLS = {
 @pytest.mark.fault("few genes")
 @pytest.mark.parametrize("name", CALLS)
 def test_few_genes_are_warned_of(panel, name):
-    said = (
-        r"the data have 500 of the 19,623 genes that the model knows, \d% of them by entropy: .*cosine of about 0\.\d"
-    )
-    with pytest.warns(UserWarning, match=said + r".*Pass use_raw=True: adata\.raw has 12,000 of them|" + said) as found:
+    said = r"the data have 500 of the 19,623 genes that the model knows, \d% of them by entropy: .* about 0\.\d"
+    with pytest.warns(UserWarning, match=said) as found:
         CALLS[name](panel.copy())
     ours = [one for one in found if "genes that the model knows" in str(one.message)]
     assert {Path(one.filename).name for one in ours} == {Path(__file__).name}  # the line that called: shown there once

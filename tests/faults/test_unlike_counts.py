@@ -227,8 +227,8 @@ def panel():
     """Cells with 500 of the genes that the bundled model knows, and with all of them in raw."""
     vocabulary = sd.models.load_model().vocabulary
     rng = np.random.default_rng(0)
-    rows = np.sort(rng.permutation(vocabulary.n_genes)[:12_000])
-    x = sp.random(30, 12_000, density=0.1, format="csr", random_state=0, data_rvs=lambda n: rng.poisson(1, n) + 1.0)
+    rows = np.sort(rng.permutation(vocabulary.n_genes)[:15_000])
+    x = sp.random(30, 15_000, density=0.1, format="csr", random_state=0, data_rvs=lambda n: rng.poisson(1, n) + 1.0)
     import anndata as ad
 
     whole = ad.AnnData(x.astype(np.float32))
@@ -261,7 +261,7 @@ def test_few_genes_are_warned_of(panel, name):
 
 @pytest.mark.fault("few genes")
 def test_the_remedy_is_named_where_there_is_one(panel):
-    with pytest.warns(UserWarning, match=r"Pass use_raw=True: adata\.raw has 12,000 of them"):
+    with pytest.warns(UserWarning, match=r"Pass use_raw=True: adata\.raw has 15,000 of them"):
         sd.tl.embed(panel.copy(), empty="nan")
     alone = panel.copy()
     del alone.raw

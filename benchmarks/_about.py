@@ -55,11 +55,10 @@ ABOUT = {
     "few_genes": (
         "Few genes",
         "Cells of eight sets with all genes are embedded with scdiva-mini whole, and cut to some genes: the most "
-        "variable (`hvg`), those with most counts (`expressed`), or any (`random`, two seeds). Cosine of both "
-        "embeddings of a cell, mean over cells, then over sets or cuts, with the least and the largest. Share of entropy: "
-        "of the entropies that the model's folder stores, that of the genes which are left. Last, what tells a mean "
-        "cosine of 0.95 or more from a lower one: `auc` over all cuts, the bound that is right most often, and how "
-        "often. Calls that embed warn below a share of 0.65. Two of the sets trained the model.",
+        "variable, those with most counts, or any (two seeds). Cosine of both embeddings of a cell, mean over cells, "
+        "then over cuts, with the least and the largest. The share of entropy is that of the genes which are left, of "
+        "the entropies that the model's folder stores. Calls that embed warn below a share of 65%. Last, what tells a "
+        "mean cosine of 0.95 or more from a lower one, over all cuts. Two of the sets trained the model.",
     ),
     "ablation": (
         "Ablation",

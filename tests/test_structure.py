@@ -22,6 +22,7 @@ FLOORS = {
         "_scale",
         "_threads",
         "_nearest",
+        "_outputs",
         "kernels",
         "diffusion",
         "metrics",

@@ -178,7 +178,7 @@ def test_choosing_a_matrix_names_what_exists(x, tmp_path):
         open_matrix(adata, layer="counts", use_raw=True)
     with pytest.raises(ValueError, match=r"adata\.X is None\. Pass layer='counts'"):
         open_matrix(ad.AnnData(obs=adata.obs, var=adata.var, layers={"counts": x}))
-    with pytest.raises(TypeError, match="expected an AnnData object or a path, got ndarray"):
+    with pytest.raises(TypeError, match="expected an AnnData object, got ndarray"):
         open_matrix(x)
 
     path = tmp_path / "cells.h5ad"

@@ -14,6 +14,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from scdiva._constants import INTEGRATE, UNS
+from scdiva._outputs import refuse_unwritable
 from scdiva.cli._help import arguments
 
 if TYPE_CHECKING:
@@ -249,6 +250,7 @@ def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
     from scdiva.models._fitted import is_fitted
     from scdiva.models._folder import is_model_folder
 
+    refuse_unwritable(folder)
     if folder.resolve() == out.resolve():
         raise FileExistsError(f"{str(folder)!r} is the --out. Pass another folder to --save.")
     if folder.exists() and not overwrite:

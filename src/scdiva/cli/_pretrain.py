@@ -13,6 +13,7 @@ import numpy as np
 import yaml
 
 from scdiva._nearest import refuse_unknown
+from scdiva._outputs import refuse_unwritable
 from scdiva.models.config import ScDiVaConfig
 from scdiva.train.config import PretrainingConfig
 
@@ -125,6 +126,7 @@ def pretrain(
     folder = Path(out)
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"{folder} is a file. Choose another out.")
+    refuse_unwritable(folder / MODEL)
     if (folder / MODEL).exists():
         raise FileExistsError(f"{folder / MODEL} exists already: the run is finished. Choose another out.")
     if (folder / "last.ckpt").exists() and not resume:

@@ -15,6 +15,7 @@ import scipy.sparse as sp
 
 from scdiva._nearest import or_nearest
 from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, warn_if_slow, whole
+from scdiva.data.writing import check_anndata
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -104,8 +105,7 @@ def open_matrix(data: AnnData | str | Path, layer: str | None = None, use_raw: b
         opened = open_path(Path(data), layer, use_raw)
         warn_if_slow(opened.element, opened.where.split(" of ")[0])
         return opened
-    if not hasattr(data, "obs_names") or not hasattr(data, "layers"):
-        raise TypeError(f"expected an AnnData object or a path, got {type(data).__name__}.")
+    check_anndata(data)
     if use_raw:
         if data.raw is None:
             raise ValueError(
@@ -140,6 +140,10 @@ def open_path(path: Path, layer: str | None = None, use_raw: bool = False) -> Op
 
     root, file = open_root(path)
     try:
+        for within, writer, part in (("mod", "mudata", "modalities"), ("tables", "spatialdata", "tables")):
+            if within in root and "X" not in root:
+                names = sorted(root[within])
+                raise ValueError(_of_several(path, writer, part, names, within))
         if "obs" not in root or "var" not in root:
             raise ValueError(f"{str(path)!r} has no obs and var: expected an .h5ad or .zarr that AnnData wrote.")
         if use_raw:
@@ -176,6 +180,15 @@ def open_path(path: Path, layer: str | None = None, use_raw: bool = False) -> Op
             file.close()
         raise
     return OpenMatrix(matrix, obs_names, var, f"{what} of {path.name}", file, element)
+
+
+def _of_several(path: Path, writer: str, what: str, names: Sequence[str], within: str) -> str:
+    """Say how the one AnnData object of a file of several is read."""
+    said = f"{str(path)!r} was written by {writer} and holds {len(names)} {what} ({', '.join(names)}). "
+    rna = next((name for name in names if name.lower() == "rna"), names[0] if names else "rna")
+    if path.is_dir():  # each is a .zarr of its own
+        return f"{said}Pass the path of the one of RNA, such as {str(path / within / rna)!r}."
+    return f"{said}Write the one of RNA to a file of its own: mudata.read({path.name!r})[{rna!r}].write_h5ad(new)."
 
 
 def _stored_sparse(group: Any) -> Any:

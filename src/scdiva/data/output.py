@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from scdiva._outputs import refuse_unwritable
 from scdiva._settings import logger
 
 if TYPE_CHECKING:
@@ -40,16 +41,19 @@ def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
     FileExistsError
         If it is one of the sources, if it exists and may not be replaced, or if it is a folder and no ``.zarr``, or a
         file where a folder is to be.
+    OSError
+        If its folder can't be written into.
     """
+    refuse_unwritable(out)
     if not out.exists():
         return
     if any(out.samefile(source) for source in sources):
         raise FileExistsError(f"{str(out)!r} is the file that is read. Pass another out, not the input.")
-    if not overwrite:
-        raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True.")
     is_store = any((out / name).exists() for name in ("zarr.json", ".zgroup"))
     if out.is_dir() and not (is_store and is_zarr(out)):
         raise FileExistsError(f"{str(out)!r} is a folder and no .zarr, and is not overwritten. Pass another out.")
+    if not overwrite:
+        raise FileExistsError(f"{str(out)!r} exists. Pass another out, or overwrite=True.")
     if is_zarr(out) and not out.is_dir():
         raise FileExistsError(f"{str(out)!r} is a file, where a .zarr is a folder. Pass another out.")
 

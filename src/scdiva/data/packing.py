@@ -69,6 +69,31 @@ def fill_batches(lengths: np.ndarray, budget: int = BATCH_TOKENS, max_cells: int
     return batches
 
 
+def portions(batches: list[np.ndarray], lengths: np.ndarray, held: int | None) -> list[list[np.ndarray]]:
+    """Cut a list of batches into runs of about so many tokens; a batch itself is never cut.
+
+    Parameters
+    ----------
+    batches
+        The cells of each.
+    lengths
+        Tokens of each cell, int (n,).
+    held
+        Tokens of a run; None: one run.
+    """
+    if held is None:
+        return [batches]
+    runs: list[list[np.ndarray]] = []
+    room = 0
+    for cells in batches:
+        if room <= 0:
+            runs.append([])
+            room = held
+        runs[-1].append(cells)
+        room -= int(lengths[cells].sum())
+    return runs
+
+
 def deal_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     """Deal cells into batches of mixed lengths, each a fair sample of all. For training.
 

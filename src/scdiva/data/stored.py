@@ -212,6 +212,16 @@ def file_of(element: Any) -> str:
     return str(getattr(element.store, "root", element.store))
 
 
+def _inside(folder: Path) -> str:
+    """Say what a folder holds that could have been meant; folders in it are not searched."""
+    held = sorted(path.name for path in folder.iterdir() if path.suffix in (".h5ad", ".zarr", ".h5"))
+    if held:
+        return f" It holds {', '.join(held[:5])}{', ...' if len(held) > 5 else ''}: name one of them."
+    if any((folder / name).exists() for name in ("matrix.mtx", "matrix.mtx.gz")):
+        return " It is of Cell Ranger: adata = scanpy.read_10x_mtx(folder)."
+    return ""
+
+
 def open_root(path: Path) -> tuple[Any, Any]:
     """Open an ``.h5ad`` or ``.zarr`` (format 2 or 3) for reading.
 
@@ -241,7 +251,7 @@ def open_root(path: Path) -> tuple[Any, Any]:
         try:
             return zarr.open_group(str(path), mode="r"), None
         except (FileNotFoundError, ValueError) as error:
-            raise ValueError(f"{str(path)!r} is a folder, but no .zarr that AnnData wrote.") from error
+            raise ValueError(f"{str(path)!r} is a folder, but no .zarr that AnnData wrote.{_inside(path)}") from error
     if not os.access(path, os.R_OK):
         raise PermissionError(f"{str(path)!r} may not be read by this user.")
     if not h5py.is_hdf5(path):

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 
 from scdiva._constants import LAYER_RANK, OBS_LABEL, PROBABILITY, UNS
 from scdiva._nearest import or_nearest
-from scdiva.data.writing import our_uns
+from scdiva.data.writing import check_anndata, our_uns
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -52,6 +52,7 @@ def serialized_df(
     >>> sd.get.serialized_df(adata, cells="cell0", max_rank=3).shape[0]
     3
     """
+    check_anndata(adata)
     if max_rank is not None and max_rank < 1:
         raise ValueError(f"max_rank must be at least 1, got {max_rank}.")
     if key not in adata.layers:
@@ -121,6 +122,7 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
     >>> sd.get.annotation_df(query, top_k=2).columns.to_list()
     ['cell', 'rank', 'label', 'probability']
     """
+    check_anndata(adata)
     if top_k < 1:
         raise ValueError(f"top_k must be at least 1, got {top_k}.")
     at = f"{key}_{PROBABILITY}"

@@ -11,7 +11,7 @@ import pandas as pd
 from scdiva._constants import GROUPS, UNS, VARM_EMBEDDING, VARP_GRN
 from scdiva._nearest import or_nearest
 from scdiva.data.network import genes_of, network_of
-from scdiva.data.writing import our_uns
+from scdiva.data.writing import check_anndata, our_uns
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -46,6 +46,7 @@ def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING, group: str |
     >>> sd.get.gene_embedding_df(adata).shape
     (89, 128)
     """
+    check_anndata(adata)
     if group is None:
         if key not in adata.varm:
             raise KeyError(
@@ -110,6 +111,7 @@ def grn_df(
     >>> sd.get.grn_df(adata, top=3).columns.to_list()
     ['source', 'target', 'weight']
     """
+    check_anndata(adata)
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}.")
     network = network_of(adata, key, group)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from scdiva._constants import PERTURBATION, UNS, VARM_CONTROL, VARM_MEAN, VARM_SD
 from scdiva.data.conditions import predicted_conditions
+from scdiva.data.writing import check_anndata
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -58,6 +59,7 @@ def perturbation_df(
     >>> sd.get.perturbation_df(predicted, top=2).shape[0]
     2
     """
+    check_anndata(predicted)
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}.")
     conditions = predicted_conditions(predicted)

@@ -9,6 +9,7 @@ import pandas as pd
 
 from scdiva._constants import RECONSTRUCTED
 from scdiva.data.reconstructed import places_of, recovered_of
+from scdiva.data.writing import check_anndata
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -46,6 +47,7 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
     >>> sd.get.reconstruction_df(adata).columns.to_list()
     ['obs_name', 'place', 'gene', 'reconstructed_gene', 'value', 'reconstructed_value', 'hidden']
     """
+    check_anndata(adata)
     for names, what in ((adata.obs_names, "obs_names"), (adata.var_names, "var_names")):
         if not names.is_unique:
             raise ValueError(f"adata.{what} repeat names: call adata.{what}_make_unique() first.")
@@ -104,6 +106,7 @@ def reconstructed_genes(
     >>> set(genes) <= set(adata.var_names)
     True
     """
+    check_anndata(adata)
     if min_cells < 1:
         raise ValueError(f"min_cells must be at least 1, got {min_cells}.")
     if not 0 <= min_recall <= 1:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ._input import batch_codes
+from ._input import batch_codes, check_labels
 from .annotation import _scored, labelled
 from .mixing import clisi, labelled_neighbors
 from .neighbors import N_NEIGHBORS, Neighbors
@@ -55,7 +55,8 @@ def leiden_agreement(
     ImportError
         If `igraph` is not installed; it is GPL and so part of the extra `scdiva[metrics]`.
     ValueError
-        If there are fewer cells than neighbours, or neighbours of unlabelled cells are given.
+        If there are fewer cells than neighbours, neighbours of unlabelled cells are given, or all cells have one label
+        or each its own.
 
     References
     ----------
@@ -82,6 +83,7 @@ def leiden_agreement(
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     neighbors, labels = labelled_neighbors(embedding, labels, n_neighbors + 1)
+    check_labels(labels, "agreement with clusters")
     others = neighbors.indices[:, 1:]
     sources = np.repeat(np.arange(len(others)), n_neighbors)
     graph = igraph.Graph(n=len(others), edges=np.column_stack([sources, others.ravel()])).simplify()
@@ -140,7 +142,9 @@ def silhouette_label(embedding: ArrayLike, labels: ArrayLike, *, rescale: bool =
     """
     from sklearn.metrics import silhouette_score
 
-    width = float(silhouette_score(*_scored(embedding, labels)))
+    coordinates, names = _scored(embedding, labels)
+    check_labels(names, "the silhouette")
+    width = float(silhouette_score(coordinates, names))
     return (width + 1) / 2 if rescale else width
 
 
@@ -165,7 +169,7 @@ def isolated_labels(embedding: ArrayLike, labels: ArrayLike, batch: ArrayLike) -
     Raises
     ------
     ValueError
-        If a batch is missing, or there are fewer than two.
+        If a batch is missing, or there are fewer than two; if all cells have one label, or each its own.
 
     Examples
     --------
@@ -183,6 +187,7 @@ def isolated_labels(embedding: ArrayLike, labels: ArrayLike, batch: ArrayLike) -
 
     codes = batch_codes(batch, len(np.asarray(labels)))[labelled(labels)]
     coordinates, names = _scored(embedding, labels)
+    check_labels(names, "the silhouette")
     widths = (silhouette_samples(coordinates, names) + 1) / 2
     batches = {name: len(np.unique(codes[names == name])) for name in np.unique(names)}
     fewest = min(batches.values())

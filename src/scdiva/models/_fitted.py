@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from scdiva._version import __version__
-from scdiva.models._folder import CHECKSUMS, sha256, write_sums, written_beside
+from scdiva.models._folder import CHECKSUMS, refuse_other_kind, sha256, write_sums, written_beside
 from scdiva.models.pretrained import save_model
 from scdiva.models.scdiva import ScDiVa
 
@@ -115,6 +115,7 @@ class FittedFolder:
     def __init__(self, path: str | os.PathLike[str], kind: str, writer: str) -> None:
         self.kind, self.folder = kind, Path(path).expanduser()
         files = _files(kind)
+        refuse_other_kind(self.folder, kind)
         for name in (*files, CHECKSUMS):
             if not (self.folder / name).is_file():
                 raise FileNotFoundError(

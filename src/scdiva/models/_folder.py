@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from scdiva._outputs import refuse_unwritable
 from scdiva._version import __version__
 
 FORMAT = "scdiva"
@@ -36,6 +37,41 @@ def is_model_folder(folder: Path) -> bool:
     return (folder / CONFIG).is_file() and (folder / CHECKSUMS).is_file()
 
 
+def refuse_other_kind(folder: Path, wanted: str) -> None:
+    """Refuse a folder that a call wrote which keeps something else in it, and say which call takes that.
+
+    Parameters
+    ----------
+    folder
+        The folder.
+    wanted
+        What it has to hold: `"model"`, `"annotator"` or `"perturbation_model"`.
+
+    Raises
+    ------
+    ValueError
+        If it holds another of these, or a run of training.
+    """
+    if (folder / f"{wanted}.json").is_file() or (wanted == "model" and is_model_folder(folder)):
+        return
+    model = folder / "model"
+    if (folder / "annotator.json").is_file():
+        holds = "an annotator: scdiva.tl.annotate(adata, model=folder) takes it, scdiva.models.load_annotator loads it"
+    elif (folder / "perturbation_model.json").is_file():
+        holds = (
+            "a fitted perturbation model: scdiva.tl.predict_perturbation(adata, model=folder) takes it, "
+            "scdiva.models.load_perturbation_model loads it"
+        )
+    elif is_model_folder(folder):
+        holds = "a model: scdiva.tl.embed(adata, model=folder) takes it, scdiva.models.load_model loads it"
+    elif wanted == "model" and is_model_folder(model):
+        holds = "a run of scdiva pretrain"
+    else:
+        return
+    inner = f". The model in it is {str(model)!r}" if wanted == "model" and is_model_folder(model) else ""
+    raise ValueError(f"{str(folder)!r} is no {wanted.replace('_', ' ')}, it holds {holds}{inner}.")
+
+
 def write_sums(folder: Path, names: Iterable[str]) -> None:
     """Write SHA256SUMS of these files of a folder, as `sha256sum -c` reads it."""
     lines = [f"{sha256((folder / name).read_bytes())}  {name}\n" for name in names]
@@ -44,6 +80,7 @@ def write_sums(folder: Path, names: Iterable[str]) -> None:
 
 def read_sums(folder: Path) -> dict[str, str]:
     """Read SHA256SUMS: exactly the four files, each once."""
+    refuse_other_kind(folder, "model")
     for name in (*SUMMED, CHECKSUMS):
         if not (folder / name).is_file():
             raise FileNotFoundError(
@@ -98,6 +135,7 @@ def read_config(folder: Path, sums: dict[str, str]) -> dict[str, Any]:
 @contextlib.contextmanager
 def written_beside(folder: Path, overwrite: bool) -> Iterator[Path]:
     """Give a new folder beside `folder`, and put it in its place when the block ends well; else leave no trace."""
+    refuse_unwritable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex[:8]
     part, old = (folder.parent / f".{folder.name}.{mark}.{kind}" for kind in ("part", "old"))

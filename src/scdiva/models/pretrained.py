@@ -264,6 +264,8 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
     if isinstance(model, str) and model in bundled_models():
         return _BUNDLED / model
     folder = Path(model).expanduser()
+    if folder.is_file():
+        raise NotADirectoryError(f"no model {os.fspath(model)!r}: it is a file, and a model is a folder.")
     if not folder.is_dir():
         if kept := sorted(folder.parent.glob(f".{folder.name}.*.old")):
             raise FileNotFoundError(

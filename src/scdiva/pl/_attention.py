@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scdiva._constants import VARP_GRN
 from scdiva._docs import with_shared_docs
 from scdiva.data.network import Network, genes_of, network_of
+from scdiva.data.writing import check_anndata
 from scdiva.pl._dendrogram import correlation_tree, draw_tree
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import gene_names
@@ -92,6 +93,7 @@ def attention(
     >>> sd.tl.grn(adata, "attention", groupby="cell_type", n_targets=None)
     >>> sd.pl.attention(adata, group="type A", save="attention.png")
     """
+    check_anndata(adata)
     check_file(save)
     network = network_of(adata, key, group)
     if not 1 <= n_genes <= _MOST:

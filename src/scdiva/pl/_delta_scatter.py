@@ -13,6 +13,7 @@ from scdiva._constants import VARM_SD
 from scdiva._docs import with_shared_docs
 from scdiva.data.conditions import predicted_conditions
 from scdiva.data.observed import OURS, Responses, observed_responses, response_score
+from scdiva.data.writing import check_anndata
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._labels import place_labels
 from scdiva.pl._response import (
@@ -113,6 +114,8 @@ def delta_scatter(
     >>> test = screen[screen.obs["perturbation"].isin(["control", "A+B"])].copy()
     >>> sd.pl.delta_scatter(predicted, "A+B", test, save="a_b_change.png")
     """
+    check_anndata(predicted)
+    check_anndata(observed)
     check_file(save)
     if n_names < 0:
         raise ValueError(f"n_names must be 0 or more, got {n_names}.")

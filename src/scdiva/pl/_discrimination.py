@@ -10,6 +10,7 @@ import numpy as np
 from scdiva import metrics
 from scdiva._docs import with_shared_docs
 from scdiva.data.observed import OURS, Responses, observed_responses
+from scdiva.data.writing import check_anndata
 from scdiva.pl._confusion import similar_order
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import (
@@ -103,6 +104,8 @@ def discrimination(
     >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"], strategy="none")
     >>> sd.pl.discrimination(predicted, screen, save="discrimination.png")
     """
+    check_anndata(predicted)
+    check_anndata(observed)
     check_file(save)
     responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input)
     chosen = _of_one_group(responses, group)

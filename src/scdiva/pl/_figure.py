@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from scdiva._outputs import refuse_unwritable
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -21,14 +23,19 @@ def axes_for(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
 
 
 def check_file(save: str | os.PathLike[str] | None) -> None:
-    """Refuse a file name that names no picture format, before anything is computed."""
+    """Refuse a file that names no picture format, or can't be written, before anything is computed."""
     from matplotlib.backend_bases import FigureCanvasBase
 
+    if save is None:
+        return
     formats = FigureCanvasBase.get_supported_filetypes()
-    if save is not None and Path(save).suffix.lower().removeprefix(".") not in formats:
+    if Path(save).suffix.lower().removeprefix(".") not in formats:
         raise ValueError(
             f"save={os.fspath(save)!r} must end in a picture format: one of .{', .'.join(sorted(formats))}"
         )
+    refuse_unwritable(Path(save))
+    if Path(save).is_dir():
+        raise IsADirectoryError(f"save={os.fspath(save)!r} is a folder. Name a file, in it or beside it.")
 
 
 def finish(fig: Figure, *, own: bool, return_fig: bool, save: str | os.PathLike[str] | None) -> Figure | None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scdiva._constants import VAR_MODULE, VARP_GRN
 from scdiva._docs import with_shared_docs
 from scdiva.data.network import Network, genes_of, network_of
+from scdiva.data.writing import check_anndata
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._labels import place_labels
 from scdiva.pl._network import DOWN, UP, edge_colours, edge_looks, fill_axes
@@ -144,6 +145,7 @@ def grn(
     >>> sd.pl.grn(adata, save="network.png")
     >>> sd.pl.grn(adata, genes=sd.datasets.gene_family("HLA"), save="hla.png")
     """
+    check_anndata(adata)
     check_file(save)
     for name, number, least in (("n_edges", n_edges, 1), ("n_labels", n_labels, 0), ("min_size", min_size, 2)):
         if number < least:

@@ -14,6 +14,7 @@ from scdiva._constants import BASELINES, VARM_BASELINE, VARM_CONTROL
 from scdiva._docs import with_shared_docs
 from scdiva.data.conditions import predicted_conditions
 from scdiva.data.observed import OURS, observed_responses, response_score
+from scdiva.data.writing import check_anndata
 from scdiva.get import perturbation_df
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import (
@@ -115,6 +116,9 @@ def perturbation(
     >>> test = screen[screen.obs["perturbation"].isin(["control", "A+B"])].copy()
     >>> sd.pl.perturbation(predicted, "A+B", test, baselines=["additive"], save="a_b.png")
     """
+    check_anndata(predicted)
+    if observed is not None:
+        check_anndata(observed)
     check_file(save)
     if n_genes < 1:
         raise ValueError(f"n_genes must be at least 1, got {n_genes}.")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scdiva import metrics
 from scdiva._docs import with_shared_docs
 from scdiva.data.observed import OURS, Responses, observed_responses, response_score
+from scdiva.data.writing import check_anndata
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import (
     COLOURS,
@@ -95,6 +96,8 @@ def hit_rate(
     >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"], strategy="none")
     >>> sd.pl.hit_rate(predicted, screen, save="hit_rate.png")
     """
+    check_anndata(predicted)
+    check_anndata(observed)
     check_file(save)
     responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input)
     n_genes = len(responses.genes)

@@ -114,6 +114,12 @@ def embed(
     TypeError
         If `adata` is no AnnData object.
 
+    Warns
+    -----
+    UserWarning
+        If the data have so few of the model's genes (less than 65% by entropy) that the mean cosine of embeddings to
+        those of whole cells is below 0.95; if values are taken as counts or logarithms although they look unlike.
+
     Examples
     --------
     >>> import scdiva as sd
@@ -172,6 +178,7 @@ def open_for(
     running: Running,
     *,
     scan: Any = None,
+    embeds: bool = True,
     **reading: Any,
 ) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
     """Load a model and open cells as it reads them.
@@ -185,7 +192,9 @@ def open_for(
     running
         How they will be run.
     scan
-        The :class:`~scdiva._validate.Scan` of these very cells, if they were checked before.
+        The :class:`~scdiva._validate.Scan` of these very cells, if they were checked, and warned of, before.
+    embeds
+        Whether results rest on what the model makes of the cells, so that few genes are warned of.
     **reading
         The arguments of :func:`embed` that say what to read.
 
@@ -193,6 +202,7 @@ def open_for(
     -------
     The loaded model, the checked cells, and what the call was given and found, as scalars that h5ad can hold.
     """
+    from scdiva.data.cell_checks import warn_of_few_genes
     from scdiva.data.cells import open_cells
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
@@ -207,6 +217,8 @@ def open_for(
         scanned=scan,
         **reading,
     )
+    if embeds and scan is None:
+        warn_of_few_genes(source, data)
     parameters = {
         "model": model_name(model),
         "vocabulary": loaded.vocabulary.fingerprint,
@@ -328,7 +340,7 @@ def run_cells(
     """
     from scdiva.data.batch import from_ragged
     from scdiva.data.packed import take_cells
-    from scdiva.data.packing import WINDOW, fill_batches
+    from scdiva.data.packing import WINDOW, fill_batches, portions
     from scdiva.models.inference import open_encoder, runs_transformer
 
     through_blocks = runs_transformer(model, running.what)
@@ -359,7 +371,7 @@ def run_cells(
                 batch = from_ragged(*take_cells(ragged, cells)).packed
                 return batch if beside is None else (*batch, *beside(rows[cells]))
 
-            for batches in _portions(fill_batches(lengths, max_cells=most), lengths, held_tokens):
+            for batches in portions(fill_batches(lengths, max_cells=most), lengths, held_tokens):
                 for cells, found in zip(batches, encode(packed, batches), strict=True):
                     yield cells, found
                     bar.update(len(cells))
@@ -370,21 +382,6 @@ def run_cells(
                 rows, ragged = rows[wanted], take_cells(ragged, wanted)
             if len(rows):
                 yield rows, ragged, results(rows, ragged)
-
-
-def _portions(batches: list[np.ndarray], lengths: np.ndarray, held: int | None) -> list[list[np.ndarray]]:
-    """Cut a list of batches into runs of about `held` tokens; a batch itself is never cut."""
-    if held is None:
-        return [batches]
-    portions: list[list[np.ndarray]] = []
-    room = 0
-    for cells in batches:
-        if room <= 0:
-            portions.append([])
-            room = held
-        portions[-1].append(cells)
-        room -= int(lengths[cells].sum())
-    return portions
 
 
 def _read_ahead(items: Iterator[Item]) -> Iterator[Item]:

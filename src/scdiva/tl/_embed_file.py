@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,7 @@ import numpy as np
 from scdiva import _constants as C
 from scdiva._settings import logger
 from scdiva._version import __version__
+from scdiva.data.blocks import open_path
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
 from scdiva.tl._embed import Running, embed_cells, how_to_run, open_for
 from scdiva.tl._embed_parts import Parts, open_parts, stamp
@@ -108,10 +110,12 @@ def embed_file(
     from scdiva.data.packing import WINDOW
     from scdiva.models.pretrained import load_for
 
-    path, out = Path(path), Path(out)
+    path, out = _one_path(path, "path"), _one_path(out, "out")
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
     refuse_target(out, overwrite, path)
+    with _naming(path):  # before its content is hashed, which of a large file or a folder takes long
+        open_path(path, layer, use_raw).close()
     only = None if shard is None else as_shard(shard)
     running = how_to_run(batch_size, device, precision, pooling)
     loaded = load_for(model, running.device)
@@ -216,7 +220,7 @@ def _opened(
 
     With `kept`, a folder and the file's stamp, the matrix is checked unless it was for another shard.
     """
-    try:
+    with _naming(path):
         if kept is None:
             return open_for(model, path, running, **reading)[1:]
         key = {**reading, "file": kept[1], "vocabulary": model.vocabulary.fingerprint, "scdiva": __version__}
@@ -227,6 +231,23 @@ def _opened(
             return source.scan
 
         return open_for(model, path, running, scan=scan_once(kept[0], key, scanned), **reading)[1:]
+
+
+def _one_path(given: Any, name: str) -> Path:
+    """Give the path; refuse what is none."""
+    if isinstance(given, str | PathLike):
+        return Path(given)
+    mend = "scdiva.tl.embed(adata) takes cells in memory"
+    if isinstance(given, list | tuple | set):
+        mend = "call embed_file once for each file, with an out of its own"
+    raise TypeError(f"{name} must be the path of one file, got {type(given).__name__}: {mend}.")
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Let every error about a file name it."""
+    try:
+        yield
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
         if path.name in said:

@@ -181,7 +181,7 @@ def grn(
         "duplicates": duplicates,
         "empty": empty,
     }
-    loaded, source, parameters = open_for(model, adata, running, **reading)
+    loaded, source, parameters = open_for(model, adata, running, embeds=method != "correlation", **reading)
     for unused in ("pooling", "precision"):
         del parameters[unused]
     if (empty_cells := source.lengths == 0).any():

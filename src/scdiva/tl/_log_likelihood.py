@@ -109,7 +109,13 @@ def log_likelihood(
         raise ValueError(f"n_samples must be even and at least 2 (pairs give the standard error), got {n_samples}.")
     running = how_to_run(None, device, precision)
     our_uns(adata)
-    reading = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
+    reading: dict[str, Any] = {
+        "layer": layer,
+        "use_raw": use_raw,
+        "input": input,
+        "gene_ids": gene_ids,
+        "duplicates": duplicates,
+    }
 
     import torch
 

@@ -141,7 +141,13 @@ def reconstruct(
     _check(mask_ratio, filling)
     running = how_to_run(None, device, precision)
     our_uns(adata)
-    reading = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
+    reading: dict[str, Any] = {
+        "layer": layer,
+        "use_raw": use_raw,
+        "input": input,
+        "gene_ids": gene_ids,
+        "duplicates": duplicates,
+    }
 
     import torch
 

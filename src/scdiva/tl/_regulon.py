@@ -12,6 +12,7 @@ from scdiva import _constants as C
 from scdiva.data.conditions import column
 from scdiva.data.expression import log_normalised
 from scdiva.data.network import network_of
+from scdiva.data.writing import check_anndata
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -72,6 +73,7 @@ def regulon(
     >>> "sign" in targets
     True
     """
+    check_anndata(adata)
     if operator.index(n_targets) < 1:
         raise ValueError(f"n_targets must be at least 1, got {n_targets}.")
     network = network_of(adata, key, group)

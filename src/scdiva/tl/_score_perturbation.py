@@ -9,6 +9,7 @@ import pandas as pd
 
 from scdiva._validate import Input
 from scdiva.data.observed import Responses, observed_responses, response_score
+from scdiva.data.writing import check_anndata
 from scdiva.metrics import discrimination, perturbation_response
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ def score_perturbation(
     >>> sorted(set(scores["method"]))[:2]
     ['additive', 'linear']
     """
+    check_anndata(predicted)
+    check_anndata(observed)
     found = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input)
     rows = []
     for at, cells in found.perturbed.items():

@@ -144,6 +144,7 @@ def training_cells(
     ValueError
         If too few cells have a known gene, or the matrix is refused as by :func:`scdiva.tl.embed`.
     """
+    from scdiva.data.cell_checks import warn_of_few_genes
     from scdiva.data.cells import open_cells, restricted
     from scdiva.data.packed import take_cells, warn_left_out
     from scdiva.train.adaptation import AdaptationCells
@@ -153,6 +154,7 @@ def training_cells(
     source = open_cells(
         adata, model.vocabulary, max_length=length, entropy_floor=c.entropy_floor, empty="nan", **reading
     )
+    warn_of_few_genes(source, adata)
     source = source if only is None else restricted(source, only)
     n_known = int((source.lengths > 0).sum())
     if n_known < least:

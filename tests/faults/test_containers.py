@@ -1,0 +1,182 @@
+"""What is no AnnData object, but holds one or could become one, is named by every public call before any work."""
+
+from __future__ import annotations
+
+import inspect
+from types import SimpleNamespace
+
+import anndata as ad
+import numpy as np
+import pytest
+
+import scdiva as sd
+
+
+def calls():
+    """Every parameter of a public call that takes an AnnData object."""
+    for part in ("pp", "tl", "pl", "get"):
+        module = getattr(sd, part)
+        for name in module.__all__:
+            for parameter in inspect.signature(getattr(module, name)).parameters.values():
+                if "AnnData" in str(parameter.annotation):
+                    yield pytest.param(getattr(module, name), parameter.name, id=f"{part}.{name}({parameter.name})")
+
+
+def called(function, parameter, given, adata):
+    """Call a function with `given` as one parameter, cells as the others that take cells, and a word as the rest."""
+    asked = {
+        one.name: adata if "AnnData" in str(one.annotation) else "cell_type"
+        for one in inspect.signature(function).parameters.values()
+        if one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_POSITIONAL
+    }
+    return function(**asked | {parameter: given})
+
+
+class MuData(SimpleNamespace):
+    """The parts of mudata's class that tell it from AnnData's, where mudata is not installed."""
+
+
+class SpatialData(SimpleNamespace):
+    """The same of spatialdata's."""
+
+
+def multimodal(rna, names=("rna", "prot"), kinds=None):
+    modalities = {name: rna.copy() for name in names}
+    for name, kind in zip(names, kinds or (), strict=False):
+        modalities[name].var["feature_types"] = kind
+    # a MuData object has all parts of AnnData; those that it has no use for are None
+    parts = dict.fromkeys(("layers", "raw", "X"))
+    return MuData(mod=modalities, obs_names=rna.obs_names, var_names=rna.var_names, uns={}, is_view=False, **parts)
+
+
+@pytest.mark.fault("MuData and SpatialData")
+@pytest.mark.parametrize(("function", "parameter"), calls())
+def test_a_container_of_anndata(drawn, function, parameter):
+    with pytest.raises(TypeError, match=r"got a MuData of 2 AnnData objects\. Pass the one of RNA: mdata\['rna'\]"):
+        called(function, parameter, multimodal(drawn), drawn)
+    spatial = SpatialData(tables={"cells": drawn}, images={}, shapes={})
+    with pytest.raises(
+        TypeError, match=r"got a SpatialData of 1 AnnData objects\. Pass the one of RNA: sdata\.tables\['cells'\]"
+    ):
+        called(function, parameter, spatial, drawn)
+
+
+@pytest.mark.fault("MuData and SpatialData")
+@pytest.mark.parametrize(
+    ("names", "kinds", "said"),
+    [
+        (("GEX", "ADT"), (), r": mdata\['GEX'\]\.$"),
+        (("a", "b"), ("Gene Expression", "Antibody Capture"), r": mdata\['a'\]\.$"),
+        (("rna", "b"), ("Peaks", "Gene Expression"), r": mdata\['b'\]\.$"),
+        (("a", "b"), (), r": mdata\['a'\] or mdata\['b'\]\.$"),
+        (
+            ("spliced", "rna:2"),
+            ("Gene Expression", "Gene Expression"),
+            r": mdata\['spliced'\] or mdata\['rna:2'\]\.$",
+        ),
+        (("only",), (), r": mdata\['only'\]\.$"),
+        ((), (), "holds none"),
+    ],
+)
+def test_the_modality_is_named(drawn, names, kinds, said):
+    with pytest.raises(TypeError, match=said):
+        sd.tl.embed(multimodal(drawn, names, kinds))
+
+
+@pytest.mark.fault("MuData and SpatialData")
+def test_mudata_itself(drawn, model):
+    mudata = pytest.importorskip("mudata")
+    proteins = drawn[:, :5].copy()
+    proteins.var_names = [f"protein {i}" for i in range(5)]
+    both = mudata.MuData({"rna": drawn.copy(), "prot": proteins})
+    for one in (both, both[:20]):
+        with pytest.raises(TypeError, match=r"got a MuData of 2 AnnData objects\. Pass the one of RNA: mdata\['rna'\]"):
+            sd.tl.embed(one, model)
+    sd.tl.embed(both["rna"], model)
+
+
+@pytest.mark.fault("MuData and SpatialData")
+@pytest.mark.parametrize(
+    ("name", "within", "said"),
+    [
+        ("cells.h5mu", "mod", r"by mudata and holds 2 modalities \(prot, rna\)\. .*\['rna'\]\.write_h5ad"),
+        (
+            "cells.zarr",
+            "mod",
+            r"by mudata .* the path of the one of RNA, such as '.*cells\.zarr/mod/rna'",
+        ),
+        (
+            "cells.zarr",
+            "tables",
+            r"by spatialdata .* 2 tables .* of RNA, such as '.*cells\.zarr/tables/rna'",
+        ),
+    ],
+)
+def test_a_file_of_a_container(tmp_path, model, drawn, name, within, said):
+    """As they are written: an AnnData group each, and no X beside."""
+    import h5py
+    import zarr
+
+    file, proteins = tmp_path / name, drawn[:, :5].copy()
+    root = h5py.File(file, "w") if name.endswith(".h5mu") else zarr.open_group(str(file), mode="w")
+    for part in ("obs", "var"):
+        ad.io.write_elem(root, part, getattr(drawn, part)[[]])
+    ad.io.write_elem(root, f"{within}/rna", drawn)
+    ad.io.write_elem(root, f"{within}/prot", proteins)
+    if name.endswith(".h5mu"):
+        root.close()
+    with pytest.raises(ValueError, match=said):
+        sd.tl.embed_file(file, tmp_path / "out.h5ad", model=model)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    if not name.endswith(".h5mu"):  # the call in the message works
+        sd.tl.embed_file(file / within / "rna", tmp_path / "out.h5ad", model=model)
+
+
+OTHERS = {
+    "None": (lambda a: None, r"None\. Calls that write into adata return None"),
+    "a path": (lambda a: "cells.h5ad", "str. Of a file: adata = anndata.read_h5ad"),
+    "a list": (lambda a: [a, a], "a list of 2. Pass one at a time, or join them: .*anndata.concat"),
+    "a dictionary": (lambda a: {"one": a}, "a dict of 1. Pass one at a time, or join them"),
+    "raw": (lambda a: a.raw, "Raw, which is adata.raw. .*use_raw=True"),
+    "an array": (lambda a: a.X.toarray(), "ndarray, which has no names of genes"),
+    "a sparse matrix": (lambda a: a.X, "csr_matrix, which has no names of genes"),
+    "a table": (lambda a: a.to_df(), r"DataFrame\. Of a table of counts"),
+    "annotation": (lambda a: a.obs, r"DataFrame\..*adata\.obs or adata\.var, holds no counts: pass adata"),
+    "a column": (lambda a: a.obs["batch"], "Series"),
+    "a number": (lambda a: 3, r"int\. Read one with anndata\.read_h5ad"),
+}
+
+
+@pytest.mark.fault("something else for AnnData")
+@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize(("function", "parameter"), calls())
+def test_what_is_no_anndata(drawn, function, parameter, other):
+    make, said = OTHERS[other]
+    given = make(drawn)
+    default = inspect.signature(function).parameters[parameter].default
+    if (given is None and default is None) or other in allowed(function, parameter):
+        pytest.skip("the call takes it")
+    with pytest.raises(TypeError, match=f"expected an AnnData object, got {said}"):
+        called(function, parameter, given, drawn)
+
+
+def allowed(function, parameter):
+    """What calls take beside AnnData by their own annotation."""
+    annotation = str(inspect.signature(function).parameters[parameter].annotation)
+    return [
+        *(["a list"] if "Sequence[AnnData" in annotation else []),
+        *(["a path"] if "str" in annotation else []),
+        *(["a table", "annotation", "a column"] if "DataFrame" in annotation else []),
+    ]
+
+
+@pytest.mark.fault("something else for AnnData")
+def test_annotation_that_is_read_lazily(drawn, model, tmp_path):
+    """`anndata.experimental.read_lazy` gives AnnData with annotation that is no pandas DataFrame."""
+    pytest.importorskip("xarray")
+    drawn.copy().write_h5ad(tmp_path / "cells.h5ad")
+    lazy = ad.experimental.read_lazy(tmp_path / "cells.h5ad")
+    with pytest.raises(TypeError, match="Dataset2D"):
+        sd.tl.embed(lazy.obs, model)
+    sd.tl.embed(lazy, model)
+    assert np.array_equal(lazy.obsm["X_scdiva"], sd.tl.embed(drawn, model, copy=True).obsm["X_scdiva"])

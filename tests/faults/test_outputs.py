@@ -1,0 +1,268 @@
+"""Files that can't be written or are none, and folders of another kind: named before any work, nothing left behind."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import shutil
+import time
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pytest
+
+import scdiva as sd
+from scdiva.data.packed import pack_files
+from scdiva.models import load_annotator, load_model, load_perturbation_model, save_model
+
+PLOTS = [name for name in sd.pl.__all__ if "save" in inspect.signature(getattr(sd.pl, name)).parameters]
+
+
+@pytest.fixture(scope="module")
+def file(drawn, tmp_path_factory):
+    path = tmp_path_factory.mktemp("cells") / "cells.h5ad"
+    drawn.copy().write_h5ad(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def folders(model, drawn, tmp_path_factory):
+    """A saved model, an annotator and a fitted perturbation model."""
+    at = tmp_path_factory.mktemp("folders")
+    quick = {"model": model, "rng": 0, "device": "cpu"}
+    annotator = sd.tl.annotate(drawn[:20].copy(), "cell_type", reference=drawn[20:].copy(), method="centroid", **quick)
+    return {
+        "a model": save_model(model, model.vocabulary, at / "a"),
+        "an annotator": annotator.save(at / "b"),
+        "a fitted perturbation model": sd.tl.fit_perturbation(drawn.copy(), "perturbation", max_epochs=1, **quick).save(
+            at / "c"
+        ),
+    }
+
+
+def plot(name):
+    """Call a plot with a file to be written, and with cells or words for whatever else it asks."""
+    function = getattr(sd.pl, name)
+
+    def call(out, adata, *_):
+        asked = {
+            one.name: adata if "AnnData" in str(one.annotation) else {"a": ["x"], "b": ["x"]}
+            for one in inspect.signature(function).parameters.values()
+            if one.default is inspect.Parameter.empty and one.kind is not inspect.Parameter.VAR_POSITIONAL
+        }
+        function(**asked, save=out.with_suffix(".png"))
+
+    return call
+
+
+WRITES = {
+    "tl.embed_file": lambda out, _, model, file: sd.tl.embed_file(file, out.with_suffix(".h5ad"), model=model),
+    "tl.embed_file, zarr": lambda out, _, model, file: sd.tl.embed_file(file, out.with_suffix(".zarr"), model=model),
+    "pp.entropy_serialize": lambda out, a, model, _: sd.pp.entropy_serialize(
+        a, vocabulary=model.vocabulary, out=out.with_suffix(".h5ad")
+    ),
+    "data.pack_files": lambda out, _, model, file: pack_files([file], model.vocabulary, out.with_suffix(".h5")),
+    "models.save_model": lambda out, _, model, __: save_model(model, model.vocabulary, out),
+    **{f"pl.{name}": plot(name) for name in PLOTS},
+}
+
+
+@pytest.mark.fault("outputs that can't be written")
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("where", ["below a file", "below a broken link", "in a folder of the system"])
+def test_a_folder_that_can_not_be_written_into(name, where, drawn, model, file, tmp_path, hashed):
+    (tmp_path / "a file").write_text("years of work")
+    (tmp_path / "a link").symlink_to(tmp_path / "gone")
+    out = {
+        "below a file": tmp_path / "a file" / "deep" / "out",
+        "below a broken link": tmp_path / "a link" / "out",
+        "in a folder of the system": Path("/proc/out"),
+    }[where]
+    if not Path("/proc/self").exists() and where == "in a folder of the system":
+        pytest.skip("there is none here")
+    before, begun = hashed(drawn), time.monotonic()
+    with pytest.raises(OSError, match=r"is no folder|can't be written into") as caught:
+        WRITES[name](out, drawn, model, file)
+    assert str(out.parent).startswith(str(caught.value).split("'")[1])  # it names the folder that is in the way
+    assert time.monotonic() - begun < 10
+    assert hashed(drawn) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a file", "a link"]
+    assert (tmp_path / "a file").read_text() == "years of work"
+
+
+@pytest.mark.fault("outputs that can't be written")
+@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is forbidden to root")
+@pytest.mark.parametrize("name", WRITES)
+def test_a_read_only_folder(name, drawn, model, file, tmp_path):
+    (tmp_path / "read only").mkdir(mode=0o500)
+    with pytest.raises(PermissionError, match=r"read only.*can't be written into"):
+        WRITES[name](tmp_path / "read only" / "out", drawn, model, file)
+
+
+@pytest.mark.fault("outputs that can't be written")
+@pytest.mark.parametrize("name", WRITES)
+def test_a_folder_where_a_file_should_be(name, drawn, model, file, tmp_path):
+    for suffix in ("", ".h5ad", ".zarr", ".h5", ".png"):
+        (tmp_path / f"out{suffix}").mkdir()
+        (tmp_path / f"out{suffix}" / "thesis.txt").write_text("years of work")
+    with pytest.raises((FileExistsError, IsADirectoryError), match=r"is a folder|it is no model folder|exists\. Pass"):
+        WRITES[name](tmp_path / "out", drawn, model, file)
+    assert len(list(tmp_path.glob("*/thesis.txt"))) == len(list(tmp_path.iterdir())) == 5
+
+
+@pytest.mark.fault("outputs that can't be written")
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_the_input_is_no_output(drawn, model, file, tmp_path, overwrite):
+    own = shutil.copy(file, tmp_path / "cells.h5ad")
+    before = own.read_bytes()
+    with pytest.raises(FileExistsError, match="is the file that is read"):
+        sd.tl.embed_file(own, own, model=model, overwrite=overwrite)
+    with pytest.raises(FileExistsError, match="is the file that is read"):
+        pack_files([own], model.vocabulary, own)
+    backed = ad.read_h5ad(own, backed="r")
+    with pytest.raises(FileExistsError, match="is the file that is read"):
+        sd.pp.entropy_serialize(backed, vocabulary=model.vocabulary, out=own, overwrite=overwrite)
+    backed.file.close()
+    assert own.read_bytes() == before
+
+
+# --- inputs that are no file of cells ---------------------------------------------------------------------------------
+@pytest.mark.fault("several files for one")
+@pytest.mark.parametrize("make", [list, tuple, set])
+def test_several_files(file, model, tmp_path, make):
+    with pytest.raises(
+        TypeError, match=f"path must be the path of one file, got {make.__name__}: call embed_file once"
+    ):
+        sd.tl.embed_file(make([file, file.with_name("b.h5ad")]), tmp_path / "out.h5ad", model=model)
+    with pytest.raises(TypeError, match=f"out must be the path of one file, got {make.__name__}"):
+        sd.tl.embed_file(file, make([tmp_path / "out.h5ad"]), model=model)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.fault("several files for one")
+@pytest.mark.parametrize("given", ["cells", "None", "an open file"])
+def test_what_is_no_path(file, drawn, model, tmp_path, given):
+    with file.open("rb") as opened:
+        what = {"cells": drawn, "None": None, "an open file": opened}[given]
+        with pytest.raises(TypeError, match=r"path must be the path of one file, got .*tl\.embed\(adata\) takes cells"):
+            sd.tl.embed_file(what, tmp_path / "out.h5ad", model=model)
+
+
+@pytest.mark.fault("folders that are no store")
+@pytest.mark.parametrize("holds", ["nothing", "files", "cells", "Cell Ranger's files", "much", "an empty .zarr"])
+def test_a_folder_that_is_no_store(file, model, tmp_path, holds):
+    folder = tmp_path / ("in.zarr" if holds == "an empty .zarr" else "in")
+    folder.mkdir()
+    said = r"is a folder, but no \.zarr that AnnData wrote\."
+    if holds == "files":
+        (folder / "notes.txt").write_text("notes")
+    elif holds == "cells":
+        shutil.copy(file, folder / "donor1.h5ad")
+        said += r" It holds donor1\.h5ad: name one of them"
+    elif holds == "Cell Ranger's files":
+        (folder / "matrix.mtx.gz").write_bytes(b"")
+        said += r".*read_10x_mtx"
+    elif holds == "much":  # which is not walked through
+        for i in range(200):
+            (folder / str(i) / "deep").mkdir(parents=True)
+            (folder / str(i) / "deep" / "file").write_bytes(bytes(1000))
+    begun = time.monotonic()
+    with pytest.raises(ValueError, match=said):
+        sd.tl.embed_file(folder, tmp_path / "out.h5ad", model=model)
+    assert time.monotonic() - begun < 2
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+@pytest.mark.fault("folders that are no store")
+@pytest.mark.parametrize("fault", ["no such layer", "no raw", "no X"])
+def test_what_a_file_lacks_is_said_before_it_is_hashed(file, model, tmp_path, monkeypatch, fault):
+    from scdiva.tl import _embed_file
+
+    def too_late(_path):
+        raise AssertionError("it was hashed first")
+
+    monkeypatch.setattr(_embed_file, "stamp", too_late)
+    own, reading = file, {"layer": "nothing"}
+    if fault != "no such layer":
+        own, reading = tmp_path / "own.h5ad", {"use_raw": True} if fault == "no raw" else {}
+        cells = ad.read_h5ad(file)
+        del cells.raw
+        cells.X = None if fault == "no X" else cells.X
+        cells.write_h5ad(own)
+    with pytest.raises((KeyError, ValueError), match=rf"{own.name}.*(no layer 'nothing'|has no raw|has no X)"):
+        sd.tl.embed_file(own, tmp_path / "out.h5ad", model=model, **reading)
+
+
+# --- models of another kind -------------------------------------------------------------------------------------------
+TAKE_MODELS = {
+    "tl.embed": ("a model", lambda a, m: sd.tl.embed(a, m)),
+    "tl.grn": ("a model", lambda a, m: sd.tl.grn(a, model=m, rng=0)),
+    "tl.integrate": ("a model", lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=1, rng=0)),
+    "models.load_model": ("a model", lambda _, m: load_model(m, device="cpu")),
+    "models.load_annotator": ("an annotator", lambda _, m: load_annotator(m, device="cpu")),
+    "models.load_perturbation_model": (
+        "a fitted perturbation model",
+        lambda _, m: load_perturbation_model(m, device="cpu"),
+    ),
+}
+TAKEN_BY = {
+    "a model": r"scdiva\.tl\.embed\(adata, model=folder\) takes it",
+    "an annotator": r"scdiva\.tl\.annotate\(adata, model=folder\) takes it",
+    "a fitted perturbation model": r"scdiva\.tl\.predict_perturbation\(adata, model=folder\) takes it",
+}
+
+
+@pytest.mark.fault("folders of another kind as models")
+@pytest.mark.parametrize("name", TAKE_MODELS)
+@pytest.mark.parametrize("given", TAKEN_BY)
+def test_a_folder_of_another_kind(folders, drawn, refused, name, given):
+    wanted, call = TAKE_MODELS[name]
+    if wanted == given:
+        pytest.skip("it is of this kind")
+    message = refused(lambda a: call(a, folders[given]), drawn, ValueError, f"it holds {given}", TAKEN_BY[given])
+    if wanted == "a model":  # the one within is named, and can be used
+        assert f"The model in it is {str(folders[given] / 'model')!r}" in message
+        load_model(folders[given] / "model", device="cpu")
+
+
+@pytest.mark.fault("folders of another kind as models")
+def test_a_run_and_a_file_as_a_model(folders, drawn, file, tmp_path, refused):
+    shutil.copytree(folders["a model"], tmp_path / "run" / "model")
+    said = "it holds a run of scdiva pretrain", "The model in it is '.*run/model'"
+    refused(lambda a: sd.tl.embed(a, tmp_path / "run"), drawn, ValueError, *said)
+    refused(lambda a: sd.tl.embed(a, file), drawn, NotADirectoryError, "it is a file, and a model is a folder")
+
+
+# --- labels that part nothing -----------------------------------------------------------------------------------------
+SCORES = {
+    "silhouette_label": lambda z, labels, _: sd.metrics.silhouette_label(z, labels),
+    "isolated_labels": sd.metrics.isolated_labels,
+    "avg_bio": lambda z, labels, _: sd.metrics.avg_bio(z, labels),
+    "leiden_agreement": lambda z, labels, _: sd.metrics.leiden_agreement(z, labels),
+}
+
+
+@pytest.mark.fault("labels that part nothing")
+@pytest.mark.parametrize("name", SCORES)
+@pytest.mark.parametrize("labels", ["one", "none", "one each"])
+def test_scores_of_labels_that_part_nothing(name, labels):
+    if name in ("avg_bio", "leiden_agreement"):
+        pytest.importorskip("igraph")
+    z = np.random.default_rng(0).normal(size=(60, 4))
+    given = {"one": ["T"] * 60, "none": [None] * 60, "one each": [f"cell{i}" for i in range(60)]}[labels]
+    said = "(needs (cells of )?at least two labels|needs labels that cells share|labelled|label)"
+    with pytest.raises(ValueError, match=said) as caught:
+        SCORES[name](z, np.array(given, dtype=object), np.tile(["one", "two"], 30))
+    assert "n_samples" not in str(caught.value)
+
+
+@pytest.mark.fault("labels that part nothing")
+@pytest.mark.parametrize("definition", ["paper", "scgpt"])
+def test_a_batch_for_each_cell(definition):
+    z = np.random.default_rng(0).normal(size=(60, 4))
+    batch, labels = np.arange(60).astype(str), np.repeat(["T", "B"], 30)
+    with pytest.raises(ValueError, match="Each of the 60 cells is a batch of its own"):
+        sd.metrics.avg_batch(z, batch, labels, definition=definition)
+    with pytest.raises(ValueError, match="No label has cells of two batches"):
+        sd.metrics.silhouette_batch(z, labels, labels)

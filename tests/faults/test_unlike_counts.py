@@ -1,0 +1,306 @@
+"""Values that look like counts, or like logarithms, by their type alone: told by how they are distributed."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+import scdiva as sd
+from scdiva.data.cell_checks import COSINE_LEFT, ENOUGH_ENTROPY
+
+DATA = Path(__file__).parents[3] / "shared" / "data"
+FEW = Path(__file__).parents[2] / "benchmarks" / "results" / "few_genes.json"
+
+
+@pytest.fixture(scope="module")
+def counted():
+    """Counts of 400 genes in 150 cells: rates that differ by gene, cell and type, drawn as molecules are."""
+    adata = sd.datasets.toy(150, 400, rng=2)
+    rng = np.random.default_rng(0)
+    rate = rng.lognormal(-0.5, 1.6, 400) * rng.lognormal(0, 0.4, (150, 1)) * rng.gamma(4, 0.25, (150, 400))
+    adata.X = sp.csr_matrix(rng.poisson(rate).astype(np.float32))
+    return adata
+
+
+@pytest.fixture
+def cells(counted):
+    return counted.copy()
+
+
+def per_cell(x, change):
+    """Change the values above zero of each cell."""
+    x = sp.csr_matrix(x, dtype=np.float64)
+    for start, stop in zip(x.indptr[:-1], x.indptr[1:], strict=True):
+        x.data[start:stop] = change(x.data[start:stop])
+    x.eliminate_zeros()
+    return x
+
+
+def ranked(values, how):
+    from scipy.stats import rankdata
+
+    return rankdata(values, how)
+
+
+def logs(values, total=1e4):
+    return np.log1p(values / values.sum() * total)
+
+
+def without_warnings(adata):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="the data have .* of the .* genes")
+        sd.tl.embed(adata)
+
+
+READ = {
+    "tl.embed": sd.tl.embed,
+    "pp.gene_entropy": sd.pp.gene_entropy,
+    "tl.grn": lambda a: sd.tl.grn(a, rng=0),
+    "tl.impute": lambda a: sd.tl.impute(a, rng=0),
+}
+
+
+@pytest.mark.fault("ranks as counts")
+@pytest.mark.parametrize("how", ["ordinal", "min", "max", "average", "dense"])
+@pytest.mark.parametrize("order", ["rising", "falling"])
+def test_ranks_within_cells(cells, refused, how, order):
+    sign = 1 if order == "rising" else -1
+    cells.X = per_cell(cells.X, lambda values: ranked(sign * values, how))
+    largest = cells.X.max()
+    if how == "dense" and largest < 40:
+        cells.X = per_cell(cells.X, lambda values: ranked(values + np.arange(len(values)) / 1e3, how))
+    refused(sd.tl.embed, cells, ValueError, "holds ranks of genes within each cell", "layer=", "input='counts'")
+
+
+@pytest.mark.fault("ranks as counts")
+@pytest.mark.parametrize("name", READ)
+def test_ranks_are_refused_by_every_call(cells, refused, name):
+    cells.X = per_cell(cells.X, lambda values: ranked(values, "average"))
+    refused(READ[name], cells, ValueError, "holds ranks of genes within each cell")
+
+
+@pytest.mark.fault("ranks as counts")
+@pytest.mark.parametrize("what", ["of all genes", "as shares", "scdiva's own"])
+def test_other_ranks(cells, refused, what):
+    layer = None
+    if what == "scdiva's own":
+        sd.pp.entropy_serialize(cells)
+        layer = "scdiva_rank"
+    elif what == "as shares":
+        cells.X = per_cell(cells.X, lambda values: ranked(values, "average") / len(values))
+    else:
+        cells.X = np.stack([ranked(cell, "average") for cell in cells.X.toarray()])
+    refused(lambda a: sd.tl.embed(a, layer=layer), cells, ValueError, "holds ranks of genes within each cell")
+
+
+ROUNDED = {
+    "log1p": lambda values: np.rint(logs(values)),
+    "log2": lambda values: np.rint(logs(values) / np.log(2)),
+    "of a million": lambda values: np.rint(logs(values, 1e6)),
+    "not normalised": lambda values: np.rint(np.log1p(values)),
+    "rounded up": lambda values: np.ceil(logs(values)),
+    "cut off": lambda values: np.floor(logs(values, 1e5)),
+}
+
+
+@pytest.mark.fault("rounded logarithms")
+@pytest.mark.parametrize("how", ROUNDED)
+@pytest.mark.parametrize("dtype", [np.float32, np.int64])
+def test_rounded_logarithms(cells, refused, how, dtype):
+    cells.X = per_cell(cells.X, ROUNDED[how]).astype(dtype)
+    message = refused(sd.tl.embed, cells, ValueError, "holds integers of at most", "but no counts: ", "use_raw=True")
+    assert "variance below half of their mean" in message or "values 2 beside" in message
+
+
+@pytest.mark.fault("rounded logarithms")
+def test_who_says_that_they_are_counts_is_believed(cells):
+    cells.X = per_cell(cells.X, ROUNDED["log1p"])
+    sd.tl.embed(cells, input="counts")
+    assert np.isfinite(cells.obsm["X_scdiva"]).all()
+
+
+@pytest.mark.fault("clipped or binned counts")
+@pytest.mark.parametrize("largest", [2, 3, 5])
+def test_clipped_counts(cells, refused, largest):
+    cells.X.data = np.minimum(cells.X.data, largest)
+    refused(sd.tl.embed, cells, ValueError, f"integers of at most {largest}, but no counts", "clipped")
+
+
+@pytest.mark.fault("clipped or binned counts")
+@pytest.mark.parametrize("n_bins", [30, 51, 100])
+def test_bins_of_equal_numbers_are_warned_of(counted, n_bins):
+    """As scGPT's input has them; of several hundred genes in a cell."""
+    rng = np.random.default_rng(1)
+    cells = sd.datasets.toy(60, 700)
+    cells.X = sp.csr_matrix(rng.poisson(rng.lognormal(1, 1.5, 700), (60, 700)).astype(np.float32))
+    cells.X = per_cell(cells.X, lambda v: np.digitize(v, np.quantile(v, np.linspace(0, 1, n_bins))) + 1.0)
+    with pytest.warns(UserWarning, match="within most cells values differ less than counts do"):
+        sd.tl.embed(cells)
+
+
+SCALED = {
+    "PFlog": lambda values: 300 * np.log1p(values) / np.log1p(values).sum(),
+    "PFlog1pPF": lambda values: 300 * logs(values, 2e3) / logs(values, 2e3).sum(),
+    "unit length": lambda values: logs(values) / np.linalg.norm(logs(values)),
+    "unit maximum": lambda values: logs(values) / logs(values).max(),
+}
+
+
+@pytest.mark.fault("logarithms scaled per cell")
+@pytest.mark.parametrize("how", SCALED)
+@pytest.mark.parametrize("input", ["auto", "lognorm"])
+def test_logarithms_that_were_scaled_per_cell(cells, refused, how, input):
+    cells.X = per_cell(cells.X, SCALED[how]).astype(np.float32)
+    said = "holds logarithms that were scaled in each cell by a factor of its own", "use_raw=True"
+    refused(lambda a: sd.tl.embed(a, input=input), cells, ValueError, *said)
+
+
+@pytest.mark.fault("logarithms scaled per cell")
+@pytest.mark.parametrize("factor", ["size factors", "geometric mean"])
+def test_logarithms_of_scaled_counts_are_read_as_ever(cells, counted, factor):
+    """PF before the logarithm, scran's factors, CLR over a cell: what divides counts is undone by their total."""
+    by = {"size factors": lambda v: v.sum() / 300, "geometric mean": lambda v: np.exp(np.log1p(v).sum() / 400)}[factor]
+    cells.X = per_cell(cells.X, lambda values: np.log1p(values / by(values))).astype(np.float32)
+    without_warnings(cells)
+    expected = sd.tl.embed(counted, copy=True).obsm["X_scdiva"]
+    np.testing.assert_allclose(cells.obsm["X_scdiva"], expected, atol=1e-4)
+
+
+# --- counts stay counts ----------------------------------------------------------------------------------------------
+@pytest.mark.fault("rounded logarithms")
+@pytest.mark.parametrize("depth", [1.0, 0.3, 0.05])
+@pytest.mark.parametrize("n_cells", [3, 40, 150])
+def test_counts_at_any_depth_are_counts(cells, depth, n_cells):
+    cells = cells[:n_cells].copy()
+    kept = np.random.default_rng(0).binomial(cells.X.data.astype(int), depth)
+    cells.X.data = kept.astype(np.float32)
+    cells.X.eliminate_zeros()
+    cells = cells[cells.X.getnnz(1) > 0].copy()
+    if not (cells.X.data == 1).all():
+        without_warnings(cells)
+
+
+@pytest.mark.fault("rounded logarithms")
+@pytest.mark.parametrize("rate", [0.2, 3.0, 8.0])
+def test_poisson_counts_of_one_rate_are_counts(cells, rate):
+    cells.X = np.random.default_rng(0).poisson(rate, cells.shape).astype(np.float32)
+    cells = cells[:, :150].copy()
+    without_warnings(cells)
+
+
+@pytest.mark.skipif(not DATA.is_dir(), reason="the shared data are not beside the repository")
+def test_counts_of_real_studies_are_counts():
+    """All of them, whole, of the first cells, of genes with most and with few counts, and thinned to a twentieth."""
+    import anndata as ad
+
+    from scdiva._validate import scan
+    from scdiva.data.blocks import row_blocks
+
+    tried = 0
+    for file in sorted(DATA.glob("*/*.h5ad")):
+        x = sp.csr_matrix(ad.read_h5ad(file).X)[:600]
+        if (np.abs(x.data - np.rint(x.data)) > 1e-3).any():
+            continue
+        x.data = np.rint(x.data)
+        busy = np.argsort(-np.asarray(x.sum(axis=0)).ravel(), kind="stable")
+        thin = x.copy()
+        thin.data = np.random.default_rng(0).binomial(x.data.astype(int), 0.05).astype(np.float32)
+        for part in (x, x[:10], x[:60], x[:, busy[:100]], x[:, busy[:1000]], x[:, busy[1000:1400]], thin):
+            if not part.shape[1]:
+                continue
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message=".*within most cells values differ less")
+                assert scan(row_blocks(part), part.shape[1]).kind == "counts", file.name
+            tried += 1
+    assert tried > 200
+
+
+# --- few genes -------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def panel():
+    """Cells with 500 of the genes that the bundled model knows, and with all of them in raw."""
+    vocabulary = sd.models.load_model().vocabulary
+    rng = np.random.default_rng(0)
+    rows = np.sort(rng.permutation(vocabulary.n_genes)[:15_000])
+    x = sp.random(30, 15_000, density=0.1, format="csr", random_state=0, data_rvs=lambda n: rng.poisson(1, n) + 1.0)
+    import anndata as ad
+
+    whole = ad.AnnData(x.astype(np.float32))
+    whole.var_names, whole.obs_names = vocabulary.symbols[rows], [f"cell{i}" for i in range(30)]
+    whole.obs["batch"] = ["one", "two"] * 15
+    few = whole[:, :500].copy()
+    few.raw = whole
+    return few
+
+
+CALLS = {
+    "tl.embed": lambda a: sd.tl.embed(a, empty="nan"),
+    "tl.gene_embedding": lambda a: sd.tl.gene_embedding(a[:3].copy(), empty="nan"),
+    "tl.integrate": lambda a: sd.tl.integrate(a, "batch", steps=1, rng=0, device="cpu"),
+    "tl.impute": lambda a: sd.tl.impute(a, rng=0),
+    "tl.generate": lambda a: sd.tl.generate(a, 2, rng=0),
+}
+
+
+@pytest.mark.fault("few genes")
+@pytest.mark.parametrize("name", CALLS)
+def test_few_genes_are_warned_of(panel, name):
+    said = r"the data have 500 of the 19,623 genes that the model knows, \d% of them by entropy: .* about 0\.\d"
+    with pytest.warns(UserWarning, match=said) as found:
+        CALLS[name](panel.copy())
+    ours = [one for one in found if "genes that the model knows" in str(one.message)]
+    assert {Path(one.filename).name for one in ours} == {Path(__file__).name}  # the line that called: shown there once
+    assert len({str(one.message) for one in ours}) == 1
+
+
+@pytest.mark.fault("few genes")
+def test_the_remedy_is_named_where_there_is_one(panel):
+    with pytest.warns(UserWarning, match=r"Pass use_raw=True: adata\.raw has 15,000 of them"):
+        sd.tl.embed(panel.copy(), empty="nan")
+    alone = panel.copy()
+    del alone.raw
+    with pytest.warns(UserWarning, match=r"as it was before genes were selected, as by sc\.pp\.highly_variable_genes"):
+        sd.tl.embed(alone, empty="nan")
+
+
+@pytest.mark.fault("few genes")
+@pytest.mark.parametrize("how", ["use_raw", "file"])
+def test_enough_genes_are_not(panel, tmp_path, how):
+    whole = panel.raw.to_adata()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="Observation names are not unique")
+        if how == "use_raw":
+            sd.tl.embed(panel.copy(), use_raw=True)
+        else:
+            whole.write_h5ad(tmp_path / "cells.h5ad")
+            sd.tl.embed_file(tmp_path / "cells.h5ad", tmp_path / "out.h5ad")
+
+
+@pytest.mark.fault("few genes")
+def test_what_does_not_embed_does_not_warn(panel):
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the data have .* of the .* genes")
+        sd.tl.grn(panel[:, :50].copy(), "correlation", rng=0, empty="nan")
+        sd.pp.match_genes(panel.copy())
+
+
+def test_what_is_said_of_few_genes_is_what_was_measured():
+    """Every cosine in the warning is within 0.05 of the mean of the cuts of that share; 0.95 is reached as it says."""
+    rows = [row for row in json.loads(FEW.read_text())["rows"] if "above" in row]
+    assert len(rows) > 8
+    for row in rows:
+        said = np.interp(row["share_entropy"], list(COSINE_LEFT), list(COSINE_LEFT.values()))
+        if row["up_to"] <= ENOUGH_ENTROPY:
+            assert abs(said - row["cosine"]) < 0.05, row
+            assert row["cosine"] < 0.95
+        elif row["above"] >= ENOUGH_ENTROPY:
+            assert row["cosine"] >= 0.95
+    signs = {row["sign"]: row for row in json.loads(FEW.read_text())["rows"] if "sign" in row}
+    assert max(signs, key=lambda sign: signs[sign]["auc"]) == "share_entropy"

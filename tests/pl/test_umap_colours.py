@@ -188,8 +188,8 @@ def test_genes_are_read_where_it_is_asked(adata):
 def test_genes_that_are_asked_for_elsewhere_are_refused(adata):
     with pytest.raises(ValueError, match=r"adata\.raw is None"):
         umap(adata, "LYZ", basis="X_umap", use_raw=True)
+    adata.layers["counts"] = adata.X
     with pytest.raises(KeyError, match=r"no layer 'count' \(did you mean 'counts'\?\)"):
-        adata.layers["counts"] = adata.X
         umap(adata, "LYZ", basis="X_umap", layer="count")
     with pytest.raises(ValueError, match="exclude each other"):
         umap(adata, "LYZ", basis="X_umap", layer="counts", use_raw=True)

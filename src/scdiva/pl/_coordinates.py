@@ -62,9 +62,8 @@ def coordinates(adata: AnnData, basis: str, *, n_neighbors: int, min_dist: float
     """
     z = embedding_of(adata, basis)
     if is_map(adata, basis):
-        xy = z[:, :2].astype(np.float64)
-        _say_left_out(xy, stacklevel=4)
-        return xy
+        _say_left_out(z[:, :2], stacklevel=4)
+        return z[:, :2].astype(np.float64)
     z = np.ascontiguousarray(z, dtype=np.float32)
     key = f"{basis}_umap"
     record = {

@@ -130,7 +130,7 @@ def draw_numbers(
     missing = shown & ~known
     grey = None
     if missing.any():
-        grey = ax.scatter(*xy[missing].T, color=MISSING, **dots(size, int(shown.sum())))
+        grey = ax.scatter(xy[missing, 0], xy[missing, 1], color=MISSING, **dots(size, int(shown.sum())))
     if not known.any():
         if grey is not None:
             ax.legend([grey], ["NA"], loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8)
@@ -138,7 +138,7 @@ def draw_numbers(
     order = np.flatnonzero(known)[np.argsort(number[known], kind="stable")]
     low, high = limits
     coloured = ax.scatter(
-        *xy[order].T, c=number[order], cmap="viridis", vmin=low, vmax=high, **dots(size, int(shown.sum()))
+        xy[order, 0], xy[order, 1], c=number[order], cmap="viridis", vmin=low, vmax=high, **dots(size, int(shown.sum()))
     )
     bar = fig.colorbar(coloured, ax=ax, shrink=0.7)
     if grey is not None:

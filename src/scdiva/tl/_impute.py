@@ -161,19 +161,13 @@ def impute(
     source = open_cells(adata, loaded.vocabulary, empty="error", **reading)
     columns = columns_of(source.tokens, source.scan.counts_per_gene)
     names = (adata.raw.var_names if use_raw and adata.raw is not None else adata.var_names).to_numpy()
+    if genes is not None:
+        _check_known(genes, names, source.tokens, columns)
     with on_cpu(loaded), torch_threads_kept(1):
         cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True, **reading)
         measured = cells.measured.astype(np.int64)
-        target = adata.var_names.get_indexer(names[columns[measured]])
-        if genes is not None:
-            wanted = adata.var_names.get_indexer(list(genes))
-            known = np.isin(wanted, target)
-            unknown = [name for name, there in zip(genes, known, strict=True) if not there]
-            if unknown:
-                raise ValueError(
-                    f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}."
-                )
-            target = pd.Index(wanted).get_indexer(target)
+        # where each measured gene goes in the result; -1: nowhere
+        target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[measured]])
         draw = np.random.default_rng(seed)
         fold = draw.permutation(np.arange(len(measured)) % N_FOLDS)
         parts = []
@@ -238,6 +232,21 @@ def _check_named(adata: AnnData, genes: list[str]) -> None:
             f"{unfit[0]!r}: keep ids in a column, adata.var['id'] = adata.var_names, give the genes other names, "
             "adata.var_names = adata.var_names.str.replace('/', '_'), and pass gene_ids='id'."
         )
+
+
+def _check_known(genes: list[str], names: np.ndarray, tokens: np.ndarray, columns: np.ndarray) -> None:
+    """Raise ValueError for genes that the model does not know, or that another column stands for."""
+    known = set(names[columns[columns >= 0]])
+    if not (unknown := [name for name in genes if name not in known]):
+        return
+    first = unknown[0]
+    token = int(tokens[names == first].max(initial=-1))
+    if token >= 0:
+        raise ValueError(
+            f"{first!r} is one of several columns of one gene, of which {names[columns[token]]!r} has most counts: "
+            "name that one."
+        )
+    raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {first!r}.")
 
 
 def _told(

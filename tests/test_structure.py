@@ -17,6 +17,7 @@ FLOORS = {
         "_settings",
         "_version",
         "_about",
+        "_extras",
         "_progress",
         "_rng",
         "_scale",
@@ -41,7 +42,7 @@ SIDEWAYS = {
     # Whether a bar is shown is a setting.
     "_progress": {"_settings"},
     # Scores that rest on numba keep torch's threads, as plots do.
-    "metrics": {"_constants", "_version", "_threads"},
+    "metrics": {"_constants", "_version", "_threads", "_extras"},
     # Toy cells carry real gene names.
     "datasets": {"tokenizer"},
     # How a matrix is read is one matter, whoever asks.

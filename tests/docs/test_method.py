@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from scdiva.diffusion import stratified_times
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.train import PerturbationConfig, PretrainingConfig
 
@@ -46,6 +47,27 @@ def test_fields_of_training(field, ours, paper, said):
     assert getattr(PretrainingConfig(), field) == ours
     assert getattr(PretrainingConfig.paper(), field) == paper
     assert said in PAGE
+
+
+def test_the_length_of_training():
+    assert f"{PretrainingConfig.paper().steps:,} steps of 768 cells" in PAGE
+
+
+def test_departures_that_are_no_field_are_listed():
+    """Each, with what in the code it speaks of."""
+    start = PAGE.index("These\nare not")
+    listed = PAGE[start : PAGE.index("## 1.")]
+    fields = {*ScDiVaConfig().to_dict(), *PretrainingConfig().to_dict()}
+    said = ("stratified over the batch", "a learned vector, and not 0", "not the paper's Algorithm 2", "after Harmony")
+    assert all(words in listed for words in said)
+    assert not any(word in field for field in fields for word in ("stratif", "hidden_value", "assign", "teacher"))
+    assert {"hidden_value"} <= {name for name, _ in ScDiVa(tiny()).embedding.named_parameters()}
+    times = stratified_times(8, torch.Generator().manual_seed(0))
+    assert ((times.sort().values * 8).floor() == torch.arange(8)).all()
+
+
+def tiny() -> ScDiVaConfig:
+    return ScDiVaConfig(n_genes=9, dim=16, n_layers=1, n_heads=2, ffn_dim=16)
 
 
 @pytest.mark.parametrize(("tied", "said"), [(False, "93.43 M"), (True, "72.0 M")])

@@ -128,7 +128,90 @@ def test_every_hint_in_the_package_names_an_extra_that_there_is():
     said = {
         (path.name, extra)
         for path in (ROOT / "src").rglob("*.py")
-        for extra in re.findall(r"pip install ['\"]scdiva\[(\w+)\]", path.read_text(encoding="utf-8"))
+        for extra in re.findall(
+            r"(?:pip install ['\"]scdiva\[|from_extra\(\"[\w.]+\", \")(\w+)", path.read_text(encoding="utf-8")
+        )
     }
     assert len(said) > 5
     assert {extra for _, extra in said} <= set(extras())
+
+
+# --- missing extras, said before work ---------------------------------------------------------------------------------
+def no_work(monkeypatch, *names):
+    """Fail where one of these is called."""
+
+    def called(*_, **__):
+        raise AssertionError("work began before the missing package was named")
+
+    for name in names:
+        monkeypatch.setattr(name, called)
+
+
+LATE = {
+    "modules, on a network that is not there": (
+        "igraph", "grn", lambda a: sd.tl.grn_modules(a, key="none"), ("scdiva.tl._grn_modules.network_of",),
+    ),
+    "scores of a definition, Leiden": (
+        "igraph", "metrics", lambda a: sd.metrics.avg_bio(a.obsm["X_own"], a.obs["cell_type"]),
+        ("scdiva.metrics.integration.silhouette_label",),
+    ),
+    "scores of a definition, scIB": (
+        "scib_metrics", "metrics",
+        lambda a: sd.metrics.avg_bio(a.obsm["X_own"], a.obs["cell_type"], batch=a.obs["batch"], definition="scib"),
+        ("scdiva.metrics.integration.isolated_labels",),
+    ),
+    "mixing of a definition": (
+        "scib_metrics", "metrics",
+        lambda a: sd.metrics.avg_batch(
+            a.obsm["X_own"], a.obs["batch"], a.obs["cell_type"], before=a.obsm["X_own"], definition="scib"
+        ),
+        ("scdiva.metrics.batch._scored_batches",),
+    ),
+    "connectivity": (
+        "scib_metrics", "metrics", lambda a: sd.metrics.graph_connectivity(a.obsm["X_own"], a.obs["cell_type"]),
+        ("scdiva.metrics.mixing.labelled_neighbors",),
+    ),
+    "a push": (
+        "huggingface_hub", "hub", lambda _: sd.models.push("scdiva-mini", "hf://a/b"), ("scdiva.models.hub._to_send",),
+    ),
+    "pretraining": (
+        "triton", "gpu",
+        lambda _: __import__("scdiva.cli._pretrain", fromlist=["pretrain"]).pretrain(
+            ["no such file"], "nowhere", model={"attention_backend": "triton"}
+        ),
+        ("scdiva.data.datamodule.CellDataModule",),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.fault("extras found missing late")
+@pytest.mark.parametrize("name", LATE)
+def test_a_missing_extra_is_said_before_any_work(cells, refused, monkeypatch, name):
+    module, extra, call, work = LATE[name]
+    monkeypatch.setitem(__import__("sys").modules, module, None)
+    no_work(monkeypatch, *work)
+    refused(call, cells, ImportError, rf"pip install 'scdiva\[{extra}\]'")
+    assert any(wanted.startswith(module.replace("_", "-")) for wanted in extras()[extra])
+
+
+@pytest.mark.fault("extras found missing late")
+@pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.grn, sd.tl.impute, sd.tl.reconstruct])
+def test_a_model_of_the_hub_is_missed_before_a_matrix_is_read(cells, refused, monkeypatch, call):
+    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
+    no_work(monkeypatch, "scdiva.data.cells.open_matrix", "scdiva.data.expression.open_matrix")
+    refused(lambda a: call(a, model="hf://owner/name"), cells, ImportError, r"pip install 'scdiva\[hub\]'")
+
+
+@pytest.mark.fault("extras found missing late")
+def test_every_extra_is_imported_by_the_one_function_that_names_it():
+    """Its packages are named nowhere else but where they have been asked for just before, or for types."""
+    packages = {re.split(r"[>=\[; ]", wanted)[0].replace("-", "_") for extra in extras().values() for wanted in extra}
+    core = {"scdiva", "dask", "seaborn", "triton"}  # not imported, or through a door of its own
+    told = {
+        f"{path.name}: {line.strip()}"
+        for path in (ROOT / "src").rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.match(rf"\s*(?:import|from) (?:{'|'.join(sorted(packages - core))})\b", line)
+    }
+    allowed = ("hub.py", "mixing.py", "_gene_overlap.py", "launch.py")
+    assert {line for line in told if not line.startswith(allowed)} == set()

@@ -10,7 +10,7 @@ import pytest
 
 from scdiva import _progress
 from scdiva._settings import settings
-from scdiva.pl import _umap, umap
+from scdiva.pl import _coordinates, _umap, umap
 from scdiva.pl._labels import free_places, main_point
 
 
@@ -86,7 +86,9 @@ def test_groups_that_are_apart_stay_apart_on_the_map(drawn):
 
 def test_the_map_is_reused_until_embedding_or_parameters_change(drawn, monkeypatch):
     made = []
-    monkeypatch.setattr(_umap, "umap_of", lambda z, **k: made.append(k) or np.full((len(z), 2), 1.0, dtype=np.float32))
+    monkeypatch.setattr(
+        _coordinates, "umap_of", lambda z, **k: made.append(k) or np.full((len(z), 2), 1.0, dtype=np.float32)
+    )
     adata = drawn.copy()
     umap(adata, "kind", legend="none")
     assert made == []
@@ -115,7 +117,7 @@ def test_a_map_of_the_users_own_is_drawn_and_never_replaced():
 def test_the_map_survives_a_file(drawn, tmp_path, monkeypatch):
     drawn.write_h5ad(tmp_path / "cells.h5ad")
     adata = ad.read_h5ad(tmp_path / "cells.h5ad")
-    monkeypatch.delattr(_umap, "umap_of")
+    monkeypatch.delattr(_coordinates, "umap_of")
     umap(adata, "kind")
     assert np.array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
 
@@ -333,7 +335,7 @@ def test_a_gene_is_drawn_from_any_storage(drawn, store):
         "dask sparse": lambda: da.from_array(x, chunks=(20, 4)).map_blocks(sp.csr_matrix),
         "csr_array": lambda: sp.csr_array(x),
     }[store]()
-    np.testing.assert_array_equal(_umap._values(adata, "LYZ"), x[:, 2])
+    np.testing.assert_array_equal(_umap._values(adata, "LYZ", _umap._genes(adata, None, False)), x[:, 2])
     umap(adata, "LYZ")
 
 
@@ -342,16 +344,17 @@ def test_columns_with_missing_values_of_any_type_are_drawn(drawn):
     adata.obs["flag"] = pd.array([None, True] * 30, dtype="boolean")
     adata.obs["number"] = pd.array([None, 1] * 30, dtype="Int64")
     adata.obs["text"] = pd.array([None, "a"] * 30, dtype="string")
-    assert list(_umap._values(adata, "flag").cat.categories) == ["True"]
-    assert _umap._values(adata, "text").isna().sum() == 30
+    genes = _umap._genes(adata, None, False)
+    assert list(_umap._values(adata, "flag", genes).cat.categories) == ["True"]
+    assert _umap._values(adata, "text", genes).isna().sum() == 30
     for column in ("flag", "number", "text"):
         umap(adata, column)
 
 
 def test_a_gene_that_can_not_be_drawn_is_refused(drawn):
     adata = drawn.copy()
-    with pytest.raises(TypeError, match="one column or gene"):
-        umap(adata, ["LYZ", "CD3E"])
+    with pytest.raises(TypeError, match="color must be a column or a gene, or several, by name; got 3"):
+        umap(adata, ["LYZ", 3])
     adata.var_names = ["LYZ", "LYZ", "CD3E", "GNLY"]
     with pytest.raises(ValueError, match="2 columns are called 'LYZ'"):
         umap(adata, "LYZ")

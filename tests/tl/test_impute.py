@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import anndata as ad
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.sparse as sp
 import torch
@@ -18,7 +19,10 @@ KEY = "scdiva_imputed"
 def imputed(adata, model, genes=None, **arguments):
     """Expected values and their standard deviations."""
     done = sd.tl.impute(adata, genes, model, copy=True, **{"rng": 3} | arguments)
-    return done.layers[KEY], done.layers[KEY + "_sd"]
+    assert (KEY in done.layers, KEY in done.obsm) == (genes is None, genes is not None)
+    if genes is None:
+        return done.layers[KEY], done.layers[KEY + "_sd"]
+    return done.obsm[KEY], done.obsm[KEY + "_sd"]
 
 
 def test_what_is_documented_is_written_and_nothing_else(adata, headed, contents, weights, same):
@@ -71,10 +75,41 @@ def test_a_copy_shares_no_notes_with_the_original(adata, headed):
 def test_some_genes_have_the_values_that_they_have_among_all(adata, headed):
     whole = imputed(adata, headed)
     names = list(adata.var_names[[12, 3]])
-    for genes, columns in ((names, [3, 12]), (names[0], [12]), (np.array(names), [3, 12])):
+    for genes, columns in ((names, [12, 3]), (names[0], [12]), (np.array(names), [12, 3]), (names * 2, [12, 3])):
         for part, every in zip(imputed(adata, headed, genes), whole, strict=True):
-            np.testing.assert_allclose(part[:, columns], every[:, columns], rtol=1e-5, atol=1e-6)
-            assert np.isnan(np.delete(part, columns, axis=1)).all()
+            assert list(part.columns) == list(adata.var_names[columns])
+            assert (part.dtypes == np.float32).all()
+            assert part.index.equals(adata.obs_names)
+            np.testing.assert_allclose(part, every[:, columns], rtol=1e-5, atol=1e-6)
+
+
+def test_two_genes_cost_two_genes(adata, headed, contents):
+    data, was = adata.copy(), contents(adata)
+    sd.tl.impute(data, list(adata.var_names[[3, 12]]), headed)
+    assert contents(data).keys() - was.keys() == {f"obsm/{KEY}", f"obsm/{KEY}_sd"}
+    assert sum(data.obsm[key].to_numpy().nbytes for key in (KEY, KEY + "_sd")) == 2 * 90 * 2 * 4
+    assert data.uns["scdiva"][KEY]["n_genes"] == 2
+
+
+@pytest.mark.parametrize("first", [None, [3]])
+def test_an_earlier_result_of_that_name_is_replaced_whatever_its_form(adata, headed, first):
+    data = adata.copy()
+    for genes in (first, [12] if first is None else None):
+        sd.tl.impute(data, None if genes is None else list(adata.var_names[genes]), headed)
+    assert (KEY in data.layers, f"{KEY}_sd" in data.layers) == (first is not None,) * 2
+    assert (KEY in data.obsm, f"{KEY}_sd" in data.obsm) == (first is None,) * 2
+    assert data.uns["scdiva"][KEY]["n_genes"] == (1 if first is None else 55)
+
+
+@pytest.mark.parametrize("form", ["h5ad", "zarr"])
+def test_a_table_of_named_genes_outlasts_a_file(adata, headed, tmp_path, form):
+    genes = list(adata.var_names[[12, 3]])
+    done = sd.tl.impute(adata, genes, headed, copy=True)
+    getattr(done, f"write_{form}")(tmp_path / "cells")
+    again = getattr(ad, f"read_{form}")(tmp_path / "cells")
+    for key in (KEY, KEY + "_sd"):
+        np.testing.assert_array_equal(sd.get.imputed_df(again, key=key), done.obsm[key])
+        assert list(sd.get.imputed_df(again, key=key).columns) == genes
 
 
 def test_threads_and_the_seed_settle_every_bit(adata, headed):
@@ -104,7 +139,7 @@ def test_raw_values_are_read_for_the_genes_that_adata_has(adata, headed):
     np.testing.assert_allclose(mean, whole[:, :20], rtol=1e-5)
     np.testing.assert_allclose(spread, whole_spread[:, :20], rtol=1e-5, atol=1e-6)
     one, _ = imputed(data, headed, adata.var_names[4], use_raw=True)
-    np.testing.assert_allclose(one[:, 4], whole[:, 4], rtol=1e-5)
+    np.testing.assert_allclose(one[adata.var_names[4]], whole[:, 4], rtol=1e-5)
 
 
 def test_a_cell_with_a_single_gene_has_finite_values(adata, headed):
@@ -259,8 +294,11 @@ def test_a_refused_call_leaves_all_as_it_was(adata, headed, contents, genes, arg
 
 def test_a_result_that_is_too_large_is_refused_before_anything_is_read(adata, headed, monkeypatch):
     monkeypatch.setattr("scdiva.tl._impute.MOST_VALUES", 5_000)
-    with pytest.raises(ValueError, match=r"would hold 90 x 60 values, twice. Impute fewer genes"):
+    with pytest.raises(ValueError, match=r"would hold 90 x 60 values, twice. Name the genes that you need"):
         sd.tl.impute(adata.copy(), model=headed)
+    sd.tl.impute(adata.copy(), list(adata.var_names[:55]), headed)
+    with pytest.raises(ValueError, match=r"would hold 90 x 58 values, twice. Name fewer genes"):
+        sd.tl.impute(adata.copy(), list(adata.var_names[:58]), headed)
 
 
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
@@ -274,3 +312,24 @@ def test_what_the_model_and_the_cells_must_have(adata, one, headed):
         sd.tl.impute(twice, model=headed)
     with pytest.raises(TypeError, match="AnnData"):
         sd.tl.impute(np.ones((3, 3)), model=headed)
+
+
+def test_a_table_of_what_was_imputed(adata, headed):
+    genes = list(adata.var_names[[12, 3]])
+    named = sd.tl.impute(adata, genes, headed, copy=True, rng=3)
+    whole = sd.tl.impute(adata, model=headed, copy=True, rng=3)
+    assert list(sd.get.imputed_df(named).columns) == genes
+    assert list(sd.get.imputed_df(whole).columns) == list(adata.var_names[:55])
+    for key in (KEY, KEY + "_sd"):
+        frames = [sd.get.imputed_df(cells, genes[::-1], key=key) for cells in (named, whole)]
+        pd.testing.assert_frame_equal(*frames, rtol=1e-5, atol=1e-6)
+    pd.testing.assert_frame_equal(sd.get.imputed_df(named[5:9], genes[0]), named.obsm[KEY].iloc[5:9, :1])
+    table = sd.get.imputed_df(named)
+    table.iloc[:, 0] = -1.0
+    assert (named.obsm[KEY] >= 0).all(axis=None)
+    with pytest.raises(KeyError, match=r"1 of 2 genes were not imputed.*call scdiva.tl.impute"):
+        sd.get.imputed_df(named, [genes[0], adata.var_names[0]])
+    with pytest.raises(KeyError, match=r"has 'scdiva_imputed': call scdiva\.tl\.impute"):
+        sd.get.imputed_df(adata)
+    with pytest.raises(KeyError, match=r"did you mean 'scdiva_imputed'"):
+        sd.get.imputed_df(named, key="scdiva_imputd")

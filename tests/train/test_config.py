@@ -17,6 +17,10 @@ def test_paper_preset():
     c = PretrainingConfig.paper()
     assert (c.batch_size, c.value_weight, c.value_mask_rate, c.loss_norm) == (768, 10.0, 0.0, "per_cell")
     assert c.anchor_objectives == ()
+    assert c.steps == 308_138
+    assert c.steps * c.batch_size == pytest.approx(4 * 59_162_450, abs=384)
+    assert (c.learning_rate, c.warmup_steps) == (PretrainingConfig().learning_rate, PretrainingConfig().warmup_steps)
+    assert PretrainingConfig.preset("paper", steps=5).steps == 5
 
 
 def test_objectives_can_be_joined():

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import sys
 import time
 
 import pytest
@@ -89,8 +90,8 @@ def test_logs_are_on_the_disk_when_a_checkpoint_is(run, tmp_path):
 
 
 def test_tensorboard_that_is_missing_is_named_with_what_brings_it(tmp_path, monkeypatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if "tensorboard" in name else find(name, *a))
+    for name in ("tensorboard", "tensorboardX"):
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ImportError, match=r"pip install 'scdiva\[watch\]'"):
         run_logs(tmp_path, 10, tensorboard=True)
     assert len(run_logs(tmp_path, 10)) == 1

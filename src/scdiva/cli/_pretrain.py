@@ -141,6 +141,7 @@ def pretrain(
     if svd_start and validation_studies is not None:
         raise ValueError("svd_start would look at the studies of validation_studies too: pack those into validation.")
 
+    from scdiva._extras import from_extra
     from scdiva._rng import step_generator
     from scdiva.data.datamodule import CellDataModule
     from scdiva.models.pretrained import save_model
@@ -160,6 +161,8 @@ def pretrain(
     config = _model_config(preset, model)
     if training.context > config.max_length:
         raise ValueError(f"context={training.context} exceeds the model's max_length={config.max_length}.")
+    if config.attention_backend == "triton":
+        from_extra("triton", "gpu", "attention_backend='triton' needs Triton")
     check_run(training, accelerator=accelerator, devices=devices, num_nodes=num_nodes, tensorboard=tensorboard)
     counted = _training_files(train, validation, validation_studies, study_weights, training.seed)
     genes = load_vocabulary(folder / VOCABULARY if resume else vocabulary)

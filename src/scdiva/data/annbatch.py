@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
+from scdiva._extras import from_extra
 from scdiva._validate import scan
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.blocks import read_rows, row_readable
@@ -37,13 +38,10 @@ def open_annbatch(path: str | Path, **options: Any) -> Any:
     ImportError
         If annbatch is not installed, with the line that installs it.
     """
-    try:
-        import annbatch
-    except ImportError as error:
-        needs = ""
-        if sys.version_info < (3, 12):
-            needs = f" It needs Python 3.12 or newer, and this is {sys.version_info.major}.{sys.version_info.minor}."
-        raise ImportError(f"annbatch is not installed.{needs} Install it: pip install 'scdiva[annbatch]'") from error
+    needs = ""
+    if sys.version_info < (3, 12):
+        needs = f" It needs Python 3.12 or newer, and this is {sys.version_info.major}.{sys.version_info.minor}."
+    annbatch = from_extra("annbatch", "annbatch", f"annbatch is not installed.{needs} Install it")
 
     collection = annbatch.DatasetCollection(str(path), mode="r")  # its default would make one where there is none
     return annbatch.Loader(to_torch=False, preload_to_gpu=False, **options).use_collection(collection)

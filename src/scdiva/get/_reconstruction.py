@@ -1,13 +1,15 @@
-"""Cells as they were, and as the model reconstructed them."""
+"""Cells as they were, as the model reconstructed them, and what it expects of genes that dropped out."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from scdiva._constants import RECONSTRUCTED
+from scdiva._constants import IMPUTED, RECONSTRUCTED
+from scdiva._nearest import or_nearest
 from scdiva.data.reconstructed import places_of, recovered_of
 from scdiva.data.writing import check_anndata
 
@@ -122,3 +124,54 @@ def reconstructed_genes(
     kept = (n_hidden >= min_cells) & (n_found / np.maximum(n_hidden, 1) >= min_recall)
     found: list[str] = adata.var_names[kept].tolist()
     return found
+
+
+def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key: str = IMPUTED) -> pd.DataFrame:
+    """Give the values that were expected of genes, one row per cell and one column per gene.
+
+    Parameters
+    ----------
+    adata
+        Data that `scdiva.tl.impute` wrote to, or some of its cells.
+    genes
+        Names of genes, in the order wanted; None gives all that were imputed.
+    key
+        Its `key_added`; with ``"_sd"`` behind it the spread around the values.
+
+    Returns
+    -------
+    float32, index obs names, columns names of genes: log1p of counts per ten thousand, or its standard deviation.
+
+    Raises
+    ------
+    KeyError
+        If there is no such result, or a gene was not imputed.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> sd.tl.impute(adata, list(adata.var_names[:2]))
+    >>> sd.get.imputed_df(adata).shape
+    (60, 2)
+    >>> adata.obs["imputed"] = sd.get.imputed_df(adata)[adata.var_names[0]]  # for plots of scanpy
+    """
+    found = adata.obsm.get(key)
+    if not isinstance(found, pd.DataFrame):
+        if key not in adata.layers:
+            near = or_nearest(key, [*adata.obsm, *adata.layers])
+            raise KeyError(
+                f"neither adata.obsm nor adata.layers has {key!r}{near}: call scdiva.tl.impute(adata) first."
+            )
+        layer = np.asarray(adata.layers[key])
+        known = ~np.isnan(layer).all(axis=0)
+        found = pd.DataFrame(layer[:, known], adata.obs_names, adata.var_names[known])
+    if genes is None:
+        return found.copy()
+    names = [genes] if isinstance(genes, str) else list(genes)
+    if absent := [name for name in names if name not in found.columns]:
+        raise KeyError(
+            f"{len(absent)} of {len(names)} genes were not imputed, the first is {absent[0]!r}"
+            f"{or_nearest(absent[0], found.columns)}: call scdiva.tl.impute(adata, [...]) with them."
+        )
+    return found[names].copy()

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scdiva._extras import from_extra
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -94,9 +96,9 @@ def check_graph(graph: Any, name: str, *, missing: bool = True) -> Any:
 
 def scib_metrics(what: str) -> ModuleType:
     """Import scib-metrics, which brings jax and takes seconds, where it is needed."""
-    try:
-        import scib_metrics
-    except ImportError as error:
-        raise ImportError(f"{what} needs scib-metrics: pip install 'scdiva[metrics]'") from error
-    found: ModuleType = scib_metrics
-    return found
+    return from_extra("scib_metrics", "metrics", f"{what} needs scib-metrics")
+
+
+def leiden_package() -> ModuleType:
+    """Import igraph, which is GPL and so no part of a plain install."""
+    return from_extra("igraph", "metrics", "Leiden clusters need igraph")

@@ -334,6 +334,8 @@ def _scored_for(
     """Check what a definition is given, and leave out cells that it does not score and inputs that it does not read."""
     if definition not in ("paper", "scgpt", "scib"):
         raise ValueError(f"definition is {definition!r}; it can be 'paper', 'scgpt' or 'scib'.")
+    if definition == "scib":
+        scib_metrics("definition='scib'")
     if definition == "paper":
         coordinates = check_coordinates(embedding)
         codes = batch_codes(batch, len(coordinates))

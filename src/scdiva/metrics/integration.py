@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ._input import batch_codes, check_labels
+from ._input import batch_codes, check_labels, leiden_package, scib_metrics
 from .annotation import _scored, labelled
 from .mixing import clisi, labelled_neighbors
 from .neighbors import N_NEIGHBORS, Neighbors
@@ -74,10 +74,7 @@ def leiden_agreement(
     >>> round(sd.metrics.leiden_agreement(z, labels, resolutions=[0.1])["nmi"], 1)
     1.0
     """
-    try:
-        import igraph
-    except ImportError as error:
-        raise ImportError("Leiden clusters need igraph: pip install 'scdiva[metrics]'") from error
+    igraph = leiden_package()
     import random
 
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
@@ -254,6 +251,9 @@ def avg_bio(
         raise ValueError(f"definition is {definition!r}; it can be 'paper', 'scgpt' or 'scib'.")
     if definition == "scib" and batch is None:
         raise ValueError("definition='scib' looks for labels that few batches hold: pass batch.")
+    leiden_package()  # what is missing is said before minutes are spent on the other parts
+    if definition == "scib":
+        scib_metrics("definition='scib'")
     parts: dict[str, float] = {}
     neighbors: ArrayLike | Neighbors = embedding
     kept: ArrayLike = labels

@@ -224,9 +224,10 @@ def graph_connectivity(
     """
     if definition not in ("scgpt", "scib"):
         raise ValueError(f"definition is {definition!r}; it can be 'scgpt' or 'scib'.")
+    scib = scib_metrics("graph connectivity") if definition == "scib" else None
     neighbors, names = labelled_neighbors(embedding, labels, n_neighbors)
-    if definition == "scib":
-        return float(scib_metrics("graph connectivity").graph_connectivity(_results(neighbors), names))
+    if scib is not None:
+        return float(scib.graph_connectivity(_results(neighbors), names))
     from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 

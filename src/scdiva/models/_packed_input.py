@@ -92,3 +92,15 @@ def check_input(
         raise ValueError(f"anchor_state must be {(n_cells, c.state_dim)}; got {tuple(anchor_state.shape)}.")
     found: int = longest
     return found
+
+
+def of_tokens(of_cells: Tensor, cu_seqlens: Tensor, n_tokens: int) -> Tensor:
+    """Repeat what each cell has for each of its genes."""
+    return torch.repeat_interleave(of_cells, cu_seqlens.long().diff(), dim=0, output_size=n_tokens)
+
+
+def mean_of_cells(flags: Tensor, cu_seqlens: Tensor, dtype: torch.dtype) -> Tensor:
+    """Share of each cell's positions that are flagged, `(B,)`; 0 of an empty cell."""
+    lengths = cu_seqlens.diff().long()
+    total = torch.segment_reduce(flags.to(dtype), "sum", lengths=lengths, unsafe=True)
+    return total / lengths.clamp_min(1)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scdiva._extras import from_extra
 from scdiva.models._folder import CARD, CHECKSUMS, SUMMED, read_checked, read_config, read_sums, write_sums
 
 if TYPE_CHECKING:
@@ -183,11 +184,7 @@ def _parsed(address: str) -> tuple[str, str | None]:
 
 
 def _client(address: str) -> Any:
-    try:
-        import huggingface_hub
-    except ImportError as error:
-        raise ImportError(f"{address} needs huggingface_hub: install it with `pip install 'scdiva[hub]'`") from error
-    return huggingface_hub
+    return from_extra("huggingface_hub", "hub", f"{address} needs huggingface_hub")
 
 
 @contextlib.contextmanager

@@ -211,7 +211,7 @@ def _solve(
 
 
 def _probability(log_odds: NDArray[np.floating]) -> NDArray[np.floating]:
-    from scipy.special import expit
-
-    found: NDArray[np.floating] = expit(log_odds)
+    # scipy's expit is as exact, and takes three times as long for float32
+    with np.errstate(over="ignore"):
+        found: NDArray[np.floating] = 1 / (1 + np.exp(-log_odds))
     return found

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from scdiva._constants import LAT, MASK, N_SPECIAL
 from scdiva.kernels import positions, resolve_backend, rope_tables
-from scdiva.models._packed_input import check_input
+from scdiva.models._packed_input import check_input, mean_of_cells, of_tokens
+from scdiva.models._saving import save
 from scdiva.models._summary import model_html, model_line
 from scdiva.models.config import ScDiVaConfig
 from scdiva.nn.anchor import PooledAnchor, SetEncoder
@@ -72,6 +73,7 @@ class ScDiVa(nn.Module):
     vocabulary: Vocabulary
     """The genes that the tokens stand for; set by :func:`scdiva.models.load_model`."""
     __repr__, _repr_html_ = model_line, model_html
+    save = save
     micro_batches = 1
     """Parts of a batch that training runs the blocks over in turn; see :func:`scdiva.nn.parts.run_in_parts`."""
 
@@ -176,17 +178,17 @@ class ScDiVa(nn.Module):
         cell_state = x[lat_rows]
         if anchor is not None and self.config.anchor == "encoder":
             cell_state = anchor if self.anchor_out is None else anchor + self.anchor_out(cell_state)
-        cells = _of_tokens(torch.arange(len(cell_state), device=x.device), cu_seqlens, tokens.numel())
+        cells = of_tokens(torch.arange(len(cell_state), device=x.device), cu_seqlens, tokens.numel())
         read = share = None
         if self.state_head is not None:
             read = self.read_state(cell_state if anchor is None else anchor, ~value_mask, cu_seqlens)
-            share = _mean_of_cells(hidden_identity, cu_seqlens, read.dtype)
+            share = mean_of_cells(hidden_identity, cu_seqlens, read.dtype)
         return ScDiVaOutput(x[gene_rows], cell_state, anchor, cells, read, share)
 
     def read_state(self, state: Tensor, visible: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Give what the state head makes of cells `(B, state_rank + 1)` with these visible genes, bool `(T,)`."""
         assert self.state_head is not None
-        n_visible = _mean_of_cells(visible, cu_seqlens, state.dtype) * cu_seqlens.diff()
+        n_visible = mean_of_cells(visible, cu_seqlens, state.dtype) * cu_seqlens.diff()
         return self.state_head(state, n_visible)
 
     def _sequence(
@@ -207,7 +209,7 @@ class ScDiVa(nn.Module):
             lat = lat + self.anchor_in(anchor)
 
         cells = torch.arange(lat.shape[0], device=tokens.device)
-        cell_of_gene = _of_tokens(cells, cu_seqlens, tokens.numel())
+        cell_of_gene = of_tokens(cells, cu_seqlens, tokens.numel())
         if self.time is not None and time is not None:
             shift = self.time(time)
             lat, genes = lat + shift, genes + shift[cell_of_gene]
@@ -386,15 +388,3 @@ class ScDiVa(nn.Module):
     def n_parameters(self) -> int:
         """Number of trained numbers; tied weights count once."""
         return sum(p.numel() for p in self.parameters())
-
-
-def _of_tokens(of_cells: Tensor, cu_seqlens: Tensor, n_tokens: int) -> Tensor:
-    """Repeat what each cell has for each of its genes."""
-    return torch.repeat_interleave(of_cells, cu_seqlens.long().diff(), dim=0, output_size=n_tokens)
-
-
-def _mean_of_cells(flags: Tensor, cu_seqlens: Tensor, dtype: torch.dtype) -> Tensor:
-    """Share of each cell's positions that are flagged, `(B,)`; 0 of an empty cell."""
-    lengths = cu_seqlens.diff().long()
-    total = torch.segment_reduce(flags.to(dtype), "sum", lengths=lengths, unsafe=True)
-    return total / lengths.clamp_min(1)

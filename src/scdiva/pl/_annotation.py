@@ -16,19 +16,18 @@ from scdiva._docs import with_shared_docs
 from scdiva._settings import settings
 from scdiva.data.writing import check_anndata, our_uns
 from scdiva.get import annotation_df
-from scdiva.pl._figure import axes_for, check_file, finish
-from scdiva.pl._groups import groups_of, predicted_groups
-from scdiva.pl._umap import (
-    coordinates,
+from scdiva.pl._coordinates import coordinates, embedding_of
+from scdiva.pl._dots import (
     distinct_colours,
     draw_groups,
     draw_legend,
     draw_numbers,
-    embedding_of,
     legend_columns,
     name_groups,
     palette,
 )
+from scdiva.pl._figure import axes_for, check_file, finish
+from scdiva.pl._groups import groups_of, predicted_groups
 
 if TYPE_CHECKING:
     from anndata import AnnData

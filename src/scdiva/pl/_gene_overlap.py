@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from scdiva._docs import with_shared_docs
+from scdiva._extras import from_extra
 from scdiva.pl._figure import axes_for, check_file, finish
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ _CIRCLES = 3
 """Sets up to which circles can show every overlap in its size."""
 _MAX_SETS, _MAX_OVERLAPS = 12, 40
 _COLOURS = ("#d1495b", "#2e86ab", "#e9a03b")
-_MISSING = "Plots of overlaps need matplotlib-venn and marsilea: pip install 'scdiva[plot]'"
+_NEEDS = "Plots of overlaps need matplotlib-venn and marsilea"
 
 
 @with_shared_docs
@@ -120,13 +121,10 @@ def _checked(gene_sets: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
 
 def _venn(sets: dict[str, set[str]], ax: Axes | None) -> Figure:
     """Draw two or three circles."""
-    try:
-        from matplotlib_venn import venn2, venn3
-    except ImportError as error:
-        raise ImportError(_MISSING) from error
+    venn = from_extra("matplotlib_venn", "plot", _NEEDS)
     fig, axes = axes_for(ax, (4.2, 3.8))
     names = [f"{name}\n({len(genes):,})" for name, genes in sets.items()]
-    draw = venn2 if len(sets) == 2 else venn3
+    draw = venn.venn2 if len(sets) == 2 else venn.venn3
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # circles that cannot show an overlap: its number is written all the same
         drawn = draw(
@@ -145,12 +143,10 @@ def _venn(sets: dict[str, set[str]], ax: Axes | None) -> Figure:
 
 def _upset(sets: dict[str, set[str]]) -> Figure:
     """Draw a column for each overlap."""
-    try:
-        from marsilea.plotter import Numbers
-        from marsilea.upset import Upset, UpsetData
-    except ImportError as error:
-        raise ImportError(_MISSING) from error
+    from_extra("marsilea.upset", "plot", _NEEDS)
     import matplotlib.pyplot as plt
+    from marsilea.plotter import Numbers
+    from marsilea.upset import Upset, UpsetData
 
     genes = sorted(set().union(*sets.values()))  # in an order of their own, sets would give ties another one each run
     member = np.array([[gene in these for these in sets.values()] for gene in genes], dtype=int)

@@ -16,9 +16,10 @@ from scdiva._nearest import or_nearest
 from scdiva._settings import settings
 from scdiva.data.expression import log_normalised
 from scdiva.data.writing import check_anndata
+from scdiva.pl._coordinates import umap_of
+from scdiva.pl._dots import MAX_ON_DATA, draw_groups, draw_legend, legend_columns, name_groups, palette
 from scdiva.pl._figure import check_file, finish
 from scdiva.pl._groups import groups_of
-from scdiva.pl._umap import MAX_ON_DATA, draw_groups, draw_legend, legend_columns, name_groups, palette, umap_of
 
 if TYPE_CHECKING:
     from anndata import AnnData

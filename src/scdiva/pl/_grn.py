@@ -15,12 +15,12 @@ from scdiva._constants import VAR_MODULE, VARP_GRN
 from scdiva._docs import with_shared_docs
 from scdiva.data.network import Network, genes_of, network_of
 from scdiva.data.writing import check_anndata
+from scdiva.pl._dots import distinct_colours
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._labels import place_labels
 from scdiva.pl._network import DOWN, UP, edge_colours, edge_looks, fill_axes
 from scdiva.pl._network_layout import place_genes
 from scdiva.pl._response import gene_names
-from scdiva.pl._umap import distinct_colours
 
 if TYPE_CHECKING:
     from anndata import AnnData

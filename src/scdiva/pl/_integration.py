@@ -10,9 +10,10 @@ from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
 from scdiva._docs import with_shared_docs
 from scdiva._settings import settings
 from scdiva.data.writing import check_anndata
+from scdiva.pl._coordinates import coordinates, embedding_of, is_map
+from scdiva.pl._dots import MAX_ON_DATA, draw_groups, legend_columns, palette
 from scdiva.pl._figure import check_file, finish
 from scdiva.pl._groups import groups_of
-from scdiva.pl._umap import MAX_ON_DATA, coordinates, draw_groups, embedding_of, legend_columns, palette
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -96,10 +97,10 @@ def integration(
     embedding_of(adata, before)
     embedding_of(adata, after, made_by=f"scdiva.tl.integrate(adata, {batches[0]!r})")
     seed = settings.seed if rng is None else int(rng)
-    maps = {
-        f"{when}: UMAP of {basis}": coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
-        for when, basis in (("before", before), ("after", after))
-    }
+    maps, titles = [], []
+    for when, basis in (("before", before), ("after", after)):
+        maps.append(coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed))
+        titles.append(f"{when}: {basis}" if is_map(adata, basis) else f"{when}: UMAP of {basis}")
 
     import matplotlib.pyplot as plt
 
@@ -111,10 +112,10 @@ def integration(
     )
     for row, (key, values) in zip(axes, rows.items(), strict=True):
         colours = palette(adata, key, values)
-        for ax, xy, legend in zip(row, maps.values(), ("none", "right"), strict=True):
+        for ax, xy, legend in zip(row, maps, ("none", "right"), strict=True):
             ax.set(xticks=[], yticks=[])
             draw_groups(ax, xy, values, colours, legend if aside[key] else "on data", size)
         row[0].set_ylabel(key, fontsize="large")
-    for ax, title in zip(axes[0], maps, strict=True):
+    for ax, title in zip(axes[0], titles, strict=True):
         ax.set_title(title)
     return finish(fig, own=True, return_fig=return_fig, save=save)

@@ -108,14 +108,13 @@ def adapt(
     Returns
     -------
     A new model for `model=` of every tool, with the same configuration, vocabulary and entropies, to be kept by
-    `scdiva.models.save_model(new, new.vocabulary, folder)`. Its `adaptation` is a plain dict: `improved`, whether
-    held-out cells are better told by it; `kept` (`"given"`, `"refitted"` or `"trained"`) and of a set encoder
-    `variance_given`, `variance_refitted`, `variance_trained`; of a state head `head_kept` (`"given"` or `"trained"`),
-    `head_start_loss` and `head_best_loss`; `start_loss` and `best_loss` of the training (held-out
-    cells, nats per cell; at the start with a decoder fitted to the network as it is), `steps`, `seconds`, `stopped`
-    (`"patience"`, `"max_epochs"`, `"minutes"` or `"interrupted"`), `n_training`, `n_validation`, `history` (lists
-    `step`, `training_loss`, `validation_loss`) and the arguments. If nothing helped, a warning says so and the weights
-    are the given model's.
+    `new.save(folder)`. Its `adaptation` is a plain dict: `improved`, whether held-out cells are better told by it;
+    `kept` (`"given"`, `"refitted"` or `"trained"`) and of a set encoder `variance_given`, `variance_refitted`,
+    `variance_trained`; of a state head `head_kept` (`"given"` or `"trained"`), `head_start_loss` and `head_best_loss`;
+    `start_loss` and `best_loss` of the training (held-out cells, nats per cell; at the start with a decoder fitted to
+    the network as it is), `steps`, `seconds`, `stopped` (`"patience"`, `"max_epochs"`, `"minutes"` or `"interrupted"`),
+    `n_training`, `n_validation`, `history` (lists `step`, `training_loss`, `validation_loss`) and the arguments. If
+    nothing helped, a warning says so and the weights are the given model's.
 
     Raises
     ------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,6 +12,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva import _constants as C
+from scdiva._extras import from_extra
 from scdiva._rng import step_seed
 from scdiva.data.network import network_of
 from scdiva.data.writing import check_writable, our_uns
@@ -94,6 +96,7 @@ def grn_modules(
     >>> adata.var["scdiva_grn_module"].cat.categories[0]
     '0'
     """
+    igraph = from_extra("igraph", "grn", "Leiden modules need igraph")
     check_writable(adata, copy=copy)
     our_uns(adata)
     if operator.index(n_neighbors) < 1:
@@ -106,7 +109,7 @@ def grn_modules(
     taking_part = np.flatnonzero(np.diff(graph.indptr))
     if not len(taking_part):
         raise ValueError(f"the network {key!r} has no edge of positive weight, and so no modules.")
-    number = _leiden(graph[taking_part][:, taking_part], resolution, seed)
+    number = _leiden(igraph, graph[taking_part][:, taking_part], resolution, seed)
     names, size = np.unique(number, return_counts=True)
     place = np.empty(len(names), dtype=np.int64)
     place[np.lexsort((names, -size))] = np.arange(len(names))
@@ -155,11 +158,7 @@ def strongest(weights: sp.csr_matrix, n_neighbors: int) -> sp.csr_matrix:
     return sp.csr_matrix(both.maximum(both.T))
 
 
-def _leiden(graph: sp.csr_matrix, resolution: float, seed: int) -> NDArray[np.int64]:
-    try:
-        import igraph
-    except ImportError as error:
-        raise ImportError("Leiden modules need igraph: pip install 'scdiva[grn]'") from error
+def _leiden(igraph: ModuleType, graph: sp.csr_matrix, resolution: float, seed: int) -> NDArray[np.int64]:
     upper = sp.triu(graph, k=1).tocoo()
     edges = igraph.Graph(n=graph.shape[0], edges=np.column_stack([upper.row, upper.col]))
     # igraph draws from Python's generator unless given one of its own; the user's global state stays untouched.

@@ -7,8 +7,10 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._nearest import or_nearest
 from scdiva._progress import progress_bar
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.tl._notes import model_name, seed_of
@@ -32,7 +34,7 @@ FEW = 10
 LEAST_COUNT = 1e-6
 """Expected counts below this are taken for it: what is expected of one that is there no longer depends on it."""
 MOST_VALUES = 250_000_000
-"""Values of a result (cells × genes): two such layers take 2 GB."""
+"""Values of a result (cells × genes): two such take 2 GB."""
 
 
 def impute(
@@ -75,8 +77,9 @@ def impute(
     adata
         Cells × genes, raw counts or log-normalised expression.
     genes
-        Names of genes, as in `adata.var_names`; None: all that the model knows. The result is dense: name the genes you
-        need of large data.
+        Names of genes, as in `adata.var_names`: a table of their values is written. None: all that the model knows, as
+        dense layers; name the genes you need of large data. The values are the same either way, and take about as long,
+        for the depth of a cell is told by all of its genes.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; with a state head.
     keep_observed
@@ -95,19 +98,21 @@ def impute(
 
     Returns
     -------
-    None, or the copy. `layers[key_added]`, float32 `(n_obs, n_vars)`: log1p of expected counts (with `expressed=True`
-    of those expected where there is one), NaN for genes that were not asked for or are not known to the model;
-    `..._sd`, the spread around them; `uns["scdiva"][key_added]`, the arguments, and as `expressed_as` what
-    `expressed=True` gave: `"Poisson"`, or `"mean"` where values are no multiples of a count. Values are to 10,000 a
-    cell over the genes that are read, log1p: those of a panel that was cut out of log-normalised data come out higher
-    than they went in, observed ones too. Of several columns of one gene only that with most counts is written.
+    None, or the copy. Where `genes` are named, `obsm[key_added]`, a table of float32 `(n_obs, len(genes))` with their
+    names as columns; else `layers[key_added]`, float32 `(n_obs, n_vars)`, NaN for genes that are not known to the
+    model. Either holds log1p of expected counts (with `expressed=True` of those expected where there is one), and
+    `..._sd` beside it the spread around them: :func:`scdiva.get.imputed_df` reads both. An earlier result of that name
+    is replaced. `uns["scdiva"][key_added]`, the arguments, and as `expressed_as` what `expressed=True` gave:
+    `"Poisson"`, or `"mean"` where values are no multiples of a count. Values are to 10,000 a cell over the genes that
+    are read, log1p: those of a panel that was cut out of log-normalised data come out higher than they went in,
+    observed ones too. Of several columns of one gene only that with most counts is written.
 
     Raises
     ------
     ValueError
-        If a gene is not there or not known to the model, names repeat, the model has no state head, fewer than 20 cells
-        or a cell without a known gene are given, the result would be too large, or the matrix is refused as by
-        :func:`embed`.
+        If a gene is not there or not known to the model, or is named as no column of a file can be; names repeat, the
+        model has no state head, fewer than 20 cells or a cell without a known gene are given, the result would be too
+        large, or the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
 
@@ -117,27 +122,29 @@ def impute(
     >>> adata = sd.datasets.toy(60, 100)
     >>> gene = adata.var_names[0]
     >>> sd.tl.impute(adata, [gene])
-    >>> bool((adata[:, gene].layers["scdiva_imputed"] >= 0).all())
+    >>> adata.obsm["scdiva_imputed"].shape
+    (60, 1)
+    >>> bool((sd.get.imputed_df(adata)[gene] >= 0).all())
     True
     """
     check_writable(adata, copy=copy)
     our_uns(adata)
-    if isinstance(genes, str):
-        genes = [genes]
-    if genes is not None and not len(genes):
-        raise ValueError("genes names no gene; leave it out to impute all that the model knows.")
+    if genes is not None:
+        genes = [genes] if isinstance(genes, str) else list(dict.fromkeys(genes))
+        if not genes:
+            raise ValueError("genes names no gene; leave it out to impute all that the model knows.")
     if not adata.var_names.is_unique:
         raise ValueError("adata.var_names repeat names: call adata.var_names_make_unique() first.")
     reading: dict[str, Any] = {
         "layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates,
     }  # fmt: skip
-    if genes is not None and (absent := [name for name in genes if name not in adata.var_names]):
-        raise ValueError(f"{len(absent)} of {len(genes)} genes are not in adata.var_names, the first is {absent[0]!r}.")
-    if adata.n_obs * adata.n_vars > MOST_VALUES:
+    if genes is not None:
+        _check_named(adata, genes)
+    n_columns = adata.n_vars if genes is None else len(genes)
+    if adata.n_obs * n_columns > MOST_VALUES:
         raise ValueError(
-            f"The result would hold {adata.n_obs:,} x {adata.n_vars:,} values, twice. Impute fewer genes: "
-            "sd.tl.impute(adata[:, genes].copy(), model=...) reads only these, so pass a copy that keeps the rest "
-            "in .raw, with use_raw=True."
+            f"The result would hold {adata.n_obs:,} x {n_columns:,} values, twice. Name "
+            f"{'the' if genes is None else 'fewer'} genes that you need: sd.tl.impute(adata, [...])."
         )
 
     from scdiva._scale import one_count
@@ -154,19 +161,13 @@ def impute(
     source = open_cells(adata, loaded.vocabulary, empty="error", **reading)
     columns = columns_of(source.tokens, source.scan.counts_per_gene)
     names = (adata.raw.var_names if use_raw and adata.raw is not None else adata.var_names).to_numpy()
+    if genes is not None:
+        _check_known(genes, names, source.tokens, columns)
     with on_cpu(loaded), torch_threads_kept(1):
         cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True, **reading)
         measured = cells.measured.astype(np.int64)
-        target = adata.var_names.get_indexer(names[columns[measured]])
-        if genes is not None:
-            wanted = adata.var_names.get_indexer(list(genes))
-            known = np.isin(wanted, target)
-            unknown = [name for name, there in zip(genes, known, strict=True) if not there]
-            if unknown:
-                raise ValueError(
-                    f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}."
-                )
-            target = np.where(np.isin(target, wanted), target, -1)
+        # where each measured gene goes in the result; -1: nowhere
+        target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[measured]])
         draw = np.random.default_rng(seed)
         fold = draw.permutation(np.arange(len(measured)) % N_FOLDS)
         parts = []
@@ -186,7 +187,7 @@ def impute(
             width[genes_of_part] = fitted.population.spread
     one = one_count(cells.values, cells.indptr) if expressed else None
     shown = _if_expressed(one) if expressed else None
-    mean, deviation = np.full((2, *adata.shape), np.nan, dtype=np.float32)
+    mean, deviation = np.full((2, adata.n_obs, n_columns), np.nan, dtype=np.float32)
     for start in range(0, len(own), BATCH):
         part = slice(start, start + BATCH)
         observed = dense(cells, measured[own[part]])
@@ -195,8 +196,14 @@ def impute(
         place = np.ix_(rows, target[own[part]])
         mean[place], deviation[place] = np.where(kept, observed, expected), np.where(kept, 0, spread)
     result = adata.copy() if copy else adata
-    result.layers[key_added] = mean
-    result.layers[f"{key_added}_{C.SD}"] = deviation
+    for key, values in ((key_added, mean), (f"{key_added}_{C.SD}", deviation)):
+        if key_added in our_uns(result):  # of an earlier call, which may have written the other form
+            result.layers.pop(key, None)
+            result.obsm.pop(key, None)
+        if genes is None:
+            result.layers[key] = values
+        else:
+            result.obsm[key] = pd.DataFrame(values, index=result.obs_names, columns=genes)
     parameters = {
         "model": model_name(model),
         "vocabulary": loaded.vocabulary.fingerprint,
@@ -210,6 +217,36 @@ def impute(
     }
     result.uns[C.UNS] = {**our_uns(result), key_added: parameters}
     return result if copy else None
+
+
+def _check_named(adata: AnnData, genes: list[str]) -> None:
+    """Raise ValueError for genes that are not there, or can't be columns of a table."""
+    if absent := [name for name in genes if name not in adata.var_names]:
+        raise ValueError(
+            f"{len(absent)} of {len(genes)} genes are not in adata.var_names, the first is {absent[0]!r}"
+            f"{or_nearest(str(absent[0]), adata.var_names)}."
+        )
+    if unfit := [name for name in genes if "/" in name or name == "_index"]:
+        raise ValueError(
+            f"{len(unfit)} of {len(genes)} genes have names that h5ad and zarr do not take for a column, the first is "
+            f"{unfit[0]!r}: keep ids in a column, adata.var['id'] = adata.var_names, give the genes other names, "
+            "adata.var_names = adata.var_names.str.replace('/', '_'), and pass gene_ids='id'."
+        )
+
+
+def _check_known(genes: list[str], names: np.ndarray, tokens: np.ndarray, columns: np.ndarray) -> None:
+    """Raise ValueError for genes that the model does not know, or that another column stands for."""
+    known = set(names[columns[columns >= 0]])
+    if not (unknown := [name for name in genes if name not in known]):
+        return
+    first = unknown[0]
+    token = int(tokens[names == first].max(initial=-1))
+    if token >= 0:
+        raise ValueError(
+            f"{first!r} is one of several columns of one gene, of which {names[columns[token]]!r} has most counts: "
+            "name that one."
+        )
+    raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {first!r}.")
 
 
 def _told(

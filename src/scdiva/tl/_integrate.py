@@ -113,8 +113,7 @@ def integrate(
 
     Returns
     -------
-    A model for `tl.embed(query, model)`, to be kept by `scdiva.models.save_model(new, new.vocabulary, folder)`. Written
-    are
+    A model for `tl.embed(query, model)`, to be kept by `new.save(folder)`. Written are
 
     `adata.obsm[key_added]`
         float32 array of shape `(n_cells, dim)`, rows of length 1; NaN for a cell without a known gene.

@@ -159,15 +159,20 @@ def fit_to(
 def dense(cells: AdaptationCells, genes: NDArray[np.int64]) -> NDArray[np.float32]:
     """Give log-normalised expression of some genes, tokens that ascend, float32 `(n_cells, n_genes)`."""
     found = np.zeros((cells.n_cells, len(genes)), dtype=np.float32)
-    of_cell = np.repeat(np.arange(cells.n_cells), np.diff(cells.indptr))
-    place = np.searchsorted(genes, cells.tokens).clip(max=len(genes) - 1)
-    there = genes[place] == cells.tokens
-    found[of_cell[there], place[there]] = cells.values[there]
+    # a table of all tokens, and not a search among the genes: it is asked once for each value of the data
+    column = np.full(max(int(cells.tokens.max(initial=0)), int(genes.max(initial=0))) + 1, -1, dtype=np.int64)
+    column[genes] = np.arange(len(genes))
+    place = column[cells.tokens]
+    there = np.flatnonzero(place >= 0)
+    of_cell = np.searchsorted(cells.indptr, there, side="right") - 1
+    found[of_cell, place[there]] = cells.values[there]
     return found
 
 
 def without(cells: AdaptationCells, genes: NDArray[np.int64]) -> AdaptationCells:
     """Give the cells without some genes; of a cell that shows no others nothing is left."""
-    kept = ~np.isin(cells.tokens, genes)
+    hidden = np.zeros(max(int(cells.tokens.max(initial=0)), int(genes.max(initial=0))) + 1, dtype=bool)
+    hidden[genes] = True
+    kept = ~hidden[cells.tokens]
     indptr = np.concatenate([[0], np.cumsum(kept)])[cells.indptr]
     return replace(cells, indptr=indptr, tokens=cells.tokens[kept], values=cells.values[kept])

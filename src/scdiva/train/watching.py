@@ -13,6 +13,7 @@ from pytorch_lightning.callbacks import Callback
 from pytorch_lightning.callbacks.progress import ProgressBar
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 
+from scdiva._extras import from_extra
 from scdiva._progress import progress_bar
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ def run_logs(out: Path, log_every: int, *, tensorboard: bool = False) -> list[Lo
     table = CSVLogger(out, name="log", flush_logs_every_n_steps=max(log_every, 100))
     if not tensorboard:
         return [table]
-    if not any(importlib.util.find_spec(name) for name in ("tensorboard", "tensorboardX")):
-        raise ImportError("tensorboard=True needs tensorboard: pip install 'scdiva[watch]'")
+    if importlib.util.find_spec("tensorboardX") is None:  # which Lightning takes as well
+        from_extra("tensorboard", "watch", "tensorboard=True needs tensorboard")
     return [table, TensorBoardLogger(out, name="log", version=table.version)]
 
 

@@ -1,0 +1,111 @@
+"""Faults of what is asked for: genes that can't be imputed, and places where a model can't be saved."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+import scdiva as sd
+
+# --- genes to impute --------------------------------------------------------------------------------------------------
+ASKED = {
+    "misspelt": (lambda a: [a.var_names[0], a.var_names[1] + "x"], "1 of 2 genes are not .*did you mean"),
+    "not known to the model": (lambda a: [a.var_names[0], a.var_names[57]], "does not know 1 of 2 genes"),
+    "none": (lambda _: [], "genes names no gene"),
+    "a number": (lambda a: [a.var_names[0], 3], "1 of 2 genes are not in adata.var_names, the first is 3"),
+    "a name with a slash": (lambda _: ["A/B"], "h5ad and zarr do not take for a column.*'A/B'"),
+}
+
+
+@pytest.mark.fault("genes that can't be imputed")
+@pytest.mark.parametrize("name", ASKED)
+def test_genes_that_can_not_be_imputed_are_named_before_any_are(cells, model, refused, monkeypatch, name):
+    asked, said = ASKED[name]
+    if "slash" in name:
+        cells.var["id"] = cells.var_names.to_numpy()
+        cells.var_names = ["A/B", *cells.var_names[1:]]
+
+    def called(*_, **__):
+        raise AssertionError("cells were read before the genes were looked at")
+
+    monkeypatch.setattr("scdiva.tl._training_cells.training_cells", called)
+    refused(lambda a: sd.tl.impute(a, asked(a), model), cells, ValueError, said)
+
+
+@pytest.mark.fault("genes that can't be imputed")
+def test_a_column_that_another_stands_for_is_not_called_unknown(cells, model, refused):
+    first, second = cells.var_names[0], cells.var["ensembl_id"].iloc[0]
+    cells.var_names = [first, second, *cells.var_names[2:]]
+    busy = cells.X.sum(axis=0)
+    most, least = (first, second) if busy[0, 0] > busy[0, 1] else (second, first)
+    refused(lambda a: sd.tl.impute(a, [least], model), cells, ValueError, f"of which '{most}' has most counts")
+    sd.tl.impute(cells, [most], model)
+    assert sd.get.imputed_df(cells).notna().all(axis=None)
+
+
+@pytest.mark.fault("genes that can't be imputed")
+def test_the_way_round_a_slash_that_the_error_names_leads_there(cells, drawn, model):
+    cells.var["id"] = cells.var_names.to_numpy()
+    cells.var_names = ["A_B", *cells.var_names[1:]]
+    sd.tl.impute(cells, ["A_B"], model, gene_ids="id", rng=0)
+    plain = sd.tl.impute(drawn, [drawn.var_names[0]], model, rng=0, copy=True)
+    assert (sd.get.imputed_df(cells)["A_B"].to_numpy() == sd.get.imputed_df(plain).to_numpy()[:, 0]).all()
+
+
+# --- where a model can't be saved -------------------------------------------------------------------------------------
+def state_of(folder: Path) -> dict[str, str]:
+    """Every file below a folder, with what it holds."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def notes(path, **_):
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"mine": 1}))
+
+
+def other_model(path, model, **_):
+    model.save(path)
+
+
+def other_annotator(path, annotator, **_):
+    annotator.save(path)
+
+
+def a_file(path, **_):
+    path.write_text("mine")
+
+
+def an_empty_folder(path, **_):
+    path.mkdir()
+
+
+@pytest.fixture(scope="module")
+def annotator(model, drawn):
+    return sd.tl.annotate(
+        drawn[:20].copy(), "cell_type", reference=drawn[20:].copy(), model=model, method="centroid", rng=0, device="cpu"
+    )
+
+
+THERE = [
+    *((make, "model", overwrite) for make in (notes, other_annotator, a_file, an_empty_folder) for overwrite in (0, 1)),
+    *((make, "annotator", overwrite) for make in (notes, other_model, a_file) for overwrite in (0, 1)),
+    (other_model, "model", 0),
+    (other_annotator, "annotator", 0),
+]
+
+
+@pytest.mark.fault("a save over something else")
+@pytest.mark.parametrize(("make", "kind", "overwrite"), THERE)
+def test_what_stands_where_a_model_is_saved_stays(model, annotator, tmp_path, make, kind, overwrite):
+    make(tmp_path / "taken", model=model, annotator=annotator)
+    before = state_of(tmp_path)
+    what = {"model": model, "annotator": annotator}[kind]
+    said = "pass overwrite=True" if make.__name__ == f"other_{kind}" else f"it is no {kind}.*choose another path"
+    with pytest.raises(FileExistsError, match=said):
+        what.save(tmp_path / "taken", overwrite=bool(overwrite))
+    assert state_of(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["taken"]

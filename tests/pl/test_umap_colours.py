@@ -1,0 +1,207 @@
+"""`pl.umap`: maps that are there already, several colours, values that are missing, and where genes are read."""
+
+from __future__ import annotations
+
+import anndata as ad
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+import scdiva as sd
+from scdiva.pl import _coordinates, umap
+
+GREY = (0.83, 0.83, 0.83, 1.0)
+
+
+@pytest.fixture
+def adata() -> ad.AnnData:
+    """60 cells of three groups on a map, and nothing to make another one from."""
+    rng = np.random.default_rng(0)
+    group = np.arange(60) % 3
+    cells = ad.AnnData(sp.csr_matrix(rng.poisson(2.0, (60, 4)).astype(np.float32)))
+    cells.var_names = ["CD3E", "MS4A1", "LYZ", "GNLY"]
+    cells.obs["kind"] = pd.Categorical.from_codes(group, ["T cell", "B cell", "Monocyte", "never seen"])
+    cells.obs["depth"] = rng.uniform(size=60)
+    cells.obsm["X_umap"] = rng.normal(size=(60, 2)) + 6 * np.eye(3)[group][:, :2]
+    return cells
+
+
+@pytest.fixture
+def no_umap(monkeypatch):
+    """Fail where a UMAP is computed."""
+    monkeypatch.delattr(_coordinates, "umap_of")
+
+
+def drawn_at(axes) -> np.ndarray:
+    """Where dots stand, of all layers."""
+    return np.concatenate([np.asarray(dots.get_offsets()) for dots in axes.collections])
+
+
+@pytest.mark.usefixtures("no_umap")
+@pytest.mark.parametrize(
+    ("basis", "shape", "axis"),
+    [
+        ("X_umap", 2, "UMAP"),
+        ("X_umap", 3, "UMAP"),
+        ("X_tsne", 2, "t-SNE"),
+        ("spatial", 2, "spatial"),
+        ("X_scdiva_umap", 2, "UMAP"),
+    ],
+)
+def test_a_map_is_drawn_as_it_is_and_nothing_is_written(adata, basis, shape, axis):
+    theirs = np.random.default_rng(1).normal(1e4, 1.0, size=(60, shape))
+    adata.obsm[basis] = theirs.copy()
+    before = {key: np.array(value) for key, value in adata.obsm.items()}
+    axes = umap(adata, basis=basis, return_fig=True).axes[0]
+    np.testing.assert_array_equal(drawn_at(axes), theirs[:, :2])
+    assert (axes.get_xlabel(), axes.get_ylabel()) == (f"{axis} 1", f"{axis} 2")
+    assert before.keys() == adata.obsm.keys()
+    assert all(np.array_equal(before[key], adata.obsm[key]) for key in before)
+    assert dict(adata.uns) == {}
+
+
+@pytest.mark.usefixtures("no_umap")
+def test_other_plots_draw_a_map_as_it_is_too(adata):
+    adata.obsm["X_tsne"] = -adata.obsm["X_umap"]
+    adata.obs["batch"] = ["one", "two"] * 30
+    fig = sd.pl.integration(adata, "batch", before="X_umap", after="X_tsne", return_fig=True)
+    assert [axes.get_title() for axes in fig.axes] == ["before: X_umap", "after: X_tsne"]
+    assert sorted(map(tuple, drawn_at(fig.axes[0])[:60])) == sorted(map(tuple, adata.obsm["X_umap"]))
+    adata.obs["scdiva_label"] = adata.obs["kind"]
+    assert sd.pl.annotation(adata, basis="X_umap", return_fig=True) is not None
+    assert dict(adata.uns) == {}
+
+
+@pytest.mark.usefixtures("no_umap")
+def test_a_map_of_few_cells_will_do_but_not_of_none(adata):
+    few = adata[:3].copy()
+    assert len(drawn_at(umap(few, basis="X_umap", return_fig=True).axes[0])) == 3
+    few.obsm["X_umap"][0] = np.nan
+    with pytest.warns(UserWarning, match="1 of 3 cells have no finite embedding and are not drawn") as told:
+        umap(few, basis="X_umap")
+    assert told[0].filename == __file__
+    few.obsm["X_umap"][:] = np.nan
+    with pytest.raises(ValueError, match=r"obsm\['X_umap'\] has no finite row of 3"):
+        umap(few, basis="X_umap")
+
+
+def test_several_colours_have_a_panel_each(adata, tmp_path):
+    fig = umap(adata, ["kind", "depth", "LYZ", "GNLY", "CD3E"], basis="X_umap", return_fig=True)
+    panels = [axes for axes in fig.axes if axes.get_title()]
+    assert [axes.get_title() for axes in panels] == ["kind", "depth", "LYZ", "GNLY", "CD3E"]
+    assert all(len(drawn_at(axes)) >= 60 for axes in panels)
+    rows = {round(axes.get_subplotspec().rowspan.start) for axes in panels}
+    assert rows == {0, 1}  # four in a row
+    fig = umap(adata, ["kind", "depth"], basis="X_umap", title=["a", "b"], return_fig=True, save=tmp_path / "two.png")
+    assert [axes.get_title() for axes in fig.axes if axes.get_title()] == ["a", "b"]
+    assert (tmp_path / "two.png").stat().st_size > 0
+
+
+def test_several_colours_that_can_not_be_drawn_are_refused_before_anything_is(adata):
+    figures = plt.get_fignums()
+    with pytest.raises(KeyError, match=r"'MS4A2' is neither a gene .*did you mean 'MS4A1'"):
+        umap(adata, ["kind", "MS4A2"], basis="X_umap")
+    with pytest.raises(ValueError, match="color names nothing"):
+        umap(adata, [], basis="X_umap")
+    with pytest.raises(ValueError, match="title has 1 entries for 2 panels"):
+        umap(adata, ["kind", "LYZ"], basis="X_umap", title="both")
+    assert plt.get_fignums() == figures
+    _, axes = plt.subplots()
+    with pytest.raises(ValueError, match="ax is one panel and color names 2"):
+        umap(adata, ["kind", "LYZ"], basis="X_umap", ax=axes)
+
+
+@pytest.mark.parametrize("lost", [np.nan, np.inf, -np.inf])
+def test_cells_without_a_number_are_grey_below_the_others_and_named(adata, lost):
+    adata.obs.loc[adata.obs_names[:7], "depth"] = lost
+    fig = umap(adata, "depth", basis="X_umap", return_fig=True)
+    grey, coloured = fig.axes[0].collections
+    np.testing.assert_allclose(grey.get_offsets(), adata.obsm["X_umap"][:7])
+    assert np.allclose(grey.get_facecolors(), GREY)
+    assert len(coloured.get_offsets()) == 53
+    assert coloured.get_clim() == (adata.obs["depth"][7:].min(), adata.obs["depth"][7:].max())
+    assert [text.get_text() for text in fig.axes[1].get_legend().get_texts()] == ["NA"]
+
+
+def test_numbers_that_are_all_missing_are_drawn_grey(adata):
+    adata.obs["depth"] = np.nan
+    fig = umap(adata, "depth", basis="X_umap", return_fig=True)
+    assert len(fig.axes) == 1  # no colour bar of nothing
+    assert len(drawn_at(fig.axes[0])) == 60
+    assert [text.get_text() for text in fig.axes[0].get_legend().get_texts()] == ["NA"]
+
+
+def test_a_gene_without_values_in_some_cells_keeps_them_in_view(adata):
+    values = adata.X.toarray()
+    values[:9, 2] = np.nan
+    adata.layers["holes"] = values
+    fig = umap(adata, "LYZ", basis="X_umap", layer="holes", return_fig=True)
+    assert [len(dots.get_offsets()) for dots in fig.axes[0].collections] == [9, 51]
+
+
+def test_a_legend_names_cells_without_a_group_and_no_group_without_cells(adata):
+    adata.obs.loc[adata.obs_names[::3], "kind"] = np.nan
+    fig = umap(adata, "kind", basis="X_umap", legend="right", return_fig=True)
+    assert [text.get_text() for text in fig.axes[0].get_legend().get_texts()] == ["B cell", "Monocyte", "NA"]
+    colours = fig.axes[0].collections[0].get_facecolors()
+    assert np.isclose(colours, GREY).all(axis=1).sum() == 20
+
+
+def test_one_number_for_all_cells_is_one_colour(adata):
+    adata.obs["depth"] = 3.0
+    fig = umap(adata, "depth", basis="X_umap", return_fig=True)
+    low, high = fig.axes[1].get_ylim()
+    assert low < 3.0 < high
+    assert len(np.unique(fig.axes[0].collections[0].to_rgba(np.full(60, 3.0)), axis=0)) == 1
+
+
+def test_a_thousand_groups_get_no_legend(adata):
+    adata.obs["barcode"] = adata.obs_names
+    cells = ad.concat([adata] * 3, keys=["a", "b", "c"], index_unique="-")
+    cells.obs["barcode"] = cells.obs_names
+    fig = umap(cells, "barcode", basis="X_umap", return_fig=True)
+    assert fig.axes[0].get_legend() is None
+    assert fig.get_figwidth() < 7
+
+
+def test_genes_are_read_where_it_is_asked(adata):
+    adata.layers["tenfold"] = adata.X * 10
+    adata.raw = adata.copy()
+    adata.X = adata.X * 0
+    adata.obsm["scdiva_imputed"] = pd.DataFrame({"LYZ": np.arange(60.0)}, index=adata.obs_names)
+    values = np.sort(adata.raw.X[:, 2].toarray().ravel())
+
+    def shown(**where):
+        return np.asarray(
+            umap(adata, "LYZ", basis="X_umap", return_fig=True, **where).axes[0].collections[0].get_array()
+        )
+
+    assert not shown().any()
+    np.testing.assert_array_equal(shown(use_raw=True), values)
+    np.testing.assert_array_equal(shown(layer="tenfold"), values * 10)
+    np.testing.assert_array_equal(shown(layer="scdiva_imputed"), np.arange(60.0))
+
+
+def test_genes_that_are_asked_for_elsewhere_are_refused(adata):
+    with pytest.raises(ValueError, match=r"adata\.raw is None"):
+        umap(adata, "LYZ", basis="X_umap", use_raw=True)
+    adata.layers["counts"] = adata.X
+    with pytest.raises(KeyError, match=r"no layer 'count' \(did you mean 'counts'\?\)"):
+        umap(adata, "LYZ", basis="X_umap", layer="count")
+    with pytest.raises(ValueError, match="exclude each other"):
+        umap(adata, "LYZ", basis="X_umap", layer="counts", use_raw=True)
+    adata.raw = adata.copy()
+    few = adata[:, :2].copy()
+    with pytest.raises(KeyError, match=r"adata\.raw has that gene: pass use_raw=True"):
+        umap(few, "LYZ", basis="X_umap")
+
+
+def test_panels_look_as_they_did(adata, looks_as_it_did):
+    adata.obs.loc[adata.obs_names[::4], "depth"] = np.nan
+    adata.obs.loc[adata.obs_names[::5], "kind"] = np.nan
+    assert mpl.rcParams["figure.dpi"] == mpl.rcParamsDefault["figure.dpi"]
+    fig = umap(adata, ["kind", "depth", "LYZ"], basis="X_umap", legend="right", return_fig=True)
+    looks_as_it_did(fig, "umap_panels")

@@ -187,7 +187,7 @@ def predicted_cells(
             changes[i] = change.mean(axis=0)
             rows.append(controls.rows[own])
             source_of = step_seed(seed, 0, f"cells of {sorted(parts)} in {group} at {dose}")
-            values.append(shift_cells(cells, change, screen.level, np.random.default_rng(source_of)))
+            values.append(shift_cells(cells, change, screen.level, np.random.default_rng(source_of), means[at]))
 
     labels = [_label(fitted, name, group, dose, len(asked.doses) > 1) for _, name, group, dose in wanted]
     result = laid_out(values, [controls.names[part] for part in rows], labels, source.var.iloc[places])

@@ -113,7 +113,14 @@ def genes_of_guides(labels: Iterable[str], known: Known, control: str, separator
 
 
 def read_guides(
-    labels: Iterable[str], guides: Guides, vocabulary: Vocabulary, *, key: str, control: str, separator: str
+    labels: Iterable[str],
+    guides: Guides,
+    vocabulary: Vocabulary,
+    *,
+    key: str,
+    control: str,
+    separator: str,
+    stacklevel: int,
 ) -> dict[str, str]:
     """Find out which labels name guides, and refuse those of which it was not said what they are.
 
@@ -127,6 +134,8 @@ def read_guides(
         Genes that are known.
     key, control, separator
         Column of the labels, and as for :func:`scdiva.data.conditions.perturbation_parts`.
+    stacklevel
+        Of warnings, as if this function gave them: 2 is its caller.
 
     Returns
     -------
@@ -162,12 +171,18 @@ def read_guides(
             f"{', '.join(map(repr, every[:_SHOWN]))}{', ...' * (len(every) > _SHOWN)}."
         )
     if guides is None or given:
-        _refuse_unsaid(every, found, vocabulary, key, control, separator)
+        _refuse_unsaid(every, found, vocabulary, key, control, separator, stacklevel)
     return found
 
 
 def _refuse_unsaid(
-    every: list[str], said: dict[str, str], vocabulary: Vocabulary, key: str, control: str, separator: str
+    every: list[str],
+    said: dict[str, str],
+    vocabulary: Vocabulary,
+    key: str,
+    control: str,
+    separator: str,
+    stacklevel: int,
 ) -> None:
     """Refuse, or tell, labels that look like guides or combinations and are not said to be."""
     known = genes_among(vocabulary)
@@ -185,7 +200,7 @@ def _refuse_unsaid(
             "perturbation of its own."
         )
         no_control = control not in every and control in unsaid.values()
-        _tell(message, no_control or 2 * len(unsaid) > len(rest))
+        _tell(message, no_control or 2 * len(unsaid) > len(rest), stacklevel)
         return
     if not separator:
         return
@@ -202,11 +217,12 @@ def _refuse_unsaid(
                 f"between them, such as {joined[0]!r}, and would be taken for one: pass separator={joint!r}, or "
                 "guides={} to leave labels as they are.",
                 2 * len(joined) > len(rest),
+                stacklevel,
             )
             return
 
 
-def _tell(message: str, refuse: bool) -> None:
+def _tell(message: str, refuse: bool, stacklevel: int) -> None:
     if refuse:
         raise ValueError(message)
-    warnings.warn(message, UserWarning, stacklevel=5)
+    warnings.warn(message, UserWarning, stacklevel=stacklevel + 2)

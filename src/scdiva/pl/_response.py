@@ -68,7 +68,8 @@ def names_of(predicted: Prediction, gene_symbols: str | None) -> NDArray[Any]:
     if gene_symbols is None:
         return np.asarray(predicted.genes)
     names = predicted.var[_column(predicted.var, gene_symbols, "predicted")]
-    return np.where(names.isna(), predicted.genes, names.astype(str))
+    written: NDArray[Any] = np.where(names.isna(), predicted.genes, names.astype(str))
+    return written
 
 
 def reference_mean(responses: Responses, at: int, reference: Literal["control", "mean"]) -> NDArray[np.float64]:

@@ -272,7 +272,7 @@ def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **readin
             f"{(n_cells == 1).sum()} of {len(order)} conditions were measured in one cell, the first is {first!r}: "
             "they count for as little as their sampling error, which is taken from the other conditions, lets them.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     base = mean[len(order) :]
     screen = Screen(

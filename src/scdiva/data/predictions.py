@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _OF_CONDITIONS = ("condition", "perturbation", "group", "dose", "n_parts", "n_seen", "trained")
+_TEXT = ("condition", "perturbation", "group")
 _GENES, _BASELINES = "genes", "baselines"
 _MEAN, _CHANGE, _SD, _CONTROL = "mean", "change", "sd", "control_mean"
 _WHAT = "what scdiva.tl.predict_perturbation or scdiva.tl.in_silico_perturbation returned, or the adata they were given"
@@ -115,7 +116,7 @@ def stored_prediction(predicted: AnnData) -> dict[str, Any]:
         parts[_SD] = found.sd
     return {
         **found.notes,
-        _GENES: np.asarray(found.genes).astype(str).astype(object),
+        _GENES: _text(found.genes),
         **{name: _rows(part) for name, part in parts.items()},
         # one that is defined for no condition is left out, as readers leave it out
         _BASELINES: {name: _rows(part) for name, part in found.baselines.items() if np.isfinite(part).any()},
@@ -160,7 +161,7 @@ def _of_cells(predicted: AnnData, notes: Mapping[str, Any]) -> Prediction:
 
 
 def _of_uns(adata: AnnData, stored: Mapping[str, Any], key: str) -> Prediction:
-    genes = pd.Index(np.asarray(stored[_GENES]).astype(str))
+    genes = pd.Index(_text(stored[_GENES]))
     parts = {name: np.asarray(stored[name]).T for name in (_MEAN, _CONTROL, _SD) if name in stored}
     parts |= {f"{_BASELINES}: {name}": np.asarray(part).T for name, part in stored.get(_BASELINES, {}).items()}
     conditions = _conditions(stored, parts[_MEAN], f"uns[{key!r}]['{_MEAN}']")
@@ -179,13 +180,18 @@ def _of_uns(adata: AnnData, stored: Mapping[str, Any], key: str) -> Prediction:
 
 
 def _conditions(notes: Mapping[str, Any], mean: NDArray[np.floating], where: str) -> pd.DataFrame:
-    frame = pd.DataFrame({name: np.asarray(notes[name]) for name in _OF_CONDITIONS})
+    frame = pd.DataFrame(
+        {name: _text(notes[name]) if name in _TEXT else np.asarray(notes[name]) for name in _OF_CONDITIONS}
+    )
     n = np.shape(mean)[1]
     if len(frame) != n:
         raise ValueError(
             f"the prediction names {len(frame)} conditions, but {where} has {n} "
             f"{'columns' if where.startswith('varm') else 'rows'}: the two are of different predictions. Predict anew."
         )
-    for name in ("condition", "perturbation", "group"):
-        frame[name] = frame[name].astype(str)
     return frame
+
+
+def _text(values: Any) -> NDArray[np.object_]:
+    """Give names as text, whatever a file brought them back as: zarr brings numpy's own strings."""
+    return np.array([str(value) for value in np.asarray(values)], dtype=object)

@@ -89,7 +89,7 @@ def test_what_is_asked_for_in_small_letters_brings_the_gene(cells, model, refuse
 @pytest.mark.parametrize("name", CALLS)
 def test_combinations_that_would_be_taken_for_one_gene(cells, model, refused, joint, name):
     genes = sorted(set(cells.obs["perturbation"]) - {"control"})
-    spoilt = relabelled(cells, lambda _, i: joint.join(genes[: 1 + i % 2] + [("control", genes[2])[i % 2]]))
+    spoilt = relabelled(cells, lambda _, i: joint.join([*genes[: 1 + i % 2], ("control", genes[2])[i % 2]]))
     refused(lambda a: CALLS[name](a, model), spoilt, ValueError, f"pass separator='[{joint}]'")
 
 

@@ -391,16 +391,3 @@ def test_what_is_no_screen_is_refused(one, fitted, data, tmp_path):
     twice.var_names = [twice.var_names[1], *twice.var_names[1:]]
     with pytest.raises(ValueError, match="1 of 60 genes repeat a name"):
         predict(twice, fitted)
-
-
-def test_it_can_be_scored_and_split(one, data):
-    """The whole way: what is held out, what is predicted of it, and its scores."""
-    split = data.copy()
-    sd.pp.split_perturbations(split, "perturbation", by="combination", n_splits=2, rng=0)
-    train, test = (split[split.obs["scdiva_split"] == part].copy() for part in ("train", "test"))
-    asked = sorted(test.obs["perturbation"].unique())
-    predicted = sd.tl.predict_perturbation(train, "perturbation", predict=asked, model=one, strategy="none")
-    assert not ours(predicted)["trained"].any()
-    scores = sd.tl.score_perturbation(predicted, data)
-    assert set(scores["method"]) == {"scdiva", *BASELINES} - {"elsewhere"}
-    assert np.isfinite(scores.loc[scores["reference"] == "control", "mse"]).all()

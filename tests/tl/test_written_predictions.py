@@ -15,6 +15,7 @@ import scipy.sparse as sp
 import torch
 
 import scdiva as sd
+from scdiva._constants import BASELINES
 from scdiva.data.expression import log_normalised
 from scdiva.data.predictions import read_prediction
 from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
@@ -187,7 +188,7 @@ def test_what_the_user_keeps_under_a_key_is_not_overwritten(one, perturbed_cells
     data = perturbed_cells(n=20)
     data.uns["neighbors"] = there
     before = contents(data)
-    with pytest.raises(ValueError, match=r"adata.uns\['neighbors'\] holds something else .* another key_added"):
+    with pytest.raises(ValueError, match=r"uns\['neighbors'\] holds something else .* another key_added"):
         sd.tl.predict_perturbation(data, "perturbation", model=one, strategy="none", key_added="neighbors")
     with pytest.raises(ValueError, match=r"adata.uns\['neighbors'\] holds something else"):
         sd.tl.in_silico_perturbation(data, genes[0], model=one, key_added="neighbors")
@@ -247,3 +248,17 @@ def test_what_is_asked_for_is_checked_before_the_fit(one, perturbed_cells, monke
     with pytest.raises(ValueError, match=match):
         sd.tl.predict_perturbation(data, "perturbation", groupby="line", model=one, **arguments)
     assert contents(data) == before
+
+
+def test_it_can_be_scored_and_split(one, perturbed_cells):
+    """The whole way: what is held out, what is predicted of it, and its scores."""
+    data = perturbed_cells(("control", "0", "1", "2", "3", "0+1", "1+2", "drug"))
+    split = data.copy()
+    sd.pp.split_perturbations(split, "perturbation", by="combination", n_splits=2, rng=0)
+    train, test = (split[split.obs["scdiva_split"] == part].copy() for part in ("train", "test"))
+    asked = sorted(test.obs["perturbation"].unique())
+    predicted = sd.tl.predict_perturbation(train, "perturbation", predict=asked, model=one, strategy="none")
+    assert not read_prediction(predicted).conditions["trained"].any()
+    scores = sd.tl.score_perturbation(predicted, data)
+    assert set(scores["method"]) == {"scdiva", *BASELINES} - {"elsewhere"}
+    assert np.isfinite(scores.loc[scores["reference"] == "control", "mse"]).all()

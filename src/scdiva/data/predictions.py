@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -129,8 +129,8 @@ def is_prediction(stored: object) -> bool:
     return isinstance(stored, Mapping) and needed <= stored.keys()
 
 
-def check_prediction_key(adata: AnnData, key: str) -> None:
-    """Refuse a key of `uns` under which the user keeps something else; an earlier prediction is replaced.
+def check_result_key(adata: AnnData, key: str, is_ours: Callable[[object], bool] = is_prediction) -> None:
+    """Refuse a key of `uns` under which the user keeps something else; an earlier result of the call is replaced.
 
     Raises
     ------
@@ -138,10 +138,10 @@ def check_prediction_key(adata: AnnData, key: str) -> None:
         If it does.
     """
     our_uns(adata)
-    if key == UNS or (key in adata.uns and not is_prediction(adata.uns[key])):
+    if key == UNS or (key in adata.uns and not is_ours(adata.uns[key])):
         raise ValueError(
-            f"adata.uns[{key!r}] holds something else than a prediction, and would be overwritten: pass another "
-            "key_added."
+            f"adata.uns[{key!r}] holds something else than an earlier result of this call, and would be overwritten: "
+            "pass another key_added."
         )
 
 

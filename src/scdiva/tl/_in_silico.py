@@ -21,7 +21,7 @@ from scdiva._threads import torch_threads_kept
 from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.genes import column_tokens
 from scdiva.data.guides import genes_among, genes_of_guides
-from scdiva.data.predictions import check_prediction_key, stored_prediction
+from scdiva.data.predictions import check_result_key, stored_prediction
 from scdiva.data.writing import check_writable
 from scdiva.tl._notes import model_name, seed_of
 from scdiva.tl._predicted import laid_out
@@ -130,7 +130,7 @@ def in_silico_perturbation(
     """
     begun = time.monotonic()
     check_writable(adata)
-    check_prediction_key(adata, key_added)
+    check_result_key(adata, key_added)
     if kind not in ("knockout", "overexpression"):
         raise ValueError(f'kind must be "knockout" or "overexpression", got {kind!r}.')
     if operator.index(n_cells) < 1:

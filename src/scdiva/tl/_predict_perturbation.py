@@ -13,7 +13,7 @@ from scdiva import _constants as C
 from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbations
 from scdiva.data.guides import genes_of_guides, read_guides
-from scdiva.data.predictions import check_prediction_key, stored_prediction
+from scdiva.data.predictions import check_result_key, stored_prediction
 from scdiva.data.writing import check_writable
 from scdiva.tl._fit_perturbation import Training, open_screen, trained
 from scdiva.tl._predicted import Asked, predicted_cells
@@ -165,7 +165,7 @@ def predict_perturbation(
     from scdiva.models.perturbation import PerturbationModel, is_perturbation_model, load_perturbation_model
 
     check_writable(adata)
-    check_prediction_key(adata, key_added)
+    check_result_key(adata, key_added)
     if operator.index(n_cells) < 1:
         raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
     reading: dict[str, Any] = {

@@ -182,7 +182,7 @@ def rank_perturbations(
     frame = frame.sort_values("cosine", ascending=False, kind="stable").reset_index(drop=True)
     columns = {str(name): np.asarray(frame[name]) for name in frame}
     columns["perturbation"] = np.array(frame["perturbation"].tolist(), dtype=object)
-    adata.uns[key_added] = {**columns, "state_key": state_key, "start": start, "target": target}
+    adata.uns[key_added] = {**columns, "state_key": str(state_key), "start": str(start), "target": str(target)}
     return frame
 
 

@@ -42,6 +42,8 @@ def read(labels, guides, human, control="ctrl", separator="+"):
         ("klf1", "KLF1"),
         ("Klf1", "KLF1"),
         ("klf1_2", "KLF1"),
+        ("tp53", "TP53"),
+        ("h2ax", "H2AX"),
         ("NKX2-1g1", "NKX2-1"),
         ("NKX2-1-2", "NKX2-1"),
         ("HLA-A_1", "HLA-A"),
@@ -60,7 +62,23 @@ def test_the_gene_of_a_guide(human, label, gene):
 
 @pytest.mark.parametrize(
     "label",
-    ["KLF1", "NKX2-1", "HLA-A", "TRAV1-2", "MT-ND1", "IL-2", "KLF1+GATA1", "ctrl", "drug", "drug_1", "IFN-beta", "B_1"],
+    [
+        "KLF1",
+        "NKX2-1",
+        "HLA-A",
+        "TRAV1-2",
+        "MT-ND1",
+        "IL-2",
+        "KLF1+GATA1",
+        "ctrl",
+        "drug",
+        "drug_1",
+        "IFN-beta",
+        "B_1",
+        "IFNb",
+        "TNFa",
+        "AMG-900",
+    ],
 )
 def test_genes_and_labels_of_something_else_are_no_guides(human, label):
     assert genes_of_guides([label, "KLF1", "NKX2"], genes_among(human), "ctrl", "+") == {}
@@ -97,6 +115,11 @@ def test_a_few_are_told(human):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read(["KLF1", "GATA1", "drug", "TAL1+KLF1"], None, human)
+
+
+def test_one_label_alone_is_told_and_not_refused(human):
+    with pytest.warns(UserWarning, match="1 of 1 perturbations .*'rest' -> 'REST'"):
+        assert read(["rest"], None, human) == {}
 
 
 def test_guides_of_the_control_have_to_be_said_where_there_is_no_other(human):

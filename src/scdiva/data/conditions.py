@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scdiva._nearest import no_column
+from scdiva._nearest import nearest, no_column
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -126,9 +126,11 @@ def perturbations(
     split = [perturbation_parts(str(name), control, separator) for name in names]
     if () not in split:
         shown = ", ".join(repr(str(name)) for name in names[:10])
+        near = nearest(control, names, n=1)
         raise ValueError(
             f"no cell of {where} is a control: {where}.obs[{perturbation_key!r}] never is {control!r}; it holds "
-            f"{shown}{', ...' if len(names) > 10 else ''}. Name the label of the unperturbed cells with control=."
+            f"{shown}{', ...' if len(names) > 10 else ''}. Name the label of the unperturbed cells with control="
+            + (f", perhaps control={near[0]!r}." if near else ".")
         )
     known = sorted(set(split), key=lambda parts: (len(parts) > 1, parts) if parts else (False, ()))
     code = {parts: i for i, parts in enumerate(known)}

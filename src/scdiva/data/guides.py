@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Literal
 
 from scdiva.data.conditions import perturbation_parts
@@ -19,7 +19,7 @@ Known = Callable[[Iterable[str]], set[str]]
 _AFFIXES = tuple(
     re.compile(pattern)
     for pattern in (
-        r"[-_.:# ]\d{1,3}$",  # KLF1_2, KLF1-1, KLF1.1
+        r"[-_.:# ]\d{1,2}$",  # KLF1_2, KLF1-1, KLF1.1
         r"(?i:[-_.: ]?(?:sg|sh|si|g|guide|[sc]?grna|crrna|shrna)[-_.: ]?\d{1,3})$",  # KLF1g1, KLF1_sg2, KLF1-gRNA_3
         r"(?i:^(?:sg|sh|si|g|guide|[sc]?grna|crrna|shrna)[-_.: ]?\d{0,3}[-_.: ])",  # g1-KLF1, sgRNA_KLF1
         r"^(?:sg|sh|si|g|sgRNA|gRNA)(?=[A-Z])",  # sgKLF1
@@ -60,12 +60,19 @@ def _numbers_behind(name: str) -> int:
 
 
 def without_affixes(name: str) -> list[str]:
-    """Name what a label may be of which affixes of guides were taken off, fewest first; each also in capitals."""
+    """Name what a label may be of which affixes of guides were taken off, fewest first; each also in capitals.
+
+    Not if it has both: "IFNb" and "TNFa" are how cytokines are written.
+    """
     found, last = [name], [name]
     for _ in range(_MOST_AFFIXES):
         last = [shorter for one in last for affix in _AFFIXES if (shorter := affix.sub("", one)) not in ("", one)]
         found += last
-    return [one for one in dict.fromkeys(form for plain in found for form in (plain, plain.upper())) if one != name]
+    return [one for one in dict.fromkeys(form for one in found for form in _in_capitals(one)) if one != name]
+
+
+def _in_capitals(name: str) -> tuple[str, ...]:
+    return (name,) if any(letter.isupper() for letter in name[1:]) else (name, name.upper())
 
 
 def genes_of_guides(labels: Iterable[str], known: Known, control: str, separator: str) -> dict[str, str]:
@@ -200,7 +207,7 @@ def _refuse_unsaid(
             "perturbation of its own."
         )
         no_control = control not in every and control in unsaid.values()
-        _tell(message, no_control or 2 * len(unsaid) > len(rest), stacklevel)
+        _tell(message, no_control or _most(unsaid, rest), stacklevel)
         return
     if not separator:
         return
@@ -216,10 +223,15 @@ def _refuse_unsaid(
                 f"{len(joined)} of {len(rest)} perturbations in adata.obs[{key!r}] are several genes with {joint!r} "
                 f"between them, such as {joined[0]!r}, and would be taken for one: pass separator={joint!r}, or "
                 "guides={} to leave labels as they are.",
-                2 * len(joined) > len(rest),
+                _most(joined, rest),
                 stacklevel,
             )
             return
+
+
+def _most(some: Collection[str], of: Collection[str]) -> bool:
+    """Whether the labels as a whole were meant otherwise: one alone may be what it is by chance."""
+    return len(some) > 1 and 2 * len(some) > len(of)
 
 
 def _tell(message: str, refuse: bool, stacklevel: int) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scdiva._nearest import no_column, or_nearest, refuse_unknown
+from scdiva._nearest import nearest, no_column, or_nearest, refuse_unknown
 
 
 def test_the_nearest_name_is_told_if_there_is_one():
@@ -21,3 +21,11 @@ def test_unknown_keys_are_refused_all_at_once():
     refuse_unknown(["a", "b"], ["b", "a", "c"], "Thing")
     with pytest.raises(ValueError, match=r"^Thing has no widht \(did you mean 'width'\?\), zzz\.$"):
         refuse_unknown(["zzz", "widht", "depth"], ["width", "depth"], "Thing")
+
+
+def test_capitals_do_not_count_and_no_name_comes_twice():
+    assert nearest("klf1", ["KLF10", "KLF1", "KLF1", "TAL1"]) == ["KLF1", "KLF10"]
+    assert nearest("Klf1", ["klf1", "KLF1"], n=1) == ["klf1"]  # the likest as it is written
+    assert nearest("KLF1", ["klf1", "KLF1"]) == ["KLF1", "klf1"]
+    assert or_nearest("CELL_TYPE", ["cell_type", "batch"]) == " (did you mean 'cell_type'?)"
+    assert nearest("zzz", ["KLF1"]) == []

@@ -21,8 +21,34 @@ def or_nearest(name: str, known: Iterable[str]) -> str:
     -------
     ``" (did you mean '...'?)"``, or nothing if no name is like it.
     """
-    near = difflib.get_close_matches(str(name), [str(one) for one in known], n=1, cutoff=0.6)
+    near = nearest(name, known, n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def nearest(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
+    """Give the known names that are most like a misspelt one, each once; capitals do not count.
+
+    Parameters
+    ----------
+    name
+        What was written.
+    known
+        What might have been meant, in any order and any number of times.
+    n
+        Names given, at most.
+    cutoff
+        How alike they have to be, 0 to 1.
+    """
+    forms: dict[str, list[str]] = {}
+    for one in dict.fromkeys(map(str, known)):
+        forms.setdefault(one.lower(), []).append(one)
+    near = difflib.get_close_matches(str(name).lower(), list(forms), n=n, cutoff=cutoff)
+    as_written = [one for form in near for one in sorted(forms[form], key=lambda one: _unlike(one, str(name)))]
+    return as_written[:n]
+
+
+def _unlike(one: str, other: str) -> float:
+    return -difflib.SequenceMatcher(None, one, other).ratio()
 
 
 def no_column(where: str, key: str, columns: Iterable[str]) -> KeyError:

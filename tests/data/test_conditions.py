@@ -69,3 +69,5 @@ def test_what_names_no_perturbation_is_refused():
         column(cells(["A", None, np.nan]), "p", where="query")
     with pytest.raises(ValueError, match=r"never is 'control'; it holds 'A', 'ctrl'.*control="):
         perturbations(cells(["A", "ctrl"]), "p")
+    with pytest.raises(ValueError, match=r"with control=, perhaps control='Control'\."):
+        perturbations(cells(["KLF1", "Control"]), "p")

@@ -31,8 +31,25 @@ def test_what_is_said_of_single_cells_keeps_the_mean(cells, change):
     found = shift_cells(cells, change, LEVEL, rng())
     assert (found >= 0).all()
     aim = np.maximum(cells.mean(axis=0) + change.mean(axis=0), 0)
-    kept = found.any(axis=0)  # all that have the gene may be told to lose it
-    np.testing.assert_allclose(found.mean(axis=0)[kept], aim[kept], rtol=1e-9, atol=1e-8)
+    np.testing.assert_allclose(found.mean(axis=0), aim, rtol=1e-9, atol=1e-8)
+
+
+def test_cells_that_were_drawn_from_more_meet_a_change_far_below_their_sampling_error():
+    draw = rng(8)
+    rate = np.concatenate([[0.0, 0.002], draw.gamma(0.5, 1.0, 198)])  # genes that few cells or none have among them
+    every = np.log1p(draw.poisson(rate, (2_000, 200))).astype(float)
+    change = draw.normal(scale=1e-3, size=200) * (every.mean(axis=0) > 0)
+    level = np.where(every.any(axis=0), every.sum(axis=0) / np.maximum((every > 0).sum(axis=0), 1), 1.0)
+    own = every[:50]
+    found = shift_cells(own, np.tile(change, (50, 1)), level, rng(9), every.mean(axis=0))
+    moved = found.mean(axis=0) - every.mean(axis=0)
+    np.testing.assert_allclose(moved, np.maximum(change, -every.mean(axis=0)), atol=1e-9)
+    assert np.corrcoef(own.mean(axis=0) - every.mean(axis=0), change)[0, 1] < 0.3  # which the cells alone don't
+    assert (found >= 0).all()
+    assert abs((found > 0).mean() - (every > 0).mean()) < 0.01
+    common = every.mean(axis=0) > 0.3
+    spread = found.std(axis=0)[common] / every.std(axis=0)[common]
+    assert 0.9 < np.median(spread) < 1.1
 
 
 @given(CELLS, st.integers(0, 99))

@@ -74,7 +74,8 @@ def test_what_is_documented_is_there_and_nothing_else(one, adata, genes, kind, c
         assert one.training
     finally:
         one.eval()
-    assert contents(adata) == before
+    kept = adata.uns.pop("scdiva_in_silico")
+    assert contents(adata) == before  # and nothing else was written
     assert same(weights(one), theirs)
     assert all(p.requires_grad and p.grad is None and p.device.type == "cpu" for p in one.parameters())
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -110,6 +111,9 @@ def test_what_is_documented_is_there_and_nothing_else(one, adata, genes, kind, c
     assert [notes[key] for key in ("perturbation_key", "control", "groupby", "dose_key", "separator", "kind")] == [
         "perturbation", "", "cell_type", "", "+", kind,
     ]  # fmt: skip
+    assert set(kept) == set(notes) | {"genes", "mean", "change", "sd", "control_mean", "baselines"}
+    np.testing.assert_array_equal(kept["mean"], found.varm["scdiva_mean"].T)
+    np.testing.assert_array_equal(kept["change"], (found.varm["scdiva_mean"] - found.varm["scdiva_control"]).T)
     assert (notes["model"], notes["seed"].isdigit(), notes["seconds"] > 0) == ("ScDiVa", True, True)
     found.write_h5ad(tmp_path / "found.h5ad")
     read = ad.read_h5ad(tmp_path / "found.h5ad")

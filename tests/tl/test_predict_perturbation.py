@@ -93,7 +93,8 @@ def test_what_is_documented_is_there_and_nothing_else(
         residual=None if strategy == "head" else "auto",
     )  # fmt: skip
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert contents(data) == before
+    kept = data.uns.pop("scdiva_perturbation")
+    assert contents(data) == before  # and nothing else was written
     assert same(weights(one), theirs)
     assert (found.shape, found.X.dtype) == ((21, 60), np.float32)
     assert np.isfinite(found.X).all()
@@ -139,6 +140,15 @@ def test_what_is_documented_is_there_and_nothing_else(
     assert set(ours(read)) == set(notes)
     np.testing.assert_array_equal(ours(read)["validation"]["mse"], notes["validation"]["mse"])
     assert len(sd.get.perturbation_df(read, top=5)) == 15
+    assert set(kept) == set(notes) | {"genes", "mean", "change", "sd", "control_mean", "baselines"}
+    assert kept["genes"].tolist() == genes
+    for name, key in (("mean", "mean"), ("sd", "sd"), ("control_mean", "control")):
+        assert kept[name].dtype == np.float32
+        np.testing.assert_array_equal(kept[name], found.varm[f"scdiva_{key}"].T)
+    np.testing.assert_array_equal(kept["change"], kept["mean"] - kept["control_mean"])
+    assert set(kept["baselines"]) == set(BASELINES) - {"elsewhere"}  # which is defined of nothing here
+    for name, mean in kept["baselines"].items():
+        np.testing.assert_array_equal(mean, found.varm[f"scdiva_baseline_{name}"].T)
 
 
 def test_controls_and_baselines_beside_plain_means(plain_fit, data, genes):
@@ -266,6 +276,7 @@ def test_other_control_cells_in_another_form(fitted, data, perturbed_cells, gene
     )
     before = contents(other)
     found = predict(other, fitted, [genes[0], "drug"], n_cells=5)
+    assert other.uns.pop("scdiva_perturbation")["genes"].tolist() == genes  # those of the screen, in its order
     assert contents(other) == before
     assert list(found.var_names) == genes
     assert found.var["n"].tolist() == [int(np.flatnonzero(order == j)[0]) for j in range(60)]
@@ -380,16 +391,3 @@ def test_what_is_no_screen_is_refused(one, fitted, data, tmp_path):
     twice.var_names = [twice.var_names[1], *twice.var_names[1:]]
     with pytest.raises(ValueError, match="1 of 60 genes repeat a name"):
         predict(twice, fitted)
-
-
-def test_it_can_be_scored_and_split(one, data):
-    """The whole way: what is held out, what is predicted of it, and its scores."""
-    split = data.copy()
-    sd.pp.split_perturbations(split, "perturbation", by="combination", n_splits=2, rng=0)
-    train, test = (split[split.obs["scdiva_split"] == part].copy() for part in ("train", "test"))
-    asked = sorted(test.obs["perturbation"].unique())
-    predicted = sd.tl.predict_perturbation(train, "perturbation", predict=asked, model=one, strategy="none")
-    assert not ours(predicted)["trained"].any()
-    scores = sd.tl.score_perturbation(predicted, data)
-    assert set(scores["method"]) == {"scdiva", *BASELINES} - {"elsewhere"}
-    assert np.isfinite(scores.loc[scores["reference"] == "control", "mse"]).all()

@@ -121,11 +121,12 @@ def test_a_pair_that_was_not_measured_comes_first(fitted, states, genes):
     assert truth not in set(rank(cells, fitted)["perturbation"])
 
 
-def test_what_is_documented_is_there_and_nothing_else(fitted, states, contents, weights, same):
+def test_what_is_documented_is_there_and_nothing_else(fitted, states, contents, weights, same, tmp_path):
     cells = states("2")
     before, theirs, state = contents(cells), weights(fitted.model), torch.random.get_rng_state()
     found = rank(cells, fitted, combinations=True)
-    assert contents(cells) == before
+    kept = cells.uns.pop("scdiva_ranked_perturbations")
+    assert contents(cells) == before  # and nothing else was written
     assert same(weights(fitted.model), theirs)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert {name: np.asarray(found[name]).dtype.kind for name in found} == COLUMNS
@@ -133,6 +134,23 @@ def test_what_is_documented_is_there_and_nothing_else(fitted, states, contents, 
     assert found["cosine"].is_monotonic_decreasing
     assert np.isfinite(found[["cosine", "reached", "distance"]].to_numpy()).all()
     pd.testing.assert_frame_equal(rank(cells, fitted, combinations=True), found)
+    # h5ad and zarr hold what is kept, and it reads as the ranking; a later one replaces it
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    cells.write_zarr(tmp_path / "cells.zarr")
+    for stored in (
+        kept,
+        ad.read_h5ad(tmp_path / "cells.h5ad").uns["scdiva_ranked_perturbations"],
+        ad.read_zarr(tmp_path / "cells.zarr").uns["scdiva_ranked_perturbations"],
+    ):
+        assert (stored["state_key"], stored["start"], stored["target"]) == ("state", "from", "to")
+        assert [str(name) for name in stored["perturbation"]] == found["perturbation"].tolist()
+        for name in set(COLUMNS) - {"perturbation"}:
+            np.testing.assert_array_equal(stored[name], found[name])
+    shorter = rank(cells, fitted)
+    assert len(cells.uns["scdiva_ranked_perturbations"]["cosine"]) == len(shorter) < len(found)
+    cells.uns["mine"] = {"cosine": 1}
+    with pytest.raises(ValueError, match=r"adata.uns\['mine'\] holds something else than an earlier result"):
+        rank(cells, fitted, key_added="mine")
 
 
 @pytest.mark.parametrize("base", ["expected", "additive"])

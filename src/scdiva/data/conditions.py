@@ -1,22 +1,18 @@
-"""What the labels of perturbed cells name, and which conditions a prediction holds."""
+"""What the labels of perturbed cells name."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
-from scdiva._constants import PERTURBATION, UNS, VARM_MEAN
-from scdiva._nearest import no_column
-from scdiva.data.writing import check_anndata, our_uns
+from scdiva._nearest import nearest, no_column
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
-
-_OF_CONDITIONS = ("condition", "perturbation", "group", "dose", "n_parts", "n_seen", "trained")
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,13 @@ def perturbation_parts(label: str, control: str = "control", separator: str = "+
 
 
 def perturbations(
-    adata: AnnData, perturbation_key: str, control: str = "control", separator: str = "+", *, where: str = "adata"
+    adata: AnnData,
+    perturbation_key: str,
+    control: str = "control",
+    separator: str = "+",
+    guides: Mapping[str, str] | None = None,
+    *,
+    where: str = "adata",
 ) -> Perturbations:
     """Read the perturbation of each cell.
 
@@ -100,6 +102,8 @@ def perturbations(
         A column of `adata.obs`.
     control, separator
         See :func:`perturbation_parts`.
+    guides
+        What labels that name guides are with genes instead (:func:`scdiva.data.guides.read_guides`).
     where
         What the cells are called in messages.
 
@@ -116,12 +120,17 @@ def perturbations(
     """
     labels = column(adata, perturbation_key, where=where)
     names, number = np.unique(labels, return_inverse=True)
+    if guides:
+        names, again = np.unique([guides.get(str(name), str(name)) for name in names], return_inverse=True)
+        number = again[number]
     split = [perturbation_parts(str(name), control, separator) for name in names]
     if () not in split:
         shown = ", ".join(repr(str(name)) for name in names[:10])
+        near = nearest(control, names, n=1)
         raise ValueError(
             f"no cell of {where} is a control: {where}.obs[{perturbation_key!r}] never is {control!r}; it holds "
-            f"{shown}{', ...' if len(names) > 10 else ''}. Name the label of the unperturbed cells with control=."
+            f"{shown}{', ...' if len(names) > 10 else ''}. Name the label of the unperturbed cells with control="
+            + (f", perhaps control={near[0]!r}." if near else ".")
         )
     known = sorted(set(split), key=lambda parts: (len(parts) > 1, parts) if parts else (False, ()))
     code = {parts: i for i, parts in enumerate(known)}
@@ -162,45 +171,3 @@ def column(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.str_
         )
     found: NDArray[np.str_] = adata.obs[key].astype(str).to_numpy().astype(str)
     return found
-
-
-def predicted_conditions(predicted: AnnData) -> pd.DataFrame:
-    """List the conditions of a prediction.
-
-    Parameters
-    ----------
-    predicted
-        What `tl.predict_perturbation` or `tl.in_silico_perturbation` returned, or some of its cells or genes.
-
-    Returns
-    -------
-    One row for each column of its `varm` matrices: `condition`, `perturbation`, `group`, `dose`, `n_parts`, `n_seen`,
-    `trained`.
-
-    Raises
-    ------
-    TypeError
-        If it is no AnnData object.
-    KeyError
-        If it is no prediction.
-    ValueError
-        If conditions and means do not belong together.
-    """
-    check_anndata(predicted)
-    ours = our_uns(predicted).get(PERTURBATION)
-    if ours is None or VARM_MEAN not in predicted.varm:
-        where = f"uns[{UNS!r}] has no {PERTURBATION!r}" if ours is None else f"varm has no {VARM_MEAN!r}"
-        raise KeyError(
-            f"this is no prediction, its {where}: pass what scdiva.tl.predict_perturbation or "
-            "scdiva.tl.in_silico_perturbation returned."
-        )
-    frame = pd.DataFrame({name: np.asarray(ours[name]) for name in _OF_CONDITIONS})
-    n = np.shape(predicted.varm[VARM_MEAN])[1]
-    if len(frame) != n:
-        raise ValueError(
-            f"the prediction names {len(frame)} conditions, but varm[{VARM_MEAN!r}] has {n} columns: the two are of "
-            "different predictions. Predict anew."
-        )
-    for name in ("condition", "perturbation", "group"):
-        frame[name] = frame[name].astype(str)
-    return frame

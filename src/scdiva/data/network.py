@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +11,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from scdiva._constants import UNS
+from scdiva._nearest import nearest
 from scdiva.data.writing import our_uns
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def genes_of(network: Network, genes: Sequence[str], key: str) -> NDArray[np.int
     found = [column[name] for name in wanted if name in column]
     missing = [name for name in wanted if name not in column]
     if not found:
-        near = difflib.get_close_matches(missing[0], list(column), 3, 0.6) if missing else []
+        near = nearest(missing[0], column) if missing else []
         like = f"; it has {', '.join(near)}" if near else ""
         raise KeyError(
             f"none of {len(wanted)} genes ({', '.join(missing[:3])}{', ...' * (len(missing) > 3)}) is in the network "

@@ -13,8 +13,10 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._nearest import or_nearest
 from scdiva._validate import Input
-from scdiva.data.conditions import column, perturbation_parts, perturbations, predicted_conditions
+from scdiva.data.conditions import column, perturbation_parts, perturbations
 from scdiva.data.expression import log_normalised
+from scdiva.data.guides import genes_of_guides
+from scdiva.data.predictions import Prediction, read_prediction
 from scdiva.data.writing import check_anndata
 from scdiva.metrics import de_scores
 
@@ -38,10 +40,10 @@ class Cells(NamedTuple):
 
 
 class Responses(NamedTuple):
-    """Observed cells of predicted conditions; conditions are named by their column in `varm`."""
+    """Observed cells of predicted conditions; conditions are named by their number."""
 
     conditions: pd.DataFrame
-    """As `predicted_conditions` lists them; of these, some may not have been observed."""
+    """As the prediction lists them; of these, some may not have been observed."""
     genes: NDArray[np.intp]
     """Which genes of the prediction were observed too; all else here is of these."""
     expression: sp.csr_matrix
@@ -52,9 +54,9 @@ class Responses(NamedTuple):
     perturbed: dict[int, Cells]
     control: dict[str, Cells]
     means: dict[str, NDArray[np.float64]]
-    """Predicted mean by method, genes × all columns of `varm`; ours first. NaN where a method predicts nothing."""
+    """Predicted mean by method, genes × all conditions; ours first. NaN where a method predicts nothing."""
     references: dict[Reference, list[NDArray[np.float64] | None]]
-    """From where changes are measured, for each column of `varm`: `"control"` and `"mean"`; None where it is not
+    """From where changes are measured, for each condition: `"control"` and `"mean"`; None where it is not
     defined."""
 
     def control_of(self, at: int) -> Cells:
@@ -74,6 +76,7 @@ def observed_responses(
     use_raw: bool = False,
     input: Input = "auto",
     only: Sequence[int] | None = None,
+    key: str = C.PREDICTED,
 ) -> Responses:
     """Find the observed cells of predicted conditions, and the control cells of their groups.
 
@@ -83,13 +86,15 @@ def observed_responses(
     Parameters
     ----------
     predicted
-        What `tl.predict_perturbation` or `tl.in_silico_perturbation` returned.
+        What `tl.predict_perturbation` or `tl.in_silico_perturbation` returned, or the adata they were given.
     observed
         Perturbed cells and, of each group, control cells.
     layer, use_raw, input
         What to read of `observed`, as for :func:`scdiva.tl.embed`.
     only
-        Columns of the conditions wanted; None takes all.
+        Numbers of the conditions wanted; None takes all.
+    key
+        Entry of `uns` of the adata that was given.
 
     Returns
     -------
@@ -109,17 +114,17 @@ def observed_responses(
     UserWarning
         If only some genes of the prediction were observed.
     """
-    conditions = predicted_conditions(predicted)
-    ours = predicted.uns[C.UNS][C.PERTURBATION]
+    prediction = read_prediction(predicted, key)
+    conditions, ours = prediction.conditions, prediction.notes
     wanted = conditions if only is None else conditions.loc[list(only)]
     check_anndata(observed)
     rows, control_rows = _observed_rows(wanted, ours, observed)
-    values, genes = _shared_genes(predicted, observed, layer=layer, use_raw=use_raw, input=input)
+    values, genes = _shared_genes(prediction, observed, layer=layer, use_raw=use_raw, input=input)
     control = {group: _summary(values[cells]) for group, cells in control_rows.items()}
     perturbed = {at: _summary(values[cells]) for at, cells in rows.items()}
-    _check_scale(predicted, conditions, genes, control, list(rows))
-    means = _predicted_means(predicted, genes)
-    references = _references(predicted, conditions, genes, control, ours)
+    _check_scale(prediction, genes, control, list(rows))
+    means = _predicted_means(prediction, genes)
+    references = _references(prediction, genes, control)
     return Responses(conditions, genes, values, rows, control_rows, perturbed, control, means, references)
 
 
@@ -131,7 +136,7 @@ def response_score(responses: Responses, at: int, reference: Reference = "contro
     responses
         What :func:`observed_responses` returned.
     at
-        Column of a condition that was observed.
+        Number of a condition that was observed.
     reference
         Against what; the mean of perturbations is taken to have the spread of the control cells.
 
@@ -151,7 +156,7 @@ def _observed_rows(
     """Find the cells of each condition, leaving out those that were not observed, and the control cells by group."""
     key, name, separator = str(ours["perturbation_key"]), str(ours["control"]), str(ours["separator"])
     groupby, dose_key = str(ours["groupby"]), str(ours["dose_key"])
-    known = perturbations(observed, key, name, separator, where="observed")
+    known = perturbations(observed, key, name, separator, _guides(conditions, ours, observed), where="observed")
     group = column(observed, groupby, where="observed") if groupby else np.full(observed.n_obs, "")
     dose = _doses(observed, dose_key) if dose_key else None
     codes = {parts: code for code, parts in enumerate(known.parts)}
@@ -184,6 +189,18 @@ def _observed_rows(
     return perturbed, control
 
 
+def _guides(conditions: pd.DataFrame, ours: Mapping[str, Any], observed: AnnData) -> dict[str, str] | None:
+    """Say what observed guides are of, where the prediction was made from guides: also those that it did not see."""
+    said = ours.get("guides")
+    if not said:
+        return None
+    name, separator = str(ours["control"]), str(ours["separator"])
+    guides = dict(zip(map(str, said["label"]), map(str, said["gene"]), strict=True))
+    predicted = {part for label in conditions["perturbation"] for part in perturbation_parts(label, name, separator)}
+    labels = set(column(observed, str(ours["perturbation_key"]), where="observed").tolist()) - guides.keys()
+    return genes_of_guides(labels, lambda names: predicted.intersection(names), name, separator) | guides
+
+
 def _doses(observed: AnnData, dose_key: str) -> NDArray[np.float64]:
     """Read the dose of each cell; NaN where it is no number."""
     if dose_key not in observed.obs:
@@ -197,27 +214,27 @@ def _doses(observed: AnnData, dose_key: str) -> NDArray[np.float64]:
     return found
 
 
-def _shared_genes(predicted: AnnData, observed: AnnData, **reading: Any) -> tuple[sp.csr_matrix, NDArray[np.intp]]:
-    """Read the observed expression of the genes of both; return it and which genes of `predicted` they are."""
+def _shared_genes(prediction: Prediction, observed: AnnData, **reading: Any) -> tuple[sp.csr_matrix, NDArray[np.intp]]:
+    """Read the observed expression of the genes of both; return it and which genes of the prediction they are."""
     values, var = log_normalised(observed, **reading)
-    for names, where in ((predicted.var_names, "predicted"), (var.index, "observed")):
+    for names, where in ((prediction.genes, "predicted"), (var.index, "observed")):
         if not names.is_unique:
             again = names[names.duplicated()]
             raise ValueError(
                 f"{len(again)} genes of {where} bear the name of another (first: {again[0]!r}): call "
                 f"{where}.var_names_make_unique() on both, in the same order of genes."
             )
-    at = var.index.get_indexer(predicted.var_names)
+    at = var.index.get_indexer(prediction.genes)
     shared = np.flatnonzero(at >= 0)
     if len(shared) < 2:
         raise ValueError(
-            f"predicted and observed have {len(shared)} genes in common, by name: {predicted.n_vars} such as "
-            f"{predicted.var_names[0]!r} and {len(var)} such as {var.index[0]!r}."
+            f"predicted and observed have {len(shared)} genes in common, by name: {len(at)} such as "
+            f"{prediction.genes[0]!r} and {len(var)} such as {var.index[0]!r}."
         )
-    if len(shared) < predicted.n_vars:
+    if len(shared) < len(at):
         warnings.warn(
-            f"{predicted.n_vars - len(shared)} of {predicted.n_vars} predicted genes were not observed (first: "
-            f"{predicted.var_names[at < 0][0]!r}); the {len(shared)} others are compared.",
+            f"{len(at) - len(shared)} of {len(at)} predicted genes were not observed (first: "
+            f"{prediction.genes[at < 0][0]!r}); the {len(shared)} others are compared.",
             UserWarning,
             stacklevel=4,
         )
@@ -233,17 +250,12 @@ def _summary(cells: sp.csr_matrix) -> Cells:
     return Cells(n, mean, np.where(variance > 1e-12 * square, variance, 0.0))  # the rest is rounding
 
 
-def _check_scale(
-    predicted: AnnData,
-    conditions: pd.DataFrame,
-    genes: NDArray[np.intp],
-    control: dict[str, Cells],
-    scored: list[int],
-) -> None:
+def _check_scale(prediction: Prediction, genes: NDArray[np.intp], control: dict[str, Cells], scored: list[int]) -> None:
     """Refuse control cells that are far from those the prediction was made from."""
+    conditions = prediction.conditions
     for at in scored:
         here = float(control[conditions.loc[at, "group"]].mean.mean())
-        there = float(np.asarray(predicted.varm[C.VARM_CONTROL])[genes, at].mean(dtype=np.float64))
+        there = float(prediction.control[genes, at].mean(dtype=np.float64))
         if not max(here, there) <= _OTHER_SCALE * min(here, there):
             raise ValueError(
                 f"control cells have a mean log-normalised expression of {here:.3g} in observed, but {there:.3g} in "
@@ -253,34 +265,27 @@ def _check_scale(
             )
 
 
-def _predicted_means(predicted: AnnData, genes: NDArray[np.intp]) -> dict[str, NDArray[np.float64]]:
+def _predicted_means(prediction: Prediction, genes: NDArray[np.intp]) -> dict[str, NDArray[np.float64]]:
     """Means by method, genes × conditions; baselines that predict nothing are left out."""
-    means = {OURS: np.asarray(predicted.varm[C.VARM_MEAN], dtype=np.float64)[genes]}
-    for name in C.BASELINES:
-        key = C.VARM_BASELINE + name
-        if key in predicted.varm:
-            mean = np.asarray(predicted.varm[key], dtype=np.float64)[genes]
-            if np.isfinite(mean).all(axis=0).any():
-                means[name] = mean
+    means = {OURS: prediction.mean[genes].astype(np.float64)}
+    for name, of_all in prediction.baselines.items():
+        mean = of_all[genes].astype(np.float64)
+        if np.isfinite(mean).all(axis=0).any():
+            means[name] = mean
     return means
 
 
 def _references(
-    predicted: AnnData,
-    conditions: pd.DataFrame,
-    genes: NDArray[np.intp],
-    control: dict[str, Cells],
-    ours: Mapping[str, Any],
+    prediction: Prediction, genes: NDArray[np.intp], control: dict[str, Cells]
 ) -> dict[Reference, list[NDArray[np.float64] | None]]:
     """Means from which changes are measured, by condition; None where there is none."""
-    key = C.VARM_BASELINE + "train_mean"
-    by_condition = np.asarray(predicted.varm[key], dtype=np.float64) if key in predicted.varm else None
-    overall = np.asarray(ours.get("train_mean", ()), dtype=np.float64)
-    is_whole = len(overall) == predicted.n_vars and bool(np.isfinite(overall).all())  # not if genes were taken out
+    conditions, by_condition = prediction.conditions, prediction.baselines.get("train_mean")
+    overall = np.asarray(prediction.notes.get("train_mean", ()), dtype=np.float64)
+    is_whole = len(overall) == len(prediction.genes) and bool(np.isfinite(overall).all())  # not if genes were taken out
     mean: list[NDArray[np.float64] | None] = []
     for at in range(len(conditions)):
         if by_condition is not None and np.isfinite(by_condition[:, at]).all():
-            mean.append(by_condition[genes, at])
+            mean.append(by_condition[genes, at].astype(np.float64))
         else:
             mean.append(overall[genes] if is_whole else None)
     of_group = [control[group].mean if group in control else None for group in conditions["group"]]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scdiva._constants import PERTURBATION, UNS, VARM_CONTROL, VARM_MEAN, VARM_SD
-from scdiva.data.conditions import predicted_conditions
+from scdiva._constants import PREDICTED
+from scdiva.data.predictions import read_prediction
 from scdiva.data.writing import check_anndata
 
 if TYPE_CHECKING:
@@ -18,18 +18,25 @@ if TYPE_CHECKING:
 
 
 def perturbation_df(
-    predicted: AnnData, *, condition: Sequence[str] | str | None = None, top: int | None = None
+    predicted: AnnData,
+    *,
+    condition: Sequence[str] | str | None = None,
+    top: int | None = None,
+    key: str = PREDICTED,
 ) -> pd.DataFrame:
     """List the predicted change of each gene, one row per condition and gene.
 
     Parameters
     ----------
     predicted
-        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned.
+        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned, or the adata that was
+        given to them.
     condition
         Conditions, in the order wanted; None takes all.
     top
         Genes listed of each condition, the first ones; None lists all.
+    key
+        Of the adata that was given, the entry of `uns` with the prediction: the `key_added` of the call.
 
     Returns
     -------
@@ -62,7 +69,8 @@ def perturbation_df(
     check_anndata(predicted)
     if top is not None and top < 1:
         raise ValueError(f"top must be at least 1, got {top}.")
-    conditions = predicted_conditions(predicted)
+    prediction = read_prediction(predicted, key)
+    conditions = prediction.conditions
     names = conditions["condition"].tolist()
     wanted = names if condition is None else [condition] if isinstance(condition, str) else list(condition)
     if not wanted:
@@ -73,20 +81,18 @@ def perturbation_df(
             f"{len(missing)} of {len(wanted)} conditions are not in the prediction (first: {missing[0]!r}); it has "
             f"{', '.join(map(repr, names[:10]))}{', ...' if len(names) > 10 else ''}."
         )
-    sds = np.asarray(predicted.varm[VARM_SD]) if VARM_SD in predicted.varm else None
-    learned = predicted.uns[UNS][PERTURBATION].get("trained_on_interventions", True)
+    learned = prediction.notes.get("trained_on_interventions", True)
     parts = []
     for name in wanted:
         at = names.index(name)
-        mean = np.asarray(predicted.varm[VARM_MEAN])[:, at].astype(np.float64)
-        control = np.asarray(predicted.varm[VARM_CONTROL])[:, at].astype(np.float64)
-        sd = np.full(len(mean), np.nan) if sds is None else sds[:, at].astype(np.float64)
+        mean, control = prediction.mean[:, at].astype(np.float64), prediction.control[:, at].astype(np.float64)
+        sd = np.full(len(mean), np.nan) if prediction.sd is None else prediction.sd[:, at].astype(np.float64)
         part = _tested(control, mean, sd)
         if not learned:
             part[["p", "padj"]] = np.nan
         order = np.lexsort((-part["delta"].abs(), -part["z"].abs()))[:top]  # NaN stands last
         part = part.iloc[order]
-        part.insert(0, "gene", np.asarray(predicted.var_names)[order])
+        part.insert(0, "gene", np.asarray(prediction.genes)[order])
         for place, column in enumerate(("condition", "perturbation", "group")):
             values = pd.Categorical([conditions.loc[at, column]], conditions[column].unique())
             part.insert(place, column, values.repeat(len(part)))

@@ -8,7 +8,13 @@ from numpy.typing import NDArray
 Matrix = NDArray[np.float64]
 
 
-def shift_cells(cells: Matrix, change: Matrix, level: NDArray[np.floating], rng: np.random.Generator) -> Matrix:
+def shift_cells(
+    cells: Matrix,
+    change: Matrix,
+    level: NDArray[np.floating],
+    rng: np.random.Generator,
+    start: NDArray[np.floating] | None = None,
+) -> Matrix:
     r"""Change the mean of each gene by how many cells express it, then by how much they do.
 
     In single cells a gene's mean moves with the share p of cells in which it is found. As if counts were Poisson, that
@@ -27,15 +33,19 @@ def shift_cells(cells: Matrix, change: Matrix, level: NDArray[np.floating], rng:
         Mean of a gene where it is expressed, `(n_genes,)`, for genes that none of these cells expresses.
     rng
         Draws the cells.
+    start
+        Mean that the change starts from, `(n_genes,)`; None: that of these cells. If they were drawn from more, it is
+        the mean of them all: what the drawn ones miss it by is mended with the change, and a change that is smaller
+        than this sampling error is still met.
 
     Returns
     -------
-    float64 `(n_cells, n_genes)`, 0 or above. The mean of a gene is `cells.mean(axis=0) + change.mean(axis=0)`, or 0
-    where that is below.
+    float64 `(n_cells, n_genes)`, 0 or above. The mean of a gene is `start + change.mean(axis=0)`, or 0 where that is
+    below.
     """
     n = len(cells)
     mean, shift = cells.mean(axis=0), change.mean(axis=0)
-    aim = np.maximum(mean + shift, 0.0)
+    aim = np.maximum((mean if start is None else start) + shift, 0.0)
     on = cells > 0
     n_on = on.sum(axis=0)
     share = n_on / n
@@ -60,7 +70,9 @@ def shift_cells(cells: Matrix, change: Matrix, level: NDArray[np.floating], rng:
 
     beyond = change - shift
     if beyond.any():
-        made = np.where(made > 0, np.maximum(made + beyond, 0.0), 0.0)
+        apart = np.where(made > 0, np.maximum(made + beyond, 0.0), 0.0)
+        # where all cells that have a gene would lose it, they keep it: the mean has to be met by some
+        made = np.where(apart.any(axis=0), apart, made)
     now = made.mean(axis=0)
     scaled: Matrix = made * np.divide(aim, now, out=np.zeros_like(aim), where=now > 0)
     return scaled

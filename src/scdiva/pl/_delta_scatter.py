@@ -9,17 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdiva import metrics
-from scdiva._constants import VARM_SD
+from scdiva._constants import PREDICTED
 from scdiva._docs import with_shared_docs
-from scdiva.data.conditions import predicted_conditions
 from scdiva.data.observed import OURS, Responses, observed_responses, response_score
+from scdiva.data.predictions import read_prediction
 from scdiva.data.writing import check_anndata
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._labels import place_labels
 from scdiva.pl._response import (
     COLOURS,
     find_condition,
-    gene_names,
+    names_of,
     reference_mean,
     strongest_first,
     written_name,
@@ -48,6 +48,7 @@ def delta_scatter(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
+    key: str = PREDICTED,
     ax: Axes | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
@@ -62,9 +63,10 @@ def delta_scatter(
     Parameters
     ----------
     predicted
-        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned.
+        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned, or the adata that was
+        given to them.
     condition
-        One of ``predicted.uns["scdiva"]["perturbation"]["condition"]``; the perturbation is enough where it is
+        One of those that were predicted; the perturbation is enough where it is
         predicted in one group only.
     observed
         Cells of that condition and control cells, counts or log-normalised, with the columns of obs by which was
@@ -86,6 +88,8 @@ def delta_scatter(
     input
         Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of normalised counts, taken as it is), or ``"auto"`` to
         tell from the values.
+    key
+        Of that adata, the entry of ``uns`` with the prediction.
     %(ax)s
     %(return_fig)s
     %(save)s
@@ -119,10 +123,11 @@ def delta_scatter(
     check_file(save)
     if n_names < 0:
         raise ValueError(f"n_names must be 0 or more, got {n_names}.")
-    at = find_condition(predicted, condition)
-    name = predicted_conditions(predicted).loc[at, "condition"]
-    names = gene_names(predicted, gene_symbols)
-    responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input, only=[at])
+    prediction = read_prediction(predicted, key)
+    at = find_condition(prediction, condition)
+    name = prediction.conditions.loc[at, "condition"]
+    names = names_of(prediction, gene_symbols)
+    responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input, key=key, only=[at])
     if method not in responses.methods(at):
         raise KeyError(f"method={method!r} does not predict {name!r}; {', '.join(responses.methods(at))} do.")
     base = reference_mean(responses, at, reference)
@@ -138,8 +143,8 @@ def delta_scatter(
     axes.axvline(0, color="0.9", linewidth=0.8, zorder=0)
     if uncertainty:
         error, spread = _errors(responses, at, reference), np.full(len(x), np.nan)
-        if method == OURS and VARM_SD in predicted.varm:
-            spread = np.asarray(predicted.varm[VARM_SD], dtype=np.float64)[responses.genes, at]
+        if method == OURS and prediction.sd is not None:
+            spread = prediction.sd[responses.genes, at].astype(np.float64)
         for genes, ink in ((rest, 0.15), (top, 0.4)):
             axes.errorbar(
                 x[genes], y[genes], xerr=error[genes], yerr=spread[genes], fmt="none", ecolor=("0.3", ink),

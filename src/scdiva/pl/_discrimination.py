@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from scdiva import metrics
+from scdiva._constants import PREDICTED
 from scdiva._docs import with_shared_docs
 from scdiva.data.observed import OURS, Responses, observed_responses
 from scdiva.data.writing import check_anndata
@@ -42,6 +43,7 @@ def discrimination(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
+    key: str = PREDICTED,
     ax: Axes | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
@@ -56,7 +58,8 @@ def discrimination(
     Parameters
     ----------
     predicted
-        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned.
+        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned, or the adata that was
+        given to them.
     observed
         Cells of its conditions and control cells, counts or log-normalised, with the columns of obs by which was
         predicted. Genes are matched by var names. Conditions without cells are left out.
@@ -77,6 +80,8 @@ def discrimination(
     input
         Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of normalised counts, taken as it is), or ``"auto"`` to
         tell from the values.
+    key
+        Of that adata, the entry of ``uns`` with the prediction.
     %(ax)s
     %(return_fig)s
     %(save)s
@@ -107,7 +112,7 @@ def discrimination(
     check_anndata(predicted)
     check_anndata(observed)
     check_file(save)
-    responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input)
+    responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input, key=key)
     chosen = _of_one_group(responses, group)
     methods_of(responses, chosen, [method])
     bases = np.array([reference_mean(responses, at, reference) for at in chosen])

@@ -10,17 +10,17 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from scdiva._constants import BASELINES, VARM_BASELINE, VARM_CONTROL
+from scdiva._constants import BASELINES, PREDICTED
 from scdiva._docs import with_shared_docs
-from scdiva.data.conditions import predicted_conditions
 from scdiva.data.observed import OURS, observed_responses, response_score
+from scdiva.data.predictions import Prediction, read_prediction
 from scdiva.data.writing import check_anndata
 from scdiva.get import perturbation_df
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import (
     COLOURS,
     find_condition,
-    gene_names,
+    names_of,
     parts_of,
     predicted_cells,
     strongest_first,
@@ -53,6 +53,7 @@ def perturbation(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
+    key: str = PREDICTED,
     ax: Axes | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
@@ -67,12 +68,16 @@ def perturbation(
     group (Welch's t); the strongest first. Without, those of the largest predicted change, in units of its standard
     deviation where there is one; control cells are then a line at their mean.
 
+    The predicted cells are those that the call returned. The adata that was given to it holds their means alone: of it,
+    predicted is a dot at the mean, with a bar of one standard deviation of that mean, and no box.
+
     Parameters
     ----------
     predicted
-        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned.
+        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned, or the adata that was
+        given to them.
     condition
-        One of ``predicted.uns["scdiva"]["perturbation"]["condition"]``; the perturbation is enough where it is
+        One of those that were predicted; the perturbation is enough where it is
         predicted in one group only.
     observed
         Cells of that condition and control cells, counts or log-normalised, with the columns of obs by which was
@@ -88,6 +93,8 @@ def perturbation(
     input
         Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of normalised counts, taken as it is), or ``"auto"`` to
         tell from the values.
+    key
+        Of that adata, the entry of ``uns`` with the prediction.
     %(ax)s
     %(return_fig)s
     %(save)s
@@ -103,8 +110,8 @@ def perturbation(
         If `predicted` is no prediction, the condition, a column or layer does not exist, or a baseline does not predict
         this condition.
     ValueError
-        If `n_genes` is below 1, no cell of the condition or no control cell was observed, no cell of it is in
-        `predicted`, no gene is in both, or `save` ends in no picture format.
+        If `n_genes` is below 1, no cell of the condition or no control cell was observed, no cell of it is among those
+        of `predicted`, no gene is in both, or `save` ends in no picture format.
 
     Examples
     --------
@@ -122,35 +129,43 @@ def perturbation(
     check_file(save)
     if n_genes < 1:
         raise ValueError(f"n_genes must be at least 1, got {n_genes}.")
-    at = find_condition(predicted, condition)
-    found = predicted_conditions(predicted).loc[at]
-    means = _baseline_means(predicted, at, baselines)
-    names = gene_names(predicted, gene_symbols)
-    of_condition = predicted_cells(predicted, found["condition"])
+    prediction = read_prediction(predicted, key)
+    at = find_condition(prediction, condition)
+    found = prediction.conditions.loc[at]
+    means = _baseline_means(prediction, at, baselines)
+    names = names_of(prediction, gene_symbols)
+    of_condition = predicted_cells(prediction, found["condition"])
     cells: dict[str, sp.csr_matrix] = {}
     if observed is None:
-        genes = _surest(predicted, found["condition"], n_genes)
+        genes = _surest(predicted, prediction, found["condition"], n_genes, key)
     else:
-        responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input, only=[at])
+        responses = observed_responses(
+            predicted, observed, layer=layer, use_raw=use_raw, input=input, key=key, only=[at]
+        )
         change = responses.perturbed[at].mean - responses.control_of(at).mean
         best = strongest_first(change, response_score(responses, at))[:n_genes]
         genes = responses.genes[best]
         cells["control"] = responses.expression[responses.control_rows[found["group"]]][:, best]
         observed_cells = responses.expression[responses.rows[at]][:, best]
-    cells["predicted"] = sp.csr_matrix(predicted.X[of_condition][:, genes])
+    if of_condition is not None:
+        cells["predicted"] = sp.csr_matrix(of_condition.X[:, genes])
     if observed is not None:
         cells["observed"] = observed_cells
 
     fig, axes = axes_for(ax, (max(0.42 * len(genes) + 1.0, 4.6), 3.6))
     for place in range(1, len(genes), 2):
         axes.axvspan(place - 0.5, place + 0.5, color="0.96", linewidth=0, zorder=0)
-    step = _ROOM / max(len(cells), 2)
-    shifts = dict(zip(cells, step * (np.arange(len(cells)) - (len(cells) - 1) / 2), strict=True))
-    for kind, matrix in cells.items():
-        _draw_boxes(axes, matrix.toarray(), np.arange(len(genes)) + shifts[kind], 0.8 * step, kind)
+    kinds = [kind for kind in _KINDS if kind in cells or kind == "predicted"]
+    step = _ROOM / max(len(kinds), 2)
+    shifts = dict(zip(kinds, step * (np.arange(len(kinds)) - (len(kinds) - 1) / 2), strict=True))
+    for kind, shift in shifts.items():
+        if kind in cells:
+            _draw_boxes(axes, cells[kind].toarray(), np.arange(len(genes)) + shift, 0.8 * step, kind)
+        else:
+            _draw_means(axes, prediction, at, genes, np.arange(len(genes)) + shift)
     if observed is None:
         places, label = np.arange(len(genes)), "mean of control cells"
-        control = np.asarray(predicted.varm[VARM_CONTROL])[genes, at]
+        control = prediction.control[genes, at]
         axes.hlines(control, places - 0.4, places + 0.4, color="0.35", linewidth=1.2, label=label)
     edges = 0.4 * step * np.linspace(-1, 1, max(len(means), 2))  # beside the dot of the predicted mean
     for (name, mean), edge in zip(means.items(), edges, strict=False):
@@ -158,17 +173,17 @@ def perturbation(
         label = f"{written_name(name)}, mean"
         ink: dict[str, Any] = {"color": COLOURS[name], "edgecolors": "black", "linewidths": 0.4}
         axes.scatter(places, mean[genes], s=14, marker=_MARKERS[name], zorder=5, label=label, **ink)
-    _name_genes(axes, names[genes], predicted.var_names[genes], parts_of(predicted, found["perturbation"]))
+    _name_genes(axes, names[genes], prediction.genes[genes], parts_of(prediction, found["perturbation"]))
     axes.set(xlim=(-0.6, len(genes) - 0.4), ylabel="log-normalised expression")
     axes.spines[["top", "right"]].set_visible(False)
     _legend_and_title(axes, found["condition"])
     return finish(fig, own=ax is None, return_fig=return_fig, save=save)
 
 
-def _baseline_means(predicted: AnnData, at: int, baselines: Sequence[str]) -> dict[str, NDArray[Any]]:
+def _baseline_means(prediction: Prediction, at: int, baselines: Sequence[str]) -> dict[str, NDArray[Any]]:
     """Give the means that baselines predict of a condition; refuse those that do not exist or do not predict it."""
-    known = {name: predicted.varm[VARM_BASELINE + name] for name in BASELINES if VARM_BASELINE + name in predicted.varm}
-    means = {name: mean for name, of_all in known.items() if np.isfinite(mean := np.asarray(of_all)[:, at]).all()}
+    of_condition = {name: of_all[:, at] for name, of_all in prediction.baselines.items()}
+    means = {name: mean for name, mean in of_condition.items() if np.isfinite(mean).all()}
     if isinstance(baselines, str) or set(baselines) - set(means):
         raise KeyError(
             f"baselines={baselines!r} must be a list of some of {', '.join(means) or 'none'}: these predict it."
@@ -176,16 +191,17 @@ def _baseline_means(predicted: AnnData, at: int, baselines: Sequence[str]) -> di
     return {name: means[name] for name in baselines}
 
 
-def _surest(predicted: AnnData, condition: str, n_genes: int) -> NDArray[np.intp]:
+def _surest(predicted: AnnData, prediction: Prediction, condition: str, n_genes: int, key: str) -> NDArray[np.intp]:
     """Give the genes whose predicted change is largest for its uncertainty."""
-    if not predicted.var_names.is_unique:
-        again = predicted.var_names[predicted.var_names.duplicated()]
+    genes = prediction.genes
+    if not genes.is_unique:
+        again = genes[genes.duplicated()]
         raise ValueError(
             f"{len(again)} genes of predicted bear the name of another (first: {again[0]!r}): call "
             "predicted.var_names_make_unique()."
         )
-    found: NDArray[np.intp] = predicted.var_names.get_indexer(
-        perturbation_df(predicted, condition=condition, top=n_genes)["gene"]
+    found: NDArray[np.intp] = genes.get_indexer(
+        perturbation_df(predicted, condition=condition, top=n_genes, key=key)["gene"]
     )
     return found
 
@@ -219,6 +235,18 @@ def _draw_boxes(axes: Axes, values: NDArray[Any], places: NDArray[np.float64], w
     label = f"{kind} ({len(values):,} cells)"
     mean = values.mean(axis=0)
     axes.scatter(places, mean, s=13, color=colour, edgecolors="white", linewidths=0.5, zorder=4, label=label)
+
+
+def _draw_means(
+    axes: Axes, prediction: Prediction, at: int, genes: NDArray[np.intp], places: NDArray[np.float64]
+) -> None:
+    """Draw a dot at the predicted mean of each gene, and its standard deviation where there is one."""
+    mean = prediction.mean[genes, at]
+    sd = None if prediction.sd is None else prediction.sd[genes, at]
+    axes.errorbar(
+        places, mean, yerr=sd, fmt="o", markersize=4.5, color=_KINDS["predicted"], elinewidth=1.0, zorder=4,
+        label="predicted mean" + (" ± sd" if sd is not None and np.isfinite(sd).any() else ""),
+    )  # fmt: skip
 
 
 def _name_genes(axes: Axes, names: NDArray[Any], var_names: Any, parts: Sequence[str]) -> None:

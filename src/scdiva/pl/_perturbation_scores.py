@@ -11,6 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scdiva import metrics
+from scdiva._constants import PREDICTED
 from scdiva._docs import with_shared_docs
 from scdiva.data.observed import OURS, Responses, observed_responses, response_score
 from scdiva.data.writing import check_anndata
@@ -40,6 +41,7 @@ def hit_rate(
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
+    key: str = PREDICTED,
     ax: Axes | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
@@ -56,7 +58,8 @@ def hit_rate(
     Parameters
     ----------
     predicted
-        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned.
+        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned, or the adata that was
+        given to them.
     observed
         Cells of its conditions and control cells, counts or log-normalised, with the columns of obs by which was
         predicted. Genes are matched by var names.
@@ -70,6 +73,8 @@ def hit_rate(
     input
         Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of normalised counts, taken as it is), or ``"auto"`` to
         tell from the values.
+    key
+        Of that adata, the entry of ``uns`` with the prediction.
     %(ax)s
     %(return_fig)s
     %(save)s
@@ -99,7 +104,7 @@ def hit_rate(
     check_anndata(predicted)
     check_anndata(observed)
     check_file(save)
-    responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input)
+    responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input, key=key)
     n_genes = len(responses.genes)
     numbers = _numbers_of_genes(k, n_genes)
     drawn = methods_of(responses, list(responses.rows), methods)

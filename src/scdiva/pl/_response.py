@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scdiva._constants import OBS_CONDITION, PERTURBATION, UNS
-from scdiva.data.conditions import perturbation_parts, predicted_conditions
+from scdiva._constants import OBS_CONDITION
+from scdiva._nearest import nearest
+from scdiva.data.conditions import perturbation_parts
 from scdiva.data.observed import OURS, Responses
+from scdiva.data.predictions import Prediction
 
 if TYPE_CHECKING:
+    import pandas as pd
     from anndata import AnnData
 
 COLOURS = {
@@ -28,9 +30,9 @@ COLOURS = {
 """Each way of predicting has one colour in all plots."""
 
 
-def find_condition(predicted: AnnData, name: str) -> int:
-    """Give the column of a condition in `varm`, by its name, or by its perturbation where that is predicted once."""
-    conditions = predicted_conditions(predicted)
+def find_condition(predicted: Prediction, name: str) -> int:
+    """Give the number of a condition, by its name, or by its perturbation where that is predicted once."""
+    conditions = predicted.conditions
     found = conditions.index[conditions["condition"] == name]
     if not len(found):
         parts = parts_of(predicted, name)
@@ -40,24 +42,34 @@ def find_condition(predicted: AnnData, name: str) -> int:
     names = conditions["condition"].tolist()
     if len(found):
         raise KeyError(f"{name!r} is predicted {len(found)} times: name one, {', '.join(names[i] for i in found)}.")
-    near = difflib.get_close_matches(name, names, 5, 0.3) or names[:5]
+    near = nearest(name, names, 5, 0.3) or names[:5]
     raise KeyError(f"{name!r} is none of the {len(names)} predicted conditions; among them are {', '.join(near)}.")
 
 
-def parts_of(predicted: AnnData, label: str) -> tuple[str, ...]:
+def parts_of(predicted: Prediction, label: str) -> tuple[str, ...]:
     """Split the label of a perturbation as the prediction did."""
-    ours = predicted.uns[UNS][PERTURBATION]
-    return perturbation_parts(label, str(ours["control"]), str(ours["separator"]))
+    return perturbation_parts(label, str(predicted.notes["control"]), str(predicted.notes["separator"]))
 
 
-def predicted_cells(predicted: AnnData, condition: str) -> NDArray[np.intp]:
-    """Give the numbers of the predicted cells of a condition."""
-    if OBS_CONDITION not in predicted.obs:
+def predicted_cells(predicted: Prediction, condition: str) -> AnnData | None:
+    """Give the predicted cells of a condition; None where there are none of any, but their means alone."""
+    if predicted.cells is None:
+        return None
+    if OBS_CONDITION not in predicted.cells.obs:
         raise KeyError(f"predicted.obs has no {OBS_CONDITION!r}: give what scdiva.tl.predict_perturbation returned.")
-    chosen = np.flatnonzero(predicted.obs[OBS_CONDITION].astype(str) == condition)
+    chosen = np.flatnonzero(predicted.cells.obs[OBS_CONDITION].astype(str) == condition)
     if not len(chosen):
         raise ValueError(f"these cells are a part of a prediction, with none of {condition!r}: give the whole of it.")
-    return chosen
+    return predicted.cells[chosen]
+
+
+def names_of(predicted: Prediction, gene_symbols: str | None) -> NDArray[Any]:
+    """Give the names of predicted genes as they are written: their own where the column has none."""
+    if gene_symbols is None:
+        return np.asarray(predicted.genes)
+    names = predicted.var[_column(predicted.var, gene_symbols, "predicted")]
+    written: NDArray[Any] = np.where(names.isna(), predicted.genes, names.astype(str))
+    return written
 
 
 def reference_mean(responses: Responses, at: int, reference: Literal["control", "mean"]) -> NDArray[np.float64]:
@@ -82,10 +94,14 @@ def gene_names(adata: AnnData, gene_symbols: str | None, *, called: str = "predi
     """Give the names of genes as they are written; `called` is what the user calls these data."""
     if gene_symbols is None:
         return np.asarray(adata.var_names)
-    if gene_symbols not in adata.var:
-        columns = ", ".join(map(str, adata.var.columns)) or "none"
+    return np.asarray(adata.var[_column(adata.var, gene_symbols, called)].astype(str))
+
+
+def _column(var: pd.DataFrame, gene_symbols: str, called: str) -> str:
+    if gene_symbols not in var:
+        columns = ", ".join(map(str, var.columns)) or "none"
         raise KeyError(f"gene_symbols={gene_symbols!r} is no column of {called}.var, which has {columns}")
-    return np.asarray(adata.var[gene_symbols].astype(str))
+    return gene_symbols
 
 
 def methods_of(responses: Responses, conditions: Sequence[int], methods: Sequence[str] | None) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,9 @@ import pandas as pd
 from scdiva._constants import OBS_SPLIT, SEEN, UNS
 from scdiva._settings import settings
 from scdiva.data.conditions import Perturbations, column, perturbations
+from scdiva.data.guides import read_guides
 from scdiva.data.writing import check_writable, our_uns
+from scdiva.tokenizer.vocabulary import load_vocabulary
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -27,6 +30,7 @@ def split_perturbations(
     n_splits: int = 5,
     fold: int = 0,
     separator: str = "+",
+    guides: Mapping[str, str] | Literal["auto"] | None = None,
     key_added: str = OBS_SPLIT,
     rng: int | None = None,
     copy: bool = False,
@@ -60,6 +64,10 @@ def split_perturbations(
     separator
         What stands between the parts of a combination. `"B+A"` is `"A+B"`, and `"A+control"` is `"A"`. Empty: there
         are no combinations.
+    guides
+        The gene of each guide, where the column names guides, or `"auto"`; see
+        :func:`scdiva.tl.fit_perturbation`. All guides of a gene are then on one side. Genes are known by the bundled
+        human vocabulary.
     key_added
         Column to write.
     rng
@@ -77,7 +85,8 @@ def split_perturbations(
         int8: of a test cell, how many parts of its perturbation occur singly among the training cells; -1 for training
         cells.
     `adata.uns["scdiva"][key_added]`
-        `held_out` (labels of the data; of `"group"` the group's), and the arguments.
+        `held_out` (labels of the data, of guides their genes; of `"group"` the group's), and the arguments; `guides`
+        as `label` and `gene`.
 
     Raises
     ------
@@ -87,8 +96,8 @@ def split_perturbations(
         If `rng` is no int: another generator's folds would not fit together.
     ValueError
         If a label is missing or has an empty part; if there are no control cells, fewer conditions than folds, no such
-        fold, or fewer than two groups with perturbed cells; if the group held out has no control cells; or if arguments
-        do not go together.
+        fold, or fewer than two groups with perturbed cells; if the group held out has no control cells; if labels name
+        guides and nothing was said of it; or if arguments do not go together.
 
     Examples
     --------
@@ -104,7 +113,11 @@ def split_perturbations(
     seed = _checked(by, groupby, n_splits, fold, rng)
     if {key_added, f"{key_added}_{SEEN}"} & {perturbation_key, groupby}:
         raise ValueError(f"key_added={key_added!r} would overwrite what the split is made from; choose another name.")
-    known = perturbations(adata, perturbation_key, control, separator)
+    genes = read_guides(
+        np.unique(column(adata, perturbation_key)), guides, load_vocabulary(), key=perturbation_key, control=control,
+        separator=separator, stacklevel=3,
+    )  # fmt: skip
+    known = perturbations(adata, perturbation_key, control, separator, genes)
     if by == "group":
         test, held_out = _group(adata, known, str(groupby), fold)
     else:
@@ -113,7 +126,7 @@ def split_perturbations(
     singles = known.singles(~test)
     for code in np.unique(known.code[test]):
         seen[test & (known.code == code)] = known.n_seen(int(code), singles)
-    found = {
+    found: dict[str, Any] = {
         "held_out": np.array(held_out, dtype=object),
         "perturbation_key": perturbation_key,
         "control": control,
@@ -124,6 +137,11 @@ def split_perturbations(
         "separator": separator,
         "seed": seed,
     }
+    if genes:
+        found["guides"] = {
+            "label": np.array(list(genes), dtype=object),
+            "gene": np.array(list(genes.values()), dtype=object),
+        }
     target = adata.copy() if copy else adata
     target.obs[key_added] = pd.Categorical(np.where(test, "test", "train"), categories=["train", "test"])
     target.obs[f"{key_added}_{SEEN}"] = seen

@@ -5,6 +5,7 @@ from scdiva.tl._annotate import annotate
 from scdiva.tl._embed import embed
 from scdiva.tl._embed_file import embed_file
 from scdiva.tl._enrich_modules import enrich_modules
+from scdiva.tl._fit_perturbation import fit_perturbation
 from scdiva.tl._gene_embedding import gene_embedding
 from scdiva.tl._generate import generate
 from scdiva.tl._grn import grn
@@ -13,7 +14,7 @@ from scdiva.tl._impute import impute
 from scdiva.tl._in_silico import in_silico_perturbation
 from scdiva.tl._integrate import integrate
 from scdiva.tl._log_likelihood import log_likelihood
-from scdiva.tl._predict_perturbation import fit_perturbation, predict_perturbation
+from scdiva.tl._predict_perturbation import predict_perturbation
 from scdiva.tl._rank_perturbations import rank_perturbations
 from scdiva.tl._reconstruct import reconstruct
 from scdiva.tl._regulon import regulon

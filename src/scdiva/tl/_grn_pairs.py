@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdiva._constants import N_SPECIAL
+from scdiva._nearest import nearest
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -151,7 +151,7 @@ def _named(
     missing = [name for name, token in zip(wanted, tokens, strict=True) if token < 0 or not there[token]]
     if missing:
         symbols = cells.vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL]
-        near = difflib.get_close_matches(missing[0], symbols.tolist(), n=3)
+        near = nearest(missing[0], symbols)
         raise ValueError(
             f"{len(missing)} of {len(wanted)} {what} are not among the genes of adata that the model knows (first: "
             f"{missing[0]!r}){f'; did you mean {_or(near)}?' if near else ''}. Name them by symbol or Ensembl id."

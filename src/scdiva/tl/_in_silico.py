@@ -13,13 +13,16 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._nearest import or_nearest
 from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
 from scdiva._settings import settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.genes import column_tokens
-from scdiva.data.writing import check_anndata
+from scdiva.data.guides import genes_among, genes_of_guides
+from scdiva.data.predictions import check_result_key, stored_prediction
+from scdiva.data.writing import check_writable
 from scdiva.tl._notes import model_name, seed_of
 from scdiva.tl._predicted import laid_out
 from scdiva.tl._screen import Controls, check_genes, read_controls
@@ -44,6 +47,7 @@ def in_silico_perturbation(
     separator: str = "+",
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     n_cells: int = 50,
+    key_added: str = C.IN_SILICO,
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -66,7 +70,7 @@ def in_silico_perturbation(
     Parameters
     ----------
     adata
-        Cells × genes, raw counts or log-normalised expression; not changed.
+        Cells × genes, raw counts or log-normalised expression; only `uns[key_added]` is written.
     genes
         Genes to perturb, such as `["SPI1", "STAT1+IRF1"]`.
     kind
@@ -79,6 +83,8 @@ def in_silico_perturbation(
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     n_cells
         Cells of each group that are perturbed, drawn at random.
+    key_added
+        Key of `adata.uns` to write; a prediction that stands there is replaced.
     layer, use_raw, input, gene_ids, duplicates
         What to read, as for :func:`embed`.
     rng
@@ -91,7 +97,11 @@ def in_silico_perturbation(
     AnnData of the perturbed cells × all genes of `adata`, laid out as by :func:`predict_perturbation`: `X`,
     `obs["scdiva_condition"]`, `obs["perturbation"]`, `varm["scdiva_mean"]`, `varm["scdiva_control"]`, and
     `varm["scdiva_sd"]`, here the standard error over cells. There are no baselines, and
-    `uns["scdiva"]["perturbation"]["trained_on_interventions"]` is False.
+    `uns["scdiva"]["perturbation"]["trained_on_interventions"]` is False. Means are those of the cells that were drawn,
+    before and after: hold them against `varm["scdiva_control"]`, not against all cells of the group.
+
+    Means, changes and notes are also written into `adata.uns[key_added]`, as by :func:`predict_perturbation`, for
+    `scdiva.get.perturbation_df(adata, key="scdiva_in_silico")` and the plots.
 
     Raises
     ------
@@ -99,7 +109,8 @@ def in_silico_perturbation(
         If a column or layer does not exist.
     ValueError
         If a gene is not known to the model, or expressed by no cell; if a group does not exist; if an
-        argument is out of range, genes repeat a name, or the matrix is refused as by :func:`embed`.
+        argument is out of range, genes repeat a name, or the matrix is refused as by :func:`embed`; if
+        `adata.uns[key_added]` holds something else than a prediction, or `adata` is a backed view.
     TypeError
         If `adata` is no AnnData object.
 
@@ -118,7 +129,8 @@ def in_silico_perturbation(
     False
     """
     begun = time.monotonic()
-    check_anndata(adata)
+    check_writable(adata)
+    check_result_key(adata, key_added)
     if kind not in ("knockout", "overexpression"):
         raise ValueError(f'kind must be "knockout" or "overexpression", got {kind!r}.')
     if operator.index(n_cells) < 1:
@@ -155,9 +167,11 @@ def in_silico_perturbation(
     tokens = gene_tokens(given, {part for p in parts for part in p})
     unknown = sorted({part for p in parts for part in p} - set(tokens))
     if unknown:
+        guessed = genes_of_guides(unknown[:1], genes_among(given.vocabulary), "", "")
         raise ValueError(
-            f"the model does not know {len(unknown)} of the genes to perturb, the first is {unknown[0]!r}: name them "
-            "by symbol or Ensembl id."
+            f"the model does not know {len(unknown)} of the genes to perturb, the first is {unknown[0]!r}"
+            f"{or_nearest(unknown[0], guessed.values() or given.vocabulary.symbols)}: name them by symbol or "
+            "Ensembl id."
         )
     for name, p in zip(names, parts, strict=True):
         if len({tokens[part] for part in p}) < len(p):
@@ -202,11 +216,13 @@ def in_silico_perturbation(
             ]
     finally:
         given.to(home)
-    return _result(source.var, controls, wanted, names, parts, made, groupby, separator, kind, {
+    result = _result(source.var, controls, wanted, names, parts, made, groupby, separator, kind, {
         "model": model_name(model),
         "seed": str(seed),
         "seconds": time.monotonic() - begun,
     })  # fmt: skip
+    adata.uns[key_added] = stored_prediction(result)
+    return result
 
 
 def _group(

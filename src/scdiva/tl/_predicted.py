@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 BLOCK = 32
 """Control cells that the network reads at once."""
+FEW = 20
+"""Control cells of a group below which it is said that they are few."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,28 @@ class Asked:
                 raise ValueError(f"{name} holds {max(given, key=given.count)!r} more than once.")
         return cls(parts, names, listed, doses)
 
+    def groups_in(self, controls: Controls) -> list[str]:
+        """Give the groups in which to predict.
+
+        Parameters
+        ----------
+        controls
+            Cells to start from.
+
+        Raises
+        ------
+        ValueError
+            If a group has no control cells.
+        """
+        groups = list(controls.groups) if self.groups is None else self.groups
+        absent = [name for name in groups if name not in controls.groups]
+        if absent:
+            raise ValueError(
+                f"{len(absent)} of {len(groups)} groups have no control cells in adata, the first is {absent[0]!r}; "
+                f"there are {', '.join(map(repr, controls.groups[:10]))}."
+            )
+        return groups
+
     def targets(
         self, fitted: PerturbationModel, groups: list[str], controls: Controls
     ) -> tuple[Conditions, np.ndarray]:
@@ -151,19 +176,19 @@ def predicted_cells(
     ------
     ValueError
         If a group has no control cells, or genes of the screen are missing.
+
+    Warns
+    -----
+    UserWarning
+        If a group has fewer than 20 control cells.
     """
     from scdiva.models.shifted import shift_cells
 
     screen = fitted.screen
     source = adata.raw if use_raw and adata.raw is not None else adata
     places = gene_columns(source.var_names, screen.genes)
-    groups = list(controls.groups) if asked.groups is None else asked.groups
-    absent = [name for name in groups if name not in controls.groups]
-    if absent:
-        raise ValueError(
-            f"{len(absent)} of {len(groups)} groups have no control cells in adata, the first is {absent[0]!r}; there "
-            f"are {', '.join(map(repr, controls.groups[:10]))}."
-        )
+    groups = asked.groups_in(controls)
+    _warn_of_few(fitted, controls, groups)
     wanted = [(p, n, g, d) for g in groups for p, n in zip(asked.parts, asked.names, strict=True) for d in asked.doses]
     targets, states = asked.targets(fitted, groups, controls)
     found = fitted.mean_change(targets, states)
@@ -187,7 +212,7 @@ def predicted_cells(
             changes[i] = change.mean(axis=0)
             rows.append(controls.rows[own])
             source_of = step_seed(seed, 0, f"cells of {sorted(parts)} in {group} at {dose}")
-            values.append(shift_cells(cells, change, screen.level, np.random.default_rng(source_of)))
+            values.append(shift_cells(cells, change, screen.level, np.random.default_rng(source_of), means[at]))
 
     labels = [_label(fitted, name, group, dose, len(asked.doses) > 1) for _, name, group, dose in wanted]
     result = laid_out(values, [controls.names[part] for part in rows], labels, source.var.iloc[places])
@@ -226,6 +251,21 @@ def predicted_cells(
         }
     }
     return result
+
+
+def _warn_of_few(fitted: PerturbationModel, controls: Controls, groups: list[str]) -> None:
+    n = np.bincount(controls.number[controls.rows], minlength=len(controls.groups))
+    few = [(name, number) for name in groups if (number := n[controls.groups.index(name)]) < FEW]
+    if few:
+        where = (
+            f"{len(few)} of {len(groups)} groups have fewer than {FEW} control cells, the first is {few[0][0]!r} with"
+        )
+        warnings.warn(
+            f"{where if fitted.groupby else 'adata has'} {few[0][1]} control cells: so many cells are predicted of "
+            "each condition at most, and the mean that a change starts from is as uncertain as that of so few.",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 @contextlib.contextmanager

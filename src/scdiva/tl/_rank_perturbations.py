@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 
+from scdiva._constants import RANKED
 from scdiva._progress import progress_bar
 from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.expression import log_normalised
-from scdiva.data.writing import check_anndata
+from scdiva.data.predictions import check_result_key
+from scdiva.data.writing import check_writable
 from scdiva.tl._predicted import Asked, gene_columns, network_on
 from scdiva.tl._screen import check_genes, read_controls, refuse_unknown
 
@@ -37,6 +39,7 @@ def rank_perturbations(
     candidates: Sequence[str] | str | None = None,
     combinations: bool = False,
     dose: float | None = None,
+    key_added: str = RANKED,
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -52,7 +55,7 @@ def rank_perturbations(
     Parameters
     ----------
     adata
-        Cells × genes, with all genes of the screen; not changed.
+        Cells × genes, with all genes of the screen; only `uns[key_added]` is written.
     state_key
         Column of `adata.obs` with the groups.
     start, target
@@ -65,6 +68,8 @@ def rank_perturbations(
         Rank all pairs of the genes and labels that the screen measured alone, too.
     dose
         Dose of all; None: the median dose of the screen.
+    key_added
+        Key of `adata.uns` to write; an earlier ranking that stands there is replaced.
     layer, use_raw, input, gene_ids, duplicates
         What to read, as for :func:`embed`.
     device
@@ -75,7 +80,8 @@ def rank_perturbations(
     One row a perturbation, best first: `perturbation`, `n_parts`, `n_seen` (parts that were measured alone), `trained`
     (whether it was measured, in any group), `cosine` of predicted and needed change, by which it is sorted, `reached`
     (length of the predicted change along the needed one, 1 = all of it), and `distance` that is left, as a share of
-    that at the start.
+    that at the start. The columns are also written into `adata.uns[key_added]`, as arrays, with `state_key`, `start`
+    and `target`; h5ad and zarr hold them.
 
     Raises
     ------
@@ -84,7 +90,8 @@ def rank_perturbations(
     ValueError
         If a group does not exist or both are the same, the two have equal means, genes of the screen are missing, the
         start cells are of several groups of the screen, a candidate is not known or named twice, combinations are
-        asked for without a separator, genes repeat a name, or the matrix is refused.
+        asked for without a separator, genes repeat a name, or the matrix is refused; if `adata.uns[key_added]` holds
+        something else than a ranking, or `adata` is a backed view.
     TypeError
         If `adata` is no AnnData object, or the model was not fitted on a screen.
 
@@ -101,7 +108,8 @@ def rank_perturbations(
     """
     from scdiva.models.perturbation import PerturbationModel, load_perturbation_model
 
-    check_anndata(adata)
+    check_writable(adata)
+    check_result_key(adata, key_added, _is_ranking)
     if isinstance(model, str | PathLike):
         model = load_perturbation_model(model, device=device)
     if not isinstance(model, PerturbationModel):
@@ -171,7 +179,15 @@ def rank_perturbations(
             "distance": np.linalg.norm(needed - change, axis=1) / length,
         }
     )
-    return frame.sort_values("cosine", ascending=False, kind="stable").reset_index(drop=True)
+    frame = frame.sort_values("cosine", ascending=False, kind="stable").reset_index(drop=True)
+    columns = {str(name): np.asarray(frame[name]) for name in frame}
+    columns["perturbation"] = np.array(frame["perturbation"].tolist(), dtype=object)
+    adata.uns[key_added] = {**columns, "state_key": str(state_key), "start": str(start), "target": str(target)}
+    return frame
+
+
+def _is_ranking(stored: object) -> bool:
+    return isinstance(stored, Mapping) and {"perturbation", "cosine", "reached"} <= stored.keys()
 
 
 def _group(adata: AnnData, model: PerturbationModel, chosen: np.ndarray) -> str:

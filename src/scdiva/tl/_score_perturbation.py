@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import pandas as pd
 
+from scdiva._constants import PREDICTED
 from scdiva._validate import Input
 from scdiva.data.observed import Responses, observed_responses, response_score
 from scdiva.data.writing import check_anndata
@@ -25,6 +26,7 @@ def score_perturbation(
     use_raw: bool = False,
     input: Input = "auto",
     metric: Literal["l1", "l2", "cosine"] = "l1",
+    key: str = PREDICTED,
 ) -> pd.DataFrame:
     """Score predicted responses to perturbations against cells that had them, and the simple baselines the same way.
 
@@ -34,7 +36,8 @@ def score_perturbation(
     Parameters
     ----------
     predicted
-        What :func:`predict_perturbation` or :func:`in_silico_perturbation` returned.
+        What :func:`predict_perturbation` or :func:`in_silico_perturbation` returned, or the adata that was given to
+        them.
     observed
         Perturbed cells and, of each group, control cells; all columns of `obs` that the prediction was made by. The
         data it was fitted on may be passed whole: `trained` tells which conditions were fitted.
@@ -42,6 +45,8 @@ def score_perturbation(
         What to read of `observed`, as for :func:`embed`: counts, or log1p of counts per ten thousand.
     metric
         Distance by which `discrimination` ranks conditions.
+    key
+        Of the adata that was given, the entry of `uns` with the prediction: the `key_added` of the call.
 
     Returns
     -------
@@ -94,7 +99,7 @@ def score_perturbation(
     """
     check_anndata(predicted)
     check_anndata(observed)
-    found = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input)
+    found = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input, key=key)
     rows = []
     for at, cells in found.perturbed.items():
         for reference, from_what in found.references.items():

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._nearest import no_column
+from scdiva._nearest import nearest, no_column
 from scdiva._progress import progress_bar
 from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbations
 from scdiva.data.expression import log_normalised
+from scdiva.data.guides import genes_among, genes_of_guides
 from scdiva.tl._training_cells import training_cells
 
 if TYPE_CHECKING:
@@ -86,7 +86,13 @@ class Controls(NamedTuple):
 
 
 def what_was_done(
-    adata: AnnData, perturbation_key: str, control: str, groupby: str | None, dose_key: str | None, separator: str
+    adata: AnnData,
+    perturbation_key: str,
+    control: str,
+    groupby: str | None,
+    dose_key: str | None,
+    separator: str,
+    guides: Mapping[str, str] | None = None,
 ) -> Done:
     """Read what was done to each cell.
 
@@ -96,6 +102,8 @@ def what_was_done(
         The cells.
     perturbation_key, control, groupby, dose_key, separator
         As for :func:`scdiva.tl.predict_perturbation`.
+    guides
+        What labels that name guides are with genes instead.
 
     Raises
     ------
@@ -104,7 +112,7 @@ def what_was_done(
     ValueError
         If a value is missing, no cell is a control cell, or a dose of a perturbed cell is not above 0.
     """
-    found = perturbations(adata, perturbation_key, control, separator)
+    found = perturbations(adata, perturbation_key, control, separator, guides)
     parts = [found.parts[code] for code in found.code]
     treated = ~found.is_control
     group = np.full(adata.n_obs, "", dtype=object) if groupby is None else column(adata, groupby).astype(object)
@@ -264,7 +272,7 @@ def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **readin
             f"{(n_cells == 1).sum()} of {len(order)} conditions were measured in one cell, the first is {first!r}: "
             "they count for as little as their sampling error, which is taken from the other conditions, lets them.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
     base = mean[len(order) :]
     screen = Screen(
@@ -313,13 +321,21 @@ def refuse_unknown(parts: Iterable[tuple[str, ...]], screen: Screen, model: ScDi
     genes = gene_tokens(model, asked)
     unknown = [part for part in asked if part not in genes and part not in screen.part_names]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], [*screen.part_names, *map(str, model.vocabulary.symbols)], n=3)
+        near = nearest(unknown[0], [*screen.part_names, *model.vocabulary.symbols])
+        near = list(dict.fromkeys([*_gene_of_guide(unknown[0], screen, model), *near]))[:3]
         raise ValueError(
             f"{len(unknown)} of {len(asked)} perturbed genes or labels are neither in the screen nor in the model's "
             f"vocabulary, the first is {unknown[0]!r}"
             + (f"; close names are {', '.join(map(repr, near))}" if near else "")
             + ". Nothing can be predicted of what is not known."
         )
+
+
+def _gene_of_guide(name: str, screen: Screen, model: ScDiVa) -> list[str]:
+    """Name the gene that a guide is of, if the name looks like one's."""
+    of_vocabulary, measured = genes_among(model.vocabulary), set(screen.part_names)
+    found = genes_of_guides([name], lambda names: of_vocabulary(names := set(names)) | (names & measured), "", "")
+    return list(found.values())
 
 
 def _group_means(matrix: sp.csr_matrix, number: np.ndarray, n: int) -> np.ndarray:

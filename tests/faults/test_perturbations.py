@@ -1,0 +1,170 @@
+"""Faults of perturbation screens: labels that are guides or misspelt, few control cells, other genes, other notes."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import scdiva as sd
+
+FIT = {"rng": 0, "device": "cpu", "strategy": "none"}
+KEY = "scdiva_perturbation"
+PREDICTED = {"predicted": lambda p, _: p, "adata": lambda _, a: a}
+
+
+def predict(a, m, **more):
+    return sd.tl.predict_perturbation(a, "perturbation", model=m, n_cells=5, **FIT | more)
+
+
+def relabelled(cells, change):
+    labels = cells.obs["perturbation"].astype(str)
+    cells.obs["perturbation"] = [label if label == "control" else change(label, i) for i, label in enumerate(labels)]
+    return cells
+
+
+@pytest.fixture
+def quiet():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+GUIDES = {
+    "KLF1g1": lambda gene, i: f"{gene}g{i % 3}",
+    "KLF1_2": lambda gene, i: f"{gene}_{i % 3}",
+    "sgKLF1-1": lambda gene, i: f"sg{gene}-{i % 3}",
+    "g1-KLF1": lambda gene, i: f"g{i % 3}-{gene}",
+    "KLF1.1": lambda gene, i: f"{gene}.{i % 3}",
+}
+CALLS = {
+    "tl.predict_perturbation": predict,
+    "tl.fit_perturbation": lambda a, m: sd.tl.fit_perturbation(a, "perturbation", model=m, **FIT),
+    "pp.split_perturbations": lambda a, _: sd.pp.split_perturbations(a, "perturbation", by="single", n_splits=2, rng=0),
+}
+
+
+@pytest.mark.fault("guide labels")
+@pytest.mark.parametrize("how", GUIDES)
+@pytest.mark.parametrize("name", CALLS)
+def test_guides_have_to_be_said(cells, model, refused, how, name):
+    """Unsaid, each would be a perturbation that has nothing in common with the other guides of its gene."""
+    genes = sorted(set(cells.obs["perturbation"]) - {"control"})
+    spoilt = relabelled(cells, GUIDES[how])
+    said = r"of \d+ perturbations in adata.obs\['perturbation'\]", f"-> '{genes[0]}'", "guides='auto'", "guides={}"
+    refused(lambda a: CALLS[name](a, model), spoilt, ValueError, *said)
+
+
+@pytest.mark.fault("guide labels")
+@pytest.mark.parametrize("how", GUIDES)
+def test_guides_that_were_said_give_what_genes_give(cells, drawn, model, quiet, how):
+    expected = predict(drawn.copy(), model)
+    found = predict(relabelled(cells, GUIDES[how]), model, guides="auto")
+    np.testing.assert_array_equal(found.varm["scdiva_mean"], expected.varm["scdiva_mean"])
+
+
+@pytest.mark.fault("lower-case perturbations")
+@pytest.mark.parametrize("change", [str.lower, str.title])
+def test_labels_in_small_letters_have_to_be_said(cells, model, refused, change):
+    spoilt = relabelled(cells, lambda gene, _: change(gene))
+    refused(lambda a: predict(a, model), spoilt, ValueError, "3 of 3 perturbations", "in capitals", "guides='auto'")
+
+
+@pytest.mark.fault("lower-case perturbations")
+@pytest.mark.parametrize("form", [str.lower, str.title, "{}_1".format, "sg{}".format])
+def test_what_is_asked_for_in_small_letters_brings_the_gene(cells, model, refused, form):
+    gene = cells.obs["perturbation"].iloc[1]
+    message = refused(lambda a: predict(a, model, predict=[form(gene)]), cells, ValueError, "Nothing can be predicted")
+    assert message.count(f"{gene!r}") == 1  # a name that is meant stands there once
+    assert f"close names are {gene!r}" in message
+    message = refused(
+        lambda a: sd.tl.in_silico_perturbation(a, [form(gene)], model=model), cells, ValueError, "does not know 1 of"
+    )
+    assert f"did you mean {gene!r}?" in message
+
+
+@pytest.mark.fault("another separator of combinations")
+@pytest.mark.parametrize("joint", ["_", "|", ",", "-"])
+@pytest.mark.parametrize("name", CALLS)
+def test_combinations_that_would_be_taken_for_one_gene(cells, model, refused, joint, name):
+    genes = sorted(set(cells.obs["perturbation"]) - {"control"})
+    spoilt = relabelled(cells, lambda _, i: joint.join([*genes[: 1 + i % 2], ("control", genes[2])[i % 2]]))
+    refused(lambda a: CALLS[name](a, model), spoilt, ValueError, f"pass separator='[{joint}]'")
+
+
+@pytest.mark.fault("few control cells")
+@pytest.mark.parametrize("left", [1, 3, 19])
+def test_few_control_cells_are_told(cells, model, left):
+    control = np.flatnonzero(cells.obs["perturbation"] == "control")
+    few = cells[np.setdiff1d(np.arange(80), control[left:])].copy()
+    with pytest.warns(UserWarning, match=f"adata has {left} control cells: so many cells are predicted"):
+        found = sd.tl.predict_perturbation(few, "perturbation", model=model, **FIT)
+    assert (found.obs["scdiva_condition"].value_counts() == left).all()
+    mean = found[found.obs["scdiva_condition"] == found.obs["scdiva_condition"].iloc[0]].X.mean(axis=0)
+    np.testing.assert_allclose(mean, found.varm["scdiva_mean"][:, 0], atol=1e-4)
+
+
+@pytest.mark.fault("few control cells")
+@pytest.mark.parametrize("left", [1, 5])
+def test_few_control_cells_of_a_group_are_told(cells, model, left):
+    cells.obs["line"] = ["a", "b"] * 40
+    cells.obs["perturbation"] = cells.obs["perturbation"].sample(frac=1, random_state=0).to_numpy()
+    control = ((cells.obs["perturbation"] == "control") & (cells.obs["line"] == "b")).to_numpy().nonzero()[0]
+    few = cells[np.setdiff1d(np.arange(80), control[left:])].copy()
+    with pytest.warns(UserWarning, match=f"groups have fewer than 20 control cells, .* 'b' with {left} control cells"):
+        sd.tl.predict_perturbation(few, "perturbation", groupby="line", groups="b", model=model, **FIT)
+
+
+READERS = {
+    "tl.score_perturbation": lambda p, a: sd.tl.score_perturbation(p, a),
+    "pl.hit_rate": lambda p, a: sd.pl.hit_rate(p, a),
+    "pl.discrimination": lambda p, a: sd.pl.discrimination(p, a),
+    "pl.delta_scatter": lambda p, a: sd.pl.delta_scatter(p, a.obs["perturbation"].iloc[1], a),
+}
+
+
+@pytest.mark.fault("a prediction of other genes")
+@pytest.mark.parametrize("form", PREDICTED)
+@pytest.mark.parametrize("name", READERS)
+def test_observed_cells_of_other_genes_are_refused(cells, model, refused, quiet, form, name):
+    predicted = PREDICTED[form](predict(cells, model), cells)
+    other = cells.copy()
+    other.var_names = [f"ENSG{i:011d}" for i in range(60)]
+    refused(lambda a: READERS[name](predicted, a), other, ValueError, "0 genes in common, by name", "60 such as")
+
+
+@pytest.mark.fault("a prediction of other genes")
+@pytest.mark.parametrize("form", PREDICTED)
+def test_genes_in_another_order_give_the_same_scores(cells, model, quiet, form):
+    predicted = PREDICTED[form](predict(cells, model), cells)
+    expected = sd.tl.score_perturbation(predicted, cells)
+    turned = sd.tl.score_perturbation(predicted, cells[:, np.random.default_rng(0).permutation(60)].copy())
+    np.testing.assert_allclose(turned["mse"], expected["mse"], rtol=1e-4)
+
+
+DAMAGE = {
+    "fewer conditions": lambda kept: kept.update(mean=kept["mean"][:2]),
+    "fewer genes": lambda kept: kept.update(genes=kept["genes"][:9]),
+    "a baseline of others": lambda kept: kept["baselines"].update(additive=kept["mean"][:, :3]),
+    "turned about": lambda kept: kept.update(control_mean=kept["control_mean"].T),
+}
+
+
+@pytest.mark.fault("a stored prediction that was changed")
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_stored_prediction_that_does_not_fit_together_is_refused(cells, model, refused, quiet, how):
+    predict(cells, model)
+    DAMAGE[how](cells.uns[KEY])
+    refused(sd.get.perturbation_df, cells, ValueError, "Predict anew")
+    refused(lambda a: sd.tl.score_perturbation(a, a), cells, ValueError, "Predict anew")
+
+
+@pytest.mark.fault("a stored prediction that was changed")
+@pytest.mark.parametrize("gone", ["mean", "genes", "condition", "control_mean"])
+def test_a_stored_prediction_that_lacks_a_part_is_none(cells, model, refused, quiet, gone):
+    predict(cells, model)
+    del cells.uns[KEY][gone]
+    refused(
+        sd.get.perturbation_df, cells, KeyError, f"no prediction, it has no uns\\['{KEY}'\\]", "predict_perturbation"
+    )

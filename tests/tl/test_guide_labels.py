@@ -1,0 +1,100 @@
+"""A screen whose labels are guides: fitted, predicted, scored and split as if they were genes, once that is said."""
+
+from __future__ import annotations
+
+import warnings
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+
+import scdiva as sd
+
+
+@pytest.fixture
+def by_guide(perturbed_cells):
+    """A screen and the same one with two guides of each gene in turn, those of the control too."""
+    plain = perturbed_cells(("control", "0", "1", "2", "3", "0+1"), n=20)
+    guides = plain.copy()
+    guides.obs["perturbation"] = [
+        "+".join(f"{part}_{i % 2 + 1}" for part in label.split("+"))
+        for i, label in enumerate(plain.obs["perturbation"])
+    ]
+    return plain, guides
+
+
+def fit(data, one, **options):
+    return sd.tl.fit_perturbation(data, "perturbation", model=one, strategy="none", rng=0, **options)
+
+
+def test_guides_are_fitted_as_their_genes(one, by_guide, genes, tmp_path):
+    plain, guides = by_guide
+    expected = fit(plain, one)
+    labels = guides.obs["perturbation"].unique()
+    mapping = {label: label.replace("_1", "").replace("_2", "") for label in labels}
+    for said in ("auto", mapping):
+        fitted = fit(guides, one, guides=said)
+        assert fitted.screen.conditions.parts == expected.screen.conditions.parts
+        assert fitted.screen.labels == expected.screen.labels
+        np.testing.assert_array_equal(fitted.screen.delta, expected.screen.delta)
+        again = sd.models.load_perturbation_model(fitted.save(tmp_path / str(len(said))))
+        one_of, other = (
+            sd.tl.predict_perturbation(of, model=model, predict=[genes[0], f"{genes[0]}+{genes[2]}"], rng=0)
+            for of, model in ((plain, expected), (guides, again))
+        )
+        np.testing.assert_array_equal(one_of.X, other.X)
+        assert one_of.obs["scdiva_control_cell"].tolist() == other.obs["scdiva_control_cell"].tolist()
+    with pytest.raises(ValueError, match=r"of .* perturbations .* are no genes as they are written.*guides='auto'"):
+        fit(guides, one)
+    with pytest.raises(ValueError, match="never is 'control'"):
+        fit(guides, one, guides={})
+    guides.obs["perturbation"] = guides.obs["perturbation"].replace({"control_1": "control", "control_2": "control"})
+    assert len(fit(guides, one, guides={}).screen.conditions) == 10
+
+
+def test_observed_guides_are_those_of_the_prediction_also_such_as_it_did_not_see(one, by_guide, genes, tmp_path):
+    _, guides = by_guide
+    seen = guides[guides.obs["perturbation"] != f"{genes[3]}_2"].copy()
+    predicted = sd.tl.predict_perturbation(
+        seen, "perturbation", model=one, strategy="none", guides="auto", predict=[genes[3], genes[0]], rng=0
+    )
+    for form in (predicted, seen):
+        form.write_h5ad(tmp_path / "form.h5ad")
+        scores = sd.tl.score_perturbation(ad.read_h5ad(tmp_path / "form.h5ad"), guides)
+        of_genes = scores[(scores["method"] == "scdiva") & (scores["reference"] == "control")]
+        assert dict(zip(of_genes["condition"], of_genes["n_cells"], strict=True)) == {genes[3]: 20, genes[0]: 20}
+    later = guides.copy()
+    later.obs["perturbation"] = later.obs["perturbation"].str.replace("control_2", "control_7")
+    fitted = fit(seen, one, guides="auto")
+    found = sd.tl.predict_perturbation(later, model=fitted, predict=genes[0], rng=0)
+    assert len(set(found.obs["scdiva_control_cell"])) == 20  # a guide of the control that the screen did not have
+
+
+def test_all_guides_of_a_gene_are_held_out_together(by_guide):
+    _, guides = by_guide
+    with pytest.raises(ValueError, match=r"guides='auto'"):
+        sd.pp.split_perturbations(guides, "perturbation", by="single", n_splits=2, rng=0)
+    assert "scdiva_split" not in guides.obs
+    sd.pp.split_perturbations(guides, "perturbation", by="single", n_splits=2, rng=0, guides="auto")
+    gene = guides.obs["perturbation"].str.replace(r"_\d", "", regex=True)
+    assert pd.crosstab(gene, guides.obs["scdiva_split"]).min(axis=1).max() == 0
+    note = guides.uns["scdiva"]["scdiva_split"]
+    assert dict(zip(note["guides"]["label"], note["guides"]["gene"], strict=True))["control_1"] == "control"
+
+
+def test_the_command_line_takes_them(tmp_path, by_guide, one):
+    from scdiva.cli import main
+    from scdiva.models import save_model
+
+    _, guides = by_guide
+    guides.write_h5ad(tmp_path / "guides.h5ad")
+    save_model(one, one.vocabulary, tmp_path / "model")
+    words = ["perturb", "guides.h5ad", "--perturbation_key", "perturbation", "--strategy", "none", "--guides", "auto"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert not main([*words, "--model", "model", "--device", "cpu", "-o", "out.h5ad", "--progress", "false"])
+    made = ad.read_h5ad(tmp_path / "out.h5ad")
+    assert len(sd.get.perturbation_df(made, top=1)) == 5

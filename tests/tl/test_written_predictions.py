@@ -1,0 +1,264 @@
+"""What `tl.predict_perturbation` writes into the adata that it is given, who reads it, and means of predicted cells."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import anndata as ad
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+import torch
+
+import scdiva as sd
+from scdiva._constants import BASELINES
+from scdiva.data.expression import log_normalised
+from scdiva.data.predictions import read_prediction
+from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
+from scdiva.tl import _fit_perturbation
+
+NORMAN = (
+    Path(__file__).parents[3] / "shared/data/benchmark/perturbench_devel_norman_mcfaline_5961_500g.h5ad"
+)  # fmt: skip
+KEY, IN_SILICO = "scdiva_perturbation", "scdiva_in_silico"
+
+
+@pytest.fixture(scope="module")
+def weak(adata, perturbed_cells):
+    """A screen of 300 control cells in each of two lines, and of effects that lie far below their spread."""
+    genes = list(adata.var_names)
+    draw = np.random.default_rng(2)
+    rate = np.exp(draw.normal(size=60))
+    labels = [("control", line, 300) for line in "ab"] + [(g, line, 60) for g in genes[:6] for line in "ab"]
+    rows = [(label, line) for label, line, n in labels for _ in range(n)]
+    effect = {g: 1 + 0.02 * draw.normal(size=60) for g in genes[:6]} | {"control": np.ones(60)}
+    depth = draw.gamma(6.0, 1 / 6, len(rows))[:, None]
+    counts = draw.poisson(depth * np.stack([rate * effect[label] for label, _ in rows])).astype(np.float32)
+    obs = pd.DataFrame(rows, columns=["perturbation", "line"], index=[f"c{i}" for i in range(len(rows))])
+    return ad.AnnData(sp.csr_matrix(counts), obs=obs, var=pd.DataFrame(index=genes))
+
+
+def with_network(fitted):
+    """A fitted model whose network is drawn: it changes every cell in its own way."""
+    config, screen = fitted.model.config, fitted.screen
+    sizes = PerturbationSizes(config.dim, config.state_dim, len(fitted.labels), len(screen.genes), rank=3, hidden=6)
+    head = PerturbationHead(sizes, torch.Generator().manual_seed(0)).requires_grad_(False).eval()
+    for number, parameter in enumerate(head.parameters()):
+        parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+    return replace(fitted, head=head)
+
+
+def agreement(predicted, observed, key="perturbation", groupby=None, control="control"):
+    """Correlate the predicted change of each condition with what a user works out of the predicted cells."""
+    values = log_normalised(observed)[0].toarray()
+    is_control = (observed.obs[key] == control).to_numpy()
+    found = []
+    for i, condition in read_prediction(predicted).conditions.iterrows():
+        of_group = np.ones(len(values), dtype=bool) if groupby is None else observed.obs[groupby] == condition["group"]
+        start = values[is_control & np.asarray(of_group)].mean(axis=0)
+        cells = predicted.X[(predicted.obs["scdiva_condition"] == condition["condition"]).to_numpy()]
+        change = predicted.varm["scdiva_mean"][:, i] - predicted.varm["scdiva_control"][:, i]
+        found.append(np.corrcoef(cells.mean(axis=0) - start, change)[0, 1])
+    return np.array(found)
+
+
+@pytest.mark.parametrize("network", [False, True])
+@pytest.mark.parametrize("n_cells", [50, 77, 100])
+def test_predicted_cells_less_all_control_cells_are_the_predicted_change(one, weak, genes, network, n_cells):
+    fitted = sd.tl.fit_perturbation(weak, "perturbation", groupby="line", model=one, strategy="none", rng=0)
+    fitted = with_network(fitted) if network else fitted
+    asked = [*genes[:6], f"{genes[0]}+{genes[1]}", genes[9]]
+    found = sd.tl.predict_perturbation(weak, model=fitted, predict=asked, n_cells=n_cells, rng=1)
+    assert agreement(found, weak, groupby="line").min() > 0.999
+    assert found.X.min() >= 0
+    # the drawn cells alone are farther from all of them than the effects are large
+    cells = log_normalised(weak[found.obs["scdiva_control_cell"]])[0].toarray()
+    of_one = (found.obs["scdiva_condition"] == f"{genes[0]} in a").to_numpy()
+    missed = cells[of_one].mean(axis=0) - found.varm["scdiva_control"][:, 0]
+    if not network:
+        assert missed.std() > (found.varm["scdiva_mean"] - found.varm["scdiva_control"])[:, 0].std()
+    every = log_normalised(weak[(weak.obs["perturbation"] == "control") & (weak.obs["line"] == "a")])[0].toarray()
+    spread = found.X[of_one].std(axis=0) / every.std(axis=0)
+    assert 0.9 < np.median(spread) < (1.1 if not network else 1.6)
+    assert abs((found.X[of_one] > 0).mean() - (every > 0).mean()) < (0.02 if not network else 0.1)
+
+
+@pytest.mark.skipif(not NORMAN.is_file(), reason="Norman's screen is not at hand (shared/data/benchmark)")
+@pytest.mark.parametrize("n_cells", [50, 100])
+def test_predicted_cells_of_a_real_screen_have_the_predicted_change(n_cells):
+    screen = ad.read_h5ad(NORMAN)
+    screen = screen[screen.obs["cell_type"] == "k562"].copy()
+    found = sd.tl.predict_perturbation(screen, "perturbation", strategy="none", n_cells=n_cells, rng=0)
+    assert len(read_prediction(found).conditions) > 20
+    assert agreement(found, screen).min() >= 0.99
+
+
+def test_the_adata_that_is_given_reads_like_the_cells_that_are_returned(one, perturbed_cells, tmp_path):
+    data = perturbed_cells(groups=("a", "b"), n=24)
+    found = sd.tl.predict_perturbation(
+        data, "perturbation", groupby="line", model=one, strategy="none", rng=0, n_cells=5
+    )
+    data.write_h5ad(tmp_path / "data.h5ad")
+    data.write_zarr(tmp_path / "data.zarr")
+    forms = [data, ad.read_h5ad(tmp_path / "data.h5ad"), ad.read_zarr(tmp_path / "data.zarr"), data[:7, 3:9].copy()]
+    found.write_zarr(tmp_path / "found.zarr")
+    forms.append(ad.read_zarr(tmp_path / "found.zarr"))
+    frame, scores = sd.get.perturbation_df(found), sd.tl.score_perturbation(found, data)
+    for form in forms:
+        pd.testing.assert_frame_equal(sd.get.perturbation_df(form), frame)
+        pd.testing.assert_frame_equal(sd.tl.score_perturbation(form, data), scores)
+    given, returned = read_prediction(forms[1]), read_prediction(found)
+    pd.testing.assert_frame_equal(given.conditions, returned.conditions)
+    validation = returned.notes["validation"]
+    assert set(given.notes["validation"]) == set(validation)
+    np.testing.assert_array_equal(given.notes["validation"]["mse"], validation["mse"])
+    assert given.notes["network"] == returned.notes["network"]
+    condition = frame["condition"].iloc[0]
+    for draw in (
+        lambda one: sd.pl.delta_scatter(one, condition, data, uncertainty=True, return_fig=True),
+        lambda one: sd.pl.hit_rate(one, data, return_fig=True),
+        lambda one: sd.pl.discrimination(one, data, group="a", return_fig=True),
+        lambda one: sd.pl.delta_scatter(one, condition, data, gene_symbols="n", return_fig=True),
+    ):
+        pictures = []
+        for form in (found, data):
+            figure = draw(form)
+            figure.canvas.draw()
+            pictures.append(np.asarray(figure.canvas.buffer_rgba()))
+            plt.close(figure)
+        np.testing.assert_array_equal(*pictures)
+
+
+@pytest.mark.parametrize("observed", [False, True])
+def test_of_means_alone_dots_are_drawn_and_no_boxes(one, perturbed_cells, genes, observed):
+    data = perturbed_cells(n=24)
+    found = sd.tl.predict_perturbation(data, "perturbation", predict=genes[0], model=one, strategy="none", rng=0)
+    figures = [
+        sd.pl.perturbation(of, genes[0], data if observed else None, n_genes=6, return_fig=True) for of in (found, data)
+    ]
+    boxes, drawn = ([len(figure.axes[0].patches) for figure in figures]), figures[1].axes[0]
+    assert boxes[0] - boxes[1] == 6
+    assert [t.get_text() for t in figures[0].axes[0].get_xticklabels()] == [
+        t.get_text() for t in drawn.get_xticklabels()
+    ]
+    labels = drawn.get_legend_handles_labels()[1]
+    assert "predicted mean ± sd" in labels
+    assert ("observed (24 cells)" in labels) == observed
+    bars = next(c for c in drawn.containers if c.get_label() == "predicted mean ± sd")
+    names = [t.get_text() for t in drawn.get_xticklabels()]
+    at = [genes.index(name) for name in names]
+    np.testing.assert_allclose(bars.lines[0].get_ydata(), found.varm["scdiva_mean"][at, 0], rtol=1e-6)
+    for figure in figures:
+        plt.close(figure)
+
+
+def test_a_later_call_replaces_what_stands_there_and_another_key_leaves_it(one, perturbed_cells, genes):
+    data = perturbed_cells(n=20)
+    fitted = sd.tl.fit_perturbation(data, "perturbation", model=one, strategy="none", rng=0)
+    assert not data.uns
+    sd.tl.predict_perturbation(data, model=fitted, predict=genes[:2])
+    sd.tl.predict_perturbation(data, model=fitted, predict=genes[1:4], key_added="mine")
+    assert sd.get.perturbation_df(data)["condition"].unique().tolist() == genes[:2]
+    sd.tl.predict_perturbation(data, model=fitted, predict=genes[2])
+    assert sd.get.perturbation_df(data)["condition"].unique().tolist() == [genes[2]]
+    assert sd.get.perturbation_df(data, key="mine")["condition"].unique().tolist() == genes[1:4]
+    assert set(data.uns) == {KEY, "mine"}
+
+
+def test_an_in_silico_perturbation_is_kept_beside_a_prediction(one, perturbed_cells, genes):
+    data = perturbed_cells(n=20)
+    sd.tl.predict_perturbation(data, "perturbation", predict=genes[0], model=one, strategy="none", rng=0)
+    with pytest.warns(UserWarning, match="no intervention"):
+        found = sd.tl.in_silico_perturbation(data, genes[3:5], model=one, n_cells=4, rng=0)
+    assert set(data.uns) == {KEY, IN_SILICO}
+    frame = sd.get.perturbation_df(data, key=IN_SILICO)
+    pd.testing.assert_frame_equal(frame, sd.get.perturbation_df(found))
+    assert frame["p"].isna().all()  # as it says nothing of what is true
+    del data.uns[KEY]
+    with pytest.raises(KeyError, match=f"'{KEY}'.* is no prediction: pass key='{IN_SILICO}'"):
+        sd.get.perturbation_df(data)
+
+
+@pytest.mark.parametrize("there", [{"params": 1}, np.arange(3), pd.DataFrame({"a": [1]}), "text"])
+def test_what_the_user_keeps_under_a_key_is_not_overwritten(one, perturbed_cells, genes, there, contents):
+    data = perturbed_cells(n=20)
+    data.uns["neighbors"] = there
+    before = contents(data)
+    with pytest.raises(ValueError, match=r"uns\['neighbors'\] holds something else .* another key_added"):
+        sd.tl.predict_perturbation(data, "perturbation", model=one, strategy="none", key_added="neighbors")
+    with pytest.raises(ValueError, match=r"adata.uns\['neighbors'\] holds something else"):
+        sd.tl.in_silico_perturbation(data, genes[0], model=one, key_added="neighbors")
+    assert contents(data) == before
+
+
+def test_views_and_backed_files(one, perturbed_cells, genes, tmp_path):
+    data = perturbed_cells(n=20)
+    data.write_h5ad(tmp_path / "data.h5ad")
+    before = (tmp_path / "data.h5ad").read_bytes()
+    fitted = sd.tl.fit_perturbation(data, "perturbation", model=one, strategy="none", rng=0)
+    view = data[40:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        view = data[:100]
+        sd.tl.predict_perturbation(view, model=fitted, predict=genes[0])
+    assert KEY in view.uns
+    assert KEY not in data.uns  # which the view is of
+    backed = ad.read_h5ad(tmp_path / "data.h5ad", backed="r")
+    sd.tl.predict_perturbation(backed, model=fitted, predict=genes[0])
+    assert sd.get.perturbation_df(backed, top=1).shape[0] == 1
+    with pytest.raises(ValueError, match="backed by a file, and it is a view"):
+        sd.tl.predict_perturbation(backed[:50], model=fitted, predict=genes[0])
+    backed.file.close()
+    assert (tmp_path / "data.h5ad").read_bytes() == before
+
+
+def test_control_cells_are_run_through_the_model_once(one, perturbed_cells, monkeypatch):
+    data = perturbed_cells(n=20)
+    calls = []
+    from scdiva.models import inference
+
+    plain = inference.open_encoder
+    monkeypatch.setattr(inference, "open_encoder", lambda *a, **k: calls.append(k.get("what")) or plain(*a, **k))
+    sd.tl.predict_perturbation(data, "perturbation", model=one, strategy="none", rng=0)
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"predict": ["nothing known"]}, "neither in the screen nor"),
+        ({"predict": "control"}, "predict holds the control"),
+        ({"groups": ["a", "elsewhere"]}, "1 of 2 groups have no control cells in adata, the first is 'elsewhere'"),
+        ({"dose": 2.0}, "dose is given"),
+    ],
+)
+def test_what_is_asked_for_is_checked_before_the_fit(one, perturbed_cells, monkeypatch, arguments, match, contents):
+    data = perturbed_cells(groups=("a", "b"), n=20)
+    before = contents(data)
+
+    def fit(*_, **__):
+        raise AssertionError("fitted")
+
+    monkeypatch.setattr(_fit_perturbation, "trained", fit)
+    monkeypatch.setattr("scdiva.tl._predict_perturbation.trained", fit)
+    with pytest.raises(ValueError, match=match):
+        sd.tl.predict_perturbation(data, "perturbation", groupby="line", model=one, **arguments)
+    assert contents(data) == before
+
+
+def test_it_can_be_scored_and_split(one, perturbed_cells):
+    """The whole way: what is held out, what is predicted of it, and its scores."""
+    data = perturbed_cells(("control", "0", "1", "2", "3", "0+1", "1+2", "drug"))
+    split = data.copy()
+    sd.pp.split_perturbations(split, "perturbation", by="combination", n_splits=2, rng=0)
+    train, test = (split[split.obs["scdiva_split"] == part].copy() for part in ("train", "test"))
+    asked = sorted(test.obs["perturbation"].unique())
+    predicted = sd.tl.predict_perturbation(train, "perturbation", predict=asked, model=one, strategy="none")
+    assert not read_prediction(predicted).conditions["trained"].any()
+    scores = sd.tl.score_perturbation(predicted, data)
+    assert set(scores["method"]) == {"scdiva", *BASELINES} - {"elsewhere"}
+    assert np.isfinite(scores.loc[scores["reference"] == "control", "mse"]).all()

@@ -22,6 +22,7 @@ FLOORS = {
         "_scale",
         "_threads",
         "_nearest",
+        "_labels",
         "kernels",
         "diffusion",
         "metrics",
@@ -40,7 +41,7 @@ SIDEWAYS = {
     # Whether a bar is shown is a setting.
     "_progress": {"_settings"},
     # Scores that rest on numba keep torch's threads, as plots do.
-    "metrics": {"_constants", "_version", "_threads"},
+    "metrics": {"_constants", "_version", "_threads", "_labels"},
     # Toy cells carry real gene names.
     "datasets": {"tokenizer"},
     # How a matrix is read is one matter, whoever asks.

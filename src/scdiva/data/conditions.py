@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva._constants import PERTURBATION, UNS, VARM_MEAN
+from scdiva._labels import Kind, check_labels
 from scdiva._nearest import no_column
 from scdiva.data.writing import check_anndata, our_uns
 
@@ -114,7 +116,7 @@ def perturbations(
     ValueError
         If a label is missing or has an empty part, or no cell is a control.
     """
-    labels = column(adata, perturbation_key, where=where)
+    labels = column(adata, perturbation_key, where=where, kind="perturbation", meant=(control,))
     names, number = np.unique(labels, return_inverse=True)
     split = [perturbation_parts(str(name), control, separator) for name in names]
     if () not in split:
@@ -130,7 +132,9 @@ def perturbations(
     return Perturbations(tuple(known), chosen, np.array([code[parts] for parts in split], dtype=np.int64)[number])
 
 
-def column(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.str_]:
+def column(
+    adata: AnnData, key: str, *, where: str = "adata", kind: Kind = "group", meant: Collection[str] = ()
+) -> NDArray[np.str_]:
     """Read a column of labels as text.
 
     Parameters
@@ -141,13 +145,15 @@ def column(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.str_
         A column of `adata.obs`.
     where
         What the cells are called in messages.
+    kind, meant
+        As for :func:`scdiva._labels.check_labels`.
 
     Raises
     ------
     KeyError
         If there is no such column.
     ValueError
-        If a label is missing, or there is no cell.
+        If a label is missing, there is no cell, or the column holds no labels.
     """
     if key not in adata.obs:
         raise no_column(f"{where}.obs", key, adata.obs.columns)
@@ -160,6 +166,7 @@ def column(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.str_
             f"{adata.obs_names[missing.argmax()]!r}: leave them out with "
             f"{where}[{where}.obs[{key!r}].notna()].copy(), or name what they are."
         )
+    check_labels(adata.obs[key], f"{where}.obs[{key!r}]", kind, meant=meant, stacklevel=4)
     found: NDArray[np.str_] = adata.obs[key].astype(str).to_numpy().astype(str)
     return found
 

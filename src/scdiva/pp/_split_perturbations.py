@@ -10,7 +10,7 @@ import pandas as pd
 from scdiva._constants import OBS_SPLIT, SEEN, UNS
 from scdiva._settings import settings
 from scdiva.data.conditions import Perturbations, column, perturbations
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_key, check_writable, noted
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -99,11 +99,12 @@ def split_perturbations(
     >>> adata.obs["scdiva_split"].value_counts().to_dict()
     {'train': 50, 'test': 10}
     """
-    check_writable(adata, copy=copy)
-    ours = our_uns(adata)
+    written = {"obs": [key_added, f"{key_added}_{SEEN}"]}
+    check_key(key_added, "key_added")
     seed = _checked(by, groupby, n_splits, fold, rng)
     if {key_added, f"{key_added}_{SEEN}"} & {perturbation_key, groupby}:
         raise ValueError(f"key_added={key_added!r} would overwrite what the split is made from; choose another name.")
+    check_writable(adata, copy=copy, call="pp.split_perturbations", entry=key_added, **written)
     known = perturbations(adata, perturbation_key, control, separator)
     if by == "group":
         test, held_out = _group(adata, known, str(groupby), fold)
@@ -127,7 +128,7 @@ def split_perturbations(
     target = adata.copy() if copy else adata
     target.obs[key_added] = pd.Categorical(np.where(test, "test", "train"), categories=["train", "test"])
     target.obs[f"{key_added}_{SEEN}"] = seen
-    target.uns[UNS] = {**ours, key_added: found}
+    target.uns[UNS] = noted(target, "pp.split_perturbations", key_added, found, **written)
     return target if copy else None
 
 

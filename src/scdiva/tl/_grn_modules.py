@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._rng import step_seed
 from scdiva.data.network import network_of
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_writable, noted
 from scdiva.metrics import hub_scores
 from scdiva.tl._notes import given_seed
 
@@ -94,8 +94,8 @@ def grn_modules(
     >>> adata.var["scdiva_grn_module"].cat.categories[0]
     '0'
     """
-    check_writable(adata, copy=copy)
-    our_uns(adata)
+    written = {"var": [key_added, f"{key_added}_{C.HUB}"]}
+    check_writable(adata, copy=copy, call="tl.grn_modules", entry=key_added, **written)
     if operator.index(n_neighbors) < 1:
         raise ValueError(f"n_neighbors must be at least 1, got {n_neighbors}.")
     if not resolution > 0:
@@ -125,7 +125,7 @@ def grn_modules(
         "resolution": float(resolution),
         "seed": str(seed),
     }
-    target.uns[C.UNS] = {**our_uns(target), key_added: parameters}
+    target.uns[C.UNS] = noted(target, "tl.grn_modules", key_added, parameters, **written)
     return target if copy else None
 
 

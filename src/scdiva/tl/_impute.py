@@ -10,7 +10,7 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._progress import progress_bar
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_writable, noted
 from scdiva.tl._notes import model_name, seed_of
 
 if TYPE_CHECKING:
@@ -120,8 +120,8 @@ def impute(
     >>> bool((adata[:, gene].layers["scdiva_imputed"] >= 0).all())
     True
     """
-    check_writable(adata, copy=copy)
-    our_uns(adata)
+    written = {"layers": [key_added, f"{key_added}_{C.SD}"]}
+    check_writable(adata, copy=copy, call="tl.impute", entry=key_added, **written)
     if isinstance(genes, str):
         genes = [genes]
     if genes is not None and not len(genes):
@@ -208,7 +208,7 @@ def impute(
         "expressed_as": "" if not expressed else "mean" if one is None else "Poisson",
         "seed": str(seed),
     }
-    result.uns[C.UNS] = {**our_uns(result), key_added: parameters}
+    result.uns[C.UNS] = noted(result, "tl.impute", key_added, parameters, **written)
     return result if copy else None
 
 

@@ -43,7 +43,9 @@ def _marked(texts: NDArray[np.str_], rule: object) -> NDArray[np.bool_]:
     return found
 
 
-def check_labels(values: pd.Series, where: str, kind: Kind, *, meant: Collection[str] = (), stacklevel: int = 3) -> None:
+def check_labels(
+    values: pd.Series, where: str, kind: Kind, *, meant: Collection[str] = (), stacklevel: int = 3
+) -> None:
     """Refuse a column whose values are no labels, batches or groups.
 
     Parameters
@@ -71,7 +73,7 @@ def check_labels(values: pd.Series, where: str, kind: Kind, *, meant: Collection
     UserWarning
         If a word such as "unknown" counts as a batch, group or perturbation.
     """
-    _refuse_continuous(values, where, kind)
+    refuse_continuous(values, where, kind)
     texts = values.astype(str).to_numpy(dtype=object).astype(str)
     unclear = ~np.isin(texts, list(meant))
     missing, unknown = is_missing(texts) & unclear, is_unknown(texts) & unclear
@@ -80,14 +82,14 @@ def check_labels(values: pd.Series, where: str, kind: Kind, *, meant: Collection
         names = np.unique(texts[wrong]).tolist()
         listed = f"[{', '.join(map(repr, names))}]"
         if kind == "label":
-            first = "" if len(names) == 1 else f"{where} = {where}.astype(object).replace({listed}, 'unknown') and then "
-            named = names[0] if len(names) == 1 else "unknown"
-            mend = f"pass {first}unlabeled_category={named!r} if these cells have no label"
+            one = "" if len(names) == 1 else f"{where} = {where}.astype(object).replace({listed}, 'unknown'), and "
+            mend = f"If they have no label, {one}unlabeled_category={names[0] if len(names) == 1 else 'unknown'!r}"
         else:
-            mend = f"name their {kind}"
+            mend = f"Name their {kind}"
+        out = f": {frame} = {frame}[~{where}.isin({listed})].copy()" if frame != where else ""
         raise ValueError(
-            f"{where} is {_counted(values, texts, wrong)}: {'this names no type' if kind == 'label' else 'missing'}. "
-            f"{mend[0].upper()}{mend[1:]}, or leave them out: {frame} = {frame}[~{where}.isin({listed})].copy()."
+            f"{where} is {_counted(values, texts, wrong)}. That names no {'type' if kind == 'label' else kind}. "
+            f"{mend}; or leave these cells out{out}."
         )
     if unknown.any():
         warnings.warn(
@@ -104,7 +106,19 @@ def _counted(values: pd.Series, texts: NDArray[np.str_], which: NDArray[np.bool_
     return f"{names} for {which.sum()} of {len(texts)} cells, the first is {str(values.index[which.argmax()])!r}"
 
 
-def _refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
+def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
+    """Refuse numbers that vary continuously, and columns in which hardly two cells share a value.
+
+    Parameters
+    ----------
+    values, where, kind
+        As for :func:`check_labels`.
+
+    Raises
+    ------
+    ValueError
+        If the column is of these.
+    """
     n, n_values = len(values), values.nunique()
     numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
     fractions = pd.api.types.is_float_dtype(values) and bool((values.to_numpy(dtype=np.float64) % 1 != 0).any())

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from scdiva._labels import check_labels
+
 if TYPE_CHECKING:
     from types import ModuleType
 
@@ -45,6 +47,7 @@ def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
             f"{missing.sum()} of {n_cells} cells have no batch (the first is number {int(missing.argmax())}). "
             "Leave them out, or name their batch."
         )
+    check_labels(pd.Series(np.asarray(batch)), "batch", "batch", stacklevel=4)
     names, codes = np.unique(given.astype(str), return_inverse=True)
     if len(names) < 2:
         raise ValueError(f"All {n_cells} cells are of the batch {str(names[0])!r}; how batches mix needs two.")

@@ -174,4 +174,5 @@ def load_annotator(path: str | os.PathLike[str], *, device: str | None = None) -
         head = AnnotationHead(sizes)
     stored = found.tensors({**shapes(head, "head."), "tokens": (-1,), "novelty": (-1,)}, "the head")
     put_into(head, stored, "head.")
-    return Annotator(model, head, labels, stored["tokens"].numpy(), stored["novelty"].numpy(), parents, notes, dtype, ordered)
+    tokens, novelty = stored["tokens"].numpy(), stored["novelty"].numpy()
+    return Annotator(model, head, labels, tokens, novelty, parents, notes, dtype, ordered)

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
-import pandas as pd
 
 from scdiva._constants import REJECTED
 from scdiva._settings import logger, settings
@@ -18,6 +17,7 @@ from scdiva.tl._embed import Running, open_for, run_cells
 from scdiva.tl._training_cells import training_cells
 
 if TYPE_CHECKING:
+    import pandas as pd
     from anndata import AnnData
 
     from scdiva.models import Annotator, ScDiVa
@@ -333,6 +333,8 @@ def as_categories(names: np.ndarray, fitted: Annotator) -> pd.Categorical:
 
     Numbers, truth values and ordered categories have no place for "unknown": rejected cells are missing there.
     """
+    import pandas as pd
+
     plain = fitted.dtype == "object" and not fitted.ordered
     groups = list(dict.fromkeys(fitted.parents.values()))
     used = set(names[names != None])  # noqa: E711

@@ -165,7 +165,6 @@ def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:
             f"{n_missing} of {adata.n_obs} cells have no group in adata.obs[{key!r}] (first: {first!r}). Leave them "
             f"out: adata = adata[adata.obs[{key!r}].notna()].copy()"
         )
-    check_labels(column, f"adata.obs[{key!r}]", "group", stacklevel=4)
     found = pd.Categorical(column).remove_unused_categories()
     names = [str(name) for name in found.categories]
     if len(names) > MAX_GROUPS:
@@ -175,6 +174,7 @@ def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:
             "for which tables of genes are made. Pass a column of clusters or cell types, or some groups at a time: "
             f"adata[adata.obs[{key!r}].isin([...])].copy()"
         )
+    check_labels(column, f"adata.obs[{key!r}]", "group", stacklevel=4)
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
             f"adata.obs[{key!r}] has different values that read alike, {repeated[0]!r}: make them one with "

@@ -141,7 +141,8 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
     if "labels" not in ours[key]:
         raise KeyError(f"adata.uns[{UNS!r}][{key!r}] names no labels.{_lost(adata, at)}")
     labels = np.asarray(ours[key]["labels"])
-    labels = labels.astype(str).astype(object) if labels.dtype.kind not in "biuf" else labels
+    if labels.dtype.kind not in "biuf":  # zarr gives text in a type of numpy's own
+        labels = np.array([str(name) for name in labels], dtype=object)
     probability = np.asarray(adata.obsm[at], dtype=np.float32)
     if probability.shape != (adata.n_obs, len(labels)):
         raise ValueError(

@@ -129,6 +129,18 @@ def check_key(key: object, argument: str = "a key that is written") -> None:
         raise ValueError(f"{argument} can't be {key[:60]!r}: h5ad and zarr could not hold it, since {wrong}.")
 
 
+def check_columns(*keys: str | None) -> None:
+    """Refuse columns of the user's that results would carry, and a file could not hold; None is none."""
+    for key in keys:
+        if key is not None:
+            try:
+                check_key(key, "a column of the result")
+            except ValueError as error:
+                raise ValueError(
+                    f"{error} Rename the column first: adata.obs = adata.obs.rename(columns={{{key!r}: 'another name'}})."
+                ) from None
+
+
 def _is_ours(ours: Mapping[str, Any], path: str, entry: str | None) -> bool:
     """Whether scdiva wrote what stands there; files of earlier versions have no record but the entry itself."""
     written = ours.get(WRITTEN, {})

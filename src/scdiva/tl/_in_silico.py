@@ -19,7 +19,7 @@ from scdiva._settings import settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.genes import column_tokens
-from scdiva.data.writing import check_anndata
+from scdiva.data.writing import check_anndata, check_columns
 from scdiva.tl._notes import model_name, seed_of
 from scdiva.tl._predicted import laid_out
 from scdiva.tl._screen import Controls, check_genes, read_controls
@@ -134,6 +134,7 @@ def in_silico_perturbation(
         raise ValueError(f"genes holds {twice!r} more than once; the order of parts does not count.")
     if groups is not None and groupby is None:
         raise ValueError("groups are given without a column: groupby=...")
+    check_columns(groupby)
     if groupby in (C.PERTURBATION, C.OBS_CONDITION, C.OBS_CONTROL_CELL):
         raise ValueError(
             f"obs[{groupby!r}] of the result says what was done to a cell: copy the groups to a column of another "

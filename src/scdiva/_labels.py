@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -37,10 +37,10 @@ def is_unknown(texts: NDArray[np.str_]) -> NDArray[np.bool_]:
     return _marked(texts, lambda name: name.strip().lower() in UNKNOWN)
 
 
-def _marked(texts: NDArray[np.str_], rule: object) -> NDArray[np.bool_]:
+def _marked(texts: NDArray[np.str_], rule: Callable[[str], bool]) -> NDArray[np.bool_]:
     names, code = np.unique(texts, return_inverse=True)
-    found: NDArray[np.bool_] = np.array([rule(str(name)) for name in names], dtype=bool)[code.reshape(texts.shape)]  # type: ignore[operator]
-    return found
+    found: NDArray[np.bool_] = np.array([rule(str(name)) for name in names], dtype=np.bool_)
+    return found[code.reshape(texts.shape)]
 
 
 def check_labels(

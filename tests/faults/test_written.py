@@ -210,7 +210,13 @@ def test_what_the_user_has_is_never_overwritten(given, model, refused, call):
         getattr(theirs, part)[key] = getattr(made, part)[key]
         again = (lambda a, _: sd.tl.grn_modules(a, rng=0)) if call == "tl.grn_modules" else CALLS[call]
         which = model if call == "tl.embed" else "no model is loaded before the key is checked"
-        refused(lambda a: again(a, which), theirs, ValueError, "would be overwritten", f"del adata.{part}")
+        refused(
+            lambda a, again=again, which=which: again(a, which),
+            theirs,
+            ValueError,
+            "would be overwritten",
+            f"del adata.{part}",
+        )
     CALLS[call](made, model)  # its own it replaces
 
 

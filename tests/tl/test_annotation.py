@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import anndata as ad
 import numpy as np
 import pandas as pd
 import pytest
@@ -209,57 +208,6 @@ def test_a_label_without_a_gene_is_named(plain, query, reference):
         pytest.warns(UserWarning, match="left out"),
     ):
         fit(query, known, plain)
-
-
-KINDS = {
-    "int64": lambda codes: codes.astype(np.int64),
-    "int32": lambda codes: codes.astype(np.int32),
-    "float64": lambda codes: codes / 2,
-    "bool": lambda codes: codes > 1,
-    "categories of numbers": lambda codes: pd.Categorical(codes.astype(np.int16) * 5),
-    "ordered": lambda codes: pd.Categorical.from_codes(codes, ["b", "d", "a", "c"], ordered=True),
-    "text": lambda codes: np.array(["b/1", "d", "a", "c"], dtype=object)[codes],
-}
-
-
-@pytest.mark.fault("labels that are no text")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("store", ["h5ad", "zarr"])
-def test_labels_come_back_in_their_type(plain, query, reference, tmp_path, kind, store):
-    known, data = reference.copy(), query.copy()
-    known.obs["cell_type"] = KINDS[kind](known.obs["cell_type"].cat.codes.to_numpy())
-    del data.obs["cell_type"]
-    given = known.obs["cell_type"].astype("category").cat
-    later = data.copy()
-    annotator, data = fit(data, known, plain, method="centroid")
-    assert list(annotator.labels) == list(given.categories)
-    kept = sd.models.load_annotator(annotator.save(tmp_path / "saved"))
-    sd.tl.annotate(later, model=kept)
-    getattr(later, f"write_{store}")(tmp_path / "cells")
-    read = getattr(ad, f"read_{store}")(tmp_path / "cells")
-    frame = sd.get.annotation_df(read)
-    for cells in (data, later, read):
-        found = cells.obs["scdiva_label"].cat
-        assert (found.categories.dtype, found.ordered) == (given.categories.dtype, given.ordered)
-        assert set(found.categories) <= set(given.categories)
-        assert (cells.obs["scdiva_label"] == data.obs["scdiva_label"].to_numpy()).all()
-        assert list(cells.uns["scdiva"]["scdiva_label"]["labels"]) == list(given.categories)
-    assert frame["label"].tolist() == data.obs["scdiva_label"].tolist()
-
-
-def test_rejected_cells_among_labels_that_are_no_text_are_missing(plain, query, reference):
-    known, data = reference.copy(), query.copy()
-    known.obs["cell_type"] = known.obs["cell_type"].cat.codes.astype(np.int64)
-    del data.obs["cell_type"]
-    with pytest.warns(UserWarning, match="of 80 cells are rejected, and missing among the labels: these are int64"):
-        _, data = fit(data, known, plain, method="centroid", reject=0.5)
-    assert data.obs["scdiva_label"].cat.categories.dtype == np.int64
-    rejected = data.obs["scdiva_label_novelty"] > data.uns["scdiva"]["scdiva_label"]["max_novelty"]
-    assert data.obs["scdiva_label"].isna().equals(rejected)
-    parents = {0: "low", "1": "low"}
-    _, named = fit(query, known, plain, method="centroid", parents=parents, backoff=1.0)
-    assert set(named.obs["scdiva_label"]) <= {"low", "2", "3"}
-    assert "low" in set(named.obs["scdiva_label"])
 
 
 def test_balanced_labels_count_alike(plain, query, reference):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse as sp
 
@@ -105,31 +104,6 @@ def test_labels_that_are_numbers_or_truth(data):
     assert numbers[:3].tolist() == [1, 0, -1]
     given.obs["tumour"] = np.resize([True, False], 60)
     assert label_numbers(given, "tumour")[1].categories.tolist() == [False, True]
-
-
-@pytest.mark.parametrize(
-    ("values", "categories", "dtype"),
-    [
-        (np.array([3, 1, 2], dtype=np.int32), [1, 2, 3], np.int32),
-        (np.array([0.5, 0.25, 2.0], dtype=np.float32), [0.25, 0.5, 2.0], np.float32),
-        (pd.array([3, None, 2], dtype="Int64"), [2, 3], np.int64),
-        (pd.array([True, None, False], dtype="boolean"), [False, True], np.bool_),
-        (np.array([3, 1, None], dtype=object), [1, 3], np.int64),
-        (np.array([3, "1", None], dtype=object), ["1", "3"], object),
-        (pd.Categorical([3, 10, 2]), [2, 3, 10], np.int64),
-        (pd.Categorical(["b", "a", "b"], categories=["b", "a", "c"], ordered=True), ["b", "a"], object),
-        (pd.Categorical([3, 1, 2], categories=[3, 2, 1, 0], ordered=True), [3, 2, 1], np.int64),
-    ],
-)
-def test_labels_keep_their_type(data, values, categories, dtype):
-    given = data.copy()
-    given.obs["label"] = pd.Series(values).take(np.arange(60) % 3).set_axis(given.obs_names)
-    numbers, labels = label_numbers(given, "label")
-    assert labels.categories.tolist() == categories
-    assert labels.categories.dtype == dtype
-    assert bool(labels.ordered) == getattr(given.obs["label"].dtype, "ordered", False)
-    for value, number in zip(given.obs["label"], numbers, strict=True):
-        assert number == -1 if pd.isna(value) else labels.categories[number] in (value, str(value))
 
 
 def test_what_is_wrong_with_labels_is_said(data):

@@ -136,9 +136,8 @@ def check_columns(*keys: str | None) -> None:
             try:
                 check_key(key, "a column of the result")
             except ValueError as error:
-                raise ValueError(
-                    f"{error} Rename the column first: adata.obs = adata.obs.rename(columns={{{key!r}: 'another name'}})."
-                ) from None
+                renamed = f"adata.obs = adata.obs.rename(columns={{{key!r}: 'another name'}})"
+                raise ValueError(f"{error} Rename the column first: {renamed}.") from None
 
 
 def _is_ours(ours: Mapping[str, Any], path: str, entry: str | None) -> bool:

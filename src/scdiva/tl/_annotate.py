@@ -184,7 +184,7 @@ def annotate(
         "obs": [key_added, f"{key_added}_{C.CONFIDENCE}", f"{key_added}_{C.NOVELTY}"],
         "obsm": [f"{key_added}_{C.PROBABILITY}"],
     }
-    check_writable(adata, call="tl.annotate", entry=key_added, **written)
+    check_writable(adata, copy=False, call="tl.annotate", entry=key_added, **written)
     if reference is not None:
         check_anndata(reference)
     _check(method, reject, backoff, class_weight, strategy, minutes, learning_rate)

@@ -178,8 +178,8 @@ def _finetuned(
     labels = reference.labels[order]
     ragged = reference.cells.take(order)
     cells = replace(
-        reference.cells, indptr=ragged.cu_seqlens.numpy(), tokens=ragged.tokens.numpy(), values=ragged.values.numpy(),
-        batch=labels, n_batches=len(known.names),
+        reference.cells, indptr=ragged.cu_seqlens.numpy(), tokens=ragged.tokens.numpy(),
+        values=ragged.values.numpy(), batch=labels, n_batches=len(known.names),  # noqa: PD011
     )  # fmt: skip
     labelled = Reference(cells, reference.states[order], labels)
     split = split_by_batch(labels, known.batch[rows][order], config.seed)

@@ -88,8 +88,7 @@ def embed(
         Arithmetic of the transformer: `"fp32"`, `"bf16"`, `"int8"` (CPU only, less exact) or `"auto"`, bf16 where
         the device has it in hardware; `None` takes `scdiva.settings.precision`.
     key_added
-        Key of `adata.obsm` to write. None: `"X_scdiva"`, or `"X_scdiva_integrated"` of a model that has integrated
-        batches (:func:`integrate`), where the cells that it was fitted on have theirs.
+        Key of `adata.obsm` to write. None: `"X_scdiva"`, or of a model of :func:`integrate` `"X_scdiva_integrated"`.
     copy
         Return a copy of `adata` with the embedding instead of writing into it.
 
@@ -108,7 +107,8 @@ def embed(
     ValueError
         If the matrix is not counts or log-normalised expression (NaN, negative, scaled), if less than half of the
         counts belong to genes that the model knows, or a cell has none of them and `empty="error"`; if `adata` is
-        backed and would have to be copied, or its `uns["scdiva"]` is not ours; if the device is not there or cannot do
+        backed and would have to be copied, or its `uns["scdiva"]` is not ours; if `key_added` is none for a file, or
+        something that scdiva did not write stands there; if the device is not there or cannot do
         the precision asked for, or there is no such `pooling`.
     KeyError
         If `layer` or `gene_ids` does not exist.
@@ -124,8 +124,7 @@ def embed(
     (60, 192)
     """
     check_writable(adata, copy=copy)
-    if key_added is not None:
-        check_key(key_added, "key_added")
+    check_key(C.OBSM_EMBEDDING if key_added is None else key_added, "key_added")
     running = how_to_run(batch_size, device, precision, pooling)
 
     from scdiva.models.pretrained import load_for
@@ -133,22 +132,12 @@ def embed(
     loaded = load_for(model, running.device)
     key = embedding_key(loaded) if key_added is None else key_added
     check_writable(adata, copy=copy, call="tl.embed", entry=key, obsm=[key])
-    embedding, parameters = embedded(
-        loaded,
-        adata,
-        running,
-        layer=layer,
-        use_raw=use_raw,
-        input=input,
-        gene_ids=gene_ids,
-        duplicates=duplicates,
-        empty=empty,
-    )
+    reading = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
+    embedding, parameters = embedded(loaded, adata, running, **reading, empty=empty)
     # written last, once nothing can fail any more
     written = adata.copy() if copy else adata
     written.obsm[key] = embedding
-    parameters["model"] = model_name(model)
-    written.uns[C.UNS] = noted(written, "tl.embed", key, parameters, obsm=[key])
+    written.uns[C.UNS] = noted(written, "tl.embed", key, {**parameters, "model": model_name(model)}, obsm=[key])
     return written if copy else None
 
 

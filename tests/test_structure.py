@@ -24,6 +24,7 @@ FLOORS = {
         "_threads",
         "_nearest",
         "_outputs",
+        "_labels",
         "kernels",
         "diffusion",
         "metrics",
@@ -42,7 +43,7 @@ SIDEWAYS = {
     # Whether a bar is shown is a setting.
     "_progress": {"_settings"},
     # Scores that rest on numba keep torch's threads, as plots do.
-    "metrics": {"_constants", "_version", "_threads", "_extras"},
+    "metrics": {"_constants", "_version", "_threads", "_extras", "_labels"},
     # Toy cells carry real gene names.
     "datasets": {"tokenizer"},
     # How a matrix is read is one matter, whoever asks.

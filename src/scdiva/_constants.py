@@ -6,6 +6,10 @@ PRESETS = ("paper", "base", "mini")
 # --- keys in AnnData -------------------------------------------------------------------------------------------------
 UNS = "scdiva"
 """`adata.uns` entry that holds what each scdiva call was given and what it found."""
+WRITTEN = "written"
+"""Its entry that records, by call, which keys of AnnData it wrote: what is the user's own is told from ours by it."""
+MATCH, UMAP = "match", "umap"
+"""Its entries of what `pp.match_genes` found, and of the maps that plots made."""
 VAR_TOKEN = "scdiva_token"
 VAR_ENTROPY = "scdiva_entropy"
 LAYER_RANK = "scdiva_rank"

@@ -136,10 +136,9 @@ def test_one_batch_has_no_score(drawn, score):
 
 
 @pytest.mark.fault("one batch")
-def test_every_cell_a_batch_of_its_own(cells, model):
+def test_every_cell_a_batch_of_its_own(cells, model, refused):
     cells.obs["own"] = cells.obs_names
-    integrate(cells, model, "own")
-    assert np.isfinite(cells.obsm["X_scdiva_integrated"]).all()
+    refused(lambda a: integrate(a, model, "own"), cells, ValueError, "nearly as many batches as cells: 80 different")
 
 
 def alone(cells):
@@ -239,8 +238,8 @@ def test_an_integrated_model_maps_cells_of_any_batch(integrated, drawn, batch):
     new = drawn.copy()
     new.obs["batch"] = batch
     sd.tl.embed(new, fitted)
-    assert np.array_equal(new.obsm["X_scdiva"][:60], before)
-    assert np.isfinite(new.obsm["X_scdiva"]).all()
+    assert np.array_equal(new.obsm["X_scdiva_integrated"][:60], before)
+    assert np.isfinite(new.obsm["X_scdiva_integrated"]).all()
 
 
 @pytest.mark.fault("unseen batch at mapping")

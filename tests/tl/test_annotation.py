@@ -210,15 +210,6 @@ def test_a_label_without_a_gene_is_named(plain, query, reference):
         fit(query, known, plain)
 
 
-def test_labels_of_any_type_are_text(plain, query, reference):
-    known, data = reference.copy(), query.copy()
-    known.obs["cell_type"] = known.obs["cell_type"].cat.codes.astype(int)
-    del data.obs["cell_type"]
-    annotator, data = fit(data, known, plain, method="centroid")
-    assert annotator.labels == ("0", "1", "2", "3")
-    assert set(data.obs["scdiva_label"]) <= set(annotator.labels)
-
-
 def test_balanced_labels_count_alike(plain, query, reference):
     rare = reference[(reference.obs["cell_type"] != "type D") | (np.arange(160) < 20)].copy()
     found = {

@@ -44,7 +44,7 @@ def test_what_is_documented_is_written_and_nothing_else(plain, cells, contents, 
         part: contents(cells)[part] for part in ("X", "obs", "var")
     }
     assert data.uns.keys() - cells.uns.keys() == {"scdiva"}
-    assert set(data.uns["scdiva"]) == {"X_scdiva_integrated", "integrate"}
+    assert set(data.uns["scdiva"]) == {"X_scdiva_integrated", "integrate", "written"}
     embedding = data.obsm["X_scdiva_integrated"]
     assert embedding.dtype == np.float32
     assert embedding.shape == (240, new.integration.dim)
@@ -74,7 +74,7 @@ def test_other_names_and_what_stood_there_before(plain, cells):
     sd.tl.integrate(data, "batch", model=plain, corrected=True, key_added="mine", layer_added="better", **QUICK)
     assert set(data.obsm) == {"X_scdiva", "mine"}
     assert set(data.layers) == {"better"}
-    assert set(data.uns["scdiva"]) == {"X_scdiva", "mine", "integrate"}
+    assert set(data.uns["scdiva"]) == {"X_scdiva", "mine", "integrate", "written"}
     np.testing.assert_array_equal(data.obsm["X_scdiva"], zero_shot)
 
 
@@ -151,10 +151,14 @@ def test_missing_labels_and_the_unlabelled_category_are_the_same(plain, cells):
 
 
 def test_an_unlabelled_category_that_no_cell_has_is_warned_of(cells):
-    with pytest.warns(UserWarning, match="no cell has the unlabeled_category 'unkown'.*'type A'.*'unknown'"):
-        numbers = label_numbers(cells, "partly", "unkown")[0]
-    assert numbers.min() == 0
     data = cells.copy()
+    data.obs["partly"] = data.obs["partly"].astype(str).replace("unknown", "other")
+    with pytest.warns(UserWarning, match="no cell has the unlabeled_category 'othr'.*'other', 'type A'"):
+        numbers = label_numbers(data, "partly", "othr")[0]
+    assert numbers.min() == 0
+    said = "'unknown' for 80 of 240 cells.*no type.*unlabeled_category='unknown'"
+    with pytest.warns(UserWarning, match="'unkown'"), pytest.raises(ValueError, match=said):
+        label_numbers(cells, "partly", "unkown")
     data.obs["number"] = np.arange(240) % 3 - 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -79,15 +79,17 @@ def test_labels_are_numbered_by_name(data, kind):
     given = data.copy()
     names = given.obs["cell_type"].astype(str).where(np.arange(60) % 5 != 0)
     given.obs["label"] = names.astype(kind)
-    numbers, types = label_numbers(given, "label")
+    numbers, labels = label_numbers(given, "label")
+    types = labels.categories.tolist()
     assert numbers.dtype == np.int64
+    assert labels.categories.dtype == object
     assert types == ["type A", "type B", "type C", "type D"]
     expected = [types.index(name) if isinstance(name, str) else -1 for name in names]
     assert numbers.tolist() == expected
     filled = given.copy()
     filled.obs["label"] = names.fillna("?").astype(kind)
     again, same = label_numbers(filled, "label", "?")
-    assert (again.tolist(), same) == (expected, types)
+    assert (again.tolist(), same) == (expected, labels)
     both = given.copy()  # a missing value means no label beside a category that means so
     both.obs["label"] = names.where(np.arange(60) != 1, "?").astype(kind)
     expected[1] = -1
@@ -98,10 +100,10 @@ def test_labels_that_are_numbers_or_truth(data):
     given = data.copy()
     given.obs["cluster"] = np.resize([10, 9, -1], 60)
     numbers, types = label_numbers(given, "cluster", -1)
-    assert types == ["10", "9"]
-    assert numbers[:3].tolist() == [0, 1, -1]
+    assert types.categories.tolist() == [9, 10]  # in their order, not that of their text
+    assert numbers[:3].tolist() == [1, 0, -1]
     given.obs["tumour"] = np.resize([True, False], 60)
-    assert label_numbers(given, "tumour")[1] == ["False", "True"]
+    assert label_numbers(given, "tumour")[1].categories.tolist() == [False, True]
 
 
 def test_what_is_wrong_with_labels_is_said(data):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scdiva._labels import Kind, check_labels
 from scdiva._nearest import nearest, no_column
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def perturbations(
     ValueError
         If a label is missing or has an empty part, or no cell is a control.
     """
-    labels = column(adata, perturbation_key, where=where)
+    labels = column(adata, perturbation_key, where=where, kind="perturbation", meant=(control,))
     names, number = np.unique(labels, return_inverse=True)
     if guides:
         names, again = np.unique([guides.get(str(name), str(name)) for name in names], return_inverse=True)
@@ -139,7 +140,9 @@ def perturbations(
     return Perturbations(tuple(known), chosen, np.array([code[parts] for parts in split], dtype=np.int64)[number])
 
 
-def column(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.str_]:
+def column(
+    adata: AnnData, key: str, *, where: str = "adata", kind: Kind = "group", meant: Collection[str] = ()
+) -> NDArray[np.str_]:
     """Read a column of labels as text.
 
     Parameters
@@ -150,13 +153,15 @@ def column(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.str_
         A column of `adata.obs`.
     where
         What the cells are called in messages.
+    kind, meant
+        As for :func:`scdiva._labels.check_labels`.
 
     Raises
     ------
     KeyError
         If there is no such column.
     ValueError
-        If a label is missing, or there is no cell.
+        If a label is missing, there is no cell, or the column holds no labels.
     """
     if key not in adata.obs:
         raise no_column(f"{where}.obs", key, adata.obs.columns)
@@ -169,5 +174,6 @@ def column(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.str_
             f"{adata.obs_names[missing.argmax()]!r}: leave them out with "
             f"{where}[{where}.obs[{key!r}].notna()].copy(), or name what they are."
         )
+    check_labels(adata.obs[key], f"{where}.obs[{key!r}]", kind, meant=meant, stacklevel=4)
     found: NDArray[np.str_] = adata.obs[key].astype(str).to_numpy().astype(str)
     return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,22 +127,6 @@ def is_prediction(stored: object) -> bool:
     """Whether an entry of `uns` is a prediction."""
     needed = {*_OF_CONDITIONS, _GENES, _MEAN, _CONTROL}
     return isinstance(stored, Mapping) and needed <= stored.keys()
-
-
-def check_result_key(adata: AnnData, key: str, is_ours: Callable[[object], bool] = is_prediction) -> None:
-    """Refuse a key of `uns` under which the user keeps something else; an earlier result of the call is replaced.
-
-    Raises
-    ------
-    ValueError
-        If it does.
-    """
-    our_uns(adata)
-    if key == UNS or (key in adata.uns and not is_ours(adata.uns[key])):
-        raise ValueError(
-            f"adata.uns[{key!r}] holds something else than an earlier result of this call, and would be overwritten: "
-            "pass another key_added."
-        )
 
 
 def _rows(part: NDArray[np.floating]) -> NDArray[np.float32]:

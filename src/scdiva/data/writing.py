@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from scdiva._constants import UNS
+import numpy as np
+
+from scdiva._constants import GENERATE, INTEGRATE, MATCH, PERTURBATION, UMAP, UNS, WRITTEN
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -14,6 +16,19 @@ if TYPE_CHECKING:
 _PARTS = ("obs_names", "var_names", "layers", "uns", "is_view")
 _RNA = ("rna", "gex", "gene expression", "gene_expression", "expression", "transcriptome")
 """Names of a modality that holds RNA, in small letters."""
+_MARKS = {"/": "slash", "\\": "backslash", "\0": "null character"}
+_RESERVED = {".", "..", "_index", "zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata"}
+_MOST_BYTES = 255
+"""Of the name of a file, which zarr makes of a key."""
+_OWN_ENTRIES = {
+    INTEGRATE: "tl.integrate",
+    GENERATE: "tl.generate",
+    PERTURBATION: "tl.predict_perturbation",
+    MATCH: "pp.match_genes",
+    UMAP: "pl.umap",
+    WRITTEN: "",
+}
+"""Entries of a fixed name, and whose they are."""
 
 
 def check_anndata(adata: object) -> None:
@@ -76,8 +91,10 @@ def _of_rna(parts: Mapping[str, Any]) -> list[str]:
     return next((names for names in (by_annotation, by_name) if len(names) == 1), list(parts))
 
 
-def check_writable(adata: AnnData, *, copy: bool = False) -> None:
-    """Refuse what results can't be written into.
+def check_writable(
+    adata: AnnData, *, copy: bool = False, call: str = "", entry: str | None = None, **keys: Iterable[str]
+) -> None:
+    """Refuse what results can't be written into, and keys that can't be written or hold what is the user's.
 
     Parameters
     ----------
@@ -85,13 +102,21 @@ def check_writable(adata: AnnData, *, copy: bool = False) -> None:
         What the user gave.
     copy
         Whether the results go into a copy.
+    call
+        Which call writes, such as `"embed"`.
+    entry
+        Its entry of `adata.uns["scdiva"]`; None if it has none, or none is known yet.
+    **keys
+        Every other key that it writes, by `"obs"`, `"obsm"`, `"layers"` and so on.
 
     Raises
     ------
     TypeError
-        If it is no AnnData object.
+        If it is no AnnData object, or a key is no text.
     ValueError
-        If it is backed by a file and would have to be copied: for ``copy=True``, or because it is a view.
+        If it is backed by a file and would have to be copied: for ``copy=True``, or because it is a view. If
+        `adata.uns["scdiva"]` is not ours, if a key can't be read back from a file, or if something stands under it
+        that scdiva did not write.
     """
     check_anndata(adata)
     if adata.isbacked and (copy or adata.is_view):
@@ -100,6 +125,116 @@ def check_writable(adata: AnnData, *, copy: bool = False) -> None:
             f"adata is backed by a file, and {what}, which AnnData does not make without a file of its own. "
             "Load it first: adata = adata.to_memory()."
         )
+    ours = our_uns(adata)
+    if entry is not None:
+        check_key(entry)
+        _check_entry(ours, call, entry)
+    taken: list[tuple[str, str]] = []
+    for slot, names in keys.items():
+        for name in names:
+            check_key(name)
+            if slot == "uns" and name == UNS:
+                raise ValueError(f"adata.uns[{UNS!r}] holds what scdiva records of every call: choose another key.")
+            if name in getattr(adata, slot) and not _is_ours(ours, f"{slot}/{name}", entry):
+                taken.append((slot, name))
+    if taken:
+        where = [f"adata.{slot}[{name!r}]" for slot, name in taken]
+        raise ValueError(
+            f"{' and '.join(where)} would be overwritten, and adata.uns[{UNS!r}] does not say that scdiva wrote "
+            f"{'it' if len(where) == 1 else 'them'}: choose another key, or take {'it' if len(where) == 1 else 'them'} "
+            f"away first, del {', '.join(where)}."
+        )
+
+
+def check_key(key: object, argument: str = "a key that is written") -> None:
+    """Refuse a key that h5ad and zarr (formats 2 and 3) don't both hold and give back.
+
+    Parameters
+    ----------
+    key
+        What is to be a key of `obs`, `obsm`, `uns` or another part of AnnData.
+    argument
+        What it is called in messages.
+
+    Raises
+    ------
+    TypeError
+        If it is no text.
+    ValueError
+        If it is empty or blank, holds a slash, a backslash or a null character, is longer than 255 bytes, or has a
+        meaning of its own in such files.
+    """
+    if not isinstance(key, str):
+        raise TypeError(f"{argument} must be text, such as 'scdiva_mine', not {key!r} ({type(key).__name__}).")
+    wrong = None
+    if not key.strip():
+        wrong = "it is empty" if not key else "it is blank"
+    elif held := [name for mark, name in _MARKS.items() if mark in key]:
+        wrong = f"it holds a {held[0]}"
+    elif key in _RESERVED:
+        wrong = "such files keep something of their own under that name"
+    else:
+        try:
+            n_bytes = len(key.encode())
+        except UnicodeEncodeError:
+            wrong = "it is no valid Unicode"
+        else:
+            wrong = f"it has {n_bytes} bytes, more than {_MOST_BYTES}" if n_bytes > _MOST_BYTES else None
+    if wrong:
+        raise ValueError(f"{argument} can't be {key[:60]!r}: h5ad and zarr could not hold it, since {wrong}.")
+
+
+def check_columns(*keys: str | None) -> None:
+    """Refuse columns of the user's that results would carry, and a file could not hold; None is none."""
+    for key in keys:
+        if key is not None:
+            try:
+                check_key(key, "a column of the result")
+            except ValueError as error:
+                renamed = f"adata.obs = adata.obs.rename(columns={{{key!r}: 'another name'}})"
+                raise ValueError(f"{error} Rename the column first: {renamed}.") from None
+
+
+def _is_ours(ours: Mapping[str, Any], path: str, entry: str | None) -> bool:
+    """Whether scdiva wrote what stands there; files of earlier versions have no record but the entry itself."""
+    written = ours.get(WRITTEN, {})
+    if any(path in set(map(str, paths)) for paths in written.values()):
+        return True
+    recorded = {str(one) for paths in written.values() for one in paths}
+    return entry in ours and f"uns/{UNS}/{entry}" not in recorded
+
+
+def _check_entry(ours: Mapping[str, Any], call: str, entry: str) -> None:
+    """Refuse an entry that another call made: what reads it would find something else."""
+    by = [name for name, paths in ours.get(WRITTEN, {}).items() if f"uns/{UNS}/{entry}" in set(map(str, paths))]
+    owners = [_OWN_ENTRIES[entry]] if entry in _OWN_ENTRIES else by
+    if owners and call not in owners:
+        raise ValueError(
+            f"adata.uns[{UNS!r}][{entry!r}] is where {f'scdiva.{owners[0]}' if owners[0] else 'every call'} keeps what "
+            "it did: choose another key."
+        )
+
+
+def noted(adata: AnnData, call: str, entry: str | None, notes: Any = None, **keys: Iterable[str]) -> dict[str, Any]:
+    """Give `adata.uns["scdiva"]` as it is after a call: with its notes, and a record of the keys that it wrote.
+
+    Parameters
+    ----------
+    adata
+        What was written into.
+    call, entry, **keys
+        As for :func:`check_writable`.
+    notes
+        The entry.
+    """
+    ours = our_uns(adata)
+    paths = [f"{slot}/{name}" for slot, names in keys.items() for name in names]
+    if entry is not None:
+        ours[entry] = notes
+        paths.append(f"uns/{UNS}/{entry}")
+    written = dict(ours.get(WRITTEN, {}))
+    written[call] = np.array(sorted({*paths, *map(str, written.get(call, ()))}), dtype=object)
+    return {**ours, WRITTEN: written}
 
 
 def our_uns(adata: AnnData) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdiva._extras import from_extra
+from scdiva._labels import check_labels
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -47,6 +48,7 @@ def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
             f"{missing.sum()} of {n_cells} cells have no batch (the first is number {int(missing.argmax())}). "
             "Leave them out, or name their batch."
         )
+    check_labels(pd.Series(np.asarray(batch)), "batch", "batch", stacklevel=4)
     names, codes = np.unique(given.astype(str), return_inverse=True)
     if len(names) < 2:
         raise ValueError(f"All {n_cells} cells are of the batch {str(names[0])!r}; how batches mix needs two.")
@@ -55,7 +57,7 @@ def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
     return codes
 
 
-def check_labels(names: NDArray[Any], score: str) -> None:
+def refuse_trivial(names: NDArray[Any], score: str) -> None:
     """Refuse labels of labelled cells that part nothing: one for all of them, or one for each."""
     found = np.unique(names)
     if len(found) < 2:

@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
+
+from scdiva._labels import MISSING, UNKNOWN, is_missing, is_unknown, refuse_continuous
 
 from ._input import check_coordinates, truth_values
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
-MISSING_LABELS = ("nan", "None", "NaN", "<NA>", "NaT", "", "unknown", "Unknown", "unlabelled", "unlabeled")
-"""Label texts that name no cell type, so that no score is taken over them."""
+MISSING_LABELS = tuple(sorted(MISSING | UNKNOWN))
+"""Label texts that name no cell type, so that no score is taken over them; words in small or capital letters."""
 
 
 def labelled(labels: ArrayLike) -> np.ndarray:
@@ -27,7 +30,8 @@ def labelled(labels: ArrayLike) -> np.ndarray:
     -------
     Boolean array of shape `(n_cells,)`.
     """
-    return ~np.isin(np.asarray(labels).astype(str), MISSING_LABELS)
+    texts = np.asarray(labels).astype(str)
+    return ~(is_missing(texts) | is_unknown(texts))
 
 
 def knn_cross_validation(
@@ -132,6 +136,7 @@ def classification(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Any]:
         raise ValueError(f"labels has shape {scored.shape}, but predicted has {np.shape(predicted)}; both (n_cells,).")
     if not scored.any():
         raise ValueError(f"None of {len(scored)} cells has a label: there is nothing to score.")
+    refuse_continuous(pd.Series(np.asarray(labels)[scored]), "labels", "label")
     truth = np.asarray(labels).astype(str)[scored]
     named = np.asarray(predicted).astype(str)[scored]
     types = np.unique(truth)
@@ -259,6 +264,7 @@ def _scored(embedding: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.nda
         raise ValueError(f"embedding has shape {np.shape(embedding)}, but there are {len(names)} labels.")
     if not keep.any():
         raise ValueError(f"None of {len(names)} cells has a label: there is nothing to score.")
+    refuse_continuous(pd.Series(np.asarray(labels)[keep]), "labels", "label")
     return check_coordinates(embedding, keep)[keep], names[keep]
 
 

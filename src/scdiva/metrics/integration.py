@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ._input import batch_codes, check_labels, leiden_package, scib_metrics
+from ._input import batch_codes, leiden_package, refuse_trivial, scib_metrics
 from .annotation import _scored, labelled
 from .mixing import clisi, labelled_neighbors
 from .neighbors import N_NEIGHBORS, Neighbors
@@ -80,7 +80,7 @@ def leiden_agreement(
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
     neighbors, labels = labelled_neighbors(embedding, labels, n_neighbors + 1)
-    check_labels(labels, "agreement with clusters")
+    refuse_trivial(labels, "agreement with clusters")
     others = neighbors.indices[:, 1:]
     sources = np.repeat(np.arange(len(others)), n_neighbors)
     graph = igraph.Graph(n=len(others), edges=np.column_stack([sources, others.ravel()])).simplify()
@@ -140,7 +140,7 @@ def silhouette_label(embedding: ArrayLike, labels: ArrayLike, *, rescale: bool =
     from sklearn.metrics import silhouette_score
 
     coordinates, names = _scored(embedding, labels)
-    check_labels(names, "the silhouette")
+    refuse_trivial(names, "the silhouette")
     width = float(silhouette_score(coordinates, names))
     return (width + 1) / 2 if rescale else width
 
@@ -184,7 +184,7 @@ def isolated_labels(embedding: ArrayLike, labels: ArrayLike, batch: ArrayLike) -
 
     codes = batch_codes(batch, len(np.asarray(labels)))[labelled(labels)]
     coordinates, names = _scored(embedding, labels)
-    check_labels(names, "the silhouette")
+    refuse_trivial(names, "the silhouette")
     widths = (silhouette_samples(coordinates, names) + 1) / 2
     batches = {name: len(np.unique(codes[names == name])) for name in np.unique(names)}
     fewest = min(batches.values())

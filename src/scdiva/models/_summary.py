@@ -107,7 +107,7 @@ def annotator_rows(annotator: Annotator) -> dict[str, object]:
     tested = isinstance(held, int) and held > 0 and isinstance(accuracy, float)
     return {
         "method": annotator.method,
-        "labels": f"{len(annotator.labels)}: {', '.join(annotator.labels)}",
+        "labels": f"{len(annotator.labels)}: {', '.join(annotator.names)}",
         "label column": notes.get("labels_key"),
         "genes read": f"{len(annotator.tokens):,}",
         "trained on": f"{labelled:,} labelled cells" if isinstance(labelled, int) else None,

@@ -39,7 +39,7 @@ class Annotator:
     head
         The classifier, and what it was calibrated by.
     labels
-        Names of the labels, as columns of the probabilities.
+        The labels, as columns of the probabilities: text, or numbers or truth values where the reference has these.
     parents
         Label or group of labels to the group above it; empty without a hierarchy.
     tokens
@@ -50,15 +50,26 @@ class Annotator:
     notes
         What was found in fitting: `labels_key`, `seed`, `temperature`, `n_held_out`, `accuracy`, `ece`, `reliability`,
         and of a fine-tuned one `history`.
+    dtype
+        Type of the labels: that of the reference's, such as `"int64"`, or `"object"`, text.
+    ordered
+        Whether the reference's labels are ordered categories; `labels` has their order.
     """
 
     model: ScDiVa
     head: AnnotationHead
-    labels: tuple[str, ...]
+    labels: tuple[Any, ...]
     tokens: NDArray[np.int32]
     novelty: NDArray[np.float32]
     parents: dict[str, str] = field(default_factory=dict)
     notes: dict[str, Any] = field(default_factory=dict)
+    dtype: str = "object"
+    ordered: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The labels as text."""
+        return tuple(map(str, self.labels))
 
     @property
     def method(self) -> str:
@@ -94,6 +105,8 @@ class Annotator:
         settings = {
             "sizes": asdict(self.head.sizes),
             "labels": list(self.labels),
+            "dtype": self.dtype,
+            "ordered": self.ordered,
             "parents": self.parents,
             "notes": self.notes,
         }
@@ -141,7 +154,11 @@ def load_annotator(path: str | os.PathLike[str], *, device: str | None = None) -
     found = FittedFolder(path, KIND, "Annotator.save")
     try:
         settings = found.settings
-        sizes, labels = HeadSizes(**settings["sizes"]), tuple(map(str, settings["labels"]))
+        sizes, labels = HeadSizes(**settings["sizes"]), settings["labels"]
+        dtype, ordered = str(settings.get("dtype", "object")), bool(settings.get("ordered", False))
+        if np.dtype(dtype).kind not in "biuf":  # of earlier versions too
+            dtype, labels = "object", list(map(str, labels))
+        labels = tuple(np.asarray(labels, dtype=dtype).tolist())
         parents = {str(name): str(parent) for name, parent in settings["parents"].items()}
         notes = arrays(dict(settings["notes"]))
         wrong = [name for name, most in _MOST.items() if not 0 <= operator.index(getattr(sizes, name)) <= most]
@@ -157,4 +174,5 @@ def load_annotator(path: str | os.PathLike[str], *, device: str | None = None) -
         head = AnnotationHead(sizes)
     stored = found.tensors({**shapes(head, "head."), "tokens": (-1,), "novelty": (-1,)}, "the head")
     put_into(head, stored, "head.")
-    return Annotator(model, head, labels, stored["tokens"].numpy(), stored["novelty"].numpy(), parents, notes)
+    tokens, novelty = stored["tokens"].numpy(), stored["novelty"].numpy()
+    return Annotator(model, head, labels, tokens, novelty, parents, notes, dtype, ordered)

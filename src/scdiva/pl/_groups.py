@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pandas as pd
 
+from scdiva._labels import is_missing, refuse_continuous
 from scdiva._nearest import or_nearest
 
 if TYPE_CHECKING:
@@ -26,9 +29,11 @@ def groups_of(adata: AnnData, key: str) -> pd.Series:
         columns = ", ".join(map(str, adata.obs.columns)) or "none"
         raise KeyError(f"{key!r} is no column of adata.obs{or_nearest(key, adata.obs.columns)}, which has {columns}")
     values = adata.obs[key]
+    refuse_continuous(values.dropna(), f"adata.obs[{key!r}]", "group")
     numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
     if not isinstance(values.dtype, pd.CategoricalDtype):
         values = values.astype("category") if numbers else as_groups(values)
+    values = _without_missing_texts(values, key)
     n = values.nunique()
     if not 1 <= n <= MAX_GROUPS:
         raise ValueError(
@@ -36,6 +41,23 @@ def groups_of(adata: AnnData, key: str) -> pd.Series:
             f"1 to {MAX_GROUPS} groups"
         )
     return values
+
+
+def _without_missing_texts(values: pd.Series, key: str) -> pd.Series:
+    """Take "nan" and the like for what they stand for; the categories stay, so that colours do."""
+    names = values.cat.categories
+    missing = is_missing(np.array([str(name) for name in names], dtype=str))
+    which = values.isin(list(names[missing])).to_numpy()
+    if not which.any():
+        return values
+    warnings.warn(
+        f"adata.obs[{key!r}] is {' or '.join(repr(str(name)) for name in names[missing])} for {which.sum()} of "
+        f"{len(values)} cells, the first is {str(values.index[which.argmax()])!r}: they are drawn as cells without a "
+        "value.",
+        UserWarning,
+        stacklevel=4,
+    )
+    return values.where(~which)
 
 
 def predicted_groups(adata: AnnData, key: str) -> pd.Series:

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import scipy.sparse as sp
 
-from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
+from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL, UNS
 from scdiva._nearest import or_nearest
 from scdiva._progress import progress_bar
 from scdiva._validate import Input
 from scdiva.data.cell_checks import refuse_empty
 from scdiva.data.cells import CellSource, open_expression
 from scdiva.data.output import new_sparse, open_store, refuse_target, whole_or_not
-from scdiva.data.writing import check_anndata, check_writable
+from scdiva.data.writing import check_anndata, check_key, check_writable, noted
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -124,11 +124,12 @@ def entropy_serialize(
     if max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}.")
     if out is None:
-        check_writable(adata, copy=copy)
+        check_writable(adata, copy=copy, call="pp.entropy_serialize", layers=[key_added], uns=[key_added])
     elif copy:
         raise ValueError("out and copy=True exclude each other: with out nothing is written into adata.")
     else:
         check_anndata(adata)
+        check_key(key_added, "key_added")
         _refuse(Path(out), adata, overwrite)
     genes = load_vocabulary(vocabulary)
     if entropy_key is None:
@@ -176,6 +177,7 @@ def entropy_serialize(
     target = adata.copy() if copy else adata
     target.layers[key_added] = ranks
     target.uns[key_added] = found
+    target.uns[UNS] = noted(target, "pp.entropy_serialize", None, layers=[key_added], uns=[key_added])
     return target if copy else None
 
 

@@ -14,7 +14,7 @@ from scdiva._validate import Input
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.cells import CellSource, open_expression
 from scdiva.data.genes import tokens_of_var
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_writable, noted
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -89,8 +89,7 @@ def gene_entropy(
     if not adatas:
         raise ValueError("the list holds no AnnData.")
     for one in adatas:
-        check_writable(one, copy=copy)
-        our_uns(one)
+        check_writable(one, copy=copy, call="pp.gene_entropy", entry=key_added, var=[key_added])
     genes = load_vocabulary(vocabulary)
     histogram = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
     tokens: list[np.ndarray] = []
@@ -114,7 +113,7 @@ def gene_entropy(
     targets = [one.copy() for one in adatas] if copy else adatas
     for target, of_var in zip(targets, tokens, strict=True):
         target.var[key_added] = np.where(of_var >= 0, entropy[of_var], np.float32(np.nan)).astype(np.float32)
-        target.uns[UNS] = {**our_uns(target), key_added: dict(found)}
+        target.uns[UNS] = noted(target, "pp.gene_entropy", key_added, dict(found), var=[key_added])
     if not copy:
         return None
     return targets if several else targets[0]

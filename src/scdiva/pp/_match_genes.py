@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from scdiva._constants import UNS, VAR_TOKEN
+from scdiva._constants import MATCH, UNS, VAR_TOKEN
 from scdiva._validate import scan
 from scdiva.data.blocks import open_matrix, row_blocks
 from scdiva.data.genes import Duplicates, gene_names, resolve_genes, tokens_of_var
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_writable, noted
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
@@ -82,8 +82,7 @@ def match_genes(
     >>> adata.uns["scdiva"]["match"]["share_counts"]
     1.0
     """
-    check_writable(adata, copy=copy)
-    our_uns(adata)
+    check_writable(adata, copy=copy, call="pp.match_genes", entry=MATCH, var=[VAR_TOKEN])
     genes = load_vocabulary(vocabulary)
     with open_matrix(adata, layer=layer, use_raw=use_raw) as opened:
         names, fallback = gene_names(opened.var, gene_ids, use_raw=use_raw)
@@ -106,5 +105,5 @@ def match_genes(
 
     target = adata.copy() if copy else adata
     target.var[VAR_TOKEN] = tokens
-    target.uns[UNS] = {**our_uns(target), "match": report}
+    target.uns[UNS] = noted(target, "pp.match_genes", MATCH, report, var=[VAR_TOKEN])
     return target if copy else None

@@ -12,7 +12,7 @@ from scdiva._constants import OBS_SPLIT, SEEN, UNS
 from scdiva._settings import settings
 from scdiva.data.conditions import Perturbations, column, perturbations
 from scdiva.data.guides import read_guides
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_key, check_writable, noted
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 if TYPE_CHECKING:
@@ -108,11 +108,12 @@ def split_perturbations(
     >>> adata.obs["scdiva_split"].value_counts().to_dict()
     {'train': 50, 'test': 10}
     """
-    check_writable(adata, copy=copy)
-    ours = our_uns(adata)
+    written = {"obs": [key_added, f"{key_added}_{SEEN}"]}
+    check_key(key_added, "key_added")
     seed = _checked(by, groupby, n_splits, fold, rng)
     if {key_added, f"{key_added}_{SEEN}"} & {perturbation_key, groupby}:
         raise ValueError(f"key_added={key_added!r} would overwrite what the split is made from; choose another name.")
+    check_writable(adata, copy=copy, call="pp.split_perturbations", entry=key_added, **written)
     genes = read_guides(
         np.unique(column(adata, perturbation_key)), guides, load_vocabulary(), key=perturbation_key, control=control,
         separator=separator, stacklevel=3,
@@ -145,7 +146,7 @@ def split_perturbations(
     target = adata.copy() if copy else adata
     target.obs[key_added] = pd.Categorical(np.where(test, "test", "train"), categories=["train", "test"])
     target.obs[f"{key_added}_{SEEN}"] = seen
-    target.uns[UNS] = {**ours, key_added: found}
+    target.uns[UNS] = noted(target, "pp.split_perturbations", key_added, found, **written)
     return target if copy else None
 
 

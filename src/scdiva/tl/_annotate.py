@@ -11,12 +11,11 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
-import pandas as pd
 
 from scdiva import _constants as C
 from scdiva._settings import logger, settings
-from scdiva.data.writing import check_anndata, check_writable, our_uns
-from scdiva.tl._annotation import Known, ancestors, annotated, fit_annotator, named, shared_tokens
+from scdiva.data.writing import check_anndata, check_writable, noted
+from scdiva.tl._annotation import Known, ancestors, annotated, as_categories, fit_annotator, named, shared_tokens
 from scdiva.tl._embed import how_to_run
 from scdiva.tl._notes import model_name, seed_of
 from scdiva.tl._training_cells import batch_numbers, label_numbers
@@ -130,6 +129,8 @@ def annotate(
 
     `adata.obs[key_added]`
         Categorical: the label, the group above it, or `"unknown"`. Missing for cells without a gene that is read.
+        Labels that are numbers, truth values or ordered categories come in that type (text beside groups of `parents`),
+        and rejected cells are then missing, as none of these can hold `"unknown"`.
     `adata.obs[key_added + "_confidence"]`
         float32, the calibrated probability of the label or group. Of a rejected cell, of what would have been named.
     `adata.obs[key_added + "_novelty"]`
@@ -148,18 +149,21 @@ def annotate(
     KeyError
         If a column or layer does not exist.
     ValueError
-        If the reference has no or only one label, or cells without one; if cells and reference share fewer than 50
-        genes, or have a column `labels_key` both and no label in common; if the labels stand in `adata` under
-        `key_added`; if an annotator is given and something that only a fit takes; if an argument is out of range; if
-        fewer than 20 cells of the reference have a known gene, or a matrix is refused as by :func:`embed`.
+        If the reference has no or only one label, or cells without one; if a label is a text such as `"nan"` or
+        `"unknown"` and not the `unlabeled_category`; if labels or batches are continuous numbers, or nearly as many as
+        cells; if cells and reference share fewer than 50 genes; if something that scdiva did not write stands under a
+        key that would be written, or the key is none for a file; if an annotator is given and something that only a fit
+        takes; if an argument is out of range; if fewer than 20 cells of the reference have a known gene, or a matrix is
+        refused as by :func:`embed`.
     TypeError
-        If `adata` or `reference` is no AnnData object.
+        If `adata` or `reference` is no AnnData object, or `key_added` no text.
 
     Warns
     -----
     UserWarning
-        If all cells of `adata` are labelled already, or fine-tuning did not help or could not be done, as each label
-        has one cell.
+        If all cells of `adata` are labelled already, or it has a column `labels_key` without a label of the reference
+        (left as it is); if fine-tuning did not help or could not be done, as each label has one cell; if rejected cells
+        are missing, as the labels are no text; if a word such as `"unknown"` is a batch.
 
     References
     ----------
@@ -176,8 +180,11 @@ def annotate(
     >>> same = sd.tl.annotate(later, model=annotator)
     """
     begun = time.monotonic()
-    check_writable(adata)
-    our_uns(adata)
+    written = {
+        "obs": [key_added, f"{key_added}_{C.CONFIDENCE}", f"{key_added}_{C.NOVELTY}"],
+        "obsm": [f"{key_added}_{C.PROBABILITY}"],
+    }
+    check_writable(adata, copy=False, call="tl.annotate", entry=key_added, **written)
     if reference is not None:
         check_anndata(reference)
     _check(method, reject, backoff, class_weight, strategy, minutes, learning_rate)
@@ -205,7 +212,7 @@ def annotate(
         }
         if told := [name for name, given_here in of_a_fit.items() if given_here]:
             raise ValueError(f"This annotator is fitted: leave {' and '.join(told)} out, or name a model to fit one.")
-        fitted = replace(fitted, parents=fitted.parents if parents is None else dict(parents))
+        fitted = replace(fitted, parents=fitted.parents if parents is None else _as_text(parents))
     else:
         if labels_key is None:
             raise ValueError("Name the column with the labels, labels_key, or a fitted annotator as model=.")
@@ -218,7 +225,7 @@ def annotate(
 
         given = load_for(cast("ScDiVa | str | PathLike[str]", model), running.device)  # an annotator is dealt with
         if parents is not None:
-            ancestors(tuple(known.names), parents)
+            ancestors(tuple(known.names), _as_text(parents))
         seed = seed_of(rng)
         config = AnnotationConfig(
             batch_size=batch_size,
@@ -237,35 +244,38 @@ def annotate(
         )  # fmt: skip
         # the seed as text: it is beyond the integers that JSON and h5ad readers agree on
         fitted = replace(
-            fitted, parents=dict(parents or {}), notes=fitted.notes | {"labels_key": labels_key, "seed": str(seed)}
+            fitted, parents=_as_text(parents or {}), notes=fitted.notes | {"labels_key": labels_key, "seed": str(seed)}
         )
     _check_reject(fitted, reject)
-    ancestors(fitted.labels, fitted.parents)
+    ancestors(fitted.names, fitted.parents)
     probability, novelty = annotated(fitted, adata, _running(running, fitted.method), **reading)
     there = ~np.isnan(novelty)
     labels = np.full(adata.n_obs, None, dtype=object)
     confidence = np.full(adata.n_obs, np.nan, dtype=np.float32)
-    labels[there], confidence[there] = named(probability[there], fitted.labels, fitted.parents, backoff)
+    labels[there], confidence[there] = named(probability[there], fitted.names, fitted.parents, backoff)
     threshold = np.nan if reject is None else float(np.quantile(fitted.novelty, 1 - reject))
     if reject is not None:
         labels[there & (novelty > threshold)] = C.REJECTED
-    order = dict.fromkeys([*fitted.labels, *fitted.parents.values(), C.REJECTED])
-    used = set(labels[there])
     # written last, once nothing can fail any more
-    adata.obs[key_added] = pd.Categorical(labels, categories=[name for name in order if name in used])
+    adata.obs[key_added] = as_categories(labels, fitted)
     adata.obs[f"{key_added}_{C.CONFIDENCE}"] = confidence
     adata.obs[f"{key_added}_{C.NOVELTY}"] = novelty
     adata.obsm[f"{key_added}_{C.PROBABILITY}"] = probability
     notes |= {
         **fitted.notes,
-        "labels": np.array(fitted.labels, dtype=object),
+        "labels": np.array(fitted.labels, dtype=fitted.dtype),
         "method": fitted.method,
         "max_novelty": threshold,
         "n_genes": len(fitted.tokens),
         "seconds": time.monotonic() - begun,
     }
-    adata.uns[C.UNS] = {**our_uns(adata), key_added: notes}
+    adata.uns[C.UNS] = noted(adata, "tl.annotate", key_added, notes, **written)
     return fitted
+
+
+def _as_text(parents: Mapping[Any, Any]) -> dict[str, str]:
+    """Give the hierarchy as text, which names of groups are."""
+    return {str(label): str(group) for label, group in parents.items()}
 
 
 def _running(running: Any, method: str) -> Any:
@@ -291,7 +301,7 @@ def _labelled(
 ) -> Known:
     """Return the labelled cells; refuse what they should not be."""
     if reference is None:
-        labels, names = label_numbers(adata, labels_key, unlabeled_category)
+        labels, types = label_numbers(adata, labels_key, unlabeled_category)
         if (labels >= 0).all():
             warnings.warn(
                 f"all {adata.n_obs} cells have a label in adata.obs[{labels_key!r}]: what is predicted of them are "
@@ -300,8 +310,8 @@ def _labelled(
                 UserWarning,
                 stacklevel=3,
             )
-        return Known(adata, batch_numbers(adata, batch_key), labels, names)
-    labels, names = label_numbers(reference, labels_key, unlabeled_category, where="reference")
+        return Known(adata, batch_numbers(adata, batch_key), labels, types)
+    labels, types = label_numbers(reference, labels_key, unlabeled_category, where="reference")
     missing = reference.obs[labels_key].isna().to_numpy()
     if missing.any():
         raise ValueError(
@@ -309,15 +319,18 @@ def _labelled(
             f"{reference.obs_names[missing.argmax()]!r}: leave them out, reference = "
             f"reference[reference.obs[{labels_key!r}].notna()].copy(), or give them an unlabeled_category."
         )
+    known = Known(reference, batch_numbers(reference, batch_key, where="reference"), labels, types)
     if labels_key in adata.obs:
         own = set(adata.obs[labels_key].dropna().astype(str)) - {str(unlabeled_category), C.REJECTED, ""}
-        if own and not own & set(names):
-            raise ValueError(
+        if own and not own & set(known.names):
+            warnings.warn(
                 f"adata.obs[{labels_key!r}] and reference.obs[{labels_key!r}] have no label in common "
-                f"({', '.join(map(repr, sorted(own)[:5]))} and {', '.join(map(repr, names[:5]))}): are these the same "
-                f"kind of labels? If adata's are to be ignored: del adata.obs[{labels_key!r}]."
+                f"({', '.join(map(repr, sorted(own)[:5]))} and {', '.join(map(repr, known.names[:5]))}). That of adata "
+                "is not read and stays as it is.",
+                UserWarning,
+                stacklevel=3,
             )
-    return Known(reference, batch_numbers(reference, batch_key, where="reference"), labels, names)
+    return known
 
 
 def _check(
@@ -355,7 +368,7 @@ def _check_reject(annotator: Annotator, reject: float | None) -> None:
             "reject needs labelled cells that can be held out: of each label there is one only. Label more, or leave "
             "reject out."
         )
-    if C.REJECTED in (*annotator.labels, *annotator.parents.values()):
+    if C.REJECTED in (*annotator.names, *annotator.parents.values()):
         raise ValueError(
             f"{C.REJECTED!r} is a label of the reference, or a group of parents, and would be the name of rejected "
             f"cells too: rename it, or pass unlabeled_category={C.REJECTED!r} if it means that there is no label."

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from scdiva._constants import REJECTED
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.genes import advice, column_tokens
@@ -16,6 +17,7 @@ from scdiva.tl._embed import Running, open_for, run_cells
 from scdiva.tl._training_cells import training_cells
 
 if TYPE_CHECKING:
+    import pandas as pd
     from anndata import AnnData
 
     from scdiva.models import Annotator, ScDiVa
@@ -36,14 +38,19 @@ class Known(NamedTuple):
         The cells.
     batch, labels
         Numbers from 0 `(n_obs,)`; a label of -1 is none.
-    names
-        Of the labels.
+    types
+        The labels, in the type that they came in.
     """
 
     adata: AnnData
     batch: np.ndarray
     labels: np.ndarray
-    names: list[str]
+    types: pd.CategoricalDtype
+
+    @property
+    def names(self) -> list[str]:
+        """Of the labels, as text."""
+        return [str(name) for name in self.types.categories.tolist()]
 
 
 def shared_tokens(reference: AnnData, adata: AnnData, model: ScDiVa, reading: Mapping[str, Any]) -> np.ndarray:
@@ -143,7 +150,10 @@ def fit_annotator(
     head.requires_grad_(False).eval()
     novelty = found.pop("novelty")
     notes |= {**found, "own_directions": head.sizes.own_dim, "n_labelled": int((labels >= 0).sum())}
-    return Annotator(model, head, tuple(known.names), tokens, novelty, notes=notes)
+    return Annotator(
+        model, head, tuple(known.types.categories.tolist()), tokens, novelty, notes=notes,
+        dtype=str(known.types.categories.dtype), ordered=bool(known.types.ordered),
+    )  # fmt: skip
 
 
 def _finetuned(
@@ -168,8 +178,8 @@ def _finetuned(
     labels = reference.labels[order]
     ragged = reference.cells.take(order)
     cells = replace(
-        reference.cells, indptr=ragged.cu_seqlens.numpy(), tokens=ragged.tokens.numpy(), values=ragged.values.numpy(),
-        batch=labels, n_batches=len(known.names),
+        reference.cells, indptr=ragged.cu_seqlens.numpy(), tokens=ragged.tokens.numpy(),
+        values=ragged.values.numpy(), batch=labels, n_batches=len(known.names),  # noqa: PD011
     )  # fmt: skip
     labelled = Reference(cells, reference.states[order], labels)
     split = split_by_batch(labels, known.batch[rows][order], config.seed)
@@ -316,6 +326,33 @@ def named(
         confidence[unsure] = (probability[unsure] * below[best[unsure]]).sum(axis=1)
         names[unsure] = at[best[unsure]]
     return names, np.minimum(confidence, 1.0)
+
+
+def as_categories(names: np.ndarray, fitted: Annotator) -> pd.Categorical:
+    """Give what was named in the type of the reference's labels; text where groups of `parents` are named.
+
+    Numbers, truth values and ordered categories have no place for "unknown": rejected cells are missing there.
+    """
+    import pandas as pd
+
+    plain = fitted.dtype == "object" and not fitted.ordered
+    groups = list(dict.fromkeys(fitted.parents.values()))
+    used = set(names[names != None])  # noqa: E711
+    if plain or groups:
+        order = dict.fromkeys([*fitted.names, *groups, REJECTED])
+        return pd.Categorical(names, categories=[name for name in order if name in used])
+    if REJECTED in used:
+        warnings.warn(
+            f"{(names == REJECTED).sum()} of {len(names)} cells are rejected, and missing among the labels: these "
+            f"are {'ordered categories' if fitted.dtype == 'object' else fitted.dtype}, which {REJECTED!r} is not. "
+            "Labels that are text hold it.",
+            UserWarning,
+            stacklevel=4,
+        )
+    numbers = {name: number for number, name in enumerate(fitted.names) if name in used}
+    categories = pd.Index([fitted.labels[number] for number in numbers.values()], dtype=fitted.dtype)
+    of = {name: code for code, name in enumerate(numbers)}
+    return pd.Categorical.from_codes([of.get(name, -1) for name in names], categories, ordered=fitted.ordered)
 
 
 def ancestors(labels: tuple[str, ...], parents: Mapping[str, str]) -> list[list[str]]:

@@ -13,8 +13,8 @@ import numpy as np
 from scdiva import _constants as C
 from scdiva._progress import progress_bar
 from scdiva._settings import logger, settings
-from scdiva.data.writing import check_writable, our_uns
-from scdiva.tl._notes import model_name
+from scdiva.data.writing import check_key, check_writable, noted
+from scdiva.tl._notes import embedding_key, model_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -43,7 +43,7 @@ def embed(
     batch_size: int | None = None,
     device: str | None = None,
     precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
-    key_added: str = C.OBSM_EMBEDDING,
+    key_added: str | None = None,
     copy: bool = False,
 ) -> AnnData | None:
     """Embed cells zero-shot: what a trained model makes of each, by default the state of its latent anchor.
@@ -88,7 +88,7 @@ def embed(
         Arithmetic of the transformer: `"fp32"`, `"bf16"`, `"int8"` (CPU only, less exact) or `"auto"`, bf16 where
         the device has it in hardware; `None` takes `scdiva.settings.precision`.
     key_added
-        Key of `adata.obsm` to write.
+        Key of `adata.obsm` to write. None: `"X_scdiva"`, or of a model of :func:`integrate` `"X_scdiva_integrated"`.
     copy
         Return a copy of `adata` with the embedding instead of writing into it.
 
@@ -107,7 +107,8 @@ def embed(
     ValueError
         If the matrix is not counts or log-normalised expression (NaN, negative, scaled), if less than half of the
         counts belong to genes that the model knows, or a cell has none of them and `empty="error"`; if `adata` is
-        backed and would have to be copied, or its `uns["scdiva"]` is not ours; if the device is not there or cannot do
+        backed and would have to be copied, or its `uns["scdiva"]` is not ours; if `key_added` is none for a file, or
+        something that scdiva did not write stands there; if the device is not there or cannot do
         the precision asked for, or there is no such `pooling`.
     KeyError
         If `layer` or `gene_ids` does not exist.
@@ -129,23 +130,20 @@ def embed(
     (60, 192)
     """
     check_writable(adata, copy=copy)
-    our_uns(adata)
+    check_key(C.OBSM_EMBEDDING if key_added is None else key_added, "key_added")
     running = how_to_run(batch_size, device, precision, pooling)
-    embedding, parameters = embedded(
-        model,
-        adata,
-        running,
-        layer=layer,
-        use_raw=use_raw,
-        input=input,
-        gene_ids=gene_ids,
-        duplicates=duplicates,
-        empty=empty,
-    )
+
+    from scdiva.models.pretrained import load_for
+
+    loaded = load_for(model, running.device)
+    key = embedding_key(loaded) if key_added is None else key_added
+    check_writable(adata, copy=copy, call="tl.embed", entry=key, obsm=[key])
+    reading = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
+    embedding, parameters = embedded(loaded, adata, running, **reading, empty=empty)
     # written last, once nothing can fail any more
     written = adata.copy() if copy else adata
-    written.obsm[key_added] = embedding
-    written.uns[C.UNS] = {**our_uns(written), key_added: parameters}
+    written.obsm[key] = embedding
+    written.uns[C.UNS] = noted(written, "tl.embed", key, {**parameters, "model": model_name(model)}, obsm=[key])
     return written if copy else None
 
 

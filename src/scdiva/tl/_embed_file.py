@@ -16,10 +16,11 @@ from scdiva._settings import logger
 from scdiva._version import __version__
 from scdiva.data.blocks import open_path
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
+from scdiva.data.writing import check_key
 from scdiva.tl._embed import Running, embed_cells, how_to_run, open_for
 from scdiva.tl._embed_parts import Parts, open_parts, stamp
 from scdiva.tl._embed_shards import Shard, Shards, as_shard, folder_of, scan_once
-from scdiva.tl._notes import model_name
+from scdiva.tl._notes import embedding_key, model_name
 
 if TYPE_CHECKING:
     from scdiva._validate import Scan
@@ -42,7 +43,7 @@ def embed_file(
     batch_size: int | None = None,
     device: str | None = None,
     precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
-    key_added: str = C.OBSM_EMBEDDING,
+    key_added: str | None = None,
     overwrite: bool = False,
     shard: tuple[int, int] | None = None,
 ) -> Path:
@@ -66,7 +67,7 @@ def embed_file(
     model, pooling, layer, use_raw, input, gene_ids, duplicates, empty, batch_size, device, precision
         As in :func:`embed`.
     key_added
-        Key of `obsm` in the new file.
+        Key of `obsm` in the new file; None as for :func:`embed`.
     overwrite
         Replace `out` if it exists.
     shard
@@ -111,6 +112,8 @@ def embed_file(
     from scdiva.models.pretrained import load_for
 
     path, out = _one_path(path, "path"), _one_path(out, "out")
+    if key_added is not None:
+        check_key(key_added, "key_added")
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
     refuse_target(out, overwrite, path)
@@ -127,6 +130,7 @@ def embed_file(
         "duplicates": duplicates,
         "empty": empty,
     }
+    written = embedding_key(loaded) if key_added is None else key_added
     at_first = stamp(path)
     source, parameters = _opened(loaded, path, running, reading, None if only is None else (folder_of(out), at_first))
     parameters["model"] = model_name(model)
@@ -140,7 +144,7 @@ def embed_file(
         def write(parts: Parts | Shards) -> None:
             refuse_full(out, 4 * source.n_obs * parts.width)
             with whole_or_not(out) as new:
-                _write(new, path, parts, (source.n_obs, parts.width), key_added, parameters)
+                _write(new, path, parts, (source.n_obs, parts.width), written, parameters)
                 if stamp(path) != at_first:
                     parts.remove()
                     raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._labels import check_labels
 from scdiva._nearest import no_column
 from scdiva._settings import logger
 from scdiva.data.genes import tokens_of_var
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_key, check_writable, noted
 from scdiva.tl._embed import how_to_run, open_for, run_cells
 
 if TYPE_CHECKING:
@@ -114,8 +115,10 @@ def gene_embedding(
     >>> adata.varm["X_scdiva"].shape
     (100, 128)
     """
-    check_writable(adata, copy=copy)
-    our_uns(adata)
+    check_key(key_added, "key_added")
+    entry = f"{key_added}_{C.GENES if groupby is None else C.GROUPS}"
+    keys = {"varm": [key_added] if groupby is None else [entry, f"{entry}_{C.N_CELLS}"]}
+    check_writable(adata, copy=copy, call="tl.gene_embedding", entry=entry, **keys)
     running = how_to_run(batch_size, device, precision)._replace(what="genes")
     groups = None if groupby is None else _groups(adata, groupby)
     loaded, source, parameters = open_for(
@@ -132,12 +135,10 @@ def gene_embedding(
     del parameters["pooling"]
     tokens = tokens_of_var(adata, source.tokens, source.use_raw)
     if groups is None:
-        entry = f"{key_added}_{C.GENES}"
         del parameters["precision"]  # nothing is computed
         written = {key_added: _static(loaded, tokens)}
     else:
         codes, names = groups
-        entry = f"{key_added}_{C.GROUPS}"
         parameters |= {"groupby": groupby, "groups": np.array(names, dtype=str)}
         mean, n_cells = _contextual(loaded, source, running, tokens, codes, len(names))
         written = {entry: mean, f"{entry}_{C.N_CELLS}": n_cells}
@@ -147,7 +148,7 @@ def gene_embedding(
     target = adata.copy() if copy else adata
     for key, values in written.items():
         target.varm[key] = values
-    target.uns[C.UNS] = {**our_uns(target), entry: parameters}
+    target.uns[C.UNS] = noted(target, "tl.gene_embedding", entry, parameters, **keys)
     return target if copy else None
 
 
@@ -173,6 +174,7 @@ def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:
             "for which tables of genes are made. Pass a column of clusters or cell types, or some groups at a time: "
             f"adata[adata.obs[{key!r}].isin([...])].copy()"
         )
+    check_labels(column, f"adata.obs[{key!r}]", "group", stacklevel=4)
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
             f"adata.obs[{key!r}] has different values that read alike, {repeated[0]!r}: make them one with "

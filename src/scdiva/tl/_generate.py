@@ -174,7 +174,10 @@ def generate(
             "groups": np.array(list(dict.fromkeys(order.name for order in plan)) if groupby else [], dtype=object),
             "fraction": fractions if between is not None else np.zeros(0),
             **drawing._asdict(),
-            "fixed": {name: float(value) for name, value in (fixed or {}).items()},
+            # not by name: a gene may have a name that is no key of a file
+            "fixed": {"gene": np.array(list(fixed), dtype=object), "value": np.array(list(fixed.values()), float)}
+            if fixed
+            else {},
             "seed": str(seed),
             "seconds": time.monotonic() - begun,
         }
@@ -220,6 +223,7 @@ def _plan(
 ) -> list[Order]:
     """List what is to be drawn: from which rows, and how many."""
     from scdiva.data.conditions import column
+    from scdiva.data.writing import check_columns
     from scdiva.tl._drawing import Order
 
     if groupby is None:
@@ -227,6 +231,7 @@ def _plan(
             raise ValueError("groups or between are given without a column: groupby=...")
         every = np.arange(adata.n_obs)
         return [Order(every, every, "", 0.0, n_cells)]
+    check_columns(groupby)
     if groups is not None and between is not None:
         raise ValueError("Give groups or between, not both.")
     group = column(adata, groupby).astype(str)

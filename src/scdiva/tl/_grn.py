@@ -14,7 +14,7 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._rng import step_seed
 from scdiva.data.genes import tokens_of_var
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_writable, noted
 from scdiva.tl import _grn_attention, _grn_correlation, _grn_embedding, _grn_knockout
 from scdiva.tl._embed import how_to_run, open_for
 from scdiva.tl._grn_pairs import Pairs, check_groups, check_size, choose_genes, choose_groups, expressed_share
@@ -167,11 +167,12 @@ def grn(
     100
     """
     begun = time.monotonic()
-    check_writable(adata, copy=copy)
-    our_uns(adata)
+    check_writable(adata, copy=copy, call="tl.grn", entry=key_added)
     _check_arguments(method, n_targets, min_fraction, n_cells, layers, heads, effect, removal)
     reference = None if reference is None else str(reference)  # names of groups are text, here as in `groups`
     group, drawn, numbered = choose_groups(adata, groupby, groups, reference)
+    keys = _keys(key_added, drawn if groupby is not None else None)
+    check_writable(adata, copy=copy, call="tl.grn", entry=key_added, varp=keys)
     running = how_to_run(None, device, "fp32")
     reading = {
         "layer": layer,
@@ -199,16 +200,13 @@ def grn(
     columns = column_of[tokens]
     signed = method == "correlation" or reference is not None
     graphs = {}
-    for number, name in enumerate(drawn or [""]):
+    for number in range(len(keys)):
         weights = _weights(pairs, method, [part[number] for part in found])
         if reference is not None:
             weights = weights - _weights(pairs, method, _of_reference(found, numbered, number, reference))
-        key = f"{key_added}_{name.replace('/', '_')}" if groupby is not None else key_added
-        if key in graphs:
-            raise ValueError(f"two groups would be written to adata.varp[{key!r}]: rename the one with a slash.")
         strength = np.abs(weights) if signed else weights
         where = columns[of_sources], columns[of_targets]
-        graphs[key] = _matrix(weights, strength, *where, n_targets, adata.n_vars)
+        graphs[keys[number]] = _matrix(weights, strength, *where, n_targets, adata.n_vars)
     parameters |= {
         "method": method,
         "groupby": groupby or "",
@@ -233,8 +231,18 @@ def grn(
     target = adata.copy() if copy else adata
     for key, graph in graphs.items():
         target.varp[key] = graph
-    target.uns[C.UNS] = {**our_uns(target), key_added: parameters}
+    target.uns[C.UNS] = noted(target, "tl.grn", key_added, parameters, varp=keys)
     return target if copy else None
+
+
+def _keys(key_added: str, groups: Sequence[str] | None) -> list[str]:
+    """Name the key of each group's network; what h5ad and zarr take for a path becomes an underscore."""
+    if groups is None:
+        return [key_added]
+    keys = [f"{key_added}_{name.replace('/', '_').replace(chr(92), '_')}" for name in groups]
+    if repeated := sorted({key for key in keys if keys.count(key) > 1}):
+        raise ValueError(f"two groups would be written to adata.varp[{repeated[0]!r}]: rename the one with a slash.")
+    return keys
 
 
 def _check_arguments(

@@ -15,7 +15,7 @@ from scdiva import _constants as C
 from scdiva._extras import from_extra
 from scdiva._rng import step_seed
 from scdiva.data.network import network_of
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_writable, noted
 from scdiva.metrics import hub_scores
 from scdiva.tl._notes import given_seed
 
@@ -97,8 +97,8 @@ def grn_modules(
     '0'
     """
     igraph = from_extra("igraph", "grn", "Leiden modules need igraph")
-    check_writable(adata, copy=copy)
-    our_uns(adata)
+    written = {"var": [key_added, f"{key_added}_{C.HUB}"]}
+    check_writable(adata, copy=copy, call="tl.grn_modules", entry=key_added, **written)
     if operator.index(n_neighbors) < 1:
         raise ValueError(f"n_neighbors must be at least 1, got {n_neighbors}.")
     if not resolution > 0:
@@ -128,7 +128,7 @@ def grn_modules(
         "resolution": float(resolution),
         "seed": str(seed),
     }
-    target.uns[C.UNS] = {**our_uns(target), key_added: parameters}
+    target.uns[C.UNS] = noted(target, "tl.grn_modules", key_added, parameters, **written)
     return target if copy else None
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from scdiva import _constants as C
 from scdiva._nearest import or_nearest
 from scdiva._progress import progress_bar
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_writable, noted
 from scdiva.tl._notes import model_name, seed_of
 
 if TYPE_CHECKING:
@@ -127,8 +127,9 @@ def impute(
     >>> bool((sd.get.imputed_df(adata)[gene] >= 0).all())
     True
     """
-    check_writable(adata, copy=copy)
-    our_uns(adata)
+    keys = [key_added, f"{key_added}_{C.SD}"]
+    # an earlier result of the other form is taken away, so both have to be free or ours
+    check_writable(adata, copy=copy, call="tl.impute", entry=key_added, layers=keys, obsm=keys)
     if genes is not None:
         genes = [genes] if isinstance(genes, str) else list(dict.fromkeys(genes))
         if not genes:
@@ -196,10 +197,9 @@ def impute(
         place = np.ix_(rows, target[own[part]])
         mean[place], deviation[place] = np.where(kept, observed, expected), np.where(kept, 0, spread)
     result = adata.copy() if copy else adata
-    for key, values in ((key_added, mean), (f"{key_added}_{C.SD}", deviation)):
-        if key_added in our_uns(result):  # of an earlier call, which may have written the other form
-            result.layers.pop(key, None)
-            result.obsm.pop(key, None)
+    for key, values in zip(keys, (mean, deviation), strict=True):
+        result.layers.pop(key, None)
+        result.obsm.pop(key, None)
         if genes is None:
             result.layers[key] = values
         else:
@@ -215,7 +215,9 @@ def impute(
         "expressed_as": "" if not expressed else "mean" if one is None else "Poisson",
         "seed": str(seed),
     }
-    result.uns[C.UNS] = {**our_uns(result), key_added: parameters}
+    result.uns[C.UNS] = noted(
+        result, "tl.impute", key_added, parameters, **{"layers" if genes is None else "obsm": keys}
+    )
     return result if copy else None
 
 

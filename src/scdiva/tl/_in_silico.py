@@ -21,8 +21,8 @@ from scdiva._threads import torch_threads_kept
 from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.genes import column_tokens
 from scdiva.data.guides import genes_among, genes_of_guides
-from scdiva.data.predictions import check_result_key, stored_prediction
-from scdiva.data.writing import check_writable
+from scdiva.data.predictions import stored_prediction
+from scdiva.data.writing import check_columns, check_writable, noted
 from scdiva.tl._notes import model_name, seed_of
 from scdiva.tl._predicted import laid_out
 from scdiva.tl._screen import Controls, check_genes, read_controls
@@ -129,8 +129,7 @@ def in_silico_perturbation(
     False
     """
     begun = time.monotonic()
-    check_writable(adata)
-    check_result_key(adata, key_added)
+    check_writable(adata, call="tl.in_silico_perturbation", uns=[key_added])
     if kind not in ("knockout", "overexpression"):
         raise ValueError(f'kind must be "knockout" or "overexpression", got {kind!r}.')
     if operator.index(n_cells) < 1:
@@ -146,6 +145,7 @@ def in_silico_perturbation(
         raise ValueError(f"genes holds {twice!r} more than once; the order of parts does not count.")
     if groups is not None and groupby is None:
         raise ValueError("groups are given without a column: groupby=...")
+    check_columns(groupby)
     if groupby in (C.PERTURBATION, C.OBS_CONDITION, C.OBS_CONTROL_CELL):
         raise ValueError(
             f"obs[{groupby!r}] of the result says what was done to a cell: copy the groups to a column of another "
@@ -222,6 +222,7 @@ def in_silico_perturbation(
         "seconds": time.monotonic() - begun,
     })  # fmt: skip
     adata.uns[key_added] = stored_prediction(result)
+    adata.uns[C.UNS] = noted(adata, "tl.in_silico_perturbation", None, uns=[key_added])
     return result
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from scdiva import _constants as C
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_writable, noted
 from scdiva.tl._corrected import corrected_expression, gene_columns
 from scdiva.tl._embed import embedded, how_to_run
 from scdiva.tl._notes import model_name, seed_of
@@ -162,13 +162,14 @@ def integrate(
     >>> cells = sd.datasets.toy(120, 100)
     >>> adata, query = cells[:80].copy(), cells[80:].copy()
     >>> model = sd.tl.integrate(adata, "batch", steps=20)
-    >>> sd.tl.embed(query, model, key_added="X_scdiva_integrated")
+    >>> sd.tl.embed(query, model)
     >>> query.obsm["X_scdiva_integrated"].shape[0]
     40
     """
     begun = time.monotonic()
-    check_writable(adata)
-    our_uns(adata)
+    layers = [] if corrected is False else [layer_added]
+    check_writable(adata, call="tl.embed", entry=key_added, obsm=[key_added])
+    check_writable(adata, call="tl.integrate", entry=C.INTEGRATE, layers=layers)
     keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     _check(keys, strategy, steps, minutes, batch_size, learning_rate)
     if labels_key is None and unlabeled_category is not None:
@@ -257,7 +258,8 @@ def integrate(
         adata.layers[layer_added] = values
     found["seconds"] = time.monotonic() - begun
     found["history"] = {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()}
-    adata.uns[C.UNS] = {**our_uns(adata), key_added: parameters, C.INTEGRATE: {**notes, **found}}
+    adata.uns[C.UNS] = noted(adata, "tl.embed", key_added, parameters, obsm=[key_added])
+    adata.uns[C.UNS] = noted(adata, "tl.integrate", C.INTEGRATE, {**notes, **found}, layers=layers)
     return new
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdiva import _constants as C
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_writable, noted
 from scdiva.tl._embed import how_to_run, open_for, run_cells
 from scdiva.tl._notes import seed_of
 
@@ -103,12 +103,12 @@ def log_likelihood(
     >>> bool((adata.obs["scdiva_log_likelihood"] < 0).all())
     True
     """
-    check_writable(adata, copy=copy)
+    written = {"obs": [key_added, *(f"{key_added}_{ending}" for ending in (C.SE, C.PER_GENE, C.OUTLIER))]}
+    check_writable(adata, copy=copy, call="tl.log_likelihood", entry=key_added, **written)
     n_samples = operator.index(n_samples)
     if n_samples < 2 or n_samples % 2:
         raise ValueError(f"n_samples must be even and at least 2 (pairs give the standard error), got {n_samples}.")
     running = how_to_run(None, device, precision)
-    our_uns(adata)
     reading: dict[str, Any] = {
         "layer": layer,
         "use_raw": use_raw,
@@ -149,7 +149,7 @@ def log_likelihood(
         "use_transformer": bool(use_transformer),
         "seed": str(seed),
     }
-    result.uns[C.UNS] = {**our_uns(result), key_added: parameters}
+    result.uns[C.UNS] = noted(result, "tl.log_likelihood", key_added, parameters, **written)
     return result if copy else None
 
 

@@ -5,12 +5,23 @@ from __future__ import annotations
 from os import PathLike
 from typing import TYPE_CHECKING
 
+from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
 from scdiva._rng import generator
 from scdiva._settings import settings
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
+
+    from scdiva.models import ScDiVa
+
+
+def embedding_key(model: ScDiVa) -> str:
+    """Name the key of `obsm` that embeddings of a model have if no other is asked for.
+
+    Those of a model that has integrated batches stand where `tl.integrate` put those of the cells it was fitted on.
+    """
+    return OBSM_EMBEDDING if model.integration is None else OBSM_INTEGRATED
 
 
 def model_name(model: object) -> str:

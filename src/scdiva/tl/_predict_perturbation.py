@@ -13,8 +13,8 @@ from scdiva import _constants as C
 from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbations
 from scdiva.data.guides import genes_of_guides, read_guides
-from scdiva.data.predictions import check_result_key, stored_prediction
-from scdiva.data.writing import check_writable
+from scdiva.data.predictions import stored_prediction
+from scdiva.data.writing import check_writable, noted
 from scdiva.tl._fit_perturbation import Training, open_screen, trained
 from scdiva.tl._predicted import Asked, predicted_cells
 from scdiva.tl._screen import check_genes, read_controls, refuse_unknown
@@ -164,8 +164,7 @@ def predict_perturbation(
     """
     from scdiva.models.perturbation import PerturbationModel, is_perturbation_model, load_perturbation_model
 
-    check_writable(adata)
-    check_result_key(adata, key_added)
+    check_writable(adata, call="tl.predict_perturbation", uns=[key_added])
     if operator.index(n_cells) < 1:
         raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
     reading: dict[str, Any] = {
@@ -217,6 +216,7 @@ def predict_perturbation(
         adata, fitted, asked, controls, n_cells, rng, settings.resolve_device(device), use_raw=use_raw
     )
     adata.uns[key_added] = stored_prediction(result)
+    adata.uns[C.UNS] = noted(adata, "tl.predict_perturbation", None, uns=[key_added])
     return result
 
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 
-from scdiva._constants import RANKED
+from scdiva._constants import RANKED, UNS
 from scdiva._progress import progress_bar
 from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.expression import log_normalised
-from scdiva.data.predictions import check_result_key
-from scdiva.data.writing import check_writable
+from scdiva.data.writing import check_writable, noted
 from scdiva.tl._predicted import Asked, gene_columns, network_on
 from scdiva.tl._screen import check_genes, read_controls, refuse_unknown
 
@@ -108,8 +107,7 @@ def rank_perturbations(
     """
     from scdiva.models.perturbation import PerturbationModel, load_perturbation_model
 
-    check_writable(adata)
-    check_result_key(adata, key_added, _is_ranking)
+    check_writable(adata, call="tl.rank_perturbations", uns=[key_added])
     if isinstance(model, str | PathLike):
         model = load_perturbation_model(model, device=device)
     if not isinstance(model, PerturbationModel):
@@ -183,11 +181,8 @@ def rank_perturbations(
     columns = {str(name): np.asarray(frame[name]) for name in frame}
     columns["perturbation"] = np.array(frame["perturbation"].tolist(), dtype=object)
     adata.uns[key_added] = {**columns, "state_key": str(state_key), "start": str(start), "target": str(target)}
+    adata.uns[UNS] = noted(adata, "tl.rank_perturbations", None, uns=[key_added])
     return frame
-
-
-def _is_ranking(stored: object) -> bool:
-    return isinstance(stored, Mapping) and {"perturbation", "cosine", "reached"} <= stored.keys()
 
 
 def _group(adata: AnnData, model: PerturbationModel, chosen: np.ndarray) -> str:

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 
 from scdiva import _constants as C
 from scdiva._settings import logger
-from scdiva.data.writing import check_writable, our_uns
+from scdiva.data.writing import check_writable, noted
 from scdiva.tl._embed import how_to_run, open_for, run_cells
 from scdiva.tl._notes import seed_of
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from scdiva.models import ScDiVa
 
+_ENDINGS = ("", *(f"_{name}" for name in (C.RANK, C.TRUE, C.TRUE_RANK, C.HIDDEN)))
+"""Of the layers that are written."""
 _HELD_TOKENS = 65_536
 """Genes of the cells whose results wait to be taken."""
 
@@ -136,11 +138,11 @@ def reconstruct(
     >>> 0 <= adata.uns["scdiva"]["scdiva_reconstructed"]["scores"]["masked_recall"] <= 1
     True
     """
-    check_writable(adata, copy=copy)
+    written = {"layers": [f"{key_added}{ending}" for ending in _ENDINGS]}
+    check_writable(adata, copy=copy, call="tl.reconstruct", entry=key_added, **written)
     filling = Filling(operator.index(n_steps), remasking, float(remask), float(temperature), bool(use_places))
     _check(mask_ratio, filling)
     running = how_to_run(None, device, precision)
-    our_uns(adata)
     reading: dict[str, Any] = {
         "layer": layer,
         "use_raw": use_raw,
@@ -184,7 +186,7 @@ def reconstruct(
         "seed": str(seed),
         "scores": scores,
     }
-    result.uns[C.UNS] = {**our_uns(result), key_added: parameters}
+    result.uns[C.UNS] = noted(result, "tl.reconstruct", key_added, parameters, **written)
     logger.info("reconstructed %d cells: recall of hidden genes %.3f", adata.n_obs, scores["masked_recall"])
     return result if copy else None
 
@@ -258,19 +260,20 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int]) -> dic
 
     def matrix(data: np.ndarray, columns: np.ndarray) -> sp.csr_matrix:
         # a copy: sorting works in place, and columns and bounds belong to several matrices
-        found = sp.csr_matrix((data, columns, indptr), shape=shape, copy=True)
-        found.sort_indices()
-        return found
+        laid = sp.csr_matrix((data, columns, indptr), shape=shape, copy=True)
+        laid.sort_indices()
+        return laid
 
     hidden = matrix(np.concatenate([found[:, 2] for _, _, found in cells]) > 0, true)
     hidden.eliminate_zeros()
-    return {
-        "": matrix(np.concatenate([found[:, 1] for _, _, found in cells]).astype(np.float32), made),
-        f"_{C.RANK}": matrix(place, made),
-        f"_{C.TRUE}": matrix(np.concatenate([values for _, values, _ in cells]).astype(np.float32), true),
-        f"_{C.TRUE_RANK}": matrix(place, true),
-        f"_{C.HIDDEN}": hidden,
-    }
+    found = (
+        matrix(np.concatenate([found[:, 1] for _, _, found in cells]).astype(np.float32), made),
+        matrix(place, made),
+        matrix(np.concatenate([values for _, values, _ in cells]).astype(np.float32), true),
+        matrix(place, true),
+        hidden,
+    )
+    return dict(zip(_ENDINGS, found, strict=True))
 
 
 def _scores(cells: list[Any], n_tokens: int, *, by_rank: bool) -> dict[str, float]:

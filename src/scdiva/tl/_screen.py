@@ -16,6 +16,7 @@ from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbations
 from scdiva.data.expression import log_normalised
 from scdiva.data.guides import genes_among, genes_of_guides
+from scdiva.data.writing import check_columns
 from scdiva.tl._training_cells import training_cells
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def what_was_done(
     ValueError
         If a value is missing, no cell is a control cell, or a dose of a perturbed cell is not above 0.
     """
+    check_columns(perturbation_key, groupby, dose_key)
     found = perturbations(adata, perturbation_key, control, separator, guides)
     parts = [found.parts[code] for code in found.code]
     treated = ~found.is_control

@@ -166,7 +166,7 @@ def test_a_later_call_replaces_what_stands_there_and_another_key_leaves_it(one, 
     sd.tl.predict_perturbation(data, model=fitted, predict=genes[2])
     assert sd.get.perturbation_df(data)["condition"].unique().tolist() == [genes[2]]
     assert sd.get.perturbation_df(data, key="mine")["condition"].unique().tolist() == genes[1:4]
-    assert set(data.uns) == {KEY, "mine"}
+    assert set(data.uns) == {KEY, "mine", "scdiva"}
 
 
 def test_an_in_silico_perturbation_is_kept_beside_a_prediction(one, perturbed_cells, genes):
@@ -174,7 +174,7 @@ def test_an_in_silico_perturbation_is_kept_beside_a_prediction(one, perturbed_ce
     sd.tl.predict_perturbation(data, "perturbation", predict=genes[0], model=one, strategy="none", rng=0)
     with pytest.warns(UserWarning, match="no intervention"):
         found = sd.tl.in_silico_perturbation(data, genes[3:5], model=one, n_cells=4, rng=0)
-    assert set(data.uns) == {KEY, IN_SILICO}
+    assert set(data.uns) == {KEY, IN_SILICO, "scdiva"}
     frame = sd.get.perturbation_df(data, key=IN_SILICO)
     pd.testing.assert_frame_equal(frame, sd.get.perturbation_df(found))
     assert frame["p"].isna().all()  # as it says nothing of what is true

@@ -94,7 +94,7 @@ def test_integrate_and_what_it_fitted_embeds_later_cells(run, small, tmp_path):
     query = ad.read_h5ad("query.h5ad")
     sd.tl.embed(query, model)
     later = ad.read_h5ad(run("embed", "query.h5ad", model=kept))
-    np.testing.assert_array_equal(later.obsm["X_scdiva"], query.obsm["X_scdiva"])
+    np.testing.assert_array_equal(later.obsm["X_scdiva_integrated"], query.obsm["X_scdiva_integrated"])
 
 
 def test_annotate_and_the_annotator_again(run, small, tmp_path):

@@ -384,5 +384,6 @@ def test_data_and_models_that_make_no_sense_are_refused(fitted, of_groups, one, 
         rank(missing, fitted)
     with pytest.raises(ValueError, match="combinations need a separator"):
         rank(cells, replace(fitted, separator=""), combinations=True)
+    cells.obs["line"] = "a third"
     with pytest.raises(ValueError, match="dose must be a number above 0"):
         rank(cells, of_groups[1], dose=0.0)

@@ -29,7 +29,6 @@ def groups_of(adata: AnnData, key: str) -> pd.Series:
         columns = ", ".join(map(str, adata.obs.columns)) or "none"
         raise KeyError(f"{key!r} is no column of adata.obs{or_nearest(key, adata.obs.columns)}, which has {columns}")
     values = adata.obs[key]
-    refuse_continuous(values.dropna(), f"adata.obs[{key!r}]", "group")
     numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
     if not isinstance(values.dtype, pd.CategoricalDtype):
         values = values.astype("category") if numbers else as_groups(values)
@@ -40,6 +39,8 @@ def groups_of(adata: AnnData, key: str) -> pd.Series:
             f"adata.obs[{key!r}] has {n:,} different values in {len(values):,} cells: name a column that puts them in "
             f"1 to {MAX_GROUPS} groups"
         )
+    if numbers:
+        refuse_continuous(adata.obs[key].dropna(), f"adata.obs[{key!r}]", "group")
     return values
 
 

@@ -88,7 +88,7 @@ def embed(
         Arithmetic of the transformer: `"fp32"`, `"bf16"`, `"int8"` (CPU only, less exact) or `"auto"`, bf16 where
         the device has it in hardware; `None` takes `scdiva.settings.precision`.
     key_added
-        Key of `adata.obsm` to write. None: `"X_scdiva"`, or of a model of :func:`integrate` `"X_scdiva_integrated"`.
+        Key of `adata.obsm` to write. None: `"X_scdiva"`, or of a model of `tl.integrate` `"X_scdiva_integrated"`.
     copy
         Return a copy of `adata` with the embedding instead of writing into it.
 

@@ -67,7 +67,7 @@ def embed_file(
     model, pooling, layer, use_raw, input, gene_ids, duplicates, empty, batch_size, device, precision
         As in :func:`embed`.
     key_added
-        Key of `obsm` in the new file; None as for :func:`embed`.
+        Key of `obsm` in the new file. None: `"X_scdiva"`, or of a model of `tl.integrate` `"X_scdiva_integrated"`.
     overwrite
         Replace `out` if it exists.
     shard

@@ -6,6 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
+from scdiva._settings import multiplies_bf16
+
 
 def interleaved(
     arms: dict[str, Callable[[], object]],
@@ -49,6 +51,18 @@ def goal(
     bound = {"at_least": at_least} if at_most is None else {"at_most": at_most}
     met = value >= at_least if at_least is not None else value <= at_most
     return {"what": what, "value": float(value), **bound, "met": bool(met), **details}
+
+
+def fast_here(arms: Iterable[str]) -> list[str]:
+    """The arms that this CPU runs in bounded time: those in bfloat16 only where it multiplies it in hardware.
+
+    By its library it takes up to 120 times as long there as float32; what is left out is printed.
+    """
+    names = list(arms)
+    slow = [] if multiplies_bf16("cpu") else [name for name in names if "bf16" in name or "bfloat16" in name]
+    if slow:
+        print(f"left out: {', '.join(slow)}; this CPU has no bfloat16 arithmetic", flush=True)
+    return [name for name in names if name not in slow]
 
 
 def report(rows: Iterable[dict]) -> int:

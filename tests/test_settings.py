@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -139,8 +142,19 @@ def test_precision_follows_the_device_and_is_never_replaced_in_silence():
     with pytest.raises(ValueError, match=r"settings\.precision must be"):
         settings.resolve_precision("half", "cpu")
     flags = Path("/proc/cpuinfo")
-    if flags.exists() and not torch.cuda.is_available():
+    if flags.exists() and not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() != "AVX2":
         assert multiplies_bf16("cpu") == any(f" {flag}" in flags.read_text() for flag in ("avx512_bf16", "amx_bf16"))
+
+
+def test_bf16_is_no_default_where_torch_has_no_kernels_for_it():
+    """A CPU that torch takes for one of AVX2, whatever else it could: `bf16` there takes far longer than `fp32`."""
+    ask = "from scdiva._settings import multiplies_bf16, settings as s; "
+    ask += "print(multiplies_bf16('cpu'), s.resolve_precision('auto', 'cpu'))"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    answer = subprocess.run(
+        [sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert answer.split() == ["False", "fp32"]
 
 
 def test_settings_are_checked_when_made():

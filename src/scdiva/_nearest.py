@@ -21,7 +21,7 @@ def or_nearest(name: str, known: Iterable[str]) -> str:
     -------
     ``" (did you mean '...'?)"``, or nothing if no name is like it.
     """
-    near = difflib.get_close_matches(str(name), [str(one) for one in known], n=1, cutoff=0.6)
+    near = difflib.get_close_matches(str(name), [str(one) for one in known if one is not None], n=1, cutoff=0.6)
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 

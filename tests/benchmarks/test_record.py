@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import scdiva
+from scdiva._settings import multiplies_bf16
 
 
 def test_a_result_names_its_origin(script, tmp_path, monkeypatch):
@@ -27,6 +28,9 @@ def test_a_result_names_its_origin(script, tmp_path, monkeypatch):
     assert entry["machine"]["cores"] >= 1
     assert ("gpu" in entry["machine"]) == torch.cuda.is_available()
     assert entry["commit"]
+    # what decides how long bfloat16 takes
+    assert entry["machine"]["multiplies_bf16"] == multiplies_bf16("cpu")
+    assert entry["machine"]["torch_uses"] == torch.backends.cpu.get_cpu_capability()
 
 
 def test_missing_packages_are_left_out(script):
@@ -39,6 +43,20 @@ def test_a_figure_that_is_none_is_refused(script, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="JSON compliant"):
         record.record("x", [{"value": math.nan}])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "has"),
+    [
+        ("flags\t\t: fpu avx avx2 fma", ["avx2"]),
+        ("flags\t\t: avx2 avx512f avx512_bf16 avx512_vnni", ["avx2", "avx512f", "avx512_vnni", "avx512_bf16"]),
+        ("Features\t: fp asimd bf16", ["asimd", "bf16"]),
+        ("bogus", []),
+    ],
+)
+def test_a_record_says_which_instructions_the_processor_had(script, monkeypatch, line, has):
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: f"processor : 0\n{line}\n")
+    assert script("_record").machine()["instructions"] == has
 
 
 @pytest.fixture

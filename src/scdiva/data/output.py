@@ -196,7 +196,8 @@ def write_cells(adata: AnnData, out: Path) -> Path:
         If there is no room for its matrices, or the system refuses a write.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    matrices = [adata.X, *adata.layers.values(), *adata.obsm.values(), *adata.varm.values()]
+    layers = [adata.layers[name] for name in adata.layers if name is not None]  # None: X once more, in anndata 0.13
+    matrices = [adata.X, *layers, *adata.obsm.values(), *adata.varm.values()]
     refuse_full(out, sum(_held(matrix) for matrix in matrices))
     with whole_or_not(out) as new:
         if is_zarr(out):

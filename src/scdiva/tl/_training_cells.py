@@ -96,7 +96,7 @@ def label_numbers(
                 UserWarning,
                 stacklevel=3,
             )
-        known &= ~without
+        known = known & ~without  # not in place: pandas 3 gives arrays that can't be written to
     numbers = np.full(adata.n_obs, -1, dtype=np.int64)
     types, numbers[known] = np.unique(column[known].astype(str).to_numpy(), return_inverse=True)
     if len(types) < 2:

@@ -137,7 +137,9 @@ def _said_briefly(path: Path) -> Iterator[None]:
 def whole_or_not(out: Path) -> Iterator[Path]:
     """Give a path beside `out` to be written, and put it in the place of `out` if the block ends well.
 
-    Its name is always the same, so that what a killed run left there is found and deleted; one call at a time.
+    Its name is always the same, so that what a killed run left there is found and deleted; one call at a time. Within
+    the block anndata writes text of pandas's `string` and `str` dtypes as such: before 0.13 it refuses the names that a
+    newer one has written, unless it is told so.
 
     Parameters
     ----------
@@ -154,12 +156,15 @@ def whole_or_not(out: Path) -> Iterator[Path]:
     RuntimeError
         If another call is writing the same.
     """
+    import anndata
+
     new, old = (out.with_name(f".{out.stem}.{state}{out.suffix}") for state in ("new", "old"))
     mark = out.with_name(f".{out.name}.writing")
     with open_alone(mark):
         try:
             _delete(new)
-            yield new
+            with anndata.settings.override(allow_write_nullable_strings=True):
+                yield new
             if not new.is_dir():
                 with new.open("rb") as file:
                     os.fsync(file.fileno())

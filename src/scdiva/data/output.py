@@ -109,7 +109,9 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
         import anndata
         import zarr
 
-        version = {"zarr_format": anndata.settings.zarr_write_format} if mode == "w" else {}
+        with warnings.catch_warnings():  # deprecated since anndata 0.13; then format 3 is all that it writes
+            warnings.simplefilter("ignore", DeprecationWarning)
+            version = {"zarr_format": getattr(anndata.settings, "zarr_write_format", 3)} if mode == "w" else {}
         root = zarr.open_group(str(path), mode=mode, **version)
         if mode == "w":
             root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})

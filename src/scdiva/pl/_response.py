@@ -85,7 +85,7 @@ def gene_names(adata: AnnData, gene_symbols: str | None, *, called: str = "predi
     if gene_symbols not in adata.var:
         columns = ", ".join(map(str, adata.var.columns)) or "none"
         raise KeyError(f"gene_symbols={gene_symbols!r} is no column of {called}.var, which has {columns}")
-    return np.asarray(adata.var[gene_symbols].astype(str))
+    return np.array([*map(str, adata.var[gene_symbols])], dtype=object)
 
 
 def methods_of(responses: Responses, conditions: Sequence[int], methods: Sequence[str] | None) -> list[str]:

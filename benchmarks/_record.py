@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import scdiva
-from scdiva._settings import multiplies_bf16
+from scdiva._settings import multiplies_bf16, multiplies_int8
 
 RESULTS = Path(__file__).parent / "results"
 CODE = ("src", "benchmarks", ":(exclude)benchmarks/results")
@@ -59,12 +59,13 @@ def _instructions() -> list[str]:
 
 
 def machine() -> dict:
-    """Processor, its vector instructions and what torch makes of them, cores, Python, and the GPU if torch can use one."""
+    """Processor, its vector instructions, what torch makes of them, cores, Python, and the GPU if torch can use one."""
     entry: dict = {
         "processor": _processor(),
         "instructions": _instructions(),
         "torch_uses": torch.backends.cpu.get_cpu_capability(),
         "multiplies_bf16": multiplies_bf16("cpu"),
+        "multiplies_int8": multiplies_int8(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }

@@ -167,11 +167,14 @@ def arithmetic(config: ScDiVaConfig, repeats: int) -> list[dict]:
             goal("bf16 vs fp32, speed", best["fp32"] / best["bf16"], at_least=1.8),
             goal("bf16 vs fp32, cosine of the states", cosine("bf16"), at_least=0.9995),
         ]
-    beside = {"vs_bf16": best["bf16"] / best["int8"]} if "bf16" in precisions else {}
+    if "int8" in precisions:
+        beside = {"vs_bf16": best["bf16"] / best["int8"]} if "bf16" in precisions else {}
+        rows += [
+            {"what": "int8 vs fp32, speed", "value": best["fp32"] / best["int8"], **beside},
+            {"what": "int8 vs fp32, cosine of the states", "value": cosine("int8")},
+        ]
     return [
         *rows,
-        {"what": "int8 vs fp32, speed", "value": best["fp32"] / best["int8"], **beside},
-        {"what": "int8 vs fp32, cosine of the states", "value": cosine("int8")},
         *({"what": f"cells per CPU second at {n_genes} genes, {name}", "value": 1 / best[name]} for name in precisions),
     ]
 

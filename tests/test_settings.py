@@ -129,8 +129,8 @@ def test_precision_follows_the_device_and_is_never_replaced_in_silence():
     on_cpu = "bf16" if multiplies_bf16("cpu") else "fp32"
     assert settings.resolve_precision(None, "cpu") == settings.resolve_precision("auto", "cpu") == on_cpu
     assert settings.resolve_precision("auto", "mps") == "fp32"
-    with settings.override(precision="int8"):
-        assert settings.resolve_precision(None, "cpu") == "int8"
+    with settings.override(precision="bf16"):
+        assert settings.resolve_precision(None, "cpu") == "bf16"
         assert settings.resolve_precision("fp32", "cpu") == "fp32"
     assert settings.resolve_precision("bf16", "cpu") == "bf16"
     for precision, device, way_out in (
@@ -155,6 +155,26 @@ def test_bf16_is_no_default_where_torch_has_no_kernels_for_it():
         [sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True
     ).stdout
     assert answer.split() == ["False", "fp32"]
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "DEFAULT"])
+def test_int8_is_refused_where_its_products_overflow(isa):
+    """oneDNN held to some instructions: what it then multiplies is right, or refused; no embedding is wrong."""
+    ask = """
+import torch
+from scdiva._settings import settings
+a = torch.randint(-127, 128, (64, 512), dtype=torch.int8)
+right = bool((torch._int_mm(a, a.T.contiguous()) == a.int() @ a.int().T).all())
+try:
+    print(settings.resolve_precision("int8", "cpu"), right)
+except ValueError as error:
+    print("refused" if "overflow on this CPU" in str(error) and "'fp32'" in str(error) else error, right)
+"""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
+    answer = subprocess.run(
+        [sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert answer.split() in (["int8", "True"], ["refused", "False"])
 
 
 def test_settings_are_checked_when_made():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ def test_a_result_names_its_origin(script, tmp_path, monkeypatch):
     assert entry["command"] == "python benchmarks/x.py --repeats 2"
     assert entry["rows"] == [{"what": "a", "value": 1.5}]
     assert entry["data"] == "toy"
-    assert entry["versions"]["torch"] == torch.__version__
+    assert entry["versions"]["torch"] == version("torch")
     assert entry["versions"]["scdiva"] == scdiva.__version__
     assert entry["machine"]["cores"] >= 1
     assert ("gpu" in entry["machine"]) == torch.cuda.is_available()

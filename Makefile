@@ -1,12 +1,23 @@
-# make demo | test | docs | bench | faults | fuzz | lint | package | minimum | prerelease | train-mini | clean
+# make demo | test | docs | bench | faults | fuzz | lint | package | minimum | newest | prerelease | train-mini | clean
 #
 # `.venv` is built once, from the exact versions of constraints.txt: the demo needs only the core; test, docs and lint add
-# their groups to it. A stamp file inside .venv says what is in there.
+# their groups to it. A stamp file inside .venv says what is in there. constraints.txt is of Python 3.11: any other PYTHON
+# takes the newest versions that pip finds, all but torch, in an environment of its own.
 SHELL := /bin/bash
 PYTHON ?= python3
+# pyenv's python3.13 answers only where that version is chosen: then it is looked for among pyenv's versions
+override PYTHON := $(or $(shell $(PYTHON) -c 'import sys; print(sys.executable)' 2>/dev/null),$(lastword \
+    $(wildcard $(HOME)/.pyenv/versions/*/bin/$(PYTHON))),$(error there is no $(PYTHON)))
+MINOR := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+NEWEST := .venv-newest-$(MINOR)
+ifeq ($(MINOR),3.11)
 VENV := .venv
-PY := $(VENV)/bin/python
 LOCK ?= --constraint constraints.txt
+else
+VENV := $(NEWEST)
+LOCK ?=
+endif
+PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet $(LOCK)
 DATA ?=
 # processes that run the tests, one thread each: half the time on two cores
@@ -15,7 +26,7 @@ CORPUS ?= ../shared/data/corpus
 BENCHMARKS ?= ../shared/data/benchmark
 ON_DATA = "zero_shot.py --data $(BENCHMARKS)"
 
-.PHONY: demo test docs bench faults fuzz lint package minimum prerelease train-mini clean
+.PHONY: demo test docs bench faults fuzz lint package minimum newest prerelease torch-for-cpu train-mini clean
 
 # torch goes first and by its exact version. On Linux PyPI's build has gigabytes of CUDA libraries: without a GPU set
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
@@ -81,12 +92,22 @@ package: $(VENV)/.core
 minimum: $(VENV)/.core
 	$(PY) scripts/check_minimum.py $(if $(TORCH),--torch "$(TORCH)")
 
-# The suite on the newest of everything but torch, pre-releases too, in an environment of its own.
+# The suite on the newest of everything but torch, in an environment of its own for each Python; PYTHON=python3.13 names
+# one. It stays as it was built: `make clean` before it takes what is newest today.
+newest:
+	$(MAKE) test VENV=$(NEWEST) LOCK=
+
+# Fails where pip finds no build of torch for CPUs for this Python, and `newest` would take one with gigabytes of CUDA.
+torch-for-cpu:
+	$(PYTHON) -m pip install --dry-run --ignore-installed --no-deps --only-binary :all: \
+	  "$$(grep '^torch==' constraints.txt)" | grep "^Would install torch-.*+cpu"
+
+# As `newest`, with pre-releases.
 prerelease:
-	$(MAKE) test VENV=.venv-prerelease LOCK=--pre
+	$(MAKE) test VENV=.venv-prerelease-$(MINOR) LOCK=--pre
 
 train-mini: $(VENV)/.core
 	$(PY) scripts/train_mini.py --corpus "$(CORPUS)"
 
 clean:
-	rm -rf $(VENV) .venv-prerelease demo docs/_build docs/generated docs/notebooks build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-newest-* .venv-prerelease-* demo docs/_build docs/generated docs/notebooks build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -147,6 +147,7 @@ def combat(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
     work = log_normalised(adata)[:, variable_genes(adata)].copy()
     work.X = work.X.toarray() if sp.issparse(work.X) else np.asarray(work.X)
     sc.pp.combat(work, BATCH)
+    work.X = np.array(work.X)  # of pandas 3 it can't be written to
     sc.pp.scale(work, max_value=CLIP)
     sc.pp.pca(work, n_comps=N_PCS)
     return {"embedding": work.obsm["X_pca"]}, {}

@@ -17,10 +17,13 @@ from _weights import stamped
 
 import scdiva
 from scdiva._constants import DEFAULT_MODEL
+from scdiva._settings import multiplies_bf16, multiplies_int8
 
 RESULTS = Path(__file__).parent / "results"
 CODE = ("src", "benchmarks", ":(exclude)benchmarks/results")
 """What a figure depends on: files here that are changed or new make the commit's code another one."""
+INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")
+"""By the names of /proc/cpuinfo: what decides how fast a CPU multiplies matrices."""
 PACKAGES = ("torch", "triton", "liger-kernel", "numpy", "anndata", "scanpy", "scikit-learn")
 
 
@@ -49,9 +52,25 @@ def _processor() -> str:
         return platform.processor() or platform.machine()
 
 
+def _instructions() -> list[str]:
+    """Which of `INSTRUCTIONS` the processor has; none where the system doesn't say."""
+    cpuinfo = Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else ""
+    has = next((line.split() for line in text.splitlines() if line.startswith(("flags", "Features"))), [])
+    return [name for name in INSTRUCTIONS if name in has]
+
+
 def machine() -> dict:
-    """Processor, cores, Python, and the GPU where torch can use one."""
-    entry: dict = {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()}
+    """Processor, its vector instructions, what torch makes of them, cores, Python, and the GPU if torch can use one."""
+    entry: dict = {
+        "processor": _processor(),
+        "instructions": _instructions(),
+        "torch_uses": torch.backends.cpu.get_cpu_capability(),
+        "multiplies_bf16": multiplies_bf16("cpu"),
+        "multiplies_int8": multiplies_int8(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+    }
     if torch.cuda.is_available():
         gpu = torch.cuda.get_device_properties(0)
         entry |= {"gpu": gpu.name, "gpu_gib": round(gpu.total_memory / 2**30), "cuda": torch.version.cuda}

@@ -36,7 +36,7 @@ import torch
 import torch.nn.functional as F
 from _judge import judge_times
 from _record import record
-from _timing import goal, interleaved, report
+from _timing import fast_here, goal, interleaved, report
 from torch import Tensor, nn
 
 from scdiva import settings
@@ -138,16 +138,18 @@ def one_by_one(encode, cells: list[Cell]) -> np.ndarray:
 def arithmetic(config: ScDiVaConfig, repeats: int) -> list[dict]:
     """Rows of share, speed and exactness of each precision, at full length."""
     model = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
+    precisions = fast_here(PRECISIONS)
     n_genes = config.max_length
     cell = cell_of(config, n_genes)
     with ExitStack() as stack:
         arms = {}
-        for precision in PRECISIONS:
+        for precision in precisions:
             encode = stack.enter_context(open_encoder(model, precision=precision, threads=1))
             arms[precision] = partial(one_by_one, encode, [cell])
         states = {name: arm()[0].astype(np.float64) for name, arm in arms.items()}
         arms["fp32 products"] = products(model, n_genes, torch.float32)
-        arms["bf16 products"] = products(model, n_genes, torch.bfloat16)
+        if "bf16" in precisions:
+            arms["bf16 products"] = products(model, n_genes, torch.bfloat16)
         rounds = interleaved(arms, repeats=repeats)
         best = {name: min(seconds) for name, seconds in rounds.items()}
 
@@ -164,18 +166,23 @@ def arithmetic(config: ScDiVaConfig, repeats: int) -> list[dict]:
         a, b = states["fp32"], states[precision]
         return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
 
+    rows = [share("fp32", 0.75)]
+    if "bf16" in precisions:
+        rows += [
+            share("bf16", 0.60),
+            judge_times("bf16 vs fp32, speed", rounds["fp32"], rounds["bf16"], at_least=1.8),
+            goal("bf16 vs fp32, cosine of the states", cosine("bf16"), at_least=0.9995),
+        ]
+    if "int8" in precisions:
+        beside = {"vs_bf16": best["bf16"] / best["int8"]} if "bf16" in precisions else {}
+        rows += [
+            {"what": "int8 vs fp32, speed", "value": best["fp32"] / best["int8"], **beside},
+            {"what": "int8 vs fp32, cosine of the states", "value": cosine("int8")},
+        ]
     return [
-        share("fp32", 0.75),
-        share("bf16", 0.60),
-        judge_times("bf16 vs fp32, speed", rounds["fp32"], rounds["bf16"], at_least=1.8),
-        goal("bf16 vs fp32, cosine of the states", cosine("bf16"), at_least=0.9995),
-        {"what": "int8 vs fp32, speed", "value": best["fp32"] / best["int8"], "vs_bf16": best["bf16"] / best["int8"]},
-        {"what": "int8 vs fp32, cosine of the states", "value": cosine("int8")},
-        *(
-            {"what": f"cells per CPU second at {n_genes} genes, {name}", "value": 1 / best[name]}
-            for name in PRECISIONS
-        ),
-    ]  # fmt: skip
+        *rows,
+        *({"what": f"cells per CPU second at {n_genes} genes, {name}", "value": 1 / best[name]} for name in precisions),
+    ]
 
 
 def padding(config: ScDiVaConfig, repeats: int, n_cells: int = 8) -> list[dict]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -87,6 +90,54 @@ def test_pythons_that_are_promised_are_tested():
     assert {"3.11", "3.12", "3.13"} == set(matrix["python"]) >= promised - {"3"}
     assert PROJECT["requires-python"] == f">={min(matrix['python'], key=lambda v: int(v.split('.')[1]))}"
     assert {"ubuntu-latest", "macos-latest"} == {*matrix["os"], *(extra["os"] for extra in matrix["include"])}
+
+
+def recipe(*arguments):
+    """What make would run, were nothing built yet."""
+    given = ("MAKEFLAGS", "MFLAGS", "PYTHON", "VENV", "LOCK", "WORKERS")  # of the make that runs this test
+    environment = {name: value for name, value in os.environ.items() if name not in given}
+    command = ["make", "--dry-run", "--always-make", *arguments]
+    answer = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    return answer.returncode, answer.stdout + answer.stderr
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+class TestPythonsOfMake:
+    @pytest.fixture
+    def python(self, tmp_path):
+        """A Python of another version, as far as make asks."""
+
+        def make(version):
+            file = tmp_path / f"python{version}"
+            file.write_text(f'#!/bin/sh\ncase "$2" in *executable*) echo "$0";; *) echo {version};; esac\n')
+            file.chmod(0o755)
+            return file
+
+        return make
+
+    @pytest.mark.parametrize(
+        ("version", "target", "environment"),
+        [
+            ("3.11", "test", ".venv"),
+            ("3.12", "test", ".venv-newest-3.12"),
+            ("3.13", "test", ".venv-newest-3.13"),
+            ("3.13", "newest", ".venv-newest-3.13"),
+            ("3.11", "newest", ".venv-newest-3.11"),
+            ("3.13", "prerelease", ".venv-prerelease-3.13"),
+        ],
+    )
+    def test_each_has_an_environment_and_only_one_the_locked_versions(self, python, version, target, environment):
+        """A suite that was to run on 3.13 must never run on what lies there for 3.11."""
+        status, commands = recipe(target, f"PYTHON={python(version)}")
+        assert status == 0
+        assert f"{environment}/bin/python -m pytest -n 2" in commands
+        assert ("--constraint constraints.txt" in commands) == (environment == ".venv")
+        assert (" --pre " in commands) == (target == "prerelease")
+
+    def test_a_python_that_is_not_there_is_no_other_one(self):
+        status, said = recipe("test", "PYTHON=python3.99")
+        assert status
+        assert "there is no python3.99" in said
 
 
 def test_pre_releases_may_fail_and_nothing_else():

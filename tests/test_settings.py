@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -126,8 +129,8 @@ def test_precision_follows_the_device_and_is_never_replaced_in_silence():
     on_cpu = "bf16" if multiplies_bf16("cpu") else "fp32"
     assert settings.resolve_precision(None, "cpu") == settings.resolve_precision("auto", "cpu") == on_cpu
     assert settings.resolve_precision("auto", "mps") == "fp32"
-    with settings.override(precision="int8"):
-        assert settings.resolve_precision(None, "cpu") == "int8"
+    with settings.override(precision="bf16"):
+        assert settings.resolve_precision(None, "cpu") == "bf16"
         assert settings.resolve_precision("fp32", "cpu") == "fp32"
     assert settings.resolve_precision("bf16", "cpu") == "bf16"
     for precision, device, way_out in (
@@ -139,8 +142,39 @@ def test_precision_follows_the_device_and_is_never_replaced_in_silence():
     with pytest.raises(ValueError, match=r"settings\.precision must be"):
         settings.resolve_precision("half", "cpu")
     flags = Path("/proc/cpuinfo")
-    if flags.exists() and not torch.cuda.is_available():
+    if flags.exists() and not torch.cuda.is_available() and torch.backends.cpu.get_cpu_capability() != "AVX2":
         assert multiplies_bf16("cpu") == any(f" {flag}" in flags.read_text() for flag in ("avx512_bf16", "amx_bf16"))
+
+
+def test_bf16_is_no_default_where_torch_has_no_kernels_for_it():
+    """A CPU that torch takes for one of AVX2, whatever else it could: `bf16` there takes far longer than `fp32`."""
+    ask = "from scdiva._settings import multiplies_bf16, settings as s; "
+    ask += "print(multiplies_bf16('cpu'), s.resolve_precision('auto', 'cpu'))"
+    environment = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    answer = subprocess.run(
+        [sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert answer.split() == ["False", "fp32"]
+
+
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE", "AVX512_CORE_VNNI", "DEFAULT"])
+def test_int8_is_refused_where_its_products_overflow(isa):
+    """oneDNN held to some instructions: what it then multiplies is right, or refused; no embedding is wrong."""
+    ask = """
+import torch
+from scdiva._settings import settings
+a = torch.randint(-127, 128, (64, 512), dtype=torch.int8)
+right = bool((torch._int_mm(a, a.T.contiguous()) == a.int() @ a.int().T).all())
+try:
+    print(settings.resolve_precision("int8", "cpu"), right)
+except ValueError as error:
+    print("refused" if "overflow on this CPU" in str(error) and "'fp32'" in str(error) else error, right)
+"""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": isa}
+    answer = subprocess.run(
+        [sys.executable, "-c", ask], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert answer.split() in (["int8", "True"], ["refused", "False"])
 
 
 def test_settings_are_checked_when_made():

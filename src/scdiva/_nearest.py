@@ -40,7 +40,7 @@ def nearest(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) ->
         How alike they have to be, 0 to 1.
     """
     forms: dict[str, list[str]] = {}
-    for one in dict.fromkeys(map(str, known)):
+    for one in dict.fromkeys(str(one) for one in known if one is not None):  # anndata 0.13 has a layer None
         forms.setdefault(one.lower(), []).append(one)
     near = difflib.get_close_matches(str(name).lower(), list(forms), n=n, cutoff=cutoff)
     as_written = [one for form in near for one in sorted(forms[form], key=lambda one: _unlike(one, str(name)))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import re
 import sys
@@ -138,9 +139,9 @@ class Settings:
         ----------
         precision
             ``"fp32"``; ``"bf16"``: matrix products in bfloat16, sums in float32 (on a CPU without bfloat16 arithmetic
-            this is slow); ``"int8"``: linear layers in 8 bits, scaled per token and per weight row, on CPUs only and
-            less exact than ``"bf16"``; ``"auto"``: bf16 where the device multiplies it in hardware, else
-            fp32. None takes `settings.precision`.
+            this is slow); ``"int8"``: linear layers in 8 bits, scaled per token and per weight row, on CPUs with VNNI
+            instructions only and less exact than ``"bf16"``; ``"auto"``: bf16 where the device multiplies it in
+            hardware, else fp32. None takes `settings.precision`.
         device
             A device string, as :meth:`resolve_device` returns it.
 
@@ -170,6 +171,11 @@ class Settings:
                     "precision='int8' was asked for, but there is none for "
                     f"device={device!r} of torch {torch.__version__}; pass precision='auto', or device='cpu'"
                 )
+            if not multiplies_int8():
+                raise ValueError(
+                    "precision='int8' was asked for, but products of 8-bit numbers overflow on this CPU, which lacks "
+                    "VNNI instructions: embeddings would be wrong. Pass precision='auto' or 'fp32'"
+                )
         return asked
 
 
@@ -184,15 +190,40 @@ def multiplies_bf16(device: str) -> bool:
     Returns
     -------
     bool
-        True for CUDA from compute capability 8 on, and CPUs with AVX512-BF16 or AMX.
+        True for CUDA from compute capability 8 on, and CPUs with AVX512-BF16 or AMX that torch makes use of. On others
+        bfloat16 products take up to 120 times as long as those of float32.
     """
     import torch
 
     if device.startswith("cuda"):
         return torch.cuda.get_device_capability(device)[0] >= 8
+    # what torch's kernels were chosen for: ATEN_CPU_CAPABILITY=avx2 makes a CPU one of those without
+    if not device.startswith("cpu") or torch.backends.cpu.get_cpu_capability() in ("AVX2", "DEFAULT"):
+        return False
     # torch has no public question for this; absent in some versions, then no
     asks = [getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")]
-    return device.startswith("cpu") and any(ask() for ask in asks if ask is not None)
+    return any(ask() for ask in asks if ask is not None)
+
+
+@functools.cache
+def multiplies_int8() -> bool:
+    """Tell whether the CPU sums products of 8-bit numbers exactly, by trying.
+
+    Without VNNI instructions oneDNN adds pairs of products in 16 bits, where large ones saturate.
+
+    Returns
+    -------
+    bool
+        True if a product of matrices full of the largest and smallest number is what it should be.
+    """
+    import torch
+
+    if not hasattr(torch, "_int_mm"):
+        return False
+    high = torch.full((32, 64), 127, dtype=torch.int8)
+    return all(
+        bool((torch._int_mm(left, high.T.contiguous()) == int(left[0, 0]) * 127 * 64).all()) for left in (high, -high)
+    )
 
 
 def _is_int(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -65,16 +66,20 @@ def test_lengths_have_the_stated_median_and_bound(script):
     assert min(lengths) > 200
 
 
+@pytest.mark.parametrize("in_hardware", [True, False])
 @pytest.mark.parametrize("name", ["loss", "activations"])
-def test_the_script_runs_on_small_sizes(script, tmp_path, monkeypatch, capsys, name):
+def test_the_script_runs_on_small_sizes(script, tmp_path, monkeypatch, capsys, name, in_hardware):
     small = {"loss": ["--positions", "64", "--genes", "50", "--repeats", "1"], "activations": ["--small"]}
     module = script(name)
     monkeypatch.setattr(sys.modules["_record"], "RESULTS", tmp_path)
+    monkeypatch.setattr(sys.modules["_timing"], "multiplies_bf16", lambda device: in_hardware)
     monkeypatch.setattr("sys.argv", [f"benchmarks/{name}.py", *small[name]])
     threads = torch.get_num_threads()
     if name == "loss":  # six processes that each import torch are for the benchmark
         monkeypatch.setattr(module, "resident_apart", lambda *_: 2.0**20)
     module.main(small[name])
     torch.set_num_threads(threads)
-    assert (tmp_path / f"{name}.json").exists()
-    assert capsys.readouterr().out
+    rows = json.loads((tmp_path / f"{name}.json").read_text())["rows"]
+    assert any("float32" in row["what"] for row in rows)
+    assert any("bfloat16" in row["what"] for row in rows) == in_hardware
+    assert ("left out: bfloat16 autocast" in capsys.readouterr().out) != in_hardware

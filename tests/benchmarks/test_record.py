@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import math
 import subprocess
+from importlib.metadata import version
 
 import pytest
 import torch
 
 import scdiva
+from scdiva._settings import multiplies_bf16
 
 
 def test_a_result_names_its_origin(script, tmp_path, monkeypatch):
@@ -22,11 +24,14 @@ def test_a_result_names_its_origin(script, tmp_path, monkeypatch):
     assert entry["command"] == "python benchmarks/x.py --repeats 2"
     assert entry["rows"] == [{"what": "a", "value": 1.5}]
     assert entry["data"] == "toy"
-    assert entry["versions"]["torch"] == torch.__version__
+    assert entry["versions"]["torch"] == version("torch")
     assert entry["versions"]["scdiva"] == scdiva.__version__
     assert entry["machine"]["cores"] >= 1
     assert ("gpu" in entry["machine"]) == torch.cuda.is_available()
     assert entry["commit"]
+    # what decides how long bfloat16 takes
+    assert entry["machine"]["multiplies_bf16"] == multiplies_bf16("cpu")
+    assert entry["machine"]["torch_uses"] == torch.backends.cpu.get_cpu_capability()
 
 
 def test_missing_packages_are_left_out(script):
@@ -39,6 +44,20 @@ def test_a_figure_that_is_none_is_refused(script, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="JSON compliant"):
         record.record("x", [{"value": math.nan}])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("line", "has"),
+    [
+        ("flags\t\t: fpu avx avx2 fma", ["avx2"]),
+        ("flags\t\t: avx2 avx512f avx512_bf16 avx512_vnni", ["avx2", "avx512f", "avx512_vnni", "avx512_bf16"]),
+        ("Features\t: fp asimd bf16", ["asimd", "bf16"]),
+        ("bogus", []),
+    ],
+)
+def test_a_record_says_which_instructions_the_processor_had(script, monkeypatch, line, has):
+    monkeypatch.setattr("pathlib.Path.read_text", lambda path: f"processor : 0\n{line}\n")
+    assert script("_record").machine()["instructions"] == has
 
 
 @pytest.fixture

@@ -111,7 +111,8 @@ def test_bad_arguments(human, names, counts, message):
 def test_gene_names():
     var = pd.DataFrame({"id": ["ENSG1", None], "mean": [1.0, 2.0]}, index=["A", "B"])
     assert gene_names(var) == (["A", "B"], None)
-    assert gene_names(var, "id") == (["ENSG1", "None"], ["A", "B"])
+    for dtype in ("object", "category", "string"):
+        assert gene_names(var.astype({"id": dtype}), "id") == (["ENSG1", ""], ["A", "B"])
     with pytest.raises(KeyError, match=r"no column 'ids' \(did you mean 'id'\?\); columns that hold text: \['id'\]"):
         gene_names(var, "ids")
 

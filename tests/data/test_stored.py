@@ -142,9 +142,9 @@ def no_matrix(root):
 
 
 def short_names(root):
-    index = root["var"]["_index"][:-1]
+    index = ad.io.read_elem(root["var"]["_index"])[:-1]
     del root["var"]["_index"]
-    root["var"]["_index"] = index
+    ad.io.write_elem(root["var"], "_index", np.asarray(index, dtype=object))  # one array, of any pandas
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_of_overlaps_of_one_size_none_is_left_out():
     assert len(members) == 46
     sets = {f"set {i}": [f"gene {number}" for number in members if number >> i & 1] for i in range(12)}
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         fig = gene_overlap(sets, return_fig=True)
     assert [height for height, _ in columns(fig)] == [1] * 46
 

@@ -111,7 +111,8 @@ def test_a_damaged_zarr_is_named(one, folder, tmp_path, name):
         sd.tl.embed_file(path, tmp_path / "z.h5ad", model=one)
     shutil.rmtree(path)
     shutil.copytree(folder / "cells.zarr", path)
-    chunk = next(file for file in (path / "X" / "data").rglob("*") if file.is_file() and not file.name.startswith("."))
+    about = (".zarray", ".zattrs", "zarr.json")
+    chunk = next(file for file in (path / "X" / "data").rglob("*") if file.is_file() and file.name not in about)
     chunk.write_bytes(chunk.read_bytes()[:30])
     with pytest.raises(ValueError, match=r"bad_one\.zarr"):
         sd.tl.embed_file(path, tmp_path / "z.h5ad", model=one)

@@ -114,7 +114,7 @@ def test_what_is_documented_is_there_and_nothing_else(
     # of a mean that is a baseline's the screen tells no uncertainty
     unknown = ("scdiva_baseline_elsewhere", *(["scdiva_sd"] if strategy == "head" else []))
     assert all(np.isfinite(value).all() == (key not in unknown) for key, value in found.varm.items())
-    assert not {*found.obsm, *found.obsp, *found.layers}
+    assert not {*found.obsm, *found.obsp, *found.layers} - {None}
     assert set(found.uns) == {"scdiva"}
     assert set(found.uns["scdiva"]) == {"perturbation"}
     notes = ours(found)

@@ -125,7 +125,7 @@ def test_single_cells_and_few_conditions(screen, by_hand):
     observed = screen()
     predicted = by_hand(observed)
     keep = observed.obs["perturbation"].isin(["control", "A"]).to_numpy()
-    keep &= np.r_[np.ones(13, dtype=bool), np.zeros(observed.n_obs - 13, dtype=bool)]
+    keep = keep & np.r_[np.ones(13, dtype=bool), np.zeros(observed.n_obs - 13, dtype=bool)]
     scores = sd.tl.score_perturbation(predicted, observed[keep].copy())
     assert set(scores["condition"]) == {"A"}
     assert (scores["n_cells"] == 1).all()

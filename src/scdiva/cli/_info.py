@@ -131,7 +131,8 @@ def about_cells(path: Path, model: str, *, layer: str | None, use_raw: bool, gen
         missing = [part for part in ("obs", "var") if part not in root]
         if missing:
             raise ValueError(f"{str(path)!r} lacks {missing[0]}: expected an .h5ad or .zarr that AnnData wrote.")
-        n_cells, n_genes = (int(names_of(root, axis, path).shape[0]) for axis in ("obs", "var"))
+        names = [names_of(root, axis, path) for axis in ("obs", "var")]
+        n_cells, n_genes = (int((of if hasattr(of, "shape") else of["codes"]).shape[0]) for of in names)
         keys = {part: _keys(root[part]) for part in _PARTS if part in root}
         ours = read_elem(root[f"uns/{C.UNS}"]) if C.UNS in root.get("uns", ()) else {}
         ours = ours if isinstance(ours, dict) else {}  # something of the user's own under that name

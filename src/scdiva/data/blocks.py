@@ -125,7 +125,8 @@ def open_matrix(data: AnnData | str | Path, layer: str | None = None, use_raw: b
 
 
 def _layers(layers: Any) -> str:
-    return " | ".join(repr(str(k)) for k in layers) or "(adata has no layers)"
+    # anndata 0.13 lists adata.X among the layers, by the name None
+    return " | ".join(repr(str(k)) for k in layers if k is not None) or "(adata has no layers)"
 
 
 def open_path(path: Path, layer: str | None = None, use_raw: bool = False) -> OpenMatrix:

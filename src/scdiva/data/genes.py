@@ -53,7 +53,7 @@ def gene_names(
     Returns
     -------
     names
-        One name per gene.
+        One name per gene, empty where it is missing.
     fallback
         The index, if `gene_ids` was given: where an Ensembl id is unknown (retired, say), the symbol may still be
         known. None otherwise.
@@ -86,7 +86,7 @@ def gene_names(
             f"{where} has no column {gene_ids!r}{or_nearest(gene_ids, var.columns)}; columns that hold text: {text}. "
             "None takes var_names."
         )
-    return [str(name) for name in var[gene_ids]], index
+    return ["" if pd.isna(name) else str(name) for name in var[gene_ids]], index
 
 
 def column_tokens(var: pd.DataFrame, vocabulary: Vocabulary, gene_ids: str | None = None) -> NDArray[np.int32]:

@@ -113,7 +113,9 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
         import anndata
         import zarr
 
-        version = {"zarr_format": anndata.settings.zarr_write_format} if mode == "w" else {}
+        with warnings.catch_warnings():  # deprecated since anndata 0.13; then format 3 is all that it writes
+            warnings.simplefilter("ignore", DeprecationWarning)
+            version = {"zarr_format": getattr(anndata.settings, "zarr_write_format", 3)} if mode == "w" else {}
         root = zarr.open_group(str(path), mode=mode, **version)
         if mode == "w":
             root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
@@ -141,7 +143,9 @@ def _said_briefly(path: Path) -> Iterator[None]:
 def whole_or_not(out: Path) -> Iterator[Path]:
     """Give a path beside `out` to be written, and put it in the place of `out` if the block ends well.
 
-    Its name is always the same, so that what a killed run left there is found and deleted; one call at a time.
+    Its name is always the same, so that what a killed run left there is found and deleted; one call at a time. Within
+    the block anndata writes text of pandas's `string` and `str` dtypes as such: before 0.13 it refuses the names that a
+    newer one has written, unless it is told so.
 
     Parameters
     ----------
@@ -158,12 +162,15 @@ def whole_or_not(out: Path) -> Iterator[Path]:
     RuntimeError
         If another call is writing the same.
     """
+    import anndata
+
     new, old = (out.with_name(f".{out.stem}.{state}{out.suffix}") for state in ("new", "old"))
     mark = out.with_name(f".{out.name}.writing")
     with open_alone(mark):
         try:
             _delete(new)
-            yield new
+            with anndata.settings.override(allow_write_nullable_strings=True):
+                yield new
             if not new.is_dir():
                 with new.open("rb") as file:
                     os.fsync(file.fileno())
@@ -200,7 +207,8 @@ def write_cells(adata: AnnData, out: Path) -> Path:
         If there is no room for its matrices, or the system refuses a write.
     """
     out.parent.mkdir(parents=True, exist_ok=True)
-    matrices = [adata.X, *adata.layers.values(), *adata.obsm.values(), *adata.varm.values()]
+    layers = [adata.layers[name] for name in adata.layers if name is not None]  # None: X once more, in anndata 0.13
+    matrices = [adata.X, *layers, *adata.obsm.values(), *adata.varm.values()]
     refuse_full(out, sum(_held(matrix) for matrix in matrices))
     with whole_or_not(out) as new:
         if is_zarr(out):

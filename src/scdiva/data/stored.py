@@ -269,6 +269,8 @@ def open_root(path: Path) -> tuple[Any, Any]:
 def names_of(root: Any, axis: str, path: Path) -> Any:
     """Find the array of names of cells or genes, which an error is raised for if there is none.
 
+    Of text that anndata 0.13 stores as values beside a mask, the values: no name is missing. Of categories, the group.
+
     Parameters
     ----------
     root
@@ -293,7 +295,8 @@ def names_of(root: Any, axis: str, path: Path) -> Any:
     if index is None or index not in frame:
         what = {"obs": "cells", "var": "genes"}[axis]
         raise ValueError(f"{str(path)!r} has no names of its {what} ({axis} lacks its index). Write it anew with them.")
-    return frame[index]
+    names = frame[index]
+    return names["values"] if hasattr(names, "keys") and "values" in names else names
 
 
 def warn_if_slow(element: Any, what: str) -> None:

@@ -189,7 +189,8 @@ def free_places(
             line = anchors[j] + along * (centres[j] - anchors[j])
             other = (np.abs(line - places[:, None]) < half + 1).all(axis=2).any(axis=1)
             cost += _CROSSING * own + _CROSSING * other + _crossed(anchors[i], places, anchors[j], centres[j])
-        centres[i] = places[int(np.argmin(cost))]
+        # opposite directions cost the same: which is taken must not hang on how a CPU rounds
+        centres[i] = places[int(np.argmin(cost.round(6)))]
         placed = [*placed, i] if i not in placed else placed
     return centres
 

@@ -138,7 +138,7 @@ def _lognorm(
     if gene_symbols is not None and gene_symbols not in var:
         columns = ", ".join(map(str, var.columns)) or "none"
         raise KeyError(f"gene_symbols={gene_symbols!r} is no column of var, which has {columns}")
-    return values, np.asarray(var.index if gene_symbols is None else var[gene_symbols].astype(str))
+    return values, np.array([*map(str, var.index if gene_symbols is None else var[gene_symbols])], dtype=object)
 
 
 def _markers(values: sp.csr_matrix, types: pd.Series, n_genes: int, differs: NDArray[np.bool_]) -> list[list[int]]:

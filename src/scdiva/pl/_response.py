@@ -94,7 +94,7 @@ def gene_names(adata: AnnData, gene_symbols: str | None, *, called: str = "predi
     """Give the names of genes as they are written; `called` is what the user calls these data."""
     if gene_symbols is None:
         return np.asarray(adata.var_names)
-    return np.asarray(adata.var[_column(adata.var, gene_symbols, called)].astype(str))
+    return np.array([*map(str, adata.var[_column(adata.var, gene_symbols, called)])], dtype=object)
 
 
 def _column(var: pd.DataFrame, gene_symbols: str, called: str) -> str:

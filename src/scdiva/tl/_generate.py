@@ -115,8 +115,8 @@ def generate(
     >>> import scdiva as sd
     >>> adata = sd.datasets.toy(60, 100)
     >>> made = sd.tl.generate(adata, 5, groupby="cell_type")
-    >>> made.n_obs, list(made.layers)
-    (20, ['counts'])
+    >>> made.n_obs, made.layers["counts"].shape
+    (20, (20, 89))
     """
     from scdiva.data.writing import check_anndata
 

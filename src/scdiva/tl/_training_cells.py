@@ -104,7 +104,7 @@ def label_numbers(
                 UserWarning,
                 stacklevel=3,
             )
-        known &= ~without
+        known = known & ~without  # not in place: pandas 3 gives arrays that can't be written to
     check_labels(column[known], f"{where}.obs[{labels_key!r}]", "label")
     numbers = np.full(adata.n_obs, -1, dtype=np.int64)
     labels, numbers[known] = _labels(column[known])

@@ -363,7 +363,7 @@ def _checked(table: pd.DataFrame) -> pd.DataFrame:
         wrong = [i for i, value in enumerate(checked[name]) if not isinstance(value, str)]
         if wrong:
             raise ValueError(f"column {name!r} holds {len(wrong)} values that are no strings, first in row {wrong[0]}")
-    if not np.issubdtype(checked["entropy"].dtype, np.floating):
+    if not pd.api.types.is_float_dtype(checked["entropy"].dtype):
         raise ValueError(f"column 'entropy' holds {checked['entropy'].dtype}, not numbers with NaN for unseen genes")
     checked["entropy"] = checked["entropy"].astype(np.float32)
     bad = np.flatnonzero((checked["entropy"] < 0) | np.isinf(checked["entropy"]))

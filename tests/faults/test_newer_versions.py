@@ -1,0 +1,237 @@
+"""What newer pandas and anndata hand over: arrays that can't be written to, text that is no `object`, X as a layer.
+
+pandas 3 gives them by itself; on earlier ones they are asked for, so that these tests hold the same on both.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+import scdiva as sd
+from scdiva.data import output
+
+from .conftest import ENTRIES, QUICK
+
+LABELLED = {
+    "tl.integrate, labels": lambda a, m: sd.tl.integrate(
+        a, "batch", labels_key="cell_type", unlabeled_category="type A", model=m, steps=2, **QUICK
+    ),
+    "tl.annotate, unlabelled": lambda a, m: sd.tl.annotate(
+        a, "cell_type", batch_key="batch", model=m, method="centroid", unlabeled_category="type A", **QUICK
+    ),
+    "tl.annotate, linear": lambda a, m: sd.tl.annotate(
+        a, "cell_type", model=m, method="linear", unlabeled_category="type A", **QUICK
+    ),
+    "tl.annotate, reference": lambda a, m: sd.tl.annotate(
+        a, "cell_type", reference=a[:60].copy(), model=m, method="knn", key_added="found", **QUICK
+    ),
+    "tl.adapt": lambda a, m: sd.tl.adapt(a, m, batch_key="batch", max_epochs=1, **QUICK) and None,
+    "tl.generate, groups": lambda a, m: sd.tl.generate(a, 4, groupby="cell_type", model=m, rng=0),
+    "tl.grn, groups": lambda a, m: sd.tl.grn(a, "correlation", groupby="batch", model=m, **QUICK),
+    "pp.split_perturbations": lambda a, _: sd.pp.split_perturbations(
+        a, "perturbation", by="single", n_splits=2, key_added="split", rng=0
+    ),
+}
+CALLS = {**ENTRIES, **LABELLED}
+
+
+def dense(values):
+    return values.toarray() if sp.issparse(values) else np.asarray(values)
+
+
+def results(call, adata, model):
+    """All that a call leaves in adata or returns, by the name of its place; text as it reads."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.filterwarnings("error", message=".*not writable")  # torch, of memory that it then writes to
+        returned = call(adata, model)
+    found = {}
+    for owner, of in {"given": adata, "made": returned}.items():
+        if isinstance(of, ad.AnnData):
+            found |= {f"{owner} X": dense(of.X), f"{owner} names": np.array([*map(str, of.var_names)])}
+            for part in ("layers", "obsm", "varm", "obsp", "varp"):
+                found |= {f"{owner} {part} {key}": dense(getattr(of, part)[key]) for key in getattr(of, part)}
+            for part in ("obs", "var"):
+                table = getattr(of, part)
+                found |= {f"{owner} {part} {key}": np.array([*map(str, table[key])]) for key in table}
+    return found
+
+
+def assert_alike(found, expected):
+    assert set(found) == set(expected)
+    for key, values in expected.items():
+        np.testing.assert_array_equal(found[key], values, err_msg=key)
+
+
+@pytest.fixture(scope="module")
+def expected(drawn, model):
+    """Results with cells as they come, each call's made once."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            made[name] = results(CALLS[name], drawn.copy(), model)
+        return made[name]
+
+    return of
+
+
+# --- arrays that can't be written to ----------------------------------------------------------------------------------
+@contextmanager
+def copies_on_write():
+    """Pandas 3 gives read-only arrays of its columns; so does pandas 2 that was asked to."""
+    if int(pd.__version__.split(".")[0]) >= 3:
+        yield
+    else:
+        with pd.option_context("mode.copy_on_write", True):
+            yield
+
+
+@pytest.mark.fault("read-only arrays (pandas 3)")
+@pytest.mark.parametrize("name", CALLS)
+def test_columns_that_cannot_be_written_to(drawn, model, expected, name):
+    with copies_on_write():
+        assert not pd.Series([True]).to_numpy().flags.writeable
+        assert_alike(results(CALLS[name], drawn.copy(), model), expected(name))
+
+
+@pytest.mark.fault("read-only arrays (pandas 3)")
+@pytest.mark.parametrize("storage", [sp.csr_matrix, sp.csr_matrix.toarray])
+@pytest.mark.parametrize("name", CALLS)
+def test_a_matrix_that_cannot_be_written_to(drawn, model, expected, name, storage):
+    """As `AnnData(frame)` has one of pandas 3, and whoever maps a file into memory."""
+    cells = drawn.copy()
+    cells.X, cells.layers["counts"] = storage(drawn.X), storage(drawn.X)
+    for matrix in (cells.X, cells.layers["counts"]):
+        for part in (matrix,) if isinstance(matrix, np.ndarray) else (matrix.data, matrix.indices, matrix.indptr):
+            part.setflags(write=False)
+    assert_alike(results(CALLS[name], cells, model), expected(name))
+
+
+# --- text -------------------------------------------------------------------------------------------------------------
+TEXT = {
+    "str": pd.StringDtype("python", na_value=np.nan),
+    "str, arrow": pd.StringDtype("pyarrow", na_value=np.nan),
+    "string[python]": pd.StringDtype("python"),
+    "string[pyarrow]": pd.StringDtype("pyarrow"),
+}
+
+
+def with_text(adata, dtype, categorical):
+    """Names of cells and genes, and columns, of a dtype of text; columns, or categories of them."""
+    cells = adata.copy()
+    for table in (cells.obs, cells.var):
+        for key in table:
+            if not pd.api.types.is_numeric_dtype(table[key]):
+                column = table[key].astype(str).astype(dtype)
+                table[key] = column.astype("category") if categorical else column
+    cells.obs_names, cells.var_names = cells.obs_names.astype(dtype), cells.var_names.astype(dtype)
+    return cells
+
+
+@pytest.mark.fault("string dtypes")
+@pytest.mark.parametrize(("dtype", "categorical"), [("str", True), ("str, arrow", False), ("string[pyarrow]", False)])
+@pytest.mark.parametrize("name", CALLS)
+def test_text_of_any_dtype(drawn, model, expected, name, dtype, categorical):
+    assert_alike(results(CALLS[name], with_text(drawn, TEXT[dtype], categorical), model), expected(name))
+
+
+@pytest.fixture(params=["h5ad", "zarr"])
+def stored(request, drawn, tmp_path):
+    """Write cells whose text has a dtype, as anndata 0.13 writes that of pandas 3: values beside a mask."""
+
+    def write(dtype):
+        cells, file = with_text(drawn, TEXT[dtype], False), tmp_path / f"cells.{request.param}"
+        with ad.settings.override(allow_write_nullable_strings=True):
+            getattr(cells, f"write_{request.param}")(file)
+        return file
+
+    return write
+
+
+FROM_FILE = {
+    "tl.embed_file": lambda file, out, m: sd.tl.embed_file(file, out, model=m),
+    "pp.entropy_serialize": lambda file, out, m: sd.pp.entropy_serialize(
+        ad.read_h5ad(file, backed="r") if file.suffix == ".h5ad" else ad.read_zarr(file), out=out
+    ),
+    "written whole": lambda file, out, m: output.write_cells(
+        ad.read_h5ad(file) if file.suffix == ".h5ad" else ad.read_zarr(file), out
+    ),
+}
+
+
+@pytest.mark.fault("string dtypes")
+@pytest.mark.parametrize("dtype", ["str", "string[pyarrow]"])
+@pytest.mark.parametrize("ending", ["h5ad", "zarr"])
+@pytest.mark.parametrize("name", FROM_FILE)
+def test_text_of_any_dtype_in_a_file(drawn, model, stored, tmp_path, name, dtype, ending):
+    out = tmp_path / f"out.{ending}"
+    before = ad.settings.allow_write_nullable_strings
+    FROM_FILE[name](stored(dtype), out, model)
+    made = ad.read_h5ad(out) if ending == "h5ad" else ad.read_zarr(out)
+    assert list(map(str, made.obs_names)) == list(map(str, drawn.obs_names))
+    assert list(map(str, made.obs["batch"])) == list(map(str, drawn.obs["batch"]))
+    assert ad.settings.allow_write_nullable_strings == before
+    if name == "tl.embed_file":
+        sd.tl.embed(cells := drawn.copy(), model)
+        np.testing.assert_array_equal(made.obsm["X_scdiva"], cells.obsm["X_scdiva"])
+
+
+@pytest.mark.fault("string dtypes")
+@pytest.mark.parametrize("dtype", TEXT)
+@pytest.mark.parametrize("key", ["batch", "perturbation"])
+def test_a_missing_text_is_missing(drawn, model, refused, dtype, key):
+    cells = with_text(drawn, TEXT[dtype], False)
+    cells.obs.loc[cells.obs_names[3], key] = None
+    call = {"batch": "tl.integrate", "perturbation": "tl.predict_perturbation"}[key]
+    refused(lambda a: ENTRIES[call](a, model), cells, ValueError, "1 of 80", "'cell3'")
+
+
+# --- X as a layer -----------------------------------------------------------------------------------------------------
+def with_nameless_layer(adata):
+    """Cells whose layers count X among them, by the name None, as those of anndata 0.13 do."""
+    cells = adata.copy()
+    if None not in cells.layers:
+        cells.layers[None] = cells.X
+    return cells
+
+
+@pytest.mark.fault("a layer named None")
+@pytest.mark.parametrize("name", CALLS)
+def test_x_as_a_layer_is_no_other_matrix(drawn, model, expected, name):
+    found = results(CALLS[name], with_nameless_layer(drawn), model)
+    drop = {"given layers None", "made layers None"}
+    assert_alike(
+        {key: value for key, value in found.items() if key not in drop},
+        {key: value for key, value in expected(name).items() if key not in drop},
+    )
+
+
+@pytest.mark.fault("a layer named None")
+@pytest.mark.parametrize("layer", ["None", "Nones", "count"])
+def test_x_is_not_offered_as_a_layer(drawn, model, refused, layer):
+    message = refused(
+        lambda a: sd.tl.embed(a, model, layer=layer), with_nameless_layer(drawn), KeyError, "its layers: 'counts'"
+    )
+    assert "'None'" not in message.replace("layer 'None'", "")
+    assert ("did you mean 'counts'" in message) == (layer == "count")
+
+
+@pytest.mark.fault("a layer named None")
+@pytest.mark.parametrize("name", ["out.h5ad", "out.zarr"])
+def test_x_takes_its_room_once(drawn, tmp_path, monkeypatch, name):
+    """Where the disk is looked at for room, before anything is written."""
+    asked = []
+    monkeypatch.setattr(output, "refuse_full", lambda out, size: asked.append(size))
+    for writer in ("write_h5ad", "write_zarr"):
+        monkeypatch.setattr(ad.AnnData, writer, lambda _, path: path.touch())
+    cells = with_nameless_layer(drawn)
+    output.write_cells(cells, tmp_path / name)
+    assert asked == [cells.X.data.nbytes + cells.layers["counts"].data.nbytes + cells.obsm["X_own"].nbytes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 
@@ -12,6 +13,13 @@ import pytest
 import scipy.sparse as sp
 
 from scdiva import settings
+
+with contextlib.suppress(ImportError):  # a wheel is tried without it
+    import hypothesis
+
+    # a machine with other work to do takes longer for one example than for the next, which says nothing of the code
+    hypothesis.settings.register_profile("any machine", deadline=None)
+    hypothesis.settings.load_profile("any machine")
 
 threads_at_first: list[int] = []
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pytest
 
-from scdiva.pl._labels import place_labels
+from scdiva.pl._labels import free_places, place_labels
 
 
 def test_names_without_room_near_their_anchor_are_left_out_the_last_first():
@@ -29,3 +30,15 @@ def test_names_without_room_near_their_anchor_are_left_out_the_last_first():
         assert kept[furthest][-1] == "GENE24"  # alone in its corner
         assert crowded == names[: len(crowded)]
     assert 1 <= len(kept[40.0]) < len(kept[80.0]) < 25
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_names_stand_alike_whatever_the_last_digits(seed):
+    """Opposite sides of a dot cost the same, and BLAS rounds otherwise on another CPU."""
+    rng = np.random.default_rng(seed)
+    anchors, sizes = rng.uniform(100, 700, (12, 2)), np.tile((44.0, 12.0), (12, 1))
+    frame = (0.0, 0.0, 800.0, 800.0)
+    expected = free_places(anchors, sizes, anchors, frame)
+    for _ in range(5):
+        moved = anchors + rng.normal(0, 1e-10, anchors.shape)
+        np.testing.assert_allclose(free_places(moved, sizes, moved, frame), expected, atol=1e-6)

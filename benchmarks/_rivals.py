@@ -40,7 +40,7 @@ def scdiva_arm(model: ScDiVa) -> Arm:
     """Zero-shot embedding by a loaded model."""
 
     def embed(adata: ad.AnnData) -> np.ndarray:
-        return sd.tl.embed(adata, model, copy=True).obsm["X_scdiva"]
+        return sd.tl.embed(adata, model, key_added="X_scdiva", copy=True).obsm["X_scdiva"]
 
     return embed
 

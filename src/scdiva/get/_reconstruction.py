@@ -156,6 +156,7 @@ def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key:
     (60, 2)
     >>> adata.obs["imputed"] = sd.get.imputed_df(adata)[adata.var_names[0]]  # for plots of scanpy
     """
+    check_anndata(adata)
     found = adata.obsm.get(key)
     if not isinstance(found, pd.DataFrame):
         if key not in adata.layers:

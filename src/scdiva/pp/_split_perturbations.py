@@ -12,7 +12,7 @@ from scdiva._constants import OBS_SPLIT, SEEN, UNS
 from scdiva._settings import settings
 from scdiva.data.conditions import Perturbations, column, perturbations
 from scdiva.data.guides import read_guides
-from scdiva.data.writing import check_key, check_writable, noted
+from scdiva.data.writing import check_anndata, check_key, check_writable, noted
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 if TYPE_CHECKING:
@@ -109,14 +109,15 @@ def split_perturbations(
     {'train': 50, 'test': 10}
     """
     written = {"obs": [key_added, f"{key_added}_{SEEN}"]}
+    check_anndata(adata)
     check_key(key_added, "key_added")
     seed = _checked(by, groupby, n_splits, fold, rng)
     if {key_added, f"{key_added}_{SEEN}"} & {perturbation_key, groupby}:
         raise ValueError(f"key_added={key_added!r} would overwrite what the split is made from; choose another name.")
     check_writable(adata, copy=copy, call="pp.split_perturbations", entry=key_added, **written)
     genes = read_guides(
-        np.unique(column(adata, perturbation_key)), guides, load_vocabulary(), key=perturbation_key, control=control,
-        separator=separator, stacklevel=3,
+        np.unique(column(adata, perturbation_key, kind="perturbation", meant=(control,))), guides, load_vocabulary(),
+        key=perturbation_key, control=control, separator=separator, stacklevel=3,
     )  # fmt: skip
     known = perturbations(adata, perturbation_key, control, separator, genes)
     if by == "group":

@@ -220,7 +220,7 @@ def open_screen(
     The model before it is fitted, and the control cells.
     """
     begun = time.monotonic()
-    labels = column(adata, perturbation_key)
+    labels = column(adata, perturbation_key, kind="perturbation", meant=(control,))
 
     from scdiva.models import PerturbationModel
     from scdiva.models.perturbation import numbered_labels

@@ -229,7 +229,7 @@ def _control_cells(
     if fitted.perturbation_key not in adata.obs:
         return np.ones(adata.n_obs, dtype=bool), group
     how = {"control": fitted.control, "separator": fitted.separator}
-    labels = np.unique(column(adata, fitted.perturbation_key))
+    labels = np.unique(column(adata, fitted.perturbation_key, kind="perturbation", meant=(fitted.control,)))
     if guides is not None:
         genes = read_guides(labels, guides, fitted.model.vocabulary, key=fitted.perturbation_key, stacklevel=4, **how)
     else:  # as in the screen; guides of the control that it did not have are known by its name

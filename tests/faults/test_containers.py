@@ -50,7 +50,7 @@ def multimodal(rna, names=("rna", "prot"), kinds=None):
 
 
 @pytest.mark.fault("MuData and SpatialData")
-@pytest.mark.parametrize(("function", "parameter"), calls())
+@pytest.mark.parametrize(("function", "parameter"), [*calls()])
 def test_a_container_of_anndata(drawn, function, parameter):
     with pytest.raises(TypeError, match=r"got a MuData of 2 AnnData objects\. Pass the one of RNA: mdata\['rna'\]"):
         called(function, parameter, multimodal(drawn), drawn)
@@ -149,7 +149,7 @@ OTHERS = {
 
 @pytest.mark.fault("something else for AnnData")
 @pytest.mark.parametrize("other", OTHERS)
-@pytest.mark.parametrize(("function", "parameter"), calls())
+@pytest.mark.parametrize(("function", "parameter"), [*calls()])
 def test_what_is_no_anndata(drawn, function, parameter, other):
     make, said = OTHERS[other]
     given = make(drawn)

@@ -262,7 +262,9 @@ def test_scores_of_labels_that_part_nothing(name, labels):
 def test_a_batch_for_each_cell(definition):
     z = np.random.default_rng(0).normal(size=(60, 4))
     batch, labels = np.arange(60).astype(str), np.repeat(["T", "B"], 30)
-    with pytest.raises(ValueError, match="Each of the 60 cells is a batch of its own"):
+    with pytest.raises(ValueError, match="as many batches as cells: 60 different values"):
         sd.metrics.avg_batch(z, batch, labels, definition=definition)
+    with pytest.raises(ValueError, match="Each of the 10 cells is a batch of its own"):
+        sd.metrics.avg_batch(z[25:35], batch[25:35], labels[25:35], definition=definition)
     with pytest.raises(ValueError, match="No label has cells of two batches"):
         sd.metrics.silhouette_batch(z, labels, labels)

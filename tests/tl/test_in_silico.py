@@ -75,6 +75,7 @@ def test_what_is_documented_is_there_and_nothing_else(one, adata, genes, kind, c
     finally:
         one.eval()
     kept = adata.uns.pop("scdiva_in_silico")
+    assert set(adata.uns.pop("scdiva")) == {"written"}
     assert contents(adata) == before  # and nothing else was written
     assert same(weights(one), theirs)
     assert all(p.requires_grad and p.grad is None and p.device.type == "cpu" for p in one.parameters())

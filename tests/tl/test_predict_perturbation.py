@@ -94,6 +94,7 @@ def test_what_is_documented_is_there_and_nothing_else(
     )  # fmt: skip
     assert torch.equal(torch.random.get_rng_state(), state)
     kept = data.uns.pop("scdiva_perturbation")
+    assert set(data.uns.pop("scdiva")) == {"written"}
     assert contents(data) == before  # and nothing else was written
     assert same(weights(one), theirs)
     assert (found.shape, found.X.dtype) == ((21, 60), np.float32)
@@ -277,6 +278,7 @@ def test_other_control_cells_in_another_form(fitted, data, perturbed_cells, gene
     before = contents(other)
     found = predict(other, fitted, [genes[0], "drug"], n_cells=5)
     assert other.uns.pop("scdiva_perturbation")["genes"].tolist() == genes  # those of the screen, in its order
+    assert set(other.uns.pop("scdiva")) == {"written"}
     assert contents(other) == before
     assert list(found.var_names) == genes
     assert found.var["n"].tolist() == [int(np.flatnonzero(order == j)[0]) for j in range(60)]

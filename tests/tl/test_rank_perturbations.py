@@ -126,6 +126,7 @@ def test_what_is_documented_is_there_and_nothing_else(fitted, states, contents, 
     before, theirs, state = contents(cells), weights(fitted.model), torch.random.get_rng_state()
     found = rank(cells, fitted, combinations=True)
     kept = cells.uns.pop("scdiva_ranked_perturbations")
+    assert set(cells.uns.pop("scdiva")) == {"written"}
     assert contents(cells) == before  # and nothing else was written
     assert same(weights(fitted.model), theirs)
     assert torch.equal(torch.random.get_rng_state(), state)
@@ -149,7 +150,7 @@ def test_what_is_documented_is_there_and_nothing_else(fitted, states, contents, 
     shorter = rank(cells, fitted)
     assert len(cells.uns["scdiva_ranked_perturbations"]["cosine"]) == len(shorter) < len(found)
     cells.uns["mine"] = {"cosine": 1}
-    with pytest.raises(ValueError, match=r"adata.uns\['mine'\] holds something else than an earlier result"):
+    with pytest.raises(ValueError, match=r"adata.uns\['mine'\] would be overwritten"):
         rank(cells, fitted, key_added="mine")
 
 

@@ -188,9 +188,9 @@ def test_what_the_user_keeps_under_a_key_is_not_overwritten(one, perturbed_cells
     data = perturbed_cells(n=20)
     data.uns["neighbors"] = there
     before = contents(data)
-    with pytest.raises(ValueError, match=r"uns\['neighbors'\] holds something else .* another key_added"):
+    with pytest.raises(ValueError, match=r"uns\['neighbors'\] would be overwritten.*choose another key"):
         sd.tl.predict_perturbation(data, "perturbation", model=one, strategy="none", key_added="neighbors")
-    with pytest.raises(ValueError, match=r"adata.uns\['neighbors'\] holds something else"):
+    with pytest.raises(ValueError, match=r"adata.uns\['neighbors'\] would be overwritten"):
         sd.tl.in_silico_perturbation(data, genes[0], model=one, key_added="neighbors")
     assert contents(data) == before
 

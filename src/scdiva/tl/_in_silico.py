@@ -110,7 +110,7 @@ def in_silico_perturbation(
     ValueError
         If a gene is not known to the model, or expressed by no cell; if a group does not exist; if an
         argument is out of range, genes repeat a name, or the matrix is refused as by :func:`embed`; if
-        `adata.uns[key_added]` holds something else than a prediction, or `adata` is a backed view.
+        `adata.uns[key_added]` holds what scdiva did not write, or `adata` is a backed view.
     TypeError
         If `adata` is no AnnData object.
 

@@ -141,7 +141,7 @@ def predict_perturbation(
     ValueError
         As :func:`fit_perturbation`; if a perturbation is neither known to the model nor measured, a group has no
         control cells, genes of the screen are missing, or an argument is out of range; if `adata.uns[key_added]` holds
-        something else than a prediction, or `adata` is a backed view, which can't be written.
+        what scdiva did not write, or `adata` is a backed view, which can't be written.
     TypeError
         If `adata` is no AnnData object.
 

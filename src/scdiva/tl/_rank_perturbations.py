@@ -90,7 +90,7 @@ def rank_perturbations(
         If a group does not exist or both are the same, the two have equal means, genes of the screen are missing, the
         start cells are of several groups of the screen, a candidate is not known or named twice, combinations are
         asked for without a separator, genes repeat a name, or the matrix is refused; if `adata.uns[key_added]` holds
-        something else than a ranking, or `adata` is a backed view.
+        what scdiva did not write, or `adata` is a backed view.
     TypeError
         If `adata` is no AnnData object, or the model was not fitted on a screen.
 

@@ -121,8 +121,9 @@ def test_a_file_of_a_container(tmp_path, model, drawn, name, within, said):
     root = h5py.File(file, "w") if name.endswith(".h5mu") else zarr.open_group(str(file), mode="w")
     for part in ("obs", "var"):
         ad.io.write_elem(root, part, getattr(drawn, part)[[]])
-    ad.io.write_elem(root, f"{within}/rna", drawn)
-    ad.io.write_elem(root, f"{within}/prot", proteins)
+    parts = root.create_group(within)
+    ad.io.write_elem(parts, "rna", drawn)
+    ad.io.write_elem(parts, "prot", proteins)
     if name.endswith(".h5mu"):
         root.close()
     with pytest.raises(ValueError, match=said):

@@ -104,7 +104,7 @@ def test_bad_input_is_refused(annotated, tmp_path):
     scaled = annotated.copy()
     scaled.X = scaled.X - scaled.X.mean(axis=0)
     flat = annotated.copy()
-    flat.X = np.full(flat.shape, 2.0, np.float32)
+    flat.X = np.full(flat.shape, 400.0, np.float32)
     for given, key, options, error, words in [
         (annotated, "mine", {}, KeyError, "call scdiva.tl.annotate"),
         (annotated, "one", {}, ValueError, "holds 1 types, the largest of 160 cells"),

@@ -51,6 +51,12 @@ def start(found, data) -> np.ndarray:
 
 
 @pytest.fixture
+def adata(adata):
+    """Cells of one test: they are written into."""
+    return adata.copy()
+
+
+@pytest.fixture
 def runs(monkeypatch):
     """The cells that a model was asked about, with what it said."""
     seen, plain = [], in_silico.hidden_values

@@ -50,10 +50,12 @@ def start(found, data) -> np.ndarray:
     return log_normalised(data)[0][data.obs_names.get_indexer(found.obs["scdiva_control_cell"])].toarray()
 
 
-@pytest.fixture
-def adata(adata):
-    """Cells of one test: they are written into."""
-    return adata.copy()
+@pytest.fixture(autouse=True)
+def unwritten(adata):
+    """The cells are those of all tests: what was written into them is taken out again."""
+    yield
+    for key in ("scdiva", "scdiva_in_silico"):
+        adata.uns.pop(key, None)
 
 
 @pytest.fixture

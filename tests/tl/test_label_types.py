@@ -82,7 +82,10 @@ def test_labels_come_back_in_their_type(plain, query, reference, tmp_path, kind,
     frame = sd.get.annotation_df(read)
     for cells in (data, later, read):
         found = cells.obs["scdiva_label"].cat
-        assert (found.categories.dtype, found.ordered) == (given.categories.dtype, given.ordered)
+        # of text, pandas 3 has a type of its own beside object
+        text = pd.api.types.is_string_dtype(given.categories) and pd.api.types.is_string_dtype(found.categories)
+        assert text or found.categories.dtype == given.categories.dtype
+        assert found.ordered == given.ordered
         assert set(found.categories) <= set(given.categories)
         assert (cells.obs["scdiva_label"] == data.obs["scdiva_label"].to_numpy()).all()
         assert list(cells.uns["scdiva"]["scdiva_label"]["labels"]) == list(given.categories)

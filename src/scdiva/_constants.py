@@ -7,7 +7,7 @@ PRESETS = ("paper", "base", "mini")
 UNS = "scdiva"
 """`adata.uns` entry that holds what each scdiva call was given and what it found."""
 WRITTEN = "written"
-"""Its entry that records, by call, which keys of AnnData it wrote: what is the user's own is told from ours by it."""
+"""Its entry that records, by call, which keys of AnnData it wrote: only these are ours to replace."""
 MATCH, UMAP = "match", "umap"
 """Its entries of what `pp.match_genes` found, and of the maps that plots made."""
 VAR_TOKEN = "scdiva_token"

@@ -79,7 +79,7 @@ def impute(
     genes
         Names of genes, as in `adata.var_names`: a table of their values is written. None: all that the model knows, as
         dense layers; name the genes you need of large data. The values are the same either way, and take about as long,
-        for the depth of a cell is told by all of its genes.
+        for the depth of a cell is estimated from all of its genes.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; with a state head.
     keep_observed

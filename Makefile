@@ -1,4 +1,5 @@
-# make demo | test | docs | bench | faults | fuzz | lint | package | minimum | newest | prerelease | train-mini | clean
+# make demo | test | test-faults | coverage | docs | bench | faults | fuzz | lint | package | minimum | newest | prerelease |
+# train-mini | clean
 #
 # `.venv` is built once, from the exact versions of constraints.txt: the demo needs only the core; test, docs and lint add
 # their groups to it. A stamp file inside .venv says what is in there. constraints.txt is of Python 3.11: any other PYTHON
@@ -26,7 +27,7 @@ CORPUS ?= ../shared/data/corpus
 BENCHMARKS ?= ../shared/data/benchmark
 ON_DATA = "zero_shot.py --data $(BENCHMARKS)"
 
-.PHONY: demo test docs bench faults fuzz lint package minimum newest prerelease torch-for-cpu train-mini clean
+.PHONY: demo test test-faults coverage docs bench faults fuzz lint package minimum newest prerelease torch-for-cpu train-mini clean
 
 # torch goes first and by its exact version. On Linux PyPI's build has gigabytes of CUDA libraries: without a GPU set
 # PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu.
@@ -50,6 +51,14 @@ demo: $(VENV)/.core
 	$(PY) scripts/demo.py $(if $(DATA),--data "$(DATA)")
 
 test: $(VENV)/.groups
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile -m "not fault"
+
+# The variants of the fault table, a quarter of all tests' time.
+test-faults: $(VENV)/.groups
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile -m fault
+
+# Both, with what share of the lines they run: tracing takes half as long again.
+coverage: $(VENV)/.groups
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n $(WORKERS) --dist loadfile --cov=scdiva --cov-report=term
 
 # Tutorials are run here, and what they show is kept by scripts/tutorials.py.
@@ -61,7 +70,7 @@ docs: $(VENV)/.groups
 # All run, whatever the first of them says; then the page is made from what they found, and a missed goal fails the call.
 bench: $(VENV)/.bench
 	@status=0; \
-	for script in loss.py embedding.py training.py activations.py serialisation.py loading.py "scaling.py --quick" \
+	for script in loss.py embedding.py "training.py --repeats 2" activations.py serialisation.py loading.py "scaling.py --quick" \
 	    $(if $(wildcard $(BENCHMARKS)),$(ON_DATA)); do \
 	  echo "== benchmarks/$$script"; $(PY) benchmarks/$$script || status=1; \
 	done; \
@@ -95,7 +104,7 @@ minimum: $(VENV)/.core
 # The suite on the newest of everything but torch, in an environment of its own for each Python; PYTHON=python3.13 names
 # one. It stays as it was built: `make clean` before it takes what is newest today.
 newest:
-	$(MAKE) test VENV=$(NEWEST) LOCK=
+	$(MAKE) test test-faults VENV=$(NEWEST) LOCK=
 
 # Fails where pip finds no build of torch for CPUs for this Python, and `newest` would take one with gigabytes of CUDA.
 torch-for-cpu:
@@ -104,7 +113,7 @@ torch-for-cpu:
 
 # As `newest`, with pre-releases.
 prerelease:
-	$(MAKE) test VENV=.venv-prerelease-$(MINOR) LOCK=--pre
+	$(MAKE) test test-faults VENV=.venv-prerelease-$(MINOR) LOCK=--pre
 
 train-mini: $(VENV)/.core
 	$(PY) scripts/train_mini.py --corpus "$(CORPUS)"

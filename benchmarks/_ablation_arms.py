@@ -13,13 +13,14 @@ import scipy.sparse as sp
 import torch
 from torch import Tensor
 
-from scdiva._constants import N_SPECIAL, TARGET_SUM
+from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.order import BlockShuffle
 from scdiva.data.packed import PackedCells, take_cells
 from scdiva.data.stream import CellPool, TrainingStream
 from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
+from scdiva.diffusion.thinning import chosen, counts_of, keep_counts, log_normalised
 from scdiva.models import ScDiVaConfig
 from scdiva.tokenizer import Vocabulary
 from scdiva.tokenizer.serialize import score_denominator, serialize
@@ -256,22 +257,12 @@ def model_config(arm: Arm, vocabulary: Vocabulary) -> ScDiVaConfig:
 
 def thinned_counts(batch: CellBatch, share: Tensor, generator: torch.Generator) -> CellBatch:
     """Whole cells sequenced less deep: of each count c, Binomial(c, the cell's share) are kept, and normalised anew."""
-    cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel())
-    amount = torch.expm1(batch.values.double())
-    one = torch.full((batch.n_cells,), torch.inf, dtype=torch.float64).scatter_reduce(0, cells, amount, "amin")
-    counts = (amount / one[cells]).round()
-    kept = torch.binomial(counts, share.double()[cells], generator=generator)
-
-    def total(of: Tensor) -> Tensor:
-        return torch.zeros(batch.n_cells, dtype=torch.float64).index_add_(0, cells, of)
-
-    rest = (TARGET_SUM / one - total(counts)).clamp_min(0)  # counts of genes that the vocabulary lacks
-    depth = total(kept) + rest * share
-    values = torch.log1p(TARGET_SUM * kept / depth[cells].clamp_min(1)).float()
-    seen = kept > 0
-    lengths = total(seen.double()).long()
-    cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(batch.cu_seqlens.dtype)
-    return CellBatch(batch.tokens[seen], values[seen], cu_seqlens, batch.study)
+    counts = counts_of(batch.values, batch.cu_seqlens)
+    shares = share[cell_of_token(batch.cu_seqlens, batch.tokens.numel())]
+    thin = keep_counts(counts, batch.cu_seqlens, shares, generator)
+    seen = thin.of_token > 0
+    tokens, cu_seqlens = chosen(batch.tokens, batch.cu_seqlens, seen)
+    return CellBatch(tokens, log_normalised(thin, batch.cu_seqlens)[seen], cu_seqlens, batch.study)
 
 
 def order_of(tokens: Tensor, values: Tensor, cu_seqlens: Tensor, divide_by: np.ndarray) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from _annotation_table import WORDS as ANNOTATION_WORDS
+from _denoising_table import WORDS as DENOISING_WORDS
 from _grn_table import WORDS as GRN_WORDS
 from _integration_table import WORDS as INTEGRATION_WORDS
 from _perturbation_table import ATTEMPT_WORDS
@@ -50,6 +51,7 @@ ABOUT = {
     "perturbation_attempts": ("Attempts at combinations", ATTEMPT_WORDS),
     "grn": ("Gene networks", GRN_WORDS),
     "reconstruction": ("Reconstruction and generation", RECONSTRUCTION_WORDS),
+    "denoising": ("Denoising in studies not seen", DENOISING_WORDS),
     "thinning": (
         "Sequenced less deep",
         "Of every count c, Binomial(c, depth) are kept, in half of the labelled cells of a set. Cosine of their "

@@ -5,11 +5,9 @@ from __future__ import annotations
 from statistics import mean
 
 from _judge import Score, across, judge, of_row, share_of_cells
-from _timing import goal
 
 RIVALS = ("harmony", "scvi")
 SHARE_OF_ILISI = 0.95
-TIMED = "kang_pbmc_12k_1287g"
 """The set on which time is compared."""
 ILISI = {"ilisi": "iLISI", "ilisi_even": "iLISI, neighbours alike"}
 NAMES = {"harmony": "Harmony", "scvi": "scVI"}
@@ -50,9 +48,6 @@ def _unlabelled(name: str, rows: list[dict]) -> list[dict]:
         if pair(key)[1].value > 0:
             what = f"{name}: {measure} as a share of {who}'s"
             found.append(judge(what, *pair(key), at_least=SHARE_OF_ILISI, share=True))
-    if name == TIMED and "scvi" in arms:
-        share = round(ours["cpu_seconds"] / arms["scvi"]["cpu_seconds"], 4)
-        found.append(goal(f"{name}: CPU seconds as a share of scVI's", share, at_most=1.0))
     return found
 
 

@@ -72,6 +72,7 @@ READS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
             ),
         },
     ),
+    "denoising": (FILLING, dict.fromkeys(("unigram", "means", "scvi"), NONE)),
     "scaling": (NONE, {"embedding": ENCODER}),
     "ablation": (WHOLE, {}),
     "learning_curve": (ENCODER, {}),
@@ -84,6 +85,7 @@ OWN_WEIGHTS = {
     "learning_curve": "each point trains its own set encoder; the encoder that is shipped is a later one",
     "attempts": "each arm trains its own set encoder",
     "adapt_held_out": "the base set encoder of the ablation, which saw none of these studies",
+    "denoising": "set encoder and state head trained as the bundled ones, without the studies that are scored",
     "sister_studies left_out": "a set encoder trained as the bundled one's, without kang_pbmc_stim_2000",
 }
 """Results, or arms of them, whose weights are others by design, and why."""

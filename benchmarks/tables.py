@@ -17,6 +17,7 @@ from _ablation_table import ablation
 from _about import ABOUT, CHOSEN, JUDGED
 from _annotation_table import annotation_tables, literature
 from _curves import adapt_held_out, added_by_training, attempts, learning_curve, sister_studies
+from _denoising_table import denoising
 from _few_genes_table import few_genes
 from _grn_table import grn_tables
 from _grn_table import reported as named_by_the_paper
@@ -315,6 +316,7 @@ NO_GPU = (
 
 
 WRITERS = {
+    "denoising": denoising,
     "few_genes": few_genes,
     "zero_shot": zero_shot,
     "integration": integration,

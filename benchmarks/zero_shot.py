@@ -38,7 +38,7 @@ from _judge import judge, judge_number, of_row, over_seeds, share_of_cells
 from _record import kept_rows, record
 from _rivals import NO_CORPUS, NO_SCVI, Arm, corpus_svd, fit_pca, fit_scvi, has_scvi, linear_part, scdiva_arm
 from _sets import BLOOD, SETS, load_set
-from _timing import goal, report
+from _timing import report
 
 import scdiva as sd
 from scdiva.models import ScDiVa
@@ -132,8 +132,6 @@ def goals(rows: list[dict]) -> list[dict]:
             scvi = by_arm[name, "scvi"]
             pair = (of_row(one, "average_bio") for one in (row, scvi))
             found.append(judge(f"{name}: adapted, mean of NMI, ARI, ASW above scVI", *pair, at_least=0.0))
-            share = round(row["wall_seconds"] / scvi["wall_seconds"], 3)
-            found.append(goal(f"{name}: adapted, time as a share of scVI's", share, at_most=1.0))
     return found
 
 

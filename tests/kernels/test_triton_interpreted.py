@@ -24,7 +24,7 @@ from scdiva.kernels._triton_configs import KERNELS, Tiles
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.nn.layers import Block
 
-LENGTHS = [1, 33, 0, 64, 100, 257]
+LENGTHS = [1, 33, 0, 64, 130]
 
 
 def bounds(lengths: list[int]) -> torch.Tensor:
@@ -58,7 +58,7 @@ def test_this_is_the_interpreter():
 
 
 @pytest.mark.usefixtures("rotate_once")
-@pytest.mark.parametrize("head_dim", [32, 64, 128])
+@pytest.mark.parametrize("head_dim", [32, 128])
 def test_packed_cells_agree_to_2e_6(head_dim):
     qkv, grad = cells(LENGTHS, head_dim)
     cos, sin = rope_tables(max(LENGTHS), head_dim)

@@ -183,6 +183,15 @@ def test_text_with_missing_values_makes_groups(drawn):
     assert sorted(text.get_text() for text in fig.axes[0].texts) == ["a", "b"]
 
 
+@pytest.mark.parametrize("dtype", [object, "category"])
+def test_texts_that_stand_for_a_missing_value_are_no_group(drawn, dtype):
+    adata = drawn.copy()
+    adata.obs["note"] = pd.Series(["a", "nan", "b"] * 20, adata.obs_names).astype(dtype)
+    with pytest.warns(UserWarning, match="'nan' for 20 of 60 cells"):
+        fig = umap(adata, "note", return_fig=True)
+    assert sorted(text.get_text() for text in fig.axes[0].texts) == ["a", "b"]
+
+
 def test_many_groups_get_distinct_colours_and_a_legend_at_the_side(drawn):
     adata = drawn.copy()
     adata.obs["clone"] = pd.Categorical([f"clone {i:02d}" for i in range(60)])

@@ -214,6 +214,8 @@ def test_frames_hold_the_genes_that_have_an_embedding(cells, one):
     np.testing.assert_array_equal(frame.to_numpy(), cells.varm["mine_groups"][n > 0, 1])
     with pytest.raises(KeyError, match=r"no group 'nobody'.*'plain'"):
         sd.get.gene_embedding_df(cells, key="mine", group="nobody")
+    with pytest.raises(KeyError, match=r"key='mine', group="):
+        sd.get.gene_embedding_df(cells, key="mine_groups")
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,11 @@ def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING, group: str |
                 f"adata.varm has no {key!r}{or_nearest(key, adata.varm)}: call scdiva.tl.gene_embedding(adata) first."
             )
         values = np.asarray(adata.varm[key])
+        if values.ndim != 2:
+            raise KeyError(
+                f"adata.varm[{key!r}] has one embedding for each group of cells: name the group, "
+                f"scdiva.get.gene_embedding_df(adata, key={key.removesuffix(f'_{GROUPS}')!r}, group=...)."
+            )
     else:
         at = f"{key}_{GROUPS}"
         if at not in adata.varm or at not in our_uns(adata):

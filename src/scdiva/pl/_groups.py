@@ -32,7 +32,7 @@ def groups_of(adata: AnnData, key: str) -> pd.Series:
     numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
     if not isinstance(values.dtype, pd.CategoricalDtype):
         values = values.astype("category") if numbers else as_groups(values)
-    values = _without_missing_texts(values, key)
+    values = without_missing_texts(values, key)
     n = values.nunique()
     if not 1 <= n <= MAX_GROUPS:
         raise ValueError(
@@ -44,7 +44,7 @@ def groups_of(adata: AnnData, key: str) -> pd.Series:
     return values
 
 
-def _without_missing_texts(values: pd.Series, key: str) -> pd.Series:
+def without_missing_texts(values: pd.Series, key: str) -> pd.Series:
     """Take "nan" and the like for what they stand for; the categories stay, so that colours do."""
     names = values.cat.categories
     missing = is_missing(np.array([str(name) for name in names], dtype=str))

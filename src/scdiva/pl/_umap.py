@@ -17,7 +17,7 @@ from scdiva.data.writing import check_anndata
 from scdiva.pl._coordinates import axis_name, coordinates, embedding_of
 from scdiva.pl._dots import MAX_ON_DATA, dots, draw_groups, draw_numbers, legend_columns, n_present, palette
 from scdiva.pl._figure import axes_for, check_file, finish
-from scdiva.pl._groups import MAX_GROUPS, as_groups
+from scdiva.pl._groups import MAX_GROUPS, as_groups, without_missing_texts
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -219,7 +219,8 @@ def _values(adata: AnnData, color: str, genes: tuple[str, pd.Index, Callable[[st
         if isinstance(values, pd.DataFrame):
             raise ValueError(f"{values.shape[1]} columns of adata.obs are called {color!r}: rename them, or drop one")
         if pd.api.types.is_bool_dtype(values) or not pd.api.types.is_numeric_dtype(values):
-            values = values.astype("category") if isinstance(values.dtype, pd.CategoricalDtype) else as_groups(values)
+            values = values if isinstance(values.dtype, pd.CategoricalDtype) else as_groups(values)
+            values = without_missing_texts(values, color)
         return values
     where, names, read = genes
     n = int((names == color).sum())

@@ -170,3 +170,46 @@ class PerturbationConfig(OptimiserConfig):
         at_least(self, 1, "hidden", "rank")
         if self.loss not in ("wmse", "de", "mse"):
             raise ValueError(f'loss must be "wmse", "de" or "mse", got {self.loss!r}.')
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryConfig(OptimiserConfig):
+    """Training of a query head (:class:`~scdiva.train.QueryModule`). Ours, not the paper's.
+
+    Attributes
+    ----------
+    batch_size, learning_rate, warmup_steps, weight_decay
+        With defaults of their own; the first counts the cells of a batch that are asked about.
+    context_cells
+        Most cells of the study around them.
+    queries
+        Queries of presence, and of values, of a cell, at most.
+    value_weight
+        λ of the value term.
+    alone_rate
+        Share of the batches without context.
+    captured_rate
+        Share of the batches whose genes are captured with efficiencies of their own.
+    stream, stream_genes
+        Whether queries attend to the transformer's hidden states, and how many genes of a cell it reads.
+    """
+
+    batch_size: int = 24
+    learning_rate: float = 2e-3
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    context_cells: int = 256
+    queries: int = 320
+    value_weight: float = 1.0
+    alone_rate: float = 0.2
+    captured_rate: float = 0.5
+    stream: bool = False
+    stream_genes: int = 256
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 16, "context_cells")
+        at_least(self, 2, "queries")
+        at_least(self, 1, "stream_genes")
+        at_least(self, 0, "value_weight", "alone_rate", "captured_rate")

@@ -1,0 +1,71 @@
+"""The tables of what half of a cell's counts says of the other half."""
+
+from __future__ import annotations
+
+from statistics import mean
+
+from _markdown import table
+from _timing import verdict
+
+WORDS = (
+    "Cells of studies that nothing here was trained on, held out with all of their publications, are thinned to half "
+    "of their counts. Each arm sees that half, less 15% of its genes. Presence: whether a gene not detected there is "
+    "in the other half, as many genes that are as measured genes that neither half shows; log-loss in nats a query "
+    "(ln 2 = 0.693 knows nothing) and average precision. Values: of the genes taken away, known to be expressed; "
+    "Spearman over cells within genes, mean over genes asked of in twelve cells or more, and RMSE. No arm knows a "
+    "rank. Every arm's log-odds are shifted in each cell so that its queries balance. `means`: gene means of 200 "
+    "other cells of the study; `neighbors`: the 30 nearest of all other cells, with ten cells of their mean; "
+    "`head_linear`, `head_mlp`: from the cell state to genes, trained on the same queries of the training studies; "
+    "`head_offsets`: the latter, with an offset for each gene fitted to the queries of the 200 other cells; query "
+    "heads alone, and with the 200 other cells as their context, nothing fitted; `scvi`: its defaults, fitted to what "
+    "these cells show and all other cells. Goals: bootstrap over studies."
+)
+SCORES = {
+    "log_loss": ("log-loss", 4),
+    "average_precision": ("average precision", 3),
+    "spearman": ("Spearman of values", 3),
+    "rmse": ("RMSE of values", 3),
+}
+
+
+def denoising(result: dict) -> str:
+    """Mean of each arm over the studies, goals, and the log-loss of each study."""
+    rows = [row for row in result["rows"] if "arm" in row]
+    arms, sets = (list(dict.fromkeys(row[key] for row in rows)) for key in ("arm", "set"))
+    at = {(row["arm"], row["set"]): row for row in rows}
+
+    def figure(arm: str, key: str, digits: int) -> str:
+        found = [at[arm, name][key] for name in sets if key in at.get((arm, name), {})]
+        return f"{mean(found):.{digits}f}" + (f" ({len(found)})" if len(found) < len(sets) else "") if found else ""
+
+    means = [[f"`{arm}`", *(figure(arm, key, digits) for key, (_, digits) in SCORES.items())] for arm in arms]
+    each = [
+        [f"{name} ({at[arms[0], name]['n_cells']})", *(_of(at.get((arm, name)), "log_loss") for arm in arms)]
+        for name in sets
+    ]
+    judged = [row for row in result["rows"] if "met" in row]
+    goals = [
+        [
+            row["what"],
+            *(f"{row[key]:.4f}" for key in ("value", "at_least")),
+            _interval(row),
+            str(row["n_ahead"]),
+            verdict(row),
+        ]
+        for row in judged
+    ]
+    parts = [table(["arm", *(name for name, _ in SCORES.values())], means)]
+    if goals:
+        header = ["goal", "lead", "at least", "95% interval", "studies by more than that", ""]
+        parts.append(table(header, goals))
+    parts.append(table(["log-loss; study (cells)", *(f"`{arm}`" for arm in arms)], each))
+    return "\n".join(parts)
+
+
+def _of(row: dict | None, key: str) -> str:
+    return "" if row is None else f"{row[key]:.3f}"
+
+
+def _interval(row: dict) -> str:
+    low, high = row["interval"]
+    return f"{low:.4f} to {high:.4f}"

@@ -1,0 +1,122 @@
+"""Train a query head on a model's set encoder and state head: what cells express, given other cells of their study.
+
+    python scripts/train_denoiser.py --model FOLDER --prepared FOLDER --out FOLDER [--steps N] [--stream] [--resume]
+
+`--model` is what `train_mini.py` wrote, `--prepared` its packed corpus: both of the same studies. With `--stream`
+queries attend to the transformer's hidden states too, and it is trained from the start, without positions. The run is
+one of `scdiva.train.fit`: stopped by a signal it goes on bit for bit with `--resume`. OUT/head.pt is written at the
+end, and by `--export` of the last checkpoint. For held-out studies, as benchmarks/denoising.py wants them:
+
+    python scripts/train_mini.py --exclude STUDY ... --steps 1 --long-steps 1 --batch-size 2 --out runs/held_out
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from scdiva._rng import step_generator
+from scdiva.data.contexts import StudyDataModule
+from scdiva.data.packed import PackedCells
+from scdiva.models import ScDiVa, load_model
+from scdiva.train import fit
+from scdiva.train.queries import QueryModule
+from scdiva.train.task_config import QueryConfig
+
+
+def module_of(model: ScDiVa, config: QueryConfig, measured: torch.Tensor) -> QueryModule:
+    """The module to train; the transformer that it reads is drawn anew, without positions."""
+    if config.stream:
+        new = ScDiVa(
+            replace(model.config, position="none"), generator=step_generator(config.seed, 0, "query transformer")
+        )
+        frozen = {
+            name: value for name, value in model.state_dict().items() if not name.startswith(("blocks.", "norm."))
+        }
+        new.load_state_dict(frozen, strict=False)
+        new.vocabulary, model = model.vocabulary, new
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return QueryModule(model.train(), config, measured)
+
+
+def export(module: QueryModule, file: Path) -> None:
+    """Write what was trained, in half precision, with its configuration."""
+    trained = {name for name, weight in module.named_parameters() if weight.requires_grad}
+    weights = {name: value.half() for name, value in module.state_dict().items() if name in trained}
+    torch.save({"config": module.config.to_dict(), "weights": weights}, file)
+
+
+def load_head(model: ScDiVa, file: Path) -> QueryModule:
+    """The module with the weights of such a file."""
+    saved = torch.load(file, weights_only=True)
+    n_tokens = model.config.n_tokens
+    module = module_of(model, QueryConfig(**saved["config"]), torch.zeros(1, n_tokens, dtype=torch.bool))
+    missing, unexpected = module.load_state_dict(
+        {name: value.float() for name, value in saved["weights"].items()}, strict=False
+    )
+    trained = {name for name, weight in module.named_parameters() if weight.requires_grad}
+    assert not unexpected
+    assert not trained & set(missing)
+    return module.eval()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--prepared", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=6000)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--context-cells", type=int, default=256)
+    parser.add_argument("--captured-rate", type=float, default=0.5)
+    parser.add_argument("--weight-decay", type=float, default=0.01)
+    parser.add_argument("--stream", action="store_true")
+    parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
+    parser.add_argument("--accelerator", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--export", action="store_true", help="write OUT/head.pt of the last checkpoint, and end")
+    parser.add_argument("--progress", action="store_true")
+    arguments = parser.parse_args()
+    model = load_model(arguments.model)
+    config = QueryConfig(
+        steps=arguments.steps,
+        learning_rate=arguments.learning_rate,
+        context_cells=arguments.context_cells,
+        captured_rate=arguments.captured_rate,
+        weight_decay=arguments.weight_decay,
+        stream=arguments.stream,
+        precision=arguments.precision,
+        seed=arguments.seed,
+        log_every=50,
+        checkpoint_every=500,
+    )
+    file = arguments.prepared / "train.h5"
+    module = module_of(model, config, torch.from_numpy(PackedCells(file, model.vocabulary).measured))
+    checkpoint = arguments.out / "last.ckpt"
+    if arguments.export:
+        saved = torch.load(checkpoint, weights_only=True, map_location="cpu")
+        module.load_state_dict(saved["state_dict"], strict=False)
+        export(module, arguments.out / f"head_{saved['global_step']}.pt")
+        return
+    data = StudyDataModule(
+        file, vocabulary=model.vocabulary, batch_size=config.batch_size, context_cells=config.context_cells,
+        seed=config.seed,
+    )  # fmt: skip
+    fit(
+        module,
+        data,
+        out_dir=arguments.out,
+        accelerator=arguments.accelerator,
+        resume_from=arguments.out if arguments.resume and checkpoint.exists() else None,
+        progress=arguments.progress,
+    )
+    export(module, arguments.out / "head.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,232 @@
+"""Answers to queries: whether a cell expresses a gene, and how much, given the cell and other cells of its study."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+HEADS = 8
+"""Attention heads over the context cells."""
+KEY_DIM = 32
+GENE_DIM = 32
+"""Width of a gene's own embedding here."""
+CELL_DIM = 32
+HIDDEN = 128
+"""Width of the two hidden layers that answer a query."""
+_LEAST = 1e-5
+_FEW = 0.3
+"""Cells beside those counted that keep logarithms finite."""
+
+
+class Context(NamedTuple):
+    """Other cells of the study, as queries read them.
+
+    Attributes
+    ----------
+    state
+        `(M, state_dim)`.
+    n_genes
+        `(M,)`, genes that each shows.
+    missed
+        `(M, n)`, probability :math:`2^{-c}` that half of a cell's counts, drawn at random, misses a gene of which it
+        has c; of the n genes that are asked about.
+    values
+        `(M, n)`, log-normalised expression of these genes.
+    log_odds
+        `(n,)`, mean over the cells of the state head's log-odds.
+    """
+
+    state: Tensor
+    n_genes: Tensor
+    missed: Tensor
+    values: Tensor
+    log_odds: Tensor
+
+
+class QueryHead(nn.Module):
+    r"""Answer queries by the cell's state and by attention over other cells of its study. Ours, not the paper's.
+
+    Each head h weighs the M context cells by :math:`a_{hm} = \mathrm{softmax}_m(e^{\tau_h} \cos(Q_h z, K_h z_m))`; one
+    more weighs all equally. Of gene g it reads how often cells so weighted that miss the gene in one half of their
+    counts show it in the other, :math:`\sum_m a_{hm} 2^{-c_{mg}} [c_{mg} > 0] / \sum_m a_{hm} 2^{-c_{mg}}` (of a gene
+    that is hidden, how often they show it at all), and the mean of its value where it is expressed. Both are shrunk
+    towards what the state head predicts, the more the smaller the effective number of cells,
+    :math:`1 / \sum_m a_{hm}^2`. A linear map of these, and two hidden layers that also see an embedding of the gene and
+    the state, add to the state head's log-odds and value. Queries do not see each other. Without context the head reads
+    the state and the gene alone.
+
+    Parameters
+    ----------
+    state_dim, read_dim
+        Widths of the cell state, and of what the state head makes of it.
+    n_genes
+        Genes of the vocabulary.
+    stream_dim
+        Width of the transformer's hidden states, if a query attends to those of its cell; 0: it does not.
+    """
+
+    def __init__(self, state_dim: int, read_dim: int, n_genes: int, stream_dim: int = 0) -> None:
+        super().__init__()
+        self.query = nn.Linear(state_dim, HEADS * KEY_DIM, bias=False)
+        self.key = nn.Linear(state_dim, HEADS * KEY_DIM, bias=False)
+        with torch.no_grad():  # at first similarity of states, in random directions
+            self.key.weight.copy_(self.query.weight)
+        self.sharpness = nn.Parameter(torch.linspace(0.0, 3.0, HEADS))
+        self.prior = nn.Parameter(torch.ones(2))
+        self.gene = nn.Embedding(n_genes, GENE_DIM)
+        nn.init.normal_(self.gene.weight, std=0.1)
+        # log numbers of genes, of the cell and of the context; whether there is one; whether cells are thinned
+        self.cell = nn.Linear(read_dim + 4, CELL_DIM)
+        n_line = 4 * (HEADS + 1) + 3
+        n_read = n_line + GENE_DIM + CELL_DIM + stream_dim
+        self.hidden = nn.Sequential(nn.Linear(n_read, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, HIDDEN), nn.SiLU())
+        self.out = nn.Linear(HIDDEN, 2)
+        # beside it, since what the context says of a study that is far from those seen is far from zero
+        self.line = nn.Linear(n_line, 2, bias=False)
+        for weight in (self.out.weight, self.out.bias, self.line.weight):
+            nn.init.zeros_(weight)
+
+    def weigh(self, state: Tensor, context: Context) -> Tensor:
+        """Weights of the context cells for each cell, `(B, HEADS + 1, M)`, each row summing to 1."""
+        q = F.normalize(self.query(state).view(len(state), HEADS, KEY_DIM), dim=2)
+        k = F.normalize(self.key(context.state).view(-1, HEADS, KEY_DIM), dim=2)
+        near = torch.einsum("bhd,mhd->bhm", q, k) * self.sharpness.exp()[None, :, None]
+        uniform = near.new_full((len(state), 1, len(k)), 1 / len(k))
+        return torch.cat([near.softmax(dim=2), uniform], dim=1)
+
+    def forward(
+        self,
+        state: Tensor,
+        read: Tensor,
+        n_genes: Tensor,
+        cell: Tensor,
+        gene: Tensor,
+        column: Tensor,
+        log_odds: Tensor,
+        values: Tensor,
+        *,
+        thinned: bool,
+        context: Context | None = None,
+        stream: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Answer N queries.
+
+        Parameters
+        ----------
+        state, read, n_genes
+            `(B, state_dim)`, `(B, read_dim)` and `(B,)`: of the cells asked about, what they show.
+        cell, gene, column
+            int64 `(N,)`: the cell and the gene of each query, and the gene's column in `context`.
+        log_odds, values
+            `(N,)`, what the state head says.
+        thinned
+            Whether the genes are not detected in a half of the cells' counts, or masked.
+        context
+            Other cells of the study, all of these cells'.
+        stream
+            `(N, stream_dim)`, what the transformer adds.
+
+        Returns
+        -------
+        `(N,)` log-odds that the gene is expressed, and its log-normalised value if it is.
+        """
+        known = torch.log1p(n_genes.to(state.dtype)) - 6
+        if context is None:
+            found, around, mean = log_odds.new_zeros(len(cell), 4 * (HEADS + 1)), torch.zeros_like(known), log_odds
+        else:
+            weights = self.weigh(state, context)
+            found = self._seen(weights, cell, column, log_odds, values, context, thinned=thinned)
+            around = (torch.log1p(context.n_genes.to(state.dtype)).mean() - 6).expand_as(known)
+            mean = context.log_odds[column]
+        flags = state.new_tensor([context is not None, thinned]).expand(len(state), 2)
+        of_cell = self.cell(torch.cat([read, known[:, None], around[:, None], flags], dim=1))
+        base = torch.stack([log_odds, values, log_odds - mean], dim=1)
+        line = torch.cat([found, base], dim=1)
+        parts = [line, self.gene(gene), of_cell[cell], *([] if stream is None else [stream])]
+        added = self.line(line) + self.out(self.hidden(torch.cat(parts, dim=1)))
+        return log_odds + added[:, 0], values + added[:, 1]
+
+    def _seen(
+        self,
+        weights: Tensor,
+        cell: Tensor,
+        column: Tensor,
+        log_odds: Tensor,
+        values: Tensor,
+        context: Context,
+        *,
+        thinned: bool,
+    ) -> Tensor:
+        """Give what each head reads of the gene of each query, `(N, 4 (HEADS + 1))`."""
+        shown = (context.values > 0).to(weights.dtype)
+        numbers = torch.stack([context.missed * shown, context.missed, shown, context.values])
+        # heads and cells in one product: (4, B H, n)
+        rows = weights.flatten(0, 1) @ numbers
+        rows = rows.view(4, *weights.shape[:2], -1)[:, cell, :, column]  # (N, 4, H): numbers of queries come first
+        late, missed, there, total = rows.unbind(1)
+        if not thinned:  # of a gene that is hidden nothing is known yet
+            late, missed = there, torch.ones_like(there)
+        n = (1 / weights.square().sum(dim=2))[cell]
+        few = F.softplus(self.prior)
+        p = log_odds.sigmoid()[:, None]
+        odds = (late * n + few[0] * p).clamp_min(_LEAST) / ((missed - late) * n + few[0] * (1 - p)).clamp_min(_LEAST)
+        value = (total * n + few[1] * values[:, None]) / (there * n + few[1])
+        return torch.cat(
+            [
+                odds.log() + 3,
+                (missed + _FEW / 30).log(),
+                value - values[:, None],
+                (there * n + _FEW).log(),
+            ],
+            dim=1,
+        )
+
+
+class StreamReader(nn.Module):
+    r"""Attention of queries to the transformer's hidden states of their own cell, without positions.
+
+    A query enters as the embedding of its gene; what it reads is weighed by the gene, unit by unit.
+
+    Parameters
+    ----------
+    dim, n_heads
+        Width of the stream; number of heads, which divides it.
+    """
+
+    def __init__(self, dim: int, n_heads: int) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
+        self.gate = nn.Linear(dim, dim)
+
+    def forward(self, genes: Tensor, hidden: Tensor, cell: Tensor, cu_seqlens: Tensor) -> Tensor:
+        """Read for N queries, `(N, dim)`.
+
+        Parameters
+        ----------
+        genes
+            `(N, dim)`, embeddings of the genes asked about.
+        hidden
+            `(T, dim)`, of packed cells.
+        cell
+            int64 `(N,)`, ascending: the cell of each query.
+        cu_seqlens
+            `(B + 1,)`.
+        """
+        asked = torch.bincount(cell, minlength=cu_seqlens.numel() - 1).tolist()
+        q, k, v = self.query(genes).split(asked), self.key(hidden), self.value(hidden)
+        lengths = cu_seqlens.diff().tolist()
+        read = []
+        for q_, k_, v_ in zip(q, k.split(lengths), v.split(lengths), strict=True):
+            if not len(q_) or not len(k_):  # a cell that nothing is asked of, or that shows nothing
+                read.append(torch.zeros_like(q_))
+                continue
+            heads = (x.view(len(x), self.n_heads, -1).transpose(0, 1) for x in (q_, k_, v_))
+            # plain products: on a CPU those of bfloat16 are twice as fast as the fused kernel's
+            q_, k_, v_ = heads
+            weights = (q_ @ k_.transpose(1, 2) / q_.shape[2] ** 0.5).softmax(dim=2)
+            read.append((weights @ v_).transpose(0, 1).flatten(1))
+        return torch.cat(read) * (1 + self.gate(genes))

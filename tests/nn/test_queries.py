@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from scdiva.nn.queries import HEADS, Context, QueryHead, StreamReader
+
+B, M, N, GENES, STATE, READ = 3, 5, 11, 7, 6, 4
+
+
+@pytest.fixture
+def head():
+    torch.manual_seed(0)
+    head = QueryHead(STATE, READ, GENES)
+    torch.nn.init.normal_(head.out.weight)
+    return head.double()
+
+
+@pytest.fixture
+def asked():
+    """Cells, queries, and what the state head says of them."""
+    source = torch.Generator().manual_seed(1)
+
+    def normal(*shape):
+        return torch.randn(*shape, generator=source, dtype=torch.float64)
+
+    gene = torch.randint(GENES, (N,), generator=source)
+    return {
+        "state": normal(B, STATE), "read": normal(B, READ), "n_genes": torch.tensor([30, 400, 2000]),
+        "cell": torch.randint(B, (N,), generator=source), "gene": gene, "column": gene,
+        "log_odds": normal(N), "values": normal(N).abs(),
+    }  # fmt: skip
+
+
+@pytest.fixture
+def context():
+    source = torch.Generator().manual_seed(2)
+    counts = torch.poisson(torch.full((M, GENES), 0.8, dtype=torch.float64), generator=source)
+    return Context(
+        torch.randn(M, STATE, generator=source, dtype=torch.float64),
+        torch.tensor([100, 200, 300, 400, 500]),
+        torch.exp2(-counts),
+        torch.log1p(50 * counts),
+        torch.randn(GENES, generator=source, dtype=torch.float64),
+    )
+
+
+def test_weights_of_the_context(head, asked, context):
+    weights = head.weigh(asked["state"], context)
+    assert weights.shape == (B, HEADS + 1, M)
+    torch.testing.assert_close(weights.sum(dim=2), torch.ones(B, HEADS + 1, dtype=torch.float64))
+    assert (weights[:, -1] == 1 / M).all()
+    own = context._replace(state=torch.cat([asked["state"][:1], context.state[1:]]))
+    near = head.weigh(asked["state"], own)[0]
+    assert (near[:-1].argmax(dim=1) == 0).all(), "at first a cell attends most to one of its own state"
+
+
+@pytest.mark.parametrize("thinned", [True, False])
+def test_what_a_head_reads_is_its_definition(head, asked, context, thinned):
+    weights = head.weigh(asked["state"], context).detach()
+    found = head._seen(
+        weights, asked["cell"], asked["column"], asked["log_odds"], asked["values"], context, thinned=thinned
+    ).detach()
+    few = torch.nn.functional.softplus(head.prior)
+    for i in range(N):
+        b, g = int(asked["cell"][i]), int(asked["gene"][i])
+        for h in range(HEADS + 1):
+            late = lacking = there = total = squares = 0.0
+            for m in range(M):
+                a, missed, value = (float(x) for x in (weights[b, h, m], context.missed[m, g], context.values[m, g]))
+                late, lacking = late + a * missed * (value > 0), lacking + a * missed
+                there, total, squares = there + a * (value > 0), total + a * value, squares + a * a
+            n = 1 / squares
+            late, lacking = (late, lacking) if thinned else (there, 1.0)
+            p = torch.sigmoid(asked["log_odds"][i])
+            odds = (late * n + few[0] * p) / ((lacking - late) * n + few[0] * (1 - p))
+            value = (total * n + few[1] * asked["values"][i]) / (there * n + few[1])
+            expected = [
+                torch.log(odds) + 3,
+                torch.log(torch.tensor(lacking + 0.01)),
+                value - asked["values"][i],
+                torch.log(torch.tensor(there * n + 0.3)),
+            ]
+            for part, number in enumerate(expected):
+                assert float(found[i, part * (HEADS + 1) + h]) == pytest.approx(float(number), abs=1e-6)
+
+
+@pytest.mark.parametrize("with_context", [True, False])
+def test_queries_do_not_see_each_other(head, asked, context, with_context):
+    given = {"thinned": True, "context": context if with_context else None}
+    odds, values = head(**asked, **given)
+    some = torch.tensor([7, 2])
+    alone = {k: v[some] if k in ("cell", "gene", "column", "log_odds", "values") else v for k, v in asked.items()}
+    for got, expected in zip(head(**alone, **given), (odds, values), strict=True):
+        torch.testing.assert_close(got, expected[some])
+
+
+def test_the_order_of_the_context_changes_nothing_and_its_cells_do(head, asked, context):
+    odds, _ = head(**asked, thinned=True, context=context)
+    turned = Context(*(part.flip(0) for part in context[:4]), context.log_odds)
+    torch.testing.assert_close(head(**asked, thinned=True, context=turned)[0], odds)
+    others = context._replace(missed=context.missed.square(), values=2 * context.values)
+    assert not torch.allclose(head(**asked, thinned=True, context=others)[0], odds)
+    assert not torch.allclose(head(**asked, thinned=False, context=context)[0], odds)
+
+
+def test_untrained_it_says_what_the_state_head_says(asked, context):
+    head = QueryHead(STATE, READ, GENES).double()
+    odds, values = head(**asked, thinned=True, context=context)
+    assert torch.equal(odds, asked["log_odds"])
+    assert torch.equal(values, asked["values"])
+
+
+def test_a_query_reads_the_stream_of_its_own_cell():
+    torch.manual_seed(0)
+    reader, dim, bounds = StreamReader(8, 2), 8, torch.tensor([0, 3, 3, 7, 9])
+    hidden, genes, cell = torch.randn(9, dim), torch.randn(6, dim), torch.tensor([0, 0, 1, 2, 2, 2])
+    found = reader(genes, hidden, cell, bounds)
+    for i in range(6):
+        own = hidden[bounds[cell[i]] : bounds[cell[i] + 1]]
+        read = torch.zeros(dim)
+        if len(own):
+            q, k, v = reader.query(genes[i]), reader.key(own), reader.value(own)
+            for h in (slice(0, 4), slice(4, 8)):
+                read[h] = torch.softmax(k[:, h] @ q[h] / 2, dim=0) @ v[:, h]
+        torch.testing.assert_close(found[i], read * (1 + reader.gate(genes[i])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -10,12 +11,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva._constants import N_SPECIAL
+from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import Counts, counts_of, log_normalised
 from scdiva.models import ScDiVa
+from scdiva.models.population import fit_population
+from scdiva.tl._population import Fitted, States, head_says
+from scdiva.tokenizer import Vocabulary
+from scdiva.tokenizer.serialize import score_denominator
 from scdiva.train.queries import Asked, QueryModule
 
+MASKED = 32
+"""Genes that a transformer is asked of at once."""
 NEIGHBORS = 30
 FEW = 1.0
 """Cells of the corpus' mean that are put beside those counted."""
@@ -191,6 +198,103 @@ def state_head_offsets(model: ScDiVa, head: Head) -> Answer:
             return ours, found + taken(shift[None], study.asked, values=True)
 
     return answer
+
+
+def at_depth(log_odds: Tensor, n_genes: Tensor) -> Tensor:
+    """Log-odds `(B, n)` that Poisson counts are above 0, their means scaled so that so many `(B,)` are in each cell."""
+    mean = F.softplus(log_odds.double())
+    low, high = torch.full((len(mean), 1), -12.0).double(), torch.full((len(mean), 1), 12.0).double()
+    for _ in range(40):
+        middle = (low + high) / 2
+        few = (-torch.expm1(-mean * middle.exp())).sum(dim=1, keepdim=True) < n_genes[:, None]
+        low, high = torch.where(few, middle, low), torch.where(few, high, middle)
+    return torch.expm1(mean * low.exp()).clamp(1e-9, 1e9).log().float()
+
+
+def population(model: ScDiVa) -> Answer:
+    """The model's own state head, corrected gene by gene along 20 directions of the states of all other cells.
+
+    Counts of a gene taken as Poisson, the log-odds of whole cells are brought to the depth at which a cell would show
+    as many genes as it does: its other half is as deep.
+    """
+
+    def answer(study: Study) -> Answers:
+        tokens, counts, bounds = study.others
+        used = torch.unique(torch.cat([study.asked.token, study.asked.value_token, study.asked.seen[0]]))
+        shown = dense(study.others, model.config.n_genes).values[:, used - N_SPECIAL].numpy()
+        with torch.inference_mode():
+            theirs = model.encode_anchor(tokens, log_normalised(counts, bounds), bounds)
+            ours = model.encode_anchor(*study.asked.seen)
+        assert theirs is not None
+        assert ours is not None
+        lengths = bounds.diff().numpy().astype(np.int64), study.asked.seen[2].diff().numpy().astype(np.int64)
+        others, asked = (States(*pair) for pair in zip((theirs.numpy(), ours.numpy()), lengths, strict=True))
+        genes = used.numpy()
+        fitted = Fitted(
+            model,
+            genes,
+            fit_population(others.state, *head_says(model, genes, others), shown, np.random.default_rng(0)),
+        )
+        tables = torch.zeros(2, len(ours), model.config.n_genes)
+        odds, expected = (torch.from_numpy(table) for table in fitted.expected(asked))
+        odds = at_depth(odds, torch.from_numpy(asked.n_genes))
+        tables[:, :, used - N_SPECIAL] = torch.stack([odds, expected])
+        return taken(tables[0], study.asked), taken(tables[1], study.asked, values=True)
+
+    return answer
+
+
+def transformer(model: ScDiVa, vocabulary: Vocabulary, *, behind: bool) -> Answer:
+    """A transformer of masked diffusion: genes that it predicts at masked positions, and their values.
+
+    It reads the genes that a cell shows in order of rank. Of presence, the mean of p(gene) over masked positions spread
+    evenly among them; of values, genes whose value is masked, each where the state head's value would rank it. With
+    `behind` both stand behind the visible genes.
+    """
+    denominator = torch.from_numpy(score_denominator(vocabulary.entropy, model.config.entropy_floor))
+
+    def answer(study: Study) -> Answers:
+        asked, bounds = study.asked, study.asked.seen[2].tolist()
+        odds, values = torch.zeros(len(asked.cell)), torch.zeros(len(asked.value_cell))
+        for cell, (start, end) in enumerate(itertools.pairwise(bounds)):
+            seen = asked.seen[0][start:end], asked.seen[1][start:end]
+            by_score = (-seen[1] / denominator[seen[0]]).argsort(stable=True)
+            by_score = by_score[: model.config.max_length - MASKED]
+            tokens, shown = (part[by_score] for part in seen)
+            with torch.inference_mode():
+                state = model.encode_anchor(*seen, torch.tensor([0, end - start], dtype=torch.int32))
+                of_presence, of_value = asked.cell == cell, asked.value_cell == cell
+                even = torch.linspace(0, len(tokens), MASKED)
+                at = _inserted(torch.full((MASKED,), MASK), even, tokens, shown, behind=behind)
+                out = model(*at[:2], at[2], value_mask=at[3], anchor_state=state)
+                chance = model.gene_logits(out, at[3]).float().softmax(dim=1).mean(dim=0)
+                odds[of_presence] = chance.clamp_min(1e-12).log()[asked.token[of_presence] - N_SPECIAL]
+
+                genes = asked.value_token[of_value]
+                expected = head_says(model, genes.numpy(), States(state.numpy(), np.array([end - start])))[1][0]
+                score, ranked = torch.from_numpy(expected) / denominator[genes], shown / denominator[tokens]
+                found = torch.zeros(len(genes))
+                for some in torch.arange(len(genes)).split(MASKED):
+                    place = torch.searchsorted(-ranked, -score[some]).float()
+                    at = _inserted(genes[some], place, tokens, shown, behind=behind)
+                    out = model(*at[:2], at[2], value_mask=at[3], anchor_state=state)
+                    found[some[at[4]]] = model.predict_values(out, at[0][at[3]], at[3]).float()
+                values[of_value] = found
+        return odds, values
+
+    return answer
+
+
+def _inserted(
+    genes: Tensor, place: Tensor, tokens: Tensor, values: Tensor, *, behind: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """One cell with genes of hidden values at given places: tokens, values, boundaries, which are new, their order."""
+    places = torch.cat([torch.arange(len(tokens)) + 0.5, torch.full_like(place, len(tokens) + 1) if behind else place])
+    order = places.argsort(stable=True)
+    new = order >= len(tokens)
+    all_values = torch.cat([values, torch.zeros(len(genes))])[order]
+    bounds = torch.tensor([0, len(order)], dtype=torch.int32)
+    return torch.cat([tokens, genes])[order], all_values, bounds, new, order[new] - len(tokens)
 
 
 def queries(module: QueryModule, *, context: bool) -> Answer:

@@ -15,6 +15,7 @@ WORDS = (
     "Spearman over cells within genes, mean over genes asked of in twelve cells or more, and RMSE. No arm knows a "
     "rank. Every arm's log-odds are shifted in each cell so that its queries balance. `means`: gene means of 200 "
     "other cells of the study; `neighbors`: the 30 nearest of all other cells, with ten cells of their mean; "
+    "`population`: the model's own state head, corrected gene by gene on all other cells, as in `tl.impute`; "
     "`head_linear`, `head_mlp`: from the cell state to genes, trained on the same queries of the training studies; "
     "`head_offsets`: the latter, with an offset for each gene fitted to the queries of the 200 other cells; query "
     "heads alone, and with the 200 other cells as their context, nothing fitted; `scvi`: its defaults, fitted to what "

@@ -10,11 +10,13 @@ the other half: as many genes that are as measured genes that neither half shows
 log-normalised value of the genes that were taken away, known to be expressed. No arm knows a rank.
 
 Arms: `unigram`, how often the corpus expresses a gene; `means`, gene means of 200 other cells of the study;
-`neighbors`, the 30 nearest of all other cells; `head_linear` and `head_mlp`, from the cell state to genes, trained on
+`neighbors`, the 30 nearest of all other cells; `population`, the model's own state head, corrected gene by gene on all
+other cells, as `tl.impute` does; `head_linear` and `head_mlp`, from the cell state to genes, trained on
 the same queries of the training studies; `head_offsets`, the latter with an offset for each gene fitted to the queries
 of the 200 other cells; a query head `NAME`, alone and, nothing fitted, with the 200 other cells as its context (`NAME,
-context`); `scvi`, its defaults, fitted to the study. The log-odds of every arm are shifted in each cell so that its
-queries balance, as by design they do; nothing else is fitted to them.
+context`); a transformer of masked diffusion, at masked positions; `scvi`, its defaults, fitted to the study. The
+log-odds of every arm are shifted in each cell so that its queries balance, as by design they do; nothing else is fitted
+to them.
 
 Goals are judged by a bootstrap over the studies.
 """
@@ -38,11 +40,13 @@ from _denoising_arms import (
     Head,
     Study,
     neighbors,
+    population,
     queries,
     scvi,
     state_head,
     state_head_offsets,
     study_means,
+    transformer,
     unigram,
 )
 from _record import record, replaced, rows_so_far
@@ -222,6 +226,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--corpus", type=Path, required=True)
     parser.add_argument("--base", type=Path, required=True, help="folder of train_mini.py without these studies")
     parser.add_argument("--heads", nargs="*", default=[], metavar="NAME=FILE")
+    parser.add_argument("--transformers", nargs="*", default=[], metavar="NAME=FOLDER", help="of denoising_controls.py")
     parser.add_argument("--arms", nargs="*", help="of the others; default all that are at hand")
     parser.add_argument("--studies", nargs="+", default=list(HELD_OUT))
     parser.add_argument("--cells", type=int, default=200)
@@ -237,6 +242,7 @@ def main(argv: list[str] | None = None) -> int:
         "unigram": unigram(corpus),
         "means": study_means(corpus),
         "neighbors": neighbors(corpus, model),
+        "population": population(model),
     }
     wanted = set(
         arguments.arms if arguments.arms is not None else [*arms, "head_linear", "head_mlp", "head_offsets", "scvi"]
@@ -255,6 +261,12 @@ def main(argv: list[str] | None = None) -> int:
         module = script("train_denoiser").load_head(model, Path(file))
         notes[name] = module.config.to_dict()
         arms |= {name: queries(module, context=False), f"{name}, context": queries(module, context=True)}
+
+    for entry in arguments.transformers:
+        name, _, folder = entry.partition("=")
+        one = load_model(folder)
+        notes[name] = json.loads((Path(folder) / "config.json").read_text())["metadata"]
+        arms[name] = transformer(one, model.vocabulary, behind=notes[name]["control"] == "behind")
 
     cells, rows = held_out_cells(arguments.corpus, arguments.base, model), rows_so_far("denoising")
     for number, name in enumerate(cells.study_names):

@@ -104,7 +104,7 @@ def test_chosen_tiles_do_not_spill_and_use_the_tensor_cores(kernel, head_dim, ar
 
 
 @full_precision
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", [max(HEAD_DIMS)])  # the most registers; 64 is below, with a mask
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_full_precision_does_not_spill_on_hopper(kernel, head_dim, tmp_path):
     tiles = default_plan(head_dim, 4, (9, 0), SHARED_LIMIT[90]).of(kernel)
@@ -126,7 +126,7 @@ def test_rotating_in_the_loop_does_not_spill_on_hopper(kernel, tmp_path):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("dtype", ["bf16", "fp16", pytest.param("fp32", marks=full_precision)])
+@pytest.mark.parametrize("dtype", ["fp16", pytest.param("fp32", marks=full_precision)])
 def test_other_dtypes_and_a_mask_do_not_spill(kernel, dtype, tmp_path):
     tiles = default_plan(64, 4 if dtype == "fp32" else 2, (9, 0), SHARED_LIMIT[90]).of(kernel)
     compiled = build(kernel, tiles, 64, 90, dtype, HAS_VALID=True)

@@ -16,6 +16,7 @@ from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import Counts, counts_of, log_normalised
 from scdiva.models import ScDiVa
 from scdiva.models.population import fit_population
+from scdiva.tl._impute import RIDGE as RIDGE_IMPUTED
 from scdiva.tl._population import Fitted, States, head_says
 from scdiva.tokenizer import Vocabulary
 from scdiva.tokenizer.serialize import score_denominator
@@ -233,7 +234,9 @@ def population(model: ScDiVa) -> Answer:
         fitted = Fitted(
             model,
             genes,
-            fit_population(others.state, *head_says(model, genes, others), shown, np.random.default_rng(0)),
+            fit_population(
+                others.state, *head_says(model, genes, others), shown, np.random.default_rng(0), RIDGE_IMPUTED
+            ),
         )
         tables = torch.zeros(2, len(ours), model.config.n_genes)
         odds, expected = (torch.from_numpy(table) for table in fitted.expected(asked))

@@ -152,7 +152,7 @@ CALLS = {
         lambda a: sd.tl.annotate(a, "cell_type", a.copy()),
         {"reading", "running the model", "fitting", "calibrating"},
     ),
-    "tl.adapt": (lambda a: sd.tl.adapt(a, max_epochs=1, minutes=0.01), {"reading", "training"}),
+    "tl.adapt": (sd.tl.adapt, {"reading"}),
     "tl.integrate": (
         lambda a: sd.tl.integrate(a, "batch", steps=2),
         {"reading", "running the model", "finding batch effects", "integrating"},

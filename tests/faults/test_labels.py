@@ -35,7 +35,7 @@ def missing(how, cells, column):
 LABELLED = {
     "tl.integrate": (integrate, "batch"),
     "tl.annotate": (lambda a, m: annotate(a, m, batch_key="batch"), "batch"),
-    "tl.adapt": (lambda a, m: sd.tl.adapt(a, m, batch_key="batch", max_epochs=1, **FIT), "batch"),
+    "tl.adapt": (lambda a, m: sd.tl.adapt(a, m, batch_key="batch", **FIT), "batch"),
     "tl.predict_perturbation": (perturb, "perturbation"),
     "tl.predict_perturbation, groups": (lambda a, m: perturb(a, m, groupby="batch"), "batch"),
     "tl.gene_embedding": (lambda a, m: sd.tl.gene_embedding(a, m, groupby="batch"), "batch"),

@@ -32,7 +32,7 @@ LABELLED = {
     "tl.annotate, reference": lambda a, m: sd.tl.annotate(
         a, "cell_type", reference=a[:60].copy(), model=m, method="knn", key_added="found", **QUICK
     ),
-    "tl.adapt": lambda a, m: sd.tl.adapt(a, m, batch_key="batch", max_epochs=1, **QUICK) and None,
+    "tl.adapt": lambda a, m: sd.tl.adapt(a, m, batch_key="batch", **QUICK) and None,
     "tl.generate, groups": lambda a, m: sd.tl.generate(a, 4, groupby="cell_type", model=m, rng=0),
     "tl.grn, groups": lambda a, m: sd.tl.grn(a, "correlation", groupby="batch", model=m, **QUICK),
     "pp.split_perturbations": lambda a, _: sd.pp.split_perturbations(

@@ -35,7 +35,7 @@ BATCHES = {
     "tl.annotate, reference": lambda a, m, key: with_reference(a, m, batch_key=key),
     "tl.integrate": integrate,
     "tl.integrate, two": lambda a, m, key: integrate(a, m, ["batch", key]),
-    "tl.adapt": lambda a, m, key: sd.tl.adapt(a, m, batch_key=key, max_epochs=1, rng=0),
+    "tl.adapt": lambda a, m, key: sd.tl.adapt(a, m, batch_key=key, rng=0),
 }
 GROUPS = {
     "tl.gene_embedding": lambda a, m, key: sd.tl.gene_embedding(a, m, groupby=key),

@@ -9,12 +9,9 @@ import pytest
 import torch
 
 from scdiva._constants import N_SPECIAL
-from scdiva.train import AnchorConfig, PretrainingConfig, PretrainingModule
+from scdiva.train import AnchorConfig, AnchorModule, LinearMap, PretrainingConfig, PretrainingModule
 from scdiva.train import adaptation as A
-from scdiva.train import encoder_adaptation as E
-from scdiva.train import linear_refit as R
 from scdiva.train import low_rank as L
-from scdiva.train.gene_decoder import gene_multinomial_loss
 
 N_GENES = 30
 LIMITS = A.Limits(max_epochs=10, patience=3, seconds=np.inf)
@@ -40,6 +37,14 @@ def make_cells(n: int = 240, n_batches: int = 2) -> A.AdaptationCells:
 
 def config(**fields) -> AnchorConfig:
     return AnchorConfig(**{"batch_size": 32, "learning_rate": 1e-2, "warmup_steps": 1, "precision": "fp32"} | fields)
+
+
+def module_of(model, cells, **fields) -> AnchorModule:
+    """A set encoder's module, whose linear part is the model's own."""
+    encoder = model.anchor
+    weight, bias = encoder.table.weight.detach().numpy().copy(), encoder.bias.detach().numpy().copy()
+    start = LinearMap(weight, bias, np.ones(len(bias)), cells.frequency(model.config.n_tokens), 1.0)
+    return AnchorModule(model, config(**fields), start, np.bincount(cells.batch))
 
 
 def states(model, cells):
@@ -72,24 +77,9 @@ def test_a_low_rank_update_starts_from_nothing_and_is_merged(tiny):
     assert type(model.anchor.table) is torch.nn.Embedding
 
 
-def test_the_loss_is_that_of_the_measured_genes(tiny):
-    cells = make_cells()
-    module = E.EncoderAdaptation(tiny(), config(max_time=1e-9, panel_rate=0.0, contrast_weight=0.0), cells)
-    torch.nn.init.normal_(module.decoder.linear.weight, generator=torch.Generator().manual_seed(0))
-    assert module.decoder.linear.out_features == 25
-    batch = cells.take(np.arange(5))
-    loss, parts = module.compute_loss(batch, torch.Generator().manual_seed(0))
-    visible = torch.ones_like(batch.tokens, dtype=torch.bool)
-    state = module.model.anchor(batch.tokens, batch.values, batch.cu_seqlens, visible)
-    logits = torch.full((5, N_GENES), -1e9)  # a gene that is not measured has no share
-    logits[:, 5:] = module.decoder(state, batch.study)
-    assert float(loss.detach()) == pytest.approx(float(gene_multinomial_loss(logits, batch).mean().detach()), rel=1e-5)
-    assert float(parts["genes"]) == float(loss.detach())
-
-
 def run(model, seed=0, **fields):
     cells = make_cells()
-    module = E.EncoderAdaptation(model, config(seed=seed), cells)
+    module = module_of(model, cells, seed=seed)
     limits = A.Limits(50, 20, np.inf)._replace(**fields)
     return A.continue_training(module, cells, cells.split(0.1, seed), limits, progress=False), cells
 
@@ -113,7 +103,7 @@ def test_training_helps_repeats_and_leaves_the_random_stream(tiny):
 def test_the_best_weights_are_those_that_are_left(tiny):
     """The loss of the held-out cells, taken anew, is the best one of the history."""
     cells, model = make_cells(), tiny()
-    module = E.EncoderAdaptation(model, config(learning_rate=0.3), cells)  # so high that the last look is not the best
+    module = module_of(model, cells, learning_rate=0.3)  # so high that the last look is not the best
     split = cells.split(0.1, 0)
     found = A.continue_training(module, cells, split, A.Limits(30, 3, np.inf), progress=False)
     assert found["stopped"] == "patience"
@@ -126,7 +116,7 @@ def test_the_best_weights_are_those_that_are_left(tiny):
 def test_what_does_not_help_is_undone(tiny):
     cells, model = make_cells(), tiny()
     before = copy.deepcopy(model.state_dict())
-    module = E.EncoderAdaptation(model, config(learning_rate=1e-12), cells)
+    module = module_of(model, cells, learning_rate=1e-12)
     with torch.no_grad():
         for p in module.decoder.parameters():
             p.normal_(std=10, generator=torch.Generator().manual_seed(0))
@@ -152,33 +142,6 @@ def test_split_and_subset():
     assert np.array_equal(some.indptr, whole.cu_seqlens)
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
-def test_held_out_cells_choose_what_is_kept(tiny, method):
-    cells, model = make_cells(), tiny()
-    split = cells.split(0.1, 0)
-    before = copy.deepcopy(model.state_dict())
-    given = R.carried_variance(model.anchor, cells, split)
-    found = E.adapt_encoder(model, config(), cells, split, LIMITS, method, progress=False)
-    variance = {name: found[f"variance_{name}"] for name in ("given", "refitted", "trained")}
-    assert variance["given"] == given
-    assert variance[found["kept"]] == max(variance.values())
-    assert R.carried_variance(model.anchor, cells, split) == pytest.approx(variance[found["kept"]])
-    assert found["kept"] != "given"
-    assert list(model.state_dict()) == list(before)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items() if "anchor" not in name)
-
-
-def test_the_given_weights_stay_where_nothing_is_better(tiny, monkeypatch):
-    """As of a data set whose held-out cells are unlike those that it was adapted to."""
-    cells, model = make_cells(), tiny()
-    before = copy.deepcopy(model.state_dict())
-    carried = iter([0.5, 0.3, 0.5])
-    monkeypatch.setattr(E, "carried_variance", lambda *_: next(carried))
-    found = E.adapt_encoder(model, config(), cells, cells.split(0.1, 0), LIMITS, "full", progress=False)
-    assert found["kept"] == "given"
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
 def test_the_budget_of_time_ends_it(tiny):
     found, _ = run(tiny(), seconds=0.0)
     assert found["stopped"] == "minutes"
@@ -187,7 +150,7 @@ def test_the_budget_of_time_ends_it(tiny):
 
 def test_an_interrupt_leaves_the_best_model_so_far(tiny):
     cells, model = make_cells(), tiny()
-    module = E.EncoderAdaptation(model, config(), cells)
+    module = module_of(model, cells)
     compute, trained = module.compute_loss, []
 
     def interrupted(batch, generator):
@@ -205,7 +168,7 @@ def test_an_interrupt_leaves_the_best_model_so_far(tiny):
 
 def test_a_loss_that_is_not_finite_is_an_error(tiny):
     cells, model = make_cells(), tiny()
-    module = E.EncoderAdaptation(model, config(), cells)
+    module = module_of(model, cells)
     with torch.no_grad():
         module.decoder.linear.weight.fill_(torch.inf)
     with pytest.raises(FloatingPointError, match="Lower learning_rate"):

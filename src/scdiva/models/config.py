@@ -11,9 +11,12 @@ from scdiva._nearest import or_nearest, refuse_unknown
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "anchor": ("learned", "pooled", "encoder"),
+    "adapted": ("no", "joined", "own"),
     "position": ("rope", "none"),
     "attention_backend": ("auto", "sdpa", "reference", "triton"),
 }
+_ADAPTED = ("adapted", "adapted_dim")
+"""Fields of adapted models alone: files of other models, and those that are older, do without."""
 MOST_LAYERS = 1_000
 """Blocks of the deepest model. Each takes time to build, even where it takes no memory."""
 
@@ -61,6 +64,9 @@ class ScDiVaConfig:
     integrated, integrated_own_dim, integrated_hidden
         Whether an :class:`~scdiva.nn.IntegrationHead` turns the cell state into the embedding, as `tl.integrate` leaves
         it; width of its own projection, and of its hidden layers.
+    adapted, adapted_dim
+        Whether an :class:`~scdiva.nn.OwnComponents` makes the embedding, as `tl.adapt` leaves it: `"joined"`, the cell
+        state beside components of the cells it was adapted to; `"own"`, these alone; and their number.
     position
         `"rope"`: attention sees the distance in rank between two genes; `"none"`: a cell is a set.
     time_conditioning
@@ -102,6 +108,8 @@ class ScDiVaConfig:
     integrated: bool = False
     integrated_own_dim: int = 20
     integrated_hidden: int = 256
+    adapted: Literal["no", "joined", "own"] = "no"
+    adapted_dim: int = 20
     position: Literal["rope", "none"] = "rope"
     time_conditioning: bool = False
     entropy_floor: float = 0.3
@@ -210,8 +218,9 @@ class ScDiVaConfig:
         return config_html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field as plain Python, ready for JSON."""
-        return asdict(self)
+        """Return every field as plain Python, ready for JSON; those of adapted models only where it is one."""
+        left_out = _ADAPTED if self.adapted == "no" else ()
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ScDiVaConfig:
@@ -220,7 +229,7 @@ class ScDiVaConfig:
         Parameters
         ----------
         values
-            One entry for every field.
+            One entry for every field; those of adapted models may be left out.
 
         Raises
         ------
@@ -229,7 +238,7 @@ class ScDiVaConfig:
             model.
         """
         known = {field.name for field in fields(cls)}
-        unknown, missing = sorted(set(values) - known), sorted(known - set(values))
+        unknown, missing = sorted(set(values) - known), sorted(known - set(values) - set(_ADAPTED))
         if unknown or missing:
             names = [f"{name!s:.80}{or_nearest(name, known)}" for name in unknown[:10]] + ["..."] * (len(unknown) > 10)
             said = [f"unknown: {', '.join(names)}"] * bool(unknown)

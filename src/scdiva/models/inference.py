@@ -35,8 +35,9 @@ Encode = Callable[[Callable[[Item], Batch], Iterable[Item]], Iterator[np.ndarray
 Pooling = Literal["lat", "mean", "lat+mean"]
 """What is made of a cell: the state of `[LAT]`, the mean of its genes' final hidden states, or both."""
 ReadOut = Pooling | Literal["state", "genes"] | Callable[..., Tensor]
-"""What is read out of a batch: `"state"` is the cell state before an integration head, `"genes"` are the final hidden
-states of its genes, not pooled; or a function of the model and a batch's tensors that makes something of its own."""
+"""What is read out of a batch: `"state"` is the cell state, before any last step of the embedding, `"genes"` are the
+final hidden states of its genes, not pooled; or a function of the model and a batch's tensors that makes something of
+its own."""
 POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
 
 
@@ -47,7 +48,8 @@ def runs_transformer(model: ScDiVa, what: ReadOut = "lat") -> bool:
 
 def pooled_dim(model: ScDiVa, what: Pooling | Literal["state"]) -> int:
     """Width of what :func:`read_out` makes of a cell."""
-    state = model.state_dim if model.integration is None or what == "state" else model.integration.dim
+    last = None if what == "state" else model.integration or model.own
+    state = model.state_dim if last is None else last.dim
     return {"state": state, "lat": state, "mean": model.config.dim, "lat+mean": state + model.config.dim}[what]
 
 
@@ -61,10 +63,11 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
     batch
         B cells of at most `config.input_length` genes.
     what
-        `"lat"`, the cell state, integrated where the model has an integration head; `"state"`, never so; `"mean"`, the
-        mean over the cell's genes of their final hidden states; `"lat+mean"`, both, each divided by its length, side by
-        side; `"genes"`, the final hidden states themselves; a function, what that returns. Of a cell longer than
-        `config.max_length` the transformer sees the first so many genes, and these are the genes meant.
+        `"lat"`, the embedding: the cell state, integrated or joined with own components where the model does so;
+        `"state"`, the cell state itself; `"mean"`, the mean over the cell's genes of their final hidden states;
+        `"lat+mean"`, both, each divided by its length, side by side; `"genes"`, the final hidden states themselves; a
+        function, what that returns. Of a cell longer than `config.max_length` the transformer sees the first so many
+        genes, and these are the genes meant.
 
     Returns
     -------
@@ -76,7 +79,7 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
     tokens, values, cu_seqlens = batch
     packed = tokens, values, cu_seqlens
     if what == "lat":
-        return _integrated(model, model.encode(*packed), packed)
+        return _embedding(model, model.encode(*packed), packed)
     if what == "state":
         return model.encode(*packed)
     found = model.read(*packed)
@@ -87,12 +90,16 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
     mean = torch.segment_reduce(found.hidden.float(), "mean", lengths=lengths.long())
     if what == "mean":
         return mean
-    state = _integrated(model, found.cell_state, packed)
+    state = _embedding(model, found.cell_state, packed)
     return torch.cat([F.normalize(state.float()), F.normalize(mean)], dim=1)
 
 
-def _integrated(model: ScDiVa, state: Tensor, batch: Packed) -> Tensor:
-    return state if model.integration is None else model.integration(state.float(), *batch)
+def _embedding(model: ScDiVa, state: Tensor, batch: Packed) -> Tensor:
+    last = model.integration or model.own
+    if last is None:
+        return state
+    found: Tensor = last(state.float(), *batch)
+    return found
 
 
 @contextlib.contextmanager

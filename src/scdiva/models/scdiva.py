@@ -22,6 +22,7 @@ from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
 from scdiva.nn.heads import DualHeads, StateHead, hidden_gene_logits
 from scdiva.nn.integration import IntegrationHead
 from scdiva.nn.layers import INIT_STD, Block, RMSNorm, linear
+from scdiva.nn.own_components import OwnComponents
 from scdiva.nn.parts import run_in_parts
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ class ScDiVa(nn.Module):
                 self.anchor_out = linear(c.dim, c.state_dim, std=0.0)
         widths = c.n_tokens, c.state_dim, c.integrated_own_dim, c.integrated_hidden
         self.integration = IntegrationHead(*widths) if c.integrated else None
+        self.own: OwnComponents | None = None
+        if c.adapted != "no":
+            self.own = OwnComponents(c.n_tokens, c.state_dim, c.adapted_dim, alone=c.adapted == "own")
         # each of the 2·n_layers writes to the stream adds its variance: scaled down so that the sum keeps its size
         out_std = INIT_STD / (2 * c.n_layers) ** 0.5
         self.blocks = nn.ModuleList(
@@ -383,6 +387,12 @@ class ScDiVa(nn.Module):
     def state_dim(self) -> int:
         """Width of the cell state."""
         return self.config.state_dim
+
+    @property
+    def adaptation(self) -> dict[str, Any] | None:
+        """What :func:`scdiva.tl.adapt` noted of its choice; `None`: the model is not adapted."""
+        found: dict[str, Any] | None = (getattr(self, "metadata", None) or {}).get("adaptation")
+        return found
 
     @property
     def n_parameters(self) -> int:

@@ -8,6 +8,7 @@ from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
 from scdiva.nn.heads import DualHeads, StateHead
 from scdiva.nn.integration import IntegrationHead
 from scdiva.nn.layers import Attention, Block, RMSNorm, SwiGLU
+from scdiva.nn.own_components import OwnComponents
 
 __all__ = [
     "AnnotationHead",
@@ -16,6 +17,7 @@ __all__ = [
     "DualHeads",
     "GeneValueEmbedding",
     "IntegrationHead",
+    "OwnComponents",
     "PooledAnchor",
     "RMSNorm",
     "SetEncoder",

@@ -1,9 +1,8 @@
-"""`tl.adapt`: a model trained on, without labels, on the user's cells."""
+"""`tl.adapt`: components of the user's cells beside a model's state, weighed without labels."""
 
 from __future__ import annotations
 
-import copy
-import operator
+import re
 import time
 import warnings
 from os import PathLike
@@ -19,18 +18,26 @@ from scdiva.tl._notes import seed_of
 from scdiva.tl._training_cells import batch_numbers, training_cells
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
     from anndata import AnnData
 
     from scdiva.models import ScDiVa
-    from scdiva.train.adaptation import AdaptationCells, Limits, Split
+    from scdiva.train.adaptation import AdaptationCells
 
-WARMUP = 20
-"""Steps over which the learning rate rises."""
-CONTEXT = 512
-"""Most genes of a cell that the transformer is trained on."""
-SCORED = 64
-"""Hidden genes of a cell whose identity is scored in a step, of a model with a state head."""
+MOST_CELLS = 50_000
+"""Most cells that are fitted to; of more, so many are drawn."""
+LIKELY = re.compile(
+    r"(^|[._ ])(batch|donor|patient|subject|individual|sample|library|assay|chemistry|technology|tech|platform|"
+    r"protocol|method|plate|lane|run|replicate|study|dataset|site)s?([._ ]?(id|name|key|\d+))?$",
+    re.IGNORECASE,
+)
+"""Columns of `obs` that are likely to name batches."""
+MOST_BATCHES = 100
+LOOKED_AT = 1000
+"""Cells whose neighbours are looked at."""
+APART = 0.5
+"""Share of the way from chance (0) to batches entirely apart (1) from which on it is said."""
 
 
 def adapt(
@@ -43,33 +50,21 @@ def adapt(
     gene_ids: str | None = None,
     duplicates: Literal["sum", "error"] = "sum",
     batch_key: str | None = None,
-    method: Literal["auto", "full", "lora"] = "auto",
-    minutes: float | None = None,
-    max_epochs: int = 30,
-    patience: int = 3,
-    validation_share: float = 0.1,
-    batch_size: int = 128,
-    learning_rate: float = 1e-3,
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
 ) -> ScDiVa:
-    r"""Train a model on, without labels, on your own cells.
+    r"""Fit a model's embedding to your own cells, without labels.
 
-    Of a model that embeds cells by its set encoder alone, as the bundled one does, the set encoder is adapted. Its
-    linear part is refitted first: of the directions that come from the corpus the 20 stay in which these cells vary
-    most within batches, and up to 20 principal components of the cells themselves join them, shrunk by what is
-    noise in them (:func:`scdiva.train.linear_refit.refit_linear`). Then its learned part (and, by `method`, the
-    gene table) is trained on the new coordinates, with the objectives it had before: predict the genes of a cell
-    from its state, with the batch as covariate of the decoder, and tell a cell by two thinned views of it from the
-    others of its batch. A state head is then trained on the states as they now are. Of any other model the
-    transformer is trained on, by masked diffusion, with the same prediction of genes from the state.
+    Up to 20 principal components of these cells (within batches, shrunk by the noise in them) are joined to the model's
+    cell state, :math:`[z,\; w\,x]`: what the corpus did not teach of a tissue comes in with x, what these cells alone
+    are too few to show stays with z. How much x counts is chosen by count splitting [1]_: each cell's counts are parted
+    in two halves by chance, and the weight is taken with which the 15 nearest neighbours in the first halves, within
+    the batch, best predict the second halves' expression. The components that judge a cell are fitted to other cells.
+    Compared are the model's state alone, the components alone, and seven weights between; nothing is trained.
 
-    A tenth of the cells is held out. Training ends once their loss no longer falls, and leaves the best weights seen.
-    Of a set encoder the held-out cells then choose between the given, the refitted and the trained weights: those whose
-    20 leading directions carry most of their expression (:func:`scdiva.train.linear_refit.carried_variance`). The cells
-    are held in memory, 8 bytes per value above zero.
-
-    Ctrl-C ends the training and returns the best model so far; `model.adaptation["stopped"]` is then `"interrupted"`.
+    Of more than 50,000 cells so many are drawn. They are held in memory, 8 bytes per value above zero. Cell states,
+    the state head and the transformer stay those of the model: what :func:`impute` or :func:`generate` find with the
+    new model is what they find with the given one.
 
     Parameters
     ----------
@@ -77,74 +72,65 @@ def adapt(
         Cells × genes, raw counts or log-normalised expression; not changed. Cells without a known gene are left out,
         with a warning.
     model
-        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. Own components
+        that it has already are replaced.
     layer, use_raw, input, gene_ids, duplicates
         What to read, as for :func:`embed`.
     batch_key
-        Column of `adata.obs` with the batch of each cell. What only tells batches apart is then not learned.
-    method
-        `"full"`: all weights of the set encoder, or of a transformer. `"lora"`: the learned part and a low-rank update
-        (rank 8) of the gene table, or, of a transformer, low-rank updates of the linear layers of its blocks; they are
-        merged into the weights at the end. `"auto"`: `"lora"`.
-    minutes
-        Most wall time, in minutes; None sets no limit. A run that meets it depends on the machine's speed.
-    max_epochs
-        Most passes over the cells.
-    patience
-        Looks at the held-out cells (one an epoch, and at most one in ten steps) without a better loss after which
-        training ends.
-    validation_share
-        Share of the cells held out, above 0 and below 1.
-    batch_size
-        Cells of a step.
-    learning_rate
-        Of AdamW.
+        Column of `adata.obs` with the batch of each cell. Components and neighbours are then taken within batches, so
+        that what only tells batches apart does not count.
     rng
-        Seed of the split, of the order and of the views; None takes `scdiva.settings.seed`. Global random state is
-        never touched. On a CPU the same seed gives the same model.
+        Seed of the halves and of the draw of cells; None takes `scdiva.settings.seed`. Global random state is never
+        touched. On a CPU the same seed gives the same model.
     device
-        Torch device to train on; None takes `scdiva.settings.device`. The model returned stays there.
+        Torch device to compute on; None takes `scdiva.settings.device`. The model returned stays there.
 
     Returns
     -------
-    A new model for `model=` of every tool, with the same configuration, vocabulary and entropies, to be kept by
-    `new.save(folder)`. Its `adaptation` is a plain dict: `improved`, whether held-out cells are better told by it;
-    `kept` (`"given"`, `"refitted"` or `"trained"`) and of a set encoder `variance_given`, `variance_refitted`,
-    `variance_trained`; of a state head `head_kept` (`"given"` or `"trained"`), `head_start_loss` and `head_best_loss`;
-    `start_loss` and `best_loss` of the training (held-out cells, nats per cell; at the start with a decoder fitted to
-    the network as it is), `steps`, `seconds`, `stopped` (`"patience"`, `"max_epochs"`, `"minutes"` or `"interrupted"`),
-    `n_training`, `n_validation`, `history` (lists `step`, `training_loss`, `validation_loss`) and the arguments. If
-    nothing helped, a warning says so and the weights are the given model's.
+    A new model for `model=` of every tool, to be kept by `new.save(folder)`. It embeds these cells and later ones of
+    the same tissue. Its `adaptation`, which is saved with it, is a plain dict: `chosen` (`"model"`, `"joined"` or
+    `"own"`), `weight` (of the components, in units of the state's spread within batches; None: they stand alone),
+    `n_components`, `agreement` (mean correlation of predicted and observed expression: of `"model"`, `"own"` and
+    `"chosen"`), `weights` and `agreements` (all that were compared), `n_cells`, `n_judged`, `n_batches`, `seconds` and
+    `seed`.
 
     Raises
     ------
     ValueError
-        If an argument is out of range, the batch of a cell is missing, fewer than 20 cells have a known gene, the model
-        has integrated batches, or the matrix is refused as by :func:`embed`.
+        If the batch of a cell is missing, fewer than 20 cells have a known gene, the model has integrated batches, or
+        the matrix is refused as by :func:`embed`.
     KeyError
         If `layer`, `gene_ids` or `batch_key` does not exist.
     TypeError
         If `adata` is no AnnData object.
-    FloatingPointError
-        If the loss becomes NaN or infinite.
+
+    Warns
+    -----
+    UserWarning
+        If no `batch_key` is given and the cells fall apart along a column of `adata.obs` that is likely to name
+        batches.
+
+    References
+    ----------
+    .. [1] Batson, Royer and Webber, Molecular cross-validation for single-cell RNA-seq, bioRxiv 2019.
 
     Examples
     --------
     >>> import scdiva as sd
     >>> adata = sd.datasets.toy(60, 100)
-    >>> own = sd.tl.adapt(adata, minutes=0.02)
+    >>> own = sd.tl.adapt(adata)
     >>> sd.tl.embed(adata, own)
-    >>> "kept" in own.adaptation
+    >>> own.adaptation["chosen"] in ("model", "joined", "own")
     True
     """
     begun = time.monotonic()
-    _check(adata, method, minutes, max_epochs, patience, validation_share, batch_size, learning_rate)
+    check_anndata(adata)
     target = settings.resolve_device(device)
     batch = batch_numbers(adata, batch_key)
 
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
-    from scdiva.train.adaptation import Limits
+    from scdiva.train.own_components import WEIGHTS, compare_weights, with_own_components
 
     seed = seed_of(rng)
     given = load_for(model, target)
@@ -152,134 +138,66 @@ def adapt(
         raise ValueError(
             "This model has integrated batches, and adapting would change what that was fitted on. Adapt first."
         )
-    cells, _ = training_cells(
+    cells, rows = training_cells(
         adata, given, batch, layer=layer, use_raw=use_raw, input=input, gene_ids=gene_ids, duplicates=duplicates
     )
-    new = copy.deepcopy(given).to(target)
-    chosen: Literal["full", "lora"] = "lora" if method == "auto" else method
-    settled = {"batch_size": min(batch_size, cells.n_cells), "learning_rate": learning_rate, "seed": seed}
-    limits = Limits(max_epochs, patience, np.inf if minutes is None else 60 * minutes)
-    split = cells.split(validation_share, seed)
-    through = runs_transformer(new)
-    adapted = _adapt_transformer if through else _adapt_encoder
-    with torch_threads_kept(None if through else 1):  # products of the set encoder are too small to share
-        found = adapted(new, cells, split, limits, chosen, settled)
-        if new.state_head is not None and not through:
-            left = limits._replace(seconds=max(0.0, limits.seconds - (time.monotonic() - begun)))
-            found |= _adapt_head(new, cells, split, left, settled)
-    found |= {
-        "improved": found["kept"] != "given" or found.get("head_kept") == "trained",
-        "seconds": time.monotonic() - begun,
-        "n_training": len(split.training),
-        "n_validation": len(split.held_out),
+    if cells.n_cells > MOST_CELLS:
+        drawn = np.sort(np.random.default_rng([seed, 1]).choice(cells.n_cells, MOST_CELLS, replace=False))
+        cells, rows = cells.subset(drawn), rows[drawn]
+    given = given.to(target)
+    with torch_threads_kept(None if runs_transformer(given) else 1):  # products of the set encoder are too small
+        agreement = compare_weights(given, cells, seed)
+        best = int(agreement.of_weight.argmax())
+        new = with_own_components(given, cells, WEIGHTS[best])
+        if batch_key is None:
+            _warn_of_batches(new, cells, adata.obs.iloc[rows], seed)
+    chosen = {"no": "model", "joined": "joined", "own": "own"}[new.config.adapted]
+    found: dict[str, Any] = {
+        "chosen": chosen,
+        "weight": None if chosen == "own" else float(WEIGHTS[best]),
+        "n_components": 0 if new.own is None else new.config.adapted_dim,
+        "agreement": {
+            name: float(agreement.of_weight[at]) for name, at in (("model", 0), ("own", -1), ("chosen", best))
+        },
+        "weights": [None if np.isinf(weight) else weight for weight in WEIGHTS],
+        "agreements": agreement.of_weight.tolist(),
+        "n_cells": cells.n_cells,
+        "n_judged": agreement.n_cells,
         "n_batches": cells.n_batches,
+        "seconds": time.monotonic() - begun,
+        "seed": str(seed),
     }
-    new.requires_grad_(True).eval()
-    arguments = {"method": chosen, "minutes": minutes, "max_epochs": max_epochs, "patience": patience, **settled}
-    object.__setattr__(new, "adaptation", {**found, **arguments})
-    if not found["improved"]:
-        warnings.warn(
-            f"nothing that was tried on these {cells.n_cells} cells helped those held out (training ended by "
-            f"{found['stopped']}): the model returned has the weights it was given. More cells, more minutes or a "
-            "lower learning_rate may help.",
-            UserWarning,
-            stacklevel=2,
-        )
-    logger.info("adapted: %s weights kept", found["kept"])
+    metadata = getattr(given, "metadata", None) or {}
+    object.__setattr__(new, "metadata", {**metadata, "adaptation": found})
+    logger.info("adapted: %s, weight %s", chosen, found["weight"])
     return new
 
 
-def _check(
-    adata: AnnData,
-    method: str,
-    minutes: float | None,
-    max_epochs: int,
-    patience: int,
-    validation_share: float,
-    batch_size: int,
-    learning_rate: float,
-) -> None:
-    check_anndata(adata)
-    if method not in ("auto", "full", "lora"):
-        raise ValueError(f'method must be "auto", "full" or "lora", got {method!r}.')
-    if minutes is not None and not 0 < minutes < np.inf:
-        raise ValueError(f"minutes must be a number above 0, or None for no limit; got {minutes!r}.")
-    for name, value in {"max_epochs": max_epochs, "patience": patience, "batch_size": batch_size}.items():
-        if operator.index(value) < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}.")
-    if not 0 < validation_share < 1:
-        raise ValueError(f"validation_share must be above 0 and below 1, got {validation_share!r}.")
-    if not 0 < learning_rate < np.inf:
-        raise ValueError(f"learning_rate must be a number above 0, got {learning_rate!r}.")
+def _warn_of_batches(model: ScDiVa, cells: AdaptationCells, obs: pd.DataFrame, seed: int) -> None:
+    """Say so if cells that lie together share a column that is likely to name batches."""
+    likely = {name: obs[name] for name in obs if isinstance(name, str) and LIKELY.search(name)}
+    likely = {name: column for name, column in likely.items() if 1 < column.nunique() <= MOST_BATCHES}
+    if not likely:
+        return
+    from sklearn.neighbors import NearestNeighbors
 
+    from scdiva.train.adaptation import encoded
 
-def _adapt_encoder(
-    model: ScDiVa,
-    cells: AdaptationCells,
-    split: Split,
-    limits: Limits,
-    method: Literal["full", "lora"],
-    settled: dict[str, Any],
-) -> dict[str, Any]:
-    """Adapt the set encoder alone."""
-    from scdiva.train.config import AnchorConfig
-    from scdiva.train.encoder_adaptation import adapt_encoder
-
-    config = AnchorConfig(precision="fp32", warmup_steps=WARMUP, **settled)
-    return adapt_encoder(model, config, cells, split, limits, method, progress=settings.progress)
-
-
-def _adapt_head(
-    model: ScDiVa, cells: AdaptationCells, split: Split, limits: Limits, settled: dict[str, Any]
-) -> dict[str, Any]:
-    """Train the state head on what the states now are; keep it if it says more of held-out cells."""
-    from scdiva.train.adaptation import continue_training
-    from scdiva.train.state_head import StateHeadModule
-    from scdiva.train.task_config import StateHeadConfig
-
-    before = copy.deepcopy(model.state_head.state_dict()) if model.state_head is not None else {}
-    config = StateHeadConfig(warmup_steps=WARMUP, **settled)
-    module = StateHeadModule(model, config, cells.measured).to(next(model.parameters()).device)
-    found = continue_training(module, cells, split, limits, progress=settings.progress)
-    kept = "trained" if found["best_loss"] < found["start_loss"] else "given"
-    if kept == "given" and model.state_head is not None:
-        model.state_head.load_state_dict(before)
-    return {"head_kept": kept, "head_start_loss": found["start_loss"], "head_best_loss": found["best_loss"]}
-
-
-def _adapt_transformer(
-    model: ScDiVa,
-    cells: AdaptationCells,
-    split: Split,
-    limits: Limits,
-    method: Literal["full", "lora"],
-    settled: dict[str, Any],
-) -> dict[str, Any]:
-    """Train the whole network, or low-rank updates of the blocks' linear layers."""
-    from torch import nn
-
-    from scdiva._rng import step_generator
-    from scdiva.train.adaptation import continue_training
-    from scdiva.train.config import PretrainingConfig
-    from scdiva.train.low_rank import RANK, add_low_rank, merge_low_rank
-    from scdiva.train.pretraining import PretrainingModule
-
-    scored = None if model.state_head is None else SCORED
-    config = PretrainingConfig(
-        precision="fp32", compile_blocks="no", warmup_steps=WARMUP, scored_genes=scored, **settled
-    )
-    n_batches = cells.n_batches if cells.n_batches > 1 else 0
-    before = copy.deepcopy(model.state_dict())
-    module = PretrainingModule(model, config, n_batches, cells.frequency(model.config.n_tokens))
-    module.to(next(model.parameters()).device)
-    model.requires_grad_(method == "full")
-    if method == "lora":
-        for number, layer in enumerate(m for m in model.blocks.modules() if isinstance(m, nn.Linear)):
-            add_low_rank(layer, RANK, step_generator(settled["seed"], number, "low rank"))
-    context = min(CONTEXT, model.config.max_length)
-    found = continue_training(module, cells, split, limits, max_length=context, progress=settings.progress)
-    merge_low_rank(model)
-    kept = "trained" if found["best_loss"] < found["start_loss"] else "given"
-    if kept == "given":
-        model.load_state_dict(before)
-    return {"kept": kept, **found}
+    some = np.sort(np.random.default_rng([seed, 2]).permutation(cells.n_cells)[:LOOKED_AT])
+    embedding = encoded(model, cells.subset(some), what="lat").numpy()
+    near = NearestNeighbors(n_neighbors=min(15, len(some) - 1)).fit(embedding).kneighbors(return_distance=False)
+    worst, name, shared, expected = 0.0, "", 0.0, 0.0
+    for column, values in likely.items():
+        _, number = np.unique(values.astype(str).to_numpy()[some], return_inverse=True)
+        chance = float(np.square(np.bincount(number) / len(number)).sum())
+        same = float((number[near] == number[:, None]).mean())
+        apart = (same - chance) / max(1 - chance, 1e-12)
+        if apart > max(worst, APART):
+            worst, name, shared, expected = apart, column, same, chance
+    if name:
+        warnings.warn(
+            f"{shared:.0%} of a cell's nearest neighbours share its adata.obs[{name!r}], {expected:.0%} would by "
+            f"chance: if that is technical, adapt within it, tl.adapt(adata, batch_key={name!r}).",
+            UserWarning,
+            stacklevel=3,
+        )

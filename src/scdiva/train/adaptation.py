@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,8 @@ from scdiva._progress import progress_bar
 from scdiva._rng import step_generator, step_seed
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.packed import take_cells
+from scdiva.models.inference import read_out, runs_transformer
+from scdiva.models.scdiva import ScDiVa
 from scdiva.train.base import TaskModule, decay_groups
 
 FIRST_CHECK = 10
@@ -283,3 +285,16 @@ def _batches(
         for start in range(0, len(order), size):
             yield step, cells.take(order[start : start + size], max_length)
             step += 1
+
+
+@torch.no_grad()
+def encoded(
+    model: ScDiVa, cells: AdaptationCells, block: int = 1024, *, what: Literal["state", "lat"] = "state"
+) -> Tensor:
+    """Cell states, or embeddings (`"lat"`), `(n_cells, dim)`, on the CPU."""
+    device, parts = next(model.parameters()).device, []
+    size = 1 if runs_transformer(model) and device.type == "cpu" else block
+    for start in range(0, cells.n_cells, size):
+        batch = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device)
+        parts.append(read_out(model, batch.packed, what).float().cpu())
+    return torch.cat(parts)

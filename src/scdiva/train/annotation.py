@@ -19,7 +19,7 @@ from scdiva.metrics.annotation import calibration
 from scdiva.nn.annotation import CENTROID_SCALE, CLIP, AnnotationHead, HeadSizes, Neighbors, Read
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.linear_map import DEVIATION_OFFSET, DISPERSION_OFFSET
-from scdiva.train.linear_refit import N_DIRECTIONS, centred, own_directions
+from scdiva.train.own_components import N_DIRECTIONS, centred, own_directions
 from scdiva.train.task_config import AnnotationConfig
 
 N_GENES = 2000

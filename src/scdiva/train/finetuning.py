@@ -14,7 +14,7 @@ from scdiva.data.batch import CellBatch
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import AnnotationHead, Read
-from scdiva.train.adaptation import AdaptationCells, Limits, Split, continue_training
+from scdiva.train.adaptation import Limits, Split, continue_training, encoded
 from scdiva.train.annotation import HeldOut, Reference, label_weights, read_cells, state_centroids
 from scdiva.train.base import TaskModule
 from scdiva.train.low_rank import merge_low_rank, train_states
@@ -168,14 +168,3 @@ def finetune(
         logits = head.classifier(head.inputs(u, genes))
         heard = HeldOut(reference.labels[split.held_out], logits.numpy(), head.cosines(u, head.centroids).numpy())
     return {**found, "improved": found["best_loss"] < found["start_loss"]}, heard
-
-
-@torch.no_grad()
-def encoded(model: ScDiVa, cells: AdaptationCells, block: int = 1024) -> Tensor:
-    """Cell states `(n_cells, state_dim)`, on the CPU."""
-    device, parts = next(model.parameters()).device, []
-    size = 1 if runs_transformer(model) and device.type == "cpu" else block
-    for start in range(0, cells.n_cells, size):
-        batch = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device)
-        parts.append(model.encode(*batch.packed).float().cpu())
-    return torch.cat(parts)

@@ -24,9 +24,9 @@ from scdiva.nn.integration import IntegrationHead
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.base import TaskModule, decay_groups, learning_rate_factor
 from scdiva.train.batch_correction import batch_prior, correct_batches
-from scdiva.train.linear_refit import centred, own_directions
 from scdiva.train.low_rank import merge_low_rank, train_states
 from scdiva.train.mutual_neighbors import draw_partners, mutual_neighbors
+from scdiva.train.own_components import centred, own_directions
 from scdiva.train.task_config import IntegrationConfig
 from scdiva.train.views import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
 

@@ -1,0 +1,258 @@
+"""Components of the user's own cells, and how much they are to count beside a model's state: chosen without labels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import scipy.sparse as sp
+import torch
+from torch import Tensor
+
+from scdiva._rng import step_generator
+from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised
+from scdiva.models.config import ScDiVaConfig
+from scdiva.models.scdiva import ScDiVa
+from scdiva.nn.anchor import weighted_sum
+from scdiva.nn.own_components import OwnComponents
+from scdiva.train.adaptation import AdaptationCells, encoded
+from scdiva.train.linear_map import DISPERSION_OFFSET, fit_linear_map
+
+N_DIRECTIONS = 20
+"""Most own components."""
+N_SPECTRUM = 60
+"""Components looked at; the later half tells the level of the noise."""
+N_GENES = 2000
+"""Genes that they are made of, those of the highest dispersion."""
+BLOCK_ROWS = 2048
+"""Cells projected at once."""
+WEIGHTS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, np.inf)
+"""Weights of the own components that are compared; 0: the model's state alone, inf: the components alone."""
+MOST_JUDGED = 5000
+"""Most cells that compare them; of more, so many are drawn."""
+ENOUGH_JUDGED, MOST_SPLITS = 2000, 5
+"""Fewer cells than that judge in several splits, at most five: of 300 cells a single one says little."""
+N_NEIGHBORS = 15
+N_TARGETS = 500
+"""Genes whose expression is predicted: of the 2,000 of the highest dispersion those of the highest variance."""
+
+
+@dataclass(frozen=True)
+class _AsCorpus:
+    """Cells in memory, grouped by batch, as the corpus that :func:`fit_linear_map` reads."""
+
+    cells: AdaptationCells
+    n_tokens: int
+
+    @property
+    def study(self) -> np.ndarray:
+        return self.cells.batch
+
+    @property
+    def study_names(self) -> list[str]:
+        return [str(number) for number in range(self.cells.n_batches)]
+
+    @property
+    def measured(self) -> np.ndarray:
+        row = np.zeros(self.n_tokens, dtype=bool)
+        row[self.cells.measured] = True
+        return np.tile(row, (self.cells.n_batches, 1))
+
+    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        first, last = self.cells.indptr[start], self.cells.indptr[stop]
+        bounds = self.cells.indptr[start : stop + 1] - first
+        return bounds, self.cells.tokens[first:last], self.cells.values[first:last]
+
+
+def own_directions(cells: AdaptationCells, n_tokens: int, most: int) -> Tensor:
+    r"""Principal components within batches, above the noise and shrunk by it.
+
+    Each is scaled by :math:`\sqrt{(\lambda - \lambda_0) / \lambda}` with :math:`\lambda_0` the median of the later of
+    60 eigenvalues.
+
+    Returns
+    -------
+    `(n_tokens, m)` with m at most `most`; m = 0 where the cells are too few.
+    """
+    n = min(N_SPECTRUM, len(cells.measured) // 2, (cells.n_cells - cells.n_batches) // 2)
+    if n < 4:
+        return torch.zeros(n_tokens, 0)
+    found = fit_linear_map(
+        _AsCorpus(cells, n_tokens), n, n_genes=N_GENES, study_power=0.0, spectral_power=0.0, fewer=True
+    )
+    noise = np.median(found.explained[len(found.explained) // 2 :])
+    signal = 1 - noise / found.explained[: min(most, len(found.explained) // 2)]
+    kept = signal > 0
+    return torch.from_numpy(found.weight[:, : len(signal)][:, kept] * np.sqrt(signal[kept]).astype(np.float32))
+
+
+def centred(table: Tensor, cells: AdaptationCells) -> Tensor:
+    """Centre a projection for cells of any depth, without a bias.
+
+    Of each measured gene the mean cell's coordinates are taken off, by the gene's share of a cell's total: a cell with
+    half of the total loses half of the mean, and its direction is kept.
+    """
+    total = float(cells.values.sum(dtype=np.float64)) / cells.n_cells
+    table = table.clone()
+    table[cells.measured] -= (project(table, cells).mean(dim=0) / total).to(table)
+    return table
+
+
+def project(table: Tensor, cells: AdaptationCells) -> Tensor:
+    """Coordinates of the cells, float64 `(n_cells, k)`."""
+    parts, cpu = [], table.cpu()
+    for start in range(0, cells.n_cells, BLOCK_ROWS):
+        batch = cells.take(np.arange(start, min(start + BLOCK_ROWS, cells.n_cells)))
+        parts.append(weighted_sum(cpu, batch.tokens, batch.values, batch.cu_seqlens).double())
+    return torch.cat(parts)
+
+
+class Agreement(NamedTuple):
+    """How well neighbours predict expression, of each of :data:`WEIGHTS`, and how many cells judged it."""
+
+    of_weight: np.ndarray
+    n_cells: int
+
+
+def compare_weights(model: ScDiVa, cells: AdaptationCells, seed: int) -> Agreement:
+    """Compare weights of own components beside a model's state by what neighbours predict of counts not seen.
+
+    Each cell's counts are parted in two halves by chance (count splitting; Batson, Royer & Webber 2019; Neufeld et al.
+    2024). The first half gives a cell its state and its place among the components; the mean of its 15 nearest
+    neighbours' second halves, within its batch, predicts its own. The components are fitted to other cells, in two
+    folds: fitted to the same ones they would know of the second half.
+
+    Parameters
+    ----------
+    model
+        Not changed.
+    cells
+        At least two.
+    seed
+        Of the halves, the folds, and the draw where there are many cells.
+
+    Returns
+    -------
+    The correlation of prediction and expression within batches, mean over genes, folds and splits. 0 for all where the
+    cells are too few for components.
+    """
+    rng = np.random.default_rng([seed, 0])
+    if cells.n_cells > MOST_JUDGED:
+        cells = cells.subset(np.sort(rng.choice(cells.n_cells, MOST_JUDGED, replace=False)))
+    found, number = [], 0
+    for split in range(min(MOST_SPLITS, -(-ENOUGH_JUDGED // cells.n_cells))):
+        shown, hidden, kept = _halves(cells, step_generator(seed, split, "halves"))
+        fold, number = rng.permutation(len(kept)) % 2, len(kept)
+        for part in (0, 1):
+            judged = np.flatnonzero(fold == part)
+            of_fold = _compared(model, cells.subset(kept[fold != part]), shown.subset(judged), hidden.subset(judged))
+            found += [] if of_fold is None else [of_fold]
+    return Agreement(np.mean(found, axis=0) if found else np.zeros(len(WEIGHTS)), number if found else 0)
+
+
+def _compared(
+    model: ScDiVa, others: AdaptationCells, shown: AdaptationCells, hidden: AdaptationCells
+) -> np.ndarray | None:
+    """Agreement of each weight, by cells of which two halves are given; None if the others have no components."""
+    n_tokens = model.config.n_tokens
+    own = own_directions(others, n_tokens, N_DIRECTIONS)
+    if not own.shape[1] or shown.n_cells < 2:
+        return None
+    both = encoded(model, shown).double().numpy(), project(centred(own, others), shown).numpy()
+    state, components = (part / max(spread_within(part, shown.batch), 1e-12) for part in both)
+    target = _dense(hidden, _targets(others, n_tokens), n_tokens)
+    return _predicted_by_neighbors(state, components, target, shown.batch)
+
+
+@torch.no_grad()
+def with_own_components(model: ScDiVa, cells: AdaptationCells, weight: float) -> ScDiVa:
+    """Copy a model, with components of these cells beside its state.
+
+    Parameters
+    ----------
+    model
+        Not changed; components that it has of other cells are left behind.
+    cells
+        What they are fitted to.
+    weight
+        Their spread within batches, in units of the state's; inf: they stand alone, 0: there are none.
+    """
+    c = model.config
+    own = own_directions(cells, c.n_tokens, N_DIRECTIONS) if weight else torch.zeros(c.n_tokens, 0)
+    config = replace(c, adapted="no", adapted_dim=ScDiVaConfig.adapted_dim)
+    if own.shape[1]:
+        config = replace(c, adapted="own" if np.isinf(weight) else "joined", adapted_dim=own.shape[1])
+    new = ScDiVa(config, generator=step_generator(0, 0, "own"))
+    known = model.state_dict()
+    new.load_state_dict({name: value for name, value in known.items() if not name.startswith("own.")}, strict=False)
+    new.vocabulary = getattr(model, "vocabulary", None)
+    if isinstance(new.own, OwnComponents):
+        table = centred(own, cells)
+        unit = spread_within(project(table, cells).numpy(), cells.batch)
+        of_state = 1.0
+        if not np.isinf(weight):
+            some = cells.subset(np.arange(0, cells.n_cells, -(-cells.n_cells // MOST_JUDGED)))
+            of_state = weight * spread_within(encoded(model, some).double().numpy(), some.batch)
+        new.own.table.weight.copy_(table * (of_state / max(unit, 1e-12)))
+    return new.to(next(model.parameters()).device).eval()
+
+
+def spread_within(x: np.ndarray, batch: np.ndarray) -> float:
+    """Root of the summed variance within batches."""
+    size, sums = np.bincount(batch), np.zeros((int(batch.max()) + 1, x.shape[1]))
+    np.add.at(sums, batch, x)
+    return float(np.sqrt(np.square(x - (sums / np.maximum(size, 1)[:, None])[batch]).sum() / len(x)))
+
+
+def _halves(cells: AdaptationCells, generator: torch.Generator) -> tuple[AdaptationCells, AdaptationCells, np.ndarray]:
+    """Part the counts of each cell in two; without cells of which a half is empty, and the numbers of the others."""
+    tokens, bounds = torch.from_numpy(cells.tokens).long(), torch.from_numpy(cells.indptr)
+    whole = counts_of(torch.from_numpy(cells.values), bounds)
+    one = keep_counts(whole, bounds, torch.full(tokens.shape, 0.5), generator)
+    other = Counts(whole.of_token - one.of_token, whole.of_cell - one.of_cell)
+    parts = []
+    for part in (one, other):
+        there = part.of_token > 0
+        kept, ends = chosen(tokens, bounds, there)
+        values = log_normalised(part, bounds)[there]
+        parts.append(replace(cells, indptr=ends.numpy(), tokens=kept.numpy(), values=values.numpy()))
+    rows = np.flatnonzero((np.diff(parts[0].indptr) > 0) & (np.diff(parts[1].indptr) > 0))
+    return parts[0].subset(rows), parts[1].subset(rows), rows
+
+
+def _matrix(cells: AdaptationCells, n_tokens: int) -> sp.csr_matrix:
+    return sp.csr_matrix((cells.values, cells.tokens, cells.indptr), shape=(cells.n_cells, n_tokens))
+
+
+def _targets(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
+    matrix = _matrix(cells, n_tokens).astype(np.float64)
+    mean = np.asarray(matrix.mean(axis=0)).ravel()
+    variance = np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel() - mean**2
+    often = np.argsort(-variance / np.maximum(mean, DISPERSION_OFFSET), kind="stable")[:N_GENES]
+    return np.sort(often[np.argsort(-variance[often], kind="stable")[:N_TARGETS]])
+
+
+def _dense(cells: AdaptationCells, genes: np.ndarray, n_tokens: int) -> Tensor:
+    return torch.from_numpy(_matrix(cells, n_tokens)[:, genes].toarray()).float()
+
+
+def _predicted_by_neighbors(state: np.ndarray, components: np.ndarray, target: Tensor, batch: np.ndarray) -> np.ndarray:
+    """Correlation of each gene with the mean of a cell's neighbours, mean over genes, for each weight."""
+    sums = torch.zeros(len(WEIGHTS), 3, target.shape[1], dtype=torch.float64)
+    for number in np.unique(batch):
+        rows = np.flatnonzero(batch == number)
+        near = min(N_NEIGHBORS, len(rows) - 1)
+        if near < 1:
+            continue
+        near_state, near_own = (torch.from_numpy(part[rows]).float() for part in (state, components))
+        near_state, near_own = (torch.cdist(x, x).square_().fill_diagonal_(torch.inf) for x in (near_state, near_own))
+        truth = target[rows] - target[rows].mean(dim=0)
+        for index, weight in enumerate(WEIGHTS):
+            joined = near_own if np.isinf(weight) else near_state + weight**2 * near_own if weight else near_state
+            nearest = joined.topk(near, dim=1, largest=False).indices
+            mean = torch.stack([target[rows][column] for column in nearest.T]).mean(dim=0)
+            mean = mean - mean.mean(dim=0)
+            sums[index] += torch.stack([(a * b).sum(dim=0) for a, b in ((mean, truth), (mean, mean), (truth, truth))])
+    scale = (sums[:, 1] * sums[:, 2]).sqrt()
+    return torch.where(scale > 0, sums[:, 0] / scale.clamp_min(1e-12), 0.0).mean(dim=1).numpy()

@@ -1,0 +1,169 @@
+"""Components of the user's own cells: found beside noise, weighed by what neighbours predict of counts not seen."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from scdiva._constants import N_SPECIAL
+from scdiva._rng import step_generator
+from scdiva.models.inference import read_out
+from scdiva.train import own_components as O
+from scdiva.train.adaptation import AdaptationCells, encoded
+
+N_GENES = 30  # of the tiny model
+N_TOKENS = N_GENES + N_SPECIAL
+
+
+def make_cells(n: int = 300, n_batches: int = 2, signal: float = 2.0) -> tuple[AdaptationCells, np.ndarray]:
+    """Cells along two hidden directions, a shift between batches, and noise; also dense `(n, N_TOKENS)`."""
+    draw = np.random.default_rng(0)
+    batch = np.sort(np.arange(n) % n_batches)
+    loadings = draw.normal(size=(2, N_GENES)) * signal
+    dense = np.zeros((n, N_TOKENS), dtype=np.float32)
+    raw = draw.normal(size=(n, 2)) @ loadings + draw.normal(size=(n, N_GENES)) + batch[:, None] + 1
+    dense[:, N_SPECIAL:] = np.maximum(raw, 0)
+    rows, columns = np.nonzero(dense)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))])
+    measured = np.arange(N_GENES) + N_SPECIAL
+    return AdaptationCells(indptr, columns, dense[rows, columns], batch, measured, n_batches), dense
+
+
+def make_counts(n: int = 400, n_batches: int = 1, signal: float = 1.2, seed: int = 0) -> AdaptationCells:
+    """Poisson counts of two types that differ in ten genes; log-normalised."""
+    draw = np.random.default_rng(seed)
+    batch, kind = np.sort(np.arange(n) % n_batches), np.arange(n) // n_batches % 2
+    rate = np.full((n, N_GENES), 3.0)
+    rate[:, :10] *= np.exp(signal * np.where(kind, 1, -1))[:, None]
+    rate[:, 10:20] *= np.exp(np.where(batch % 2, 1, -1))[:, None]
+    counts = draw.poisson(rate)
+    values = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True)).astype(np.float32)
+    rows, columns = np.nonzero(counts)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))])
+    measured = np.arange(N_GENES) + N_SPECIAL
+    return AdaptationCells(indptr, columns + N_SPECIAL, values[rows, columns], batch, measured, n_batches)
+
+
+def within(x, batch):
+    return x - np.stack([x[batch == b].mean(axis=0) for b in range(batch.max() + 1)])[batch]
+
+
+def test_own_directions_find_what_is_hidden_and_leave_the_noise():
+    cells, dense = make_cells()
+    own = O.own_directions(cells, N_TOKENS, 6).numpy()
+    x = within(dense.astype(np.float64) @ own, cells.batch)
+    variance = (x**2).mean(axis=0)
+    assert variance[:2].sum() > 0.9 * variance.sum()
+    nothing, flat = make_cells(signal=0.0)
+    flat = within(flat @ O.own_directions(nothing, N_TOKENS, 6).numpy(), cells.batch)
+    assert (flat**2).mean(axis=0).sum() < 0.2 * variance.sum()
+
+
+def test_few_cells_get_no_directions_of_their_own(tiny):
+    cells, _ = make_cells(n=8)
+    assert O.own_directions(cells, N_TOKENS, 6).shape == (N_TOKENS, 0)
+    found = O.compare_weights(tiny(), cells, 0)
+    assert not found.of_weight.any()
+    assert found.n_cells == 0
+    assert O.with_own_components(tiny(), cells, 1.0).config.adapted == "no"
+
+
+def test_halves_show_together_what_the_cell_shows():
+    cells = make_counts(50)
+    one, other, rows = O._halves(cells, step_generator(0, 0, "halves"))
+    assert np.array_equal(rows, np.arange(50))
+    for i in range(50):
+        of = [set(part.tokens[part.indptr[i] : part.indptr[i + 1]]) for part in (one, other, cells)]
+        assert of[0] | of[1] == of[2]
+        assert of[0] != of[1]
+        for part in (one, other):
+            amount = np.expm1(part.values[part.indptr[i] : part.indptr[i + 1]].astype(float))
+            assert amount.sum() == pytest.approx(1e4, rel=1e-4)
+
+
+def test_neighbours_predict_as_by_hand():
+    rng = np.random.default_rng(0)
+    batch = np.repeat([0, 1], [40, 25])
+    state, own = rng.normal(size=(65, 3)), rng.normal(size=(65, 2))
+    target = torch.from_numpy(rng.normal(size=(65, 4)) + state[:, :1] + own[:, :1]).float()
+    found = O._predicted_by_neighbors(state, own, target, batch)
+    for weight, value in zip(O.WEIGHTS, found, strict=True):
+        x = own if np.isinf(weight) else np.hstack([state, weight * own])
+        predicted = np.zeros((65, 4))
+        for i in range(65):
+            distance = np.linalg.norm(x - x[i], axis=1)
+            distance[i] = np.inf
+            distance[batch != batch[i]] = np.inf
+            predicted[i] = target[np.argsort(distance)[: O.N_NEIGHBORS]].mean(dim=0)
+        p, t = within(predicted, batch), within(target.double().numpy(), batch)
+        expected = np.mean([(p[:, g] * t[:, g]).sum() / np.sqrt((p[:, g] ** 2).sum() * (t[:, g] ** 2).sum())
+                            for g in range(4)])  # fmt: skip
+        assert value == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_model_that_knows_nothing_leaves_it_to_the_components(tiny):
+    cells = make_counts()
+    found = O.compare_weights(tiny(), cells, 0)
+    assert found.n_cells == 400
+    assert found.of_weight[-1] > found.of_weight[0] + 0.04
+    assert found.of_weight.argmax() >= O.WEIGHTS.index(1.0)
+    again = O.compare_weights(tiny(), cells, 0)
+    assert np.array_equal(found.of_weight, again.of_weight)
+    assert not np.array_equal(found.of_weight, O.compare_weights(tiny(), cells, 1).of_weight)
+
+
+def test_what_parts_batches_is_no_reason_for_components(tiny):
+    """Types do not differ, batches do: within them there is nothing to find."""
+    cells = make_counts(n_batches=2, signal=0.0)
+    inside = O.compare_weights(tiny(), cells, 0).of_weight
+    across = O.compare_weights(tiny(), replace(cells, batch=np.zeros(400, dtype=np.int64), n_batches=1), 0).of_weight
+    assert across[-1] > 0.15
+    assert inside[-1] < 0.05
+
+
+@pytest.mark.parametrize("weight", [0.5, 2.0, np.inf])
+def test_the_embedding_is_the_join_at_its_weight(tiny, weight):
+    cells, model = make_counts(), tiny()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    new = O.with_own_components(model, cells, weight)
+    state, joined = encoded(model, cells).double().numpy(), encoded(new, cells, what="lat").double().numpy()
+    assert np.array_equal(encoded(new, cells).numpy(), encoded(model, cells).numpy())
+    own = joined if np.isinf(weight) else joined[:, state.shape[1] :]
+    assert own.shape[1] == new.config.adapted_dim
+    unit = 1 if np.isinf(weight) else weight * O.spread_within(state, cells.batch)
+    assert O.spread_within(own, cells.batch) == pytest.approx(unit, rel=1e-4)
+    if not np.isinf(weight):
+        assert np.array_equal(joined[:, : state.shape[1]], state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    again = O.with_own_components(new, cells, 1.0)  # of a model that has components, they are replaced
+    assert again.config.adapted == "joined"
+    assert encoded(again, cells, what="lat").shape[1] == state.shape[1] + again.config.adapted_dim
+    assert O.with_own_components(new, cells, 0.0).config == model.config
+
+
+def test_a_cell_is_embedded_alone_as_among_others(tiny):
+    cells = make_counts()
+    new = O.with_own_components(tiny(), cells, 1.0)
+    with torch.no_grad():
+        whole = read_out(new, cells.take(np.arange(20)).packed, "lat")
+        alone = torch.cat([read_out(new, cells.take(np.array([i])).packed, "lat") for i in range(20)])
+    torch.testing.assert_close(whole, alone)
+
+
+def test_the_cells_stay_as_they_were(tiny):
+    """Values are ranked, tokens are not in order: what sorts one and not the other would mix up the genes."""
+    cells = make_counts()
+    cells = replace(cells, tokens=cells.tokens.astype(np.int32))  # scipy's own type: others it copies anyway
+    for start, end in itertools.pairwise(cells.indptr):
+        order = np.argsort(-cells.values[start:end], kind="stable")
+        cells.tokens[start:end] = cells.tokens[start:end][order]
+        cells.values[start:end] = cells.values[start:end][order]
+    tokens, values = cells.tokens.copy(), cells.values.copy()
+    O.compare_weights(tiny(), cells, 0)
+    O.with_own_components(tiny(), cells, 1.0)
+    assert np.array_equal(cells.tokens, tokens)
+    assert np.array_equal(cells.values, values)

@@ -63,24 +63,33 @@ def attempts(result: dict) -> str:
     return table(header, rows)
 
 
-def adapt_held_out(result: dict) -> str:
-    """Scores of each study and arm, and of all studies together."""
-    said = {"scdiva": "as it is", "adapted": "adapted", "pca": "PCA fitted on the study"}
-    groups = {"all studies": result["rows"]}
-    for row in result["rows"]:
-        groups.setdefault(row["set"], []).append(row)
-    rows = []
-    for name, some in groups.items():
-        for arm, words in said.items():
-            line = [name, words]
-            for key in ("accuracy", "average_bio"):
-                by_seed: dict[int, list[float]] = {}
-                for row in some:
-                    if row["arm"] == arm:
-                        by_seed.setdefault(row["seed"], []).append(row[key])
-                line.append(_spread([mean(values) for values in by_seed.values()]))
-            rows.append(line)
-    return table(["study", "embedding", MEASURES["accuracy"], MEASURES["average_bio"]], rows)
+ADAPTING = {
+    "zero-shot": "zero-shot", "adapted": "adapted", "adapted without batches": "adapted, batches not named",
+    "join": "join", "pca": "PCA", "harmony": "Harmony", "scvi": "scVI",
+}  # fmt: skip
+
+
+def adapting(result: dict) -> str:
+    """Accuracy and cluster mean of each set and arm, the weights chosen, means of each group."""
+    rows = [row for row in result["rows"] if "arm" in row]
+    arms = [arm for arm in ADAPTING if any(row["arm"] == arm for row in rows)]
+    at = {(row["set"], row["arm"]): row for row in rows}
+    lines = []
+    for group in dict.fromkeys(row["group"] for row in rows):
+        sets = list(dict.fromkeys(row["set"] for row in rows if row["group"] == group))
+        for name in sets:
+            own = at[name, "adapted"]
+            chosen = ", ".join("alone" if one is None else f"{one:g}" for one in dict.fromkeys(own["weights"]))
+            cells = [_both([at[name, arm]]) if (name, arm) in at else "" for arm in arms]
+            lines.append([f"{name} ({own['n_cells']:,})", *cells, chosen, f"{own['cpu_seconds']:.0f}"])
+        # of arms that not all sets have a mean says nothing
+        means = [_both([at[one, arm] for one in sets]) if all((one, arm) in at for one in sets) else "" for arm in arms]
+        lines.append([f"**{group}, mean of {len(sets)}**", *means, "", ""])
+    return table(["set", *(ADAPTING[arm] for arm in arms), "weight", "CPU s"], lines)
+
+
+def _both(rows: list[dict]) -> str:
+    return " / ".join(f"{mean(row[key] for row in rows):.3f}" for key in ("accuracy", "average_bio"))
 
 
 SISTERS = {"shipped": "in training (scdiva-mini)", "left_out": "left out of training"}

@@ -382,10 +382,6 @@ def imputing(make: Callable[[ad.AnnData, Work, int], Any]) -> Callable[[Work, in
 
 IMPUTE: dict[str, tuple[Callable[[Work, int], dict], int]] = {
     "ours": (imputing(lambda left, work, seed: imputed(left, work.model, seed)), 3),
-    "ours_adapted": (
-        imputing(lambda left, work, seed: imputed(left, sd.tl.adapt(left, work.model, rng=seed), seed)),
-        3,
-    ),
     "knn": (imputing(lambda left, work, seed: neighbors(left, 1)), 3),
     "diffused": (imputing(lambda left, work, seed: neighbors(left, DIFFUSED)), 3),
     "gene_means": (imputing(lambda left, work, seed: group_means(left, False)), 3),

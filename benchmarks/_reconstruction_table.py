@@ -26,7 +26,6 @@ NAMES = {
     "ours_8_remdm": "8 steps, remdm",
     "mask_free": "scdiva-mini, mask-free",
     "masked_30": "scdiva-mini, 30% masked, one step",
-    "ours_adapted": "scdiva-mini, adapted",
     "knn": "mean of 30 neighbours",
     "diffused": "the same, diffused three times",
     "gene_means": "gene means",
@@ -100,8 +99,7 @@ WORDS_OF = {
         "was counted. The RMSE of what is expressed is that of a value known to be above zero, as all of these are: "
         "ours is what `tl.impute(expressed=True)` writes; the others say nothing of the kind, and their expectation "
         "is read as that of a Poisson variable, without its zeros. Ranks within a cell are the same by both. The "
-        "goals are held to it, and to the model that is fitted to the same cells as its rivals are, by `tl.adapt`. "
-        "Our seconds are of both calls. scVI: default architecture, all genes, default epochs (400 at these sizes) if "
+        "goals are held to it. scVI: default architecture, all genes, default epochs (400 at these sizes) if "
         "its row names no others. 30 neighbours, the cell among them, on 50 components; diffusion is MAGIC's idea, not "
         "its code. Type means are "
         "told the true types."
@@ -224,23 +222,22 @@ def goals(rows: list[dict]) -> list[dict]:
                 found += _lead(f"{name}: {what}, above {NAMES[rival]}", of["masked"], rival, key)
         for rival in ("knn", "diffused", "scvi"):
             found += _lead(f"{name}: imputation, Spearman per cell above {NAMES[rival]}", of["impute"], rival,
-                           "spearman_cell", fitted=True)  # fmt: skip
+                           "spearman_cell", own="ours")  # fmt: skip
             found += _lead(f"{name}: imputation, RMSE of what is expressed below {NAMES[rival]}", of["impute"], rival,
-                           "rmse_shown", -1, fitted=True)  # fmt: skip
+                           "rmse_shown", -1, own="ours")  # fmt: skip
         found += _drawn(name, of["population"]) + _likely(name, of["likelihood"])
     return found
 
 
-def _lead(what: str, arms: dict[str, dict], rival: str, key: str, sign: int = 1, fitted: bool = False) -> list[dict]:
+def _lead(what: str, arms: dict[str, dict], rival: str, key: str, sign: int = 1, own: str = UNRANKED) -> list[dict]:
     """Ours less the rival's, or the other way round for an error; what others of ours have stands beside.
 
     Hidden genes and values are judged where nothing says at which rank they stood.
     """
-    judged, beside, words = ("ours_adapted", "ours", "zero_shot") if fitted else (UNRANKED, "ours", "ranks_given")
-    if not all(key in arms.get(arm, {}) for arm in (judged, rival)):
+    if not all(key in arms.get(arm, {}) for arm in (own, rival)):
         return []
-    ours, theirs = (of_row(arms[arm], key, ddof=1) for arm in (judged, rival))
-    others = {words: arms[beside][key]} if beside in arms else {}
+    ours, theirs = (of_row(arms[arm], key, ddof=1) for arm in (own, rival))
+    others = {"ranks_given": arms["ours"][key]} if own == UNRANKED and "ours" in arms else {}
     pair = (ours, theirs) if sign > 0 else (theirs, ours)
     return [judge(what, *pair, at_least=0.0, ours=ours.value, theirs=theirs.value, **others)]
 

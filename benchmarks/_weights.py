@@ -30,7 +30,7 @@ READS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "zero_shot": (ENCODER, dict.fromkeys(("svd", "pca", "scvi"), NONE)),
     "thinning": (ENCODER, dict.fromkeys(("svd", "pca", "scvi"), NONE)),
     "pooling": (WHOLE, {"state": ENCODER}),
-    "adapt_held_out": (ENCODER, {"pca": NONE}),
+    "adapting": (ENCODER, dict.fromkeys(("pca", "harmony", "scvi"), NONE)),
     "sister_studies": (ENCODER, {}),
     "integration": (
         ENCODER,
@@ -66,7 +66,7 @@ READS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
                 ("marginals", "type_means", "knn", "diffused", "gene_means", "scvi", "other_real", "independent"), NONE
             ),
             **dict.fromkeys(
-                ("impute ours", "impute ours_adapted", "population ours", "by_type", "ours_few", "no_state_32",
+                ("impute ours", "population ours", "by_type", "ours_few", "no_state_32",
                  "ours_no_transformer"),
                 FILLING,
             ),
@@ -84,7 +84,6 @@ OWN_WEIGHTS = {
     "ablation": "each arm trains its own weights",
     "learning_curve": "each point trains its own set encoder; the encoder that is shipped is a later one",
     "attempts": "each arm trains its own set encoder",
-    "adapt_held_out": "the base set encoder of the ablation, which saw none of these studies",
     "denoising": "set encoder and state head trained as the bundled ones, without the studies that are scored",
     "sister_studies left_out": "a set encoder trained as the bundled one's, without kang_pbmc_stim_2000",
 }

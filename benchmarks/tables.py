@@ -16,7 +16,7 @@ from pathlib import Path
 from _ablation_table import ablation
 from _about import ABOUT, CHOSEN, JUDGED
 from _annotation_table import annotation_tables, literature
-from _curves import adapt_held_out, added_by_training, attempts, learning_curve, sister_studies
+from _curves import adapting, added_by_training, attempts, learning_curve, sister_studies
 from _denoising_table import denoising
 from _few_genes_table import few_genes
 from _grn_table import grn_tables
@@ -39,7 +39,6 @@ ARMS = {
     "linear": "its linear part alone",
     "svd": "corpus SVD, zero-shot",
     "pca": "PCA fitted on the set",
-    "adapted": "scdiva-mini, adapted to the set",
     "scvi": "scVI fitted on the set",
 }
 THINNED = {"cosine": "cosine", "cosine_centred": "cosine, centred", "accuracy": "15-NN accuracy"}
@@ -78,6 +77,12 @@ def zero_shot(result: dict) -> str:
     judged = [row for row in result["rows"] if "met" in row]
     parts = [table(header, rows) + without(result), added_by_training(result["rows"]), goals(judged) if judged else ""]
     return "\n".join(part for part in parts if part)
+
+
+def adapting_page(result: dict) -> str:
+    """Scores of each set and arm, then the goals."""
+    judged = [row for row in result["rows"] if "met" in row]
+    return "\n".join([adapting(result), *([goals(judged)] if judged else [])])
 
 
 def thinning(result: dict) -> str:
@@ -327,7 +332,7 @@ WRITERS = {
     "reconstruction": reconstruction,
     "thinning": thinning,
     "pooling": pooling,
-    "adapt_held_out": adapt_held_out,
+    "adapting": adapting_page,
     "sister_studies": sister_studies,
     "ablation": ablation,
     "learning_curve": learning_curve,

@@ -1,14 +1,12 @@
 """Zero-shot embedding beside what is fitted on the same cells, and beside a linear zero-shot map.
 
-    python benchmarks/zero_shot.py --data FOLDER [--prepared FOLDER] [--sets pbmc3k_raw ...] [--seeds 0 1 2] [--adapt]
+    python benchmarks/zero_shot.py --data FOLDER [--prepared FOLDER] [--sets pbmc3k_raw ...] [--seeds 0 1 2]
         [--keep scvi ...] [--strict]
 
 All arms see the same cells and are scored alike: 15-NN accuracy and macro-F1 (5 folds), NMI and ARI at the best Leiden
 resolution, label silhouette. Seeds shuffle the folds, the clusters and the sample of large sets.
 
 - scdiva was trained on none of these cells and fits nothing.
-- adapted: `tl.adapt` with its defaults, no batch_key, then embedded; for each seed anew. Only with `--adapt`, as it
-  takes minutes.
 - linear: the part of its set encoder that is a projection on a corpus SVD of its own making, what it started from.
 - svd: the plain, study-centred SVD of the corpus (4,000 genes, 64 directions), without any network. It needs the
   corpus as `scripts/train_mini.py` packs it, `--prepared`.
@@ -68,21 +66,13 @@ def timed(make: object) -> tuple[object, dict[str, float]]:
 
 
 def embeddings(
-    adata: ad.AnnData, model: ScDiVa, svd: Arm | None, seeds: list[int], adapt: bool = False, kept: tuple[str, ...] = ()
+    adata: ad.AnnData, model: ScDiVa, svd: Arm | None, seeds: list[int], kept: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, list[np.ndarray], dict]]:
     """Yield each arm that is not kept, its embedding for each seed, and the seconds of one fit and embedding."""
     found, seconds = timed(lambda: scdiva_arm(model)(adata))
     yield "scdiva", [found] * len(seeds), seconds
     if (linear := linear_part(found, model)) is not None:
         yield "linear", [linear] * len(seeds), seconds
-    if adapt:
-        fits, seconds = [], {}
-        for seed in seeds:
-            own, seconds = timed(lambda seed=seed: sd.tl.adapt(adata, model, rng=seed))
-            fits.append(own)
-        yield "adapted", [scdiva_arm(own)(adata) for own in fits], {
-            **seconds, "kept": [own.adaptation["kept"] for own in fits],
-        }  # fmt: skip
     if svd is not None and "svd" not in kept:
         found, seconds = timed(lambda: svd(adata))
         yield "svd", [found] * len(seeds), seconds
@@ -127,11 +117,6 @@ def goals(rows: list[dict]) -> list[dict]:
             found += [judge(f"{name}: {measure} above {said}", *pair, at_least=0.0) for name, pair in pairs.items()]
             clear = [judge(name, *pair, at_least=LEAD) for name, pair in pairs.items()]
             found.append(judge_number(f"blood sets where {measure} is {LEAD:g} or more above {said}", clear, 2, "sets"))
-    for (name, arm), row in by_arm.items():
-        if arm == "adapted" and (name, "scvi") in by_arm:
-            scvi = by_arm[name, "scvi"]
-            pair = (of_row(one, "average_bio") for one in (row, scvi))
-            found.append(judge(f"{name}: adapted, mean of NMI, ARI, ASW above scVI", *pair, at_least=0.0))
     return found
 
 
@@ -142,7 +127,6 @@ def main() -> int:
     parser.add_argument("--sets", nargs="+", default=SETS)
     parser.add_argument("--seeds", nargs="+", type=int, default=(0, 1, 2))
     parser.add_argument("--model", default="scdiva-mini")
-    parser.add_argument("--adapt", action="store_true", help="also adapt the model to each set")
     parser.add_argument("--keep", nargs="+", default=(), choices=("svd", "pca", "scvi"), help="arms not to make anew")
     parser.add_argument("--strict", action="store_true", help="fail where a goal is missed")
     arguments = parser.parse_args()
@@ -161,7 +145,7 @@ def main() -> int:
     for name in arguments.sets:
         adata, labels = load_set(arguments.data, name)
         kept = tuple(arm for of, arm in old if of == name)
-        for arm, per_seed, notes in embeddings(adata, model, svd, seeds, arguments.adapt, kept):
+        for arm, per_seed, notes in embeddings(adata, model, svd, seeds, kept):
             runs = [scores(found, labels, seed) for found, seed in zip(per_seed, seeds, strict=True)]
             row = row_of(name, arm, runs, notes)
             rows.append(row)

@@ -44,14 +44,19 @@ def test_attempts_are_held_against_the_first(curves):
     assert found[4] == ["linear", "its linear part alone", "0.400", "0.400", "0.400", "-"]
 
 
-def test_adapting_is_spread_over_seeds_not_over_studies(curves):
+def test_adapting_shows_what_was_chosen_and_means_of_groups(curves):
+    def row(name, arm, accuracy, **more):
+        score = {"accuracy": accuracy, "average_bio": accuracy / 2, "n_cells": 1000, "cpu_seconds": 4.6}
+        return {"set": name, "arm": arm, "group": "studies", **score, **more}
+
     rows = [
-        {"set": name, "arm": arm, "seed": seed, "accuracy": 0.5 + 0.1 * (name == "b"), "average_bio": 0.1 * seed}
-        for name in "ab" for arm in ("scdiva", "adapted", "pca") for seed in (0, 2)
+        row("a", "zero-shot", 0.8), row("a", "adapted", 0.9, weights=[1.0, 1.5, 1.0]), row("a", "harmony", 0.7),
+        row("b", "zero-shot", 0.6), row("b", "adapted", 0.7, weights=[None, None, None]),
     ]  # fmt: skip
-    found = lines(curves.adapt_held_out({"rows": rows}))
-    assert found[2] == ["all studies", "as it is", "0.550 ± 0.000", "0.100 ± 0.141"]
-    assert [line[0] for line in found[2:]] == ["all studies"] * 3 + ["a"] * 3 + ["b"] * 3
+    found = lines(curves.adapting({"rows": rows}))
+    assert found[2] == ["a (1,000)", "0.800 / 0.400", "0.900 / 0.450", "0.700 / 0.350", "1, 1.5", "5"]
+    assert found[3] == ["b (1,000)", "0.600 / 0.300", "0.700 / 0.350", "", "alone", "5"]
+    assert found[4][:3] == ["**studies, mean of 2**", "0.700 / 0.350", "0.800 / 0.400"]
 
 
 def test_what_training_added_has_an_interval(script):

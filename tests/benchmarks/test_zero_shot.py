@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import scdiva as sd
-
 
 @pytest.fixture
 def zero_shot(script):
@@ -51,27 +49,3 @@ def test_types_that_lie_apart_score_higher_than_those_that_do_not(zero_shot):
     assert good["accuracy"] == 1.0
     assert bad["accuracy"] < 0.6
     assert good["average_bio"] > bad["average_bio"] + 0.3
-
-
-def test_adapted_is_held_against_scvi(zero_shot):
-    rows = [
-        {"set": "some", "arm": "adapted", "accuracy": 0.5, "average_bio": 0.61, "wall_seconds": 30.0},
-        {"set": "some", "arm": "scvi", "accuracy": 0.5, "average_bio": 0.62, "wall_seconds": 60.0},
-        {"set": "other", "arm": "adapted", "accuracy": 0.5, "average_bio": 0.9, "wall_seconds": 30.0},
-    ]
-    found = {row["what"]: (row["value"], row["met"]) for row in zero_shot.goals(rows)}
-    assert found == {"some: adapted, mean of NMI, ARI, ASW above scVI": (-0.01, False)}
-
-
-def test_the_adapted_model_embeds_the_set(zero_shot):
-    adata = sd.datasets.pbmc68k_reduced().raw.to_adata()
-    model = sd.models.load_model()
-    arms = {}
-    for arm, runs, notes in zero_shot.embeddings(adata[:200].copy(), model, None, [0], adapt=True):
-        arms[arm] = runs, notes
-        if arm == "adapted":
-            break
-    (own,), notes = arms["adapted"]
-    given = arms["scdiva"][0][0]
-    assert own.shape == given.shape
-    assert (notes["kept"] == ["given"]) == np.array_equal(own, given)

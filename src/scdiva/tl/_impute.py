@@ -63,8 +63,7 @@ def impute(
     :math:`m = \log(1 + p (e^{\mu + \sigma^2 / 2} - 1))`, a log-normal variable with a zero beside it, and by how much
     an observed value would differ from it, :math:`\sqrt{p (\sigma^2 + (\mu - m)^2) + (1 - p) m^2}`. Values that were
     observed are kept. Each gene's :math:`\mu` follows the depth of the cells as its observed values do, and its
-    expected counts add up to those observed. A model that :func:`adapt` fitted to the cells expects more closely where
-    few genes were measured.
+    expected counts add up to those observed.
 
     An expectation counts zeros as often as they occur, so it lies below nearly every value that is seen. With
     `expressed=True` it is asked instead what a gene shows where it does show, one that is known to be there and dropped

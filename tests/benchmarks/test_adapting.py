@@ -1,0 +1,72 @@
+"""The benchmark of adapting: its arms on real cells, which studies a model was not trained on, goals."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import scdiva as sd
+from scdiva.data.packed import pack_files
+from scdiva.models import save_model
+
+
+@pytest.fixture
+def adapting(script):
+    return script("adapting")
+
+
+def test_arms_embed_the_same_cells(adapting, pbmc_raw):
+    model, labels = sd.models.load_model(), pbmc_raw.obs["bulk_labels"].astype(str).to_numpy()
+    adata = pbmc_raw
+    arms = list(adapting.arms_of(adata, model, None, [0], ("scvi",)))
+    assert [name for name, _, _ in arms] == ["zero-shot", "adapted", "join", "pca"]
+    found = {name: runs[0] for name, runs, _ in arms}
+    assert {len(embedding) for embedding in found.values()} == {adata.n_obs}
+    width = found["zero-shot"].shape[1]
+    np.testing.assert_array_equal(found["join"][:, :width], found["zero-shot"])
+    (row, *_) = adapting.make_rows("some", adata, labels, iter(arms[1:2]), [0])
+    assert row["weights"][0] in (None, *map(float, range(5)), 0.25, 0.5, 1.5)
+    assert row["accuracy"] > 0.5
+    assert row["accuracy_seeds"] == [pytest.approx(row["accuracy"], abs=1e-4)]
+
+
+@pytest.fixture
+def pbmc_raw():
+    adata = sd.datasets.pbmc68k_reduced()
+    cells = adata.raw.to_adata()[:240].copy()
+    cells.obs["cell_type"] = cells.obs["bulk_labels"]
+    return cells
+
+
+def test_held_out_studies_are_labelled_and_not_in_training(adapting, tmp_path):
+    model = sd.models.load_model()
+    (tmp_path / "base" / "prepared").mkdir(parents=True)
+    (tmp_path / "corpus").mkdir()
+    save_model(model, model.vocabulary, tmp_path / "base" / "model")
+    for name, types in (("known", "ab"), ("new", "ab"), ("one_type", "a"), ("unlabelled", ("a", "None"))):
+        cells = sd.datasets.toy(60, 100)
+        cells.obs["cell_type"] = [types[i % len(types)] for i in range(60)]
+        cells.write_h5ad(tmp_path / "corpus" / f"{name}.h5ad")
+    cells = tmp_path / "corpus" / "known.h5ad"
+    pack_files([cells], model.vocabulary, tmp_path / "base" / "prepared" / "train.h5").close()
+    assert list(adapting.held_out(tmp_path / "corpus", tmp_path / "base")) == ["new"]
+
+
+def test_goals_are_of_each_set_and_of_means(adapting):
+    def row(name, arm, accuracy):
+        score = {"accuracy": accuracy, "accuracy_sd": 0.0, "average_bio": accuracy, "n_cells": 20_000, "n_seeds": 3}
+        return {"set": name, "arm": arm, "group": "sets", **score}
+
+    scores = {"a": (0.80, 0.85, 0.90), "b": (0.70, 0.65, 0.60), "c": (0.70, 0.65, 0.74)}
+    rows = [
+        row(name, arm, value)
+        for name, of in scores.items()
+        for arm, value in zip(("zero-shot", "pca", "adapted"), of, strict=True)
+    ]
+    found = {one["what"]: one for one in adapting.goals(rows)}
+    assert found["a: accuracy above the better of model and PCA"]["met"] is True
+    assert found["b: accuracy above the better of model and PCA"]["met"] is False
+    mean = found["sets: mean accuracy above pca"]
+    assert mean["value"] == pytest.approx(0.03)
+    assert mean["met"] is None
+    assert "sets: mean accuracy above scvi" not in found

@@ -79,7 +79,7 @@ def adapting(result: dict) -> str:
         sets = list(dict.fromkeys(row["set"] for row in rows if row["group"] == group))
         for name in sets:
             own = at[name, "adapted"]
-            chosen = ", ".join("alone" if one is None else f"{one:g}" for one in dict.fromkeys(own["weights"]))
+            chosen = ", ".join("alone" if one is None else f"{one:g}" for one in dict.fromkeys(own["chosen"]))
             cells = [_both([at[name, arm]]) if (name, arm) in at else "" for arm in arms]
             lines.append([f"{name} ({own['n_cells']:,})", *cells, chosen, f"{own['cpu_seconds']:.0f}"])
         # of arms that not all sets have a mean says nothing

@@ -50,8 +50,8 @@ def test_adapting_shows_what_was_chosen_and_means_of_groups(curves):
         return {"set": name, "arm": arm, "group": "studies", **score, **more}
 
     rows = [
-        row("a", "zero-shot", 0.8), row("a", "adapted", 0.9, weights=[1.0, 1.5, 1.0]), row("a", "harmony", 0.7),
-        row("b", "zero-shot", 0.6), row("b", "adapted", 0.7, weights=[None, None, None]),
+        row("a", "zero-shot", 0.8), row("a", "adapted", 0.9, chosen=[1.0, 1.5, 1.0]), row("a", "harmony", 0.7),
+        row("b", "zero-shot", 0.6), row("b", "adapted", 0.7, chosen=[None, None, None]),
     ]  # fmt: skip
     found = lines(curves.adapting({"rows": rows}))
     assert found[2] == ["a (1,000)", "0.800 / 0.400", "0.900 / 0.450", "0.700 / 0.350", "1, 1.5", "5"]

@@ -135,8 +135,8 @@ def test_long_entries_are_cut():
 
 def test_other_species_are_told_by_their_ids(network):
     vocabulary = network().vocabulary
-    assert _summary.species_of(vocabulary) == "human"
+    assert vocabulary.species == "human"
     table = vocabulary.table.assign(ensembl_id=[f"ENSMUSG{i:011d}" for i in range(vocabulary.n_genes)])
-    assert _summary.species_of(type(vocabulary)(table)) == "mouse"
+    assert type(vocabulary)(table).species == "mouse"
     table = vocabulary.table.assign(ensembl_id=[f"ENSDARG{i:011d}" for i in range(vocabulary.n_genes)])
-    assert _summary.species_of(type(vocabulary)(table)) is None
+    assert type(vocabulary)(table).species is None

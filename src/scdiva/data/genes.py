@@ -150,18 +150,18 @@ def resolve_genes(
     report
         Plain numbers and strings: `n_genes`, `n_mapped`, `share_genes`, `share_counts` (of all counts, those on mapped
         genes), `n_duplicates` (names beyond the first of their gene), `vocabulary` (fingerprint) and `how`, a dict with
-        the number of names found as "ensembl", "symbol", "previous", "alias" and "unknown".
+        the number of names found as "ensembl", "symbol", "previous", "alias", "ortholog" and "unknown".
 
     Raises
     ------
     ValueError
-        If the names are those of mouse genes; if less than half of the counts fall on known genes; if there are no
-        genes, no counts, or as many counts as genes; if `duplicates="error"` and two names mean one gene.
+        If less than half of the counts fall on known genes; if there are no genes, no counts, or as many counts as
+        genes; if `duplicates="error"` and two names mean one gene.
 
     Warns
     -----
     UserWarning
-        If less than 80% of the counts fall on known genes.
+        If less than 80% of the counts fall on known genes; if they are mouse genes, read as their human orthologs.
     """
     if duplicates not in ("sum", "error"):
         raise ValueError(f'duplicates must be "sum" or "error", got {duplicates!r}')
@@ -186,6 +186,15 @@ def resolve_genes(
         how = np.where(unknown, np.asarray(second.how, dtype=object), how)
     mapped = tokens != UNKNOWN
     share = float(counts[mapped].sum() / total)
+    if share >= ERROR_SHARE and (how == "ortholog").any():
+        first_mouse = [name for name, kind in zip(names, how, strict=True) if kind == "ortholog"][:3]
+        warnings.warn(
+            f"these are mouse genes, such as {', '.join(map(repr, first_mouse))}: {int(mapped.sum()):,} of "
+            f"{len(names):,} are read as their human orthologs, with {share:.0%} of the counts. The model has learned "
+            "from human cells alone.",
+            UserWarning,
+            stacklevel=4,
+        )
     if share < WARNING_SHARE:
         _refuse_or_warn(names, counts, mapped, share)
 
@@ -249,9 +258,9 @@ def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
     if looks_like_mouse(names):
         return (
             f"these are mouse (or rat) genes, such as {', '.join(map(repr, first or names[:_N_SHOWN]))}; the "
-            "vocabulary is human. Map them to their one-to-one human orthologs (homology tables of Ensembl BioMart or "
-            'MGI), write the human symbols into a column of adata.var ("" where there is none), and pass that column '
-            "as gene_ids="
+            "vocabulary is human, and too few have a human ortholog that it holds (scdiva.tokenizer.human_orthologs). "
+            'With a table of your own, write the human symbols into a column of adata.var ("" where there is none), '
+            "and pass that column as gene_ids="
         )
     if sum(bool(re.fullmatch(r"[\d.]+", name)) for name in names) > len(names) / 2:
         return (

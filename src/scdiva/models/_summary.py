@@ -22,7 +22,6 @@ LONGEST = 200
 """Characters of an entry that are shown."""
 MOST_HASHED = 50_000_000
 """Parameters of the largest model whose hash is shown: it takes a tenth of a second for ten million."""
-_ENSEMBL = {"ENSG0": "human", "ENSMUSG0": "mouse"}
 """Species by the beginning of its Ensembl ids."""
 
 
@@ -91,7 +90,7 @@ def model_rows(model: ScDiVa) -> dict[str, object]:
         "reads of a cell": f"{c.input_length:,} genes, {c.max_length:,} of them in the transformer",
         "cell state": f"{c.state_dim} numbers",
         "genes": f"{c.n_genes:,}" if vocabulary is None else _vocabulary(vocabulary),
-        "species": metadata.get("species", None if vocabulary is None else species_of(vocabulary)),
+        "species": metadata.get("species", None if vocabulary is None else vocabulary.species),
         "trained on": corpus_said(metadata),
         "training": steps_said(metadata),
         "integrates batches": None if model.integration is None else "yes",
@@ -136,15 +135,6 @@ def perturbation_rows(fitted: PerturbationModel) -> dict[str, object]:
 def _vocabulary(vocabulary: Vocabulary) -> str:
     """Say how many genes, and which vocabulary."""
     return f"{vocabulary.n_genes:,}, fingerprint {vocabulary.fingerprint[:12]}"
-
-
-def species_of(vocabulary: Vocabulary) -> str | None:
-    """Tell the species by most of the Ensembl ids; None where they do not tell."""
-    ids = [str(name) for name in vocabulary.ensembl_ids]
-    for beginning, species in _ENSEMBL.items():
-        if 2 * sum(name.startswith(beginning) for name in ids) > len(ids):
-            return species
-    return None
 
 
 def corpus_said(metadata: Mapping[str, Any]) -> str | None:

@@ -58,8 +58,8 @@ def adapt(
     Up to 20 principal components of these cells (within batches, shrunk by the noise in them) are joined to the model's
     cell state, :math:`[z,\; w\,x]`: what the corpus did not teach of a tissue comes in with x, what these cells alone
     are too few to show stays with z. How much x counts is chosen by count splitting [1]_: each cell's counts are parted
-    in two halves by chance, and the weight is taken with which the 15 nearest neighbours in the first halves, within
-    the batch, best predict the second halves' expression. The components that judge a cell are fitted to other cells.
+    by chance, and the weight is taken with which a cell's 10 nearest neighbours by four fifths of the counts, within
+    the batch, best predict the expression in the last fifth. The components that judge a cell are fitted to others.
     Compared are the model's state alone, the components alone, and seven weights between; nothing is trained.
 
     Of more than 50,000 cells so many are drawn. They are held in memory, 8 bytes per value above zero. Cell states,
@@ -80,7 +80,7 @@ def adapt(
         Column of `adata.obs` with the batch of each cell. Components and neighbours are then taken within batches, so
         that what only tells batches apart does not count.
     rng
-        Seed of the halves and of the draw of cells; None takes `scdiva.settings.seed`. Global random state is never
+        Seed of the splits and of the draw of cells; None takes `scdiva.settings.seed`. Global random state is never
         touched. On a CPU the same seed gives the same model.
     device
         Torch device to compute on; None takes `scdiva.settings.device`. The model returned stays there.

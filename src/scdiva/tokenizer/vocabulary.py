@@ -14,13 +14,17 @@ import pandas as pd
 
 from scdiva._constants import N_SPECIAL, UNKNOWN
 from scdiva.tokenizer._vocabulary_file import COLUMNS, read_file, write_file
-from scdiva.tokenizer.names import ensembl_id, r_name, repeated_name, usual_spelling
+from scdiva.tokenizer.names import ensembl_id, looks_like_mouse, r_name, repeated_name, usual_spelling
+from scdiva.tokenizer.orthologs import human_orthologs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-HOW = ("ensembl", "symbol", "previous", "alias", "unknown")
+HOW = ("ensembl", "symbol", "previous", "alias", "ortholog", "unknown")
 """The ways a name can be matched, in the order in which they are tried."""
+MOST_HUMAN = 0.1
+"""Share of a list of mouse genes that may be human genes' names too; of more, cells of both species are likely."""
+_ENSEMBL = {"ENSG0": "human", "ENSMUSG0": "mouse"}
 
 _HUMAN = Path(__file__).parent / "human.parquet"
 _CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
@@ -215,6 +219,15 @@ class Vocabulary:
         return _frozen(by_token)
 
     @cached_property
+    def species(self) -> str | None:
+        """Species of most of the Ensembl ids, `"human"` or `"mouse"`; None where they do not say."""
+        ids = [str(name) for name in self.ensembl_ids]
+        for beginning, species in _ENSEMBL.items():
+            if 2 * sum(name.startswith(beginning) for name in ids) > len(ids):
+                return species
+        return None
+
+    @cached_property
     def fingerprint(self) -> str:
         """SHA-256 over Ensembl ids and symbols in token order: equal means that tokens mean the same genes."""
         lines = (f"{i}\t{s}\n" for i, s in zip(self._table["ensembl_id"], self._table["symbol"], strict=True))
@@ -229,6 +242,10 @@ class Vocabulary:
         alias) of several genes is unknown. Case counts. Blanks around a name don't. A name that nothing is known of is
         looked up once more in its usual spelling ("C12ORF57" → C12orf57, "Sep-07" → SEPT7), and then, if it is a repeat
         that `make.unique` numbered ("PSMA2.1" in a list that holds PSMA2), by the name it repeats.
+
+        If the vocabulary is human, and the names are a mouse's (:func:`scdiva.tokenizer.looks_like_mouse`) of which
+        hardly any is a human gene's too, each is found by its human ortholog
+        (:func:`scdiva.tokenizer.human_orthologs`), and by nothing else.
 
         Parameters
         ----------
@@ -248,12 +265,20 @@ class Vocabulary:
         if isinstance(names, str):
             raise TypeError(f"names={names!r} must be a list of names.")
         clean = [str(name).strip() for name in names]
-        present = set(clean)
-        found = [self._find(name) or self._find_repeated(name, present) or (UNKNOWN, "unknown") for name in clean]
+        found = self._matched(clean)
+        known = sum(token != UNKNOWN for token, _ in found)
+        if known < MOST_HUMAN * len(clean) and looks_like_mouse(clean) and self.species == "human":
+            orthologs = self._matched(human_orthologs(clean))
+            found = [(token, "unknown" if token == UNKNOWN else "ortholog") for token, _ in orthologs]
         return GeneMatch(
             tokens=np.fromiter((token for token, _ in found), dtype=np.int32, count=len(found)),
             how=pd.Categorical([how for _, how in found], categories=list(HOW)),
         )
+
+    def _matched(self, names: list[str]) -> list[tuple[int, str]]:
+        """Token of each stripped name and how it was found."""
+        present = set(names)
+        return [self._find(name) or self._find_repeated(name, present) or (UNKNOWN, "unknown") for name in names]
 
     def _find(self, name: str) -> tuple[int, str] | None:
         """Token of one stripped name and how it was found; None where nothing is known of the name."""

@@ -31,9 +31,13 @@ WEIGHTS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, np.inf)
 """Weights of the own components that are compared; 0: the model's state alone, inf: the components alone."""
 MOST_JUDGED = 5000
 """Most cells that compare them; of more, so many are drawn."""
-ENOUGH_JUDGED, MOST_SPLITS = 2000, 5
-"""Fewer cells than that judge in several splits, at most five: of 300 cells a single one says little."""
-N_NEIGHBORS = 15
+ENOUGH_JUDGED, MOST_SPLITS = 1000, 3
+"""Fewer cells than that judge in several splits, at most three: of 300 cells a single one says little."""
+SHARE = 0.8
+"""Of a cell's counts, what gives it its place. With half of them cells are so shallow that the components, which are
+used on whole cells, look worse than they are, and the model's state better."""
+N_NEIGHBORS, LEAST_NEIGHBORS = 10, 3
+"""An eighth of the cells of a batch where that is fewer."""
 N_TARGETS = 500
 """Genes whose expression is predicted: of the 2,000 of the highest dispersion those of the highest variance."""
 
@@ -118,10 +122,10 @@ class Agreement(NamedTuple):
 def compare_weights(model: ScDiVa, cells: AdaptationCells, seed: int) -> Agreement:
     """Compare weights of own components beside a model's state by what neighbours predict of counts not seen.
 
-    Each cell's counts are parted in two halves by chance (count splitting; Batson, Royer & Webber 2019; Neufeld et al.
-    2024). The first half gives a cell its state and its place among the components; the mean of its 15 nearest
-    neighbours' second halves, within its batch, predicts its own. The components are fitted to other cells, in two
-    folds: fitted to the same ones they would know of the second half.
+    Each cell's counts are parted by chance (count splitting; Batson, Royer & Webber 2019; Neufeld et al. 2024). Four
+    fifths of them give a cell its state and its place among the components; of the last fifth, the mean of its 10
+    nearest neighbours within the batch predicts its own. The components are fitted to other cells, in two folds: fitted
+    to the same ones they would know of what is predicted.
 
     Parameters
     ----------
@@ -130,7 +134,7 @@ def compare_weights(model: ScDiVa, cells: AdaptationCells, seed: int) -> Agreeme
     cells
         At least two.
     seed
-        Of the halves, the folds, and the draw where there are many cells.
+        Of the splits, the folds, and the draw where there are many cells.
 
     Returns
     -------
@@ -142,7 +146,7 @@ def compare_weights(model: ScDiVa, cells: AdaptationCells, seed: int) -> Agreeme
         cells = cells.subset(np.sort(rng.choice(cells.n_cells, MOST_JUDGED, replace=False)))
     found, number = [], 0
     for split in range(min(MOST_SPLITS, -(-ENOUGH_JUDGED // cells.n_cells))):
-        shown, hidden, kept = _halves(cells, step_generator(seed, split, "halves"))
+        shown, hidden, kept = _split(cells, step_generator(seed, split, "split"))
         fold, number = rng.permutation(len(kept)) % 2, len(kept)
         for part in (0, 1):
             judged = np.flatnonzero(fold == part)
@@ -154,7 +158,7 @@ def compare_weights(model: ScDiVa, cells: AdaptationCells, seed: int) -> Agreeme
 def _compared(
     model: ScDiVa, others: AdaptationCells, shown: AdaptationCells, hidden: AdaptationCells
 ) -> np.ndarray | None:
-    """Agreement of each weight, by cells of which two halves are given; None if the others have no components."""
+    """Agreement of each weight, by cells of which two parts are given; None if the others have no components."""
     n_tokens = model.config.n_tokens
     own = own_directions(others, n_tokens, N_DIRECTIONS)
     if not own.shape[1] or shown.n_cells < 2:
@@ -186,7 +190,8 @@ def with_own_components(model: ScDiVa, cells: AdaptationCells, weight: float) ->
     new = ScDiVa(config, generator=step_generator(0, 0, "own"))
     known = model.state_dict()
     new.load_state_dict({name: value for name, value in known.items() if not name.startswith("own.")}, strict=False)
-    new.vocabulary = getattr(model, "vocabulary", None)
+    if hasattr(model, "vocabulary"):
+        new.vocabulary = model.vocabulary
     if isinstance(new.own, OwnComponents):
         table = centred(own, cells)
         unit = spread_within(project(table, cells).numpy(), cells.batch)
@@ -205,11 +210,11 @@ def spread_within(x: np.ndarray, batch: np.ndarray) -> float:
     return float(np.sqrt(np.square(x - (sums / np.maximum(size, 1)[:, None])[batch]).sum() / len(x)))
 
 
-def _halves(cells: AdaptationCells, generator: torch.Generator) -> tuple[AdaptationCells, AdaptationCells, np.ndarray]:
-    """Part the counts of each cell in two; without cells of which a half is empty, and the numbers of the others."""
+def _split(cells: AdaptationCells, generator: torch.Generator) -> tuple[AdaptationCells, AdaptationCells, np.ndarray]:
+    """Part the counts of each cell in two; without cells of which a part is empty, and the numbers of the others."""
     tokens, bounds = torch.from_numpy(cells.tokens).long(), torch.from_numpy(cells.indptr)
     whole = counts_of(torch.from_numpy(cells.values), bounds)
-    one = keep_counts(whole, bounds, torch.full(tokens.shape, 0.5), generator)
+    one = keep_counts(whole, bounds, torch.full(tokens.shape, SHARE), generator)
     other = Counts(whole.of_token - one.of_token, whole.of_cell - one.of_cell)
     parts = []
     for part in (one, other):
@@ -242,7 +247,7 @@ def _predicted_by_neighbors(state: np.ndarray, components: np.ndarray, target: T
     sums = torch.zeros(len(WEIGHTS), 3, target.shape[1], dtype=torch.float64)
     for number in np.unique(batch):
         rows = np.flatnonzero(batch == number)
-        near = min(N_NEIGHBORS, len(rows) - 1)
+        near = min(N_NEIGHBORS, max(LEAST_NEIGHBORS, len(rows) // 8), len(rows) - 1)
         if near < 1:
             continue
         near_state, near_own = (torch.from_numpy(part[rows]).float() for part in (state, components))

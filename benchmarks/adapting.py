@@ -81,7 +81,7 @@ def arms_of(
             own, seconds = timed(lambda seed=seed, key=key: sd.tl.adapt(adata, model, batch_key=key, rng=seed))
             fits.append(own)
         notes = {
-            "weights": [own.adaptation["weight"] for own in fits],
+            "chosen": [own.adaptation["weight"] for own in fits],
             "components": fits[0].adaptation["n_components"],
         }
         yield name, [scdiva_arm(own)(adata) for own in fits], {**seconds, **notes}

@@ -33,7 +33,7 @@ def test_a_mixture_of_names(human):
         "share_counts": 0.95,
         "n_duplicates": 1,
         "vocabulary": human.fingerprint,
-        "how": {"ensembl": 1, "symbol": 2, "previous": 1, "alias": 0, "unknown": 1},
+        "how": {"ensembl": 1, "symbol": 2, "previous": 1, "alias": 0, "ortholog": 0, "unknown": 1},
     }
 
 
@@ -71,7 +71,7 @@ def test_share_of_counts_decides(human, unknown, outcome):
         ([f"GENE{i}" for i in range(20)], "another column of adata.var"),
         ([f"ENSDARG{i:011d}" for i in range(20)], "another species"),
         ([f"ENST{i:011d}.2" for i in range(20)], "sum them to genes"),
-        (["Gapdh", "Actb", "Cd3e", "mt-Co1"], "mouse .*'Cd3e'.* orthologs .* gene_ids="),
+        ([*(f"Gm{i}" for i in range(9)), "Cd3e"], "mouse .*'Gm0'.*human_orthologs.* gene_ids="),
         ([f"ENSMUSG{i:011d}" for i in range(20)], "mouse"),
     ],
 )
@@ -90,7 +90,7 @@ def test_retired_ids_fall_back_on_the_symbol(human):
     tokens, report = resolve_genes(names, human, [9, 1, 1, 0], fallback=["CD3E", "CCL5", "ACTB", "nothing"])
     # a known id stands; a gene without an id was left out on purpose
     assert tokens.tolist() == [token(human, "TP53"), token(human, "CCL5"), UNKNOWN, UNKNOWN]
-    assert report["how"] == {"ensembl": 1, "symbol": 1, "previous": 0, "alias": 0, "unknown": 2}
+    assert report["how"] == {"ensembl": 1, "symbol": 1, "previous": 0, "alias": 0, "ortholog": 0, "unknown": 2}
 
 
 @pytest.mark.parametrize(

@@ -116,7 +116,7 @@ def test_raw_has_genes_of_its_own(adata, human):
 @pytest.mark.parametrize(
     ("spoil", "arguments", "error", "message"),
     [
-        (lambda a: a.var_names.str.capitalize(), {}, ValueError, "mouse"),
+        (lambda a: [f"Gm{i}" for i in range(a.n_vars)], {}, ValueError, "mouse"),
         (lambda a: [f"GENE{i}" for i in range(a.n_vars)], {}, ValueError, "'GENE"),
         (lambda a: [a.var_names[0]] * 2 + list(a.var_names[2:]), {"duplicates": "error"}, ValueError, "1 names mean"),
         (lambda a: a.var_names, {"gene_ids": "nothing"}, KeyError, "no column 'nothing'"),

@@ -59,7 +59,7 @@ def test_match_order(small, name, row, how):
     assert match.tokens.dtype == np.int32
     assert match.tokens.tolist() == [UNKNOWN if row is None else row + N_SPECIAL]
     assert match.how.tolist() == [how]
-    assert match.how.categories.tolist() == ["ensembl", "symbol", "previous", "alias", "unknown"]
+    assert match.how.categories.tolist() == ["ensembl", "symbol", "previous", "alias", "ortholog", "unknown"]
 
 
 def test_repeats_need_the_name_they_repeat(small):

@@ -6,7 +6,6 @@ import hashlib
 import html
 import json
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,7 +73,7 @@ def perturbation_html(fitted: PerturbationModel) -> str:
 
 def config_html(config: ScDiVaConfig) -> str:
     """Show a configuration in a notebook."""
-    return table("ScDiVaConfig", {field.name: getattr(config, field.name) for field in fields(config)})
+    return table("ScDiVaConfig", config.to_dict())
 
 
 def model_rows(model: ScDiVa) -> dict[str, object]:

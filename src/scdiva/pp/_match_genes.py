@@ -58,21 +58,21 @@ def match_genes(
         int32 token of each gene, -1 where the vocabulary does not hold it.
     `adata.uns["scdiva"]["match"]`
         `n_genes`, `n_mapped`, `share_genes`, `share_counts`, `n_duplicates`, `vocabulary` (its fingerprint), `how`
-        (names found as "ensembl", "symbol", "previous", "alias", "unknown"), and the arguments under `params`.
+        (names found as "ensembl", "symbol", "previous", "alias", "ortholog", "unknown"), and the arguments under
+        `params`.
 
     Raises
     ------
     ValueError
-        If names are those of mouse genes; if less than half of the counts fall on known genes; if `duplicates="error"`
-        and two columns mean one gene; if the matrix is absent, empty, scaled, or holds NaN, infinite or negative
-        values.
+        If less than half of the counts fall on known genes; if `duplicates="error"` and two columns mean one gene; if
+        the matrix is absent, empty, scaled, or holds NaN, infinite or negative values.
     KeyError
         If there is no such column or layer.
 
     Warns
     -----
     UserWarning
-        If less than 80% of the counts fall on known genes.
+        If less than 80% of the counts fall on known genes; if they are mouse genes, read as their human orthologs.
 
     Examples
     --------

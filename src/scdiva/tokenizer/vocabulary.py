@@ -39,7 +39,7 @@ class GeneMatch:
     tokens
         int32 of shape (n_names,), -1 where the vocabulary does not hold the gene.
     how
-        Categorical of shape (n_names,): "ensembl", "symbol", "previous", "alias" or "unknown".
+        Categorical of shape (n_names,): "ensembl", "symbol", "previous", "alias", "ortholog" or "unknown".
     """
 
     tokens: NDArray[np.int32]

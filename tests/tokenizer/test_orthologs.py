@@ -1,0 +1,131 @@
+"""Mouse genes as their human orthologs: the table, lists of names, and every column kept as the user named it."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import scdiva as sd
+from scdiva.tokenizer import Vocabulary, human_orthologs, load_vocabulary
+
+BUILD = Path(__file__).parents[2] / "scripts" / "build_orthologs.py"
+SHARED = Path(__file__).parents[2] / ".." / "shared" / "data"
+
+
+@pytest.fixture(scope="module")
+def human():
+    return load_vocabulary("human")
+
+
+def symbols(vocabulary, names):
+    return [vocabulary.symbols[t - 3] if t >= 0 else None for t in vocabulary.match(names).tokens]
+
+
+def test_genes_that_are_not_found_by_capitals(human):
+    names = ["Cd8b1", "Fcgr4", "Ccl3", "Trp53", "H2-K1", "Gm42418", "Cd3d", "Actb"]
+    found = symbols(human, names)
+    assert found == ["CD8B", "FCGR3A", "CCL3", "TP53", None, None, "CD3D", "ACTB"]
+    how = human.match(names).how
+    assert list(how[:6]) == ["ortholog"] * 4 + ["unknown"] * 2
+
+
+def test_ids_with_versions_and_repeats_are_found(human):
+    assert human_orthologs(["ENSMUSG00000032094.8", "Cd3d.1", "Cd3d"]) == ["ENSG00000167286"] * 3
+    assert human_orthologs(["Cd3d.1"]) == ["mouse Cd3d.1"], "what repeats nothing is a name of its own"
+    assert human.match(["ENSMUSG00000032094"] * 3).tokens.tolist() == human.match(["CD3D"]).tokens.tolist() * 3
+
+
+def test_a_list_of_human_genes_is_left_as_it_is(human):
+    names = [*human.symbols[:200], "Cd3d", "no gene"]
+    found = human.match(names)
+    assert not (found.how == "ortholog").any()
+    assert found.tokens[-2] == -1
+    # cells of both species: human genes are human, and mouse genes are no human ones
+    both = [*human.symbols[:100], *["Cd3d", "Gapdh", "Actb", "Cd4"] * 20]
+    assert (human.match(both).tokens[100:] == -1).all()
+
+
+def test_a_vocabulary_of_mice_needs_no_orthologs(human):
+    table = human.table.iloc[:50].assign(ensembl_id=[f"ENSMUSG{i:011d}" for i in range(50)])
+    table["symbol"] = [f"Gene{i}a" for i in range(50)]
+    mouse = Vocabulary(table.assign(previous="", alias=""))
+    assert mouse.match(["Gene3a", "Cd3d"]).tokens.tolist() == [6, -1]
+
+
+def test_one_pair_of_each_gene_is_chosen():
+    spec = importlib.util.spec_from_file_location("build_orthologs", BUILD)
+    build = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(build)
+    columns = ["mouse_ensembl_id", "mouse_symbol", "human_ensembl_id", "human_symbol", "homology", "confidence",
+               "gene_order_conservation"]  # fmt: skip
+    pairs = pd.DataFrame(
+        [
+            ("ENSMUSG00000000001", "A", "ENSG00000000009", "X", "one2many", "1", "100"),
+            ("ENSMUSG00000000001", "A", "ENSG00000000008", "Y", "one2one", "0", ""),
+            ("ENSMUSG00000000002", "B", "ENSG00000000007", "Q", "one2many", "1", "25"),
+            ("ENSMUSG00000000002", "B", "ENSG00000000006", "P", "one2many", "1", "75"),
+            ("ENSMUSG00000000003", "C", "ENSG00000000005", "S", "one2many", "1", "100"),
+            ("ENSMUSG00000000003", "C", "ENSG00000000004", "R", "one2many", "1", "100"),
+        ],
+        columns=columns,
+    )
+    assert build.chosen(pairs).to_numpy().tolist() == [[1, "A", 8], [2, "B", 6], [3, "C", 4]]
+
+
+@pytest.fixture
+def mouse():
+    """Toy cells under names of mice; two columns have one human gene."""
+    adata = sd.datasets.toy(60, 200)
+    pairs = pd.read_csv(
+        Path(sd.__file__).parent / "tokenizer" / "mouse_orthologs.tsv.gz", sep="\t", keep_default_na=False
+    )
+    of_human = dict(zip((f"ENSG{i:011d}" for i in pairs["human_id"]), pairs["mouse_symbol"], strict=True))
+    vocabulary = load_vocabulary("human")
+    ids = vocabulary.ensembl_ids[vocabulary.match(adata.var_names).tokens - 3]
+    names = [of_human.get(gene, "") for gene in ids]
+    kept = np.array([bool(name) for name in names])
+    adata = adata[:, kept].copy()
+    adata.var["human"] = adata.var_names.to_numpy()
+    adata.var_names = pd.Index([name for name in names if name])
+    return adata
+
+
+def test_a_mouse_is_embedded_as_its_orthologs_are(mouse):
+    with pytest.warns(UserWarning, match=r"these are mouse genes, such as .*: 1\d\d of 1\d\d are read as their human"):
+        sd.tl.embed(mouse)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        human = sd.tl.embed(mouse, gene_ids="human", copy=True)
+        sd.pp.match_genes(mouse)
+    np.testing.assert_allclose(mouse.obsm["X_scdiva"], human.obsm["X_scdiva"], atol=1e-6)
+    report = mouse.uns["scdiva"]["match"]
+    assert report["how"]["ortholog"] == report["n_mapped"] > 100
+    assert report["share_counts"] > 0.9
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_written_bears_the_names_of_the_user(mouse):
+    gene = mouse.var_names[0]
+    sd.tl.impute(mouse, [gene])
+    assert list(mouse.obsm["scdiva_imputed"].columns) == [gene]
+    sd.tl.grn(mouse, "correlation", sources=[gene], n_targets=3)
+    edges = sd.get.grn_df(mouse)
+    assert set(edges["source"]) == {gene}
+    assert set(edges["target"]) <= set(mouse.var_names)
+    new = sd.tl.generate(mouse, 5, rng=0)
+    assert set(new.var_names) <= set(mouse.var_names)
+
+
+@pytest.mark.skipif(not (SHARED / "benchmark").exists(), reason="needs real mouse cells")
+@pytest.mark.filterwarnings("ignore")
+def test_real_mouse_cells_keep_most_of_their_counts():
+    import anndata as ad
+
+    cells = ad.read_h5ad(SHARED / "benchmark" / "mouse_brain_zeisel_550.h5ad")
+    sd.pp.match_genes(cells)
+    assert cells.uns["scdiva"]["match"]["share_counts"] > 0.8

@@ -43,8 +43,9 @@ def test_components_join_the_state_and_nothing_else_is_touched(plain, batched, w
     report = new.adaptation
     assert report["chosen"] in ("joined", "own")
     assert report["n_components"] == new.config.adapted_dim > 0
-    assert report["agreement"]["chosen"] == max(report["agreements"]) >= report["agreement"]["model"]
-    assert report["agreements"][report["weights"].index(report["weight"])] == report["agreement"]["chosen"]
+    agreements = report["agreements"][report["genes"]]
+    assert report["agreement"]["chosen"] == max(agreements) >= report["agreement"]["model"]
+    assert agreements[report["weights"].index(report["weight"])] == report["agreement"]["chosen"]
     assert (report["n_cells"], report["n_judged"], report["n_batches"]) == (240, 240, 3)
 
 

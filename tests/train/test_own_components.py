@@ -63,11 +63,26 @@ def test_own_directions_find_what_is_hidden_and_leave_the_noise():
     assert (flat**2).mean(axis=0).sum() < 0.2 * variance.sum()
 
 
+def test_genes_are_variable_among_genes_of_like_expression(monkeypatch):
+    import scanpy as sc
+
+    monkeypatch.setattr(O, "N_GENES", 10)
+    cells = make_counts()
+    matrix = O._matrix(cells, N_TOKENS)[:, N_SPECIAL:]
+    expected = sc.pp.highly_variable_genes(sc.AnnData(matrix), n_top_genes=10, inplace=False)["highly_variable"]
+    own = O.own_directions(cells, N_TOKENS, 6, "variable")
+    assert set(np.flatnonzero(own.abs().sum(dim=1).numpy())) <= set(np.flatnonzero(expected) + N_SPECIAL)
+    assert own.shape[1] > 0
+    new = O._of_genes(cells, np.array([N_SPECIAL + 2, N_SPECIAL + 5]))
+    assert set(new.tokens) == {N_SPECIAL + 2, N_SPECIAL + 5}
+    assert new.n_cells == cells.n_cells
+
+
 def test_few_cells_get_no_directions_of_their_own(tiny):
     cells, _ = make_cells(n=8)
     assert O.own_directions(cells, N_TOKENS, 6).shape == (N_TOKENS, 0)
     found = O.compare_weights(tiny(), cells, 0)
-    assert not found.of_weight.any()
+    assert not found.found.any()
     assert found.n_cells == 0
     assert O.with_own_components(tiny(), cells, 1.0).config.adapted == "no"
 
@@ -109,18 +124,18 @@ def test_a_model_that_knows_nothing_leaves_it_to_the_components(tiny):
     cells = make_counts()
     found = O.compare_weights(tiny(), cells, 0)
     assert found.n_cells == 400
-    assert found.of_weight[-1] > found.of_weight[0] + 0.04
-    assert found.of_weight.argmax() >= O.WEIGHTS.index(1.0)
+    assert found.found[0, -1] > found.found[0, 0] + 0.04
+    assert found.found[0].argmax() >= O.WEIGHTS.index(1.0)
     again = O.compare_weights(tiny(), cells, 0)
-    assert np.array_equal(found.of_weight, again.of_weight)
-    assert not np.array_equal(found.of_weight, O.compare_weights(tiny(), cells, 1).of_weight)
+    assert np.array_equal(found.found, again.found)
+    assert not np.array_equal(found.found, O.compare_weights(tiny(), cells, 1).found)
 
 
 def test_what_parts_batches_is_no_reason_for_components(tiny):
     """Types do not differ, batches do: within them there is nothing to find."""
     cells = make_counts(n_batches=2, signal=0.0)
-    inside = O.compare_weights(tiny(), cells, 0).of_weight
-    across = O.compare_weights(tiny(), replace(cells, batch=np.zeros(400, dtype=np.int64), n_batches=1), 0).of_weight
+    inside = O.compare_weights(tiny(), cells, 0).found[0]
+    across = O.compare_weights(tiny(), replace(cells, batch=np.zeros(400, dtype=np.int64), n_batches=1), 0).found[0]
     assert across[-1] > 0.1
     assert inside[-1] < 0.05
 

@@ -60,7 +60,9 @@ def adapt(
     are too few to show stays with z. How much x counts is chosen by count splitting [1]_: each cell's counts are parted
     by chance, and the weight is taken with which a cell's 10 nearest neighbours by four fifths of the counts, within
     the batch, best predict the expression in the last fifth. The components that judge a cell are fitted to others.
-    Compared are the model's state alone, the components alone, and seven weights between; nothing is trained.
+    Compared are the model's state alone, the components alone, and seven weights between, for components of the 2,000
+    genes of the highest dispersion (`"dispersion"`) and for those of scanpy's highly variable ones (`"variable"`).
+    Nothing is trained.
 
     Of more than 50,000 cells so many are drawn. They are held in memory, 8 bytes per value above zero. Cell states,
     the state head and the transformer stay those of the model: what :func:`impute` or :func:`generate` find with the
@@ -90,9 +92,9 @@ def adapt(
     A new model for `model=` of every tool, to be kept by `new.save(folder)`. It embeds these cells and later ones of
     the same tissue. Its `adaptation`, which is saved with it, is a plain dict: `chosen` (`"model"`, `"joined"` or
     `"own"`), `weight` (of the components, in units of the state's spread within batches; None: they stand alone),
-    `n_components`, `agreement` (mean correlation of predicted and observed expression: of `"model"`, `"own"` and
-    `"chosen"`), `weights` and `agreements` (all that were compared), `n_cells`, `n_judged`, `n_batches`, `seconds` and
-    `seed`.
+    `n_components`, `genes` (that they are made of), `agreement` (mean correlation of predicted and observed expression:
+    of `"model"`, `"own"` and `"chosen"`), `weights` and `agreements` (all that were compared), `n_cells`, `n_judged`,
+    `n_batches`, `seconds` and `seed`.
 
     Raises
     ------
@@ -130,7 +132,7 @@ def adapt(
 
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
-    from scdiva.train.own_components import WEIGHTS, compare_weights, with_own_components
+    from scdiva.train.own_components import GENES, WEIGHTS, compare_weights, with_own_components
 
     seed = seed_of(rng)
     given = load_for(model, target)
@@ -147,8 +149,8 @@ def adapt(
     given = given.to(target)
     with torch_threads_kept(None if runs_transformer(given) else 1):  # products of the set encoder are too small
         agreement = compare_weights(given, cells, seed)
-        best = int(agreement.of_weight.argmax())
-        new = with_own_components(given, cells, WEIGHTS[best])
+        genes, best = np.unravel_index(int(agreement.found.argmax()), agreement.found.shape)
+        new = with_own_components(given, cells, WEIGHTS[best], GENES[genes])
         if batch_key is None:
             _warn_of_batches(new, cells, adata.obs.iloc[rows], seed)
     chosen = {"no": "model", "joined": "joined", "own": "own"}[new.config.adapted]
@@ -156,11 +158,14 @@ def adapt(
         "chosen": chosen,
         "weight": None if chosen == "own" else float(WEIGHTS[best]),
         "n_components": 0 if new.own is None else new.config.adapted_dim,
+        "genes": GENES[genes] if new.own is not None else None,
         "agreement": {
-            name: float(agreement.of_weight[at]) for name, at in (("model", 0), ("own", -1), ("chosen", best))
+            "model": float(agreement.found[0, 0]),
+            "own": float(agreement.found[:, -1].max()),
+            "chosen": float(agreement.found.max()),
         },
         "weights": [None if np.isinf(weight) else weight for weight in WEIGHTS],
-        "agreements": agreement.of_weight.tolist(),
+        "agreements": dict(zip(GENES, agreement.found.tolist(), strict=True)),
         "n_cells": cells.n_cells,
         "n_judged": agreement.n_cells,
         "n_batches": cells.n_batches,

@@ -208,6 +208,8 @@ def goals(rows: list[dict], heads: Iterable[str]) -> list[dict]:
             (f"{name}, context", "head_offsets", "log_loss", -1, 0.01),
             (f"{name}, context", "neighbors", "log_loss", -1, 0.0),
             (f"{name}, context", "scvi", "log_loss", -1, 0.0),
+            (f"{name}, context", "population", "log_loss", -1, 0.0),
+            (f"{name}, context", "population", "spearman", 1, 0.0),
         ]
         for ours, theirs, key, sign, least in pairs:
             sets = [one for one in HELD_OUT if key in at.get((ours, one), {}) and key in at.get((theirs, one), {})]

@@ -13,6 +13,7 @@ _REPEAT = re.compile(r"(.+)[.-]\d{1,2}")
 _MOUSE_SYMBOL = re.compile(r"(?:mt-)?[A-Z][a-z0-9]*[a-z][A-Za-z0-9.-]*|[A-Z0-9]{6,}Rik|H2-[A-Z][a-z]\d*")
 _MOUSE_ID = re.compile(r"ENS(?:MUS|RNO)G\d{11}")
 _MOUSE_SHARE = 0.3
+_SPECIES = {"ENSG0": "human", "ENSMUSG0": "mouse"}
 
 
 def ensembl_id(name: str) -> str | None:
@@ -100,3 +101,12 @@ def looks_like_mouse(names: Iterable[str]) -> bool:
         if _MOUSE_ID.match(name) or (_MOUSE_SYMBOL.fullmatch(name) and not re.match(r"C(?:\d+|[XY])orf", name)):
             n_mouse += 1
     return n_names > 0 and n_mouse / n_names >= _MOUSE_SHARE
+
+
+def species_of(ids: Iterable[str]) -> str | None:
+    """Tell the species of most Ensembl ids, `"human"` or `"mouse"`; None where they do not say."""
+    ids = list(ids)
+    for beginning, species in _SPECIES.items():
+        if 2 * sum(name.startswith(beginning) for name in ids) > len(ids):
+            return species
+    return None

@@ -14,7 +14,7 @@ import pandas as pd
 
 from scdiva._constants import N_SPECIAL, UNKNOWN
 from scdiva.tokenizer._vocabulary_file import COLUMNS, read_file, write_file
-from scdiva.tokenizer.names import ensembl_id, looks_like_mouse, r_name, repeated_name, usual_spelling
+from scdiva.tokenizer.names import ensembl_id, looks_like_mouse, r_name, repeated_name, species_of, usual_spelling
 from scdiva.tokenizer.orthologs import human_orthologs
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ HOW = ("ensembl", "symbol", "previous", "alias", "ortholog", "unknown")
 """The ways a name can be matched, in the order in which they are tried."""
 MOST_HUMAN = 0.1
 """Share of a list of mouse genes that may be human genes' names too; of more, cells of both species are likely."""
-_ENSEMBL = {"ENSG0": "human", "ENSMUSG0": "mouse"}
 
 _HUMAN = Path(__file__).parent / "human.parquet"
 _CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
@@ -221,11 +220,7 @@ class Vocabulary:
     @cached_property
     def species(self) -> str | None:
         """Species of most of the Ensembl ids, `"human"` or `"mouse"`; None where they do not say."""
-        ids = [str(name) for name in self.ensembl_ids]
-        for beginning, species in _ENSEMBL.items():
-            if 2 * sum(name.startswith(beginning) for name in ids) > len(ids):
-                return species
-        return None
+        return species_of(map(str, self.ensembl_ids))
 
     @cached_property
     def fingerprint(self) -> str:

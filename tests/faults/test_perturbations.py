@@ -78,6 +78,8 @@ def test_what_is_asked_for_in_small_letters_brings_the_gene(cells, model, refuse
     message = refused(lambda a: predict(a, model, predict=[form(gene)]), cells, ValueError, "Nothing can be predicted")
     assert message.count(f"{gene!r}") == 1  # a name that is meant stands there once
     assert f"close names are {gene!r}" in message
+    if form is str.title:  # a mouse's spelling, which means the ortholog
+        return
     message = refused(
         lambda a: sd.tl.in_silico_perturbation(a, [form(gene)], model=model), cells, ValueError, "does not know 1 of"
     )

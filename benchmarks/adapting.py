@@ -9,7 +9,7 @@ nothing was chosen on those that `DESIGN` does not name, and neither model nor d
 
 - zero-shot: the model as it is.
 - adapted: `tl.adapt` with its defaults and the `batch_key` of the set, if it has one; for each seed anew.
-- adapted without batches: the same, not told of batches. Only where there are some.
+- adapted without batches: the same without `batch_key`. Only where there are some.
 - join: components at weight 1, nothing chosen.
 - pca: 2,000 highly variable genes, scaled, 50 components. harmony: on these, where there are batches.
 - scvi: default architecture, epochs and early stopping on the same genes; fitted once, with the batches.

@@ -72,8 +72,8 @@ def test_the_new_model_embeds_later_cells_and_is_saved_with_its_choice(plain, ba
     assert again.config == new.config
 
 
-def test_tools_that_read_states_find_what_they_found(bundled_or_plain, batched):
-    given = bundled_or_plain
+def test_tools_that_read_states_find_what_they_found(bundled, batched):
+    given = bundled
     new = sd.tl.adapt(batched, given, rng=1)
     one, two = (sd.tl.impute(batched, [batched.var_names[0]], m, rng=0, copy=True) for m in (given, new))
     np.testing.assert_array_equal(one.obsm["scdiva_imputed"], two.obsm["scdiva_imputed"])
@@ -83,7 +83,7 @@ def test_tools_that_read_states_find_what_they_found(bundled_or_plain, batched):
 
 
 @pytest.fixture(scope="module")
-def bundled_or_plain():
+def bundled():
     return sd.models.load_model()
 
 

@@ -43,23 +43,13 @@ def module_of(model, cells, **fields) -> AnchorModule:
     """A set encoder's module, whose linear part is the model's own."""
     encoder = model.anchor
     weight, bias = encoder.table.weight.detach().numpy().copy(), encoder.bias.detach().numpy().copy()
-    start = LinearMap(weight, bias, np.ones(len(bias)), cells.frequency(model.config.n_tokens), 1.0)
+    start = LinearMap(weight, bias, np.ones(len(bias)), np.full(model.config.n_tokens, 1 / N_GENES), 1.0)
     return AnchorModule(model, config(**fields), start, np.bincount(cells.batch))
 
 
 def states(model, cells):
     batch = cells.take(np.arange(cells.n_cells))
     return model.encode(batch.tokens, batch.values, batch.cu_seqlens).detach()
-
-
-def test_frequency_is_the_mean_share_of_counts():
-    cells = make_cells(4, 1)
-    expected = np.zeros(N_GENES + N_SPECIAL)
-    for i in range(4):
-        at = slice(cells.indptr[i], cells.indptr[i + 1])
-        counts = np.expm1(cells.values[at].astype(float))
-        expected[cells.tokens[at]] += counts / counts.sum() / 4
-    np.testing.assert_allclose(cells.frequency(N_GENES + N_SPECIAL), expected, rtol=1e-6)
 
 
 def test_a_low_rank_update_starts_from_nothing_and_is_merged(tiny):
@@ -178,7 +168,7 @@ def test_a_loss_that_is_not_finite_is_an_error(tiny):
 def test_a_transformer_is_trained_by_the_same_loop(tiny):
     cells, model = make_cells(), tiny(anchor="learned")
     c = PretrainingConfig(batch_size=16, learning_rate=1e-2, warmup_steps=1, precision="fp32", compile_blocks="no")
-    module = PretrainingModule(model, c, 2, cells.frequency(model.config.n_tokens))
+    module = PretrainingModule(model, c, 2, np.full(model.config.n_tokens, 1 / N_GENES))
     split = cells.split(0.1, 0)
     found = A.continue_training(module, cells, split, LIMITS, max_length=4, progress=False)
     assert found["best_loss"] < found["start_loss"]

@@ -104,23 +104,6 @@ class AdaptationCells:
         n = min(max(1, round(held_out * self.n_cells)), self.n_cells - 1)
         return Split(np.sort(order[n:]), np.sort(order[:n]))
 
-    def frequency(self, n_tokens: int) -> np.ndarray:
-        """Mean share of a cell's counts that each token has.
-
-        Parameters
-        ----------
-        n_tokens
-            Size of the token space.
-
-        Returns
-        -------
-        float64 `(n_tokens,)`.
-        """
-        cells = np.repeat(np.arange(self.n_cells), np.diff(self.indptr))
-        counts = np.expm1(self.values.astype(np.float64))
-        share = counts / np.bincount(cells, counts, self.n_cells)[cells]
-        return np.bincount(self.tokens, share, n_tokens) / self.n_cells
-
 
 class Limits(NamedTuple):
     """When training ends: passes over the cells, looks without a better loss, seconds from the start of the call."""

@@ -203,8 +203,8 @@ def with_own_components(model: ScDiVa, cells: AdaptationCells, weight: float, ge
     if own.shape[1]:
         config = replace(c, adapted="own" if np.isinf(weight) else "joined", adapted_dim=own.shape[1])
     new = ScDiVa(config, generator=step_generator(0, 0, "own"))
-    known = model.state_dict()
-    new.load_state_dict({name: value for name, value in known.items() if not name.startswith("own.")}, strict=False)
+    known = {name: value for name, value in model.state_dict().items() if not name.startswith("own.")}
+    new.load_state_dict(known | {name: value for name, value in new.state_dict().items() if name.startswith("own.")})
     if hasattr(model, "vocabulary"):
         new.vocabulary = model.vocabulary
     if isinstance(new.own, OwnComponents):

@@ -17,7 +17,7 @@ from scdiva.diffusion.thinning import Counts, counts_of, log_normalised
 from scdiva.models import ScDiVa
 from scdiva.models.population import fit_population
 from scdiva.tl._impute import RIDGE as RIDGE_IMPUTED
-from scdiva.tl._population import Fitted, States, head_says
+from scdiva.tl._population import Fitted, States, predicted
 from scdiva.tokenizer import Vocabulary
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.train.queries import Asked, QueryModule
@@ -235,7 +235,7 @@ def population(model: ScDiVa) -> Answer:
             model,
             genes,
             fit_population(
-                others.state, *head_says(model, genes, others), shown, np.random.default_rng(0), RIDGE_IMPUTED
+                others.state, *predicted(model, genes, others), shown, np.random.default_rng(0), RIDGE_IMPUTED
             ),
         )
         tables = torch.zeros(2, len(ours), model.config.n_genes)
@@ -274,7 +274,7 @@ def transformer(model: ScDiVa, vocabulary: Vocabulary, *, behind: bool) -> Answe
                 odds[of_presence] = chance.clamp_min(1e-12).log()[asked.token[of_presence] - N_SPECIAL]
 
                 genes = asked.value_token[of_value]
-                expected = head_says(model, genes.numpy(), States(state.numpy(), np.array([end - start])))[1][0]
+                expected = predicted(model, genes.numpy(), States(state.numpy(), np.array([end - start])))[1][0]
                 score, ranked = torch.from_numpy(expected) / denominator[genes], shown / denominator[tokens]
                 found = torch.zeros(len(genes))
                 for some in torch.arange(len(genes)).split(MASKED):

@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -293,6 +294,7 @@ def main(argv: list[str] | None = None) -> int:
 def script(name: str) -> object:
     """A script of the repository as a module."""
     file = Path(__file__).parents[1] / "scripts" / f"{name}.py"
+    sys.path.insert(0, str(file.parent))  # scripts import each other
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
     assert spec.loader is not None

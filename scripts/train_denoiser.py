@@ -1,11 +1,18 @@
 """Train a query head on a model's set encoder and state head: what cells express, given other cells of their study.
 
-    python scripts/train_denoiser.py --model FOLDER --prepared FOLDER --out FOLDER [--steps N] [--stream] [--resume]
+    python scripts/train_denoiser.py --model FOLDER --prepared FOLDER --out FOLDER [--steps N] [--resume] [--install]
 
 `--model` is what `train_mini.py` wrote, `--prepared` its packed corpus: both of the same studies. With `--stream`
 queries attend to the transformer's hidden states too, and it is trained from the start, without positions. The run is
 one of `scdiva.train.fit`: stopped by a signal it goes on bit for bit with `--resume`. OUT/head.pt is written at the
-end, and by `--export` of the last checkpoint. For held-out studies, as benchmarks/denoising.py wants them:
+end, or at once of the last checkpoint (`--export`), and OUT/model, the model with the head; `--install` copies that
+into the package, and `model_card.py` writes its card. For the bundled model, with the corpus prepared by part 1 of
+`train_mini.py`:
+
+    python scripts/train_denoiser.py --model src/scdiva/checkpoints/scdiva-mini --prepared runs/mini/prepared \\
+        --out runs/query_head --install
+
+For held-out studies, as benchmarks/denoising.py wants them:
 
     python scripts/train_mini.py --exclude STUDY ... --steps 1 --long-steps 1 --batch-size 2 --out runs/held_out
 """
@@ -13,15 +20,18 @@ end, and by `--export` of the last checkpoint. For held-out studies, as benchmar
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from train_mini import BUNDLED, trained_seconds
 
 from scdiva._rng import step_generator
 from scdiva.data.contexts import StudyDataModule
 from scdiva.data.packed import PackedCells
-from scdiva.models import ScDiVa, load_model
+from scdiva.models import ScDiVa, load_model, save_model
 from scdiva.train import fit
 from scdiva.train.queries import QueryModule
 from scdiva.train.task_config import QueryConfig
@@ -48,6 +58,14 @@ def export(module: QueryModule, file: Path) -> None:
     trained = {name for name, weight in module.named_parameters() if weight.requires_grad}
     weights = {name: value.half() for name, value in module.state_dict().items() if name in trained}
     torch.save({"config": module.config.to_dict(), "weights": weights}, file)
+
+
+def with_head(model: ScDiVa, module: QueryModule) -> ScDiVa:
+    """The model with the query head that was trained on it."""
+    new = ScDiVa(replace(model.config, query_head=True), generator=step_generator(0, 0, "not kept"))
+    head = {f"query_head.{name}": value for name, value in module.head.state_dict().items()}
+    new.load_state_dict({**model.state_dict(), **head})
+    return new
 
 
 def load_head(model: ScDiVa, file: Path) -> QueryModule:
@@ -79,9 +97,12 @@ def main() -> None:
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--resume", action="store_true")
-    parser.add_argument("--export", action="store_true", help="write OUT/head.pt of the last checkpoint, and end")
+    parser.add_argument("--export", action="store_true", help="train no further: write what the last checkpoint holds")
+    parser.add_argument("--install", action="store_true", help="copy the model with its head into the package")
     parser.add_argument("--progress", action="store_true")
     arguments = parser.parse_args()
+    if arguments.stream and arguments.install:
+        parser.error("--stream trains a transformer beside the head; a model holds the head alone")
     model = load_model(arguments.model)
     config = QueryConfig(
         steps=arguments.steps,
@@ -96,26 +117,49 @@ def main() -> None:
         checkpoint_every=500,
     )
     file = arguments.prepared / "train.h5"
-    module = module_of(model, config, torch.from_numpy(PackedCells(file, model.vocabulary).measured))
+    cells = PackedCells(file, model.vocabulary)
+    module = module_of(model, config, torch.from_numpy(cells.measured))
     checkpoint = arguments.out / "last.ckpt"
     if arguments.export:
         saved = torch.load(checkpoint, weights_only=True, map_location="cpu")
         module.load_state_dict(saved["state_dict"], strict=False)
-        export(module, arguments.out / f"head_{saved['global_step']}.pt")
-        return
-    data = StudyDataModule(
-        file, vocabulary=model.vocabulary, batch_size=config.batch_size, context_cells=config.context_cells,
-        seed=config.seed,
-    )  # fmt: skip
-    fit(
-        module,
-        data,
-        out_dir=arguments.out,
-        accelerator=arguments.accelerator,
-        resume_from=arguments.out if arguments.resume and checkpoint.exists() else None,
-        progress=arguments.progress,
-    )
+        steps = saved["global_step"]
+    else:
+        data = StudyDataModule(
+            file, vocabulary=model.vocabulary, batch_size=config.batch_size, context_cells=config.context_cells,
+            seed=config.seed,
+        )  # fmt: skip
+        trainer = fit(
+            module,
+            data,
+            out_dir=arguments.out,
+            accelerator=arguments.accelerator,
+            resume_from=arguments.out if arguments.resume and checkpoint.exists() else None,
+            progress=arguments.progress,
+        )
+        steps = trainer.global_step
     export(module, arguments.out / "head.pt")
+    if arguments.stream:
+        return
+    training = {
+        "training": config.to_dict(),
+        "steps": steps,
+        "cells_seen": steps * config.batch_size,
+        "seconds": trained_seconds(arguments.out),
+        "command": " ".join(["python", *sys.argv]),
+        "studies": len(cells.study_names),
+    }
+    folder = save_model(
+        with_head(load_model(arguments.model), module.cpu()),
+        model.vocabulary,
+        arguments.out / "model",
+        metadata={**model.metadata, "query_head": training},
+        dtype="float16",
+        overwrite=True,
+    )
+    if arguments.install:
+        shutil.rmtree(BUNDLED)
+        shutil.copytree(folder, BUNDLED)
 
 
 if __name__ == "__main__":

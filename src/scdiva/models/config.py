@@ -15,8 +15,8 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "position": ("rope", "none"),
     "attention_backend": ("auto", "sdpa", "reference", "triton"),
 }
-_ADAPTED = ("adapted", "adapted_dim")
-"""Fields of adapted models alone: files of other models, and those that are older, do without."""
+_LATER = ("adapted", "adapted_dim", "query_head")
+"""Fields that older files do without; written where they are not at their default."""
 MOST_LAYERS = 1_000
 """Blocks of the deepest model. Each takes time to build, even where it takes no memory."""
 
@@ -61,6 +61,9 @@ class ScDiVaConfig:
         Whether the heads read the cell state too (:class:`~scdiva.nn.StateHead`), and through how many numbers. Off, as
         in the paper, whose heads see the hidden state alone; with it the network need not learn first how frequent each
         gene is in which cells, which takes a small one most of its training.
+    query_head
+        Whether a :class:`~scdiva.nn.QueryHead` predicts genes of a cell from other cells of its study, beside the state
+        head, which it needs.
     integrated, integrated_own_dim, integrated_hidden
         Whether an :class:`~scdiva.nn.IntegrationHead` turns the cell state into the embedding, as `tl.integrate` leaves
         it; width of its own projection, and of its hidden layers.
@@ -105,6 +108,7 @@ class ScDiVaConfig:
     anchor_residual: bool = True
     state_head: bool = False
     state_rank: int = 64
+    query_head: bool = False
     integrated: bool = False
     integrated_own_dim: int = 20
     integrated_hidden: int = 256
@@ -124,6 +128,11 @@ class ScDiVaConfig:
             raise ValueError(f"RoPE rotates pairs, so dim / n_heads must be even; {self.dim} / {self.n_heads} is not.")
         if self.time_conditioning and self.dim % 2:
             raise ValueError(f"time_conditioning needs an even dim; got {self.dim}.")
+        if self.query_head and (not self.state_head or self.anchor == "learned"):
+            raise ValueError(
+                'query_head needs state_head=True and anchor="encoder" or "pooled"; got '
+                f"state_head={self.state_head}, anchor={self.anchor!r}."
+            )
 
     def _check_field(self, name: str, default: object) -> None:
         """Check type and range of one field, taking the type from the default's."""
@@ -218,9 +227,9 @@ class ScDiVaConfig:
         return config_html(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return every field as plain Python, ready for JSON; those of adapted models only where it is one."""
-        left_out = _ADAPTED if self.adapted == "no" else ()
-        return {name: value for name, value in asdict(self).items() if name not in left_out}
+        """Return every field as plain Python, ready for JSON; those that came later only where they say something."""
+        default = {field.name: field.default for field in fields(self) if field.name in _LATER}
+        return {name: value for name, value in asdict(self).items() if name not in default or value != default[name]}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ScDiVaConfig:
@@ -229,7 +238,7 @@ class ScDiVaConfig:
         Parameters
         ----------
         values
-            One entry for every field; those of adapted models may be left out.
+            One entry for every field; `adapted`, `adapted_dim` and `query_head` may be left out.
 
         Raises
         ------
@@ -238,7 +247,7 @@ class ScDiVaConfig:
             model.
         """
         known = {field.name for field in fields(cls)}
-        unknown, missing = sorted(set(values) - known), sorted(known - set(values) - set(_ADAPTED))
+        unknown, missing = sorted(set(values) - known), sorted(known - set(values) - set(_LATER))
         if unknown or missing:
             names = [f"{name!s:.80}{or_nearest(name, known)}" for name in unknown[:10]] + ["..."] * (len(unknown) > 10)
             said = [f"unknown: {', '.join(names)}"] * bool(unknown)

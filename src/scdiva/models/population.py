@@ -55,6 +55,8 @@ def fit_population(
     expression: Matrix,
     rng: np.random.Generator,
     ridge: float = RIDGE,
+    *,
+    depth_known: bool = False,
 ) -> Population:
     r"""Correct what a model expects of genes in cells of a state, by the cells themselves.
 
@@ -77,6 +79,9 @@ def fit_population(
         Draws what the decomposition starts from.
     ridge
         The penalty, in cells: a coefficient to which so many cells speak is halved.
+    depth_known
+        Whether `log_odds` and `values` hold each cell's own shift and depth already, as they must where only some of
+        the genes are fitted; else they are fitted too.
 
     Returns
     -------
@@ -93,8 +98,8 @@ def fit_population(
     design = (along[:, kept] / scale[kept]).astype(np.float32)
     there = expression > 0
 
-    odds = _fit_odds(design, log_odds, there, ridge)
-    value, spread = _fit_values(design, values, expression, there, ridge)
+    odds = _fit_odds(design, log_odds, there, ridge, depth_known=depth_known)
+    value, spread = _fit_values(design, values, expression, there, ridge, depth_known=depth_known)
     return Population(pca.mean_, axes, odds, value, spread)
 
 
@@ -125,7 +130,7 @@ def shift_to(log_odds: NDArray[np.floating], lengths: NDArray[np.integer], round
     return shift
 
 
-def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_], ridge: float) -> Matrix:
+def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_], ridge: float, *, depth_known: bool) -> Matrix:
     d, n_genes = design.shape[1], offset.shape[1]
     lengths, often = there.sum(axis=1), there.sum(axis=0)
     # half a cell beside those counted: a gene that all or none express keeps finite odds
@@ -136,7 +141,8 @@ def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_], ridge: f
     for number in range(ROUNDS + 1):
         eta = offset + design @ found[:d] + found[d]
         for _ in range(STEPS):
-            shift += shift_to(eta + shift[:, None].astype(np.float32), lengths, rounds=1)
+            if not depth_known:
+                shift += shift_to(eta + shift[:, None].astype(np.float32), lengths, rounds=1)
             p = _probability(eta + shift[:, None].astype(np.float32))
             step = (often - p.sum(axis=0, dtype=np.float64)) / np.maximum((p * (1 - p)).sum(axis=0), _EPS)
             step = np.clip(step, -_MOST, _MOST).astype(np.float32)
@@ -153,15 +159,15 @@ def _fit_odds(design: Matrix, offset: Matrix, there: NDArray[np.bool_], ridge: f
 
 
 def _fit_values(
-    design: Matrix, offset: Matrix, expression: Matrix, there: NDArray[np.bool_], ridge: float
+    design: Matrix, offset: Matrix, expression: Matrix, there: NDArray[np.bool_], ridge: float, *, depth_known: bool
 ) -> tuple[Matrix, Matrix]:
     d, genes = design.shape[1], np.maximum(there.sum(axis=0), 1)
     found = np.zeros((d + 1, offset.shape[1]), dtype=np.float32)
-    found[d], left = _biases(np.where(there, expression - offset, 0.0), there)
+    found[d], left = _biases(np.where(there, expression - offset, 0.0), there, depth_known)
     pairs, upper = _products(design)
     found[:d] = _solve(pairs, upper, there.astype(np.float32), design.T @ left, ridge)
     # cells that express a gene are not spread evenly along the directions: its mean is to be met with them
-    more, left = _biases(np.where(there, left - design @ found[:d], 0.0), there)
+    more, left = _biases(np.where(there, left - design @ found[:d], 0.0), there, depth_known)
     found[d] += more
     spread = np.sqrt(np.square(left).sum(axis=0) / genes)
     # of a gene that one or two cells express nothing is known: as the others
@@ -170,14 +176,16 @@ def _fit_values(
     return found, spread.astype(np.float32)
 
 
-def _biases(left: Matrix, there: NDArray[np.bool_]) -> tuple[Matrix, Matrix]:
-    """Take each gene's mean off and each cell's, which is its depth; the genes' `(n_genes,)`, and what is left."""
+def _biases(left: Matrix, there: NDArray[np.bool_], depth_known: bool) -> tuple[Matrix, Matrix]:
+    """Take each gene's mean off, and each cell's, its depth; the genes' `(n_genes,)`, and what is left."""
     number, genes = (np.maximum(there.sum(axis=axis, dtype=np.float32), 1) for axis in (1, 0))
     bias = np.zeros(there.shape[1], dtype=np.float32)
     for step in range(STEPS + 1):
         of_gene = left.sum(axis=0) / genes
         bias += of_gene
         left = np.where(there, left - of_gene, 0.0)
+        if depth_known:
+            break
         if step < STEPS:
             left = np.where(there, left - (left.sum(axis=1) / number)[:, None], 0.0)
     return bias, left

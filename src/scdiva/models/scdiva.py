@@ -24,6 +24,7 @@ from scdiva.nn.integration import IntegrationHead
 from scdiva.nn.layers import INIT_STD, Block, RMSNorm, linear
 from scdiva.nn.own_components import OwnComponents
 from scdiva.nn.parts import run_in_parts
+from scdiva.nn.queries import QueryHead
 
 if TYPE_CHECKING:
     from scdiva.tokenizer.vocabulary import Vocabulary
@@ -109,9 +110,7 @@ class ScDiVa(nn.Module):
                 self.anchor_out = linear(c.dim, c.state_dim, std=0.0)
         widths = c.n_tokens, c.state_dim, c.integrated_own_dim, c.integrated_hidden
         self.integration = IntegrationHead(*widths) if c.integrated else None
-        self.own: OwnComponents | None = None
-        if c.adapted != "no":
-            self.own = OwnComponents(c.n_tokens, c.state_dim, c.adapted_dim, alone=c.adapted == "own")
+        self.own = OwnComponents(*widths[:2], c.adapted_dim, alone=c.adapted == "own") if c.adapted != "no" else None
         # each of the 2·n_layers writes to the stream adds its variance: scaled down so that the sum keeps its size
         out_std = INIT_STD / (2 * c.n_layers) ** 0.5
         self.blocks = nn.ModuleList(
@@ -120,6 +119,7 @@ class ScDiVa(nn.Module):
         self.norm = RMSNorm(c.dim, c.norm_eps)
         self.heads = DualHeads(c.dim, c.n_genes, tied=c.tie_gene_head)
         self.state_head = StateHead(c.state_dim, c.state_rank, c.n_genes) if c.state_head else None
+        self.query_head = QueryHead(c.state_dim, c.state_rank + 1, c.n_genes) if c.query_head else None
 
     def forward(
         self,

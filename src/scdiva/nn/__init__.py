@@ -9,6 +9,7 @@ from scdiva.nn.heads import DualHeads, StateHead
 from scdiva.nn.integration import IntegrationHead
 from scdiva.nn.layers import Attention, Block, RMSNorm, SwiGLU
 from scdiva.nn.own_components import OwnComponents
+from scdiva.nn.queries import QueryHead
 
 __all__ = [
     "AnnotationHead",
@@ -19,6 +20,7 @@ __all__ = [
     "IntegrationHead",
     "OwnComponents",
     "PooledAnchor",
+    "QueryHead",
     "RMSNorm",
     "SetEncoder",
     "StateHead",

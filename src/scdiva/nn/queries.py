@@ -89,13 +89,18 @@ class QueryHead(nn.Module):
         for weight in (self.out.weight, self.out.bias, self.line.weight):
             nn.init.zeros_(weight)
 
-    def weigh(self, state: Tensor, context: Context) -> Tensor:
-        """Weights of the context cells for each cell, `(B, HEADS + 1, M)`, each row summing to 1."""
+    def weigh(self, state: Tensor, context: Context, own: Tensor | None = None) -> Tensor:
+        """Weights of the context cells for each cell, `(B, HEADS + 1, M)`, each row summing to 1.
+
+        `own`, int64 `(B,)`, is the row of the context that is the cell itself, which gets no weight; -1: none is.
+        """
         q = F.normalize(self.query(state).view(len(state), HEADS, KEY_DIM), dim=2)
         k = F.normalize(self.key(context.state).view(-1, HEADS, KEY_DIM), dim=2)
         near = torch.einsum("bhd,mhd->bhm", q, k) * self.sharpness.exp()[None, :, None]
-        uniform = near.new_full((len(state), 1, len(k)), 1 / len(k))
-        return torch.cat([near.softmax(dim=2), uniform], dim=1)
+        near = torch.cat([near, near.new_zeros(len(state), 1, len(k))], dim=1)  # the last weighs all equally
+        if own is not None:
+            near = near.masked_fill((own[:, None] == torch.arange(len(k), device=own.device))[:, None], -torch.inf)
+        return near.softmax(dim=2)
 
     def forward(
         self,
@@ -110,6 +115,7 @@ class QueryHead(nn.Module):
         *,
         thinned: bool,
         context: Context | None = None,
+        own: Tensor | None = None,
         stream: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Answer N queries.
@@ -126,6 +132,8 @@ class QueryHead(nn.Module):
             Whether the genes are not detected in a half of the cells' counts, or masked.
         context
             Other cells of the study, all of these cells'.
+        own
+            As for :meth:`weigh`.
         stream
             `(N, stream_dim)`, what the transformer adds.
 
@@ -137,7 +145,7 @@ class QueryHead(nn.Module):
         if context is None:
             found, around, mean = log_odds.new_zeros(len(cell), 4 * (HEADS + 1)), torch.zeros_like(known), log_odds
         else:
-            weights = self.weigh(state, context)
+            weights = self.weigh(state, context, own)
             found = self._seen(weights, cell, column, log_odds, values, context, thinned=thinned)
             around = (torch.log1p(context.n_genes.to(state.dtype)).mean() - 6).expand_as(known)
             mean = context.log_odds[column]
@@ -148,6 +156,26 @@ class QueryHead(nn.Module):
         parts = [line, self.gene(gene), of_cell[cell], *([] if stream is None else [stream])]
         added = self.line(line) + self.out(self.hidden(torch.cat(parts, dim=1)))
         return log_odds + added[:, 0], values + added[:, 1]
+
+    def table(
+        self,
+        state: Tensor,
+        read: Tensor,
+        n_genes: Tensor,
+        gene: Tensor,
+        log_odds: Tensor,
+        values: Tensor,
+        context: Context,
+        own: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Answer for all genes `(n,)` of the context, masked in every cell; the rest, and what is given, `(B, n)`."""
+        n_cells, n = log_odds.shape
+        cell, column = torch.arange(n_cells).repeat_interleave(n), torch.arange(n).repeat(n_cells)
+        odds, found = self(
+            state, read, n_genes, cell, gene[column], column, log_odds.flatten(), values.flatten(),
+            thinned=False, context=context, own=own,
+        )  # fmt: skip
+        return odds.view(n_cells, n), found.view(n_cells, n)
 
     def _seen(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scdiva.models import ScDiVa
-    from scdiva.tl._population import Fitted, States
+    from scdiva.train.adaptation import AdaptationCells
 
 BATCH = 256
 """Cells that are read at once, then genes."""
@@ -29,6 +29,10 @@ N_FOLDS = 10
 RIDGE = 100.0
 """Penalty on corrections to what the model expects, in cells. The error of held-out counts falls up to 300 on PBMC and
 on Kang's cells, and up to 30 on toy cells, unlike any it saw. To generate, where variance counts, 3 is better."""
+CONTEXT = 256
+"""Cells that the query head reads beside the one asked about."""
+KNOWN = 2000
+"""Genes, those found in most cells, by which the depth of a cell is estimated."""
 FEW = 10
 """Cells that show a gene, at which half of what they say of its mean, and of its values in shallow cells, is taken."""
 LEAST_COUNT = 1e-6
@@ -152,7 +156,7 @@ def impute(
     from scdiva.data.cells import open_cells
     from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for
-    from scdiva.tl._population import check_head, dense, fit_to, on_cpu, states_of, without
+    from scdiva.tl._population import check_head, dense, on_cpu
     from scdiva.tl._training_cells import training_cells
 
     seed = seed_of(rng)
@@ -168,23 +172,12 @@ def impute(
         measured = cells.measured.astype(np.int64)
         # where each measured gene goes in the result; -1: nowhere
         target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[measured]])
-        draw = np.random.default_rng(seed)
-        fold = draw.permutation(np.arange(len(measured)) % N_FOLDS)
-        parts = []
-        for number in progress_bar(range(min(N_FOLDS, len(measured))), desc="imputing", unit="part of the genes"):
-            hidden = measured[fold == number]
-            states = states_of(loaded, without(cells, hidden))
-            parts.append((fold == number, states, fit_to(loaded, cells, states, draw, hidden, RIDGE)))
         own = np.flatnonzero(target >= 0)
         chance, value = np.empty((2, cells.n_cells, len(own)), dtype=np.float32)
-        depth = np.empty(cells.n_cells)
-        for start in range(0, cells.n_cells, BATCH):
-            some = np.arange(start, min(start + BATCH, cells.n_cells))
-            p, told, depth[some] = _told(parts, some, dense(cells.subset(some), measured))
-            chance[some], value[some] = p[:, own], told[:, own]
-        width = np.empty(len(measured), dtype=np.float32)
-        for genes_of_part, _, fitted in parts:
-            width[genes_of_part] = fitted.population.spread
+        width = np.empty(len(own), dtype=np.float32)
+        depth = np.empty(cells.n_cells, dtype=np.float32)
+        for part, found in _parts(loaded, cells, measured, own, seed):
+            chance[:, part], value[:, part], width[part], depth = found
     one = one_count(cells.values, cells.indptr) if expressed else None
     shown = _if_expressed(one) if expressed else None
     mean, deviation = np.full((2, adata.n_obs, n_columns), np.nan, dtype=np.float32)
@@ -250,21 +243,44 @@ def _check_known(genes: list[str], names: np.ndarray, tokens: np.ndarray, column
     raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {first!r}.")
 
 
-def _told(
-    parts: list[tuple[np.ndarray, States, Fitted]], rows: np.ndarray, observed: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Give chance and value of all genes in some cells, `(n, n_genes)`, and by how much a cell's values are higher."""
+def _parts(
+    model: ScDiVa, cells: AdaptationCells, measured: np.ndarray, own: np.ndarray, seed: int
+) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, ...]]]:
+    """Hide a tenth of the genes at a time, and predict those of them that are asked for, int64 `own` of `measured`.
+
+    Gives which of them, and the probability that a cell expresses each, its value there, `(n, k)`, the spread of the
+    value, `(k,)`, and the depth of the cells, `(n,)`.
+    """
     from scipy.special import expit
 
-    from scdiva.models.population import shift_to
+    from scdiva.tl._population import HELD, context_of, depth_of, fit_to, states_of, without
 
-    log_odds, value = np.empty_like(observed), np.empty_like(observed)
-    for genes, states, fitted in parts:
-        log_odds[:, genes], value[:, genes] = fitted.expected(states.take(rows))
-    there = observed > 0
-    lengths = there.sum(axis=1)
-    depth = np.where(there, observed - value, 0).sum(axis=1) / lengths
-    return expit(log_odds + shift_to(log_odds, lengths)[:, None]), value, depth
+    n, draw = cells.n_cells, np.random.default_rng(seed)
+    fold = draw.permutation(np.arange(len(measured)) % N_FOLDS)
+    around = np.sort(draw.permutation(n)[:CONTEXT])
+    cells_around, among = cells.subset(around), np.full(n, -1)
+    among[around] = np.arange(len(around))
+
+    whole = states_of(model, cells)
+    often = np.bincount(cells.tokens, minlength=int(measured.max()) + 1)[measured]
+    known = np.sort(measured[np.argsort(-often, kind="stable")[:KNOWN]])
+    depth = depth_of(fit_to(model, cells, whole, draw, known, RIDGE), cells, whole)
+
+    asked = [number for number in range(N_FOLDS) if (fold[own] == number).any()]
+    for number in progress_bar(asked, desc="imputing", unit="part of the genes"):
+        part = np.flatnonzero(fold[own] == number)
+        genes = measured[own[part]]
+        states = states_of(model, without(cells, measured[fold == number]))._replace(own=among)
+        context = None
+        if model.query_head is not None:
+            context = context_of(model, cells_around, whole.take(around), genes)
+        most = max(2, HELD // max(len(measured) // N_FOLDS, 1))
+        fitted = fit_to(model, cells, states, draw, genes, RIDGE, context, depth, most)
+        log_odds, value = np.empty((2, n, len(part)), dtype=np.float32)
+        for start in range(0, n, BATCH):
+            rows = slice(start, start + BATCH)
+            log_odds[rows], value[rows] = fitted.expected(states.take(np.arange(n)[rows]))
+        yield part, (expit(log_odds + depth.odds[:, None]), value, fitted.population.spread, depth.value)
 
 
 def _expected(

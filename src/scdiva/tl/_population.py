@@ -13,30 +13,42 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from scdiva.models import ScDiVa
     from scdiva.models.population import Population
+    from scdiva.nn.queries import Context
     from scdiva.train.adaptation import AdaptationCells
 
 HELD = 40_000_000
 """Most values (cells × genes) that a population is fitted to: of more cells, so many are drawn."""
 BATCH = 256
+QUERIES = 100_000
+"""Queries (cells × genes) that a query head answers at once."""
 
 
 class States(NamedTuple):
     """Cell states and the number of genes that each was read from, `(n, state_dim)` and `(n,)`.
 
-    `group` `(n, n_groups)` says what share of each cell is of which group, where groups are told apart.
+    `group` `(n, n_groups)` is the share of each cell that is of a group, where groups are fitted apart. `own` `(n,)` is
+    the row of the context cells that is the cell itself, -1 where none is.
     """
 
     state: NDArray[np.float32]
     n_genes: NDArray[np.int64]
     group: NDArray[np.float32] | None = None
+    own: NDArray[np.int64] | None = None
 
     def take(self, rows: NDArray[np.integer]) -> States:
         """Give some of them."""
-        return States(self.state[rows], self.n_genes[rows], None if self.group is None else self.group[rows])
+        return States(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
     def described(self) -> NDArray[np.float32]:
         """Give the states with the groups beside them: what corrections may depend on."""
         return self.state if self.group is None else np.concatenate([self.state, self.group], axis=1)
+
+
+class Depth(NamedTuple):
+    """By how much the log-odds and the values of each cell are above what its state says, `(n,)` each."""
+
+    odds: NDArray[np.float32]
+    value: NDArray[np.float32]
 
 
 class Fitted(NamedTuple):
@@ -50,15 +62,18 @@ class Fitted(NamedTuple):
         int64 `(n_genes,)`, tokens of the genes that the data measure, ascending.
     population
         The corrections.
+    context
+        Other cells that the query head reads; None: the state head alone is corrected.
     """
 
     model: ScDiVa
     genes: NDArray[np.int64]
     population: Population
+    context: Context | None = None
 
     def expected(self, states: States) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Give log-odds that cells of these states express each gene, and its value where they do, `(n, n_genes)`."""
-        log_odds, values = head_says(self.model, self.genes, states)
+        log_odds, values = predicted(self.model, self.genes, states, self.context)
         along = self.population.directions(states.described())
         return log_odds + along @ self.population.log_odds, values + along @ self.population.values
 
@@ -97,10 +112,27 @@ def states_of(model: ScDiVa, cells: AdaptationCells) -> States:
     return States(found, np.diff(cells.indptr).astype(np.int64))
 
 
-def head_says(
-    model: ScDiVa, genes: NDArray[np.int64], states: States
+def context_of(model: ScDiVa, cells: AdaptationCells, states: States, genes: NDArray[np.int64]) -> Context:
+    """Make what the query head reads of cells, whole ones: their states, and these genes of them."""
+    import torch
+
+    from scdiva._constants import N_SPECIAL
+    from scdiva.nn.queries import Context
+
+    head, values = model.state_head, torch.from_numpy(dense(cells, genes))
+    assert head is not None
+    state, n_genes = torch.from_numpy(states.state), torch.from_numpy(states.n_genes)
+    with torch.inference_mode():
+        mean = head(state, n_genes).mean(dim=0, keepdim=True)
+        log_odds = head.log_odds(mean, torch.from_numpy(genes - N_SPECIAL))[0]
+    # of masked genes no half of the counts is shown
+    return Context(state, n_genes, torch.ones_like(values), values, log_odds)
+
+
+def predicted(
+    model: ScDiVa, genes: NDArray[np.int64], states: States, context: Context | None = None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Give what the state head alone says, as :meth:`Fitted.expected`."""
+    """Predict as :meth:`Fitted.expected`, uncorrected: by the state head, or by the query head given other cells."""
     import torch
 
     from scdiva._constants import N_SPECIAL
@@ -108,8 +140,20 @@ def head_says(
     head, own = model.state_head, torch.from_numpy(genes - N_SPECIAL)
     assert head is not None
     with torch.inference_mode():
-        read = head(torch.from_numpy(states.state), torch.from_numpy(states.n_genes))
-        return head.log_odds(read, own).float().numpy(), head.values(read, own).float().numpy()
+        state, n_genes = torch.from_numpy(states.state), torch.from_numpy(states.n_genes)
+        read = head(state, n_genes)
+        log_odds, values = head.log_odds(read, own).float(), head.values(read, own).float()
+        if context is not None:
+            assert model.query_head is not None
+            step = max(1, QUERIES // max(len(genes), 1))
+            for start in range(0, len(state), step):
+                part = slice(start, start + step)
+                among = None if states.own is None else torch.from_numpy(states.own[part])
+                odds, found = model.query_head.table(
+                    state[part], read[part], n_genes[part], own, log_odds[part], values[part], context, own=among
+                )
+                log_odds[part], values[part] = odds, found
+        return log_odds.numpy(), values.numpy()
 
 
 def fit_to(
@@ -119,8 +163,11 @@ def fit_to(
     rng: np.random.Generator,
     genes: NDArray[np.int64] | None = None,
     ridge: float | None = None,
+    context: Context | None = None,
+    depth: Depth | None = None,
+    most: int | None = None,
 ) -> Fitted:
-    """Fit a model's state head to cells.
+    """Fit a model's state head to cells, or its query head given other cells.
 
     Parameters
     ----------
@@ -136,15 +183,23 @@ def fit_to(
         Tokens, ascending; None: all that the data measure.
     ridge
         Penalty on the corrections, in cells; None: that of :func:`scdiva.models.population.fit_population`.
+    context
+        Other cells, for the query head; None: the state head.
+    depth
+        Of all cells; None: fitted, for which the genes must be many.
+    most
+        Cells that are fitted to; None: as many as hold 40,000,000 values.
     """
     from scdiva.models.population import RIDGE, fit_population
 
     genes = cells.measured.astype(np.int64) if genes is None else genes
-    most = max(2, HELD // max(len(genes), 1))
+    most = max(2, HELD // max(len(genes), 1)) if most is None else most
     rows = np.arange(cells.n_cells)
     if len(rows) > most:
         rows = np.sort(rng.choice(rows, most, replace=False))
-    log_odds, values = head_says(model, genes, states.take(rows))
+    log_odds, values = predicted(model, genes, states.take(rows), context)
+    if depth is not None:
+        log_odds, values = log_odds + depth.odds[rows, None], values + depth.value[rows, None]
     population = fit_population(
         states.take(rows).described(),
         log_odds,
@@ -152,8 +207,24 @@ def fit_to(
         dense(cells.subset(rows), genes),
         rng,
         RIDGE if ridge is None else ridge,
+        depth_known=depth is not None,
     )
-    return Fitted(model, genes, population)
+    return Fitted(model, genes, population, context)
+
+
+def depth_of(fitted: Fitted, cells: AdaptationCells, states: States) -> Depth:
+    """Estimate the depth of cells by the genes that were fitted: by their number in each cell, and by their values."""
+    from scdiva.models.population import shift_to
+
+    odds, values = np.empty((2, cells.n_cells), dtype=np.float32)
+    for start in range(0, cells.n_cells, BATCH):
+        rows = np.arange(start, min(start + BATCH, cells.n_cells))
+        observed = dense(cells.subset(rows), fitted.genes)
+        log_odds, expected = fitted.expected(states.take(rows))
+        number = (observed > 0).sum(axis=1)
+        odds[rows] = shift_to(log_odds, np.clip(number, 0.5, observed.shape[1] - 0.5))
+        values[rows] = np.where(observed > 0, observed - expected, 0).sum(axis=1) / np.maximum(number, 1)
+    return Depth(odds, values)
 
 
 def dense(cells: AdaptationCells, genes: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -141,16 +142,13 @@ class QueryHead(nn.Module):
         -------
         `(N,)` log-odds that the gene is expressed, and its log-normalised value if it is.
         """
-        known = torch.log1p(n_genes.to(state.dtype)) - 6
         if context is None:
-            found, around, mean = log_odds.new_zeros(len(cell), 4 * (HEADS + 1)), torch.zeros_like(known), log_odds
+            found, mean = log_odds.new_zeros(len(cell), 4 * (HEADS + 1)), log_odds
         else:
             weights = self.weigh(state, context, own)
             found = self._seen(weights, cell, column, log_odds, values, context, thinned=thinned)
-            around = (torch.log1p(context.n_genes.to(state.dtype)).mean() - 6).expand_as(known)
             mean = context.log_odds[column]
-        flags = state.new_tensor([context is not None, thinned]).expand(len(state), 2)
-        of_cell = self.cell(torch.cat([read, known[:, None], around[:, None], flags], dim=1))
+        of_cell = self.cell(self._of_cell(read, n_genes, context, thinned=thinned))
         base = torch.stack([log_odds, values, log_odds - mean], dim=1)
         line = torch.cat([found, base], dim=1)
         parts = [line, self.gene(gene), of_cell[cell], *([] if stream is None else [stream])]
@@ -168,14 +166,53 @@ class QueryHead(nn.Module):
         context: Context,
         own: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Answer for all genes `(n,)` of the context, masked in every cell; the rest, and what is given, `(B, n)`."""
-        n_cells, n = log_odds.shape
-        cell, column = torch.arange(n_cells).repeat_interleave(n), torch.arange(n).repeat(n_cells)
-        odds, found = self(
-            state, read, n_genes, cell, gene[column], column, log_odds.flatten(), values.flatten(),
-            thinned=False, context=context, own=own,
+        """As :meth:`forward`, of all genes `(n,)` of the context, masked in every cell.
+
+        `log_odds`, `values` and the answers are `(B, n)`. What depends on the gene or the cell alone is computed once
+        for it, and no number is copied to the queries: a third of the time.
+        """
+        weights = self.weigh(state, context, own)
+        shown = (context.values > 0).to(weights.dtype)
+        there, total = weights @ shown, weights @ context.values  # (B, H, n)
+        n = (1 / weights.square().sum(dim=2))[:, :, None]
+        few = F.softplus(self.prior)
+        p, base = log_odds.sigmoid()[:, None], values[:, None]
+        odds = (there * n + few[0] * p).clamp_min(_LEAST) / ((1 - there) * n + few[0] * (1 - p)).clamp_min(_LEAST)
+        value = (total * n + few[1] * base) / (there * n + few[1]) - base
+        missed = torch.full_like(there, math.log(1 + _FEW / 30))
+        line = torch.cat(
+            [
+                odds.log() + 3, missed, value, (there * n + _FEW).log(),
+                torch.stack([log_odds, values, log_odds - context.log_odds], dim=1),
+            ],
+            dim=1,
         )  # fmt: skip
-        return odds.view(n_cells, n), found.view(n_cells, n)
+        of_cell = self.cell(self._of_cell(read, n_genes, context, thinned=False))
+        first, second = self.hidden[0], self.hidden[2]
+        assert isinstance(first, nn.Linear)
+        assert isinstance(second, nn.Linear)
+        of_line, of_gene, of_state = first.weight.split([line.shape[1], GENE_DIM, CELL_DIM], dim=1)
+
+        def product(weight: Tensor, columns: Tensor) -> Tensor:
+            return torch.bmm(weight.expand(len(columns), -1, -1), columns)
+
+        hidden = product(of_line, line)
+        hidden += of_gene @ self.gene(gene).T
+        hidden += (of_cell @ of_state.T + first.bias)[:, :, None]
+        hidden = product(second.weight, F.silu(hidden, inplace=True))
+        hidden += second.bias[:, None]
+        added = product(self.line.weight, line) + product(self.out.weight, F.silu(hidden, inplace=True))
+        added += self.out.bias[:, None]
+        return log_odds + added[:, 0], values + added[:, 1]
+
+    def _of_cell(self, read: Tensor, n_genes: Tensor, context: Context | None, *, thinned: bool) -> Tensor:
+        """Give what the head reads of each cell, `(B, read_dim + 4)`."""
+        known = torch.log1p(n_genes.to(read.dtype)) - 6
+        around = torch.zeros_like(known)
+        if context is not None:
+            around = (torch.log1p(context.n_genes.to(read.dtype)).mean() - 6).expand_as(known)
+        flags = read.new_tensor([context is not None, thinned]).expand(len(read), 2)
+        return torch.cat([read, known[:, None], around[:, None], flags], dim=1)
 
     def _seen(
         self,

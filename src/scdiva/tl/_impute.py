@@ -253,7 +253,18 @@ def _parts(
     """
     from scipy.special import expit
 
-    from scdiva.tl._population import HELD, context_of, depth_of, fit_to, states_of, without
+    from scdiva.models.population import fit_population
+    from scdiva.tl._population import (
+        context_of,
+        corrected,
+        dense,
+        depth_of,
+        drawn,
+        fit_to,
+        predicted,
+        states_of,
+        without,
+    )  # fmt: skip
 
     n, draw = cells.n_cells, np.random.default_rng(seed)
     fold = draw.permutation(np.arange(len(measured)) % N_FOLDS)
@@ -266,21 +277,25 @@ def _parts(
     known = np.sort(measured[np.argsort(-often, kind="stable")[:KNOWN]])
     depth = depth_of(fit_to(model, cells, whole, draw, known, RIDGE), cells, whole)
 
+    fitted_rows = drawn(n, len(measured) // N_FOLDS, draw)
     asked = [number for number in range(N_FOLDS) if (fold[own] == number).any()]
     for number in progress_bar(asked, desc="imputing", unit="part of the genes"):
         part = np.flatnonzero(fold[own] == number)
         genes = measured[own[part]]
         states = states_of(model, without(cells, measured[fold == number]))._replace(own=among)
-        context = None
-        if model.query_head is not None:
-            context = context_of(model, cells_around, whole.take(around), genes)
-        most = max(2, HELD // max(len(measured) // N_FOLDS, 1))
-        fitted = fit_to(model, cells, states, draw, genes, RIDGE, context, depth, most)
-        log_odds, value = np.empty((2, n, len(part)), dtype=np.float32)
-        for start in range(0, n, BATCH):
-            rows = slice(start, start + BATCH)
-            log_odds[rows], value[rows] = fitted.expected(states.take(np.arange(n)[rows]))
-        yield part, (expit(log_odds + depth.odds[:, None]), value, fitted.population.spread, depth.value)
+        context = None if model.query_head is None else context_of(model, cells_around, whole.take(around), genes)
+        log_odds, value = predicted(model, genes, states, context)
+        population = fit_population(
+            states.state[fitted_rows],
+            (log_odds + depth.odds[:, None])[fitted_rows],
+            (value + depth.value[:, None])[fitted_rows],
+            dense(cells.subset(fitted_rows), genes),
+            draw,
+            RIDGE,
+            depth_known=True,
+        )
+        log_odds, value = corrected(population, states, log_odds, value)
+        yield part, (expit(log_odds + depth.odds[:, None]), value, population.spread, depth.value)
 
 
 def _expected(

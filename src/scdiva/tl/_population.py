@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 HELD = 40_000_000
 """Most values (cells × genes) that a population is fitted to: of more cells, so many are drawn."""
 BATCH = 256
-QUERIES = 100_000
+QUERIES = 20_000
 """Queries (cells × genes) that a query head answers at once."""
 
 
@@ -62,20 +62,23 @@ class Fitted(NamedTuple):
         int64 `(n_genes,)`, tokens of the genes that the data measure, ascending.
     population
         The corrections.
-    context
-        Other cells that the query head reads; None: the state head alone is corrected.
     """
 
     model: ScDiVa
     genes: NDArray[np.int64]
     population: Population
-    context: Context | None = None
 
     def expected(self, states: States) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Give log-odds that cells of these states express each gene, and its value where they do, `(n, n_genes)`."""
-        log_odds, values = predicted(self.model, self.genes, states, self.context)
-        along = self.population.directions(states.described())
-        return log_odds + along @ self.population.log_odds, values + along @ self.population.values
+        return corrected(self.population, states, *predicted(self.model, self.genes, states))
+
+
+def corrected(
+    population: Population, states: States, log_odds: NDArray[np.float32], values: NDArray[np.float32]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """Add the corrections of a population to what is :func:`predicted` of cells."""
+    along = population.directions(states.described())
+    return log_odds + along @ population.log_odds, values + along @ population.values
 
 
 @contextlib.contextmanager
@@ -163,11 +166,8 @@ def fit_to(
     rng: np.random.Generator,
     genes: NDArray[np.int64] | None = None,
     ridge: float | None = None,
-    context: Context | None = None,
-    depth: Depth | None = None,
-    most: int | None = None,
 ) -> Fitted:
-    """Fit a model's state head to cells, or its query head given other cells.
+    """Fit a model's state head to cells.
 
     Parameters
     ----------
@@ -183,33 +183,22 @@ def fit_to(
         Tokens, ascending; None: all that the data measure.
     ridge
         Penalty on the corrections, in cells; None: that of :func:`scdiva.models.population.fit_population`.
-    context
-        Other cells, for the query head; None: the state head.
-    depth
-        Of all cells; None: fitted, for which the genes must be many.
-    most
-        Cells that are fitted to; None: as many as hold 40,000,000 values.
     """
     from scdiva.models.population import RIDGE, fit_population
 
     genes = cells.measured.astype(np.int64) if genes is None else genes
-    most = max(2, HELD // max(len(genes), 1)) if most is None else most
-    rows = np.arange(cells.n_cells)
-    if len(rows) > most:
-        rows = np.sort(rng.choice(rows, most, replace=False))
-    log_odds, values = predicted(model, genes, states.take(rows), context)
-    if depth is not None:
-        log_odds, values = log_odds + depth.odds[rows, None], values + depth.value[rows, None]
-    population = fit_population(
-        states.take(rows).described(),
-        log_odds,
-        values,
-        dense(cells.subset(rows), genes),
-        rng,
-        RIDGE if ridge is None else ridge,
-        depth_known=depth is not None,
-    )
-    return Fitted(model, genes, population, context)
+    rows = drawn(cells.n_cells, len(genes), rng)
+    some = states.take(rows)
+    observed = dense(cells.subset(rows), genes)
+    ridge = RIDGE if ridge is None else ridge
+    population = fit_population(some.described(), *predicted(model, genes, some), observed, rng, ridge)
+    return Fitted(model, genes, population)
+
+
+def drawn(n_cells: int, n_genes: int, rng: np.random.Generator) -> NDArray[np.integer]:
+    """Draw the rows of as many cells as a population is fitted to."""
+    rows, most = np.arange(n_cells), max(2, HELD // max(n_genes, 1))
+    return rows if n_cells <= most else np.sort(rng.choice(rows, most, replace=False))
 
 
 def depth_of(fitted: Fitted, cells: AdaptationCells, states: States) -> Depth:

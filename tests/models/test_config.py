@@ -150,3 +150,12 @@ def test_unknown_names_are_attribute_errors():
 
     with pytest.raises(AttributeError, match="no attribute 'ScDiva'"):
         _ = scdiva.models.ScDiva
+
+
+def test_a_query_head_needs_a_state_head_and_an_anchor_made_of_genes():
+    for wrong in ({}, {"state_head": True, "anchor": "learned"}):
+        with pytest.raises(ValueError, match="query_head"):
+            ScDiVaConfig(query_head=True, **wrong)
+    config = ScDiVaConfig(query_head=True, state_head=True)
+    assert ScDiVaConfig.from_dict(config.to_dict()) == config
+    assert "query_head" not in ScDiVaConfig(state_head=True).to_dict(), "files of before stay as they were"

@@ -124,3 +124,29 @@ def test_a_query_reads_the_stream_of_its_own_cell():
             for h in (slice(0, 4), slice(4, 8)):
                 read[h] = torch.softmax(k[:, h] @ q[h] / 2, dim=0) @ v[:, h]
         torch.testing.assert_close(found[i], read * (1 + reader.gate(genes[i])))
+
+
+def test_a_cell_of_the_context_gives_itself_no_weight(head, asked, context):
+    own = torch.tensor([2, -1, 0])
+    weights = head.weigh(asked["state"], context, own)
+    torch.testing.assert_close(weights.sum(dim=2), torch.ones(B, HEADS + 1, dtype=torch.float64))
+    assert (weights[0, :, 2] == 0).all()
+    assert (weights[2, :, 0] == 0).all()
+    torch.testing.assert_close(weights[0, -1, [0, 1, 3, 4]], torch.full((4,), 0.25, dtype=torch.float64))
+    torch.testing.assert_close(weights[1], head.weigh(asked["state"], context)[1])
+
+
+def test_a_table_has_the_answers_to_single_queries(head, asked, context):
+    source = torch.Generator().manual_seed(3)
+    log_odds, values = torch.randn(2, B, GENES, generator=source, dtype=torch.float64)
+    own, gene = torch.tensor([1, -1, 4]), torch.arange(GENES)
+    cells = {name: asked[name] for name in ("state", "read", "n_genes")}
+    for of_context in (context, context._replace(values=torch.zeros_like(context.values))):
+        found = head.table(**cells, gene=gene, log_odds=log_odds, values=values, context=of_context, own=own)
+        cell, column = torch.arange(B).repeat_interleave(GENES), gene.repeat(B)
+        single = head(
+            **cells, cell=cell, gene=column, column=column, log_odds=log_odds.flatten(), values=values.flatten(),
+            thinned=False, context=of_context, own=own,
+        )  # fmt: skip
+        for table, answers in zip(found, single, strict=True):
+            torch.testing.assert_close(table.flatten(), answers)

@@ -209,6 +209,18 @@ def headed(build):
 
 
 @pytest.fixture(scope="session")
+def querying(build):
+    """The same with a query head, of random weights too."""
+    model = build(anchor="encoder", state_head=True, state_rank=6, query_head=True)
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        model.query_head.out.weight.normal_(std=0.3)
+        model.query_head.line.weight.normal_(std=0.1)
+        model.query_head.out.bias[1] = 6  # values are above zero
+    return model
+
+
+@pytest.fixture(scope="session")
 def blood():
     """Every fourteenth of scanpy's blood cells, log-normalised as they are in `.raw`; never written to."""
     cells = sd.datasets.pbmc68k_reduced()[::14].copy()

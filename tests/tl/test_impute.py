@@ -72,7 +72,9 @@ def test_a_copy_shares_no_notes_with_the_original(adata, headed):
     assert few.uns["scdiva"] == {"earlier": {"seed": "1"}}
 
 
-def test_some_genes_have_the_values_that_they_have_among_all(adata, headed):
+@pytest.mark.parametrize("name", ["headed", "querying"])
+def test_some_genes_have_the_values_that_they_have_among_all(adata, request, name):
+    headed = request.getfixturevalue(name)
     whole = imputed(adata, headed)
     names = list(adata.var_names[[12, 3]])
     for genes, columns in ((names, [12, 3]), (names[0], [12]), (np.array(names), [12, 3]), (names * 2, [12, 3])):
@@ -333,3 +335,25 @@ def test_a_table_of_what_was_imputed(adata, headed):
         sd.get.imputed_df(adata)
     with pytest.raises(KeyError, match=r"did you mean 'scdiva_imputed'"):
         sd.get.imputed_df(named, key="scdiva_imputd")
+
+
+def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, querying):
+    """Of a gene that is masked, a cell is not among the cells that it is predicted from."""
+    from scdiva.tl._population import context_of, on_cpu, predicted, states_of, without
+    from scdiva.tl._training_cells import training_cells
+
+    cells, _ = training_cells(adata, querying, np.zeros(adata.n_obs, dtype=np.int64), whole=True)
+    genes = cells.measured[[3, 12]].astype(np.int64)
+    with on_cpu(querying):
+        whole = states_of(querying, cells)
+        around = context_of(querying, cells, whole, genes)
+        states = states_of(querying, without(cells, genes))._replace(own=np.arange(cells.n_cells))
+        alone = predicted(querying, genes, states)
+        found = predicted(querying, genes, states, around)
+        values = around.values.clone()
+        values[7] += 2.0
+        other = predicted(querying, genes, states, around._replace(values=values))
+    for part, changed, state_head in zip(found, other, alone, strict=True):
+        assert not np.allclose(part, state_head)
+        np.testing.assert_allclose(part[7], changed[7], rtol=1e-5)
+        assert not np.allclose(np.delete(part, 7, axis=0), np.delete(changed, 7, axis=0))

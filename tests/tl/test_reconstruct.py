@@ -261,3 +261,24 @@ def test_places_need_a_state_head(few, one):
 def test_only_anndata_is_taken(headed):
     with pytest.raises(TypeError, match="AnnData"):
         sd.tl.reconstruct(np.ones((3, 3)), headed)
+
+
+def test_without_places_a_query_head_reads_the_other_cells(adata, querying):
+    whole = adata[:40].copy()
+    before = reconstructed(whole, querying, use_places=False)
+    values = before.layers[KEY]
+    # a cell that is asked about is not among those that it is predicted from
+    fewer = whole.copy()
+    hidden = before.layers[KEY + "_hidden"].toarray()[5]
+    changed = fewer.X.toarray()
+    changed[6:] = changed[:-6]
+    fewer.X = changed
+    after = reconstructed(fewer, querying, use_places=False)
+    assert (after.layers[KEY + "_hidden"].toarray()[5] == hidden).all()
+    assert (values[5] != after.layers[KEY][5]).nnz
+    # with places the transformer predicts from the cell alone
+    for use_places, few in ((True, whole[:20].copy()), (False, whole[:12].copy())):
+        same = few.copy()
+        same.X = sp.csr_matrix(np.vstack([few.X.toarray()[:1], few.X.toarray()[::-1][:-1]]))
+        one, two = (reconstructed(cells, querying, use_places=use_places).layers[KEY][0] for cells in (few, same))
+        assert not (one != two).nnz

@@ -12,6 +12,7 @@ from scdiva.diffusion import cell_of_token, place_log_prior
 from scdiva.diffusion.sampler import Denoiser
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.heads import hidden_gene_logits
+from scdiva.nn.queries import Context
 
 
 class Prompt(NamedTuple):
@@ -38,6 +39,8 @@ def denoiser_of(
     denominator: Tensor | None = None,
     given: Tensor | None = None,
     prompt: Prompt | None = None,
+    context: Context | None = None,
+    own: Tensor | None = None,
     genes: Tensor | None = None,
     stream: bool = True,
     spread: bool = True,
@@ -58,6 +61,9 @@ def denoiser_of(
         visible.
     prompt
         What is known of the cells. None: what they show, read anew at each step.
+    context, own
+        Other cells, and which of them are those asked about, as :meth:`scdiva.nn.QueryHead.weigh` takes it: the query
+        head then predicts in the place of the state head, and `stream` is off. The context has the columns `genes`.
     genes
         int64 `(n,)`, tokens that may be drawn, such as those that a panel measures; no other is computed. None: all.
     stream
@@ -82,6 +88,8 @@ def denoiser_of(
             "The model has no state head: it can neither use places nor a prompt, nor do without the transformer. "
             "Take a model with state_head=True, as the bundled one."
         )
+    if context is not None and (model.query_head is None or stream or prompt is not None or genes is None):
+        raise ValueError("context needs a model with query_head=True, stream=False, genes, and no prompt.")
     if not stream and prompt is None and model.config.anchor == "learned":
         raise ValueError('With anchor="learned" the cell state comes from the transformer: pass stream=True.')
 
@@ -98,7 +106,7 @@ def denoiser_of(
         n_cells = cu_seqlens.numel() - 1
         cells = cell_of_token(cu_seqlens, tokens.numel())
         lengths = cu_seqlens.diff().clamp_min(1)
-        logits, predicted, read = None, torch.zeros_like(values), None
+        logits, predicted, read, state = None, torch.zeros_like(values), None, None
         if stream:
             time = torch.bincount(cells[hidden], minlength=n_cells) / lengths if c.time_conditioning else None
             state = None if prompt is None else prompt.state
@@ -117,6 +125,14 @@ def denoiser_of(
                 assert state is not None
                 read = model.read_state(state, ~hidden, cu_seqlens)
             log_odds, expected = head.log_odds(read, drawn), head.values(read, drawn)
+            if context is not None:
+                assert model.query_head is not None
+                assert drawn is not None
+                assert state is not None
+                n_visible = torch.bincount(cells[~hidden], minlength=n_cells)
+                log_odds, expected = model.query_head.table(
+                    state, read, n_visible, drawn, log_odds, expected, context, own
+                )
         share = torch.bincount(cells[masked], minlength=n_cells).to(log_odds.dtype) / lengths
         of_cells = hidden_gene_logits(log_odds, share)[cells[masked]]
         logits = of_cells if logits is None else of_cells + logits

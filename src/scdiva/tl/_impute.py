@@ -29,8 +29,6 @@ N_FOLDS = 10
 RIDGE = 100.0
 """Penalty on corrections to what the model expects, in cells. The error of held-out counts falls up to 300 on PBMC and
 on Kang's cells, and up to 30 on toy cells, unlike any it saw. To generate, where variance counts, 3 is better."""
-CONTEXT = 256
-"""Cells that the query head reads beside the one asked about."""
 KNOWN = 2000
 """Genes, those found in most cells, by which the depth of a cell is estimated."""
 FEW = 10
@@ -176,15 +174,15 @@ def impute(
         chance, value = np.empty((2, cells.n_cells, len(own)), dtype=np.float32)
         width = np.empty(len(own), dtype=np.float32)
         depth = np.empty(cells.n_cells, dtype=np.float32)
-        for part, found in _parts(loaded, cells, measured, own, seed):
-            chance[:, part], value[:, part], width[part], depth = found
+        for some, found in _parts(loaded, cells, measured, own, seed):
+            chance[:, some], value[:, some], width[some], depth = found
     one = one_count(cells.values, cells.indptr) if expressed else None
     shown = _if_expressed(one) if expressed else None
     mean, deviation = np.full((2, adata.n_obs, n_columns), np.nan, dtype=np.float32)
     for start in range(0, len(own), BATCH):
         part = slice(start, start + BATCH)
         observed = dense(cells, measured[own[part]])
-        expected, spread = _expected(chance[:, part], value[:, part], width[own[part]], depth, observed, shown)
+        expected, spread = _expected(chance[:, part], value[:, part], width[part], depth, observed, shown)
         kept = (observed > 0) & keep_observed
         place = np.ix_(rows, target[own[part]])
         mean[place], deviation[place] = np.where(kept, observed, expected), np.where(kept, 0, spread)
@@ -255,6 +253,7 @@ def _parts(
 
     from scdiva.models.population import fit_population
     from scdiva.tl._population import (
+        CONTEXT,
         context_of,
         corrected,
         dense,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 HELD = 40_000_000
 """Most values (cells × genes) that a population is fitted to: of more cells, so many are drawn."""
 BATCH = 256
+CONTEXT, LEAST_CONTEXT = 256, 16
+"""Cells that a query head reads beside the one asked about: at most, and fewest that it was trained with."""
 QUERIES = 20_000
 """Queries (cells × genes) that a query head answers at once."""
 
@@ -116,7 +118,7 @@ def states_of(model: ScDiVa, cells: AdaptationCells) -> States:
 
 
 def context_of(model: ScDiVa, cells: AdaptationCells, states: States, genes: NDArray[np.int64]) -> Context:
-    """Make what the query head reads of cells, whole ones: their states, and these genes of them."""
+    """Make what the query head reads of cells, whole ones: their states, and these genes of them, on the CPU."""
     import torch
 
     from scdiva._constants import N_SPECIAL

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import Tensor
 
+    from scdiva.data.cells import CellSource
     from scdiva.models import ScDiVa
+    from scdiva.nn.queries import Context
 
 _ENDINGS = ("", *(f"_{name}" for name in (C.RANK, C.TRUE, C.TRUE_RANK, C.HIDDEN)))
 """Of the layers that are written."""
@@ -72,7 +74,9 @@ def reconstruct(
     positions, what follows from the ranking alone is added to its logits (:func:`scdiva.diffusion.place_log_prior`),
     and values are kept between those that a rank allows. So these scores are of a task that no data set poses. With
     `use_places=False` nothing of the true ranks is given: hidden genes stand behind the visible ones, in no order, and
-    the reconstructed cell is ranked anew by its own values.
+    the reconstructed cell is ranked anew by its own values. Then a model with a query head
+    (:class:`scdiva.nn.QueryHead`) predicts from what the cell shows and from up to 256 other cells of `adata`, and the
+    transformer is not run: without ranks it predicts hidden values worse than gene means do.
 
     Parameters
     ----------
@@ -160,7 +164,8 @@ def reconstruct(
     if use_places and loaded.state_head is None:
         raise ValueError("This model has no state head, so that places can't be used: pass use_places=False.")
     measured = source.measured_tokens.astype(np.int64)
-    what = _filled_in(loaded, float(mask_ratio), filling, measured, seed)
+    around = None if use_places else _around(loaded, source, measured, seed)
+    what = _filled_in(loaded, float(mask_ratio), filling, measured, seed, around)
     running = running._replace(what=what, batch_size=1)
 
     def row_of(rows: np.ndarray) -> tuple[Tensor, ...]:
@@ -204,8 +209,39 @@ def _check(mask_ratio: float, filling: Filling) -> None:
         raise ValueError(f"temperature must be 0 or positive, got {filling.temperature!r}.")
 
 
+def _around(
+    model: ScDiVa, source: CellSource, measured: np.ndarray, seed: int
+) -> tuple[Context, dict[int, int]] | None:
+    """Read the cells that the query head reads beside the one it is asked about, and say which row is which of them.
+
+    None without a query head, or where there are fewer than it was trained with.
+    """
+    from scdiva._rng import step_seed
+    from scdiva.data.packed import take_cells
+    from scdiva.tl._population import CONTEXT, LEAST_CONTEXT, context_of, on_cpu, states_of
+    from scdiva.train.adaptation import AdaptationCells
+
+    if model.query_head is None or source.n_obs <= LEAST_CONTEXT:
+        return None
+    drawn = np.random.default_rng(step_seed(seed, 0, "around")).permutation(source.n_obs)[:CONTEXT]
+    rows = np.sort(drawn).tolist()
+    # cut off as the cells that are asked about
+    ragged = take_cells(
+        source.read_ranges([(row, row + 1) for row in rows]), np.arange(len(rows)), model.config.max_length
+    )
+    cells = AdaptationCells(*ragged, np.zeros(len(rows), dtype=np.int64), measured, 1)
+    with on_cpu(model):
+        context = context_of(model, cells, states_of(model, cells), measured)
+    return context, {row: number for number, row in enumerate(rows)}
+
+
 def _filled_in(
-    model: ScDiVa, mask_ratio: float, filling: Filling, measured: np.ndarray, seed: int
+    model: ScDiVa,
+    mask_ratio: float,
+    filling: Filling,
+    measured: np.ndarray,
+    seed: int,
+    around: tuple[Context, dict[int, int]] | None = None,
 ) -> Callable[..., Tensor]:
     """Make a read-out of one cell: its new tokens and values, and which true ranks were hidden, `(L, 3)`."""
     import torch
@@ -218,6 +254,7 @@ def _filled_in(
 
     denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))
     genes, by_rank = torch.from_numpy(measured), filling.use_places
+    context, among = around or (None, {})
 
     def fill(network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row: Tensor) -> Tensor:
         most = network.config.max_length
@@ -230,8 +267,18 @@ def _filled_in(
         # Without ranks, hidden genes stand behind the visible ones: as all are [MASK], in no order.
         shown_first = hidden if by_rank else hidden.sort(stable=True).values
         order = torch.arange(len(tokens), device=tokens.device) if by_rank else hidden.int().argsort(stable=True)
+        own = None if context is None else torch.tensor([among.get(int(row), -1)], device=tokens.device)
+        denoiser = denoiser_of(
+            network,
+            denominator=denominator if by_rank else None,
+            given=~shown_first,
+            context=None if context is None else type(context)(*(part.to(tokens.device) for part in context)),
+            own=own,
+            genes=genes,
+            stream=context is None,
+        )
         made = sample(
-            denoiser_of(network, denominator=denominator if by_rank else None, given=~shown_first, genes=genes),
+            denoiser,
             tokens[order].masked_fill(shown_first, MASK),
             values[order],
             bounds,

@@ -350,7 +350,7 @@ def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, query
         states = states_of(querying, without(cells, genes))._replace(own=np.arange(cells.n_cells))
         alone = predicted(querying, genes, states)
         found = predicted(querying, genes, states, around)
-        values = around.values.clone()
+        values = around.values.clone()  # noqa: PD011
         values[7] += 2.0
         other = predicted(querying, genes, states, around._replace(values=values))
     for part, changed, state_head in zip(found, other, alone, strict=True):

@@ -22,6 +22,8 @@ from scdiva.diffusion import values_at_places
 from scdiva.metrics import marginal_recall, value_spearman
 from scdiva.models import ScDiVa
 from scdiva.models.denoiser import denoiser_of
+from scdiva.tl._embed import how_to_run, open_for
+from scdiva.tl._reconstruct import _around as around_cells
 from scdiva.tokenizer.serialize import score_denominator
 
 TYPE = "cell_type"
@@ -150,16 +152,25 @@ def hidden_cells(work: Work, seed: int) -> list[Cell]:
     return work.once(("cells", seed), lambda: cells_of(at_one_step(work, seed)[0]))
 
 
+def context_for(work: Work, n_cells: int) -> tuple[Any, dict[int, int]]:
+    """The test cells that `tl.reconstruct` reads beside each; None where the model has no query head."""
+    some = work.adata[work.split()[1][:n_cells]]
+    _, source, _ = open_for(work.model, some, how_to_run(1, None, None))
+    return around_cells(work.model, source, source.measured_tokens.astype(np.int64), 0) or (None, {})
+
+
 def values_told(work: Work, cells: list[Cell], use_places: bool) -> list[np.ndarray]:
     """Our values of hidden genes, given which genes they are."""
     model = work.model
     tokens = column_tokens(work.adata.var, model.vocabulary).astype(np.int64)
     measured = torch.from_numpy(np.sort(tokens))
     denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))
-    denoise = denoiser_of(model, genes=measured)
+    context, among = (None, {}) if use_places else context_for(work, len(cells))
     found = []
     with torch.inference_mode():
-        for cell in cells:
+        for number, cell in enumerate(cells):
+            own = None if context is None else torch.tensor([among.get(number, -1)])
+            denoise = denoiser_of(model, genes=measured, context=context, own=own, stream=context is None)
             genes, hidden = torch.from_numpy(tokens[cell.genes]), torch.from_numpy(cell.hidden)
             values, bounds = torch.from_numpy(cell.values).float(), torch.tensor([0, len(genes)], dtype=torch.int32)
             order = torch.arange(len(genes))

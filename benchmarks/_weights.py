@@ -18,11 +18,12 @@ from scdiva._constants import DEFAULT_MODEL
 from scdiva.models.pretrained import find_model
 
 FILE = "model.safetensors"
-PARTS = {"anchor": "encoder", "state_head": "state_head", "embedding.gene": "genes"}
+PARTS = {"anchor": "encoder", "state_head": "state_head", "query_head": "query_head", "embedding.gene": "genes"}
 """Parts of the model by the beginning of a tensor's name; every other tensor is the transformer's."""
 ENCODER = ("encoder",)
 GENES = ("encoder", "genes")
 FILLING = ("encoder", "state_head")
+QUERIES = ("encoder", "state_head", "query_head")
 WHOLE = ("encoder", "genes", "state_head", "transformer")
 NONE = ()
 
@@ -65,11 +66,8 @@ READS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
             **dict.fromkeys(
                 ("marginals", "type_means", "knn", "diffused", "gene_means", "scvi", "other_real", "independent"), NONE
             ),
-            **dict.fromkeys(
-                ("impute ours", "population ours", "by_type", "ours_few", "no_state_32",
-                 "ours_no_transformer"),
-                FILLING,
-            ),
+            **dict.fromkeys(("population ours", "by_type", "ours_few", "no_state_32", "ours_no_transformer"), FILLING),
+            **dict.fromkeys(("impute ours", "ours_no_places"), QUERIES),
         },
     ),
     "denoising": (FILLING, dict.fromkeys(("unigram", "means", "scvi"), NONE)),

@@ -32,13 +32,19 @@ PARTS = {
     "transformer": "transformer",
     "state_head": "state head",
     "transformer_long": "transformer, at length",
+    "query_head": "query head",
 }
+
+
+def last_loss(part: dict) -> str:
+    """The loss at the last look at the validation studies; nothing for a part that was trained without looks."""
+    return f"{part['validation'][-1]['loss']:.3f}" if "validation" in part else ""
 
 
 def training_table(metadata: dict) -> str:
     """What each part of the training saw, a column a part."""
     parts = {name: metadata[name] for name in PARTS if name in metadata}
-    context = {"anchor": "all", "state_head": "all"}
+    context = dict.fromkeys(("anchor", "state_head", "query_head"), "all")
     rows = [
         ["cells seen", *(f"{part['cells_seen']:,}" for part in parts.values())],
         [
@@ -47,7 +53,7 @@ def training_table(metadata: dict) -> str:
         ],
         ["genes per cell", *(context.get(name) or f"{p['training']['context']:,}" for name, p in parts.items())],
         ["time", *(f"{part['seconds'] / 60:.0f} min" for part in parts.values())],
-        ["validation loss", *(f"{part['validation'][-1]['loss']:.3f}" for part in parts.values())],
+        ["validation loss", *(last_loss(part) for part in parts.values())],
     ]
     return table(["", *(PARTS[name] for name in parts)], rows)
 

@@ -60,12 +60,16 @@ def impute(
     Genes are hidden a tenth at a time, and each is expected by what the others say of the cell: its state is read from
     them, so that a gene which dropped out does not speak for its own absence. With p the probability that a cell of
     this state, and of this many genes, shows a gene, and :math:`\mu, \sigma` mean and standard deviation of its value
-    where it does, as the model's state head says, corrected by the cells themselves
-    (:func:`scdiva.models.population.fit_population`), what is written is the logarithm of the expected counts,
+    where it does, what is written is the logarithm of the expected counts,
     :math:`m = \log(1 + p (e^{\mu + \sigma^2 / 2} - 1))`, a log-normal variable with a zero beside it, and by how much
     an observed value would differ from it, :math:`\sqrt{p (\sigma^2 + (\mu - m)^2) + (1 - p) m^2}`. Values that were
     observed are kept. Each gene's :math:`\mu` follows the depth of the cells as its observed values do, and its
     expected counts add up to those observed.
+
+    :math:`p` and :math:`\mu` are predicted by the model's state head and, where the model has one, by its query head
+    (:class:`scdiva.nn.QueryHead`), which reads what up to 256 other cells of `adata` show of the gene; both are then
+    corrected by all cells (:func:`scdiva.models.population.fit_population`). The transformer is not run: without ranks
+    it predicts hidden values worse than gene means do.
 
     An expectation counts zeros as often as they occur, so it lies below nearly every value that is seen. With
     `expressed=True` it is asked instead what a gene shows where it does show, one that is known to be there and dropped
@@ -79,8 +83,7 @@ def impute(
         Cells × genes, raw counts or log-normalised expression.
     genes
         Names of genes, as in `adata.var_names`: a table of their values is written. None: all that the model knows, as
-        dense layers; name the genes you need of large data. The values are the same either way, and take about as long,
-        for the depth of a cell is estimated from all of its genes.
+        dense layers. The values are the same either way; a few genes take less time and memory.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; with a state head.
     keep_observed

@@ -101,7 +101,8 @@ def reconstruct(
         What to read, as for :func:`embed`.
     rng
         Seed, or a generator, of what is hidden and drawn; None takes `scdiva.settings.seed`. A cell's result depends on
-        the seed and its row, not on the other cells, on threads or batches.
+        the seed and its row, not on the other cells, on threads or batches; with `use_places=False` and a query head
+        on the cells read beside it too.
     device, precision
         As for :func:`embed`.
     key_added

@@ -31,19 +31,30 @@ SCORES = {
 
 def denoising(result: dict) -> str:
     """Mean of each arm over the studies, goals, and the log-loss of each study."""
+    arms, sets, at = _by_arm(result)
+    each = [
+        [f"{name} ({at[arms[0], name]['n_cells']})", *(_of(at.get((arm, name)), "log_loss") for arm in arms)]
+        for name in sets
+    ]
+    of_each = table(["log-loss; study (cells)", *(f"`{arm}`" for arm in arms)], each)
+    return f"{summary(result)}\n{of_each}"
+
+
+def _by_arm(result: dict) -> tuple[list[str], list[str], dict[tuple[str, str], dict]]:
     rows = [row for row in result["rows"] if "arm" in row]
     arms, sets = (list(dict.fromkeys(row[key] for row in rows)) for key in ("arm", "set"))
-    at = {(row["arm"], row["set"]): row for row in rows}
+    return arms, sets, {(row["arm"], row["set"]): row for row in rows}
+
+
+def summary(result: dict) -> str:
+    """Mean of each arm over the studies, and goals."""
+    arms, sets, at = _by_arm(result)
 
     def figure(arm: str, key: str, digits: int) -> str:
         found = [at[arm, name][key] for name in sets if key in at.get((arm, name), {})]
         return f"{mean(found):.{digits}f}" + (f" ({len(found)})" if len(found) < len(sets) else "") if found else ""
 
     means = [[f"`{arm}`", *(figure(arm, key, digits) for key, (_, digits) in SCORES.items())] for arm in arms]
-    each = [
-        [f"{name} ({at[arms[0], name]['n_cells']})", *(_of(at.get((arm, name)), "log_loss") for arm in arms)]
-        for name in sets
-    ]
     judged = [row for row in result["rows"] if "met" in row]
     goals = [
         [
@@ -59,7 +70,6 @@ def denoising(result: dict) -> str:
     if goals:
         header = ["goal", "lead", "at least", "95% interval", "studies by more than that", ""]
         parts.append(table(header, goals))
-    parts.append(table(["log-loss; study (cells)", *(f"`{arm}`" for arm in arms)], each))
     return "\n".join(parts)
 
 

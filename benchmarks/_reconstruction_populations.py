@@ -130,8 +130,8 @@ POPULATION: dict[str, tuple[Callable[[Work, int], dict], int]] = {
     "ours": (drawn_cells(lambda work: halves(work)[0].n_obs), 3),
     "by_type": (by_type, 1),
     "ours_few": (drawn_cells(lambda work: work.sizes.generated), 3),
-    "transformer_1": (drawn_cells(lambda work: work.sizes.generated, use_transformer=True, n_steps=1), 1),
-    "transformer_32": (drawn_cells(lambda work: work.sizes.generated, use_transformer=True, n_steps=32), 1),
+    "transformer_1": (drawn_cells(lambda work: work.sizes.generated, use_transformer=True, n_steps=1), 3),
+    "transformer_32": (drawn_cells(lambda work: work.sizes.generated, use_transformer=True, n_steps=32), 3),
     "no_state_32": (drawn_cells(lambda work: work.sizes.alone, from_state=False, n_steps=32), 1),
     "no_state_transformer_32": (
         drawn_cells(lambda work: work.sizes.alone, from_state=False, use_transformer=True, n_steps=32),
@@ -196,6 +196,6 @@ def likely(use_transformer: bool) -> Callable[[Work, int], dict[str, float]]:
 
 
 LIKELIHOOD: dict[str, tuple[Callable[[Work, int], dict], int]] = {
-    "ours": (likely(True), 1),
-    "ours_no_transformer": (likely(False), 1),
+    "ours": (likely(True), 3),
+    "ours_no_transformer": (likely(False), 3),
 }

@@ -18,6 +18,7 @@ from scdiva.models.pretrained import find_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import tables
+from _denoising_table import summary
 from _markdown import table
 
 
@@ -89,6 +90,23 @@ Transformer, at length (as the first run's, on {long["validation_cells"]} cells,
 """
 
 
+def query_head(metadata: dict) -> str:
+    """What a query head does, and how its like was judged; nothing for a model without one."""
+    result = tables.load("denoising")
+    if "query_head" not in metadata or result is None:
+        return ""
+    part = metadata["query_head"]
+    return f"""## Query head
+
+`scdiva.tl.impute` and `scdiva.tl.reconstruct(use_places=False)` ask the query head what a cell expresses, given up to {part["training"]["context_cells"]}
+other cells of the user's. It was trained last, on the saved half-precision weights of set encoder and state head, in
+{part["seconds"] / 60:.0f} minutes: `{part["command"]}`. Its design was judged on studies held out with their publications, by
+a head, set encoder and state head that were trained without these (means over the studies; the benchmarks page explains arms):
+
+{summary(result)}
+"""  # noqa: E501
+
+
 def card(folder: Path, metadata: dict, n_parameters: int, n_genes: int) -> str:
     corpus, anchor, transformer = metadata["corpus"], metadata["anchor"], metadata["transformer"]
     losses = transformer["validation"][-1]
@@ -108,7 +126,7 @@ training on your own data. The embedding is the state of a set encoder started f
 scored on is in the corpus, but sister studies are: `kang_pbmc_stim_2000` is of the experiment of `kang_pbmc_12k` and
 `kang_ifnb`, and `mudan_pbmcA` and the sorted sets are sister data of `pbmc68k`. The transformer behind the set encoder was
 trained for masked genes and values, not for the embedding, and is not run by `tl.embed`. With its
-state head it fills in hidden genes and values (`scdiva.tl.reconstruct`).
+state head it fills in hidden genes and values (`scdiva.tl.reconstruct`); the query head does so from what other cells show.
 
 ## Training
 
@@ -143,6 +161,7 @@ The set encoder's design was chosen while looking at these sets, so read small d
 all of its 95% interval, over seeds or cells, is on the good side, missed where none of it is, and within noise otherwise.
 
 {scores}
+{query_head(metadata)}
 ## Limits
 
 - Tissues that the corpus lacks (pancreas, liver, kidney, lung, ...) are embedded by directions learned elsewhere: PCA on

@@ -72,7 +72,7 @@ def test_an_arm_names_the_parts_that_it_reads(weights):
 
     assert read("zero_shot", arm="scdiva") == ("encoder",)
     assert read("reconstruction", part="masked", arm="ours") == weights.WHOLE
-    assert read("reconstruction", part="impute", arm="ours") == ("encoder", "state_head")
+    assert read("reconstruction", part="impute", arm="ours") == ("encoder", "state_head", "query_head")
     assert read("reconstruction", part="impute", arm="scvi") == ()
     assert read("grn", arm="embedding") == ("encoder", "genes")
     assert read("pooling", pooling="state") == ("encoder",)

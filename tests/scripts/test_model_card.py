@@ -23,25 +23,26 @@ def rows(text, header):
 
 def test_each_part_has_a_column_and_a_curve(script, bundled):
     folder, metadata = bundled
-    text = script("model_card").card(folder, metadata, 8_864_719, 19_623)
-    columns = rows(text, "|  | set encoder | transformer | state head | transformer, at length |")
-    assert {len(row) for row in columns} == {5}
+    text = script("model_card").card(folder, metadata, 9_623_369, 19_623)
+    columns = rows(text, "|  | set encoder | transformer | state head | transformer, at length | query head |")
+    assert {len(row) for row in columns} == {6}
     seen = {row[0]: row[1:] for row in columns}
-    names = ("anchor", "transformer", "state_head", "transformer_long")
+    names = ("anchor", "transformer", "state_head", "transformer_long", "query_head")
     assert seen["cells seen"] == [f"{metadata[name]['cells_seen']:,}" for name in names]
-    assert seen["validation loss"] == [f"{metadata[name]['validation'][-1]['loss']:.3f}" for name in names]
-    assert seen["genes per cell"] == ["all", "128", "all", "1,024"]
-    for name in names:
-        last = metadata[name]["validation"][-1]
-        assert f"| {last['step']:,} | {last['loss']:.3f} |" in text
-    assert "its loss and the first run's cannot be compared" in text
+    last = [metadata[name]["validation"][-1] for name in names[:-1]]
+    assert seen["validation loss"] == [*(f"{look['loss']:.3f}" for look in last), ""]
+    assert seen["genes per cell"] == ["all", "128", "all", "1,024", "all"]
+    for look in last:
+        assert f"| {look['step']:,} | {look['loss']:.3f} |" in text
+    assert metadata["query_head"]["command"] in text
     assert metadata["note"] in text
 
 
 def test_a_run_without_later_parts_is_silent_about_them(script, bundled):
     folder, metadata = bundled
-    short = {name: part for name, part in metadata.items() if name not in ("state_head", "transformer_long", "note")}
+    short = {name: part for name, part in metadata.items() if name not in ("state_head", "transformer_long", "query_head", "note")}
     text = script("model_card").card(folder, short, 6_300_000, 19_623)
     assert {len(row) for row in rows(text, "|  | set encoder | transformer |")} == {3}
     assert "at length" not in text
+    assert "query head" not in text.split("## Training")[1]
     assert "cannot be compared" not in text

@@ -68,8 +68,8 @@ def impute(
 
     :math:`p` and :math:`\mu` are predicted by the model's state head and, where the model has one, by its query head
     (:class:`scdiva.nn.QueryHead`), which reads what up to 256 other cells of `adata` show of the gene; both are then
-    corrected by all cells (:func:`scdiva.models.population.fit_population`). The transformer is not run: without ranks
-    it predicts hidden values worse than gene means do.
+    corrected by all cells (:func:`scdiva.models.population.fit_population`). The transformer is not run: where it is
+    not given the ranks of hidden genes, its error in their values is larger than that of gene means.
 
     An expectation counts zeros as often as they occur, so it lies below nearly every value that is seen. With
     `expressed=True` it is asked instead what a gene shows where it does show, one that is known to be there and dropped

@@ -76,7 +76,7 @@ def reconstruct(
     `use_places=False` nothing of the true ranks is given: hidden genes stand behind the visible ones, in no order, and
     the reconstructed cell is ranked anew by its own values. Then a model with a query head
     (:class:`scdiva.nn.QueryHead`) predicts from what the cell shows and from up to 256 other cells of `adata`, and the
-    transformer is not run: without ranks it predicts hidden values worse than gene means do.
+    transformer is not run: without ranks its error in hidden values is larger than that of gene means.
 
     Parameters
     ----------

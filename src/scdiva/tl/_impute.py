@@ -66,8 +66,9 @@ def impute(
     observed are kept. Each gene's :math:`\mu` follows the depth of the cells as its observed values do, and its
     expected counts add up to those observed.
 
-    :math:`p` and :math:`\mu` are predicted by the model's state head and, where the model has one, by its query head
-    (:class:`scdiva.nn.QueryHead`), which reads what up to 256 other cells of `adata` show of the gene; both are then
+    :math:`p` and :math:`\mu` are predicted by the model's state head; where the model has a query head
+    (:class:`scdiva.nn.QueryHead`), which reads what up to 256 other cells of `adata` show of the gene, it predicts
+    :math:`p`, and :math:`\mu` is the mean of what the two predict. Both are then
     corrected by all cells (:func:`scdiva.models.population.fit_population`). The transformer is not run: where it is
     not given the ranks of hidden genes, its error in their values is larger than that of gene means.
 
@@ -287,6 +288,10 @@ def _parts(
         states = states_of(model, without(cells, measured[fold == number]))._replace(own=among)
         context = None if model.query_head is None else context_of(model, cells_around, whole.take(around), genes)
         log_odds, value = predicted(model, genes, states, context)
+        if context is not None:
+            # Of values the mean of both heads: in studies held out the query head's alone were nearer to full-length
+            # reads, and the state head's followed molecules counted from gene to gene.
+            value = (value + predicted(model, genes, states)[1]) / 2
         population = fit_population(
             states.state[fitted_rows],
             (log_odds + depth.odds[:, None])[fitted_rows],

@@ -29,8 +29,12 @@ def annotate(a, m, key="scdiva_label", **more):
 
 
 def umap(a, m):
-    pytest.importorskip("umap")
-    sd.pl.umap(a, "cell_type", basis="X_own")
+    """What a map leaves in adata; any map, as umap compiles for twenty seconds (tests/pl/test_umap.py has it)."""
+    a.obsm["X_wide"] = np.arange(3.0 * a.n_obs).reshape(-1, 3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("scdiva.pl._coordinates.umap_of", lambda z, **_: np.array(z[:, :2], dtype=np.float32))
+        sd.pl.umap(a, "cell_type", basis="X_wide")
+    assert "X_wide_umap" in a.obsm
 
 
 CALLS = {

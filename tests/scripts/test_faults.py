@@ -14,6 +14,7 @@ SHORTER = """
 import sys
 sys.path.insert(0, {scripts!r})
 import faults
+import scdiva.tokenizer._kernels  # numba, once for all that are forked
 
 class Toy(faults.Toy):
     def __init__(self, wide):

@@ -134,8 +134,9 @@ def test_rivals_name_types_and_notice_new_ones(arms, scores, tmp_path, arm):
             assert found["0.0.confidence"].min() > 1 / 3
 
 
-def test_rows_are_made_once_and_written(annotation, tmp_path, monkeypatch):
+def test_rows_are_made_once_and_written(annotation, arms, tmp_path, monkeypatch):
     monkeypatch.setitem(annotation.record.__globals__, "RESULTS", tmp_path)
+    monkeypatch.setattr(annotation, "fit", lambda job, *_: arms.run(job))  # here; test_integration.py has the process
     cells().write_h5ad(tmp_path / "mine.h5ad")
     call = ["--h5ad", str(tmp_path / "mine.h5ad"), "--batch-key", "split", "--labels-key", "cell_type", "--query",
             "later", "--arms", "centroid", "--part", "few", "--shares", "0.1", "--seeds", "0", "1"]  # fmt: skip

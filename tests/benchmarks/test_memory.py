@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import nn
 
-SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 MIB = 2**18  # float32 numbers in a MiB
 
 

@@ -1,4 +1,4 @@
-"""Training within a time limit, from a carried corpus to a model folder."""
+"""The bundled model's training: its parts, what fits a time limit, and that each part is taken up again."""
 
 from __future__ import annotations
 

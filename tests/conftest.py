@@ -21,6 +21,36 @@ with contextlib.suppress(ImportError):  # a wheel is tried without it
     hypothesis.settings.register_profile("any machine", deadline=None)
     hypothesis.settings.load_profile("any machine")
 
+# What compiles for long in each process that comes to it, numba for UMAP and scanpy's neighbours and jax for
+# scib-metrics: `--dist loadfile` gives all of them to one process.
+TOGETHER = {
+    "tests/pl/test_umap.py": "umap",
+    "tests/pl/test_annotation.py::test_the_map_is_computed_once_and_nothing_else_changes": "umap",
+    "tests/pl/test_integration.py::test_both_maps_are_computed_once_and_kept": "umap",
+    "tests/tl/test_embed.py::test_scanpy_takes_the_embedding_unchanged": "umap",
+    "tests/tl/test_generate.py::test_scanpy_takes_the_cells_unchanged": "umap",
+    "tests/tl/test_generate.py::test_the_map_and_a_file_take_the_cells": "umap",
+    "tests/metrics/test_mixing.py::test_scgpts_connectivity_is_that_of_scanpys_graph": "umap",
+    "tests/metrics/test_batch.py": "jax",
+    "tests/metrics/test_mixing.py": "jax",
+}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """As `--dist loadfile`, but for what is to stay together."""
+    if config.getvalue("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return TOGETHER.get(nodeid, TOGETHER.get(file, file))
+
+    return Scheduling(config, log)
+
+
 threads_at_first: list[int] = []
 
 

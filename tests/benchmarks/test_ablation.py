@@ -81,19 +81,6 @@ def test_two_arms_are_trained_and_judged_and_not_made_again(ablation, monkeypatc
     assert "pooled" not in said
 
 
-def test_what_a_transformer_arm_leaves_of_the_set_encoder(ablation, folder):
-    work = ablation.open_work(folder, folder, 1.5)  # enough for some steps on a busy machine too
-    model, _ = ablation.trained(ablation.ARMS["encoder_genes"], 0, work)
-    kept = ablation.base_set_encoder(0, work)[0]
-    assert all(torch.equal(value, kept[name]) for name, value in model.anchor.state_dict().items())
-    assert model.anchor_out.weight.any()  # the residual has begun to learn
-    thin, _ = ablation.trained(ablation.ARMS["thinning"], 0, work)
-    assert torch.equal(thin.anchor.table.weight, torch.from_numpy(work.start.weight))
-    loose, taken = ablation.trained(ablation.ARMS["random_trained"], 0, work)
-    assert not torch.equal(loose.anchor.table.weight, thin.anchor.table.weight)
-    assert taken["cells_seen"] == taken["steps"] * ablation.SET_TRAINING["batch_size"]
-
-
 def test_every_arm_has_a_configuration_of_its_own(script, folder):
     arms = script("_ablation_arms")
     genes = load_vocabulary(folder / "vocabulary.parquet")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 import scdiva as sd
@@ -13,29 +12,6 @@ from scdiva.models import save_model
 @pytest.fixture
 def adapting(script):
     return script("adapting")
-
-
-def test_arms_embed_the_same_cells(adapting, pbmc_raw):
-    model, labels = sd.models.load_model(), pbmc_raw.obs["bulk_labels"].astype(str).to_numpy()
-    adata = pbmc_raw
-    arms = list(adapting.arms_of(adata, model, None, [0]))
-    assert [name for name, _, _ in arms if name != "scvi"] == ["zero-shot", "adapted", "join", "pca"]
-    found = {name: runs[0] for name, runs, _ in arms}
-    assert {len(embedding) for embedding in found.values()} == {adata.n_obs}
-    width = found["zero-shot"].shape[1]
-    np.testing.assert_array_equal(found["join"][:, :width], found["zero-shot"])
-    (row, *_) = adapting.make_rows("some", adata, labels, iter(arms[1:2]), [0])
-    assert row["chosen"][0] in (None, *map(float, range(5)), 0.25, 0.5, 1.5)
-    assert row["accuracy"] > 0.5
-    assert row["accuracy_seeds"] == [pytest.approx(row["accuracy"], abs=1e-4)]
-
-
-@pytest.fixture
-def pbmc_raw():
-    adata = sd.datasets.pbmc68k_reduced()
-    cells = adata.raw.to_adata()[:240].copy()
-    cells.obs["cell_type"] = cells.obs["bulk_labels"]
-    return cells
 
 
 def test_held_out_studies_are_labelled_and_not_in_training(adapting, tmp_path):

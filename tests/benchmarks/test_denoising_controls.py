@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
 from scdiva.data.packed import pack_files
-from scdiva.models import ScDiVa, ScDiVaConfig, save_model
+from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer import load_vocabulary
 
 
@@ -37,41 +36,6 @@ def test_masked_genes_are_moved_and_visible_ones_keep_their_order(controls, behi
         places += [(int(gene), int(place)) for gene, place in zip(mine[masked[mine]] - start, now, strict=True)]
     rank, place = np.array(places).T
     assert abs(np.corrcoef(rank, place)[0, 1]) < 0.75, "the new place would say the rank"
-
-
-def test_a_control_is_trained_and_judged(controls, script, tmp_path, monkeypatch):
-    file = tmp_path / "study.h5ad"
-    cells = sd.datasets.toy(120, 60)
-    cells.write_h5ad(file)
-    vocabulary = load_vocabulary("human")
-    known = vocabulary.match(list(cells.var_names)).tokens
-    vocabulary = vocabulary.subset(np.sort(known[known >= 0]))
-    (tmp_path / "prepared").mkdir()
-    packed = pack_files([file], vocabulary, tmp_path / "prepared" / "train.h5")
-    config = ScDiVaConfig(
-        n_genes=vocabulary.n_genes, dim=16, n_layers=1, n_heads=2, ffn_dim=24, max_length=100, anchor_linear_dim=8,
-        anchor_learned_dim=4, anchor_hidden=16, state_head=True, state_rank=4, anchor_residual=False,
-        tie_gene_head=True,
-    )  # fmt: skip
-    base = ScDiVa(config, generator=torch.Generator().manual_seed(0))
-    save_model(base, vocabulary, tmp_path / "model")
-    for name, value in (("BATCH_SIZE", 8), ("CONTEXT", 40), ("BLOCK_ROWS", 4)):
-        monkeypatch.setattr(controls, name, value)
-    monkeypatch.setattr("sys.argv", ["", "--base", str(tmp_path), "--out", str(tmp_path / "out"), "--seconds", "0.3"])
-    controls.main()
-    judge, arms = script("denoising"), script("_denoising_arms")
-    study = judge.study_of(packed, 0, 30, 0)
-    for arm in controls.ARMS:
-        folder = tmp_path / "out" / arm
-        assert json.loads((folder / "config.json").read_text())["metadata"]["control"] == arm
-        model = sd.models.load_model(folder)
-        assert torch.allclose(model.state_head.gene, base.state_head.gene, atol=1e-3)
-        assert (model.blocks[0].state_dict()["attention.qkv.weight"] != 0).any()
-        odds, values = arms.transformer(model, vocabulary, behind=arm == "behind")(study)
-        assert torch.isfinite(odds).all()
-        assert values.shape == study.asked.value.shape
-        assert len(torch.unique(values)) > len(values) / 2, "each query has an answer of its own"
-        assert odds[study.asked.cell == 0].std() > 0
 
 
 def test_a_population_is_fitted_to_the_cells_that_are_not_asked_about(script, monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 
 import anndata as ad
@@ -17,8 +18,11 @@ FACTORS, TARGETS = ["SPI1", "IRF8", "STAT1"], ["CD14", "LYZ", "CD79A", "GNLY", "
 
 
 @pytest.fixture
-def sets(script):
-    return script("_grn_sets")
+def sets(script, monkeypatch):
+    """With the vocabulary read once: the table of its names takes a third of a second."""
+    module = script("_grn_sets")
+    monkeypatch.setattr(module, "load_vocabulary", functools.cache(module.load_vocabulary))
+    return module
 
 
 @pytest.fixture
@@ -77,14 +81,6 @@ def test_genes_take_part_once_and_by_any_name(sets, tmp_path):
     assert sets.gene_sets(tmp_path / "sets.gmt", found, MODEL) == {"one": ["CD14", "LYZ"], "two": ["CD14"]}
 
 
-def test_cells_drawn_anew(sets):
-    found = sets.resampled(sets.prepared(cells(), MODEL), 500, 4, 0)
-    assert found.shape == (500, 4)
-    assert set(found.var_names) == {"ACTB", "FTH1", "LYZ", "CD14"} | ({"CD79A"} & set(found.var_names))
-    assert (found.X.data == np.round(found.X.data)).all()
-    assert found.X[:, -1].mean() == pytest.approx(250, rel=0.05)
-
-
 def test_rivals_are_what_they_are_said_to_be(sets, arms):
     adata = sets.prepared(cells(), MODEL)
     x, y = arms.values(adata, FACTORS), arms.values(adata, TARGETS)
@@ -115,15 +111,6 @@ def test_rivals_are_what_they_are_said_to_be(sets, arms):
     silent.X = sp.csr_matrix(silent.X.multiply((silent.var_names != "GNLY").astype(np.float32)))
     for arm in (arms.spearman, arms.mutual_information, arms.forest):
         assert (arm(silent, job())[:, TARGETS.index("GNLY")] == 0).all()
-
-
-def test_our_arm_gives_every_pair_that_was_asked_for(sets, arms):
-    adata = sets.prepared(cells(), MODEL)
-    found = arms.ours(adata, job(arm="correlation", targets=[*TARGETS, "SPI1"]))
-    x, y = arms.values(adata, FACTORS), arms.values(adata, TARGETS)
-    np.testing.assert_allclose(found[:, :-1], np.corrcoef(x.T, y.T)[:3, 3:], atol=1e-4)
-    assert found[0, -1] == 0  # no gene with itself
-    assert found[1, -1] == pytest.approx(np.corrcoef(x.T)[0, 1], abs=1e-4)
 
 
 def test_forest_finds_what_drives_a_gene_and_no_gene_drives_itself(sets, arms, monkeypatch):
@@ -263,34 +250,6 @@ def test_stability_is_of_strengths_and_leaves_out_genes_with_themselves(scores):
     assert found["n_pairs"] == 2
 
 
-def test_a_regulon_says_what_the_tables_say(scores):
-    targets = ["SPI1", *(f"t{i}" for i in range(100)), "FTH1"]
-    weights = np.concatenate([[99.0], np.arange(100, 0, -1.0), [95.5]])
-    known = {"trrust": pd.DataFrame({"source": ["SPI1", "SPI1", "IRF8"], "target": ["t3", "t90", "t4"],
-                                     "mor": [-1.0, 1.0, 1.0]})}  # fmt: skip
-    found = scores.regulon(weights, "SPI1", targets, known)
-    names = [one["target"] for one in found["targets"]]
-    assert names[:6] == ["t0", "t1", "t2", "t3", "t4", "FTH1"]
-    assert len(names) == 20
-    assert found["targets"][3] == {"target": "t3", "weight": 97.0, "trrust": -1}
-    assert "trrust" not in found["targets"][4]
-    assert (found["trrust_hits"], found["trrust_known"], found["n_targets"]) == (1, 2, 101)
-    assert found["trrust_p"] == pytest.approx(1 - 81 * 80 / (101 * 100), rel=1e-3)
-    assert found["paper"] == {"HBG1": None, "HBG2": None, "MS4A3": None, "FTH1": 6}
-
-
-def test_universe_holds_all_members_and_genes_detected_as_often(script, sets):
-    grn = script("grn")
-    n_cells = np.arange(90, 9, -10)  # that express each gene
-    adata = ad.AnnData(sp.csr_matrix((np.arange(90)[:, None] < n_cells).astype(np.float32)))
-    adata.var_names = [*FACTORS, *TARGETS, "ACTB"]
-    adata.var[sets.TAKES_PART] = adata.var_names != "CD79A"
-    members = {"a": ["IRF8"], "b": ["IRF8", "ACTB"]}
-    assert grn.universe_of(adata, members, 1) == ["ACTB", "IRF8"]
-    assert grn.universe_of(adata, members, 5) == sorted(["ACTB", "IRF8", "SPI1", "STAT1", "FTH1"])
-    assert len(grn.universe_of(adata, members, 100)) == 8
-
-
 @pytest.fixture
 def folders(tmp_path):
     """Data and tables on disk; gives the call."""
@@ -306,7 +265,7 @@ def folders(tmp_path):
     return ["--data", str(data), "--tables", str(tables), "--sets", "pbmc3k_raw", "--seeds", "0"]
 
 
-def test_rows_are_made_once_and_written(script, arms, folders, tmp_path, monkeypatch):
+def test_rows_are_made_once_and_written(script, sets, arms, folders, tmp_path, monkeypatch):
     grn = script("grn")
     monkeypatch.setitem(grn.record.__globals__, "RESULTS", tmp_path)
     monkeypatch.setitem(grn.edge_scores.__globals__, "N_PERMUTATIONS", 50)

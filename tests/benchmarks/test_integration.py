@@ -71,42 +71,6 @@ def test_mixed_batches_score_higher_than_separate_ones(scores):
     assert together["accuracy"] == separate["accuracy"] == 1.0
 
 
-def test_a_type_that_was_not_asked_for_is_wrong(scores):
-    found = scores.named(np.array(["a", "a", "c"]), np.array(["a", "a", "b"]))
-    assert found == {"accuracy": pytest.approx(2 / 3), "macro_f1": pytest.approx(0.5)}
-
-
-def test_preparing_takes_the_same_cells_and_refuses_what_has_no_batches(integration, monkeypatch):
-    monkeypatch.setitem(integration.prepared.__globals__, "MAX_CELLS", 50)
-    adata = cells()
-    adata.obs["own"] = adata.obs["batch"].astype(str)
-    first = integration.prepared(adata, "own", "cell_type")
-    assert first.n_obs == 50
-    assert list(first.obs) == ["batch", "cell_type"]
-    np.testing.assert_array_equal(first.X.toarray(), adata[first.obs_names].X.toarray())
-    assert integration.fingerprint(first) == integration.fingerprint(integration.prepared(adata, "own", "cell_type"))
-    other = cells(rng=1)
-    assert integration.fingerprint(first) != integration.fingerprint(integration.prepared(other, "batch", "cell_type"))
-    with pytest.raises(ValueError, match=r"'missing'.*'batch'"):
-        integration.prepared(adata, "missing", "cell_type")
-    adata.obs.loc[adata.obs_names[3], "own"] = np.nan
-    with pytest.raises(ValueError, match=r"1 cells have no batch: .*adata\.obs\['own'\]\.notna"):
-        integration.prepared(adata, "own", "cell_type")
-    adata.obs["own"] = "one"
-    with pytest.raises(ValueError, match="one batch"):
-        integration.prepared(adata, "own", "cell_type")
-    adata.X = adata.X * -1
-    with pytest.raises(ValueError, match="--layer"):
-        integration.prepared(adata, "batch", "cell_type")
-
-
-def test_queries_go_from_the_largest_to_the_smallest_batch(integration):
-    obs = {"batch": np.repeat(list("abcdef"), [49, 90, 50, 70, 60, 80])}
-    adata = ad.AnnData(np.zeros((399, 1), dtype=np.float32), obs=obs)
-    assert integration.queries(adata) == ["b", "d", "c"]
-    assert integration.queries(adata[adata.obs["batch"].isin(["a", "e"])]) == ["e"]
-
-
 def test_what_is_hidden_is_not_told(arms):
     adata = cells()
     adata.obs["cell_type"] = adata.obs["cell_type"].astype(str)
@@ -128,57 +92,6 @@ def test_what_is_hidden_is_not_told(arms):
     assert (later.obs["known_type"] == "unlabelled").all()
     with pytest.raises(ValueError, match="'other'"):
         arms.parted(adata, {"part": "query", "seed": 0, "left_out": "other"})
-
-
-def job(tmp_path, adata, arm, part="unlabelled", **options):
-    adata.write_h5ad(tmp_path / "cells.h5ad")
-    told = {"file": str(tmp_path / "cells.h5ad"), "keep": str(tmp_path), "threads": 1, "model": "scdiva-mini"}
-    return {"part": part, "set": "toy", "arm": arm, "seed": 0, "base_seed": 0, "left_out": None, **told, **options}
-
-
-@pytest.mark.parametrize("arm", ["combat", "harmony"])
-def test_arms_that_correct_mix_more_than_pca(arms, scores, integration, tmp_path, arm):
-    if arm == "harmony":
-        pytest.importorskip("harmonypy", reason="harmonypy is GPL and part of the extra scdiva[bench]")
-    adata = integration.prepared(cells(240), "batch", "cell_type")
-    batches = adata.obs["batch"].astype(str).to_numpy()
-    found = {}
-    for name in ("pca", arm):
-        embeddings, cost = arms.run(job(tmp_path, adata, name))
-        assert embeddings["embedding"].shape == (240, 50)
-        assert cost["peak_mib"] > 50
-        found[name] = scores.ilisi(embeddings["embedding"], batches)
-    assert found[arm] > found["pca"]
-
-
-def test_types_kept_apart_mix_batches_within_them_alone(arms, scores, integration, tmp_path):
-    adata = integration.prepared(cells(240), "batch", "cell_type")
-    embedding = arms.run(job(tmp_path, adata, "apart"))[0]["embedding"]
-    found = scores.integrated(
-        embedding, adata.obs["batch"].astype(str).to_numpy(), adata.obs["cell_type"].astype(str).to_numpy(), 0
-    )
-    assert found["accuracy"] == 1.0
-    assert found["average_bio"] > 0.9
-    assert 0 < found["ilisi_even"] <= found["ilisi_even_shuffled"] + 0.05
-
-
-def test_scvi_is_fitted_once_and_its_seconds_are_kept(arms, integration, tmp_path):
-    pytest.importorskip("scvi", reason="scvi-tools is the extra scdiva[scvi]")
-    adata = integration.prepared(cells(n_batches=3), "batch", "cell_type")
-    first, cost = arms.run(job(tmp_path, adata, "scvi", max_epochs=2))
-    (file,) = tmp_path.glob("scvi_*/fit.json")
-    notes = json.loads(file.read_text())
-    file.write_text(json.dumps({**notes, "kept": {**notes["kept"], "wall_seconds": 1000.0}}))
-    again, kept = arms.run(job(tmp_path, adata, "scvi", max_epochs=2))
-    np.testing.assert_allclose(again["embedding"], first["embedding"], atol=1e-5)
-    assert cost["wall_seconds"] < 1000 < kept["wall_seconds"]
-    assert kept["epochs"] == 2
-    left_out = integration.queries(adata) or [adata.obs["batch"].astype(str).iloc[0]]
-    for part, arm in (("labelled", "scanvi"), ("query", "scarches")):
-        work = job(tmp_path, adata, arm, part, max_epochs=2, left_out=left_out[0])
-        found = integration.scored(adata, work, arms.run(work)[0])
-        assert 0 <= found["own_accuracy"] <= 1
-        assert found["n_cells"] > 0
 
 
 def test_rows_are_made_once_and_written(integration, tmp_path, monkeypatch, capsys):

@@ -32,21 +32,3 @@ def test_a_curve_of_one_point_is_not_fitted(curve):
         ("cells", "accuracy"), ("cells", "average_bio"), ("cells", "linear_accuracy"), ("cells", "linear_average_bio"),
         ("steps", "accuracy"), ("steps", "average_bio"),
     }  # fmt: skip
-
-
-def test_drawn_cells_are_whole_and_in_order(curve):
-    lengths = np.array([2, 0, 3, 1, 4])
-    indptr = np.concatenate([[0], np.cumsum(lengths)])
-    tokens = np.arange(10)
-    cells = curve.Cells(indptr, tokens, tokens * 0.5, np.array([0, 0, 1, 1, 1]), ["a", "b"], np.ones((2, 12), bool))
-    some = curve.drawn(cells, 3, 0)
-    assert some.n_obs == 3
-    assert (np.diff(some.study) >= 0).all()
-    kept = [i for i in range(5) if any(np.array_equal(tokens[indptr[i] : indptr[i + 1]], row) for row in rows(some))]
-    assert len(kept) == 3
-    assert np.array_equal(some.values, some.tokens * 0.5)
-    assert curve.drawn(cells, 5, 0) is cells
-
-
-def rows(cells):
-    return [cells.tokens[a:b] for a, b in zip(cells.indptr[:-1], cells.indptr[1:], strict=True)]

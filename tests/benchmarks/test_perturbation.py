@@ -60,37 +60,6 @@ def job(by="combination", **more) -> dict:
             "threads": 1, "seed": 0, **more}  # fmt: skip
 
 
-def test_labels_with_the_same_parts_are_one_and_small_conditions_go(screens):
-    adata = cells()
-    adata.obs.loc[adata.obs_names[adata.obs["perturbation"] == "A+B"][::2], "perturbation"] = "B+A"
-    adata.obs.loc[adata.obs_names[adata.obs["perturbation"] == "D"][:5], "perturbation"] = None
-    screen = screens.Screen("toy", "single")
-    found = screens.prepared(adata, screen)
-    sizes = found.obs["condition"].value_counts().to_dict()
-    assert sizes == dict.fromkeys(set(LABELS) - {"D"}, 24)
-    assert list(found.obs) == ["condition", "group"]
-    few = screens.prepared(adata, screen, max_cells=21)
-    assert set(few.obs["condition"].value_counts()) == {21}
-    np.testing.assert_array_equal(few.obs_names, screens.prepared(adata, screen, max_cells=21).obs_names)
-    assert (few.X != adata[few.obs_names].X).nnz == 0
-
-
-def test_groups_need_controls_and_perturbed_cells(screens):
-    adata = cells(groups=("x", "y", "z"))
-    here = (adata.obs["line"] == "y") & (adata.obs["perturbation"] == "control")
-    only = (adata.obs["line"] == "z") & (adata.obs["perturbation"] != "control")
-    adata = adata[~here & ~only].copy()
-    screen = screens.Screen("toy", "group", groupby="line")
-    assert set(screens.prepared(adata, screen).obs["group"]) == {"x"}
-    with pytest.raises(ValueError, match="no group has 20 cells of 'none' and 20 of a perturbation"):
-        screens.prepared(adata, screens.Screen("toy", "single", control="none"))
-    with pytest.raises(ValueError, match="obs has no column 'gene'"):
-        screens.prepared(adata, screens.Screen("toy", "single", key="gene"))
-    adata.X.data[3] = -1
-    with pytest.raises(ValueError, match="negative"):
-        screens.prepared(adata, screen)
-
-
 def test_what_is_held_out_is_not_trained_on(arms, screens):
     combined = screens.prepared(cells(), screens.Screen("toy", "combination"))
     for by in ("single", "combination"):
@@ -185,22 +154,6 @@ def test_gears_is_told_sets_and_its_means_are_scored(arms, screens, scores, scri
         assert row["pearson_delta"] == pytest.approx(1, abs=1e-4)
         assert row["pearson_delta_mean"] == pytest.approx(1, abs=1e-4)
         assert (row["n_parts"], row["n_seen"], row["n_cells"]) == (2, 2, 24)
-
-
-def test_gears_trains_without_its_downloads(arms, screens, tmp_path):
-    pytest.importorskip("gears", reason="cell-gears wants an environment of its own, see benchmarks/perturbation.py")
-    (tmp_path / "sets.gmt").write_text("one\turl\tA\tB\ntwo\turl\tC\tD\n")
-    # of fewer than ten conditions to train on GEARS takes none to choose the epoch by, and fails
-    labels = (*LABELS, "E", "F", "G", "H", "I", "J")
-    screens.prepared(cells(labels=labels), screens.Screen("toy", "combination")).write_h5ad(tmp_path / "cells.h5ad")
-    more = {"arm": "gears", "file": str(tmp_path / "cells.h5ad"), "seeds": [0], "max_epochs": 1,
-            "gene_sets": str(tmp_path / "sets.gmt")}  # fmt: skip
-    found, cost = arms.run(job(**more))
-    rows = json.loads(str(found["rows"]))
-    assert {row["condition"] for row in rows} == {"A+B", "B+C", "C+D"}
-    assert all(np.isfinite(row["mse"]) for row in rows)
-    assert cost["fits"] == 3
-    assert cost["graph"].startswith("graph of perturbations from sets.gmt")
 
 
 def test_our_arms_and_their_baselines_are_scored(arms, screens, scores, tmp_path):
@@ -313,16 +266,3 @@ def test_the_page_shows_all_parts_and_marks_what_is_not_ours(script):
     assert "None of it was measured here" in page
     assert "| scDiVa, in its paper | 0.837 / 0.134 | 0.709 / - |" in page
     assert "| GEARS | 0.715 |" in page
-
-
-def test_a_file_is_split_as_its_labels_allow(perturbation, tmp_path):
-    call = ["--h5ad", str(tmp_path / "mine.h5ad"), "--perturbation-key", "perturbation"]
-    for more, splits in (
-        ([], ["single"]), (["--folds", "3"], ["single", "combination"]), (["--groupby", "line"], ["group"]),
-        (["--folds", "3", "--separator", ""], ["single"]), (["--by", "combination"], ["combination"]),
-    ):  # fmt: skip
-        found = perturbation.own_screens(perturbation.parsed([*call, *more]), cells())
-        assert [screen.by for screen in found.values()] == splits
-        assert list(found) == [f"mine, {by}" for by in splits]
-    with pytest.raises(ValueError, match="obs has no column 'gene'"):
-        perturbation.own_screens(perturbation.parsed([*call[:3], "gene"]), cells())

@@ -51,26 +51,6 @@ def work_of(cells, model, adata):
     return cells.Work("toy", cells.prepared(adata, model), model, cells.Sizes(4, 2, 4, 2, 2))
 
 
-def test_cells_have_a_type_and_genes_a_column_each(cells, model):
-    found = cells.prepared(toy(), model)
-    assert found.n_obs == 59
-    assert found.var_names.tolist() == NAMES[:9]
-    assert (cells.prepared(toy(), model, 20).obs_names == cells.prepared(toy(), model, 20).obs_names).all()
-    assert cells.prepared(toy(), model, 20).n_obs == 20
-    often = cells.often(found[:, :3].copy()[:9].copy())
-    assert often.n_vars == 0
-
-
-def test_a_repeat_of_a_gene_has_its_name_where_it_is_the_busier_one(cells, model):
-    adata = toy()
-    adata.var_names = ["CD3D", "LYZ", "LYZ.1", *NAMES[3:]]
-    adata.X[:, 2] = 50
-    found = cells.prepared(adata, model)
-    assert found.var_names.tolist() == ["CD3D", "LYZ", *NAMES[3:9]]
-    assert (found[:, "LYZ"].X.toarray() == 50).all()
-    assert found.var_names.is_unique
-
-
 def test_training_and_test_cells_are_apart(cells, model):
     train, test = work_of(cells, model, toy()).split()
     assert not set(train) & set(test)
@@ -103,11 +83,6 @@ def test_holes_are_a_tenth_and_the_truth_is_what_was_there(cells, model):
     told[holes.rows[0], holes.columns[0]] = np.nan
     with pytest.raises(ValueError, match=r"1 of .* imputed values are not finite"):
         cells.hole_scores(holes, told)
-
-
-def test_a_cell_keeps_a_count(cells):
-    adata = ad.AnnData(sp.csr_matrix(np.eye(40, dtype=np.float32)))
-    assert cells.with_holes(adata, 0).left.X.nnz == 40
 
 
 def test_rank_correlation_by_group_is_the_mean_of_those_of_the_groups(cells):

@@ -46,12 +46,6 @@ def test_pca_of_the_cells_it_was_fitted_on_is_that_of_scanpy(rivals):
     assert (before != adata.X).nnz == 0
 
 
-def test_pca_embeds_a_cell_alike_whatever_it_stands_with(rivals):
-    adata = cells()
-    embed = rivals.fit_pca(adata)
-    np.testing.assert_allclose(embed(adata[5:9]), embed(adata)[5:9], atol=1e-4)
-
-
 def vocabulary_of(n_genes: int) -> Vocabulary:
     human = load_vocabulary("human")
     return human.subset(human.tokens[:n_genes])
@@ -90,22 +84,6 @@ def test_the_corpus_svd_is_kept_and_refused_beside_another_vocabulary(rivals, tm
     vocabulary_of(150).with_entropy(np.full(150, 1.0, dtype=np.float32)).write(tmp_path / "vocabulary.parquet")
     with pytest.raises(ValueError, match="another vocabulary"):
         rivals.corpus_svd(tmp_path)
-
-
-def test_scvi_embeds_other_cells_with_the_fit(rivals):
-    pytest.importorskip("scvi")
-    adata = cells()
-    adata.X = adata.X * 1.2  # no integers: rounded for scVI, left as they are for the caller
-    before = adata.X.copy()
-    embed = rivals.fit_scvi(adata, 0, max_epochs=2)
-    found = embed(adata)
-    assert found.shape == (120, 10)
-    assert np.isfinite(found).all()
-    assert embed.epochs == 2
-    np.testing.assert_allclose(embed(adata[5:9]), found[5:9], atol=1e-5)
-    np.testing.assert_array_equal(rivals.fit_scvi(adata, 0, max_epochs=2)(adata), found)
-    assert not np.array_equal(rivals.fit_scvi(adata, 1, max_epochs=2)(adata), found)
-    assert (before != adata.X).nnz == 0
 
 
 def test_thinned_counts(script):

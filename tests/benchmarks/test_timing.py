@@ -25,12 +25,6 @@ def test_every_arm_runs_once_a_round_and_the_first_place_goes_round(script):
     assert "".join(order) == "abc" + "bca" + "cab" + "abc"
 
 
-@pytest.mark.parametrize(("arms", "repeats"), [({}, 5), ({"a": lambda: None}, 0)])
-def test_nothing_to_time_is_refused(script, arms, repeats):
-    with pytest.raises(ValueError, match="at least one arm"):
-        script("_timing").interleaved(arms, repeats=repeats)
-
-
 def test_a_goal_is_met_at_its_bound_and_missed_beyond(script):
     goal = script("_timing").goal
     assert goal("x", 2.0, at_least=2.0, counted=True, arm="y") == {
@@ -76,23 +70,3 @@ def test_a_goal_has_one_bound(script, bounds):
 def test_what_is_no_number_meets_no_goal(script, value):
     with pytest.raises(ValueError, match="no measurement"):
         script("_timing").goal("x", value, at_least=1.0)
-
-
-def test_report_counts_the_missed(script, capsys):
-    timing = script("_timing")
-    rows = [
-        timing.goal("fast", 1.5, at_least=2.0, seconds=0.25),
-        timing.goal("small", 0.1, at_most=0.25, interval=(0.05, 0.15), over="3 seeds"),
-        timing.goal("close", 0.1, at_most=0.12, interval=(0.05, 0.15), over="3 seeds"),
-        timing.goal("once", 0.1, at_most=0.12),
-        {"what": "beside it", "seconds": 0.125, "n_cells": 3},
-    ]
-    assert timing.report(rows) == 1
-    assert capsys.readouterr().out.splitlines() == [
-        "fast: 1.5 (goal >= 2: MISSED): seconds 0.25",
-        "small: 0.1 [0.05, 0.15; 3 seeds] (goal <= 0.25: met)",
-        "close: 0.1 [0.05, 0.15; 3 seeds] (goal <= 0.12: within noise)",
-        "once: 0.1 (goal <= 0.12: one run, no interval)",
-        "beside it: seconds 0.125, n_cells 3",
-    ]
-    assert timing.report(rows[1:]) == 0

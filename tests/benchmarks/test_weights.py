@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -170,17 +169,3 @@ def test_the_checkpoint_of_a_commit_is_read_from_history(script, weights):
     same = restate.at_commit("bd69fdd")
     assert (same["encoder"], same["genes"]) == (now["encoder"], now["genes"])
     assert same["transformer"] != now["transformer"]
-
-
-def test_tables_fails_as_a_command(tmp_path, weights):
-    call = (
-        "import json, sys, pathlib; sys.path.insert(0, sys.argv[1]); import tables;"
-        "tables.RESULTS = pathlib.Path(sys.argv[2]); raise SystemExit(tables.main())"
-    )
-    rows = [{"set": "some", "arm": "scdiva", "weights": {"encoder": "0" * 16}}]
-    (tmp_path / "zero_shot.json").write_text(json.dumps({"rows": rows}))
-    done = subprocess.run(
-        [sys.executable, "-c", call, str(BENCHMARKS), str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 1
-    assert "zero_shot: some scdiva" in done.stderr

@@ -32,13 +32,13 @@ def test_names_without_room_near_their_anchor_are_left_out_the_last_first():
     assert 1 <= len(kept[40.0]) < len(kept[80.0]) < 25
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_names_stand_alike_whatever_the_last_digits(seed):
     """Opposite sides of a dot cost the same, and BLAS rounds otherwise on another CPU."""
     rng = np.random.default_rng(seed)
     anchors, sizes = rng.uniform(100, 700, (12, 2)), np.tile((44.0, 12.0), (12, 1))
     frame = (0.0, 0.0, 800.0, 800.0)
     expected = free_places(anchors, sizes, anchors, frame)
-    for _ in range(5):
+    for _ in range(3):
         moved = anchors + rng.normal(0, 1e-10, anchors.shape)
         np.testing.assert_allclose(free_places(moved, sizes, moved, frame), expected, atol=1e-6)

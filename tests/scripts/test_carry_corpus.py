@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
 
-from scdiva._constants import N_SPECIAL
 from scdiva.data.packed import PackedCells
 
 
@@ -33,32 +29,6 @@ def test_every_bit_comes_back(script, prepared, tmp_path, monkeypatch, doubt):
     assert size == sum(file.stat().st_size for file in (tmp_path / "carried").iterdir())
 
 
-def test_counts_are_found_and_other_numbers_kept(script, prepared):
-    carry = script("carry_corpus")
-    content, header = carry.read_packed(prepared / "train.h5")
-    carried = carry.encode(content, header)
-    odd = np.flatnonzero(content["study"] == header["study_names"].index("odd"))
-    assert (carried["totals"][: odd[0]] > 0).all()
-    assert (carried["totals"][odd] == 0).all()
-    assert len(carried["kept_cells"]) == np.diff(content["indptr"])[odd].sum()
-    assert len(carried["counts_large"]) >= 7
-
-
-@pytest.mark.parametrize("smallest", [1, 3])
-def test_total_and_counts_of_a_cell(script, smallest):
-    carry = script("carry_corpus")
-    draw = np.random.default_rng(1)
-    for total in (500, 7_919, 104_729):
-        counts = draw.integers(smallest, 60, 40)
-        counts[0] = smallest
-        found, whole = carry.recover_counts(carry.value_of(counts, total).astype(np.float32))
-        assert found > 0
-        np.testing.assert_allclose(whole / found, counts / total)
-        assert np.array_equal(
-            carry.value_of(whole, found).astype(np.float32), carry.value_of(counts, total).astype(np.float32)
-        )
-
-
 def test_damage_is_noticed(script, prepared):
     carry = script("carry_corpus")
     carried = carry.encode(*carry.read_packed(prepared / "validation.h5"))
@@ -67,19 +37,3 @@ def test_damage_is_noticed(script, prepared):
     carried["counts"][5] ^= 1
     with pytest.raises(ValueError, match="different from what was packed"):
         carry.decode(carried)
-
-
-def test_a_share_of_the_cells(script, prepared, tmp_path):
-    carry = script("carry_corpus")
-    carry.pack(prepared, tmp_path, share=0.1)
-    carry.unpack(tmp_path, tmp_path / "again")
-    content, _ = carry.read_packed(tmp_path / "again" / "train.h5")
-    assert np.bincount(content["study"]).tolist() == [6, 4, 3]
-    whole, _ = carry.read_packed(prepared / "train.h5")
-    tenth = slice(whole["indptr"][10], whole["indptr"][11])
-    second = slice(content["indptr"][1], content["indptr"][2])
-    assert np.array_equal(content["tokens"][second], whole["tokens"][tenth])
-    assert content["tokens"].min() >= N_SPECIAL
-    said = json.loads((tmp_path / "again" / "carried.json").read_text())
-    assert said["train"] == {"cells_packed": 13, "cells_of": 130}
-    assert said["share"] == 0.1

@@ -58,15 +58,5 @@ def test_a_problem_is_named(check, source, how, said):
     assert check.problems_of(wheel_of(source, **how), source) == [said]
 
 
-def test_what_the_sources_lack_themselves_is_missing(check, source):
-    (source / "tokenizer" / "human.parquet").unlink()
-    assert check.problems_of(wheel_of(source), source) == ["scdiva/tokenizer/human.parquet is missing"]
-
-
-def test_extras_are_what_the_core_does_not_name(check):
-    assert {"igraph", "leidenalg", "harmonypy", "marsilea", "huggingface-hub"} <= check.extras()
-    assert not check.extras() & {"numpy", "torch", "scdiva", "seaborn"}
-
-
 def test_the_tests_that_are_run_there_exist(check):
     assert [name for name in check.TESTS if not (check.ROOT / "tests" / name).exists()] == []

@@ -9,12 +9,27 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "faults.py"
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+SHORTER = """
+import sys
+sys.path.insert(0, {scripts!r})
+import faults
+import scdiva.tokenizer._kernels  # numba, once for all that are forked
+
+class Toy(faults.Toy):
+    def __init__(self, wide):
+        super().__init__(wide)
+        self.steps = 7 if wide else 14
+
+faults.Toy = Toy
+sys.exit(faults.main())
+"""
 
 
 @pytest.mark.fault("SIGKILL in fit")
 def test_nothing_is_lost_when_a_run_is_killed(tmp_path):
-    order = [sys.executable, str(SCRIPT), "--kills", "1", "--saves", "1", "--signals", "0", "--folder", str(tmp_path)]
+    code = SHORTER.format(scripts=str(SCRIPTS))
+    order = [sys.executable, "-c", code, "--kills", "1", "--saves", "1", "--signals", "0", "--folder", str(tmp_path)]
     answer = subprocess.run(
         order, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )

@@ -36,13 +36,3 @@ def test_each_part_has_a_column_and_a_curve(script, bundled):
         assert f"| {look['step']:,} | {look['loss']:.3f} |" in text
     assert metadata["query_head"]["command"] in text
     assert metadata["note"] in text
-
-
-def test_a_run_without_later_parts_is_silent_about_them(script, bundled):
-    folder, metadata = bundled
-    short = {name: part for name, part in metadata.items() if name not in ("state_head", "transformer_long", "query_head", "note")}
-    text = script("model_card").card(folder, short, 6_300_000, 19_623)
-    assert {len(row) for row in rows(text, "|  | set encoder | transformer |")} == {3}
-    assert "at length" not in text
-    assert "query head" not in text.split("## Training")[1]
-    assert "cannot be compared" not in text

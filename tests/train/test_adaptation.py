@@ -70,7 +70,7 @@ def test_a_low_rank_update_starts_from_nothing_and_is_merged(tiny):
 def run(model, seed=0, **fields):
     cells = make_cells()
     module = module_of(model, cells, seed=seed)
-    limits = A.Limits(50, 20, np.inf)._replace(**fields)
+    limits = A.Limits(25, 20, np.inf)._replace(**fields)
     return A.continue_training(module, cells, cells.split(0.1, seed), limits, progress=False), cells
 
 
@@ -82,7 +82,7 @@ def test_training_helps_repeats_and_leaves_the_random_stream(tiny):
     found, cells = run(one)
     assert torch.equal(torch.rand(2), expected)
     again, _ = run(two)
-    run(other, seed=1)
+    run(other, seed=1, max_epochs=5)
     assert found["best_loss"] == pytest.approx(min(found["history"]["validation_loss"]), rel=A.TOLERANCE)
     assert found["best_loss"] < found["start_loss"]
     assert found["history"] == again["history"]

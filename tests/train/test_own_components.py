@@ -126,9 +126,10 @@ def test_a_model_that_knows_nothing_leaves_it_to_the_components(tiny):
     assert found.n_cells == 400
     assert found.found[0, -1] > found.found[0, 0] + 0.04
     assert found.found[0].argmax() >= O.WEIGHTS.index(1.0)
-    again = O.compare_weights(tiny(), cells, 0)
-    assert np.array_equal(found.found, again.found)
-    assert not np.array_equal(found.found, O.compare_weights(tiny(), cells, 1).found)
+    few = make_counts(150)
+    one, again, other = (O.compare_weights(tiny(), few, seed).found for seed in (0, 0, 1))
+    assert np.array_equal(one, again)
+    assert not np.array_equal(one, other)
 
 
 def test_what_parts_batches_is_no_reason_for_components(tiny):
@@ -140,9 +141,9 @@ def test_what_parts_batches_is_no_reason_for_components(tiny):
     assert inside[-1] < 0.05
 
 
-@pytest.mark.parametrize("weight", [0.5, 2.0, np.inf])
+@pytest.mark.parametrize("weight", [2.0, np.inf])
 def test_the_embedding_is_the_join_at_its_weight(tiny, weight):
-    cells, model = make_counts(), tiny()
+    cells, model = make_counts(150), tiny()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     new = O.with_own_components(model, cells, weight)
     state, joined = encoded(model, cells).double().numpy(), encoded(new, cells, what="lat").double().numpy()
@@ -171,7 +172,7 @@ def test_a_cell_is_embedded_alone_as_among_others(tiny):
 
 def test_the_cells_stay_as_they_were(tiny):
     """Values are ranked, tokens are not in order: what sorts one and not the other would mix up the genes."""
-    cells = make_counts()
+    cells = make_counts(150)
     cells = replace(cells, tokens=cells.tokens.astype(np.int32))  # scipy's own type: others it copies anyway
     for start, end in itertools.pairwise(cells.indptr):
         order = np.argsort(-cells.values[start:end], kind="stable")

@@ -154,8 +154,7 @@ def hidden_cells(work: Work, seed: int) -> list[Cell]:
 
 def context_for(work: Work, n_cells: int) -> tuple[Any, dict[int, int]]:
     """The test cells that `tl.reconstruct` reads beside each; None where the model has no query head."""
-    some = work.adata[work.split()[1][:n_cells]]
-    _, source, _ = open_for(work.model, some, how_to_run(1, None, None))
+    _, source, _ = open_for(work.model, work.adata[work.split()[1][:n_cells]], how_to_run(1, None, None))
     return around_cells(work.model, source, source.measured_tokens.astype(np.int64), 0) or (None, {})
 
 
@@ -169,7 +168,7 @@ def values_told(work: Work, cells: list[Cell], use_places: bool) -> list[np.ndar
     found = []
     with torch.inference_mode():
         for number, cell in enumerate(cells):
-            own = None if context is None else torch.tensor([among.get(number, -1)])
+            own = torch.tensor([among.get(number, -1)])
             denoise = denoiser_of(model, genes=measured, context=context, own=own, stream=context is None)
             genes, hidden = torch.from_numpy(tokens[cell.genes]), torch.from_numpy(cell.hidden)
             values, bounds = torch.from_numpy(cell.values).float(), torch.tensor([0, len(genes)], dtype=torch.int32)

@@ -19,7 +19,8 @@ COLUMNS = [KEY, f"{KEY}_se", f"{KEY}_per_gene", f"{KEY}_outlier"]
 
 def scored(adata, model="scdiva-mini", **arguments):
     """The columns written to a copy. Precision is named, since fixtures are made before the settings of a test hold."""
-    return sd.tl.log_likelihood(adata, model, copy=True, **{"rng": 3, "precision": "fp32"} | arguments).obs[COLUMNS]
+    how = {"rng": 3, "precision": "fp32", "use_transformer": True} | arguments
+    return sd.tl.log_likelihood(adata, model, copy=True, **how).obs[COLUMNS]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,7 @@ def test_what_is_documented_is_written_and_nothing_else(few, headed, contents, w
     lengths = np.minimum((few.X[:, :55].toarray() > 0).sum(1), headed.config.max_length)
     np.testing.assert_allclose(by_gene, bound / lengths)
     notes = data.uns["scdiva"][KEY]
-    assert (notes["n_samples"], notes["use_transformer"], notes["input"]) == (4, True, "counts")
+    assert (notes["n_samples"], notes["use_transformer"], notes["input"]) == (4, False, "counts")
 
 
 def test_a_copy_shares_no_notes_with_the_original(adata, headed):
@@ -166,7 +167,7 @@ def test_some_models_need_the_transformer(few, one, build):
     assert np.isfinite(scored(few, one, n_samples=2)[KEY]).all()
     for model, said in ((one, "state_head=False"), (build(anchor="learned", state_head=True), "anchor='learned'")):
         with pytest.raises(ValueError, match=f"{said}.*Pass use_transformer=True"):
-            sd.tl.log_likelihood(few.copy(), model, use_transformer=False)
+            sd.tl.log_likelihood(few.copy(), model)
 
 
 def test_only_anndata_is_taken(headed):

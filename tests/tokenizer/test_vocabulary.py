@@ -295,3 +295,15 @@ def test_any_subset_says_the_same_or_nothing(full, data):
             assert answer == (kept.index(token) + N_SPECIAL if token in kept else UNKNOWN)
     np.testing.assert_array_equal(part.match(part.symbols).tokens, part.tokens)
     np.testing.assert_array_equal(part.match(part.ensembl_ids).tokens, part.tokens)
+
+
+def test_a_file_is_read_once_while_it_holds_the_same(tmp_path):
+    path = tmp_path / "genes.parquet"
+    human = load_vocabulary("human")
+    human.subset([3, 4]).write(path)
+    first = Vocabulary.read(path)
+    assert Vocabulary.read(path) is first
+    human.subset([3, 5]).write(path)
+    other = Vocabulary.read(path)
+    assert other != first
+    assert list(other.symbols) == list(human.subset([3, 5]).symbols)

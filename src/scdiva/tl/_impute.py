@@ -291,7 +291,7 @@ def _parts(
         if context is not None:
             # Of values the mean of both heads: in studies held out the query head's alone were nearer to full-length
             # reads, and the state head's followed molecules counted from gene to gene.
-            value = (value + predicted(model, genes, states)[1]) / 2
+            value = np.float32(0.5) * (value + predicted(model, genes, states)[1])
         population = fit_population(
             states.state[fitted_rows],
             (log_odds + depth.odds[:, None])[fitted_rows],

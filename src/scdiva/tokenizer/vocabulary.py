@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,11 +114,7 @@ class Vocabulary:
         path = Path(path)
         if data is None and not path.is_file():
             raise FileNotFoundError(f"there is no vocabulary file {path}")
-        table, foreign = read_file(path.read_bytes() if data is None else data, path)
-        try:
-            return cls(table, foreign)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
+        return _read(path.read_bytes() if data is None else data, path)
 
     def write(self, path: str | Path) -> None:
         """Write the vocabulary to a parquet file. Equal vocabularies give equal bytes (with the same pyarrow)."""
@@ -357,8 +353,18 @@ def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary
 
 @cache
 def _human() -> Vocabulary:
-    """Read the bundled vocabulary once: it can't change, and its table of names takes a moment to build."""
+    """Read the bundled vocabulary once: it can't change."""
     return Vocabulary.read(_HUMAN)
+
+
+@lru_cache(maxsize=4)
+def _read(data: bytes, path: Path) -> Vocabulary:
+    """Read what a file holds, once while it holds the same: checks and the table of names take a third of a second."""
+    table, foreign = read_file(data, path)
+    try:
+        return Vocabulary(table, foreign)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _split(names: str) -> list[str]:

@@ -28,15 +28,6 @@ def annotate(a, m, key="scdiva_label", **more):
     sd.tl.annotate(a, "cell_type", reference, model=m, key_added=key, **{"method": "centroid"} | FIT | more)
 
 
-def umap(a, m):
-    """What a map leaves in adata; any map, as umap compiles for twenty seconds (tests/pl/test_umap.py has it)."""
-    a.obsm["X_wide"] = np.arange(3.0 * a.n_obs).reshape(-1, 3)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("scdiva.pl._coordinates.umap_of", lambda z, **_: np.array(z[:, :2], dtype=np.float32))
-        sd.pl.umap(a, "cell_type", basis="X_wide")
-    assert "X_wide_umap" in a.obsm
-
-
 CALLS = {
     "pp.match_genes": lambda a, m: sd.pp.match_genes(a),
     "pp.gene_entropy": lambda a, m, key="scdiva_entropy": sd.pp.gene_entropy(a, key_added=key),
@@ -62,9 +53,8 @@ CALLS = {
     "tl.log_likelihood": lambda a, m, key="scdiva_log_likelihood": sd.tl.log_likelihood(
         a, m, n_samples=2, rng=0, key_added=key
     ),
-    "pl.umap": umap,
 }
-"""Calls that write into adata; those with a key take it third."""
+"""Calls that write into adata; those with a key take it third. `pl.umap`, which compiles for long, is in tests/pl."""
 MAKERS = {
     "tl.generate": lambda a, m: sd.tl.generate(a, 3, groupby="odd", fixed={a.var_names[0]: 1.0}, model=m, rng=0),
     "tl.predict_perturbation": lambda a, m: sd.tl.predict_perturbation(
@@ -75,12 +65,12 @@ MAKERS = {
 """Calls that make cells of their own."""
 TOGETHER = {
     "pp": ["pp.match_genes", "pp.gene_entropy", "pp.entropy_serialize", "pp.split_perturbations"],
-    "cells": ["tl.embed", "tl.integrate", "tl.annotate", "tl.log_likelihood", "pl.umap"],
+    "cells": ["tl.embed", "tl.integrate", "tl.annotate", "tl.log_likelihood"],
     "genes": ["tl.gene_embedding", "tl.grn", "tl.grn_modules", "tl.reconstruct", "tl.impute"],
     "groups": ["tl.gene_embedding, groups", "tl.grn, groups", "tl.annotate, finetune"],
 }
 """Calls whose results stand in one adata, which goes through the files once for all of them."""
-KEYED = [name for name in CALLS if name not in ("pp.match_genes", "pl.umap")]
+KEYED = [name for name in CALLS if name != "pp.match_genes"]
 PARTS = ("obs", "var", "obsm", "varm", "obsp", "varp", "layers", "uns")
 
 
@@ -212,7 +202,7 @@ def test_a_column_that_would_be_written_is_checked(given, model, refused, call, 
 
 
 @pytest.mark.fault("a key of the user's own")
-@pytest.mark.parametrize("call", [name for name in CALLS if name != "pl.umap"])
+@pytest.mark.parametrize("call", CALLS)
 def test_what_the_user_has_is_never_overwritten(given, model, refused, call):
     made = given.copy()
     if call == "tl.grn_modules":

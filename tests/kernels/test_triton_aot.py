@@ -87,7 +87,7 @@ def inspect(compiled, folder: Path) -> tuple[int, int, str]:
     return int(registers), int(stack), code.stdout
 
 
-@pytest.mark.parametrize(("head_dim", "arch"), [(64, 90), (128, 90), (128, 80)])  # narrower heads need less
+@pytest.mark.parametrize(("head_dim", "arch"), [(32, 90), (64, 90), (128, 90), (128, 80)])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_chosen_tiles_do_not_spill_and_use_the_tensor_cores(kernel, head_dim, arch, tmp_path):
     limit = SHARED_LIMIT[arch]

@@ -114,9 +114,11 @@ def test_a_map_of_the_users_own_is_drawn_and_never_replaced():
     assert np.array_equal(np.asarray(fig.axes[0].collections[0].get_offsets()), theirs)
 
 
-def test_the_map_survives_a_file(drawn, tmp_path, monkeypatch):
-    drawn.write_h5ad(tmp_path / "cells.h5ad")
-    adata = ad.read_h5ad(tmp_path / "cells.h5ad")
+@pytest.mark.parametrize("store", ["h5ad", "zarr"])
+def test_the_map_survives_a_file(drawn, tmp_path, monkeypatch, store):
+    path = tmp_path / f"cells.{store}"
+    getattr(drawn, f"write_{store}")(path)
+    adata = getattr(ad, f"read_{store}")(path)
     monkeypatch.delattr(_coordinates, "umap_of")
     umap(adata, "kind")
     assert np.array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])

@@ -50,7 +50,8 @@ def test_paper_preset_has_the_hand_counted_parameters():
 
 def test_presets():
     assert ScDiVaConfig.preset("paper") == ScDiVaConfig.paper()
-    assert ScDiVaConfig.preset("mini") == load_model(device="cpu").config
+    bundled = load_model(device="cpu").config
+    assert bundled == replace(ScDiVaConfig.preset("mini"), query_head=True)
     sizes = [n_parameters(ScDiVaConfig.preset(name)) for name in ("mini", "base", "paper")]
     assert sizes == [8_864_719, 30_399_285, 93_432_321]
     assert ScDiVaConfig.preset("base", n_genes=50, dim=32).dim == 32

@@ -63,7 +63,7 @@ def test_a_loaded_model_says_what_it_is():
     assert said["trained on"] == "29,022 cells of 31 studies"
     assert "transformer 2,500 steps" in said["training"]
     assert said["device"] == "cpu"
-    assert repr(model) == "ScDiVa(8,864,719 parameters, 19,623 genes, 4 layers of width 128, on cpu)"
+    assert repr(model) == "ScDiVa(9,623,369 parameters, 19,623 genes, 4 layers of width 128, on cpu)"
     assert "Linear" in torch.nn.Module.__repr__(model)
 
 

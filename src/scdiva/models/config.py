@@ -179,9 +179,8 @@ class ScDiVaConfig:
             - `"paper"`: :meth:`paper`, 93 M parameters;
             - `"base"`: 8 blocks of width 256, set encoder, state head and tied gene head, 30 M parameters for the
               41,818 genes of the human vocabulary. To be trained on one GPU;
-            - `"mini"`: what the bundled scdiva-mini is but for its query head, which is trained apart: 4 blocks of width
-              128, 8.9 M parameters for its 19,623 genes.
-              To be trained on a CPU.
+            - `"mini"`: the bundled scdiva-mini without its query head, which is trained apart: 4 blocks of width 128,
+              8.9 M parameters for its 19,623 genes. To be trained on a CPU.
         **changes
             Fields that differ, such as `n_genes`.
 

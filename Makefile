@@ -70,7 +70,7 @@ docs: $(VENV)/.groups
 # All run, whatever the first of them says; then the page is made from what they found, and a missed goal fails the call.
 bench: $(VENV)/.bench
 	@status=0; \
-	for script in loss.py "embedding.py --repeats 5" "training.py --repeats 2" activations.py "serialisation.py --cells 20000" loading.py "scaling.py --quick" \
+	for script in "loss.py --repeats 3" "embedding.py --repeats 5" "training.py --repeats 1" activations.py "serialisation.py --cells 20000" loading.py "scaling.py --quick" \
 	    $(if $(wildcard $(BENCHMARKS)),$(ON_DATA)); do \
 	  echo "== benchmarks/$$script"; $(PY) benchmarks/$$script || status=1; \
 	done; \

@@ -91,7 +91,7 @@ Transformer, at length (as the first run's, on {long["validation_cells"]} cells,
 
 
 def query_head(metadata: dict) -> str:
-    """What a query head does, and how its like was judged; nothing for a model without one."""
+    """What a query head does, and how such heads were judged; nothing for a model without one."""
     result = tables.load("denoising")
     if "query_head" not in metadata or result is None:
         return ""

@@ -290,7 +290,7 @@ def _parts(
         log_odds, value = predicted(model, genes, states, context)
         if context is not None:
             # Of values the mean of both heads: of three studies held out the query head's were far better in one, of
-            # cells beside nuclei, and the state head's a little in two.
+            # cells beside nuclei, and worse in two.
             value = np.float32(0.5) * (value + predicted(model, genes, states)[1])
         population = fit_population(
             states.state[fitted_rows],

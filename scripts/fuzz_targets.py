@@ -7,6 +7,7 @@ process, import, open a socket, write, or open a file outside the folder.
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import io
@@ -102,8 +103,8 @@ class Place:
         pretrained.save_model(model, vocabulary, self.folder, metadata={"steps": 3, "corpus": ["a", "b"]})
         self.whole = {name: (self.folder / name).read_bytes() for name in KINDS}
         self.sums = _folder.read_sums(self.folder)
-        self.model = model
-        self.cached = functools.lru_cache(maxsize=64)(_meta.without_memory)
+        networks = functools.lru_cache(maxsize=64)(_meta.without_memory)
+        self.cached = lambda config: copy.deepcopy(networks(config))
         pretrained.load_model(self.folder, device="cpu")  # imports what loading imports, before anybody listens
         for again in self.whole[_folder.VOCABULARY], b"PAR1":
             (self.folder / _folder.VOCABULARY).write_bytes(again)
@@ -140,15 +141,14 @@ def read_config(place: Place, data: bytes) -> None:
     with watch().over(place.folder):
         config = _folder.read_config(place.folder, sums)
         described = pretrained._model_config(place.folder, config)
-        pretrained._checked_weights(described, place.whole[_folder.WEIGHTS], place.folder / _folder.WEIGHTS)
+        pretrained._filled(described, place.whole[_folder.WEIGHTS], place.folder / _folder.WEIGHTS)
 
 
 def read_weights(place: Place, data: bytes) -> None:
     """model.safetensors, filled into a network."""
     with watch().over(place.folder):
-        stored = pretrained._checked_weights(TINY, data, place.folder / _folder.WEIGHTS)
-        pretrained._fill(place.model, stored)
-    _all_finite(place.model)
+        model = pretrained._filled(TINY, data, place.folder / _folder.WEIGHTS)
+    _all_finite(model)
 
 
 def read_vocabulary(place: Place, data: bytes) -> None:
@@ -202,7 +202,7 @@ def _weights_of(config: bytes) -> dict[str, bytes]:
         return {}
     if network is None or sum(tensor.numel() for tensor in network.state_dict().values()) > 100_000:
         return {}
-    shapes = {name: tensor.shape for name, tensor in pretrained._tensors(network).items()}
+    shapes = {name: tensor.shape for name, tensor in network.state_dict().items()}
     return {_folder.WEIGHTS: save({name: torch.full(shape, 0.5) for name, shape in shapes.items()})}
 
 

@@ -46,6 +46,10 @@ class Settings:
     threads
         Cells that a CPU works on at once wherever a trained model is run over them, each on one core; None: as many as
         torch has threads. No result depends on it. Training uses torch's threads (`torch.set_num_threads`).
+    keep_model
+        Whether the model last named in a call stays in memory (four bytes a parameter, 39 MB for the bundled one), so
+        that the next call of that name does not read it again unless its files have changed. False lets it go with the
+        next call.
     verbosity
         What the logger passes on to stderr: ``"error"``, ``"warning"``, ``"info"`` or ``"debug"``. Scanpy's numbers
         from 0 to 4 and those of `logging` may be given instead. Where logging is configured, the records go to its
@@ -65,6 +69,7 @@ class Settings:
     batch_size: int | None = None
     progress: bool = True
     threads: int | None = None
+    keep_model: bool = True
     verbosity: str = "warning"
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -241,6 +246,7 @@ def _check(name: str, value: Any) -> None:
         "precision": (value in ("auto", "fp32", "bf16", "int8"), '"auto", "fp32", "bf16" or "int8"'),
         "batch_size": (value is None or (_is_int(value) and value > 0), "None or an integer from 1 up"),
         "progress": (isinstance(value, bool), "True or False"),
+        "keep_model": (isinstance(value, bool), "True or False"),
         "threads": (value is None or (_is_int(value) and value > 0), "None or an integer from 1 up"),
         "verbosity": (isinstance(value, str) and value in _VERBOSITY, f"one of {', '.join(_VERBOSITY)}"),
     }[name]

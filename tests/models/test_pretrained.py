@@ -12,8 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from scdiva._settings import settings
 from scdiva.models import ScDiVa, ScDiVaConfig, load_model, pretrained, save_model
-from scdiva.models.pretrained import bundled_models, find_model
+from scdiva.models.pretrained import bundled_models, find_model, load_for
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 FILES = {"config.json", "model.safetensors", "vocabulary.parquet", "README.md", "SHA256SUMS"}
@@ -374,3 +375,63 @@ def test_a_path_in_the_users_home_is_meant_as_such(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert save_model(make_model(), make_vocabulary(), "~/tiny") == tmp_path / "tiny"
     assert load_model("~/tiny", device="cpu").config == make_model().config
+
+
+def test_a_name_given_twice_is_one_network(folder):
+    first = load_for(folder, "cpu")
+    assert load_for(str(folder), "cpu") is first
+    assert load_for(first, "cpu") is first
+    own = load_model(folder)
+    assert own is not first
+    assert own.vocabulary is first.vocabulary
+    with torch.no_grad():
+        own.blocks[0].ffn.down.weight.zero_()  # a user's copy is the user's
+    assert load_for(str(folder), "cpu") is first
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: model.blocks[0].ffn.down.weight.data.copy_(torch.zeros(16, 24)),
+        lambda model: model.norm.weight.detach().mul_(2.0),
+        lambda model: model.train(),
+        lambda model: model.requires_grad_(False),
+        lambda model: model.blocks.pop(0),
+        lambda model: model.half(),
+        lambda model: model.metadata.update(corpus="another"),
+    ],
+)
+def test_a_network_that_was_changed_is_read_again(folder, change):
+    before = embed(load_model(folder))
+    first = load_for(folder, "cpu")
+    change(first)
+    again = load_for(folder, "cpu")
+    assert again is not first
+    assert again.metadata.get("corpus") != "another"
+    assert not again.training
+    assert all(p.requires_grad for p in again.parameters())
+    assert torch.equal(embed(again), before)
+
+
+def test_another_model_in_the_same_folder_is_read(folder):
+    first = load_for(folder, "cpu")
+    save_model(make_model(7), make_vocabulary(), folder, overwrite=True)
+    again = load_for(folder, "cpu")
+    assert again is not first
+    assert torch.equal(embed(again), embed(make_model(7)))
+
+
+def test_no_model_is_kept_if_none_shall_be(folder):
+    load_for(folder, "cpu")
+    with settings.override(keep_model=False):
+        first = load_for(folder, "cpu")
+        assert not pretrained._kept
+        assert load_for(folder, "cpu") is not first
+
+
+def test_a_model_loaded_in_inference_mode_can_be_trained(folder):
+    with torch.inference_mode():
+        loaded = load_model(folder)
+    (embed_loss := loaded.norm.weight.sum()).backward()
+    assert embed_loss.requires_grad
+    assert loaded.norm.weight.grad is not None

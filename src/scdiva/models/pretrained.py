@@ -14,6 +14,7 @@ left over is an error that names it. A model with one random layer gives embeddi
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 from pathlib import Path
@@ -115,7 +116,7 @@ def save_model(
             f"the model was built for {model.config.n_genes:,} genes and the vocabulary holds {vocabulary.n_genes:,}: "
             "pass the vocabulary that it was trained with"
         )
-    weights = {name: _stored(name, tensor, dtype) for name, tensor in _tensors(model).items()}
+    weights = {name: _stored(name, tensor, dtype) for name, tensor in model.state_dict().items()}
     config = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
@@ -181,10 +182,7 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     >>> model.config.n_layers, model.vocabulary.n_genes
     (4, 19623)
     """
-    import torch
-
     from scdiva.models.scdiva import ScDiVa
-    from scdiva.tokenizer.vocabulary import Vocabulary
 
     if isinstance(model, ScDiVa):
         if getattr(model, "vocabulary", None) is None:
@@ -196,12 +194,68 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
         raise TypeError(f"model must be a loaded model, a folder or a name, got {type(model).__name__}.")
 
     target = settings.resolve_device(device)
-    folder = find_model(model)
+    return _copied(_network(model)).to(target)
+
+
+def load_for(model: str | os.PathLike[str] | ScDiVa, device: str) -> ScDiVa:
+    """Load a model for a call that will run on a device and leaves the model as it was.
+
+    A loaded one stays where it is. Named twice, a model on the CPU is the same network, not a copy.
+    """
+    if not isinstance(model, str | os.PathLike):
+        return load_model(model)
+    network = _network(model)
+    return network if device == "cpu" else _copied(network).to(device)
+
+
+_kept: dict[tuple[str, ...], tuple[ScDiVa, object]] = {}
+"""The network last read, by its name and the checksums of its files, with its state then."""
+
+
+def _network(name: str | os.PathLike[str]) -> ScDiVa:
+    """Give the network of a folder on the CPU: the kept one, unless the files or the network have changed since."""
+    import torch
+
+    folder = find_model(name)
     sums = read_sums(folder)
     config = read_config(folder, sums)
-    blob = read_checked(folder, WEIGHTS, sums)
-    read_checked(folder, CARD, sums)
-    vocabulary = Vocabulary.read(folder / VOCABULARY, read_checked(folder, VOCABULARY, sums))
+    data = {file: read_checked(folder, file, sums) for file in (WEIGHTS, CARD, VOCABULARY)}
+    key = (os.fspath(name), *(sums[file] for file in SUMMED))
+    network, state = _kept.get(key, (None, None))
+    if network is None or _state(network) != state:
+        with torch.inference_mode(False):  # else nobody could train it
+            network = _read_network(folder, config, data)
+        # Through object.__setattr__: not a parameter, and nn.Module types what its own __setattr__ takes.
+        object.__setattr__(network, "origin", f"{name}, saved by scdiva {config['scdiva_version']}")
+        logger.info("loaded the model in %s", folder)
+    _kept.clear()
+    if settings.keep_model:
+        _kept[key] = network, _state(network)
+    return network
+
+
+def _state(network: ScDiVa) -> object:
+    """Give what differs once somebody has changed a network: its tensors, how often each was written to, and sums."""
+    tensors = network.state_dict(keep_vars=True)
+    written = [  # the sum for writes to x.data, which no version counts
+        (name, x.data_ptr(), x._version, x.requires_grad, x.grad is None, float(x.detach().sum()))
+        for name, x in tensors.items()
+    ]
+    return written, network.training, network.micro_batches, repr(vars(network).get("metadata")), network.config
+
+
+def _copied(network: ScDiVa) -> ScDiVa:
+    import torch
+
+    with torch.inference_mode(False):
+        return copy.deepcopy(network, {id(network.vocabulary): network.vocabulary})
+
+
+def _read_network(folder: Path, config: dict[str, Any], data: dict[str, bytes]) -> ScDiVa:
+    """Make the network that a folder's files describe, from their contents."""
+    from scdiva.tokenizer.vocabulary import Vocabulary
+
+    vocabulary = Vocabulary.read(folder / VOCABULARY, data[VOCABULARY])
     _check_vocabulary(folder, config, vocabulary)
     model_config = _model_config(folder, config)
     if model_config.n_genes != vocabulary.n_genes:
@@ -209,21 +263,10 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
             f"{folder}: {CONFIG} describes a model of {model_config.n_genes:,} genes, but {VOCABULARY} holds "
             f"{vocabulary.n_genes:,}"
         )
-    stored = _checked_weights(model_config, blob, folder / WEIGHTS)
-    # Every weight is about to be replaced; with a generator of its own this draws nothing from torch's global stream.
-    loaded = ScDiVa(model_config, generator=torch.Generator())
-    _fill(loaded, stored)
-    # Through object.__setattr__: neither is a parameter, and nn.Module types what its own __setattr__ takes.
-    object.__setattr__(loaded, "vocabulary", vocabulary)
-    object.__setattr__(loaded, "metadata", config["metadata"])
-    object.__setattr__(loaded, "origin", f"{model}, saved by scdiva {config['scdiva_version']}")
-    logger.info("loaded the model in %s", folder)
-    return loaded.eval().to(target)
-
-
-def load_for(model: str | os.PathLike[str] | ScDiVa, device: str) -> ScDiVa:
-    """Load a model for a call that will run on a device, whatever the settings say; a loaded one stays where it is."""
-    return load_model(model, device=device) if isinstance(model, str | os.PathLike) else load_model(model)
+    network = _filled(model_config, data[WEIGHTS], folder / WEIGHTS)
+    object.__setattr__(network, "vocabulary", vocabulary)
+    object.__setattr__(network, "metadata", config["metadata"])
+    return network.eval()
 
 
 load = load_model
@@ -279,14 +322,6 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
     return folder
 
 
-def _tensors(model: ScDiVa) -> dict[str, torch.Tensor]:
-    """Give every tensor of the model's state once: of tied parameters, which are one object, only the first name."""
-    once: dict[int, tuple[str, torch.Tensor]] = {}
-    for name, tensor in model.state_dict(keep_vars=True).items():
-        once.setdefault(id(tensor), (name, tensor))
-    return dict(once.values())
-
-
 def _stored(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     """Copy a tensor to the CPU in the dtype it is stored in; refuse what that dtype can't hold."""
     import torch
@@ -304,8 +339,8 @@ def _stored(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
     return value
 
 
-def _checked_weights(config: ScDiVaConfig, blob: bytes, file: Path) -> dict[str, torch.Tensor]:
-    """Read stored weights; names and shapes must be exactly those of the model, of which nothing is allocated yet."""
+def _filled(config: ScDiVaConfig, blob: bytes, file: Path) -> ScDiVa:
+    """Make a network of stored weights; no memory is taken before their names and shapes are those of the model."""
     import torch
     from safetensors import SafetensorError
     from safetensors.torch import load
@@ -319,9 +354,10 @@ def _checked_weights(config: ScDiVaConfig, blob: bytes, file: Path) -> dict[str,
     if config.n_layers > len(stored):
         raise ValueError(f"{file} lacks tensors: {CONFIG} describes {config.n_layers} layers, it holds {len(stored)}")
     try:
-        expected = _tensors(without_memory(config))
+        network = without_memory(config)
     except ValueError as error:
         raise ValueError(f"{file.parent / CONFIG}: the entry 'model': {error}") from error
+    expected = network.state_dict()
     if missing := sorted(expected.keys() - stored.keys()):
         raise ValueError(
             f"{file} lacks {len(missing)} tensors of the model that {CONFIG} describes, first {missing[0]!r:.80}"
@@ -337,18 +373,11 @@ def _checked_weights(config: ScDiVaConfig, blob: bytes, file: Path) -> dict[str,
             raise ValueError(f"{file}: {name!r} has shape {tuple(value.shape)}, the model needs {tuple(tensor.shape)}")
         if value.dtype not in kinds if tensor.is_floating_point() else value.dtype != tensor.dtype:
             raise ValueError(f"{file}: {name!r} is stored as {value.dtype}, the model needs {tensor.dtype}")
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        if value.is_floating_point() and value.numel() and not torch.isfinite(torch.stack(value.aminmax())).all():
             raise ValueError(f"{file}: {name!r} holds NaN or infinite values")
-    return stored
-
-
-def _fill(model: ScDiVa, stored: dict[str, torch.Tensor]) -> None:
-    """Put stored weights, in whatever precision, in the place of a model's."""
-    import torch
-
-    with torch.no_grad():
-        for name, tensor in _tensors(model).items():
-            tensor.copy_(stored[name])
+        stored[name] = value.to(tensor.dtype, copy=True)  # the blob's own memory can't be written to
+    network.load_state_dict(stored, assign=True)
+    return network
 
 
 def _model_config(folder: Path, config: dict[str, Any]) -> ScDiVaConfig:

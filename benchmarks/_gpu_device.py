@@ -81,8 +81,8 @@ def synchronize(setting: Setting) -> None:
 
 def free_memory(setting: Setting) -> None:
     """Give back what the last section left."""
-    gc.collect()
     if setting.cuda:
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
 

@@ -21,8 +21,8 @@ with contextlib.suppress(ImportError):  # a wheel is tried without it
     hypothesis.settings.register_profile("any machine", deadline=None)
     hypothesis.settings.load_profile("any machine")
 
-# What compiles for long in each process that comes to it, numba for UMAP and scanpy's neighbours and jax for
-# scib-metrics: `--dist loadfile` gives all of them to one process.
+# What compiles for long in each process that comes to it: numba for UMAP and scanpy's neighbours, jax for scib-metrics,
+# which also calls UMAP, and torch's compiler. `--dist loadfile` gives all of one kind to one process.
 TOGETHER = {
     "tests/pl/test_umap.py": "umap",
     "tests/pl/test_annotation.py::test_the_map_is_computed_once_and_nothing_else_changes": "umap",
@@ -30,9 +30,10 @@ TOGETHER = {
     "tests/tl/test_embed.py::test_scanpy_takes_the_embedding_unchanged": "umap",
     "tests/tl/test_generate.py::test_scanpy_takes_the_cells_unchanged": "umap",
     "tests/tl/test_generate.py::test_the_map_and_a_file_take_the_cells": "umap",
-    "tests/metrics/test_mixing.py::test_scgpts_connectivity_is_that_of_scanpys_graph": "umap",
-    "tests/metrics/test_batch.py": "jax",
-    "tests/metrics/test_mixing.py": "jax",
+    "tests/metrics/test_batch.py": "umap",
+    "tests/metrics/test_mixing.py": "umap",
+    "tests/benchmarks/test_gpu_script.py": "torch.compile",
+    "tests/train/test_runner.py::test_blocks_are_compiled_for_the_run_only": "torch.compile",
 }
 
 

@@ -208,6 +208,7 @@ def test_poisson_counts_of_one_rate_are_counts(cells, embed, rate):
     without_warnings(cells, embed)
 
 
+@pytest.mark.fault("rounded logarithms")
 @pytest.mark.skipif(not DATA.is_dir(), reason="the shared data are not beside the repository")
 def test_counts_of_real_studies_are_counts():
     """All of them, whole, of the first cells, of genes with most and with few counts, and thinned to a twentieth."""

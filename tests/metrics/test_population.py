@@ -282,6 +282,12 @@ def test_copies_are_found_behind_equal_real_cells_and_other_precision():
     assert copies(-0.0 * real + real, np.where(real == 0, -0.0, real)).exact == 60
 
 
+@pytest.fixture
+def few_trees(monkeypatch):
+    monkeypatch.setattr(population, "TREES", 20)
+
+
+@pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize("function", EVERY)
 def test_the_order_of_cells_and_their_form_change_nothing(function):
     real, generated = cells(40, 9, seed=1), cells(40, 9, seed=2) * 1.1
@@ -305,6 +311,7 @@ def test_the_order_of_cells_and_their_form_change_nothing(function):
         assert function(real[:, genes], generated[:, genes]) == same(expected)
 
 
+@pytest.mark.usefixtures("few_trees")
 @pytest.mark.parametrize("function", [mmd, two_folds])
 def test_what_is_drawn_follows_the_seed(function):
     real, generated = cells(50, 6, seed=1), cells(30, 6, seed=2)

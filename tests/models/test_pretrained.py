@@ -432,6 +432,5 @@ def test_no_model_is_kept_if_none_shall_be(folder):
 def test_a_model_loaded_in_inference_mode_can_be_trained(folder):
     with torch.inference_mode():
         loaded = load_model(folder)
-    (embed_loss := loaded.norm.weight.sum()).backward()
-    assert embed_loss.requires_grad
+    loaded.norm.weight.sum().backward()
     assert loaded.norm.weight.grad is not None

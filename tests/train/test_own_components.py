@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -17,6 +18,12 @@ from scdiva.train.adaptation import AdaptationCells, encoded
 
 N_GENES = 30  # of the tiny model
 N_TOKENS = N_GENES + N_SPECIAL
+
+
+@pytest.fixture
+def tiny(tiny):
+    """Without the residual, which starts from zero: the same states, and no transformer is run for them."""
+    return functools.partial(tiny, anchor_residual=False)
 
 
 def make_cells(n: int = 300, n_batches: int = 2, signal: float = 2.0) -> tuple[AdaptationCells, np.ndarray]:

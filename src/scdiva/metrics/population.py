@@ -20,6 +20,8 @@ MEDIAN_CELLS = 2_000
 """Real cells between which that median is taken; of more, so many random ones."""
 VARIABLE_GENES = 2_000
 """Most variable genes that the logistic discriminator sees."""
+TREES = 200
+"""Trees of the forest."""
 FOREST_COMPONENTS = 50
 """Principal components that the forest sees."""
 CLOSE = 0.01
@@ -225,7 +227,7 @@ def discriminator_auroc(
         cells that the generator was not trained on: copies of cells in `real` take the score below 0.5, since a
         classifier trained on one of the two gets the other wrong.
     classifier
-        `"forest"`: random forest of 200 trees on the `FOREST_COMPONENTS` first principal components of both together.
+        `"forest"`: random forest of `TREES` trees on the `FOREST_COMPONENTS` first principal components of both together.
         `"logistic"`: L2-penalised logistic regression (C = 1) on the `VARIABLE_GENES` genes that vary most among both
         together, standardised on the training cells; it sees single genes and no combination of them.
     n_splits
@@ -271,7 +273,7 @@ def discriminator_auroc(
     model: Any
     if classifier == "forest":
         features = components(both, FOREST_COMPONENTS)(both)
-        model = RandomForestClassifier(n_estimators=200, random_state=forest_seed)
+        model = RandomForestClassifier(n_estimators=TREES, random_state=forest_seed)
     else:
         variance = moments(both)[1]
         if not variance.any():

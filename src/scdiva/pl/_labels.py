@@ -168,7 +168,6 @@ def free_places(
     )
     corner, far = np.array(frame[:2]), np.array(frame[2:])
     below = _counts_below(dots, corner, far)
-    along = np.linspace(0, 1, 33)[:, None]
     centres = np.array(anchors, dtype=np.float64)
     placed: list[int] = []
     order = sorted(range(len(centres)), key=lambda i: (-sizes[i, 0], i))
@@ -179,20 +178,31 @@ def free_places(
         hidden = _dots_inside(below, places - half - corner, places + half - corner)
         cost = _HIDING * np.minimum(hidden * _DOT / sizes[i].prod(), 1.0)
         cost += np.linalg.norm(places - anchors[i], axis=1) / _REACH
-        lines = anchors[i] + along * (places - anchors[i])[:, None]
         for j in placed:
             if i == j:
                 continue
             room = (sizes[i] + sizes[j]) / 2 + _EDGE - np.abs(places - centres[j])
             cost += _OVERLAP * (room > 0).all(axis=1)
-            own = (np.abs(lines - centres[j]) < sizes[j] / 2 + 1).all(axis=2).any(axis=1)
-            line = anchors[j] + along * (centres[j] - anchors[j])
-            other = (np.abs(line - places[:, None]) < half + 1).all(axis=2).any(axis=1)
+            own = _through(anchors[i], places, centres[j], sizes[j] / 2 + 1)
+            other = _through(anchors[j], centres[j], places, half + 1)
             cost += _CROSSING * own + _CROSSING * other + _crossed(anchors[i], places, anchors[j], centres[j])
         # opposite directions cost the same: which is taken must not hang on how a CPU rounds
         centres[i] = places[int(np.argmin(cost.round(6)))]
         placed = [*placed, i] if i not in placed else placed
     return centres
+
+
+def _through(
+    start: NDArray[np.floating], end: NDArray[np.floating], centre: NDArray[np.floating], half: NDArray[np.floating]
+) -> NDArray[np.bool_]:
+    """Whether the segments from `start` to `end` pass through the boxes around `centre`, all (2,) or (n, 2)."""
+    start, end, centre = np.broadcast_arrays(start, end, centre)
+    with np.errstate(divide="ignore", invalid="ignore"):  # a segment along an axis is between both sides or never
+        sides = np.stack([centre - half - start, centre + half - start]) / (end - start)
+    found: NDArray[np.bool_] = np.maximum(sides.min(axis=0).max(axis=-1), 0) < np.minimum(
+        sides.max(axis=0).min(axis=-1), 1
+    )
+    return found
 
 
 def _crossed(

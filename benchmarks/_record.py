@@ -19,7 +19,8 @@ import scdiva
 from scdiva._constants import DEFAULT_MODEL
 from scdiva._settings import multiplies_bf16, multiplies_int8
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(os.environ.get("SCDIVA_RESULTS") or Path(__file__).parent / "results")
+"""The variable keeps short runs, as `make bench` makes them, out of the results that the page is made of."""
 CODE = ("src", "benchmarks", ":(exclude)benchmarks/results")
 """What a figure depends on: files here that are changed or new make the commit's code another one."""
 INSTRUCTIONS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "asimd", "sve", "bf16")

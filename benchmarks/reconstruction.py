@@ -63,12 +63,37 @@ def over_seeds(runs: list[dict]) -> dict:
     return found
 
 
-def row_of(work: Work, part: str, arm: str, seeds: list[int]) -> dict:
-    """The scores of an arm, with what made them."""
+def row_of(work: Work, part: str, arm: str, seeds: list[int], same: dict, *, again: bool) -> dict:
+    """The scores of an arm, with what made them; a row of some of the seeds is completed, if no score is by type."""
+
+    def before() -> dict[int, dict]:
+        return {} if again else single_runs(there(part, work, arm, same))
+
     make, most = PARTS[part][arm]
-    runs = [make(work, seed) for seed in seeds[:most]]
-    made = {"commit": commit(), "package": version_of(arm), "processor": machine()["processor"]}
-    return {"part": part, "set": work.name, "arm": arm, "n_seeds": len(runs), **made, **over_seeds(runs)}
+    old = before()
+    made = {seed: make(work, seed) for seed in seeds[:most] if seed not in old}
+    runs = before() | made  # asked again: another process may have made others
+    about = {"commit": commit(), "package": version_of(arm), "processor": machine()["processor"]}
+    row = {"part": part, "set": work.name, "arm": arm, "n_seeds": len(runs), **about}
+    return {**row, **over_seeds([runs[seed] for seed in sorted(runs)]), **same, "seeds": sorted({*runs, *seeds})}
+
+
+def there(part: str, work: Work, arm: str, same: dict) -> dict:
+    """The row of an arm on these cells; empty if there is none."""
+    asked = {"part": part, "set": work.name, "arm": arm, **same}
+    return next((row for row in rows_so_far(NAME) if asked.items() <= row.items()), {})
+
+
+def single_runs(row: dict) -> dict[int, dict]:
+    """The scores of each seed of a row; none if they can't be told from those of the others."""
+    if any(isinstance(value, dict) for value in row.values()) or len(row.get("seeds", ())) != row.get("n_seeds"):
+        return {}
+    scores = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "n_seeds"}
+    scores = {name: value for name, value in scores.items() if not name.endswith("_sd")}
+    return {
+        seed: {name: row[f"{name}_seeds"][i] if f"{name}_seeds" in row else value for name, value in scores.items()}
+        for i, seed in enumerate(row["seeds"])
+    }
 
 
 def keep(row: dict | None, **notes: object) -> list[dict]:
@@ -106,20 +131,17 @@ def parsed(argv: list[str] | None) -> argparse.Namespace:
 
 
 def run_set(work: Work, arguments: argparse.Namespace) -> None:
-    """Make the rows asked for that are not there."""
-    same = {"cells": fingerprint(work.adata, (TYPE,)), "seeds": arguments.seeds}
+    """Make the rows asked for that are not there, or not of all seeds."""
+    same = {"cells": fingerprint(work.adata, (TYPE,))}
     for part in arguments.part:
         for arm in PARTS[part]:
-            there = any(
-                [row[key] for key in KEYS] == [part, work.name, arm] and all(row[key] == same[key] for key in same)
-                for row in rows_so_far(NAME)
-            )
-            if arm not in arguments.arms or (there and not arguments.again):
+            done = there(part, work, arm, same).get("seeds") == arguments.seeds
+            if arm not in arguments.arms or (done and not arguments.again):
                 continue
             if why := missing(arm):
                 print(f"{part} {work.name} {arm} left out: {why}", flush=True)
                 continue
-            row = row_of(work, part, arm, arguments.seeds) | same
+            row = row_of(work, part, arm, arguments.seeds, same, again=arguments.again)
             keep(row, model=arguments.model)
             print(told(row), flush=True)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import anndata as ad
 import numpy as np
 import pytest
@@ -235,3 +237,31 @@ def test_means_over_seeds(script):
     found = script("reconstruction").over_seeds(runs)
     each = {"B": 0.75}
     assert found == {"n": 3, "a": 2.0, "a_sd": pytest.approx(2**0.5, abs=1e-4), "a_seeds": [1.0, 3.0], "each": each}
+
+
+def test_a_row_is_completed_by_the_seeds_that_it_is_without(script, monkeypatch, tmp_path):
+    bench = script("reconstruction")
+    monkeypatch.setattr(script("_record"), "RESULTS", tmp_path)
+    asked = []
+
+    def made(work, seed):
+        asked.append(seed)
+        return {"rmse": 0.1 * seed, "n_cells": 7}
+
+    monkeypatch.setitem(bench.PARTS, "impute", {"scvi": (made, 3)})
+    monkeypatch.setattr(bench, "goals", lambda rows: [])
+    monkeypatch.setattr(bench, "version_of", lambda arm: "1")
+    work, same = SimpleNamespace(name="pbmc3k_raw"), {"cells": "f"}
+    rows = {}
+    for seeds, again in (([1], False), ([1, 2], False), ([0, 2], False), ([0, 1, 2, 3], False), ([2], True)):
+        rows[tuple(seeds)] = row = bench.row_of(work, "impute", "scvi", seeds, same, again=again)
+        bench.record(bench.NAME, [row])
+    assert asked == [1, 2, 0, 2]
+    assert rows[1,]["rmse"] == 0.1
+    whole = rows[0, 2]
+    assert whole["seeds"] == [0, 1, 2] == list(range(whole["n_seeds"]))
+    assert whole["rmse_seeds"] == [0.0, 0.1, 0.2]
+    assert rows[0, 1, 2, 3]["seeds"] == [0, 1, 2, 3]
+    assert rows[0, 1, 2, 3]["rmse_seeds"] == [0.0, 0.1, 0.2]
+    assert bench.single_runs(rows[0, 1, 2, 3]) == {}, "which of four seeds the three runs were is not known"
+    assert rows[2,]["seeds"] == [2]

@@ -47,19 +47,24 @@ def run(qkv: torch.Tensor, grad: torch.Tensor, backend: str, dtype: torch.dtype,
     return [out.detach(), *gradient.unbind(1)]
 
 
-@pytest.fixture(params=[True, False], ids=["rotated once", "rotated in the loop"])
-def rotate_once(request, monkeypatch):
-    plan = _triton.INTERPRETED_PLAN._replace(rotate_once=request.param)
-    monkeypatch.setattr(_triton, "INTERPRETED_PLAN", plan)
+@pytest.fixture
+def rotated(monkeypatch):
+    """Say whether queries and keys are rotated once, before the kernels, or in their loops."""
+
+    def set_to(once: bool) -> None:
+        plan = _triton.INTERPRETED_PLAN._replace(rotate_once=once)
+        monkeypatch.setattr(_triton, "INTERPRETED_PLAN", plan)
+
+    return set_to
 
 
 def test_this_is_the_interpreter():
     assert _triton.INTERPRETED
 
 
-@pytest.mark.usefixtures("rotate_once")
-@pytest.mark.parametrize("head_dim", [32, 128])
-def test_packed_cells_agree_to_2e_6(head_dim):
+@pytest.mark.parametrize(("head_dim", "once"), [(32, True), (32, False), (128, False)])
+def test_packed_cells_agree_to_2e_6(head_dim, once, rotated):
+    rotated(once)
     qkv, grad = cells(LENGTHS, head_dim)
     cos, sin = rope_tables(max(LENGTHS), head_dim)
     given = {"cos": cos, "sin": sin, "cu_seqlens": bounds(LENGTHS)}
@@ -78,8 +83,8 @@ def test_without_rotation():
         torch.testing.assert_close(got.double(), expected, atol=2e-6, rtol=0)
 
 
-@pytest.mark.usefixtures("rotate_once")
-def test_half_precision():
+def test_half_precision(rotated):
+    rotated(True)
     lengths = [97, 31]
     qkv, grad = cells(lengths, 64, torch.float16, n_heads=2)
     cos, sin = rope_tables(97, 64)
@@ -92,8 +97,8 @@ def test_half_precision():
         assert error < 1e-3
 
 
-@pytest.mark.usefixtures("rotate_once")
-def test_padded_cells_with_any_mask_and_poison_in_the_padding():
+def test_padded_cells_with_any_mask_and_poison_in_the_padding(rotated):
+    rotated(False)
     source = torch.Generator().manual_seed(0)
     mask = torch.rand(3, 70, generator=source) < 0.6
     mask[1] = True

@@ -227,7 +227,8 @@ def discriminator_auroc(
         cells that the generator was not trained on: copies of cells in `real` take the score below 0.5, since a
         classifier trained on one of the two gets the other wrong.
     classifier
-        `"forest"`: random forest of `TREES` trees on the `FOREST_COMPONENTS` first principal components of both together.
+        `"forest"`: random forest of `TREES` trees on the `FOREST_COMPONENTS` first principal components of both
+        together.
         `"logistic"`: L2-penalised logistic regression (C = 1) on the `VARIABLE_GENES` genes that vary most among both
         together, standardised on the training cells; it sees single genes and no combination of them.
     n_splits

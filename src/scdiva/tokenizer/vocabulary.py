@@ -166,7 +166,8 @@ class Vocabulary:
             ]
         part, stay = Vocabulary(kept), set(unique.tolist())
         dropped = (name for name, (token, _) in self._names.items() if token not in stay)
-        return Vocabulary(kept, (name for name in dropped if part._resembles(name)))
+        doubtful = (name for name in dropped if name in part._names or name in self._respelled)
+        return Vocabulary(kept, (name for name in doubtful if part._resembles(name)))
 
     # --- looking at it -----------------------------------------------------------------------------------------------
     @property
@@ -288,6 +289,12 @@ class Vocabulary:
         """Whether `name` could be taken for one of the genes, in whatever list it stands."""
         answer = self._find(name) or self._find_repeated(name, {repeated_name(name) or ""})
         return answer is not None and answer[0] != UNKNOWN
+
+    @cached_property
+    def _respelled(self) -> frozenset[str]:
+        """Names for which :meth:`_find` and :meth:`_find_repeated` may look up another one."""
+        rules = (ensembl_id, usual_spelling, repeated_name)
+        return frozenset(name for name in self._names if any(rule(name) not in (None, name) for rule in rules))
 
     @cached_property
     def _names(self) -> dict[str, tuple[int, str]]:

@@ -104,7 +104,7 @@ def embedding(setting: Setting) -> Iterator[dict]:
     """
     free_memory(setting)
     config = model_config(setting)
-    model = compile_blocks(setting, at_precision(build(setting).eval(), "bf16", str(setting.device)))
+    model = compile_blocks(setting, at_precision(build(setting).eval(), "bf16"))
     narrow = compile_blocks(setting, build(setting).to(torch.bfloat16).eval())
 
     def arm(batch: CellBatch, model: ScDiVa = model) -> Arm:

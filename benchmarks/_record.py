@@ -17,7 +17,7 @@ from _weights import stamped
 
 import scdiva
 from scdiva._constants import DEFAULT_MODEL
-from scdiva._settings import multiplies_bf16, multiplies_int8
+from scdiva._settings import multiplies_bf16
 
 RESULTS = Path(os.environ.get("SCDIVA_RESULTS") or Path(__file__).parent / "results")
 """The variable keeps short runs, as `make bench` makes them, out of the results that the page is made of."""
@@ -68,7 +68,6 @@ def machine() -> dict:
         "instructions": _instructions(),
         "torch_uses": torch.backends.cpu.get_cpu_capability(),
         "multiplies_bf16": multiplies_bf16("cpu"),
-        "multiplies_int8": multiplies_int8(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }

@@ -1,4 +1,4 @@
-"""Embedding on one core: share of the matmul rate, bf16 and int8 against fp32, unpadded against padded cells.
+"""Embedding on one core: share of the matmul rate, bf16 against fp32, unpadded against padded cells.
 
     python benchmarks/embedding.py [--repeats 9]
 
@@ -45,7 +45,7 @@ from scdiva.kernels import rope_attention, rope_tables
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.models.inference import at_precision, open_encoder
 
-PRECISIONS = ("fp32", "bf16", "int8")
+PRECISIONS = ("fp32", "bf16")
 MEDIAN = 900
 SPREAD = 0.35
 """Of the logarithm of the number of genes."""
@@ -173,12 +173,6 @@ def arithmetic(config: ScDiVaConfig, repeats: int) -> list[dict]:
             judge_times("bf16 vs fp32, speed", rounds["fp32"], rounds["bf16"], at_least=1.8),
             goal("bf16 vs fp32, cosine of the states", cosine("bf16"), at_least=0.9995, counted=True),
         ]
-    if "int8" in precisions:
-        beside = {"vs_bf16": best["bf16"] / best["int8"]} if "bf16" in precisions else {}
-        rows += [
-            {"what": "int8 vs fp32, speed", "value": best["fp32"] / best["int8"], **beside},
-            {"what": "int8 vs fp32, cosine of the states", "value": cosine("int8")},
-        ]
     return [
         *rows,
         *({"what": f"cells per CPU second at {n_genes} genes, {name}", "value": 1 / best[name]} for name in precisions),
@@ -190,7 +184,7 @@ def padding(config: ScDiVaConfig, repeats: int, n_cells: int = 8) -> list[dict]:
     config = replace(config, n_layers=2)
     model = ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
     precision = settings.resolve_precision("auto", "cpu")
-    model, dtype = at_precision(model, precision, "cpu"), torch.bfloat16 if precision == "bf16" else torch.float32
+    model, dtype = at_precision(model, precision), torch.bfloat16 if precision == "bf16" else torch.float32
     length = config.max_length
     cells = [cell_of(config, n, seed) for seed, n in enumerate(typical_lengths(n_cells, length))]
     nested, plain = (transformer_encoder(config, nested=nested).to(dtype) for nested in (True, False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import re
 import sys
@@ -35,7 +34,7 @@ class Settings:
         Where models run: ``"auto"`` (CUDA where there is one, else CPU), ``"cpu"``, ``"cuda"``, ``"cuda:1"`` or
         ``"mps"``.
     precision
-        Arithmetic of the transformer when cells are embedded: ``"fp32"``, ``"bf16"``, ``"int8"`` or ``"auto"``, see
+        Arithmetic of the transformer when cells are embedded: ``"fp32"``, ``"bf16"`` or ``"auto"``, see
         :meth:`resolve_precision`.
     batch_size
         Most cells per forward pass when cells are embedded; None: as many as hold 32,768 genes. It changes speed and
@@ -144,16 +143,15 @@ class Settings:
         ----------
         precision
             ``"fp32"``; ``"bf16"``: matrix products in bfloat16, sums in float32 (on a CPU without bfloat16 arithmetic
-            this is slow); ``"int8"``: linear layers in 8 bits, scaled per token and per weight row, on CPUs with VNNI
-            instructions only and less exact than ``"bf16"``; ``"auto"``: bf16 where the device multiplies it in
-            hardware, else fp32. None takes `settings.precision`.
+            this is slow); ``"auto"``: bf16 where the device multiplies it in hardware, else fp32. None takes
+            `settings.precision`.
         device
             A device string, as :meth:`resolve_device` returns it.
 
         Returns
         -------
         str
-            ``"fp32"``, ``"bf16"`` or ``"int8"``.
+            ``"fp32"`` or ``"bf16"``.
 
         Raises
         ------
@@ -168,19 +166,6 @@ class Settings:
             raise ValueError(
                 f"precision='bf16' was asked for, but {device} has no bfloat16 arithmetic; pass precision='fp32'"
             )
-        if asked == "int8":
-            import torch
-
-            if not device.startswith("cpu") or not hasattr(torch, "_int_mm"):
-                raise ValueError(
-                    "precision='int8' was asked for, but there is none for "
-                    f"device={device!r} of torch {torch.__version__}; pass precision='auto', or device='cpu'"
-                )
-            if not multiplies_int8():
-                raise ValueError(
-                    "precision='int8' was asked for, but products of 8-bit numbers overflow on this CPU, which lacks "
-                    "VNNI instructions: embeddings would be wrong. Pass precision='auto' or 'fp32'"
-                )
         return asked
 
 
@@ -210,27 +195,6 @@ def multiplies_bf16(device: str) -> bool:
     return any(ask() for ask in asks if ask is not None)
 
 
-@functools.cache
-def multiplies_int8() -> bool:
-    """Tell whether the CPU sums products of 8-bit numbers exactly, by trying.
-
-    Without VNNI instructions oneDNN adds pairs of products in 16 bits, where large ones saturate.
-
-    Returns
-    -------
-    bool
-        True if a product of matrices full of the largest and smallest number is what it should be.
-    """
-    import torch
-
-    if not hasattr(torch, "_int_mm"):
-        return False
-    high = torch.full((32, 64), 127, dtype=torch.int8)
-    return all(
-        bool((torch._int_mm(left, high.T.contiguous()) == int(left[0, 0]) * 127 * 64).all()) for left in (high, -high)
-    )
-
-
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
@@ -243,7 +207,7 @@ def _check(name: str, value: Any) -> None:
             isinstance(value, str) and _DEVICE.fullmatch(value) is not None,
             '"auto", "cpu", "cuda", "cuda:N" or "mps"',
         ),
-        "precision": (value in ("auto", "fp32", "bf16", "int8"), '"auto", "fp32", "bf16" or "int8"'),
+        "precision": (value in ("auto", "fp32", "bf16"), '"auto", "fp32" or "bf16"'),
         "batch_size": (value is None or (_is_int(value) and value > 0), "None or an integer from 1 up"),
         "progress": (isinstance(value, bool), "True or False"),
         "keep_model": (isinstance(value, bool), "True or False"),

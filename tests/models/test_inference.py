@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from scdiva._constants import N_SPECIAL
-from scdiva._settings import multiplies_int8
 from scdiva.models import ScDiVa, ScDiVaConfig
-from scdiva.models.inference import _Int8Linear, open_encoder, pooled_dim, read_out, runs_transformer
+from scdiva.models.inference import open_encoder, pooled_dim, read_out, runs_transformer
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -63,7 +62,7 @@ def cosine(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_the_number_of_workers_changes_no_bit(model, cells, precision):
     states = [encoded(model, cells, precision=precision, threads=threads) for threads in (1, 2, 3)]
     assert states[0].dtype == np.float32
@@ -72,23 +71,15 @@ def test_the_number_of_workers_changes_no_bit(model, cells, precision):
         np.testing.assert_array_equal(other, states[0])
 
 
-needs_int8 = pytest.mark.skipif(not multiplies_int8(), reason="sums of 8-bit products overflow on this CPU")
-
-
-@pytest.mark.parametrize(
-    ("precision", "least", "most"),
-    [("bf16", 0.9995, 1 - 1e-8), pytest.param("int8", 0.995, 1 - 1e-7, marks=needs_int8)],
-)
-def test_low_precision_is_close_and_is_what_runs(cells, precision, least, most):
+def test_low_precision_is_close_and_is_what_runs(cells):
     cells = cells[:12]
     for model in (build(anchor="learned"), build(anchor="encoder"), build(anchor="pooled")):
         full = encoded(model, cells)
         with torch.inference_mode():
             expected = np.concatenate([model.encode(*cell).numpy() for cell in cells])
         np.testing.assert_allclose(full, expected, atol=1e-5)
-        low = cosine(full.astype(np.float64), encoded(model, cells, precision=precision).astype(np.float64))
-        assert low.min() >= least
-        assert low.min() <= most
+        low = cosine(full.astype(np.float64), encoded(model, cells, precision="bf16").astype(np.float64))
+        assert 0.9995 <= low.min() <= 1 - 1e-8
 
 
 def test_only_the_linears_of_the_blocks_change(model, cells):
@@ -141,29 +132,12 @@ def test_cells_of_one_batch_are_read_out_apart(cells, what, residual):
     assert runs_transformer(model, what) == (residual or what != "lat")
 
 
-@needs_int8
-def test_int8_is_its_formula():
-    layer = nn.Linear(24, 10)
-    x = torch.randn(7, 24, generator=seeded(3)) * torch.logspace(-2, 2, 7)[:, None]
-    w = layer.weight.detach()
-    w_scale, x_scale = w.abs().amax(1) / 127, x.abs().amax(1) / 127
-    w8, x8 = (w / w_scale[:, None]).round(), (x / x_scale[:, None]).round()
-    expected = (x8.double() @ w8.double().T) * x_scale[:, None] * w_scale + layer.bias.double()
-    with torch.inference_mode():
-        got = _Int8Linear(layer, torch.float32)(x)
-        exact = layer(x)
-        zero = _Int8Linear(layer)(torch.zeros(1, 24))
-    np.testing.assert_allclose(got, expected.detach(), rtol=1e-5, atol=1e-6)
-    assert ((got - exact).norm(dim=1) / exact.norm(dim=1)).max() < 0.03  # small tokens beside large ones too
-    np.testing.assert_allclose(zero[0].float(), layer.bias.detach(), atol=4e-3)
-
-
 def state_of(model) -> tuple:
     tensors = {name: (t.data_ptr(), t.dtype, t.device) for name, t in model.state_dict().items()}
     return tensors, [id(module) for module in model.modules()], model.training, torch.get_num_threads()
 
 
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_model_and_threads_are_left_as_they_were(cells, two_threads, precision):
     model = build(anchor="learned").train()
     before = state_of(model)

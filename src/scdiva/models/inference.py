@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva._settings import logger, multiplies_bf16
+from scdiva._settings import logger
 from scdiva.models.scdiva import ScDiVa
 
 Packed = tuple[Tensor, Tensor, Tensor]
@@ -121,7 +121,7 @@ def open_encoder(
     device
         A torch device.
     precision
-        `"fp32"`, `"bf16"` or `"int8"`, see :meth:`scdiva._settings.Settings.resolve_precision`. Without effect for a
+        `"fp32"` or `"bf16"`, see :meth:`scdiva._settings.Settings.resolve_precision`. Without effect for a
         read-out that needs no transformer.
     threads
         Workers on a CPU; `None`: as many as torch has threads. Their number changes no bit of a result.
@@ -147,7 +147,7 @@ def open_encoder(
         pool = ThreadPoolExecutor(n_workers, "scdiva", initializer=torch.set_num_threads, initargs=(1,))
         try:
             model.to(device).eval()
-            network = at_precision(model, precision, device, what)
+            network = at_precision(model, precision, what)
 
             def state_of(batch: Batch) -> np.ndarray:
                 with torch.inference_mode():
@@ -227,7 +227,7 @@ def _one_thread_each() -> Iterator[int]:
                 torch.set_num_threads(_threads_before)
 
 
-def at_precision(model: ScDiVa, precision: str, device: str, what: ReadOut = "lat") -> ScDiVa:
+def at_precision(model: ScDiVa, precision: str, what: ReadOut = "lat") -> ScDiVa:
     """Copy a model so that its blocks multiply in another precision; all else is shared with the original.
 
     Parameters
@@ -235,36 +235,27 @@ def at_precision(model: ScDiVa, precision: str, device: str, what: ReadOut = "la
     model
         A float32 model; not changed.
     precision
-        `"fp32"`, `"bf16"` or `"int8"`; the first, and any for a read-out that needs no transformer, returns `model`
-        itself.
-    device
-        Where it runs.
+        `"fp32"` or `"bf16"`; the first, and any for a read-out that needs no transformer, returns `model` itself.
     what
         What will be read out.
     """
     if precision == "fp32" or not runs_transformer(model, what):
         return model
-    if precision == "bf16":
-        made: Callable[[nn.Linear], nn.Module] = _Bf16Linear
-    else:
-        made = _Int8Linear if multiplies_bf16(device) else lambda layer: _Int8Linear(layer, torch.float32)
-    network = cast(ScDiVa, _with_linears(model, lambda name: name == "blocks", made))
+    network = cast(ScDiVa, _with_linears(model, lambda name: name == "blocks"))
     if getattr(model.blocks[0], "_compiled_call_impl", None) is not None:
         network.compile_blocks()
     return network
 
 
-def _with_linears(
-    module: nn.Module, chosen: Callable[[str], bool], made: Callable[[nn.Linear], nn.Module]
-) -> nn.Module:
-    """Copy a module with other linear layers in the chosen children; what is not replaced is shared."""
+def _with_linears(module: nn.Module, chosen: Callable[[str], bool]) -> nn.Module:
+    """Copy a module with linear layers in bfloat16 in the chosen children; what is not replaced is shared."""
     twin = copy.copy(module)
     twin._modules = {
         name: child
         if child is None or not chosen(name)
-        else made(child)
+        else _Bf16Linear(child)
         if isinstance(child, nn.Linear)
-        else _with_linears(child, lambda _: True, made)
+        else _with_linears(child, lambda _: True)
         for name, child in module._modules.items()
     }
     return twin
@@ -283,33 +274,3 @@ class _Bf16Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x.to(torch.bfloat16), self.weight, self.bias)
-
-
-class _Int8Linear(nn.Module):
-    """A linear layer in 8 bits: a scale per row of the weight and per token, both symmetric, int32 sums.
-
-    `torch.ao.quantization.quantize_dynamic`, with one scale for all tokens of a call, is deprecated with torch's
-    quantised tensors; `torch._int_mm` is what torchao's replacement stands on as well. At the paper's
-    preset, one thread, AVX512-BF16 and VNNI (torch 2.13): 2.0 times float32, but only 0.9 times bfloat16, at a cosine
-    of 0.9996 to float32's states where bfloat16 has 0.99998: it is for CPUs without bfloat16
-    (`benchmarks/embedding.py`).
-    """
-
-    weight: Tensor
-    scale: Tensor
-    bias: Tensor | None
-
-    def __init__(self, layer: nn.Linear, dtype: torch.dtype = torch.bfloat16) -> None:
-        super().__init__()
-        weight = layer.weight.detach().float()
-        scale = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
-        self.register_buffer("weight", (weight / scale[:, None]).round().to(torch.int8).T.contiguous())
-        self.register_buffer("scale", scale)
-        self.register_buffer("bias", None if layer.bias is None else layer.bias.detach().float())
-        self.dtype = dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.float()
-        scale = x.abs().amax(dim=-1, keepdim=True).clamp_min(1e-12) / 127
-        y = torch._int_mm((x / scale).round_().to(torch.int8), self.weight).float().mul_(scale).mul_(self.scale)
-        return (y if self.bias is None else y.add_(self.bias)).to(self.dtype)

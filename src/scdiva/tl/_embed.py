@@ -42,7 +42,7 @@ def embed(
     empty: Literal["error", "nan"] = "error",
     batch_size: int | None = None,
     device: str | None = None,
-    precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
+    precision: Literal["auto", "fp32", "bf16"] | None = None,
     key_added: str | None = None,
     copy: bool = False,
 ) -> AnnData | None:
@@ -85,8 +85,8 @@ def embed(
     device
         Torch device such as `"cpu"` or `"cuda:0"`; `None` takes `scdiva.settings.device`.
     precision
-        Arithmetic of the transformer: `"fp32"`, `"bf16"`, `"int8"` (CPU only, less exact) or `"auto"`, bf16 where
-        the device has it in hardware; `None` takes `scdiva.settings.precision`.
+        Arithmetic of the transformer: `"fp32"`, `"bf16"` or `"auto"`, bf16 where the device has it in hardware;
+        `None` takes `scdiva.settings.precision`.
     key_added
         Key of `adata.obsm` to write. None: `"X_scdiva"`, or of a model of `tl.integrate` `"X_scdiva_integrated"`.
     copy

@@ -42,7 +42,7 @@ def embed_file(
     empty: Literal["error", "nan"] = "error",
     batch_size: int | None = None,
     device: str | None = None,
-    precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
+    precision: Literal["auto", "fp32", "bf16"] | None = None,
     key_added: str | None = None,
     overwrite: bool = False,
     shard: tuple[int, int] | None = None,

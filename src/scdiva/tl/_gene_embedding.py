@@ -42,7 +42,7 @@ def gene_embedding(
     empty: Literal["error", "nan"] = "error",
     batch_size: int | None = None,
     device: str | None = None,
-    precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
+    precision: Literal["auto", "fp32", "bf16"] | None = None,
     key_added: str = C.VARM_EMBEDDING,
     copy: bool = False,
 ) -> AnnData | None:

@@ -45,7 +45,7 @@ def log_likelihood(
     duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
-    precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
+    precision: Literal["auto", "fp32", "bf16"] | None = None,
     key_added: str = C.OBS_LIKELIHOOD,
     copy: bool = False,
 ) -> AnnData | None:

@@ -59,7 +59,7 @@ def reconstruct(
     duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
-    precision: Literal["auto", "fp32", "bf16", "int8"] | None = None,
+    precision: Literal["auto", "fp32", "bf16"] | None = None,
     key_added: str = C.RECONSTRUCTED,
     copy: bool = False,
 ) -> AnnData | None:

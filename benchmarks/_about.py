@@ -211,8 +211,9 @@ CHOSEN = {
         "a hundred ways had been scored; sc_mixology was looked at afterwards."
     ),
     "reconstruction": (
-        "the ridge by which imputation and generation correct the model by the cells given; the "
-        "figures of scdiva-mini in imputation and generation flatter it."
+        "the ridge by which imputation and generation correct the model by the cells given, and that "
+        "`tl.log_likelihood` reads the state head alone by default; the figures of scdiva-mini in imputation, "
+        "generation and likelihood flatter it."
     ),
 }
 """What of our methods was chosen with the scores of a result's own sets in view."""

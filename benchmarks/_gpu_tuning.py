@@ -97,9 +97,9 @@ def compile_part(setting: Setting, part: int, parts: int) -> int:
     for kernel, plan in jobs[part::parts]:
         try:
             if kernel == "forward":
-                _triton.forward(q, k, v, cos, sin, bounds, None, longest, plan)
+                _triton.forward(q, k, v, cos, sin, bounds, longest, plan)
             else:
-                _triton.backward(grad, q, k, v, out, lse, cos, sin, bounds, None, longest, plan)
+                _triton.backward(grad, q, k, v, out, lse, cos, sin, bounds, longest, plan)
         except OutOfResources:
             continue
     torch.cuda.synchronize()

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 
 from scdiva import settings
 from scdiva._constants import LAT, N_SPECIAL
-from scdiva.kernels import rope_attention, rope_tables
+from scdiva.kernels import apply_rope, rope_tables
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.models.inference import at_precision, open_encoder
 
@@ -112,8 +112,10 @@ def encode_padded(model: ScDiVa, cells: list[Cell], length: int) -> Tensor:
     for block in model.blocks:
         attention = block.attention
         q, k, v = attention.qkv(block.attention_norm(x)).unflatten(-1, (3, attention.n_heads, -1)).unbind(2)
-        heads = rope_attention(q, k, v, cos=cos, sin=sin, key_padding_mask=real)
-        x = x + attention.out(heads.flatten(2))
+        q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
+        q, k, v = (y.transpose(1, 2) for y in (q, k, v))
+        heads = F.scaled_dot_product_attention(q, k, v, attn_mask=real[:, None, None])
+        x = x + attention.out(heads.transpose(1, 2).flatten(2))
         x = x + block.ffn(block.ffn_norm(x))
     return model.norm(x[:, 0])
 

@@ -73,23 +73,16 @@ def test_packed_attention_is_the_papers_formula(backend, base):
 @BOTH
 @settings(deadline=None, max_examples=25)
 @given(lengths=st.lists(st.integers(0, 17), min_size=1, max_size=7).filter(any), seed=st.integers(0, 99))
-def test_packed_padded_and_single_cells_agree(backend, lengths, seed):
+def test_packed_and_single_cells_agree(backend, lengths, seed):
     cu = bounds(lengths)
     q, k, v = random_qkv(sum(lengths), 3, 4, seed=seed)
     cos, sin = rope_tables(max(lengths), 4)
     packed = rope_attention(q, k, v, cos=cos, sin=sin, cu_seqlens=cu, backend=backend)
 
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    padded_in = torch.full((3, *mask.shape, 3, 4), torch.nan)  # nothing of the padding may be read
-    padded_in[:, mask] = torch.stack([q, k, v])
-    padded = rope_attention(*padded_in, cos=cos, sin=sin, key_padding_mask=mask, backend=backend)
-    torch.testing.assert_close(padded[mask], packed, atol=1e-5, rtol=0)
-    assert (padded[~mask] == 0).all()
-
     for start, stop in zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True):
         if start < stop:
-            cell = [x[None, start:stop] for x in (q, k, v)]
-            alone = rope_attention(*cell, cos=cos, sin=sin, backend=backend)[0]
+            cell = [x[start:stop] for x in (q, k, v)]
+            alone = rope_attention(*cell, cos=cos, sin=sin, cu_seqlens=bounds([stop - start]), backend=backend)
             torch.testing.assert_close(alone, packed[start:stop], atol=1e-5, rtol=0)
 
 
@@ -118,30 +111,6 @@ def test_gradients_are_right_in_float64(backend):
         return rope_attention(q, k, v, cos=cos, sin=sin, cu_seqlens=bounds(lengths), backend=backend)
 
     assert torch.autograd.gradcheck(attend, (q, k, v))
-
-
-@BOTH
-def test_padding_gets_no_gradient(backend):
-    qkv = random_qkv(2, 4, 1, 4).requires_grad_()
-    mask = torch.tensor([[True, True, False, False], [False, False, False, False]])
-    cos, sin = rope_tables(4, 4)
-    rope_attention(*qkv, cos=cos, sin=sin, key_padding_mask=mask, backend=backend).square().sum().backward()
-    assert (qkv.grad[:, ~mask] == 0).all()
-    assert (qkv.grad[:, mask] != 0).any()
-
-
-def test_a_hole_in_the_mask_keeps_the_columns_positions():
-    q, k, v = random_qkv(1, 5, 2, 4)
-    cos, sin = rope_tables(5, 4)
-    mask = torch.tensor([[False, True, True, False, True]])
-    results = [
-        rope_attention(q, k, v, cos=cos, sin=sin, key_padding_mask=mask, backend=backend)
-        for backend in ("sdpa", "reference")
-    ]
-    torch.testing.assert_close(*results, atol=1e-5, rtol=0)
-    real = mask[0]
-    squeezed = rope_attention(q[:, real], k[:, real], v[:, real], cos=cos, sin=sin)
-    assert (squeezed - results[0][:, real]).abs().max() > 1e-3  # columns 1, 2, 4 aren't positions 0, 1, 2
 
 
 @BOTH
@@ -283,8 +252,7 @@ TABLES = rope_tables(6, 4)
         ({"backend": "flash"}, "Unknown attention backend 'flash'"),
         ({"k": torch.zeros(5, 2, 4)}, "one shape"),
         ({"v": torch.zeros(6, 2, 4, dtype=torch.float64)}, "one floating dtype"),
-        ({"cu_seqlens": None}, r"\(B, L, H, D\)"),
-        ({"key_padding_mask": torch.ones(1, 6, dtype=torch.bool)}, "not both"),
+        ({"q": GOOD[None], "k": GOOD[None], "v": GOOD[None]}, r"must be packed, \(T, H, D\)"),
         ({"cu_seqlens": torch.tensor([0.0, 6.0])}, "int32"),
         ({"cu_seqlens": torch.tensor([0], dtype=torch.int32)}, "at least one cell"),
         ({"cu_seqlens": torch.tensor([0, 5], dtype=torch.int32)}, "number of tokens, 6; it goes from 0 to 5"),
@@ -300,12 +268,3 @@ def test_bad_packed_input_is_refused(change, said):
     q, k, v = (given.pop(name) for name in "qkv")
     with pytest.raises(ValueError, match=said):
         rope_attention(q, k, v, **given)
-
-
-def test_bad_padded_input_is_refused():
-    x = torch.zeros(2, 3, 1, 4)
-    with pytest.raises(ValueError, match=r"must be \(T, H, D\)"):
-        rope_attention(x, x, x, cu_seqlens=bounds([6]))
-    for mask in (torch.ones(2, 4, dtype=torch.bool), torch.ones(2, 3)):
-        with pytest.raises(ValueError, match="True for real tokens"):
-            rope_attention(x, x, x, key_padding_mask=mask)

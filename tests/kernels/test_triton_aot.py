@@ -41,7 +41,7 @@ SHARED_LIMIT = {90: 227 * 1024, 80: 163 * 1024}
 MATRIX_PRODUCT = {90: "HGMMA", 80: "HMMA"}
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 """Disassemblers that come with Triton."""
-TYPES = {"Cu": "*i32", "Valid": "*i8", "factor": "fp32", "scale": "fp32"}
+TYPES = {"Cu": "*i32", "factor": "fp32", "scale": "fp32"}
 FLOAT32 = ("Lse", "Delta", "Cos", "Sin")
 
 
@@ -51,7 +51,7 @@ def build(kernel: str, tiles: Tiles, head_dim: int, arch: int, dtype: str = "bf1
     function = getattr(_triton_kernels, f"{kernel}_kernel")
     constants = {
         "HALF": head_dim // 2, "BLOCK_Q": tiles.block_q, "BLOCK_K": tiles.block_k, "TILE": tiles.block_q,
-        "ROTATE": True, "Q_READY": True, "K_READY": True, "HAS_VALID": False,
+        "ROTATE": True, "Q_READY": True, "K_READY": True,
         "PRECISION": "ieee" if dtype == "fp32" else "tf32", **flags,
     }  # fmt: skip
     names = function.arg_names
@@ -105,10 +105,10 @@ def test_chosen_tiles_do_not_spill_and_use_the_tensor_cores(kernel, head_dim, ar
 
 @full_precision
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_full_precision_and_a_mask_do_not_spill_on_hopper(kernel, tmp_path):
+def test_full_precision_does_not_spill_on_hopper(kernel, tmp_path):
     head_dim = max(HEAD_DIMS)  # the most registers
     tiles = default_plan(head_dim, 4, (9, 0), SHARED_LIMIT[90]).of(kernel)
-    compiled = build(kernel, tiles, head_dim, 90, "fp32", HAS_VALID=True)
+    compiled = build(kernel, tiles, head_dim, 90, "fp32")
     _, stack, code = inspect(compiled, tmp_path)
     assert stack == 0
     assert "FFMA" in code
@@ -117,11 +117,11 @@ def test_full_precision_and_a_mask_do_not_spill_on_hopper(kernel, tmp_path):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_rotating_in_the_loop_with_a_mask_in_fp16_does_not_spill_on_hopper(kernel, tmp_path):
+def test_rotating_in_the_loop_in_fp16_does_not_spill_on_hopper(kernel, tmp_path):
     """All that takes registers beside what the default takes, at once."""
     plan = default_plan(64, 2, (9, 0), SHARED_LIMIT[90])
     flags = {"Q_READY": False} if kernel == "dkdv" else {"K_READY": False}
-    compiled = build(kernel, plan.of(kernel), 64, 90, "fp16", HAS_VALID=True, **flags)
+    compiled = build(kernel, plan.of(kernel), 64, 90, "fp16", **flags)
     _, stack, code = inspect(compiled, tmp_path)
     assert stack == 0
     assert "HGMMA" in code

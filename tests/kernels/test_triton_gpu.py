@@ -114,29 +114,6 @@ def test_packed(dtype, head_dim, rotate):
         check(found, true, LIMITS[dtype], case)
 
 
-@pytest.mark.parametrize(("dtype", "head_dim", "rotate"), COMBINATIONS)
-def test_padded(dtype, head_dim, rotate):
-    draw = torch.Generator().manual_seed(7)
-    for case, (n_cells, length) in {"many": (5, 300), "odd": (3, 131), "long": (2, 1201)}.items():
-        lengths = torch.randint(1, length + 1, (n_cells,), generator=draw)
-        lengths[0] = length
-        mask = torch.arange(length) < lengths[:, None]
-        mask &= torch.rand(n_cells, length, generator=draw) > 0.1  # padding may stand anywhere
-        mask[-1] = False  # and be all there is
-        mask = mask.cuda()
-        inputs, grad = leaves((n_cells, length, HEADS, head_dim), dtype, length)
-        with torch.no_grad():  # what stands in the padding must reach nothing
-            for x in (*inputs, grad):
-                x[~mask] = float("nan")
-        options = {**tables(head_dim, rotate=rotate), "key_padding_mask": mask}
-        clean = [x.detach().nan_to_num(0.0).requires_grad_() for x in inputs]
-        true = exact(clean, grad.nan_to_num(0.0), **options)
-        with poisoned():
-            found = outcome(inputs, grad, **options, backend="triton")
-        assert all(not x[~mask].any() for x in found), f"{case}: padding is not 0"
-        check(found, true, LIMITS[dtype], case)
-
-
 @pytest.mark.parametrize("dtype", list(LIMITS))
 def test_rows_of_a_wider_tensor(dtype):
     """As in the model: q, k and v are slices of one projection."""

@@ -26,8 +26,7 @@ def rope_attention(
     *,
     cos: Tensor | None = None,
     sin: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    key_padding_mask: Tensor | None = None,
+    cu_seqlens: Tensor,
     max_seqlen: int | None = None,
     backend: str = "auto",
 ) -> Tensor:
@@ -39,17 +38,14 @@ def rope_attention(
     Parameters
     ----------
     q, k, v
-        Packed `(T, H, D)`, all cells one after the other, together with `cu_seqlens`; or padded `(B, L, H, D)`.
+        Packed `(T, H, D)`, all cells one after the other.
     cos, sin
         Tables `(max_pos, D/2)` from :func:`rope_tables`; both `None` for no rotation. Positions restart with each
-        cell; in the padded layout the position is the column.
+        cell.
     cu_seqlens
-        int32 or int64 `(B + 1,)`, cell boundaries of the packed layout, from 0 to `T`. Empty cells are allowed.
-    key_padding_mask
-        bool `(B, L)` of the padded layout, `True` where a token is real; `None` if all are. Nothing attends to
-        padding, and the output there is 0.
+        int32 or int64 `(B + 1,)`, cell boundaries, from 0 to `T`. Empty cells are allowed.
     max_seqlen
-        Upper bound of the cells' lengths, for the packed layout. The caller vouches for it and for `cu_seqlens`: given,
+        Upper bound of the cells' lengths. The caller vouches for it and for `cu_seqlens`: given,
         neither is read on the host, so that no GPU is waited for. `None`: both are read and checked.
     backend
         `"triton"`: one fused kernel, on CUDA devices from compute capability 8.0; `"sdpa"`:
@@ -64,7 +60,7 @@ def rope_attention(
     Raises
     ------
     ValueError
-        If shapes, boundaries, mask or tables don't fit each other, the backend is unknown, or Triton is asked for with
+        If shapes, boundaries or tables don't fit each other, the backend is unknown, or Triton is asked for with
         a head width, dtype or device that it has no kernel for.
     ImportError
         If Triton is asked for and not installed.
@@ -79,24 +75,15 @@ def rope_attention(
     torch.Size([5, 2, 8])
     """
     backend = resolve_backend(backend, head_dim=q.shape[-1], dtype=q.dtype, device=q.device)
-    _check_shapes(q, k, v, cu_seqlens, key_padding_mask)
-    if cu_seqlens is None:
-        longest = q.shape[1]
-    elif max_seqlen is None:
-        longest = _longest(cu_seqlens, q.shape[0])
-    else:
-        longest = max_seqlen
+    _check_shapes(q, k, v)
+    longest = _longest(cu_seqlens, q.shape[0]) if max_seqlen is None else max_seqlen
     _check_tables(cos, sin, longest, q.shape[-1])
 
     if backend == "triton":
         from scdiva.kernels import _triton
 
-        if cu_seqlens is None:
-            return _triton.padded(q, k, v, cos, sin, key_padding_mask)
         return _triton.packed(q, k, v, cos, sin, cu_seqlens.to(torch.int32), longest)
     module = _reference if backend == "reference" else _sdpa
-    if cu_seqlens is None:
-        return module.padded(q, k, v, cos, sin, key_padding_mask)
     return module.packed(q, k, v, cos, sin, cu_seqlens)
 
 
@@ -142,7 +129,7 @@ def attention_weights(
     >>> [weights.shape for weights in attention_weights(q, k, cu_seqlens=cu_seqlens)]
     [torch.Size([2, 3, 3]), torch.Size([2, 2, 2])]
     """
-    _check_shapes(q, k, k, cu_seqlens, None)
+    _check_shapes(q, k, k)
     _check_tables(cos, sin, _longest(cu_seqlens, q.shape[0]), q.shape[-1])
     if heads is not None:
         if any(not 0 <= head < q.shape[1] for head in heads):
@@ -301,27 +288,13 @@ def _log_once(reason: str) -> None:
     logging.getLogger("scdiva").warning("attention runs through SDPA, not through the fused kernel: %s", reason)
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor | None, mask: Tensor | None) -> None:
+def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.shape == k.shape == v.shape:
         raise ValueError(f"q, k and v must have one shape; got {[tuple(x.shape) for x in (q, k, v)]}.")
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
         raise ValueError(f"q, k and v must have one floating dtype; got {[str(x.dtype) for x in (q, k, v)]}.")
-    if cu_seqlens is not None:
-        if mask is not None:
-            raise ValueError("Packed cells have no padding: pass cu_seqlens or key_padding_mask, not both.")
-        if q.dim() != 3:
-            raise ValueError(f"With cu_seqlens, q, k and v must be (T, H, D); got {tuple(q.shape)}.")
-        return
-    if q.dim() != 4:
-        raise ValueError(
-            f"Without cu_seqlens, q, k and v must be (B, L, H, D); got {tuple(q.shape)}. "
-            "Pass cu_seqlens for packed cells."
-        )
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != q.shape[:2]):
-        raise ValueError(
-            f"key_padding_mask must be bool (B, L) = {tuple(q.shape[:2])}, True for real tokens; "
-            f"got {mask.dtype} {tuple(mask.shape)}."
-        )
+    if q.dim() != 3:
+        raise ValueError(f"q, k and v must be packed, (T, H, D); got {tuple(q.shape)}.")
 
 
 def _longest(cu_seqlens: Tensor, n_tokens: int) -> int:

@@ -62,15 +62,3 @@ def each_cell(
     for start, stop in pairwise(cu_seqlens.tolist()):
         length = stop - start
         yield slice(start, stop), (None if cos is None else cos[:length], None if sin is None else sin[:length])
-
-
-def padded(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
-    """Attend within each row of the padded layout; see :func:`scdiva.kernels.rope_attention`."""
-    out = torch.zeros_like(q)
-    for b in range(q.shape[0]):
-        real = torch.arange(q.shape[1], device=q.device) if mask is None else mask[b].nonzero().squeeze(1)
-        cell = one_cell(
-            q[b, real], k[b, real], v[b, real], None if cos is None else cos[real], None if sin is None else sin[real]
-        )
-        out = out.index_put((torch.full_like(real, b), real), cell.to(q.dtype))
-    return out

@@ -21,7 +21,7 @@ def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | No
     if q.shape[0] == 0:
         return torch.zeros_like(q)
     if cu_seqlens.numel() == 2:  # one cell: nothing to sort
-        return padded(q[None], k[None], v[None], cos, sin, None)[0]
+        return _one_length(q[None], k[None], v[None], cos, sin)[0]
     if cos is not None and sin is not None:
         where = positions(cu_seqlens, q.shape[0])
         q, k = apply_rope(q, cos[where], sin[where]), apply_rope(k, cos[where], sin[where])
@@ -52,22 +52,15 @@ def _by_length(cu_seqlens: Tensor, n_tokens: int) -> tuple[Tensor, list[tuple[in
     return rows, [(n, c) for n, c in zip(length.tolist(), count.tolist(), strict=True) if n > 0]
 
 
-def padded(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
-    """Attend within each row of the padded layout; see :func:`scdiva.kernels.rope_attention`."""
-    length = q.shape[1]
-    if mask is None and _by_head(q, k, v):
+def _one_length(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None) -> Tensor:
+    """Attend within cells of one length `(B, L, H, D)`."""
+    if _by_head(q, k, v):
         return _one_head_at_a_time(q, k, v, cos, sin)
-    if mask is not None:  # whatever stands in the padding, even NaN, must reach neither result nor gradient
-        q, k, v = (x.masked_fill(~mask[:, :, None, None], 0.0) for x in (q, k, v))
+    length = q.shape[1]
     if cos is not None and sin is not None:
         q, k = apply_rope(q, cos[:length], sin[:length]), apply_rope(k, cos[:length], sin[:length])
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
-    # a row without a single real key would be 0/0: let it see everything, then blank it with the rest of the padding
-    visible = mask | ~mask.any(dim=1, keepdim=True)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=visible[:, None, None, :])
-    return out.transpose(1, 2).masked_fill(~mask[:, :, None, None], 0.0)
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
 
 def _by_head(q: Tensor, k: Tensor, v: Tensor) -> bool:

@@ -27,16 +27,7 @@ def packed(
     q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor, max_seqlen: int
 ) -> Tensor:
     """Attend within each cell of the packed layout; see :func:`scdiva.kernels.rope_attention`."""
-    return _attention(q, k, v, cos, sin, cu_seqlens, None, max_seqlen)[0]
-
-
-def padded(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, mask: Tensor | None) -> Tensor:
-    """Attend within each row of the padded layout: as packed cells of one length, some rows of which are no tokens."""
-    n_cells, length = q.shape[:2]
-    bounds = torch.arange(n_cells + 1, dtype=torch.int32, device=q.device) * length
-    valid = None if mask is None else mask.flatten().to(torch.int8)
-    q_, k_, v_ = (x.flatten(0, 1) for x in (q, k, v))
-    return _attention(q_, k_, v_, cos, sin, bounds, valid, length)[0].view(q.shape)
+    return _attention(q, k, v, cos, sin, cu_seqlens, max_seqlen)[0]
 
 
 def device_plan(device: torch.device, head_dim: int, dtype: torch.dtype) -> Plan:
@@ -93,7 +84,7 @@ def tune(
     """
     head_dim, limit = q.shape[-1], shared_limit(q.device)
     start = device_plan(q.device, head_dim, q.dtype)
-    out, lse = forward(q, k, v, cos, sin, cu_seqlens, None, max_seqlen, start)
+    out, lse = forward(q, k, v, cos, sin, cu_seqlens, max_seqlen, start)
     grad = v  # any numbers but zeros will do
     timings: list[tuple[Kernel, Tiles, bool, float]] = []
     rotations = (True, False) if cos is not None else (True,)
@@ -107,8 +98,8 @@ def tune(
 
                 def call(tried: Plan = tried, kernel: Kernel = kernel) -> object:
                     if kernel == "forward":
-                        return forward(q, k, v, cos, sin, cu_seqlens, None, max_seqlen, tried)
-                    return backward(grad, q, k, v, out, lse, cos, sin, cu_seqlens, None, max_seqlen, tried)
+                        return forward(q, k, v, cos, sin, cu_seqlens, max_seqlen, tried)
+                    return backward(grad, q, k, v, out, lse, cos, sin, cu_seqlens, max_seqlen, tried)
 
                 try:
                     call()
@@ -168,7 +159,7 @@ def _rotated(
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor, valid: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor,
     max_seqlen: int, plan: Plan,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Run the forward kernel: output `(T, H, D)`, and the log2 of each row's softmax sum, float32 `(H, T)`."""
@@ -183,9 +174,9 @@ def forward(
         k = _rotated(k, cos, sin, cu_seqlens, max_seqlen, 1.0)
     tiles = _n_tiles(max_seqlen, plan.forward.block_q)
     kernels.forward_kernel[(tiles * (cu_seqlens.numel() - 1) * n_heads,)](
-        q, k, v, out, lse, cos, sin, cu_seqlens, valid, *_strides(q, k, v, out), n_tokens, tiles, n_heads, factor,
+        q, k, v, out, lse, cos, sin, cu_seqlens, *_strides(q, k, v, out), n_tokens, tiles, n_heads, factor,
         HALF=head_dim // 2, BLOCK_Q=plan.forward.block_q, BLOCK_K=plan.forward.block_k, ROTATE=cos is not None,
-        K_READY=ready or cos is None, HAS_VALID=valid is not None, PRECISION=_precision(q.dtype),
+        K_READY=ready or cos is None, PRECISION=_precision(q.dtype),
         **_options(plan.forward),
     )  # fmt: skip
     return out, lse
@@ -193,7 +184,7 @@ def forward(
 
 def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, cos: Tensor | None, sin: Tensor | None,
-    cu_seqlens: Tensor, valid: Tensor | None, max_seqlen: int, plan: Plan,
+    cu_seqlens: Tensor, max_seqlen: int, plan: Plan,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Run the backward kernels: gradients of q, k and v, each `(T, H, D)`."""
     n_tokens, n_heads, head_dim = q.shape
@@ -208,18 +199,18 @@ def backward(
         k = _rotated(k, cos, sin, cu_seqlens, max_seqlen, 1.0)
     common = {
         "HALF": head_dim // 2, "ROTATE": cos is not None, "Q_READY": ready, "K_READY": ready or cos is None,
-        "HAS_VALID": valid is not None, "PRECISION": _precision(q.dtype),
+        "PRECISION": _precision(q.dtype),
     }  # fmt: skip
     pairs = (cu_seqlens.numel() - 1) * n_heads
     tiles = _n_tiles(max_seqlen, plan.dq.block_q)
     kernels.dq_kernel[(tiles * pairs,)](
-        q, k, v, out, grad, lse, delta, dq, cos, sin, cu_seqlens, valid, *_strides(q, k, v, out, grad, dq),
+        q, k, v, out, grad, lse, delta, dq, cos, sin, cu_seqlens, *_strides(q, k, v, out, grad, dq),
         n_tokens, tiles, n_heads, factor, scale,
         BLOCK_Q=plan.dq.block_q, BLOCK_K=plan.dq.block_k, **common, **_options(plan.dq),
     )  # fmt: skip
     tiles = _n_tiles(max_seqlen, plan.dkdv.block_k)
     kernels.dkdv_kernel[(tiles * pairs,)](
-        q, k, v, grad, lse, delta, dk, dv, cos, sin, cu_seqlens, valid, *_strides(q, k, v, grad, dk, dv),
+        q, k, v, grad, lse, delta, dk, dv, cos, sin, cu_seqlens, *_strides(q, k, v, grad, dk, dv),
         n_tokens, tiles, n_heads, factor,
         BLOCK_Q=plan.dkdv.block_q, BLOCK_K=plan.dkdv.block_k, **common, **_options(plan.dkdv),
     )  # fmt: skip
@@ -235,17 +226,17 @@ def _even(x: Tensor) -> Tensor:
 @torch.library.custom_op(
     "scdiva::rope_attention",
     mutates_args=(),
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor cu_seqlens, Tensor? valid, "
+    schema="(Tensor q, Tensor k, Tensor v, Tensor? cos, Tensor? sin, Tensor cu_seqlens, "
     "SymInt max_seqlen) -> (Tensor, Tensor)",
 )
-def _attention(q, k, v, cos, sin, cu_seqlens, valid, max_seqlen):
+def _attention(q, k, v, cos, sin, cu_seqlens, max_seqlen):
     plan = device_plan(q.device, q.shape[-1], q.dtype)
     with torch.cuda.device_of(q):  # Triton launches on the current device
-        return forward(_even(q), _even(k), _even(v), cos, sin, cu_seqlens, valid, max_seqlen, plan)
+        return forward(_even(q), _even(k), _even(v), cos, sin, cu_seqlens, max_seqlen, plan)
 
 
 @_attention.register_fake
-def _(q, k, v, cos, sin, cu_seqlens, valid, max_seqlen):
+def _(q, k, v, cos, sin, cu_seqlens, max_seqlen):
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
     return torch.empty(q.shape, dtype=q.dtype, device=q.device), lse
 
@@ -254,17 +245,17 @@ def _(q, k, v, cos, sin, cu_seqlens, valid, max_seqlen):
     "scdiva::rope_attention_backward",
     mutates_args=(),
     schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor out, Tensor lse, Tensor? cos, Tensor? sin, "
-    "Tensor cu_seqlens, Tensor? valid, SymInt max_seqlen) -> (Tensor, Tensor, Tensor)",
+    "Tensor cu_seqlens, SymInt max_seqlen) -> (Tensor, Tensor, Tensor)",
 )
-def _attention_backward(grad, q, k, v, out, lse, cos, sin, cu_seqlens, valid, max_seqlen):
+def _attention_backward(grad, q, k, v, out, lse, cos, sin, cu_seqlens, max_seqlen):
     plan = device_plan(q.device, q.shape[-1], q.dtype)
-    args = (_even(grad), _even(q), _even(k), _even(v), out, lse, cos, sin, cu_seqlens, valid, max_seqlen)
+    args = (_even(grad), _even(q), _even(k), _even(v), out, lse, cos, sin, cu_seqlens, max_seqlen)
     with torch.cuda.device_of(q):
         return backward(*args, plan)
 
 
 @_attention_backward.register_fake
-def _(grad, q, k, v, out, lse, cos, sin, cu_seqlens, valid, max_seqlen):
+def _(grad, q, k, v, out, lse, cos, sin, cu_seqlens, max_seqlen):
     return tuple(torch.empty(q.shape, dtype=q.dtype, device=q.device) for _ in range(3))
 
 
@@ -277,10 +268,10 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> N
 
 def _gradients(ctx: Any, grad: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if grad is None:
-        return (None,) * 8
-    q, k, v, cos, sin, cu_seqlens, valid, out, lse = ctx.saved_tensors
-    gradients = _attention_backward(grad, q, k, v, out, lse, cos, sin, cu_seqlens, valid, ctx.max_seqlen)
-    return *gradients, None, None, None, None, None
+        return (None,) * 7
+    q, k, v, cos, sin, cu_seqlens, out, lse = ctx.saved_tensors
+    gradients = _attention_backward(grad, q, k, v, out, lse, cos, sin, cu_seqlens, ctx.max_seqlen)
+    return *gradients, None, None, None, None
 
 
 _attention.register_autograd(_gradients, setup_context=_keep)

@@ -11,8 +11,7 @@ What the four kernels share:
   of the input in one place (:func:`_load_pair`), whichever kernel loads it, and so is the rotated key: the backward
   kernels see the very numbers that the forward saw.
 - `READY` says that a tensor was rotated before (into scratch, by :func:`rotate_kernel`) and is loaded as it stands.
-- Full tiles carry no mask; the last one is peeled off the loop. With `HAS_VALID` (the padded layout's mask) all carry
-  one.
+- Full tiles carry no mask; the last one is peeled off the loop.
 - Full-precision products (`PRECISION="ieee"`) run outside of the tensor cores, where a thread holds whole rows of both
   factors. Moved out of the loop, the rows that the loop doesn't change would fill the registers; so nothing is moved
   (Triton 3.6 moves them all the same, and spills; 3.9 does as it is told).
@@ -37,15 +36,6 @@ def _pair_of_program(Cu, n_tiles, n_heads, TILE: tl.constexpr):
     start = tl.load(Cu + cell)
     length = tl.load(Cu + cell + 1) - start
     return pair % n_heads, start.to(tl.int64), length, first_row
-
-
-@triton.jit
-def _inside(Valid, rows, length, HAS_VALID: tl.constexpr):
-    """Rows that exist, and are no padding."""
-    inside = rows < length
-    if HAS_VALID:
-        inside = inside & (tl.load(Valid + rows, mask=inside, other=0) != 0)
-    return inside
 
 
 @triton.jit
@@ -117,24 +107,21 @@ def rotate_kernel(
 
 @triton.jit
 def _attend(
-    acc, row_max, row_sum, q1, q2, K, V, Cos, Sin, Valid, first_key, length, k_token, v_token,
+    acc, row_max, row_sum, q1, q2, K, V, Cos, Sin, first_key, length, k_token, v_token,
     HALF: tl.constexpr, BLOCK_K: tl.constexpr, ROTATE: tl.constexpr, K_READY: tl.constexpr,
-    HAS_VALID: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Take one tile of keys into the running softmax."""
     keys = first_key + tl.arange(0, BLOCK_K)
-    inside = _inside(Valid, keys, length, HAS_VALID)
+    inside = keys < length
     k1, k2 = _load_pair(K, Cos, Sin, keys, inside, k_token, 1.0, HALF, ROTATE, K_READY, MASKED)
     scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
     scores = tl.dot(q2, tl.trans(k2), scores, input_precision=PRECISION)
     if MASKED:
         scores = tl.where(inside[None, :], scores, -float("inf"))
     new_max = tl.maximum(row_max, tl.max(scores, 1))
-    shift = new_max
-    if HAS_VALID:  # a tile without a single key: nothing is subtracted, exp2(-inf) is 0
-        shift = tl.where(new_max == -float("inf"), 0.0, new_max)
-    p = tl.exp2(scores - shift[:, None])
-    decay = tl.exp2(row_max - shift)
+    p = tl.exp2(scores - new_max[:, None])
+    decay = tl.exp2(row_max - new_max)
     row_sum = row_sum * decay + tl.sum(p, 1)
     value = keys[:, None] * v_token + tl.arange(0, 2 * HALF)[None, :]
     v = _load(V, value, inside, MASKED)
@@ -144,10 +131,10 @@ def _attend(
 
 @triton.jit
 def forward_kernel(
-    Q, K, V, Out, Lse, Cos, Sin, Cu, Valid,
+    Q, K, V, Out, Lse, Cos, Sin, Cu,
     q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head, n_tokens, n_tiles, n_heads, factor,
     HALF: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROTATE: tl.constexpr, K_READY: tl.constexpr,
-    HAS_VALID: tl.constexpr, PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attention of a tile of queries; `Lse` is the log2 of each row's softmax sum, `(heads, tokens)`."""
     head, start, length, first_row = _pair_of_program(Cu, n_tiles, n_heads, BLOCK_Q)
@@ -157,45 +144,38 @@ def forward_kernel(
     K += start * k_token + head * k_head
     V += start * v_token + head * v_head
     Out += start * out_token + head * out_head
-    if HAS_VALID:
-        Valid += start
     rows = first_row + tl.arange(0, BLOCK_Q)
-    exists = rows < length
-    real = _inside(Valid, rows, length, HAS_VALID)
-    q1, q2 = _load_pair(Q, Cos, Sin, rows, real, q_token, factor, HALF, ROTATE, False, True)
+    inside = rows < length
+    q1, q2 = _load_pair(Q, Cos, Sin, rows, inside, q_token, factor, HALF, ROTATE, False, True)
     acc = tl.zeros([BLOCK_Q, 2 * HALF], tl.float32)
     row_max = tl.full([BLOCK_Q], -float("inf"), tl.float32)
     row_sum = tl.zeros([BLOCK_Q], tl.float32)
     full = (length // BLOCK_K) * BLOCK_K
     for first_key in tl.range(0, full, BLOCK_K, disable_licm=PRECISION == "ieee"):
         acc, row_max, row_sum = _attend(
-            acc, row_max, row_sum, q1, q2, K, V, Cos, Sin, Valid, first_key, length, k_token, v_token,
-            HALF, BLOCK_K, ROTATE, K_READY, HAS_VALID, HAS_VALID, PRECISION,
+            acc, row_max, row_sum, q1, q2, K, V, Cos, Sin, first_key, length, k_token, v_token,
+            HALF, BLOCK_K, ROTATE, K_READY, False, PRECISION,
         )  # fmt: skip
     if full < length:
         acc, row_max, row_sum = _attend(
-            acc, row_max, row_sum, q1, q2, K, V, Cos, Sin, Valid, full, length, k_token, v_token,
-            HALF, BLOCK_K, ROTATE, K_READY, HAS_VALID, True, PRECISION,
+            acc, row_max, row_sum, q1, q2, K, V, Cos, Sin, full, length, k_token, v_token,
+            HALF, BLOCK_K, ROTATE, K_READY, True, PRECISION,
         )  # fmt: skip
-    if HAS_VALID:  # padding gives 0, and by an infinite sum no weight in the backward pass
-        row_sum = tl.where(row_sum == 0, 1.0, row_sum)
-        acc = tl.where(real[:, None], acc, 0.0)
-        row_max = tl.where(real, row_max, float("inf"))
     lse = row_max + tl.log2(row_sum)
     acc = acc / row_sum[:, None]
     at = rows[:, None] * out_token + tl.arange(0, 2 * HALF)[None, :]
-    tl.store(Out + at, acc.to(Out.dtype.element_ty), mask=exists[:, None])
-    tl.store(Lse + head.to(tl.int64) * n_tokens + start + rows, lse, mask=exists)
+    tl.store(Out + at, acc.to(Out.dtype.element_ty), mask=inside[:, None])
+    tl.store(Lse + head.to(tl.int64) * n_tokens + start + rows, lse, mask=inside)
 
 
 @triton.jit
 def _dq_tile(
-    dq1, dq2, q1, q2, grad, lse, delta, K, V, Cos, Sin, Valid, first_key, length, k_token, v_token,
+    dq1, dq2, q1, q2, grad, lse, delta, K, V, Cos, Sin, first_key, length, k_token, v_token,
     HALF: tl.constexpr, BLOCK_K: tl.constexpr, ROTATE: tl.constexpr, K_READY: tl.constexpr,
-    HAS_VALID: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     keys = first_key + tl.arange(0, BLOCK_K)
-    inside = _inside(Valid, keys, length, HAS_VALID)
+    inside = keys < length
     k1, k2 = _load_pair(K, Cos, Sin, keys, inside, k_token, 1.0, HALF, ROTATE, K_READY, MASKED)
     scores = tl.dot(q1, tl.trans(k1), input_precision=PRECISION)
     scores = tl.dot(q2, tl.trans(k2), scores, input_precision=PRECISION)
@@ -212,11 +192,11 @@ def _dq_tile(
 
 @triton.jit
 def dq_kernel(
-    Q, K, V, Out, Grad, Lse, Delta, Dq, Cos, Sin, Cu, Valid,
+    Q, K, V, Out, Grad, Lse, Delta, Dq, Cos, Sin, Cu,
     q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head, grad_token, grad_head, dq_token, dq_head,
     n_tokens, n_tiles, n_heads, factor, scale,
     HALF: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROTATE: tl.constexpr, Q_READY: tl.constexpr,
-    K_READY: tl.constexpr, HAS_VALID: tl.constexpr, PRECISION: tl.constexpr,
+    K_READY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradient of a tile of queries; leaves `Delta` = rowsum(out * grad), `(heads, tokens)`, to :func:`dkdv_kernel`."""
     head, start, length, first_row = _pair_of_program(Cu, n_tiles, n_heads, BLOCK_Q)
@@ -230,48 +210,45 @@ def dq_kernel(
     Dq += start * dq_token + head * dq_head
     Lse += head.to(tl.int64) * n_tokens + start
     Delta += head.to(tl.int64) * n_tokens + start
-    if HAS_VALID:
-        Valid += start
     rows = first_row + tl.arange(0, BLOCK_Q)
-    exists = rows < length
-    real = _inside(Valid, rows, length, HAS_VALID)
-    q1, q2 = _load_pair(Q, Cos, Sin, rows, real, q_token, factor, HALF, ROTATE, Q_READY, True)
+    inside = rows < length
+    q1, q2 = _load_pair(Q, Cos, Sin, rows, inside, q_token, factor, HALF, ROTATE, Q_READY, True)
     column = tl.arange(0, 2 * HALF)
-    grad = _load(Grad, rows[:, None] * grad_token + column[None, :], real, True)
-    out = _load(Out, rows[:, None] * out_token + column[None, :], real, True)
+    grad = _load(Grad, rows[:, None] * grad_token + column[None, :], inside, True)
+    out = _load(Out, rows[:, None] * out_token + column[None, :], inside, True)
     delta = tl.sum(out.to(tl.float32) * grad.to(tl.float32), 1)
-    tl.store(Delta + rows, delta, mask=exists)
-    lse = tl.load(Lse + rows, mask=real, other=float("inf"))
+    tl.store(Delta + rows, delta, mask=inside)
+    lse = tl.load(Lse + rows, mask=inside, other=float("inf"))
     dq1 = tl.zeros([BLOCK_Q, HALF], tl.float32)
     dq2 = tl.zeros([BLOCK_Q, HALF], tl.float32)
     full = (length // BLOCK_K) * BLOCK_K
     for first_key in tl.range(0, full, BLOCK_K, disable_licm=PRECISION == "ieee"):
         dq1, dq2 = _dq_tile(
-            dq1, dq2, q1, q2, grad, lse, delta, K, V, Cos, Sin, Valid, first_key, length, k_token, v_token,
-            HALF, BLOCK_K, ROTATE, K_READY, HAS_VALID, HAS_VALID, PRECISION,
+            dq1, dq2, q1, q2, grad, lse, delta, K, V, Cos, Sin, first_key, length, k_token, v_token,
+            HALF, BLOCK_K, ROTATE, K_READY, False, PRECISION,
         )  # fmt: skip
     if full < length:
         dq1, dq2 = _dq_tile(
-            dq1, dq2, q1, q2, grad, lse, delta, K, V, Cos, Sin, Valid, full, length, k_token, v_token,
-            HALF, BLOCK_K, ROTATE, K_READY, HAS_VALID, True, PRECISION,
+            dq1, dq2, q1, q2, grad, lse, delta, K, V, Cos, Sin, full, length, k_token, v_token,
+            HALF, BLOCK_K, ROTATE, K_READY, True, PRECISION,
         )  # fmt: skip
-    _store_pair(Dq, Cos, Sin, dq1 * scale, dq2 * scale, rows, exists, dq_token, HALF, ROTATE)
+    _store_pair(Dq, Cos, Sin, dq1 * scale, dq2 * scale, rows, inside, dq_token, HALF, ROTATE)
 
 
 @triton.jit
 def _dkdv_tile(
-    dk1, dk2, dv, k1, k2, v, key_real, Q, Grad, Lse, Delta, Cos, Sin, Valid,
+    dk1, dk2, dv, k1, k2, v, Q, Grad, Lse, Delta, Cos, Sin,
     first_row, length, q_token, grad_token, factor,
     HALF: tl.constexpr, BLOCK_Q: tl.constexpr, ROTATE: tl.constexpr, Q_READY: tl.constexpr,
-    HAS_VALID: tl.constexpr, MASKED: tl.constexpr, PRECISION: tl.constexpr,
+    MASKED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     rows = first_row + tl.arange(0, BLOCK_Q)
-    real = _inside(Valid, rows, length, HAS_VALID)
-    q1, q2 = _load_pair(Q, Cos, Sin, rows, real, q_token, factor, HALF, ROTATE, Q_READY, MASKED)
-    grad = _load(Grad, rows[:, None] * grad_token + tl.arange(0, 2 * HALF)[None, :], real, MASKED)
+    inside = rows < length
+    q1, q2 = _load_pair(Q, Cos, Sin, rows, inside, q_token, factor, HALF, ROTATE, Q_READY, MASKED)
+    grad = _load(Grad, rows[:, None] * grad_token + tl.arange(0, 2 * HALF)[None, :], inside, MASKED)
     if MASKED:  # a row that isn't there: an infinite sum, hence no weight
-        lse = tl.load(Lse + rows, mask=real, other=float("inf"))
-        delta = tl.load(Delta + rows, mask=real, other=0.0)
+        lse = tl.load(Lse + rows, mask=inside, other=float("inf"))
+        delta = tl.load(Delta + rows, mask=inside, other=0.0)
     else:
         lse = tl.load(Lse + rows)
         delta = tl.load(Delta + rows)
@@ -279,8 +256,6 @@ def _dkdv_tile(
     scores = tl.dot(k1, tl.trans(q1), input_precision=PRECISION)
     scores = tl.dot(k2, tl.trans(q2), scores, input_precision=PRECISION)
     p = tl.exp2(scores - lse[None, :])
-    if HAS_VALID:
-        p = tl.where(key_real[:, None], p, 0.0)
     dv = tl.dot(p.to(grad.dtype), grad, dv, input_precision=PRECISION)
     dp = tl.dot(v, tl.trans(grad), input_precision=PRECISION)
     ds = (p * (dp - delta[None, :])).to(q1.dtype)
@@ -291,11 +266,11 @@ def _dkdv_tile(
 
 @triton.jit
 def dkdv_kernel(
-    Q, K, V, Grad, Lse, Delta, Dk, Dv, Cos, Sin, Cu, Valid,
+    Q, K, V, Grad, Lse, Delta, Dk, Dv, Cos, Sin, Cu,
     q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, dk_token, dk_head, dv_token, dv_head,
     n_tokens, n_tiles, n_heads, factor,
     HALF: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, ROTATE: tl.constexpr, Q_READY: tl.constexpr,
-    K_READY: tl.constexpr, HAS_VALID: tl.constexpr, PRECISION: tl.constexpr,
+    K_READY: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of a tile of keys and of their values."""
     head, start, length, first_key = _pair_of_program(Cu, n_tiles, n_heads, BLOCK_K)
@@ -309,29 +284,26 @@ def dkdv_kernel(
     Dv += start * dv_token + head * dv_head
     Lse += head.to(tl.int64) * n_tokens + start
     Delta += head.to(tl.int64) * n_tokens + start
-    if HAS_VALID:
-        Valid += start
     keys = first_key + tl.arange(0, BLOCK_K)
-    exists = keys < length
-    real = _inside(Valid, keys, length, HAS_VALID)
+    inside = keys < length
     column = tl.arange(0, 2 * HALF)
-    k1, k2 = _load_pair(K, Cos, Sin, keys, real, k_token, 1.0, HALF, ROTATE, K_READY, True)
-    v = _load(V, keys[:, None] * v_token + column[None, :], real, True)
+    k1, k2 = _load_pair(K, Cos, Sin, keys, inside, k_token, 1.0, HALF, ROTATE, K_READY, True)
+    v = _load(V, keys[:, None] * v_token + column[None, :], inside, True)
     dk1 = tl.zeros([BLOCK_K, HALF], tl.float32)
     dk2 = tl.zeros([BLOCK_K, HALF], tl.float32)
     dv = tl.zeros([BLOCK_K, 2 * HALF], tl.float32)
     full = (length // BLOCK_Q) * BLOCK_Q
     for first_row in tl.range(0, full, BLOCK_Q, disable_licm=PRECISION == "ieee"):
         dk1, dk2, dv = _dkdv_tile(
-            dk1, dk2, dv, k1, k2, v, real, Q, Grad, Lse, Delta, Cos, Sin, Valid, first_row, length, q_token, grad_token,
-            factor, HALF, BLOCK_Q, ROTATE, Q_READY, HAS_VALID, HAS_VALID, PRECISION,
+            dk1, dk2, dv, k1, k2, v, Q, Grad, Lse, Delta, Cos, Sin, first_row, length, q_token, grad_token,
+            factor, HALF, BLOCK_Q, ROTATE, Q_READY, False, PRECISION,
         )  # fmt: skip
     if full < length:
         dk1, dk2, dv = _dkdv_tile(
-            dk1, dk2, dv, k1, k2, v, real, Q, Grad, Lse, Delta, Cos, Sin, Valid, full, length, q_token, grad_token,
-            factor, HALF, BLOCK_Q, ROTATE, Q_READY, HAS_VALID, True, PRECISION,
+            dk1, dk2, dv, k1, k2, v, Q, Grad, Lse, Delta, Cos, Sin, full, length, q_token, grad_token,
+            factor, HALF, BLOCK_Q, ROTATE, Q_READY, True, PRECISION,
         )  # fmt: skip
     # Q̂ carries log2(e)/sqrt(D); times ln(2) leaves the 1/sqrt(D) of the gradient
-    _store_pair(Dk, Cos, Sin, dk1 * LN2, dk2 * LN2, keys, exists, dk_token, HALF, ROTATE)
+    _store_pair(Dk, Cos, Sin, dk1 * LN2, dk2 * LN2, keys, inside, dk_token, HALF, ROTATE)
     at = keys[:, None] * dv_token + column[None, :]
-    tl.store(Dv + at, dv.to(Dv.dtype.element_ty), mask=exists[:, None])
+    tl.store(Dv + at, dv.to(Dv.dtype.element_ty), mask=inside[:, None])

@@ -147,7 +147,7 @@ def _named(
     wanted = [names] if isinstance(names, str) else [str(name) for name in names]
     if not wanted:
         raise ValueError(f"{what} names no gene; leave it out to take all.")
-    tokens = cells.vocabulary.match(wanted).tokens.astype(np.int64)
+    tokens = cells.vocabulary.match(wanted, cells.reading.species).tokens.astype(np.int64)
     missing = [name for name, token in zip(wanted, tokens, strict=True) if token < 0 or not there[token]]
     if missing:
         symbols = cells.vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL]

@@ -170,7 +170,7 @@ def _union(node: ast.expr) -> list[ast.expr]:
 
 def _plain(kind: Any) -> list[Any]:
     origin, inner = get_origin(kind), get_args(kind)
-    if kind in (str, int, float, bool, None) or origin in (Literal, tuple):
+    if kind in (str, int, float, bool, None, type(None)) or origin in (Literal, tuple):
         return [type(None) if kind is None else kind]
     if origin is collections.abc.Sequence:
         return [GenericAlias(list, inner)]

@@ -252,9 +252,7 @@ def _refuse_or_warn(
     if isinstance(reading.species, dict):
         raise ValueError(f"{found}: the table given as species knows too few of the genes, or gives names not human")
     if reading.species is not None and looks_like_mouse(names) != (reading.species == "mouse"):
-        raise ValueError(
-            f"{found}: species={reading.species!r} was given, and by their names they are not. Leave it out"
-        )
+        raise ValueError(f"{found}: species={reading.species!r}, but by their names they are not. Leave species out")
     if looks_like_mouse(names):
         raise ValueError(advice(names, first))
     raise ValueError(f"{found}. {_about_spikes(names, counts).strip() or advice(names)}")

@@ -90,7 +90,8 @@ def annotate(
     labels_key
         Column with the labels, of `reference.obs`, or without a reference of `adata.obs`.
     reference
-        The labelled cells. None: those cells of `adata` that have a label.
+        The labelled cells. None: those cells of `adata` that have a label. What to read holds for both: beside a human
+        reference, a table of `species` has to hold the human genes too, each as itself.
     method
         See above.
     model
@@ -118,8 +119,6 @@ def annotate(
         cells; looks at the held-out cells without a better loss after which it ends; most wall time; cells of a step
         and learning rate of AdamW. `batch_size` is that of `"probe"` too.
     %(reading)s
-        All of these hold for both `adata` and `reference`: beside a human reference, a table of orthologs has to hold
-        the human genes too, each as itself.
     key_added
         Key of `adata.obs` to write; the others begin with it.
     rng

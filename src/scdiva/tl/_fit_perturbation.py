@@ -123,6 +123,7 @@ def fit_perturbation(
         `"auto"`, which takes a guide's number or prefix off (`KLF1g1`, `KLF1_2`, `sgKLF1-1`, `g1-KLF1`, `klf1`). Guides
         of the control are read as it is (`{"NTC_1": "control"}`). None: labels are as they are, and refused if most
         are no genes of the vocabulary, but are so without what guides add; an empty mapping leaves them in any case.
+        Labels are no columns of the data, so that a table of `species` is not asked of them: `{"Klf1": "KLF1"}`.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
     residual

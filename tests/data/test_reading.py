@@ -258,3 +258,19 @@ def test_a_loader_of_annbatch_reads_by_a_table(rat, table, vocabulary):
     by_table = next(annbatch_batches(loader, vocabulary, species=table))
     by_column = next(annbatch_batches(loader, vocabulary, gene_ids="human"))
     np.testing.assert_array_equal(by_table.tokens, by_column.tokens)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_whatever_asks_for_genes_by_name_goes_by_the_table(rat, table, vocabulary):
+    from scdiva.tl._annotation import shared_tokens
+    from scdiva.tl._corrected import gene_columns
+
+    expected = column_tokens(rat.var, vocabulary, Reading(gene_ids="human"))
+    columns, tokens = gene_columns(rat, ["Rt5-ps", "Rt7-ps"], vocabulary, Reading(species=table))
+    assert columns.tolist() == [5, 7]
+    np.testing.assert_array_equal(tokens, expected[[5, 7]])
+    shared = shared_tokens(rat, rat, sd.models.load(), Reading(species=table))
+    np.testing.assert_array_equal(shared, np.unique(expected[expected >= 0]))
+    for human_name in (table["Rt5-ps"], "Rt0-ps"):
+        with pytest.raises(ValueError, match=f"first: '{human_name}'.*Name them as the data have them"):
+            sd.tl.grn(rat.copy(), "correlation", sources=[human_name], species=table)

@@ -42,7 +42,8 @@ def checked_species(species: Any) -> str | dict[str, str] | None:
         )
     table: dict[str, str] = {}
     for gene, human in species.items():
-        found = "" if pd.api.types.is_scalar(human) and pd.isna(human) else human
+        missing = not isinstance(human, str) and pd.api.types.is_scalar(human) and pd.isna(human)
+        found = "" if missing else human
         if not isinstance(found, str):
             raise ValueError(f"species gives {gene!r} the human gene {human!r}, which is no name: symbols and ids are.")
         name, found = str(gene).strip(), found.strip()

@@ -85,8 +85,7 @@ def arms_of(
             "components": fits[0].adaptation["n_components"],
         }
         yield name, [scdiva_arm(own)(adata) for own in fits], {**seconds, **notes}
-    reading = {"layer": None, "use_raw": False, "input": "auto", "gene_ids": None, "duplicates": "sum"}
-    cells, _ = training_cells(adata, model, batch_numbers(adata, batch_key), **reading)
+    cells, _ = training_cells(adata, model, batch_numbers(adata, batch_key))
     found, seconds = timed(lambda: scdiva_arm(with_own_components(model, cells, 1.0))(adata))
     yield "join", [found] * len(seeds), seconds
     pca, seconds = timed(lambda: fit_pca(adata)(adata))

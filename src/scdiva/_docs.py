@@ -21,7 +21,34 @@ save
     "rng": """\
 rng
     Seed of the random numbers; None takes `scdiva.settings.seed`. Global random state is never touched.""",
+    "layer": """\
+layer
+    Layer to read instead of `X`.""",
+    "use_raw": """\
+use_raw
+    Read `adata.raw`, its matrix and its genes.""",
+    "input": """\
+input
+    Unit of the matrix: `"counts"`, `"lognorm"` (log1p of counts scaled per cell, to any total), or `"auto"` to find
+    out by one pass over the data.""",
+    "gene_ids": """\
+gene_ids
+    Column of `var` that holds gene symbols or Ensembl ids; None takes `var_names`. Where its entry is an Ensembl id
+    that is unknown, the gene's name in `var_names` is tried.""",
+    "species": """\
+species
+    Whose genes these are. None finds out by their names whether they are a mouse's, which are read as their human
+    orthologs, with a note. `"human"` takes the names as they are; `"mouse"` looks up each by its human ortholog
+    (:func:`scdiva.tokenizer.human_orthologs`) and by nothing else. Of any other species: a table, as dict or pandas
+    Series, from your genes (as `var_names`, or the column `gene_ids`, have them) to human symbols or Ensembl ids; genes
+    that it does not hold, or has `""` or NaN for, are unknown. `var` keeps your names.""",
+    "duplicates": """\
+duplicates
+    Several columns that mean one gene: `"sum"` adds their counts, `"error"` refuses them.""",
 }
+_SHARED["reading"] = "\n".join(
+    _SHARED[name] for name in ("layer", "use_raw", "input", "gene_ids", "species", "duplicates")
+)
 
 
 def with_shared_docs(function: F) -> F:

@@ -8,6 +8,7 @@ import pytest
 
 from scdiva._constants import UNKNOWN
 from scdiva.data.genes import column_tokens, gene_names, resolve_genes
+from scdiva.data.reading import Reading
 from scdiva.tokenizer import Vocabulary
 
 
@@ -42,10 +43,10 @@ def test_duplicates_are_refused_by_name(human):
     with pytest.raises(
         ValueError, match=r"2 names .*'RACK1' and 'GNB2L1' \(RACK1\), 'SEPT7' and 'SEPTIN7' \(SEPTIN7\)"
     ):
-        resolve_genes(names, human, np.ones(5), "error")
-    resolve_genes(names[:2], human, np.ones(2), "error")
+        resolve_genes(names, human, np.ones(5), Reading(duplicates="error"))
+    resolve_genes(names[:2], human, np.ones(2), Reading(duplicates="error"))
     with pytest.raises(ValueError, match="duplicates must be"):
-        resolve_genes(names, human, np.ones(5), "first")
+        Reading(duplicates="first")
 
 
 @pytest.mark.parametrize(("unknown", "outcome"), [(51, "error"), (50, "warning"), (21, "warning"), (20, "pass")])
@@ -112,9 +113,9 @@ def test_gene_names():
     var = pd.DataFrame({"id": ["ENSG1", None], "mean": [1.0, 2.0]}, index=["A", "B"])
     assert gene_names(var) == (["A", "B"], None)
     for dtype in ("object", "category", "string"):
-        assert gene_names(var.astype({"id": dtype}), "id") == (["ENSG1", ""], ["A", "B"])
+        assert gene_names(var.astype({"id": dtype}), Reading(gene_ids="id")) == (["ENSG1", ""], ["A", "B"])
     with pytest.raises(KeyError, match=r"no column 'ids' \(did you mean 'id'\?\); columns that hold text: \['id'\]"):
-        gene_names(var, "ids")
+        gene_names(var, Reading(gene_ids="ids"))
 
 
 def test_columns_that_are_no_genes_are_refused():
@@ -130,9 +131,9 @@ def test_columns_that_are_no_genes_are_refused():
     exec(str(said.value).split("Leave them out: ")[1], mended)
     assert gene_names(mended["adata"].var)[0] == ["CD4", "CD3E"]
     with pytest.raises(ValueError, match=r"adata = adata\.raw\.to_adata\(\); adata = adata\["):
-        gene_names(var, use_raw=True)
+        gene_names(var, Reading(use_raw=True))
     with pytest.raises(KeyError, match=r"adata\.raw\.var has no column 'x'"):
-        gene_names(var.iloc[:2], "x", use_raw=True)
+        gene_names(var.iloc[:2], Reading(use_raw=True, gene_ids="x"))
     assert gene_names(var.assign(feature_types="protein_coding"))[0] == ["CD4", "CD3E", "CD4-1"]
 
 
@@ -155,7 +156,7 @@ def test_ids_with_more_in_the_name_are_told_how_to_get_them_out(human):
         resolve_genes(names, human, np.ones(30))
     adata = ad.AnnData(np.ones((2, 30), np.float32), var=pd.DataFrame(index=names))
     exec(re.split("and more: |, and pass", str(said.value))[1], {"adata": adata})
-    tokens, _ = resolve_genes(gene_names(adata.var, "id")[0], human, np.ones(30))
+    tokens, _ = resolve_genes(gene_names(adata.var, Reading(gene_ids="id"))[0], human, np.ones(30))
     assert (tokens == table.index).all()
 
 
@@ -177,10 +178,15 @@ def test_tokens_of_columns_by_name_alone(human):
     assert found.dtype == np.int32
     assert found.tolist() == [UNKNOWN, cd3e, token(human, "RACK1"), UNKNOWN]
     # an id that is not known gives way to the name
-    assert column_tokens(var, human, "id").tolist() == [tp53, cd3e, UNKNOWN, UNKNOWN]  # as an empty name does not
+    assert column_tokens(var, human, Reading(gene_ids="id")).tolist() == [
+        tp53,
+        cd3e,
+        UNKNOWN,
+        UNKNOWN,
+    ]  # as an empty name does not
     with pytest.raises(KeyError, match="nowhere"):
-        column_tokens(var, human, "nowhere")
+        column_tokens(var, human, Reading(gene_ids="nowhere"))
     # what `resolve_genes` finds, whatever the counts
-    names, fallback = gene_names(var, "id")
+    names, fallback = gene_names(var, Reading(gene_ids="id"))
     resolved, _ = resolve_genes(names, human, [97, 1, 1, 1], fallback=fallback)
-    np.testing.assert_array_equal(column_tokens(var, human, "id"), resolved)
+    np.testing.assert_array_equal(column_tokens(var, human, Reading(gene_ids="id")), resolved)

@@ -39,6 +39,7 @@ def test_writes_tokens_and_report(adata, human):
     assert report["params"] == {
         "vocabulary": "human",
         "gene_ids": "",
+        "species": "",
         "duplicates": "sum",
         "layer": "",
         "use_raw": False,

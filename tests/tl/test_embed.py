@@ -292,8 +292,7 @@ def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, mo
     model = one if kind == "one" else plain
     z = embedded(adata, model)
     running = how_to_run(None, "cpu", "fp32")
-    reading = dict.fromkeys(("layer", "gene_ids")) | {"use_raw": False, "input": "auto"}
-    _, source, _ = open_for(model, adata, running, **reading, duplicates="sum", empty="error")
+    _, source, _ = open_for(model, adata, running)
     source.block_rows = 8
     monkeypatch.setattr("scdiva.data.packing.WINDOW", 16)
     only = np.random.default_rng(0).random(90) < 0.3

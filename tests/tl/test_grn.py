@@ -17,7 +17,7 @@ METHODS = ("embedding", "attention", "knockout", "correlation")
 OF_THE_CALL = {
     "method", "model", "vocabulary", "groupby", "groups", "keys", "reference", "sources", "targets", "n_targets",
     "min_fraction", "n_cells", "cells", "signed", "seed", "seconds", "layer", "use_raw", "input", "gene_ids",
-    "duplicates", "empty", "share_genes", "share_counts",
+    "species", "duplicates", "empty", "share_genes", "share_counts",
 }  # fmt: skip
 OWN = {"attention": {"layers", "heads"}, "knockout": {"effect", "removal"}}
 

@@ -13,6 +13,7 @@ import torch
 
 import scdiva as sd
 from scdiva.data.expression import log_normalised
+from scdiva.data.reading import AS_IT_IS
 from scdiva.models.screen import KINDS, Conditions
 from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
 from scdiva.tl._screen import read_controls
@@ -181,10 +182,8 @@ def test_what_the_network_adds_counts(fitted, states, genes):
     targets = Conditions(tuple(tuple(n.split("+")) for n in names), np.zeros(3, dtype=np.int64), np.ones(3))
     change = model.mean_change(targets, np.zeros((0, model.model.state_dim), dtype=np.float32)).change
     at_start, at_end = means(cells)
-    controls = read_controls(
-        cells, (cells.obs["state"] == "from").to_numpy(), np.full(80, ""), model.model, None, layer=None,
-        use_raw=False, input="auto", gene_ids=None, duplicates="sum",
-    )  # fmt: skip
+    start = (cells.obs["state"] == "from").to_numpy()
+    controls = read_controls(cells, start, np.full(80, ""), model.model, None, AS_IT_IS)
     for name, parts, row in zip(names, targets.parts, change, strict=True):
         # cell by cell, of the first 32
         added = [model.added(controls.cells.take(np.array([i])).packed, [parts], np.ones(1))[0] for i in range(32)]

@@ -8,14 +8,15 @@ import pytest
 import scipy.sparse as sp
 
 from scdiva.data.expression import log_normalised
+from scdiva.data.reading import Reading
 from scdiva.tl._screen import check_genes, read_controls, read_screen, refuse_unknown, what_was_done
 
-READING = {"layer": None, "use_raw": False, "input": "auto", "gene_ids": None, "duplicates": "sum"}
+READING = Reading()
 
 
 def read(data, model, groupby=None, dose_key=None, separator="+", control="control", **reading):
     done = what_was_done(data, "perturbation", control, groupby, dose_key, separator)
-    return read_screen(data, model, done, "cpu", **READING | reading)
+    return read_screen(data, model, done, "cpu", Reading(**reading))
 
 
 def test_what_was_done(perturbed_cells, genes):
@@ -189,7 +190,7 @@ def test_reading_changes_nothing(one, perturbed_cells, contents):
     before = contents(data)
     read(data, one, "line")
     read_controls(
-        data, data.obs["perturbation"].to_numpy() == "control", data.obs["line"].to_numpy(), one, "cpu", **READING
+        data, data.obs["perturbation"].to_numpy() == "control", data.obs["line"].to_numpy(), one, "cpu", READING
     )
     assert contents(data) == before
 
@@ -200,7 +201,7 @@ def test_control_cells_without_a_model_run_on_them(build, perturbed_cells):
     model.config = type(model.config)(**model.config.to_dict() | {"max_length": 5})
     data = perturbed_cells(groups=("a", "b"), n=4)
     given = data, data.obs["perturbation"].to_numpy() == "control", data.obs["line"].to_numpy(), model
-    read_whole, read_short = (read_controls(*given, device, **READING) for device in (None, "cpu"))
+    read_whole, read_short = (read_controls(*given, device, READING) for device in (None, "cpu"))
     assert read_whole.states.shape == (2, 0)
     assert np.diff(read_short.cells.indptr).max() == 5
     n_known = (data.X[given[1]][:, :55] > 0).sum(axis=1)

@@ -8,9 +8,10 @@ import scipy.sparse as sp
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
+from scdiva.data.reading import Reading
 from scdiva.tl._training_cells import batch_numbers, label_numbers, training_cells
 
-READING = {"layer": None, "use_raw": False, "input": "auto", "gene_ids": None, "duplicates": "sum"}
+READING = Reading()
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def test_batches_are_numbered_by_name(data):
 @pytest.mark.parametrize("whole", [False, True])
 def test_cells_are_ordered_by_batch_and_empty_ones_left_out(build, data, whole, recwarn):
     model = build(anchor="learned")
-    cells, rows = training_cells(data, model, batch_numbers(data, "batch"), whole=whole, **READING)
+    cells, rows = training_cells(data, model, batch_numbers(data, "batch"), READING, whole=whole)
     assert sorted(rows) == [i for i in range(60) if i not in (4, 9)]
     assert (np.diff(cells.batch) >= 0).all()
     np.testing.assert_array_equal(cells.batch, data.obs["batch"].cat.codes.to_numpy()[rows])
@@ -59,7 +60,7 @@ def test_cells_are_ordered_by_batch_and_empty_ones_left_out(build, data, whole, 
 def test_a_batch_of_empty_cells_is_none(build, data):
     numbers = np.where(np.isin(np.arange(60), [4, 9]), 7, np.arange(60) % 2)
     with pytest.warns(UserWarning, match="left out"):
-        cells, _ = training_cells(data, build(anchor="learned"), numbers, **READING)
+        cells, _ = training_cells(data, build(anchor="learned"), numbers, READING)
     assert cells.n_batches == 2
     assert set(cells.batch) == {0, 1}
 
@@ -125,7 +126,7 @@ def test_cells_of_some_genes_alone(build, data):
     model = build(anchor="learned")
     tokens = model.vocabulary.tokens[5:30]
     with pytest.warns(UserWarning, match="left out"):
-        cells, rows = training_cells(data, model, batch_numbers(data, None), only=tokens, **READING)
+        cells, rows = training_cells(data, model, batch_numbers(data, None), READING, only=tokens)
     assert set(cells.tokens) <= set(tokens)
     np.testing.assert_array_equal(cells.measured, tokens)
     totals = [np.expm1(cells.values[cells.indptr[i] : cells.indptr[i + 1]]).sum() for i in range(len(rows))]

@@ -10,12 +10,13 @@ import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import GenericAlias
+from types import GenericAlias, UnionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from scdiva._constants import INTEGRATE, UNS
 from scdiva._outputs import refuse_unwritable
 from scdiva.cli._help import arguments
+from scdiva.cli._species import MEANING, read_species
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -103,6 +104,7 @@ def add_call(parser: ArgumentParser, command: str) -> None:
     if call.fits:
         parser.add_argument("--save", type=str | None, default=None, help=_OURS["save"])
     said = arguments(call.function, {name: getattr(tl, name) for name in tl.__all__})
+    said["species"] += MEANING
     taken = inspect.signature(call.function).parameters
     for name, parameter in taken.items():
         if name not in _SKIPPED:
@@ -152,7 +154,9 @@ def sayable(annotation: str, owner: Any) -> Any:
     for part in _union(ast.parse(annotation, mode="eval").body):
         text = ast.unparse(part)
         try:
-            kinds += _plain(eval(text, dict(names)))
+            kind = eval(text, dict(names))
+            for one in get_args(kind) if isinstance(kind, UnionType) else [kind]:
+                kinds += _plain(one)
         except (NameError, AttributeError):  # imported for type checkers alone: an object
             kinds += [str] if text == "AnnData" else []
     return functools.reduce(operator.or_, sorted(dict.fromkeys(kinds), key=lambda kind: kind is str))
@@ -166,7 +170,7 @@ def _union(node: ast.expr) -> list[ast.expr]:
 
 def _plain(kind: Any) -> list[Any]:
     origin, inner = get_origin(kind), get_args(kind)
-    if kind in (str, int, float, bool, None) or origin in (Literal, tuple):
+    if kind in (str, int, float, bool, None, type(None)) or origin in (Literal, tuple):
         return [type(None) if kind is None else kind]
     if origin is collections.abc.Sequence:
         return [GenericAlias(list, inner)]
@@ -204,6 +208,7 @@ def run_call(command: str, options: dict[str, Any]) -> str:
     with settings.override(**kept):
         file, out = Path(options.pop("file")), Path(options.pop("out")).expanduser()
         overwrite, save = options.pop("overwrite"), options.pop("save", None)
+        options["species"] = read_species(options["species"])
         endings = (*STORES, *(TABLES if call.table else ()))
         if out.suffix not in endings:
             raise ValueError(f"{str(out)!r} must end in {', '.join(endings)}.")

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Literal
 
+from scdiva.cli._species import read_species
+
 _ENDINGS = {"out": ".parquet", "histogram": ".npz"}
 
 
@@ -22,6 +24,7 @@ def entropy(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: str | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Count the entropy of each gene over files and write a vocabulary with it.
@@ -45,6 +48,9 @@ def entropy(
         Cells with fewer known genes are not counted, as `scdiva pretrain` does not train on them.
     layer, use_raw, input, gene_ids
         Where the expression is and what it is, as in :func:`scdiva.pp.match_genes` and the other calls.
+    species
+        Whose genes these are; null finds out of each file whether they are a mouse's. human, mouse, or a FILE of two
+        columns, gene and human gene, separated by commas if its name ends in .csv, else by tabs.
     overwrite
         Replace what stands at `out`, and at `histogram`. A file that is read never is.
 
@@ -97,6 +103,7 @@ def entropy(
         if not target.parent.is_dir():
             raise FileNotFoundError(f"there is no folder {str(target.parent)!r} to write to.")
         refuse_target(target, overwrite, *found, *merged, *of_genes)
+    table = read_species(species)
     genes = load_vocabulary(vocabulary)
     counts = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
     for one in merged:
@@ -114,6 +121,7 @@ def entropy(
                 use_raw=use_raw,
                 input=input,
                 gene_ids=gene_ids,
+                species=table,
             )
         )
     if not counts.n_cells:

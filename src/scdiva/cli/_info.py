@@ -7,9 +7,13 @@ import json
 import math
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scdiva import _constants as C
+from scdiva.cli._species import read_species
+
+if TYPE_CHECKING:
+    from scdiva.data.reading import Reading
 
 CELLS_READ = 4096
 """Cells at the beginning of a file by which its expression is judged."""
@@ -27,6 +31,7 @@ def info(
     layer: str | None = None,
     use_raw: bool = False,
     gene_ids: str | None = None,
+    species: str | None = None,
     json: bool = False,
 ) -> str:
     """Tell what a model is, or what a file of cells holds.
@@ -42,6 +47,9 @@ def info(
         Of a file: the matrix to look at, in place of X.
     gene_ids
         Of a file: the column of var with symbols or Ensembl ids; null takes the names of var.
+    species
+        Of a file: whose genes these are; null finds out whether they are a mouse's. human, mouse, or a FILE of two
+        columns, gene and human gene, separated by commas if its name ends in .csv, else by tabs.
     json
         Say it as JSON, for machines.
 
@@ -58,7 +66,9 @@ def info(
     """
     path = Path(what).expanduser()
     if path.suffix in (".h5ad", ".zarr") or path.is_file():
-        told = about_cells(path, model, layer=layer, use_raw=use_raw, gene_ids=gene_ids)
+        from scdiva.data.reading import Reading
+
+        told = about_cells(path, model, Reading(layer, use_raw, gene_ids=gene_ids, species=read_species(species)))
     else:
         told = about_model(what)
     return _json(told) if json else "\n".join(_lines(told))
@@ -108,15 +118,17 @@ def _about_fitted(folder: Path, kind: str) -> dict[str, Any]:
     return told | {"model": about_model(str(folder / "model"))}
 
 
-def about_cells(path: Path, model: str, *, layer: str | None, use_raw: bool, gene_ids: str | None) -> dict[str, Any]:
+def about_cells(path: Path, model: str, reading: Reading) -> dict[str, Any]:
     """Look at a file of cells: its shape, its names, the first rows of its matrix, and what scdiva wrote into it.
 
     Parameters
     ----------
     path
         The file.
-    model, layer, use_raw, gene_ids
+    model
         As for :func:`info`.
+    reading
+        What to look at.
 
     Returns
     -------
@@ -136,8 +148,9 @@ def about_cells(path: Path, model: str, *, layer: str | None, use_raw: bool, gen
         keys = {part: _keys(root[part]) for part in _PARTS if part in root}
         ours = read_elem(root[f"uns/{C.UNS}"]) if C.UNS in root.get("uns", ()) else {}
         ours = ours if isinstance(ours, dict) else {}  # something of the user's own under that name
-        where = "raw.X" if use_raw else "X" if layer is None else f"layers[{layer!r}]"
-        empty = not (use_raw or layer) and "X" not in root
+        layer = reading.layer
+        where = "raw.X" if reading.use_raw else "X" if layer is None else f"layers[{layer!r}]"
+        empty = not (reading.use_raw or layer) and "X" not in root
     finally:
         if opened is not None:
             opened.close()
@@ -145,7 +158,7 @@ def about_cells(path: Path, model: str, *, layer: str | None, use_raw: bool, gen
     if empty or not n_cells:
         told["expression"] = {"where": where, "holds": "nothing"}
     else:
-        told |= _expression(path, where, model, layer=layer, use_raw=use_raw, gene_ids=gene_ids)
+        told |= _expression(path, where, model, reading)
     written = {
         part: [name for name in names if name in ours or name.startswith(("scdiva_", "X_scdiva"))]
         for part, names in keys.items()
@@ -161,18 +174,16 @@ def _keys(group: Any) -> list[str]:
     return [str(name) for name in group.attrs.get("column-order", list(group.keys()))]
 
 
-def _expression(
-    path: Path, where: str, model: str, *, layer: str | None, use_raw: bool, gene_ids: str | None
-) -> dict[str, Any]:
+def _expression(path: Path, where: str, model: str, reading: Reading) -> dict[str, Any]:
     """Judge the first cells of a matrix, and find the model's genes among its own."""
     from scdiva._validate import scan
     from scdiva.data.blocks import BLOCK_ROWS, open_path, row_blocks
     from scdiva.data.genes import column_tokens, gene_names, resolve_genes
 
     name, genes = _vocabulary(model)
-    with open_path(path, layer, use_raw) as opened:
-        names, fallback = gene_names(opened.var, gene_ids, use_raw=use_raw)
-        tokens = column_tokens(opened.var, genes, gene_ids)
+    with open_path(path, reading.layer, reading.use_raw) as opened:
+        names, fallback = gene_names(opened.var, reading)
+        tokens = column_tokens(opened.var, genes, reading)
         known: dict[str, Any] = {"name": name, "n_genes": genes.n_genes, "n_known": int((tokens >= 0).sum())}
         noted: dict[str, Any] = {}
         holds: dict[str, Any] = {"where": where, "dtype": str(opened.matrix.dtype)}
@@ -183,7 +194,7 @@ def _expression(
             try:
                 found = scan(blocks, opened.shape[1], where=where)
                 holds |= {"holds": found.kind, "integer": found.integer, "max": float(found.max)}
-                report = resolve_genes(names, genes, found.counts_per_gene, fallback=fallback)[1]
+                report = resolve_genes(names, genes, found.counts_per_gene, reading, fallback=fallback)[1]
                 known["share_of_counts"] = report["share_counts"]
             except ValueError as error:
                 noted["refused"] = str(error)

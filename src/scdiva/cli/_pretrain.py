@@ -14,10 +14,12 @@ import yaml
 
 from scdiva._nearest import refuse_unknown
 from scdiva._outputs import refuse_unwritable
+from scdiva.cli._species import read_species
 from scdiva.models.config import ScDiVaConfig
 from scdiva.train.config import PretrainingConfig
 
 if TYPE_CHECKING:
+    from scdiva.data.reading import Reading
     from scdiva.tokenizer.vocabulary import Vocabulary
 
 MODEL = "model"
@@ -42,6 +44,7 @@ def pretrain(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: str | None = None,
     svd_start: bool = False,
     min_genes: int = 200,
     validation_cells: int | None = 2000,
@@ -88,6 +91,9 @@ def pretrain(
         are trained on; `scdiva entropy` does it apart.
     layer, use_raw, input, gene_ids
         Where the expression is and what it is, as in :func:`scdiva.pp.match_genes` and the other calls.
+    species
+        Whose genes these are; null finds out of each file whether they are a mouse's. human, mouse, or a FILE of two
+        columns, gene and human gene, separated by commas if its name ends in .csv, else by tabs.
     svd_start
         Start gene embeddings, the linear part of a set encoder and the decoder of `anchor_objective="genes"` from the
         SVD of the corpus, which must be packed.
@@ -144,6 +150,7 @@ def pretrain(
     from scdiva._extras import from_extra
     from scdiva._rng import step_generator
     from scdiva.data.datamodule import CellDataModule
+    from scdiva.data.reading import Reading
     from scdiva.models.pretrained import save_model
     from scdiva.models.scdiva import ScDiVa
     from scdiva.tokenizer.serialize import score_denominator
@@ -154,7 +161,7 @@ def pretrain(
     from scdiva.train.runner import check_run, fit
 
     checkpoint = find_checkpoint(folder) if resume else None
-    reading: dict[str, Any] = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids}
+    reading = Reading(layer, use_raw, input, gene_ids, read_species(species))
     if training is None:
         training = PretrainingConfig() if preset is None else PretrainingConfig.preset(preset)
     # whatever can be refused is, before hours are spent on entropies
@@ -181,7 +188,7 @@ def pretrain(
         validation_cells=validation_cells,
         num_workers=num_workers,
         entropy_floor=config.entropy_floor,
-        **reading,
+        **vars(reading),
     )
     data.vocabulary = genes = _with_entropies(genes, counted, min_genes, reading)
     if checkpoint is not None:  # before everything is read
@@ -305,7 +312,7 @@ def _write(file: Path, text: str) -> None:
     part.replace(file)
 
 
-def _with_entropies(genes: Vocabulary, train: list[str], min_genes: int, reading: dict[str, Any]) -> Vocabulary:
+def _with_entropies(genes: Vocabulary, train: list[str], min_genes: int, reading: Reading) -> Vocabulary:
     """Count entropies for a vocabulary that has none."""
     from scdiva._settings import logger
 
@@ -315,7 +322,7 @@ def _with_entropies(genes: Vocabulary, train: list[str], min_genes: int, reading
     from scdiva.pp import corpus_entropy
 
     logger.info("counting the entropy of each gene over %d files", len(train))
-    counted = corpus_entropy(train, genes, min_genes=min_genes, **reading)
+    counted = corpus_entropy(train, genes, min_genes=min_genes, **vars(reading))
     if not counted.n_cells:
         raise ValueError(f"no training cell has {min_genes} known genes or more.")
     return genes.with_entropy(counted.entropy()[N_SPECIAL:])

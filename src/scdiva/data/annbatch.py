@@ -10,11 +10,13 @@ from typing import Any, Literal
 import numpy as np
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
+from scdiva._docs import with_shared_docs
 from scdiva._extras import from_extra
 from scdiva._validate import scan
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.blocks import read_rows, row_readable
 from scdiva.data.genes import gene_names, resolve_genes
+from scdiva.data.reading import Reading, Species
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -47,12 +49,14 @@ def open_annbatch(path: str | Path, **options: Any) -> Any:
     return annbatch.Loader(to_torch=False, preload_to_gpu=False, **options).use_collection(collection)
 
 
+@with_shared_docs
 def annbatch_batches(
     loader: Any,
     vocabulary: Vocabulary | str | Path,
     *,
     kind: Literal["counts", "lognorm"] = "counts",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     context: int = MAX_LENGTH,
     entropy_floor: float = ENTROPY_FLOOR,
@@ -71,7 +75,10 @@ def annbatch_batches(
         Genes and entropies.
     kind
         What the matrix holds.
-    gene_ids, duplicates, entropy_floor
+    %(gene_ids)s
+    %(species)s
+    %(duplicates)s
+    entropy_floor
         As in :func:`scdiva.data.open_cells`.
     context
         Genes kept per cell.
@@ -85,6 +92,7 @@ def annbatch_batches(
     ValueError
         If the loader has no gene names, a batch another number of genes, or values are not of that kind.
     """
+    reading = Reading(gene_ids=gene_ids, species=species, duplicates=duplicates)
     vocabulary = load_vocabulary(vocabulary)
     denominator = score_denominator(vocabulary.entropy, entropy_floor)
     if context < 1:
@@ -103,8 +111,8 @@ def annbatch_batches(
         block = read_rows(matrix, 0, int(matrix.shape[0]))
         found = scan([(0, block)], len(var), input=kind, var_names=var.index, where=where)
         if tokens is None:
-            names, fallback = gene_names(var, gene_ids)
-            tokens, _ = resolve_genes(names, vocabulary, found.counts_per_gene, duplicates, fallback=fallback)
+            names, fallback = gene_names(var, reading)
+            tokens, _ = resolve_genes(names, vocabulary, found.counts_per_gene, reading, fallback=fallback)
         cells = to_token_space(block, tokens, vocabulary.n_genes + N_SPECIAL, kind)
         cells = cells[np.diff(cells.indptr) > 0]
         if cells.shape[0]:

@@ -41,8 +41,9 @@ def warn_of_few_genes(source: CellSource, data: Any) -> None:
     share = float(entropy[measured].sum(dtype=np.float64) / max(entropy.sum(dtype=np.float64), 1e-12))
     if share >= ENOUGH_ENTROPY:
         return
-    raw = None if source.use_raw else getattr(data, "raw", None)
-    more = 0 if raw is None else int((source.vocabulary.match(list(raw.var_names)).tokens >= 0).sum())
+    raw, more = None if source.reading.use_raw else getattr(data, "raw", None), 0
+    if raw is not None:
+        more = int((source.vocabulary.match(list(raw.var_names), source.reading.species).tokens >= 0).sum())
     mend = "Pass the object as it was before genes were selected, as by sc.pp.highly_variable_genes(subset=True)"
     if more > len(measured):
         mend = f"Pass use_raw=True: adata.raw has {more:,} of them"
@@ -100,8 +101,8 @@ def refuse_empty(source: CellSource) -> None:
     rows = np.flatnonzero(source.lengths == 0)
     if not len(rows):
         return
-    of = "adata.raw" if source.use_raw else "adata"
-    at = "X" if source.layer is None else f"layers[{source.layer!r}]"
+    of = "adata.raw" if source.reading.use_raw else "adata"
+    at = "X" if source.reading.layer is None else f"layers[{source.reading.layer!r}]"
     if (source.scan.genes_per_cell[rows] == 0).all():
         what = "no counts at all"
         mend = f"adata = adata[np.asarray({of}.{at}.sum(axis=1)).ravel() > 0].copy()"

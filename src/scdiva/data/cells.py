@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
+from scdiva._docs import with_shared_docs
 from scdiva._validate import Input, Scan, scan
 from scdiva.data.blocks import (
     BLOCK_ROWS,
@@ -23,7 +24,8 @@ from scdiva.data.blocks import (
     row_readable,
 )
 from scdiva.data.cell_checks import refuse_empty, warn_of_foreign
-from scdiva.data.genes import WARNING_SHARE, gene_names, resolve_genes
+from scdiva.data.genes import WARNING_SHARE, column_tokens, gene_names, resolve_genes
+from scdiva.data.reading import AS_IT_IS, Reading, Species
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -60,6 +62,8 @@ class CellSource:
         Genes kept per cell.
     block_rows
         Rows read at once.
+    reading
+        What is read.
     columns
         Columns read, ascending; None: all. See :func:`restricted`.
     name
@@ -73,8 +77,7 @@ class CellSource:
     max_length: int
     block_rows: int
     denominator: np.ndarray | None
-    layer: str | None = None
-    use_raw: bool = False
+    reading: Reading = AS_IT_IS
     path: Path | None = None
     _opened: OpenMatrix | None = field(default=None, repr=False)
     _matrix: Any = field(default=None, repr=False)
@@ -115,7 +118,7 @@ class CellSource:
     def _open(self) -> OpenMatrix:
         # HDF5 handles do not survive a fork: a data loader's worker opens the file anew.
         if self.path is not None and (self._opened is None or self._process != os.getpid()):
-            self._opened = open_path(self.path, self.layer, self.use_raw)
+            self._opened = open_path(self.path, self.reading.layer, self.reading.use_raw)
             self._matrix, self._process = None, os.getpid()
         assert self._opened is not None  # only a source of a file lets go of it
         if self._matrix is None:
@@ -217,6 +220,7 @@ class CellSource:
                 yield first + filled, (indptr, tokens, values)
 
 
+@with_shared_docs
 def open_cells(
     data: AnnData | str | Path,
     vocabulary: Vocabulary | str | Path = "human",
@@ -226,6 +230,7 @@ def open_cells(
     input: Input = "auto",
     duplicates: Literal["sum", "error"] = "sum",
     gene_ids: str | None = None,
+    species: Species = None,
     max_length: int = MAX_LENGTH,
     entropy_floor: float = ENTROPY_FLOOR,
     empty: Literal["error", "nan"] = "error",
@@ -240,14 +245,12 @@ def open_cells(
         Annotated data, or the path of an ``.h5ad`` or ``.zarr`` file, which is read by row blocks.
     vocabulary
         What :func:`scdiva.tokenizer.vocabulary.load_vocabulary` takes. It must hold entropies.
-    layer, use_raw
-        Where the counts are; see :func:`scdiva.data.blocks.open_matrix`.
-    input
-        What they are: ``"auto"``, ``"counts"`` or ``"lognorm"``; see :func:`scdiva._validate.scan`.
-    duplicates
-        What to do with two columns of one gene: ``"sum"`` or ``"error"``.
-    gene_ids
-        Column of `var` with Ensembl ids or symbols; `None` takes the var names.
+    %(layer)s
+    %(use_raw)s
+    %(input)s
+    %(duplicates)s
+    %(gene_ids)s
+    %(species)s
     max_length
         Genes kept per cell.
     entropy_floor
@@ -280,21 +283,12 @@ def open_cells(
     """
     if empty not in ("error", "nan"):
         raise ValueError(f"empty must be 'error' or 'nan', got {empty!r}.")
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     vocabulary = load_vocabulary(vocabulary)
     if max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}.")
     denominator = score_denominator(vocabulary.entropy, entropy_floor)  # first: it may say that there are no entropies
-    source = open_expression(
-        data,
-        vocabulary,
-        layer=layer,
-        use_raw=use_raw,
-        input=input,
-        duplicates=duplicates,
-        gene_ids=gene_ids,
-        block_rows=block_rows,
-        scanned=scanned,
-    )
+    source = open_expression(data, vocabulary, reading, block_rows=block_rows, scanned=scanned)
     if empty == "error":
         refuse_empty(source)
     return replace(source, denominator=denominator, max_length=max_length)
@@ -303,12 +297,8 @@ def open_cells(
 def open_expression(
     data: AnnData | str | Path,
     vocabulary: Vocabulary,
+    reading: Reading = AS_IT_IS,
     *,
-    layer: str | None = None,
-    use_raw: bool = False,
-    input: Input = "auto",
-    duplicates: Literal["sum", "error"] = "sum",
-    gene_ids: str | None = None,
     block_rows: int = BLOCK_ROWS,
     scanned: Scan | None = None,
 ) -> CellSource:
@@ -316,40 +306,37 @@ def open_expression(
 
     Parameters
     ----------
-    data, vocabulary, layer, use_raw, input, duplicates, gene_ids, block_rows, scanned
+    data, vocabulary, block_rows, scanned
         As in :func:`open_cells`.
+    reading
+        What is read.
 
     Returns
     -------
     The checked cells, whose :meth:`CellSource.expression` can be read.
     """
-    opened = open_matrix(data, layer=layer, use_raw=use_raw)
+    opened = open_matrix(data, layer=reading.layer, use_raw=reading.use_raw)
     try:
-        names, fallback = gene_names(opened.var, gene_ids, use_raw=use_raw)
+        names, fallback = gene_names(opened.var, reading)
         matrix = row_readable(opened.matrix)
-        known = vocabulary.match(names).tokens >= 0
+        known = column_tokens(opened.var, vocabulary, reading) >= 0
         found = scanned or scan(
             row_blocks(matrix, block_rows),
             opened.shape[1],
-            input=input,
+            input=reading.input,
             known=known,
             obs_names=opened.obs_names,
             var_names=opened.var.index,
             where=opened.where,
         )
-        tokens, report = resolve_genes(names, vocabulary, found.counts_per_gene, duplicates, fallback=fallback)
-        if scanned is None and not np.array_equal(tokens >= 0, known):
-            # second names made more genes known: count them for each cell
-            found = replace(found, known_per_cell=_known_per_cell(matrix, tokens >= 0, block_rows))
+        tokens, report = resolve_genes(names, vocabulary, found.counts_per_gene, reading, fallback=fallback)
     except BaseException:
         opened.close()
         raise
     if report["share_counts"] >= WARNING_SHARE:
         warn_of_foreign(found, opened)
     path = Path(data) if isinstance(data, str | Path) else None
-    return CellSource(
-        vocabulary, tokens, report, found, MAX_LENGTH, block_rows, None, layer, use_raw, path, opened, matrix
-    )
+    return CellSource(vocabulary, tokens, report, found, MAX_LENGTH, block_rows, None, reading, path, opened, matrix)
 
 
 def restricted(source: CellSource, tokens: np.ndarray) -> CellSource:

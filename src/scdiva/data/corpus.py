@@ -12,6 +12,7 @@ import numpy as np
 from scdiva.data.files import data_files
 from scdiva.data.packed import PackedCells, is_packed, study_names, warn_left_out
 from scdiva.data.pool import Source
+from scdiva.data.reading import Reading
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 
@@ -68,7 +69,8 @@ def open_studies(
     vocabulary: Vocabulary,
     min_genes: int,
     context: int,
-    reading: dict[str, Any],
+    reading: Reading,
+    entropy_floor: float,
     unnamed: str = "adata",
 ) -> OpenStudies:
     """Open and check the studies of a corpus, and warn of the cells of each that have too few genes.
@@ -84,7 +86,9 @@ def open_studies(
     context
         Genes kept per cell.
     reading
-        Further arguments of :func:`scdiva.data.cells.open_cells`.
+        What is read of each.
+    entropy_floor
+        As in :func:`scdiva.data.cells.open_cells`.
     unnamed
         What an AnnData object is called, before its number.
 
@@ -122,7 +126,9 @@ def open_studies(
     sources: list[Source] = []
     for name, one in zip(names, files, strict=True):
         try:
-            source = open_cells(one, vocabulary, max_length=context, empty="nan", **reading)
+            source = open_cells(
+                one, vocabulary, max_length=context, entropy_floor=entropy_floor, empty="nan", **vars(reading)
+            )
         except (KeyError, ValueError) as error:
             raise ValueError(f"{name}: {error.args[0]}") from error
         count(name, source.lengths, len(source.tokens), len(source.measured_tokens))

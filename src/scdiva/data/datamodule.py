@@ -13,12 +13,14 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from scdiva._constants import MAX_LENGTH
+from scdiva._docs import with_shared_docs
 from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
 from scdiva.data.corpus import OpenStudies, corpus_files, open_studies
 from scdiva.data.files import check_manifest, manifest_of
 from scdiva.data.order import BlockShuffle
 from scdiva.data.pool import LEFT_OUT, CellPool, Source
+from scdiva.data.reading import Reading, Species
 from scdiva.data.stream import TrainingStream, ValidationBatches
 from scdiva.data.studies import held_out_studies, study_times
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR
@@ -35,6 +37,7 @@ UNSEEN_STUDY = -1
 """Study number of validation cells whose study is not trained on."""
 
 
+@with_shared_docs
 class CellDataModule(pl.LightningDataModule):
     """Training and validation batches from files, AnnData objects or a packed corpus; files are never loaded whole.
 
@@ -79,8 +82,14 @@ class CellDataModule(pl.LightningDataModule):
         Processes that read ahead; 0 reads in the training process.
     prefetch
         Whether a thread reads the next buffer while the present one is used, so that there are two in memory.
-    layer, use_raw, input, duplicates, gene_ids, entropy_floor
-        As in :func:`scdiva.data.cells.open_cells`; a packed corpus has them settled.
+    %(layer)s
+    %(use_raw)s
+    %(input)s
+    %(duplicates)s
+    %(gene_ids)s
+    %(species)s
+    entropy_floor
+        As in :func:`scdiva.data.cells.open_cells`. A packed corpus has it settled, and all from `layer` on.
 
     Raises
     ------
@@ -116,6 +125,7 @@ class CellDataModule(pl.LightningDataModule):
         input: Input = "auto",
         duplicates: Literal["sum", "error"] = "sum",
         gene_ids: str | None = None,
+        species: Species = None,
         entropy_floor: float = ENTROPY_FLOOR,
     ) -> None:
         super().__init__()
@@ -144,14 +154,8 @@ class CellDataModule(pl.LightningDataModule):
         self.validation_cells, self.prefetch = validation_cells, prefetch
         self.validation_studies, self.study_weights = validation_studies, study_weights
         self._train, self._validation = _as_list(train), [] if validation is None else _as_list(validation)
-        self._reading: dict[str, Any] = {
-            "layer": layer,
-            "use_raw": use_raw,
-            "input": input,
-            "duplicates": duplicates,
-            "gene_ids": gene_ids,
-            "entropy_floor": entropy_floor,
-        }
+        self._reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+        self._entropy_floor = entropy_floor
         self._pool: CellPool | None = None
         self._validation_pool: CellPool | None = None
         self._study_names: list[str] = []
@@ -212,7 +216,8 @@ class CellDataModule(pl.LightningDataModule):
     def _open(self, part: str) -> OpenStudies:
         # objects have no names: the first of validation is not the first that is trained on
         unnamed = "adata" if part == "train" else part
-        return open_studies(self._files[part], self.vocabulary, self.min_genes, self.context, self._reading, unnamed)
+        how = self.min_genes, self.context, self._reading, self._entropy_floor
+        return open_studies(self._files[part], self.vocabulary, *how, unnamed)
 
     def _pool_of(self, sources: Sequence[Source], studies: Sequence[np.ndarray]) -> CellPool:
         return CellPool(sources, studies, self.min_genes, self.context, self.block_rows)

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from scdiva._constants import UNKNOWN
 from scdiva._nearest import or_nearest
+from scdiva.data.reading import AS_IT_IS, Reading
 from scdiva.tokenizer.names import ensembl_id, looks_like_mouse
+from scdiva.tokenizer.orthologs import by_table
 from scdiva.tokenizer.vocabulary import HOW, Vocabulary
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import ArrayLike, NDArray
-
-Duplicates = Literal["sum", "error"]
 
 ERROR_SHARE = 0.5
 """Below this share of counts on known genes a data set is refused."""
@@ -36,19 +37,15 @@ _GENOME = re.compile(r"((?:GRC[a-z]+\d+|hg\d+|mm\d+|rn\d+)_+).+")
 """Names of a Cell Ranger reference of several genomes: "GRCh38_CD4", "mm10___Cd4"."""
 
 
-def gene_names(
-    var: pd.DataFrame, gene_ids: str | None = None, *, use_raw: bool = False
-) -> tuple[list[str], list[str] | None]:
+def gene_names(var: pd.DataFrame, reading: Reading = AS_IT_IS) -> tuple[list[str], list[str] | None]:
     """Choose the gene names of a data set.
 
     Parameters
     ----------
     var
         Annotation of the genes, `adata.var` or `adata.raw.var`.
-    gene_ids
-        Column with Ensembl ids or symbols. None takes the index.
-    use_raw
-        Whether `var` is that of `adata.raw`, for the messages.
+    reading
+        What is read: `gene_ids`, and `use_raw` for the messages.
 
     Returns
     -------
@@ -70,18 +67,19 @@ def gene_names(
         kinds = var["feature_types"].astype(str)
         if other := [kind for kind in _NOT_GENES if (kinds == kind).any()]:
             first = var.index[np.flatnonzero(kinds.isin(other))[0]]
-            load = "adata = adata.raw.to_adata(); " if use_raw else ""
+            load = "adata = adata.raw.to_adata(); " if reading.use_raw else ""
             raise ValueError(
                 f"{int(kinds.isin(other).sum())} of {len(var)} columns are no genes, but {', '.join(other)} (first: "
                 f"{str(first)!r}): their counts would be mixed with RNA. Leave them out: {load}"
                 f"adata = adata[:, ~adata.var['feature_types'].isin({other})].copy()"
             )
     index = [str(name) for name in var.index]
+    gene_ids = reading.gene_ids
     if gene_ids is None:
         return index, None
     if gene_ids not in var.columns:
         text = [str(c) for c in var.columns if not pd.api.types.is_numeric_dtype(var[c])]
-        where = "adata.raw.var" if use_raw else "adata.var"
+        where = "adata.raw.var" if reading.use_raw else "adata.var"
         raise KeyError(
             f"{where} has no column {gene_ids!r}{or_nearest(gene_ids, var.columns)}; columns that hold text: {text}. "
             "None takes var_names."
@@ -89,7 +87,7 @@ def gene_names(
     return ["" if pd.isna(name) else str(name) for name in var[gene_ids]], index
 
 
-def column_tokens(var: pd.DataFrame, vocabulary: Vocabulary, gene_ids: str | None = None) -> NDArray[np.int32]:
+def column_tokens(var: pd.DataFrame, vocabulary: Vocabulary, reading: Reading = AS_IT_IS) -> NDArray[np.int32]:
     """Find the token of each column by its name alone, whatever the counts say.
 
     Parameters
@@ -98,16 +96,40 @@ def column_tokens(var: pd.DataFrame, vocabulary: Vocabulary, gene_ids: str | Non
         Annotation of the genes.
     vocabulary
         The genes to match with.
-    gene_ids
-        As for :func:`gene_names`.
+    reading
+        What is read: `gene_ids` and `species`.
 
     Returns
     -------
     int32 `(n_vars,)`, -1 where the vocabulary does not hold the gene.
     """
-    names, fallback = gene_names(var, gene_ids)
-    tokens = vocabulary.match(names).tokens
-    return tokens if fallback is None else np.where(_retired(names, tokens), vocabulary.match(fallback).tokens, tokens)
+    names, fallback = gene_names(var, reading)
+    return _matched(names, fallback, vocabulary, reading)[0]
+
+
+def _matched(
+    names: Sequence[str], fallback: Sequence[str] | None, vocabulary: Vocabulary, reading: Reading
+) -> tuple[NDArray[np.int32], NDArray[np.object_]]:
+    """Token of each name, or where that is an unknown Ensembl id of its second name, and how it was found."""
+    species = reading.species
+    if isinstance(species, dict) and names and all(found is None for found in by_table(names, species)):
+        raise ValueError(
+            f"the table given as species holds none of the {len(names)} genes: its genes are such as "
+            f"{_some(species)}, those of the data such as {_some(names)}. It goes from the names in adata.var_names, "
+            "or in the column gene_ids=, to human genes"
+        )
+    match = vocabulary.match(names, species)
+    tokens, how = match.tokens, np.asarray(match.how, dtype=object)
+    if fallback is not None and not isinstance(species, dict):  # a table says of every gene what it is
+        second = vocabulary.match(fallback, species)
+        unknown = _retired(names, tokens)
+        tokens = np.where(unknown, second.tokens, tokens)
+        how = np.where(unknown, np.asarray(second.how, dtype=object), how)
+    return tokens.astype(np.int32), how
+
+
+def _some(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, itertools.islice(names, 3)))
 
 
 def _retired(names: Sequence[str], tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
@@ -122,7 +144,7 @@ def resolve_genes(
     names: Sequence[str],
     vocabulary: Vocabulary,
     counts_per_gene: ArrayLike,
-    duplicates: Duplicates = "sum",
+    reading: Reading = AS_IT_IS,
     *,
     fallback: Sequence[str] | None = None,
 ) -> tuple[NDArray[np.int32], dict[str, Any]]:
@@ -136,9 +158,9 @@ def resolve_genes(
         The genes to match with.
     counts_per_gene
         Sum of the counts of each gene over all cells (count scale, not logarithms), shape (n,).
-    duplicates
-        What is said about several names of one gene: "sum" lets them pass (whoever reads the counts sums them), "error"
-        refuses them.
+    reading
+        What is read: `species`, and `duplicates`: "sum" lets several names of one gene pass (whoever reads the counts
+        sums them), "error" refuses them.
     fallback
         Second names, shape (n,), for genes whose first name is an Ensembl id that is unknown. They are not tried for
         any other name: whoever left a gene without a name meant it to be unknown.
@@ -156,15 +178,14 @@ def resolve_genes(
     ------
     ValueError
         If less than half of the counts fall on known genes; if there are no genes, no counts, or as many counts as
-        genes; if `duplicates="error"` and two names mean one gene.
+        genes; if `duplicates="error"` and two names mean one gene; if `species` is not that of the vocabulary, or a
+        table that holds none of the genes.
 
     Warns
     -----
     UserWarning
-        If less than 80% of the counts fall on known genes; if they are mouse genes, read as their human orthologs.
+        If less than 80% of the counts fall on known genes; if genes are read as their human orthologs.
     """
-    if duplicates not in ("sum", "error"):
-        raise ValueError(f'duplicates must be "sum" or "error", got {duplicates!r}')
     names = [str(name) for name in names]
     counts = np.asarray(counts_per_gene, dtype=np.float64)
     if not names:
@@ -177,29 +198,23 @@ def resolve_genes(
     if total == 0:
         raise ValueError(f"the matrix holds no counts: all values of its {len(names)} genes are zero")
 
-    match = vocabulary.match(names)
-    tokens, how = match.tokens, np.asarray(match.how, dtype=object)
-    if fallback is not None:
-        second = vocabulary.match(fallback)
-        unknown = _retired(names, tokens)
-        tokens = np.where(unknown, second.tokens, tokens)
-        how = np.where(unknown, np.asarray(second.how, dtype=object), how)
+    tokens, how = _matched(names, fallback, vocabulary, reading)
     mapped = tokens != UNKNOWN
     share = float(counts[mapped].sum() / total)
-    if share >= ERROR_SHARE and (how == "ortholog").any():
-        first_mouse = [name for name, kind in zip(names, how, strict=True) if kind == "ortholog"][:3]
+    if share >= ERROR_SHARE and vocabulary.species == "human" and (how == "ortholog").any():
+        kind = "genes of another species" if isinstance(reading.species, dict) else "mouse genes"
+        first = _some(name for name, way in zip(names, how, strict=True) if way == "ortholog")
         warnings.warn(
-            f"these are mouse genes, such as {', '.join(map(repr, first_mouse))}: {int(mapped.sum()):,} of "
-            f"{len(names):,} are read as their human orthologs, with {share:.0%} of the counts. The model has learned "
-            "from human cells alone.",
+            f"these are {kind}, such as {first}: {int(mapped.sum()):,} of {len(names):,} are read as their human "
+            f"orthologs, with {share:.0%} of the counts. The model has learned from human cells alone.",
             UserWarning,
             stacklevel=4,
         )
     if share < WARNING_SHARE:
-        _refuse_or_warn(names, counts, mapped, share)
+        _refuse_or_warn(names, counts, mapped, share, reading)
 
     repeats = pd.Series(tokens[mapped]).duplicated()
-    if duplicates == "error" and repeats.any():
+    if reading.duplicates == "error" and repeats.any():
         raise ValueError(_about_duplicates(names, tokens, vocabulary, int(repeats.sum())))
     report = {
         "n_genes": len(names),
@@ -210,10 +225,12 @@ def resolve_genes(
         "vocabulary": vocabulary.fingerprint,
         "how": {kind: int((how == kind).sum()) for kind in HOW},
     }
-    return tokens.astype(np.int32), report
+    return tokens, report
 
 
-def _refuse_or_warn(names: Sequence[str], counts: NDArray[np.float64], mapped: NDArray[np.bool_], share: float) -> None:
+def _refuse_or_warn(
+    names: Sequence[str], counts: NDArray[np.float64], mapped: NDArray[np.bool_], share: float, reading: Reading
+) -> None:
     """Say why many counts are unknown: as an error below half of them, as a warning otherwise."""
     heaviest = np.argsort(-counts, kind="stable")
     first = [names[i] for i in heaviest if not mapped[i]][:_N_SHOWN]
@@ -232,6 +249,10 @@ def _refuse_or_warn(names: Sequence[str], counts: NDArray[np.float64], mapped: N
             stacklevel=4,
         )
         return
+    if isinstance(reading.species, dict):
+        raise ValueError(f"{found}: the table given as species knows too few of the genes, or gives names not human")
+    if reading.species is not None and looks_like_mouse(names) != (reading.species == "mouse"):
+        raise ValueError(f"{found}: species={reading.species!r}, but by their names they are not. Leave species out")
     if looks_like_mouse(names):
         raise ValueError(advice(names, first))
     raise ValueError(f"{found}. {_about_spikes(names, counts).strip() or advice(names)}")
@@ -259,8 +280,8 @@ def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
         return (
             f"these are mouse (or rat) genes, such as {', '.join(map(repr, first or names[:_N_SHOWN]))}; the "
             "vocabulary is human, and too few have a human ortholog that it holds (scdiva.tokenizer.human_orthologs). "
-            'With a table of your own, write the human symbols into a column of adata.var ("" where there is none), '
-            "and pass that column as gene_ids="
+            "With a table of your own, from these genes to human ones, pass species=table; with human symbols in a "
+            "column of adata.var, pass that as gene_ids="
         )
     if sum(bool(re.fullmatch(r"[\d.]+", name)) for name in names) > len(names) / 2:
         return (
@@ -285,12 +306,12 @@ def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
             "expand=False).fillna(''), and pass gene_ids='id'"
         )
     if sum(bool(re.match(r"ENS(?!G\d)[A-Z]*G\d", name)) for name in names) > len(names) / 2:
-        return "These are Ensembl ids of another species: map them to human orthologs and pass that column as gene_ids="
+        return "These are Ensembl ids of another species: pass species=, a dict from them to human symbols or ids"
     if sum(bool(re.match(r"ENST\d", name)) for name in names) > len(names) / 2:
         return "These are transcripts: sum them to genes first"
     return (
         "Human symbols or Ensembl ids are expected: if another column of adata.var holds them, pass it as gene_ids=; "
-        "if these are genes of another species, map them to human orthologs first"
+        "if these are genes of another species, pass species=, a dict from them to human symbols or Ensembl ids"
     )
 
 

@@ -12,9 +12,11 @@ import h5py
 import numpy as np
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
+from scdiva._docs import with_shared_docs
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.files import data_files
 from scdiva.data.output import refuse_target, whole_or_not
+from scdiva.data.reading import Reading, Species
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -27,6 +29,7 @@ _PARTS = ("indptr", "tokens", "values", "study", "study_names", "measured", "den
 _ATTRIBUTES = ("max_length", "n_tokens", "fingerprint", "entropy_floor")
 
 
+@with_shared_docs
 def pack_files(
     paths: Sequence[str | Path],
     vocabulary: Vocabulary | str | Path,
@@ -41,6 +44,7 @@ def pack_files(
     input: Input = "auto",
     duplicates: Literal["sum", "error"] = "sum",
     gene_ids: str | None = None,
+    species: Species = None,
     block_rows: int = BLOCK_ROWS,
 ) -> PackedCells:
     """Serialise many files into one, cell after cell, by row blocks.
@@ -49,7 +53,8 @@ def pack_files(
     ----------
     paths
         ``.h5ad`` or ``.zarr`` files, one study each, or folders of them; the file's name without suffix is the study's
-        name. They may have different genes: each is matched by itself.
+        name. They may have different genes: each is matched by itself, as human or mouse, unless
+        `species` says which.
     vocabulary
         Genes and entropies.
     out
@@ -62,8 +67,14 @@ def pack_files(
         Cells with fewer known genes are left out, with a warning that says how many.
     value_dtype
         How expression is stored; float16 keeps three digits.
-    layer, use_raw, input, duplicates, gene_ids, block_rows
-        As in :func:`scdiva.data.cells.open_cells`; the same for all files.
+    %(layer)s
+    %(use_raw)s
+    %(input)s
+    %(duplicates)s
+    %(gene_ids)s
+    %(species)s
+    block_rows
+        Rows read at once.
 
     Returns
     -------
@@ -99,6 +110,7 @@ def pack_files(
         raise ValueError(f"min_genes must be at least 1, got {min_genes}.")
     if isinstance(paths, str | Path):
         raise TypeError(f"paths={str(paths)!r} must be a list of files and folders.")
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     files, out = [Path(path) for path in data_files(paths)], Path(out)
     names = study_names(files)
     refuse_target(out, True, *(file for file in files if file.exists()))
@@ -125,11 +137,7 @@ def pack_files(
                 source = open_cells(
                     path,
                     vocabulary,
-                    layer=layer,
-                    use_raw=use_raw,
-                    input=input,
-                    duplicates=duplicates,
-                    gene_ids=gene_ids,
+                    **vars(reading),
                     max_length=max_length,
                     entropy_floor=entropy_floor,
                     empty="nan",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -310,10 +310,12 @@ def alikeness(model: ScDiVa, screen: Screen, targets: Conditions, states: NDArra
     return Alike(names, part_similarity(model, names), groups)
 
 
-def gene_tokens(model: ScDiVa, names: Sequence[str] | set[str]) -> dict[str, int]:
-    """Tokens of those names that are genes of the vocabulary."""
+def gene_tokens(
+    model: ScDiVa, names: Sequence[str] | set[str], species: str | Mapping[str, str] | None = None
+) -> dict[str, int]:
+    """Tokens of those names that are genes of the vocabulary, as genes of `species` if one is named."""
     ordered = sorted(names)
-    found = model.vocabulary.match(ordered).tokens
+    found = model.vocabulary.match(ordered, species).tokens
     return {name: int(token) for name, token in zip(ordered, found, strict=True) if token >= N_SPECIAL}
 
 

@@ -11,12 +11,14 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL, UNS
+from scdiva._docs import with_shared_docs
 from scdiva._nearest import or_nearest
 from scdiva._progress import progress_bar
 from scdiva._validate import Input
 from scdiva.data.cell_checks import refuse_empty
 from scdiva.data.cells import CellSource, open_expression
 from scdiva.data.output import new_sparse, open_store, refuse_target, whole_or_not
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_key, check_writable, noted
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 
+@with_shared_docs
 def entropy_serialize(
     adata: AnnData,
     vocabulary: Vocabulary | str | Path = "human",
@@ -33,6 +36,7 @@ def entropy_serialize(
     entropy_key: str | None = None,
     entropy_floor: float = ENTROPY_FLOOR,
     gene_ids: str | None = None,
+    species: Species = None,
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
@@ -67,15 +71,12 @@ def entropy_serialize(
         vocabulary, which "human" does not have.
     entropy_floor
         Least entropy that is divided by, in nats; 0 is the paper to the letter.
-    gene_ids
-        Column of `adata.var` with Ensembl ids or symbols; None takes `var_names`.
-    layer, use_raw
-        Where the counts are, if not in `adata.X`. `adata.raw` must not hold genes that `adata` lacks: their ranks would
-        have no place.
-    input
-        What they are: "auto" finds out, "counts", or "lognorm" for log(1 + x) values.
-    duplicates
-        Several columns that mean one gene: "sum" (the rank stands at the first of them) or "error".
+    %(gene_ids)s
+    %(species)s
+    %(layer)s
+    %(use_raw)s
+    %(input)s
+    %(duplicates)s
     empty
         Cells without a known gene: "error", or "nan" to give them no ranks.
     key_added
@@ -94,7 +95,7 @@ def entropy_serialize(
 
     `adata.layers[key_added]`
         int32 CSR (n_obs, n_vars): ranks 1 to `max_length`, nothing where a gene is not expressed, not known, or ranked
-        lower.
+        lower. Of several columns of one gene the first has its rank.
     `adata.uns[key_added]`
         `n_truncated` (cells with more known genes than `max_length`), what the input was found to be, the
         vocabulary's fingerprint, and the arguments.
@@ -102,7 +103,8 @@ def entropy_serialize(
     Raises
     ------
     KeyError, ValueError
-        As :func:`scdiva.pp.match_genes`; if the entropies are absent or incomplete; if cells have no known gene; for
+        As :func:`scdiva.pp.match_genes`; if `adata.raw` is read and holds known genes that `adata` does not, whose
+        ranks would have no place; if the entropies are absent or incomplete; if cells have no known gene; for
         `out` with `copy=True`.
     FileExistsError
         If `out` exists and `overwrite` is False, or is the file that `adata` is backed by, or a folder that is no
@@ -123,6 +125,7 @@ def entropy_serialize(
         raise ValueError(f"empty must be 'error' or 'nan', got {empty!r}.")
     if max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}.")
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     if out is None:
         check_writable(adata, copy=copy, call="pp.entropy_serialize", layers=[key_added], uns=[key_added])
     elif copy:
@@ -139,9 +142,7 @@ def entropy_serialize(
             f"adata.var has no column {entropy_key!r}{or_nearest(entropy_key, adata.var.columns)}; "
             "scdiva.pp.gene_entropy(adata) writes 'scdiva_entropy'."
         )
-    source = open_expression(
-        adata, genes, layer=layer, use_raw=use_raw, input=input, duplicates=duplicates, gene_ids=gene_ids
-    )
+    source = open_expression(adata, genes, reading)
     if empty == "error":
         refuse_empty(source)
     column = _columns_of_tokens(adata, source, use_raw)
@@ -156,11 +157,7 @@ def entropy_serialize(
         "max_length": max_length,
         "entropy_key": entropy_key or "",
         "entropy_floor": entropy_floor,
-        "gene_ids": gene_ids or "",
-        "layer": layer or "",
-        "use_raw": use_raw,
-        "input": input,
-        "duplicates": duplicates,
+        **reading.parameters(),
         "empty": empty,
     }
     blocks = _ranked(source, denominator, column, max_length, found)

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from scdiva._constants import N_SPECIAL, UNS, VAR_ENTROPY
+from scdiva._docs import with_shared_docs
 from scdiva._progress import progress_bar
 from scdiva._validate import Input
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.cells import CellSource, open_expression
 from scdiva.data.genes import tokens_of_var
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -22,11 +24,13 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 
+@with_shared_docs
 def gene_entropy(
     adata: AnnData | Sequence[AnnData],
     vocabulary: Vocabulary | str | Path = "human",
     *,
     gene_ids: str | None = None,
+    species: Species = None,
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
@@ -49,14 +53,12 @@ def gene_entropy(
     vocabulary
         A vocabulary, "human", the name of a bundled model, the folder of a saved model, or a parquet file. Genes that
         it does not hold get no entropy.
-    gene_ids
-        Column of `adata.var` with Ensembl ids or symbols; None takes `var_names`.
-    layer, use_raw
-        Where the counts are, if not in `adata.X`.
-    input
-        What they are: "auto" finds out, "counts", or "lognorm" for log(1 + x) values.
-    duplicates
-        Several columns that mean one gene: "sum" (each gets the entropy of the sum) or "error".
+    %(gene_ids)s
+    %(species)s
+    %(layer)s
+    %(use_raw)s
+    %(input)s
+    %(duplicates)s
     key_added
         Column to write.
     copy
@@ -67,7 +69,8 @@ def gene_entropy(
     None, or the copy (a list of copies for a list). Written are
 
     `adata.var[key_added]`
-        float32, nats; NaN for genes that the vocabulary does not hold.
+        float32, nats; NaN for genes that the vocabulary does not hold. Columns of one gene get that of
+        their sum.
     `adata.uns["scdiva"][key_added]`
         `n_cells` counted, the vocabulary's fingerprint, and the arguments.
 
@@ -84,6 +87,7 @@ def gene_entropy(
     >>> adata.var["scdiva_entropy"].dtype
     dtype('float32')
     """
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     several = isinstance(adata, list | tuple)
     adatas: list[AnnData] = list(adata) if several else [adata]
     if not adatas:
@@ -94,9 +98,7 @@ def gene_entropy(
     histogram = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
     tokens: list[np.ndarray] = []
     for one in adatas:
-        source = open_expression(
-            one, genes, layer=layer, use_raw=use_raw, input=input, duplicates=duplicates, gene_ids=gene_ids
-        )
+        source = open_expression(one, genes, reading)
         _count(source, histogram)
         tokens.append(tokens_of_var(one, source.tokens, use_raw))
     entropy = histogram.entropy()
@@ -104,11 +106,7 @@ def gene_entropy(
         "n_cells": histogram.n_cells,
         "vocabulary": genes.fingerprint,
         "bin_width": BIN_WIDTH,
-        "gene_ids": gene_ids or "",
-        "layer": layer or "",
-        "use_raw": use_raw,
-        "input": input,
-        "duplicates": duplicates,
+        **reading.parameters(),
     }
     targets = [one.copy() for one in adatas] if copy else adatas
     for target, of_var in zip(targets, tokens, strict=True):
@@ -119,11 +117,13 @@ def gene_entropy(
     return targets if several else targets[0]
 
 
+@with_shared_docs
 def corpus_entropy(
     data: AnnData | str | Path | Sequence[AnnData | str | Path],
     vocabulary: Vocabulary | str | Path = "human",
     *,
     gene_ids: str | None = None,
+    species: Species = None,
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
@@ -140,11 +140,16 @@ def corpus_entropy(
     ----------
     data
         AnnData objects or ``.h5ad`` / ``.zarr`` files, each a study: its cells count for the genes that it has a column
-        for. A matrix of dask chunks is computed `block_rows` rows at a time.
+        for. Human and mouse files may be mixed: each is found out by itself. A matrix of dask chunks is computed
+        `block_rows` rows at a time.
     vocabulary
         As in :func:`gene_entropy`.
-    gene_ids, layer, use_raw, input, duplicates
-        As in :func:`gene_entropy`, the same for all.
+    %(gene_ids)s
+    %(species)s
+    %(layer)s
+    %(use_raw)s
+    %(input)s
+    %(duplicates)s
     min_genes
         Cells with fewer known genes are not counted, as they are not trained on.
     block_rows
@@ -178,6 +183,7 @@ def corpus_entropy(
         with Client() as client:  # or Client("scheduler:8786")
             histogram = reduce(add, client.gather(client.map(sd.pp.corpus_entropy, paths)))
     """
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     studies = list(data) if isinstance(data, list | tuple) else [data]
     if not studies:
         raise ValueError("no files were given.")
@@ -185,16 +191,7 @@ def corpus_entropy(
     histogram = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
     for number, study in enumerate(studies):
         try:
-            source = open_expression(
-                study,
-                genes,
-                layer=layer,
-                use_raw=use_raw,
-                input=input,
-                duplicates=duplicates,
-                gene_ids=gene_ids,
-                block_rows=block_rows,
-            )
+            source = open_expression(study, genes, reading, block_rows=block_rows)
         except (KeyError, ValueError) as error:
             name = Path(study).name if isinstance(study, str | Path) else f"data set {number}"
             raise ValueError(f"{name}: {error.args[0]}") from error

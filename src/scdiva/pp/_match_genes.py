@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from scdiva._constants import MATCH, UNS, VAR_TOKEN
+from scdiva._docs import with_shared_docs
 from scdiva._validate import scan
 from scdiva.data.blocks import open_matrix, row_blocks
-from scdiva.data.genes import Duplicates, gene_names, resolve_genes, tokens_of_var
+from scdiva.data.genes import gene_names, resolve_genes, tokens_of_var
+from scdiva.data.reading import Duplicates, Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -16,11 +18,13 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 
+@with_shared_docs
 def match_genes(
     adata: AnnData,
     vocabulary: Vocabulary | str | Path = "human",
     *,
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Duplicates = "sum",
     layer: str | None = None,
     use_raw: bool = False,
@@ -38,15 +42,11 @@ def match_genes(
         Cells by genes, counts or log-normalised values (which are weighed on the count scale).
     vocabulary
         A vocabulary, "human", the name of a bundled model, the folder of a saved model, or a parquet file.
-    gene_ids
-        Column of `adata.var` (of `adata.raw.var` with `use_raw`) with Ensembl ids or symbols. Where its entry is
-        an Ensembl id that is unknown, the gene's name in `var_names` is tried. None takes `var_names` alone.
-    duplicates
-        Several columns that mean one gene: "sum" (their counts are summed wherever the gene is used) or "error".
-    layer
-        Layer to read instead of `adata.X`.
-    use_raw
-        Read `adata.raw` instead of `adata.X`; shares then refer to the genes of `adata.raw`.
+    %(gene_ids)s
+    %(species)s
+    %(duplicates)s
+    %(layer)s
+    %(use_raw)s
     copy
         Write into a copy and return it.
 
@@ -72,7 +72,7 @@ def match_genes(
     Warns
     -----
     UserWarning
-        If less than 80% of the counts fall on known genes; if they are mouse genes, read as their human orthologs.
+        If less than 80% of the counts fall on known genes; if genes are read as their human orthologs.
 
     Examples
     --------
@@ -83,9 +83,10 @@ def match_genes(
     1.0
     """
     check_writable(adata, copy=copy, call="pp.match_genes", entry=MATCH, var=[VAR_TOKEN])
+    reading = Reading(layer, use_raw, "auto", gene_ids, species, duplicates)
     genes = load_vocabulary(vocabulary)
     with open_matrix(adata, layer=layer, use_raw=use_raw) as opened:
-        names, fallback = gene_names(opened.var, gene_ids, use_raw=use_raw)
+        names, fallback = gene_names(opened.var, reading)
         found = scan(
             row_blocks(opened.matrix),
             opened.shape[1],
@@ -93,14 +94,11 @@ def match_genes(
             var_names=opened.var.index,
             where=opened.where,
         )
-    tokens, report = resolve_genes(names, genes, found.counts_per_gene, duplicates, fallback=fallback)
+    tokens, report = resolve_genes(names, genes, found.counts_per_gene, reading, fallback=fallback)
     tokens = tokens_of_var(adata, tokens, use_raw)
     report["params"] = {
         "vocabulary": str(vocabulary) if isinstance(vocabulary, str | Path) else "given",
-        "gene_ids": gene_ids or "",
-        "duplicates": duplicates,
-        "layer": layer or "",
-        "use_raw": use_raw,
+        **{name: value for name, value in reading.parameters().items() if name != "input"},
     }
 
     target = adata.copy() if copy else adata

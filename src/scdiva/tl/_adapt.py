@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva._constants import DEFAULT_MODEL
+from scdiva._docs import with_shared_docs
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata
 from scdiva.tl._notes import seed_of
 from scdiva.tl._training_cells import batch_numbers, training_cells
@@ -40,6 +42,7 @@ APART = 0.5
 """Share of the way from chance (0) to batches entirely apart (1) from which on it is said."""
 
 
+@with_shared_docs
 def adapt(
     adata: AnnData,
     model: ScDiVa | str | PathLike[str] = DEFAULT_MODEL,
@@ -48,6 +51,7 @@ def adapt(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     batch_key: str | None = None,
     rng: int | np.random.Generator | torch.Generator | None = None,
@@ -76,8 +80,7 @@ def adapt(
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed. Own components
         that it has already are replaced.
-    layer, use_raw, input, gene_ids, duplicates
-        What to read, as for :func:`embed`.
+    %(reading)s
     batch_key
         Column of `adata.obs` with the batch of each cell. Components and neighbours are then taken within batches, so
         that what only tells batches apart does not count.
@@ -127,6 +130,7 @@ def adapt(
     """
     begun = time.monotonic()
     check_anndata(adata)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     target = settings.resolve_device(device)
     batch = batch_numbers(adata, batch_key)
 
@@ -140,9 +144,7 @@ def adapt(
         raise ValueError(
             "This model has integrated batches, and adapting would change what that was fitted on. Adapt first."
         )
-    cells, rows = training_cells(
-        adata, given, batch, layer=layer, use_raw=use_raw, input=input, gene_ids=gene_ids, duplicates=duplicates
-    )
+    cells, rows = training_cells(adata, given, batch, reading)
     if cells.n_cells > MOST_CELLS:
         drawn = np.sort(np.random.default_rng([seed, 1]).choice(cells.n_cells, MOST_CELLS, replace=False))
         cells, rows = cells.subset(drawn), rows[drawn]

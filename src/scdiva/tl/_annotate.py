@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
 from scdiva._settings import logger, settings
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_writable, noted
 from scdiva.tl._annotation import Known, ancestors, annotated, as_categories, fit_annotator, named, shared_tokens
 from scdiva.tl._embed import how_to_run
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from scdiva.models import Annotator, ScDiVa
 
 
+@with_shared_docs
 def annotate(
     adata: AnnData,
     labels_key: str | None = None,
@@ -51,6 +54,7 @@ def annotate(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     key_added: str = C.OBS_LABEL,
     rng: int | np.random.Generator | torch.Generator | None = None,
@@ -86,7 +90,8 @@ def annotate(
     labels_key
         Column with the labels, of `reference.obs`, or without a reference of `adata.obs`.
     reference
-        The labelled cells. None: those cells of `adata` that have a label.
+        The labelled cells. None: those cells of `adata` that have a label. What to read holds for both: beside a human
+        reference, a table of `species` has to hold the human genes too, each as itself.
     method
         See above.
     model
@@ -113,8 +118,7 @@ def annotate(
         Of `"finetune"`: low-rank updates (rank 8) or all weights of what the state comes from; most passes over the
         cells; looks at the held-out cells without a better loss after which it ends; most wall time; cells of a step
         and learning rate of AdamW. `batch_size` is that of `"probe"` too.
-    layer, use_raw, input, gene_ids, duplicates
-        What to read of both, as for :func:`embed`.
+    %(reading)s
     key_added
         Key of `adata.obs` to write; the others begin with it.
     rng
@@ -193,13 +197,7 @@ def annotate(
         if operator.index(value) < least:
             raise ValueError(f"{name} must be at least {least}, got {value}.")
     running = how_to_run(None, settings.resolve_device(device), None)
-    reading: dict[str, Any] = {
-        "layer": layer,
-        "use_raw": use_raw,
-        "input": input,
-        "gene_ids": gene_ids,
-        "duplicates": duplicates,
-    }
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     notes: dict[str, Any] = {"model": model_name(model)}
     fitted = _given_annotator(model, running.device)
     if fitted is not None:
@@ -239,8 +237,8 @@ def annotate(
             "annotating %d cells by %r, %d labels, %d genes", adata.n_obs, method, len(known.names), len(tokens)
         )
         fitted = fit_annotator(
-            known, given, method, tokens, _running(running, method), config,
-            strategy=strategy, max_epochs=max_epochs, patience=patience, minutes=minutes, **reading,
+            known, given, method, tokens, _running(running, method), config, reading,
+            strategy=strategy, max_epochs=max_epochs, patience=patience, minutes=minutes,
         )  # fmt: skip
         # the seed as text: it is beyond the integers that JSON and h5ad readers agree on
         fitted = replace(
@@ -248,7 +246,7 @@ def annotate(
         )
     _check_reject(fitted, reject)
     ancestors(fitted.names, fitted.parents)
-    probability, novelty = annotated(fitted, adata, _running(running, fitted.method), **reading)
+    probability, novelty = annotated(fitted, adata, _running(running, fitted.method), reading)
     there = ~np.isnan(novelty)
     labels = np.full(adata.n_obs, None, dtype=object)
     confidence = np.full(adata.n_obs, np.nan, dtype=np.float32)

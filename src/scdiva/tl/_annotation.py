@@ -13,6 +13,7 @@ from scdiva._constants import REJECTED
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.genes import advice, column_tokens
+from scdiva.data.reading import Reading
 from scdiva.tl._embed import Running, open_for, run_cells
 from scdiva.tl._training_cells import training_cells
 
@@ -53,7 +54,7 @@ class Known(NamedTuple):
         return [str(name) for name in self.types.categories.tolist()]
 
 
-def shared_tokens(reference: AnnData, adata: AnnData, model: ScDiVa, reading: Mapping[str, Any]) -> np.ndarray:
+def shared_tokens(reference: AnnData, adata: AnnData, model: ScDiVa, reading: Reading) -> np.ndarray:
     """Genes that the model knows and both have a column for, as tokens, ascending.
 
     Raises
@@ -63,8 +64,7 @@ def shared_tokens(reference: AnnData, adata: AnnData, model: ScDiVa, reading: Ma
     """
     parts = []
     for data in (reference, adata):
-        var = data.raw.var if reading["use_raw"] and data.raw is not None else data.var
-        tokens = column_tokens(var, model.vocabulary, reading["gene_ids"])
+        tokens = column_tokens(reading.var(data), model.vocabulary, reading)
         parts.append(np.unique(tokens[tokens >= 0]))
     both = np.intersect1d(parts[0], parts[1])
     if len(both) < LEAST_GENES:
@@ -89,12 +89,12 @@ def fit_annotator(
     tokens: np.ndarray,
     running: Running,
     config: AnnotationConfig,
+    reading: Reading,
     *,
     strategy: Literal["lora", "full"] = "lora",
     max_epochs: int = 100,
     patience: int = 5,
     minutes: float | None = None,
-    **reading: Any,
 ) -> Annotator:
     """Fit an annotator.
 
@@ -112,10 +112,10 @@ def fit_annotator(
         How cells are run through the model.
     config
         Of the fit.
+    reading
+        What to read.
     strategy, max_epochs, patience, minutes
         Of `"finetune"`.
-    **reading
-        What to read, as for :func:`embed`.
     """
     import torch
 
@@ -123,7 +123,7 @@ def fit_annotator(
     from scdiva.models.inference import runs_transformer
     from scdiva.train.annotation import Reference, calibrate, fit_head, held_out
 
-    cells, rows = training_cells(known.adata, model, known.batch, only=tokens, **reading)
+    cells, rows = training_cells(known.adata, model, known.batch, reading, only=tokens)
     states = np.full((known.adata.n_obs, running.width(model)), np.nan, dtype=np.float32)
     for at, _, found in _blocks(model, known.adata, tokens, running, reading)[1]:
         states[at] = found
@@ -212,7 +212,9 @@ def _finetuned(
     return new, head, notes, heard
 
 
-def annotated(annotator: Annotator, adata: AnnData, running: Running, **reading: Any) -> tuple[np.ndarray, np.ndarray]:
+def annotated(
+    annotator: Annotator, adata: AnnData, running: Running, reading: Reading
+) -> tuple[np.ndarray, np.ndarray]:
     """Run an annotator over cells.
 
     Parameters
@@ -221,7 +223,7 @@ def annotated(annotator: Annotator, adata: AnnData, running: Running, **reading:
         Fitted.
     adata
         The cells.
-    running, **reading
+    running, reading
         As for :func:`fit_annotator`.
 
     Returns
@@ -275,11 +277,11 @@ def annotated(annotator: Annotator, adata: AnnData, running: Running, **reading:
     return probability, novelty
 
 
-def _blocks(model: ScDiVa, adata: AnnData, tokens: np.ndarray, running: Running, reading: Mapping[str, Any]) -> Any:
+def _blocks(model: ScDiVa, adata: AnnData, tokens: np.ndarray, running: Running, reading: Reading) -> Any:
     """Open cells with these genes alone; the source, and an iterator over rows, genes and states of its windows."""
     from scdiva.data.cells import restricted
 
-    loaded, source, _ = open_for(model, adata, running, empty="nan", **reading)
+    loaded, source, _ = open_for(model, adata, running, reading, empty="nan")
     source = restricted(source, tokens)
 
     def windows() -> Any:

@@ -14,6 +14,7 @@ from scdiva.data.genes import column_tokens
 if TYPE_CHECKING:
     from anndata import AnnData
 
+    from scdiva.data.reading import Reading
     from scdiva.tokenizer import Vocabulary
     from scdiva.train.adaptation import AdaptationCells
 
@@ -22,7 +23,7 @@ RIDGE = 0.01
 
 
 def gene_columns(
-    adata: AnnData, corrected: bool | Sequence[str], vocabulary: Vocabulary, gene_ids: str | None
+    adata: AnnData, corrected: bool | Sequence[str], vocabulary: Vocabulary, reading: Reading
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Find the columns of adata for which corrected expression is asked, and their tokens.
 
@@ -34,8 +35,8 @@ def gene_columns(
         True for all genes that the vocabulary holds, or names of `adata.var_names`; columns of one name count alike.
     vocabulary
         Of the model.
-    gene_ids
-        As for :func:`scdiva.tl.embed`.
+    reading
+        What is read.
 
     Returns
     -------
@@ -50,7 +51,7 @@ def gene_columns(
     """
     if corrected is False:
         return None
-    tokens = column_tokens(adata.var, vocabulary, gene_ids)
+    tokens = column_tokens(adata.var, vocabulary, reading)
     if corrected is True:
         columns = np.flatnonzero(tokens != UNKNOWN)
         return columns, tokens[columns]

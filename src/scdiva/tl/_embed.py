@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
 from scdiva._progress import progress_bar
 from scdiva._settings import logger, settings
+from scdiva.data.reading import AS_IT_IS, Reading, Species
 from scdiva.data.writing import check_key, check_writable, noted
 from scdiva.tl._notes import embedding_key, model_name
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 
 
+@with_shared_docs
 def embed(
     adata: AnnData,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
@@ -38,6 +41,7 @@ def embed(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
     batch_size: int | None = None,
@@ -65,17 +69,7 @@ def embed(
         model whose state comes from the set encoder alone, as `"scdiva-mini"`'s does, needs no transformer and is
         faster by far; `"lat+mean"` tells cell types apart no better, `"mean"` much worse (measured on three sets of
         blood, see the benchmarks in the docs).
-    layer
-        Layer to read instead of `adata.X`.
-    use_raw
-        Read `adata.raw.X`.
-    input
-        Unit of the matrix: `"counts"`, `"lognorm"` (log1p of counts scaled per cell, to any total), or `"auto"` to
-        tell them apart by one pass over the data.
-    gene_ids
-        Column of `adata.var` that holds gene symbols or Ensembl ids; `None` takes `adata.var_names`.
-    duplicates
-        Columns that name the same gene are summed, or are an error.
+    %(reading)s
     empty
         A cell without any gene of the vocabulary is an error, or gets a row of NaN (`"nan"`).
     batch_size
@@ -132,14 +126,14 @@ def embed(
     check_writable(adata, copy=copy)
     check_key(C.OBSM_EMBEDDING if key_added is None else key_added, "key_added")
     running = how_to_run(batch_size, device, precision, pooling)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
     from scdiva.models.pretrained import load_for
 
     loaded = load_for(model, running.device)
     key = embedding_key(loaded) if key_added is None else key_added
     check_writable(adata, copy=copy, call="tl.embed", entry=key, obsm=[key])
-    reading = {"layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates}
-    embedding, parameters = embedded(loaded, adata, running, **reading, empty=empty)
+    embedding, parameters = embedded(loaded, adata, running, reading, empty=empty)
     # written last, once nothing can fail any more
     written = adata.copy() if copy else adata
     written.obsm[key] = embedding
@@ -148,20 +142,20 @@ def embed(
 
 
 def embedded(
-    model: ScDiVa | str | PathLike[str], adata: AnnData, running: Running, **reading: Any
+    model: ScDiVa | str | PathLike[str], adata: AnnData, running: Running, reading: Reading, **options: Any
 ) -> tuple[np.ndarray, dict[str, Any]]:
     """Embed the cells of an AnnData object and write nothing.
 
     Parameters
     ----------
-    model, adata, running, **reading
+    model, adata, running, reading, **options
         As for :func:`open_for`.
 
     Returns
     -------
     float32 `(n_obs, width)`, rows of NaN for cells that the source leaves out, and what :func:`open_for` found.
     """
-    loaded, source, parameters = open_for(model, adata, running, **reading)
+    loaded, source, parameters = open_for(model, adata, running, reading, **options)
     embedding = np.full((source.n_obs, running.width(loaded)), np.nan, dtype=np.float32)
     for rows, states in embed_cells(loaded, source, running):
         embedding[rows] = states
@@ -174,10 +168,11 @@ def open_for(
     model: ScDiVa | str | PathLike[str],
     data: AnnData | Path,
     running: Running,
+    reading: Reading = AS_IT_IS,
     *,
+    empty: Literal["error", "nan"] = "error",
     scan: Any = None,
     embeds: bool = True,
-    **reading: Any,
 ) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
     """Load a model and open cells as it reads them.
 
@@ -189,12 +184,14 @@ def open_for(
         The cells, or the path of a file of cells.
     running
         How they will be run.
+    reading
+        What to read.
+    empty
+        As for :func:`embed`.
     scan
         The :class:`~scdiva._validate.Scan` of these very cells, if they were checked, and warned of, before.
     embeds
         Whether results rest on what the model makes of the cells, so that few genes are warned of.
-    **reading
-        The arguments of :func:`embed` that say what to read.
 
     Returns
     -------
@@ -213,14 +210,16 @@ def open_for(
         max_length=config.input_length,
         entropy_floor=config.entropy_floor,
         scanned=scan,
-        **reading,
+        empty=empty,
+        **vars(reading),
     )
     if embeds and scan is None:
         warn_of_few_genes(source, data)
     parameters = {
         "model": model_name(model),
         "vocabulary": loaded.vocabulary.fingerprint,
-        **{key: "" if value is None else value for key, value in reading.items()},
+        **reading.parameters(),
+        "empty": empty,
         "input": source.kind,
         "pooling": running.what,
         "precision": running.precision if runs_transformer(loaded, running.what) else "fp32",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
 from scdiva._settings import logger
 from scdiva._version import __version__
 from scdiva.data.blocks import open_path
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_key
 from scdiva.tl._embed import Running, embed_cells, how_to_run, open_for
 from scdiva.tl._embed_parts import Parts, open_parts, stamp
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
     from scdiva.models import ScDiVa
 
 
+@with_shared_docs
 def embed_file(
     path: str | PathLike[str],
     out: str | PathLike[str],
@@ -38,6 +42,7 @@ def embed_file(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
     batch_size: int | None = None,
@@ -64,7 +69,10 @@ def embed_file(
     out
         The file to write: a ``.zarr`` folder if its name ends so, else an ``.h5ad`` file. It is written beside `out`
         and renamed, so it is there whole or not at all.
-    model, pooling, layer, use_raw, input, gene_ids, duplicates, empty, batch_size, device, precision
+    model, pooling
+        As in :func:`embed`.
+    %(reading)s
+    empty, batch_size, device, precision
         As in :func:`embed`.
     key_added
         Key of `obsm` in the new file. None: `"X_scdiva"`, or of a model of `tl.integrate` `"X_scdiva_integrated"`.
@@ -117,29 +125,24 @@ def embed_file(
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
     refuse_target(out, overwrite, path)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     with _naming(path):  # before its content is hashed, which of a large file or a folder takes long
         open_path(path, layer, use_raw).close()
     only = None if shard is None else as_shard(shard)
     running = how_to_run(batch_size, device, precision, pooling)
     loaded = load_for(model, running.device)
-    reading = {
-        "layer": layer,
-        "use_raw": use_raw,
-        "input": input,
-        "gene_ids": gene_ids,
-        "duplicates": duplicates,
-        "empty": empty,
-    }
     written = embedding_key(loaded) if key_added is None else key_added
     at_first = stamp(path)
-    source, parameters = _opened(loaded, path, running, reading, None if only is None else (folder_of(out), at_first))
+    said = {**vars(reading), "empty": empty, "file": at_first}
+    opened = partial(open_for, loaded, path, running, reading, empty=empty)
+    content = said | {"vocabulary": loaded.vocabulary.fingerprint, "scdiva": __version__}
+    source, parameters = _opened(opened, path, None if only is None else folder_of(out), content)
     parameters["model"] = model_name(model)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         # parts end where windows do: which cells share a batch must not depend on where a run was cut off
         window = -(-WINDOW // source.block_rows) * source.block_rows
-        key = _key(loaded, source, running, reading, parameters["precision"])
-        key |= {"file": at_first, "window": window}
+        key = _key(loaded, source, running, said, parameters["precision"]) | {"window": window}
 
         def write(parts: Parts | Shards) -> None:
             refuse_full(out, 4 * source.n_obs * parts.width)
@@ -218,23 +221,21 @@ def _join(shards: Shards, only: Shard, write: Callable[[Shards], None]) -> None:
 
 
 def _opened(
-    model: ScDiVa, path: Path, running: Running, reading: dict[str, Any], kept: tuple[Path, str] | None
+    opened: Callable[..., Any], path: Path, folder: Path | None, key: dict[str, Any]
 ) -> tuple[CellSource, dict[str, Any]]:
     """Open and check the file; whatever is wrong with it, the message names it.
 
-    With `kept`, a folder and the file's stamp, the matrix is checked unless it was for another shard.
+    With a folder, the matrix is checked unless it was for another shard, under that key.
     """
+
+    def scanned() -> Scan:
+        source: CellSource = opened()[1]
+        source.close()
+        return source.scan
+
     with _naming(path):
-        if kept is None:
-            return open_for(model, path, running, **reading)[1:]
-        key = {**reading, "file": kept[1], "vocabulary": model.vocabulary.fingerprint, "scdiva": __version__}
-
-        def scanned() -> Scan:
-            source = open_for(model, path, running, **reading)[1]
-            source.close()
-            return source.scan
-
-        return open_for(model, path, running, scan=scan_once(kept[0], key, scanned), **reading)[1:]
+        _, source, parameters = opened() if folder is None else opened(scan=scan_once(folder, key, scanned))
+    return source, parameters
 
 
 def _one_path(given: Any, name: str) -> Path:
@@ -260,9 +261,7 @@ def _naming(path: Path) -> Iterator[None]:
         raise kind(f"{str(path)!r} can't be embedded: {said}") from error
 
 
-def _key(
-    model: ScDiVa, source: CellSource, running: Running, reading: dict[str, Any], precision: str
-) -> dict[str, Any]:
+def _key(model: ScDiVa, source: CellSource, running: Running, said: dict[str, Any], precision: str) -> dict[str, Any]:
     """Gather what every bit of the embedding depends on, as JSON values; the precision is that of what is run."""
     import torch
 
@@ -277,7 +276,7 @@ def _key(
         "torch": torch.__version__,
         "content": content.hexdigest(),
         "model": fingerprint(model),
-        **reading,
+        **said,
         "input": source.kind,
         "batch_size": running.batch_size,
         "device": running.device,

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.conditions import column
 from scdiva.data.guides import read_guides
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata
 from scdiva.tl._notes import model_name, seed_of
 from scdiva.tl._screen import Controls, read_screen, what_was_done
@@ -62,6 +64,7 @@ class Training(NamedTuple):
                 raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}.")
 
 
+@with_shared_docs
 def fit_perturbation(
     adata: AnnData,
     perturbation_key: str,
@@ -84,6 +87,7 @@ def fit_perturbation(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
@@ -119,6 +123,7 @@ def fit_perturbation(
         `"auto"`, which takes a guide's number or prefix off (`KLF1g1`, `KLF1_2`, `sgKLF1-1`, `g1-KLF1`, `klf1`). Guides
         of the control are read as it is (`{"NTC_1": "control"}`). None: labels are as they are, and refused if most
         are no genes of the vocabulary, but are so without what guides add; an empty mapping leaves them in any case.
+        Labels are no columns of the data, so that a table of `species` is not asked of them: `{"Klf1": "KLF1"}`.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
     residual
@@ -137,8 +142,7 @@ def fit_perturbation(
     max_epochs, patience, minutes, batch_size, learning_rate
         Of the network: most passes over the control cells, looks at the held-out conditions without a better error
         after which it ends, most wall time, cells of a step, and learning rate of AdamW.
-    layer, use_raw, input, gene_ids, duplicates
-        What to read, as for :func:`embed`.
+    %(reading)s
     rng
         Seed; None takes `scdiva.settings.seed`. Global random state is never touched. On a CPU the same seed gives the
         same result.
@@ -181,15 +185,9 @@ def fit_perturbation(
     check_anndata(adata)
     training = Training(residual, loss, strategy, max_epochs, patience, minutes, batch_size, learning_rate)
     training.check()
-    reading: dict[str, Any] = {
-        "layer": layer,
-        "use_raw": use_raw,
-        "input": input,
-        "gene_ids": gene_ids,
-        "duplicates": duplicates,
-    }
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     opened, controls = open_screen(
-        adata, perturbation_key, control, groupby, dose_key, separator, guides, model, device, **reading
+        adata, perturbation_key, control, groupby, dose_key, separator, guides, model, device, reading
     )
     return trained(opened, controls, training, rng, device)
 
@@ -204,7 +202,7 @@ def open_screen(
     guides: Mapping[str, str] | Literal["auto"] | None,
     model: ScDiVa | str | PathLike[str],
     device: str | None,
-    **reading: Any,
+    reading: Reading,
 ) -> tuple[PerturbationModel, Controls]:
     """Read a screen, and load the model that is to be fitted on it.
 
@@ -212,8 +210,8 @@ def open_screen(
     ----------
     adata, perturbation_key, control, groupby, dose_key, separator, guides, model, device
         As for :func:`fit_perturbation`.
-    **reading
-        What to read, as for :func:`scdiva.tl.embed`.
+    reading
+        What to read.
 
     Returns
     -------
@@ -234,7 +232,7 @@ def open_screen(
         stacklevel=4,
     )  # fmt: skip
     done = what_was_done(adata, perturbation_key, control, groupby, dose_key, separator, genes)
-    screen, controls = read_screen(adata, given, done, target, **reading)
+    screen, controls = read_screen(adata, given, done, target, reading)
     if len(screen.conditions) == 1:
         warnings.warn(
             "the screen holds one condition: what is predicted of others is what it changed, and nothing can be said "

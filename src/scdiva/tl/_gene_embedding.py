@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
 from scdiva._labels import check_labels
 from scdiva._nearest import no_column
 from scdiva._settings import logger
 from scdiva.data.genes import tokens_of_var
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_key, check_writable, noted
 from scdiva.tl._embed import how_to_run, open_for, run_cells
 
@@ -29,6 +31,7 @@ _HELD_TOKENS = 65_536
 """Hidden states that wait to be summed: 128 MB at 512 numbers each."""
 
 
+@with_shared_docs
 def gene_embedding(
     adata: AnnData,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
@@ -38,6 +41,7 @@ def gene_embedding(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
     batch_size: int | None = None,
@@ -63,12 +67,9 @@ def gene_embedding(
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     groupby
         Column of `adata.obs` that holds the group of each cell; `None` gives static embeddings.
-    layer
-        Layer to read instead of `adata.X`.
-    use_raw
-        Read `adata.raw.X`. Its genes are found in `adata.var_names` by their names.
-    input, gene_ids, duplicates, empty, batch_size, device, precision
-        As in :func:`embed`. With `use_raw` `gene_ids` is a column of `adata.raw.var`. Cells without a known gene have
+    %(reading)s
+    empty, batch_size, device, precision
+        As in :func:`embed`. Cells without a known gene have
         no part in any group under `empty="nan"`. Without `groupby` no cell is run.
     key_added
         Key of `adata.varm` to write, or the beginning of the keys.
@@ -119,21 +120,12 @@ def gene_embedding(
     entry = f"{key_added}_{C.GENES if groupby is None else C.GROUPS}"
     keys = {"varm": [key_added] if groupby is None else [entry, f"{entry}_{C.N_CELLS}"]}
     check_writable(adata, copy=copy, call="tl.gene_embedding", entry=entry, **keys)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     running = how_to_run(batch_size, device, precision)._replace(what="genes")
     groups = None if groupby is None else _groups(adata, groupby)
-    loaded, source, parameters = open_for(
-        model,
-        adata,
-        running,
-        layer=layer,
-        use_raw=use_raw,
-        input=input,
-        gene_ids=gene_ids,
-        duplicates=duplicates,
-        empty=empty,
-    )
+    loaded, source, parameters = open_for(model, adata, running, reading, empty=empty)
     del parameters["pooling"]
-    tokens = tokens_of_var(adata, source.tokens, source.use_raw)
+    tokens = tokens_of_var(adata, source.tokens, use_raw)
     if groups is None:
         del parameters["precision"]  # nothing is computed
         written = {key_added: _static(loaded, tokens)}

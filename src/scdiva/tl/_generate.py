@@ -12,7 +12,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
 from scdiva._settings import logger
+from scdiva.data.reading import Reading, Species
 from scdiva.tl._notes import model_name, seed_of
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from scdiva.tl._drawing import Drawing, Drawn, Order
 
 
+@with_shared_docs
 def generate(
     adata: AnnData,
     n_cells: int,
@@ -43,6 +46,7 @@ def generate(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
 ) -> AnnData:
@@ -86,8 +90,7 @@ def generate(
     use_transformer
         Whether the transformer says its part, how genes go together beyond the state: a pass for each step and cell, so
         slower by far. Measured on the benchmarks page.
-    layer, use_raw, input, gene_ids, duplicates
-        What to read, as for :func:`embed`.
+    %(reading)s
     rng
         Seed, or a generator; None takes `scdiva.settings.seed`. A new cell depends on the seed and its number, not on
         threads.
@@ -132,9 +135,7 @@ def generate(
     drawing = Drawing(operator.index(n_steps), remasking, float(temperature), bool(use_transformer), bool(from_state))
     _check(n_cells, drawing, fractions)
     plan = _plan(adata, n_cells, groupby, groups, between, fractions)
-    reading: dict[str, Any] = {
-        "layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates,
-    }  # fmt: skip
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
     from scdiva._rng import step_seed
     from scdiva._threads import torch_threads_kept
@@ -148,13 +149,13 @@ def generate(
     seed = seed_of(rng)
     loaded = load_for(model, "cpu")
     check_head(loaded)
-    opened = open_cells(adata, loaded.vocabulary, empty="nan", **reading)
-    shown = _fixed(fixed or {}, opened.tokens, _var(adata, use_raw).index)
+    opened = open_cells(adata, loaded.vocabulary, empty="nan", **vars(reading))
+    shown = _fixed(fixed or {}, opened.tokens, reading.var(adata).index)
     _check_room(drawing, shown, loaded.config.max_length)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with on_cpu(loaded):
         with torch_threads_kept(1):  # products too small to share
-            cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True, **reading)
+            cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), reading, whole=True)
             states = states_of(loaded, cells)
             if groupby is not None:  # what tells groups apart is met group by group
                 group = column(adata, groupby)[rows]
@@ -163,12 +164,12 @@ def generate(
         orders = place_orders(plan, rows, draw)
         made = draw_cells(fitted, cells, states, orders, shown, drawing, seed)
     columns = columns_of(opened.tokens, opened.scan.counts_per_gene)
-    result = _result(adata, _var(adata, use_raw), made, columns, orders, rows, groupby, between)
+    result = _result(adata, reading.var(adata), made, columns, orders, rows, groupby, between)
     result.uns[C.UNS] = {
         C.GENERATE: {
             "model": model_name(model),
             "vocabulary": loaded.vocabulary.fingerprint,
-            **{key: "" if value is None else value for key, value in reading.items()},
+            **reading.parameters(),
             "input": opened.kind,
             "groupby": groupby or "",
             "groups": np.array(list(dict.fromkeys(order.name for order in plan)) if groupby else [], dtype=object),
@@ -184,10 +185,6 @@ def generate(
     }
     logger.info("drew %d cells in %.0f s", result.n_obs, time.monotonic() - begun)
     return result
-
-
-def _var(adata: AnnData, use_raw: bool) -> pd.DataFrame:
-    return adata.raw.var if use_raw and adata.raw is not None else adata.var
 
 
 def _check(n_cells: int, drawing: Any, fractions: np.ndarray) -> None:

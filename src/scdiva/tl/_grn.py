@@ -12,8 +12,10 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
 from scdiva._rng import step_seed
 from scdiva.data.genes import tokens_of_var
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tl import _grn_attention, _grn_correlation, _grn_embedding, _grn_knockout
 from scdiva.tl._embed import how_to_run, open_for
@@ -33,6 +35,7 @@ _BYTES = {"embedding": 0, "attention": 4, "knockout": 8, "correlation": 8}
 """Held for each group, source and target while cells are read."""
 
 
+@with_shared_docs
 def grn(
     adata: AnnData,
     method: Method = "embedding",
@@ -54,6 +57,7 @@ def grn(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
     rng: int | np.random.Generator | torch.Generator | None = None,
@@ -122,8 +126,9 @@ def grn(
         much there is of it.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
-    layer, use_raw, input, gene_ids, duplicates, empty
-        What to read, as for :func:`embed`.
+    %(reading)s
+    empty
+        As for :func:`embed`.
     rng
         Seed of the choice of cells; None takes `scdiva.settings.seed`.
     device
@@ -174,15 +179,8 @@ def grn(
     keys = _keys(key_added, drawn if groupby is not None else None)
     check_writable(adata, copy=copy, call="tl.grn", entry=key_added, varp=keys)
     running = how_to_run(None, device, "fp32")
-    reading = {
-        "layer": layer,
-        "use_raw": use_raw,
-        "input": input,
-        "gene_ids": gene_ids,
-        "duplicates": duplicates,
-        "empty": empty,
-    }
-    loaded, source, parameters = open_for(model, adata, running, embeds=method != "correlation", **reading)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    loaded, source, parameters = open_for(model, adata, running, reading, empty=empty, embeds=method != "correlation")
     for unused in ("pooling", "precision"):
         del parameters[unused]
     if (empty_cells := source.lengths == 0).any():
@@ -278,7 +276,7 @@ def _check_arguments(
 
 def _columns(adata: AnnData, source: Any) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
     """Give the first column of `adata.var` that holds each token, -1 for none, and the names of the columns."""
-    of_var = tokens_of_var(adata, source.tokens, source.use_raw)
+    of_var = tokens_of_var(adata, source.tokens, source.reading.use_raw)
     column = np.full(source.n_tokens, -1)
     known = np.flatnonzero(of_var >= 0)[::-1]  # so that the first is written last
     column[of_var[known]] = known

@@ -147,14 +147,15 @@ def _named(
     wanted = [names] if isinstance(names, str) else [str(name) for name in names]
     if not wanted:
         raise ValueError(f"{what} names no gene; leave it out to take all.")
-    tokens = cells.vocabulary.match(wanted).tokens.astype(np.int64)
+    tokens = cells.vocabulary.match(wanted, cells.reading.species).tokens.astype(np.int64)
     missing = [name for name, token in zip(wanted, tokens, strict=True) if token < 0 or not there[token]]
     if missing:
-        symbols = cells.vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL]
-        near = nearest(missing[0], symbols)
+        of_adata = cells.reading.species not in (None, "human")
+        near = [] if of_adata else nearest(missing[0], cells.vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL])
+        how = "as the data have them" if of_adata else "by symbol or Ensembl id"
         raise ValueError(
             f"{len(missing)} of {len(wanted)} {what} are not among the genes of adata that the model knows (first: "
-            f"{missing[0]!r}){f'; did you mean {_or(near)}?' if near else ''}. Name them by symbol or Ensembl id."
+            f"{missing[0]!r}){f'; did you mean {_or(near)}?' if near else ''}. Name them {how}."
         )
     if rare := [name for name, token in zip(wanted, tokens, strict=True) if not wide[token]]:
         most = share[:, tokens[wanted.index(rare[0])]].max()

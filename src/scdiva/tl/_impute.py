@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
 from scdiva._nearest import or_nearest
 from scdiva._progress import progress_bar
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tl._notes import model_name, seed_of
 
@@ -39,6 +41,7 @@ MOST_VALUES = 250_000_000
 """Values of a result (cells × genes): two such take 2 GB."""
 
 
+@with_shared_docs
 def impute(
     adata: AnnData,
     genes: Sequence[str] | None = None,
@@ -50,6 +53,7 @@ def impute(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     key_added: str = C.IMPUTED,
@@ -92,8 +96,7 @@ def impute(
     expressed
         Whether to give a gene's value if the cell expresses it, in the place of its expectation: for genes that are
         known to have dropped out. It does not tell missed genes from absent ones, so leave it where that is asked.
-    layer, use_raw, input, gene_ids, duplicates
-        What to read, as for :func:`embed`. With `use_raw` only genes that `adata.var_names` holds are written.
+    %(reading)s
     rng
         Seed, or a generator; None takes `scdiva.settings.seed`. It draws the cells fitted to, where there are many.
     key_added
@@ -141,9 +144,7 @@ def impute(
             raise ValueError("genes names no gene; leave it out to impute all that the model knows.")
     if not adata.var_names.is_unique:
         raise ValueError("adata.var_names repeat names: call adata.var_names_make_unique() first.")
-    reading: dict[str, Any] = {
-        "layer": layer, "use_raw": use_raw, "input": input, "gene_ids": gene_ids, "duplicates": duplicates,
-    }  # fmt: skip
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     if genes is not None:
         _check_named(adata, genes)
     n_columns = adata.n_vars if genes is None else len(genes)
@@ -164,13 +165,13 @@ def impute(
     seed = seed_of(rng)
     loaded = load_for(model, "cpu")
     check_head(loaded)
-    source = open_cells(adata, loaded.vocabulary, empty="error", **reading)
+    source = open_cells(adata, loaded.vocabulary, empty="error", **vars(reading))
     columns = columns_of(source.tokens, source.scan.counts_per_gene)
-    names = (adata.raw.var_names if use_raw and adata.raw is not None else adata.var_names).to_numpy()
+    names = reading.var(adata).index.to_numpy()
     if genes is not None:
         _check_known(genes, names, source.tokens, columns)
     with on_cpu(loaded), torch_threads_kept(1):
-        cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True, **reading)
+        cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), reading, whole=True)
         measured = cells.measured.astype(np.int64)
         # where each measured gene goes in the result; -1: nowhere
         target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[measured]])
@@ -201,7 +202,7 @@ def impute(
     parameters = {
         "model": model_name(model),
         "vocabulary": loaded.vocabulary.fingerprint,
-        **{key: "" if value is None else value for key, value in reading.items()},
+        **reading.parameters(),
         "input": source.kind,
         "n_genes": len(own),
         "keep_observed": bool(keep_observed),

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
 from scdiva._nearest import or_nearest
 from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
@@ -22,6 +23,7 @@ from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.genes import column_tokens
 from scdiva.data.guides import genes_among, genes_of_guides
 from scdiva.data.predictions import stored_prediction
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_columns, check_writable, noted
 from scdiva.tl._notes import model_name, seed_of
 from scdiva.tl._predicted import laid_out
@@ -37,6 +39,7 @@ RAISED = 0.95
 """Quantile of a gene's values among the cells that express it, to which it is raised."""
 
 
+@with_shared_docs
 def in_silico_perturbation(
     adata: AnnData,
     genes: Sequence[str] | str,
@@ -52,6 +55,7 @@ def in_silico_perturbation(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
@@ -85,8 +89,7 @@ def in_silico_perturbation(
         Cells of each group that are perturbed, drawn at random.
     key_added
         Key of `adata.uns` to write; a prediction that stands there is replaced.
-    layer, use_raw, input, gene_ids, duplicates
-        What to read, as for :func:`embed`.
+    %(reading)s
     rng
         Seed of the choice of cells and of what is hidden when; None takes `scdiva.settings.seed`.
     device
@@ -151,20 +154,14 @@ def in_silico_perturbation(
             f"obs[{groupby!r}] of the result says what was done to a cell: copy the groups to a column of another "
             "name, and name that with groupby."
         )
-    reading: dict[str, Any] = {
-        "layer": layer,
-        "use_raw": use_raw,
-        "input": input,
-        "gene_ids": gene_ids,
-        "duplicates": duplicates,
-    }
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
     from scdiva.models.perturbation import gene_tokens
     from scdiva.models.pretrained import load_for
 
     target = settings.resolve_device(device)
     given = load_for(model, target)
-    tokens = gene_tokens(given, {part for p in parts for part in p})
+    tokens = gene_tokens(given, {part for p in parts for part in p}, reading.species)
     unknown = sorted({part for p in parts for part in p} - set(tokens))
     if unknown:
         guessed = genes_of_guides(unknown[:1], genes_among(given.vocabulary), "", "")
@@ -195,17 +192,17 @@ def in_silico_perturbation(
             f"{most} genes are perturbed together, more than the {given.config.max_length} that the model reads of a "
             "cell."
         )
-    source = adata.raw if use_raw and adata.raw is not None else adata
-    check_genes(source.var_names)
+    var = reading.var(adata)
+    check_genes(var.index)
     warnings.warn(
         "the model was trained on no intervention: what follows says which genes go together, not what a perturbation "
         "causes. With a screen, use scdiva.tl.predict_perturbation.",
         UserWarning,
         stacklevel=2,
     )
-    controls = read_controls(adata, np.isin(group.astype(str), wanted), group, given, None, **reading)
+    controls = read_controls(adata, np.isin(group.astype(str), wanted), group, given, None, reading)
     seed = seed_of(rng)
-    of_column = column_tokens(source.var, given.vocabulary, gene_ids)
+    of_column = column_tokens(var, given.vocabulary, reading)
     home = next(given.parameters()).device
     try:
         given.to(target)
@@ -216,7 +213,7 @@ def in_silico_perturbation(
             ]
     finally:
         given.to(home)
-    result = _result(source.var, controls, wanted, names, parts, made, groupby, separator, kind, {
+    result = _result(var, controls, wanted, names, parts, made, groupby, separator, kind, {
         "model": model_name(model),
         "seed": str(seed),
         "seconds": time.monotonic() - begun,

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tl._corrected import corrected_expression, gene_columns
 from scdiva.tl._embed import embedded, how_to_run
@@ -32,6 +34,7 @@ MANY_CELLS = 10_000
 """From so many cells a GPU also trains what is behind the head."""
 
 
+@with_shared_docs
 def integrate(
     adata: AnnData,
     batch_key: str | Sequence[str],
@@ -42,6 +45,7 @@ def integrate(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     unlabeled_category: str | None = None,
     strategy: Literal["auto", "head", "lora", "full"] = "auto",
@@ -83,8 +87,7 @@ def integrate(
         Column of `adata.obs` with cell types, of all cells or of some.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
-    layer, use_raw, input, gene_ids, duplicates
-        What to read, as for :func:`embed`.
+    %(reading)s
     unlabeled_category
         Value of `labels_key` that means "no label", as a missing value always does.
     strategy
@@ -181,13 +184,7 @@ def integrate(
     associated = (
         np.nan if labels is None else max(cramers_v(batch[labels >= 0], labels[labels >= 0]) for batch in batches)
     )
-    reading: dict[str, Any] = {
-        "layer": layer,
-        "use_raw": use_raw,
-        "input": input,
-        "gene_ids": gene_ids,
-        "duplicates": duplicates,
-    }
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
     from scdiva.models.pretrained import load_for
     from scdiva.train.integration import HISTORY, Covariates, integrate_model, with_head
@@ -199,7 +196,7 @@ def integrate(
             "This model has integrated batches before. Embed new cells with it: tl.embed(adata, model); or integrate "
             f"with the model it came from, such as {C.DEFAULT_MODEL!r}."
         )
-    columns = gene_columns(adata, corrected, given.vocabulary, gene_ids)
+    columns = gene_columns(adata, corrected, given.vocabulary, reading)
     seed = seed_of(rng)
     many = target.startswith("cuda") and adata.n_obs >= MANY_CELLS
     chosen = ("lora" if many else "head") if strategy == "auto" else strategy
@@ -212,7 +209,7 @@ def integrate(
         "seed": str(seed),
     }
     _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
-    cells, rows = training_cells(adata, given, together.ravel(), **reading)
+    cells, rows = training_cells(adata, given, together.ravel(), reading)
     found: dict[str, Any] = {"own_directions": 0, "steps": 0, "stopped": "one batch"}
     found["history"] = {name: [] for name in HISTORY}
     new = given
@@ -244,11 +241,11 @@ def integrate(
         with torch_threads_kept(1 if chosen == "head" else None):  # products too small to share
             found = integrate_model(new, cells, known, chosen, config, seconds=seconds, progress=settings.progress)
 
-    embedding, parameters = embedded(new, adata, running, **reading, empty="nan")
+    embedding, parameters = embedded(new, adata, running, reading, empty="nan")
     values = None
     if columns is not None:
         if int(np.diff(cells.indptr).max()) == new.config.input_length:  # what the model does not read is not zero
-            cells, _ = training_cells(adata, given, together.ravel(), whole=True, **reading)
+            cells, _ = training_cells(adata, given, together.ravel(), reading, whole=True)
         values = np.full(adata.shape, np.nan, dtype=np.float32)
         values[:, columns[0]], zeros = corrected_expression(embedding, cells, rows, columns[1])
         found |= {"observed_zeros": zeros, "corrected_zeros": float((values[:, columns[0]] == 0).mean())}

@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tl._embed import how_to_run, open_for, run_cells
 from scdiva.tl._notes import seed_of
@@ -32,6 +34,7 @@ LEAST_CELLS = 20
 _HELD_TOKENS = 65_536
 
 
+@with_shared_docs
 def log_likelihood(
     adata: AnnData,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
@@ -42,6 +45,7 @@ def log_likelihood(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
@@ -68,8 +72,7 @@ def log_likelihood(
     use_transformer
         Whether the transformer is run, beside the state head. It takes two to five times as long and separated doublets
         from cells no better (the benchmarks page), so it is left out by default; a model without a state head needs it.
-    layer, use_raw, input, gene_ids, duplicates
-        What to read, as for :func:`embed`.
+    %(reading)s
     rng
         Seed, or a generator; None takes `scdiva.settings.seed`. A cell's result depends on the seed and its row, not on
         the other cells.
@@ -110,18 +113,12 @@ def log_likelihood(
     if n_samples < 2 or n_samples % 2:
         raise ValueError(f"n_samples must be even and at least 2 (pairs give the standard error), got {n_samples}.")
     running = how_to_run(None, device, precision)
-    reading: dict[str, Any] = {
-        "layer": layer,
-        "use_raw": use_raw,
-        "input": input,
-        "gene_ids": gene_ids,
-        "duplicates": duplicates,
-    }
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
     import torch
 
     seed = seed_of(rng)
-    loaded, source, parameters = open_for(model, adata, running, empty="error", **reading)
+    loaded, source, parameters = open_for(model, adata, running, reading, empty="error")
     if not use_transformer and (loaded.state_head is None or loaded.config.anchor == "learned"):
         raise ValueError(
             f"The model has state_head={loaded.config.state_head} and anchor={loaded.config.anchor!r}: without its "

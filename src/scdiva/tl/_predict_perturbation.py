@@ -5,15 +5,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
 from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbations
 from scdiva.data.guides import genes_of_guides, read_guides
 from scdiva.data.predictions import stored_prediction
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tl._fit_perturbation import Training, open_screen, trained
 from scdiva.tl._predicted import Asked, predicted_cells
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from scdiva.models import PerturbationModel, ScDiVa
 
 
+@with_shared_docs
 def predict_perturbation(
     adata: AnnData,
     perturbation_key: str | None = None,
@@ -53,6 +56,7 @@ def predict_perturbation(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
@@ -100,8 +104,7 @@ def predict_perturbation(
         correlate with those of the observed cells by .93 with 25 cells, .96 with 50 and .96 with 100.
     key_added
         Key of `adata.uns` to write; a prediction that stands there is replaced.
-    layer, use_raw, input, gene_ids, duplicates
-        What to read, as for :func:`embed`.
+    %(reading)s
     rng
         Seed of the fit and of the choice of control cells; None takes `scdiva.settings.seed`.
     device
@@ -167,13 +170,7 @@ def predict_perturbation(
     check_writable(adata, call="tl.predict_perturbation", uns=[key_added])
     if operator.index(n_cells) < 1:
         raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
-    reading: dict[str, Any] = {
-        "layer": layer,
-        "use_raw": use_raw,
-        "input": input,
-        "gene_ids": gene_ids,
-        "duplicates": duplicates,
-    }
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     fitted: PerturbationModel | None = None
     if isinstance(model, PerturbationModel):
         fitted = model
@@ -186,7 +183,7 @@ def predict_perturbation(
         training.check()
         opened, controls = open_screen(
             adata, perturbation_key, control, groupby, dose_key, separator, guides,
-            cast("ScDiVa | str | PathLike[str]", model), device, **reading,
+            cast("ScDiVa | str | PathLike[str]", model), device, reading,
         )  # fmt: skip
         # what is asked for is checked before the fit, which may take long
         asked = Asked.of(opened, predict, groups, dose)
@@ -210,11 +207,9 @@ def predict_perturbation(
         asked = Asked.of(fitted, predict, groups, dose)
         refuse_unknown(asked.parts, fitted.screen, fitted.model)
         chosen, group = _control_cells(adata, fitted, guides)
-        check_genes(adata.raw.var_names if use_raw and adata.raw is not None else adata.var_names)
-        controls = read_controls(adata, chosen, group, fitted.model, settings.resolve_device(device), **reading)
-    result = predicted_cells(
-        adata, fitted, asked, controls, n_cells, rng, settings.resolve_device(device), use_raw=use_raw
-    )
+        check_genes(reading.var(adata).index)
+        controls = read_controls(adata, chosen, group, fitted.model, settings.resolve_device(device), reading)
+    result = predicted_cells(reading.var(adata), fitted, asked, controls, n_cells, rng, settings.resolve_device(device))
     adata.uns[key_added] = stored_prediction(result)
     adata.uns[C.UNS] = noted(adata, "tl.predict_perturbation", None, uns=[key_added])
     return result

@@ -151,25 +151,23 @@ class Asked:
 
 
 def predicted_cells(
-    adata: AnnData,
+    var: pd.DataFrame,
     fitted: PerturbationModel,
     asked: Asked,
     controls: Controls,
     n_cells: int,
     rng: int | np.random.Generator | torch.Generator | None,
     device: str,
-    *,
-    use_raw: bool,
 ) -> AnnData:
     """Predict, and lay the result out as :func:`scdiva.tl.predict_perturbation` says.
 
     Parameters
     ----------
-    adata
-        Whose `var` is copied.
+    var
+        Annotation of the genes, which is copied.
     fitted, asked, controls
         The model, what to predict, and the cells to start from.
-    n_cells, rng, device, use_raw
+    n_cells, rng, device
         As for :func:`scdiva.tl.predict_perturbation`.
 
     Raises
@@ -185,8 +183,7 @@ def predicted_cells(
     from scdiva.models.shifted import shift_cells
 
     screen = fitted.screen
-    source = adata.raw if use_raw and adata.raw is not None else adata
-    places = gene_columns(source.var_names, screen.genes)
+    places = gene_columns(var.index, screen.genes)
     groups = asked.groups_in(controls)
     _warn_of_few(fitted, controls, groups)
     wanted = [(p, n, g, d) for g in groups for p, n in zip(asked.parts, asked.names, strict=True) for d in asked.doses]
@@ -215,7 +212,7 @@ def predicted_cells(
             values.append(shift_cells(cells, change, screen.level, np.random.default_rng(source_of), means[at]))
 
     labels = [_label(fitted, name, group, dose, len(asked.doses) > 1) for _, name, group, dose in wanted]
-    result = laid_out(values, [controls.names[part] for part in rows], labels, source.var.iloc[places])
+    result = laid_out(values, [controls.names[part] for part in rows], labels, var.iloc[places])
     of = result.obs[C.OBS_CONDITION].cat.codes.to_numpy()
     result.obs[fitted.perturbation_key] = pd.Categorical([wanted[i][1] for i in of], categories=asked.names)
     if fitted.groupby:

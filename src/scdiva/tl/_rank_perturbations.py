@@ -5,16 +5,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
 from scdiva._constants import RANKED, UNS
+from scdiva._docs import with_shared_docs
 from scdiva._progress import progress_bar
 from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.expression import log_normalised
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tl._predicted import Asked, gene_columns, network_on
 from scdiva.tl._screen import check_genes, read_controls, refuse_unknown
@@ -28,6 +30,7 @@ NETWORK_CELLS = 32
 """Cells whose changes by the network are averaged."""
 
 
+@with_shared_docs
 def rank_perturbations(
     adata: AnnData,
     state_key: str,
@@ -43,6 +46,7 @@ def rank_perturbations(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     device: str | None = None,
 ) -> pd.DataFrame:
@@ -69,8 +73,7 @@ def rank_perturbations(
         Dose of all; None: the median dose of the screen.
     key_added
         Key of `adata.uns` to write; an earlier ranking that stands there is replaced.
-    layer, use_raw, input, gene_ids, duplicates
-        What to read, as for :func:`embed`.
+    %(reading)s
     device
         Torch device; None takes `scdiva.settings.device`.
 
@@ -123,13 +126,7 @@ def rank_perturbations(
         raise ValueError(f"dose must be one number for all, got {dose!r}.")
     if combinations and not model.separator:
         raise ValueError("combinations need a separator, and the screen was read without: separator='+'")
-    reading: dict[str, Any] = {
-        "layer": layer,
-        "use_raw": use_raw,
-        "input": input,
-        "gene_ids": gene_ids,
-        "duplicates": duplicates,
-    }
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     chosen = states == start
     group = _group(adata, model, chosen)
     screen = model.screen
@@ -144,7 +141,7 @@ def rank_perturbations(
     asked = Asked.of(model, names, None, dose, called="candidates")
     refuse_unknown(asked.parts, screen, model.model)
 
-    expression, var = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
+    expression, var = log_normalised(adata, **reading.matrix())
     check_genes(var.index)
     places = gene_columns(var.index, screen.genes)
     from_, to = (np.asarray(expression[states == name].mean(axis=0)).ravel()[places] for name in (start, target))
@@ -153,7 +150,7 @@ def rank_perturbations(
     if length < 1e-9:
         raise ValueError(f"{start!r} and {target!r} have the same mean expression: there is no change to look for.")
     where = settings.resolve_device(device)
-    controls = read_controls(adata, chosen, np.full(adata.n_obs, group, dtype=object), model.model, where, **reading)
+    controls = read_controls(adata, chosen, np.full(adata.n_obs, group, dtype=object), model.model, where, reading)
     targets, fresh = asked.targets(model, [group], controls)
     found = model.mean_change(targets, fresh)
     change = found.change

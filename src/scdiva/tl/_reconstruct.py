@@ -10,7 +10,9 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
 from scdiva._settings import logger
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tl._embed import how_to_run, open_for, run_cells
 from scdiva.tl._notes import seed_of
@@ -42,6 +44,7 @@ class Filling(NamedTuple):
     use_places: bool
 
 
+@with_shared_docs
 def reconstruct(
     adata: AnnData,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
@@ -56,6 +59,7 @@ def reconstruct(
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
     gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
@@ -97,8 +101,7 @@ def reconstruct(
         0 takes the likeliest gene; 1 draws from the model.
     use_places
         Whether hidden genes keep their true ranks; without, all that is known of them is how many there are.
-    layer, use_raw, input, gene_ids, duplicates
-        What to read, as for :func:`embed`.
+    %(reading)s
     rng
         Seed, or a generator, of what is hidden and drawn; None takes `scdiva.settings.seed`. A cell's result depends on
         the seed and its row, not on the other cells, on threads or batches; with `use_places=False` and a query head
@@ -148,20 +151,14 @@ def reconstruct(
     filling = Filling(operator.index(n_steps), remasking, float(remask), float(temperature), bool(use_places))
     _check(mask_ratio, filling)
     running = how_to_run(None, device, precision)
-    reading: dict[str, Any] = {
-        "layer": layer,
-        "use_raw": use_raw,
-        "input": input,
-        "gene_ids": gene_ids,
-        "duplicates": duplicates,
-    }
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
     import torch
 
     from scdiva.data.genes import columns_of
 
     seed = seed_of(rng)
-    loaded, source, parameters = open_for(model, adata, running, empty="error", **reading)
+    loaded, source, parameters = open_for(model, adata, running, reading, empty="error")
     if use_places and loaded.state_head is None:
         raise ValueError("This model has no state head, so that places can't be used: pass use_places=False.")
     measured = source.measured_tokens.astype(np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ from scdiva._settings import settings
 from scdiva.data.conditions import column, perturbations
 from scdiva.data.expression import log_normalised
 from scdiva.data.guides import genes_among, genes_of_guides
+from scdiva.data.reading import Reading
 from scdiva.data.writing import check_columns
 from scdiva.tl._training_cells import training_cells
 
@@ -135,7 +136,7 @@ def what_was_done(
 
 
 def read_controls(
-    adata: AnnData, chosen: np.ndarray, group: np.ndarray, model: ScDiVa, device: str | None, **reading: Any
+    adata: AnnData, chosen: np.ndarray, group: np.ndarray, model: ScDiVa, device: str | None, reading: Reading
 ) -> Controls:
     """Read the control cells of each group, and run them through the model.
 
@@ -152,8 +153,8 @@ def read_controls(
     device
         Torch device to run it on. None does not run it: `states` has no columns, and each cell has all of its genes,
         also those beyond what the model reads at once.
-    **reading
-        What to read, as for :func:`scdiva.tl.embed`.
+    reading
+        What to read.
 
     Raises
     ------
@@ -172,8 +173,8 @@ def read_controls(
     own = own.to_memory() if own.isbacked else own.copy()
     groups, number = np.unique(group[chosen].astype(str), return_inverse=True)
     number = number.astype(np.int64)
-    expression, _ = log_normalised(own, **{k: reading[k] for k in ("layer", "use_raw", "input")})
-    cells, rows = training_cells(own, model, number, least=1, whole=device is None, **reading)
+    expression, _ = log_normalised(own, **reading.matrix())
+    cells, rows = training_cells(own, model, number, reading, least=1, whole=device is None)
     there = np.bincount(number[rows], minlength=len(groups))
     if (there == 0).any():
         raise ValueError(
@@ -202,7 +203,7 @@ def read_controls(
     return Controls(*names, number, expression, cells, rows, mean.astype(np.float32))
 
 
-def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **reading: Any) -> tuple[Screen, Controls]:
+def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, reading: Reading) -> tuple[Screen, Controls]:
     """Read what was measured.
 
     Parameters
@@ -215,8 +216,8 @@ def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **readin
         What was done to each cell.
     device
         Torch device to run the model on.
-    **reading
-        What to read, as for :func:`scdiva.tl.embed`.
+    reading
+        What to read.
 
     Raises
     ------
@@ -240,9 +241,9 @@ def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, **readin
             f"{len(without)} of {len(set(done.group))} groups have perturbed cells and no control cells, the first is "
             f"{without[0]!r}: leave such groups out, or name a coarser groupby."
         )
-    expression, var = log_normalised(adata, **{k: reading[k] for k in ("layer", "use_raw", "input")})
+    expression, var = log_normalised(adata, **reading.matrix())
     check_genes(var.index)
-    controls = read_controls(adata, control, done.group, model, device, **reading)
+    controls = read_controls(adata, control, done.group, model, device, reading)
     place = {name: i for i, name in enumerate(controls.groups)}
     numbers = np.full(adata.n_obs, -1, dtype=np.int64)
     order = sorted({(p, place[g], d) for p, g, d in zip(done.parts, done.group, done.dose, strict=True) if p})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -11,6 +11,7 @@ import pandas as pd
 from scdiva._labels import check_labels
 from scdiva._nearest import no_column
 from scdiva._progress import progress_bar
+from scdiva.data.reading import AS_IT_IS, Reading
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -136,11 +137,11 @@ def training_cells(
     adata: AnnData,
     model: ScDiVa,
     batch: np.ndarray,
+    reading: Reading = AS_IT_IS,
     *,
     whole: bool = False,
     only: np.ndarray | None = None,
     least: int = LEAST_CELLS,
-    **reading: Any,
 ) -> tuple[AdaptationCells, np.ndarray]:
     """Read all cells into memory, ordered by batch; those without a known gene are left out, with a warning.
 
@@ -152,14 +153,14 @@ def training_cells(
         Whose vocabulary and lengths count.
     batch
         Number of the batch of each.
+    reading
+        What to read.
     whole
         Read all genes of a cell, also those beyond what the model reads; then nothing is said of cells left out.
     only
         Genes that are read, as tokens; None: all.
     least
         Cells with a known gene that are needed.
-    **reading
-        What to read, as for :func:`scdiva.tl.embed`.
 
     Returns
     -------
@@ -178,7 +179,7 @@ def training_cells(
     c = model.config
     length = model.vocabulary.n_genes if whole else c.input_length
     source = open_cells(
-        adata, model.vocabulary, max_length=length, entropy_floor=c.entropy_floor, empty="nan", **reading
+        adata, model.vocabulary, max_length=length, entropy_floor=c.entropy_floor, empty="nan", **vars(reading)
     )
     warn_of_few_genes(source, adata)
     source = source if only is None else restricted(source, only)

@@ -1,17 +1,77 @@
-"""Mouse genes as their human orthologs."""
+"""Genes of another species as their human orthologs: of a mouse, or by a table of the user's own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
+from typing import Any
 
 import pandas as pd
 
+from scdiva._nearest import or_nearest
 from scdiva.tokenizer.names import ensembl_id, repeated_name
 
 FOREIGN = "mouse "
 """What stands before a mouse gene without an ortholog, so that it is taken for no human gene of that name."""
+SPECIES = ("human", "mouse")
+"""Species whose genes are known without a table."""
+
+
+def checked_species(species: Any) -> str | dict[str, str] | None:
+    """Give `species` as it is if it names one, or its table as a dict of names without blanks, `""` for none.
+
+    Parameters
+    ----------
+    species
+        None, `"human"`, `"mouse"`, or a mapping or pandas Series from genes to human symbols or Ensembl ids.
+
+    Raises
+    ------
+    ValueError
+        If it is anything else, the table is without a human gene, holds what is no name, or two for one gene.
+    """
+    if species is None or (isinstance(species, str) and species in SPECIES):
+        return species
+    if not isinstance(species, Mapping | pd.Series):
+        given = repr(species) + or_nearest(species, SPECIES) if isinstance(species, str) else type(species).__name__
+        raise ValueError(
+            'species must be None, "human", "mouse", or a table of orthologs: a dict or pandas Series from your genes '
+            f"to human symbols or Ensembl ids; got {given}. Of a file with two columns: "
+            "species=pd.read_csv(file, index_col=0).iloc[:, 0]"
+        )
+    table: dict[str, str] = {}
+    for gene, human in species.items():
+        missing = not isinstance(human, str) and pd.api.types.is_scalar(human) and pd.isna(human)
+        found = "" if missing else human
+        if not isinstance(found, str):
+            raise ValueError(f"species gives {gene!r} the human gene {human!r}, which is no name: symbols and ids are.")
+        name, found = str(gene).strip(), found.strip()
+        if table.setdefault(name, found) != found:
+            raise ValueError(
+                f"species gives {name!r} two human genes, {table[name]!r} and {found!r}: keep one of them."
+            )
+    if not any(table.values()):
+        raise ValueError(f"species is a table of {len(table)} genes without a human one: it maps your genes to those.")
+    return table
+
+
+def by_table(names: Iterable[str], table: Mapping[str, str]) -> list[str | None]:
+    """Look genes up in a table, Ensembl ids also without their version.
+
+    Parameters
+    ----------
+    names
+        Genes.
+    table
+        What :func:`checked_species` made of a mapping.
+
+    Returns
+    -------
+    Human genes, `""` where the table says that there is none; None for a gene that it does not hold.
+    """
+    clean = [str(name).strip() for name in names]
+    return [table.get(name, table.get(ensembl_id(name) or name)) for name in clean]
 
 
 def human_orthologs(names: Iterable[str]) -> list[str]:

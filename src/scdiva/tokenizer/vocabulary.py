@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
@@ -15,7 +15,7 @@ import pandas as pd
 from scdiva._constants import N_SPECIAL, UNKNOWN
 from scdiva.tokenizer._vocabulary_file import COLUMNS, read_file, write_file
 from scdiva.tokenizer.names import ensembl_id, looks_like_mouse, r_name, repeated_name, species_of, usual_spelling
-from scdiva.tokenizer.orthologs import human_orthologs
+from scdiva.tokenizer.orthologs import by_table, checked_species, human_orthologs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -226,7 +226,7 @@ class Vocabulary:
         return hashlib.sha256("".join(lines).encode()).hexdigest()
 
     # --- matching ----------------------------------------------------------------------------------------------------
-    def match(self, names: Iterable[str]) -> GeneMatch:
+    def match(self, names: Iterable[str], species: str | Mapping[str, str] | pd.Series | None = None) -> GeneMatch:
         """Find the token of each name.
 
         The first of these that holds decides: the name is an Ensembl id (version and `_PAR_Y` aside); a current symbol;
@@ -237,12 +237,16 @@ class Vocabulary:
 
         If the vocabulary is human, and the names are a mouse's (:func:`scdiva.tokenizer.looks_like_mouse`) of which
         hardly any is a human gene's too, each is found by its human ortholog
-        (:func:`scdiva.tokenizer.human_orthologs`), and by nothing else.
+        (:func:`scdiva.tokenizer.human_orthologs`), and by nothing else. `species` says so outright.
 
         Parameters
         ----------
         names
             Symbols, Ensembl ids, or a mixture.
+        species
+            Whose they are: `"human"`, `"mouse"`, or a table from them to names that the vocabulary knows. None finds
+            out whether they are a mouse's. A vocabulary whose Ensembl ids are a mouse's takes the names of mice as they
+            are; one whose ids do not say takes all names as they are.
 
         Returns
         -------
@@ -253,19 +257,39 @@ class Vocabulary:
         ------
         TypeError
             If `names` is a single name, whose letters would be looked up.
+        ValueError
+            If `species` is none of these, or `"human"` of a vocabulary of mice.
         """
         if isinstance(names, str):
             raise TypeError(f"names={names!r} must be a list of names.")
         clean = [str(name).strip() for name in names]
         found = self._matched(clean)
-        known = sum(token != UNKNOWN for token, _ in found)
-        if known < MOST_HUMAN * len(clean) and looks_like_mouse(clean) and self.species == "human":
-            orthologs = self._matched(human_orthologs(clean))
-            found = [(token, "unknown" if token == UNKNOWN else "ortholog") for token, _ in orthologs]
+        orthologs = self._orthologs(clean, found, checked_species(species))
+        if orthologs is not None:
+            found = [(token, "unknown" if token == UNKNOWN else "ortholog") for token, _ in self._matched(orthologs)]
         return GeneMatch(
             tokens=np.fromiter((token for token, _ in found), dtype=np.int32, count=len(found)),
             how=pd.Categorical([how for _, how in found], categories=list(HOW)),
         )
+
+    def _orthologs(
+        self, names: list[str], found: list[tuple[int, str]], species: str | dict[str, str] | None
+    ) -> list[str] | None:
+        """Orthologs to look up in place of the names; None where they are to be taken as they are."""
+        if isinstance(species, dict):
+            return [ortholog or "" for ortholog in by_table(names, species)]
+        if species is None:
+            known = sum(token != UNKNOWN for token, _ in found)
+            are_mouse = known < MOST_HUMAN * len(names) and looks_like_mouse(names) and self.species == "human"
+            return human_orthologs(names) if are_mouse else None
+        if self.species in (None, species):
+            return None
+        if species == "human":
+            raise ValueError(
+                'species="human", but the vocabulary holds genes of the mouse: leave species out, or pass a table from '
+                "your genes to those of the mouse"
+            )
+        return human_orthologs(names)
 
     def _matched(self, names: list[str]) -> list[tuple[int, str]]:
         """Token of each stripped name and how it was found."""

@@ -1,0 +1,92 @@
+"""`--species`: a species, or the file of a table, in every command that reads genes."""
+
+from __future__ import annotations
+
+import json
+
+import anndata as ad
+import numpy as np
+import pytest
+
+import scdiva as sd
+from scdiva import cli
+from scdiva.cli._calls import CALLS, sayable
+from scdiva.cli._help import arguments
+from scdiva.cli._parser import command_parser, options_of
+from scdiva.cli._species import read_species
+from scdiva.tokenizer.vocabulary import Vocabulary
+
+pytestmark = pytest.mark.filterwarnings("ignore:(these are genes|only|the data have)")
+
+
+@pytest.fixture
+def rat(cells, tmp_path):
+    """Cells under names of their own, and the file of their table."""
+    adata = ad.read_h5ad(cells / "cells.h5ad")
+    human = adata.var_names
+    adata.var_names = [f"Rt{i}-ps" for i in range(adata.n_vars)]
+    adata.write_h5ad(tmp_path / "rat.h5ad")
+    lines = ["rat\thuman", *(f"{a}\t{b}" for a, b in zip(adata.var_names[1:], human[1:], strict=True)), "Rt0-ps\t"]
+    (tmp_path / "rat.tsv").write_text("\n".join(lines))
+    (tmp_path / "rat.csv").write_text("\n".join(lines).replace("\t", ","))
+    return tmp_path
+
+
+def test_a_table_is_read_from_a_file(rat, cells, small):
+    for table in ("rat.tsv", "rat.csv"):
+        out = rat / f"{table}.h5ad"
+        words = ["embed", str(rat / "rat.h5ad"), "-o", str(out), "--model", str(small), "--species", str(rat / table)]
+        assert cli.main(words) == 0
+        expected = ad.read_h5ad(cells / "cells.h5ad")
+        expected.var["human"] = ["", *expected.var_names[1:]]
+        sd.tl.embed(expected, small, gene_ids="human")
+        found = ad.read_h5ad(out)
+        np.testing.assert_array_equal(found.obsm["X_scdiva"], expected.obsm["X_scdiva"])
+        assert found.uns["scdiva"]["X_scdiva"]["species"] == "table"
+
+
+def test_other_commands_take_it(rat, capsys):
+    table = ["--species", str(rat / "rat.tsv")]
+    assert cli.main(["info", str(rat / "rat.h5ad"), *table, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["n_known"] > 50
+    out = rat / "counted.parquet"
+    assert cli.main(["entropy", str(rat / "rat.h5ad"), "-o", str(out), "--min_genes", "1", *table]) == 0
+    assert np.isfinite(Vocabulary.read(out).table["entropy"]).sum() > 50
+    net = rat / "edges.tsv"
+    words = ["grn", str(rat / "rat.h5ad"), "-o", str(net), "--method", "correlation", "--sources", "[Rt5-ps]", *table]
+    assert cli.main(words) == 0
+    assert net.read_text().splitlines()[1].startswith("Rt5-ps\tRt")
+
+
+@pytest.mark.parametrize(
+    ("species", "content", "said"),
+    [
+        (
+            "mause",
+            None,
+            "human, mouse, or a file with a table of orthologs, and there is no file 'mause' (did you mean",
+        ),
+        ("three.tsv", "a\tb\tc\n", "has 3 columns, not two, gene and human gene"),
+        ("empty.tsv", "", "can't be read as a table of orthologs"),
+        ("twice.tsv", "Rt1\tCD4\nRt1\tCD8A\n", "gives 'Rt1' two human genes"),
+    ],
+)
+def test_what_is_no_table_is_refused(rat, capsys, monkeypatch, species, content, said):
+    monkeypatch.chdir(rat)
+    if content is not None:
+        (rat / species).write_text(content)
+    for words in (["embed", "rat.h5ad", "-o", "out.h5ad"], ["entropy", "rat.h5ad", "-o", "out.parquet"]):
+        assert cli.main([*words, "--species", species]) == 1
+        assert said in capsys.readouterr().err
+        assert not (rat / words[-1]).exists()
+
+
+def test_every_command_has_the_option():
+    for command in (*CALLS, "entropy", "pretrain", "info"):
+        said = next(one.help for one in command_parser(command)._actions if one.dest == "species")
+        assert "FILE of two columns" in said
+    assert "orthologs" in arguments(sd.tl.embed)["species"]
+    assert sayable("Species", sd.tl.embed) == dict[str, str] | str | None
+    for given, found in (("human", "human"), ("null", None)):
+        assert options_of(["embed", "a.h5ad", "-o", "b.h5ad", "--species", given])[1]["species"] == found
+        assert read_species(found) == found

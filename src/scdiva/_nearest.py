@@ -37,7 +37,7 @@ def nearest(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) ->
     n
         Names given, at most.
     cutoff
-        How alike they have to be, 0 to 1.
+        How similar they have to be, 0 to 1.
     """
     forms: dict[str, list[str]] = {}
     for one in dict.fromkeys(str(one) for one in known if one is not None):  # anndata 0.13 has a layer None

@@ -24,7 +24,7 @@ MAX_COUNT = 2**31 - 1
 """From here on a value is no count, but what stands for a missing one or comes of an overflow: not even the sum of one
 gene over a hundred thousand cells is as large."""
 _SAMPLE = 200_000
-"""Values, of the first cells that hold any but integers, from which their scale is told."""
+"""Values, of the first cells that hold any but integers, from which their scale is found."""
 _MIN_WHOLE = 20
 """Genes from which on a cell of integers is one of counts for sure."""
 _MIN_MANY, _TOP_OVER_MEAN, _ONES = 200, 4, 0.05

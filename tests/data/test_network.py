@@ -62,7 +62,7 @@ def test_a_network_of_a_group(adata, tmp_path):
         assert only.group == "c"
         assert not only.signed
         assert not only.directed
-        assert only.unit == "likeness of genes (sd)"
+        assert only.unit == "similarity of genes (z-score)"
         np.testing.assert_array_equal(only.strength(np.array([-2.0, 1.0])), [-2.0, 1.0])
 
 

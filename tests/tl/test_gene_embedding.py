@@ -225,7 +225,7 @@ def test_frames_hold_the_genes_that_have_an_embedding(cells, one):
         (lambda c: None, "?", KeyError, "no column .*; it has .*'kind'"),
         (without_two_groups, "kind", ValueError, "2 of 90"),
         (lambda c: c.obs.__setitem__("kind", list(c.obs_names)), "kind", ValueError, "90 values.*more than the 50"),
-        (lambda c: c.obs.__setitem__("kind", pd.Categorical([1, "1", 2] * 30)), "kind", ValueError, "read alike"),
+        (lambda c: c.obs.__setitem__("kind", pd.Categorical([1, "1", 2] * 30)), "kind", ValueError, "one spelling"),
         (lambda c: setattr(c, "X", c.X.toarray() - 1), "kind", ValueError, "negative"),
         (lambda c: setattr(c, "X", c.X.toarray() - 1), None, ValueError, "negative"),
         (lambda c: setattr(c, "var_names", [f"G{i}" for i in range(c.n_vars)]), None, ValueError, "known genes"),

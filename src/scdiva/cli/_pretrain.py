@@ -85,7 +85,7 @@ def pretrain(
         Names of files of `train`, without their suffix, that are left out: of a folder, those that can't be used.
     study_weights
         How often an epoch holds the cells of a study: numbers by name, or a power of the study's size from 0 (all
-        studies alike) to 1 (as they are).
+        studies equally) to 1 (as they are).
     vocabulary
         A name, a model folder or a parquet file. If it holds no entropies, they are counted first, over the cells that
         are trained on; `scdiva entropy` does it apart.
@@ -282,7 +282,7 @@ def _training_files(
     if both:
         raise ValueError(
             f"{len(both)} studies are in train and in validation (first: {both[0]!r}): cells of one study are too "
-            "alike to validate on. Leave them out of one of the two."
+            "similar to validate on. Leave them out of one of the two."
         )
     held = held_out_studies(names, validation_studies, seed)
     trained = [name for name in names if name not in held]

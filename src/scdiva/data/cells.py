@@ -270,7 +270,7 @@ def open_cells(
     Raises
     ------
     KeyError, ValueError
-        With the call that mends it: no such layer or column, impossible values, too few genes or counts known, another
+        With the call that helps: no such layer or column, impossible values, too few genes or counts known, another
         species, cells without a known gene, a vocabulary without entropies.
 
     Examples

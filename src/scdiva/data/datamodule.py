@@ -48,13 +48,13 @@ class CellDataModule(pl.LightningDataModule):
         that :func:`scdiva.data.pack_files` wrote (or one file or object). A folder stands for every such file below
         it, by path. Files may have different genes: each is matched by itself.
     validation
-        The same for validation; None = no other files. Split by study, not by cell: cells of one study are too alike.
+        The same for validation; None = no other files. Split by study, not by cell: cells of one study are too similar.
     validation_studies
         Studies of `train` that are not trained on but validate: names, or a share of the studies, drawn from `seed`.
         See :func:`scdiva.data.studies.held_out_studies`.
     study_weights
         How often an epoch holds the cells of each training study: numbers by name (1 for the others), or a power p of
-        its size (1: as it is; 0: all studies alike). Blocks of neighbouring cells are drawn that often, a fraction in
+        its size (1: as it is; 0: all studies equally). Blocks of neighbouring cells are drawn that often, a fraction in
         as many epochs as it tells; see :class:`~scdiva.data.order.BlockShuffle`.
     vocabulary
         Genes and entropies.

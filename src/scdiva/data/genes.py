@@ -267,7 +267,7 @@ def _about_spikes(names: Sequence[str], counts: NDArray[np.float64]) -> str:
 
 
 def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
-    """Say what mends a name list that is no list of human genes.
+    """Say what to do about a name list that is no list of human genes.
 
     Parameters
     ----------

@@ -21,7 +21,7 @@ _DIRECTED = ("attention", "knockout")
 _WEIGHTS = {
     "attention": "excess attention rank",
     "correlation": "Pearson correlation",
-    "embedding": "likeness of genes (sd)",
+    "embedding": "similarity of genes (z-score)",
     "knockout": "fall of the target\nwithout the source",
 }
 """What the weights of each method are."""

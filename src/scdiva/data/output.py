@@ -145,7 +145,7 @@ def whole_or_not(out: Path) -> Iterator[Path]:
 
     Its name is always the same, so that what a killed run left there is found and deleted; one call at a time. Within
     the block anndata writes text of pandas's `string` and `str` dtypes as such: before 0.13 it refuses the names that a
-    newer one has written, unless it is told so.
+    newer one has written, unless it is asked to.
 
     Parameters
     ----------

@@ -63,7 +63,7 @@ def study_times(weights: Mapping[str, float] | float | None, names: Sequence[str
     ----------
     weights
         By name how often; studies that are not named once. Or a power p: a study of n cells then is a share of the
-        epoch that goes with n ** p (1: as it is; 0: all studies alike; 0.5 between), and the epoch stays as long as the
+        epoch that goes with n ** p (1: as it is; 0: all studies equal; 0.5 between), and the epoch stays as long as the
         corpus. None: once.
     names
         The training studies.

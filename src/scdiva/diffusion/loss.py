@@ -195,7 +195,7 @@ def masked_cross_entropy(
         compute_dtype = torch.get_autocast_dtype(kind)
     row_weight = hidden.new_ones(hidden.shape[0], dtype=high) if row_weight is None else row_weight.detach().to(high)
     with torch.autocast(kind, enabled=False):  # each product below has the dtype that it is meant to have
-        # custom functions run outside of autograd: what the caller's grad mode is must be told
+        # custom functions run outside of autograd: the caller's grad mode must be passed on
         loss, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
             hidden, weight, targets, row_weight, chunk, compute_dtype, torch.is_grad_enabled()
         )

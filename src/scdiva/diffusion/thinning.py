@@ -1,4 +1,4 @@
-"""Cells sequenced less deep: counts are parted in two halves, and what one half does not show is asked of the other."""
+"""Cells sequenced less deep: counts are split in two halves; what one does not show is predicted from the other."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def _options(tiles: Tiles) -> dict[str, Any]:
 
 
 def _precision(dtype: torch.dtype) -> str:
-    """How float32 products are formed: in full, unless torch was told that less will do."""
+    """How float32 products are formed: in full, unless torch's settings allow less."""
     return "ieee" if dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 

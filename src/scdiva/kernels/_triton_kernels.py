@@ -14,7 +14,7 @@ What the four kernels share:
 - Full tiles carry no mask; the last one is peeled off the loop.
 - Full-precision products (`PRECISION="ieee"`) run outside of the tensor cores, where a thread holds whole rows of both
   factors. Moved out of the loop, the rows that the loop doesn't change would fill the registers; so nothing is moved
-  (Triton 3.6 moves them all the same, and spills; 3.9 does as it is told).
+  (Triton 3.6 moves them all the same, and spills; 3.9 leaves them there).
 - No atomics: two runs agree bit for bit.
 """
 

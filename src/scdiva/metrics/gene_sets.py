@@ -152,13 +152,13 @@ def enrichment(
     if empty or not in_modules:
         raise ValueError(
             f"{len(empty)} of {len(in_modules)} modules have no gene among the {len(universe)} of the background"
-            f"{f' (the first is {empty[0]!r})' if empty else ''}. Modules, sets and background must name genes alike."
+            f"{f' (the first is {empty[0]!r})' if empty else ''}. All must use the same gene names."
         )
     tested = {name: genes for name, genes in in_sets.items() if min_genes <= len(genes) <= max_genes}
     if not tested:
         raise ValueError(
             f"None of {len(in_sets)} gene sets has {min_genes} to {max_genes} genes among the {len(universe)} of the "
-            f"background; the largest has {max(map(len, in_sets.values()), default=0)}. Do both name genes alike?"
+            f"background; the largest has {max(map(len, in_sets.values()), default=0)}. Do both use the same names?"
         )
     rows = []
     for module, genes in in_modules.items():

@@ -72,11 +72,11 @@ def edge_stability(a: Any, b: Any, *, top: int | None = None) -> dict[str, float
         row_a, row_b = slice(*rows_a[i : i + 2]), slice(*rows_b[i : i + 2])
         best_a = _best(pairs_a[row_a], w_a[row_a], TOP_TARGETS)
         by_source.append(_jaccard(best_a, _best(pairs_b[row_b], w_b[row_b], TOP_TARGETS)))
-    told = np.array(by_source)[~np.isnan(by_source)]
+    scored = np.array(by_source)[~np.isnan(by_source)]
     return {
         "spearman": float(spearmanr(w_a[in_a], w_b[in_b]).statistic) if varies else np.nan,
         "jaccard": _jaccard(_best(pairs_a, w_a, n_best), _best(pairs_b, w_b, n_best)),
-        "jaccard_by_source": float(told.mean()) if len(told) else np.nan,
+        "jaccard_by_source": float(scored.mean()) if len(scored) else np.nan,
         "n_pairs": len(common),
         "top": n_best,
     }

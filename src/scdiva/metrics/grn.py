@@ -1,4 +1,4 @@
-"""How well the edges of a gene network are told beside known ones: weights of pairs in, floats out."""
+"""How well the edges of a gene network agree with known ones: weights of pairs in, floats out."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def matched_null(
     n_permutations: int = 1000,
     rng: int | np.random.Generator = 0,
 ) -> Iterator[NDArray[np.bool]]:
-    """Exchange the known targets of each source for random ones that are alike, such as equally expressed.
+    """Exchange the known targets of each source for similar random ones, such as equally expressed.
 
     Each source keeps its number of targets in every quantile bin of `match`; within a bin each of its candidates, the
     known ones among them, is as likely as any other. What a score has beyond these owes nothing to how many targets a
@@ -297,7 +297,7 @@ def _pairs(weights: ArrayLike, known: ArrayLike, candidates: ArrayLike | None) -
     if positive.all() or not positive.any():
         raise ValueError(
             f"{'All' if positive.all() else 'None'} of {len(positive)} candidates {'are' if positive.all() else 'is'} "
-            "known: telling known pairs from others needs both. Check that both name genes alike."
+            "known: telling known pairs from others needs both. Check that both use the same gene names."
         )
     weight = given[row, target]
     order = np.argsort(-weight, kind="stable")
@@ -334,7 +334,7 @@ def _groups(
 def _scores(
     pairs: _Pairs, known: NDArray[np.bool_], *, times: NDArray[np.integer] | None = None, k: int | None = None
 ) -> tuple[float, float]:
-    """AUPRC ratio and early precision ratio, each source counted as many times as told.
+    """AUPRC ratio and early precision ratio, each source counted as many times as given.
 
     Only known pairs are visited: recall changes nowhere else.
     """

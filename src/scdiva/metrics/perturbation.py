@@ -1,4 +1,4 @@
-"""How well the response of cells to a perturbation is told: means of expression in, floats out."""
+"""How well the response of cells to a perturbation is predicted: means of expression in, floats out."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def perturbation_response(
     r"""Score the predicted mean expression of one condition.
 
     A change, :math:`\Delta`, is a difference to `reference`: of the control cells, or of the mean over perturbations,
-    which shows what is told of this perturbation beside what all of them do. A change below `NO_CHANGE` is none.
+    which shows what is predicted of this perturbation beside what all of them do. A change below `NO_CHANGE` is none.
 
     Predictions that don't distinguish genes, such as "no change", score what chance does: their Pearson correlation,
     which has no value, is 0, their signs are half right, and hit rates are expected ones under ties broken at random.

@@ -238,7 +238,7 @@ def discriminator_auroc(
 
     Returns
     -------
-    Area under the ROC curve, the mean over folds, 0 to 1: 0.5 where they cannot be told apart, 1 where always.
+    Area under the ROC curve, the mean over folds, 0 to 1: 0.5 where they cannot be distinguished, 1 where always.
 
     Raises
     ------

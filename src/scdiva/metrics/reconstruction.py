@@ -1,4 +1,4 @@
-"""How well a cell's sequence of genes and values is told again: one cell a call, integers in, floats out."""
+"""How well a cell's sequence of genes and values is reconstructed: one cell a call, integers in, floats out."""
 
 from __future__ import annotations
 
@@ -337,7 +337,7 @@ def _at(
 
 
 def _found(genes: NDArray[np.int64], told: NDArray[np.int64]) -> float:
-    """Share of genes, none of them twice, that are told."""
+    """Share of genes, none of them twice, that are predicted."""
     return float(np.isin(genes, told).mean())
 
 

@@ -36,7 +36,7 @@ def check_input(
     max_length
         Most genes of a cell; None takes the configuration's.
     needs_time
-        Whether a network that is conditioned on time has to be told it.
+        Whether a network that is conditioned on time has to be given it.
 
     Returns
     -------

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from scdiva._constants import TARGET_SUM
 
 N_COUNTS = 96
-"""Most counts told apart in one cell; large ones stand for those around them."""
+"""Most counts distinguished in one cell; large ones stand for those around them."""
 N_MEANS, N_SPREADS = 120, 10
 """Fineness of the table of distributions: where they are centred, how wide they are."""
 SPREADS = (0.1, 2.5)

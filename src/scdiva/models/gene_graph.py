@@ -27,7 +27,7 @@ def attention_ranks(
 
     Attention weights (paper, eq. `mha`), without the column of `[LAT]`, are averaged over layers and heads; then the
     keys of each query are ranked and the ranks divided by their number (paper, section "Gene Regulatory Network
-    Inference and Logic", rank-normalised weights), so that long and short cells count alike.
+    Inference and Logic", rank-normalised weights), so that long and short cells count equally.
 
     Parameters
     ----------
@@ -75,7 +75,7 @@ def knockout_falls(
         logarithm of how often it is expected among them, the sum of these probabilities.
     removal
         `"remove"` takes a source out of the cell, so that those behind it move up; `"mask"` hides its identity and its
-        value, so that the model is told of a gene there but not of which.
+        value, so that the model is given a gene there but not which.
 
     Returns
     -------
@@ -105,7 +105,7 @@ def knockout_falls(
         usual = _expected(model, tokens, values, hidden, aims, effect)
         for row, source in enumerate(sources.tolist()):
             still, before = hidden, usual
-            if hidden[source]:  # the model has to be told of it, or nothing is taken away
+            if hidden[source]:  # the model has to be given it, or nothing is taken away
                 still = hidden & (place != source)
                 before = _expected(model, tokens, values, still, aims, effect)
             if removal == "remove":

@@ -294,7 +294,7 @@ def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None 
 
 
 def alikeness(model: ScDiVa, screen: Screen, targets: Conditions, states: NDArray[np.float32]) -> Alike:
-    """Give how alike the model holds all perturbed genes, and all groups, of a screen and of what is predicted.
+    """Give the model's similarities of all perturbed genes, and of all groups, of a screen and of what is predicted.
 
     Parameters
     ----------

@@ -7,9 +7,9 @@ With a condition c = (perturbed genes, group of cells, dose), the change of a ge
     \Delta_c \sim \mathrm{GP}(0,\; \tau^2 k), \qquad
     k(c, c') = a + \bigl(0.7\, B B'^\top + 0.3\, B S B'^\top + 0.05\, p\bigr)\, h(g, g')\, d(c, c')
 
-where B says how strongly each gene is perturbed, S is how alike the model holds two perturbed genes to be
-(:func:`scdiva.models.screen.part_similarity`), p is 1 for one combination of several genes with itself, h is how alike
-two groups of cells are held to be, and d how alike two doses. So a is what all perturbed cells share, B B' adds up
+where B says how strongly each gene is perturbed, S is the similarity of two perturbed genes by the model
+(:func:`scdiva.models.screen.part_similarity`), p is 1 for one combination of several genes with itself, h is the
+similarity of two groups of cells, and d that of two doses. So a is what all perturbed cells share, B B' adds up
 effects of single genes in combinations, B S B' carries them over to genes that were not perturbed, and p leaves room
 for what does not add up. Two groups share a part b of an effect in any case, and 0.6 of the rest by the cosine of their
 states; a group shares all with itself. What a and b are, the screen tells (:func:`shared_changes`).
@@ -33,7 +33,7 @@ from scdiva.models.screen import Conditions, Screen
 RELATED, PAIR = 0.3, 0.05
 """Share of an effect that similar genes have in common, and what a combination has of its own beside effects of 1."""
 ALIKE_GROUP = 0.6
-"""Share, of what two groups need not have in common, that goes by how alike they are."""
+"""Share, of what two groups need not have in common, that goes by their similarity."""
 GUESS = 5
 """Conditions, or pairs of groups, that count as much as the guess of what is shared."""
 OWN, LEAST = 0.3, 0.25
@@ -44,7 +44,7 @@ Matrix = NDArray[np.float64]
 
 
 class Alike(NamedTuple):
-    """What the model holds to be alike.
+    """Similarities that the model gives.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Shared(NamedTuple):
     Attributes
     ----------
     all
-        Variance of what all perturbations change alike, where the effect of a single one has 1.
+        Variance of what all perturbations change in common, where the effect of a single one has 1.
     groups
         Share, 0 to 1, of the effect of a perturbation that is the same in any two groups.
     """

@@ -146,7 +146,7 @@ def kinds(targets: Conditions, measured: Conditions) -> list[Kind]:
 
 
 def part_similarity(model: ScDiVa, names: Sequence[str]) -> NDArray[np.float64]:
-    r"""How alike the model holds perturbed genes to be, `(n, n)` with ones on the diagonal.
+    r"""Similarity of perturbed genes by the model, `(n, n)` with ones on the diagonal.
 
     The product of two cosines, of the genes' token embeddings and of their rows in the set encoder's table, each
     around its mean over the vocabulary: both have to agree. Without a set encoder the first is squared. A name that is
@@ -177,7 +177,7 @@ def part_similarity(model: ScDiVa, names: Sequence[str]) -> NDArray[np.float64]:
 
 
 def group_similarity(states: NDArray[np.float32], n_measured: int) -> NDArray[np.float64]:
-    """How alike groups of cells are, `(n, n)`: cosines of their control cells' mean states around those of the screen.
+    """Similarity of groups of cells, `(n, n)`: cosines of their control cells' mean states around those of the screen.
 
     Of two groups such cosines are always -1, which says nothing: of fewer than three measured, each is like none but
     itself.

@@ -83,7 +83,7 @@ class HeadSizes:
 class Neighbors(nn.Module):
     """Shares of the labels among the nearest known cells, as logits.
 
-    One cell more, of no label, votes for all alike, so that no share is 0.
+    One cell more, of no label, votes for all equally, so that no share is 0.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ class GeneValueEmbedding(nn.Module):
 
 
 class TimeEmbedding(nn.Module):
-    r"""Embedding of the diffusion time, for models that are told it.
+    r"""Embedding of the diffusion time, for models conditioned on it.
 
     Sines and cosines of :math:`1000\,t` at geometric frequencies (Vaswani et al. 2017; Ho et al. 2020), then a
     two-layer SiLU MLP whose last layer starts at zero, so that switching it on changes nothing at first. The paper's

@@ -13,7 +13,7 @@ STEP = 0.3
 
 
 class IntegrationHead(nn.Module):
-    r"""Map of a cell's state and of a projection of its genes to an integrated state; it is told of no batch.
+    r"""Map of a cell's state and of a projection of its genes to an integrated state; it is given no batch.
 
     .. math::
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _FIELD = 0.135
 """Inches of a field, which hold a name."""
 _MOST = 400
-"""Genes of a side: more could not be told apart."""
+"""Genes of a side: more can't be distinguished."""
 _NAMED = 120
 """Genes of a side up to which they are named."""
 
@@ -44,7 +44,7 @@ def attention(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw the weights between genes as a heatmap, genes that are alike side by side.
+    """Draw the weights between genes as a heatmap, similar genes side by side.
 
     Rows are targets (queries of attention), columns are sources (keys). Genes are ordered by hierarchical clustering of
     their weights to and from the others (average linkage, correlation, optimal leaf order), the same on both sides

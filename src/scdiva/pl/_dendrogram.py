@@ -1,4 +1,4 @@
-"""Order rows of a heatmap by likeness, and draw the tree of it."""
+"""Order rows of a heatmap by similarity, and draw the tree of it."""
 
 from __future__ import annotations
 

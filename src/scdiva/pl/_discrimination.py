@@ -154,7 +154,7 @@ def discrimination(
 
 
 def _of_one_group(responses: Responses, group: str | None) -> list[int]:
-    """Choose the observed conditions of one group; those of several are told apart by their groups alone."""
+    """Choose the observed conditions of one group; those of several differ by their groups alone."""
     observed = responses.conditions.loc[list(responses.rows)]
     groups = list(observed["group"].unique())
     if group is not None and group not in groups:

@@ -43,7 +43,7 @@ def gene_overlap(
     ----------
     gene_sets
         Names of genes of each set, by the name of the set; a gene that a set names twice counts once. See
-        `scdiva.get.reconstructed_genes`. Sets of different data must name genes alike.
+        `scdiva.get.reconstructed_genes`. Sets of different data must use the same gene names.
     ax
         The matplotlib axes to draw on, for two or three sets; None makes a figure.
     %(return_fig)s
@@ -113,7 +113,7 @@ def _checked(gene_sets: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
         first, second = list(sets)[:2]
         warnings.warn(
             f"no two sets share a gene (the first of {first!r} is {min(sets[first])!r}, of {second!r} "
-            f"{min(sets[second])!r}): do they name genes alike?",
+            f"{min(sets[second])!r}): do they use the same gene names?",
             stacklevel=3,
         )
     return sets

@@ -213,8 +213,8 @@ def _scatter(
     groups = {"all": np.ones(len(both.cell), dtype=bool)}
     if both.hidden.any():
         groups["hidden"] = both.hidden
-    told = {name: spearman_within(x[these], y[these], both.cell[these]) for name, these in groups.items()}
-    lines = [f"ρ {value:.2f} ({name})" if np.isfinite(value) else f"no ρ ({name})" for name, value in told.items()]
+    each = {name: spearman_within(x[these], y[these], both.cell[these]) for name, these in groups.items()}
+    lines = [f"ρ {value:.2f} ({name})" if np.isfinite(value) else f"no ρ ({name})" for name, value in each.items()]
     box = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1.0}
     ax.text(
         0.02, 0.98, "\n".join(lines), transform=ax.transAxes, ha="left", va="top", fontsize=8, zorder=6, bbox=box

@@ -88,19 +88,19 @@ def regulon(
     places, right = _around(n)
     widths, inks = edge_looks(weight)
     for i in range(n):
-        told = known is None or not np.isnan(known[i])
+        signed = known is None or not np.isnan(known[i])
         axes.plot(
             [0, places[i, 0]], [0, places[i, 1]], color=_colour(sign[i]), alpha=inks[i], linewidth=widths[i],
-            linestyle="-" if told else (0, (3, 1.5)), zorder=2,
+            linestyle="-" if signed else (0, (3, 1.5)), zorder=2,
         )  # fmt: skip
-        fill = "white" if known is None or not told else _FILLS[int(np.sign(known[i]))]
+        fill = "white" if known is None or not signed else _FILLS[int(np.sign(known[i]))]
         axes.scatter(
             places[i, 0], places[i, 1], s=34, color=fill, edgecolors=_colour(sign[i]), linewidths=1.2, zorder=3
         )
         axes.annotate(
             rows["target"].iloc[i], places[i], (7 if right[i] else -7, 0), textcoords="offset points",
             ha="left" if right[i] else "right", va="center", fontsize=8, annotation_clip=False,
-            weight="bold" if known is not None and told else "normal",
+            weight="bold" if known is not None and signed else "normal",
         )  # fmt: skip
     axes.text(
         0, 0, factor, ha="center", va="center", fontsize=10, weight="bold", zorder=4,

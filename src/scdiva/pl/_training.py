@@ -57,7 +57,7 @@ def training(
         genes the network hesitates), ``"accuracy"`` (share of hidden genes that it takes for the likeliest), or
         ``"value_error"`` (root of the mean squared error of hidden values, log-normalised).
     n_studies
-        At most so many studies, those that are told worst.
+        At most so many studies, those predicted worst.
     %(return_fig)s
     %(save)s
 

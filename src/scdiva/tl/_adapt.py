@@ -61,7 +61,7 @@ def adapt(
 
     Up to 20 principal components of these cells (within batches, shrunk by the noise in them) are joined to the model's
     cell state, :math:`[z,\; w\,x]`: what the corpus did not teach of a tissue comes in with x, what these cells alone
-    are too few to show stays with z. How much x counts is chosen by count splitting [1]_: each cell's counts are parted
+    are too few to show stays with z. How much x counts is chosen by count splitting [1]_: each cell's counts are split
     by chance, and the weight is taken with which a cell's 10 nearest neighbours by four fifths of the counts, within
     the batch, best predict the expression in the last fifth. The components that judge a cell are fitted to others.
     Compared are the model's state alone, the components alone, and seven weights between, for components of the 2,000

@@ -75,7 +75,7 @@ def annotate(
       annotation).
     - `"finetune"`: the model itself is trained on with the logistic regression as its last layer (paper, section on
       annotation). Batches of `batch_key` that hold a tenth of the cells or more are held out, and training ends once
-      they are told no better; without batches, or where each label is in one batch only, a tenth of the cells is.
+      they are predicted no better; without batches, or where each label is in one batch only, a tenth of the cells is.
 
     Probabilities are those of classifiers that held-out cells of the reference have calibrated [1]_: labelled cells
     are dealt out in three parts, each predicted by a fit on the two others. Of few labels they tell little: below some
@@ -111,7 +111,7 @@ def annotate(
         With `parents`: where the probability of a label is below this, the group above it is named, whose probability
         is the sum over its labels.
     class_weight
-        `"balanced"`: every label counts alike in fitting, however few cells it has. None: every cell does.
+        `"balanced"`: every label counts equally in fitting, however few cells it has. None: every cell does.
     n_neighbors
         Neighbours that vote; fewer where labels have fewer cells on average.
     strategy, max_epochs, patience, minutes, batch_size, learning_rate

@@ -32,7 +32,7 @@ def gene_columns(
     adata
         Whose `var` counts.
     corrected
-        True for all genes that the vocabulary holds, or names of `adata.var_names`; columns of one name count alike.
+        True for all genes that the vocabulary holds, or names of `adata.var_names`; columns of one name count as one.
     vocabulary
         Of the model.
     reading

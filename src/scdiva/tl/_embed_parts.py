@@ -134,7 +134,7 @@ def _next_part(file: BinaryIO, width: int) -> np.ndarray | None:
 
 
 def _key_of(file: BinaryIO) -> dict[str, Any] | None:
-    """Read what the parts of a file are of; None if it is empty, `{}` if that can't be told."""
+    """Read what the parts of a file are of; None if it is empty, `{}` if that can't be known."""
     file.seek(0)
     line = file.readline()
     try:

@@ -92,7 +92,7 @@ def enrich_modules(
     if not any(min_genes <= len(background.intersection(genes)) <= max_genes for genes in sets.values()):
         raise ValueError(
             f"none of {len(sets)} gene sets (first: {next(iter(sets), None)!r}) has {min_genes} to {max_genes} of the "
-            f"{len(background)} genes of the network (first: {of_gene['name'].iloc[0]!r}): are both named alike? "
+            f"{len(background)} genes of the network (first: {of_gene['name'].iloc[0]!r}): do both use the same names? "
             "gene_symbols= names the column of adata.var with the symbols."
         )
     return enrichment(modules, sets, list(background), min_genes=min_genes, max_genes=max_genes)

@@ -169,7 +169,7 @@ def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:
     check_labels(column, f"adata.obs[{key!r}]", "group", stacklevel=4)
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise ValueError(
-            f"adata.obs[{key!r}] has different values that read alike, {repeated[0]!r}: make them one with "
+            f"adata.obs[{key!r}] has different values with one spelling, {repeated[0]!r}: make them one with "
             f"adata.obs[{key!r}] = adata.obs[{key!r}].astype(str)"
         )
     return np.asarray(found.codes, dtype=np.int64), names

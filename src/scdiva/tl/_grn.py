@@ -76,7 +76,7 @@ def grn(
         Cells × genes, raw counts or log-normalised expression.
     method
         `"embedding"`
-            Likeness of two genes: the cosine of the model's whitened gene embeddings, and the covariance of the genes'
+            Similarity of two genes: the cosine of the model's whitened gene embeddings, and the covariance of their
             expression as far as it is linear in the states that :func:`embed` gives these cells. Each is taken in
             standard deviations over all pairs of genes, and the weight is their mean.
         `"attention"`

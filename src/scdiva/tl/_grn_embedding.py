@@ -66,7 +66,7 @@ def weights(
     squares: NDArray[np.float64],
     products: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    r"""Give the likeness of each source and target from the sums of one group.
+    r"""Give the similarity of each source and target from the sums of one group.
 
     The mean of two similarities, each in standard deviations over all pairs of genes from their mean: the cosine of the
     whitened embeddings of the model (:func:`whitened`), and the covariance of the two genes' standardised expression as
@@ -97,7 +97,7 @@ def whitened(model: ScDiVa) -> NDArray[np.float64]:
     """Whiten the gene embeddings of a model, and bring each to length one.
 
     The first directions of such a table hold how widely a gene is expressed and in which kinds of cells, and outweigh
-    the rest in a plain cosine; whitening lets all directions count alike (Su et al. 2021).
+    the rest in a plain cosine; whitening lets all directions count equally (Su et al. 2021).
 
     Parameters
     ----------

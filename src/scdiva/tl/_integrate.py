@@ -67,14 +67,14 @@ def integrate(
     - denoising: of the whole cell, and of the cell with genes hidden with probability t ~ U(0, 0.3), it is to give the
       state of the whole cell from which batch effects were taken cluster by cluster [1]_;
     - gradient reversal: a discriminator tells the batch from the integrated state, and its gradient, reversed, removes
-      what tells it beyond how often each batch is met among cells alike (paper, section on batch integration; schedule
-      of [2]_);
+      what tells it beyond how often each batch is met among similar cells (paper, section on batch integration;
+      schedule of [2]_);
     - with labels, supervised contrast of the labelled cells [3]_; clusters then never join two labels;
     - without, contrast of pairs: each cell against the others, beside the same cell with genes hidden and a partner in
       another batch, one of its mutual nearest neighbours [4]_ among the states of which effects were taken. Cells
       alike (such neighbours, and cosines of those states above 0.85) are not pushed apart.
 
-    The head is told of no batch. A cell gets the same state in whatever company it comes, and cells of a batch never
+    The head is given no batch. A cell gets the same state in whatever company it comes, and cells of a batch never
     seen are mapped without refitting: `tl.embed(query, model)`.
 
     Parameters
@@ -148,7 +148,7 @@ def integrate(
     UserWarning
         If there is one batch only: nothing is fitted, and the embedding of the model as it is is written. If no cell
         has the `unlabeled_category`. If batch and label are confounded (Cramér's V above 0.5): types that one batch
-        alone has cannot be told from its effect.
+        alone has cannot be separated from its effect.
 
     References
     ----------

@@ -55,7 +55,7 @@ def regulon(
     `source`, `target`; `weight` of the edge; `correlation`, Pearson's, of log-normalised expression over the cells of
     the network's group; `sign`, 1 or -1, of the weight if the method tells more from less (`"knockout"`,
     `"correlation"`; not of differences of groups), else of the correlation, 0 if that is 0. With `known` also `known`:
-    1, -1 or 0 (sign not told) for a pair that it holds, else NaN. The strongest first.
+    1, -1 or 0 (sign not known) for a pair that it holds, else NaN. The strongest first.
 
     Raises
     ------
@@ -136,6 +136,6 @@ def _modes(known: pd.DataFrame, source: str) -> dict[str, float]:
 
 
 def _settled(found: set[float]) -> float:
-    """Settle on one mode: what is told outweighs what is not, contradictions leave it open."""
+    """Settle on one mode: a sign outweighs none, contradictions leave it open."""
     told = found - {0.0}
     return next(iter(told)) if len(told) == 1 else 0.0

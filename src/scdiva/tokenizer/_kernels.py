@@ -110,7 +110,7 @@ def rank(indptr, indices, data, denominator, out_indptr, tokens, values):
     """Write the genes of each row by falling score; `out_indptr` says how many of them are kept.
 
     False, at the first row whose tokens do not ascend or lie outside, or that holds a value that is not positive and
-    finite: the caller mends it or says what is wrong.
+    finite: the caller corrects it or says what is wrong.
     """
     longest = 0
     for i in range(len(indptr) - 1):

@@ -236,7 +236,7 @@ def _clean(cells: sp.csr_matrix) -> sp.csr_matrix:
             f"{cells.shape[1] - 1}: they are damaged."
         )
     arrays = (cells.data, cells.indices, cells.indptr)
-    cells = sp.csr_matrix(arrays, shape=cells.shape)  # one that has not been told that it is sorted
+    cells = sp.csr_matrix(arrays, shape=cells.shape)  # one that doesn't know that it is sorted
     if not cells.has_canonical_format or (len(cells.data) and cells.data.min() <= 0):
         cells = cells.copy()
         cells.sum_duplicates()

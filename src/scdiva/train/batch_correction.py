@@ -1,4 +1,4 @@
-"""Batch effects taken out of cell states, cluster by cluster: what a network that is told of no batch then repeats."""
+"""Batch effects removed from cell states, cluster by cluster: what a network that is given no batch then repeats."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def correct_batches(
 ) -> Matrix:
     r"""Take from each state what its batch adds to it, cluster by cluster (Harmony; Korsunsky et al. 2019).
 
-    Cells share soft clusters on the unit sphere, each drawn towards all batches alike:
+    Cells share soft clusters on the unit sphere, each drawn towards all batches equally:
 
     .. math::
 
@@ -110,7 +110,7 @@ def batch_prior(corrected: NDArray[Any], batch: NDArray[Any], rng: np.random.Gen
     batch
         Batch numbers from 0, `(n_cells,)`.
     rng
-        Of the clusters, at most 20, that cells are alike in.
+        Of the clusters, at most 20, that similar cells share.
 
     Returns
     -------

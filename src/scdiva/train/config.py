@@ -1,4 +1,4 @@
-"""What a training run is told. Plain dataclasses: they are the command line and the YAML file too; no torch here."""
+"""Configuration of training. Plain dataclasses: they are the command line and the YAML file too; no torch here."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ class PretrainingConfig(OptimiserConfig):
         all. The gene head is most of a small model's work, and the hidden genes of one cell tell much the same. Only
         with `loss_norm="per_cell"`, which stays unbiased.
     place_prior
-        Whether the network is told what the place of a hidden gene in the ranking says of it
+        Whether the network is given what the rank of a masked gene says of it
         (:func:`scdiva.diffusion.place_log_prior`), so that it learns what that does not say. Needs a state head, which
         says what values are expected, and `scored_genes`.
     anchor_objective

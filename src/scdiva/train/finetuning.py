@@ -127,7 +127,7 @@ def finetune(
     *,
     progress: bool = True,
 ) -> tuple[dict[str, Any], HeldOut]:
-    """Train a model and the classifier on it, until held-out cells are told no better.
+    """Train a model and the classifier on it, until held-out cells are predicted no better.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def finetune(
 
     Returns
     -------
-    What :func:`scdiva.train.adaptation.continue_training` found, with `improved`, whether held-out cells are told
+    What :func:`scdiva.train.adaptation.continue_training` found, with `improved`, whether held-out cells are predicted
     better than before; and what is said of them in the end.
     """
     weights = label_weights(reference.labels[split.training], head.sizes.n_labels, config.balanced)

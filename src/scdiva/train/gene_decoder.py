@@ -31,7 +31,7 @@ class GeneDecoder(nn.Module):
         Studies with a covariate of their own; 0 does without.
     frequency
         Mean share of the counts of each token, `(n_genes + N_SPECIAL,)`, whose logarithm the logits start from; None
-        starts with all genes alike, which takes thousands of steps to unlearn.
+        starts with all genes equal, which takes thousands of steps to unlearn.
 
     Raises
     ------

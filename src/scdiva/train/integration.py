@@ -72,13 +72,13 @@ class IntegrationModule(TaskModule):
     - denoising: of the whole cell, and of the same cell thinned, the head gives the corrected state of the whole
       (:func:`~scdiva.train.batch_correction.correct_batches`): two corruption levels meet in one state;
     - reversal: from the integrated state a discriminator tells the batch, and its gradient, reversed, takes away what
-      it tells it by, more so as training goes on. It is given how often each batch is met among cells alike
+      it tells it by, more so as training goes on. It is given how often each batch is met among similar cells
       (:func:`~scdiva.train.batch_correction.batch_prior`) and is asked for what tells more than that: else types that
       some batches have few of would be drawn into others, until all batches had the same;
     - supervised contrast between labelled cells, those of one label against all others;
-    - without labels, contrast of pairs: a cell is told from others by what should be near it, the same cell thinned
+    - without labels, contrast of pairs: what should be near a cell is picked out among others, the same cell thinned
       (the other corruption level) and a partner, drawn from its mutual nearest neighbours in other batches among the
-      corrected states (:func:`~scdiva.train.mutual_neighbors.mutual_neighbors`). Cells alike are not told apart:
+      corrected states (:func:`~scdiva.train.mutual_neighbors.mutual_neighbors`). Similar cells are not pushed apart:
       mutual neighbours, and those whose corrected states have a cosine above `alike`.
 
     Parameters

@@ -101,7 +101,7 @@ def fit_linear_map(
     n_genes
         Genes kept; all that qualify if there are fewer.
     study_power
-        0: each cell counts alike; 1: each study does.
+        0: each cell counts the same; 1: each study does.
     spectral_power
         Each direction is scaled by its standard deviation, relative to the first's, to this power: above 0 the leading
         directions count more in distances than they do by themselves. Chosen on eight labelled studies of the corpus.

@@ -128,7 +128,7 @@ class Agreement(NamedTuple):
 def compare_weights(model: ScDiVa, cells: AdaptationCells, seed: int) -> Agreement:
     """Compare own components, and their weights beside a model's state, by what neighbours predict of counts not seen.
 
-    Each cell's counts are parted by chance (count splitting; Batson, Royer & Webber 2019; Neufeld et al. 2024). Four
+    Each cell's counts are split at random (count splitting; Batson, Royer & Webber 2019; Neufeld et al. 2024). Four
     fifths of them give a cell its state and its place among the components; of the last fifth, the mean of its 10
     nearest neighbours within the batch predicts its own. The components are fitted to other cells, in two folds: fitted
     to the same ones they would know of what is predicted.

@@ -180,7 +180,7 @@ class PretrainingModule(TaskModule):
         self._told = []
 
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
-        """One batch of the fixed validation set: its loss, and what is told of genes at known shares of hidden ones.
+        """One batch of the fixed validation set: its loss, and how genes are predicted at known shares of masked ones.
 
         Called by Lightning.
         """
@@ -214,7 +214,7 @@ class PretrainingModule(TaskModule):
             return
         batches = getattr(self.trainer.val_dataloaders, "dataset", None)
         names, study = validation_studies(batches) if isinstance(batches, ValidationBatches) else ([], None)
-        if study is not None and len(study) != len(each):  # Lightning was told to look at some batches only
+        if study is not None and len(study) != len(each):  # Lightning looks at some batches only
             study = study[: len(each)]
         for log in self.trainer.loggers:
             if isinstance(log, CSVLogger):

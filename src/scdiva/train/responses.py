@@ -83,7 +83,7 @@ def predict_left_out(screen: Screen, alike: Alike, asked: set[Kind], seed: int) 
     Parameters
     ----------
     screen, alike
-        What was measured, and what the model holds to be alike.
+        What was measured, and the similarities that the model gives.
     asked
         Kinds of conditions that will be predicted.
     seed

@@ -252,7 +252,7 @@ def fit(
                 "plugins": _plugins(trainer_options.get("plugins")),
             }
         )
-    # Lightning from 2.6 on can be told not to unpickle; batches_seen has read the file in that way in any case
+    # Lightning from 2.6 on can leave out unpickling; batches_seen has read the file in that way in any case
     safe = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
     # data loaders draw from torch's global stream, which is the user's
     with _quiet_lightning(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():

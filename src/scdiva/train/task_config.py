@@ -1,4 +1,4 @@
-"""What training a part of a network for one task is told; like :mod:`scdiva.train.config`, without torch."""
+"""Configuration of training a part of a network for one task; like :mod:`scdiva.train.config`, without torch."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class AnnotationConfig(OptimiserConfig):
     batch_size, learning_rate, warmup_steps, weight_decay
         Of the fine-tuning, with defaults of their own; the first and the last also of the probe.
     balanced
-        Whether labels count alike in the loss, or cells.
+        Whether labels count equally in the loss, or cells.
     inverse_penalty
         C of the logistic regression: its quadratic penalty is 1 / (2 C).
     n_neighbors

@@ -1,4 +1,4 @@
-"""How well hidden genes are told back: by share of hidden genes, and by study."""
+"""How well masked genes are predicted: by share of masked genes, and by study."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Told(NamedTuple):
     n_cells
         Cells.
     perplexity
-        exp of the mean cross-entropy of hidden genes: among how many genes the network hesitates. All genes alike give
-        the number of genes.
+        exp of the mean cross-entropy of hidden genes: among how many genes the network hesitates. All genes
+        equally likely give the number of genes.
     accuracy
         Share of hidden genes that the network takes for the likeliest.
     value_error

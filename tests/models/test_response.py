@@ -12,7 +12,7 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import DotProduct
 
 from scdiva.models import response as R
-from scdiva.models.response import Alike, covariance, expected_response
+from scdiva.models.response import Similarities, covariance, expected_response
 from scdiva.models.screen import Conditions
 
 NAMES = tuple("ABCDE")
@@ -25,45 +25,45 @@ def conditions(rows) -> Conditions:
     return Conditions(tuple(parts), np.array(group, dtype=np.int64), np.array(dose, dtype=np.float64))
 
 
-def alikeness(n_groups=4, rng=0) -> Alike:
+def similarities_of(n_groups=4, rng=0) -> Similarities:
     """Correlations of random vectors."""
     draw = np.random.default_rng(rng)
-    return Alike(NAMES, np.corrcoef(draw.normal(size=(5, 9))), np.corrcoef(draw.normal(size=(n_groups, 9))))
+    return Similarities(NAMES, np.corrcoef(draw.normal(size=(5, 9))), np.corrcoef(draw.normal(size=(n_groups, 9))))
 
 
-def slow_covariance(one, other, alike, unit, shared=R.GUESSED) -> float:
+def slow_covariance(one, other, similarities, unit, shared=R.GUESSED) -> float:
     """Of two conditions, sum by sum, from the formula at the head of the module."""
     (parts_a, group_a, dose_a), (parts_b, group_b, dose_b) = one, other
     a, b = (np.log(1 + dose / unit) / np.log(2) for dose in (dose_a, dose_b))
     effect = 0.0
     for p in parts_a:
         for q in parts_b:
-            similar = alike.parts[alike.names.index(p), alike.names.index(q)]
+            similar = similarities.parts[similarities.names.index(p), similarities.names.index(q)]
             effect += a * b * ((1 - R.RELATED) * (p == q) + R.RELATED * similar)
     effect += R.PAIR * (parts_a == parts_b and len(parts_a) > 1)
     rest = 1 - shared.groups
-    group = shared.groups + rest * (0.6 * alike.groups[group_a, group_b] + 0.4 * (group_a == group_b))
+    group = shared.groups + rest * (0.6 * similarities.groups[group_a, group_b] + 0.4 * (group_a == group_b))
     return shared.all + effect * group * np.exp(-((a - b) ** 2) / 2)
 
 
 @given(ROWS, ROWS, st.sampled_from([0.3, 1.0, 20.0]), st.builds(R.Shared, st.floats(0, 5), st.floats(0, 1)))
 def test_covariance_term_by_term(one, other, unit, shared):
-    alike = alikeness()
-    expected = [[slow_covariance(a, b, alike, unit, shared) for b in other] for a in one]
-    found = covariance(conditions(one), conditions(other), alike, unit, shared)
+    similarities = similarities_of()
+    expected = [[slow_covariance(a, b, similarities, unit, shared) for b in other] for a in one]
+    found = covariance(conditions(one), conditions(other), similarities, unit, shared)
     np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-12)
 
 
 @given(ROWS, st.integers(0, 50), st.builds(R.Shared, st.floats(0, 5), st.floats(0, 1)))
 def test_a_covariance_is_positive_semidefinite(rows, rng, shared):
-    found = covariance(conditions(rows), conditions(rows), alikeness(rng=rng), 1.0, shared)
+    found = covariance(conditions(rows), conditions(rows), similarities_of(rng=rng), 1.0, shared)
     np.testing.assert_allclose(found, found.T)
     assert np.linalg.eigvalsh(found).min() > -1e-9 * np.trace(found)
 
 
 def test_one_part_at_unit_dose_in_its_own_group_counts_one_beside_what_all_share():
     a = conditions([(("A",), 0, 1.0)])
-    assert covariance(a, a, alikeness())[0, 0] == pytest.approx(R.GUESSED.all + 1)
+    assert covariance(a, a, similarities_of())[0, 0] == pytest.approx(R.GUESSED.all + 1)
 
 
 def tau_squared(screen, prior) -> tuple[np.ndarray, np.ndarray]:
@@ -86,16 +86,16 @@ def test_mean_and_sd_are_those_of_a_gaussian_process(measured, doses):
     """
     screen = measured(("A", "B", "C@1", "A+B", "B+C@1", "A@1", "D@2"), doses=doses, rng=4)
     targets = conditions([(("A",), 2, 1.0), (("B", "D"), 0, 0.7), (("E",), 1, 1.0), (("A",), 0, 1.0), (("C",), 3, 5.0)])
-    alike, n = alikeness(), len(screen.conditions)
+    similarities, n = similarities_of(), len(screen.conditions)
     both = Conditions(
         (*screen.conditions.parts, *targets.parts),
         np.concatenate([screen.conditions.group, targets.group]),
         np.concatenate([screen.conditions.dose, targets.dose]),
     )
-    prior = covariance(both, both, alike, 1.0, R.shared_changes(screen))
+    prior = covariance(both, both, similarities, 1.0, R.shared_changes(screen))
     scale, others = tau_squared(screen, prior[:n, :n])
     shared = np.array([[1 / screen.n_control[g] if g == h < 3 else 0.0 for h in both.group] for g in both.group])
-    found, found_sd = expected_response(screen, targets, alike)
+    found, found_sd = expected_response(screen, targets, similarities)
     for j in range(len(screen.genes)):
         noise = screen.variance[j] / min(scale[j], others[j])
         root = np.linalg.cholesky(prior + noise * shared + 1e-10 * np.eye(len(both)))
@@ -145,55 +145,55 @@ def test_of_few_conditions_what_is_shared_is_a_guess(measured):
 
 def test_what_was_measured_well_is_kept_and_sure(measured):
     screen = replace(measured(("A", "B", "C", "D", "A+B@1")), n_cells=np.full(5, 10**9), n_control=np.full(2, 10**9))
-    alike = alikeness()
-    mean, sd = expected_response(screen, screen.conditions, alike)
+    similarities = similarities_of()
+    mean, sd = expected_response(screen, screen.conditions, similarities)
     np.testing.assert_allclose(mean, screen.delta, atol=1e-4)
     assert sd.max() < 1e-2
     noisy = replace(screen, n_cells=np.ones(5, dtype=np.int64), n_control=np.full(2, 50), variance=screen.variance * 3)
-    shrunk, unsure = expected_response(noisy, screen.conditions, alike)
+    shrunk, unsure = expected_response(noisy, screen.conditions, similarities)
     assert np.abs(shrunk).mean() < np.abs(screen.delta).mean()
     assert (unsure > sd).all()
 
 
 def test_effects_add_up_and_carry_over(measured):
-    """Of a new pair the expected change is nearer to the sum of its parts' than to either; of a gene alike, to its."""
+    """Of a new pair the expected change is nearer to its parts' sum than to either; of a similar gene, to its."""
     screen = replace(
         measured(("A", "B", "C", "D"), n_genes=200), n_cells=np.full(4, 10**6), n_control=np.array([10**6])
     )
-    alike = alikeness()
+    similarities = similarities_of()
     delta = screen.delta.astype(np.float64)
-    pair, _ = expected_response(screen, conditions([(("A", "B"), 0, 1.0)]), alike)
+    pair, _ = expected_response(screen, conditions([(("A", "B"), 0, 1.0)]), similarities)
     gap = [np.square(pair[0] - other).mean() for other in (delta[0] + delta[1], delta[0], delta[1])]
     assert gap[0] < min(gap[1:])
     similar = np.eye(5)
     similar[0, 4] = similar[4, 0] = 0.9
-    new, _ = expected_response(screen, conditions([(("E",), 0, 1.0)]), Alike(NAMES, similar, np.eye(1)))
+    new, _ = expected_response(screen, conditions([(("E",), 0, 1.0)]), Similarities(NAMES, similar, np.eye(1)))
     nearest = [np.corrcoef(new[0], row)[0, 1] for row in delta]
     assert np.argmax(nearest) == 0
 
 
 def test_what_is_predicted_does_not_depend_on_what_else_is_asked(measured):
-    screen, alike = measured(("A", "B", "C@1", "A+B")), alikeness(4)
+    screen, similarities = measured(("A", "B", "C@1", "A+B")), similarities_of(4)
     rows = [(("A",), 1, 1.0), (("B", "D"), 0, 2.0), (("E",), 3, 1.0)]
-    mean, sd = expected_response(screen, conditions(rows), alike)
+    mean, sd = expected_response(screen, conditions(rows), similarities)
     for i, row in enumerate(rows):
-        one = expected_response(screen, conditions([row]), alike)
+        one = expected_response(screen, conditions([row]), similarities)
         np.testing.assert_allclose(one[0][0], mean[i], rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(one[1][0], sd[i], rtol=1e-9)
 
 
 def test_little_to_learn_from_gives_finite_numbers(measured):
-    alike = alikeness()
+    similarities = similarities_of()
     target = conditions([(("D",), 0, 1.0)])
     one = measured(("A",))
-    mean, sd = expected_response(one, target, alike)
+    mean, sd = expected_response(one, target, similarities)
     assert np.isfinite(mean).all()
     assert (sd > 0).all()
     assert np.corrcoef(mean[0], one.delta[0])[0, 1] > 0.99  # what the only one changed, weaker
     assert np.abs(mean).mean() < np.abs(one.delta).mean()
     still = replace(measured(), delta=np.zeros((5, 12), dtype=np.float32))
-    mean, sd = expected_response(still, target, alike)
+    mean, sd = expected_response(still, target, similarities)
     assert not mean.any()
     assert np.isfinite(sd).all()
     certain = replace(measured(), variance=np.zeros(12, dtype=np.float32))
-    assert np.isfinite(expected_response(certain, target, alike)[0]).all()
+    assert np.isfinite(expected_response(certain, target, similarities)[0]).all()

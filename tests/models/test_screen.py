@@ -1,4 +1,4 @@
-"""Conditions of a screen, and how alike the model holds genes and groups, beside plain loops."""
+"""Conditions of a screen, and similarities of genes and groups by the model, beside plain loops."""
 
 from __future__ import annotations
 

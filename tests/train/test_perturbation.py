@@ -12,7 +12,7 @@ import torch
 from scdiva.data.batch import from_ragged
 from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models import PerturbationModel
-from scdiva.models.response import Alike
+from scdiva.models.response import Similarities
 from scdiva.models.screen import KINDS
 from scdiva.train import adaptation
 from scdiva.train import perturbation as P
@@ -229,8 +229,8 @@ def test_time_is_kept(model, pairs, monkeypatch):
     assert found.notes["steps"] < 100
 
 
-def identity(screen) -> Alike:
-    return Alike(screen.part_names, np.eye(len(screen.part_names)), np.eye(len(screen.groups)))
+def identity(screen) -> Similarities:
+    return Similarities(screen.part_names, np.eye(len(screen.part_names)), np.eye(len(screen.groups)))
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scdiva.models.baselines import baselines
-from scdiva.models.response import Alike, expected_response
+from scdiva.models.response import Similarities, expected_response
 from scdiva.models.screen import KINDS
 from scdiva.train import responses as R
 
@@ -22,9 +22,9 @@ LABELS = st.lists(
 )
 
 
-def alikeness(screen) -> Alike:
+def similarities_of(screen) -> Similarities:
     n, g = len(screen.part_names), len(screen.groups)
-    return Alike(screen.part_names, 0.5 * np.eye(n) + 0.5, np.eye(g))
+    return Similarities(screen.part_names, 0.5 * np.eye(n) + 0.5, np.eye(g))
 
 
 @given(LABELS, st.integers(0, 3))
@@ -91,8 +91,8 @@ SCREEN = ("A", "B", "C", "D", "A+B", "B+C", "C+D", "A@1", "B@1", "A+B@1")
 
 def test_what_is_predicted_of_a_condition_never_saw_it(measured):
     screen = measured(SCREEN)
-    alike = alikeness(screen)
-    found = R.predict_left_out(screen, alike, set(KINDS), 3)
+    similarities = similarities_of(screen)
+    found = R.predict_left_out(screen, similarities, set(KINDS), 3)
     assert {one.kind for one in found} == set(KINDS)
     turns = {(kind, fold): turn for kind in KINDS for fold, turn in enumerate(R.folds(screen, kind, 3))}
     for one in found:
@@ -103,15 +103,17 @@ def test_what_is_predicted_of_a_condition_never_saw_it(measured):
         known = replace(screen, delta=delta).only(kept)
         target = screen.conditions.only(np.array([one.row]))
         simple = baselines(known, target)
-        expected = [*(simple[name][0] for name in R.BASELINES), expected_response(known, target, alike)[0][0]]
+        expected = [*(simple[name][0] for name in R.BASELINES), expected_response(known, target, similarities)[0][0]]
         np.testing.assert_allclose(one.predicted, np.stack(expected), rtol=1e-4, atol=1e-5)
         assert one.predicted.dtype == np.float32
 
 
 def test_kinds_that_are_not_asked_for_are_not_predicted(measured):
     screen = measured(SCREEN)
-    assert {one.kind for one in R.predict_left_out(screen, alikeness(screen), {"combination"}, 0)} == {"combination"}
-    assert R.predict_left_out(measured(("A",)), alikeness(measured(("A",))), set(KINDS), 0) == []
+    assert {one.kind for one in R.predict_left_out(screen, similarities_of(screen), {"combination"}, 0)} == {
+        "combination"
+    }
+    assert R.predict_left_out(measured(("A",)), similarities_of(measured(("A",))), set(KINDS), 0) == []
 
 
 def made(kind, row, predicted) -> R.LeftOut:
@@ -140,7 +142,7 @@ def test_errors_beside_plain_formulas(measured):
 
 
 def scored(kind, n, **others) -> tuple[list[R.LeftOut], np.ndarray]:
-    """n conditions with which every method correlates alike, save those named."""
+    """n conditions with which every method correlates equally, save those named."""
     scores = np.full((n, len(R.METHODS)), 0.4)
     for name, own in others.items():
         scores[:, R.METHODS.index(name)] = own

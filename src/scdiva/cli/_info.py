@@ -68,10 +68,10 @@ def info(
     if path.suffix in (".h5ad", ".zarr") or path.is_file():
         from scdiva.data.reading import Reading
 
-        told = about_cells(path, model, Reading(layer, use_raw, gene_ids=gene_ids, species=read_species(species)))
+        found = about_cells(path, model, Reading(layer, use_raw, gene_ids=gene_ids, species=read_species(species)))
     else:
-        told = about_model(what)
-    return _json(told) if json else "\n".join(_lines(told))
+        found = about_model(what)
+    return _json(found) if json else "\n".join(_lines(found))
 
 
 def about_model(model: str) -> dict[str, Any]:
@@ -112,10 +112,10 @@ def about_model(model: str) -> dict[str, Any]:
 def _about_fitted(folder: Path, kind: str) -> dict[str, Any]:
     try:
         settings = json.loads((folder / f"{kind}.json").read_text(encoding="utf-8"))
-        told = {"kind": kind.replace("_", " "), "folder": str(folder), **dict(settings)}
+        found = {"kind": kind.replace("_", " "), "folder": str(folder), **dict(settings)}
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{folder / kind}.json is damaged: {error}") from error
-    return told | {"model": about_model(str(folder / "model"))}
+    return found | {"model": about_model(str(folder / "model"))}
 
 
 def about_cells(path: Path, model: str, reading: Reading) -> dict[str, Any]:
@@ -154,16 +154,16 @@ def about_cells(path: Path, model: str, reading: Reading) -> dict[str, Any]:
     finally:
         if opened is not None:
             opened.close()
-    told = {"kind": "cells", "file": str(path), "n_cells": n_cells, "n_genes": n_genes}
+    found = {"kind": "cells", "file": str(path), "n_cells": n_cells, "n_genes": n_genes}
     if empty or not n_cells:
-        told["expression"] = {"where": where, "holds": "nothing"}
+        found["expression"] = {"where": where, "holds": "nothing"}
     else:
-        told |= _expression(path, where, model, reading)
+        found |= _expression(path, where, model, reading)
     written = {
         part: [name for name in names if name in ours or name.startswith(("scdiva_", "X_scdiva"))]
         for part, names in keys.items()
     }
-    return told | {
+    return found | {
         "keys": keys,
         "written_by_scdiva": {part: names for part, names in written.items() if names},
         "parameters": _plain(ours),
@@ -224,7 +224,7 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
 
 
-def _json(told: dict[str, Any]) -> str:
+def _json(found: dict[str, Any]) -> str:
     def finite(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: finite(part) for name, part in value.items()}
@@ -232,13 +232,13 @@ def _json(told: dict[str, Any]) -> str:
             return [finite(part) for part in value]
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
-    return json.dumps(finite(told), indent=2, ensure_ascii=False, default=str)
+    return json.dumps(finite(found), indent=2, ensure_ascii=False, default=str)
 
 
-def _lines(told: dict[str, Any], depth: int = 0) -> list[str]:
+def _lines(found: dict[str, Any], depth: int = 0) -> list[str]:
     """Write names and values below each other, what is nested further in."""
     lines = []
-    for name, value in told.items():
+    for name, value in found.items():
         if isinstance(value, dict) and value and depth < _DEEP:
             lines += [f"{'  ' * depth}{name}:", *_lines(value, depth + 1)]
         else:

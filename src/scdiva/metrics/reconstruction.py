@@ -74,11 +74,11 @@ def l_dist(true: ArrayLike, predicted: ArrayLike) -> LDist:
     TypeError
         If either does not hold integers.
     """
-    genes, told = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
+    genes, guessed = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
     _refuse_empty(genes)
-    _, place, place_told = _common(genes, told)
+    _, place, predicted_place = _common(genes, guessed)
     length = len(genes)
-    mean = float(np.abs(place - place_told).mean()) if len(place) else np.nan
+    mean = float(np.abs(place - predicted_place).mean()) if len(place) else np.nan
     return LDist(
         l_dist=mean,
         chance=(length**2 - 1) / (3 * length),
@@ -125,17 +125,17 @@ def bleu(true: ArrayLike, predicted: ArrayLike, max_n: int = 4) -> float:
     """
     if max_n < 1:
         raise ValueError(f"max_n must be 1 or more, got {max_n}.")
-    genes, told = _sequence(true, "true"), _sequence(predicted, "predicted")
+    genes, guessed = _sequence(true, "true"), _sequence(predicted, "predicted")
     _refuse_empty(genes)
     if len(genes) < max_n:
         return np.nan
     log_precision = 0.0
     for n in range(1, max_n + 1):
-        n_right = (_n_grams(genes, n) & _n_grams(told, n)).total()
+        n_right = (_n_grams(genes, n) & _n_grams(guessed, n)).total()
         if not n_right:
             return 0.0
-        log_precision += np.log(n_right / (len(told) - n + 1))
-    return float(np.exp(log_precision / max_n + min(0.0, 1 - len(genes) / len(told))))
+        log_precision += np.log(n_right / (len(guessed) - n + 1))
+    return float(np.exp(log_precision / max_n + min(0.0, 1 - len(genes) / len(guessed))))
 
 
 def value_spearman(true: ArrayLike, predicted: ArrayLike) -> float:
@@ -190,11 +190,11 @@ def recall_at_k(true: ArrayLike, predicted: ArrayLike) -> float:
     TypeError
         If either does not hold integers.
     """
-    genes, told = _sequence(true, "true", once=True), _sequence(predicted, "predicted", once=True)
+    genes, guessed = _sequence(true, "true", once=True), _sequence(predicted, "predicted", once=True)
     _refuse_empty(genes)
-    if len(told) != len(genes):
-        raise ValueError(f"true has {len(genes)} genes and predicted {len(told)}: predict as many as are hidden.")
-    return _found(genes, told)
+    if len(guessed) != len(genes):
+        raise ValueError(f"true has {len(genes)} genes and predicted {len(guessed)}: predict as many as are hidden.")
+    return _found(genes, guessed)
 
 
 def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> float:
@@ -297,17 +297,17 @@ def reconstruction_scores(
     >>> sd.metrics.reconstruction_scores(true, found, [3.0, 2.0, 1.0, 0.5], [3.0, 1.8, 1.1, 0.5], hidden).masked_recall
     1.0
     """
-    genes, told = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
-    values, values_told = _aligned_values(true_values, predicted_values)
+    genes, guessed = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
+    values, predicted_values = _aligned_values(true_values, predicted_values)
     hidden = np.asarray(masked)
-    shapes = {"true": genes.shape, "predicted": told.shape, "values": values.shape, "masked": hidden.shape}
+    shapes = {"true": genes.shape, "predicted": guessed.shape, "values": values.shape, "masked": hidden.shape}
     if len(set(shapes.values())) > 1:
         raise ValueError(f"all must be of the same positions, shape (L,), got {shapes}.")
     hidden = truth_values(hidden, "masked")
-    whole = l_dist(genes, told)
-    _, place, place_told = _common(genes, told)
+    whole = l_dist(genes, guessed)
+    _, place, predicted_place = _common(genes, guessed)
     at_masked, at_visible = (
-        _at(genes[part], told[part], values[part], values_told[part]) for part in (hidden, ~hidden)
+        _at(genes[part], guessed[part], values[part], predicted_values[part]) for part in (hidden, ~hidden)
     )
     return ReconstructionScores(
         *at_masked,
@@ -316,36 +316,39 @@ def reconstruction_scores(
         l_dist_chance=whole.chance,
         l_dist_by_length=whole.by_length,
         coverage=whole.coverage,
-        bleu=bleu(genes, told),
-        value_spearman=value_spearman(values[place], values_told[place_told]),
+        bleu=bleu(genes, guessed),
+        value_spearman=value_spearman(values[place], predicted_values[predicted_place]),
     )
 
 
 def _at(
-    genes: NDArray[np.int64], told: NDArray[np.int64], values: NDArray[np.float64], values_told: NDArray[np.float64]
+    genes: NDArray[np.int64],
+    guessed: NDArray[np.int64],
+    values: NDArray[np.float64],
+    predicted_values: NDArray[np.float64],
 ) -> tuple[int, float, float, float, float]:
     """Give the number of positions, recall, matches, and rank correlation and error of the values at them."""
     if not len(genes):
         return 0, np.nan, np.nan, np.nan, np.nan
     return (
         len(genes),
-        _found(genes, told),
-        float((genes == told).mean()),
-        value_spearman(values, values_told),
-        float(np.sqrt(np.mean((values - values_told) ** 2))),
+        _found(genes, guessed),
+        float((genes == guessed).mean()),
+        value_spearman(values, predicted_values),
+        float(np.sqrt(np.mean((values - predicted_values) ** 2))),
     )
 
 
-def _found(genes: NDArray[np.int64], told: NDArray[np.int64]) -> float:
+def _found(genes: NDArray[np.int64], guessed: NDArray[np.int64]) -> float:
     """Share of genes, none of them twice, that are predicted."""
-    return float(np.isin(genes, told).mean())
+    return float(np.isin(genes, guessed).mean())
 
 
 def _common(
-    genes: NDArray[np.int64], told: NDArray[np.int64]
+    genes: NDArray[np.int64], guessed: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.intp], NDArray[np.intp]]:
     """Genes in both, the place of each in the one, and its first place in the other."""
-    return np.intersect1d(genes, told, return_indices=True)
+    return np.intersect1d(genes, guessed, return_indices=True)
 
 
 def _n_grams(genes: NDArray[np.int64], n: int) -> Counter[tuple[int, ...]]:

@@ -23,7 +23,7 @@ from scdiva.models._summary import perturbation_html
 from scdiva.models.baselines import baselines
 from scdiva.models.inference import Packed
 from scdiva.models.pretrained import load_model
-from scdiva.models.response import Alike, expected_response
+from scdiva.models.response import Similarities, expected_response
 from scdiva.models.scdiva import ScDiVa
 from scdiva.models.screen import KINDS, Conditions, Kind, Screen, group_similarity, kinds, part_similarity
 from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes, part_tensors, perturbed
@@ -122,8 +122,8 @@ class PerturbationModel:
             If what the network is added to is not defined for a target.
         """
         screen = self.screen
-        alike = alikeness(self.model, screen, targets, states)
-        expected, sd = expected_response(screen, targets, alike)
+        similarities = similarities_of(self.model, screen, targets, states)
+        expected, sd = expected_response(screen, targets, similarities)
         simple = baselines(screen, targets)
         what = kinds(targets, screen.conditions)
         named = [self.base[kind] for kind in what]
@@ -293,7 +293,7 @@ def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None 
     return PerturbationModel(model, screen, base, head, **given, notes=notes)
 
 
-def alikeness(model: ScDiVa, screen: Screen, targets: Conditions, states: NDArray[np.float32]) -> Alike:
+def similarities_of(model: ScDiVa, screen: Screen, targets: Conditions, states: NDArray[np.float32]) -> Similarities:
     """Give the model's similarities of all perturbed genes, and of all groups, of a screen and of what is predicted.
 
     Parameters
@@ -307,7 +307,7 @@ def alikeness(model: ScDiVa, screen: Screen, targets: Conditions, states: NDArra
     """
     names = tuple(sorted({*screen.part_names, *(part for parts in targets.parts for part in parts)}))
     groups = group_similarity(np.vstack([screen.states, states]), len(screen.groups))
-    return Alike(names, part_similarity(model, names), groups)
+    return Similarities(names, part_similarity(model, names), groups)
 
 
 def gene_tokens(

@@ -43,7 +43,7 @@ share of the latter. No gene is drawn less towards the others than one whose sca
 Matrix = NDArray[np.float64]
 
 
-class Alike(NamedTuple):
+class Similarities(NamedTuple):
     """Similarities that the model gives.
 
     Attributes
@@ -80,7 +80,7 @@ GUESSED = Shared()
 
 
 def covariance(
-    one: Conditions, other: Conditions, alike: Alike, unit_dose: float = 1.0, shared: Shared = GUESSED
+    one: Conditions, other: Conditions, similarities: Similarities, unit_dose: float = 1.0, shared: Shared = GUESSED
 ) -> Matrix:
     """Give the prior covariance of two lists of conditions, in units of tau squared.
 
@@ -88,10 +88,10 @@ def covariance(
     ----------
     one, other
         n and m conditions.
-    alike
+    similarities
         Of all their genes and groups.
     unit_dose
-        Dose that counts as a whole perturbation; others count as log(1 + dose / unit) / log 2, and are alike by the
+        Dose that counts as a whole perturbation; others count as log(1 + dose / unit) / log 2, and are similar by the
         square exponential of the difference.
     shared
         What changes have in common.
@@ -101,18 +101,18 @@ def covariance(
     `(n, m)`.
     """
     strengths = [np.log2(1 + c.dose / unit_dose) for c in (one, other)]
-    b, c = (x.holding(alike.names) * s[:, None] for x, s in zip((one, other), strengths, strict=True))
-    effect = (1 - RELATED) * b @ c.T + RELATED * b @ alike.parts @ c.T
+    b, c = (x.holding(similarities.names) * s[:, None] for x, s in zip((one, other), strengths, strict=True))
+    effect = (1 - RELATED) * b @ c.T + RELATED * b @ similarities.parts @ c.T
     effect += PAIR * (one.same_parts(other) & (one.n_parts > 1)[:, None])
     same = one.group[:, None] == other.group
     by_state = ALIKE_GROUP * (1 - shared.groups)
-    group = by_state * alike.groups[np.ix_(one.group, other.group)]
+    group = by_state * similarities.groups[np.ix_(one.group, other.group)]
     group += shared.groups + (1 - shared.groups - by_state) * same
     dose = np.exp(-0.5 * (strengths[0][:, None] - strengths[1]) ** 2)
     return shared.all + effect * group * dose
 
 
-def expected_response(screen: Screen, targets: Conditions, alike: Alike) -> tuple[Matrix, Matrix]:
+def expected_response(screen: Screen, targets: Conditions, similarities: Similarities) -> tuple[Matrix, Matrix]:
     """Predict the change of mean expression.
 
     Parameters
@@ -121,7 +121,7 @@ def expected_response(screen: Screen, targets: Conditions, alike: Alike) -> tupl
         What was measured.
     targets
         What to predict; one that was measured gets its smoothed change.
-    alike
+    similarities
         Of all genes and groups of both.
 
     Returns
@@ -133,12 +133,12 @@ def expected_response(screen: Screen, targets: Conditions, alike: Alike) -> tupl
     in_common = shared_changes(screen)
 
     def prior_of(one: Conditions, other: Conditions) -> Matrix:
-        return covariance(one, other, alike, unit, in_common)
+        return covariance(one, other, similarities, unit, in_common)
 
     prior = prior_of(measured, measured)
     # what the control cells of a group miss their true mean by is in all changes of the group, and is to be predicted
     # too: a change is one from these control cells
-    of_control = np.zeros(len(alike.groups))
+    of_control = np.zeros(len(similarities.groups))
     of_control[: len(screen.n_control)] = 1 / screen.n_control
 
     def common(one: Conditions, other: Conditions) -> Matrix:

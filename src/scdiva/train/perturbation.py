@@ -13,7 +13,7 @@ from torch import Tensor
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
 from scdiva.metrics.perturbation import WMSE_ALPHA
-from scdiva.models.perturbation import alikeness, change_of, gene_tokens, numbered_labels
+from scdiva.models.perturbation import change_of, gene_tokens, numbered_labels, similarities_of
 from scdiva.models.scdiva import ScDiVa
 from scdiva.models.screen import KINDS, Kind, Screen
 from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes, part_tensors
@@ -197,8 +197,10 @@ def fit_responses(
     progress
         Whether to show a progress bar.
     """
-    alike = alikeness(model, screen, screen.conditions.only(np.array([], dtype=np.int64)), screen.states[:0])
-    left_out = predict_left_out(screen, alike, asked, config.seed)
+    similarities = similarities_of(
+        model, screen, screen.conditions.only(np.array([], dtype=np.int64)), screen.states[:0]
+    )
+    left_out = predict_left_out(screen, similarities, asked, config.seed)
     mse, pearson = errors(screen, left_out)
     named = "no_change" if residual is None else residual
     base = best_base(left_out, pearson) if named == "auto" else dict.fromkeys((*KINDS, "measured"), named)

@@ -12,7 +12,7 @@ from scdiva._constants import BASELINES
 from scdiva._rng import step_seed
 from scdiva.models.baselines import baselines
 from scdiva.models.perturbation import EXPECTED
-from scdiva.models.response import Alike, expected_response
+from scdiva.models.response import Similarities, expected_response
 from scdiva.models.screen import KINDS, Kind, Screen
 
 FOLDS = 5
@@ -77,12 +77,12 @@ def folds(screen: Screen, kind: Kind, seed: int) -> Iterator[tuple[NDArray[np.in
             yield np.flatnonzero(~gone), np.flatnonzero(told)
 
 
-def predict_left_out(screen: Screen, alike: Alike, asked: set[Kind], seed: int) -> list[LeftOut]:
+def predict_left_out(screen: Screen, similarities: Similarities, asked: set[Kind], seed: int) -> list[LeftOut]:
     """Predict every condition that can be left out, by every method.
 
     Parameters
     ----------
-    screen, alike
+    screen, similarities
         What was measured, and the similarities that the model gives.
     asked
         Kinds of conditions that will be predicted.
@@ -94,7 +94,7 @@ def predict_left_out(screen: Screen, alike: Alike, asked: set[Kind], seed: int) 
         for fold, (kept, out) in enumerate(folds(screen, kind, seed) if kind in asked else ()):
             known, targets = screen.only(kept), screen.conditions.only(out)
             simple = baselines(known, targets)
-            made = [*(simple[name] for name in BASELINES), expected_response(known, targets, alike)[0]]
+            made = [*(simple[name] for name in BASELINES), expected_response(known, targets, similarities)[0]]
             for i, row in enumerate(out):
                 predicted = np.stack([part[i] for part in made]).astype(np.float32)
                 found.append(LeftOut(kind, fold, int(row), predicted))

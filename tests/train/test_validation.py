@@ -12,7 +12,7 @@ from scdiva._rng import step_generator
 from scdiva.data.datamodule import CellDataModule
 from scdiva.diffusion import Corrupted, mask_tokens
 from scdiva.train import PretrainingModule, fit
-from scdiva.train.validation import MASK_RATIOS, by_ratio, ratios_of, score_cells, told
+from scdiva.train.validation import MASK_RATIOS, by_ratio, ratios_of, score_cells, scores_of
 
 
 def slow_scores(hidden, weight, predicted, batch, corrupted, scored, prior):
@@ -47,7 +47,7 @@ def test_scores_are_those_of_each_gene_in_turn(batch, monkeypatch):
         found, slow_scores(hidden, weight, predicted, batch, corrupted, scored, prior), rtol=1e-5
     )
     each = found.sum(axis=0)
-    scores = told(found)
+    scores = scores_of(found)
     assert scores.perplexity == pytest.approx(math.exp(each[1] / each[0]))
     assert scores.accuracy == pytest.approx(each[2] / each[0])
     assert scores.value_error == pytest.approx(math.sqrt(each[4] / each[3]))
@@ -59,7 +59,7 @@ def test_where_nothing_is_hidden_nothing_is_told(batch):
     hidden = torch.zeros(batch.tokens.numel(), 8)
     each = score_cells(hidden, torch.zeros(30, 8), batch.values, batch, corrupted, ~none, lambda some: None)
     assert not each.any()
-    assert np.isnan(told(each)[1:]).all()
+    assert np.isnan(scores_of(each)[1:]).all()
 
 
 def test_each_ratio_has_its_turn_across_batches():

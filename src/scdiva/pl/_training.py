@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _NAMES = {
-    "perplexity": "perplexity of hidden genes",
-    "accuracy": "share of hidden genes told",
-    "value_error": "error of hidden values (log1p)",
+    "perplexity": "perplexity of masked genes",
+    "accuracy": "masked-gene accuracy",
+    "value_error": "error of masked values (log1p)",
 }
 _TRAIN, _VALIDATION, _SPREAD = "#3b6ea5", "#d1495b", "0.75"
 

@@ -21,7 +21,7 @@ from scdiva.train.base import TaskModule
 from scdiva.train.checkpoints import CHECKPOINT_KEY
 from scdiva.train.config import PretrainingConfig
 from scdiva.train.gene_decoder import GeneDecoder, gene_multinomial_loss
-from scdiva.train.validation import MOST_SCORED, TABLE, by_ratio, ratios_of, score_cells, told, write_table
+from scdiva.train.validation import MOST_SCORED, TABLE, by_ratio, ratios_of, score_cells, scores_of, write_table
 from scdiva.train.views import contrast_loss, thinned
 
 
@@ -201,7 +201,7 @@ class PretrainingModule(TaskModule):
     def on_validation_epoch_end(self) -> None:
         """Log the scores, and add those of each study to the run's table. Called by Lightning."""
         each = np.concatenate(self._told) if self._told else np.zeros((0, 5))
-        whole = {f"val/{name}": value for name, value in told(each)._asdict().items()}
+        whole = {f"val/{name}": value for name, value in scores_of(each)._asdict().items()}
         of_ratio = {
             f"val/{name}_{ratio:.0%}".rstrip("%"): value
             for ratio, scores in by_ratio(each)

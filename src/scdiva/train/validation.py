@@ -26,7 +26,7 @@ _ROWS = 1024
 """Logits held at once."""
 
 
-class Told(NamedTuple):
+class HiddenScores(NamedTuple):
     """A group of cells' scores.
 
     Attributes
@@ -116,7 +116,7 @@ def score_cells(
     return each.numpy()
 
 
-def told(each: np.ndarray) -> Told:
+def scores_of(each: np.ndarray) -> HiddenScores:
     """Join the sums of some cells.
 
     Parameters
@@ -131,10 +131,10 @@ def told(each: np.ndarray) -> Told:
     n, nll, right, n_values, error = each.sum(axis=0)
     mean, accuracy = (nll / n, right / n) if n else (math.nan, math.nan)
     root = math.sqrt(error / n_values) if n_values else math.nan
-    return Told(len(each), math.exp(min(mean, 700.0)), accuracy, root)
+    return HiddenScores(len(each), math.exp(min(mean, 700.0)), accuracy, root)
 
 
-def by_ratio(each: np.ndarray) -> list[tuple[float, Told]]:
+def by_ratio(each: np.ndarray) -> list[tuple[float, HiddenScores]]:
     """Score the cells of each share of hidden genes.
 
     Parameters
@@ -147,7 +147,7 @@ def by_ratio(each: np.ndarray) -> list[tuple[float, Told]]:
     The shares, ascending, that some cell has, with the scores.
     """
     n = len(MASK_RATIOS)
-    return [(ratio, told(each[i::n])) for i, ratio in enumerate(MASK_RATIOS) if len(each[i::n])]
+    return [(ratio, scores_of(each[i::n])) for i, ratio in enumerate(MASK_RATIOS) if len(each[i::n])]
 
 
 def write_table(file: Path, step: int, each: np.ndarray, names: Sequence[str], study: np.ndarray | None) -> None:
@@ -164,13 +164,13 @@ def write_table(file: Path, step: int, each: np.ndarray, names: Sequence[str], s
     names, study
         Names of the studies, and the number of each cell's, int `(n_cells,)`; None if that is not known.
     """
-    lines = [(step, "", "", *told(each)), *((step, "", ratio, *scores) for ratio, scores in by_ratio(each))]
+    lines = [(step, "", "", *scores_of(each)), *((step, "", ratio, *scores) for ratio, scores in by_ratio(each))]
     if study is not None:
-        lines += [(step, name, "", *told(each[study == i])) for i, name in enumerate(names)]
+        lines += [(step, name, "", *scores_of(each[study == i])) for i, name in enumerate(names)]
     file.parent.mkdir(parents=True, exist_ok=True)
     new = not file.exists()
     with file.open("a", newline="") as out:
         writer = csv.writer(out)
         if new:
-            writer.writerow(["step", "study", "mask_ratio", *Told._fields])
+            writer.writerow(["step", "study", "mask_ratio", *HiddenScores._fields])
         writer.writerows(lines)

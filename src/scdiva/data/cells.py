@@ -228,9 +228,9 @@ def open_cells(
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
-    duplicates: Literal["sum", "error"] = "sum",
     gene_ids: str | None = None,
     species: Species = None,
+    duplicates: Literal["sum", "error"] = "sum",
     max_length: int = MAX_LENGTH,
     entropy_floor: float = ENTROPY_FLOOR,
     empty: Literal["error", "nan"] = "error",
@@ -245,12 +245,7 @@ def open_cells(
         Annotated data, or the path of an ``.h5ad`` or ``.zarr`` file, which is read by row blocks.
     vocabulary
         What :func:`scdiva.tokenizer.vocabulary.load_vocabulary` takes. It must hold entropies.
-    %(layer)s
-    %(use_raw)s
-    %(input)s
-    %(duplicates)s
-    %(gene_ids)s
-    %(species)s
+    %(reading)s
     max_length
         Genes kept per cell.
     entropy_floor
@@ -270,8 +265,8 @@ def open_cells(
     Raises
     ------
     KeyError, ValueError
-        With the call that helps: no such layer or column, impossible values, too few genes or counts known, another
-        species, cells without a known gene, a vocabulary without entropies.
+        With the call to make instead: no such layer or column, impossible values, too few genes or counts known,
+        another species, cells without a known gene, a vocabulary without entropies.
 
     Examples
     --------

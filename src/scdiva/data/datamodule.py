@@ -82,12 +82,7 @@ class CellDataModule(pl.LightningDataModule):
         Processes that read ahead; 0 reads in the training process.
     prefetch
         Whether a thread reads the next buffer while the present one is used, so that there are two in memory.
-    %(layer)s
-    %(use_raw)s
-    %(input)s
-    %(duplicates)s
-    %(gene_ids)s
-    %(species)s
+    %(reading)s
     entropy_floor
         As in :func:`scdiva.data.cells.open_cells`. A packed corpus has it settled, and all from `layer` on.
 
@@ -123,9 +118,9 @@ class CellDataModule(pl.LightningDataModule):
         layer: str | None = None,
         use_raw: bool = False,
         input: Input = "auto",
-        duplicates: Literal["sum", "error"] = "sum",
         gene_ids: str | None = None,
         species: Species = None,
+        duplicates: Literal["sum", "error"] = "sum",
         entropy_floor: float = ENTROPY_FLOOR,
     ) -> None:
         super().__init__()

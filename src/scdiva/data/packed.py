@@ -42,9 +42,9 @@ def pack_files(
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
-    duplicates: Literal["sum", "error"] = "sum",
     gene_ids: str | None = None,
     species: Species = None,
+    duplicates: Literal["sum", "error"] = "sum",
     block_rows: int = BLOCK_ROWS,
 ) -> PackedCells:
     """Serialise many files into one, cell after cell, by row blocks.
@@ -67,12 +67,7 @@ def pack_files(
         Cells with fewer known genes are left out, with a warning that says how many.
     value_dtype
         How expression is stored; float16 keeps three digits.
-    %(layer)s
-    %(use_raw)s
-    %(input)s
-    %(duplicates)s
-    %(gene_ids)s
-    %(species)s
+    %(reading)s
     block_rows
         Rows read at once.
 

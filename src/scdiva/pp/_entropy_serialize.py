@@ -35,11 +35,11 @@ def entropy_serialize(
     max_length: int = MAX_LENGTH,
     entropy_key: str | None = None,
     entropy_floor: float = ENTROPY_FLOOR,
-    gene_ids: str | None = None,
-    species: Species = None,
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
     key_added: str = LAYER_RANK,
@@ -71,12 +71,7 @@ def entropy_serialize(
         vocabulary, which "human" does not have.
     entropy_floor
         Least entropy that is divided by, in nats; 0 is the paper to the letter.
-    %(gene_ids)s
-    %(species)s
-    %(layer)s
-    %(use_raw)s
-    %(input)s
-    %(duplicates)s
+    %(reading)s
     empty
         Cells without a known gene: "error", or "nan" to give them no ranks.
     key_added

@@ -29,11 +29,11 @@ def gene_entropy(
     adata: AnnData | Sequence[AnnData],
     vocabulary: Vocabulary | str | Path = "human",
     *,
-    gene_ids: str | None = None,
-    species: Species = None,
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     key_added: str = VAR_ENTROPY,
     copy: bool = False,
@@ -53,12 +53,7 @@ def gene_entropy(
     vocabulary
         A vocabulary, "human", the name of a bundled model, the folder of a saved model, or a parquet file. Genes that
         it does not hold get no entropy.
-    %(gene_ids)s
-    %(species)s
-    %(layer)s
-    %(use_raw)s
-    %(input)s
-    %(duplicates)s
+    %(reading)s
     key_added
         Column to write.
     copy
@@ -122,11 +117,11 @@ def corpus_entropy(
     data: AnnData | str | Path | Sequence[AnnData | str | Path],
     vocabulary: Vocabulary | str | Path = "human",
     *,
-    gene_ids: str | None = None,
-    species: Species = None,
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     min_genes: int = 0,
     block_rows: int = BLOCK_ROWS,
@@ -144,12 +139,7 @@ def corpus_entropy(
         `block_rows` rows at a time.
     vocabulary
         As in :func:`gene_entropy`.
-    %(gene_ids)s
-    %(species)s
-    %(layer)s
-    %(use_raw)s
-    %(input)s
-    %(duplicates)s
+    %(reading)s
     min_genes
         Cells with fewer known genes are not counted, as they are not trained on.
     block_rows

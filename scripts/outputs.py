@@ -1,0 +1,261 @@
+"""What every public call writes and returns, kept to be compared with another commit's.
+
+    python scripts/outputs.py --out before [--parts embed grn ...]       on one commit
+    python scripts/outputs.py --out after --against before               on the other
+
+Each call runs on drawn cells and on `pbmc68k_reduced`, with fixed seeds and few steps. Arrays are compared bit by bit;
+a difference is reported with its size, and what is missing or new by name. Exit 1 if anything differs by more than
+`--tolerance` of its scale. Seconds, versions and addresses are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import scipy.sparse as sp
+
+import scdiva as sd
+
+Outputs = dict[str, np.ndarray]
+LEFT_OUT = ("seconds", "version", "written", "created", "commit", "path")
+"""Entries whose names hold one of these are not the same in two runs."""
+
+
+def flat(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield every array within a result, by a name that says where it stands."""
+    if any(part in name.rsplit("/", 1)[-1] for part in LEFT_OUT) or value is None:
+        return
+    if isinstance(value, ad.AnnData):
+        yield from flat(f"{name}/X", value.X)
+        for part in ("obs", "var"):
+            yield from flat(f"{name}/{part}", getattr(value, part))
+        for part in ("obsm", "varm", "varp", "obsp", "layers", "uns"):
+            yield from flat(f"{name}/{part}", dict(getattr(value, part)))
+    elif isinstance(value, pd.DataFrame):
+        yield f"{name}/index", np.asarray(value.index.astype(str), dtype=str)
+        for column in value.columns:
+            yield from flat(f"{name}/{column}", value[column])
+    elif isinstance(value, pd.Series):
+        numbers = pd.api.types.is_numeric_dtype(value.dtype)
+        yield name, value.to_numpy() if numbers else np.asarray(value.astype(object).astype(str), dtype=str)
+    elif isinstance(value, Mapping):
+        for key in value:
+            yield from flat(f"{name}/{key}", value[key])
+    elif sp.issparse(value):
+        yield name, value.toarray()
+    else:
+        array = np.asarray(value)
+        if array.dtype.names:  # such as scanpy's tables of ranked genes, which are not ours
+            return
+        yield name, array.astype(str) if array.dtype == object or array.dtype.kind in "UST" else array
+
+
+def cells() -> dict[str, Callable[[], tuple[ad.AnnData, dict[str, Any]]]]:
+    """The two sets, made anew for each call, and how they are read."""
+
+    def toy() -> tuple[ad.AnnData, dict[str, Any]]:
+        return sd.datasets.toy(160, 300), {}
+
+    def blood() -> tuple[ad.AnnData, dict[str, Any]]:
+        adata = sd.datasets.pbmc68k_reduced()
+        adata.obs["cell_type"] = adata.obs["bulk_labels"]
+        adata.obs["batch"] = np.where(np.arange(adata.n_obs) % 2, "a", "b")
+        return adata[::3].copy(), {"use_raw": True}
+
+    return {"toy": toy, "blood": blood}
+
+
+def screen(adata: ad.AnnData) -> ad.AnnData:
+    """Give cells perturbations, singles and doubles, and two states."""
+    genes = [str(name) for name in adata.var_names[:3]]
+    conditions = ["control", genes[0], genes[1], f"{genes[0]}+{genes[1]}", genes[2], f"{genes[1]}+{genes[2]}"]
+    adata.obs["perturbation"] = np.resize(conditions, adata.n_obs)
+    adata.obs["state"] = np.resize(["now", "other", "wanted"], adata.n_obs)
+    return adata
+
+
+def prepare(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
+    sd.pp.match_genes(adata, **({"use_raw": True} if how else {}))
+    yield adata
+    sd.pp.entropy_serialize(adata, **how)
+    yield sd.get.serialized_df(adata).head(2000)
+
+
+def embed(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
+    sd.tl.embed(adata, **how)
+    yield adata
+    sd.tl.embed(adata, pooling="lat+mean", key_added="both", **how)
+    yield adata.obsm["both"]
+    with tempfile.TemporaryDirectory() as folder:
+        adata.write_h5ad(f"{folder}/cells.h5ad")
+        out = sd.tl.embed_file(f"{folder}/cells.h5ad", f"{folder}/out.h5ad", key_added="from_file", **how)
+        yield ad.read_h5ad(out).obsm["from_file"]
+
+
+def integrate(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
+    query = adata[:20].copy()
+    model = sd.tl.integrate(adata, "batch", steps=30, corrected=True, **how)
+    yield adata
+    sd.tl.embed(query, model, **how)
+    yield query
+    sd.tl.integrate(adata, "batch", "cell_type", steps=30, key_added="with_labels", **how)
+    yield adata
+
+
+def annotate(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
+    reference, query = adata[::2].copy(), adata[1::2].copy()
+    for method in ("linear", "knn", "centroid", "probe"):
+        copy = query.copy()
+        sd.tl.annotate(copy, "cell_type", reference, method=method, reject=0.05, key_added="predicted", **how)
+        yield copy
+        yield sd.get.annotation_df(copy, key="predicted")
+
+
+def adapt(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
+    model = sd.tl.adapt(adata, **how)
+    sd.tl.embed(adata, model, **how)
+    yield adata
+    yield model.adaptation
+
+
+def impute(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
+    sd.tl.impute(adata, list(adata.var_names[:3]), **how)
+    yield adata
+
+
+def reconstruct(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
+    adata = adata[:24].copy()
+    sd.tl.reconstruct(adata, n_steps=2, **how)
+    yield sd.get.reconstruction_df(adata)
+    sd.tl.reconstruct(adata, use_places=False, key_added="without", **how)
+    yield adata
+
+
+def generate(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
+    yield sd.tl.generate(adata, 4, groupby="cell_type", **how)
+    yield sd.tl.generate(adata, 4, use_transformer=True, n_steps=2, **how)
+
+
+def likelihood(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
+    adata = adata[:24].copy()
+    sd.tl.log_likelihood(adata, n_samples=2, **how)
+    sd.tl.log_likelihood(adata, n_samples=2, use_transformer=True, key_added="with_transformer", **how)
+    yield adata
+
+
+def perturb(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
+    adata = screen(adata)
+    double = sorted(set(adata.obs["perturbation"][adata.obs["perturbation"].str.contains("+", regex=False)]))[0]
+    train = adata[adata.obs["perturbation"] != double].copy()
+    sd.pp.split_perturbations(adata, "perturbation", by="combination", n_splits=2)
+    yield adata.obs["scdiva_split"]
+    predicted = sd.tl.predict_perturbation(train, "perturbation", predict=[double], n_cells=30, strategy="none", **how)
+    yield predicted
+    yield train.uns["scdiva_perturbation"]
+    yield sd.get.perturbation_df(predicted, top=20)
+    yield sd.tl.score_perturbation(predicted, adata, **how)
+    fitted = sd.tl.fit_perturbation(adata, "perturbation", max_epochs=1, **how)
+    yield sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted, **how)
+
+
+def in_silico(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
+    names = adata.raw.var_names if how else adata.var_names
+    matrix = adata.raw.X if how else adata.X
+    gene = str(names[np.asarray(matrix.sum(axis=0)).ravel().argmax()])
+    yield sd.tl.in_silico_perturbation(adata, [gene], n_cells=8, **how)
+
+
+def networks(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
+    gene = str(adata.var_names[np.asarray((adata.X > 0).sum(axis=0)).ravel().argmax()])
+    sd.tl.grn(adata, **how)
+    sd.tl.grn_modules(adata)
+    yield adata
+    sets = {"first half": list(adata.var_names[: adata.n_vars // 2])}
+    yield sd.tl.enrich_modules(adata, sets)
+    yield sd.get.grn_df(adata, top=200)
+    yield sd.tl.regulon(adata, gene, **how)
+    for method in ("correlation", "attention", "knockout"):
+        few = adata[:16].copy()
+        sources = {} if method == "correlation" else {"sources": [gene]}
+        sd.tl.grn(few, method, key_added="few", **sources, **how)
+        yield few.varp["few"]
+    sd.tl.gene_embedding(adata, **how)
+    sd.tl.gene_embedding(adata, groupby="cell_type", key_added="X_scdiva_groups", **how)
+    yield dict(adata.varm)
+
+
+PARTS = {
+    part.__name__: part
+    for part in (
+        prepare, embed, integrate, annotate, adapt, impute, reconstruct, generate, likelihood, perturb, in_silico,
+        networks,
+    )
+}  # fmt: skip
+
+
+def run(parts: list[str]) -> Outputs:
+    """Results of these parts on both sets."""
+    found: Outputs = {}
+    for part in parts:
+        for name, make in cells().items():
+            adata, how = make()
+            for number, value in enumerate(PARTS[part](adata, how)):
+                found |= dict(flat(f"{part}/{name}/{number}", value))
+        print(f"{part}: {sum(key.startswith(f'{part}/') for key in found)} arrays", flush=True)
+    return found
+
+
+def difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """Largest difference as a share of the largest value; infinite where types or shapes differ, or what is missing."""
+    if ours.shape != theirs.shape or (ours.dtype.kind in "US") != (theirs.dtype.kind in "US"):
+        return np.inf
+    if ours.dtype.kind in "USb":
+        return 0.0 if (ours == theirs).all() else np.inf
+    ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+    if (np.isnan(ours) != np.isnan(theirs)).any():
+        return np.inf
+    same = (ours == theirs) | np.isnan(ours)
+    scale = np.abs(theirs[np.isfinite(theirs)]).max(initial=1e-12)
+    with np.errstate(invalid="ignore"):
+        return 0.0 if same.all() else float(np.abs(ours - theirs)[~same].max() / scale)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--against", type=Path, help="folder of the other commit")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--tolerance", type=float, default=0.0)
+    arguments = parser.parse_args()
+    warnings.simplefilter("ignore")
+    sd.settings.progress = False
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    bad = 0
+    for part in arguments.parts:
+        ours = run([part])
+        np.savez_compressed(arguments.out / f"{part}.npz", **{key.replace("/", "|"): ours[key] for key in ours})
+        if arguments.against is None:
+            continue
+        with np.load(arguments.against / f"{part}.npz") as saved:
+            theirs = {key.replace("|", "/"): saved[key] for key in saved.files}
+        for key in sorted(ours.keys() ^ theirs.keys()):
+            print(f"  only {'here' if key in ours else 'there'}: {key}")
+        sizes = {key: difference(ours[key], theirs[key]) for key in ours.keys() & theirs.keys()}
+        for key in sorted(key for key, size in sizes.items() if size > 0):
+            print(f"  {key}: {sizes[key]:.1e}")
+        bad += len(ours.keys() ^ theirs.keys()) + sum(size > arguments.tolerance for size in sizes.values())
+        print(f"  {sum(size == 0 for size in sizes.values())} of {len(sizes)} the same bit by bit")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

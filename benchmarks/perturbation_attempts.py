@@ -3,7 +3,7 @@ r"""What was tried to tell combinations better, where both parts were perturbed 
     python benchmarks/perturbation_attempts.py --data FOLDER [--seeds 0 1 2]
 
 The folds and scores of `perturbation.py`'s norman_doubles and norman_singles, by the expected response alone (no
-network, which is dropped there), with one number or one step of `scdiva.models.response` or `screen` changed. The row
+network, which is dropped there), with one number or one step of `scdiva.perturbation` changed. The row
 "base" is the code as it stands.
 """
 
@@ -23,8 +23,8 @@ from _record import RESULTS, record
 from _screens import CONDITION, SCREENS, prepared
 
 import scdiva as sd
-from scdiva.models import perturbation, response, screen
-from scdiva.models.baselines import baselines
+from scdiva.perturbation import model, response, screen
+from scdiva.perturbation.baselines import baselines
 
 SHOWN = ("pearson_delta", "pearson_delta_top20", DISCRIMINATION)
 BOTH = "2 parts, 2 seen"
@@ -51,7 +51,7 @@ def with_additive(share: float) -> Callable:
     """Mix in the sum of the parts' changes where all of them were measured alone."""
     was = response.expected_response
 
-    def mixed(measured: screen.Screen, targets: screen.Conditions, alike: response.Alike) -> tuple:
+    def mixed(measured: screen.Screen, targets: screen.Conditions, alike: response.Similarities) -> tuple:
         mean, sd_ = was(measured, targets, alike)
         alone = {parts[0] for parts in measured.conditions.parts if len(parts) == 1}
         added = baselines(measured, targets)["additive"]
@@ -81,9 +81,9 @@ ATTEMPTS: dict[str, tuple[str, dict]] = {
     "noise_0.3": ("noise taken for three tenths of what it is", {(response, "_noise"): less_noise(0.3)}),
     "additive_0.3": (
         "three tenths of the sum of the parts mixed in",
-        {(perturbation, "expected_response"): with_additive(0.3)},
+        {(model, "expected_response"): with_additive(0.3)},
     ),
-    "additive_0.5": ("half of it", {(perturbation, "expected_response"): with_additive(0.5)}),
+    "additive_0.5": ("half of it", {(model, "expected_response"): with_additive(0.5)}),
     "related_0": ("nothing carried over between similar genes", constants(RELATED=0.0)),
     "related_0.6": ("twice as much carried over", constants(RELATED=0.6)),
 }

@@ -171,7 +171,7 @@ def measured():
     """A screen as numbers, drawn at random: what was done, as text, with the number of the group behind it."""
 
     def make(labels=("A", "B", "C", "A+B", "B+C"), n_genes=12, state_dim=6, doses=None, rng=0, genes=None):
-        from scdiva.models.screen import Conditions, Screen
+        from scdiva.perturbation.screen import Conditions, Screen
 
         draw = np.random.default_rng(rng)
         told = [(label.split("@")[0], int(label.partition("@")[2] or 0)) for label in labels]

@@ -34,9 +34,11 @@ FLOORS = {
     2: {"_docs", "_validate", "nn", "tokenizer", "datasets"},
     3: {"models", "data", "pp", "get"},
     4: {"train", "pl"},
-    5: {"tl"},
-    6: {"cli", "__init__", "__main__"},
+    5: {"perturbation"},
+    6: {"tl"},
+    7: {"cli", "__init__", "__main__"},
 }
+TOP = max(FLOORS)
 FLOOR = {part: floor for floor, parts in FLOORS.items() for part in parts}
 SIDEWAYS = {
     # Settings and random numbers stand on the ground floor of the ground floor: they import only spelled-out constants.
@@ -55,6 +57,8 @@ SIDEWAYS = {
     "__main__": {"cli"},
 }
 """Imports within a floor that are allowed, by part."""
+REEXPORTED = {"models.__init__": {"perturbation"}, "train.__init__": {"perturbation"}}
+"""Public names that now stand higher up; found lazily, where they always were."""
 MAX_LINES = 300
 """Lines of code of a file; docstrings, comments and blank lines don't count. Of tests 350."""
 NO_CODE = (
@@ -97,10 +101,10 @@ def floor_breaks(modules: Mapping[str, str]) -> list[str]:
             breaks.append(f"{module} stands on no floor: give it one here and in docs/architecture.md")
             continue
         for target in sorted(set(imported_parts(module, text))):
-            if target == part or target in SIDEWAYS.get(part, ()):
+            if target == part or target in SIDEWAYS.get(part, ()) or target in REEXPORTED.get(module, ()):
                 continue
-            if FLOOR.get(target, 6) >= FLOOR[part]:
-                breaks.append(f"{module} (floor {FLOOR[part]}) imports {target} (floor {FLOOR.get(target, 6)})")
+            if FLOOR.get(target, TOP) >= FLOOR[part]:
+                breaks.append(f"{module} (floor {FLOOR[part]}) imports {target} (floor {FLOOR.get(target, TOP)})")
     return breaks
 
 

@@ -9,9 +9,9 @@ import torch
 
 import scdiva as sd
 from scdiva.data.expression import log_normalised
-from scdiva.models.screen import KINDS
+from scdiva.perturbation import training
+from scdiva.perturbation.screen import KINDS
 from scdiva.train import adaptation
-from scdiva.train import perturbation as training
 
 NOTES = {"validation", "strategy", "network", "labels", "model", "seed", "seconds"}
 NOTES_OF_TRAINING = {"steps", "stopped", "loss_without", "loss_with", "history"}

@@ -14,8 +14,8 @@ import torch
 import scdiva as sd
 from scdiva._constants import BASELINES
 from scdiva.data.expression import log_normalised
-from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
-from scdiva.train import perturbation as training
+from scdiva.perturbation import training
+from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
 
 OF_CONDITIONS = {
     "condition": "O", "perturbation": "O", "group": "O", "dose": "f", "n_parts": "i", "n_seen": "i", "trained": "b",

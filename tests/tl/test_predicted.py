@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scdiva.models import PerturbationModel
-from scdiva.models.screen import KINDS
+from scdiva.perturbation.screen import KINDS
 from scdiva.tl._predicted import Asked
 
 

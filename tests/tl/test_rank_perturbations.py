@@ -14,8 +14,8 @@ import torch
 import scdiva as sd
 from scdiva.data.expression import log_normalised
 from scdiva.data.reading import AS_IT_IS
-from scdiva.models.screen import KINDS, Conditions
-from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
+from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
+from scdiva.perturbation.screen import KINDS, Conditions
 from scdiva.tl._screen import read_controls
 
 COLUMNS = {
@@ -198,7 +198,7 @@ def test_a_network_is_loaded_to_where_its_model_is(fitted, tmp_path, monkeypatch
     # the meta device is the one beside the CPU that every machine has
     load = sd.models.load_model
     monkeypatch.setattr(
-        "scdiva.models.perturbation.load_model", lambda path, device: load(path, device="cpu").to("meta")
+        "scdiva.perturbation.model.load_model", lambda path, device: load(path, device="cpu").to("meta")
     )
     found = sd.models.load_perturbation_model(with_network(fitted).save(tmp_path / "fitted"))
     assert {parameter.device.type for parameter in found.head.parameters()} == {"meta"}

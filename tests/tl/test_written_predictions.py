@@ -18,7 +18,7 @@ import scdiva as sd
 from scdiva._constants import BASELINES
 from scdiva.data.expression import log_normalised
 from scdiva.data.predictions import read_prediction
-from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
+from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
 from scdiva.tl import _fit_perturbation
 
 NORMAN = (

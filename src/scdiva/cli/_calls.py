@@ -282,7 +282,7 @@ def _read(file: Path) -> AnnData:
 
 def _fitted_screen(adata: AnnData, options: dict[str, Any]) -> Any:
     """Fit what `perturb` would fit, apart, so that it can be kept."""
-    from scdiva.models.perturbation import is_perturbation_model
+    from scdiva.perturbation.model import is_perturbation_model
     from scdiva.tl import fit_perturbation
 
     if is_perturbation_model(options["model"]):

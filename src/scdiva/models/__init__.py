@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     from scdiva.models.config import ScDiVaConfig
     from scdiva.models.gene_vectors import init_gene_embedding
     from scdiva.models.hub import available, push
-    from scdiva.models.perturbation import PerturbationModel, load_perturbation_model
     from scdiva.models.pretrained import load_model, save_model
     from scdiva.models.pretrained import load_model as load
     from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
+    from scdiva.perturbation.model import PerturbationModel, load_perturbation_model
 
 _WHERE = {
     "Annotator": "annotator",
-    "PerturbationModel": "perturbation",
+    "PerturbationModel": "scdiva.perturbation.model",
     "ScDiVa": "scdiva",
     "ScDiVaConfig": "config",
     "ScDiVaOutput": "scdiva",
@@ -26,7 +26,7 @@ _WHERE = {
     "load": "pretrained",
     "load_annotator": "annotator",
     "load_model": "pretrained",
-    "load_perturbation_model": "perturbation",
+    "load_perturbation_model": "scdiva.perturbation.model",
     "push": "hub",
     "save_model": "pretrained",
 }
@@ -51,7 +51,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    where = _WHERE[name]
+    return getattr(import_module(where if "." in where else f"{__name__}.{where}"), name)
 
 
 def __dir__() -> list[str]:

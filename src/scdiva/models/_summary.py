@@ -13,7 +13,6 @@ import numpy as np
 if TYPE_CHECKING:
     from scdiva.models.annotator import Annotator
     from scdiva.models.config import ScDiVaConfig
-    from scdiva.models.perturbation import PerturbationModel
     from scdiva.models.scdiva import ScDiVa
     from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -66,11 +65,6 @@ def annotator_html(annotator: Annotator) -> str:
     return table("Annotator", annotator_rows(annotator))
 
 
-def perturbation_html(fitted: PerturbationModel) -> str:
-    """Show a perturbation model in a notebook."""
-    return table("PerturbationModel", perturbation_rows(fitted))
-
-
 def config_html(config: ScDiVaConfig) -> str:
     """Show a configuration in a notebook."""
     return table("ScDiVaConfig", config.to_dict())
@@ -110,24 +104,7 @@ def annotator_rows(annotator: Annotator) -> dict[str, object]:
         "genes read": f"{len(annotator.tokens):,}",
         "trained on": f"{labelled:,} labelled cells" if isinstance(labelled, int) else None,
         "held-out accuracy": f"{accuracy:.3f} on {held:,} cells" if tested else None,
-        **_of_model(annotator.model),
-    }
-
-
-def perturbation_rows(fitted: PerturbationModel) -> dict[str, object]:
-    """Describe a perturbation model."""
-    screen = fitted.screen
-    network = None if fitted.head is None else sum(p.numel() for p in fitted.head.parameters())
-    cells = int(screen.n_cells.sum()), int(screen.n_control.sum())
-    return {
-        "conditions": f"{len(screen.conditions)} of {len(screen.groups)} group(s) of cells",
-        "genes": f"{len(screen.genes):,}",
-        "trained on": f"{cells[0]:,} perturbed and {cells[1]:,} control cells",
-        "columns": ", ".join(filter(None, (fitted.perturbation_key, fitted.groupby, fitted.dose_key))),
-        "control": fitted.control,
-        "network": "none" if network is None else f"{network:,} parameters",
-        "strategy": fitted.notes.get("strategy"),
-        **_of_model(fitted.model),
+        **of_model(annotator.model),
     }
 
 
@@ -169,7 +146,8 @@ def fingerprint(model: ScDiVa) -> str:
     return digest.hexdigest()
 
 
-def _of_model(model: ScDiVa) -> dict[str, object]:
+def of_model(model: ScDiVa) -> dict[str, object]:
+    """Describe the network of what was fitted on it."""
     rows = model_rows(model)
     names = {"comes from": "model", "size": "model size", "genes": "vocabulary", "SHA-256": "SHA-256 of the model"}
     return {names.get(name, name): rows[name] for name in (*names, "species", "device")}

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.models.in_silico import PARTS
 from scdiva.models.scdiva import ScDiVa
 
 Effect = Literal["value", "presence"]
 Removal = Literal["remove", "mask"]
+PARTS = 4
+"""One gene in so many is hidden at a time."""
 
 
 def attention_ranks(

@@ -95,13 +95,13 @@ def fit_perturbation(
     r"""Fit a model on a perturbation screen: perturbed cells, and control cells beside them.
 
     A prediction has two parts. The first is an expected response, a Gaussian process over conditions in which effects
-    of genes add up and carry over to similar genes and similar groups of cells (:mod:`scdiva.models.response`), or,
-    with `residual`, one of the simple baselines. The second is a network: it reads a control cell with the perturbed
-    genes marked, their values hidden, in front of all others (so that they are never cut off), and predicts for that
-    cell what the first part leaves of the change of every gene of `adata` (paper, section on perturbation prediction).
-    It learns from conditions that the first part was fitted without, is stopped by others that are held out, and is
-    dropped where these are predicted no better with it, as `notes["network"]` says. Of fewer than 20 conditions none
-    is trained.
+    of genes add up and carry over to similar genes and similar groups of cells (:mod:`scdiva.perturbation.response`),
+    or, with `residual`, one of the simple baselines. The second is a network: it reads a control cell with the
+    perturbed genes marked, their values hidden, in front of all others (so that they are never cut off), and predicts
+    for that cell what the first part leaves of the change of every gene of `adata` (paper, section on perturbation
+    prediction). It learns from conditions that the first part was fitted without, is stopped by others that are held
+    out, and is dropped where these are predicted no better with it, as `notes["network"]` says. Of fewer than 20
+    conditions none is trained.
 
     Parameters
     ----------
@@ -128,7 +128,7 @@ def fit_perturbation(
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
     residual
         What the network is added to: `"expected"`, the expected response; a baseline, `"no_change"`, `"train_mean"`,
-        `"matching_mean"`, `"additive"`, `"linear"` or `"elsewhere"` (:func:`scdiva.models.baselines.baselines`);
+        `"matching_mean"`, `"additive"`, `"linear"` or `"elsewhere"` (:func:`scdiva.perturbation.baselines.baselines`);
         `"auto"`, the expected response or a baseline that predicts conditions that are left out clearly better, chosen
         apart for single perturbations, combinations and new groups (what was measured gets the expected response, and
         nothing from the network); or None: the network predicts the whole change, as in the paper, and is kept however
@@ -221,9 +221,9 @@ def open_screen(
     labels = column(adata, perturbation_key, kind="perturbation", meant=(control,))
 
     from scdiva.models import PerturbationModel
-    from scdiva.models.perturbation import numbered_labels
     from scdiva.models.pretrained import load_for
-    from scdiva.models.screen import KINDS
+    from scdiva.perturbation.model import numbered_labels
+    from scdiva.perturbation.screen import KINDS
 
     target = settings.resolve_device(device)
     given = load_for(model, target)
@@ -275,9 +275,9 @@ def trained(
     rng, device
         As for :func:`fit_perturbation`.
     """
-    from scdiva.models.screen import KINDS
+    from scdiva.perturbation.screen import KINDS
+    from scdiva.perturbation.training import fit_responses
     from scdiva.train.adaptation import Limits
-    from scdiva.train.perturbation import fit_responses
     from scdiva.train.task_config import PerturbationConfig
 
     begun = time.monotonic()

@@ -50,8 +50,7 @@ def sums(
     """
     import torch
 
-    from scdiva.models.gene_graph import knockout_falls
-    from scdiva.models.in_silico import PARTS
+    from scdiva.models.gene_graph import PARTS, knockout_falls
     from scdiva.tl._embed import run_cells
 
     knocked = _drawn(pairs, n_cells, rng)

@@ -156,8 +156,8 @@ def in_silico_perturbation(
         )
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
-    from scdiva.models.perturbation import gene_tokens
     from scdiva.models.pretrained import load_for
+    from scdiva.perturbation.model import gene_tokens
 
     target = settings.resolve_device(device)
     given = load_for(model, target)
@@ -235,7 +235,7 @@ def _group(
     seed: int,
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """Perturb cells of a group: the rows of the cells, and for each perturbation the change, cells × genes."""
-    from scdiva.models.in_silico import PARTS, Ranked, changed, hidden_values, value_change
+    from scdiva.perturbation.in_silico import PARTS, Ranked, changed, hidden_values, value_change
     from scdiva.tokenizer.serialize import score_denominator
 
     cells, c = controls.cells, model.config

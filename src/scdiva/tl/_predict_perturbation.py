@@ -71,8 +71,8 @@ def predict_perturbation(
 
     A predicted cell is a control cell with the change of its group's mean, and what the network adds for this cell. A
     gene's mean changes by the number of cells that express it, and by how much these do
-    (:func:`scdiva.models.shifted.shift_cells`). Whichever control cells were drawn, the cells of a condition have the
-    predicted mean: it less the mean of all control cells of the group is the predicted change.
+    (:func:`scdiva.perturbation.shifted.shift_cells`). Whichever control cells were drawn, the cells of a condition have
+    the predicted mean: it less the mean of all control cells of the group is the predicted change.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ def predict_perturbation(
     >>> train.uns["scdiva_perturbation"]["change"].shape
     (1, 100)
     """
-    from scdiva.models.perturbation import PerturbationModel, is_perturbation_model, load_perturbation_model
+    from scdiva.perturbation.model import PerturbationModel, is_perturbation_model, load_perturbation_model
 
     check_writable(adata, call="tl.predict_perturbation", uns=[key_added])
     if operator.index(n_cells) < 1:

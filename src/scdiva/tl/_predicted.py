@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scdiva.models import PerturbationModel
-    from scdiva.models.screen import Conditions
+    from scdiva.perturbation.screen import Conditions
 
 BLOCK = 32
 """Control cells that the network reads at once."""
@@ -136,7 +136,7 @@ class Asked:
         controls
             Cells to start from.
         """
-        from scdiva.models.screen import Conditions
+        from scdiva.perturbation.screen import Conditions
 
         # groups of the screen keep their number, new ones come behind
         new = [name for name in controls.groups if name not in fitted.screen.groups]
@@ -180,7 +180,7 @@ def predicted_cells(
     UserWarning
         If a group has fewer than 20 control cells.
     """
-    from scdiva.models.shifted import shift_cells
+    from scdiva.perturbation.shifted import shift_cells
 
     screen = fitted.screen
     places = gene_columns(var.index, screen.genes)

@@ -108,7 +108,7 @@ def rank_perturbations(
     >>> sorted(ranking.index) if ranking.index.dtype == object else len(ranking)
     5
     """
-    from scdiva.models.perturbation import PerturbationModel, load_perturbation_model
+    from scdiva.perturbation.model import PerturbationModel, load_perturbation_model
 
     check_writable(adata, call="tl.rank_perturbations", uns=[key_added])
     if isinstance(model, str | PathLike):

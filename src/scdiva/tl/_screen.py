@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scdiva.models import ScDiVa
-    from scdiva.models.screen import Screen
+    from scdiva.perturbation.screen import Screen
     from scdiva.train.adaptation import AdaptationCells
 
 
@@ -230,7 +230,7 @@ def read_screen(adata: AnnData, model: ScDiVa, done: Done, device: str, reading:
     UserWarning
         If conditions were measured in a single cell.
     """
-    from scdiva.models.screen import Conditions, Screen
+    from scdiva.perturbation.screen import Conditions, Screen
 
     control = done.is_control
     if control.all():
@@ -318,7 +318,7 @@ def refuse_unknown(parts: Iterable[tuple[str, ...]], screen: Screen, model: ScDi
     ValueError
         If there are any; the message names close ones.
     """
-    from scdiva.models.perturbation import gene_tokens
+    from scdiva.perturbation.model import gene_tokens
 
     asked = sorted({part for names in parts for part in names})
     genes = gene_tokens(model, asked)

@@ -6,13 +6,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from scdiva.perturbation.training import PerturbationModule
     from scdiva.train.anchor import AnchorModule
     from scdiva.train.base import TaskModule
     from scdiva.train.config import AnchorConfig, OptimiserConfig, PretrainingConfig
     from scdiva.train.finetuning import AnnotationModule
     from scdiva.train.integration import IntegrationModule
     from scdiva.train.linear_map import LinearMap, fit_linear_map
-    from scdiva.train.perturbation import PerturbationModule
     from scdiva.train.pretraining import PretrainingModule
     from scdiva.train.runner import fit
     from scdiva.train.state_head import StateHeadModule
@@ -28,7 +28,7 @@ _WHERE = {
     "LinearMap": "linear_map",
     "OptimiserConfig": "config",
     "PerturbationConfig": "task_config",
-    "PerturbationModule": "perturbation",
+    "PerturbationModule": "scdiva.perturbation.training",
     "PretrainingConfig": "config",
     "PretrainingModule": "pretraining",
     "StateHeadConfig": "task_config",
@@ -62,7 +62,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    where = _WHERE[name]
+    return getattr(import_module(where if "." in where else f"{__name__}.{where}"), name)
 
 
 def __dir__() -> list[str]:

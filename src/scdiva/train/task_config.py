@@ -141,7 +141,7 @@ class AnnotationConfig(OptimiserConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PerturbationConfig(OptimiserConfig):
-    """Fit of what a network adds to expected responses (:mod:`scdiva.train.perturbation`).
+    """Fit of what a network adds to expected responses (:mod:`scdiva.perturbation.training`).
 
     The paper names the weighted error and says no more; all values here are ours.
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scdiva._constants import N_SPECIAL
-from scdiva.models.screen import Conditions, group_similarity, kinds, part_similarity
+from scdiva.perturbation.screen import Conditions, group_similarity, kinds, part_similarity
 
 PARTS = st.sets(st.sampled_from("ABCDE"), min_size=1, max_size=3).map(lambda s: tuple(sorted(s)))
 CONDITIONS = st.lists(st.tuples(PARTS, st.integers(0, 2), st.sampled_from([0.5, 1.0, 4.0])), max_size=8)

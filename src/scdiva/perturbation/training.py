@@ -13,14 +13,14 @@ from torch import Tensor
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
 from scdiva.metrics.perturbation import WMSE_ALPHA
-from scdiva.models.perturbation import change_of, gene_tokens, numbered_labels, similarities_of
 from scdiva.models.scdiva import ScDiVa
-from scdiva.models.screen import KINDS, Kind, Screen
-from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes, part_tensors
+from scdiva.perturbation.choice import METHODS, LeftOut, best_base, errors, predict_left_out, summary
+from scdiva.perturbation.model import change_of, gene_tokens, numbered_labels, similarities_of
+from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, part_tensors
+from scdiva.perturbation.screen import KINDS, Kind, Screen
 from scdiva.train.adaptation import AdaptationCells, Limits, Split, continue_training
 from scdiva.train.base import TaskModule
 from scdiva.train.low_rank import merge_low_rank, train_states
-from scdiva.train.responses import METHODS, LeftOut, best_base, errors, predict_left_out, summary
 from scdiva.train.task_config import PerturbationConfig
 
 STEPS_AN_EPOCH = 20

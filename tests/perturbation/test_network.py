@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes, part_tensors, perturbed
+from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, part_tensors, perturbed
 
 SIZES = PerturbationSizes(dim=6, state_dim=5, n_labels=2, n_genes=9, rank=3, hidden=7)
 

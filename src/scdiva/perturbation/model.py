@@ -19,18 +19,18 @@ from torch import Tensor
 
 from scdiva._constants import BASELINES, N_SPECIAL
 from scdiva.models._fitted import FittedFolder, arrays, is_fitted, put_into, save_fitted, shapes
-from scdiva.models._summary import perturbation_html
-from scdiva.models.baselines import baselines
+from scdiva.models._summary import of_model, table
 from scdiva.models.inference import Packed
 from scdiva.models.pretrained import load_model
-from scdiva.models.response import Similarities, expected_response
 from scdiva.models.scdiva import ScDiVa
-from scdiva.models.screen import KINDS, Conditions, Kind, Screen, group_similarity, kinds, part_similarity
-from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes, part_tensors, perturbed
+from scdiva.perturbation.baselines import baselines
+from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, part_tensors, perturbed
+from scdiva.perturbation.response import Similarities, expected_response
+from scdiva.perturbation.screen import KINDS, Conditions, Kind, Screen, group_similarity, kinds, part_similarity
 
 KIND = "perturbation_model"
 EXPECTED = "expected"
-"""What the network is added to if it is no baseline: the expected response (:mod:`scdiva.models.response`)."""
+"""What the network is added to if it is no baseline: the expected response (:mod:`scdiva.perturbation.response`)."""
 CONTEXT = 256
 """Genes of a cell, perturbed ones included, that the transformer is trained on and predicts from."""
 _MOST = {"n_genes": 1_000_000, "rank": 4096, "hidden": 65_536, "n_labels": 1_000_000}
@@ -99,7 +99,19 @@ class PerturbationModel:
         return f"PerturbationModel({len(self.screen.conditions)} conditions, {len(self.screen.genes)} genes, {network})"
 
     def _repr_html_(self) -> str:
-        return perturbation_html(self)
+        screen = self.screen
+        network = None if self.head is None else sum(p.numel() for p in self.head.parameters())
+        rows: dict[str, object] = {
+            "conditions": f"{len(screen.conditions)} of {len(screen.groups)} group(s) of cells",
+            "genes": f"{len(screen.genes):,}",
+            "trained on": f"{screen.n_cells.sum():,} perturbed and {screen.n_control.sum():,} control cells",
+            "columns": ", ".join(filter(None, (self.perturbation_key, self.groupby, self.dose_key))),
+            "control": self.control,
+            "network": "none" if network is None else f"{network:,} parameters",
+            "strategy": self.notes.get("strategy"),
+            **of_model(self.model),
+        }
+        return table("PerturbationModel", rows)
 
     @property
     def labels(self) -> dict[str, int]:
@@ -337,7 +349,7 @@ def change_of(
     cells
         B complete control cells.
     parts, labels
-        See :func:`scdiva.nn.perturbation.part_tensors`.
+        See :func:`scdiva.perturbation.network.part_tensors`.
     dose
         `(B,)`, logarithm of the dose to base 2, in units of the median.
 

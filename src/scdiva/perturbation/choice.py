@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from scdiva._constants import BASELINES
 from scdiva._rng import step_seed
-from scdiva.models.baselines import baselines
-from scdiva.models.perturbation import EXPECTED
-from scdiva.models.response import Similarities, expected_response
-from scdiva.models.screen import KINDS, Kind, Screen
+from scdiva.perturbation.baselines import baselines
+from scdiva.perturbation.model import EXPECTED
+from scdiva.perturbation.response import Similarities, expected_response
+from scdiva.perturbation.screen import KINDS, Kind, Screen
 
 FOLDS = 5
 LEAST_GAIN = 0.005

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scdiva._constants import N_SPECIAL
-from scdiva.models.in_silico import PARTS, Ranked, changed, hidden_values, value_change
+from scdiva.perturbation.in_silico import PARTS, Ranked, changed, hidden_values, value_change
 from scdiva.tokenizer.serialize import serialize
 
 FLOOR = np.array([1.0] * N_SPECIAL + [0.3, 0.3, 0.3, 0.5, 0.5, 0.7, 0.9, 0.9, 1.1, 1.3, 0.3, 0.6], np.float32)

@@ -12,12 +12,12 @@ import torch
 from scdiva.data.batch import from_ragged
 from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models import PerturbationModel
-from scdiva.models.response import Similarities
-from scdiva.models.screen import KINDS
+from scdiva.perturbation import training as P
+from scdiva.perturbation.choice import METHODS, predict_left_out
+from scdiva.perturbation.response import Similarities
+from scdiva.perturbation.screen import KINDS
 from scdiva.train import adaptation
-from scdiva.train import perturbation as P
 from scdiva.train.adaptation import AdaptationCells, Limits
-from scdiva.train.responses import METHODS, predict_left_out
 from scdiva.train.task_config import PerturbationConfig
 
 STRATEGIES = ("head", "lora", "full")

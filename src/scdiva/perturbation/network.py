@@ -181,7 +181,8 @@ class PerturbationHead(nn.Module):
         total = (hidden[place.clamp_min(0)] * there[..., None]).sum(dim=1)
         mean = total / there.sum(dim=1, keepdim=True).clamp_min(1)
         state = F.normalize(state.to(hidden.dtype), dim=1) * self.sizes.state_dim**0.5
-        return self.mlp(torch.cat([state, total, mean], dim=1)) @ self.directions.T
+        change: Tensor = self.mlp(torch.cat([state, total, mean], dim=1)) @ self.directions.T
+        return change
 
 
 def part_tensors(

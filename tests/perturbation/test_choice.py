@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scdiva.models.baselines import baselines
-from scdiva.models.response import Similarities, expected_response
-from scdiva.models.screen import KINDS
-from scdiva.train import responses as R
+from scdiva.perturbation import choice as R
+from scdiva.perturbation.baselines import baselines
+from scdiva.perturbation.response import Similarities, expected_response
+from scdiva.perturbation.screen import KINDS
 
 LABELS = st.lists(
     st.sampled_from(["A", "B", "C", "D", "E", "F", "A+B", "B+C", "C+D", "D+E", "A@1", "B@1", "A+B@1", "A@2", "F@2"]),

@@ -8,7 +8,7 @@ With a condition c = (perturbed genes, group of cells, dose), the change of a ge
     k(c, c') = a + \bigl(0.7\, B B'^\top + 0.3\, B S B'^\top + 0.05\, p\bigr)\, h(g, g')\, d(c, c')
 
 where B says how strongly each gene is perturbed, S is the similarity of two perturbed genes by the model
-(:func:`scdiva.models.screen.part_similarity`), p is 1 for one combination of several genes with itself, h is the
+(:func:`scdiva.perturbation.screen.part_similarity`), p is 1 for one combination of several genes with itself, h is the
 similarity of two groups of cells, and d that of two doses. So a is what all perturbed cells share, B B' adds up
 effects of single genes in combinations, B S B' carries them over to genes that were not perturbed, and p leaves room
 for what does not add up. Two groups share a part b of an effect in any case, and 0.6 of the rest by the cosine of their
@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scdiva.models.screen import Conditions, Screen
+from scdiva.perturbation.screen import Conditions, Screen
 
 RELATED, PAIR = 0.3, 0.05
 """Share of an effect that similar genes have in common, and what a combination has of its own beside effects of 1."""
@@ -51,9 +51,9 @@ class Similarities(NamedTuple):
     names
         Perturbed genes and labels.
     parts
-        `(n_names, n_names)`, see :func:`scdiva.models.screen.part_similarity`.
+        `(n_names, n_names)`, see :func:`scdiva.perturbation.screen.part_similarity`.
     groups
-        `(n_groups, n_groups)`, see :func:`scdiva.models.screen.group_similarity`.
+        `(n_groups, n_groups)`, see :func:`scdiva.perturbation.screen.group_similarity`.
     """
 
     names: tuple[str, ...]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scdiva._constants import BASELINES
-from scdiva.models.baselines import COMPONENTS, PENALTY, baselines
-from scdiva.models.screen import Conditions
+from scdiva.perturbation.baselines import COMPONENTS, PENALTY, baselines
+from scdiva.perturbation.screen import Conditions
 
 LABELS = ("A", "B", "A+B", "B+C")
 

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from scdiva._constants import BASELINES, MASK
 from scdiva.models import PerturbationModel, _fitted, load_perturbation_model, save_model
-from scdiva.models import perturbation as P
 from scdiva.models._folder import sha256
-from scdiva.models.screen import KINDS, Conditions
-from scdiva.nn.perturbation import PerturbationHead, PerturbationSizes
+from scdiva.perturbation import model as P
+from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
+from scdiva.perturbation.screen import KINDS, Conditions
 
 FILES = ["perturbation_model.json", "perturbation_model.safetensors", "model/SHA256SUMS", "SHA256SUMS"]
 MODEL_FILES = [f"model/{name}" for name in ("config.json", "model.safetensors", "vocabulary.parquet", "README.md")]

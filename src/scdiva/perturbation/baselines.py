@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdiva._constants import BASELINES
-from scdiva.models.screen import Conditions, Screen
+from scdiva.perturbation.screen import Conditions, Screen
 
 COMPONENTS = 10
 """Principal components of genes that the linear baseline knows a perturbed gene by."""

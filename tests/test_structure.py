@@ -35,7 +35,7 @@ FLOORS = {
     3: {"models", "data", "pp", "get"},
     4: {"train", "pl"},
     5: {"perturbation"},
-    6: {"tl"},
+    6: {"tl", "_loading"},
     7: {"cli", "__init__", "__main__"},
 }
 TOP = max(FLOORS)
@@ -57,7 +57,7 @@ SIDEWAYS = {
     "__main__": {"cli"},
 }
 """Imports within a floor that are allowed, by part."""
-REEXPORTED = {"models.__init__": {"perturbation"}, "train.__init__": {"perturbation"}}
+REEXPORTED = {"models.__init__": {"perturbation", "_loading"}, "train.__init__": {"perturbation"}}
 """Public names that now stand higher up; found lazily, where they always were."""
 MAX_LINES = 300
 """Lines of code of a file; docstrings, comments and blank lines don't count. Of tests 350."""

@@ -204,12 +204,12 @@ def test_a_folder_of_another_kind_is_refused_before_the_work(refused, small, tmp
 
 
 def test_the_result_stands_where_the_model_cannot_be_kept(small, tmp_path, monkeypatch, capsys):
-    from scdiva.cli import _calls
+    from scdiva.models import Annotator
 
-    def full(*_):
+    def full(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(_calls, "_save", full)
+    monkeypatch.setattr(Annotator, "save", full)
     words = ["annotate", "query.h5ad", "--labels_key", "cell_type", "--reference", "cells.h5ad", "--method", "knn"]
     out = tmp_path / "out.h5ad"
     assert cli.main([*words, "--model", str(small), "--save", str(tmp_path / "kept"), "-o", str(out)]) == 1

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva.models import inference, load_annotator, load_model, save_model
+from scdiva.models import inference, load, load_model, save_model
 
 QUICK = {"rng": 0, "device": "cpu"}
 
@@ -185,7 +185,7 @@ def test_a_kill_in_a_save_leaves_the_old_model_or_the_new_one(model, tmp_path, s
 def test_a_kill_in_the_save_of_an_annotator(annotator, tmp_path, step):
     path = annotator.save(tmp_path / "annotator")
     killed_at(step, lambda: annotator.save(path, overwrite=True))
-    assert load_annotator(path).labels == annotator.labels
+    assert load(path).labels == annotator.labels
 
 
 @pytest.mark.fault("two processes on one cache")

@@ -14,7 +14,8 @@ import pytest
 
 import scdiva as sd
 from scdiva.data.packed import pack_files
-from scdiva.models import load_annotator, load_model, load_perturbation_model, save_model
+from scdiva.models import Annotator, PerturbationModel, load_model, save_model
+from scdiva.models._fitted import load_fitted
 
 PLOTS = [name for name in sd.pl.__all__ if "save" in inspect.signature(getattr(sd.pl, name)).parameters]
 
@@ -200,10 +201,10 @@ TAKE_MODELS = {
     "tl.grn": ("a model", lambda a, m: sd.tl.grn(a, model=m, rng=0)),
     "tl.integrate": ("a model", lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=1, rng=0)),
     "models.load_model": ("a model", lambda _, m: load_model(m, device="cpu")),
-    "models.load_annotator": ("an annotator", lambda _, m: load_annotator(m, device="cpu")),
+    "models.load_annotator": ("an annotator", lambda _, m: load_fitted(Annotator, m, "cpu")),
     "models.load_perturbation_model": (
         "a fitted perturbation model",
-        lambda _, m: load_perturbation_model(m, device="cpu"),
+        lambda _, m: load_fitted(PerturbationModel, m, "cpu"),
     ),
 }
 TAKEN_BY = {

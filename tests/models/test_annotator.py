@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import load, load_file, save_file
+from safetensors.torch import load as load_tensors
+from safetensors.torch import load_file, save_file
 
 import scdiva as sd
-from scdiva.models import Annotator, ScDiVa, ScDiVaConfig, _fitted, load_annotator, save_model
+from scdiva.models import Annotator, ScDiVa, ScDiVaConfig, _fitted, load, save_model
 from scdiva.models import annotator as annotators
 from scdiva.models._folder import sha256
-from scdiva.models.annotator import is_annotator
 from scdiva.nn.annotation import METHODS
 from scdiva.tokenizer.vocabulary import load_vocabulary
 from scdiva.train import task_config as training
@@ -109,7 +109,7 @@ def retensored(folder, change):
 def test_saved_and_loaded_it_is_the_same(method, fitted, cells, tmp_path):
     given = fitted[method]
     folder = given.save(tmp_path / "here" / "annotator")
-    found = load_annotator(folder, device="cpu")
+    found = load(folder, device="cpu")
     assert (found.method, found.labels, found.parents) == (method, given.labels, given.parents)
     for name in ("tokens", "novelty"):
         one, other = getattr(found, name), getattr(given, name)
@@ -133,7 +133,7 @@ def test_saved_and_loaded_it_is_the_same(method, fitted, cells, tmp_path):
 def test_notes_come_back(fitted, tmp_path):
     given = fitted["finetune"]
     notes = given.notes | {"nothing": float("nan"), "inner": {"with": np.array([1.0, np.nan]), "n": np.int64(3)}}
-    found = load_annotator(replace(given, notes=notes).save(tmp_path / "one")).notes
+    found = load(replace(given, notes=notes).save(tmp_path / "one")).notes
     assert found.keys() == notes.keys()
     assert np.isnan(found["nothing"])
     np.testing.assert_array_equal(found["inner"]["with"], [1, np.nan])
@@ -149,16 +149,14 @@ def test_notes_come_back(fitted, tmp_path):
 
 def test_without_held_out_cells_nothing_is_lost(fitted, tmp_path):
     notes = {"ece": np.nan, "reliability": {}}
-    found = load_annotator(
-        replace(fitted["knn"], notes=notes, novelty=np.zeros(0, dtype=np.float32)).save(tmp_path / "one")
-    )
+    found = load(replace(fitted["knn"], notes=notes, novelty=np.zeros(0, dtype=np.float32)).save(tmp_path / "one"))
     assert found.novelty.shape == (0,)
     assert found.notes["reliability"] == {}
 
 
 def test_loading_leaves_the_users_stream_alone(folder):
     stream = torch.random.get_rng_state()
-    load_annotator(folder)
+    load(folder)
     assert torch.equal(torch.random.get_rng_state(), stream)
 
 
@@ -166,7 +164,7 @@ def test_loading_leaves_the_users_stream_alone(folder):
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(FileNotFoundError, match=rf"lacks .*{name.rsplit('/', 1)[-1]}"):
-        load_annotator(folder)
+        load(folder)
 
 
 @pytest.mark.parametrize("name", FILES + MODEL_FILES)
@@ -176,13 +174,13 @@ def test_one_flipped_byte_is_found(folder, name, place):
     data[int(place * (len(data) - 2))] ^= 1  # the last one ends a line
     (folder / name).write_bytes(bytes(data))
     with pytest.raises(ValueError, match="SHA256SUMS"):
-        load_annotator(folder)
+        load(folder)
 
 
 def test_no_folder_at_all(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"lacks annotator\.json"):
-        load_annotator(tmp_path / "nowhere")
-    assert not is_annotator(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load(tmp_path / "nowhere")
+    assert not _fitted.is_fitted(tmp_path / "nowhere", "annotator")
 
 
 def test_another_model_is_refused(folder, cells):
@@ -190,12 +188,12 @@ def test_another_model_is_refused(folder, cells):
     shutil.rmtree(folder / "model")
     save_model(other, other.vocabulary, folder / "model")
     with pytest.raises(ValueError, match=r"model/SHA256SUMS does not match"):
-        load_annotator(folder)
+        load(folder)
     shutil.rmtree(folder / "model")
     wider = make_model(cells, anchor_learned_dim=6)  # the same genes, another state
     save_model(wider, wider.vocabulary, folder / "model")
-    with pytest.raises(ValueError, match="a head for another model than model"):
-        load_annotator(signed(folder))
+    with pytest.raises(ValueError, match="head is for another model than model"):
+        load(signed(folder))
 
 
 @pytest.mark.parametrize(
@@ -223,14 +221,14 @@ def test_another_model_is_refused(folder, cells):
 )
 def test_settings_that_do_not_fit_are_refused(folder, change, match):
     with pytest.raises(ValueError, match=match):
-        load_annotator(edited(folder, change))
+        load(edited(folder, change))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\xff"])
 def test_settings_that_are_none_are_refused(folder, text):
     (folder / "annotator.json").write_bytes(text.encode("latin1"))
-    with pytest.raises(ValueError, match=r"annotator\.json does not describe an annotator"):
-        load_annotator(signed(folder))
+    with pytest.raises(ValueError, match=r"annotator\.json does not describe a saved annotator"):
+        load(signed(folder))
 
 
 def test_nothing_is_set_aside_for_sizes_that_a_file_claims(fitted, tmp_path, monkeypatch):
@@ -245,7 +243,7 @@ def test_nothing_is_set_aside_for_sizes_that_a_file_claims(fitted, tmp_path, mon
 
     monkeypatch.setattr(annotators, "AnnotationHead", watched)
     with pytest.raises(ValueError, match="does not hold the tensors"):
-        load_annotator(folder)
+        load(folder)
 
 
 @pytest.mark.parametrize(
@@ -263,20 +261,20 @@ def test_nothing_is_set_aside_for_sizes_that_a_file_claims(fitted, tmp_path, mon
 )
 def test_tensors_that_do_not_fit_are_refused(folder, change, match):
     with pytest.raises(ValueError, match=match):
-        load_annotator(retensored(folder, change))
+        load(retensored(folder, change))
 
 
 def test_what_is_no_safetensors_file_is_refused(folder):
     (folder / "annotator.safetensors").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="no safetensors file"):
-        load_annotator(signed(folder))
+        load(signed(folder))
 
 
 @pytest.mark.parametrize("text", ["", "0  annotator.json\n", "0  annotator.json\n" * 3, "nonsense"])
 def test_sums_must_be_of_the_files(folder, text):
     (folder / "SHA256SUMS").write_text(text)
     with pytest.raises(ValueError, match="each once, and nothing else"):
-        load_annotator(folder)
+        load(folder)
 
 
 def test_what_stands_there_is_not_overwritten(fitted, folder, tmp_path):
@@ -285,7 +283,7 @@ def test_what_stands_there_is_not_overwritten(fitted, folder, tmp_path):
         fitted["knn"].save(folder)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert fitted["knn"].save(folder, overwrite=True) == folder
-    assert load_annotator(folder).method == "knn"
+    assert load(folder).method == "knn"
     other = tmp_path / "mine"
     other.mkdir()
     (other / "thesis.txt").write_text("all of it")
@@ -315,14 +313,14 @@ def test_a_save_that_fails_leaves_nothing_behind(fitted, folder, tmp_path, monke
 def test_a_path_below_home(fitted, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert fitted["knn"].save("~/one") == tmp_path / "one"
-    assert is_annotator("~/one")
-    assert isinstance(load_annotator("~/one"), Annotator)
+    assert _fitted.is_fitted("~/one", "annotator")
+    assert isinstance(load("~/one"), Annotator)
 
 
 def test_what_is_stored_is_plain(folder):
     """JSON that any reader takes, and tensors without names of the machine."""
     settings = json.loads((folder / "annotator.json").read_text(), parse_constant=lambda name: pytest.fail(name))
     assert settings["labels"] == ["type A", "type B", "type C"]
-    assert {name.split(".")[0] for name in load((folder / "annotator.safetensors").read_bytes())} == {
+    assert {name.split(".")[0] for name in load_tensors((folder / "annotator.safetensors").read_bytes())} == {
         "head", "tokens", "novelty",
     }  # fmt: skip

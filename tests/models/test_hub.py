@@ -40,11 +40,6 @@ def same(one, other) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
 
 
-def test_the_short_name_is_the_long_one():
-    assert load is load_model
-    assert sd.models.load is load_model
-
-
 def test_a_pushed_model_comes_back_by_name_and_by_commit(hub, model, tmp_path):
     address = push(model, "hf://lab/atlas", card="# Our atlas\n")
     assert address == f"hf://lab/atlas@{hub.repos['lab/atlas'][-1][0]}"

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from scdiva._constants import BASELINES, MASK
-from scdiva.models import PerturbationModel, _fitted, load_perturbation_model, save_model
+from scdiva.models import PerturbationModel, _fitted, load, save_model
 from scdiva.models._folder import sha256
 from scdiva.perturbation import model as P
 from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
@@ -179,9 +179,9 @@ def test_models_of_other_kinds(network, make, cells, anchor):
 def test_saved_and_loaded_it_predicts_the_same_to_the_bit(make, asked, cells, tmp_path, with_head):
     given = make(with_head, doses=[1, 2, 1, 1, 4, 1], single="linear")
     folder = given.save(tmp_path / "here" / "fitted")
-    assert P.is_perturbation_model(folder)
+    assert _fitted.is_fitted(folder, "perturbation_model")
     stream = torch.random.get_rng_state()
-    found = load_perturbation_model(str(folder), device="cpu")
+    found = load(str(folder), device="cpu")
     assert torch.equal(torch.random.get_rng_state(), stream)
     for name in ("base", "perturbation_key", "control", "groupby", "dose_key", "separator"):
         assert getattr(found, name) == getattr(given, name)
@@ -208,7 +208,7 @@ def test_saved_and_loaded_it_predicts_the_same_to_the_bit(make, asked, cells, tm
 def test_a_missing_file_is_named(folder, name):
     (folder / name).unlink()
     with pytest.raises(FileNotFoundError, match=rf"lacks .*{name.rsplit('/', 1)[-1]}"):
-        load_perturbation_model(folder)
+        load(folder)
 
 
 @pytest.mark.parametrize("name", FILES + MODEL_FILES)
@@ -218,13 +218,13 @@ def test_one_flipped_byte_is_found(folder, name, place):
     data[int(place * (len(data) - 2))] ^= 1  # the last one ends a line
     (folder / name).write_bytes(bytes(data))
     with pytest.raises(ValueError, match="SHA256SUMS"):
-        load_perturbation_model(folder)
+        load(folder)
 
 
 def test_no_folder_at_all(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"lacks perturbation_model\.json: a perturbation model's folder"):
-        load_perturbation_model(tmp_path / "nowhere")
-    assert not P.is_perturbation_model(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        load(tmp_path / "nowhere")
+    assert not _fitted.is_fitted(tmp_path / "nowhere", "perturbation_model")
 
 
 def signed(folder):
@@ -253,13 +253,13 @@ def test_another_model_is_refused(folder, make, network, tmp_path):
     bare = make(False).save(tmp_path / "bare")
     for where, other, match in (
         (folder, network(seed=5), r"model/SHA256SUMS does not match"),
-        (folder, wider, "a head for another model than the one beside it"),
-        (bare, wider, "does not hold the tensors of the screen"),
+        (folder, wider, "head is for another model than the one beside it"),
+        (bare, wider, "does not hold the tensors"),
     ):
         shutil.rmtree(where / "model")
         save_model(other, other.vocabulary, where / "model")
         with pytest.raises(ValueError, match=match):
-            load_perturbation_model(where if other is not wider else signed(where))
+            load(where if other is not wider else signed(where))
 
 
 @pytest.mark.parametrize(
@@ -298,14 +298,14 @@ def test_another_model_is_refused(folder, make, network, tmp_path):
 )
 def test_settings_that_do_not_fit_are_refused(folder, change, match):
     with pytest.raises(ValueError, match=match):
-        load_perturbation_model(edited(folder, change))
+        load(edited(folder, change))
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\xff"])
 def test_settings_that_are_none_are_refused(folder, text):
     (folder / "perturbation_model.json").write_bytes(text.encode("latin1"))
-    with pytest.raises(ValueError, match=r"perturbation_model\.json does not describe a perturbation model"):
-        load_perturbation_model(signed(folder))
+    with pytest.raises(ValueError, match=r"perturbation_model\.json does not describe a saved perturbation model"):
+        load(signed(folder))
 
 
 def test_nothing_is_set_aside_for_sizes_that_a_file_claims(folder, monkeypatch):
@@ -320,7 +320,7 @@ def test_nothing_is_set_aside_for_sizes_that_a_file_claims(folder, monkeypatch):
 
     monkeypatch.setattr(P, "PerturbationHead", watched)
     with pytest.raises(ValueError, match="does not hold the tensors"):
-        load_perturbation_model(folder)
+        load(folder)
 
 
 @pytest.mark.parametrize(
@@ -344,20 +344,20 @@ def test_nothing_is_set_aside_for_sizes_that_a_file_claims(folder, monkeypatch):
 )
 def test_tensors_that_do_not_fit_are_refused(folder, change, match):
     with pytest.raises(ValueError, match=match):
-        load_perturbation_model(retensored(folder, change))
+        load(retensored(folder, change))
 
 
 def test_a_head_with_fewer_labels_than_its_screen_is_refused(folder):
     retensored(folder, lambda t: t.update({"head.labels.weight": t["head.labels.weight"][:1].contiguous()}))
-    with pytest.raises(ValueError, match="a head of 1 labels, which its screen does not have"):
-        load_perturbation_model(edited(folder, lambda s: s["sizes"].update(n_labels=1)))
+    with pytest.raises(ValueError, match="head is of 1 labels, which its screen does not have"):
+        load(edited(folder, lambda s: s["sizes"].update(n_labels=1)))
 
 
 @pytest.mark.parametrize("text", ["", "0  perturbation.json\n", "0  perturbation.json\n" * 3, "nonsense"])
 def test_sums_must_be_of_the_files(folder, text):
     (folder / "SHA256SUMS").write_text(text)
     with pytest.raises(ValueError, match="each once, and nothing else"):
-        load_perturbation_model(folder)
+        load(folder)
 
 
 def test_what_stands_there_is_not_overwritten(make, folder, tmp_path):
@@ -367,7 +367,7 @@ def test_what_stands_there_is_not_overwritten(make, folder, tmp_path):
         plain.save(folder)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert plain.save(folder, overwrite=True) == folder
-    assert load_perturbation_model(folder).head is None
+    assert load(folder).head is None
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
     shutil.copytree(folder / "model", tmp_path / "model")

@@ -96,7 +96,7 @@ def test_later_queries_are_annotated_alike(plain, query, reference, method, tmp_
     """By what was returned, by its folder, and by what was loaded: bit for bit what the first call said."""
     annotator, first = fit(query, reference, plain, method=method, reject=0.2, parents={"type A": "low"}, backoff=0.7)
     folder = annotator.save(tmp_path / "annotator")
-    for one in (annotator, folder, str(folder), sd.models.load_annotator(folder)):
+    for one in (annotator, folder, str(folder), sd.models.load(folder)):
         later = again(query, one, reject=0.2, backoff=0.7)
         assert_alike(later, first)
         notes = [data.uns["scdiva"]["scdiva_label"] for data in (later, first)]

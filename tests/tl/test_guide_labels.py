@@ -38,7 +38,7 @@ def test_guides_are_fitted_as_their_genes(one, by_guide, genes, tmp_path):
         assert fitted.screen.conditions.parts == expected.screen.conditions.parts
         assert fitted.screen.labels == expected.screen.labels
         np.testing.assert_array_equal(fitted.screen.delta, expected.screen.delta)
-        again = sd.models.load_perturbation_model(fitted.save(tmp_path / str(len(said))))
+        again = sd.models.load(fitted.save(tmp_path / str(len(said))))
         one_of, other = (
             sd.tl.predict_perturbation(of, model=model, predict=[genes[0], f"{genes[0]}+{genes[2]}"], rng=0)
             for of, model in ((plain, expected), (guides, again))

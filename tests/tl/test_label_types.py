@@ -75,7 +75,7 @@ def test_labels_come_back_in_their_type(plain, query, reference, tmp_path, kind,
     later = data.copy()
     annotator, data = annotate(data, known, plain)
     assert list(annotator.labels) == list(given.categories)
-    kept = sd.models.load_annotator(annotator.save(tmp_path / "saved"))
+    kept = sd.models.load(annotator.save(tmp_path / "saved"))
     sd.tl.annotate(later, model=kept)
     getattr(later, f"write_{store}")(tmp_path / "cells")
     read = getattr(ad, f"read_{store}")(tmp_path / "cells")

@@ -255,7 +255,7 @@ def test_a_saved_model_predicts_the_same_to_the_bit(fitted, plain_fit, data, gen
     given = fitted if head else plain_fit
     folder = given.save(tmp_path / "fitted")
     expected = predict(data, given, [genes[0], "drug"])
-    for model in (folder, str(folder), sd.models.load_perturbation_model(folder)):
+    for model in (folder, str(folder), sd.models.load(folder)):
         found = predict(data, model, [genes[0], "drug"])
         alike(found, expected)
         assert set(ours(found)) == set(ours(expected))

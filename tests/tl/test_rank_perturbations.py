@@ -200,7 +200,7 @@ def test_a_network_is_loaded_to_where_its_model_is(fitted, tmp_path, monkeypatch
     monkeypatch.setattr(
         "scdiva.perturbation.model.load_model", lambda path, device: load(path, device="cpu").to("meta")
     )
-    found = sd.models.load_perturbation_model(with_network(fitted).save(tmp_path / "fitted"))
+    found = sd.models.load(with_network(fitted).save(tmp_path / "fitted"))
     assert {parameter.device.type for parameter in found.head.parameters()} == {"meta"}
 
 

@@ -246,7 +246,7 @@ def _on_cells(
     else:
         write_cells(made if call.makes else adata, out)
     # after the result, which stands even if the folder can't be written
-    saved = [] if save is None else [_save(options["model"] if call.makes else made, save, overwrite)]
+    saved = [] if save is None else [(options["model"] if call.makes else made).save(save, overwrite=overwrite)]
     return [out, *saved]
 
 
@@ -282,26 +282,15 @@ def _read(file: Path) -> AnnData:
 
 def _fitted_screen(adata: AnnData, options: dict[str, Any]) -> Any:
     """Fit what `perturb` would fit, apart, so that it can be kept."""
-    from scdiva.perturbation.model import is_perturbation_model
+    from scdiva.models._fitted import is_fitted
     from scdiva.tl import fit_perturbation
 
-    if is_perturbation_model(options["model"]):
+    if is_fitted(options["model"], "perturbation_model"):
         raise ValueError(f"--model {options['model']} is fitted already: there is nothing to --save.")
     if options["perturbation_key"] is None:
         raise ValueError("name the column with the perturbations, --perturbation_key.")
     taken = inspect.signature(fit_perturbation).parameters
     return fit_perturbation(adata, **{name: value for name, value in options.items() if name in taken})
-
-
-def _save(fitted: Any, folder: str, overwrite: bool) -> Path:
-    from scdiva.models import save_model
-    from scdiva.models.scdiva import ScDiVa
-
-    if isinstance(fitted, ScDiVa):
-        metadata = getattr(fitted, "metadata", None)
-        return save_model(fitted, fitted.vocabulary, folder, metadata=metadata, overwrite=overwrite)
-    saved: Path = fitted.save(folder, overwrite=overwrite)
-    return saved
 
 
 def _write_edges(adata: AnnData, key: str, out: Path) -> None:

@@ -6,14 +6,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scdiva.models.annotator import Annotator, load_annotator
+    from scdiva._loading import load, load_annotator, load_perturbation_model
+    from scdiva.models.annotator import Annotator
     from scdiva.models.config import ScDiVaConfig
     from scdiva.models.gene_vectors import init_gene_embedding
     from scdiva.models.hub import available, push
     from scdiva.models.pretrained import load_model, save_model
-    from scdiva.models.pretrained import load_model as load
     from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
-    from scdiva.perturbation.model import PerturbationModel, load_perturbation_model
+    from scdiva.perturbation.model import PerturbationModel
 
 _WHERE = {
     "Annotator": "annotator",
@@ -23,10 +23,10 @@ _WHERE = {
     "ScDiVaOutput": "scdiva",
     "available": "hub",
     "init_gene_embedding": "gene_vectors",
-    "load": "pretrained",
-    "load_annotator": "annotator",
+    "load": "scdiva._loading",
+    "load_annotator": "scdiva._loading",
     "load_model": "pretrained",
-    "load_perturbation_model": "scdiva.perturbation.model",
+    "load_perturbation_model": "scdiva._loading",
     "push": "hub",
     "save_model": "pretrained",
 }

@@ -11,9 +11,11 @@
 from __future__ import annotations
 
 import json
+import operator
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
@@ -21,88 +23,98 @@ from torch import Tensor, nn
 
 from scdiva._version import __version__
 from scdiva.models._folder import CHECKSUMS, refuse_other_kind, sha256, write_sums, written_beside
-from scdiva.models.pretrained import save_model
+from scdiva.models.pretrained import load_model, save_model
 from scdiva.models.scdiva import ScDiVa
 
 MODEL = "model"
 FORMAT_VERSION = 1
 
 
-def _files(kind: str) -> tuple[str, str, str]:
-    return f"{kind}.json", f"{kind}.safetensors", f"{MODEL}/{CHECKSUMS}"
-
-
-def _name(kind: str, *, article: bool = False) -> str:
-    """Name it for a message."""
-    name = kind.replace("_", " ")
-    return f"{'an' if name[0] in 'aeiou' else 'a'} {name}" if article else name
-
-
-def is_fitted(path: str | os.PathLike[str], kind: str) -> bool:
-    """Whether a folder holds what was fitted, of this kind."""
-    return (Path(path).expanduser() / _files(kind)[0]).is_file()
-
-
-def save_fitted(
-    path: str | os.PathLike[str],
-    kind: str,
-    model: ScDiVa,
-    settings: dict[str, Any],
-    tensors: dict[str, Tensor],
-    *,
-    overwrite: bool,
-) -> Path:
-    """Write a folder, which is there whole or not at all.
-
-    Parameters
-    ----------
-    path
-        The folder to make.
-    kind
-        What it holds, such as `"annotator"`.
-    model, settings, tensors
-        What to write.
-    overwrite
-        Whether one of its kind that stands there is replaced. Anything else never is.
-
-    Raises
-    ------
-    FileExistsError
-        If something stands there already, and it is not of this kind or `overwrite` is False.
-    """
-    from safetensors.torch import save
-
-    folder = Path(path).expanduser()
-    if folder.exists() and not (overwrite and is_fitted(folder, kind)):
-        hint = "pass overwrite=True" if is_fitted(folder, kind) else f"it is no {_name(kind)}; choose another path"
-        raise FileExistsError(f"{folder} exists already: {hint}")
-    head = {"format": f"scdiva {_name(kind)}", "format_version": FORMAT_VERSION, "scdiva_version": __version__}
-    said, weights, _ = _files(kind)
-    with written_beside(folder, overwrite) as part:
-        save_model(model, model.vocabulary, part / MODEL)
-        text = json.dumps(head | plain(settings), indent=2, allow_nan=False)
-        (part / said).write_text(text + "\n", encoding="utf-8")
-        (part / weights).write_bytes(save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}))
-        write_sums(part, _files(kind))
-    return folder
-
-
-class FittedFolder:
-    """A folder that was saved, its files held against their sums.
-
-    Parameters
-    ----------
-    path
-        The folder.
-    kind
-        What it has to hold.
-    writer
-        What writes such folders, for messages.
+class Fitted:
+    """What a call fits on a user's cells: a model, settings and arrays beside it, saved to a folder and loaded back.
 
     Attributes
     ----------
-    settings
-        As they were saved; NaN and arrays are not yet put back (:func:`arrays`).
+    kind
+        What it is, in the names of its files.
+    model
+        The model that it was fitted with.
+    """
+
+    kind: ClassVar[str]
+    model: ScDiVa
+
+    def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """Give settings, which :func:`plain` takes, and arrays: all but the model."""
+        raise NotImplementedError
+
+    @classmethod
+    def _restored(cls, model: ScDiVa, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
+        """Make one of what a folder holds.
+
+        Raises
+        ------
+        KeyError, TypeError, AttributeError, ValueError
+            If that does not fit together.
+        """
+        raise NotImplementedError
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write it to a folder, which is there whole or not at all; :func:`scdiva.models.load` reads it.
+
+        Parameters
+        ----------
+        path
+            The folder to make.
+        overwrite
+            Whether one of the same kind that stands there is replaced. Anything else never is.
+
+        Returns
+        -------
+        The folder.
+
+        Raises
+        ------
+        FileExistsError
+            If something stands there already, and it is not of this kind or `overwrite` is False.
+        """
+        from safetensors.torch import save
+
+        folder, name = Path(path).expanduser(), _name(self.kind)
+        if folder.exists() and not (overwrite and is_fitted(folder, self.kind)):
+            hint = "pass overwrite=True" if is_fitted(folder, self.kind) else f"it is no {name}; choose another path"
+            raise FileExistsError(f"{folder} exists already: {hint}")
+        settings, tensors = self._contents()
+        head = {"format": f"scdiva {name}", "format_version": FORMAT_VERSION, "scdiva_version": __version__}
+        described, weights, _ = files = _files(self.kind)
+        with written_beside(folder, overwrite) as part:
+            save_model(self.model, self.model.vocabulary, part / MODEL)
+            text = json.dumps(head | plain(settings), indent=2, allow_nan=False)
+            (part / described).write_text(text + "\n", encoding="utf-8")
+            (part / weights).write_bytes(save({name: t.detach().cpu().contiguous() for name, t in tensors.items()}))
+            write_sums(part, files)
+        return folder
+
+
+AnyFitted = TypeVar("AnyFitted", bound=Fitted)
+
+
+def is_fitted(path: str | os.PathLike[str], kind: str) -> bool:
+    """Whether a folder holds what was fitted, of this kind; it may be damaged."""
+    return any((Path(path).expanduser() / name).is_file() for name in _files(kind)[:2])
+
+
+def load_fitted(cls: type[AnyFitted], path: str | os.PathLike[str], device: str | None) -> AnyFitted:
+    """Load what :meth:`Fitted.save` wrote.
+
+    Parameters
+    ----------
+    cls
+        What the folder has to hold.
+    path
+        The folder.
+    device
+        Torch device of its model; None takes `scdiva.settings.device`.
 
     Raises
     ------
@@ -111,73 +123,94 @@ class FittedFolder:
     ValueError
         If one is damaged, was changed, or is of another format.
     """
+    folder = Path(path).expanduser()
+    settings, tensors = _read(folder, cls.kind)
+    model = load_model(folder / MODEL, device=device)
+    try:
+        return cls._restored(model, settings, tensors)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{folder} holds no {_name(cls.kind)} that scdiva {__version__} reads: {error}") from error
 
-    def __init__(self, path: str | os.PathLike[str], kind: str, writer: str) -> None:
-        self.kind, self.folder = kind, Path(path).expanduser()
-        files = _files(kind)
-        refuse_other_kind(self.folder, kind)
-        for name in (*files, CHECKSUMS):
-            if not (self.folder / name).is_file():
-                raise FileNotFoundError(
-                    f"{self.folder} lacks {name}: {_name(kind, article=True)}'s folder holds what {writer} writes"
-                )
-        sums_of = self.folder / CHECKSUMS
-        lines = [line.split("  ", 1) for line in sums_of.read_text(encoding="utf-8", errors="replace").splitlines()]
-        sums = {line[-1]: line[0] for line in lines}
-        if sorted(sums) != sorted(files) or len(lines) != len(files):
-            raise ValueError(f"{sums_of} must list {', '.join(files)}, each once, and nothing else")
-        data = {name: (self.folder / name).read_bytes() for name in files}
-        for name, blob in data.items():
-            if sha256(blob) != sums[name]:
-                raise ValueError(
-                    f"{self.folder / name} does not match {CHECKSUMS}: it is damaged or was changed; save it again"
-                )
-        self.model_folder, self.weights = self.folder / MODEL, self.folder / files[1]
-        self._said, self._blob = self.folder / files[0], data[files[1]]
-        try:
-            self.settings = json.loads(data[files[0]].decode("utf-8"))
-            if self.settings["format"] != f"scdiva {_name(kind)}" or self.settings["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"format {self.settings['format']!r}, version {self.settings['format_version']}")
-        except (KeyError, TypeError, ValueError, RecursionError) as error:
-            raise self.wrong(error) from error
 
-    def wrong(self, error: object) -> ValueError:
-        """Give the error to raise for settings that make no sense."""
-        what = _name(self.kind, article=True)
-        return ValueError(f"{self._said} does not describe {what} that scdiva {__version__} reads: {error}")
+def given_fitted(cls: type[AnyFitted], model: object, device: str | None) -> AnyFitted | None:
+    """Give what a call got as `model=` if it is fitted, itself or as a folder, which is loaded; None if it is neither.
 
-    def tensors(self, expected: dict[str, tuple[int, ...]], of: str) -> dict[str, Tensor]:
-        """Read the arrays.
+    Parameters
+    ----------
+    cls
+        What it may be.
+    model
+        What the call got.
+    device
+        As for :func:`load_fitted`.
+    """
+    if isinstance(model, cls):
+        return model
+    if isinstance(model, str | os.PathLike) and is_fitted(model, cls.kind):
+        return load_fitted(cls, model, device)
+    return None
 
-        Parameters
-        ----------
-        expected
-            Name and shape of each that has to be there, -1 for any length.
-        of
-            What they are of, for messages.
 
-        Raises
-        ------
-        ValueError
-            If they are damaged, others, or not finite.
-        """
-        from safetensors import SafetensorError
-        from safetensors.torch import load
+def _read(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read settings and finite arrays, all files held against their sums."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
 
-        try:
-            stored = load(self._blob)
-        except (SafetensorError, ValueError, KeyError) as error:
-            raise ValueError(f"{self.weights} is damaged or no safetensors file: {error}") from error
-        fits = stored.keys() == expected.keys() and all(
-            value.dim() == len(expected[name])
-            and all(n in (m, -1) for m, n in zip(value.shape, expected[name], strict=True))
-            for name, value in stored.items()
-        )
-        if not fits:
-            raise ValueError(f"{self.weights} does not hold the tensors of {of} that {self._said.name} describes")
-        if any(not bool(torch.isfinite(value).all()) for value in stored.values() if value.is_floating_point()):
-            raise ValueError(f"{self.weights} holds NaN or infinite values")
-        return stored
+    described, weights, _ = files = _files(kind)
+    refuse_other_kind(folder, kind)
+    for name in (*files, CHECKSUMS):
+        if not (folder / name).is_file():
+            raise FileNotFoundError(f"{folder} lacks {name}, which the folder of a saved {_name(kind)} holds")
+    sums_of = folder / CHECKSUMS
+    lines = [line.split("  ", 1) for line in sums_of.read_text(encoding="utf-8", errors="replace").splitlines()]
+    sums = {line[-1]: line[0] for line in lines}
+    if sorted(sums) != sorted(files) or len(lines) != len(files):
+        raise ValueError(f"{sums_of} must list {', '.join(files)}, each once, and nothing else")
+    data = {name: (folder / name).read_bytes() for name in files}
+    for name, blob in data.items():
+        if sha256(blob) != sums[name]:
+            raise ValueError(f"{folder / name} does not match {CHECKSUMS}: it is damaged or was changed; save it again")
+    try:
+        settings = json.loads(data[described].decode("utf-8"))
+        if settings["format"] != f"scdiva {_name(kind)}" or settings["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"format {settings['format']!r}, version {settings['format_version']}")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(
+            f"{folder / described} does not describe a saved {_name(kind)} that scdiva {__version__} reads: {error}"
+        ) from error
+    try:
+        tensors = load(data[weights])
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ValueError(f"{folder / weights} is damaged or no safetensors file: {error}") from error
+    if any(not bool(torch.isfinite(value).all()) for value in tensors.values() if value.is_floating_point()):
+        raise ValueError(f"{folder / weights} holds NaN or infinite values")
+    return settings, tensors
+
+
+def _files(kind: str) -> tuple[str, str, str]:
+    return f"{kind}.json", f"{kind}.safetensors", f"{MODEL}/{CHECKSUMS}"
+
+
+def _name(kind: str) -> str:
+    return kind.replace("_", " ")
+
+
+def check_sizes(sizes: object, most: Mapping[str, int]) -> None:
+    """Refuse sizes, by name, that are no whole numbers from 0 to the largest that is believed of a file."""
+    for name, largest in most.items():
+        if not 0 <= operator.index(getattr(sizes, name)) <= largest:
+            raise ValueError(f"{name} out of range")
+
+
+def check_shapes(tensors: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse arrays of other names or shapes than expected; -1 stands for any length."""
+    fits = tensors.keys() == expected.keys() and all(
+        value.dim() == len(expected[name])
+        and all(n in (m, -1) for m, n in zip(value.shape, expected[name], strict=True))
+        for name, value in tensors.items()
+    )
+    if not fits:
+        raise ValueError("it does not hold the tensors that its settings describe")
 
 
 def shapes(module: nn.Module, prefix: str) -> dict[str, tuple[int, ...]]:
@@ -185,9 +218,9 @@ def shapes(module: nn.Module, prefix: str) -> dict[str, tuple[int, ...]]:
     return {f"{prefix}{name}": tuple(value.shape) for name, value in module.state_dict().items()}
 
 
-def put_into(module: nn.Module, stored: dict[str, Tensor], prefix: str) -> None:
+def put_into(module: nn.Module, tensors: Mapping[str, Tensor], prefix: str) -> None:
     """Fill a module that was made on the meta device; it is not trained further."""
-    given = {name.removeprefix(prefix): value for name, value in stored.items() if name.startswith(prefix)}
+    given = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
     module.to_empty(device="cpu").load_state_dict(given)
     module.requires_grad_(False).eval()
 

@@ -56,11 +56,11 @@ def refuse_other_kind(folder: Path, wanted: str) -> None:
         return
     model = folder / "model"
     if (folder / "annotator.json").is_file():
-        holds = "an annotator: scdiva.tl.annotate(adata, model=folder) takes it, scdiva.models.load_annotator loads it"
+        holds = "an annotator: scdiva.tl.annotate(adata, model=folder) takes it, scdiva.models.load loads it"
     elif (folder / "perturbation_model.json").is_file():
         holds = (
             "a fitted perturbation model: scdiva.tl.predict_perturbation(adata, model=folder) takes it, "
-            "scdiva.models.load_perturbation_model loads it"
+            "scdiva.models.load loads it"
         )
     elif is_model_folder(folder):
         holds = "a model: scdiva.tl.embed(adata, model=folder) takes it, scdiva.models.load_model loads it"

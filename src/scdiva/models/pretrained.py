@@ -269,10 +269,6 @@ def _read_network(folder: Path, config: dict[str, Any], data: dict[str, bytes]) 
     return network.eval()
 
 
-load = load_model
-"""The same under a shorter name: ``scdiva.models.load("hf://owner/name@revision")``."""
-
-
 def bundled_models() -> list[str]:
     """List the models that come with the package.
 

@@ -1,16 +1,10 @@
-"""A model fitted on a perturbation screen: what was measured, and what a network adds; saved and loaded back.
-
-See :mod:`scdiva.models._fitted` for the folder.
-"""
+"""A model fitted on a perturbation screen: what was measured, and what a network adds."""
 
 from __future__ import annotations
 
-import operator
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -18,23 +12,22 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scdiva._constants import BASELINES, N_SPECIAL
-from scdiva.models._fitted import FittedFolder, arrays, is_fitted, put_into, save_fitted, shapes
+from scdiva.models._fitted import Fitted, arrays, check_shapes, check_sizes, put_into, shapes
 from scdiva.models._summary import of_model, table
 from scdiva.models.inference import Packed
-from scdiva.models.pretrained import load_model
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.baselines import baselines
 from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, part_tensors, perturbed
 from scdiva.perturbation.response import Similarities, expected_response
 from scdiva.perturbation.screen import KINDS, Conditions, Kind, Screen, group_similarity, kinds, part_similarity
 
-KIND = "perturbation_model"
 EXPECTED = "expected"
 """What the network is added to if it is no baseline: the expected response (:mod:`scdiva.perturbation.response`)."""
 CONTEXT = 256
 """Genes of a cell, perturbed ones included, that the transformer is trained on and predicts from."""
 _MOST = {"n_genes": 1_000_000, "rank": 4096, "hidden": 65_536, "n_labels": 1_000_000}
 """Largest sizes that are believed of a file."""
+_GIVEN = ("perturbation_key", "control", "groupby", "dose_key", "separator")
 _SCREEN = ("delta", "n_cells", "control", "n_control", "states", "variance", "level")
 
 
@@ -63,7 +56,7 @@ class Predicted(NamedTuple):
 
 
 @dataclass(eq=False)
-class PerturbationModel:
+class PerturbationModel(Fitted):
     """What `tl.fit_perturbation` fits; `tl.predict_perturbation(adata, model=...)` predicts with it.
 
     Attributes
@@ -82,6 +75,7 @@ class PerturbationModel:
         What was found in fitting: `validation`, `history`, `strategy`, `seed`, `seconds`.
     """
 
+    kind: ClassVar[str] = "perturbation_model"
     model: ScDiVa
     screen: Screen
     base: dict[Kind, str]
@@ -173,25 +167,7 @@ class PerturbationModel:
         )
         return change_of(self.model, self.head, cells, tokens, labels, torch.from_numpy(unit).float()).float().cpu()
 
-    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write it to a folder, which is there whole or not at all.
-
-        Parameters
-        ----------
-        path
-            The folder to make.
-        overwrite
-            Whether a perturbation model that stands there is replaced. Anything else never is.
-
-        Returns
-        -------
-        The folder.
-
-        Raises
-        ------
-        FileExistsError
-            If something stands there already, and it is no perturbation model or `overwrite` is False.
-        """
+    def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         c = self.screen.conditions
         settings = {
             "genes": list(self.screen.genes),
@@ -207,102 +183,56 @@ class PerturbationModel:
         tensors |= {"group": torch.from_numpy(c.group), "dose": torch.from_numpy(c.dose)}
         if self.head is not None:
             tensors |= {f"head.{name}": value for name, value in self.head.state_dict().items()}
-        return save_fitted(path, KIND, self.model, settings, tensors, overwrite=overwrite)
+        return settings, tensors
 
-
-_GIVEN = ("perturbation_key", "control", "groupby", "dose_key", "separator")
-
-
-def is_perturbation_model(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a saved perturbation model."""
-    return is_fitted(path, KIND)
-
-
-def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None = None) -> PerturbationModel:
-    """Load a perturbation model that was saved.
-
-    Parameters
-    ----------
-    path
-        The folder.
-    device
-        Torch device of its network; None takes `scdiva.settings.device`.
-
-    Returns
-    -------
-    The model.
-
-    Raises
-    ------
-    FileNotFoundError
-        If there is none, or a file of it is missing.
-    ValueError
-        If a file is damaged, was changed, or is of a newer format; the message names it.
-
-    Examples
-    --------
-    >>> import scdiva as sd
-    >>> screen = sd.datasets.toy(120, 100)
-    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
-    >>> fitted = sd.tl.fit_perturbation(screen, "perturbation", strategy="none")
-    >>> folder = fitted.save("screen")
-    >>> sd.models.load_perturbation_model("screen").perturbation_key
-    'perturbation'
-    """
-    found = FittedFolder(path, KIND, "PerturbationModel.save")
-    try:
-        said = found.settings
-        genes, groups = tuple(map(str, said["genes"])), tuple(map(str, said["groups"]))
-        parts = tuple(tuple(map(str, names)) for names in said["parts"])
-        labels = tuple(map(str, said["labels"]))
-        base = {kind: str(said["base"][kind]) for kind in (*KINDS, "measured")}
+    @classmethod
+    def _restored(cls, model: ScDiVa, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
+        genes, groups = tuple(map(str, settings["genes"])), tuple(map(str, settings["groups"]))
+        parts = tuple(tuple(map(str, names)) for names in settings["parts"])
+        labels = tuple(map(str, settings["labels"]))
+        base = {kind: str(settings["base"][kind]) for kind in (*KINDS, "measured")}
         if not set(base.values()) <= {*BASELINES, EXPECTED}:
             raise ValueError(f"base {sorted(set(base.values()))}")
-        sizes = None if said["sizes"] is None else PerturbationSizes(**said["sizes"])
-        limits = {} if sizes is None else _MOST
-        wrong = [n for n, most in limits.items() if not 0 <= operator.index(getattr(sizes, n)) <= most]
-        if wrong or not genes or not groups or not all(parts) or len(labels) != len(parts):
-            raise ValueError(f"{wrong[0] if wrong else 'genes, groups or parts'} out of range")
-        given = {name: str(said["given"][name]) for name in _GIVEN}
-        notes = arrays(dict(said["notes"]))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise found.wrong(error) from error
-    model = load_model(found.model_folder, device=device)
-    c = model.config
-    if sizes is not None and (sizes.dim, sizes.state_dim, sizes.n_genes) != (c.dim, c.state_dim, len(genes)):
-        raise ValueError(f"{found.folder} describes a head for another model than the one beside it")
-    n, g = len(parts), len(genes)
-    expected: dict[str, tuple[int, ...]] = {
-        "delta": (n, g),
-        "n_cells": (n,),
-        "control": (len(groups), g),
-        "n_control": (len(groups),),
-        "states": (len(groups), c.state_dim),
-        "variance": (g,),
-        "level": (g,),
-        "group": (n,),
-        "dose": (n,),
-    }
-    head = None
-    if sizes is not None:
-        with torch.device("meta"):  # nothing of the sizes that a file names is set aside before they prove true
-            head = PerturbationHead(sizes)
-        expected |= shapes(head, "head.")
-    stored = found.tensors(expected, "the screen")
-    if head is not None:
-        put_into(head, stored, "head.")
-        head.to(next(model.parameters()).device)
-    group, dose = stored["group"].numpy(), stored["dose"].numpy()
-    if n and not (group.dtype == np.int64 and group.min() >= 0 and group.max() < len(groups)):
-        raise ValueError(f"{found.weights} names a group that is not there")
-    low = [stored["n_cells"] < 1, stored["n_control"] < 1, stored["dose"] <= 0, stored["variance"] < 0]
-    if any(bool(part.any()) for part in low):
-        raise ValueError(f"{found.weights} holds numbers of cells, doses or variances that are out of range")
-    conditions = Conditions(parts, group, dose)
-    screen = Screen(genes, groups, conditions, labels, **{name: stored[name].numpy() for name in _SCREEN})
-    if sizes is not None and sizes.n_labels != len(numbered_labels(model, screen)):
-        raise ValueError(f"{found.folder} describes a head of {sizes.n_labels} labels, which its screen does not have")
-    return PerturbationModel(model, screen, base, head, **given, notes=notes)
+        sizes = None if settings["sizes"] is None else PerturbationSizes(**settings["sizes"])
+        if not genes or not groups or not all(parts) or len(labels) != len(parts):
+            raise ValueError("genes, groups or parts out of range")
+        given = {name: str(settings["given"][name]) for name in _GIVEN}
+        notes = arrays(dict(settings["notes"]))
+        c, n, g = model.config, len(parts), len(genes)
+        expected: dict[str, tuple[int, ...]] = {
+            "delta": (n, g),
+            "n_cells": (n,),
+            "control": (len(groups), g),
+            "n_control": (len(groups),),
+            "states": (len(groups), c.state_dim),
+            "variance": (g,),
+            "level": (g,),
+            "group": (n,),
+            "dose": (n,),
+        }
+        head = None
+        if sizes is not None:
+            check_sizes(sizes, _MOST)
+            if (sizes.dim, sizes.state_dim, sizes.n_genes) != (c.dim, c.state_dim, g):
+                raise ValueError("its head is for another model than the one beside it")
+            with torch.device("meta"):  # nothing of the sizes that a file names is set aside before they prove true
+                head = PerturbationHead(sizes)
+            expected |= shapes(head, "head.")
+        check_shapes(tensors, expected)
+        if head is not None:
+            put_into(head, tensors, "head.")
+            head.to(next(model.parameters()).device)
+        group, dose = tensors["group"].numpy(), tensors["dose"].numpy()
+        if n and not (group.dtype == np.int64 and group.min() >= 0 and group.max() < len(groups)):
+            raise ValueError("it names a group that is not there")
+        low = [tensors["n_cells"] < 1, tensors["n_control"] < 1, tensors["dose"] <= 0, tensors["variance"] < 0]
+        if any(bool(part.any()) for part in low):
+            raise ValueError("it holds numbers of cells, doses or variances that are out of range")
+        conditions = Conditions(parts, group, dose)
+        screen = Screen(genes, groups, conditions, labels, **{name: tensors[name].numpy() for name in _SCREEN})
+        if sizes is not None and sizes.n_labels != len(numbered_labels(model, screen)):
+            raise ValueError(f"its head is of {sizes.n_labels} labels, which its screen does not have")
+        return cls(model, screen, base, head, **given, notes=notes)
 
 
 def similarities_of(model: ScDiVa, screen: Screen, targets: Conditions, states: NDArray[np.float32]) -> Similarities:

@@ -183,6 +183,9 @@ def annotate(
     True
     >>> same = sd.tl.annotate(later, model=annotator)
     """
+    from scdiva.models._fitted import given_fitted
+    from scdiva.models.annotator import Annotator
+
     begun = time.monotonic()
     written = {
         "obs": [key_added, f"{key_added}_{C.CONFIDENCE}", f"{key_added}_{C.NOVELTY}"],
@@ -199,7 +202,7 @@ def annotate(
     running = how_to_run(None, settings.resolve_device(device), None)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     notes: dict[str, Any] = {"model": model_name(model)}
-    fitted = _given_annotator(model, running.device)
+    fitted = given_fitted(Annotator, model, running.device)
     if fitted is not None:
         of_a_fit = {
             "labels_key": labels_key is not None,
@@ -281,17 +284,6 @@ def _running(running: Any, method: str) -> Any:
     from scdiva.nn.annotation import ZERO_SHOT
 
     return running._replace(what="lat" if method in ZERO_SHOT else "state")
-
-
-def _given_annotator(model: Any, device: str) -> Annotator | None:
-    """Return the annotator that was given, or lies in the folder that was; None if it is a model."""
-    from scdiva.models.annotator import Annotator, is_annotator, load_annotator
-
-    if isinstance(model, Annotator):
-        return model
-    if isinstance(model, str | PathLike) and not str(model).startswith("hf://") and is_annotator(model):
-        return load_annotator(model, device=device)
-    return None
 
 
 def _labelled(

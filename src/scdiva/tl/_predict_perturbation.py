@@ -165,17 +165,14 @@ def predict_perturbation(
     >>> train.uns["scdiva_perturbation"]["change"].shape
     (1, 100)
     """
-    from scdiva.perturbation.model import PerturbationModel, is_perturbation_model, load_perturbation_model
+    from scdiva.models._fitted import given_fitted
+    from scdiva.perturbation.model import PerturbationModel
 
     check_writable(adata, call="tl.predict_perturbation", uns=[key_added])
     if operator.index(n_cells) < 1:
         raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
-    fitted: PerturbationModel | None = None
-    if isinstance(model, PerturbationModel):
-        fitted = model
-    elif isinstance(model, str | PathLike) and not str(model).startswith("hf://") and is_perturbation_model(model):
-        fitted = load_perturbation_model(model, device=device)
+    fitted = given_fitted(PerturbationModel, model, device)
     if fitted is None:
         if perturbation_key is None:
             raise ValueError("Name the column with the perturbations, perturbation_key, or a fitted model as model=.")

@@ -108,11 +108,12 @@ def rank_perturbations(
     >>> sorted(ranking.index) if ranking.index.dtype == object else len(ranking)
     5
     """
-    from scdiva.perturbation.model import PerturbationModel, load_perturbation_model
+    from scdiva.models._fitted import load_fitted
+    from scdiva.perturbation.model import PerturbationModel
 
     check_writable(adata, call="tl.rank_perturbations", uns=[key_added])
     if isinstance(model, str | PathLike):
-        model = load_perturbation_model(model, device=device)
+        model = load_fitted(PerturbationModel, model, device)
     if not isinstance(model, PerturbationModel):
         raise TypeError(f"model must be what scdiva.tl.fit_perturbation returns, got {type(model).__name__}.")
     states = column(adata, state_key)

@@ -1,0 +1,94 @@
+"""Load whatever was saved: a model, an annotator, a perturbation model."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import Any, cast, overload
+
+from scdiva._constants import DEFAULT_MODEL
+from scdiva.models._fitted import given_fitted, load_fitted
+from scdiva.models.annotator import Annotator
+from scdiva.models.pretrained import load_model
+from scdiva.models.scdiva import ScDiVa
+from scdiva.perturbation.model import PerturbationModel
+
+
+@overload
+def load(*, device: str | None = None) -> ScDiVa: ...
+@overload
+def load(model: Any, *, device: str | None = None) -> Any: ...
+def load(
+    model: str | os.PathLike[str] | ScDiVa | Annotator | PerturbationModel = DEFAULT_MODEL, *, device: str | None = None
+) -> ScDiVa | Annotator | PerturbationModel:
+    """Load what `save` of a model, an annotator or a perturbation model wrote: give back what was saved.
+
+    Parameters
+    ----------
+    model
+        A folder, or what :func:`load_model` takes: the name of a bundled model, ``"hf://owner/name"``, a loaded model.
+        A loaded annotator or perturbation model is given back as it is.
+    device
+        A torch device for the model in it; None takes `settings.device`.
+
+    Returns
+    -------
+    :class:`ScDiVa`, also for what `tl.integrate` and `tl.adapt` returned; :class:`Annotator` or
+    :class:`PerturbationModel`.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is no such folder, or it lacks a file.
+    ValueError
+        If a file is damaged, was changed, or is of a newer format; the message names it.
+    TypeError
+        If `model` is nothing of these.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> reference, query = cells[:80].copy(), cells[80:].copy()
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference)
+    >>> folder = annotator.save("blood")
+    >>> sd.models.load("blood").labels
+    ('type A', 'type B', 'type C', 'type D')
+    """
+    kinds: tuple[type[Annotator | PerturbationModel], ...] = (Annotator, PerturbationModel)
+    for cls in kinds:
+        if (fitted := given_fitted(cls, model, device)) is not None:
+            return fitted
+    return load_model(cast(ScDiVa, model), device=device)
+
+
+def load_annotator(path: str | os.PathLike[str], *, device: str | None = None) -> Annotator:
+    """Load an annotator. Deprecated: :func:`load` gives back whatever was saved.
+
+    Parameters
+    ----------
+    path, device
+        As for :func:`load`.
+    """
+    _deprecated("load_annotator")
+    return load_fitted(Annotator, path, device)
+
+
+def load_perturbation_model(path: str | os.PathLike[str], *, device: str | None = None) -> PerturbationModel:
+    """Load a perturbation model. Deprecated: :func:`load` gives back whatever was saved.
+
+    Parameters
+    ----------
+    path, device
+        As for :func:`load`.
+    """
+    _deprecated("load_perturbation_model")
+    return load_fitted(PerturbationModel, path, device)
+
+
+def _deprecated(name: str) -> None:
+    warnings.warn(
+        f"scdiva.models.{name} will go: scdiva.models.load gives back whatever was saved.",
+        DeprecationWarning,
+        stacklevel=3,
+    )

@@ -20,8 +20,8 @@ import scipy.sparse as sp
 from _screens import CONDITION
 
 import scdiva._constants as C
+from scdiva.data.cells import log_normalised
 from scdiva.data.conditions import perturbation_parts
-from scdiva.data.expression import log_normalised
 
 if TYPE_CHECKING:
     from _perturbation_arms import Task

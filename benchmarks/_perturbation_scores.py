@@ -12,7 +12,7 @@ from _screens import CONDITION, GROUP, Split
 
 import scdiva as sd
 import scdiva._constants as C
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 from scdiva.metrics.perturbation import discrimination_matrix
 
 NETWORK = "scdiva"

@@ -19,7 +19,7 @@ import scipy.sparse as sp
 import torch
 
 import scdiva as sd
-from scdiva.data.cells import open_expression
+from scdiva.data.cells import open_cells
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa
 from scdiva.tokenizer import Vocabulary
@@ -116,7 +116,7 @@ def project_on(linear_map: LinearMap, vocabulary: Vocabulary) -> Arm:
     """Embedding by a linear map over a vocabulary's tokens; genes that the map does not know count nothing."""
 
     def project(cells: ad.AnnData) -> np.ndarray:
-        source = open_expression(cells, vocabulary)
+        source = open_cells(cells, vocabulary, ranked=False, empty="nan")
         blocks = [block @ linear_map.weight + linear_map.bias for _, block in source.expression_blocks()]
         return np.vstack(blocks).astype(np.float32)
 

@@ -6,7 +6,7 @@ Cells of sets with all genes are embedded whole, and cut to some of them: the mo
 those with most counts (`expressed`), any (`random`). The cosine of both embeddings of a cell, mean over cells, is what
 is left. Three numbers are asked whether they tell a mean cosine of 0.95 or more from a lower one: how many genes of the
 vocabulary were measured, their share of the entropy that the model's folder stores of each gene, and their share of the
-encoder's squared weights. `scdiva.data.cell_checks` warns below a share of the entropy, and says about what is left:
+encoder's squared weights. `scdiva.data.cells` warns below a share of the entropy, and says about what is left:
 both are taken from here, and a test holds them to it.
 
 Of the sets, three are of the benchmark, three were held out as the model was trained (`citefuse`, `breast`, `vision`),

@@ -108,7 +108,7 @@ def by_hand():
     """
 
     def predict(adata, groupby=None, noise=0.1, rng=0):
-        from scdiva.data.expression import log_normalised
+        from scdiva.data.cells import log_normalised
 
         values = log_normalised(adata)[0].toarray()
         label, n_genes = adata.obs["perturbation"].to_numpy(), adata.n_vars
@@ -235,7 +235,7 @@ def reconstruct():
     """
 
     def make(adata=None, key="scdiva_reconstructed", mask_ratio=0.3, n_steps=1, recall=0.6, rng=0):
-        from scdiva.data.expression import log_normalised
+        from scdiva.data.cells import log_normalised
         from scdiva.datasets import toy
 
         adata = toy(40, 80) if adata is None else adata

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from scdiva.data.cells import open_cells, open_expression
+from scdiva.data.cells import open_cells
 from scdiva.tokenizer.serialize import score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -221,7 +221,7 @@ def test_expression_needs_no_entropy(cells):
     human = human.with_entropy(np.full(human.n_genes, np.nan))
     with pytest.raises(ValueError, match="holds no entropies"):
         open_cells(cells, human)
-    source = open_expression(cells, human)
+    source = open_cells(cells, human, ranked=False)
     (start, block), *rest = source.expression_blocks()
     assert start == 0
     assert not rest

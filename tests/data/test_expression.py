@@ -7,7 +7,7 @@ import pytest
 import scipy.sparse as sp
 from anndata import AnnData
 
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 
 
 @pytest.fixture

@@ -11,8 +11,7 @@ import pytest
 
 import scdiva as sd
 from scdiva.data import CellDataModule, open_cells, pack_files
-from scdiva.data.annbatch import annbatch_batches
-from scdiva.data.genes import column_tokens, resolve_genes
+from scdiva.data.genes import column_tokens, judge_genes, match_columns
 from scdiva.data.reading import Reading
 from scdiva.tokenizer import Vocabulary, load_vocabulary
 from scdiva.tokenizer.orthologs import _table
@@ -112,11 +111,12 @@ def test_a_table_decides_alone(human):
         match = human.match(names, species)
         assert symbols_of(human, match) == ["CD3D", "CD3D", "CCL3", *[None] * 6]
         assert list(match.how) == ["ortholog"] * 3 + ["unknown"] * 6
-    _, report = resolve_genes(names[:3], human, np.ones(3), Reading(species=table))
+    matched = match_columns(pd.DataFrame(index=names[:3]), human, Reading(species=table))
+    report = judge_genes(matched, human, np.ones(3), Reading(species=table))
     assert report["n_duplicates"] == 1
     assert report["how"]["ortholog"] == report["n_mapped"] == 3
     with pytest.raises(ValueError, match=r"'Rt1' and ' Rt2 ' \(CD3D\)"):
-        resolve_genes(names[:3], human, np.ones(3), Reading(species=table, duplicates="error"))
+        judge_genes(matched, human, np.ones(3), Reading(species=table, duplicates="error"))
 
 
 @pytest.mark.parametrize(
@@ -247,17 +247,6 @@ def test_files_of_both_species_in_one_folder(mouse, vocabulary, tmp_path):
     forced = CellDataModule(both, vocabulary=vocabulary, species="mouse")
     with pytest.raises(ValueError, match=r"a_human: only .*species='mouse', but by their names they are not"):
         forced.setup()
-
-
-@pytest.mark.usefixtures("quiet")
-def test_a_loader_of_annbatch_reads_by_a_table(rat, table, vocabulary):
-    class Loader(list):
-        var = rat.var
-
-    loader = Loader([{"X": rat.X[:20]}])
-    by_table = next(annbatch_batches(loader, vocabulary, species=table))
-    by_column = next(annbatch_batches(loader, vocabulary, gene_ids="human"))
-    np.testing.assert_array_equal(by_table.tokens, by_column.tokens)
 
 
 @pytest.mark.usefixtures("quiet")

@@ -10,7 +10,8 @@ import scipy.sparse as sp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.cells import open_cells, restricted
+from scdiva.data.cells import open_cells
+from scdiva.data.source import restricted
 
 
 def read(source):

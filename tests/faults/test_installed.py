@@ -198,7 +198,7 @@ def test_a_missing_extra_is_said_before_any_work(cells, refused, monkeypatch, na
 @pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.grn, sd.tl.impute, sd.tl.reconstruct])
 def test_a_model_of_the_hub_is_missed_before_a_matrix_is_read(cells, refused, monkeypatch, call):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    no_work(monkeypatch, "scdiva.data.cells.open_matrix", "scdiva.data.expression.open_matrix")
+    no_work(monkeypatch, "scdiva.data.cells.open_matrix")
     refused(lambda a: call(a, model="hf://owner/name"), cells, ImportError, r"pip install 'scdiva\[hub\]'")
 
 

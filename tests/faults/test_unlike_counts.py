@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 import scdiva as sd
-from scdiva.data.cell_checks import COSINE_LEFT, ENOUGH_ENTROPY
+from scdiva.data.cells import COSINE_LEFT, ENOUGH_ENTROPY
 
 DATA = Path(__file__).parents[3] / "shared" / "data"
 FEW = Path(__file__).parents[2] / "benchmarks" / "results" / "few_genes.json"

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 from scdiva.datasets import toy
 from scdiva.pl import _generated, generated
 

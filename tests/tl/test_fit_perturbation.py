@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 from scdiva.perturbation import training
 from scdiva.perturbation.screen import KINDS
 from scdiva.train import adaptation

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import scdiva as sd
 from scdiva._constants import TARGET_SUM
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 
 
 def drawn(adata, model, n_cells=10, **arguments):

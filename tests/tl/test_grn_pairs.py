@@ -9,7 +9,7 @@ import scipy.sparse as sp
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
-from scdiva.data.cells import open_expression
+from scdiva.data.cells import open_cells
 from scdiva.tl import _grn_pairs
 from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -147,7 +147,7 @@ def test_genes_of_few_cells_take_part_if_some_group_expresses_them(cells, infer)
 
 
 def test_shares_are_counted_by_group(cells, vocabulary):
-    source = open_expression(cells, vocabulary)
+    source = open_cells(cells, vocabulary, ranked=False, empty="nan")
     group = np.arange(36) % 3 - 1
     found = _grn_pairs.expressed_share(source, group, 2)
     x, token = cells.X.toarray(), vocabulary.match(list(cells.var_names)).tokens

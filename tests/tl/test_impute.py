@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import torch
 
 import scdiva as sd
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 from scdiva.tl import _impute as impute_module
 
 KEY = "scdiva_imputed"

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 import torch
 
 import scdiva as sd
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 from scdiva.models import in_silico
 
 OF_CONDITIONS = {

@@ -13,7 +13,7 @@ import torch
 
 import scdiva as sd
 from scdiva._constants import BASELINES
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 from scdiva.perturbation import training
 from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
 

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import torch
 
 import scdiva as sd
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 from scdiva.data.reading import AS_IT_IS
 from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
 from scdiva.perturbation.screen import KINDS, Conditions

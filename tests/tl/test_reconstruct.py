@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import scdiva as sd
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 
 KEY = "scdiva_reconstructed"
 DTYPES = {"": np.float32, "_rank": np.int32, "_true": np.float32, "_true_rank": np.int32, "_hidden": bool}

@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import ttest_ind
 
 import scdiva as sd
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 from scdiva.metrics import discrimination, perturbation_response
 
 SCORES = [

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 from scdiva.data.reading import Reading
 from scdiva.tl._screen import check_genes, read_controls, read_screen, refuse_unknown, what_was_done
 

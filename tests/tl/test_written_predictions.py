@@ -16,7 +16,7 @@ import torch
 
 import scdiva as sd
 from scdiva._constants import BASELINES
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 from scdiva.data.predictions import read_prediction
 from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
 from scdiva.tl import _fit_perturbation

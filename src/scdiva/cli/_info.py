@@ -178,13 +178,12 @@ def _expression(path: Path, where: str, model: str, reading: Reading) -> dict[st
     """Judge the first cells of a matrix, and find the model's genes among its own."""
     from scdiva._validate import scan
     from scdiva.data.blocks import BLOCK_ROWS, open_path, row_blocks
-    from scdiva.data.genes import column_tokens, gene_names, resolve_genes
+    from scdiva.data.genes import judge_genes, match_columns
 
     name, genes = _vocabulary(model)
     with open_path(path, reading.layer, reading.use_raw) as opened:
-        names, fallback = gene_names(opened.var, reading)
-        tokens = column_tokens(opened.var, genes, reading)
-        known: dict[str, Any] = {"name": name, "n_genes": genes.n_genes, "n_known": int((tokens >= 0).sum())}
+        matched = match_columns(opened.var, genes, reading)
+        known: dict[str, Any] = {"name": name, "n_genes": genes.n_genes, "n_known": int((matched.tokens >= 0).sum())}
         noted: dict[str, Any] = {}
         holds: dict[str, Any] = {"where": where, "dtype": str(opened.matrix.dtype)}
         holds["cells_read"] = min(opened.shape[0], CELLS_READ)
@@ -194,7 +193,7 @@ def _expression(path: Path, where: str, model: str, reading: Reading) -> dict[st
             try:
                 found = scan(blocks, opened.shape[1], where=where)
                 holds |= {"holds": found.kind, "integer": found.integer, "max": float(found.max)}
-                report = resolve_genes(names, genes, found.counts_per_gene, reading, fallback=fallback)[1]
+                report = judge_genes(matched, genes, found.counts_per_gene, reading)
                 known["share_of_counts"] = report["share_counts"]
             except ValueError as error:
                 noted["refused"] = str(error)

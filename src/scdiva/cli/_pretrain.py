@@ -188,7 +188,7 @@ def pretrain(
         validation_cells=validation_cells,
         num_workers=num_workers,
         entropy_floor=config.entropy_floor,
-        **vars(reading),
+        **reading.arguments(),
     )
     data.vocabulary = genes = _with_entropies(genes, counted, min_genes, reading)
     if checkpoint is not None:  # before everything is read
@@ -322,7 +322,7 @@ def _with_entropies(genes: Vocabulary, train: list[str], min_genes: int, reading
     from scdiva.pp import corpus_entropy
 
     logger.info("counting the entropy of each gene over %d files", len(train))
-    counted = corpus_entropy(train, genes, min_genes=min_genes, **vars(reading))
+    counted = corpus_entropy(train, genes, min_genes=min_genes, **reading.arguments())
     if not counted.n_cells:
         raise ValueError(f"no training cell has {min_genes} known genes or more.")
     return genes.with_entropy(counted.entropy()[N_SPECIAL:])

@@ -9,7 +9,7 @@ _WHERE = {
     "open_matrix": "blocks",
     "row_blocks": "blocks",
     "CellBatch": "batch",
-    "CellSource": "cells",
+    "CellSource": "source",
     "open_cells": "cells",
     "PackedCells": "packed",
     "pack_files": "packed",

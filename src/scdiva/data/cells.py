@@ -1,262 +1,93 @@
-"""One study's cells, checked once and then read by row blocks as ranked gene tokens."""
+"""The one opening of cells: their matrix scanned and their genes matched, with errors that say what to do."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import scipy.sparse as sp
 
-from scdiva._constants import MAX_LENGTH, N_SPECIAL
-from scdiva._docs import with_shared_docs
+from scdiva._constants import MAX_LENGTH
 from scdiva._validate import Input, Scan, scan
-from scdiva.data.blocks import (
-    BLOCK_ROWS,
-    OpenMatrix,
-    open_matrix,
-    open_path,
-    read_ranges,
-    row_blocks,
-    row_readable,
-)
-from scdiva.data.cell_checks import refuse_empty, warn_of_foreign
-from scdiva.data.genes import WARNING_SHARE, column_tokens, gene_names, resolve_genes
-from scdiva.data.reading import AS_IT_IS, Reading, Species
-from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize, to_token_space
+from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, row_blocks, row_readable
+from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, judge_genes, match_columns
+from scdiva.data.reading import AS_IT_IS, Reading
+from scdiva.data.source import CellSource, to_log
+from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
-    from scdiva.data.stored import StoredNames
+KEPT_BYTES = 1 << 27
+"""Largest matrix, as CSR, that is kept in memory once it is scanned: 128 MiB are 8,000 cells of 2,000 genes."""
+ENOUGH_ENTROPY = 0.65
+"""Share of the entropy of the vocabulary's genes from which on measured genes are enough: from there on the embeddings
+of cells cut to them have a mean cosine of 0.95 or more to those from all genes (benchmarks/few_genes.py)."""
+COSINE_LEFT = {0.01: 0.3, 0.03: 0.4, 0.07: 0.5, 0.14: 0.65, 0.25: 0.75, 0.33: 0.8, 0.44: 0.88, 0.55: 0.92, 0.65: 0.95}
+"""Mean cosine that is left at a share of entropy, from there."""
+_PACKAGE = str(Path(__file__).parents[1])
 
-Ragged = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""indptr (n + 1,), tokens (T,), values (T,) of n serialised cells."""
 
-
-@dataclass
-class CellSource:
-    """Cells of one AnnData object or file, ready to be read. Made by :func:`open_cells`.
-
-    Nothing is held in memory but what was found out about each gene and the number of known genes of each cell. A
-    source of a file may be sent to another process; it opens the file there anew.
-
-    Attributes
-    ----------
-    vocabulary
-        The genes.
-    tokens
-        int32 (n_vars,), token of each column; -1 = unknown.
-    report
-        What :func:`scdiva.data.genes.resolve_genes` reported about the genes.
-    scan
-        What :func:`scdiva._validate.scan` found.
-    denominator
-        float32 (n_tokens,) of the ranking score, or None where the cells are not to be ranked.
-    max_length
-        Genes kept per cell.
-    block_rows
-        Rows read at once.
-    reading
-        What is read.
-    columns
-        Columns read, ascending; None: all. See :func:`restricted`.
-    name
-        What the study is called; empty where nobody named it.
-    """
+class Model(Protocol):
+    """What a model says of the cells that it reads; :class:`scdiva.models.ScDiVa` is one."""
 
     vocabulary: Vocabulary
-    tokens: np.ndarray
-    report: dict[str, Any]
-    scan: Scan
-    max_length: int
-    block_rows: int
-    denominator: np.ndarray | None
-    reading: Reading = AS_IT_IS
-    path: Path | None = None
-    _opened: OpenMatrix | None = field(default=None, repr=False)
-    _matrix: Any = field(default=None, repr=False)
-    _process: int = field(default_factory=os.getpid, repr=False)
-    columns: np.ndarray | None = None
-    name: str = ""
-
-    @property
-    def n_obs(self) -> int:
-        """Number of cells, also of those without a known gene."""
-        return self.scan.n_obs
-
-    @property
-    def n_tokens(self) -> int:
-        """Size of the token space: genes and specials."""
-        return self.vocabulary.n_genes + N_SPECIAL
-
-    @property
-    def kind(self) -> Literal["counts", "lognorm"]:
-        """What the matrix holds."""
-        return self.scan.kind
-
-    @property
-    def obs_names(self) -> pd.Index | StoredNames:
-        """Names of the cells, by row number."""
-        return self._open().obs_names
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Number of columns above zero with a known gene, for each cell, int32 (n_obs,); 0 = nothing to embed."""
-        return self.scan.known_per_cell
-
-    @property
-    def measured_tokens(self) -> np.ndarray:
-        """Tokens that this study has a column for, ascending."""
-        return np.unique(self.tokens[self.tokens >= 0])
-
-    def _open(self) -> OpenMatrix:
-        # HDF5 handles do not survive a fork: a data loader's worker opens the file anew.
-        if self.path is not None and (self._opened is None or self._process != os.getpid()):
-            self._opened = open_path(self.path, self.reading.layer, self.reading.use_raw)
-            self._matrix, self._process = None, os.getpid()
-        assert self._opened is not None  # only a source of a file lets go of it
-        if self._matrix is None:
-            self._matrix = row_readable(self._opened.matrix)
-        return self._opened
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        if self.path is not None:
-            state["_opened"] = state["_matrix"] = None
-        return state
-
-    def close(self) -> None:
-        """Close the file, if there is one. It is opened anew when read."""
-        if self.path is not None and self._opened is not None and self._process == os.getpid():
-            self._opened.close()
-            self._opened = self._matrix = None
-
-    def expression(self, start: int, stop: int) -> sp.csr_matrix:
-        """Read cells `start` to `stop` as log-normalised expression in token space.
-
-        Returns
-        -------
-        float32 CSR (stop - start, n_tokens), see :func:`scdiva.tokenizer.serialize.to_token_space`.
-        """
-        return self._expression([(start, stop)])
-
-    def _expression(self, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix:
-        self._open()
-        block = read_ranges(self._matrix, ranges)
-        block = block if self.columns is None else block[:, self.columns]
-        return to_token_space(block, self.tokens, self.n_tokens, self.kind)
-
-    def expression_blocks(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, sp.csr_matrix]]:
-        """Read cells in order, `block_rows` at a time.
-
-        Yields
-        ------
-        The block's first row, and what :meth:`expression` returns.
-        """
-        stop = self.n_obs if stop is None else stop
-        for lo in range(start, stop, self.block_rows):
-            yield lo, self.expression(lo, min(lo + self.block_rows, stop))
-
-    def read(self, start: int, stop: int) -> Ragged:
-        """Read cells `start` to `stop`, ranked.
-
-        Returns
-        -------
-        indptr, tokens and values, see :func:`scdiva.tokenizer.serialize.serialize`.
-        """
-        return self.read_ranges([(start, stop)])
-
-    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> Ragged:
-        """Read ranges of cells, one after another, ranked: what :meth:`read` returns of each, joined."""
-        if self.denominator is None:
-            raise ValueError("this source was opened to be counted, not ranked; use open_cells.")
-        return serialize(self._expression(ranges), self.denominator, self.max_length)
-
-    def windows(
-        self, n_cells: int, start: int = 0, stop: int | None = None, *, told: Callable[[int], Any] | None = None
-    ) -> Iterator[tuple[np.ndarray, Ragged]]:
-        """Read cells in order, many at a time; memory does not grow with their number.
-
-        Parameters
-        ----------
-        n_cells
-            Cells of a window, at least; it is filled up to whole blocks of `block_rows`. The last one may be smaller.
-        start, stop
-            Range of rows; `None` is the last row.
-        told
-            Called after each block with the number of its rows.
-
-        Yields
-        ------
-        Row numbers, int64 (n,), and indptr, tokens and values of these cells. Cells without a known gene (there are
-        none unless ``empty="nan"`` was given) are left out, and with them a window of nothing else.
-        """
-        stop = self.n_obs if stop is None else stop
-        if n_cells < 1:
-            raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
-        if not 0 <= start <= stop <= self.n_obs:
-            raise ValueError(f"rows {start} to {stop} are not within the {self.n_obs} cells.")
-        step = -(-n_cells // self.block_rows) * self.block_rows
-        for first in range(start, stop, step):
-            last = min(first + step, stop)
-            parts = []
-            for lo in range(first, last, self.block_rows):
-                hi = min(lo + self.block_rows, last)
-                parts.append(self.read(lo, hi))
-                if told is not None:
-                    told(hi - lo)
-            lengths = np.concatenate([np.diff(indptr) for indptr, _, _ in parts])
-            filled = np.flatnonzero(lengths)
-            if len(filled):
-                # A cell without genes holds no position: leaving out its entry of indptr leaves out the cell.
-                indptr = np.concatenate([[0], np.cumsum(lengths[filled], dtype=np.int64)])
-                tokens, values = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
-                yield first + filled, (indptr, tokens, values)
+    config: Any
+    """With `input_length`, genes read of a cell, and `entropy_floor`."""
 
 
-@with_shared_docs
 def open_cells(
     data: AnnData | str | Path,
-    vocabulary: Vocabulary | str | Path = "human",
+    vocabulary: Model | Vocabulary | str | Path = "human",
+    reading: Reading = AS_IT_IS,
     *,
-    layer: str | None = None,
-    use_raw: bool = False,
-    input: Input = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
-    max_length: int = MAX_LENGTH,
-    entropy_floor: float = ENTROPY_FLOOR,
-    empty: Literal["error", "nan"] = "error",
+    max_length: int | None = None,
+    entropy_floor: float | None = None,
+    ranked: bool = True,
     block_rows: int = BLOCK_ROWS,
     scanned: Scan | None = None,
+    embeds: bool = True,
+    keep: bool = True,
+    **fields: Any,
 ) -> CellSource:
-    """Check a study's matrix and genes in one pass and make its cells readable as ranked tokens.
+    """Open cells for everything that a call does with them: scan their matrix and match their genes, once.
 
     Parameters
     ----------
     data
         Annotated data, or the path of an ``.h5ad`` or ``.zarr`` file, which is read by row blocks.
     vocabulary
-        What :func:`scdiva.tokenizer.vocabulary.load_vocabulary` takes. It must hold entropies.
-    %(reading)s
+        A loaded model, by which cells are then read, and which warns if they have few of its genes; or what
+        :func:`scdiva.tokenizer.vocabulary.load_vocabulary` takes.
+    reading
+        What is read, see `fields`.
     max_length
-        Genes kept per cell.
+        Genes kept per cell; None: those that the model reads, else 1,200.
     entropy_floor
-        See :func:`scdiva.tokenizer.serialize.score_denominator`.
-    empty
-        What to do with cells that have no known gene: ``"error"``, or ``"nan"`` to leave them out of the batches (the
-        caller fills their rows with NaN).
+        See :func:`scdiva.tokenizer.serialize.score_denominator`; None: the model's, else 0.3.
+    ranked
+        False opens cells whose expression is read and which are never ranked; the vocabulary may then be without
+        entropies.
     block_rows
         Rows read at once.
     scanned
         What an earlier pass over these very cells found, with the same arguments; None passes over them.
+    embeds
+        Whether results rest on what the model makes of the cells, so that few genes are warned of.
+    keep
+        Whether a small matrix (:data:`KEPT_BYTES`) that can't be read in memory as it lies (of a file, in dask's
+        chunks, dense) is kept as CSR, so that what is read later costs no second pass.
+    **fields
+        Fields of `reading`, in place of its own: `layer`, `use_raw`, `input`, `gene_ids`, `species` and `duplicates`
+        as in :func:`scdiva.tl.embed`; and `empty`, what to do with cells that have no known gene: ``"error"``, or
+        ``"nan"`` to leave them out of what is read (the caller fills their rows with NaN).
 
     Returns
     -------
@@ -268,6 +99,11 @@ def open_cells(
         With the call to make instead: no such layer or column, impossible values, too few genes or counts known,
         another species, cells without a known gene, a vocabulary without entropies.
 
+    Warns
+    -----
+    UserWarning
+        If part of the counts or of the cells is of unknown genes, or few of the model's genes are there.
+
     Examples
     --------
     >>> import scdiva as sd
@@ -276,92 +112,206 @@ def open_cells(
     >>> [len(rows) for rows, _ in cells.windows(40)]
     [60]
     """
-    if empty not in ("error", "nan"):
-        raise ValueError(f"empty must be 'error' or 'nan', got {empty!r}.")
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
-    vocabulary = load_vocabulary(vocabulary)
+    reading = replace(reading, **fields)
+    model = None if isinstance(vocabulary, Vocabulary | str | Path) else vocabulary
+    genes = load_vocabulary(vocabulary) if isinstance(vocabulary, Vocabulary | str | Path) else vocabulary.vocabulary
+    if max_length is None:
+        max_length = MAX_LENGTH if model is None else model.config.input_length
+    if entropy_floor is None:
+        entropy_floor = ENTROPY_FLOOR if model is None else model.config.entropy_floor
     if max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}.")
-    denominator = score_denominator(vocabulary.entropy, entropy_floor)  # first: it may say that there are no entropies
-    source = open_expression(data, vocabulary, reading, block_rows=block_rows, scanned=scanned)
-    if empty == "error":
-        refuse_empty(source)
-    return replace(source, denominator=denominator, max_length=max_length)
-
-
-def open_expression(
-    data: AnnData | str | Path,
-    vocabulary: Vocabulary,
-    reading: Reading = AS_IT_IS,
-    *,
-    block_rows: int = BLOCK_ROWS,
-    scanned: Scan | None = None,
-) -> CellSource:
-    """Do what :func:`open_cells` does, without ranking: no entropy is needed, and empty cells are allowed.
-
-    Parameters
-    ----------
-    data, vocabulary, block_rows, scanned
-        As in :func:`open_cells`.
-    reading
-        What is read.
-
-    Returns
-    -------
-    The checked cells, whose :meth:`CellSource.expression` can be read.
-    """
+    # before any reading: it may say that there are no entropies
+    denominator = score_denominator(genes.entropy, entropy_floor) if ranked else None
     opened = open_matrix(data, layer=reading.layer, use_raw=reading.use_raw)
     try:
-        names, fallback = gene_names(opened.var, reading)
+        matched = match_columns(opened.var, genes, reading)
         matrix = row_readable(opened.matrix)
-        known = column_tokens(opened.var, vocabulary, reading) >= 0
+        blocks = _Blocks(matrix, block_rows, keep and not sp.issparse(matrix))
         found = scanned or scan(
-            row_blocks(matrix, block_rows),
+            blocks,
             opened.shape[1],
             input=reading.input,
-            known=known,
+            known=matched.tokens >= 0,
             obs_names=opened.obs_names,
             var_names=opened.var.index,
             where=opened.where,
         )
-        tokens, report = resolve_genes(names, vocabulary, found.counts_per_gene, reading, fallback=fallback)
+        report = judge_genes(matched, genes, found.counts_per_gene, reading)
     except BaseException:
         opened.close()
         raise
     if report["share_counts"] >= WARNING_SHARE:
         warn_of_foreign(found, opened)
-    path = Path(data) if isinstance(data, str | Path) else None
-    return CellSource(vocabulary, tokens, report, found, MAX_LENGTH, block_rows, None, reading, path, opened, matrix)
+    source = CellSource(
+        genes,
+        matched.tokens,
+        report,
+        found,
+        max_length,
+        block_rows,
+        denominator,
+        reading,
+        Path(data) if isinstance(data, str | Path) else None,
+        opened,
+        blocks.matrix(),
+    )
+    if reading.empty == "error":
+        refuse_empty(source)
+    if model is not None and embeds and scanned is None:
+        warn_of_few_genes(source, data)
+    return source
 
 
-def restricted(source: CellSource, tokens: np.ndarray) -> CellSource:
-    """Leave all but some genes out, as if the data had no other columns: cells are normalised to these alone.
+class _Blocks:
+    """The row blocks of a matrix for the scan, kept if they are to be and are not too large."""
+
+    def __init__(self, matrix: Any, block_rows: int, keep: bool) -> None:
+        self._matrix, self._block_rows = matrix, block_rows
+        self._kept: list[sp.csr_matrix] | None = [] if keep else None
+
+    def __iter__(self) -> Iterator[tuple[int, sp.csr_matrix]]:
+        n_bytes = 0
+        for start, block in row_blocks(self._matrix, self._block_rows):
+            if self._kept is not None:
+                n_bytes += block.data.nbytes + block.indices.nbytes
+                self._kept.append(block)
+                if n_bytes > KEPT_BYTES:
+                    self._kept = None
+            yield start, block
+
+    def matrix(self) -> Any:
+        """Give what is to be read from now on: what was kept of the matrix, or the matrix itself."""
+        if not self._kept:
+            return self._matrix
+        return sp.vstack(self._kept, format="csr") if len(self._kept) > 1 else self._kept[0]
+
+
+def warn_of_few_genes(source: CellSource, data: Any) -> None:
+    """Warn of data with so few of the model's genes that embeddings are not those of the whole cells.
+
+    Genes of high entropy, which are expressed in many cells and vary, count for more; of the numbers known before
+    anything is run, their share tells best what is left of an embedding.
 
     Parameters
     ----------
     source
-        Checked cells, of all columns.
-    tokens
-        Genes to keep, as tokens.
+        Checked cells.
+    data
+        What they were opened from: an AnnData object, whose `raw` may hold more genes, or a path.
+    """
+    entropy, measured = source.vocabulary.entropy, source.measured_tokens
+    share = float(entropy[measured].sum(dtype=np.float64) / max(entropy.sum(dtype=np.float64), 1e-12))
+    if share >= ENOUGH_ENTROPY:
+        return
+    raw, more = None if source.reading.use_raw else getattr(data, "raw", None), 0
+    if raw is not None:
+        more = int((source.vocabulary.match(list(raw.var_names), source.reading.species).tokens >= 0).sum())
+    mend = "Pass the object as it was before genes were selected, as by sc.pp.highly_variable_genes(subset=True)"
+    if more > len(measured):
+        mend = f"Pass use_raw=True: adata.raw has {more:,} of them"
+    left = np.interp(share, list(COSINE_LEFT), list(COSINE_LEFT.values()))
+    warnings.warn(
+        f"the data have {len(measured):,} of the {source.vocabulary.n_genes:,} genes that the model knows, "
+        f"{share:.0%} of them by entropy: embeddings from so few have a mean cosine of about {left:.1f} to those of "
+        f"the same cells with all genes (0.95 at {ENOUGH_ENTROPY:.0%}). {mend}. If no more were measured, compare only "
+        "cells with these genes.",
+        UserWarning,
+        stacklevel=_users_line(),
+    )
+
+
+def _users_line() -> int:
+    """Give the stack level of the line that called the package, for the caller: Python shows a text there once."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def warn_of_foreign(found: Scan, opened: OpenMatrix) -> None:
+    """Warn of cells whose genes are mostly unknown among others whose genes are known, as mouse cells are.
+
+    Parameters
+    ----------
+    found, opened
+        What the scan found, and the matrix that was scanned.
+    """
+    rows = np.flatnonzero((found.genes_per_cell >= 20) & (found.known_per_cell < ERROR_SHARE * found.genes_per_cell))
+    if len(rows):
+        first = ", ".join(repr(str(opened.obs_names[row])) for row in rows[:5])
+        warnings.warn(
+            f"in {len(rows)} of {found.n_obs} cells (first: {first}) less than half of the genes found are known: "
+            "cells of another species? Results for them rest on the rest; leave such cells out.",
+            UserWarning,
+            stacklevel=_users_line(),
+        )
+
+
+def refuse_empty(source: CellSource) -> None:
+    """Raise an error that names the cells without any known gene, and the call that removes them.
+
+    Parameters
+    ----------
+    source
+        Checked cells.
+
+    Raises
+    ------
+    ValueError
+        If there are such cells.
+    """
+    rows = np.flatnonzero(source.lengths == 0)
+    if not len(rows):
+        return
+    of = "adata.raw" if source.reading.use_raw else "adata"
+    at = "X" if source.reading.layer is None else f"layers[{source.reading.layer!r}]"
+    if (source.scan.genes_per_cell[rows] == 0).all():
+        what = "no counts at all"
+        mend = f"adata = adata[np.asarray({of}.{at}.sum(axis=1)).ravel() > 0].copy()"
+    else:
+        what = "no count of any gene that the vocabulary holds"
+        mend = (
+            "after scdiva.tl.embed(adata, empty='nan'), "
+            "adata = adata[~np.isnan(adata.obsm['X_scdiva']).any(axis=1)].copy()"
+        )
+    first = ", ".join(repr(str(name)) for name in (source.obs_names[row] for row in rows[:5]))
+    raise ValueError(
+        f"{len(rows)} of {source.n_obs} cells have {what} (first: {first}). Remove them: {mend}. Calls with an "
+        "argument empty keep them, without a result, with empty='nan'."
+    )
+
+
+def log_normalised(
+    adata: AnnData, *, layer: str | None = None, use_raw: bool = False, input: Input = "auto"
+) -> tuple[sp.csr_matrix, pd.DataFrame]:
+    """Read a matrix whole, as log1p of counts per ten thousand; genes that no vocabulary holds are kept.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes.
+    layer, use_raw, input
+        What to read, as for :func:`scdiva.tl.embed`. What is log-normalised already is taken as it is.
 
     Returns
     -------
-    The same cells; some may have no gene left. The given source itself, if all of its columns are kept.
+    float64 CSR `(n_obs, n_vars)`, and `var` of its columns. A cell without counts is a row of zeros.
+
+    Raises
+    ------
+    KeyError, ValueError
+        If there is no such layer, or the matrix is refused as by :func:`scdiva.tl.embed`.
     """
-    kept = np.isin(source.tokens, tokens)
-    if kept.all():
-        return source
-    columns = np.flatnonzero(kept)
-    source._open()
-    lengths = _known_per_cell(source._matrix, kept, source.block_rows)
-    found = replace(source.scan, known_per_cell=lengths)
-    return replace(source, tokens=source.tokens[columns], scan=found, columns=columns)
-
-
-def _known_per_cell(matrix: Any, known: np.ndarray, block_rows: int) -> np.ndarray:
-    # Every stored value of a canonical block is above zero.
-    parts = [
-        np.add.reduceat(np.append(known[b.indices], 0), b.indptr[:-1]) * (np.diff(b.indptr) > 0)
-        for _, b in row_blocks(matrix, block_rows)
-    ]
-    return np.concatenate(parts).astype(np.int32)
+    with open_matrix(adata, layer=layer, use_raw=use_raw) as opened:
+        blocks = list(row_blocks(opened.matrix))
+        found = scan(
+            blocks,
+            opened.shape[1],
+            input=input,
+            obs_names=opened.obs_names,
+            var_names=opened.var.index,
+            where=opened.where,
+        )
+        var = opened.var
+    return to_log([block for _, block in blocks], found.kind), var

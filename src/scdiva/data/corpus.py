@@ -127,7 +127,7 @@ def open_studies(
     for name, one in zip(names, files, strict=True):
         try:
             source = open_cells(
-                one, vocabulary, max_length=context, entropy_floor=entropy_floor, empty="nan", **vars(reading)
+                one, vocabulary, reading, max_length=context, entropy_floor=entropy_floor, empty="nan", keep=False
             )
         except (KeyError, ValueError) as error:
             raise ValueError(f"{name}: {error.args[0]}") from error

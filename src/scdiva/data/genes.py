@@ -6,7 +6,7 @@ import itertools
 import re
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -87,8 +87,26 @@ def gene_names(var: pd.DataFrame, reading: Reading = AS_IT_IS) -> tuple[list[str
     return ["" if pd.isna(name) else str(name) for name in var[gene_ids]], index
 
 
-def column_tokens(var: pd.DataFrame, vocabulary: Vocabulary, reading: Reading = AS_IT_IS) -> NDArray[np.int32]:
-    """Find the token of each column by its name alone, whatever the counts say.
+class Matched(NamedTuple):
+    """The genes of a data set and what the vocabulary knows of them, n each.
+
+    Attributes
+    ----------
+    names
+        As the data have them.
+    tokens
+        int32, -1 where the vocabulary does not hold the gene.
+    how
+        How each was found: one of :data:`scdiva.tokenizer.vocabulary.HOW`.
+    """
+
+    names: list[str]
+    tokens: NDArray[np.int32]
+    how: NDArray[np.object_]
+
+
+def match_columns(var: pd.DataFrame, vocabulary: Vocabulary, reading: Reading = AS_IT_IS) -> Matched:
+    """Match the genes of a data set with a vocabulary, by their names alone.
 
     Parameters
     ----------
@@ -97,20 +115,15 @@ def column_tokens(var: pd.DataFrame, vocabulary: Vocabulary, reading: Reading = 
     vocabulary
         The genes to match with.
     reading
-        What is read: `gene_ids` and `species`.
+        What is read: `gene_ids` and `species`. An Ensembl id in the column `gene_ids` that is unknown is looked up by
+        the gene's name in the index instead. No other name is: whoever left a gene without one meant it to be unknown.
 
-    Returns
-    -------
-    int32 `(n_vars,)`, -1 where the vocabulary does not hold the gene.
+    Raises
+    ------
+    KeyError, ValueError
+        As :func:`gene_names`; if `species` is a table that holds none of the genes, or not that of the vocabulary.
     """
     names, fallback = gene_names(var, reading)
-    return _matched(names, fallback, vocabulary, reading)[0]
-
-
-def _matched(
-    names: Sequence[str], fallback: Sequence[str] | None, vocabulary: Vocabulary, reading: Reading
-) -> tuple[NDArray[np.int32], NDArray[np.object_]]:
-    """Token of each name, or where that is an unknown Ensembl id of its second name, and how it was found."""
     species = reading.species
     if isinstance(species, dict) and names and all(found is None for found in by_table(names, species)):
         raise ValueError(
@@ -122,71 +135,56 @@ def _matched(
     tokens, how = match.tokens, np.asarray(match.how, dtype=object)
     if fallback is not None and not isinstance(species, dict):  # a table says of every gene what it is
         second = vocabulary.match(fallback, species)
-        unknown = _retired(names, tokens)
-        tokens = np.where(unknown, second.tokens, tokens)
-        how = np.where(unknown, np.asarray(second.how, dtype=object), how)
-    return tokens.astype(np.int32), how
+        retired = (tokens == UNKNOWN) & np.array([ensembl_id(name) is not None for name in names], dtype=bool)
+        tokens = np.where(retired, second.tokens, tokens)
+        how = np.where(retired, np.asarray(second.how, dtype=object), how)
+    return Matched(names, tokens.astype(np.int32), how)
+
+
+def column_tokens(var: pd.DataFrame, vocabulary: Vocabulary, reading: Reading = AS_IT_IS) -> NDArray[np.int32]:
+    """Find the token of each column: the `tokens` of :func:`match_columns`, int32 `(n_vars,)`."""
+    return match_columns(var, vocabulary, reading).tokens
 
 
 def _some(names: Iterable[str]) -> str:
     return ", ".join(map(repr, itertools.islice(names, 3)))
 
 
-def _retired(names: Sequence[str], tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-    """Find unknown Ensembl ids, for which a second name may stand in; a name left empty is meant so."""
-    found: NDArray[np.bool_] = (tokens == UNKNOWN) & np.array(
-        [ensembl_id(name) is not None for name in names], dtype=bool
-    )
-    return found
-
-
-def resolve_genes(
-    names: Sequence[str],
-    vocabulary: Vocabulary,
-    counts_per_gene: ArrayLike,
-    reading: Reading = AS_IT_IS,
-    *,
-    fallback: Sequence[str] | None = None,
-) -> tuple[NDArray[np.int32], dict[str, Any]]:
-    """Find the token of every gene of a data set, and refuse names under which too few counts are known.
+def judge_genes(
+    matched: Matched, vocabulary: Vocabulary, counts_per_gene: ArrayLike, reading: Reading = AS_IT_IS
+) -> dict[str, Any]:
+    """Refuse names under which too few counts are known, and report how the genes were matched.
 
     Parameters
     ----------
-    names
-        Symbols, Ensembl ids, or a mixture, n of them (see :meth:`scdiva.tokenizer.Vocabulary.match`).
+    matched
+        What :func:`match_columns` found of n genes.
     vocabulary
-        The genes to match with.
+        What they were matched with.
     counts_per_gene
         Sum of the counts of each gene over all cells (count scale, not logarithms), shape (n,).
     reading
-        What is read: `species`, and `duplicates`: "sum" lets several names of one gene pass (whoever reads the counts
-        sums them), "error" refuses them.
-    fallback
-        Second names, shape (n,), for genes whose first name is an Ensembl id that is unknown. They are not tried for
-        any other name: whoever left a gene without a name meant it to be unknown.
+        What is read: `duplicates`: "sum" lets several names of one gene pass (whoever reads the counts sums them),
+        "error" refuses them.
 
     Returns
     -------
-    tokens
-        int32 of shape (n,), -1 where the vocabulary does not hold the gene.
-    report
-        Plain numbers and strings: `n_genes`, `n_mapped`, `share_genes`, `share_counts` (of all counts, those on mapped
-        genes), `n_duplicates` (names beyond the first of their gene), `vocabulary` (fingerprint) and `how`, a dict with
-        the number of names found as "ensembl", "symbol", "previous", "alias", "ortholog" and "unknown".
+    Plain numbers and strings: `n_genes`, `n_mapped`, `share_genes`, `share_counts` (of all counts, those on mapped
+    genes), `n_duplicates` (names beyond the first of their gene), `vocabulary` (fingerprint) and `how`, a dict with the
+    number of names found as "ensembl", "symbol", "previous", "alias", "ortholog" and "unknown".
 
     Raises
     ------
     ValueError
         If less than half of the counts fall on known genes; if there are no genes, no counts, or as many counts as
-        genes; if `duplicates="error"` and two names mean one gene; if `species` is not that of the vocabulary, or a
-        table that holds none of the genes.
+        genes; if `duplicates="error"` and two names mean one gene.
 
     Warns
     -----
     UserWarning
         If less than 80% of the counts fall on known genes; if genes are read as their human orthologs.
     """
-    names = [str(name) for name in names]
+    names, tokens, how = matched
     counts = np.asarray(counts_per_gene, dtype=np.float64)
     if not names:
         raise ValueError("there are no genes to match: the data set has no columns")
@@ -198,7 +196,6 @@ def resolve_genes(
     if total == 0:
         raise ValueError(f"the matrix holds no counts: all values of its {len(names)} genes are zero")
 
-    tokens, how = _matched(names, fallback, vocabulary, reading)
     mapped = tokens != UNKNOWN
     share = float(counts[mapped].sum() / total)
     if share >= ERROR_SHARE and vocabulary.species == "human" and (how == "ortholog").any():
@@ -208,7 +205,7 @@ def resolve_genes(
             f"these are {kind}, such as {first}: {int(mapped.sum()):,} of {len(names):,} are read as their human "
             f"orthologs, with {share:.0%} of the counts. The model has learned from human cells alone.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=3,
         )
     if share < WARNING_SHARE:
         _refuse_or_warn(names, counts, mapped, share, reading)
@@ -216,7 +213,7 @@ def resolve_genes(
     repeats = pd.Series(tokens[mapped]).duplicated()
     if reading.duplicates == "error" and repeats.any():
         raise ValueError(_about_duplicates(names, tokens, vocabulary, int(repeats.sum())))
-    report = {
+    return {
         "n_genes": len(names),
         "n_mapped": int(mapped.sum()),
         "share_genes": float(mapped.mean()),
@@ -225,7 +222,6 @@ def resolve_genes(
         "vocabulary": vocabulary.fingerprint,
         "how": {kind: int((how == kind).sum()) for kind in HOW},
     }
-    return tokens, report
 
 
 def _refuse_or_warn(

@@ -13,8 +13,8 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._nearest import or_nearest
 from scdiva._validate import Input
+from scdiva.data.cells import log_normalised
 from scdiva.data.conditions import column, perturbation_parts, perturbations
-from scdiva.data.expression import log_normalised
 from scdiva.data.guides import genes_of_guides
 from scdiva.data.predictions import Prediction, read_prediction
 from scdiva.data.writing import check_anndata

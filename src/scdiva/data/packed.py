@@ -105,7 +105,7 @@ def pack_files(
         raise ValueError(f"min_genes must be at least 1, got {min_genes}.")
     if isinstance(paths, str | Path):
         raise TypeError(f"paths={str(paths)!r} must be a list of files and folders.")
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
     files, out = [Path(path) for path in data_files(paths)], Path(out)
     names = study_names(files)
     refuse_target(out, True, *(file for file in files if file.exists()))
@@ -132,10 +132,9 @@ def pack_files(
                 source = open_cells(
                     path,
                     vocabulary,
-                    **vars(reading),
+                    reading,
                     max_length=max_length,
                     entropy_floor=entropy_floor,
-                    empty="nan",
                     block_rows=block_rows,
                 )
             except (KeyError, ValueError) as error:

@@ -16,23 +16,27 @@ if TYPE_CHECKING:
     from scdiva._validate import Input
 
 Duplicates = Literal["sum", "error"]
+Empty = Literal["error", "nan"]
 Species: TypeAlias = str | Mapping[str, str] | pd.Series | None
 """`"human"`, `"mouse"`, or a table from genes to human genes; None finds out."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """What to read; `**vars(reading)` are the arguments of the public calls that say it.
+    """What to read of cells; its fields are the arguments by which public calls say it.
 
     Attributes
     ----------
     layer, use_raw, input, gene_ids, species, duplicates
         As in :func:`scdiva.tl.embed`. A table of species becomes a dict of names, `""` for none.
+    empty
+        Cells without a known gene: `"error"` refuses them, `"nan"` leaves them out of what is read; the caller has no
+        result for them.
 
     Raises
     ------
     ValueError
-        If `species` or `duplicates` is none that there is.
+        If `species`, `duplicates` or `empty` is none that there is.
     """
 
     layer: str | None = None
@@ -41,16 +45,23 @@ class Reading:
     gene_ids: str | None = None
     species: Species = None
     duplicates: Duplicates = "sum"
+    empty: Empty = "error"
 
     def __post_init__(self) -> None:
-        if self.duplicates not in ("sum", "error"):
-            raise ValueError(f'duplicates must be "sum" or "error", got {self.duplicates!r}')
+        for name, allowed in (("duplicates", ("sum", "error")), ("empty", ("error", "nan"))):
+            if (given := getattr(self, name)) not in allowed:
+                raise ValueError(f"{name} must be {allowed[0]!r} or {allowed[1]!r}, got {given!r}.")
         object.__setattr__(self, "species", checked_species(self.species))
 
+    def arguments(self) -> dict[str, Any]:
+        """Give the arguments, by name, of calls that take no `empty`."""
+        return {name: value for name, value in vars(self).items() if name != "empty"}
+
     def parameters(self) -> dict[str, Any]:
-        """Give what `uns` holds of it: plain values that h5ad and zarr take, `"table"` for a table of species."""
+        """Give what `uns` holds of matrix and genes: plain values that h5ad and zarr take, `"table"` for a table."""
         species = "table" if isinstance(self.species, dict) else self.species
-        return {name: "" if value is None else value for name, value in (vars(self) | {"species": species}).items()}
+        plain = self.arguments() | {"species": species}
+        return {name: "" if value is None else value for name, value in plain.items()}
 
     def matrix(self) -> dict[str, Any]:
         """Give the arguments that say which matrix is read, and in which unit."""

@@ -14,7 +14,7 @@ from scdiva._constants import TARGET_SUM
 from scdiva._docs import with_shared_docs
 from scdiva._nearest import or_nearest
 from scdiva._settings import settings
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 from scdiva.data.writing import check_anndata
 from scdiva.pl._coordinates import umap_of
 from scdiva.pl._dots import MAX_ON_DATA, draw_groups, draw_legend, legend_columns, name_groups, palette

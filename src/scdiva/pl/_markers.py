@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from scdiva._constants import OBS_LABEL
 from scdiva._docs import with_shared_docs
-from scdiva.data.expression import log_normalised
+from scdiva.data.cells import log_normalised
 from scdiva.data.writing import check_anndata
 from scdiva.pl._dendrogram import correlation_tree, draw_tree
 from scdiva.pl._figure import axes_for, check_file, finish

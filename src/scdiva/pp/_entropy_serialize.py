@@ -15,10 +15,10 @@ from scdiva._docs import with_shared_docs
 from scdiva._nearest import or_nearest
 from scdiva._progress import progress_bar
 from scdiva._validate import Input
-from scdiva.data.cell_checks import refuse_empty
-from scdiva.data.cells import CellSource, open_expression
+from scdiva.data.cells import open_cells
 from scdiva.data.output import new_sparse, open_store, refuse_target, whole_or_not
-from scdiva.data.reading import Reading, Species
+from scdiva.data.reading import Empty, Reading, Species
+from scdiva.data.source import CellSource
 from scdiva.data.writing import check_anndata, check_key, check_writable, noted
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -41,7 +41,7 @@ def entropy_serialize(
     gene_ids: str | None = None,
     species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
-    empty: Literal["error", "nan"] = "error",
+    empty: Empty = "error",
     key_added: str = LAYER_RANK,
     out: str | PathLike[str] | None = None,
     overwrite: bool = False,
@@ -116,11 +116,9 @@ def entropy_serialize(
     >>> adata.layers["scdiva_rank"].dtype
     dtype('int32')
     """
-    if empty not in ("error", "nan"):
-        raise ValueError(f"empty must be 'error' or 'nan', got {empty!r}.")
     if max_length < 1:
         raise ValueError(f"max_length must be at least 1, got {max_length}.")
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
     if out is None:
         check_writable(adata, copy=copy, call="pp.entropy_serialize", layers=[key_added], uns=[key_added])
     elif copy:
@@ -137,9 +135,7 @@ def entropy_serialize(
             f"adata.var has no column {entropy_key!r}{or_nearest(entropy_key, adata.var.columns)}; "
             "scdiva.pp.gene_entropy(adata) writes 'scdiva_entropy'."
         )
-    source = open_expression(adata, genes, reading)
-    if empty == "error":
-        refuse_empty(source)
+    source = open_cells(adata, genes, reading, ranked=False)
     column = _columns_of_tokens(adata, source, use_raw)
     if entropy_key is not None:
         denominator = score_denominator(_entropy_of_tokens(adata, column, entropy_key), entropy_floor)

@@ -13,9 +13,10 @@ from scdiva._docs import with_shared_docs
 from scdiva._progress import progress_bar
 from scdiva._validate import Input
 from scdiva.data.blocks import BLOCK_ROWS
-from scdiva.data.cells import CellSource, open_expression
+from scdiva.data.cells import open_cells
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Reading, Species
+from scdiva.data.source import CellSource
 from scdiva.data.writing import check_writable, noted
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -82,7 +83,7 @@ def gene_entropy(
     >>> adata.var["scdiva_entropy"].dtype
     dtype('float32')
     """
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
     several = isinstance(adata, list | tuple)
     adatas: list[AnnData] = list(adata) if several else [adata]
     if not adatas:
@@ -93,7 +94,7 @@ def gene_entropy(
     histogram = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
     tokens: list[np.ndarray] = []
     for one in adatas:
-        source = open_expression(one, genes, reading)
+        source = open_cells(one, genes, reading, ranked=False)
         _count(source, histogram)
         tokens.append(tokens_of_var(one, source.tokens, use_raw))
     entropy = histogram.entropy()
@@ -173,7 +174,7 @@ def corpus_entropy(
         with Client() as client:  # or Client("scheduler:8786")
             histogram = reduce(add, client.gather(client.map(sd.pp.corpus_entropy, paths)))
     """
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
     studies = list(data) if isinstance(data, list | tuple) else [data]
     if not studies:
         raise ValueError("no files were given.")
@@ -181,7 +182,7 @@ def corpus_entropy(
     histogram = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
     for number, study in enumerate(studies):
         try:
-            source = open_expression(study, genes, reading, block_rows=block_rows)
+            source = open_cells(study, genes, reading, ranked=False, block_rows=block_rows)
         except (KeyError, ValueError) as error:
             name = Path(study).name if isinstance(study, str | Path) else f"data set {number}"
             raise ValueError(f"{name}: {error.args[0]}") from error

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from scdiva._constants import MATCH, UNS, VAR_TOKEN
 from scdiva._docs import with_shared_docs
-from scdiva._validate import scan
-from scdiva.data.blocks import open_matrix, row_blocks
-from scdiva.data.genes import gene_names, resolve_genes, tokens_of_var
+from scdiva.data.cells import open_cells
+from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Duplicates, Reading, Species
 from scdiva.data.writing import check_writable, noted
-from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
+from scdiva.tokenizer.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -83,19 +82,10 @@ def match_genes(
     1.0
     """
     check_writable(adata, copy=copy, call="pp.match_genes", entry=MATCH, var=[VAR_TOKEN])
-    reading = Reading(layer, use_raw, "auto", gene_ids, species, duplicates)
-    genes = load_vocabulary(vocabulary)
-    with open_matrix(adata, layer=layer, use_raw=use_raw) as opened:
-        names, fallback = gene_names(opened.var, reading)
-        found = scan(
-            row_blocks(opened.matrix),
-            opened.shape[1],
-            obs_names=opened.obs_names,
-            var_names=opened.var.index,
-            where=opened.where,
-        )
-    tokens, report = resolve_genes(names, genes, found.counts_per_gene, reading, fallback=fallback)
-    tokens = tokens_of_var(adata, tokens, use_raw)
+    reading = Reading(layer, use_raw, "auto", gene_ids, species, duplicates, empty="nan")
+    cells = open_cells(adata, vocabulary, reading, ranked=False, keep=False)
+    tokens = tokens_of_var(adata, cells.tokens, use_raw)
+    report = dict(cells.report)
     report["params"] = {
         "vocabulary": str(vocabulary) if isinstance(vocabulary, str | Path) else "given",
         **{name: value for name, value in reading.parameters().items() if name != "input"},

@@ -279,7 +279,7 @@ def annotated(
 
 def _blocks(model: ScDiVa, adata: AnnData, tokens: np.ndarray, running: Running, reading: Reading) -> Any:
     """Open cells with these genes alone; the source, and an iterator over rows, genes and states of its windows."""
-    from scdiva.data.cells import restricted
+    from scdiva.data.source import restricted
 
     loaded, source, _ = open_for(model, adata, running, reading, empty="nan")
     source = restricted(source, tokens)

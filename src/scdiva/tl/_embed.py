@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import Tensor
 
-    from scdiva.data.cells import CellSource, Ragged
+    from scdiva.data.source import CellSource, Ragged
     from scdiva.models import ScDiVa
     from scdiva.models.inference import Pooling, ReadOut
 
@@ -197,24 +197,12 @@ def open_for(
     -------
     The loaded model, the checked cells, and what the call was given and found, as scalars that h5ad can hold.
     """
-    from scdiva.data.cell_checks import warn_of_few_genes
     from scdiva.data.cells import open_cells
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
 
     loaded = load_for(model, running.device)
-    config = loaded.config
-    source = open_cells(
-        data,
-        loaded.vocabulary,
-        max_length=config.input_length,
-        entropy_floor=config.entropy_floor,
-        scanned=scan,
-        empty=empty,
-        **vars(reading),
-    )
-    if embeds and scan is None:
-        warn_of_few_genes(source, data)
+    source = open_cells(data, loaded, reading, scanned=scan, embeds=embeds, empty=empty)
     parameters = {
         "model": model_name(model),
         "vocabulary": loaded.vocabulary.fingerprint,

@@ -27,7 +27,7 @@ from scdiva.tl._notes import embedding_key, model_name
 
 if TYPE_CHECKING:
     from scdiva._validate import Scan
-    from scdiva.data.cells import CellSource
+    from scdiva.data.source import CellSource
     from scdiva.models import ScDiVa
 
 
@@ -133,7 +133,7 @@ def embed_file(
     loaded = load_for(model, running.device)
     written = embedding_key(loaded) if key_added is None else key_added
     at_first = stamp(path)
-    said = {**vars(reading), "empty": empty, "file": at_first}
+    said = {**reading.arguments(), "empty": empty, "file": at_first}
     opened = partial(open_for, loaded, path, running, reading, empty=empty)
     content = said | {"vocabulary": loaded.vocabulary.fingerprint, "scdiva": __version__}
     source, parameters = _opened(opened, path, None if only is None else folder_of(out), content)

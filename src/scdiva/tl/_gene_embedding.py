@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
-    from scdiva.data.cells import CellSource
+    from scdiva.data.source import CellSource
     from scdiva.models import ScDiVa
     from scdiva.tl._embed import Running
 

@@ -149,13 +149,13 @@ def generate(
     seed = seed_of(rng)
     loaded = load_for(model, "cpu")
     check_head(loaded)
-    opened = open_cells(adata, loaded.vocabulary, empty="nan", **vars(reading))
+    opened = open_cells(adata, loaded, reading, empty="nan")
     shown = _fixed(fixed or {}, opened.tokens, reading.var(adata).index)
     _check_room(drawing, shown, loaded.config.max_length)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with on_cpu(loaded):
         with torch_threads_kept(1):  # products too small to share
-            cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), reading, whole=True)
+            cells, rows = training_cells(opened, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True)
             states = states_of(loaded, cells)
             if groupby is not None:  # what tells groups apart is met group by group
                 group = column(adata, groupby)[rows]

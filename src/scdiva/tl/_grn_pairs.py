@@ -15,7 +15,7 @@ from scdiva._nearest import nearest
 if TYPE_CHECKING:
     from anndata import AnnData
 
-    from scdiva.data.cells import CellSource
+    from scdiva.data.source import CellSource
     from scdiva.models import ScDiVa
 
 MIN_CELLS = 10

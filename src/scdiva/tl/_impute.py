@@ -165,13 +165,13 @@ def impute(
     seed = seed_of(rng)
     loaded = load_for(model, "cpu")
     check_head(loaded)
-    source = open_cells(adata, loaded.vocabulary, empty="error", **vars(reading))
+    source = open_cells(adata, loaded, reading)
     columns = columns_of(source.tokens, source.scan.counts_per_gene)
     names = reading.var(adata).index.to_numpy()
     if genes is not None:
         _check_known(genes, names, source.tokens, columns)
     with on_cpu(loaded), torch_threads_kept(1):
-        cells, rows = training_cells(adata, loaded, np.zeros(adata.n_obs, dtype=np.int64), reading, whole=True)
+        cells, rows = training_cells(source, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True)
         measured = cells.measured.astype(np.int64)
         # where each measured gene goes in the result; -1: nowhere
         target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[measured]])

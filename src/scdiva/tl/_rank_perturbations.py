@@ -14,8 +14,8 @@ from scdiva._constants import RANKED, UNS
 from scdiva._docs import with_shared_docs
 from scdiva._progress import progress_bar
 from scdiva._settings import settings
+from scdiva.data.cells import log_normalised
 from scdiva.data.conditions import column, perturbation_parts
-from scdiva.data.expression import log_normalised
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tl._predicted import Asked, gene_columns, network_on

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva.data.cells import log_normalised
 from scdiva.data.conditions import column
-from scdiva.data.expression import log_normalised
 from scdiva.data.network import network_of
 from scdiva.data.writing import check_anndata
 

@@ -13,8 +13,8 @@ import scipy.sparse as sp
 from scdiva._nearest import nearest, no_column
 from scdiva._progress import progress_bar
 from scdiva._settings import settings
+from scdiva.data.cells import log_normalised
 from scdiva.data.conditions import column, perturbations
-from scdiva.data.expression import log_normalised
 from scdiva.data.guides import genes_among, genes_of_guides
 from scdiva.data.reading import Reading
 from scdiva.data.writing import check_columns

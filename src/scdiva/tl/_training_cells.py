@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +17,7 @@ from scdiva.data.reading import AS_IT_IS, Reading
 if TYPE_CHECKING:
     from anndata import AnnData
 
+    from scdiva.data.source import CellSource
     from scdiva.models import ScDiVa
     from scdiva.train.adaptation import AdaptationCells
 
@@ -134,7 +136,7 @@ def _labels(column: pd.Series) -> tuple[pd.CategoricalDtype, np.ndarray]:
 
 
 def training_cells(
-    adata: AnnData,
+    data: AnnData | CellSource,
     model: ScDiVa,
     batch: np.ndarray,
     reading: Reading = AS_IT_IS,
@@ -147,14 +149,14 @@ def training_cells(
 
     Parameters
     ----------
-    adata
-        The cells.
+    data
+        The cells, or what :func:`scdiva.data.open_cells` made of them for this model.
     model
         Whose vocabulary and lengths count.
     batch
         Number of the batch of each.
     reading
-        What to read.
+        What to read, if they are still to be opened.
     whole
         Read all genes of a cell, also those beyond what the model reads; then nothing is said of cells left out.
     only
@@ -171,17 +173,13 @@ def training_cells(
     ValueError
         If too few cells have a known gene, or the matrix is refused as by :func:`scdiva.tl.embed`.
     """
-    from scdiva.data.cell_checks import warn_of_few_genes
-    from scdiva.data.cells import open_cells, restricted
+    from scdiva.data.cells import open_cells
     from scdiva.data.packed import take_cells, warn_left_out
+    from scdiva.data.source import CellSource, restricted
     from scdiva.train.adaptation import AdaptationCells
 
-    c = model.config
-    length = model.vocabulary.n_genes if whole else c.input_length
-    source = open_cells(
-        adata, model.vocabulary, max_length=length, entropy_floor=c.entropy_floor, empty="nan", **vars(reading)
-    )
-    warn_of_few_genes(source, adata)
+    source = data if isinstance(data, CellSource) else open_cells(data, model, reading, empty="nan")
+    source = replace(source, max_length=model.vocabulary.n_genes if whole else model.config.input_length)
     source = source if only is None else restricted(source, only)
     n_known = int((source.lengths > 0).sum())
     if n_known < least:

@@ -16,8 +16,9 @@ from scdiva.perturbation import training as P
 from scdiva.perturbation.choice import METHODS, predict_left_out
 from scdiva.perturbation.response import Similarities
 from scdiva.perturbation.screen import KINDS
-from scdiva.train import adaptation
-from scdiva.train.adaptation import AdaptationCells, Limits
+from scdiva.train import loop
+from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.loop import Limits
 from scdiva.train.task_config import PerturbationConfig
 
 STRATEGIES = ("head", "lora", "full")
@@ -121,7 +122,7 @@ def contents_of():
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_given_model_and_the_users_stream_stay_as_they_were(model, pairs, contents_of, strategy, monkeypatch):
-    monkeypatch.setattr(adaptation, "WARM_CHECKS", 0)  # else the head alone may learn all there is to learn
+    monkeypatch.setattr(loop, "WARM_CHECKS", 0)  # else the head alone may learn all there is to learn
     before, stream, legacy = contents_of(model), torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
     found = fit(model, pairs, strategy=strategy, residual="additive", max_epochs=3, loss="mse")
     assert contents_of(model) == before
@@ -148,7 +149,7 @@ def test_a_failure_leaves_the_model_as_it_was(model, pairs, contents_of):
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_seed_determines_every_bit(model, pairs, strategy, monkeypatch):
-    monkeypatch.setattr(adaptation, "WARM_CHECKS", 1)
+    monkeypatch.setattr(loop, "WARM_CHECKS", 1)
     heads, few = [], pairs.only(np.arange(16))
     for seed in (3, 3, 4):
         found = fit(model, few, control_cells(20), strategy=strategy, residual="additive", max_epochs=1, seed=seed)
@@ -220,7 +221,7 @@ def test_ctrl_c_leaves_a_usable_result(model, pairs, contents_of, monkeypatch):
 
 def test_time_is_kept(model, pairs, monkeypatch):
     now = iter(range(10**6))
-    monkeypatch.setattr(adaptation.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr(loop.time, "monotonic", lambda: float(next(now)))
     limits = Limits(10**4, 10**4, 50.0)
     found = P.fit_responses(
         model, pairs, control_cells(), set(KINDS), "head", "additive", config(), limits, progress=False

@@ -11,7 +11,7 @@ import scdiva as sd
 from scdiva.data.cells import log_normalised
 from scdiva.perturbation import training
 from scdiva.perturbation.screen import KINDS
-from scdiva.train import adaptation
+from scdiva.train import loop
 
 NOTES = {"validation", "strategy", "network", "labels", "model", "seed", "seconds"}
 NOTES_OF_TRAINING = {"steps", "stopped", "loss_without", "loss_with", "history"}
@@ -67,7 +67,7 @@ def test_what_is_found(one, data, strategy, contents, weights, same):
 
 @pytest.mark.parametrize("strategy", ["head", "lora"])
 def test_the_seed_determines_every_bit(one, data, strategy, monkeypatch):
-    monkeypatch.setattr(adaptation, "WARM_CHECKS", 1)
+    monkeypatch.setattr(loop, "WARM_CHECKS", 1)
     monkeypatch.setattr(training, "STEPS_AN_EPOCH", 5)
     found = [fit(data, one, strategy=strategy, residual=None, rng=rng).notes for rng in (3, 3, 4)]
     assert found[0]["loss_with"] == found[1]["loss_with"]

@@ -1,20 +1,11 @@
-"""Training on, on cells in memory: the pieces by hand, the loop on a real task."""
+"""Cells in memory: parts of them, held out or taken."""
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
-import pytest
-import torch
 
 from scdiva._constants import N_SPECIAL
-from scdiva.train import AnchorConfig, AnchorModule, LinearMap, PretrainingConfig, PretrainingModule
 from scdiva.train import adaptation as A
-from scdiva.train import low_rank as L
-
-N_GENES = 30
-LIMITS = A.Limits(max_epochs=10, patience=3, seconds=np.inf)
 
 
 def make_cells(n: int = 240, n_batches: int = 2) -> A.AdaptationCells:
@@ -35,87 +26,6 @@ def make_cells(n: int = 240, n_batches: int = 2) -> A.AdaptationCells:
     )
 
 
-def config(**fields) -> AnchorConfig:
-    return AnchorConfig(**{"batch_size": 32, "learning_rate": 1e-2, "warmup_steps": 1, "precision": "fp32"} | fields)
-
-
-def module_of(model, cells, **fields) -> AnchorModule:
-    """A set encoder's module, whose linear part is the model's own."""
-    encoder = model.anchor
-    weight, bias = encoder.table.weight.detach().numpy().copy(), encoder.bias.detach().numpy().copy()
-    start = LinearMap(weight, bias, np.ones(len(bias)), np.full(model.config.n_tokens, 1 / N_GENES), 1.0)
-    return AnchorModule(model, config(**fields), start, np.bincount(cells.batch))
-
-
-def states(model, cells):
-    batch = cells.take(np.arange(cells.n_cells))
-    return model.encode(batch.tokens, batch.values, batch.cu_seqlens).detach()
-
-
-def test_a_low_rank_update_starts_from_nothing_and_is_merged(tiny):
-    model = tiny()
-    layout, before = list(model.state_dict()), model.anchor.table.weight.detach().clone()
-    L.add_low_rank(model.anchor.table, 3, torch.Generator().manual_seed(0))
-    assert torch.equal(model.anchor.table.weight, before)
-    torch.nn.init.ones_(model.anchor.table.parametrizations.weight[0].b)
-    trained = model.anchor.table.weight.detach().clone()
-    change = trained - before
-    assert np.linalg.matrix_rank(change.numpy(), tol=1e-4) == 1  # the rows of b are equal
-    L.merge_low_rank(model)
-    assert list(model.state_dict()) == layout
-    assert torch.equal(model.anchor.table.weight, trained)
-    assert type(model.anchor.table) is torch.nn.Embedding
-
-
-def run(model, seed=0, **fields):
-    cells = make_cells()
-    module = module_of(model, cells, seed=seed)
-    limits = A.Limits(25, 20, np.inf)._replace(**fields)
-    return A.continue_training(module, cells, cells.split(0.1, seed), limits, progress=False), cells
-
-
-def test_training_helps_repeats_and_leaves_the_random_stream(tiny):
-    one, two, other = tiny(), tiny(), tiny()
-    torch.manual_seed(5)
-    expected = torch.rand(2)
-    torch.manual_seed(5)
-    found, cells = run(one)
-    assert torch.equal(torch.rand(2), expected)
-    again, _ = run(two)
-    run(other, seed=1, max_epochs=5)
-    assert found["best_loss"] == pytest.approx(min(found["history"]["validation_loss"]), rel=A.TOLERANCE)
-    assert found["best_loss"] < found["start_loss"]
-    assert found["history"] == again["history"]
-    assert torch.equal(states(one, cells), states(two, cells))
-    assert not torch.equal(states(one, cells), states(other, cells))
-
-
-def test_the_best_weights_are_those_that_are_left(tiny):
-    """The loss of the held-out cells, taken anew, is the best one of the history."""
-    cells, model = make_cells(), tiny()
-    module = module_of(model, cells, learning_rate=0.3)  # so high that the last look is not the best
-    split = cells.split(0.1, 0)
-    found = A.continue_training(module, cells, split, A.Limits(30, 3, np.inf), progress=False)
-    assert found["stopped"] == "patience"
-    assert found["history"]["validation_loss"][-1] > found["best_loss"]
-    with torch.no_grad():
-        loss, _ = module.compute_loss(cells.take(split.held_out), A.step_generator(0, 0, "validation"))
-    assert float(loss) == pytest.approx(found["best_loss"], rel=1e-6)
-
-
-def test_what_does_not_help_is_undone(tiny):
-    cells, model = make_cells(), tiny()
-    before = copy.deepcopy(model.state_dict())
-    module = module_of(model, cells, learning_rate=1e-12)
-    with torch.no_grad():
-        for p in module.decoder.parameters():
-            p.normal_(std=10, generator=torch.Generator().manual_seed(0))
-    found = A.continue_training(module, cells, cells.split(0.1, 0), LIMITS, progress=False)
-    assert found["stopped"] == "patience"
-    assert found["best_loss"] == found["start_loss"]
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
 def test_split_and_subset():
     cells = make_cells()
     split = cells.split(0.1, 3)
@@ -130,45 +40,3 @@ def test_split_and_subset():
     assert np.array_equal(some.tokens, whole.tokens)
     assert np.array_equal(some.values, whole.values)
     assert np.array_equal(some.indptr, whole.cu_seqlens)
-
-
-def test_the_budget_of_time_ends_it(tiny):
-    found, _ = run(tiny(), seconds=0.0)
-    assert found["stopped"] == "minutes"
-    assert found["steps"] == 1
-
-
-def test_an_interrupt_leaves_the_best_model_so_far(tiny):
-    cells, model = make_cells(), tiny()
-    module = module_of(model, cells)
-    compute, trained = module.compute_loss, []
-
-    def interrupted(batch, generator):
-        trained.append(torch.is_grad_enabled() and module.model.anchor.mlp[0].weight.requires_grad)
-        if sum(trained) > 10 * A.FIRST_CHECK + 3:  # past some looks
-            raise KeyboardInterrupt
-        return compute(batch, generator)
-
-    module.compute_loss = interrupted
-    limits = LIMITS._replace(max_epochs=50, patience=20)
-    found = A.continue_training(module, cells, cells.split(0.1, 0), limits, progress=False)
-    assert found["stopped"] == "interrupted"
-    assert found["best_loss"] < found["start_loss"]
-
-
-def test_a_loss_that_is_not_finite_is_an_error(tiny):
-    cells, model = make_cells(), tiny()
-    module = module_of(model, cells)
-    with torch.no_grad():
-        module.decoder.linear.weight.fill_(torch.inf)
-    with pytest.raises(FloatingPointError, match="Lower learning_rate"):
-        A.continue_training(module, cells, cells.split(0.1, 0), LIMITS, progress=False)
-
-
-def test_a_transformer_is_trained_by_the_same_loop(tiny):
-    cells, model = make_cells(), tiny(anchor="learned")
-    c = PretrainingConfig(batch_size=16, learning_rate=1e-2, warmup_steps=1, precision="fp32", compile_blocks="no")
-    module = PretrainingModule(model, c, 2, np.full(model.config.n_tokens, 1 / N_GENES))
-    split = cells.split(0.1, 0)
-    found = A.continue_training(module, cells, split, LIMITS, max_length=4, progress=False)
-    assert found["best_loss"] < found["start_loss"]

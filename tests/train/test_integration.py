@@ -351,16 +351,6 @@ def test_the_seed_determines_every_bit_and_the_users_stream_goes_on(plain):
     assert not same(one.state_dict(), other.state_dict())
 
 
-def test_each_epoch_is_a_permutation_of_its_own():
-    rows = I._rows(70, config(batch_size=32))
-    taken = [next(rows) for _ in range(4)]
-    assert all(len(part) == 32 for part in taken)
-    first, second = np.concatenate(taken[:2]), np.concatenate(taken[2:])
-    assert len(set(first)) == len(set(second)) == 64
-    assert not np.array_equal(first, second)
-    assert len(next(I._rows(20, config(batch_size=32)))) == 20
-
-
 def test_the_budget_of_time_ends_it(plain):
     model = plain()
     found = run(model, seconds=0.0)

@@ -18,8 +18,9 @@ from scdiva.perturbation.choice import METHODS, LeftOut, best_base, errors, pred
 from scdiva.perturbation.model import change_of, gene_tokens, numbered_labels, similarities_of
 from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, part_tensors
 from scdiva.perturbation.screen import KINDS, Kind, Screen
-from scdiva.train.adaptation import AdaptationCells, Limits, Split, continue_training
+from scdiva.train.adaptation import AdaptationCells, Split
 from scdiva.train.base import TaskModule
+from scdiva.train.loop import Limits, continue_training
 from scdiva.train.low_rank import merge_low_rank, train_states
 from scdiva.train.task_config import PerturbationConfig
 

@@ -169,9 +169,9 @@ def _finetuned(
     """Fit a head on some of the labelled cells, train on with the model, and hear what is said of the others."""
     from dataclasses import replace
 
-    from scdiva.train.adaptation import Limits
     from scdiva.train.annotation import Reference, fit_head, held_out
     from scdiva.train.finetuning import finetune, split_by_batch
+    from scdiva.train.loop import Limits
 
     order = np.argsort(reference.labels, kind="stable")
     order = order[reference.labels[order] >= 0]

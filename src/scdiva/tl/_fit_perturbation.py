@@ -277,7 +277,7 @@ def trained(
     """
     from scdiva.perturbation.screen import KINDS
     from scdiva.perturbation.training import fit_responses
-    from scdiva.train.adaptation import Limits
+    from scdiva.train.loop import Limits
     from scdiva.train.task_config import PerturbationConfig
 
     begun = time.monotonic()

@@ -19,6 +19,7 @@ from scdiva.metrics.annotation import calibration
 from scdiva.nn.annotation import CENTROID_SCALE, CLIP, AnnotationHead, HeadSizes, Neighbors, Read
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.linear_map import DEVIATION_OFFSET, DISPERSION_OFFSET
+from scdiva.train.loop import train_steps
 from scdiva.train.own_components import N_DIRECTIONS, centred, own_directions
 from scdiva.train.task_config import AnnotationConfig
 
@@ -379,17 +380,19 @@ def _train_network(classifier: nn.Sequential, x: Tensor, y: np.ndarray, config: 
         classifier.requires_grad_(True)
         labels, n_labels = torch.from_numpy(y), cast(nn.Linear, classifier[-1]).out_features
         weight = torch.from_numpy(label_weights(y, n_labels, config.balanced)).float()
-        optimizer = torch.optim.AdamW(
-            classifier.parameters(), lr=config.probe_learning_rate, weight_decay=config.weight_decay
+        c, size = config, min(config.batch_size, len(y))
+
+        def loss_of(step: int) -> Tensor:
+            rows = torch.randint(len(y), (size,), generator=step_generator(c.seed, step - 1, "probe"))
+            return F.cross_entropy(classifier(x[rows]), labels[rows], weight=weight)
+
+        found = train_steps(
+            classifier,
+            loss_of,
+            lambda step: c.probe_learning_rate * (1 - (step - 1) / c.probe_steps),
+            steps=c.probe_steps,
+            groups=[{"params": list(classifier.parameters()), "weight_decay": c.weight_decay}],
         )
-        for step in range(config.probe_steps):
-            rows = torch.randint(
-                len(y), (min(config.batch_size, len(y)),), generator=step_generator(config.seed, step, "probe")
-            )
-            for group in optimizer.param_groups:
-                group["lr"] = config.probe_learning_rate * (1 - step / config.probe_steps)
-            loss = F.cross_entropy(classifier(x[rows]), labels[rows], weight=weight)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
+        if found.stopped == "interrupted":
+            raise KeyboardInterrupt
         classifier.requires_grad_(False)

@@ -21,6 +21,8 @@ MAY_CHANGE = {
     "precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every", "micro_batches",
 }  # fmt: skip
 """Fields of a configuration that a resumed run may set anew: they do not enter the path of the weights by design."""
+STREAM = "train/0"
+"""Name of the draws of training: ranks once had streams of their own, and the first one's is kept."""
 
 
 def learning_rate_factor(step: int, config: OptimiserConfig) -> float:
@@ -157,7 +159,7 @@ class TaskModule(pl.LightningModule):
     def training_step(self, batch: CellBatch, batch_idx: int) -> Tensor:
         """One batch; called by Lightning."""
         number = self.batches_seen * self._world_size + self.global_rank
-        loss, parts = self._in_memory(lambda: self._drawn_loss(batch, number), batch.n_cells)
+        loss, parts = self._in_memory(lambda: self.drawn_loss(batch, number, STREAM), batch.n_cells)
         self._check_loss(loss, number)
         if self._trainer is not None:
             self._window.append((batch, number))
@@ -166,9 +168,18 @@ class TaskModule(pl.LightningModule):
         self.batches_seen += 1
         return loss
 
-    def _drawn_loss(self, batch: CellBatch, number: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Loss of a batch, everything random in it a function of the seed and the batch's number."""
-        stream = "train/0"  # ranks once had streams of their own: the first one's is kept
+    def drawn_loss(self, batch: CellBatch, number: int, stream: str) -> tuple[Tensor, dict[str, Tensor]]:
+        """Loss of a batch and its parts, everything random in it a function of seed, number and stream.
+
+        Parameters
+        ----------
+        batch
+            Cells, on the module's device.
+        number
+            Of the batch.
+        stream
+            Name of the draws.
+        """
         with self._seeded(step_seed(self.config.seed, number, f"dropout/{stream}")):
             return self.compute_loss(batch, step_generator(self.config.seed, number, stream))
 
@@ -232,7 +243,7 @@ class TaskModule(pl.LightningModule):
         try:
             for batch, number in self._window:
                 with self.trainer.precision_plugin.train_step_context():
-                    loss, _ = self._drawn_loss(batch, number)
+                    loss, _ = self.drawn_loss(batch, number, STREAM)
                 (loss / self.trainer.accumulate_grad_batches).backward()
         except torch.OutOfMemoryError:
             if not self._halve(max(batch.n_cells for batch, _ in self._window)):

@@ -14,9 +14,10 @@ from scdiva.data.batch import CellBatch
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import AnnotationHead, Read
-from scdiva.train.adaptation import Limits, Split, continue_training, encoded
+from scdiva.train.adaptation import Split, encoded
 from scdiva.train.annotation import HeldOut, Reference, label_weights, read_cells, state_centroids
 from scdiva.train.base import TaskModule
+from scdiva.train.loop import Limits, continue_training
 from scdiva.train.low_rank import merge_low_rank, train_states
 from scdiva.train.task_config import AnnotationConfig
 from scdiva.train.views import thinned_at_random
@@ -146,7 +147,7 @@ def finetune(
 
     Returns
     -------
-    What :func:`scdiva.train.adaptation.continue_training` found, with `improved`, whether held-out cells are predicted
+    What :func:`scdiva.train.loop.continue_training` found, with `improved`, whether held-out cells are predicted
     better than before; and what is said of them in the end.
     """
     weights = label_weights(reference.labels[split.training], head.sizes.n_labels, config.balanced)

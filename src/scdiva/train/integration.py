@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
@@ -24,6 +22,7 @@ from scdiva.nn.integration import IntegrationHead
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.base import TaskModule, decay_groups, learning_rate_factor
 from scdiva.train.batch_correction import batch_prior, correct_batches
+from scdiva.train.loop import shuffled, train_steps
 from scdiva.train.low_rank import merge_low_rank, train_states
 from scdiva.train.mutual_neighbors import draw_partners, mutual_neighbors
 from scdiva.train.own_components import centred, own_directions
@@ -317,37 +316,38 @@ def integrate_model(
         # a cell that has to go through the transformer is looked at whole: two passes a step would be too dear
         thin = not runs_transformer(model)
         module = IntegrationModule(model, config, target, covariates, frozen, thin=thin).to(features.device)
-    optimizer = torch.optim.AdamW(decay_groups(module, config.weight_decay), lr=config.learning_rate)
     history: dict[str, list[float]] = {name: [] for name in HISTORY}
-    every, stopped, rows = max(1, config.steps // 40), "steps", _rows(cells.n_cells, config)
+    every, parts = max(1, config.steps // 40), {}
+    rows = shuffled(np.arange(cells.n_cells), min(config.batch_size, cells.n_cells), config.seed, whole=True)
+
+    def loss_of(step: int) -> Tensor:
+        batch = _take(cells, next(rows), thin or frozen is None).to(features.device)
+        loss, of_loss = module.drawn_loss(batch, step, "train")
+        parts.update(of_loss)
+        return loss
+
+    def after(step: int, loss: Tensor) -> None:
+        module.batches_seen = step
+        if step % every == 0 or step == config.steps:
+            for name, column in history.items():
+                column.append(step if name == "step" else float({"loss": loss, **parts}[name]))
+
     module.train()
-    try:
-        for step in progress_bar(range(1, config.steps + 1), desc="integrating", unit="step", shown=progress):
-            batch = _take(cells, next(rows), thin or frozen is None).to(features.device)
-            for group in optimizer.param_groups:
-                group["lr"] = config.learning_rate * learning_rate_factor(step - 1, config)
-            with module._seeded(step_seed(config.seed, step, "dropout/train")):
-                loss, parts = module.compute_loss(batch, step_generator(config.seed, step, "train"))
-            if not bool(torch.isfinite(loss)):
-                raise FloatingPointError(f"The loss is {float(loss.detach())} at step {step}. Lower learning_rate.")
-            optimizer.zero_grad()
-            loss.backward()
-            if config.clip:
-                nn.utils.clip_grad_norm_(module.parameters(), config.clip)
-            optimizer.step()
-            module.batches_seen = step
-            if step % every == 0 or step == config.steps:
-                values = {"step": step, "loss": loss.detach(), **parts}
-                for name, column in history.items():
-                    column.append(float(values[name]))
-            if time.monotonic() - begun > seconds:
-                stopped = "minutes"
-                break
-    except KeyboardInterrupt:
-        stopped = "interrupted"
+    with progress_bar(desc="integrating", unit="step", total=config.steps, shown=progress) as bar:
+        found = train_steps(
+            module,
+            loss_of,
+            lambda step: config.learning_rate * learning_rate_factor(step - 1, config),
+            steps=config.steps,
+            groups=decay_groups(module, config.weight_decay),
+            clip=config.clip,
+            ends=begun + seconds,
+            after=after,
+            bar=bar,
+        )
     merge_low_rank(model)
     model.requires_grad_(True).eval()
-    return {"own_directions": n_own, "steps": module.batches_seen, "stopped": stopped, "history": history}
+    return {"own_directions": n_own, "steps": found.steps, "stopped": found.stopped, "history": history}
 
 
 def _choose_weights(model: ScDiVa, strategy: Strategy, seed: int) -> None:
@@ -360,15 +360,6 @@ def _choose_weights(model: ScDiVa, strategy: Strategy, seed: int) -> None:
         train_states(model, strategy, seed)
         head.requires_grad_(False)
     head.mlp.requires_grad_(True)
-
-
-def _rows(n_cells: int, config: IntegrationConfig) -> Iterator[np.ndarray]:
-    """Rows of each batch, epoch after epoch, each a permutation of its own."""
-    size = min(config.batch_size, n_cells)
-    for epoch in itertools.count():
-        order = np.random.default_rng(step_seed(config.seed, epoch, "order")).permutation(n_cells)
-        for start in range(0, n_cells - size + 1, size):
-            yield order[start : start + size]
 
 
 def _take(cells: AdaptationCells, rows: np.ndarray, whole: bool) -> CellBatch:

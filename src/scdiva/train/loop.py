@@ -1,0 +1,304 @@
+"""The one loop that fits heads, and models with them, on cells held in memory. Pretraining has Lightning's instead."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scdiva._progress import progress_bar
+from scdiva._rng import step_seed
+from scdiva.data.batch import CellBatch
+from scdiva.train.adaptation import AdaptationCells, Split
+from scdiva.train.base import TaskModule, decay_groups
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+FIRST_CHECK = 10
+"""Least steps between two looks at the validation cells: of few cells an epoch is a step or two."""
+WARM_CHECKS = 6
+"""Most such looks while the decoder alone learns."""
+WARM_RATE = 5.0
+"""How much faster it then learns: it is linear, and starts from nothing."""
+TOLERANCE = 1e-4
+"""Share of the loss by which a look must be better to count as such."""
+
+
+class Validation(NamedTuple):
+    """How training is judged as it goes.
+
+    Attributes
+    ----------
+    loss
+        Gives the loss of held-out cells.
+    every
+        Steps from one look at it to the next.
+    patience
+        Looks without a better loss after which training ends.
+    start
+        The loss that the first look has to beat; if it is not finite, any does.
+    """
+
+    loss: Callable[[], float]
+    every: int
+    patience: int
+    start: float
+
+
+class Trained(NamedTuple):
+    """What became of a training.
+
+    Attributes
+    ----------
+    steps
+        Steps done.
+    stopped
+        Why it ended: `"steps"`, `"patience"`, `"minutes"` or `"interrupted"`.
+    best_loss
+        Lowest validation loss, or that of the start; NaN without validation.
+    history
+        Of each look the columns `step`, `training_loss` (mean since the look before) and `validation_loss`.
+    """
+
+    steps: int
+    stopped: str
+    best_loss: float
+    history: dict[str, list[float]]
+
+
+def train_steps(
+    module: nn.Module,
+    loss_of: Callable[[int], Tensor],
+    learning_rate: Callable[[int], float],
+    *,
+    steps: int,
+    groups: list[dict[str, Any]],
+    clip: float = 0.0,
+    ends: float = math.inf,
+    validation: Validation | None = None,
+    after: Callable[[int, Tensor], None] | None = None,
+    bar: tqdm[Any] | None = None,
+) -> Trained:
+    """Train by AdamW, step by step, until there is a reason to stop.
+
+    Parameters
+    ----------
+    module
+        Trained in place: its parameters with `requires_grad`.
+    loss_of
+        Gives the loss of a step, a scalar with gradient; steps count from 1.
+    learning_rate
+        Gives that of a step.
+    steps
+        Most steps.
+    groups
+        Parameter groups for the optimiser, as :func:`scdiva.train.base.decay_groups` makes them.
+    clip
+        Largest norm of the gradient; 0 does not clip.
+    ends
+        Time, by `time.monotonic`, after which no step begins; the one under way is finished, and looked at.
+    validation
+        With it, the module is left with the weights of the best look, or those of the start if none was better.
+    after
+        Called with the step and its loss, without gradient, when a step is done.
+    bar
+        Moved on by every step.
+
+    Raises
+    ------
+    FloatingPointError
+        If a loss is NaN or infinite. The weights are those before that step, or with validation the best ones.
+    """
+    trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.AdamW(groups, lr=learning_rate(1))
+    history: dict[str, list[float]] = {"step": [], "training_loss": [], "validation_loss": []}
+    best, kept = (math.nan, []) if validation is None else (validation.start, _copies(trained))
+    done, without_better, total, stopped = 0, 0, 0.0, "steps"
+    try:
+        for step in range(1, steps + 1):
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(step)
+            loss = loss_of(step)
+            if not bool(torch.isfinite(loss)):
+                raise FloatingPointError(f"The loss is {float(loss.detach())} at step {step}. Lower learning_rate.")
+            optimizer.zero_grad()
+            loss.backward()
+            if clip:
+                nn.utils.clip_grad_norm_(trained, clip)
+            optimizer.step()
+            done, total = step, total + float(loss.detach())
+            if after is not None:
+                after(step, loss.detach())
+            if bar is not None:
+                bar.update()
+            late = time.monotonic() > ends
+            if validation is not None and (step % validation.every == 0 or step == steps or late):
+                found = validation.loss()
+                history["step"].append(step)
+                history["training_loss"].append(total / ((step - 1) % validation.every + 1))
+                history["validation_loss"].append(found)
+                total, without_better = 0.0, without_better + 1
+                if bar is not None:
+                    bar.set_postfix(validation_loss=f"{found:.4f}")
+                if found < best - TOLERANCE * abs(best) or not math.isfinite(best):
+                    best, kept, without_better = found, _copies(trained), 0
+                if without_better >= validation.patience:
+                    stopped = "patience"
+            if late:
+                stopped = "minutes"
+            if stopped != "steps":
+                break
+    except KeyboardInterrupt:
+        stopped = "interrupted"
+    finally:
+        if kept:
+            _restore(trained, kept)
+    return Trained(done, stopped, best, history)
+
+
+def _copies(parameters: list[nn.Parameter]) -> list[Tensor]:
+    return [parameter.detach().clone() for parameter in parameters]
+
+
+@torch.no_grad()
+def _restore(parameters: list[nn.Parameter], values: list[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
+def shuffled(rows: np.ndarray, size: int, seed: int, *, whole: bool = False) -> Iterator[np.ndarray]:
+    """Yield the rows of batch after batch without end; each epoch is a permutation, a function of seed and epoch.
+
+    Parameters
+    ----------
+    rows
+        What is drawn from.
+    size
+        Rows of a batch, at most `len(rows)` with `whole`.
+    seed
+        Of the order.
+    whole
+        Leave out the last batch of an epoch if it is smaller.
+    """
+    for epoch in itertools.count():
+        order = np.random.default_rng(step_seed(seed, epoch, "order")).permutation(rows)
+        for start in range(0, len(order) - (size - 1 if whole else 0), size):
+            yield order[start : start + size]
+
+
+class Limits(NamedTuple):
+    """When training ends: passes over the cells, looks without a better loss, seconds from the start of the call."""
+
+    max_epochs: int
+    patience: int
+    seconds: float
+
+
+def continue_training(
+    module: TaskModule,
+    cells: AdaptationCells,
+    split: Split,
+    limits: Limits,
+    *,
+    max_length: int | None = None,
+    progress: bool = True,
+) -> dict[str, Any]:
+    """Train a module's network on, looking at held-out cells, and leave it with the best weights seen.
+
+    First only what is not of the network (the decoder of the objective) learns, until the validation loss no longer
+    falls: that loss is the start which the network has to beat. Else any training would seem to help. Then the network
+    learns too. Validation cells are corrupted in the same way at each look, so that losses can be compared.
+
+    Parameters
+    ----------
+    module
+        Its `model` is trained in place: the parameters that have `requires_grad`. Batch size, learning rate, warm-up,
+        weight decay, clipping and seed are its `config`'s; the learning rate does not fall.
+    cells
+        All cells, at least two.
+    split
+        Which cells are trained on, and which held out.
+    limits
+        When to end. Training always ends with the best weights.
+    max_length
+        Genes of a cell that the network sees; None: all.
+    progress
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    `start_loss`, `best_loss` (validation; nats a cell), `steps`, `stopped` (`"patience"`, `"max_epochs"`, `"minutes"`
+    or `"interrupted"`), and the columns `step`, `training_loss`, `validation_loss` of `history`. If no look was better
+    than the start, the network is that of the start.
+
+    Raises
+    ------
+    FloatingPointError
+        If the loss becomes NaN or infinite.
+    """
+    c, begun, held = module.config, time.monotonic(), split.held_out
+    per_epoch = -(-len(split.training) // c.batch_size)
+    every = max(per_epoch, FIRST_CHECK)
+    batches = shuffled(split.training, c.batch_size, c.seed)
+    history: dict[str, list[float]] = {"step": [], "training_loss": [], "validation_loss": []}
+
+    def loss_of(rows: np.ndarray, number: int, stream: str) -> Tensor:
+        batch: CellBatch = cells.take(rows, max_length).to(module.device)
+        return module.drawn_loss(batch, number, stream)[0]
+
+    @torch.no_grad()
+    def held_out_loss() -> float:
+        module.eval()
+        parts = [held[start : start + c.batch_size] for start in range(0, len(held), c.batch_size)]
+        losses = [float(loss_of(part, number, "validation")) for number, part in enumerate(parts)]
+        module.train()
+        return float(np.average(losses, weights=[len(part) for part in parts]))
+
+    def learn(before: int, most: int, patience: int, start: float, rate: float, seconds: float) -> Trained:
+        found = train_steps(
+            module,
+            lambda step: loss_of(next(batches), before + step - 1, "train"),
+            lambda step: rate * min(1.0, step / max(1, c.warmup_steps)),
+            steps=most,
+            groups=decay_groups(module, c.weight_decay),
+            clip=c.clip,
+            ends=begun + seconds,
+            validation=Validation(held_out_loss, every, patience, start),
+            bar=bar,
+        )
+        for name, column in found.history.items():
+            history[name] += [before + step for step in column] if name == "step" else column
+        return found
+
+    network = [p for p in module.model.parameters() if p.requires_grad]
+    with progress_bar(desc="training", unit="step", shown=progress) as bar:
+        module.train()
+        warmed = Trained(0, "", held_out_loss(), {})
+        if any(not name.startswith("model.") for name, _ in module.named_parameters()):
+            for p in network:
+                p.requires_grad_(False)
+            seconds = limits.seconds / 3
+            warmed = learn(0, WARM_CHECKS * every, 2, warmed.best_loss, WARM_RATE * c.learning_rate, seconds)
+            for p in network:
+                p.requires_grad_(True)
+        found, start = warmed, warmed.best_loss
+        if time.monotonic() - begun > limits.seconds:
+            found = warmed._replace(stopped="minutes")
+        elif warmed.stopped != "interrupted":
+            most = limits.max_epochs * per_epoch
+            found = learn(warmed.steps, most, limits.patience, start, c.learning_rate, limits.seconds)
+    module.eval()
+    return {
+        "start_loss": start,
+        "best_loss": found.best_loss,
+        "stopped": "max_epochs" if found.stopped == "steps" else found.stopped,
+        "steps": int(history["step"][-1]) if history["step"] else 0,
+        "history": history,
+    }

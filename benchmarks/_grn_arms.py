@@ -21,7 +21,7 @@ from scipy.stats import rankdata
 
 import scdiva as sd
 from scdiva._constants import UNKNOWN
-from scdiva.tl import _grn_attention
+from scdiva.networks import attention
 
 KEY = "scdiva_grn"
 N_BINS = 4
@@ -115,7 +115,7 @@ def cooccurrence(adata: ad.AnnData, job: dict) -> np.ndarray:
     sources, targets = (there[:, adata.var_names.get_indexer(job[key])] for key in ("sources", "targets"))
     length = there[:, (adata.var[TOKEN] != UNKNOWN).to_numpy()].getnnz(axis=1)
     both, holding = (sources.T @ targets).toarray(), targets.getnnz(axis=0)
-    return np.nan_to_num(_grn_attention.weights(both, holding, sources.T @ length, length.sum()))
+    return np.nan_to_num(attention.weights(both, holding, sources.T @ length, length.sum()))
 
 
 def expression(adata: ad.AnnData, job: dict) -> np.ndarray:

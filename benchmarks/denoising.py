@@ -61,7 +61,7 @@ from scdiva.data.contexts import StudyBatches, n_query_cells
 from scdiva.data.packed import PackedCells, pack_files
 from scdiva.diffusion.thinning import Counts, counts_of
 from scdiva.models import ScDiVa, load_model
-from scdiva.models.population import shift_to
+from scdiva.populations.corrections import shift_to
 from scdiva.train.queries import Asked, draw_queries
 
 HELD_OUT = (

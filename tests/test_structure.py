@@ -33,8 +33,8 @@ FLOORS = {
     },
     2: {"_docs", "_validate", "nn", "tokenizer", "datasets"},
     3: {"models", "data", "pp", "get"},
-    4: {"train", "pl"},
-    5: {"perturbation"},
+    4: {"train", "pl", "_running"},
+    5: {"perturbation", "networks", "populations"},
     6: {"tl", "_loading"},
     7: {"cli", "__init__", "__main__"},
 }

@@ -110,7 +110,7 @@ def test_blocks_windows_and_workers_change_little_or_nothing(cells, infer, edges
     monkeypatch.setattr("scdiva.data.packing.WINDOW", 10)
     monkeypatch.setitem(open_cells.__kwdefaults__, "block_rows", 5)
     for part in ("attention", "knockout"):
-        monkeypatch.setattr(f"scdiva.tl._grn_{part}._HELD_TOKENS", 60)
+        monkeypatch.setattr(f"scdiva.networks.{part}._HELD_TOKENS", 60)
     infer(cells, method, groupby="kind", groups=["plain"], reference="rest", key_added="b")
     near(edges(cells, "b_plain"), expected, method)
 

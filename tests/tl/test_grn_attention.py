@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva.tl._grn_attention import PRIOR_CELLS
+from scdiva.networks.attention import PRIOR_CELLS
 
 
 @pytest.fixture

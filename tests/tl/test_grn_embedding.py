@@ -9,7 +9,7 @@ from sklearn.linear_model import Ridge
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
-from scdiva.tl._grn_embedding import RIDGE, whitened
+from scdiva.networks.embedding import RIDGE, whitened
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 

@@ -8,7 +8,7 @@ import torch
 
 import scdiva as sd
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.tl._grn_knockout import N_CELLS, PRIOR_CELLS
+from scdiva.networks.knockout import N_CELLS, PRIOR_CELLS
 
 
 @pytest.fixture
@@ -113,9 +113,9 @@ def test_of_groups_and_their_difference(cells, one, edges, by_hand):
 
 def test_cells_are_drawn_among_those_that_express_a_source(cells, one, edges, monkeypatch):
     """Which cells are run, and how often."""
-    from scdiva.models import gene_graph
+    from scdiva.networks import read_outs
 
-    run, plain = [], gene_graph.knockout_falls
+    run, plain = [], read_outs.knockout_falls
 
     def counted(targets, effect, removal):
         read = plain(targets, effect, removal)
@@ -126,7 +126,7 @@ def test_cells_are_drawn_among_those_that_express_a_source(cells, one, edges, mo
 
         return falls
 
-    monkeypatch.setattr(gene_graph, "knockout_falls", counted)
+    monkeypatch.setattr(read_outs, "knockout_falls", counted)
     token = one.vocabulary.match(list(cells.var_names[SOURCES])).tokens
     expressing = (cells.X.toarray()[:, SOURCES] > 0).sum(axis=0)
     for n_cells, most in ((4, 4), (None, N_CELLS)):

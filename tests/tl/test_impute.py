@@ -339,7 +339,7 @@ def test_a_table_of_what_was_imputed(adata, headed):
 
 def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, querying):
     """Of a gene that is masked, a cell is not among the cells that it is predicted from."""
-    from scdiva.tl._population import context_of, on_cpu, predicted, states_of, without
+    from scdiva.populations.states import context_of, on_cpu, predicted, states_of, without
     from scdiva.tl._training_cells import training_cells
 
     cells, _ = training_cells(adata, querying, np.zeros(adata.n_obs, dtype=np.int64), whole=True)

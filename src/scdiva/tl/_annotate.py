@@ -14,11 +14,11 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
+from scdiva._running import how_to_run
 from scdiva._settings import logger, settings
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_writable, noted
 from scdiva.tl._annotation import Known, ancestors, annotated, as_categories, fit_annotator, named, shared_tokens
-from scdiva.tl._embed import how_to_run
 from scdiva.tl._notes import model_name, seed_of
 from scdiva.tl._training_cells import batch_numbers, label_numbers
 

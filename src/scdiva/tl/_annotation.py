@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from scdiva._constants import REJECTED
+from scdiva._running import Running, run_cells
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.genes import advice, column_tokens
 from scdiva.data.reading import Reading
-from scdiva.tl._embed import Running, open_for, run_cells
+from scdiva.tl._embed import open_for
 from scdiva.tl._training_cells import training_cells
 
 if TYPE_CHECKING:

@@ -11,19 +11,20 @@ from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
 from scdiva._labels import check_labels
 from scdiva._nearest import no_column
+from scdiva._running import how_to_run, run_cells
 from scdiva._settings import logger
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_key, check_writable, noted
-from scdiva.tl._embed import how_to_run, open_for, run_cells
+from scdiva.tl._embed import open_for
 
 if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
+    from scdiva._running import Running
     from scdiva.data.source import CellSource
     from scdiva.models import ScDiVa
-    from scdiva.tl._embed import Running
 
 MAX_GROUPS = 100
 """Each takes a table of the genes, 10 MB for 20,000 genes × 128 numbers; hardly any column of groups has more."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scdiva.models import ScDiVa
-    from scdiva.tl._drawing import Drawing, Drawn, Order
+    from scdiva.populations.drawing import Drawing, Drawn, Order
 
 
 @with_shared_docs
@@ -55,8 +55,8 @@ def generate(
     A cell of the data is drawn and its state read, the prompt; from that state a new cell of as many genes and the
     same depth, all hidden at first and then revealed (reverse process; paper, algorithm "scDiVa Inference"). What
     cells of a state express is what the model's state head says, corrected by the cells of `adata` gene by gene
-    and, with `groupby`, group by group (:func:`scdiva.models.population.fit_population`). Values are drawn as
-    counts (:func:`scdiva.models.counting.draw_counts`). No gene occurs twice in a cell, and no value is negative.
+    and, with `groupby`, group by group (:func:`scdiva.populations.corrections.fit_population`). Values are drawn as
+    counts (:func:`scdiva.populations.counting.draw_counts`). No gene occurs twice in a cell, and no value is negative.
 
     Without the transformer genes are independent, given the state and their number: they are revealed all at once, and
     `n_steps` and `temperature` have no effect.
@@ -130,7 +130,7 @@ def generate(
         raise ValueError("fraction is given without the two groups that it lies between: between=(one, two).")
     fractions = np.atleast_1d(np.asarray(0.5 if fraction is None else fraction, dtype=float))
 
-    from scdiva.tl._drawing import Drawing, draw_cells, place_orders
+    from scdiva.populations.drawing import Drawing, draw_cells, place_orders
 
     drawing = Drawing(operator.index(n_steps), remasking, float(temperature), bool(use_transformer), bool(from_state))
     _check(n_cells, drawing, fractions)
@@ -143,7 +143,7 @@ def generate(
     from scdiva.data.conditions import column
     from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for
-    from scdiva.tl._population import check_head, fit_to, on_cpu, states_of
+    from scdiva.populations.states import check_head, fit_to, on_cpu, states_of
     from scdiva.tl._training_cells import training_cells
 
     seed = seed_of(rng)
@@ -221,7 +221,7 @@ def _plan(
     """List what is to be drawn: from which rows, and how many."""
     from scdiva.data.conditions import column
     from scdiva.data.writing import check_columns
-    from scdiva.tl._drawing import Order
+    from scdiva.populations.drawing import Order
 
     if groupby is None:
         if groups is not None or between is not None:

@@ -14,12 +14,13 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
 from scdiva._rng import step_seed
+from scdiva._running import how_to_run
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
-from scdiva.tl import _grn_attention, _grn_correlation, _grn_embedding, _grn_knockout
-from scdiva.tl._embed import how_to_run, open_for
-from scdiva.tl._grn_pairs import Pairs, check_groups, check_size, choose_genes, choose_groups, expressed_share
+from scdiva.networks import attention, correlation, embedding, knockout
+from scdiva.networks.pairs import Pairs, check_groups, check_size, choose_genes, choose_groups, expressed_share
+from scdiva.tl._embed import open_for
 from scdiva.tl._notes import given_seed
 
 if TYPE_CHECKING:
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
+    from scdiva._running import Running
     from scdiva.models import ScDiVa
-    from scdiva.tl._embed import Running
 
 Method = Literal["embedding", "attention", "knockout", "correlation"]
 _BYTES = {"embedding": 0, "attention": 4, "knockout": 8, "correlation": 8}
@@ -188,7 +189,7 @@ def grn(
         check_groups(group, drawn, numbered, reference)
     column_of, names = _columns(adata, source)
     share = expressed_share(source, group, len(numbered))
-    known = _grn_embedding.seen_tokens(loaded) & (column_of >= 0)
+    known = embedding.seen_tokens(loaded) & (column_of >= 0)
     tokens, of_sources, of_targets = choose_genes(sources, targets, source, share, known, min_fraction)
     pairs = Pairs(loaded, source, tokens, of_sources, of_targets, group, len(numbered))
     check_size(pairs.shape, _BYTES[method], min_fraction=min_fraction)
@@ -297,14 +298,14 @@ def _summed(
     """Add up what a method needs over the cells of each group; also the number of cells of each."""
     if method == "knockout":
         n = np.bincount(pairs.group[pairs.group >= 0], minlength=pairs.n_groups)
-        return _grn_knockout.sums(pairs, running, n_cells or _grn_knockout.N_CELLS, effect, removal, draw), n
+        return knockout.sums(pairs, running, n_cells or knockout.N_CELLS, effect, removal, draw), n
     chosen = pairs.drawn(n_cells, draw)
     n = np.bincount(pairs.group[chosen], minlength=pairs.n_groups)
     if method == "embedding":
-        return _grn_embedding.sums(pairs, chosen, running), n
+        return embedding.sums(pairs, chosen, running), n
     if method == "attention":
-        return _grn_attention.sums(pairs, chosen, running, layers, heads), n
-    return _grn_correlation.sums(pairs, chosen), n
+        return attention.sums(pairs, chosen, running, layers, heads), n
+    return correlation.sums(pairs, chosen), n
 
 
 def _of_reference(
@@ -318,12 +319,12 @@ def _of_reference(
 
 def _weights(pairs: Pairs, method: str, sums: list[NDArray[Any]]) -> NDArray[np.float64]:
     if method == "embedding":
-        return _grn_embedding.weights(pairs, *sums)
+        return embedding.weights(pairs, *sums)
     if method == "attention":
-        return _grn_attention.weights(*sums)
+        return attention.weights(*sums)
     if method == "knockout":
-        return _grn_knockout.weights(*sums)
-    return _grn_correlation.weights(*sums)
+        return knockout.weights(*sums)
+    return correlation.weights(*sums)
 
 
 def _matrix(

@@ -72,9 +72,9 @@ def impute(
 
     :math:`p` and :math:`\mu` are predicted by the model's state head; where the model has a query head
     (:class:`scdiva.nn.QueryHead`), which reads what up to 256 other cells of `adata` show of the gene, it predicts
-    :math:`p`, and :math:`\mu` is the mean of what the two predict. Both are then
-    corrected by all cells (:func:`scdiva.models.population.fit_population`). The transformer is not run: where it is
-    not given the ranks of hidden genes, its error in their values is larger than that of gene means.
+    :math:`p`, and :math:`\mu` is the mean of what the two predict. Both are then corrected by all cells
+    (:func:`scdiva.populations.corrections.fit_population`). The transformer is not run: where it is not given the ranks
+    of hidden genes, its error in their values is larger than that of gene means.
 
     An expectation counts zeros as often as they occur, so it lies below nearly every value that is seen. With
     `expressed=True` it is asked instead what a gene shows where it does show, one that is known to be there and dropped
@@ -159,7 +159,7 @@ def impute(
     from scdiva.data.cells import open_cells
     from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for
-    from scdiva.tl._population import check_head, dense, on_cpu
+    from scdiva.populations.states import check_head, dense, on_cpu
     from scdiva.tl._training_cells import training_cells
 
     seed = seed_of(rng)
@@ -256,8 +256,8 @@ def _parts(
     """
     from scipy.special import expit
 
-    from scdiva.models.population import fit_population
-    from scdiva.tl._population import (
+    from scdiva.populations.corrections import fit_population
+    from scdiva.populations.states import (
         CONTEXT,
         context_of,
         corrected,

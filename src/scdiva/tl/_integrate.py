@@ -13,12 +13,13 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
+from scdiva._running import how_to_run
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tl._corrected import corrected_expression, gene_columns
-from scdiva.tl._embed import embedded, how_to_run
+from scdiva.tl._embed import embedded
 from scdiva.tl._notes import model_name, seed_of
 from scdiva.tl._training_cells import batch_numbers, label_numbers, training_cells
 

@@ -11,10 +11,11 @@ import scipy.sparse as sp
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
+from scdiva._running import how_to_run, run_cells
 from scdiva._settings import logger
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
-from scdiva.tl._embed import how_to_run, open_for, run_cells
+from scdiva.tl._embed import open_for
 from scdiva.tl._notes import seed_of
 
 if TYPE_CHECKING:
@@ -216,7 +217,7 @@ def _around(
     """
     from scdiva._rng import step_seed
     from scdiva.data.packed import take_cells
-    from scdiva.tl._population import CONTEXT, LEAST_CONTEXT, context_of, on_cpu, states_of
+    from scdiva.populations.states import CONTEXT, LEAST_CONTEXT, context_of, on_cpu, states_of
     from scdiva.train.adaptation import AdaptationCells
 
     if model.query_head is None or source.n_obs <= LEAST_CONTEXT:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from scdiva.models.counting import depth_of, draw_counts
+from scdiva.populations.counting import depth_of, draw_counts
 
 N = 20_000
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from scdiva.tl._embed import Running
-    from scdiva.tl._grn_pairs import Pairs
+    from scdiva._running import Running
+    from scdiva.networks.pairs import Pairs
 
 PRIOR_CELLS = 100
 """Cells that attend as usual and stand beside those read: whether a source is there differs far more between two cells
@@ -37,15 +37,15 @@ def sums(
     running
         How.
     layers, heads
-        As for :func:`scdiva.models.gene_graph.attention_ranks`.
+        As for :func:`scdiva.networks.read_outs.attention_ranks`.
 
     Returns
     -------
     Sums of ranks, float32 (n_groups, n_sources, n_targets); cells that hold each target (n_groups, n_targets); sums of
     the ranks of each source over all queries, whatever their gene (n_groups, n_sources); and their number (n_groups,).
     """
-    from scdiva.models.gene_graph import attention_ranks
-    from scdiva.tl._embed import run_cells
+    from scdiva._running import run_cells
+    from scdiva.networks.read_outs import attention_ranks
 
     n_groups, n_sources, n_targets = pairs.shape
     total, n = np.zeros(pairs.shape, dtype=np.float32), np.zeros((n_groups, n_targets), dtype=np.int64)

@@ -12,9 +12,9 @@ from scdiva._constants import N_SPECIAL, TARGET_SUM
 from scdiva._progress import progress_bar
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import settings
-from scdiva.models.counting import depth_of, draw_counts
-from scdiva.models.population import shift_to
-from scdiva.tl._population import Fitted, States
+from scdiva.populations.corrections import shift_to
+from scdiva.populations.counting import depth_of, draw_counts
+from scdiva.populations.states import Fitted, States
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from scdiva import _constants as C
 
 if TYPE_CHECKING:
+    from scdiva._running import Running
     from scdiva.models import ScDiVa
-    from scdiva.tl._embed import Running
-    from scdiva.tl._grn_pairs import Pairs
+    from scdiva.networks.pairs import Pairs
 
 RIDGE = 1e-3
 """Of the largest variance of the states: directions in which cells hardly differ say nothing of a gene."""
@@ -35,7 +35,7 @@ def sums(pairs: Pairs, chosen: NDArray[np.bool_], running: Running) -> tuple[NDA
     Cells (n_groups,), sums and sums of squares of expression (n_groups, 2, n_genes), sums of states (n_groups, dim),
     their products (n_groups, dim, dim), products of expression and states (n_groups, n_genes, dim).
     """
-    from scdiva.tl._embed import run_cells
+    from scdiva._running import run_cells
 
     n_groups, n_genes, width = pairs.n_groups, len(pairs.tokens), running.width(pairs.model)
     n, of_genes = np.zeros(n_groups), np.zeros((n_groups, 2, n_genes))

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from scdiva.tl._embed import Running
-    from scdiva.tl._grn_pairs import Pairs
+    from scdiva._running import Running
+    from scdiva.networks.pairs import Pairs
 
 N_CELLS = 50
 """Cells in which a source is knocked out, unless asked otherwise."""
@@ -40,7 +40,7 @@ def sums(
     n_cells
         Cells of a group in which each source is knocked out, drawn among those that express it.
     effect, removal
-        As for :func:`scdiva.models.gene_graph.knockout_falls`.
+        As for :func:`scdiva.networks.read_outs.knockout_falls`.
     rng
         Draws the cells.
 
@@ -50,8 +50,8 @@ def sums(
     """
     import torch
 
-    from scdiva.models.gene_graph import PARTS, knockout_falls
-    from scdiva.tl._embed import run_cells
+    from scdiva._running import run_cells
+    from scdiva.networks.read_outs import PARTS, knockout_falls
 
     knocked = _drawn(pairs, n_cells, rng)
     total, n = np.zeros(pairs.shape, dtype=np.float32), np.zeros(pairs.shape, dtype=np.float32)

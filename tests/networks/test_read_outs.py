@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.models.gene_graph import attention_ranks, knockout_falls
 from scdiva.models.inference import open_encoder, read_out
+from scdiva.networks.read_outs import attention_ranks, knockout_falls
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["stream", "state head"])

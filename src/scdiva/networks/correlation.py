@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    from scdiva.tl._grn_pairs import Pairs
+    from scdiva.networks.pairs import Pairs
 
 
 def sums(pairs: Pairs, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.float64], ...]:

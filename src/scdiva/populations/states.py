@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from scdiva.models import ScDiVa
-    from scdiva.models.population import Population
     from scdiva.nn.queries import Context
+    from scdiva.populations.corrections import Population
     from scdiva.train.adaptation import AdaptationCells
 
 HELD = 40_000_000
@@ -184,9 +184,9 @@ def fit_to(
     genes
         Tokens, ascending; None: all that the data measure.
     ridge
-        Penalty on the corrections, in cells; None: that of :func:`scdiva.models.population.fit_population`.
+        Penalty on the corrections, in cells; None: that of :func:`scdiva.populations.corrections.fit_population`.
     """
-    from scdiva.models.population import RIDGE, fit_population
+    from scdiva.populations.corrections import RIDGE, fit_population
 
     genes = cells.measured.astype(np.int64) if genes is None else genes
     rows = drawn(cells.n_cells, len(genes), rng)
@@ -205,7 +205,7 @@ def drawn(n_cells: int, n_genes: int, rng: np.random.Generator) -> NDArray[np.in
 
 def depth_of(fitted: Fitted, cells: AdaptationCells, states: States) -> Depth:
     """Estimate the depth of cells by the genes that were fitted: by their number in each cell, and by their values."""
-    from scdiva.models.population import shift_to
+    from scdiva.populations.corrections import shift_to
 
     odds, values = np.empty((2, cells.n_cells), dtype=np.float32)
     for start in range(0, cells.n_cells, BATCH):

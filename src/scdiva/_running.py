@@ -1,0 +1,184 @@
+"""How a trained model is run over cells: window by window, batch by batch, the next window read meanwhile."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+
+from scdiva._progress import progress_bar
+from scdiva._settings import settings
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from scdiva.data.source import CellSource, Ragged
+    from scdiva.models import ScDiVa
+    from scdiva.models.inference import Pooling, ReadOut
+
+Item = TypeVar("Item")
+
+
+class Running(NamedTuple):
+    """How cells are run through a model; all settled.
+
+    Attributes
+    ----------
+    batch_size
+        Most cells of a batch; None: no bound.
+    device, precision
+        As torch and :func:`scdiva.models.inference.open_encoder` take them.
+    what
+        What is read out, see :func:`scdiva.models.inference.read_out`.
+    """
+
+    batch_size: int | None
+    device: str
+    precision: str
+    what: ReadOut
+
+    def width(self, model: ScDiVa) -> int:
+        """Width of a row of the result."""
+        from scdiva.models.inference import pooled_dim
+
+        if callable(self.what):
+            raise TypeError("what a function makes of a batch has a width of its own.")
+        return model.config.dim if self.what == "genes" else pooled_dim(model, self.what)
+
+
+def how_to_run(batch_size: int | None, device: str | None, precision: str | None, pooling: Pooling = "lat") -> Running:
+    """Settle how cells are run, before anything is read.
+
+    Parameters
+    ----------
+    batch_size, device, precision, pooling
+        As for :func:`scdiva.tl.embed`; None takes the setting.
+
+    Raises
+    ------
+    ValueError
+        As :func:`scdiva.tl.embed` does.
+    """
+    if pooling not in ("lat", "mean", "lat+mean"):
+        raise ValueError(f"pooling must be 'lat', 'mean' or 'lat+mean', got {pooling!r}.")
+    batch_size = settings.batch_size if batch_size is None else operator.index(batch_size)
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    device = settings.resolve_device(device)
+    return Running(batch_size, device, settings.resolve_precision(precision, device), pooling)
+
+
+def embed_cells(
+    model: ScDiVa, source: CellSource, running: Running, *, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Run the model over all cells of a source, window by window; the next one is read meanwhile.
+
+    Parameters
+    ----------
+    model
+        The model; left on the device and in the mode in which it was.
+    source
+        Cells to embed, read in row order.
+    running
+        How, from :func:`how_to_run`.
+    start, stop
+        First row, and that to end before: 0 and None, or where windows end, so that they hold the same cells.
+
+    Yields
+    ------
+    Row numbers `(n,)`, ascending, and float32 states `(n, width)`. Rows that the source leaves out never come.
+    """
+    width = running.width(model)
+    for rows, _, results in run_cells(model, source, running, start=start, stop=stop):
+        states = np.empty((len(rows), width), dtype=np.float32)
+        for cells, found in results:
+            states[cells] = found
+        yield rows, states
+
+
+def run_cells(
+    model: ScDiVa,
+    source: CellSource,
+    running: Running,
+    *,
+    start: int = 0,
+    stop: int | None = None,
+    held_tokens: int | None = None,
+    only: np.ndarray | None = None,
+    beside: Callable[[np.ndarray], tuple[Tensor, ...]] | None = None,
+) -> Iterator[tuple[np.ndarray, Ragged, Iterator[tuple[np.ndarray, np.ndarray]]]]:
+    """Run the model over all cells of a source, and give what it makes of them batch by batch.
+
+    Parameters
+    ----------
+    model, source, running, start, stop
+        As for :func:`embed_cells`.
+    held_tokens
+        Tokens of the batches whose results may wait to be taken, where these are large; None: those of a window.
+    only
+        bool `(n_obs,)`, the cells to run; None: all.
+    beside
+        Gives more tensors of the cells of a batch, by their rows, for a function that reads out.
+
+    Yields
+    ------
+    For each window the row numbers of its cells `(n,)`, the cells, and an iterator over its batches: the place of each
+    batch's cells within the window, and what was read out of them. It must be used up before the next window is asked
+    for.
+    """
+    from scdiva.data.batch import from_ragged
+    from scdiva.data.packed import take_cells
+    from scdiva.data.packing import WINDOW, fill_batches, portions
+    from scdiva.models.inference import open_encoder, runs_transformer
+
+    through_blocks = runs_transformer(model, running.what)
+    # on a CPU, cells share a call only where they are as good as free
+    most = 1 if through_blocks and running.device.startswith("cpu") else running.batch_size
+    with (
+        open_encoder(
+            model,
+            device=running.device,
+            precision=running.precision,
+            threads=settings.threads,
+            what=running.what,
+        ) as encode,
+        progress_bar(
+            desc="running the model",
+            unit="cell",
+            total=(source.n_obs if stop is None else stop) if only is None else int(only.sum()),
+            initial=start,
+        ) as bar,
+    ):
+
+        def results(rows: np.ndarray, ragged: Ragged) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+            lengths = np.diff(ragged[0])
+            if through_blocks:
+                lengths = np.minimum(lengths, model.config.max_length) + 1
+
+            def packed(cells: np.ndarray) -> tuple[Tensor, ...]:
+                batch = from_ragged(*take_cells(ragged, cells)).packed
+                return batch if beside is None else (*batch, *beside(rows[cells]))
+
+            for batches in portions(fill_batches(lengths, max_cells=most), lengths, held_tokens):
+                for cells, found in zip(batches, encode(packed, batches), strict=True):
+                    yield cells, found
+                    bar.update(len(cells))
+
+        for rows, ragged in _read_ahead(source.windows(WINDOW, start, stop)):
+            if only is not None:
+                wanted = np.flatnonzero(only[rows])
+                rows, ragged = rows[wanted], take_cells(ragged, wanted)
+            if len(rows):
+                yield rows, ragged, results(rows, ragged)
+
+
+def _read_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Iterate with the next item made in a thread of its own."""
+    with ThreadPoolExecutor(1, "scdiva-read") as reader:
+        coming = reader.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = reader.submit(next, items, None)
+            yield item

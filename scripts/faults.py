@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from faults_runs import EVERY, Board, Toy, saved
 
-from scdiva.train.checkpoints import CHECKPOINT
+from scdiva.train.callbacks import CHECKPOINT
 
 
 def forked(work: Callable[[], object]) -> int:

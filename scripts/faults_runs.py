@@ -19,7 +19,7 @@ from scdiva.datasets import toy
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer import Vocabulary
 from scdiva.train import PretrainingConfig, PretrainingModule, fit
-from scdiva.train.checkpoints import CHECKPOINT, AtomicIO
+from scdiva.train.callbacks import CHECKPOINT, AtomicIO
 
 EVERY = 4
 """Steps between two checkpoints of a run that is killed at any moment."""

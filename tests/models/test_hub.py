@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva.models import ScDiVa, ScDiVaConfig, available, load, load_model, push, save_model
+from scdiva.models import ScDiVa, ScDiVaConfig, available, load, push, save_model
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 pytest.importorskip("huggingface_hub")

@@ -14,7 +14,7 @@ import torch
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 
 from scdiva.train import PretrainingModule, fit, pretraining
-from scdiva.train.launch import is_first_process, launched
+from scdiva.train.runner import is_first_process, launched
 
 PROCESS = Path(__file__).with_name("distributed_process.py")
 

@@ -15,9 +15,8 @@ from scdiva._constants import N_SPECIAL
 from scdiva.train import IntegrationConfig
 from scdiva.train import integration as I
 from scdiva.train.adaptation import AdaptationCells
-from scdiva.train.batch_correction import correct_batches
-from scdiva.train.low_rank import RANK
-from scdiva.train.mutual_neighbors import draw_partners, mutual_neighbors
+from scdiva.train.batch_correction import correct_batches, draw_partners, mutual_neighbors
+from scdiva.train.loop import RANK
 from scdiva.train.views import pair_contrast_loss, thinned_at_random
 
 N_GENES = 30  # of the tiny model

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from scdiva.train.low_rank import RANK, LowRankUpdate, add_low_rank, merge_low_rank, train_states
+from scdiva.train.loop import RANK, LowRankUpdate, add_low_rank, merge_low_rank, train_states
 
 
 def draw(seed: int = 0) -> torch.Generator:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scdiva.train import mutual_neighbors as M
+from scdiva.train import batch_correction as M
 
 
 def some_cells(n=60, n_batches=3):

@@ -15,8 +15,7 @@ from scdiva.data.batch_cells import cells_of_batch
 from scdiva.data.datamodule import CellDataModule
 from scdiva.datasets import toy
 from scdiva.train import PretrainingModule, fit
-from scdiva.train.checkpoints import AtomicIO
-from scdiva.train.stopping import TERMINATED
+from scdiva.train.callbacks import TERMINATED, AtomicIO
 
 TRYING = {
     "accumulate": 2,
@@ -137,7 +136,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(run, tmp_path, monkeypatch):
 
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
-        patch.setattr("scdiva.train.checkpoints.os.fsync", full)
+        patch.setattr("scdiva.train.callbacks.os.fsync", full)
         with pytest.raises(OSError, match=r"step 9 could not be written.*No space left.*before is intact"):
             run(out)
     assert sorted(file.name for file in out.iterdir()) == ["last.ckpt", "log"]
@@ -150,7 +149,7 @@ def test_a_first_checkpoint_that_fails_is_said_to_be_the_first(tmp_path, monkeyp
     def full(file):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("scdiva.train.checkpoints.os.fsync", full)
+    monkeypatch.setattr("scdiva.train.callbacks.os.fsync", full)
     with pytest.raises(OSError, match="there is none before it"):
         AtomicIO().save_checkpoint({"global_step": 3}, tmp_path / "last.ckpt")
     assert list(tmp_path.iterdir()) == []

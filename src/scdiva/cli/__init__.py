@@ -81,7 +81,7 @@ def _run(command: str, options: dict[str, Any]) -> Any:
 
 
 def _is_first() -> bool:
-    from scdiva.train.launch import is_first_process
+    from scdiva.train.runner import is_first_process
 
     return is_first_process()
 

@@ -155,10 +155,9 @@ def pretrain(
     from scdiva.models.scdiva import ScDiVa
     from scdiva.tokenizer.serialize import score_denominator
     from scdiva.tokenizer.vocabulary import load_vocabulary
-    from scdiva.train.checkpoints import find_checkpoint
-    from scdiva.train.launch import is_first_process
+    from scdiva.train.callbacks import find_checkpoint
     from scdiva.train.pretraining import PretrainingModule
-    from scdiva.train.runner import check_run, fit
+    from scdiva.train.runner import check_run, fit, is_first_process
 
     checkpoint = find_checkpoint(folder) if resume else None
     reading = Reading(layer, use_raw, input, gene_ids, read_species(species))

@@ -20,8 +20,7 @@ from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, par
 from scdiva.perturbation.screen import KINDS, Kind, Screen
 from scdiva.train.adaptation import AdaptationCells, Split
 from scdiva.train.base import TaskModule
-from scdiva.train.loop import Limits, continue_training
-from scdiva.train.low_rank import merge_low_rank, train_states
+from scdiva.train.loop import Limits, continue_training, merge_low_rank, train_states
 from scdiva.train.task_config import PerturbationConfig
 
 STEPS_AN_EPOCH = 20

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
-from scdiva.train.checkpoints import CHECKPOINT_KEY
+from scdiva.train.callbacks import CHECKPOINT_KEY
 from scdiva.train.config import OptimiserConfig
 
 MAY_CHANGE = {

@@ -17,8 +17,7 @@ from scdiva.nn.annotation import AnnotationHead, Read
 from scdiva.train.adaptation import Split, encoded
 from scdiva.train.annotation import HeldOut, Reference, label_weights, read_cells, state_centroids
 from scdiva.train.base import TaskModule
-from scdiva.train.loop import Limits, continue_training
-from scdiva.train.low_rank import merge_low_rank, train_states
+from scdiva.train.loop import Limits, continue_training, merge_low_rank, train_states
 from scdiva.train.task_config import AnnotationConfig
 from scdiva.train.views import thinned_at_random
 
@@ -139,7 +138,7 @@ def finetune(
     split
         Which cells are trained on.
     how
-        See :func:`scdiva.train.low_rank.train_states`.
+        See :func:`scdiva.train.loop.train_states`.
     config, limits
         Of the training.
     progress

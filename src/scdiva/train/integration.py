@@ -21,10 +21,8 @@ from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.integration import IntegrationHead
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.base import TaskModule, decay_groups, learning_rate_factor
-from scdiva.train.batch_correction import batch_prior, correct_batches
-from scdiva.train.loop import shuffled, train_steps
-from scdiva.train.low_rank import merge_low_rank, train_states
-from scdiva.train.mutual_neighbors import draw_partners, mutual_neighbors
+from scdiva.train.batch_correction import batch_prior, correct_batches, draw_partners, mutual_neighbors
+from scdiva.train.loop import merge_low_rank, shuffled, train_states, train_steps
 from scdiva.train.own_components import centred, own_directions
 from scdiva.train.task_config import IntegrationConfig
 from scdiva.train.views import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
@@ -77,7 +75,7 @@ class IntegrationModule(TaskModule):
     - supervised contrast between labelled cells, those of one label against all others;
     - without labels, contrast of pairs: what should be near a cell is picked out among others, the same cell thinned
       (the other corruption level) and a partner, drawn from its mutual nearest neighbours in other batches among the
-      corrected states (:func:`~scdiva.train.mutual_neighbors.mutual_neighbors`). Similar cells are not pushed apart:
+      corrected states (:func:`~scdiva.train.batch_correction.mutual_neighbors`). Similar cells are not pushed apart:
       mutual neighbours, and those whose corrected states have a cosine above `alike`.
 
     Parameters

@@ -18,7 +18,7 @@ from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, p
 from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend
 from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
 from scdiva.train.base import TaskModule
-from scdiva.train.checkpoints import CHECKPOINT_KEY
+from scdiva.train.callbacks import CHECKPOINT_KEY
 from scdiva.train.config import PretrainingConfig
 from scdiva.train.gene_decoder import GeneDecoder, gene_multinomial_loss
 from scdiva.train.validation import MOST_SCORED, TABLE, by_ratio, ratios_of, score_cells, scores_of, write_table

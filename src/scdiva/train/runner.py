@@ -1,4 +1,4 @@
-"""The one place that builds a Trainer."""
+"""The one place that builds a Trainer, and the processes that share a run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import signal
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,11 +21,20 @@ from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from scdiva._settings import logger, multiplies_bf16
 from scdiva.train.base import TaskModule
-from scdiva.train.checkpoints import CHECKPOINT, AtomicIO, Saver, batches_seen, find_checkpoint
+from scdiva.train.callbacks import (
+    CHECKPOINT,
+    TERMINATED,
+    AtomicIO,
+    Saver,
+    StepBar,
+    Stopper,
+    Watch,
+    batches_seen,
+    find_checkpoint,
+    run_logs,
+    write_cells,
+)
 from scdiva.train.config import OptimiserConfig
-from scdiva.train.launch import launched
-from scdiva.train.stopping import TERMINATED, Stopper, write_cells
-from scdiva.train.watching import StepBar, Watch, run_logs
 
 # said by Lightning about choices made here on purpose
 _EXPECTED_WARNINGS = (
@@ -38,6 +47,45 @@ _EXPECTED_WARNINGS = (
     ".*The dirpath has changed from.*",
     ".*Total length of `list` across ranks is zero.*",
 )
+
+
+def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int] | None:
+    """Read from the environment what a launcher started.
+
+    Parameters
+    ----------
+    environment
+        None takes the process's.
+
+    Returns
+    -------
+    Processes a node, and nodes: of torchrun, or else of srun; None if neither started this process.
+
+    Raises
+    ------
+    ValueError
+        If srun's tasks are not spread evenly over its nodes.
+    """
+    env = os.environ if environment is None else environment
+    if "TORCHELASTIC_RUN_ID" in env:
+        here = int(env["LOCAL_WORLD_SIZE"])
+        return here, int(env["WORLD_SIZE"]) // here
+    # as Lightning does: a job of these names is somebody at a prompt
+    if "SLURM_NTASKS" in env and "SLURM_PROCID" in env and env.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        tasks, nodes = int(env["SLURM_NTASKS"]), int(env.get("SLURM_NNODES", "1"))
+        if tasks % nodes:
+            raise ValueError(
+                f"srun started {tasks} tasks on {nodes} nodes: give each node as many (--ntasks-per-node)."
+            )
+        return tasks // nodes, nodes
+    return None
+
+
+def is_first_process() -> bool:
+    """Whether this process is the first of a run, or its only one: the one that writes what is written once."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return os.environ["RANK"] == "0"
+    return launched() is None or os.environ["SLURM_PROCID"] == "0"
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import pytest
 from pytorch_lightning.callbacks import Callback
 
 from scdiva.train import PretrainingModule, fit
-from scdiva.train.watching import RATE, StepBar, Watch, run_logs
+from scdiva.train.callbacks import RATE, StepBar, Watch, run_logs
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def logged(folder, name):
 def test_the_rate_is_cells_by_time_without_validation(run, tmp_path, monkeypatch):
     """On a clock that goes on by one second a look, and by a hundred in validation."""
     now = iter(range(10**6))
-    monkeypatch.setattr("scdiva.train.watching.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("scdiva.train.callbacks.time.perf_counter", lambda: float(next(now)))
 
     class Slow(Callback):
         def on_validation_batch_end(self, *args):
@@ -45,7 +45,7 @@ def test_the_rate_is_cells_by_time_without_validation(run, tmp_path, monkeypatch
 
 def test_accumulated_batches_count(run, tmp_path, monkeypatch):
     now = iter(range(10**6))
-    monkeypatch.setattr("scdiva.train.watching.time.perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr("scdiva.train.callbacks.time.perf_counter", lambda: float(next(now)))
     run(tmp_path, settings={"steps": 4, "accumulate": 3, "validate_every": 100})
     assert [rate for _, rate in logged(tmp_path / "log" / "version_0", RATE)] == [6.0] * 4
 

@@ -1,0 +1,391 @@
+"""What Lightning calls on during a run: whole checkpoints, signals, the rate of cells and the bar."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import Callback, Checkpoint
+from pytorch_lightning.callbacks.progress import ProgressBar
+from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
+from pytorch_lightning.plugins.io import TorchCheckpointIO
+
+from scdiva._extras import from_extra
+from scdiva._progress import progress_bar
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+CHECKPOINT = "last.ckpt"
+"""Name of the checkpoint in a run's folder."""
+CHECKPOINT_KEY = "scdiva"
+"""Entry of a checkpoint that holds ours: task, configuration, batches seen; plain types only."""
+
+
+class AtomicIO(TorchCheckpointIO):
+    """Write a checkpoint beside the old one and put it in its place once it is on the disk.
+
+    Lightning writes into the system's temporary folder and moves the file, which across file systems is a copy, and a
+    kill then leaves half of one under the old name.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write one file; called by Lightning on the first process only.
+
+        Parameters
+        ----------
+        checkpoint
+            Its content.
+        path
+            Its name. What is unfinished stands in the same folder under this name and `.part`; if a kill leaves one
+            there, the next checkpoint overwrites it.
+        storage_options
+            Not used.
+
+        Raises
+        ------
+        OSError
+            If it cannot be written. An older file of this name is untouched then.
+        """
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
+        beside = path.with_name(f"{path.name}.part")
+        try:
+            with beside.open("wb") as file:
+                file.write(content.getbuffer())
+                file.flush()
+                os.fsync(file.fileno())
+            beside.replace(path)
+            folder = os.open(path.parent, os.O_RDONLY)
+            try:  # the new name too has to be on the disk, else a power cut brings the old one back
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            beside.unlink(missing_ok=True)
+            before = "the one before is intact: make room and resume" if path.exists() else "there is none before it"
+            raise OSError(
+                error.errno,
+                f"the checkpoint of step {checkpoint.get('global_step')} could not be written ({error.strerror}); "
+                f"{before}",
+                str(path),
+            ) from error
+
+
+class Saver(Checkpoint):
+    """Write the checkpoint every so many optimiser steps, at the last one, and when asked to.
+
+    Always from the hook after a batch that ended an optimiser step, so that a resumed run counts as the first one did,
+    and holds no half-summed gradient.
+
+    Parameters
+    ----------
+    file
+        Where to.
+    every
+        Optimiser steps between two checkpoints.
+    """
+
+    def __init__(self, file: Path, every: int) -> None:
+        self.file, self.every = file, every
+        self.saved = -1
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Take what a run starts from as saved. Called by Lightning."""
+        self.saved = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Write a checkpoint if one is due. Called by Lightning."""
+        if trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps:
+            self.save(trainer)
+
+    def save(self, trainer: pl.Trainer) -> None:
+        """Write a checkpoint now, unless this step has one; to be called by all processes of a run.
+
+        Parameters
+        ----------
+        trainer
+            The run's.
+        """
+        if trainer.global_step != self.saved:
+            trainer.save_checkpoint(self.file)
+            self.saved = trainer.global_step
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """Find the checkpoint of a run.
+
+    Parameters
+    ----------
+    path
+        A checkpoint file, or the folder of a run.
+
+    Raises
+    ------
+    FileNotFoundError
+        If there is none.
+    """
+    path = Path(path)
+    file = path / CHECKPOINT if path.is_dir() else path
+    if not file.is_file():
+        raise FileNotFoundError(f"No checkpoint at {file}. Give a run's out_dir or a .ckpt file, or start without one.")
+    return file
+
+
+def batches_seen(checkpoint: str | Path) -> int:
+    """Read how many batches a checkpoint's run had trained on.
+
+    Parameters
+    ----------
+    checkpoint
+        A checkpoint file. Only plain types are read (`weights_only`).
+
+    Raises
+    ------
+    ValueError
+        If the file is no checkpoint of a scdiva task.
+    """
+    content = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    if not isinstance(content, dict) or CHECKPOINT_KEY not in content:
+        raise ValueError(f"{checkpoint} is no checkpoint of a scdiva training task.")
+    return int(content[CHECKPOINT_KEY]["batches_seen"])
+
+
+TERMINATED = 128 + signal.SIGTERM
+"""Exit code after SIGTERM, as a shell gives it."""
+IMPATIENT = 2.0
+"""Seconds after which a second Ctrl-C counts as one: launchers pass the first on to those who have it already."""
+
+
+class Stopper(Callback):
+    """On SIGTERM or Ctrl-C end the run after the optimiser step under way, with a checkpoint; all processes together.
+
+    Lightning's own handlers would leave the loop in the middle of a step, and talk to other processes from inside a
+    signal handler, where those may be waiting for something else.
+
+    Parameters
+    ----------
+    saver
+        Writes the checkpoint.
+    """
+
+    def __init__(self, saver: Saver) -> None:
+        self.saver = saver
+        self.signal: int | None = None
+        self._since = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Listen to signals in the place of Lightning, which puts back whoever did before. Called by Lightning."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._heard)
+            signal.signal(signal.SIGINT, self._heard)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self.signal == signal.SIGINT == number and time.monotonic() - self._since > IMPATIENT:
+            raise KeyboardInterrupt
+        if self.signal is None:
+            self.signal, self._since = number, time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Stop if a signal came, at the end of an optimiser step. Called by Lightning."""
+        if trainer.fit_loop._should_accumulate():
+            return
+        heard = self.signal is not None
+        if trainer.world_size > 1:
+            heard = trainer.strategy.reduce_boolean_decision(heard, all=False)
+        if not heard:
+            return
+        self.signal = self.signal or signal.SIGTERM  # another process heard it
+        if trainer.global_step != trainer.max_steps:
+            self.saver.save(trainer)
+            trainer.limit_val_batches = 0  # a run that is stopped would be validated first
+            trainer.should_stop = True
+
+
+def write_cells(folder: Path, datamodule: Any, numbers: Sequence[int]) -> Path | None:
+    """Write down which cells some batches of the training stream hold.
+
+    Parameters
+    ----------
+    folder
+        Where `not_finite_batch_<number>.csv` is to appear, the number that of the first batch: one line a cell, with
+        batch, study, file, row and, if the file is no packed corpus, the cell's name.
+    datamodule
+        The run's; one without a `training_stream` cannot say which cells a batch has.
+    numbers
+        Of the batches, counted over all processes.
+
+    Returns
+    -------
+    The file, or None if nothing is known of the cells.
+    """
+    from scdiva.data.batch_cells import cells_of_batch
+
+    if not numbers or not hasattr(datamodule, "training_stream"):
+        return None
+    file = folder / f"not_finite_batch_{numbers[0]}.csv"
+    with file.open("w", newline="") as lines:
+        out = csv.writer(lines)
+        out.writerow(["batch", "study", "file", "row", "cell"])
+        for number in numbers:
+            out.writerows([number, *cell] for cell in cells_of_batch(datamodule, number))
+    return file
+
+
+RATE = "train/cells_per_second"
+"""Name of the rate in the logs."""
+
+
+def run_logs(out: Path, log_every: int, *, tensorboard: bool = False) -> list[Logger]:
+    """Make the logs of a run, in one folder for each start: `log/version_<n>`.
+
+    Parameters
+    ----------
+    out
+        Folder of the run.
+    log_every
+        Optimiser steps from line to line.
+    tensorboard
+        Whether TensorBoard's events are written beside `metrics.csv`.
+
+    Raises
+    ------
+    ImportError
+        If nothing that writes them is installed.
+    """
+    table = CSVLogger(out, name="log", flush_logs_every_n_steps=max(log_every, 100))
+    if not tensorboard:
+        return [table]
+    if importlib.util.find_spec("tensorboardX") is None:  # which Lightning takes as well
+        from_extra("tensorboard", "watch", "tensorboard=True needs tensorboard")
+    return [table, TensorBoardLogger(out, name="log", version=table.version)]
+
+
+class Watch(Callback):
+    """Measure cells a second, log them, and have the logs on the disk whenever a checkpoint is.
+
+    The rate is of all processes together; the time of checkpoints counts, that of validation does not.
+
+    Parameters
+    ----------
+    n_steps
+        Optimiser steps over which the rate is taken, the last ones.
+    """
+
+    def __init__(self, n_steps: int) -> None:
+        self.rate = 0.0
+        self._cells = 0
+        self._paused = 0.0
+        self._since = 0.0
+        self._marks: deque[tuple[float, int]] = deque(maxlen=n_steps + 1)
+        self._step = 0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock. Called by Lightning."""
+        self._cells, self._paused, self._step = 0, 0.0, trainer.global_step
+        self._marks.clear()
+        self._marks.append((time.perf_counter(), 0))
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Count the batch's cells. Called by Lightning."""
+        n_cells = batch.n_cells
+        self._cells += n_cells * trainer.world_size
+        now = time.perf_counter() - self._paused
+        then, cells = self._marks[0]
+        self.rate = (self._cells - cells) / max(now - then, 1e-9)
+        if trainer.global_step != self._step:
+            self._step = trainer.global_step
+            self._marks.append((now, self._cells))
+        pl_module.log(RATE, self.rate, batch_size=n_cells)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Stop the clock. Called by Lightning."""
+        self._since = time.perf_counter()
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Let the clock go on. Called by Lightning."""
+        self._paused += time.perf_counter() - self._since
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Write the logs: a resumed run begins at the checkpoint and logs what came after it anew. By Lightning."""
+        for log in trainer.loggers:
+            log.save()
+
+
+class StepBar(ProgressBar):
+    """One bar over the optimiser steps of the whole run, with loss, cells a second and the time left.
+
+    Parameters
+    ----------
+    watch
+        Measures the rate.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        super().__init__()
+        self.watch = watch
+        self._shown = True
+        self._bar: tqdm[Any] | None = None
+
+    def disable(self) -> None:
+        """Show nothing; Lightning calls this on all processes but the first."""
+        self._shown = False
+
+    def enable(self) -> None:
+        """Show the bar again."""
+        self._shown = True
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Show the bar. Called by Lightning."""
+        total = None if trainer.max_steps < 0 else trainer.max_steps
+        self._bar = progress_bar(
+            desc="training", unit="step", total=total, initial=trainer.global_step, shown=self._shown
+        )
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move the bar on by what was trained. Called by Lightning."""
+        if self._bar is None or self._bar.disable:
+            return
+        if trainer.global_step > self._bar.n:
+            loss = trainer.callback_metrics.get("train/loss")
+            said = f"{self.watch.rate:,.0f} cells/s" + ("" if loss is None else f", loss {float(loss):.3f}")
+            self._bar.set_postfix_str(said, refresh=False)
+            self._bar.update(trainer.global_step - self._bar.n)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say what takes time. Called by Lightning."""
+        if self._bar is not None:
+            self._bar.set_description_str("validating")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Go on. Called by Lightning."""
+        if self._bar is not None:
+            self._bar.set_description_str("training")
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Close the bar, however the run ended. Called by Lightning."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

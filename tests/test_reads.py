@@ -1,0 +1,153 @@
+"""How often a public call passes over the user's matrix, and how often it encodes the same cells: once each.
+
+The matrix is one chunk of dask, which counts how often it is computed, so whatever reads it is counted, by whichever
+way; a matrix up to `scdiva.data.cells.KEPT_BYTES` is kept by the scan, so that what is run reads it no second time.
+(Larger ones are passed over once to be checked and once to be run: which unit values are in is known at the end of the
+first pass.) A cell is encoded when the set encoder sees all of its genes; thinned or masked cells are others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import dask.array as da
+import numpy as np
+import pytest
+import torch
+
+import scdiva as sd
+from scdiva.nn.anchor import SetEncoder
+
+N_CELLS, N_GENES = 120, 150
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+class Passes:
+    """Counts how often the one chunk of a matrix is computed."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def matrix(self, values):
+        def block(part):
+            self.n += 1
+            return part
+
+        dense = da.from_array(values.toarray(), chunks=values.shape)
+        return dense.map_blocks(block, meta=np.zeros((0, 0), dtype=np.float32))
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """How often each cell was encoded, by its tokens and values."""
+    seen: Counter = Counter()
+    forward = SetEncoder.forward
+
+    def counted(self, tokens, values, cu_seqlens, visible):
+        if bool(visible.all()) and not torch.is_grad_enabled():
+            bounds = cu_seqlens.tolist()
+            for start, stop in itertools.pairwise(bounds):
+                order = tokens[start:stop].argsort()
+                cell = tokens[start:stop][order], values[start:stop][order]
+                seen[tuple(part.numpy().tobytes() for part in cell)] += stop > start
+        return forward(self, tokens, values, cu_seqlens, visible)
+
+    monkeypatch.setattr(SetEncoder, "forward", counted)
+    return seen
+
+
+def drawn(passes: Passes):
+    """Toy cells with perturbations and states, whose matrix counts its reads."""
+    adata = sd.datasets.toy(N_CELLS, N_GENES, rng=1)
+    a, b, c = map(str, adata.var_names[:3])
+    adata.obs["perturbation"] = np.resize(["control", a, b, f"{a}+{b}", c, f"{b}+{c}"], N_CELLS)
+    adata.obs["state"] = np.resize(["now", "wanted"], N_CELLS)
+    adata.X = passes.matrix(adata.X)
+    return adata
+
+
+def others(n_cells: int = 60):
+    """Other cells of the same genes, whose matrix nobody counts."""
+    return sd.datasets.toy(N_CELLS + 1, N_GENES, rng=1)[:n_cells].copy()
+
+
+def ranked(adata):
+    small = others(N_CELLS)
+    small.obs["perturbation"] = adata.obs["perturbation"].to_numpy()
+    fitted = sd.tl.fit_perturbation(small, "perturbation", strategy="none")
+    return lambda: sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted)
+
+
+def scored(adata):
+    small = others(N_CELLS)
+    small.obs["perturbation"] = adata.obs["perturbation"].to_numpy()
+    double = str(adata.obs["perturbation"].iloc[3])
+    predicted = sd.tl.predict_perturbation(
+        small[small.obs["perturbation"] != double].copy(), "perturbation", predict=[double], strategy="none"
+    )
+    return lambda: sd.tl.score_perturbation(predicted, adata)
+
+
+def regulated(adata):
+    sd.tl.grn(adata)
+    return lambda: sd.tl.regulon(adata, gene(adata))
+
+
+def gene(adata):
+    return str(adata.var_names[0])
+
+
+CALLS = {
+    "pp.match_genes": sd.pp.match_genes,
+    "pp.gene_entropy": sd.pp.gene_entropy,
+    "pp.corpus_entropy": sd.pp.corpus_entropy,
+    "pp.entropy_serialize": lambda a: sd.pp.entropy_serialize(a, "scdiva-mini"),
+    "tl.embed": sd.tl.embed,
+    "tl.embed, mean": lambda a: sd.tl.embed(a, pooling="lat+mean"),
+    "tl.integrate": lambda a: sd.tl.integrate(a, "batch", steps=3),
+    "tl.integrate, corrected": lambda a: sd.tl.integrate(a, "batch", steps=3, corrected=True),
+    "tl.integrate, labels": lambda a: sd.tl.integrate(a, "batch", "cell_type", steps=3),
+    "tl.annotate, query": lambda a: sd.tl.annotate(a, "cell_type", others(), method="linear"),
+    "tl.annotate, reference": lambda a: sd.tl.annotate(others(), "cell_type", a, method="linear"),
+    "tl.annotate, centroid": lambda a: sd.tl.annotate(others(), "cell_type", a, method="centroid"),
+    "tl.adapt": sd.tl.adapt,
+    "tl.impute": lambda a: sd.tl.impute(a, [gene(a)]),
+    "tl.generate": lambda a: sd.tl.generate(a, 3, groupby="cell_type"),
+    "tl.reconstruct": lambda a: sd.tl.reconstruct(a, n_steps=2),
+    "tl.log_likelihood": lambda a: sd.tl.log_likelihood(a, n_samples=2),
+    "tl.gene_embedding": lambda a: sd.tl.gene_embedding(a, groupby="cell_type"),
+    "tl.grn": sd.tl.grn,
+    "tl.grn, correlation": lambda a: sd.tl.grn(a, "correlation"),
+    "tl.grn, attention": lambda a: sd.tl.grn(a, "attention", n_cells=10),
+    "tl.grn, knock-outs": lambda a: sd.tl.grn(a, "knockout", sources=[gene(a)], n_cells=10),
+    "tl.fit_perturbation": lambda a: sd.tl.fit_perturbation(a, "perturbation", max_epochs=1),
+    "tl.predict_perturbation": lambda a: sd.tl.predict_perturbation(
+        a, "perturbation", predict=[f"{gene(a)}+{a.var_names[2]}"], strategy="none"
+    ),
+    "tl.in_silico_perturbation": lambda a: sd.tl.in_silico_perturbation(a, [gene(a)], n_cells=5),
+    "pl.marker_heatmap": lambda a: sd.pl.marker_heatmap(a, "cell_type"),
+}
+PREPARED = {"tl.rank_perturbations": ranked, "tl.score_perturbation": scored, "tl.regulon": regulated}
+"""Calls that need what another call made first, of other cells."""
+
+MORE_PASSES = {
+    **dict.fromkeys(("tl.integrate", "tl.integrate, corrected", "tl.integrate, labels"), 2),
+    **dict.fromkeys(("tl.annotate, reference", "tl.annotate, centroid", "tl.in_silico_perturbation"), 2),
+    **dict.fromkeys(("tl.fit_perturbation", "tl.predict_perturbation", "tl.rank_perturbations"), 3),
+}
+"""Calls that still pass over the matrix more than once."""
+MORE_ENCODINGS = dict.fromkeys(("tl.integrate", "tl.integrate, corrected", "tl.integrate, labels", "tl.adapt"), 2)
+"""Calls that still encode a cell more than once."""
+
+
+@pytest.mark.parametrize("name", [*CALLS, *PREPARED])
+def test_a_call_reads_its_cells_once_and_encodes_them_once(encoded, name):
+    passes = Passes()
+    adata = drawn(passes)
+    call = PREPARED[name](adata) if name in PREPARED else lambda: CALLS[name](adata)
+    passes.n = 0
+    encoded.clear()
+    call()
+    assert 1 <= passes.n <= MORE_PASSES.get(name, 1)
+    assert max(encoded.values(), default=0) <= MORE_ENCODINGS.get(name, 1)

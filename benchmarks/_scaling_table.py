@@ -22,7 +22,7 @@ FIGURE = Path(__file__).parents[1] / "docs" / "_static" / "scaling.png"
 
 def scaling_tables(result: dict) -> list[str]:
     """The figure, and the figures that it is drawn from: a table of cells, of genes, and of memory at two sizes."""
-    parts = [f"![CPU time and peak memory by cells and genes]({FIGURE.parent.name}/{FIGURE.name})\n"]
+    parts = [f"![CPU time and peak memory by cells and genes](../{FIGURE.parent.name}/{FIGURE.name})\n"]
     for part, size in {**PARTS, "memory": "n_cells"}.items():
         some = [row for row in result["rows"] if row.get("part") == part]
         if not some:

@@ -27,9 +27,35 @@ def results(script, tmp_path, monkeypatch):
     return tables, write
 
 
+def whole(tables):
+    """All pages, one after the other."""
+    return "\n".join(tables.pages().values())
+
+
 def test_the_committed_page_is_what_the_committed_results_give(script):
     tables = script("tables")
-    assert tables.PAGE.read_text(encoding="utf-8") == tables.page(), "run python benchmarks/tables.py and commit it"
+    written = {path: (tables.DOCS / path).read_text(encoding="utf-8") for path in tables.pages()}
+    assert written == tables.pages(), "run python benchmarks/tables.py and commit it"
+    assert {path.name for path in (tables.DOCS / "results").glob("*.md")} == {f"{topic}.md" for topic in tables.TOPICS}
+
+
+def test_every_comparison_of_the_front_page_has_its_rows(script):
+    tables, front = script("tables"), script("_summary")
+    for task in front.TASKS:
+        rows = tables.load(task.result)["rows"]
+        assert [line.what for line in task.lines if front.compared(rows, line) is None] == []
+        assert f"results/{task.page}.md" in tables.pages()
+
+
+def test_the_best_rival_is_shown_beside_ours(script):
+    front = script("_summary")
+    task = front.TASKS[0]
+    rows = [{"set": "pbmc3k_raw", "arm": arm, "average_bio": value} for arm, value in (("scdiva", 0.7), ("pca", 0.6))]
+    goal = {"what": "pbmc3k_raw: mean of NMI, ARI, ASW above PCA", "value": 0.1, "at_least": 0.2, "met": False,
+            "interval": [0.05, 0.15], "over": "3 seeds"}  # fmt: skip
+    text = front.summary({task.result: {"rows": [*rows, goal]}})
+    assert "| pbmc3k | 0.700 | PCA 0.600 | +0.100 (+0.050 to +0.150) | **missed** |" in text
+    assert text.count("| pbmc3k") == 1
 
 
 def test_goals_met_and_missed(results):
@@ -44,14 +70,14 @@ def test_goals_met_and_missed(results):
         {"what": "float32, full", "cpu_seconds": 6.5, "peak_mib": 1470},
         {"what": "chunked / masked", "value": 0.875},
     ])  # fmt: skip
-    page = tables.page()
+    page = whole(tables)
     assert "| memory | 0.1733 | 0.17 to 0.18 (5 rounds) | ≤ 0.25 | met |" in page
     assert "| speed | 1.5 | - | ≥ 2 | **missed** |" in page
     assert "| close | 2.1 | 1.9 to 2.2 (3 seeds) | ≥ 2 | within noise |" in page
     assert "| once | 2.1 | - | ≥ 2 | one run, no interval |" in page
     assert "| as rows were once | 2.1 | - | ≥ 2 | one run, no interval |" in page
     assert "| copies | 0 | counted | ≤ 0 | met |" in page
-    assert "Of the 6 goals on this page 2 met, 1 missed, 1 within noise, and 2 of one run" in page
+    assert "Of the 6 goals 2 met, 1 missed, 1 within noise, and 2 of one run" in page
     assert "| what | cpu seconds | peak MiB |" in page
     assert "| float32, full | 6.5 | 1,470 |" in page
     assert "| chunked / masked | 0.875 |" in page
@@ -63,7 +89,7 @@ def test_goals_met_and_missed(results):
 def test_what_has_no_result_is_left_out_but_for_the_gpu(results):
     tables, write = results
     write("loss", [{"what": "a", "value": 1.0}])
-    page = tables.page()
+    page = tables.pages()["results/speed.md"]
     assert [line for line in page.splitlines() if line.startswith("## ")] == ["## Loss", "## GPU"]
     assert tables.NO_GPU in page
 
@@ -76,7 +102,7 @@ def test_gpu_rows_stand_in_their_sections_with_what_went_wrong(results):
         {"section": "kernels", "what": "forward: fused", "ms_best": 1.25, "tflops": 300.0},
         {"section": "training", "what": "train", "error": "OutOfMemoryError: a\nb"},
     ], gpu="Some GPU")  # fmt: skip
-    page = tables.page()
+    page = whole(tables)
     assert tables.NO_GPU not in page
     assert "### Kernels" in page
     assert "GPU: Some GPU (79 GiB), CUDA 12.8." in page
@@ -89,7 +115,7 @@ def test_gpu_rows_stand_in_their_sections_with_what_went_wrong(results):
 def test_a_result_that_no_one_described_is_shown_all_the_same(results):
     tables, write = results
     write("new_subject", [{"what": "a", "value": 1234567.0}], commit="0123456789abcdef+changes")
-    page = tables.page()
+    page = whole(tables)
     assert "## New subject" in page
     assert "1,234,567" in page
     assert "The code had changes" in page
@@ -108,9 +134,9 @@ def scaled_rows():
 def test_scaling_shows_each_call_and_its_goals(results, tmp_path):
     tables, write = results
     write("scaling", [{"what": "a slope", "value": 1.2, "at_most": 1.05, "met": False}, *scaled_rows()])
-    page = tables.page()
+    page = whole(tables)
     assert "| a slope | 1.2 | - | ≤ 1.05 | **missed** |" in page
-    assert "(_static/scaling.png)" in page
+    assert "(../_static/scaling.png)" in page
     assert "| 100,000 | 100.00 | 500 (400) | 100.00 | 500 (400) | 100.00 | 500 (400) |" in page
     assert "| 10,000 | 100.00 | 500 (400) | 100.00 |" in page  # of genes
     assert "| 100,000 | 100.00 | 500 (400) |\n" in page  # of memory
@@ -131,7 +157,7 @@ def test_zero_shot_shows_arms_goals_and_what_is_left_out(results):
             for arm in ("scdiva", "scvi")]  # fmt: skip
     goal = {"what": "some: accuracy above PCA", "value": -0.01, "at_least": 0.0, "met": False}
     write("zero_shot", [*rows, goal], left_out={"svd": "no corpus"})
-    page = tables.page()
+    page = whole(tables)
     assert "| some (1,200) | scVI fitted on the set | 0.500 ± 0.500 |" in page
     assert "| some: accuracy above PCA | -0.01 | - | ≥ 0 | **missed** |" in page
     assert "Left out: corpus SVD, zero-shot; no corpus." in page
@@ -151,8 +177,8 @@ def test_the_figure_of_thinning_is_the_same_for_the_same_rows(results, tmp_path)
 
     tables, write = results
     write("thinning", thinned_rows())
-    assert "| some (50) | PCA fitted on the set | 10% | 1.000 | 0.100 | 0.800 ± 0.010 |" in tables.page()
-    assert "(_static/thinning.png)" in tables.page()
+    assert "| some (50) | PCA fitted on the set | 10% | 1.000 | 0.100 | 0.800 ± 0.010 |" in whole(tables)
+    assert "(../_static/thinning.png)" in whole(tables)
     files = [tmp_path / "first.png", tmp_path / "second.png", tmp_path / "other.png"]
     others = [{**row, "accuracy": 0.1} for row in thinned_rows()]
     for file, rows in zip(files, (thinned_rows(), thinned_rows(), others), strict=True):
@@ -190,7 +216,7 @@ def test_the_ablation_says_what_is_more_than_noise(results):
     bases = {"set encoder": "set", "anchor": "encoder", "diffusion": "encoder"}
     notes = {"bases": bases, "sets": ["some"], "not_trained_on": ["some"], "n_cells": 1234, "n_studies": 5}
     write("ablation", rows, seconds=15.0, **notes)
-    page = tables.page()
+    page = whole(tables)
     assert "| better | what better is | 1,000 | **7.103 ± 0.105 (-0.997)** |" in page
     assert "| noisy | what noisy is | 1,000 | 8.000 ± 1.000 (-0.100) |" in page
     assert "Better than `encoder` by more than two standard errors: `better` (identity, nats)." in page
@@ -207,4 +233,4 @@ def test_one_seed_of_an_ablation_decides_nothing(results):
     rows = [*ablated("encoder", (8.0,), family="anchor"), *ablated("better", (1.0,))]
     notes = {"bases": {"diffusion": "encoder"}, "sets": [], "not_trained_on": [], "n_cells": 1, "n_studies": 1}
     write("ablation", rows, seconds=1.0, **notes)
-    assert "two standard errors: none. Worse: none. Did not help, in no measure here: `better`." in tables.page()
+    assert "two standard errors: none. Worse: none. Did not help, in no measure here: `better`." in whole(tables)

@@ -100,8 +100,9 @@ def test_rows_of_other_weights_are_refused(weights):
 def test_the_page_is_not_written_of_other_weights(script, weights, tmp_path, monkeypatch, capsys):
     tables = script("tables")
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
-    page = tmp_path / "page.md"
-    monkeypatch.setattr(tables, "PAGE", page)
+    (tmp_path / "_static").mkdir()
+    page = tmp_path / "results" / "embedding.md"
+    monkeypatch.setattr(tables, "DOCS", tmp_path)
     scores = {key: 0.5 for name in (*tables.SCORES, "average_bio") for key in (name, f"{name}_sd")}
     row = {"set": "some", "arm": "scdiva", "n_cells": 9, "cpu_seconds": 1.0, "wall_seconds": 1.0, **scores}
     machine = {"processor": "Some CPU", "cores": 2, "python": "3.11.7"}

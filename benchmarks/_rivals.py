@@ -1,7 +1,7 @@
 """The arms of the embedding benchmarks: each is made once and then embeds any cells with the same genes.
 
-`scdiva` and the corpus SVD never see the set they are scored on; PCA and scVI are fitted on it, without its labels and
-without its batches.
+`scdiva` and the corpus SVD never see the set they are scored on; PCA and scVI are fitted on it, without its labels, and
+without its batches unless they are named.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def has_scvi() -> bool:
     return find_spec("scvi") is not None
 
 
-def fit_scvi(adata: ad.AnnData, seed: int, max_epochs: int | None = None) -> Arm:
-    """scVI with its default architecture, epochs and early stopping, on the raw counts of 2,000 genes; no batch_key.
+def fit_scvi(adata: ad.AnnData, seed: int, max_epochs: int | None = None, batch_key: str | None = None) -> Arm:
+    """scVI with its default architecture, epochs and early stopping, on the raw counts of 2,000 genes.
 
     Genes are the highly variable ones that PCA takes. Counts that are no integers (a set of mixed scales) are rounded,
     as scVI models integers. Other cells go through the encoder of the fit. `max_epochs` is for tests: None, the default
@@ -149,13 +149,14 @@ def fit_scvi(adata: ad.AnnData, seed: int, max_epochs: int | None = None) -> Arm
         part = cells[:, genes]
         matrix = sp.csr_matrix(part.X, copy=True)
         matrix.data = np.round(matrix.data)
-        return ad.AnnData(matrix, obs=part.obs[[]].copy(), var=part.var[[]].copy())
+        kept = [] if batch_key is None else [batch_key]
+        return ad.AnnData(matrix, obs=part.obs[kept].astype(str), var=part.var[[]].copy())
 
     threads = torch.get_num_threads()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         fitted = counts(adata)
-        scvi.model.SCVI.setup_anndata(fitted)
+        scvi.model.SCVI.setup_anndata(fitted, batch_key=batch_key)
         network = scvi.model.SCVI(fitted)
         network.train(max_epochs, early_stopping=True, accelerator="cpu", enable_progress_bar=False)
     torch.set_num_threads(threads)

@@ -17,8 +17,8 @@ ABOUT = {
         "The bundled model was trained on none of these cells and fits nothing; its linear part is the projection "
         "from which its set encoder starts. The corpus SVD is the plain one, study-centred, 4,000 genes and 64 "
         "directions, no network. PCA (2,000 highly variable genes, scaled, 50 components) and scVI (the same "
-        "genes, raw counts, default architecture, epochs and early stopping) are fitted on each set, neither told "
-        "of batches. Seeds shuffle the folds, the clusters and the sample of large sets; scVI is fitted anew for "
+        "genes, raw counts, default architecture, epochs and early stopping) are fitted on each set, neither with "
+        "batches. Seeds shuffle the folds, the clusters and the sample of large sets; scVI is fitted anew for "
         "each only where that takes less than a minute. CPU seconds are of one fit and embedding, on a machine "
         "that had other work to do, which slows the fits of scVI most: read times as rough. Goals are on the sets "
         "of blood, the tissue of the corpus; where the tissue was not in it (pancreas, lung cancer lines), the "
@@ -58,7 +58,7 @@ ABOUT = {
         "Sequenced less deep",
         "Of every count c, Binomial(c, depth) are kept, in half of the labelled cells of a set. Cosine of their "
         "embeddings to those at full depth, mean over cells, as they stand and with the mean of all full-depth "
-        "embeddings taken off both (only these compare: a common offset makes any two cells look alike); accuracy of a "
+        "embeddings taken off both (only these compare: a common offset makes any two cells similar); accuracy of a "
         "15-NN fitted at full depth on the other half. scdiva-mini and the corpus SVD see nothing of the set; PCA and "
         "scVI are fitted on all of its cells at full depth. Rows of rivals may be of an earlier commit, which the "
         "results file names. Seeds part and thin the cells.",
@@ -68,7 +68,7 @@ ABOUT = {
         "Cells of eight sets with all genes are embedded with scdiva-mini whole, and cut to some genes: the most "
         "variable, those with most counts, or any (two seeds). Cosine of both embeddings of a cell, mean over cells, "
         "then over cuts, with the least and the largest. The share of entropy is that of the genes which are left, of "
-        "the entropies that the model's folder stores. Calls that embed warn below a share of 65%. Last, what tells a "
+        "the entropies that the model's folder stores. Calls that embed warn below a share of 65%. Last, how well measures separate a "
         "mean cosine of 0.95 or more from a lower one, over all cuts. Two of the sets trained the model.",
     ),
     "ablation": (
@@ -82,7 +82,7 @@ ABOUT = {
         "and value (squared error of masked values; of values that alone are hidden) are of the denoiser on the "
         "validation studies: same cells, genes and masks for all arms, each in its own order, the first 256 genes "
         "in the order of the base, which favours it over other orders, or 256 drawn from the whole cell, which "
-        "favours none. Guessing all genes alike costs ln 6,000 = 8.70 nats: among figures above it, a lower one "
+        "favours none. Guessing all genes equally costs ln 6,000 = 8.70 nats: among figures above it, a lower one "
         "only means that less was learned of something else. A value error near 1 is that of the mean. Mean ± "
         "standard deviation over seeds, in brackets the difference to the base (first line), bold where it is more "
         "than two standard errors of the differences within seeds, an arm's own error taken as no smaller than the "
@@ -90,7 +90,7 @@ ABOUT = {
         "to the set encoder: all have that of the base. Thinned counts are drawn from log-normalised values, a "
         "cell's smallest taken as one count. Budget, network, learning rate and batch size were settled after two "
         "earlier runs and probes on the same judges, whose rows are not here. A denoiser that guesses every gene "
-        "of the vocabulary alike has 8.70 nats: at this budget it has hardly begun, and above that figure a better "
+        "of the vocabulary equally has 8.70 nats: at this budget it has hardly begun, and above that figure a better "
         "one has learned less, not more.",
     ),
     "learning_curve": (
@@ -161,7 +161,7 @@ ABOUT = {
     "faults": (
         "Faults",
         "`make faults`: small runs with accumulation, validation, dropout and a running mean of the weights, killed at "
-        "random moments, told to stop, or without room on the disk. Tried: faults. Bit-exact: after how many of them "
+        "random moments, sent a signal to stop, or without room on the disk. Tried: faults. Bit-exact: after how many of them "
         "the checkpoint on the disk was that of a run without faults at its step, and the exit code the one announced. "
         "Lost: after how many more steps were gone than `checkpoint_every`, or the end was another one.",
     ),

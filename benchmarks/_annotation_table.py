@@ -29,7 +29,7 @@ WORDS = (
     "cells and batches too, without their types; it starts from an scVI of both, defaults and early stopping, which is "
     "fitted once for all seeds, its seconds included. `tl.annotate` is given all genes. Macro-F1 is over the query's "
     "types that the whole reference has. ECE is the expected calibration error of the confidence in the query, 15 "
-    "bins, all queries of a set together. Seeds draw the fits and which labels are told; logistic regression, SVM, "
+    "bins, all queries of a set together. Seeds draw the fits and which labels are given; logistic regression, SVM, "
     "centroids and 15-NN draw nothing. The fits of a row ran on one thread in a process of their own; seconds are of "
     "one fit and its annotation, peak MiB is all that the process held, libraries included; the machine had other work "
     "to do."
@@ -111,7 +111,7 @@ def few(rows: list[dict]) -> str:
     shares = sorted({row["share"] for row in rows})
     columns = {f"{share:.0%}": [row for row in rows if row["share"] == share] for share in shares}
     order = sorted(rows, key=lambda row: list(dict.fromkeys(row["set"] for row in rows)).index(row["set"]))
-    words = "Macro-F1 by the share of the reference's cells whose label is told."
+    words = "Macro-F1 by the share of the reference's cells whose label is given."
     return joined("### Few labels", words, by_method(order, "macro_f1", columns, "set"))
 
 
@@ -127,7 +127,7 @@ def unknown(rows: list[dict]) -> str:
         scores = (value(of_set[name], "rejection_auroc") if name in of_set else "-" for name in sets)
         lines.append([ANNOTATED[arm], *scores, mean])
     words = (
-        "Each type in turn is taken out of the reference. AUROC of the score of novelty: the query's cells of that "
+        "Each type in turn is removed from the reference. AUROC of the score of novelty: the query's cells of that "
         "type against its other cells; mean over types. The score is `scdiva_label_novelty` for `tl.annotate`; one "
         "minus the largest probability for logistic regression; the margin between the first two types for the SVM; "
         "one minus the largest correlation for centroids; the mean distance to the neighbours for 15-NN."

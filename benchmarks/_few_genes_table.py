@@ -13,7 +13,7 @@ SIGNS = {
 
 
 def few_genes(result: dict) -> str:
-    """Cosine by cut, cosine by share of entropy, and what tells enough genes from too few."""
+    """Cosine by cut, cosine by share of entropy, and what separates enough genes from too few."""
     rows = result["rows"]
     measured = ["genes of the model", "share of entropy", "cosine", "least", "largest", "cuts"]
     by_cut = [[f"{row['n_genes']:,}, {CUTS[row['kind']]}", *_figures(row)] for row in rows if "kind" in row]
@@ -31,7 +31,7 @@ def few_genes(result: dict) -> str:
     return "\n".join([
         table(["genes kept", *measured], by_cut),
         table(["share of entropy", *measured], by_share),
-        table(["what tells a cosine of 0.95", "AUC", "best bound", "cuts told right"], signs),
+        table(["predictor of a cosine of 0.95", "AUC", "best bound", "cuts classified correctly"], signs),
     ])  # fmt: skip
 
 

@@ -37,7 +37,7 @@ WORDS = (
     "graph says no more of these edges than that. Early precision: of as many edges as are known, over chance. Mutual "
     "information: quantile bins of expressing cells, zero a bin of its own. Random forest: GENIE3, 100 trees of depth "
     "10 for each target, all factors to choose from, for known edges alone. Co-occurrence alone: the formula of "
-    "attention with all ranks alike, beside which stands what attention itself adds. Product of means and random "
+    "attention with all ranks equal, beside which stands what attention itself adds. Product of means and random "
     "numbers know of no pair. Ours by their defaults with the bundled model: all cells, for knockout 50 of a source. "
     "CPU seconds are of the graph alone, on a machine that had other work to do. How embedding, attention and knockout "
     "read the model, and of how many cells, was settled on after more than a hundred ways had been scored by these "

@@ -20,7 +20,7 @@ INTEGRATED = {
 }
 MIXED = {
     "accuracy": "15-NN accuracy", "nmi": "NMI", "ari": "ARI", "asw": "ASW", "average_bio": "mean of NMI, ARI, ASW",
-    "ilisi": "iLISI (batches shuffled)", "ilisi_even": "iLISI, neighbours alike (shuffled)", "batch_asw": "batch ASW",
+    "ilisi": "iLISI (batches shuffled)", "ilisi_even": "iLISI, unweighted (shuffled)", "batch_asw": "batch ASW",
     "avg_batch": "Avg-batch (paper)",
 }  # fmt: skip
 CARRIED = {
@@ -56,7 +56,7 @@ metrics"), as printed, a column for each of `PAPER_METHODS`; none of it was meas
 PAPER_WORDS = (
     "From Table 2 of the scDiVa paper, as printed there; nothing of it was measured here, and neither its weights nor "
     "these sets come with this package. The paper fine-tuned scDiVa with labels (SupCon), and Avg-bio scores labels; "
-    "Harmony is told of none. `benchmarks/integration.py --h5ad FILE --batch-key B --labels-key L` runs all arms "
+    "Harmony is given none. `benchmarks/integration.py --h5ad FILE --batch-key B --labels-key L` runs all arms "
     "above on a file of one's own."
 )
 WORDS = (
@@ -64,7 +64,7 @@ WORDS = (
     "and Harmony log-normalised and scaled, 50 components, Harmony with the defaults of harmonypy; scVI raw "
     "counts, default architecture and epochs, early stopping. `tl.integrate` is given all genes. "
     "iLISI is the median over cells of the inverse Simpson index of the 90 nearest neighbours' batches, "
-    "scaled to 0..1; weighted to a perplexity of 30, or all alike; in brackets what batches dealt out at random "
+    "scaled to 0..1; weighted to a perplexity of 30, or unweighted; in brackets what batches dealt out at random "
     "would score. Batch ASW (within types) is scib's. Seeds draw the fits, folds and "
     "clusters, and which labels are hidden; a rival's fit of more than a minute is made once, as is a query's. "
     "scANVI starts from that scVI, its seconds included. scArches fits scVI and scANVI on the other batches as "

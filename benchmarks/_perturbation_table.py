@@ -56,7 +56,7 @@ WORDS = (
     "own; CPU seconds are of one fit and its prediction, peak MiB is all that the process held."
 )
 GEARS_WORDS = (
-    "GEARS is cell-gears with its defaults (20 epochs, a tenth of the training perturbations tells the best). Its "
+    "GEARS is cell-gears with its defaults (20 epochs, a tenth of the training perturbations selects the best). Its "
     "graph of perturbations is made from the gene sets named in its notes, as the gene ontology that it downloads was "
     "not at hand; where a perturbed gene is in none of them, GEARS knows nothing of it but what it was trained on."
 )

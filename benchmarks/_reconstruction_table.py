@@ -49,8 +49,8 @@ IMPUTED = {
     "spearman_cell": "Spearman per cell",
     "spearman_gene": "per gene",
     "rmse_shown": "RMSE, expressed",
-    "rmse": "RMSE, as told",
-    "excess": "told by counted",
+    "rmse": "RMSE, as predicted",
+    "excess": "predicted by counted",
     "seconds": "seconds",
 }
 DRAWN = {"forest": "AUROC, forest", "logistic": "logistic", "mmd": "MMD²", "mmd_floor": "its floor",
@@ -94,7 +94,7 @@ WORDS_OF = {
     "impute": (
         "A tenth of the entries above zero is set to zero, of genes that 10 cells express; the value that is asked "
         "for is log-normalised by the counts that are left. All arms tell the logarithm of the counts they expect, "
-        "zeros as often as they occur. What is asked for is no zero, so an error of what is told rewards whoever "
+        "zeros as often as they occur. What is asked for is no zero, so an error of predictions rewards whoever "
         "expects too much: the last column but one is the mean expectation of the median gene, by the mean that "
         "was counted. The RMSE of what is expressed is that of a value known to be above zero, as all of these are: "
         "ours is what `tl.impute(expressed=True)` writes (scored here twice: that values are the mean of two heads "
@@ -104,11 +104,11 @@ WORDS_OF = {
         "goals are held to it. scVI: default architecture, all genes, default epochs (400 at these sizes) if "
         "its row names no others. 30 neighbours, the cell among them, on 50 components; diffusion is MAGIC's idea, not "
         "its code. Type means are "
-        "told the true types."
+        "given the true types."
     ),
     "population": (
         "Cells drawn from half of the cells, beside the other half, genes that 10 cells express. AUROC: how well a "
-        "classifier tells drawn from real cells, 0.5 not at all. MMD² is unbiased, its floor is one draw of what "
+        "classifier separates drawn from real cells, 0.5 not at all. MMD² is unbiased, its floor is one draw of what "
         "chance gives. Few cells train the classifiers less, so their figures are comparable only with the same number "
         "of cells, and rough. Copies are looked for among the cells learned from. Genes resampled one by one are the "
         "training cells with each gene shuffled."

@@ -101,7 +101,7 @@ def judge(
     both = [ours] if theirs is None else [ours, theirs]
     widths = {}
     if (drawn := _over_seeds(both, scale, share)) is not None:
-        widths[next((one.over for one in both if one.error), ours.over)] = drawn
+        widths[" and ".join(dict.fromkeys(one.over for one in both if one.error))] = drawn
     if all(one.of_cells is not None for one in both):
         error = hypot(*(abs(part) * one.of_cells for part, one in zip(scale, both, strict=True) if one.of_cells))
         widths[f"{min(one.n_cells for one in both):,} cells"] = NormalDist().inv_cdf((1 + LEVEL) / 2) * error

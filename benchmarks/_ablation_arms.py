@@ -92,7 +92,6 @@ class Arm:
 NO_DROPOUT = 1e-9
 """A share of genes left out that is none; the configuration refuses zero."""
 OBJECTIVES = {
-    "two_view": "the state of one view anchors the denoising of another",
     "genes": "the cell's genes from its state",
     "contrast": "two corruptions of a cell against others of its study",
     "genes+contrast": "both of these",
@@ -127,7 +126,6 @@ ARMS: dict[str, Arm] = {
     "learned_128": Arm(SET, "learned part of 128 dimensions", {"anchor_learned_dim": 128}),
     "hidden_1024": Arm(SET, "hidden width 1,024, not 512", {"anchor_hidden": 1024}),
     **_with_objectives("encoder", "set encoder, residual R·[LAT] from zero", {}),
-    **_with_objectives("pooled", "mean of the genes' embeddings", {"anchor": "pooled"}),
     "learned": Arm(ANCHOR, "a learned vector, as in the paper's text", {"anchor": "learned"}),
     "learned_random": Arm(
         ANCHOR, "a learned vector, gene table drawn at random", {"anchor": "learned"}, start="random"
@@ -149,6 +147,13 @@ ARMS: dict[str, Arm] = {
     "context_1200": Arm(DIFFUSION, "context of 1,200 genes", {"max_length": 1200}, {"context": 1200}),
     "thinned": Arm(DIFFUSION, "training cells are binomially thinned counts", thinning=True),
 }
+
+REMOVED = (
+    "encoder_two_view",
+    "pooled",
+    *(f"pooled_{of}" for of in ("two_view", "genes", "contrast", "genes_contrast")),
+)
+"""Arms of options that the package had and has no more, as none was better: their rows stay as they were recorded."""
 
 LEAST_SHARE = 0.2
 """Of the counts of a cell, thinning keeps a share drawn between this and 1, as gene dropout does of its genes."""

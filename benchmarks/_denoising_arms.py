@@ -270,7 +270,7 @@ def transformer(model: ScDiVa, vocabulary: Vocabulary, *, behind: bool) -> Answe
                 even = torch.linspace(0, len(tokens), MASKED)
                 at = _inserted(torch.full((MASKED,), MASK), even, tokens, shown, behind=behind)
                 out = model(*at[:2], at[2], value_mask=at[3], anchor_state=state)
-                chance = model.gene_logits(out, at[3]).float().softmax(dim=1).mean(dim=0)
+                chance = model.logits(out, at[3]).float().softmax(dim=1).mean(dim=0)
                 odds[of_presence] = chance.clamp_min(1e-12).log()[asked.token[of_presence] - N_SPECIAL]
 
                 genes = asked.value_token[of_value]
@@ -281,7 +281,7 @@ def transformer(model: ScDiVa, vocabulary: Vocabulary, *, behind: bool) -> Answe
                     place = torch.searchsorted(-ranked, -score[some]).float()
                     at = _inserted(genes[some], place, tokens, shown, behind=behind)
                     out = model(*at[:2], at[2], value_mask=at[3], anchor_state=state)
-                    found[some[at[4]]] = model.predict_values(out, at[0][at[3]], at[3]).float()
+                    found[some[at[4]]] = model.values(out, at[0][at[3]], at[3]).float()
                 values[of_value] = found
         return odds, values
 

@@ -249,7 +249,6 @@ MASKED: dict[str, tuple[Callable[[Work, int], dict], int]] = {
     "ours_1_step": (in_steps(1), 1),
     **{f"ours_{n}_steps": (in_steps(n), 1) for n in (2, 4, 8, 16, 32)},
     "ours_8_random": (in_steps(8, "random"), 1),
-    "ours_8_remdm": (in_steps(8, "remdm"), 1),
 }
 """Arms, and the seeds that each takes at most."""
 PAPER_ARMS: dict[str, tuple[Callable[[Work, int], dict], int]] = {

@@ -84,7 +84,8 @@ WORDS_OF = {
     ),
     "steps": (
         "The same, fewer cells, hidden genes' ranks given, hidden genes revealed the surest first if nothing else is "
-        "said. With more steps more genes stand at their ranks and fewer are found."
+        "said. With more steps more genes stand at their ranks and fewer are found. `remdm`, which hid a tenth of what "
+        "it had revealed again in each step (Wang et al. 2025), was removed after this."
     ),
     "paper": (
         "The upper rows are the paper's own figures, of models and sets that are not at hand. A masked-diffusion model "

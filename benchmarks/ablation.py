@@ -46,6 +46,7 @@ from _ablation_arms import (
     BASES,
     DIFFUSION,
     MODEL,
+    REMOVED,
     SET,
     SET_TRAINING,
     TRAINING,
@@ -324,7 +325,7 @@ def denoising(model: ScDiVa, arm: Arm, work: Work) -> dict[str, float]:
                 value_mask=value_mask,
             )  # fmt: skip
             _, nll = masked_cross_entropy(out.hidden[masked], model.gene_weight, tokens[masked] - N_SPECIAL)
-            error = (model.predict_values(out, tokens).float() - values).square()
+            error = (model.values(out, tokens).float() - values).square()
         found[f"identity{key}"] = float(nll.float().mean())
         found[f"value{key}"] = float(error[masked].mean())
         found[f"value_shown{key}"] = float(error[value_mask & ~masked].mean())
@@ -353,7 +354,8 @@ def rows_there(work: Work) -> list[dict]:
     """Rows of earlier calls; those of other settings can't stand in one table with new ones."""
     file = RESULTS / "ablation.json"
     rows = json.loads(file.read_text())["rows"] if file.exists() else []
-    return [row for row in rows if row["arm"] in ARMS and row["settings"] == settings(ARMS[row["arm"]], work)]
+    there = [row for row in rows if row["arm"] in ARMS and row["settings"] == settings(ARMS[row["arm"]], work)]
+    return [*there, *(row for row in rows if row["arm"] in REMOVED)]
 
 
 def main() -> None:
@@ -369,7 +371,7 @@ def main() -> None:
     sd.settings.progress, sd.settings.threads = False, 1
     warnings.filterwarnings("ignore", category=UserWarning)
     code, work = commit(), open_work(arguments.prepared, arguments.corpus, arguments.seconds)
-    rows = {(row["arm"], row["seed"]): row for row in rows_there(work)}
+    rows, names = {(row["arm"], row["seed"]): row for row in rows_there(work)}, [*ARMS, *REMOVED]
     for seed in arguments.seeds:
         for name in arguments.arms:
             if (name, seed) in rows:
@@ -382,7 +384,7 @@ def main() -> None:
                 f"{row['cpu_seconds']:.1f} of {time.process_time() - begun:.1f} s: {', '.join(said)}",
                 flush=True,
             )
-            ordered = sorted(rows.values(), key=lambda row: (list(ARMS).index(row["arm"]), row["seed"]))
+            ordered = sorted(rows.values(), key=lambda row: (names.index(row["arm"]), row["seed"]))
             record(
                 "ablation", ordered, commit=code, seconds=work.seconds, bases=BASES, sets=SCORED,
                 not_trained_on=NOT_TRAINED_ON, n_cells=work.cells.n_obs, n_studies=len(work.cells.study_names),

@@ -82,7 +82,7 @@ def training_bytes(model: ScDiVa, lengths: list[int], dtype: torch.dtype | None)
     def step() -> Tensor:
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
             out = model(corrupted.tokens, corrupted.values, cu_seqlens, value_mask=corrupted.value_mask)
-            predicted = model.predict_values(out, tokens)
+            predicted = model.values(out, tokens)
             known = tokens, values, corrupted, cu_seqlens, times
             return dual_loss(out.hidden, model.gene_weight, predicted, *known)[0]
 

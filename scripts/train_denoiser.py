@@ -2,11 +2,10 @@
 
     python scripts/train_denoiser.py --model FOLDER --prepared FOLDER --out FOLDER [--steps N] [--resume] [--install]
 
-`--model` is what `train_mini.py` wrote, `--prepared` its packed corpus: both of the same studies. With `--stream`
-queries attend to the transformer's hidden states too, and it is trained from the start, without positions. The run is
-one of `scdiva.train.fit`: stopped by a signal it goes on bit for bit with `--resume`. OUT/head.pt is written at the
-end, or at once of the last checkpoint (`--export`), and OUT/model, the model with the head; `--install` copies that
-into the package, and `model_card.py` writes its card. For the bundled model, with the corpus prepared by part 1 of
+`--model` is what `train_mini.py` wrote, `--prepared` its packed corpus: both of the same studies. The run is one of
+`scdiva.train.fit`: stopped by a signal it goes on bit for bit with `--resume`. OUT/head.pt is written at the end, or at
+once of the last checkpoint (`--export`), and OUT/model, the model with the head; `--install` copies that into the
+package, and `model_card.py` writes its card. For the bundled model, with the corpus prepared by part 1 of
 `train_mini.py`:
 
     python scripts/train_denoiser.py --model src/scdiva/checkpoints/scdiva-mini --prepared runs/mini/prepared \\
@@ -38,16 +37,7 @@ from scdiva.train.task_config import QueryConfig
 
 
 def module_of(model: ScDiVa, config: QueryConfig, measured: torch.Tensor) -> QueryModule:
-    """The module to train; the transformer that it reads is drawn anew, without positions."""
-    if config.stream:
-        new = ScDiVa(
-            replace(model.config, position="none"), generator=step_generator(config.seed, 0, "query transformer")
-        )
-        frozen = {
-            name: value for name, value in model.state_dict().items() if not name.startswith(("blocks.", "norm."))
-        }
-        new.load_state_dict(frozen, strict=False)
-        new.vocabulary, model = model.vocabulary, new
+    """The module to train."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return QueryModule(model.train(), config, measured)
@@ -92,7 +82,6 @@ def main() -> None:
     parser.add_argument("--context-cells", type=int, default=256)
     parser.add_argument("--captured-rate", type=float, default=0.5)
     parser.add_argument("--weight-decay", type=float, default=0.01)
-    parser.add_argument("--stream", action="store_true")
     parser.add_argument("--precision", choices=("auto", "fp32", "bf16"), default="auto")
     parser.add_argument("--accelerator", default="auto")
     parser.add_argument("--seed", type=int, default=0)
@@ -101,8 +90,6 @@ def main() -> None:
     parser.add_argument("--install", action="store_true", help="copy the model with its head into the package")
     parser.add_argument("--progress", action="store_true")
     arguments = parser.parse_args()
-    if arguments.stream and arguments.install:
-        parser.error("--stream trains a transformer beside the head; a model holds the head alone")
     model = load_model(arguments.model)
     config = QueryConfig(
         steps=arguments.steps,
@@ -110,7 +97,6 @@ def main() -> None:
         context_cells=arguments.context_cells,
         captured_rate=arguments.captured_rate,
         weight_decay=arguments.weight_decay,
-        stream=arguments.stream,
         precision=arguments.precision,
         seed=arguments.seed,
         log_every=50,
@@ -139,8 +125,6 @@ def main() -> None:
         )
         steps = trainer.global_step
     export(module, arguments.out / "head.pt")
-    if arguments.stream:
-        return
     training = {
         "training": config.to_dict(),
         "steps": steps,

@@ -61,24 +61,24 @@ def call(ablation, monkeypatch, folder, *options):
 
 def test_two_arms_are_trained_and_judged_and_not_made_again(ablation, monkeypatch, folder, capsys):
     options = ("--seconds", "0.1", "--arms")
-    result = call(ablation, monkeypatch, folder, *options, "set", "pooled")
-    base, pooled = result["rows"]
-    assert (base["arm"], pooled["arm"]) == ("set", "pooled")
+    result = call(ablation, monkeypatch, folder, *options, "set", "encoder_genes")
+    base, trained = result["rows"]
+    assert (base["arm"], trained["arm"]) == ("set", "encoder_genes")
     assert result["n_cells"] == 120  # the scored study is not among them
     assert "identity" not in base
-    for row in (base, pooled):
+    for row in (base, trained):
         assert row["steps"] >= 1
         assert 0.01 < row["cpu_seconds"] < 1.5
         assert row["sets"].keys() == {"scored"}
         assert row["accuracy"] > 0.5
-    assert 0 < pooled["identity"] < np.log(200) + 1
-    assert pooled["value"] > 0
+    assert 0 < trained["identity"] < np.log(200) + 1
+    assert trained["value"] > 0
     capsys.readouterr()
     again = call(ablation, monkeypatch, folder, *options, "set", "linear")
-    assert [row["arm"] for row in again["rows"]] == ["set", "linear", "pooled"]
+    assert [row["arm"] for row in again["rows"]] == ["set", "linear", "encoder_genes"]
     assert again["rows"][0] == base
     assert "linear" in (said := capsys.readouterr().out)
-    assert "pooled" not in said
+    assert "encoder_genes" not in said
 
 
 def test_every_arm_has_a_configuration_of_its_own(script, folder):

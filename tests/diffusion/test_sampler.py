@@ -5,15 +5,13 @@ from __future__ import annotations
 import itertools
 import math
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
 
 from scdiva._constants import MASK, N_SPECIAL, PAD
 from scdiva.diffusion import sample
-from scdiva.diffusion.sampler import _hidden_again, assign_genes, gumbel, likeliest_genes
+from scdiva.diffusion.sampler import assign_genes, gumbel, likeliest_genes
 
 N_GENES = 40
 
@@ -51,7 +49,7 @@ def partly_masked(lengths=(12, 1, 30, 7), share=0.7, seed=1):
 
 
 @pytest.mark.parametrize("n_steps", [1, 4, 32])
-@pytest.mark.parametrize("remasking", ["low_confidence", "random", "remdm"])
+@pytest.mark.parametrize("remasking", ["low_confidence", "random"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_fills_everything_without_repeating_a_gene(n_steps, remasking, temperature):
     tokens, values, cu = partly_masked()
@@ -267,62 +265,6 @@ def test_likeliest_genes_needs_a_gene_for_each_row(n_genes):
         likeliest_genes(logits, torch.zeros(3, dtype=torch.int64), 1.0)
 
 
-# --- hiding again what was drawn --------------------------------------------------------------------------------------
-@given(st.integers(1, 60), st.data(), st.floats(0, 1))
-def test_remdm_keeps_the_schedule_in_expectation(n_steps, data, remask):
-    k = data.draw(st.integers(1, n_steps))
-    t, s = k / n_steps, (k - 1) / n_steps
-    again, reveal = _hidden_again(t, s, remask)
-    assert 0 <= again <= remask
-    assert 0 <= reveal <= 1
-    assert (1 - again) * (1 - t) + reveal * t == pytest.approx(1 - s)
-
-
-def test_remdm_hides_again_the_share_it_says():
-    """Hidden positions after each step: binomial around the schedule, 5 standard deviations."""
-    n_cells, length, n_steps, remask = 2000, 10, 5, 0.3
-    tokens = torch.full((n_cells * length,), MASK)
-    denoiser = Fixed(spread=0.5)
-    sample(
-        denoiser, tokens, torch.zeros(len(tokens)), torch.arange(0, len(tokens) + 1, length), n_steps=n_steps,
-        remasking="remdm", remask=remask, temperature=1.0, generator=rng(5),
-    )  # fmt: skip
-    states = [seen == MASK for seen, _ in denoiser.calls]
-    assert len(states) == n_steps
-    for k, (now, then) in enumerate(itertools.pairwise(states)):
-        t, s = (n_steps - k) / n_steps, (n_steps - k - 1) / n_steps
-        again = min(remask, s / (1 - t)) if t < 1 else 0.0
-        shown = int((~now).sum())
-        assert abs(int((~now & then).sum()) - shown * again) <= 5 * math.sqrt(shown * again * (1 - again))
-        assert abs(int(then.sum()) - len(tokens) * s) <= 5 * math.sqrt(len(tokens) / 4)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.integers(1, 20), min_size=1, max_size=4),
-    st.floats(0, 1),
-    st.integers(1, 12),
-    st.floats(0, 1),
-    st.sampled_from([0.0, 0.7]),
-    st.integers(0, 99),
-)
-def test_remdm_keeps_what_was_given_and_repeats_no_gene(lengths, share, n_steps, remask, temperature, seed):
-    tokens, values, cu = partly_masked(tuple(lengths), share, seed)
-    denoiser = Fixed()
-    out = sample(
-        denoiser, tokens, values, cu, n_steps=n_steps, remasking="remdm", remask=remask, temperature=temperature,
-        generator=rng(seed),
-    )  # fmt: skip
-    given_ = tokens != MASK
-    for seen, _ in [*denoiser.calls, (out.tokens, None)]:
-        assert torch.equal(seen[given_], tokens[given_])
-        for a, b in itertools.pairwise(cu.tolist()):
-            genes = seen[a:b][seen[a:b] != MASK]
-            assert genes.unique().numel() == genes.numel()
-    assert torch.equal(out.values[given_], values[given_])
-    assert (out.tokens != MASK).all()
-
-
 # --- values that depend on the gene -----------------------------------------------------------------------------------
 class OfGenes(Fixed):
     """Adds to the value of a masked position what a table says of cell and gene."""
@@ -366,8 +308,7 @@ def test_values_are_drawn_where_asked():
     ("change", "message"),
     [
         ({"n_steps": 0}, "n_steps"),
-        ({"remasking": "topk"}, "low_confidence, random, remdm"),
-        ({"remask": 1.5}, r"remask must be in \[0, 1\], got 1.5"),
+        ({"remasking": "topk"}, "low_confidence, random"),
         ({"temperature": -1.0}, "temperature"),
         ({"temperature": float("nan")}, "temperature"),
         ({"tokens": torch.tensor([3, PAD, MASK])}, "neither PAD nor LAT"),

@@ -30,7 +30,7 @@ def case():
     return (hidden, weight, predicted, tokens, values, corrupted, cu, times), scored
 
 
-def slow(arguments, scored, prior):
+def slow(arguments, scored, logits):
     """Mean over cells of the mean cross-entropy of their scored positions; of the values all that are hidden."""
     hidden, weight, predicted, tokens, values, corrupted, cu, _ = arguments
     identity, value, row = [], [], 0
@@ -38,11 +38,10 @@ def slow(arguments, scored, prior):
         terms, errors = [], []
         for i in range(a, b):
             if corrupted.masked[i] and scored[i]:
-                logits = weight @ hidden[i]
-                if prior is not None:
-                    logits = logits + prior[row]
+                terms.append(
+                    F.cross_entropy(weight @ hidden[i] if logits is None else logits[row], tokens[i] - N_SPECIAL)
+                )
                 row += 1
-                terms.append(F.cross_entropy(logits, tokens[i] - N_SPECIAL))
             if corrupted.value_mask[i]:
                 errors.append((predicted[i] - values[i]) ** 2)
         identity += [sum(terms) / len(terms)] if terms else []
@@ -51,31 +50,31 @@ def slow(arguments, scored, prior):
 
 
 @pytest.mark.parametrize("some", [True, False])
-@pytest.mark.parametrize("told", [True, False])
-def test_loss_and_gradients_are_those_of_plain_cross_entropy(case, some, told):
+@pytest.mark.parametrize("given", [True, False])
+def test_loss_and_gradients_are_those_of_plain_cross_entropy(case, some, given):
     arguments, scored = case
     corrupted = arguments[5]
     asked = corrupted.masked & scored if some else corrupted.masked
-    prior = None
-    if told:
-        prior = torch.randn(int(asked.sum()), N_GENES, generator=torch.Generator().manual_seed(4)).requires_grad_()
-    loss, parts = dual_loss(*arguments, value_weight=2.0, scored=scored if some else None, prior=prior)
-    identity, value = slow(arguments, asked, prior)
+    logits = None
+    if given:
+        logits = torch.randn(int(asked.sum()), N_GENES, generator=torch.Generator().manual_seed(4)).requires_grad_()
+    loss, parts = dual_loss(*arguments, value_weight=2.0, scored=scored if some else None, logits=logits)
+    identity, value = slow(arguments, asked, logits)
     assert float(parts["identity"]) == pytest.approx(float(identity.detach()), rel=1e-5)
     assert float(parts["value"]) == pytest.approx(float(value.detach()), rel=1e-5)
     assert int(parts["n_masked"]) == int(asked.sum())
-    wanted = [*arguments[:3], *([prior] if told else [])]
+    wanted = [arguments[2], logits] if given else list(arguments[:3])
     found = torch.autograd.grad(loss, wanted)
     expected = torch.autograd.grad(identity + 2.0 * value, wanted)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-def test_a_prior_that_knows_the_gene_leaves_no_loss(case):
+def test_logits_that_know_the_gene_leave_no_loss(case):
     arguments, scored = case
     asked = arguments[5].masked & scored
-    prior = 1e4 * F.one_hot(arguments[3][asked] - N_SPECIAL, N_GENES).float()
-    _, parts = dual_loss(*arguments, scored=scored, prior=prior)
+    logits = 1e4 * F.one_hot(arguments[3][asked] - N_SPECIAL, N_GENES).float()
+    _, parts = dual_loss(*arguments, scored=scored, logits=logits)
     assert float(parts["identity"]) == 0
     assert float(parts["identity_per_token"]) == 0
     assert float(parts["value"]) > 0

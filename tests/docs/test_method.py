@@ -23,7 +23,6 @@ PAGE = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
         ("entropy_floor", 0.3, 0.0, "0.3 nats (`entropy_floor`) under the entropy; 0 in the paper's preset"),
         ("anchor", "encoder", "learned", 'the default, `"encoder"`'),
         ("state_head", False, False, "(`state_head=True`, off by default, on in `scdiva-mini`)"),
-        ("time_conditioning", False, False, "`time_conditioning`\nexists and is off"),
         ("max_length", 1200, 1200, "1,200"),
     ],
 )

@@ -46,7 +46,7 @@ def test_weights_are_those_that_the_network_uses():
 
 
 def test_layers_and_heads_are_chosen():
-    model = build(anchor="encoder", anchor_linear_dim=4, anchor_learned_dim=4, anchor_hidden=8, time_conditioning=True)
+    model = build(anchor="encoder", anchor_linear_dim=4, anchor_learned_dim=4, anchor_hidden=8)
     everything = {(layer, cell): w for layer, cell, w in model.attention_weights(TOKENS, VALUES, CU)}
     chosen = list(model.attention_weights(TOKENS, VALUES, CU, layers=[1], heads=[1]))
     assert [(layer, cell) for layer, cell, _ in chosen] == [(1, 0), (1, 1), (1, 2)]
@@ -71,7 +71,7 @@ def test_tables_of_rotation_are_made_once_and_never_rounded():
     with torch.inference_mode():
         model(TOKENS, VALUES, CU)
     model(TOKENS, VALUES, CU).hidden.sum().backward()  # tables of inference would refuse
-    before = model._tables(torch.device("cpu"))
-    assert model._tables(torch.device("cpu")) is before
-    assert model.to(torch.bfloat16)._tables(torch.device("cpu"))[0].dtype == torch.float32
-    assert build(position="none")._tables(torch.device("cpu")) == (None, None)
+    before = model.blocks._rotations(torch.device("cpu"))
+    assert model.blocks._rotations(torch.device("cpu")) is before
+    assert model.to(torch.bfloat16).blocks._rotations(torch.device("cpu"))[0].dtype == torch.float32
+    assert build(position="none").blocks._rotations(torch.device("cpu")) == (None, None)

@@ -21,10 +21,9 @@ def test_paper_preset_holds_the_papers_tables():
     c = ScDiVaConfig.paper()
     assert (c.n_layers, c.dim, c.n_heads, c.ffn_dim, c.n_genes) == (12, 512, 8, 2048, 41_818)
     assert (c.max_length, c.norm_eps, c.rope_base) == (1200, 1e-5, 10_000.0)
-    assert (c.anchor, c.position, c.time_conditioning, c.tie_gene_head, c.entropy_floor) == (
+    assert (c.anchor, c.position, c.tie_gene_head, c.entropy_floor) == (
         "learned",
         "rope",
-        False,
         False,
         0.0,
     )
@@ -65,11 +64,9 @@ def test_each_option_adds_what_it_says():
     paper = ScDiVaConfig.paper()
     base = n_parameters(paper)
     assert base - n_parameters(replace(paper, tie_gene_head=True)) == 41_818 * 512
-    assert n_parameters(replace(paper, anchor="pooled")) - base == 512 * 512 + 512
     encoder = (41_818 + N_SPECIAL) * 128 + 128 + (128 * 512 + 512) + (512 * 512 + 512) + (512 * 64 + 64)
     assert n_parameters(replace(paper, anchor="encoder")) - base == encoder + 2 * 192 * 512
     assert n_parameters(replace(paper, anchor="encoder", anchor_residual=False)) - base == encoder + 192 * 512
-    assert n_parameters(replace(paper, time_conditioning=True)) - base == 2 * (512 * 512 + 512)
     assert n_parameters(replace(paper, position="none")) == base
     width = 512 + 20
     head = (41_818 + N_SPECIAL) * 20 + (width * 256 + 256) + (256 * 256 + 256) + (256 * width + width)
@@ -78,7 +75,7 @@ def test_each_option_adds_what_it_says():
 
 
 def test_round_trip_through_json():
-    config = ScDiVaConfig(n_genes=7, anchor="pooled", rope_base=500, time_conditioning=True)
+    config = ScDiVaConfig(n_genes=7, anchor="learned", rope_base=500)
     assert ScDiVaConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert config.rope_base == 500.0
     assert isinstance(config.rope_base, float)
@@ -93,13 +90,22 @@ def test_from_dict_refuses_what_it_does_not_know_and_guesses_nothing():
         ScDiVaConfig.from_dict(values)
 
 
+def test_files_of_options_that_were_removed_are_refused_by_name():
+    stored = ScDiVaConfig().stored()
+    assert stored["time_conditioning"] is False  # as older versions want it, and as hashes were
+    assert ScDiVaConfig.from_dict(stored) == ScDiVaConfig.from_dict(ScDiVaConfig().to_dict()) == ScDiVaConfig()
+    with pytest.raises(ValueError, match=r"time_conditioning was removed.*got True"):
+        ScDiVaConfig.from_dict(stored | {"time_conditioning": True})
+    with pytest.raises(ValueError, match=r"'pooled'\. That one was removed"):
+        ScDiVaConfig.from_dict(stored | {"anchor": "pooled"})
+
+
 def test_sizes_that_follow():
     c = ScDiVaConfig(
         n_genes=10, dim=32, n_heads=4, anchor_linear_dim=6, anchor_learned_dim=2, max_length=50, anchor_length=90
     )
     assert (c.n_tokens, c.head_dim, c.state_dim, c.input_length) == (13, 8, 8, 90)
-    assert replace(c, anchor="pooled").input_length == 50
-    assert replace(c, anchor="pooled").state_dim == replace(c, anchor="learned").state_dim == 32
+    assert (replace(c, anchor="learned").input_length, replace(c, anchor="learned").state_dim) == (50, 32)
 
 
 def test_is_frozen():
@@ -121,12 +127,12 @@ def test_is_frozen():
         ({"integrated": 1}, TypeError, "integrated must be True or False"),
         ({"integrated_own_dim": 0}, ValueError, "integrated_own_dim must be at least 1; got 0"),
         ({"integrated_hidden": 2.5}, TypeError, "integrated_hidden must be a whole number"),
-        ({"anchor": "mean"}, ValueError, "anchor must be one of 'learned', 'pooled', 'encoder'; got 'mean'"),
+        ({"anchor": "mean"}, ValueError, "anchor must be one of 'learned', 'encoder'; got 'mean'"),
         ({"position": None}, ValueError, "position must be one of"),
         ({"attention_backend": "flash"}, ValueError, "attention_backend must be one of"),
         ({"dim": 30, "n_heads": 4}, ValueError, "4 doesn't divide 30"),
         ({"dim": 12, "n_heads": 4}, ValueError, "12 / 4 is not"),
-        ({"dim": 9, "n_heads": 3, "position": "none", "time_conditioning": True}, ValueError, "even dim; got 9"),
+        ({"anchor": "pooled"}, ValueError, "got 'pooled'. That one was removed"),
     ],
 )
 def test_impossible_configurations_are_refused(fields, error, said):

@@ -43,11 +43,11 @@ def of_model(model, packed):
     """What the model says of masked positions, of shown genes whose values are hidden, and of genes by cell."""
     tokens, values, cu, value_mask = packed
     out = model(tokens, values, cu, value_mask=value_mask)
-    return model.gene_logits(out, tokens == MASK), model.predict_values(out, tokens), out
+    return model.logits(out, tokens == MASK), model.values(out, tokens), out
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("anchor", ["learned", "pooled", "encoder"])
+@pytest.mark.parametrize("anchor", ["learned", "encoder"])
 def test_without_a_state_head_it_is_the_model(network, packed, anchor):
     model = network(anchor=anchor)
     logits, values = denoiser_of(model)(*packed)
@@ -57,7 +57,7 @@ def test_without_a_state_head_it_is_the_model(network, packed, anchor):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("anchor", ["learned", "pooled", "encoder"])
+@pytest.mark.parametrize("anchor", ["learned", "encoder"])
 @pytest.mark.parametrize("places", [False, True])
 def test_with_a_state_head_it_is_the_model_and_places(network, packed, anchor, places):
     model = network(anchor=anchor, state_head=True)
@@ -77,7 +77,7 @@ def test_with_a_state_head_it_is_the_model_and_places(network, packed, anchor, p
     masked = tokens == MASK
     cells = cell_of_token(cu, len(tokens))
     torch.testing.assert_close(
-        (predicted + of_genes[cells, chosen - N_SPECIAL])[masked], model.predict_values(out, chosen)[masked]
+        (predicted + of_genes[cells, chosen - N_SPECIAL])[masked], model.values(out, chosen)[masked]
     )
 
 
@@ -100,16 +100,14 @@ def test_some_genes_only(network, packed, state_head, stream):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("anchor", ["pooled", "encoder"])
-def test_without_the_stream_the_state_alone_speaks(network, packed, anchor):
-    model = network(anchor=anchor, state_head=True)
+def test_without_the_stream_the_state_alone_speaks(network, packed):
+    model = network(state_head=True)
     tokens, value_mask = packed[0], packed[3]
-    plain = model.forward
-    model.forward = None  # would fail if it were run
-    logits, predicted, of_genes = denoiser_of(model, stream=False)(*packed)
-    model.forward = plain
     _, _, out = of_model(model, packed)
-    torch.testing.assert_close(logits, model.state_logits(out)[out.cells[tokens == MASK]])
+    model.blocks = None  # would fail if it were run
+    logits, predicted, of_genes = denoiser_of(model, stream=False)(*packed)
+    of_state = hidden_gene_logits(model.state_head.log_odds(out.read), out.hidden_share)
+    torch.testing.assert_close(logits, of_state[out.cells[tokens == MASK]])
     torch.testing.assert_close(of_genes, model.state_head.values(out.read))
     shown = value_mask & (tokens != MASK)
     torch.testing.assert_close(predicted[shown], of_genes[out.cells[shown], tokens[shown] - N_SPECIAL])
@@ -148,16 +146,6 @@ def test_a_prompt_takes_the_place_of_what_cells_show(network, packed, stream, ge
         expected = expected + out.hidden[masked] @ model.gene_weight.T
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found, of_genes)
-
-
-@torch.no_grad()
-def test_a_time_conditioned_model_is_told_the_share_that_is_hidden(network, packed):
-    model = network(time_conditioning=True)
-    tokens, values, cu, value_mask = packed
-    logits, _ = denoiser_of(model)(*packed)
-    time = torch.tensor([3 / 6, 0, 4 / 11])
-    out = model(tokens, values, cu, value_mask=value_mask, time=time)
-    torch.testing.assert_close(logits, model.gene_logits(out, tokens == MASK))
 
 
 def test_cells_can_be_drawn_and_scored(network, packed):

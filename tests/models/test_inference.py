@@ -73,7 +73,7 @@ def test_the_number_of_workers_changes_no_bit(model, cells, precision):
 
 def test_low_precision_is_close_and_is_what_runs(cells):
     cells = cells[:12]
-    for model in (build(anchor="learned"), build(anchor="encoder"), build(anchor="pooled")):
+    for model in (build(anchor="learned"), build(anchor="encoder")):
         full = encoded(model, cells)
         with torch.inference_mode():
             expected = np.concatenate([model.encode(*cell).numpy() for cell in cells])

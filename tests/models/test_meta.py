@@ -12,8 +12,8 @@ SMALL = {"n_genes": 12, "dim": 16, "n_layers": 2, "n_heads": 2, "ffn_dim": 24, "
 @pytest.mark.parametrize(
     "fields",
     [
-        {}, {"anchor": "learned"}, {"anchor": "pooled"}, {"tie_gene_head": True}, {"state_head": True},
-        {"integrated": True}, {"time_conditioning": True}, {"anchor_residual": False}, {"position": "none"},
+        {}, {"anchor": "learned"}, {"tie_gene_head": True}, {"state_head": True},
+        {"integrated": True}, {"anchor_residual": False}, {"position": "none"},
     ],
 )  # fmt: skip
 def test_it_has_the_names_shapes_and_types_of_the_network(fields):

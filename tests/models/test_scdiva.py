@@ -23,7 +23,7 @@ SMALL = ScDiVaConfig(
     anchor_hidden=10,
     anchor_length=30,
 )
-ANCHORS = ("learned", "pooled", "encoder")
+ANCHORS = ("learned", "encoder")
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -51,7 +51,7 @@ def batch(lengths: list[int], *, masked: float = 0.0, seed: int = 0):
     return tokens, values, torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
 
 
-def slow_forward(model: ScDiVa, tokens, values, hidden, time=None):
+def slow_forward(model: ScDiVa, tokens, values, hidden):
     """The whole network for one cell in numpy float64, from the paper's appendix, by the names of the weights."""
     c = model.config
     w = {name: p.detach().double().numpy() for name, p in model.state_dict().items()}
@@ -71,9 +71,7 @@ def slow_forward(model: ScDiVa, tokens, values, hidden, time=None):
 
     lat, z = genes[LAT], None
     weights = np.where(hidden, 0.0, values)
-    if c.anchor == "pooled":
-        z = norm(weights @ genes[tokens] / max(weights.sum(), 1e-30), w["anchor.norm.weight"])
-    elif c.anchor == "encoder":
+    if c.anchor == "encoder":
         share = min(1.0, weights.sum() / w["anchor.full_total"].item())
         raw = weights @ w["anchor.table.weight"][tokens] + share * w["anchor.bias"]
         raw = raw / max(np.linalg.norm(raw), 1e-12)
@@ -83,9 +81,6 @@ def slow_forward(model: ScDiVa, tokens, values, hidden, time=None):
     if z is not None:
         lat = lat + affine(z, "anchor_in")
     x = np.concatenate([lat[None], x])
-    if time is not None:
-        angle = 1000 * time * 10_000.0 ** (-2 * np.arange(c.dim // 2) / c.dim)
-        x = x + affine(silu(affine(np.concatenate([np.sin(angle), np.cos(angle)]), "time.hidden")), "time.out")
 
     d_h = c.dim // c.n_heads
     turn = np.exp(1j * np.outer(np.arange(len(x)), c.rope_base ** (-2 * np.arange(d_h // 2) / d_h)))
@@ -117,10 +112,9 @@ def slow_forward(model: ScDiVa, tokens, values, hidden, time=None):
     [
         ("learned", {}),
         ("learned", {"position": "none", "tie_gene_head": True}),
-        ("pooled", {}),
         ("encoder", {"norm_eps": 0.1}),
         ("encoder", {"anchor_residual": False}),
-        ("encoder", {"time_conditioning": True, "tie_gene_head": True}),
+        ("encoder", {"tie_gene_head": True}),
     ],
 )
 @pytest.mark.parametrize("backend", ["sdpa", "reference"])
@@ -129,19 +123,16 @@ def test_the_network_is_the_papers_written_slowly(anchor, fields, backend):
     lengths = [7, 1, 12, 7]
     tokens, values, cu = batch(lengths, masked=0.4)
     value_mask = torch.from_numpy(np.random.default_rng(5).random(len(tokens)) < 0.3)
-    time = torch.tensor([0.1, 0.5, 0.0, 1.0]) if model.config.time_conditioning else None
-    out = model(tokens, values, cu, value_mask=value_mask, time=time, backend=backend)
+    out = model(tokens, values, cu, value_mask=value_mask, backend=backend)
     for b in range(len(lengths)):
         cell = slice(int(cu[b]), int(cu[b + 1]))
         hidden = (value_mask | (tokens == MASK))[cell].numpy()
-        expected = slow_forward(
-            model, tokens[cell].numpy(), values[cell].numpy(), hidden, None if time is None else time[b].item()
-        )
+        expected = slow_forward(model, tokens[cell].numpy(), values[cell].numpy(), hidden)
         got = (
             out.hidden[cell],
             out.cell_state[b],
-            model.gene_logits(out, cell),
-            model.predict_values(out, tokens[cell], cell),
+            model.logits(out, cell),
+            model.values(out, tokens[cell], cell),
         )
         for ours, slow in zip(got, expected, strict=True):
             np.testing.assert_allclose(ours.detach().numpy(), slow, atol=2e-5)
@@ -241,10 +232,10 @@ def test_encode_anchor_is_what_lat_starts_from(anchor):
 @pytest.mark.parametrize("anchor", ANCHORS)
 @pytest.mark.parametrize("tied", [False, True])
 def test_every_weight_that_should_learn_gets_a_gradient(anchor, tied):
-    model = build(anchor, tie_gene_head=tied, time_conditioning=True)
+    model = build(anchor, tie_gene_head=tied)
     tokens, values, cu = batch([12, 9], masked=0.4)
-    out = model(tokens, values, cu, time=torch.tensor([0.2, 0.7]))
-    loss = model.gene_logits(out, slice(None)).logsumexp(-1).sum() + model.predict_values(out, tokens).square().sum()
+    out = model(tokens, values, cu)
+    loss = model.logits(out, slice(None)).logsumexp(-1).sum() + model.values(out, tokens).square().sum()
     (loss + out.cell_state.square().sum()).backward()
     for name, p in model.named_parameters():
         assert p.grad is not None, name
@@ -261,17 +252,6 @@ def test_bfloat16_autocast_follows_float32():
             rough = model(tokens, values, cu)
     assert (rough.hidden.float() - exact.hidden).abs().mean() < 0.02
     assert (rough.cell_state.float() - exact.cell_state).abs().mean() < 0.02
-
-
-def test_time_is_needed_exactly_where_the_model_is_told_it():
-    tokens, values, cu = batch([4, 5])
-    told, untold = build(time_conditioning=True), build()
-    with pytest.raises(ValueError, match=r"pass time of shape \(2,\)"):
-        told(tokens, values, cu)
-    early, late = (told(tokens, values, cu, time=torch.full((2,), t)).hidden for t in (0.1, 0.9))
-    assert (early - late).abs().max() > 1e-3
-    assert torch.equal(told.encode(tokens, values, cu), told(tokens, values, cu, time=torch.zeros(2)).cell_state)
-    assert torch.equal(untold(tokens, values, cu, time=torch.ones(2)).hidden, untold(tokens, values, cu).hidden)
 
 
 def test_a_generator_fixes_the_weights_and_leaves_the_global_stream():

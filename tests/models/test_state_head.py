@@ -9,7 +9,7 @@ import torch
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva.models import load_model, save_model
 
-ANCHORS = ("learned", "pooled", "encoder")
+ANCHORS = ("learned", "encoder")
 LENGTHS = (6, 1, 11)
 
 
@@ -37,8 +37,8 @@ def test_logits_and_values_are_the_formulas(network, packed, anchor):
     out = model(tokens, values, cu, value_mask=value_mask)
     state = array(out.cell_state if anchor == "learned" else out.anchor)
     head, n_genes = model.state_head, model.config.n_genes
-    logits = array(model.gene_logits(out, tokens == MASK))
-    predicted, blind = array(model.predict_values(out, true)), array(model.predict_values(out, tokens))
+    logits = array(model.logits(out, tokens == MASK))
+    predicted, blind = array(model.values(out, true)), array(model.values(out, tokens))
     stream = array(model.heads.value(out.hidden))[:, 0]
     row = 0
     for cell, (start, stop) in enumerate(zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True)):
@@ -67,11 +67,9 @@ def test_without_it_nothing_is_added(network, packed, anchor):
     true, tokens, values, cu, value_mask = packed
     out = model(tokens, values, cu, value_mask=value_mask)
     assert out.read is None
-    assert out.hidden_share is None
-    assert model.state_logits(out) is None
     masked = tokens == MASK
-    torch.testing.assert_close(model.gene_logits(out, masked), out.hidden[masked] @ model.gene_weight.T)
-    torch.testing.assert_close(model.predict_values(out, true), model.heads.value(out.hidden).squeeze(-1))
+    torch.testing.assert_close(model.logits(out, masked), out.hidden[masked] @ model.gene_weight.T)
+    torch.testing.assert_close(model.values(out, true), model.heads.value(out.hidden).squeeze(-1))
 
 
 @pytest.mark.parametrize("anchor", ANCHORS)
@@ -86,9 +84,9 @@ def test_a_new_head_changes_neither_stream_nor_state(network, packed, anchor):
     out, plain = (m(tokens, values, cu, value_mask=value_mask) for m in (with_head, without))
     assert torch.equal(out.hidden, plain.hidden)
     assert torch.equal(out.cell_state, plain.cell_state)
-    logits, expected = with_head.gene_logits(out, tokens == MASK), without.gene_logits(plain, tokens == MASK)
+    logits, expected = with_head.logits(out, tokens == MASK), without.logits(plain, tokens == MASK)
     torch.testing.assert_close(logits.log_softmax(1), expected.log_softmax(1))
-    torch.testing.assert_close(with_head.predict_values(out, true), without.predict_values(plain, true))
+    torch.testing.assert_close(with_head.values(out, true), without.values(plain, true))
 
 
 def test_a_cell_does_not_depend_on_the_others(network, packed):
@@ -97,8 +95,8 @@ def test_a_cell_does_not_depend_on_the_others(network, packed):
     out = model(tokens, values, cu, value_mask=value_mask)
     alone = model(tokens[7:], values[7:], torch.tensor([0, 11], dtype=torch.int32), value_mask=value_mask[7:])
     masked = tokens == MASK
-    torch.testing.assert_close(model.gene_logits(out, masked)[-3:], model.gene_logits(alone, masked[7:]))
-    torch.testing.assert_close(model.predict_values(out, true)[7:], model.predict_values(alone, true[7:]))
+    torch.testing.assert_close(model.logits(out, masked)[-3:], model.logits(alone, masked[7:]))
+    torch.testing.assert_close(model.values(out, true)[7:], model.values(alone, true[7:]))
 
 
 def test_empty_cells_hide_nothing(network):
@@ -113,7 +111,7 @@ def test_every_weight_of_it_is_reached(network, packed):
     model = network(state_head=True)
     true, tokens, values, cu, value_mask = packed
     out = model(tokens, values, cu, value_mask=value_mask)
-    loss = model.gene_logits(out, tokens == MASK).log_softmax(1)[:, 3].sum() + model.predict_values(out, true).sum()
+    loss = model.logits(out, tokens == MASK).log_softmax(1)[:, 3].sum() + model.values(out, true).sum()
     loss.backward()
     for name, parameter in model.state_head.named_parameters():
         assert parameter.grad is not None, name
@@ -127,5 +125,5 @@ def test_it_is_saved_and_loaded(network, packed, tmp_path):
     assert (again.config.state_head, again.config.state_rank) == (True, 5)
     _, tokens, values, cu, value_mask = packed
     outs = [m(tokens, values, cu, value_mask=value_mask) for m in (model, again)]
-    first, second = (m.gene_logits(out, tokens == MASK) for m, out in zip((model, again), outs, strict=True))
+    first, second = (m.logits(out, tokens == MASK) for m, out in zip((model, again), outs, strict=True))
     assert torch.equal(first, second)

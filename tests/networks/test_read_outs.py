@@ -65,11 +65,11 @@ def expected_of(model, tokens, values, hidden, effect):
     places, seen = hidden.nonzero().squeeze(1), tokens[~hidden].tolist()
     with torch.no_grad():
         out = model(torch.where(hidden, MASK, tokens), values, bounds)
-        chance = model.gene_logits(out, hidden).double().softmax(dim=1)
+        chance = model.logits(out, hidden).double().softmax(dim=1)
         if effect == "presence":
             often = chance.sum(dim=0).log()
         else:
-            each = [model.predict_values(out, torch.full_like(places, t + N_SPECIAL), places) for t in range(30)]
+            each = [model.values(out, torch.full_like(places, t + N_SPECIAL), places) for t in range(30)]
             often = (chance * torch.stack(each, dim=1)).sum(dim=0) / chance.sum(dim=0)
     return {i + N_SPECIAL: float(x) for i, x in enumerate(often) if i + N_SPECIAL not in seen}
 

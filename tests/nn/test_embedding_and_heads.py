@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.nn import DualHeads, GeneValueEmbedding, TimeEmbedding
+from scdiva.nn import DualHeads, GeneValueEmbedding
 
 
 def array(x: torch.Tensor) -> np.ndarray:
@@ -43,19 +43,6 @@ def test_gene_and_value_start_at_the_same_size():
     values = torch.linspace(0.5, 6.0, 200)
     shown = module.value_out(torch.nn.functional.silu(module.value_in(values[:, None]))).std().item()
     assert 0.5 < shown / genes < 5
-
-
-def test_time_embedding_starts_at_zero_and_tells_times_apart_once_trained():
-    module = TimeEmbedding(8)
-    time = torch.tensor([0.0, 0.3, 0.31, 1.0])
-    assert (module(time) == 0).all()
-    torch.nn.init.normal_(module.out.weight)
-    torch.nn.init.normal_(module.hidden.weight)
-    assert torch.pdist(module(time)).min() > 1e-2
-    features = [f(1000 * 0.3 * 10_000.0 ** (-2 * j / 8)) for f in (np.sin, np.cos) for j in range(4)]
-    inner = array(module.hidden.weight) @ features
-    expected = array(module.out.weight) @ (inner / (1 + np.exp(-inner)))
-    np.testing.assert_allclose(array(module(time))[1], expected, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from scdiva.nn.queries import HEADS, Context, QueryHead, StreamReader
+from scdiva.nn.queries import HEADS, Context, QueryHead
 
 B, M, N, GENES, STATE, READ = 3, 5, 11, 7, 6, 4
 
@@ -109,21 +109,6 @@ def test_untrained_it_says_what_the_state_head_says(asked, context):
     odds, values = head(**asked, thinned=True, context=context)
     assert torch.equal(odds, asked["log_odds"])
     assert torch.equal(values, asked["values"])
-
-
-def test_a_query_reads_the_stream_of_its_own_cell():
-    torch.manual_seed(0)
-    reader, dim, bounds = StreamReader(8, 2), 8, torch.tensor([0, 3, 3, 7, 9])
-    hidden, genes, cell = torch.randn(9, dim), torch.randn(6, dim), torch.tensor([0, 0, 1, 2, 2, 2])
-    found = reader(genes, hidden, cell, bounds)
-    for i in range(6):
-        own = hidden[bounds[cell[i]] : bounds[cell[i] + 1]]
-        read = torch.zeros(dim)
-        if len(own):
-            q, k, v = reader.query(genes[i]), reader.key(own), reader.value(own)
-            for h in (slice(0, 4), slice(4, 8)):
-                read[h] = torch.softmax(k[:, h] @ q[h] / 2, dim=0) @ v[:, h]
-        torch.testing.assert_close(found[i], read * (1 + reader.gate(genes[i])))
 
 
 def test_a_cell_of_the_context_gives_itself_no_weight(head, asked, context):

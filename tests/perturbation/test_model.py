@@ -167,9 +167,8 @@ def test_no_network_adds_nothing(make, cells):
     assert not added.any()
 
 
-@pytest.mark.parametrize("anchor", ["learned", "pooled"])
-def test_models_of_other_kinds(network, make, cells, anchor):
-    other = network(anchor=anchor, time_conditioning=True)
+def test_models_of_other_kinds(network, make, cells):
+    other = network(anchor="learned")
     found = make(model=other).added(cells, [("drug",), ("heat",), (other.vocabulary.symbols[0],)], np.ones(3))
     assert np.isfinite(found.numpy()).all()
     assert found.any()

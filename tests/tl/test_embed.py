@@ -16,7 +16,7 @@ from scdiva.models import save_model
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 
-@pytest.fixture(scope="module", params=("learned", "pooled", "encoder"))
+@pytest.fixture(scope="module", params=("learned", "encoder"))
 def model(request, build):
     return build(anchor=request.param)
 

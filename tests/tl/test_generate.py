@@ -146,7 +146,7 @@ def test_between_two_groups_cells_go_from_one_to_the_other(typed):
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"use_transformer": True, "n_steps": 2}, {"from_state": False}, {"remasking": "remdm", "from_state": False}],
+    [{}, {"use_transformer": True, "n_steps": 2}, {"from_state": False}],
 )
 def test_fixed_genes_have_their_values_in_every_cell(adata, headed, how):
     one, two, gone = adata.var_names[[3, 20, 7]]
@@ -167,7 +167,6 @@ def test_fixed_genes_have_their_values_in_every_cell(adata, headed, how):
     how=st.fixed_dictionaries(
         {
             "n_steps": st.integers(1, 6),
-            "remasking": st.sampled_from(["random", "remdm"]),
             "temperature": st.sampled_from([0.0, 0.5, 1.0, 3.0]),
             "use_transformer": st.booleans(),
             "from_state": st.booleans(),
@@ -241,7 +240,6 @@ BETWEEN = {"groupby": "cell_type", "between": ("type A", "type B")}
         ({"n_cells": 0}, ValueError, "n_cells must be at least 1, got 0"),
         ({"n_cells": 1.5}, TypeError, "float"),
         ({"n_steps": 0}, ValueError, "n_steps must be at least 1, got 0"),
-        ({"remasking": "low_confidence"}, ValueError, "remasking must be 'random' or 'remdm', got 'low_confidence'"),
         ({"temperature": -1.0}, ValueError, "temperature must be 0 or positive"),
         ({**BETWEEN, "fraction": 1.5}, ValueError, r"fraction must lie in \[0, 1\], got \[1.5\]"),
         ({**BETWEEN, "fraction": np.nan}, ValueError, "fraction must lie in"),

@@ -26,7 +26,7 @@ def predicted(model, tokens, values, hidden, effect) -> dict[int, float]:
     seen, places = set(tokens[~hidden].tolist()), hidden.nonzero().squeeze(1)
     with torch.no_grad():
         out = model(torch.where(hidden, MASK, tokens), values, bounds)
-        chance = model.gene_logits(out, hidden).softmax(dim=1)
+        chance = model.logits(out, hidden).softmax(dim=1)
         found = {}
         for i in range(chance.shape[1]):
             token = i + N_SPECIAL
@@ -34,7 +34,7 @@ def predicted(model, tokens, values, hidden, effect) -> dict[int, float]:
                 continue
             found[token] = float(chance[:, i].sum().log())
             if effect == "value":  # of this gene at each place
-                there = model.predict_values(out, torch.full_like(places, token), places)
+                there = model.values(out, torch.full_like(places, token), places)
                 found[token] = float((chance[:, i] * there).sum() / chance[:, i].sum())
     return found
 

@@ -14,7 +14,7 @@ def light(build):
     return build(anchor="encoder", anchor_residual=False)
 
 
-@pytest.fixture(scope="module", params=("learned", "pooled", "encoder", "light"))
+@pytest.fixture(scope="module", params=("learned", "encoder", "light"))
 def model(request, build, light):
     return light if request.param == "light" else build(anchor=request.param)
 

@@ -57,7 +57,7 @@ def test_objectives_can_be_joined():
         ("min_time", 0.0),
         ("min_time", 1.0),
         ("anchor_objective", "genes+nothing"),
-        ("anchor_objective", "two_view+contrast"),
+        ("anchor_objective", "two_view"),
         ("anchor_max_time", 1.5),
         ("anchor_max_time", 1e-4),
         ("contrast_temperature", 0),

@@ -93,9 +93,8 @@ def test_queries_are_balanced_and_their_answers_true(batch, packed, thinned, see
         assert set(queries) & set(held)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_training_lowers_the_loss_and_leaves_state_and_head(module_of, packed, stream):
-    module = module_of(stream=stream, learning_rate=1e-2)
+def test_training_lowers_the_loss_and_leaves_state_and_head(module_of, packed):
+    module = module_of(learning_rate=1e-2)
     before = {name: value.clone() for name, value in module.model.state_dict().items()}
     batches = StudyBatches(PackedCells(packed[0]), 16, 48, seed=0)
     optimizer = module.configure_optimizers()["optimizer"]
@@ -108,9 +107,7 @@ def test_training_lowers_the_loss_and_leaves_state_and_head(module_of, packed, s
         optimizer.step()
         losses.append(float(loss.detach()))
     assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:5])
-    changed = {name.split(".")[0] for name, value in module.model.state_dict().items() if not value.equal(before[name])}
-    assert changed == ({"blocks", "norm", "anchor_in", "embedding"} if stream else set())
-    assert module.model.embedding.gene.weight.equal(before["embedding.gene.weight"])
+    assert all(value.equal(before[name]) for name, value in module.model.state_dict().items())
 
 
 def test_a_stopped_run_goes_on_bit_for_bit(module_of, packed, tmp_path):

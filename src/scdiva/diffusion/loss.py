@@ -277,7 +277,7 @@ def dual_loss(
     value_weight: float = 10.0,
     value_mask_rate: float = 0.0,
     scored: Tensor | None = None,
-    prior: Tensor | None = None,
+    logits: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Dual denoising loss: identity cross-entropy plus λ times the squared error of the value.
@@ -309,9 +309,9 @@ def dual_loss(
     scored
         bool `(T,)`: masked positions whose identity is scored, drawn evenly from each cell's; None: all. "per_cell"
         divides by their number.
-    prior
-        `(N, n_genes)`, added to the logits of the scored positions, in their order: what is known of the genes there
-        beside what the denoiser says (:func:`scdiva.diffusion.place_log_prior`). Then all logits are held at once.
+    logits
+        `(N, n_genes)`, of the scored positions in their order, where the denoiser has more to say of them than its gene
+        head (:meth:`scdiva.models.ScDiVa.logits`). None: `hidden @ gene_weight.T`, of which only a chunk is ever held.
     chunk
         Rows of logits held at once, see :func:`masked_cross_entropy`.
 
@@ -342,11 +342,10 @@ def dual_loss(
     w_value = loss_weights(hidden_value, cu_seqlens, times + (1 - times) * value_mask_rate, loss_norm)
     # by row numbers, found once: each boolean index would make the host wait for the device again
     rows = masked.nonzero().squeeze(1)
-    chosen, genes, weight = hidden.index_select(0, rows), tokens[rows] - N_SPECIAL, w_identity[rows]
-    if prior is None:
-        identity, nll = masked_cross_entropy(chosen, gene_weight, genes, weight, chunk=chunk)
+    genes, weight = tokens[rows] - N_SPECIAL, w_identity[rows]
+    if logits is None:
+        identity, nll = masked_cross_entropy(hidden.index_select(0, rows), gene_weight, genes, weight, chunk=chunk)
     else:
-        logits = torch.nn.functional.linear(chosen, gene_weight).to(prior.dtype) + prior
         each = torch.nn.functional.cross_entropy(logits, genes, reduction="none")
         identity, nll = (each * weight).sum(), each.detach()
     high = torch.promote_types(predicted_values.dtype, torch.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,31 @@ FLOOR = 1e-4
 GRID = 64
 """Most distinct values that a cell's visible ones are counted as."""
 _SLACK = 1e-5
+
+
+class Ranked(NamedTuple):
+    """Cells with masked genes whose ranks are known.
+
+    Attributes
+    ----------
+    tokens, values, cu_seqlens
+        Packed batch. Only visible genes and values are read.
+    visible
+        bool `(T,)`: genes by whose scores the others are judged.
+    denominator
+        float32 `(n_tokens,)`, by which the cells were ranked.
+    """
+
+    tokens: Tensor
+    values: Tensor
+    cu_seqlens: Tensor
+    visible: Tensor
+    denominator: Tensor
+
+    def log_prior(self, asked: Tensor, expected: Tensor, genes: Tensor | None = None) -> Tensor:
+        """Give :func:`place_log_prior` of these cells."""
+        tokens, values, cu_seqlens, visible, denominator = self
+        return place_log_prior(tokens, values, asked, visible, cu_seqlens, expected, denominator, genes)
 
 
 def place_log_prior(

@@ -15,7 +15,7 @@ Denoiser = Callable[[Tensor, Tensor, Tensor, Tensor], "tuple[Tensor, Tensor] | t
 """`(tokens, values, cu_seqlens, value_mask) -> (logits, values[, gene_values])`, see :func:`sample`."""
 DrawValues = Callable[[Tensor, Tensor, Tensor], Tensor]
 """`(expected, cells, genes) -> values`, see :func:`sample`."""
-Remasking = Literal["low_confidence", "random", "remdm"]
+Remasking = Literal["low_confidence", "random"]
 
 
 class Sampled(NamedTuple):
@@ -205,42 +205,38 @@ def likeliest_genes(logits: Tensor, cells: Tensor, share: float) -> tuple[Tensor
     return torch.cat(rows), torch.cat(genes)
 
 
-def _hidden_again(t: float, s: float, remask: float) -> tuple[float, float]:
-    """Probabilities of ReMDM's step from t to s: that a revealed gene is hidden again, that a hidden one is revealed.
-
-    With σ the first, capped so that the second is no more than 1, the share hidden at s is s in expectation, as
-    without: `(1 - s) = (1 - σ) (1 - t) + reveal t` (Wang et al. 2025, "Remasking Discrete Diffusion Models").
-    """
-    if s == 0:  # exactly: nothing may stay hidden
-        return 0.0, 1.0
-    again = min(remask, s / (1 - t)) if t < 1 else 0.0
-    return again, min(1.0, ((1 - s) - (1 - again) * (1 - t)) / t)
-
-
-def _pick_positions(
-    logits: Tensor, cells: Tensor, share: float, remasking: Remasking, generator: torch.Generator
+def _revealed(
+    logits: Tensor, cells: Tensor, share: float, remasking: Remasking, temperature: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Rows to reveal in this step (bool `(N,)`) and the order in which they choose (`(N,)`)."""
+    """Rows to reveal in a step, int64 `(n,)` ascending, and their genes `(n,)`; see :func:`sample`."""
+    if remasking == "low_confidence" and temperature == 0:
+        return likeliest_genes(logits, cells, share)
     draws = torch.rand(logits.shape[0], generator=generator, device=generator.device, dtype=torch.float64)
-    draws = draws.to(logits.device)
-    if remasking != "low_confidence":
-        # ancestral: each hidden token on its own with the posterior probability; the second use of the same draw as
-        # an order is harmless, because among the revealed it is still uniform
-        return draws < share, draws
-    confidence = torch.softmax(logits.double(), dim=1).amax(1)
-    order = torch.argsort(confidence, descending=True, stable=True)
+    # ancestral: each masked token on its own with the posterior probability; the second use of the same draw as an
+    # order is harmless, because among the revealed it is still uniform
+    priority = draws.to(logits.device)
+    reveal = priority < share
+    if remasking == "low_confidence":
+        priority = torch.softmax(logits.double(), dim=1).amax(1)
+        reveal = _first_of_each_cell(priority, cells, share)
+    rows = reveal.nonzero().squeeze(1)
+    return rows, assign_genes(logits[rows], cells[rows], priority[rows], temperature, generator)
+
+
+def _first_of_each_cell(priority: Tensor, cells: Tensor, share: float) -> Tensor:
+    """Bool `(N,)`: a share of each cell's rows, those of the highest priority."""
+    order = torch.argsort(priority, descending=True, stable=True)
     order = order[torch.argsort(cells[order], stable=True)]
     _, counts = torch.unique_consecutive(cells[order], return_counts=True)
     starts = torch.cumsum(counts, 0) - counts
-    rank = torch.empty_like(order)
-    rank[order] = torch.arange(order.numel(), device=order.device) - torch.repeat_interleave(starts, counts)
+    rank = torch.arange(order.numel(), device=order.device) - torch.repeat_interleave(starts, counts)
     quota = torch.repeat_interleave((counts * share).round().long(), counts)
-    reveal = torch.empty_like(rank, dtype=torch.bool)
-    reveal[order] = rank[order] < quota
-    return reveal, confidence
+    chosen = torch.empty(order.shape, dtype=torch.bool, device=order.device)
+    chosen[order] = rank < quota
+    return chosen
 
 
-def _sort_by_score(tokens: Tensor, values: Tensor, cells: Tensor, denominator: Tensor) -> Tensor:
+def _order_by_score(tokens: Tensor, values: Tensor, cells: Tensor, denominator: Tensor) -> Tensor:
     """Order of the packed positions by cell, falling score, token (the order that the serialiser gives)."""
     score = values.float() / denominator.to(values.device)[tokens].float()
     order = torch.argsort(tokens, stable=True)
@@ -258,7 +254,6 @@ def sample(
     value_mask: Tensor | None = None,
     n_steps: int = 1,
     remasking: Remasking = "low_confidence",
-    remask: float = 0.1,
     temperature: float = 0.0,
     allowed: Tensor | None = None,
     draw_values: DrawValues | None = None,
@@ -273,11 +268,9 @@ def sample(
 
     `remasking="low_confidence"` reveals the surest first (for reconstruction): at temperature 0 the genes that are
     surest to be hidden in the cell, at places that suit them (:func:`likeliest_genes`); else the positions whose
-    likeliest available gene has the highest probability. `"random"` reveals each hidden position with the posterior
-    probability of the process (ancestral: for drawing populations; use it with `temperature=1`). `"remdm"` does the
-    same, but in each step hides a share of what was revealed again, so that early choices can be mended (Wang et al.
-    2025). With `"random"` and many more steps than hidden positions the draws follow the any-order model whose
-    likelihood :func:`log_likelihood` bounds.
+    likeliest available gene has the highest probability. `"random"` reveals each masked position with the posterior
+    probability of the process (ancestral: for drawing populations; use it with `temperature=1`). With it and many more
+    steps than masked positions the draws follow the any-order model whose likelihood :func:`log_likelihood` bounds.
 
     Parameters
     ----------
@@ -296,8 +289,6 @@ def sample(
         K.
     remasking
         See above.
-    remask
-        With `remasking="remdm"`, the share of revealed genes that a step hides again, where the schedule allows it.
     temperature
         0 is greedy; 1 samples the model; noise is Gumbel in float64.
     allowed
@@ -333,60 +324,61 @@ def sample(
     >>> len(set(found[0][:3].tolist()))  # no gene twice in a cell
     3
     """
+    _check_sampling(tokens, values, cu_seqlens, value_mask, n_steps, remasking, temperature)
+    n_cells = cu_seqlens.numel() - 1
+    cells = cell_of_token(cu_seqlens.to(tokens.device), tokens.numel())
+    asked = torch.zeros_like(tokens, dtype=torch.bool) if value_mask is None else value_mask & (tokens != MASK)
+    tokens, values = tokens.clone(), values.masked_fill(asked | (tokens == MASK), 0.0)
+    for k in range(n_steps, 0, -1):
+        masked = tokens == MASK
+        if not bool(masked.any()) and (k > 1 or not bool(asked.any())):
+            continue
+        logits, predicted, *of_genes = denoiser(tokens, values, cu_seqlens, masked | asked)
+        predicted = _checked_values(predicted, masked | asked).to(values.dtype)
+        if bool(masked.any()):
+            where = masked.nonzero().squeeze(1)
+            logits = available_logits(logits, tokens, cells, n_cells, allowed)
+            share = float(unmask_probability(k / n_steps, (k - 1) / n_steps))
+            rows, genes = _revealed(logits, cells[where], share, remasking, temperature, generator)
+            at, own = where[rows], cells[where[rows]]
+            expected = predicted[at] + (of_genes[0][own, genes].to(values.dtype) if of_genes else 0.0)
+            expected = expected.clamp_min(0)
+            tokens[at] = genes + N_SPECIAL
+            values[at] = expected if draw_values is None else draw_values(expected, own, genes)
+        if k == 1:
+            values[asked] = predicted[asked].clamp_min(0)
+    if score_denominator is not None:
+        order = _order_by_score(tokens, values, cells, score_denominator)
+        tokens, values = tokens[order], values[order]
+    return Sampled(tokens, values)
+
+
+def _check_sampling(
+    tokens: Tensor,
+    values: Tensor,
+    cu_seqlens: Tensor,
+    value_mask: Tensor | None,
+    n_steps: int,
+    remasking: str,
+    temperature: float,
+) -> None:
     check_packed(tokens, values, cu_seqlens)
     if n_steps < 1:
         raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
     if remasking not in get_args(Remasking):
         raise ValueError(f"remasking must be one of {', '.join(get_args(Remasking))}, got {remasking!r}.")
-    if not 0 <= remask <= 1:
-        raise ValueError(f"remask must be in [0, 1], got {remask}.")
     if not temperature >= 0:
         raise ValueError(f"temperature must be 0 or positive, got {temperature}.")
     if bool(((tokens < N_SPECIAL) & (tokens != MASK)).any()):
         raise ValueError("Cells to complete may hold gene tokens and MASK only, neither PAD nor LAT.")
     if value_mask is not None and (value_mask.shape != tokens.shape or value_mask.dtype != torch.bool):
         raise ValueError("value_mask must be a bool tensor of the shape of tokens.")
-    n_cells = cu_seqlens.numel() - 1
-    cells = cell_of_token(cu_seqlens.to(tokens.device), tokens.numel())
-    asked = torch.zeros_like(tokens, dtype=torch.bool) if value_mask is None else value_mask & (tokens != MASK)
-    ours = tokens == MASK
-    tokens, values = tokens.clone(), values.masked_fill(asked | (tokens == MASK), 0.0)
-    for k in range(n_steps, 0, -1):
-        masked = tokens == MASK
-        if not bool(masked.any()) and (k > 1 or not bool(asked.any())):
-            continue
-        logits, predicted, *rest = denoiser(tokens, values, cu_seqlens, masked | asked)
-        if predicted.shape != tokens.shape:
-            raise ValueError(f"The denoiser must return {tokens.numel()} values, got shape {tuple(predicted.shape)}.")
-        if not bool(torch.isfinite(predicted[masked | asked]).all()):
-            raise ValueError("The denoiser returned values that are not finite: damaged weights?")
-        predicted = predicted.to(values.dtype)
-        if bool(masked.any()):
-            where = masked.nonzero().squeeze(1)
-            logits = available_logits(logits, tokens, cells, n_cells, allowed)
-            share, again = float(unmask_probability(k / n_steps, (k - 1) / n_steps)), 0.0
-            if remasking == "remdm":
-                again, share = _hidden_again(k / n_steps, (k - 1) / n_steps, remask)
-            if remasking == "low_confidence" and temperature == 0:
-                reveal, chosen = likeliest_genes(logits, cells[where], share)
-            else:
-                reveal, priority = _pick_positions(logits, cells[where], share, remasking, generator)
-                chosen = assign_genes(logits[reveal], cells[where][reveal], priority[reveal], temperature, generator)
-            expected = predicted[where[reveal]]
-            if rest:
-                expected = expected + rest[0][cells[where[reveal]], chosen].to(expected.dtype)
-            expected = expected.clamp_min(0)
-            if again:  # only of what was drawn, not in this step, and never of what was given
-                draws = torch.rand(tokens.numel(), generator=generator, device=generator.device).to(tokens.device)
-                hide = ours & ~masked & (draws < again)
-                tokens[hide], values[hide] = MASK, 0.0
-            tokens[where[reveal]] = chosen + N_SPECIAL
-            values[where[reveal]] = (
-                expected if draw_values is None else draw_values(expected, cells[where[reveal]], chosen)
-            )
-        if k == 1:
-            values[asked] = predicted[asked].clamp_min(0)
-    if score_denominator is not None:
-        order = _sort_by_score(tokens, values, cells, score_denominator)
-        tokens, values = tokens[order], values[order]
-    return Sampled(tokens, values)
+
+
+def _checked_values(predicted: Tensor, asked: Tensor) -> Tensor:
+    """Values that a denoiser returned, or an error if they are not one finite number for each position asked about."""
+    if predicted.shape != asked.shape:
+        raise ValueError(f"The denoiser must return {asked.numel()} values, got shape {tuple(predicted.shape)}.")
+    if not bool(torch.isfinite(predicted[asked]).all()):
+        raise ValueError("The denoiser returned values that are not finite: damaged weights?")
+    return predicted

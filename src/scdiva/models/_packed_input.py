@@ -19,11 +19,9 @@ def check_input(
     values: Tensor,
     cu_seqlens: Tensor,
     value_mask: Tensor | None,
-    time: Tensor | None,
     anchor_state: Tensor | None,
     *,
     max_length: int | None = None,
-    needs_time: bool = True,
 ) -> int:
     """Check what a network is given.
 
@@ -31,12 +29,10 @@ def check_input(
     ----------
     config
         Of the network.
-    tokens, values, cu_seqlens, value_mask, time, anchor_state
+    tokens, values, cu_seqlens, value_mask, anchor_state
         As :meth:`scdiva.models.ScDiVa.forward` takes them.
     max_length
         Most genes of a cell; None takes the configuration's.
-    needs_time
-        Whether a network that is conditioned on time has to be given it.
 
     Returns
     -------
@@ -86,8 +82,6 @@ def check_input(
             f"{n_bad} token(s) are neither MASK nor one of this model's {c.n_genes} genes, the first is "
             f"{int(tokens[bad][0])}; serialize with the vocabulary that the model was trained with."
         )
-    if needs_time and c.time_conditioning and (time is None or time.shape != (n_cells,)):
-        raise ValueError(f"This model is conditioned on time: pass time of shape ({n_cells},).")
     if anchor_state is not None and anchor_state.shape != (n_cells, c.state_dim):
         raise ValueError(f"anchor_state must be {(n_cells, c.state_dim)}; got {tuple(anchor_state.shape)}.")
     found: int = longest

@@ -137,7 +137,7 @@ def fingerprint(model: ScDiVa) -> str:
     """SHA-256 of a model: its configuration, genes with their entropies, and every weight."""
     import torch
 
-    digest = hashlib.sha256(json.dumps(model.config.to_dict(), sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(model.config.stored(), sort_keys=True).encode())
     digest.update(model.vocabulary.fingerprint.encode())
     digest.update(np.ascontiguousarray(model.vocabulary.entropy).tobytes())
     for name, tensor in model.state_dict().items():

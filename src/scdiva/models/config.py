@@ -10,13 +10,15 @@ from scdiva._constants import MAX_LENGTH, N_SPECIAL, PRESETS
 from scdiva._nearest import or_nearest, refuse_unknown
 
 _CHOICES: dict[str, tuple[str, ...]] = {
-    "anchor": ("learned", "pooled", "encoder"),
+    "anchor": ("learned", "encoder"),
     "adapted": ("no", "joined", "own"),
     "position": ("rope", "none"),
     "attention_backend": ("auto", "sdpa", "reference", "triton"),
 }
 _LATER = ("adapted", "adapted_dim", "query_head")
 """Fields that older files do without; written where they are not at their default."""
+_GONE: dict[str, Any] = {"time_conditioning": False}
+"""Fields that there were: files hold them still, with the one value that every model has now."""
 MOST_LAYERS = 1_000
 """Blocks of the deepest model. Each takes time to build, even where it takes no memory."""
 
@@ -45,9 +47,9 @@ class ScDiVaConfig:
         small models spend most of their weights there and may tie.
     anchor
         What `[LAT]` starts from, beside its own learned vector: `"learned"`, nothing, as in the paper's text;
-        `"pooled"`, the value-weighted mean of the visible genes' embeddings; `"encoder"`, a light set encoder, for
-        the latent encoder that the paper's figure shows and its text leaves undefined. Default `"encoder"`: in a
-        single denoising pass nothing trains `[LAT]` directly, and on its own it stays a weak summary of the cell.
+        `"encoder"`, a light set encoder, for the latent encoder that the paper's figure shows and its text leaves
+        undefined. Default `"encoder"`: in a single denoising pass nothing trains `[LAT]` directly, and on its own it
+        stays a weak summary of the cell.
     anchor_linear_dim, anchor_learned_dim, anchor_hidden, anchor_balance
         Of the set encoder (:class:`~scdiva.nn.SetEncoder`): widths of the two parts of its state and of its MLP, and
         the weight of the linear part. Without effect for other anchors.
@@ -72,9 +74,6 @@ class ScDiVaConfig:
         state beside components of the cells it was adapted to; `"own"`, these alone; and their number.
     position
         `"rope"`: attention sees the distance in rank between two genes; `"none"`: a cell is a set.
-    time_conditioning
-        Tell the network the diffusion time. Off, as in the paper's architecture: in an absorbing process the optimal
-        denoiser doesn't depend on it (Ou et al. 2024).
     entropy_floor
         Least entropy, in nats, by which a value is divided when genes are ranked. 0 in the paper; ours is 0.3, because
         a gene detected in one cell of ten thousand would otherwise outrank any marker by hundreds of times.
@@ -99,7 +98,7 @@ class ScDiVaConfig:
     rope_base: float = 10_000.0
     norm_eps: float = 1e-5
     tie_gene_head: bool = False
-    anchor: Literal["learned", "pooled", "encoder"] = "encoder"
+    anchor: Literal["learned", "encoder"] = "encoder"
     anchor_linear_dim: int = 128
     anchor_learned_dim: int = 64
     anchor_hidden: int = 512
@@ -115,7 +114,6 @@ class ScDiVaConfig:
     adapted: Literal["no", "joined", "own"] = "no"
     adapted_dim: int = 20
     position: Literal["rope", "none"] = "rope"
-    time_conditioning: bool = False
     entropy_floor: float = 0.3
     attention_backend: Literal["auto", "sdpa", "reference", "triton"] = "auto"
 
@@ -126,11 +124,9 @@ class ScDiVaConfig:
             raise ValueError(f"n_heads must divide dim; {self.n_heads} doesn't divide {self.dim}.")
         if self.position == "rope" and self.head_dim % 2:
             raise ValueError(f"RoPE rotates pairs, so dim / n_heads must be even; {self.dim} / {self.n_heads} is not.")
-        if self.time_conditioning and self.dim % 2:
-            raise ValueError(f"time_conditioning needs an even dim; got {self.dim}.")
         if self.query_head and (not self.state_head or self.anchor == "learned"):
             raise ValueError(
-                'query_head needs state_head=True and anchor="encoder" or "pooled"; got '
+                'query_head needs state_head=True and anchor="encoder"; got '
                 f"state_head={self.state_head}, anchor={self.anchor!r}."
             )
 
@@ -158,7 +154,8 @@ class ScDiVaConfig:
                 raise ValueError(f"{name} must be finite and positive; got {value!r:.80}.")
             object.__setattr__(self, name, number)
         elif value not in _CHOICES[name]:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, _CHOICES[name]))}; got {value!r:.80}.")
+            gone = " That one was removed: no figure spoke for it." if (name, value) == ("anchor", "pooled") else ""
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, _CHOICES[name]))}; got {value!r:.80}.{gone}")
 
     @classmethod
     def paper(cls) -> ScDiVaConfig:
@@ -231,9 +228,13 @@ class ScDiVaConfig:
         default = {field.name: field.default for field in fields(self) if field.name in _LATER}
         return {name: value for name, value in asdict(self).items() if name not in default or value != default[name]}
 
+    def stored(self) -> dict[str, Any]:
+        """Return what a model folder holds of it: :meth:`to_dict`, and the fields that there were."""
+        return {**self.to_dict(), **_GONE}
+
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> ScDiVaConfig:
-        """Rebuild a configuration from :meth:`to_dict`'s result.
+        """Rebuild a configuration from the result of :meth:`to_dict` or :meth:`stored`.
 
         Parameters
         ----------
@@ -243,9 +244,13 @@ class ScDiVaConfig:
         Raises
         ------
         ValueError
-            If a field is missing or unknown: a weight file read with a guessed field would give a plausible, wrong
-            model.
+            If a field is missing or unknown, or of an option that was removed: a weight file read with a guessed field
+            would give a plausible, wrong model.
         """
+        for name, only in _GONE.items():
+            if values.get(name, only) is not only:
+                raise ValueError(f"{name} was removed: a model has {name}={only}; got {values[name]!r:.80}.")
+        values = {name: value for name, value in values.items() if name not in _GONE}
         known = {field.name for field in fields(cls)}
         unknown, missing = sorted(set(values) - known), sorted(known - set(values) - set(_LATER))
         if unknown or missing:

@@ -121,7 +121,7 @@ def save_model(
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
         "scdiva_version": __version__,
-        "model": model.config.to_dict(),
+        "model": model.config.stored(),
         "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "dtype": dtype,
         "vocabulary": {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint},
@@ -241,7 +241,7 @@ def _state(network: ScDiVa) -> object:
         (name, x.data_ptr(), x._version, x.requires_grad, x.grad is None, float(x.detach().sum()))
         for name, x in tensors.items()
     ]
-    return written, network.training, network.micro_batches, repr(vars(network).get("metadata")), network.config
+    return written, network.training, network.blocks.micro_batches, repr(vars(network).get("metadata")), network.config
 
 
 def _copied(network: ScDiVa) -> ScDiVa:

@@ -127,14 +127,12 @@ def _expected(model: ScDiVa, tokens: Tensor, values: Tensor, hidden: Tensor, tar
     places = hidden.nonzero().squeeze(1)
     if not len(places):
         return torch.full((len(targets),), torch.nan, device=tokens.device)
-    # of the genes a share is hidden, as at that diffusion time
-    time = hidden.float().mean()[None] if model.config.time_conditioning else None
     bounds = torch.tensor([0, len(tokens)], dtype=torch.int32, device=tokens.device)
-    found = model(tokens.masked_fill(hidden, MASK), values, bounds, time=time)
-    chance = model.gene_logits(found, places).float().log_softmax(dim=1)[:, targets - N_SPECIAL]
+    found = model(tokens.masked_fill(hidden, MASK), values, bounds)
+    chance = model.logits(found, places).float().log_softmax(dim=1)[:, targets - N_SPECIAL]
     if effect == "presence":
         return chance.logsumexp(dim=0)
     # a value is what its place gives and what its gene gives: no need to predict each gene at each place
-    of_place = model.predict_values(found, torch.full_like(places, MASK), places).float()
-    at_first = model.predict_values(found, targets, places[:1].expand(len(targets))).float()
+    of_place = model.values(found, torch.full_like(places, MASK), places).float()
+    at_first = model.values(found, targets, places[:1].expand(len(targets))).float()
     return at_first + chance.softmax(dim=0).T @ (of_place - of_place[0])

@@ -1,13 +1,12 @@
-"""The parts of the network: layers, joint embedding, anchors of `[LAT]`, output heads."""
+"""The parts of the network: layers and blocks, the set encoder, output heads."""
 
 from __future__ import annotations
 
-from scdiva.nn.anchor import PooledAnchor, SetEncoder
 from scdiva.nn.annotation import AnnotationHead
-from scdiva.nn.embedding import GeneValueEmbedding, TimeEmbedding
+from scdiva.nn.encoder import SetEncoder
 from scdiva.nn.heads import DualHeads, StateHead
 from scdiva.nn.integration import IntegrationHead
-from scdiva.nn.layers import Attention, Block, RMSNorm, SwiGLU
+from scdiva.nn.layers import Attention, Block, Blocks, GeneValueEmbedding, RMSNorm, SwiGLU
 from scdiva.nn.own_components import OwnComponents
 from scdiva.nn.queries import QueryHead
 
@@ -15,15 +14,14 @@ __all__ = [
     "AnnotationHead",
     "Attention",
     "Block",
+    "Blocks",
     "DualHeads",
     "GeneValueEmbedding",
     "IntegrationHead",
     "OwnComponents",
-    "PooledAnchor",
     "QueryHead",
     "RMSNorm",
     "SetEncoder",
     "StateHead",
     "SwiGLU",
-    "TimeEmbedding",
 ]

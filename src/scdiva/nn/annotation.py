@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scdiva.diffusion import cell_of_token
-from scdiva.nn.anchor import weighted_sum
+from scdiva.nn.encoder import weighted_sum
 
 METHODS = ("linear", "knn", "centroid", "probe", "finetune")
 ZERO_SHOT = ("knn", "centroid")

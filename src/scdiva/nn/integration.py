@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva.nn.anchor import weighted_sum
+from scdiva.nn.encoder import weighted_sum
 
 STEP = 0.3
 """Scale of what the network adds, so that untrained it changes little."""

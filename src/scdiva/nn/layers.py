@@ -1,14 +1,17 @@
-"""RMSNorm, SwiGLU, attention and the pre-norm block (paper, appendix "Model Architecture")."""
+"""What the transformer is made of (paper, appendix "Model Architecture"): embedding, norm, attention, gate, blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from scdiva.kernels import attention_weights, rope_attention
+from scdiva.kernels import attention_weights, resolve_backend, rope_attention, rope_tables
 
 INIT_STD = 0.02
 """Standard deviation of freshly drawn weights, as in GPT-2; the paper gives none."""
@@ -21,6 +24,54 @@ def linear(n_in: int, n_out: int, *, bias: bool = False, std: float = INIT_STD) 
     if bias:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+class GeneValueEmbedding(nn.Module):
+    r"""Sum of the embedding of the gene and that of its value.
+
+    :math:`\mathrm{Emb}_{id}(g) + W_2\,\mathrm{SiLU}(W_1 v + b_1) + b_2` (paper, eqs. `joint_embedding`, `mlp_val`).
+    A hidden value enters as the learned vector `hidden_value` in place of the MLP's output (paper, algorithm 1,
+    line 9), not as 0, which would mean "measured and absent".
+
+    Parameters
+    ----------
+    n_tokens
+        Rows of the table: special tokens and genes.
+    dim
+        Width of the embedding and of the value MLP.
+    """
+
+    def __init__(self, n_tokens: int, dim: int) -> None:
+        super().__init__()
+        self.gene = nn.Embedding(n_tokens, dim)
+        # W1 sees one number of size ~1, so its weights are of size 1 and its units bend at different values;
+        # W2 brings the sum of `dim` such units back to the size of a gene's embedding
+        self.value_in = linear(1, dim, bias=True, std=1.0)
+        self.value_out = linear(dim, dim, bias=True, std=INIT_STD / dim**0.5)
+        self.hidden_value = nn.Parameter(torch.empty(dim))
+        nn.init.normal_(self.gene.weight, std=INIT_STD)
+        nn.init.normal_(self.value_in.bias)
+        nn.init.normal_(self.hidden_value, std=INIT_STD)
+
+    def forward(self, tokens: Tensor, values: Tensor, value_mask: Tensor) -> Tensor:
+        """Embed packed tokens.
+
+        Parameters
+        ----------
+        tokens
+            int64 `(T,)`.
+        values
+            Log-normalised expression `(T,)`; what stands where `value_mask` is set is never read.
+        value_mask
+            bool `(T,)`, `True` where the value is hidden.
+
+        Returns
+        -------
+        `(T, dim)`.
+        """
+        shown = values.to(self.value_in.weight.dtype).masked_fill(value_mask, 0.0).unsqueeze(-1)
+        value = self.value_out(F.silu(self.value_in(shown)))
+        return self.gene(tokens) + torch.where(value_mask.unsqueeze(-1), self.hidden_value, value)
 
 
 class RMSNorm(nn.Module):
@@ -93,7 +144,7 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, n_heads: int, *, out_std: float = INIT_STD) -> None:
         super().__init__()
-        self.n_heads = n_heads
+        self.n_heads, self.head_dim = n_heads, dim // n_heads
         self.qkv = linear(dim, 3 * dim)
         self.out = linear(dim, dim, std=out_std)
 
@@ -152,14 +203,133 @@ class Block(nn.Module):
         x = x + self.attention(self.attention_norm(x), cu_seqlens, cos, sin, backend, max_seqlen)
         return x + self.ffn(self.ffn_norm(x))
 
+
+class Blocks(nn.ModuleList):
+    r"""Transformer blocks, one after the other, over packed cells.
+
+    They hold what all of them share: the rotations of all positions, the choice of the attention backend, and in how
+    many parts a batch is run. Their weights are named as those of a plain :class:`torch.nn.ModuleList`.
+
+    Parameters
+    ----------
+    blocks
+        All of one width.
+    rope
+        Number of positions and base of the rotary frequencies; None: attention without positions.
+    backend
+        Attention backend where a call names none, see :func:`scdiva.kernels.rope_attention`.
+    """
+
+    micro_batches = 1
+    """Parts of a batch that training runs in turn, see :meth:`forward`."""
+
+    def __init__(
+        self, blocks: Iterable[Block] = (), rope: tuple[int, float] | None = None, backend: str = "auto"
+    ) -> None:
+        super().__init__(blocks)
+        self.rope, self.backend = rope, backend
+        self._tables: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int, backend: str | None = None) -> Tensor:
+        """Map packed tokens `(T, dim)` to `(T, dim)`.
+
+        Blocks look at one cell at a time, so a batch may be run in parts of whole cells: `micro_batches` of them with
+        about as many tokens each, while gradients are asked for. Of each part only what goes in and out is kept; in
+        the backward pass it is run again (Chen et al. 2016, "Training deep nets with sublinear memory cost"). Gradients
+        then are those of the whole batch, added up in another order, and the activations of one part are the most that
+        is held. It costs one more forward pass.
+
+        Parameters
+        ----------
+        x
+            `(T, dim)`.
+        cu_seqlens
+            `(B + 1,)`, cell boundaries; read back from a GPU if `micro_batches` is above 1.
+        max_seqlen
+            Tokens of the longest cell.
+        backend
+            Attention backend; None: the one given at first.
+        """
+        shared = *self._rotations(x.device), self._resolved(backend, x.device), max_seqlen
+
+        def through(part: Tensor, bounds: Tensor) -> Tensor:
+            for block in self:
+                part = block(part, bounds, *shared)
+            return part
+
+        if self.micro_batches <= 1 or not torch.is_grad_enabled():
+            return through(x, cu_seqlens)
+        bounds = cu_seqlens.cpu()
+        wanted = torch.linspace(0, float(bounds[-1]), self.micro_batches + 1)[1:-1]
+        at = torch.searchsorted(bounds, wanted.to(bounds.dtype))
+        cells = torch.unique(torch.cat([torch.tensor([0]), at, torch.tensor([len(bounds) - 1])])).tolist()
+        again: Callable[..., Tensor] = checkpoint
+        outs = []
+        for first, last in itertools.pairwise(cells):
+            start, stop = int(bounds[first]), int(bounds[last])
+            outs.append(again(through, x[start:stop], cu_seqlens[first : last + 1] - start, use_reentrant=False))
+        return torch.cat(outs)
+
     def attention_weights(
         self,
         x: Tensor,
         cu_seqlens: Tensor,
-        cos: Tensor | None,
-        sin: Tensor | None,
+        max_seqlen: int,
+        layers: Sequence[int] | None = None,
         heads: Sequence[int] | None = None,
-    ) -> Iterator[Tensor]:
-        """Return what each cell attends to in this block, in turn; see :func:`scdiva.kernels.attention_weights`."""
-        q, k, _ = self.attention.project(self.attention_norm(x))
-        return attention_weights(q, k, cos=cos, sin=sin, cu_seqlens=cu_seqlens, heads=heads)
+    ) -> Iterator[tuple[int, int, Tensor]]:
+        """Give layer, cell, and what its tokens attend to, `(heads, L, L)`, one layer of one cell at a time.
+
+        Arguments as in :meth:`forward`; numbers of layers and heads from 0, None: all. See
+        :func:`scdiva.kernels.attention_weights`.
+
+        Raises
+        ------
+        ValueError
+            If a layer or head doesn't exist.
+        """
+        asked = range(len(self)) if layers is None else sorted(set(layers))
+        if any(not 0 <= layer < len(self) for layer in asked):
+            raise ValueError(f"layers must be numbers from 0 to {len(self) - 1}; got {list(asked)}.")
+        cos, sin = self._rotations(x.device)
+        backend, last = self._resolved(None, x.device), max(asked, default=-1)
+        for number, block in enumerate(itertools.islice(self, last + 1)):
+            assert isinstance(block, Block)
+            if number in asked:
+                q, k, _ = block.attention.project(block.attention_norm(x))
+                weights = attention_weights(q, k, cos=cos, sin=sin, cu_seqlens=cu_seqlens, heads=heads)
+                for cell, of_cell in enumerate(weights):
+                    yield number, cell, of_cell
+            x = block(x, cu_seqlens, cos, sin, backend, max_seqlen) if number < last else x
+
+    def compile_each(self, **options: Any) -> None:
+        """Compile each block in place (`torch.compile` with these options), for any number of tokens."""
+        for block in self:
+            block.compile(**{"dynamic": True, **options})
+
+    def release_each(self) -> None:
+        """Undo :meth:`compile_each`."""
+        for block in self:
+            block._compiled_call_impl = None
+
+    def _rotations(self, device: torch.device) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Rotations of all positions, kept for the device that asked last; no buffers, which `model.to` would round."""
+        if self.rope is None:
+            return None, None
+        if self._tables is None or self._tables[0].device != device:
+            n_positions, base = self.rope
+            with torch.inference_mode(False):  # else no training step could use them later
+                self._tables = rope_tables(n_positions, self._attention().head_dim, base, device=device)
+        return self._tables
+
+    def _resolved(self, backend: str | None, device: torch.device) -> str:
+        """Decide on the attention backend here, since a block may be compiled."""
+        attention = self._attention()
+        autocast = torch.is_autocast_enabled(device.type)
+        dtype = torch.get_autocast_dtype(device.type) if autocast else attention.qkv.weight.dtype
+        return resolve_backend(backend or self.backend, head_dim=attention.head_dim, dtype=dtype, device=device)
+
+    def _attention(self) -> Attention:
+        first = self[0]
+        assert isinstance(first, Block)
+        return first.attention

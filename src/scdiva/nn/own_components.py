@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from scdiva.nn.anchor import weighted_sum
+from scdiva.nn.encoder import weighted_sum
 
 
 class OwnComponents(nn.Module):

@@ -65,11 +65,9 @@ class QueryHead(nn.Module):
         Widths of the cell state, and of what the state head makes of it.
     n_genes
         Genes of the vocabulary.
-    stream_dim
-        Width of the transformer's hidden states, if a query attends to those of its cell; 0: it does not.
     """
 
-    def __init__(self, state_dim: int, read_dim: int, n_genes: int, stream_dim: int = 0) -> None:
+    def __init__(self, state_dim: int, read_dim: int, n_genes: int) -> None:
         super().__init__()
         self.query = nn.Linear(state_dim, HEADS * KEY_DIM, bias=False)
         self.key = nn.Linear(state_dim, HEADS * KEY_DIM, bias=False)
@@ -82,7 +80,7 @@ class QueryHead(nn.Module):
         # log numbers of genes, of the cell and of the context; whether there is one; whether cells are thinned
         self.cell = nn.Linear(read_dim + 4, CELL_DIM)
         n_line = 4 * (HEADS + 1) + 3
-        n_read = n_line + GENE_DIM + CELL_DIM + stream_dim
+        n_read = n_line + GENE_DIM + CELL_DIM
         self.hidden = nn.Sequential(nn.Linear(n_read, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, HIDDEN), nn.SiLU())
         self.out = nn.Linear(HIDDEN, 2)
         # beside it, since what the context says of a study that is far from those seen is far from zero
@@ -117,7 +115,6 @@ class QueryHead(nn.Module):
         thinned: bool,
         context: Context | None = None,
         own: Tensor | None = None,
-        stream: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Answer N queries.
 
@@ -135,8 +132,6 @@ class QueryHead(nn.Module):
             Other cells of the study, all of these cells'.
         own
             As for :meth:`weigh`.
-        stream
-            `(N, stream_dim)`, what the transformer adds.
 
         Returns
         -------
@@ -151,8 +146,7 @@ class QueryHead(nn.Module):
         of_cell = self.cell(self._of_cell(read, n_genes, context, thinned=thinned))
         base = torch.stack([log_odds, values, log_odds - mean], dim=1)
         line = torch.cat([found, base], dim=1)
-        parts = [line, self.gene(gene), of_cell[cell], *([] if stream is None else [stream])]
-        added = self.line(line) + self.out(self.hidden(torch.cat(parts, dim=1)))
+        added = self.line(line) + self.out(self.hidden(torch.cat([line, self.gene(gene), of_cell[cell]], dim=1)))
         return log_odds + added[:, 0], values + added[:, 1]
 
     def table(
@@ -248,50 +242,3 @@ class QueryHead(nn.Module):
             ],
             dim=1,
         )
-
-
-class StreamReader(nn.Module):
-    r"""Attention of queries to the transformer's hidden states of their own cell, without positions.
-
-    A query enters as the embedding of its gene; what it reads is weighed by the gene, unit by unit.
-
-    Parameters
-    ----------
-    dim, n_heads
-        Width of the stream; number of heads, which divides it.
-    """
-
-    def __init__(self, dim: int, n_heads: int) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.query, self.key, self.value = (nn.Linear(dim, dim, bias=False) for _ in range(3))
-        self.gate = nn.Linear(dim, dim)
-
-    def forward(self, genes: Tensor, hidden: Tensor, cell: Tensor, cu_seqlens: Tensor) -> Tensor:
-        """Read for N queries, `(N, dim)`.
-
-        Parameters
-        ----------
-        genes
-            `(N, dim)`, embeddings of the genes asked about.
-        hidden
-            `(T, dim)`, of packed cells.
-        cell
-            int64 `(N,)`, ascending: the cell of each query.
-        cu_seqlens
-            `(B + 1,)`.
-        """
-        asked = torch.bincount(cell, minlength=cu_seqlens.numel() - 1).tolist()
-        q, k, v = self.query(genes).split(asked), self.key(hidden), self.value(hidden)
-        lengths = cu_seqlens.diff().tolist()
-        read = []
-        for q_, k_, v_ in zip(q, k.split(lengths), v.split(lengths), strict=True):
-            if not len(q_) or not len(k_):  # a cell that nothing is asked of, or that shows nothing
-                read.append(torch.zeros_like(q_))
-                continue
-            heads = (x.view(len(x), self.n_heads, -1).transpose(0, 1) for x in (q_, k_, v_))
-            # plain products: on a CPU those of bfloat16 are twice as fast as the fused kernel's
-            q_, k_, v_ = heads
-            weights = (q_ @ k_.transpose(1, 2) / q_.shape[2] ** 0.5).softmax(dim=2)
-            read.append((weights @ v_).transpose(0, 1).flatten(1))
-        return torch.cat(read) * (1 + self.gate(genes))

@@ -94,10 +94,8 @@ def hidden_values(model: ScDiVa, cell: Ranked) -> dict[int, float]:
     values = torch.from_numpy(np.tile(cell.expression, len(turns))).to(device)
     hidden = torch.from_numpy((cell.turn == turns[:, None]).ravel()).to(device)
     bounds = torch.arange(0, n * len(turns) + 1, n, dtype=torch.int32, device=device)
-    # of the genes of a turn a share is hidden, as at that diffusion time
-    time = hidden.view(len(turns), n).float().mean(dim=1) if model.config.time_conditioning else None
-    out = model(tokens, values, bounds, value_mask=hidden, time=time)
-    found: Tensor = model.predict_values(out, tokens[hidden], hidden).float().cpu()
+    out = model(tokens, values, bounds, value_mask=hidden)
+    found: Tensor = model.values(out, tokens[hidden], hidden).float().cpu()
     return dict(zip(tokens[hidden].tolist(), found.tolist(), strict=True))
 
 

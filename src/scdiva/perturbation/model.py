@@ -293,13 +293,11 @@ def change_of(
     state = model.encode_anchor(tokens, values, cu_seqlens)
     length = max(min(CONTEXT, model.config.max_length), parts.shape[1])
     read = perturbed(tokens, values, cu_seqlens, parts, length)
-    time = torch.zeros(len(parts), device=device) if model.config.time_conditioning else None
     out = model(
         read.tokens,
         read.values,
         read.cu_seqlens,
         value_mask=read.value_mask,
-        time=time,
         anchor_state=state,
         prompt=head.prompt(read, labels, dose),
     )

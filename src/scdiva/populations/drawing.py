@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,6 @@ class Drawing(NamedTuple):
     """How cells are drawn, see :func:`scdiva.tl.generate`."""
 
     n_steps: int
-    remasking: Literal["random", "remdm"]
     temperature: float
     use_transformer: bool
     from_state: bool
@@ -280,7 +279,7 @@ def _drawn_by(fitted: Fitted, fixed: dict[int, float], drawing: Drawing, seed: i
             shown,
             bounds,
             n_steps=drawing.n_steps,
-            remasking=drawing.remasking,
+            remasking="random",
             temperature=drawing.temperature,
             allowed=allowed,
             draw_values=drawn,

@@ -39,7 +39,6 @@ def generate(
     fixed: Mapping[str, float] | None = None,
     from_state: bool = True,
     n_steps: int = 8,
-    remasking: Literal["random", "remdm"] = "random",
     temperature: float = 1.0,
     use_transformer: bool = False,
     layer: str | None = None,
@@ -83,8 +82,6 @@ def generate(
         number of genes and the depth are the data's.
     n_steps
         Steps in which genes are revealed.
-    remasking
-        `"random"`, or `"remdm"`: in each step a tenth of the genes revealed is hidden again.
     temperature
         1 draws from the model; less sharpens, 0 takes the likeliest.
     use_transformer
@@ -132,7 +129,7 @@ def generate(
 
     from scdiva.populations.drawing import Drawing, draw_cells, place_orders
 
-    drawing = Drawing(operator.index(n_steps), remasking, float(temperature), bool(use_transformer), bool(from_state))
+    drawing = Drawing(operator.index(n_steps), float(temperature), bool(use_transformer), bool(from_state))
     _check(n_cells, drawing, fractions)
     plan = _plan(adata, n_cells, groupby, groups, between, fractions)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
@@ -192,8 +189,6 @@ def _check(n_cells: int, drawing: Any, fractions: np.ndarray) -> None:
         raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
     if drawing.n_steps < 1:
         raise ValueError(f"n_steps must be at least 1, got {drawing.n_steps}.")
-    if drawing.remasking not in ("random", "remdm"):
-        raise ValueError(f"remasking must be 'random' or 'remdm', got {drawing.remasking!r}.")
     if not 0 <= drawing.temperature < np.inf:
         raise ValueError(f"temperature must be 0 or positive, got {drawing.temperature!r}.")
     if not len(fractions) or fractions.ndim != 1 or not ((fractions >= 0) & (fractions <= 1)).all():

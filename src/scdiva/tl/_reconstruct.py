@@ -39,8 +39,7 @@ class Filling(NamedTuple):
     """How hidden genes are filled in, as :func:`scdiva.diffusion.sample` takes it."""
 
     n_steps: int
-    remasking: Literal["low_confidence", "random", "remdm"]
-    remask: float
+    remasking: Literal["low_confidence", "random"]
     temperature: float
     use_places: bool
 
@@ -52,8 +51,7 @@ def reconstruct(
     *,
     mask_ratio: float = 0.3,
     n_steps: int = 1,
-    remasking: Literal["low_confidence", "random", "remdm"] = "low_confidence",
-    remask: float = 0.1,
+    remasking: Literal["low_confidence", "random"] = "low_confidence",
     temperature: float = 0.0,
     use_places: bool = True,
     layer: str | None = None,
@@ -94,10 +92,7 @@ def reconstruct(
     n_steps
         Steps in which hidden genes are revealed.
     remasking
-        `"low_confidence"`: the surest first; `"random"`: any; `"remdm"`: any, and in each step the share `remask` of
-        those revealed is hidden again, so that early choices can be mended (Wang et al. 2025).
-    remask
-        See there.
+        `"low_confidence"`: the surest first; `"random"`: any.
     temperature
         0 takes the likeliest gene; 1 draws from the model.
     use_places
@@ -149,7 +144,7 @@ def reconstruct(
     """
     written = {"layers": [f"{key_added}{ending}" for ending in _ENDINGS]}
     check_writable(adata, copy=copy, call="tl.reconstruct", entry=key_added, **written)
-    filling = Filling(operator.index(n_steps), remasking, float(remask), float(temperature), bool(use_places))
+    filling = Filling(operator.index(n_steps), remasking, float(temperature), bool(use_places))
     _check(mask_ratio, filling)
     running = how_to_run(None, device, precision)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
@@ -200,10 +195,8 @@ def _check(mask_ratio: float, filling: Filling) -> None:
         raise ValueError(f"mask_ratio must be in [0, 1], got {mask_ratio!r}.")
     if filling.n_steps < 1:
         raise ValueError(f"n_steps must be at least 1, got {filling.n_steps}.")
-    if filling.remasking not in ("low_confidence", "random", "remdm"):
-        raise ValueError(f"remasking must be 'low_confidence', 'random' or 'remdm', got {filling.remasking!r}.")
-    if not 0 <= filling.remask <= 1:
-        raise ValueError(f"remask must be in [0, 1], got {filling.remask!r}.")
+    if filling.remasking not in ("low_confidence", "random"):
+        raise ValueError(f"remasking must be 'low_confidence' or 'random', got {filling.remasking!r}.")
     if not 0 <= filling.temperature < np.inf:
         raise ValueError(f"temperature must be 0 or positive, got {filling.temperature!r}.")
 
@@ -283,7 +276,6 @@ def _filled_in(
             bounds,
             n_steps=filling.n_steps,
             remasking=filling.remasking,
-            remask=filling.remask,
             temperature=filling.temperature,
             score_denominator=None if by_rank else denominator,
             generator=generator,

@@ -9,7 +9,7 @@ from torch import Tensor
 from scdiva.data.batch import CellBatch
 from scdiva.diffusion import cell_of_token
 from scdiva.models.scdiva import ScDiVa
-from scdiva.nn.anchor import SetEncoder
+from scdiva.nn.encoder import SetEncoder
 from scdiva.train.base import TaskModule
 from scdiva.train.config import AnchorConfig
 from scdiva.train.gene_decoder import GeneDecoder, gene_multinomial_loss

@@ -10,7 +10,7 @@ from typing import Any, Literal, Self
 from scdiva._constants import MAX_LENGTH, PRESETS
 from scdiva._nearest import or_nearest, refuse_unknown
 
-ANCHOR_OBJECTIVES = ("two_view", "genes", "contrast")
+ANCHOR_OBJECTIVES = ("genes", "contrast")
 
 
 def at_least(config: object, low: float, *names: str, strictly: bool = False) -> None:
@@ -181,11 +181,9 @@ class PretrainingConfig(OptimiserConfig):
         What makes the cell state carry the cell; in a plain denoising pass nothing does directly. `"none"` (the
         paper), or one or more of these joined by `"+"`:
 
-        - `"two_view"`: the state of one view of the cell anchors the denoising of another (the paper's "global
-          prompt");
         - `"genes"`: a linear decoder predicts the cell's genes from its state, study as covariate of the decoder;
         - `"contrast"`: InfoNCE between two corruption levels of a cell, negatives from its own study only, so that
-          telling studies apart earns nothing. Not together with `"two_view"`, which shows one view to the other.
+          telling studies apart earns nothing.
     anchor_max_time
         A view hides at most this share of the genes in expectation, and cells corrupted beyond it enter neither
         `"genes"` nor `"contrast"`: of an almost empty cell nothing can be known.
@@ -234,11 +232,6 @@ class PretrainingConfig(OptimiserConfig):
         if wrong:
             raise ValueError(
                 f'anchor_objective must be "none" or of {", ".join(ANCHOR_OBJECTIVES)} joined by "+", got {wrong[0]!r}.'
-            )
-        if {"two_view", "contrast"} <= set(self.anchor_objectives):
-            raise ValueError(
-                'anchor_objective cannot join "two_view" and "contrast": with the one, a view is anchored on the other '
-                "view's state, which the contrast would then only have to repeat."
             )
 
     @property

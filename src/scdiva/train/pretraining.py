@@ -14,7 +14,8 @@ from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
 from scdiva.data.stream import ValidationBatches
 from scdiva.data.validated import validation_studies
-from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, place_log_prior, stratified_times
+from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, stratified_times
+from scdiva.diffusion.places import Ranked
 from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend
 from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
 from scdiva.train.base import TaskModule
@@ -140,12 +141,17 @@ class PretrainingModule(TaskModule):
         """
         c = self.config
         times = stratified_times(batch.n_cells, generator, c.min_time).to(batch.tokens.device)
-        corrupted, out, view_state = self._denoised(batch, times, generator, c.value_mask_rate)
+        corrupted = self._corrupted(batch, times, generator, c.value_mask_rate)
+        view_state = self._view_state(batch, generator) if "contrast" in c.anchor_objectives else None
+        out = self._denoised(corrupted, batch)
         scored = self._scored(corrupted.masked, batch.cu_seqlens, generator)
+        logits = None
+        if self.model.state_head is not None and scored is not None:
+            logits = self._logits(out, (corrupted.masked & scored).nonzero().squeeze(1), corrupted, batch)
         loss, parts = dual_loss(
             out.hidden,
             self.model.gene_weight,
-            self.model.predict_values(out, batch.tokens),
+            self.model.values(out, batch.tokens),
             batch.tokens,
             batch.values,
             corrupted,
@@ -155,20 +161,17 @@ class PretrainingModule(TaskModule):
             value_weight=c.value_weight,
             value_mask_rate=c.value_mask_rate,
             scored=scored,
-            prior=self._prior(out, corrupted, scored, batch),
+            logits=logits,
         )
         # of an almost empty cell nothing can be known; a view is never emptied so far
         asked = times <= c.anchor_max_time
         if self.decoder is not None:
-            if "two_view" in c.anchor_objectives and view_state is not None:
-                state, weight = view_state, torch.ones_like(times)
-            else:
-                state, weight = out.cell_state, asked.to(times)
-            terms = gene_multinomial_loss(self.decoder(state, batch.study), batch)
+            weight = asked.to(times)
+            terms = gene_multinomial_loss(self.decoder(out.cell_state, batch.study), batch)
             genes = (terms * weight).sum() / weight.sum().clamp_min(1)
             loss = loss + c.genes_weight * genes
             parts["genes"] = genes.detach()
-        if "contrast" in c.anchor_objectives and view_state is not None:
+        if view_state is not None:
             study = None if batch.study is None else batch.study[asked]
             contrast = contrast_loss(out.cell_state[asked], view_state[asked], study, c.contrast_temperature)
             loss = loss + c.contrast_weight * contrast
@@ -187,16 +190,16 @@ class PretrainingModule(TaskModule):
         super().validation_step(batch, batch_idx)
         generator = step_generator(self.config.seed, batch_idx, "validation/ratios")
         ratios = ratios_of(sum(len(each) for each in self._told), batch.n_cells).to(batch.tokens.device)
-        corrupted, out, _ = self._denoised(batch, ratios, generator)
+        corrupted = self._corrupted(batch, ratios, generator)
+        out = self._denoised(corrupted, batch)
         most = min(MOST_SCORED, self.config.scored_genes or MOST_SCORED)
         scored = self._scored(corrupted.masked, batch.cu_seqlens, generator, most)
         assert scored is not None
 
-        def prior(some: Tensor) -> Tensor | None:
-            return self._prior(out, corrupted, torch.zeros_like(scored).index_fill_(0, some, True), batch)
-
-        values = self.model.predict_values(out, batch.tokens)
-        self._told.append(score_cells(out.hidden, self.model.gene_weight, values, batch, corrupted, scored, prior))
+        values = self.model.values(out, batch.tokens)
+        self._told.append(
+            score_cells(lambda rows: self._logits(out, rows, corrupted, batch), values, batch, corrupted, scored)
+        )
 
     def on_validation_epoch_end(self) -> None:
         """Log the scores, and add those of each study to the run's table. Called by Lightning."""
@@ -220,26 +223,26 @@ class PretrainingModule(TaskModule):
             if isinstance(log, CSVLogger):
                 write_table(Path(log.log_dir) / TABLE, self.trainer.global_step, each, names, study)
 
-    def _denoised(
+    def _corrupted(
         self, batch: CellBatch, times: Tensor, generator: torch.Generator, value_mask_rate: float = 0.0
-    ) -> tuple[Corrupted, ScDiVaOutput, Tensor | None]:
-        """Hide genes of a batch at given times, and run the network over what is left."""
-        objectives = self.config.anchor_objectives
-        corrupted = mask_tokens(
-            batch.tokens, batch.values, batch.cu_seqlens, times, generator, value_mask_rate=value_mask_rate
-        )
-        view_state = None
-        if {"two_view", "contrast"} & set(objectives):
-            view_state = self._view_state(batch, generator)
-        out = self.model(
-            corrupted.tokens,
-            corrupted.values,
-            batch.cu_seqlens,
-            value_mask=corrupted.value_mask,
-            time=times if self.model.config.time_conditioning else None,
-            anchor_state=view_state if "two_view" in objectives else None,
-        )
-        return corrupted, out, view_state
+    ) -> Corrupted:
+        """Mask genes of a batch at given times."""
+        cells = batch.tokens, batch.values, batch.cu_seqlens
+        return mask_tokens(*cells, times, generator, value_mask_rate=value_mask_rate)
+
+    def _denoised(self, corrupted: Corrupted, batch: CellBatch) -> ScDiVaOutput:
+        """Run the network over what is left of a batch."""
+        seen = corrupted.tokens, corrupted.values, batch.cu_seqlens
+        out: ScDiVaOutput = self.model(*seen, value_mask=corrupted.value_mask)
+        return out
+
+    def _logits(self, out: ScDiVaOutput, rows: Tensor, corrupted: Corrupted, batch: CellBatch) -> Tensor:
+        """Logits of the genes at masked positions, int64 `(N,)`, with what their ranks say if that is asked for."""
+        ranked = None
+        if self.config.place_prior and self.denominator is not None:
+            seen = ~corrupted.value_mask
+            ranked = Ranked(batch.tokens, batch.values, batch.cu_seqlens, seen, self.denominator)
+        return self.model.logits(out, rows, ranked=ranked)
 
     def _scored(
         self, masked: Tensor, cu_seqlens: Tensor, generator: torch.Generator, most: int | None = None
@@ -251,23 +254,6 @@ class PretrainingModule(TaskModule):
         cells = cell_of_token(cu_seqlens, masked.numel())
         number = torch.bincount(cells[masked], minlength=cu_seqlens.numel() - 1).clamp_min(1)
         return torch.rand(masked.numel(), generator=generator).to(masked.device) < (most / number)[cells]
-
-    def _prior(self, out: ScDiVaOutput, corrupted: Corrupted, scored: Tensor | None, batch: CellBatch) -> Tensor | None:
-        """Give what is known of the genes at the scored positions beside what the stream says."""
-        head, of_cells = self.model.state_head, self.model.state_logits(out)
-        if head is None or of_cells is None or scored is None or out.read is None:
-            return None
-        asked = corrupted.masked & scored
-        prior = of_cells.float()[out.cells[asked]]
-        if not self.config.place_prior or self.denominator is None:
-            return prior
-        with torch.no_grad():
-            expected = head.values(out.read).float()
-            seen = ~corrupted.value_mask
-            of_place = place_log_prior(
-                *(batch.tokens, batch.values, asked, seen, batch.cu_seqlens), expected, self.denominator
-            )
-        return prior + of_place  # not above: what the state says keeps its gradient
 
     def _view_state(self, batch: CellBatch, generator: torch.Generator) -> Tensor:
         """State of another view of the cells, with up to `anchor_max_time` of their genes left out, `(B, state_dim)`.

@@ -14,7 +14,7 @@ from scdiva.data.contexts import n_query_cells
 from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised
 from scdiva.models.scdiva import ScDiVa
-from scdiva.nn.queries import Context, QueryHead, StreamReader
+from scdiva.nn.queries import Context, QueryHead
 from scdiva.train.base import TaskModule
 from scdiva.train.task_config import QueryConfig
 
@@ -143,8 +143,7 @@ class QueryModule(TaskModule):
     Parameters
     ----------
     model
-        With a state head and an anchor that is made of the cell's genes. Its set encoder and state head are frozen; its
-        transformer is trained if `config.stream`.
+        With a state head and a set encoder. All of its weights are frozen.
     config
         See :class:`QueryConfig`.
     measured
@@ -159,19 +158,13 @@ class QueryModule(TaskModule):
         if model.state_head is None or model.config.anchor == "learned":
             raise ValueError(
                 f"The model has state_head={model.config.state_head} and anchor={model.config.anchor!r}; queries need "
-                'state_head=True and anchor="encoder" or "pooled".'
+                'state_head=True and anchor="encoder".'
             )
         c = model.config
-        self.head = QueryHead(c.state_dim, c.state_rank + 1, c.n_genes, c.dim if config.stream else 0)
-        self.reader = StreamReader(c.dim, c.n_heads) if config.stream else None
+        self.head = QueryHead(c.state_dim, c.state_rank + 1, c.n_genes)
         self.measured: Tensor
         self.register_buffer("measured", torch.as_tensor(measured), persistent=False)
         model.requires_grad_(False)
-        for part in (model.blocks, model.norm, model.anchor_in, model.embedding) if config.stream else ():
-            part.requires_grad_(True)
-        if config.stream:
-            model.embedding.gene.requires_grad_(False)
-            model.embedding.hidden_value.requires_grad_(False)
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of cells of one study, the first of them asked about; its parts are `presence` (nats) and `value`."""
@@ -224,10 +217,9 @@ class QueryModule(TaskModule):
             log_odds, values = log_odds + ODDS_ERROR * error[0][column], values + VALUE_ERROR * error[1][column]
             if context is not None:
                 context = context._replace(log_odds=context.log_odds + ODDS_ERROR * error[0])
-        stream = self._stream(seen, state, gene, cell) if self.reader is not None else None
         odds, found = self.head(
             state, read, seen[2].diff(), cell, gene, column, log_odds, values,
-            thinned=asked.thinned, context=context, stream=stream,
+            thinned=asked.thinned, context=context,
         )  # fmt: skip
         n = len(asked.cell)
         return odds[:n], found[n:]
@@ -254,19 +246,3 @@ class QueryModule(TaskModule):
         missed[cells[kept], at[kept]] = torch.exp2(-number[kept])
         shown[cells[kept], at[kept]] = values[kept]
         return Context(state, bounds.diff(), missed, shown, head.log_odds(read.mean(dim=0, keepdim=True), genes)[0])
-
-    def _stream(self, seen: list[Tensor], state: Tensor, gene: Tensor, cell: Tensor) -> Tensor:
-        """Give what the transformer adds to each query; it reads the first genes of a cell, in their order."""
-        assert self.reader is not None
-        tokens, values, bounds = seen
-        most = self.config.stream_genes
-        first = torch.arange(len(tokens), device=tokens.device) - bounds[:-1].long()[cell_of_token(bounds, len(tokens))]
-        kept = first < most
-        tokens, cut = chosen(tokens, bounds, kept)
-        out = self.model(tokens, values[kept], cut, anchor_state=state)
-        order = cell.argsort(stable=True)
-        table = self.model.embedding.gene.weight[gene[order] + N_SPECIAL]
-        read: Tensor = self.reader(table, out.hidden, cell[order], cut)
-        back = torch.empty_like(order)
-        back[order] = torch.arange(len(order), device=order.device)
-        return read[back].float()

@@ -49,7 +49,7 @@ class StateHeadModule(TaskModule):
         if model.state_head is None or model.config.anchor == "learned":
             raise ValueError(
                 f"The model has state_head={model.config.state_head} and anchor={model.config.anchor!r}; this "
-                'training needs state_head=True and anchor="encoder" or "pooled".'
+                'training needs state_head=True and anchor="encoder".'
             )
         model.requires_grad_(False)
         model.state_head.requires_grad_(True)

@@ -190,8 +190,6 @@ class QueryConfig(OptimiserConfig):
         Share of the batches without context.
     captured_rate
         Share of the batches whose genes are captured with efficiencies of their own.
-    stream, stream_genes
-        Whether queries attend to the transformer's hidden states, and how many genes of a cell it reads.
     """
 
     batch_size: int = 24
@@ -204,12 +202,9 @@ class QueryConfig(OptimiserConfig):
     value_weight: float = 1.0
     alone_rate: float = 0.2
     captured_rate: float = 0.5
-    stream: bool = False
-    stream_genes: int = 256
 
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 16, "context_cells")
         at_least(self, 2, "queries")
-        at_least(self, 1, "stream_genes")
         at_least(self, 0, "value_weight", "alone_rate", "captured_rate")

@@ -67,28 +67,26 @@ def ratios_of(first: int, n_cells: int) -> Tensor:
 
 
 def score_cells(
-    hidden: Tensor,
-    gene_weight: Tensor,
+    logits_of: Callable[[Tensor], Tensor],
     predicted_values: Tensor,
     batch: CellBatch,
     corrupted: Corrupted,
     scored: Tensor,
-    prior: Callable[[Tensor], Tensor | None],
 ) -> np.ndarray:
     """Sum up what the network says of each cell's hidden genes.
 
     Parameters
     ----------
-    hidden, gene_weight, predicted_values
-        `(T, dim)`, `(n_genes, dim)` and `(T,)`: last hidden states, gene head, predicted values.
+    logits_of
+        Gives the logits `(N, n_genes)` of positions, int64 `(N,)`.
+    predicted_values
+        `(T,)`.
     batch
         The complete cells.
     corrupted
         What the network saw of them.
     scored
         bool `(T,)`, positions whose identity is looked at, where it is hidden.
-    prior
-        Gives, of some scored positions, what is added to their logits, or None.
 
     Returns
     -------
@@ -101,10 +99,7 @@ def score_cells(
     nll, right = [], []
     for some in rows.split(_ROWS):
         genes = batch.tokens[some] - N_SPECIAL
-        logits = torch.nn.functional.linear(hidden[some], gene_weight).float()
-        known = prior(some)
-        if known is not None:
-            logits = logits + known
+        logits = logits_of(some).float()
         nll.append(torch.nn.functional.cross_entropy(logits, genes, reduction="none"))
         right.append(logits.argmax(1) == genes)
     each = torch.zeros(batch.n_cells, 5, dtype=torch.float64)

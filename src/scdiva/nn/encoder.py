@@ -1,7 +1,7 @@
-"""Summaries of a cell's visible genes that `[LAT]` starts from (the "latent encoder" of the paper's figure 2).
+"""The set encoder: a summary of a cell's visible genes that `[LAT]` starts from.
 
-The paper draws a latent encoder and never defines it. Both forms here are sums over a set, so they see neither the
-order of genes nor the other cells of a batch.
+The paper's figure 2 draws a "latent encoder" and its text never defines it. Ours is a sum over a set, so it sees
+neither the order of genes nor the other cells of a batch.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva.nn.layers import INIT_STD, RMSNorm
+from scdiva.nn.layers import INIT_STD
 
 
 def weighted_sum(table: Tensor, tokens: Tensor, weights: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -34,33 +34,6 @@ def weighted_sum(table: Tensor, tokens: Tensor, weights: Tensor, cu_seqlens: Ten
     return F.embedding_bag(
         tokens, table, offsets=cu_seqlens[:-1].long(), per_sample_weights=weights.to(table.dtype), mode="sum"
     )
-
-
-class PooledAnchor(nn.Module):
-    r"""Normalised mean of the visible genes' embeddings, weighted by their values.
-
-    :math:`\mathrm{RMSNorm}(\sum v\,\mathrm{Emb}(g) / \sum v)`. It has no table of its own: a gene table that starts
-    from the corpus SVD gives a useful cell state before the first step.
-
-    Parameters
-    ----------
-    dim
-        Width of the gene embedding.
-    eps
-        Of the norm.
-    """
-
-    def __init__(self, dim: int, eps: float = 1e-5) -> None:
-        super().__init__()
-        self.norm = RMSNorm(dim, eps)
-
-    def forward(self, table: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, visible: Tensor) -> Tensor:
-        """Summarise each cell; `visible` bool `(T,)`. Returns `(B, dim)`, 0 for a cell of which nothing is visible."""
-        weights = values.masked_fill(~visible, 0.0)
-        total = weighted_sum(torch.ones_like(table[:, :1]), tokens, weights, cu_seqlens)
-        total = torch.where(total > 0, total, 1.0)  # nothing visible: 0 / 1, whose gradient is finite
-        mean = weighted_sum(table, tokens, weights, cu_seqlens) / total
-        return self.norm(mean)
 
 
 class SetEncoder(nn.Module):

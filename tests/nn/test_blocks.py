@@ -1,37 +1,34 @@
+"""Blocks one after the other: in parts, and the rotations that they share."""
+
 from __future__ import annotations
 
 import pytest
 import torch
 
-from scdiva.kernels import rope_tables
-from scdiva.nn.layers import Block
-from scdiva.nn.parts import run_in_parts
+from scdiva.nn import Block, Blocks
 
 
 def made(lengths):
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
-    blocks = torch.nn.ModuleList(Block(8, 2, 12).double() for _ in range(2))
+    blocks = Blocks(
+        (Block(8, 2, 12).double() for _ in range(2)), rope=(max(lengths) + 1, 10_000.0), backend="reference"
+    )
     x = torch.randn(sum(lengths), 8, generator=generator, dtype=torch.float64)
     bounds = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-    return blocks, x, bounds, [table.double() for table in rope_tables(max(lengths) + 1, 4, 10_000.0)]
+    return blocks, x, bounds
 
 
 @pytest.mark.parametrize("lengths", [[3, 5, 2, 4, 6], [1, 20, 1], [7]])
 @pytest.mark.parametrize("n_parts", [2, 3, 8])
 def test_parts_give_what_the_whole_gives(lengths, n_parts):
-    blocks, x, bounds, (cos, sin) = made(lengths)
-    rest = (cos, sin, "reference", max(lengths))
+    blocks, x, bounds = made(lengths)
     found = []
-    for part in (False, True):
+    for parts in (1, n_parts):
         blocks.zero_grad()
         one = x.clone().requires_grad_()
-        y = one
-        if part:
-            y = run_in_parts(blocks, y, bounds, n_parts, *rest)
-        else:
-            for block in blocks:
-                y = block(y, bounds, *rest)
+        blocks.micro_batches = parts
+        y = blocks(one, bounds, max(lengths))
         (y * torch.linspace(-1, 2, 8)).square().sum().backward()
         found.append([y.detach(), one.grad, *(p.grad.clone() for p in blocks.parameters())])
     for whole, parts in zip(*found, strict=True):
@@ -40,7 +37,8 @@ def test_parts_give_what_the_whole_gives(lengths, n_parts):
 
 def test_no_more_than_one_part_is_held(monkeypatch):
     """Of each part only what goes in is kept; cells are never cut."""
-    blocks, x, bounds, (cos, sin) = made([4] * 8)
+    blocks, x, bounds = made([4] * 8)
+    blocks.micro_batches = 4
     forward, sizes, kept = Block.forward, [], []
 
     def seen(block, x, cu_seqlens, *args):
@@ -49,6 +47,6 @@ def test_no_more_than_one_part_is_held(monkeypatch):
 
     monkeypatch.setattr(Block, "forward", seen)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-        run_in_parts(blocks, x.requires_grad_(), bounds, 4, cos, sin, "reference", 4)
+        blocks(x.requires_grad_(), bounds, 4)
     assert sizes == [(8, [0, 4, 8])] * 8
     assert sum(kept) < 2 * x.numel(), "the whole network would keep many times its input"

@@ -14,8 +14,8 @@ import yaml
 
 import scdiva as sd
 from scdiva import cli
-from scdiva.cli._calls import CALLS, sayable
-from scdiva.cli._parser import options_of
+from scdiva.cli._calls import CALLS
+from scdiva.cli._parser import options_of, sayable
 
 
 @pytest.fixture(autouse=True)

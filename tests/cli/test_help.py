@@ -12,8 +12,7 @@ import pytest
 import scdiva as sd
 from scdiva import cli
 from scdiva.cli._calls import CALLS
-from scdiva.cli._help import arguments, plain, summary
-from scdiva.cli._parser import COMMANDS, command_parser
+from scdiva.cli._parser import COMMANDS, arguments, command_parser, plain, summary
 
 SKIPPED = {"adata", "path", "copy"}
 

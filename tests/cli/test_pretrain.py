@@ -12,9 +12,24 @@ import torch
 import yaml
 
 from scdiva import cli
-from scdiva.models import load_model
+from scdiva.models import ScDiVaConfig, load_model
 from scdiva.tokenizer.vocabulary import Vocabulary
+from scdiva.train import PretrainingConfig, pretrain
 from scdiva.train.runner import batches_seen
+
+
+def test_python_and_the_command_give_the_same_weights(files, options, tmp_path, model_options, training_options):
+    file, run = options
+    assert cli.main(["pretrain", "--config", str(file)]) == 0
+    folder = pretrain(
+        [files / "a.h5ad", files / "b.h5ad"], tmp_path / "python", PretrainingConfig(**training_options),
+        model=ScDiVaConfig(**model_options), validation=files / "c.h5ad", vocabulary=files / "genes.parquet",
+        min_genes=1, accelerator="cpu", progress=False,
+    )  # fmt: skip
+    assert folder == tmp_path / "python" / "model"
+    assert (folder / "model.safetensors").read_bytes() == (run / "model" / "model.safetensors").read_bytes()
+    one, two = (yaml.safe_load((made / "config.yaml").read_text()) for made in (run, tmp_path / "python"))
+    assert one | {"out": two["out"]} == two
 
 
 def test_a_model_with_a_state_head_is_told_places(options):
@@ -78,7 +93,7 @@ def test_a_stopped_run_is_resumed_to_the_same_model(options, training_options, t
     assert "--resume true" in capsys.readouterr().err
     assert batches_seen(run / "last.ckpt") == 4
     assert cli.main(["pretrain", "--config", str(file)]) == 1
-    assert "Pass resume=true" in capsys.readouterr().err
+    assert "Pass --resume" in capsys.readouterr().err
     assert cli.main(["pretrain", "--config", str(file), "--resume", "true"]) == 0
     one, two = load_model(tmp_path / "straight" / "model", device="cpu"), load_model(run / "model", device="cpu")
     for a, b in zip(one.parameters(), two.parameters(), strict=True):
@@ -206,7 +221,6 @@ def test_what_is_wrong_is_said_before_entropies_are_counted(options, monkeypatch
 
 def test_config_and_manifest_are_there_from_the_start(files, options, monkeypatch):
     from scdiva.data.files import file_note
-    from scdiva.train.config import PretrainingConfig
     from scdiva.train.pretraining import PretrainingModule
 
     def stopped_at_once(self, batch, generator):
@@ -237,9 +251,7 @@ def test_config_and_manifest_are_there_from_the_start(files, options, monkeypatc
 
 def test_a_preset_is_the_start_and_options_go_before_it(files, options, monkeypatch):
     """Default, preset, configuration file, command line: each goes before the last."""
-    from scdiva.cli import _pretrain
-    from scdiva.models import ScDiVaConfig
-    from scdiva.train.config import PretrainingConfig
+    from scdiva.train import _pretrain
 
     asked = {}
 
@@ -247,7 +259,7 @@ def test_a_preset_is_the_start_and_options_go_before_it(files, options, monkeypa
         asked.update(arguments)
         return ""
 
-    monkeypatch.setattr(cli, "pretrain", note)
+    monkeypatch.setattr(_pretrain, "pretrain", note)
     file, _ = options
     content = yaml.safe_load(file.read_text())
     content["training"], content["model"] = {"steps": 7, "clip": 0.5}, {"dim": 16}
@@ -333,25 +345,22 @@ def test_a_file_of_a_folder_that_cannot_be_used_is_left_out(files, options, tmp_
     assert [one["study"] for one in json.loads((run / "manifest.json").read_text())["studies"]] == ["a", "b"]
 
 
-def test_from_python_a_preset_and_nothing_else(files, tmp_path):
-    from scdiva.train.config import PretrainingConfig
-
+def test_from_python_a_preset_and_fields_that_differ(files, tmp_path):
     training = PretrainingConfig.preset("mini", steps=1, batch_size=4, validate_every=1)
     model = {"dim": 16, "n_heads": 2, "ffn_dim": 24, "anchor_hidden": 12}
-    folder = cli.pretrain(
-        [files / "a.h5ad"], tmp_path / "run", training, preset="mini", model=model, min_genes=1, accelerator="cpu",
+    folder = pretrain(
+        files / "a.h5ad", tmp_path / "run", training, preset="mini", model=model, min_genes=1, accelerator="cpu",
         vocabulary=files / "genes.parquet", progress=False,
     )  # fmt: skip
     config = load_model(folder, device="cpu").config
     assert (config.dim, config.n_layers, config.state_head, config.tie_gene_head) == (16, 4, True, True)
-    with pytest.raises(ValueError, match=r"ScDiVaConfig has no widht\."):
-        cli.pretrain([files / "a.h5ad"], tmp_path / "b", model={"widht": 1}, vocabulary=files / "genes.parquet")
+    with pytest.raises(ValueError, match="widht"):
+        pretrain([files / "a.h5ad"], tmp_path / "b", model={"widht": 1}, vocabulary=files / "genes.parquet")
 
 
 @pytest.mark.parametrize("where", ["option", "yaml"])
 def test_a_preset_that_is_printed_is_the_preset(options, capsys, tmp_path, where):
     from scdiva.cli._parser import options_of
-    from scdiva.train.config import PretrainingConfig
 
     words = ["pretrain", "--preset", "mini", "--train", "[a.h5ad]", "--out", "run", "--training.steps", "9"]
     if where == "yaml":

@@ -72,6 +72,9 @@ def test_the_commands_and_scripts_run(tmp_path, monkeypatch):
             shutil.rmtree(("run", "run/model")[number - 1])
         assert main([*command, *SMALL, "--training.steps", "2"]) == 0
         assert Path("run/model/model.safetensors").exists()
+    script = scripts["# pretrain.py"].replace('"run"', '"again"').replace("accumulate=4", "accumulate=1, steps=2")
+    exec(compile(script, "pretrain.py", "exec"), made := {})
+    assert made["folder"].name == "model"
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "0")
     script = scripts["# embed.py"].replace('model="run/model"', 'model="scdiva-mini"')
     exec(compile(script, "embed.py", "exec"), {})

@@ -176,7 +176,7 @@ LATE = {
     ),
     "pretraining": (
         "triton", "gpu",
-        lambda _: __import__("scdiva.cli._pretrain", fromlist=["pretrain"]).pretrain(
+        lambda _: __import__("scdiva.train", fromlist=["pretrain"]).pretrain(
             ["no such file"], "nowhere", model={"attention_backend": "triton"}
         ),
         ("scdiva.data.datamodule.CellDataModule",),

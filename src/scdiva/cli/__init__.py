@@ -14,12 +14,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from scdiva.cli._entropy import entropy
-from scdiva.cli._info import info
-from scdiva.cli._pretrain import pretrain
-from scdiva.train.config import PretrainingConfig
-
-__all__ = ["entropy", "info", "main", "pretrain"]
+__all__ = ["main"]
 
 _EXPECTED = (ValueError, KeyError, OSError, TypeError, RuntimeError, FloatingPointError, ImportError, MemoryError)
 
@@ -58,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         _say(command, f"stopped.{how.get(command, '')}")
         return 130
-    if command != "pretrain" or _is_first():
+    if _writes(command):
         sys.stdout.write(f"{written}\n")
     return 0
 
@@ -66,21 +61,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(command: str, options: dict[str, Any]) -> Any:
     from scdiva._settings import settings
     from scdiva.cli._calls import CALLS, SETTINGS, run_call
+    from scdiva.cli._entropy import entropy
+    from scdiva.cli._info import info
+    from scdiva.train._pretrain import pretrain
+    from scdiva.train.config import PretrainingConfig
 
-    if command in CALLS:
-        return run_call(command, options)
     kept = {name: options[name] for name in SETTINGS if name in options}
-    options = {name: value for name, value in options.items() if name not in kept}
     with settings.override(**kept):
-        if command == "entropy":
-            return entropy(**options)
-        if command == "info":
-            return info(**options)
-        training = PretrainingConfig(**options.pop("training"))
-        return pretrain(training=training, progress=kept["progress"], **options)
+        if command in CALLS:
+            return run_call(command, {name: value for name, value in options.items() if name not in kept})
+        if command == "pretrain":
+            training = PretrainingConfig(**options["training"])
+            del options["verbosity"]
+            return pretrain(**options | {"training": training})
+        options = {name: value for name, value in options.items() if name not in kept}
+        return entropy(**options) if command == "entropy" else info(**options)
 
 
-def _is_first() -> bool:
+def _writes(command: str) -> bool:
+    """Whether this process says what was written: of several that pretrain together the first does."""
+    if command != "pretrain":
+        return True
     from scdiva.train.runner import is_first_process
 
     return is_first_process()

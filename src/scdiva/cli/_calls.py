@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import ast
-import collections.abc
-import functools
 import inspect
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import GenericAlias, UnionType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 from scdiva._constants import INTEGRATE, UNS
 from scdiva._outputs import refuse_unwritable
-from scdiva.cli._help import arguments
-from scdiva.cli._species import MEANING, read_species
+from scdiva.tokenizer.orthologs import read_species
 
 if TYPE_CHECKING:
     from anndata import AnnData
-    from jsonargparse import ArgumentParser
 
 TABLES = (".csv", ".tsv", ".parquet")
 STORES = (".h5ad", ".zarr")
@@ -63,7 +56,7 @@ class Call:
 
 CALLS = {
     "embed": Call("embed_file", 'Embed cells, zero-shot and in flat memory: obsm["X_scdiva"], without the matrix.'),
-    "integrate": Call("integrate", 'Take batches out: obsm["X_scdiva_integrated"].', fits="model"),
+    "integrate": Call("integrate", 'Correct batch effects: obsm["X_scdiva_integrated"].', fits="model"),
     "annotate": Call("annotate", 'Name cell types by labelled cells: obs["scdiva_label"].', fits="annotator"),
     "generate": Call("generate", "Draw new cells like those of a file.", makes=True),
     "perturb": Call(
@@ -75,107 +68,6 @@ CALLS = {
     "grn": Call("grn", 'Infer a network of genes: varp["scdiva_grn"], or a table of edges.', table=True),
 }
 
-_OURS = {
-    "file": "The .h5ad or .zarr to read, which may also stand without --file. It is not changed.",
-    "out": "The file to write: a .zarr folder if its name ends so, else .h5ad. It is there whole or not at all.",
-    "overwrite": "Replace what stands at --out, and at --save.",
-    "save": "A folder to keep in what was fitted, for --model of later calls.",
-}
-_SKIPPED = ("adata", "path", "out", "overwrite", "copy")
-
-
-def add_call(parser: ArgumentParser, command: str) -> None:
-    """Add the options of a command to its parser.
-
-    Parameters
-    ----------
-    parser
-        Where to.
-    command
-        Its name.
-    """
-    from scdiva import tl
-
-    call = CALLS[command]
-    out = _OURS["out"] + (f" A name in {', '.join(TABLES)}: the edges alone, as a table." if call.table else "")
-    parser.add_argument("--file", type=str, required=True, help=_OURS["file"])
-    parser.add_argument("-o", "--out", type=str, required=True, help=out)
-    parser.add_argument("--overwrite", type=bool, default=False, help=_OURS["overwrite"])
-    if call.fits:
-        parser.add_argument("--save", type=str | None, default=None, help=_OURS["save"])
-    said = arguments(call.function, {name: getattr(tl, name) for name in tl.__all__})
-    said["species"] += MEANING
-    taken = inspect.signature(call.function).parameters
-    for name, parameter in taken.items():
-        if name not in _SKIPPED:
-            needed = parameter.default is parameter.empty
-            start = {"required": True} if needed else {"default": parameter.default}
-            parser.add_argument(
-                f"--{name}", type=sayable(parameter.annotation, call.function), help=said[name], **start
-            )
-    add_settings(parser, [name for name in SETTINGS if name not in taken])
-
-
-def add_settings(parser: ArgumentParser, names: collections.abc.Iterable[str]) -> None:
-    """Add settings as options.
-
-    Parameters
-    ----------
-    parser
-        Where to.
-    names
-        Which ones.
-    """
-    from scdiva._settings import Settings, settings
-
-    said = arguments(Settings)
-    for name in names:
-        kind = sayable(Settings.__annotations__[name], Settings)
-        parser.add_argument(f"--{name}", type=kind, default=getattr(settings, name), help=said[name])
-
-
-def sayable(annotation: str, owner: Any) -> Any:
-    """Find that part of an argument's type which can be written on a command line.
-
-    Parameters
-    ----------
-    annotation
-        The type, as the source has it.
-    owner
-        Function or class whose module the names are of.
-
-    Returns
-    -------
-    A union of what is no object: numbers, text, literals, and lists and dicts of these. A list goes before a text,
-    since any word is a text. Cells (AnnData) are named by their file.
-    """
-    names = vars(inspect.getmodule(owner))
-    kinds: list[Any] = []
-    for part in _union(ast.parse(annotation, mode="eval").body):
-        text = ast.unparse(part)
-        try:
-            kind = eval(text, dict(names))
-            for one in get_args(kind) if isinstance(kind, UnionType) else [kind]:
-                kinds += _plain(one)
-        except (NameError, AttributeError):  # imported for type checkers alone: an object
-            kinds += [str] if text == "AnnData" else []
-    return functools.reduce(operator.or_, sorted(dict.fromkeys(kinds), key=lambda kind: kind is str))
-
-
-def _union(node: ast.expr) -> list[ast.expr]:
-    if isinstance(node, ast.BinOp):
-        return [*_union(node.left), *_union(node.right)]
-    return [node]
-
-
-def _plain(kind: Any) -> list[Any]:
-    origin, inner = get_origin(kind), get_args(kind)
-    if kind in (str, int, float, bool, None, type(None)) or origin in (Literal, tuple):
-        return [type(None) if kind is None else kind]
-    if origin is collections.abc.Sequence:
-        return [GenericAlias(list, inner)]
-    return [GenericAlias(dict, inner)] if origin is collections.abc.Mapping else []
-
 
 def run_call(command: str, options: dict[str, Any]) -> str:
     """Run a command.
@@ -185,7 +77,7 @@ def run_call(command: str, options: dict[str, Any]) -> str:
     command
         Its name.
     options
-        As its parser gives them.
+        As its parser gives them, without settings.
 
     Returns
     -------
@@ -201,20 +93,16 @@ def run_call(command: str, options: dict[str, Any]) -> str:
     KeyboardInterrupt
         On Ctrl-C, also where the call itself would end with what it has; nothing is written.
     """
-    from scdiva._settings import settings
-
     call, options = CALLS[command], dict(options)
-    kept = {name: options.pop(name) for name in SETTINGS if name in options}
-    with settings.override(**kept):
-        file, out = Path(options.pop("file")), Path(options.pop("out")).expanduser()
-        overwrite, save = options.pop("overwrite"), options.pop("save", None)
-        options["species"] = read_species(options["species"])
-        endings = (*STORES, *(TABLES if call.table else ()))
-        if out.suffix not in endings:
-            raise ValueError(f"{str(out)!r} must end in {', '.join(endings)}.")
-        if command == "embed":
-            return str(call.function(file.expanduser(), out, overwrite=overwrite, **options))
-        return "\n".join(map(str, _on_cells(call, file.expanduser(), out, options, overwrite, save)))
+    file, out = Path(options.pop("file")).expanduser(), Path(options.pop("out")).expanduser()
+    overwrite, save = options.pop("overwrite"), options.pop("save", None)
+    options["species"] = read_species(options["species"])
+    endings = (*STORES, *(TABLES if call.table else ()))
+    if out.suffix not in endings:
+        raise ValueError(f"{str(out)!r} must end in {', '.join(endings)}.")
+    if command == "embed":
+        return str(call.function(file, out, overwrite=overwrite, **options))
+    return "\n".join(map(str, _on_cells(call, file, out, options, overwrite, save)))
 
 
 def _on_cells(

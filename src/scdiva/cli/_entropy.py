@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from scdiva.cli._species import read_species
+from scdiva.tokenizer.orthologs import read_species
 
 _ENDINGS = {"out": ".parquet", "histogram": ".npz"}
 
@@ -49,8 +49,7 @@ def entropy(
     layer, use_raw, input, gene_ids
         Where the expression is and what it is, as in :func:`scdiva.pp.match_genes` and the other calls.
     species
-        Whose genes these are; null finds out of each file whether they are a mouse's. human, mouse, or a FILE of two
-        columns, gene and human gene, separated by commas if its name ends in .csv, else by tabs.
+        Whose genes these are; null finds out of each file whether they are a mouse's.
     overwrite
         Replace what stands at `out`, and at `histogram`. A file that is read never is.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scdiva import _constants as C
-from scdiva.cli._species import read_species
+from scdiva.tokenizer.orthologs import read_species
 
 if TYPE_CHECKING:
     from scdiva.data.reading import Reading
@@ -48,8 +48,7 @@ def info(
     gene_ids
         Of a file: the column of var with symbols or Ensembl ids; null takes the names of var.
     species
-        Of a file: whose genes these are; null finds out whether they are a mouse's. human, mouse, or a FILE of two
-        columns, gene and human gene, separated by commas if its name ends in .csv, else by tabs.
+        Of a file: whose genes these are; null finds out whether they are a mouse's.
     json
         Say it as JSON, for machines.
 

@@ -1,22 +1,34 @@
-"""The command line's options, read off signatures and dataclasses, and what they mean, off docstrings."""
+"""The command line's options, read off signatures and dataclasses, and what they mean, off docstrings.
+
+jsonargparse could read the types of a call itself, and imports all that they name: torch, anndata and the model before
+`--help` answers. So types are read from the source here, and of what is imported for type checkers alone only AnnData
+is known: a file.
+"""
 
 from __future__ import annotations
 
+import ast
+import collections.abc
+import functools
+import inspect
+import operator
 import re
 import sys
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from types import GenericAlias, UnionType
+from typing import Any, Literal, NoReturn, get_args, get_origin
 
 from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter
 
+from scdiva import tl
 from scdiva._nearest import or_nearest
+from scdiva._settings import Settings, settings
 from scdiva._version import __version__
-from scdiva.cli._calls import CALLS, add_call, add_settings
+from scdiva.cli._calls import CALLS, SETTINGS, TABLES
 from scdiva.cli._entropy import entropy
-from scdiva.cli._help import arguments, summary
 from scdiva.cli._info import info
-from scdiva.cli._pretrain import pretrain
 from scdiva.models.config import ScDiVaConfig
+from scdiva.train._pretrain import pretrain
 from scdiva.train.config import PretrainingConfig
 
 COMMANDS = {
@@ -27,9 +39,27 @@ COMMANDS = {
 }
 """Each command, and what it does in a line."""
 
-
+_OURS = {
+    "file": "The .h5ad or .zarr to read, which may also stand without --file. It is not changed.",
+    "out": "The file to write: a .zarr folder if its name ends so, else .h5ad. It is there whole or not at all.",
+    "overwrite": "Replace what stands at --out, and at --save.",
+    "save": "A folder to keep in what was fitted, for --model of later calls.",
+    "config": "A YAML file with any of the options below; what the command line says goes before it.",
+    "print_config": "Print such a file with the options as they are, and end.",
+}
+"""What is said of options that no docstring has."""
+_SPECIES = (
+    " On the command line: human, mouse, or a FILE of two columns, gene and human gene, separated by commas if its "
+    "name ends in .csv, else by tabs."
+)
+"""What is said of `--species` beside the docstring."""
 _UNKNOWN = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
 """How the parser speaks of a key in a file that there is not."""
+_SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}\n", flags=re.M)
+_ROLE = re.compile(r":\w+:`~?(?:([^`<]+) <[^`]*>|(?:[\w.]+\.)?([\w]+))`")
+_VALUES = {"None": "null", "True": "true", "False": "false"}
+"""How values are written on a command line and in YAML."""
+_LED_ON = re.compile(r":func:`(?:scdiva\.\w+\.)?(\w+)`")
 
 
 class _Help(DefaultHelpFormatter):
@@ -91,22 +121,45 @@ def command_parser(command: str, preset: str | None = None) -> ArgumentParser:
         Whose configuration gives the defaults of model and training, for `pretrain`.
     """
     if command in CALLS:
-        call = CALLS[command]
-        said = f"{call.line} In Python: scdiva.tl.{call.name}. {summary(call.function)}"
-        parser = _Parser(command, said, "FILE -o OUT")
-        _add_config(parser)
-        add_call(parser, command)
-        return parser
+        return _call_parser(command)
     if command == "pretrain":
         return _pretrain_parser(preset)
-    return _entropy_parser() if command == "entropy" else _info_parser()
+    function, bare, usage = (entropy, "files", "FILES -o OUT") if command == "entropy" else (info, "what", "WHAT")
+    parser = _Parser(command, summary(function), usage)
+    if command == "entropy":
+        parser.add_argument("files", nargs="*", type=str, default=[])
+        parser.add_argument("-o", "--out", type=str, required=True)
+    else:
+        parser.add_argument("what", type=str)
+    _add_arguments(parser, function, (bare, "out"))
+    _explain(parser, arguments(function))
+    _add_settings(parser, ["progress", "verbosity"] if command == "entropy" else ["verbosity"])
+    return parser
+
+
+def _call_parser(command: str) -> ArgumentParser:
+    call = CALLS[command]
+    said = f"{call.line} In Python: scdiva.tl.{call.name}. {summary(call.function)}"
+    parser = _Parser(command, said, "FILE -o OUT")
+    _add_config(parser)
+    parser.add_argument("--file", type=str, required=True)
+    parser.add_argument("-o", "--out", type=str, required=True)
+    parser.add_argument("--overwrite", type=bool, default=False)
+    if call.fits:
+        parser.add_argument("--save", type=str | None, default=None)
+    _add_arguments(parser, call.function, ("adata", "path", "out", "overwrite", "copy"))
+    _explain(parser, arguments(call.function, {name: getattr(tl, name) for name in tl.__all__}) | _OURS)
+    if call.table:
+        _explain(parser, {"out": f"{_OURS['out']} A name in {', '.join(TABLES)}: the edges alone, as a table."})
+    _add_settings(parser, [name for name in SETTINGS if name not in inspect.signature(call.function).parameters])
+    return parser
 
 
 def _pretrain_parser(preset: str | None) -> ArgumentParser:
     parser = _Parser("pretrain", summary(pretrain), "--train FILES --out FOLDER")
     _add_config(parser)
-    parser.add_function_arguments(pretrain, skip={"model", "training"}, as_group=False)
-    add_settings(parser, ["verbosity"])
+    _add_arguments(parser, pretrain, ("model", "training"))
+    _add_settings(parser, ["verbosity"])
     parser.add_class_arguments(PretrainingConfig, "training", instantiate=False)
     # the number of genes is the vocabulary's, hence no option
     parser.add_class_arguments(ScDiVaConfig, "model", skip={"n_genes"}, instantiate=False)
@@ -120,39 +173,33 @@ def _pretrain_parser(preset: str | None) -> ArgumentParser:
     return parser
 
 
-def _entropy_parser() -> ArgumentParser:
-    parser = _Parser("entropy", summary(entropy), "FILES -o OUT")
-    parser.add_argument("files", nargs="*", type=str, default=[])
-    parser.add_argument("-o", "--out", type=str, required=True)
-    parser.add_function_arguments(entropy, skip={"files", "out"}, as_group=False)
-    _explain(parser, arguments(entropy))
-    add_settings(parser, ["progress", "verbosity"])
-    return parser
-
-
-def _info_parser() -> ArgumentParser:
-    parser = _Parser("info", summary(info), "WHAT")
-    parser.add_argument("what", type=str)
-    parser.add_function_arguments(info, skip={"what"}, as_group=False)
-    _explain(parser, arguments(info))
-    add_settings(parser, ["verbosity"])
-    return parser
-
-
 def _add_config(parser: ArgumentParser) -> None:
     parser.add_argument("--config", action=ActionConfigFile)
-    said = {
-        "config": "A YAML file with any of the options below; what the command line says goes before it.",
-        "print_config": "Print such a file with the options as they are, and end.",
-    }
-    _explain(parser, said)
+    _explain(parser, _OURS)
 
 
-def _explain(parser: ArgumentParser, said: dict[str, str], prefix: str = "") -> None:
+def _add_arguments(parser: ArgumentParser, function: Callable[..., Any], skipped: Sequence[str]) -> None:
+    """Add the arguments of a function, by their names, types and defaults."""
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name not in skipped:
+            needed = parameter.default is parameter.empty
+            start = {"required": True} if needed else {"default": parameter.default}
+            parser.add_argument(f"--{name}", type=sayable(parameter.annotation, function), **start)
+
+
+def _add_settings(parser: ArgumentParser, names: Sequence[str]) -> None:
+    for name in names:
+        kind = sayable(Settings.__annotations__[name], Settings)
+        parser.add_argument(f"--{name}", type=kind, default=getattr(settings, name))
+    _explain(parser, {name: text for name, text in arguments(Settings).items() if name in names})
+
+
+def _explain(parser: ArgumentParser, said: Mapping[str, str], prefix: str = "") -> None:
+    """Give options their help."""
     for action in parser._actions:
         name = action.dest.removeprefix(prefix)
         if action.dest == f"{prefix}{name}" and name in said:
-            action.help = said[name]
+            action.help = said[name] + (_SPECIES if name == "species" else "")
 
 
 def options_of(argv: Sequence[str] | None) -> tuple[str, dict[str, Any]]:
@@ -254,3 +301,111 @@ def _overview(word: str) -> NoReturn:
     said = f"no {what} {word}{or_nearest(word, known)}" if word else f"name a command: {', '.join(COMMANDS)}"
     sys.stderr.write(f"scdiva: {said}. See --help.\n")
     raise SystemExit(2)
+
+
+def sayable(annotation: str, owner: Any) -> Any:
+    """Find that part of an argument's type which can be written on a command line.
+
+    Parameters
+    ----------
+    annotation
+        The type, as the source has it.
+    owner
+        Function or class whose module the names are of.
+
+    Returns
+    -------
+    A union of what is no object: numbers, text, literals, and lists and dicts of these. A list goes before a text,
+    since any word is a text. Cells (AnnData) are named by their file.
+    """
+    names = vars(inspect.getmodule(owner))
+    kinds: list[Any] = []
+    for part in _union(ast.parse(annotation, mode="eval").body):
+        text = ast.unparse(part)
+        try:
+            kind = eval(text, dict(names))
+            for one in get_args(kind) if isinstance(kind, UnionType) else [kind]:
+                kinds += _plain(one)
+        except (NameError, AttributeError):  # imported for type checkers alone: an object
+            kinds += [str] if text == "AnnData" else []
+    return functools.reduce(operator.or_, sorted(dict.fromkeys(kinds), key=lambda kind: kind is str))
+
+
+def _union(node: ast.expr) -> list[ast.expr]:
+    if isinstance(node, ast.BinOp):
+        return [*_union(node.left), *_union(node.right)]
+    return [node]
+
+
+def _plain(kind: Any) -> list[Any]:
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind in (str, int, float, bool, None, type(None)) or origin in (Literal, tuple, list, dict):
+        return [type(None) if kind is None else kind]
+    if origin is collections.abc.Sequence:
+        return [GenericAlias(list, inner)]
+    return [GenericAlias(dict, inner)] if origin is collections.abc.Mapping else []
+
+
+def summary(thing: Any) -> str:
+    """Give the first paragraph of a docstring.
+
+    Parameters
+    ----------
+    thing
+        A function or class.
+    """
+    return plain((inspect.getdoc(thing) or "").split("\n\n")[0])
+
+
+def arguments(thing: Any, others: Mapping[str, Callable[..., Any]] | None = None) -> dict[str, str]:
+    """Say what each argument of a function, or each field of a dataclass, means.
+
+    Parameters
+    ----------
+    thing
+        Function or class with a numpydoc docstring; of a class those it comes from are read too.
+    others
+        Functions by name to which a description may lead on ("as in :func:`embed`"): what they say of the argument is
+        said instead.
+
+    Returns
+    -------
+    Text without markup, by name. Of several names described together each gets the common text.
+    """
+    said: dict[str, str] = {}
+    for one in reversed(inspect.getmro(thing)) if inspect.isclass(thing) else [thing]:
+        for names, text in _entries(inspect.getdoc(one) or ""):
+            led_on = _LED_ON.search(text)
+            function = (others or {}).get(led_on[1]) if led_on else None
+            there = arguments(function, others) if function is not None and function is not thing else {}
+            if len(names) == 1 and "see :func:" not in " ".join(text.lower().split()):
+                there = {}  # a remark on what is described here
+            said |= {name: there.get(name, plain(text)) for name in names}
+    return said
+
+
+def plain(text: str) -> str:
+    """Take the markup out of a description, put it on one line, and write values as a command line does.
+
+    Parameters
+    ----------
+    text
+        reStructuredText as docstrings hold it.
+    """
+    text = _ROLE.sub(lambda role: (role[1] or role[2]).strip(), text)
+    text = re.sub(r"\s*\[\d+\]_", "", text).replace("``", "").replace("`", "")
+    for value, written in _VALUES.items():
+        text = re.sub(rf"\b{value}\b", written, text)
+    return " ".join(text.split())
+
+
+def _entries(docstring: str) -> list[tuple[list[str], str]]:
+    """Split the sections of arguments into names and description."""
+    parts = _SECTION.split(docstring)
+    found = []
+    for title, body in zip(parts[1::2], parts[2::2], strict=True):
+        if title in ("Parameters", "Attributes"):
+            for entry in re.split(r"\n(?=\S)", body.strip("\n")):
+                names, _, text = entry.partition("\n")
+                found.append((re.split(r", *", names.split(" : ")[0].strip()), text))
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -54,6 +55,45 @@ def checked_species(species: Any) -> str | dict[str, str] | None:
     if not any(table.values()):
         raise ValueError(f"species is a table of {len(table)} genes without a human one: it maps your genes to those.")
     return table
+
+
+def read_species(species: Any) -> Any:
+    """Read the table of orthologs that a file holds.
+
+    Parameters
+    ----------
+    species
+        A file of two columns, gene and human gene, separated by commas if its name ends in .csv, else by tabs. None, a
+        species' name and a table are given back as they are.
+
+    Returns
+    -------
+    What :func:`checked_species` takes.
+
+    Raises
+    ------
+    FileNotFoundError
+        If it is a text that names neither a species nor a file.
+    ValueError
+        If the file has not two columns.
+    """
+    if not isinstance(species, str) or species in SPECIES:
+        return species
+    file = Path(species).expanduser()
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"species is human, mouse, or a file with a table of orthologs, and there is no file {species!r}"
+            f"{or_nearest(species, SPECIES)}."
+        )
+    try:
+        table = pd.read_csv(
+            file, sep="," if ".csv" in file.suffixes else "\t", header=None, dtype=str, keep_default_na=False
+        )
+    except ValueError as error:
+        raise ValueError(f"{species!r} can't be read as a table of orthologs: {error}") from error
+    if table.shape[1] != 2:
+        raise ValueError(f"{species!r} has {table.shape[1]} columns, not two, gene and human gene.")
+    return table.set_index(0)[1]  # a gene named twice is refused by whoever checks the table
 
 
 def by_table(names: Iterable[str], table: Mapping[str, str]) -> list[str | None]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from scdiva.perturbation.training import PerturbationModule
+    from scdiva.train._pretrain import pretrain
     from scdiva.train.anchor import AnchorModule
     from scdiva.train.base import TaskModule
     from scdiva.train.config import AnchorConfig, OptimiserConfig, PretrainingConfig
@@ -36,6 +37,7 @@ _WHERE = {
     "TaskModule": "base",
     "fit": "runner",
     "fit_linear_map": "linear_map",
+    "pretrain": "_pretrain",
 }
 
 __all__ = [
@@ -56,6 +58,7 @@ __all__ = [
     "TaskModule",
     "fit",
     "fit_linear_map",
+    "pretrain",
 ]
 
 

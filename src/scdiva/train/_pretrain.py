@@ -1,0 +1,356 @@
+"""Pretraining from files to a saved model, in one call."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from scdiva._docs import with_shared_docs
+from scdiva._extras import from_extra
+from scdiva._nearest import refuse_unknown
+from scdiva._outputs import refuse_unwritable
+from scdiva._validate import Input
+from scdiva.data.files import data_files
+from scdiva.data.packed import PackedCells, is_packed, study_names
+from scdiva.data.reading import Reading, Species
+from scdiva.data.studies import held_out_studies, study_times
+from scdiva.models.config import ScDiVaConfig
+from scdiva.tokenizer.orthologs import read_species
+from scdiva.train.config import PretrainingConfig
+
+if TYPE_CHECKING:
+    from scdiva.data.datamodule import CellDataModule
+    from scdiva.tokenizer.vocabulary import Vocabulary
+    from scdiva.train.pretraining import PretrainingModule
+
+MODEL = "model"
+VOCABULARY = "vocabulary.parquet"
+CONFIG = "config.yaml"
+MANIFEST = "manifest.json"
+
+
+@with_shared_docs
+def pretrain(
+    train: Sequence[str] | str,
+    out: str,
+    training: PretrainingConfig | None = None,
+    *,
+    preset: str | None = None,
+    model: ScDiVaConfig | Mapping[str, Any] | None = None,
+    validation: Sequence[str] | str | None = None,
+    validation_studies: float | Sequence[str] | None = None,
+    exclude_studies: Sequence[str] | None = None,
+    study_weights: float | Mapping[str, float] | None = None,
+    vocabulary: str = "human",
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Input = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    svd_start: bool = False,
+    min_genes: int = 200,
+    validation_cells: int | None = 2000,
+    num_workers: int = 0,
+    accelerator: str = "auto",
+    devices: int = 1,
+    num_nodes: int = 1,
+    resume: bool = False,
+    progress: bool = True,
+    tensorboard: bool = False,
+) -> Path:
+    """Pretrain a model on files and save it.
+
+    Parameters
+    ----------
+    train
+        ``.h5ad`` or ``.zarr`` files, each a study of its own, and folders of such files, in any mixture; or one packed
+        corpus. Read by row blocks.
+    out
+        Folder of the run: from the start `config.yaml` (every option, those left at their defaults too),
+        `manifest.json` (what each file holds, and of each study how many cells are trained on and how many dropped) and
+        `vocabulary.parquet` (with entropies); then `last.ckpt` and `log/`; at the end `model/`, which
+        :func:`scdiva.models.load_model` reads.
+    training
+        See :class:`~scdiva.train.PretrainingConfig`. None: the preset's, or its defaults.
+    preset
+        `"paper"`, `"base"` or `"mini"`: where model and training start from; what is given by options or in a file
+        goes before it. See :meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>` and
+        :meth:`PretrainingConfig.preset <scdiva.train.PretrainingConfig.preset>`.
+    model
+        A :class:`~scdiva.models.ScDiVaConfig`, or those of its fields that differ from the preset's or its defaults;
+        `n_genes` is the vocabulary's.
+    validation
+        Files of studies that are not trained on.
+    validation_studies
+        Studies of `train` that validate instead: names, or a share of the studies, drawn from the seed.
+    exclude_studies
+        Names of files of `train`, without their suffix, that are left out: of a folder, those that can't be used.
+    study_weights
+        How often an epoch holds the cells of a study: numbers by name, or a power of the study's size from 0 (all
+        studies equally) to 1 (as they are).
+    vocabulary
+        A name, a model folder or a parquet file. If it holds no entropies, they are counted first, over the cells that
+        are trained on; `scdiva entropy` does it apart.
+    %(layer)s
+    %(use_raw)s
+    %(input)s
+    %(gene_ids)s
+    species
+        Whose genes these are: None finds out of each file whether they are a mouse's; `"human"` or `"mouse"`; or a
+        table, or the file of one, from your genes to human ones, as :func:`scdiva.tl.embed` takes them.
+    svd_start
+        Start gene embeddings, the linear part of a set encoder and the decoder of `anchor_objective="genes"` from the
+        SVD of the corpus, which must be packed.
+    min_genes
+        Cells with fewer known genes are left out, and counted.
+    validation_cells
+        At most so many cells are validated on, taken evenly.
+    num_workers
+        Processes that read ahead.
+    accelerator, devices, num_nodes
+        As for :func:`scdiva.train.fit`.
+    resume
+        Go on from `out/last.ckpt`.
+    progress
+        Whether to show a progress bar.
+    tensorboard
+        Whether to log for TensorBoard too, which needs the extra `watch`.
+
+    Returns
+    -------
+    The model folder, which every call of `scdiva.tl` takes as its model.
+
+    Raises
+    ------
+    FileExistsError
+        If `out` is a file, holds a run and `resume` is False, or a finished model.
+    FileNotFoundError
+        If a file is missing, or there is nothing to resume.
+    ValueError
+        If files, vocabulary and configuration do not fit together.
+    FloatingPointError, OSError, KeyboardInterrupt, SystemExit
+        As :func:`scdiva.train.fit` raises them; `resume=True` goes on from the last checkpoint.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> from scdiva.train import PretrainingConfig, pretrain
+    >>> sd.datasets.toy(60, 100).write_h5ad("study.h5ad")
+    >>> small = {"dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24}
+    >>> training = PretrainingConfig(steps=2, batch_size=8, precision="fp32")
+    >>> folder = pretrain(
+    ...     "study.h5ad", "run", training, model=small, vocabulary="scdiva-mini", min_genes=1, progress=False
+    ... )
+    >>> sd.tl.embed(sd.datasets.toy(60, 100), folder)
+    """
+    train, validation = _paths(train), None if validation is None else _paths(validation)
+    out, vocabulary = os.path.expanduser(out), os.path.expanduser(vocabulary)
+    given = {name: value for name, value in locals().items() if name not in ("out", "training", "model", "resume")}
+    # whatever can be refused is, before packages are loaded, and before hours are spent on entropies
+    folder = Path(out)
+    _refuse_folder(folder, resume)
+    if not train:
+        raise ValueError("train must name at least one file.")
+    train = [str(file) for file in data_files(train, exclude_studies or ())]
+    if svd_start and (len(train) > 1 or not Path(train[0]).is_file() or not is_packed(train[0])):
+        raise ValueError("svd_start needs one packed corpus as train: make it with scdiva.data.pack_files.")
+    if svd_start and validation_studies is not None:
+        raise ValueError("svd_start would look at the studies of validation_studies too: pack those into validation.")
+    if training is None:
+        training = PretrainingConfig() if preset is None else PretrainingConfig.preset(preset)
+    config = _model_config(preset, model)
+    if training.context > config.max_length:
+        raise ValueError(f"context={training.context} exceeds the model's max_length={config.max_length}.")
+    if config.attention_backend == "triton":
+        from_extra("triton", "gpu", "attention_backend='triton' needs Triton")
+    counted = _training_files(train, validation, validation_studies, study_weights, training.seed)
+    reading = Reading(layer, use_raw, input, gene_ids, read_species(species))
+
+    from scdiva.data.datamodule import CellDataModule
+    from scdiva.models.pretrained import save_model
+    from scdiva.tokenizer.vocabulary import load_vocabulary
+    from scdiva.train.callbacks import find_checkpoint
+    from scdiva.train.runner import check_run, fit
+
+    checkpoint = find_checkpoint(folder) if resume else None
+    check_run(training, accelerator=accelerator, devices=devices, num_nodes=num_nodes, tensorboard=tensorboard)
+    genes = load_vocabulary(folder / VOCABULARY if resume else vocabulary)
+    config = replace(config, n_genes=genes.n_genes)
+    data = CellDataModule(
+        train,
+        validation=validation,
+        validation_studies=validation_studies,
+        study_weights=study_weights,
+        vocabulary=genes,
+        batch_size=training.batch_size,
+        batch_tokens=training.batch_tokens,
+        context=training.context,
+        seed=training.seed,
+        min_genes=min_genes,
+        validation_cells=validation_cells,
+        num_workers=num_workers,
+        entropy_floor=config.entropy_floor,
+        **reading.arguments(),
+    )
+    data.vocabulary = genes = _with_entropies(genes, counted, min_genes, reading)
+    if checkpoint is not None:  # before everything is read
+        data.load_state_dict(_noted(checkpoint))
+    data.setup()
+    if species is not None and not isinstance(species, str):
+        given["species"] = reading.species
+    resolved = given | {"out": out, "model": config.to_dict(), "training": training.to_dict()}
+    resolved = json.loads(json.dumps(resolved, default=str))  # plain values: files may be given as Path
+    del resolved["model"]["n_genes"]  # is the vocabulary's
+    _write_start(folder, resolved, data, genes, resume)
+    module = _module(config, training, data, train[0] if svd_start and not resume else None)
+    try:
+        trainer = fit(
+            module,
+            data,
+            out_dir=folder,
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            resume_from=checkpoint,
+            progress=progress,
+            tensorboard=tensorboard,
+        )
+    finally:
+        data.close()
+    metadata = {
+        "steps": trainer.global_step,
+        "config": resolved,
+        "studies": data.study_names,
+        "n_training_cells": data.n_cells,
+        "corpus": data.manifest()["studies"],
+        "metrics": {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")},
+    }
+    if not trainer.is_global_zero:  # all processes hold the same weights
+        return folder / MODEL
+    return save_model(module.model.cpu(), genes, folder / MODEL, metadata=metadata)
+
+
+def _paths(files: Sequence[str] | str) -> list[str]:
+    return [os.path.expanduser(file) for file in ([files] if isinstance(files, str | Path) else files)]
+
+
+def _refuse_folder(folder: Path, resume: bool) -> None:
+    """Refuse a folder that can't be written, or holds what would be overwritten."""
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{folder} is a file. Choose another out.")
+    refuse_unwritable(folder / MODEL)
+    if (folder / MODEL).exists():
+        raise FileExistsError(f"{folder / MODEL} exists already: the run is finished. Choose another out.")
+    if (folder / "last.ckpt").exists() and not resume:
+        raise FileExistsError(f"{folder} holds a run that is not finished. Pass resume=True, or choose another out.")
+
+
+def _model_config(preset: str | None, model: ScDiVaConfig | Mapping[str, Any] | None) -> ScDiVaConfig:
+    if isinstance(model, ScDiVaConfig):
+        return model
+    base = ScDiVaConfig() if preset is None else ScDiVaConfig.preset(preset)
+    refuse_unknown(model or {}, [field.name for field in fields(base) if field.name != "n_genes"], "ScDiVaConfig")
+    return replace(base, **(model or {}))
+
+
+def _training_files(
+    train: list[str],
+    validation: Sequence[str] | None,
+    validation_studies: float | Sequence[str] | None,
+    study_weights: float | Mapping[str, float] | None,
+    seed: int,
+) -> list[str]:
+    """Find the files of studies that are trained on; refuse one that is to validate too, and weights of others."""
+    others = [str(file) for file in data_files(validation or [])]
+    for file in [*train, *others]:
+        if not Path(file).exists():
+            raise FileNotFoundError(f"no file {file!r}.")
+    packed = len(train) == 1 and is_packed(train[0])
+    names = PackedCells(train[0]).study_names if packed else study_names([Path(file) for file in train])
+    both = [name for name in names if name in {Path(file).stem for file in others}]
+    if both:
+        raise ValueError(
+            f"{len(both)} studies are in train and in validation (first: {both[0]!r}): cells of one study are too "
+            "similar to validate on. Leave them out of one of the two."
+        )
+    held = held_out_studies(names, validation_studies, seed)
+    trained = [name for name in names if name not in held]
+    study_times(study_weights, trained, np.ones(len(trained)))
+    return train if packed else [file for file, name in zip(train, names, strict=True) if name not in held]
+
+
+def _with_entropies(genes: Vocabulary, train: list[str], min_genes: int, reading: Reading) -> Vocabulary:
+    """Count entropies for a vocabulary that has none."""
+    if genes.table["entropy"].notna().any() or any(is_packed(file) for file in train):
+        return genes  # a packed corpus was ranked by entropies already; without them the vocabulary itself complains
+    from scdiva._constants import N_SPECIAL
+    from scdiva._settings import logger
+    from scdiva.pp import corpus_entropy
+
+    logger.info("counting the entropy of each gene over %d files", len(train))
+    counted = corpus_entropy(train, genes, min_genes=min_genes, **reading.arguments())
+    if not counted.n_cells:
+        raise ValueError(f"no training cell has {min_genes} known genes or more.")
+    return genes.with_entropy(counted.entropy()[N_SPECIAL:])
+
+
+def _noted(checkpoint: Path) -> dict[str, Any]:
+    """Read what a run's data noted of themselves in its checkpoint."""
+    import torch
+
+    content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    noted: dict[str, Any] = content.get("CellDataModule", {})
+    return noted
+
+
+def _write_start(folder: Path, resolved: dict[str, Any], data: CellDataModule, genes: Vocabulary, resume: bool) -> None:
+    """Write what a run starts from; only the first of several processes does."""
+    from scdiva.train.runner import is_first_process
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if not is_first_process():
+        return
+    if not resume:
+        genes.write(folder / VOCABULARY)
+    texts = {
+        CONFIG: yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True),
+        MANIFEST: json.dumps(data.manifest(), indent=1),
+    }
+    for name, text in texts.items():  # whole or not at all
+        part = folder / f".{name}.{os.getpid()}.part"
+        part.write_text(text, encoding="utf-8")
+        part.replace(folder / name)
+
+
+def _module(
+    config: ScDiVaConfig, training: PretrainingConfig, data: CellDataModule, svd_of: str | None
+) -> PretrainingModule:
+    """Draw a network, or start its gene vectors and its set encoder's linear part from the SVD of a packed corpus."""
+    from scdiva._constants import N_SPECIAL
+    from scdiva._rng import step_generator
+    from scdiva.models.gene_vectors import init_gene_embedding
+    from scdiva.models.scdiva import ScDiVa
+    from scdiva.nn import SetEncoder
+    from scdiva.tokenizer.serialize import score_denominator
+    from scdiva.train.anchor import set_linear_map
+    from scdiva.train.linear_map import fit_linear_map
+    from scdiva.train.pretraining import PretrainingModule
+
+    network, frequency = ScDiVa(config, generator=step_generator(training.seed, 0, "weights")), None
+    if svd_of is not None:
+        width = config.anchor_linear_dim if isinstance(network.anchor, SetEncoder) else config.dim
+        corpus = fit_linear_map(PackedCells(svd_of, data.vocabulary), width)
+        vectors = corpus.weight[N_SPECIAL:, : config.dim]
+        init_gene_embedding(network, vectors, generator=step_generator(training.seed, 0, "genes"))
+        if isinstance(network.anchor, SetEncoder):
+            set_linear_map(network.anchor, corpus)
+        frequency = corpus.frequency
+    denominator = score_denominator(data.vocabulary.entropy, config.entropy_floor)
+    return PretrainingModule(network, training, data.n_studies, frequency, denominator)

@@ -272,13 +272,13 @@ def out_of_memory(monkeypatch, most, error):
 @pytest.mark.fault("out of memory")
 @pytest.mark.parametrize("most", [40, 7, 1])
 @pytest.mark.parametrize("kind", ERRORS)
-def test_a_batch_too_large_is_run_in_halves_and_that_is_said(cells, drawn, light, monkeypatch, caplog, most, kind):
+def test_a_batch_too_large_is_run_in_parts_and_that_is_said(cells, drawn, light, monkeypatch, caplog, most, kind):
     expected = sd.tl.embed(drawn, light, copy=True).obsm["X_scdiva"]
     with monkeypatch.context() as patch, caplog.at_level("WARNING", "scdiva"):
         out_of_memory(patch, most, ERRORS[kind])
         sd.tl.embed(cells, light)
     np.testing.assert_allclose(cells.obsm["X_scdiva"], expected, rtol=1e-5, atol=1e-6)
-    assert "cpu is out of memory with 80 cells at once: running them in two halves" in caplog.text
+    assert "cpu is out of memory with 80 cells at once: running them in 2 parts" in caplog.text
 
 
 @pytest.mark.fault("out of memory")

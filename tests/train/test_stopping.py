@@ -225,7 +225,7 @@ def test_out_of_memory_halves_what_runs_at_a_time(run, tmp_path, where, monkeypa
     monkeypatch.setattr("scdiva._settings.logger.propagate", True)
     tight, _ = run(tmp_path / "tight", PretrainingModule, settings=settings)
     assert (weights(tight) - weights(plain)).abs().max() < 1e-5
-    said = [record.message for record in caplog.records if "Out of memory" in record.message]
+    said = [record.message for record in caplog.records if "out of memory" in record.message]
     assert len(said) == 1
     assert "in 2 parts" in said[0]
     assert tight.micro_batches == 2

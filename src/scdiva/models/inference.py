@@ -31,6 +31,7 @@ Packed = tuple[Tensor, Tensor, Tensor]
 Batch = tuple[Tensor, ...]
 """The same three, and whatever else a function that reads out asks for."""
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 Encode = Callable[[Callable[[Item], Batch], Iterable[Item]], Iterator[np.ndarray]]
 Pooling = Literal["lat", "mean", "lat+mean"]
 """What is made of a cell: the state of `[LAT]`, the mean of its genes' final hidden states, or both."""
@@ -133,7 +134,7 @@ def open_encoder(
     A function of two arguments: one that makes a batch of an item (called in a worker), and the items. It returns an
     iterator over what :func:`read_out` gives, float32, in the order of the items. An error or interrupt in a worker
     is raised by that iterator, and what was not yet begun is not done any more. If memory is out, an item that is an
-    array of cells is run in halves, which is logged.
+    array of cells is run in parts, which is logged.
 
     Raises
     ------
@@ -153,29 +154,22 @@ def open_encoder(
                 with torch.inference_mode():
                     return read_out(network, tuple(part.to(device) for part in batch), what).float().cpu().numpy()
 
-            def in_halves(make: Callable[[Any], Batch], item: Any) -> np.ndarray:
-                """Run a batch; the halves of its cells one after the other if memory is out."""
+            def in_parts(make: Callable[[Any], Batch], item: Any) -> np.ndarray:
+                n_cells = len(item) if isinstance(item, np.ndarray) else 1
+
+                def run(n: int) -> np.ndarray:
+                    parts = [item] if n == 1 else np.array_split(item, min(n, n_cells))
+                    return np.concatenate([state_of(make(part)) for part in parts])
+
                 try:
-                    return state_of(make(item))
-                except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                    return run_in_parts(run, n_cells, device=device, advice="a smaller batch_size avoids this")
+                except (MemoryError, RuntimeError) as error:
                     if not _out_of_memory(error):
                         raise
-                    n_cells = len(item) if isinstance(item, np.ndarray) else 1
-                    if n_cells < 2:
-                        raise MemoryError(
-                            f"one cell alone does not fit into the memory of {device!r}: close what else runs there, "
-                            "lower scdiva.settings.threads, or pass another device."
-                        ) from error
-                # here nothing holds on to the tensors of the try any more
-                if kind == "cuda":
-                    torch.cuda.empty_cache()
-                logger.warning(
-                    "%s is out of memory with %d cells at once: running them in two halves; a smaller batch_size "
-                    "avoids this",
-                    device,
-                    n_cells,
-                )
-                return np.concatenate([in_halves(make, half) for half in np.array_split(item, 2)])
+                    raise MemoryError(
+                        f"one cell alone does not fit into the memory of {device!r}: close what else runs there, "
+                        "lower scdiva.settings.threads, or pass another device."
+                    ) from error
 
             def encode(make: Callable[[Item], Batch], items: Iterable[Item]) -> Iterator[np.ndarray]:
                 errors: list[BaseException] = []
@@ -184,7 +178,7 @@ def open_encoder(
                     if errors:  # of another worker: nothing new is begun
                         raise errors[0]
                     try:
-                        return in_halves(make, item)
+                        return in_parts(make, item)
                     except BaseException as error:
                         errors.append(error)
                         raise
@@ -195,6 +189,46 @@ def open_encoder(
         finally:
             pool.shutdown(cancel_futures=True)
             model.to(home).train(training)
+
+
+def run_in_parts(
+    run: Callable[[int], Result], n_cells: int, *, n_parts: int = 1, device: str | torch.device, advice: str
+) -> Result:
+    """Run cells all at once, and whenever memory is out again, in twice as many parts, with a warning.
+
+    Parameters
+    ----------
+    run
+        Runs the cells in so many parts, one after the other, from the start.
+    n_cells
+        Their number; in more parts nothing gets smaller.
+    n_parts
+        Parts to begin with.
+    device, advice
+        For the warning: where memory is out, and what avoids it.
+
+    Returns
+    -------
+    What `run` returns.
+
+    Raises
+    ------
+    torch.OutOfMemoryError, MemoryError, RuntimeError
+        What `run` raised of parts that can't be made smaller; and at once what is no shortage of memory.
+    """
+    while True:
+        try:
+            return run(n_parts)
+        except (MemoryError, RuntimeError) as error:
+            if not _out_of_memory(error) or n_parts >= n_cells:
+                raise
+        # here nothing holds on to the tensors of the try any more
+        if torch.device(device).type == "cuda":
+            torch.cuda.empty_cache()
+        n_parts *= 2
+        logger.warning(
+            "%s is out of memory with %d cells at once: running them in %d parts; %s", device, n_cells, n_parts, advice
+        )
 
 
 def _out_of_memory(error: BaseException) -> bool:

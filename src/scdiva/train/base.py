@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 
 from scdiva._rng import step_generator, step_seed
-from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
+from scdiva.models.inference import run_in_parts
 from scdiva.train.callbacks import CHECKPOINT_KEY
 from scdiva.train.config import OptimiserConfig
+
+Result = TypeVar("Result")
 
 MAY_CHANGE = {
     "precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every", "micro_batches",
@@ -159,7 +161,7 @@ class TaskModule(pl.LightningModule):
     def training_step(self, batch: CellBatch, batch_idx: int) -> Tensor:
         """One batch; called by Lightning."""
         number = self.batches_seen * self._world_size + self.global_rank
-        loss, parts = self._in_memory(lambda: self.drawn_loss(batch, number, STREAM), batch.n_cells)
+        loss, parts = self._in_parts(lambda _: self.drawn_loss(batch, number, STREAM), batch.n_cells)
         self._check_loss(loss, number)
         if self._trainer is not None:
             self._window.append((batch, number))
@@ -183,31 +185,22 @@ class TaskModule(pl.LightningModule):
         with self._seeded(step_seed(self.config.seed, number, f"dropout/{stream}")):
             return self.compute_loss(batch, step_generator(self.config.seed, number, stream))
 
-    def _in_memory(
-        self, run: Callable[[], tuple[Tensor, dict[str, Tensor]]], n_cells: int
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Run; when memory runs out, run again over smaller parts."""
-        while True:
-            try:
-                return run()
-            except torch.OutOfMemoryError:
-                if not self._halve(n_cells):
-                    raise
-            # outside of the except: there the error would still hold what it broke off
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
+    def _in_parts(self, run: Callable[[int], Result], n_cells: int) -> Result:
+        """Run what runs the network over cells; when memory is out, from then on in smaller parts."""
 
-    def _halve(self, n_cells: int) -> bool:
-        """Halve what the network runs over at a time, and say so; False if that is one cell already."""
-        if self.micro_batches >= n_cells:
-            return False
-        self.micro_batches *= 2
-        logger.warning(
-            "Out of memory at batch %d: from here on the network runs over each batch in %d parts, which takes one "
-            "more forward pass and changes no step beyond rounding. A smaller batch_size, accumulated, is faster.",
-            self.batches_seen, self.micro_batches,
-        )  # fmt: skip
-        return True
+        def in_parts(n: int) -> Result:
+            if n != self.micro_batches:
+                self.micro_batches = n
+            return run(n)
+
+        return run_in_parts(
+            in_parts,
+            n_cells,
+            n_parts=self.micro_batches,
+            device=self.device,
+            advice=f"so is every batch from number {self.batches_seen} on, which takes one more forward pass and "
+            "changes no step beyond rounding. A smaller batch_size, accumulated, is faster",
+        )
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
         """Backward pass of a batch; called by Lightning.
@@ -220,36 +213,28 @@ class TaskModule(pl.LightningModule):
         RuntimeError
             If there are several processes: they have begun to add their gradients up.
         """
-        try:
-            loss.backward(*args, **kwargs)
-            return
-        except torch.OutOfMemoryError as error:
-            if self._world_size > 1:
-                raise RuntimeError(
-                    f"Out of memory in the backward pass of batch {self.batches_seen - 1}, in which several processes "
-                    f"share. Resume with micro_batches={2 * self.micro_batches}: no step changes beyond rounding."
-                ) from error
-            if not self._halve(max(batch.n_cells for batch, _ in self._window)):
-                raise
-        loss.detach_()  # lets go of the activations, which the caller's loss holds
-        while not self._again():
-            pass
+        whole, alone = self.micro_batches, self._world_size == 1
 
-    def _again(self) -> bool:
-        """Make the gradient of the batches since the last step anew; False if they must be cut smaller still."""
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-        self.zero_grad(set_to_none=True)
-        try:
+        def gradient(n: int) -> None:
+            if n == whole:
+                loss.backward(*args, **kwargs)
+                return
+            loss.detach_()  # lets go of the activations, which the caller's loss holds
+            self.zero_grad(set_to_none=True)
             for batch, number in self._window:
                 with self.trainer.precision_plugin.train_step_context():
-                    loss, _ = self.drawn_loss(batch, number, STREAM)
-                (loss / self.trainer.accumulate_grad_batches).backward()
-        except torch.OutOfMemoryError:
-            if not self._halve(max(batch.n_cells for batch, _ in self._window)):
+                    again, _ = self.drawn_loss(batch, number, STREAM)
+                (again / self.trainer.accumulate_grad_batches).backward()
+
+        try:
+            self._in_parts(gradient, max((batch.n_cells for batch, _ in self._window), default=1) if alone else 1)
+        except torch.OutOfMemoryError as error:
+            if alone:
                 raise
-            return False
-        return True
+            raise RuntimeError(
+                f"Out of memory in the backward pass of batch {self.batches_seen - 1}, in which several processes "
+                f"share. Resume with micro_batches={2 * whole}: no step changes beyond rounding."
+            ) from error
 
     def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
         """Forget the batches of the last optimiser step; the newest is the first of the next. Called by Lightning."""

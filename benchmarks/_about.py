@@ -172,9 +172,9 @@ ABOUT = {
     ),
     "fuzz": (
         "Fuzzing of the model folder",
-        "`make fuzz`: what reads a model folder, under atheris (coverage of our Python; pyarrow and safetensors are "
+        "`make fuzz`: what reads a model folder, under atheris (coverage of our Python; safetensors is "
         "compiled without). `sums` reads SHA256SUMS; `config` goes from config.json to the network that it describes; "
-        "`weights` from model.safetensors to a filled network; `vocabulary` reads the parquet file and matches names; "
+        "`weights` from model.safetensors to a filled network; `vocabulary` reads its file and matches names; "
         "`folder` is the whole of `load_model`, one file changed and the sums written anew. About half of the changes "
         "are of bytes, the others of a JSON tree, a tensor or a column. A crash is any error that is no ValueError or "
         "OSError with the file's name, a message of over 2,000 characters, more than 10 seconds or 256 MiB, or the end "

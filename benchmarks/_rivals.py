@@ -99,7 +99,7 @@ def corpus_svd(prepared: Path | None) -> Arm | None:
     """
     if prepared is None or not (prepared / "train.h5").exists():
         return None
-    vocabulary = Vocabulary.read(prepared / "vocabulary.parquet")
+    vocabulary = Vocabulary.read(prepared / "vocabulary.safetensors")
     file = prepared / f"corpus_svd_{SVD_GENES}_{SVD_DIMS}.npz"
     if not file.exists():
         cells = PackedCells(prepared / "train.h5", vocabulary)

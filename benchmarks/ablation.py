@@ -195,7 +195,7 @@ class Work(NamedTuple):
 
 def open_work(prepared: Path, corpus: Path, seconds: float) -> Work:
     """Read everything once; the linear map without the held-out studies is kept beside the packed corpus."""
-    everything = Vocabulary.read(prepared / "vocabulary.parquet")
+    everything = Vocabulary.read(prepared / "vocabulary.safetensors")
     cells, validation = (
         load_cells(prepared / f"{part}.h5", everything, NOT_TRAINED_ON) for part in ("train", "validation")
     )

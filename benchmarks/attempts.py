@@ -60,7 +60,7 @@ def main() -> int:
 
     sd.settings.progress = False
     torch.set_num_threads(1)
-    vocabulary = Vocabulary.read(arguments.prepared / "vocabulary.parquet")
+    vocabulary = Vocabulary.read(arguments.prepared / "vocabulary.safetensors")
     cells = load_cells(arguments.prepared / "train.h5", vocabulary)
     start = fit_linear_map(cells, LINEAR_DIM)
     rows: list[dict] = []

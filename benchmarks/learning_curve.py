@@ -138,7 +138,7 @@ def main() -> int:
 
     sd.settings.progress = False
     torch.set_num_threads(1)
-    vocabulary = Vocabulary.read(arguments.prepared / "vocabulary.parquet")
+    vocabulary = Vocabulary.read(arguments.prepared / "vocabulary.safetensors")
     everything = load_cells(arguments.prepared / "train.h5", vocabulary)
     middle = sorted(arguments.steps)[len(arguments.steps) // 2]
     work = [("cells", min(n, everything.n_obs), middle) for n in arguments.cells]

@@ -52,7 +52,7 @@ from scdiva.tokenizer import Vocabulary
 
 N_GENES = 41_818
 NEWEST_UNNAMED_ID = "ENSG00000286000"
-OUT = Path(__file__).parent.parent / "src" / "scdiva" / "tokenizer" / "human.parquet"
+OUT = Path(__file__).parent.parent / "src" / "scdiva" / "tokenizer" / "human.safetensors"
 
 PSEUDOGENES = [
     f"{transcribed}{kind}_pseudogene"

@@ -253,7 +253,7 @@ def pack(prepared: Path, out: Path, share: float = 1.0) -> int:
         write_carried(out / f"{part}.npz", carried)
         said[part] = {"cells_packed": len(content["study"]), "cells_of": n_cells}
     (out / "carried.json").write_text(json.dumps({**said, "share": share}, indent=1) + "\n")
-    shutil.copy(prepared / "vocabulary.parquet", out / "vocabulary.parquet")  # last: the folder is complete
+    shutil.copy(prepared / "vocabulary.safetensors", out / "vocabulary.safetensors")  # last: the folder is complete
     return sum(file.stat().st_size for file in out.iterdir())
 
 
@@ -265,7 +265,7 @@ def unpack(carried: Path, prepared: Path) -> None:
             content, header = decode(dict(saved))
         write_packed(prepared / f"{part}.h5", content, header)
     shutil.copy(carried / "carried.json", prepared / "carried.json")
-    shutil.copy(carried / "vocabulary.parquet", prepared / "vocabulary.parquet")
+    shutil.copy(carried / "vocabulary.safetensors", prepared / "vocabulary.safetensors")
 
 
 def main() -> None:

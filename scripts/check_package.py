@@ -23,9 +23,9 @@ NEEDED = (
     "scdiva/checkpoints/scdiva-mini/SHA256SUMS",
     "scdiva/checkpoints/scdiva-mini/config.json",
     "scdiva/checkpoints/scdiva-mini/model.safetensors",
-    "scdiva/checkpoints/scdiva-mini/vocabulary.parquet",
+    "scdiva/checkpoints/scdiva-mini/vocabulary.safetensors",
     "scdiva/datasets/transcription_factors.txt",
-    "scdiva/tokenizer/human.parquet",
+    "scdiva/tokenizer/human.safetensors",
 )
 BROUGHT_BY_OTHERS = {"seaborn", "triton"}
 """Of the extras, what packages of the core may bring themselves: scanpy seaborn, torch's CUDA build Triton."""

@@ -1,22 +1,17 @@
 """Changes of inputs that know their format: what bytes changed at random would break before anything interesting.
 
-Half of all changes are libFuzzer's own, of bytes; the others take a JSON tree, a safetensors header or a parquet table
-apart, change something in it and put it together again.
+Half of all changes are libFuzzer's own, of bytes; the others take a JSON tree, a safetensors header or the columns of a
+vocabulary apart, change something in it and put it together again.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import random
 from collections.abc import Callable
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from scdiva.tokenizer._parquet_pages import stated
 from scdiva.tokenizer.vocabulary import COLUMNS
 
 ODD: tuple[Any, ...] = (
@@ -26,7 +21,7 @@ ODD: tuple[Any, ...] = (
     "é" * 40, "a" * 3000, [], {}, [0], [[]], {"": {}}, [0, 2**63], ["a", 1], [{"a": 1}], [None],
 )  # fmt: skip
 NUMBERS = tuple(value for value in ODD if isinstance(value, int | float))
-CODECS = ("none", "snappy", "gzip", "zstd", "brotli", "lz4")
+ODD_NAMES = (b"", b"|", b"a|b||a", b"\0", b" ", b"ENSG00000000003", b"A.B", b"a" * 5000, b"\r", b"\n")
 Change = Callable[[bytes, random.Random], bytes | None]
 
 
@@ -101,93 +96,46 @@ def retyped(data: bytes, draw: random.Random) -> bytes | None:
         return None
 
 
-def parquet(data: bytes, draw: random.Random) -> bytes | None:
-    """A changed table, written in one of the many ways in which parquet stores the same."""
+def lines(data: bytes, draw: random.Random) -> bytes | None:
+    """Columns of a vocabulary with one dropped, doubled, of another type, or with names or entropies changed."""
+    import numpy as np
+    from safetensors import SafetensorError
+    from safetensors.numpy import load, save
+
     try:
-        if max(stated(data)) > 2**20:  # arrow would believe it here as well
-            return None
-        table = pq.read_table(pa.BufferReader(data), use_threads=False)
-        meta = dict(table.schema.metadata or {})
-        if table.num_rows > 50:
-            table = table.slice(0, 12)
-        for _ in range(draw.choice((0, 1, 1, 2))):
-            table = _changed_table(table, draw)
-        _change_metadata(meta, draw)
-        sink = io.BytesIO()
-        pq.write_table(
-            table.replace_schema_metadata(meta), sink, compression=draw.choice(CODECS),
-            use_dictionary=draw.choice((True, False, ["biotype"])), version=draw.choice(("1.0", "2.4", "2.6")),
-            data_page_version=draw.choice(("1.0", "2.0")), row_group_size=draw.choice((1, 5, None)),
-            write_statistics=draw.random() < 0.5, write_page_checksum=draw.random() < 0.3,
-            store_schema=draw.random() < 0.95, write_page_index=draw.random() < 0.2,
-        )  # fmt: skip
-        return sink.getvalue()
-    except (pa.ArrowException, ValueError, TypeError, LookupError, AttributeError, RuntimeError, OSError):
+        held = load(data)
+        for _ in range(draw.choice((1, 1, 2))):
+            name = draw.choice(sorted(held))
+            what = draw.random()
+            if what < 0.05:
+                del held[name]
+            elif what < 0.1:
+                held[draw.choice(("x", f"{name} ", *COLUMNS))] = held[name]
+            elif what < 0.2:
+                held[name] = held[name].astype(draw.choice(("uint8", "int8", "float32", "float64", "int64", "bool")))
+            elif what < 0.25:
+                held[name] = held[name].reshape(1, -1)
+            elif held[name].dtype == np.uint8:
+                names = held[name].tobytes().split(b"\n")
+                row = draw.randrange(len(names))
+                names[row] = draw.choice((*ODD_NAMES, names[0], names[row] + b"\xff\xfe"))
+                names = draw.choice((names, names, names[1:], names * 2, draw.sample(names, len(names))))
+                held[name] = np.frombuffer(b"\n".join(names), np.uint8)
+            elif len(held[name].ravel()):
+                held[name] = held[name].copy()
+                held[name].flat[draw.randrange(held[name].size)] = draw.choice(
+                    (0, 1, 3, math.nan, math.inf, -1.0, 3e38)
+                )
+        return save(held)
+    except (SafetensorError, ValueError, KeyError, TypeError, OverflowError):
         return None
-
-
-def _changed_table(table: pa.Table, draw: random.Random) -> pa.Table:
-    """One column dropped, doubled, moved or changed, or other rows."""
-    what = draw.random()
-    if table.num_columns == 0:
-        return table
-    at = draw.randrange(table.num_columns)
-    name, column = table.schema.names[at], table.column(at)
-    if what < 0.05:
-        return table.remove_column(at)
-    if what < 0.1:
-        return table.append_column(name if draw.random() < 0.5 else "x", column)
-    if what < 0.15:
-        return table.select([*table.schema.names[1:], table.schema.names[0]])
-    if what < 0.25:
-        return table.slice(0, draw.choice((0, 1, 5)))
-    if what < 0.32:
-        return pa.concat_tables([table] * draw.choice((2, 3)))
-    if what < 0.37:
-        return table.take(draw.sample(range(table.num_rows), table.num_rows))
-    if what < 0.5:
-        kinds = (
-            *(pa.large_string(), pa.binary(), pa.string_view(), pa.dictionary(pa.int32(), pa.string()), pa.null()),
-            *(pa.float32(), pa.float64(), pa.int8(), pa.timestamp("ns", "Nowhere/Here"), pa.decimal128(5, 2)),
-        )
-        return table.set_column(at, name, column.cast(draw.choice(kinds), safe=False))
-    if what < 0.6:
-        return table.set_column(at, name, pa.array([[value] for value in column.to_pylist()]))
-    values = column.to_pylist()
-    row = draw.randrange(len(values))
-    if name == "entropy":
-        values[row] = draw.choice((None, math.nan, math.inf, -1.0, -0.0, 1e-45, 3e38))
-    else:
-        values[row] = draw.choice((None, "", "|", "a|b||a", values[0], "\0", " ", "ENSG00000000003", "A.B", "a" * 5000))
-        if draw.random() < 0.15:  # strings that are not UTF-8
-            raw = pa.array([str(value).encode() + b"\xff\xfe" for value in values], pa.binary())
-            return table.set_column(at, name, pa.Array.from_buffers(pa.string(), len(raw), raw.buffers()))
-    return table.set_column(at, name, pa.array(values, column.type))
-
-
-def _change_metadata(meta: dict[bytes, bytes], draw: random.Random) -> None:
-    """Another version, names that match nothing, or what pandas and arrow leave in a file for themselves."""
-    what = draw.random()
-    if what < 0.2:
-        given = meta.get(b"scdiva_foreign", b'["A.B", "C1ORF5", "MIR1-2"]')
-        meta[b"scdiva_foreign"] = text(given, draw) or draw.choice((b"", b"[" * 100_000, b"{}", b"7", b'"ab"', b"\xff"))
-    elif what < 0.25:
-        meta[b"scdiva_vocabulary"] = draw.choice((b"", b"2", b"\xff", b"1 ", b"1"))
-    elif what < 0.4:
-        said = {"pandas_type": "unicode", "numpy_type": "object", "metadata": None}
-        columns = [{"name": name, "field_name": name, **said} for name in COLUMNS]
-        whole = {"index_columns": ["symbol"], "column_indexes": [], "columns": columns, "pandas_version": "2.2.0",
-                 "creator": {"library": "pyarrow", "version": "17"}, "attributes": {}}  # fmt: skip
-        meta[b"pandas"] = text(meta.get(b"pandas") or json.dumps(whole).encode(), draw) or b"{"
-    elif what < 0.45:
-        meta[b"ARROW:schema"] = draw.choice((b"", b"AAAA", draw.randbytes(40)))
 
 
 CHANGES: dict[str, tuple[Change, ...]] = {
     "sums": (),
     "config": (text,),
     "weights": (safetensors, safetensors, safetensors, retyped),
-    "vocabulary": (parquet,),
+    "vocabulary": (safetensors, lines, lines),
 }
 
 

@@ -152,7 +152,7 @@ def read_weights(place: Place, data: bytes) -> None:
 
 
 def read_vocabulary(place: Place, data: bytes) -> None:
-    """vocabulary.parquet, and all that is worked out from it later."""
+    """vocabulary.safetensors, and all that is worked out from it later."""
     (place.folder / _folder.VOCABULARY).write_bytes(data)
     with watch().over(place.folder):
         vocabulary = Vocabulary.read(place.folder / _folder.VOCABULARY)

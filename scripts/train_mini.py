@@ -131,7 +131,7 @@ def prepare(corpus: Path, folder: Path, excluded: tuple[str, ...] = ()) -> None:
             min_genes=MIN_GENES_PER_CELL,
         )
         print(f"{name}: {packed.n_obs:,} cells of {len(part)} studies, {packed.indptr[-1]:,} tokens", flush=True)
-    vocabulary.write(folder / "vocabulary.parquet")  # last: its presence says that the folder is complete
+    vocabulary.write(folder / "vocabulary.safetensors")  # last: its presence says that the folder is complete
 
 
 def data(
@@ -231,7 +231,7 @@ def hand_over(model: Path, metadata: Path, out: Path) -> None:
 
 def train(arguments: argparse.Namespace, folder: Path) -> Path:
     """Parts 2 to 5."""
-    vocabulary = Vocabulary.read(folder / "vocabulary.parquet")
+    vocabulary = Vocabulary.read(folder / "vocabulary.safetensors")
     config = model_config(vocabulary.n_genes)
     cells = PackedCells(folder / "train.h5", vocabulary)
     seed, out = arguments.seed, arguments.out
@@ -380,7 +380,7 @@ def main() -> None:
         carried, folder = folder, arguments.out / "prepared"
         unpack(carried, folder)
         print(f"unpacked {carried.name} after {time.monotonic() - STARTED:.0f} s", flush=True)
-    if not (folder / "vocabulary.parquet").exists():
+    if not (folder / "vocabulary.safetensors").exists():
         prepare(arguments.corpus, folder, tuple(arguments.exclude))
     model = train(arguments, folder)
     if arguments.install:

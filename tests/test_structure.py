@@ -195,7 +195,7 @@ def test_the_package_prints_nothing():
 
 
 def test_nothing_is_pickled():
-    """Neither the module nor torch.save of whole objects: what is stored is safetensors, json, parquet, npz, h5."""
+    """Neither the module nor torch.save of whole objects: what is stored is safetensors, json, npz, h5."""
     modules = sources(SRC)
     found = {
         module
@@ -210,7 +210,7 @@ def test_nothing_is_pickled():
 
 def test_the_root_is_typed_and_ships_its_tables():
     assert (SRC / "py.typed").is_file()
-    assert (SRC / "tokenizer" / "human.parquet").stat().st_size < 2_000_000
+    assert (SRC / "tokenizer" / "human.safetensors").stat().st_size < 3_000_000
 
 
 def test_the_parser_sees_relative_imports_from_a_package():

@@ -27,7 +27,7 @@ def folder(tmp_path_factory):
         part.copy().write_h5ad(folder / f"{name}.h5ad")
     for part, names in {"train": ("one", "scored", "two"), "validation": ("watched",)}.items():
         pack_files([folder / f"{name}.h5ad" for name in names], genes, folder / f"{part}.h5", max_length=100).close()
-    genes.write(folder / "vocabulary.parquet")
+    genes.write(folder / "vocabulary.safetensors")
     return folder
 
 
@@ -83,7 +83,7 @@ def test_two_arms_are_trained_and_judged_and_not_made_again(ablation, monkeypatc
 
 def test_every_arm_has_a_configuration_of_its_own(script, folder):
     arms = script("_ablation_arms")
-    genes = load_vocabulary(folder / "vocabulary.parquet")
+    genes = load_vocabulary(folder / "vocabulary.safetensors")
     told = []
     for name, arm in arms.ARMS.items():
         assert arms.BASES[arm.family] in arms.ARMS
@@ -96,7 +96,7 @@ def test_every_arm_has_a_configuration_of_its_own(script, folder):
 
 def test_orders_and_hidden_genes(script, folder):
     arms = script("_ablation_arms")
-    genes = load_vocabulary(folder / "vocabulary.parquet")
+    genes = load_vocabulary(folder / "vocabulary.safetensors")
     cells = arms.load_cells(folder / "train.h5", genes, ("scored",))
     assert cells.study_names == ["one", "two"]
     base = arms.denominator(arms.ARMS["encoder"], genes, cells)

@@ -76,12 +76,12 @@ def test_the_corpus_svd_is_kept_and_refused_beside_another_vocabulary(rivals, tm
         files.append(tmp_path / f"study{study}.h5ad")
         adata.write_h5ad(files[-1])
     pack_files(files, vocabulary, tmp_path / "train.h5", min_genes=1)
-    vocabulary.write(tmp_path / "vocabulary.parquet")
+    vocabulary.write(tmp_path / "vocabulary.safetensors")
     first = rivals.corpus_svd(tmp_path)(adata)
     (tmp_path / "train.h5").write_bytes(b"no corpus any more")
     np.testing.assert_array_equal(rivals.corpus_svd(tmp_path)(adata), first)
     assert first.shape == (120, 3)
-    vocabulary_of(150).with_entropy(np.full(150, 1.0, dtype=np.float32)).write(tmp_path / "vocabulary.parquet")
+    vocabulary_of(150).with_entropy(np.full(150, 1.0, dtype=np.float32)).write(tmp_path / "vocabulary.safetensors")
     with pytest.raises(ValueError, match="another vocabulary"):
         rivals.corpus_svd(tmp_path)
 

@@ -23,7 +23,7 @@ def files(tmp_path_factory):
         adata[rows].copy().write_h5ad(folder / f"{name}.h5ad")
     human = Vocabulary.human()
     genes = human.subset(human.match(adata.var_names).tokens)
-    genes.with_entropy(np.full(genes.n_genes, np.nan)).write(folder / "genes.parquet")
+    genes.with_entropy(np.full(genes.n_genes, np.nan)).write(folder / "genes.safetensors")
     return folder
 
 
@@ -34,7 +34,7 @@ def options(files, tmp_path):
     content = {
         "train": [str(files / "a.h5ad"), str(files / "b.h5ad")],
         "validation": [str(files / "c.h5ad")],
-        "vocabulary": str(files / "genes.parquet"),
+        "vocabulary": str(files / "genes.safetensors"),
         "out": str(tmp_path / "run"),
         "accelerator": "cpu",
         "progress": False,

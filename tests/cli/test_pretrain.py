@@ -23,7 +23,7 @@ def test_python_and_the_command_give_the_same_weights(files, options, tmp_path, 
     assert cli.main(["pretrain", "--config", str(file)]) == 0
     folder = pretrain(
         [files / "a.h5ad", files / "b.h5ad"], tmp_path / "python", PretrainingConfig(**training_options),
-        model=ScDiVaConfig(**model_options), validation=files / "c.h5ad", vocabulary=files / "genes.parquet",
+        model=ScDiVaConfig(**model_options), validation=files / "c.h5ad", vocabulary=files / "genes.safetensors",
         min_genes=1, accelerator="cpu", progress=False,
     )  # fmt: skip
     assert folder == tmp_path / "python" / "model"
@@ -54,11 +54,11 @@ def test_from_files_to_a_model_that_loads(files, options, capsys):
     assert model.config.dim == 16
     assert model.config.n_genes == model.vocabulary.n_genes == 60
     # the entropies were counted, since the vocabulary had none
-    genes = Vocabulary.read(files / "genes.parquet")
+    genes = Vocabulary.read(files / "genes.safetensors")
     assert genes.table["entropy"].isna().all()
     counted = corpus_entropy([files / "a.h5ad", files / "b.h5ad"], genes).entropy()
     np.testing.assert_array_equal(model.vocabulary.table["entropy"], counted[3:])
-    assert Vocabulary.read(run / "vocabulary.parquet") == model.vocabulary
+    assert Vocabulary.read(run / "vocabulary.safetensors") == model.vocabulary
     written = yaml.safe_load((run / "config.yaml").read_text())
     assert written["training"]["steps"] == 6
     assert "n_genes" not in written["model"]
@@ -108,12 +108,12 @@ def test_a_packed_corpus_without_validation(files, options, tmp_path):
     from scdiva.pp import corpus_entropy
 
     file, run = options
-    genes = Vocabulary.read(files / "genes.parquet")
+    genes = Vocabulary.read(files / "genes.safetensors")
     studies = [files / "a.h5ad", files / "b.h5ad"]
     genes = genes.with_entropy(corpus_entropy(studies, genes).entropy()[3:])
-    genes.write(tmp_path / "counted.parquet")
+    genes.write(tmp_path / "counted.safetensors")
     pack_files(studies, genes, tmp_path / "corpus.h5", max_length=40)
-    arguments = ["--train", f"[{tmp_path / 'corpus.h5'}]", "--vocabulary", str(tmp_path / "counted.parquet")]
+    arguments = ["--train", f"[{tmp_path / 'corpus.h5'}]", "--vocabulary", str(tmp_path / "counted.safetensors")]
     assert cli.main(["pretrain", "--config", str(file), *arguments, "--validation", "null"]) == 0
     assert (run / "model" / "model.safetensors").exists()
 
@@ -171,11 +171,11 @@ def test_a_packed_corpus_gives_the_svd_start(files, options, model_options, tmp_
     studies = [files / "a.h5ad", files / "b.h5ad"]
     assert cli.main(["pretrain", "--config", str(file), "--svd_start", "true"]) == 1
     assert "packed corpus" in capsys.readouterr().err
-    genes = Vocabulary.read(files / "genes.parquet")
+    genes = Vocabulary.read(files / "genes.safetensors")
     genes = genes.with_entropy(corpus_entropy(studies, genes).entropy()[3:])
-    genes.write(tmp_path / "genes.parquet")
+    genes.write(tmp_path / "genes.safetensors")
     pack_files(studies, genes, tmp_path / "corpus.h5").close()
-    arguments = ["--train", f"[{tmp_path / 'corpus.h5'}]", "--vocabulary", str(tmp_path / "genes.parquet")]
+    arguments = ["--train", f"[{tmp_path / 'corpus.h5'}]", "--vocabulary", str(tmp_path / "genes.safetensors")]
     arguments += ["--svd_start", "true", "--training.learning_rate", "1e-9"]
     assert cli.main(["pretrain", "--config", str(file), *arguments, "--validation_studies", "[a]"]) == 1
     assert "pack those into validation" in capsys.readouterr().err
@@ -323,9 +323,11 @@ def test_studies_that_validate_are_not_counted_and_cells_too_small_are_dropped(f
     assert [(name, one["part"]) for name, one in studies.items()] == [
         ("a", "train"), ("b", "validation"), ("c", "train"),
     ]  # fmt: skip
-    genes = Vocabulary.read(files / "genes.parquet")
+    genes = Vocabulary.read(files / "genes.safetensors")
     histogram = corpus_entropy([files / "a.h5ad", files / "c.h5ad"], genes, min_genes=47)
-    np.testing.assert_array_equal(Vocabulary.read(run / "vocabulary.parquet").table["entropy"], histogram.entropy()[3:])
+    np.testing.assert_array_equal(
+        Vocabulary.read(run / "vocabulary.safetensors").table["entropy"], histogram.entropy()[3:]
+    )
     assert histogram.n_cells == studies["a"]["cells"] + studies["c"]["cells"]
     assert 0 < studies["a"]["cells_dropped"] < 40
 
@@ -333,10 +335,12 @@ def test_studies_that_validate_are_not_counted_and_cells_too_small_are_dropped(f
 @pytest.mark.filterwarnings("ignore:.* cells are left out")
 def test_a_file_of_a_folder_that_cannot_be_used_is_left_out(files, options, tmp_path):
     (files / "c.h5ad").write_bytes(b"no data")
-    counted = tmp_path / "counted.parquet"
+    counted = tmp_path / "counted.safetensors"
     arguments = ["--exclude_studies", "[c]", "--min_genes", "40"]
     assert (
-        cli.main(["entropy", str(files), "-o", str(counted), "--vocabulary", str(files / "genes.parquet"), *arguments])
+        cli.main(
+            ["entropy", str(files), "-o", str(counted), "--vocabulary", str(files / "genes.safetensors"), *arguments]
+        )
         == 0
     )
     file, run = options
@@ -350,12 +354,12 @@ def test_from_python_a_preset_and_fields_that_differ(files, tmp_path):
     model = {"dim": 16, "n_heads": 2, "ffn_dim": 24, "anchor_hidden": 12}
     folder = pretrain(
         files / "a.h5ad", tmp_path / "run", training, preset="mini", model=model, min_genes=1, accelerator="cpu",
-        vocabulary=files / "genes.parquet", progress=False,
+        vocabulary=files / "genes.safetensors", progress=False,
     )  # fmt: skip
     config = load_model(folder, device="cpu").config
     assert (config.dim, config.n_layers, config.state_head, config.tie_gene_head) == (16, 4, True, True)
     with pytest.raises(ValueError, match="widht"):
-        pretrain([files / "a.h5ad"], tmp_path / "b", model={"widht": 1}, vocabulary=files / "genes.parquet")
+        pretrain([files / "a.h5ad"], tmp_path / "b", model={"widht": 1}, vocabulary=files / "genes.safetensors")
 
 
 @pytest.mark.parametrize("where", ["option", "yaml"])
@@ -386,9 +390,18 @@ def test_files_of_home_and_what_is_done(files, options, tmp_path, monkeypatch, c
 
     file, run = options
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("a.h5ad", "b.h5ad", "genes.parquet"):
+    for name in ("a.h5ad", "b.h5ad", "genes.safetensors"):
         (tmp_path / name).write_bytes((files / name).read_bytes())
-    words = ["--train", "[~/a.h5ad]", "--validation", "[~/b.h5ad]", "--vocabulary", "~/genes.parquet", "--out", "~/run"]
+    words = [
+        "--train",
+        "[~/a.h5ad]",
+        "--validation",
+        "[~/b.h5ad]",
+        "--vocabulary",
+        "~/genes.safetensors",
+        "--out",
+        "~/run",
+    ]
     assert cli.main(["pretrain", "--config", str(file), *words, "--verbosity", "info"]) == 0
     assert "counting the entropy of each gene over 1 files" in caplog.text
     assert (run / "model" / "model.safetensors").exists()

@@ -48,7 +48,7 @@ def test_other_commands_take_it(rat, capsys):
     table = ["--species", str(rat / "rat.tsv")]
     assert cli.main(["info", str(rat / "rat.h5ad"), *table, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["model"]["n_known"] > 50
-    out = rat / "counted.parquet"
+    out = rat / "counted.safetensors"
     assert cli.main(["entropy", str(rat / "rat.h5ad"), "-o", str(out), "--min_genes", "1", *table]) == 0
     assert np.isfinite(Vocabulary.read(out).table["entropy"]).sum() > 50
     net = rat / "edges.tsv"
@@ -74,7 +74,7 @@ def test_what_is_no_table_is_refused(rat, capsys, monkeypatch, species, content,
     monkeypatch.chdir(rat)
     if content is not None:
         (rat / species).write_text(content)
-    for words in (["embed", "rat.h5ad", "-o", "out.h5ad"], ["entropy", "rat.h5ad", "-o", "out.parquet"]):
+    for words in (["embed", "rat.h5ad", "-o", "out.h5ad"], ["entropy", "rat.h5ad", "-o", "out.safetensors"]):
         assert cli.main([*words, "--species", species]) == 1
         assert said in capsys.readouterr().err
         assert not (rat / words[-1]).exists()

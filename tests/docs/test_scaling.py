@@ -58,11 +58,11 @@ def test_the_commands_and_scripts_run(tmp_path, monkeypatch):
         toy(40, 400, rng=len(folder)).write_h5ad(Path(folder) / f"{folder[-5:]}.h5ad")
     whole, *parts = [shlex.split(line.split("scdiva ")[1]) for line in COMMANDS if "scdiva entropy" in line]
     assert main(whole) == 0
-    counted = Vocabulary.read("vocabulary.parquet")
-    Path("vocabulary.parquet").unlink()  # the parts are another way to the same file
+    counted = Vocabulary.read("vocabulary.safetensors")
+    Path("vocabulary.safetensors").unlink()  # the parts are another way to the same file
     for command in parts:
         assert main(command) == 0
-    assert Vocabulary.read("vocabulary.parquet") == counted
+    assert Vocabulary.read("vocabulary.safetensors") == counted
     exec(compile(scripts["# pack.py"], "pack.py", "exec"), {})
     assert sorted(file.name for file in Path().glob("*.h5")) == ["train.h5", "validation.h5"]
     torchrun, srun, resumed = (shlex.split(line.split("scdiva ")[1]) for line in COMMANDS if "pretrain" in line)

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import scdiva as sd
 from scdiva.models import load, load_model, save_model
 
-FILES = ("README.md", "config.json", "model.safetensors", "vocabulary.parquet")
+FILES = ("README.md", "config.json", "model.safetensors", "vocabulary.safetensors")
 
 
 @pytest.fixture(scope="module")
@@ -93,11 +93,11 @@ def test_another_models_vocabulary(folder, refused, drawn, model, which):
         "another order": table.iloc[::-1].reset_index(drop=True),
         "no vocabulary": table,
     }[which]
-    type(model.vocabulary)(other).write(folder / "vocabulary.parquet")
+    type(model.vocabulary)(other).write(folder / "vocabulary.safetensors")
     if which == "no vocabulary":
-        (folder / "vocabulary.parquet").write_bytes(b"PAR1 of something else PAR1")
+        (folder / "vocabulary.safetensors").write_bytes(b"something else")
     resum(folder)
-    refused(lambda a: sd.tl.embed(a, folder), drawn, ValueError, "vocabulary.parquet", "not the vocabulary|damaged")
+    refused(lambda a: sd.tl.embed(a, folder), drawn, ValueError, "vocabulary.safetensors", "not the vocabulary|damaged")
 
 
 @pytest.mark.fault("wrong vocabulary")
@@ -118,7 +118,7 @@ class Evil:
 
 
 @pytest.mark.fault("a malicious pickle")
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocabulary.parquet", "README.md"])
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "vocabulary.safetensors", "README.md"])
 @pytest.mark.parametrize("kind", ["pickle", "torch"])
 def test_a_pickle_is_never_run(folder, tmp_path, drawn, refused, name, kind):
     mark = tmp_path / "it ran"

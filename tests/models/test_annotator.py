@@ -23,7 +23,7 @@ from scdiva.tokenizer.vocabulary import load_vocabulary
 from scdiva.train import task_config as training
 
 FILES = ["annotator.json", "annotator.safetensors", "model/SHA256SUMS", "SHA256SUMS"]
-MODEL_FILES = [f"model/{name}" for name in ("config.json", "model.safetensors", "vocabulary.parquet", "README.md")]
+MODEL_FILES = [f"model/{name}" for name in ("config.json", "model.safetensors", "vocabulary.safetensors", "README.md")]
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,7 @@ def test_a_pushed_model_comes_back_by_name_and_by_commit(hub, model, tmp_path):
         assert same(back, model)
         assert back.metadata == {"steps": 7}
     files = hub.repos["lab/atlas"][-1][1]
-    assert set(files) == {"config.json", "model.safetensors", "vocabulary.parquet", "README.md", "SHA256SUMS"}
+    assert set(files) == {"config.json", "model.safetensors", "vocabulary.safetensors", "README.md", "SHA256SUMS"}
     head, card = files["README.md"].decode().split("---\n\n")
     assert "library_name: scdiva" in head
     assert card == "# Our atlas\n"
@@ -111,7 +111,7 @@ def test_two_processes_on_one_cache_download_once(hub, folder, model):
     assert said[0][0] == said[1][0]
     assert same(load(said[0][0].decode(), device="cpu"), model)
     assert hub.downloads == dict.fromkeys(
-        ["README.md", "SHA256SUMS", "config.json", "model.safetensors", "vocabulary.parquet"], 1
+        ["README.md", "SHA256SUMS", "config.json", "model.safetensors", "vocabulary.safetensors"], 1
     )
 
 
@@ -191,7 +191,7 @@ def test_a_file_that_was_damaged_is_refused_with_the_call_that_mends_it(hub, fol
 
 
 def test_nothing_damaged_is_pushed(hub, folder, model):
-    (folder / "vocabulary.parquet").write_bytes(b"other")
+    (folder / "vocabulary.safetensors").write_bytes(b"other")
     with pytest.raises(ValueError, match="does not match SHA256SUMS"):
         push(folder, "hf://lab/atlas")
     bare = ScDiVa(model.config, generator=torch.Generator())

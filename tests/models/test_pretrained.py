@@ -17,7 +17,7 @@ from scdiva.models import ScDiVa, ScDiVaConfig, load_model, pretrained, save_mod
 from scdiva.models.pretrained import bundled_models, find_model, load_for
 from scdiva.tokenizer.vocabulary import Vocabulary
 
-FILES = {"config.json", "model.safetensors", "vocabulary.parquet", "README.md", "SHA256SUMS"}
+FILES = {"config.json", "model.safetensors", "vocabulary.safetensors", "README.md", "SHA256SUMS"}
 SMALL = {
     "n_genes": 12,
     "dim": 16,
@@ -232,7 +232,7 @@ def test_a_sum_file_of_other_content_is_refused(folder, change):
 
 def test_files_of_two_models_do_not_mix(folder, tmp_path):
     other = save_model(make_model(1), make_vocabulary("OTHER"), tmp_path / "other")
-    for name in ("model.safetensors", "vocabulary.parquet"):
+    for name in ("model.safetensors", "vocabulary.safetensors"):
         mixed = tmp_path / f"mixed_{name}"
         shutil.copytree(folder, mixed)
         shutil.copy(other / name, mixed / name)
@@ -241,9 +241,9 @@ def test_files_of_two_models_do_not_mix(folder, tmp_path):
 
 
 def test_a_wrong_vocabulary_is_refused_even_with_fresh_sums(folder):
-    make_vocabulary("OTHER").write(folder / "vocabulary.parquet")
+    make_vocabulary("OTHER").write(folder / "vocabulary.safetensors")
     resum(folder)
-    with pytest.raises(ValueError, match=r"vocabulary\.parquet is not the vocabulary that the model was trained with"):
+    with pytest.raises(ValueError, match=r"vocabulary\.safetensors is not the vocabulary"):
         load_model(folder, device="cpu")
 
 
@@ -261,7 +261,7 @@ def test_a_wrong_vocabulary_is_refused_even_with_fresh_sums(folder):
         (lambda c: c["model"].update(rope_base=10**400), "'model' is no ScDiVaConfig.*rope_base must be finite"),
         (lambda c: c["model"].update(n_layers=1001), "'model' is no ScDiVaConfig.*n_layers must be at most 1,000"),
         (lambda c: c["model"].update(dict.fromkeys(map(str, range(9999)))), r"unknown: 0, 1, .*, \.\.\."),
-        (lambda c: c["model"].update(n_genes=13), "a model of 13 genes, but vocabulary.parquet holds 12"),
+        (lambda c: c["model"].update(n_genes=13), "a model of 13 genes, but vocabulary.safetensors holds 12"),
         (lambda c: c["model"].update(ffn_dim=32), "has shape"),
         (lambda c: c["model"].update(n_layers=3), "lacks .* tensors"),
         (lambda c: c["model"].update(n_layers=1), "holds .* tensors that the model in config.json does not have"),

@@ -19,7 +19,7 @@ from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
 from scdiva.perturbation.screen import KINDS, Conditions
 
 FILES = ["perturbation_model.json", "perturbation_model.safetensors", "model/SHA256SUMS", "SHA256SUMS"]
-MODEL_FILES = [f"model/{name}" for name in ("config.json", "model.safetensors", "vocabulary.parquet", "README.md")]
+MODEL_FILES = [f"model/{name}" for name in ("config.json", "model.safetensors", "vocabulary.safetensors", "README.md")]
 NONE = np.zeros((0, 6), dtype=np.float32)
 NOTES = {"network": "kept", "seconds": 1.5, "nothing": np.nan, "history": {"step": np.array([1.0, np.nan])}}
 

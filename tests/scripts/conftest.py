@@ -40,5 +40,5 @@ def prepared(tmp_path_factory):
     names = {"train": ("one", "two", "odd"), "validation": ("held_out",)}
     for part, of in names.items():
         pack_files([folder / f"{name}.h5ad" for name in of], genes, folder / f"{part}.h5", max_length=80).close()
-    genes.write(folder / "vocabulary.parquet")
+    genes.write(folder / "vocabulary.safetensors")
     return folder

@@ -84,7 +84,7 @@ def test_groups(build, genes):
 def test_whole_script(build, tmp_path, monkeypatch):
     (tmp_path / "hgnc.tsv").write_text(HGNC)
     (tmp_path / "gencode.csv").write_text(GENCODE)
-    out = tmp_path / "genes.parquet"
+    out = tmp_path / "genes.safetensors"
     arguments = ["--hgnc", str(tmp_path / "hgnc.tsv"), "--gencode", str(tmp_path / "gencode.csv"), "--out", str(out)]
     monkeypatch.setattr("sys.argv", ["build_vocabulary.py", *arguments])
     monkeypatch.setattr(build, "N_GENES", 12)

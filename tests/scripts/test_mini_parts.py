@@ -23,12 +23,12 @@ def parts(script):
 
 @pytest.fixture
 def cells(prepared):
-    return PackedCells(prepared / "train.h5", Vocabulary.read(prepared / "vocabulary.parquet"))
+    return PackedCells(prepared / "train.h5", Vocabulary.read(prepared / "vocabulary.safetensors"))
 
 
 @pytest.fixture
 def vocabulary(prepared):
-    return Vocabulary.read(prepared / "vocabulary.parquet")
+    return Vocabulary.read(prepared / "vocabulary.safetensors")
 
 
 @pytest.fixture

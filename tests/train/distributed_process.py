@@ -1,6 +1,6 @@
 """One of the processes that test_distributed.py starts as torchrun would; and the runs that it compares them with.
 
-python distributed_process.py FOLDER     (FOLDER holds corpus.h5 and vocabulary.parquet)
+python distributed_process.py FOLDER     (FOLDER holds corpus.h5 and vocabulary.safetensors)
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def every_other(tokens, values, cu_seqlens, times, generator, *, value_mask_rate
 
 def run(folder: Path, out: str, *, kind=Watched, callbacks=(), resume=False, **settings):
     """Train and return the module, the trainer and whatever ended the run."""
-    vocabulary = Vocabulary.read(folder / "vocabulary.parquet")
+    vocabulary = Vocabulary.read(folder / "vocabulary.safetensors")
     training = {
         "steps": 6, "batch_size": 5, "warmup_steps": 2, "precision": "fp32", "context": 16, "log_every": 1,
         "validate_every": 3, "checkpoint_every": 2, "learning_rate": 3e-3, "anchor_objective": "genes",

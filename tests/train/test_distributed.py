@@ -33,7 +33,7 @@ def two(corpus, vocabulary, tmp_path_factory):
     """All runs in two processes, started as torchrun starts them; what each found, and their folder."""
     folder = tmp_path_factory.mktemp("distributed")
     (folder / "corpus.h5").write_bytes(corpus.path.read_bytes())
-    vocabulary.write(folder / "vocabulary.parquet")
+    vocabulary.write(folder / "vocabulary.safetensors")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

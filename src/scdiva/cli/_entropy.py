@@ -8,7 +8,7 @@ from typing import Literal
 
 from scdiva.tokenizer.orthologs import read_species
 
-_ENDINGS = {"out": ".parquet", "histogram": ".npz"}
+_ENDINGS = {"out": ".safetensors", "histogram": ".npz"}
 
 
 def entropy(
@@ -34,9 +34,9 @@ def entropy(
     files
         ``.h5ad`` or ``.zarr`` files and folders of them, read once, by blocks of rows. None, if histograms are merged.
     out
-        Vocabulary to write (parquet), which `scdiva pretrain --vocabulary` takes.
+        Vocabulary to write (safetensors), which `scdiva pretrain --vocabulary` takes.
     vocabulary
-        Genes: a name, a model folder or a parquet file.
+        Genes: a name, a model folder or the file of a vocabulary.
     histogram
         Where to keep the counts too (``.npz``), for `merge`.
     merge
@@ -64,7 +64,7 @@ def entropy(
     FileNotFoundError
         If a file is missing.
     ValueError
-        If `out` does not end in ``.parquet`` or `histogram` not in ``.npz``, there is nothing to count, a file is
+        If `out` does not end in ``.safetensors`` or `histogram` not in ``.npz``, there is nothing to count, a file is
         damaged or does not pass the checks, or a histogram is of other genes or given twice.
     """
     import numpy as np
@@ -95,7 +95,7 @@ def entropy(
     for one in (*found, *merged):
         if not one.exists():
             raise FileNotFoundError(f"no file {str(one)!r}.")
-    of_genes = [one for one in (Path(vocabulary), Path(vocabulary) / "vocabulary.parquet") if one.is_file()]
+    of_genes = [one for one in (Path(vocabulary), Path(vocabulary) / "vocabulary.safetensors") if one.is_file()]
     for name, target in written.items():  # by their endings neither is the other
         if target.suffix != _ENDINGS[name]:
             raise ValueError(f"{name} must end in {_ENDINGS[name]}; got {str(target)!r}.")

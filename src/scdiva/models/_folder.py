@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 CONFIG, WEIGHTS, VOCABULARY, CARD, CHECKSUMS = (
     "config.json",
     "model.safetensors",
-    "vocabulary.parquet",
+    "vocabulary.safetensors",
     "README.md",
     "SHA256SUMS",
 )

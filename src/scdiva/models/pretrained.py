@@ -4,7 +4,7 @@ A model is a folder of plain files::
 
     config.json          format version, ScDiVaConfig, the vocabulary's fingerprint, the author's metadata
     model.safetensors    the weights, stored as float32, float16 or bfloat16
-    vocabulary.parquet   the genes (row i is token i + 3) with their names and their corpus entropy
+    vocabulary.safetensors   the genes (row i is token i + 3) with their names and their corpus entropy
     README.md            the model card
     SHA256SUMS           of the four files above, as `sha256sum -c` reads it
 

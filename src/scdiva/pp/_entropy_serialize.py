@@ -63,7 +63,7 @@ def entropy_serialize(
     adata
         Cells by genes, counts or log-normalised values.
     vocabulary
-        A vocabulary, "human", the name of a bundled model, the folder of a saved model, or a parquet file.
+        A vocabulary, "human", the name of a bundled model, the folder of a saved model, or the file of a vocabulary.
     max_length
         Genes ranked per cell.
     entropy_key

@@ -52,8 +52,8 @@ def gene_entropy(
         Cells by genes; or a list of such, whose cells are counted together, each gene over the data sets that have a
         column for it.
     vocabulary
-        A vocabulary, "human", the name of a bundled model, the folder of a saved model, or a parquet file. Genes that
-        it does not hold get no entropy.
+        A vocabulary, "human", the name of a bundled model, the folder of a saved model, or the file of a vocabulary.
+        Genes that it does not hold get no entropy.
     %(reading)s
     key_added
         Column to write.

@@ -40,7 +40,7 @@ def match_genes(
     adata
         Cells by genes, counts or log-normalised values (which are weighed on the count scale).
     vocabulary
-        A vocabulary, "human", the name of a bundled model, the folder of a saved model, or a parquet file.
+        A vocabulary, "human", the name of a bundled model, the folder of a saved model, or the file of a vocabulary.
     %(gene_ids)s
     %(species)s
     %(duplicates)s

@@ -36,6 +36,8 @@ def r_name(name: str) -> str:
     >>> r_name("HLA-A"), r_name("7SK")
     ('HLA.A', 'X7SK')
     """
+    if name.isascii() and name.isalnum() and name[0].isalpha():  # most are, and the whole vocabulary is asked for
+        return name
     spelled = re.sub(r"[^A-Za-z0-9._]", ".", name)
     return spelled if re.match(r"[A-Za-z]|\.(?!\d)", spelled) else f"X{spelled}"
 

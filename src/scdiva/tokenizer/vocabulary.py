@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva._constants import N_SPECIAL, UNKNOWN
-from scdiva.tokenizer._vocabulary_file import COLUMNS, read_file, write_file
+from scdiva.tokenizer._vocabulary_file import COLUMNS, TEXTS, read_file, write_file
 from scdiva.tokenizer.names import ensembl_id, looks_like_mouse, r_name, repeated_name, species_of, usual_spelling
 from scdiva.tokenizer.orthologs import by_table, checked_species, human_orthologs
 
@@ -25,7 +25,8 @@ HOW = ("ensembl", "symbol", "previous", "alias", "ortholog", "unknown")
 MOST_HUMAN = 0.1
 """Share of a list of mouse genes that may be human genes' names too; of more, cells of both species are likely."""
 
-_HUMAN = Path(__file__).parent / "human.parquet"
+_HUMAN = Path(__file__).parent / "human.safetensors"
+_FILE = "vocabulary.safetensors"
 _CHECKPOINTS = Path(__file__).parent.parent / "checkpoints"
 
 
@@ -68,7 +69,9 @@ class Vocabulary:
 
     def __init__(self, table: pd.DataFrame, foreign: Iterable[str] = ()) -> None:
         self._table = _checked(table)
-        self._foreign = tuple(sorted(set(foreign)))
+        self._foreign = tuple(sorted(set(foreign) - {""}))
+        if any("\n" in name for name in self._foreign):
+            raise ValueError("a foreign name holds a line break")
         wrong = sorted({*self._table["symbol"], *self._table["ensembl_id"]}.intersection(self._foreign))
         if wrong:
             raise ValueError(f"{len(wrong)} foreign names are those of genes here, first: {wrong[0]!r:.80}")
@@ -108,8 +111,8 @@ class Vocabulary:
         FileNotFoundError
             If there is no such file.
         ValueError
-            If it is no parquet file, is damaged, is no vocabulary or holds more than a million genes; the message names
-            the file.
+            If it is damaged, is no vocabulary or has more than 256 MiB; the message names the file. Of parquet, in
+            which vocabularies were kept at first, it names the command that converts it.
         """
         path = Path(path)
         if data is None and not path.is_file():
@@ -117,7 +120,7 @@ class Vocabulary:
         return _read(path.read_bytes() if data is None else data, path)
 
     def write(self, path: str | Path) -> None:
-        """Write the vocabulary to a parquet file. Equal vocabularies give equal bytes (with the same pyarrow)."""
+        """Write the vocabulary to a safetensors file. Equal vocabularies give equal bytes."""
         write_file(self._table, self._foreign, path)
 
     def with_entropy(self, values: NDArray[np.floating]) -> Vocabulary:
@@ -323,22 +326,22 @@ class Vocabulary:
     @cached_property
     def _names(self) -> dict[str, tuple[int, str]]:
         """Every name with token and kind; ambiguous and foreign ones have UNKNOWN, so that no later rule answers."""
-        of_row = self._table
         kinds = [
-            ("ensembl", of_row["ensembl_id"].map(_split)),
-            ("symbol", ([symbol] for symbol in of_row["symbol"])),
-            ("previous", of_row["previous"].map(_split)),
-            ("alias", of_row["alias"].map(_split)),
-            ("symbol", ([r_name(symbol)] for symbol in of_row["symbol"])),
+            ("ensembl", map(_split, self._table["ensembl_id"])),
+            ("symbol", ([symbol] for symbol in self._table["symbol"])),
+            ("previous", map(_split, self._table["previous"])),
+            ("alias", map(_split, self._table["alias"])),
+            ("symbol", ([r_name(symbol)] for symbol in self._table["symbol"])),
         ]
         known: dict[str, tuple[int, str]] = {}
+        tokens = self._table.index.tolist()
         for kind, names_of_rows in kinds:
             level: dict[str, int] = {}
-            for token, names in zip(of_row.index, names_of_rows, strict=True):
+            for token, names in zip(tokens, names_of_rows, strict=True):
                 for name in names:
-                    level[name] = token if level.get(name, token) == token else UNKNOWN
-            answers = {name: (token, kind if token != UNKNOWN else "unknown") for name, token in level.items()}
-            known = answers | known
+                    level[name] = token if level.setdefault(name, token) == token else UNKNOWN
+            for name, token in level.items():
+                known.setdefault(name, (token, kind if token != UNKNOWN else "unknown"))
         return known | dict.fromkeys(self._foreign, (UNKNOWN, "unknown"))
 
 
@@ -349,7 +352,7 @@ def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary
     ----------
     vocabulary
         A :class:`Vocabulary` (given back as it is), "human", the name of a bundled model, the folder of a saved model,
-        or a parquet file.
+        or a file that :meth:`Vocabulary.write` wrote.
 
     Raises
     ------
@@ -372,13 +375,13 @@ def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary
     if vocabulary == "human":
         return Vocabulary.human()
     given = Path(vocabulary)
-    for path in (given, given / "vocabulary.parquet", _CHECKPOINTS / given / "vocabulary.parquet"):
+    for path in (given, given / _FILE, _CHECKPOINTS / given / _FILE, given / "vocabulary.parquet"):
         if path.is_file():
             return Vocabulary.read(path)
-    bundled = sorted(path.parent.name for path in _CHECKPOINTS.glob("*/vocabulary.parquet"))
+    bundled = sorted(path.parent.name for path in _CHECKPOINTS.glob(f"*/{_FILE}"))
     raise FileNotFoundError(
         f"no vocabulary {str(vocabulary)!r}: give 'human', a bundled model {bundled}, the folder of a saved model "
-        "(it holds vocabulary.parquet), or a parquet file"
+        f"(it holds {_FILE}), or the file of a vocabulary"
     )
 
 
@@ -400,7 +403,7 @@ def _read(data: bytes, path: Path) -> Vocabulary:
 
 def _split(names: str) -> list[str]:
     """Names of a "|"-joined string."""
-    return [name for name in names.split("|") if name]
+    return [name for name in names.split("|") if name] if names else []
 
 
 def _frozen(values: NDArray[Any]) -> NDArray[Any]:
@@ -416,10 +419,12 @@ def _checked(table: pd.DataFrame) -> pd.DataFrame:
     if len(table) == 0:
         raise ValueError("a vocabulary needs at least one gene")
     checked = pd.DataFrame({name: table[name].to_numpy(copy=True) for name in COLUMNS})
-    for name in COLUMNS[:-1]:
+    for name in TEXTS:
         wrong = [i for i, value in enumerate(checked[name]) if not isinstance(value, str)]
         if wrong:
             raise ValueError(f"column {name!r} holds {len(wrong)} values that are no strings, first in row {wrong[0]}")
+        if (broken := checked[name].str.contains("\n", regex=False)).any():  # it ends a name in the file
+            raise ValueError(f"column {name!r} holds {int(broken.sum())} values with a line break")
     if not pd.api.types.is_float_dtype(checked["entropy"].dtype):
         raise ValueError(f"column 'entropy' holds {checked['entropy'].dtype}, not numbers with NaN for unseen genes")
     checked["entropy"] = checked["entropy"].astype(np.float32)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from scdiva.train.pretraining import PretrainingModule
 
 MODEL = "model"
-VOCABULARY = "vocabulary.parquet"
+VOCABULARY = "vocabulary.safetensors"
 CONFIG = "config.yaml"
 MANIFEST = "manifest.json"
 
@@ -75,7 +75,7 @@ def pretrain(
     out
         Folder of the run: from the start `config.yaml` (every option, those left at their defaults too),
         `manifest.json` (what each file holds, and of each study how many cells are trained on and how many dropped) and
-        `vocabulary.parquet` (with entropies); then `last.ckpt` and `log/`; at the end `model/`, which
+        `vocabulary.safetensors` (with entropies); then `last.ckpt` and `log/`; at the end `model/`, which
         :func:`scdiva.models.load_model` reads.
     training
         See :class:`~scdiva.train.PretrainingConfig`. None: the preset's, or its defaults.
@@ -96,8 +96,8 @@ def pretrain(
         How often an epoch holds the cells of a study: numbers by name, or a power of the study's size from 0 (all
         studies equally) to 1 (as they are).
     vocabulary
-        A name, a model folder or a parquet file. If it holds no entropies, they are counted first, over the cells that
-        are trained on; `scdiva entropy` does it apart.
+        A name, a model folder or the file of a vocabulary. If it holds no entropies, they are counted first, over the
+        cells that are trained on; `scdiva entropy` does it apart.
     %(layer)s
     %(use_raw)s
     %(input)s

@@ -16,8 +16,8 @@ from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import Counts, counts_of, log_normalised
 from scdiva.models import ScDiVa
 from scdiva.populations.corrections import fit_population
+from scdiva.populations.imputation import RIDGE as RIDGE_IMPUTED
 from scdiva.populations.states import Fitted, States, predicted
-from scdiva.tl._impute import RIDGE as RIDGE_IMPUTED
 from scdiva.tokenizer import Vocabulary
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.train.queries import Asked, QueryModule

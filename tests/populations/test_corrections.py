@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.special import expit, logit
 
-from scdiva.populations import corrections as population
+from scdiva.populations import corrections
 from scdiva.populations.corrections import fit_population, shift_to
 
 N_CELLS, N_GENES, STATE = 500, 60, 4
@@ -115,9 +115,9 @@ def test_small_populations_are_shrunk():
     assert all(np.isfinite(part).all() for part in found)
 
 
-def test_a_system_in_chunks_is_the_same(fitted, monkeypatch):
+def test_cells_in_blocks_are_the_same(fitted, monkeypatch):
     made, whole = fitted
-    monkeypatch.setattr(population, "CHUNK", 7)
+    monkeypatch.setattr(corrections, "BLOCK", 7 * N_GENES)
     found = fit_population(made.states, made.log_odds, made.values, made.expression, np.random.default_rng(0))
     np.testing.assert_allclose(found.log_odds, whole.log_odds, atol=1e-4)
     np.testing.assert_allclose(found.values, whole.values, atol=1e-4)
@@ -127,8 +127,8 @@ def test_newton_systems_are_solved_gene_by_gene():
     rng = np.random.default_rng(0)
     design = rng.normal(size=(20, 3)).astype(np.float32)
     weight, right = rng.random((20, 5)).astype(np.float32), rng.normal(size=(3, 5)).astype(np.float32)
-    pairs, upper = population._products(design)
-    found = population._solve(pairs, upper, weight, right, 2.0)
+    pairs, upper = corrections._products(design)
+    found = corrections._solve(weight.T @ pairs, upper, right, 2.0)
     for gene in range(5):
         matrix = sum(weight[i, gene] * np.outer(design[i], design[i]) for i in range(20))
         expected = np.linalg.solve(matrix + 2.0 * np.eye(3), right[:, gene])

@@ -11,7 +11,7 @@ import torch
 
 import scdiva as sd
 from scdiva.data.cells import log_normalised
-from scdiva.tl import _impute as impute_module
+from scdiva.populations import imputation
 
 KEY = "scdiva_imputed"
 
@@ -172,43 +172,6 @@ def test_expected_values_follow_the_truth_better_than_means_do():
     assert np.median(along) > 0.7
 
 
-def test_mean_and_spread_are_those_of_a_log_normal_variable_with_a_zero_beside_it():
-    """Held against draws of it. What is observed is what is expected, so nothing is there to correct."""
-    n, chance, value, width = 200_000, 0.3, 2.0, 0.5
-    draw = np.random.default_rng(0)
-    drawn = np.where(draw.random((n, 2)) < chance, draw.normal(value, width, (n, 2)), 0.0).astype(np.float32)
-    told = np.full((n, 2), chance, dtype=np.float32), np.full((n, 2), value, dtype=np.float32)
-    mean, spread = impute_module._expected(*told, np.full(2, width, np.float32), np.zeros(n), drawn)
-    expected = np.log1p(np.expm1(drawn).mean())
-    np.testing.assert_allclose(mean, expected, rtol=5e-3)
-    np.testing.assert_allclose(spread, np.sqrt(np.square(drawn - expected).mean()), rtol=5e-3)
-
-
-def test_counts_add_up_and_a_gene_follows_the_depth_of_cells_as_its_own_values_do():
-    """One gene's values rise as those of all genes do in shallow cells, another's do not at all."""
-    n, draw = 4000, np.random.default_rng(0)
-    depth = draw.normal(0.3, 0.4, n)
-    follows = np.array([1.0, 0.0])
-    truth = 2.0 + follows * (depth - 0.3)[:, None] + 0.3 + draw.normal(0, 0.2, (n, 2))
-    observed = np.where(draw.random((n, 2)) < 0.6, truth, 0).astype(np.float32)
-    told = np.full((n, 2), 0.4, dtype=np.float32), np.full((n, 2), 2.0, dtype=np.float32)
-    mean, _ = impute_module._expected(*told, np.full(2, 0.2, np.float32), depth, observed)
-    slope = [np.polyfit(depth, mean[:, gene], 1)[0] for gene in range(2)]
-    np.testing.assert_allclose(slope, follows, atol=0.1)
-    np.testing.assert_allclose(np.expm1(mean).mean(axis=0), np.expm1(observed).mean(axis=0), rtol=0.01)
-
-
-def test_what_is_expressed_is_a_poisson_variable_without_its_zeros():
-    draw = np.random.default_rng(0)
-    unit, rate = np.array([2.0, 7.0]), np.array([0.05, 0.4, 3.0])
-    counts = draw.poisson(rate, (400_000, 3))
-    there = [counts[:, gene][counts[:, gene] > 0].mean() for gene in range(3)]
-    told = impute_module._if_expressed(unit)(np.log1p(unit[:, None] * rate), np.zeros((2, 3)))
-    np.testing.assert_allclose(told, np.log1p(unit[:, None] * there), rtol=5e-3)
-    of_none = impute_module._if_expressed(unit)(np.zeros((2, 1)), np.zeros((2, 1)))
-    np.testing.assert_allclose(of_none[:, 0], np.log1p(unit), rtol=1e-5)
-
-
 def test_a_gene_that_is_expressed_shows_a_count_at_least(adata, headed):
     values = log_normalised(adata)[0].toarray()[:, :55]
     there = values > 0
@@ -231,19 +194,20 @@ def test_values_that_are_no_counts_have_the_mean_where_they_are_shown(adata, hea
     data, draw = adata.copy(), np.random.default_rng(0)
     data.X = log_normalised(adata)[0].astype(np.float64)
     data.X.data = np.log1p(np.expm1(data.X.data) * draw.uniform(0.7, 1.3, data.X.nnz))
-    told = {}
-    plain = impute_module._expected
+    plain, where_expressed = imputation._expected, []
 
-    def kept(chance, value, width, depth, observed, shown=None):
-        told["usual"] = plain(chance, value, width, depth, observed)[0]
-        told["shown"], spread = plain(chance, value, width, depth, observed, shown)
-        return told["shown"], spread
+    def kept(chance, value, width, depth, observed, expressed, one):
+        found = plain(chance, value, width, depth, observed, expressed, one)
+        where_expressed.append(found[0])
+        assert one is None
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(impute_module, "_expected", kept)
+        patch.setattr(imputation, "_expected", kept)
         mean, _ = imputed(data, headed, expressed=True, keep_observed=False)
     assert sd.tl.impute(data, model=headed, expressed=True, copy=True).uns["scdiva"][KEY]["expressed_as"] == "mean"
-    np.testing.assert_allclose(np.sort(mean[:, :55], axis=None), np.sort(told["shown"], axis=None), rtol=1e-5)
+    shown = np.concatenate(where_expressed, axis=1)
+    np.testing.assert_allclose(np.sort(mean[:, :55], axis=None), np.sort(shown, axis=None), rtol=1e-5)
     there = data.X.toarray()[:, :55] > 0
     centre = [np.median(data.X.toarray()[:, gene][there[:, gene]]) for gene in range(55)]
     assert np.corrcoef(mean[:, :55].mean(axis=0), centre)[0, 1] > 0.9

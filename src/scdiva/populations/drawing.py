@@ -1,35 +1,47 @@
-"""The cells that `tl.generate` draws, one at a time."""
+"""New cells, drawn one at a time from what cells of a state express.
+
+Values are drawn as counts give them: a normal distribution on the log-normalised values that counts of a cell can have.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from scipy.special import expit
+from torch import Tensor
 
-from scdiva._constants import N_SPECIAL, TARGET_SUM
+from scdiva._constants import MASK, N_SPECIAL, TARGET_SUM
 from scdiva._progress import progress_bar
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import settings
-from scdiva.populations.corrections import shift_to
-from scdiva.populations.counting import depth_of, draw_counts
+from scdiva.diffusion import sample
+from scdiva.models import ScDiVa
+from scdiva.models.denoiser import Prompt, denoiser_of
+from scdiva.models.inference import open_encoder
+from scdiva.populations.corrections import Matrix, shift_to
 from scdiva.populations.states import Fitted, States
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from scdiva.models import ScDiVa
-    from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.adaptation import AdaptationCells
 
 BATCH = 64
 """Cells whose log-odds are worked out together."""
 _CERTAIN = 1e-7
 """Odds of a gene at least this far from certain either way: a race needs finite rates."""
+N_COUNTS = 96
+"""Most counts distinguished in one cell; large ones stand for those around them."""
+N_MEANS, N_SPREADS = 120, 10
+"""Fineness of the table of distributions: where they are centred, how wide they are."""
+SPREADS = (0.1, 2.5)
+_LEAST_STEP = 1e-12
+_BELOW = 3.0
+"""How far below log1p of a single count a distribution may be centred: nearly all of it is then at that count."""
 
 
 class Order(NamedTuple):
-    """Cells to draw: rows of the cells that their states come from, twice; their name; how far; how many."""
+    """Cells to draw: rows of the cells that their states come from, twice; their name; share of the second; number."""
 
     one: NDArray[np.int64]
     two: NDArray[np.int64]
@@ -45,6 +57,35 @@ class Drawing(NamedTuple):
     temperature: float
     use_transformer: bool
     from_state: bool
+
+
+class Prompts(NamedTuple):
+    """Cells that are drawn together: their numbers and states, and what is expected of each gene in them.
+
+    Attributes
+    ----------
+    numbers
+        `(n,)`, of all cells drawn.
+    states
+        Between those of cells of the data.
+    log_odds, values
+        `(n, n_genes)`, of genes that may be drawn -inf where they may not; log-normalised values where expressed.
+    n_genes
+        `(n,)`, genes to draw.
+    own
+        Values of the cells of the data whose number of genes and depth they have.
+    """
+
+    numbers: NDArray[np.int64]
+    states: States
+    log_odds: Matrix
+    values: Matrix
+    n_genes: NDArray[np.int64]
+    own: list[Matrix]
+
+
+Cell = tuple[NDArray[np.int64], Matrix, NDArray[np.int64]]
+"""Tokens, values and counts."""
 
 
 class Drawn(NamedTuple):
@@ -116,25 +157,12 @@ def draw_cells(
         np.rint((1 - fraction) * states.n_genes[one] + fraction * states.n_genes[two]).astype(np.int64),
         None if states.group is None else (1 - share) * states.group[one] + share * states.group[two],
     )
-    lengths = np.diff(cells.indptr)[source]
-    gone = np.searchsorted(fitted.genes, sorted(fixed))
-    never = np.zeros(len(fitted.genes), dtype=bool)
-    never[gone] = True
     found: list[Cell] = []
     with progress_bar(desc="drawing cells", unit="cell", total=len(source)) as bar:
         for start in range(0, len(source), BATCH):
-            some = np.arange(start, min(start + BATCH, len(source)))
-            log_odds, values = fitted.expected(mixed.take(some))
-            log_odds[:, never] = -np.inf
-            own = [cells.values[cells.indptr[cell] : cells.indptr[cell + 1]] for cell in source[some]]
-            # a cell of little depth has high values: what all of its genes share
-            for i, number in enumerate(source[some]):
-                genes = np.searchsorted(fitted.genes, cells.tokens[cells.indptr[number] : cells.indptr[number + 1]])
-                values[i] += float(np.mean(own[i] - values[i, genes]))
-            n_fixed = sum(value > 0 for value in fixed.values())
-            wanted = np.clip(lengths[some] - n_fixed, 1, (~never).sum() - 1)
-            log_odds += shift_to(log_odds, wanted)[:, None].astype(np.float32)
-            for cell in _batch(fitted, some, mixed.take(some), log_odds, values, wanted, own, fixed, drawing, seed):
+            numbers = np.arange(start, min(start + BATCH, len(source)))
+            prompts = _prompts(fitted, cells, numbers, mixed.take(numbers), source[numbers], fixed)
+            for cell in _batch(fitted, prompts, fixed, drawing, seed):
                 found.append(cell)
                 bar.update()
     parts = [np.concatenate([cell[part] for cell in found]) for part in range(3)]
@@ -142,150 +170,177 @@ def draw_cells(
     return Drawn(indptr, parts[0], parts[1], parts[2], source)
 
 
-Cell = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
-"""Tokens, values and counts."""
-Chosen = tuple[NDArray[np.int64], "NDArray[np.float32] | None"]
-"""Genes of a cell, and the values expected of them, where they differ from what the state says."""
-
-
-def _batch(
+def _prompts(
     fitted: Fitted,
+    cells: AdaptationCells,
     numbers: NDArray[np.int64],
     states: States,
-    log_odds: NDArray[np.float32],
-    values: NDArray[np.float32],
-    wanted: NDArray[np.int64],
-    own: list[NDArray[np.float32]],
+    source: NDArray[np.int64],
     fixed: dict[int, float],
-    drawing: Drawing,
-    seed: int,
-) -> Iterator[Cell]:
-    draws = [np.random.default_rng(step_seed(seed, int(number), "cell")) for number in numbers]
-    chosen: list[Chosen]
-    if not drawing.use_transformer and drawing.from_state:
-        chosen = [_race(*given) for given in zip(log_odds, wanted, draws, strict=True)]
+) -> Prompts:
+    """Work out what is expected of cells that are as deep as those of the data, and show as many genes."""
+    log_odds, values = fitted.expected(states)
+    never = np.isin(fitted.genes, list(fixed))
+    log_odds[:, never] = -np.inf
+    own = []
+    # a cell of little depth has high values: what all of its genes share
+    for i, cell in enumerate(source):
+        at = slice(cells.indptr[cell], cells.indptr[cell + 1])
+        own.append(cells.values[at])
+        values[i] += float(np.mean(own[i] - values[i, np.searchsorted(fitted.genes, cells.tokens[at])]))
+    n_fixed = sum(value > 0 for value in fixed.values())
+    n_genes = np.clip([len(shown) - n_fixed for shown in own], 1, (~never).sum() - 1)
+    log_odds += shift_to(log_odds, n_genes)[:, None].astype(np.float32)
+    return Prompts(numbers, states, log_odds, values, n_genes, own)
+
+
+def _batch(fitted: Fitted, prompts: Prompts, fixed: dict[int, float], drawing: Drawing, seed: int) -> Iterator[Cell]:
+    """Draw the genes of each cell, and their counts."""
+    draws = [np.random.default_rng(step_seed(seed, int(number), "cell")) for number in prompts.numbers]
+    if drawing.use_transformer or not drawing.from_state:
+        chosen = _sampled(fitted, prompts, fixed, drawing, seed)
     else:
-        chosen = list(_sampled(fitted, numbers, states, log_odds, values, wanted, own, fixed, drawing, seed))
+        raced = (_race(*given) for given in zip(prompts.log_odds, prompts.n_genes, draws, strict=True))
+        chosen = ((genes, prompts.values[i, genes]) for i, genes in enumerate(raced))
     for i, (genes, mean) in enumerate(chosen):
-        mean = values[i, genes] if mean is None else mean
-        yield _counted(fitted, genes, mean, own[i], fixed, draws[i])
+        yield _counted(fitted, genes, mean, prompts.own[i], fixed, draws[i])
 
 
-def _race(log_odds: NDArray[np.float32], wanted: int, draw: np.random.Generator) -> tuple[NDArray[np.int64], None]:
+def _race(log_odds: Matrix, n_genes: int, draw: np.random.Generator) -> NDArray[np.int64]:
     """Draw a number of genes, each as likely as its odds say: the first to arrive at rates -log(1 - p)."""
-    from scipy.special import expit
-
     p = np.clip(expit(log_odds.astype(np.float64)), 0.0, 1 - _CERTAIN)
     with np.errstate(divide="ignore"):
         arrival = draw.exponential(size=len(p)) / -np.log1p(-p)
-    return np.sort(np.argpartition(arrival, wanted - 1)[:wanted]), None
+    return np.sort(np.argpartition(arrival, n_genes - 1)[:n_genes])
 
 
 def _counted(
     fitted: Fitted,
     genes: NDArray[np.int64],
     expected: NDArray[np.floating],
-    own: NDArray[np.float32],
+    own: Matrix,
     fixed: dict[int, float],
     draw: np.random.Generator,
 ) -> Cell:
     """Draw counts of the genes of a cell; values are relative to their sum, as those of the source are to its own."""
-    depth, total = depth_of(own), float(np.expm1(own.astype(np.float64)).sum())
-    counts = draw_counts(expected, fitted.population.spread[genes], depth, draw)
+    depth, total = total_count(own), float(np.expm1(own.astype(np.float64)).sum())
+    counts = draw_counts(expected, fitted.corrections.spread[genes], depth, draw)
     shown = np.array([token for token, value in fixed.items() if value > 0], dtype=np.int64)
     given = np.array([fixed[token] for token in shown.tolist()], dtype=np.float64)
     left = max(total - float(np.expm1(given).sum()), TARGET_SUM / depth)
     values = np.log1p(left * counts / max(counts.sum(), 1))
     fixed_counts = np.maximum(1, np.rint(np.expm1(given) * depth / TARGET_SUM)).astype(np.int64)
     tokens = np.concatenate([fitted.genes[genes], shown])
-    return (
-        tokens,
-        np.concatenate([values, given]).astype(np.float32),
-        np.concatenate([counts, fixed_counts]),
-    )
+    return tokens, np.concatenate([values, given]).astype(np.float32), np.concatenate([counts, fixed_counts])
 
 
 def _sampled(
-    fitted: Fitted,
-    numbers: NDArray[np.int64],
-    states: States,
-    log_odds: NDArray[np.float32],
-    values: NDArray[np.float32],
-    wanted: NDArray[np.int64],
-    own: list[NDArray[np.float32]],
-    fixed: dict[int, float],
-    drawing: Drawing,
-    seed: int,
-) -> Iterator[Chosen]:
-    """Draw by the sampler, a cell a call, as many at a time as there are threads."""
-    import torch
-
-    from scdiva.models.inference import open_encoder
-
-    most = fitted.model.config.max_length
-
-    def given(at: int) -> tuple[Tensor, ...]:
-        shown = [(token, value) for token, value in fixed.items() if value > 0]
-        length = len(shown) + int(min(wanted[at], most - len(shown)))
-        bounds = torch.tensor([0, length], dtype=torch.int32)
-        start = torch.tensor([[token, value] for token, value in shown], dtype=torch.float32).reshape(-1, 2)
-        prompt = (torch.from_numpy(part[at : at + 1].copy()) for part in (states.state, log_odds, values))
-        spread = torch.tensor([depth_of(own[at])], dtype=torch.float64)
-        return (torch.empty(length), start, bounds, torch.tensor(int(numbers[at])), *prompt, spread)
-
-    with open_encoder(fitted.model, threads=settings.threads, what=_drawn_by(fitted, fixed, drawing, seed)) as encode:
-        for found in encode(given, range(len(numbers))):
-            genes = np.searchsorted(fitted.genes, found[:, 0].astype(np.int64))
-            # the values drawn on the way are drawn anew with those of the whole cell: means are what is handed on
-            yield genes, found[:, 1]
-
-
-def _drawn_by(fitted: Fitted, fixed: dict[int, float], drawing: Drawing, seed: int) -> Callable[..., Tensor]:
-    """Make a read-out that draws one cell: tokens and the values expected of them, `(n, 2)`."""
-    import torch
-
-    from scdiva._constants import MASK
-    from scdiva.diffusion import sample
-    from scdiva.models.denoiser import Prompt, denoiser_of
-
-    tokens_of = torch.from_numpy(fitted.genes)
-    spread = fitted.population.spread
-    place = np.full(int(fitted.genes.max()) + 1, -1)
-    place[fitted.genes] = np.arange(len(fitted.genes))
+    fitted: Fitted, prompts: Prompts, fixed: dict[int, float], drawing: Drawing, seed: int
+) -> Iterator[tuple[NDArray[np.int64], Matrix]]:
+    """Draw genes, and the values expected of them, by the sampler; as many cells at a time as there are threads."""
+    shown = {token: value for token, value in fixed.items() if value > 0}
+    start, given = torch.tensor(list(shown), dtype=torch.int64), torch.tensor(list(shown.values()))
+    genes = torch.from_numpy(fitted.genes)
     allowed = torch.ones(fitted.model.config.n_genes, dtype=torch.bool)
     allowed[[token - N_SPECIAL for token in fixed]] = False  # shown already, or not expressed
+    most = fitted.model.config.max_length - len(shown)
 
-    def draw(
-        model: ScDiVa, blank: Tensor, start: Tensor, bounds: Tensor, number: Tensor, state: Tensor, log_odds: Tensor,
-        values: Tensor, depth: Tensor,
-    ) -> Tensor:  # fmt: skip
-        tokens = torch.full((len(blank),), MASK, dtype=torch.int64)
-        shown = torch.zeros(len(blank))
-        tokens[: len(start)], shown[: len(start)] = start[:, 0].long(), start[:, 1]
-        prompt = Prompt(state, log_odds, values) if drawing.from_state else None
-        generator = step_generator(seed, int(number), "generate")
-        by_count = np.random.default_rng(step_seed(seed, int(number), "values"))
-        mean = torch.zeros(int(fitted.genes.max()) + 1)
+    def draw(model: ScDiVa, number: Tensor) -> Tensor:
+        """Draw one cell: tokens and the values expected of them, `(n, 2)`."""
+        at = int(number)
+        length = len(shown) + int(min(prompts.n_genes[at], most))
+        tokens, values = torch.full((length,), MASK, dtype=torch.int64), torch.zeros(length)
+        tokens[: len(shown)], values[: len(shown)] = start, given
+        state, log_odds, expected_values = (
+            torch.from_numpy(part[at : at + 1]) for part in (prompts.states.state, prompts.log_odds, prompts.values)
+        )
+        prompt = Prompt(state, log_odds, expected_values) if drawing.from_state else None
+        cell, depth = int(prompts.numbers[at]), total_count(prompts.own[at])
+        by_count = np.random.default_rng(step_seed(seed, cell, "values"))
+        mean = torch.zeros(int(genes.max()) + 1)
 
-        def drawn(expected: Tensor, cells: Tensor, genes: Tensor) -> Tensor:
-            mean[genes + N_SPECIAL] = expected.float()
-            width = spread[place[(genes + N_SPECIAL).numpy()]]
-            counts = draw_counts(expected.numpy(), width, float(depth), by_count)
-            return torch.from_numpy(np.log1p(TARGET_SUM * counts / float(depth))).to(expected.dtype)
+        def drawn(expected: Tensor, _: Tensor, which: Tensor) -> Tensor:
+            mean[which + N_SPECIAL] = expected.float()
+            spread = fitted.corrections.spread[np.searchsorted(fitted.genes, (which + N_SPECIAL).numpy())]
+            counts = draw_counts(expected.numpy(), spread, depth, by_count)
+            return torch.from_numpy(np.log1p(TARGET_SUM * counts / depth)).to(expected.dtype)
 
         made = sample(
-            denoiser_of(model, prompt=prompt, genes=tokens_of, stream=drawing.use_transformer),
+            denoiser_of(model, prompt=prompt, genes=genes, stream=drawing.use_transformer),
             tokens,
-            shown,
-            bounds,
+            values,
+            torch.tensor([0, length], dtype=torch.int32),
             n_steps=drawing.n_steps,
             remasking="random",
             temperature=drawing.temperature,
             allowed=allowed,
             draw_values=drawn,
-            generator=generator,
+            generator=step_generator(seed, cell, "generate"),
         )
-        new = made.tokens[len(start) :]
+        new = made.tokens[len(shown) :]
+        # the values drawn on the way are drawn anew with those of the whole cell: means are what is handed on
         return torch.stack([new.float(), mean[new]], dim=1)
 
-    return draw
+    with open_encoder(fitted.model, threads=settings.threads, what=draw) as encode:
+        for found in encode(lambda at: (torch.tensor(at),), range(len(prompts.numbers))):
+            yield np.searchsorted(fitted.genes, found[:, 0].astype(np.int64)), found[:, 1]
+
+
+def total_count(values: NDArray[np.floating]) -> float:
+    """Total count of a cell, taking the least of its log-normalised values above zero for a single count."""
+    return float(TARGET_SUM / np.expm1(float(values.min())))
+
+
+def draw_counts(
+    expected: NDArray[np.floating], spread: NDArray[np.floating], depth: float, rng: np.random.Generator
+) -> NDArray[np.int64]:
+    r"""Draw counts of 1 or more whose log-normalised values have these means and standard deviations.
+
+    With :math:`v_k = \log(1 + 10^4 k / N)`, the count k has the probability
+    :math:`\propto (v_{k+1} - v_{k-1}) \exp(-(v_k - a)^2 / 2 s^2)`: a normal density where counts are dense. a and s are
+    taken from a table such that mean and standard deviation are nearest to what is asked for. Of a value that is
+    expected below that of a single count, or of a spread below what counting alone gives, the nearest there is.
+
+    Parameters
+    ----------
+    expected, spread
+        `(n,)`, log-normalised.
+    depth
+        N, the cell's total count.
+    rng
+        Source of the draws.
+
+    Returns
+    -------
+    int64 `(n,)`.
+    """
+    if not len(expected):
+        return np.zeros(0, dtype=np.int64)
+    most = max(2.0, 2.0 * depth * float(np.expm1(np.clip(expected, 0, 12)).max()) / TARGET_SUM)
+    counts = np.unique(np.round(np.geomspace(1, most, N_COUNTS)))
+    value = np.log1p(TARGET_SUM * counts / depth)
+    width = np.gradient(value)
+    centre = np.linspace(value[0] - _BELOW, value[-1], N_MEANS)
+    spreads = np.geomspace(*SPREADS, N_SPREADS)
+    log_p = -0.5 * ((value - centre[:, None]) / spreads[:, None, None]) ** 2 + np.log(width)
+    p = np.exp(log_p - log_p.max(axis=2, keepdims=True))
+    p /= p.sum(axis=2, keepdims=True)
+    mean = p @ value
+    deviation = np.sqrt(np.maximum(p @ value**2 - mean**2, 0))
+    best, which, where = np.full(len(expected), np.inf), np.zeros(len(expected), int), np.zeros(len(expected), int)
+    chance = rng.random(len(expected))
+    for number in range(N_SPREADS):
+        at = np.clip(np.searchsorted(mean[number], expected), 1, N_MEANS - 1)
+        # between two distributions by chance, so that the mean is met
+        below, above = mean[number][at - 1], mean[number][at]
+        step = above - below
+        part = np.clip(np.divide(expected - below, step, out=np.zeros(len(expected)), where=step > _LEAST_STEP), 0, 1)
+        at = np.where(chance < part, at, at - 1)
+        # the mean counts for more than the spread: it is off only where no distribution of this spread has it
+        reached = below + part * (above - below)
+        off = np.abs(deviation[number][at] - spread) + 2 * np.abs(reached - expected)
+        better = off < best
+        best[better], which[better], where[better] = off[better], number, at[better]
+    drawn = (p[which, where].cumsum(axis=1) < rng.random(len(expected))[:, None]).sum(axis=1)
+    found: NDArray[np.int64] = counts[np.minimum(drawn, len(counts) - 1)].astype(np.int64)
+    return found

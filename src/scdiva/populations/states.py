@@ -1,24 +1,30 @@
-"""What cells of a population express given their states: what `tl.generate` draws from, and `tl.impute` reads off."""
+"""What cells of a population express given their states: a model's state head, corrected gene by gene by the cells.
+
+`tl.generate` draws cells from it, and `tl.impute` reads expected values off it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+import scipy.sparse as sp
+import torch
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from scdiva.models import ScDiVa
-    from scdiva.nn.queries import Context
-    from scdiva.populations.corrections import Population
-    from scdiva.train.adaptation import AdaptationCells
+from scdiva._constants import N_SPECIAL
+from scdiva.models import ScDiVa
+from scdiva.nn.queries import Context
+from scdiva.populations.corrections import RIDGE, Corrections, Matrix, fit_population, shift_to
+from scdiva.train.adaptation import AdaptationCells
 
 HELD = 40_000_000
 """Most values (cells × genes) that a population is fitted to: of more cells, so many are drawn."""
-BATCH = 256
+CELLS = 256
+"""Cells that are read or written together."""
 CONTEXT, LEAST_CONTEXT = 256, 16
 """Cells that a query head reads beside the one asked about: at most, and fewest that it was trained with."""
 QUERIES = 20_000
@@ -32,25 +38,25 @@ class States(NamedTuple):
     the row of the context cells that is the cell itself, -1 where none is.
     """
 
-    state: NDArray[np.float32]
+    state: Matrix
     n_genes: NDArray[np.int64]
-    group: NDArray[np.float32] | None = None
+    group: Matrix | None = None
     own: NDArray[np.int64] | None = None
 
     def take(self, rows: NDArray[np.integer]) -> States:
         """Give some of them."""
         return States(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
 
-    def described(self) -> NDArray[np.float32]:
+    def described(self) -> Matrix:
         """Give the states with the groups beside them: what corrections may depend on."""
         return self.state if self.group is None else np.concatenate([self.state, self.group], axis=1)
 
 
 class Depth(NamedTuple):
-    """By how much the log-odds and the values of each cell are above what its state says, `(n,)` each."""
+    """By how much the log-odds and the values of each cell are above what its state predicts, `(n,)` each."""
 
-    odds: NDArray[np.float32]
-    value: NDArray[np.float32]
+    odds: Matrix
+    value: Matrix
 
 
 class Fitted(NamedTuple):
@@ -62,25 +68,17 @@ class Fitted(NamedTuple):
         With a state head.
     genes
         int64 `(n_genes,)`, tokens of the genes that the data measure, ascending.
-    population
-        The corrections.
+    corrections
+        What the cells add to it.
     """
 
     model: ScDiVa
     genes: NDArray[np.int64]
-    population: Population
+    corrections: Corrections
 
-    def expected(self, states: States) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    def expected(self, states: States) -> tuple[Matrix, Matrix]:
         """Give log-odds that cells of these states express each gene, and its value where they do, `(n, n_genes)`."""
-        return corrected(self.population, states, *predicted(self.model, self.genes, states))
-
-
-def corrected(
-    population: Population, states: States, log_odds: NDArray[np.float32], values: NDArray[np.float32]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Add the corrections of a population to what is :func:`predicted` of cells."""
-    along = population.directions(states.described())
-    return log_odds + along @ population.log_odds, values + along @ population.values
+        return self.corrections.added(states.described(), *predicted(self.model, self.genes, states))
 
 
 @contextlib.contextmanager
@@ -95,7 +93,7 @@ def on_cpu(model: ScDiVa) -> Iterator[None]:
 
 
 def check_head(model: ScDiVa) -> None:
-    """Raise ValueError if a model can't say what cells of a state express."""
+    """Raise ValueError if a model can't predict what cells of a state express."""
     if model.state_head is None or model.config.anchor == "learned":
         raise ValueError(
             f"The model has state_head={model.config.state_head} and anchor={model.config.anchor!r}: it does not say "
@@ -105,12 +103,10 @@ def check_head(model: ScDiVa) -> None:
 
 def states_of(model: ScDiVa, cells: AdaptationCells) -> States:
     """Read the states of all cells, each from all of its genes."""
-    import torch
-
     found = np.empty((cells.n_cells, model.state_dim), dtype=np.float32)
     with torch.inference_mode():
-        for start in range(0, cells.n_cells, BATCH):
-            rows = np.arange(start, min(start + BATCH, cells.n_cells))
+        for start in range(0, cells.n_cells, CELLS):
+            rows = np.arange(start, min(start + CELLS, cells.n_cells))
             state = model.encode_anchor(*cells.take(rows, model.config.input_length).packed)
             assert state is not None
             found[rows] = state.float().numpy()
@@ -119,12 +115,7 @@ def states_of(model: ScDiVa, cells: AdaptationCells) -> States:
 
 def context_of(model: ScDiVa, cells: AdaptationCells, states: States, genes: NDArray[np.int64]) -> Context:
     """Make what the query head reads of cells, whole ones: their states, and these genes of them, on the CPU."""
-    import torch
-
-    from scdiva._constants import N_SPECIAL
-    from scdiva.nn.queries import Context
-
-    head, values = model.state_head, torch.from_numpy(dense(cells, genes))
+    head, values = model.state_head, torch.from_numpy(expression_of(cells, genes).toarray())
     assert head is not None
     state, n_genes = torch.from_numpy(states.state), torch.from_numpy(states.n_genes)
     with torch.inference_mode():
@@ -134,31 +125,26 @@ def context_of(model: ScDiVa, cells: AdaptationCells, states: States, genes: NDA
     return Context(state, n_genes, torch.ones_like(values), values, log_odds)
 
 
+@torch.inference_mode()
 def predicted(
     model: ScDiVa, genes: NDArray[np.int64], states: States, context: Context | None = None
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+) -> tuple[Matrix, Matrix]:
     """Predict as :meth:`Fitted.expected`, uncorrected: by the state head, or by the query head given other cells."""
-    import torch
-
-    from scdiva._constants import N_SPECIAL
-
     head, own = model.state_head, torch.from_numpy(genes - N_SPECIAL)
     assert head is not None
-    with torch.inference_mode():
-        state, n_genes = torch.from_numpy(states.state), torch.from_numpy(states.n_genes)
-        read = head(state, n_genes)
-        log_odds, values = head.log_odds(read, own).float(), head.values(read, own).float()
-        if context is not None:
-            assert model.query_head is not None
-            step = max(1, QUERIES // max(len(genes), 1))
-            for start in range(0, len(state), step):
-                part = slice(start, start + step)
-                among = None if states.own is None else torch.from_numpy(states.own[part])
-                odds, found = model.query_head.table(
-                    state[part], read[part], n_genes[part], own, log_odds[part], values[part], context, own=among
-                )
-                log_odds[part], values[part] = odds, found
-        return log_odds.numpy(), values.numpy()
+    state, n_genes = torch.from_numpy(states.state), torch.from_numpy(states.n_genes)
+    read = head(state, n_genes)
+    log_odds, values = head.log_odds(read, own).float(), head.values(read, own).float()
+    if context is not None:
+        assert model.query_head is not None
+        step = max(1, QUERIES // max(len(genes), 1))
+        for start in range(0, len(state), step):
+            part = slice(start, start + step)
+            among = None if states.own is None else torch.from_numpy(states.own[part])
+            log_odds[part], values[part] = model.query_head.table(
+                state[part], read[part], n_genes[part], own, log_odds[part], values[part], context, own=among
+            )
+    return log_odds.numpy(), values.numpy()
 
 
 def fit_to(
@@ -167,7 +153,7 @@ def fit_to(
     states: States,
     rng: np.random.Generator,
     genes: NDArray[np.int64] | None = None,
-    ridge: float | None = None,
+    ridge: float = RIDGE,
 ) -> Fitted:
     """Fit a model's state head to cells.
 
@@ -184,17 +170,12 @@ def fit_to(
     genes
         Tokens, ascending; None: all that the data measure.
     ridge
-        Penalty on the corrections, in cells; None: that of :func:`scdiva.populations.corrections.fit_population`.
+        Penalty on the corrections, in cells.
     """
-    from scdiva.populations.corrections import RIDGE, fit_population
-
     genes = cells.measured.astype(np.int64) if genes is None else genes
     rows = drawn(cells.n_cells, len(genes), rng)
-    some = states.take(rows)
-    observed = dense(cells.subset(rows), genes)
-    ridge = RIDGE if ridge is None else ridge
-    population = fit_population(some.described(), *predicted(model, genes, some), observed, rng, ridge)
-    return Fitted(model, genes, population)
+    some, observed = states.take(rows), expression_of(cells.subset(rows), genes)
+    return Fitted(model, genes, fit_population(some.described(), *predicted(model, genes, some), observed, rng, ridge))
 
 
 def drawn(n_cells: int, n_genes: int, rng: np.random.Generator) -> NDArray[np.integer]:
@@ -205,12 +186,10 @@ def drawn(n_cells: int, n_genes: int, rng: np.random.Generator) -> NDArray[np.in
 
 def depth_of(fitted: Fitted, cells: AdaptationCells, states: States) -> Depth:
     """Estimate the depth of cells by the genes that were fitted: by their number in each cell, and by their values."""
-    from scdiva.populations.corrections import shift_to
-
     odds, values = np.empty((2, cells.n_cells), dtype=np.float32)
-    for start in range(0, cells.n_cells, BATCH):
-        rows = np.arange(start, min(start + BATCH, cells.n_cells))
-        observed = dense(cells.subset(rows), fitted.genes)
+    for start in range(0, cells.n_cells, CELLS):
+        rows = np.arange(start, min(start + CELLS, cells.n_cells))
+        observed = expression_of(cells.subset(rows), fitted.genes).toarray()
         log_odds, expected = fitted.expected(states.take(rows))
         number = (observed > 0).sum(axis=1)
         odds[rows] = shift_to(log_odds, np.clip(number, 0.5, observed.shape[1] - 0.5))
@@ -218,23 +197,14 @@ def depth_of(fitted: Fitted, cells: AdaptationCells, states: States) -> Depth:
     return Depth(odds, values)
 
 
-def dense(cells: AdaptationCells, genes: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Give log-normalised expression of some genes, tokens that ascend, float32 `(n_cells, n_genes)`."""
-    found = np.zeros((cells.n_cells, len(genes)), dtype=np.float32)
-    # a table of all tokens, and not a search among the genes: it is asked once for each value of the data
-    column = np.full(max(int(cells.tokens.max(initial=0)), int(genes.max(initial=0))) + 1, -1, dtype=np.int64)
-    column[genes] = np.arange(len(genes))
-    place = column[cells.tokens]
-    there = np.flatnonzero(place >= 0)
-    of_cell = np.searchsorted(cells.indptr, there, side="right") - 1
-    found[of_cell, place[there]] = cells.values[there]
-    return found
+def expression_of(cells: AdaptationCells, genes: NDArray[np.int64]) -> sp.csr_matrix:
+    """Give log-normalised expression of some genes, by their tokens, float32 CSR `(n_cells, n_genes)`."""
+    shape = (cells.n_cells, max(int(cells.tokens.max(initial=0)), int(genes.max(initial=0))) + 1)
+    return sp.csr_matrix((cells.values, cells.tokens, cells.indptr), shape=shape)[:, genes]
 
 
 def without(cells: AdaptationCells, genes: NDArray[np.int64]) -> AdaptationCells:
     """Give the cells without some genes; of a cell that shows no others nothing is left."""
-    hidden = np.zeros(max(int(cells.tokens.max(initial=0)), int(genes.max(initial=0))) + 1, dtype=bool)
-    hidden[genes] = True
-    kept = ~hidden[cells.tokens]
+    kept = ~np.isin(cells.tokens, genes)
     indptr = np.concatenate([[0], np.cumsum(kept)])[cells.indptr]
     return replace(cells, indptr=indptr, tokens=cells.tokens[kept], values=cells.values[kept])

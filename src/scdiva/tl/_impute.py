@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Literal
 
@@ -12,7 +12,6 @@ import pandas as pd
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
 from scdiva._nearest import or_nearest
-from scdiva._progress import progress_bar
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tl._notes import model_name, seed_of
@@ -22,21 +21,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scdiva.models import ScDiVa
-    from scdiva.train.adaptation import AdaptationCells
 
-BATCH = 256
-"""Cells that are read at once, then genes."""
-N_FOLDS = 10
-"""Parts of the genes that are hidden in turn."""
-RIDGE = 100.0
-"""Penalty on corrections to what the model expects, in cells. The error of held-out counts falls up to 300 on PBMC and
-on Kang's cells, and up to 30 on toy cells, unlike any it saw. To generate, where variance counts, 3 is better."""
-KNOWN = 2000
-"""Genes, those found in most cells, by which the depth of a cell is estimated."""
-FEW = 10
-"""Cells that show a gene, at which half of what they say of its mean, and of its values in shallow cells, is taken."""
-LEAST_COUNT = 1e-6
-"""Expected counts below this are taken for it: what is expected of one that is there no longer depends on it."""
 MOST_VALUES = 250_000_000
 """Values of a result (cells × genes): two such take 2 GB."""
 
@@ -138,28 +123,25 @@ def impute(
     keys = [key_added, f"{key_added}_{C.SD}"]
     # an earlier result of the other form is taken away, so both have to be free or ours
     check_writable(adata, copy=copy, call="tl.impute", entry=key_added, layers=keys, obsm=keys)
-    if genes is not None:
-        genes = [genes] if isinstance(genes, str) else list(dict.fromkeys(genes))
-        if not genes:
-            raise ValueError("genes names no gene; leave it out to impute all that the model knows.")
     if not adata.var_names.is_unique:
         raise ValueError("adata.var_names repeat names: call adata.var_names_make_unique() first.")
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     if genes is not None:
-        _check_named(adata, genes)
+        genes = _named(adata, genes)
     n_columns = adata.n_vars if genes is None else len(genes)
     if adata.n_obs * n_columns > MOST_VALUES:
         raise ValueError(
             f"The result would hold {adata.n_obs:,} x {n_columns:,} values, twice. Name "
             f"{'the' if genes is None else 'fewer'} genes that you need: sd.tl.impute(adata, [...])."
         )
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
     from scdiva._scale import one_count
     from scdiva._threads import torch_threads_kept
     from scdiva.data.cells import open_cells
     from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for
-    from scdiva.populations.states import check_head, dense, on_cpu
+    from scdiva.populations.imputation import impute_genes
+    from scdiva.populations.states import check_head, on_cpu
     from scdiva.tl._training_cells import training_cells
 
     seed = seed_of(rng)
@@ -170,27 +152,16 @@ def impute(
     names = reading.var(adata).index.to_numpy()
     if genes is not None:
         _check_known(genes, names, source.tokens, columns)
+    mean, deviation = np.full((2, adata.n_obs, n_columns), np.nan, dtype=np.float32)
     with on_cpu(loaded), torch_threads_kept(1):
         cells, rows = training_cells(source, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True)
-        measured = cells.measured.astype(np.int64)
         # where each measured gene goes in the result; -1: nowhere
-        target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[measured]])
+        target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[cells.measured]])
         own = np.flatnonzero(target >= 0)
-        chance, value = np.empty((2, cells.n_cells, len(own)), dtype=np.float32)
-        width = np.empty(len(own), dtype=np.float32)
-        depth = np.empty(cells.n_cells, dtype=np.float32)
-        for some, found in _parts(loaded, cells, measured, own, seed):
-            chance[:, some], value[:, some], width[some], depth = found
-    one = one_count(cells.values, cells.indptr) if expressed else None
-    shown = _if_expressed(one) if expressed else None
-    mean, deviation = np.full((2, adata.n_obs, n_columns), np.nan, dtype=np.float32)
-    for start in range(0, len(own), BATCH):
-        part = slice(start, start + BATCH)
-        observed = dense(cells, measured[own[part]])
-        expected, spread = _expected(chance[:, part], value[:, part], width[part], depth, observed, shown)
-        kept = (observed > 0) & keep_observed
-        place = np.ix_(rows, target[own[part]])
-        mean[place], deviation[place] = np.where(kept, observed, expected), np.where(kept, 0, spread)
+        one = one_count(cells.values, cells.indptr) if expressed else None
+        for some, *found in impute_genes(loaded, cells, own, seed, keep_observed, expressed, one):
+            place = np.ix_(rows, target[some])
+            mean[place], deviation[place] = found
     result = adata.copy() if copy else adata
     for key, values in zip(keys, (mean, deviation), strict=True):
         result.layers.pop(key, None)
@@ -216,8 +187,11 @@ def impute(
     return result if copy else None
 
 
-def _check_named(adata: AnnData, genes: list[str]) -> None:
-    """Raise ValueError for genes that are not there, or can't be columns of a table."""
+def _named(adata: AnnData, genes: Sequence[str] | str) -> list[str]:
+    """Give the genes that are asked for, each once; raise ValueError for those that can't be columns of a table."""
+    genes = [genes] if isinstance(genes, str) else list(dict.fromkeys(genes))
+    if not genes:
+        raise ValueError("genes names no gene; leave it out to impute all that the model knows.")
     if absent := [name for name in genes if name not in adata.var_names]:
         raise ValueError(
             f"{len(absent)} of {len(genes)} genes are not in adata.var_names, the first is {absent[0]!r}"
@@ -229,6 +203,7 @@ def _check_named(adata: AnnData, genes: list[str]) -> None:
             f"{unfit[0]!r}: keep ids in a column, adata.var['id'] = adata.var_names, give the genes other names, "
             "adata.var_names = adata.var_names.str.replace('/', '_'), and pass gene_ids='id'."
         )
+    return genes
 
 
 def _check_known(genes: list[str], names: np.ndarray, tokens: np.ndarray, columns: np.ndarray) -> None:
@@ -244,115 +219,3 @@ def _check_known(genes: list[str], names: np.ndarray, tokens: np.ndarray, column
             "name that one."
         )
     raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {first!r}.")
-
-
-def _parts(
-    model: ScDiVa, cells: AdaptationCells, measured: np.ndarray, own: np.ndarray, seed: int
-) -> Iterator[tuple[np.ndarray, tuple[np.ndarray, ...]]]:
-    """Hide a tenth of the genes at a time, and predict those of them that are asked for, int64 `own` of `measured`.
-
-    Gives which of them, and the probability that a cell expresses each, its value there, `(n, k)`, the spread of the
-    value, `(k,)`, and the depth of the cells, `(n,)`.
-    """
-    from scipy.special import expit
-
-    from scdiva.populations.corrections import fit_population
-    from scdiva.populations.states import (
-        CONTEXT,
-        context_of,
-        corrected,
-        dense,
-        depth_of,
-        drawn,
-        fit_to,
-        predicted,
-        states_of,
-        without,
-    )  # fmt: skip
-
-    n, draw = cells.n_cells, np.random.default_rng(seed)
-    fold = draw.permutation(np.arange(len(measured)) % N_FOLDS)
-    around = np.sort(draw.permutation(n)[:CONTEXT])
-    cells_around, among = cells.subset(around), np.full(n, -1)
-    among[around] = np.arange(len(around))
-
-    whole = states_of(model, cells)
-    often = np.bincount(cells.tokens, minlength=int(measured.max()) + 1)[measured]
-    known = np.sort(measured[np.argsort(-often, kind="stable")[:KNOWN]])
-    depth = depth_of(fit_to(model, cells, whole, draw, known, RIDGE), cells, whole)
-
-    fitted_rows = drawn(n, len(measured) // N_FOLDS, draw)
-    asked = [number for number in range(N_FOLDS) if (fold[own] == number).any()]
-    for number in progress_bar(asked, desc="imputing", unit="part of the genes"):
-        part = np.flatnonzero(fold[own] == number)
-        genes = measured[own[part]]
-        states = states_of(model, without(cells, measured[fold == number]))._replace(own=among)
-        context = None if model.query_head is None else context_of(model, cells_around, whole.take(around), genes)
-        log_odds, value = predicted(model, genes, states, context)
-        if context is not None:
-            # Of values the mean of both heads: of three studies held out the query head's were far better in one, of
-            # cells beside nuclei, and worse in two.
-            value = np.float32(0.5) * (value + predicted(model, genes, states)[1])
-        population = fit_population(
-            states.state[fitted_rows],
-            (log_odds + depth.odds[:, None])[fitted_rows],
-            (value + depth.value[:, None])[fitted_rows],
-            dense(cells.subset(fitted_rows), genes),
-            draw,
-            RIDGE,
-            depth_known=True,
-        )
-        log_odds, value = corrected(population, states, log_odds, value)
-        yield part, (expit(log_odds + depth.odds[:, None]), value, population.spread, depth.value)
-
-
-def _expected(
-    chance: np.ndarray,
-    value: np.ndarray,
-    width: np.ndarray,
-    depth: np.ndarray,
-    observed: np.ndarray,
-    shown: Callable[[np.ndarray, np.ndarray], np.ndarray] | None = None,
-) -> tuple[np.ndarray, np.ndarray]:
-    """Give expected values, or those `shown` where a gene is expressed, and how far observed ones would be from them.
-
-    Values of the genes that a shallow cell shows are high, for one count is a large share of it: so it is of genes of
-    few counts, not of abundant ones, and each gene has a slope of its own. And the expected counts of a gene add up to
-    those observed.
-    """
-    there = observed > 0
-    often = there.sum(axis=0)
-    mean_depth = depth.mean()
-    beyond = (depth - mean_depth)[:, None].astype(np.float32)
-    value = value + np.float32(mean_depth)
-    least = FEW * np.square(beyond).mean() + 1e-9
-    slope = (np.where(there, observed - value, 0) * beyond).sum(axis=0) + least
-    slope /= (there * np.square(beyond)).sum(axis=0) + least
-    value = np.maximum(value + slope * beyond, 0)
-
-    # the mean of a log-normal variable, of which the logarithm is what a head tells
-    more = np.square(width) / 2
-    counted = np.expm1(observed).sum(axis=0) + chance.sum(axis=0)
-    raised = np.log(counted / (chance * np.exp(value + more)).sum(axis=0))
-    # of a gene that few cells show, its counts say little
-    value = np.maximum(value + often / (often + FEW) * raised, 0)
-    mean = np.log1p(chance * np.expm1(value + more))
-    if shown is not None:
-        mean = shown(mean, value)
-        return mean, np.sqrt(np.square(width) + np.square(value - mean))
-    spread = np.sqrt(chance * (np.square(width) + np.square(value - mean)) + (1 - chance) * np.square(mean))
-    return mean, spread
-
-
-def _if_expressed(one: np.ndarray | None) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """Make what turns expectations, and values where genes are expressed, into what is shown where a count is."""
-
-    def shown(mean: np.ndarray, value: np.ndarray) -> np.ndarray:
-        if one is None:
-            return value
-        unit = one[:, None]
-        rate = np.maximum(np.expm1(mean) / unit, LEAST_COUNT)
-        expected: np.ndarray = np.log1p(unit * rate / -np.expm1(-rate)).astype(np.float32)
-        return expected
-
-    return shown

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from scdiva.populations.counting import depth_of, draw_counts
+from scdiva.populations.drawing import draw_counts, total_count
 
 N = 20_000
 
@@ -61,4 +61,4 @@ def test_draws_are_a_function_of_the_source():
 @given(st.lists(st.integers(1, 500), min_size=1, max_size=50), st.integers(50, 100_000))
 def test_depth_is_that_of_which_the_least_value_is_one_count(counts, depth):
     values = np.log1p(1e4 * np.array([1, *counts]) / depth)
-    assert depth_of(values) == pytest.approx(depth)
+    assert total_count(values) == pytest.approx(depth)

@@ -19,7 +19,7 @@ def colours_at(ax) -> dict[tuple, tuple]:
 
 
 def legend_of(fig):
-    """Legend of a reliability diagram, which stands among the bars."""
+    """Legend of a reliability diagram, which stands above the bars."""
     return fig.axes[0].child_axes[0].get_legend()
 
 
@@ -104,7 +104,7 @@ def test_the_map_is_computed_once_and_nothing_else_changes(annotated, tmp_path):
 def test_maps_that_cannot_be_drawn_are_refused(annotated, tmp_path):
     del annotated.obsm["X_scdiva_umap"]
     for keys, options, error, words in [
-        (("type",), {}, KeyError, "'type' is no column"),
+        (("type",), {}, KeyError, "no 'type'"),
         ((), {"key": "mine"}, KeyError, r"no 'mine': call scdiva.tl.annotate\(adata, ..., key_added='mine'\)"),
         ((), {"basis": "X_pca"}, KeyError, "no 'X_pca'.*call scdiva.tl.embed"),
         ((), {"save": tmp_path / "map"}, ValueError, "must end in a picture format"),

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scdiva.pl import confusion_matrix
-from scdiva.pl._confusion import similar_order
+from scdiva.pl._heatmap import similar_order
 
 
 def parts(fig) -> tuple[list[str], list[str], dict[tuple[str, str], int], dict[tuple[str, str], float]]:
@@ -130,7 +130,7 @@ def test_rows_on_a_line_are_ordered_along_it():
 def test_bad_input_is_refused_and_the_users_axes_left_open(annotated, tmp_path):
     annotated.obs["none"] = np.nan
     for keys, options, error, words in [
-        (("type",), {}, KeyError, "'type' is no column"),
+        (("type",), {}, KeyError, "no 'type'"),
         (("cell type", "mine"), {}, KeyError, "call scdiva.tl.annotate"),
         (("none",), {}, ValueError, "has 0 different values in 160 cells"),
         (("cell type",), {"save": tmp_path / "map"}, ValueError, "must end in a picture format"),

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 
 from scdiva.data.cells import log_normalised
 from scdiva.datasets import toy
-from scdiva.pl import _generated, generated
+from scdiva.pl import _umap, generated
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def cells():
 def mapped(monkeypatch):
     """Put the first two components in the place of UMAP; what it was given is kept."""
     given = []
-    monkeypatch.setattr(_generated, "umap_of", lambda z, **options: given.append((z, options)) or z[:, :2])
+    monkeypatch.setattr(_umap, "umap_of", lambda z, **options: given.append((z, options)) or z[:, :2])
     return given
 
 
@@ -139,9 +139,9 @@ def test_what_cannot_be_drawn_is_refused(cells, mapped, tmp_path):
             (real, fewer),
             {},
             ValueError,
-            f"1 of 60 genes of the real cells are not in the generated ones .first: '{name}'",
+            f"1 of 60 genes are of the real cells only .first: '{name}'",
         ),
-        ((real[:, fewer.var_names], made), {}, ValueError, "1 of 60 genes of the generated cells are not in the real"),
+        ((real[:, fewer.var_names], made), {}, ValueError, "1 of 60 genes are of the generated cells only"),
         ((real, twice), {}, ValueError, r"call generated.var_names_make_unique\(\)"),
         ((real, negative), {}, ValueError, "the generated cells: .*negative"),
         ((real, real), {}, ValueError, "the generated cells: .*count"),
@@ -156,7 +156,7 @@ def test_what_cannot_be_drawn_is_refused(cells, mapped, tmp_path):
             generated(*pair, **options)
     for cells_, what in ((real, "real"), (made, "generated")):
         kept = cells_.obs.pop("cell_type")
-        with pytest.raises(KeyError, match=f"'cell_type' is no column of obs of the {what} cells, which has batch"):
+        with pytest.raises(KeyError, match=f"obs of the {what} cells has no 'cell_type'"):
             generated(real, made, color="cell_type")
         cells_.obs["cell_type"] = kept
     assert mapped == []

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva.pl import _coordinates, integration
+from scdiva.pl import _maps, integration
 
 
 def cells(n: int = 90) -> ad.AnnData:
@@ -73,7 +73,7 @@ def test_both_maps_are_computed_once_and_kept(monkeypatch):
     assert set(adata.uns["scdiva"]["umap"]) == {"X_scdiva_umap", "X_scdiva_integrated_umap"}
     assert adata.obsm["X_scdiva_umap"].shape == (90, 2)
     pd.testing.assert_frame_equal(adata.obs, before.obs)
-    monkeypatch.delattr(_coordinates, "umap_of")
+    monkeypatch.delattr(_maps, "umap_of")
     integration(adata, "donor", n_neighbors=5, rng=3)
 
 
@@ -117,8 +117,8 @@ def test_bad_input_is_refused_and_adata_left_alone(tmp_path):
     del without.obsm["X_scdiva_integrated"]
     empty.obsm["X_scdiva_integrated"][4:] = np.nan
     calls = [
-        (adata, ("Donor",), {}, KeyError, "'Donor' is no column of adata.obs.*, which has cell type, donor, run"),
-        (adata, ("donor", "kind"), {}, KeyError, "'kind' is no column"),
+        (adata, ("Donor",), {}, KeyError, "adata.obs has no 'Donor'.*: it has cell type, donor, run"),
+        (adata, ("donor", "kind"), {}, KeyError, "adata.obs has no 'kind'"),
         (adata, ([],), {}, ValueError, "batch_key must name a column of adata.obs, or several; got none"),
         (adata, ("nothing",), {}, ValueError, r"'nothing'\] has 0 different values in 90 cells"),
         (large, ("depth",), {}, ValueError, r"'depth'\] has 180 different values"),

@@ -111,7 +111,7 @@ def test_bad_input_is_refused(annotated, tmp_path):
         (annotated, "two", {}, ValueError, "holds 2 types, the largest of 1 cells"),
         (annotated, "cell type", {"n_genes": 0}, ValueError, "n_genes must be at least 1"),
         (annotated, "cell type", {"layer": "counts"}, KeyError, "no layer 'counts'"),
-        (annotated, "cell type", {"gene_symbols": "name"}, KeyError, "no column of var, which has symbol"),
+        (annotated, "cell type", {"gene_symbols": "name"}, KeyError, "no column of adata.var, which has symbol"),
         (annotated, "cell type", {"save": tmp_path / "map"}, ValueError, "must end in a picture format"),
         (scaled, "cell type", {}, ValueError, "negative values"),
         (flat, "cell type", {}, ValueError, "no gene is higher in one type"),

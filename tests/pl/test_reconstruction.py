@@ -66,11 +66,11 @@ def test_corners_hold_correlations_errors_and_how_many_come_back(reconstruct):
     for ax, x, y in ((axes[0], "rank", "back"), (axes[1], "true", "value")):
         every = np.mean([spearmanr(a, b)[0] for a, b in zip(told[x], told[y], strict=True)])
         some = np.mean([spearmanr(a[h], b[h])[0] for a, b, h in zip(told[x], told[y], hidden, strict=True)])
-        assert ax.texts[0].get_text() == f"ρ {every:.2f} (all)\nρ {some:.2f} (hidden)"
+        assert ax.texts[0].get_text() == f"ρ {every:.2f} (all)\nρ {some:.2f} (masked)"
     error = np.concatenate([(b - a)[h] for a, b, h in zip(told["true"], told["value"], hidden, strict=True)])
     recall = len(error) / adata.layers[KEY + "_hidden"].sum()
     assert axes[2].texts[0].get_text() == (
-        f"RMSE {np.sqrt((error**2).mean()):.2f}\n{len(error):,} values\n{recall:.0%} of hidden\ngenes come back"
+        f"RMSE {np.sqrt((error**2).mean()):.2f}\n{len(error):,} values\n{recall:.0%} of masked\ngenes recovered"
     )
     bars = axes[2].patches[0].get_data()
     assert bars.values.sum() == pytest.approx(1)
@@ -84,12 +84,12 @@ def test_where_nothing_was_hidden_the_errors_of_all_genes_are_grey(reconstruct):
     adata = reconstruct(mask_ratio=0.0)
     axes = reconstruction(adata, return_fig=True).axes
     n = adata.layers[KEY + "_true_rank"].nnz
-    assert axes[0].get_title() == "nothing hidden"
+    assert axes[0].get_title() == "nothing masked"
     assert axes[0].texts[0].get_text() == "ρ 1.00 (all)"
     assert f"{n:,} values" in axes[2].texts[0].get_text()
-    assert "come back" not in axes[2].texts[0].get_text()
+    assert "recovered" not in axes[2].texts[0].get_text()
     assert axes[2].patches[0].get_facecolor()[:3] == (0.5, 0.5, 0.5)
-    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["shown"]
+    assert [text.get_text() for text in axes[0].get_legend().get_texts()] == ["visible"]
 
 
 def test_of_many_points_as_many_as_wanted_are_drawn_and_numbers_stay_those_of_all(reconstruct):
@@ -111,7 +111,7 @@ def test_columns_stand_in_the_order_asked_for_and_else_in_the_papers(three):
         fig = reconstruction(three, keys, return_fig=True)
         return [ax.get_title() for ax in fig.axes[: len(fig.axes) // 3]]
 
-    none, one, many = "nothing hidden", "30% hidden, 1 step", "30% hidden, 32 steps"
+    none, one, many = "nothing masked", "30% masked, 1 step", "30% masked, 32 steps"
     assert titles() == [none, one, many]
     assert titles(["many", "none"]) == [many, none]
     assert titles("one") == [one]
@@ -124,7 +124,7 @@ def test_values_that_are_all_the_same_have_no_correlation(reconstruct):
     for ending in ("", "_true"):
         adata.layers[KEY + ending].data[:] = 1
     axes = reconstruction(adata, return_fig=True).axes
-    assert axes[1].texts[0].get_text() == "no ρ (all)\nno ρ (hidden)"
+    assert axes[1].texts[0].get_text() == "no ρ (all)\nno ρ (masked)"
     assert axes[2].texts[0].get_text().startswith("RMSE 0.00")
 
 

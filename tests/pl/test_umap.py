@@ -10,7 +10,7 @@ import pytest
 
 from scdiva import _progress
 from scdiva._settings import settings
-from scdiva.pl import _coordinates, _umap, umap
+from scdiva.pl import _maps, _umap, umap
 from scdiva.pl._labels import free_places, main_point
 
 
@@ -86,9 +86,7 @@ def test_groups_that_are_apart_stay_apart_on_the_map(drawn):
 
 def test_the_map_is_reused_until_embedding_or_parameters_change(drawn, monkeypatch):
     made = []
-    monkeypatch.setattr(
-        _coordinates, "umap_of", lambda z, **k: made.append(k) or np.full((len(z), 2), 1.0, dtype=np.float32)
-    )
+    monkeypatch.setattr(_maps, "umap_of", lambda z, **k: made.append(k) or np.full((len(z), 2), 1.0, dtype=np.float32))
     adata = drawn.copy()
     umap(adata, "kind", legend="none")
     assert made == []
@@ -119,7 +117,7 @@ def test_the_map_survives_a_file(drawn, tmp_path, monkeypatch, store):
     path = tmp_path / f"cells.{store}"
     getattr(drawn, f"write_{store}")(path)
     adata = getattr(ad, f"read_{store}")(path)
-    monkeypatch.delattr(_coordinates, "umap_of")
+    monkeypatch.delattr(_maps, "umap_of")
     umap(adata, "kind")
     assert np.array_equal(adata.obsm["X_scdiva_umap"], drawn.obsm["X_scdiva_umap"])
 
@@ -257,10 +255,10 @@ def test_the_main_point_is_where_the_largest_island_is_thickest():
     rng = np.random.default_rng(0)
     tight, wide = rng.normal([18.0, 0.0], 0.05, (40, 2)), rng.uniform(-2, 2, (60, 2))
     core = rng.normal([1.0, 1.0], 0.1, (20, 2))
-    at = main_point(np.concatenate([tight, wide, core]), np.array([-2.0, -5.0]), np.array([20.0, 5.0]))
+    at = main_point(np.concatenate([tight, wide, core]))
     assert np.linalg.norm(at - [1.0, 1.0]) < 0.3  # the small island is thicker, the large one the group's place
     for one in (tight[:1], np.ones((3, 2))):  # a map without extent too
-        assert np.array_equal(main_point(one, one.min(axis=0), one.max(axis=0)), one[0])
+        assert np.array_equal(main_point(one), one[0])
 
 
 def test_a_name_is_not_crossed_by_another_names_line():

@@ -11,7 +11,7 @@ import pytest
 import scipy.sparse as sp
 
 import scdiva as sd
-from scdiva.pl import _coordinates, umap
+from scdiva.pl import _maps, umap
 
 GREY = (0.83, 0.83, 0.83, 1.0)
 
@@ -32,7 +32,7 @@ def adata() -> ad.AnnData:
 @pytest.fixture
 def no_umap(monkeypatch):
     """Fail where a UMAP is computed."""
-    monkeypatch.delattr(_coordinates, "umap_of")
+    monkeypatch.delattr(_maps, "umap_of")
 
 
 def drawn_at(axes) -> np.ndarray:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from scdiva.pl._annotation import annotation, reliability
-from scdiva.pl._attention import attention
-from scdiva.pl._confusion import confusion_matrix
+from scdiva.pl._annotation import annotation, confusion_matrix, marker_heatmap, reliability
 from scdiva.pl._delta_scatter import delta_scatter
 from scdiva.pl._discrimination import discrimination
-from scdiva.pl._gene_overlap import gene_overlap
-from scdiva.pl._generated import generated
 from scdiva.pl._grn import grn
-from scdiva.pl._integration import integration
-from scdiva.pl._markers import marker_heatmap
+from scdiva.pl._network import attention, regulon
 from scdiva.pl._perturbation import perturbation
 from scdiva.pl._perturbation_scores import hit_rate, perturbation_scores
-from scdiva.pl._reconstruction import reconstruction
-from scdiva.pl._regulon import regulon
+from scdiva.pl._reconstruction import gene_overlap, reconstruction
 from scdiva.pl._training import training
-from scdiva.pl._umap import umap
+from scdiva.pl._umap import generated, integration, umap
 
 __all__ = [
     "annotation",

@@ -1,45 +1,43 @@
-"""What an annotation says: on the map, and how far it can be believed."""
+"""What an annotation says: on the map, against true types, by marker genes, and how far it can be believed."""
 
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from scdiva import metrics
 from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, PROBABILITY, REJECTED, UNS
-from scdiva._docs import with_shared_docs
-from scdiva._settings import settings
-from scdiva.data.writing import check_anndata, our_uns
+from scdiva.data.cells import log_normalised
+from scdiva.data.writing import our_uns
 from scdiva.get import annotation_df
-from scdiva.pl._coordinates import coordinates, embedding_of
-from scdiva.pl._dots import (
-    distinct_colours,
-    draw_groups,
-    draw_legend,
-    draw_numbers,
-    legend_columns,
-    name_groups,
-    palette,
-)
-from scdiva.pl._figure import axes_for, check_file, finish
-from scdiva.pl._groups import groups_of, predicted_groups
+from scdiva.pl._figure import axes_for, draw_legend, plot
+from scdiva.pl._groups import distinct_colours, gene_names, groups_of, palette, predicted_groups
+from scdiva.pl._heatmap import correlation_tree, draw_heatmap, draw_tree, frame_fields, similar_order, text_inches
+from scdiva.pl._maps import ON_SMALL, Panel, coordinates, draw_maps, embedding_of
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_MAX_ON_PANEL = 14
-"""With more types than this their names would fill the small panels, and go beside them."""
 _REJECTED_COLOUR = (0.15, 0.15, 0.15, 1.0)
+_NONE = "no label"
+_SIDE, _FEW = 0.36, 6
+"""Inches of the side of a field with a count; up to so many types fields are larger, so that names have room."""
+_LIMIT = 3.0
+"""Standard deviations from a gene's mean at which colours end."""
+_ROUNDING = 1e-6
+"""Differences of mean log expression that are none."""
 
 
-@with_shared_docs
+@plot
 def annotation(
     adata: AnnData,
     labels_key: str | None = None,
@@ -101,42 +99,26 @@ def annotation(
     >>> sd.tl.embed(query)
     >>> sd.pl.annotation(query, "cell_type", save="annotation.png")
     """
-    check_file(save)
-    check_anndata(adata)
     panels = {} if labels_key is None else {f"annotated: {labels_key}": groups_of(adata, labels_key)}
     panels[f"predicted: {key}"] = predicted_groups(adata, key)
     colours = _shared_palette(adata, labels_key or key, list(panels.values()))
-    types = pd.CategoricalDtype(list(colours))
-    panels = {title: values.cat.rename_categories(str).astype(types) for title, values in panels.items()}
+    panels = {
+        title: values.cat.rename_categories(str).astype(pd.CategoricalDtype([*colours]))
+        for title, values in panels.items()
+    }
     sure = adata.obs.get(f"{key}_{CONFIDENCE}")
     embedding_of(adata, basis)
-    seed = settings.seed if rng is None else int(rng)
-    xy = coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
-
-    import matplotlib.pyplot as plt
-
+    xy = coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, rng=rng)
     seen = pd.concat(list(panels.values()), ignore_index=True)
-    aside = seen.nunique() > _MAX_ON_PANEL
-    n = len(panels) + (sure is not None)
-    beside = (0.065 * max(map(len, colours)) + 0.5) * legend_columns(seen) if aside else 0.0
-    width = 4.0 * n + beside + (0.6 if sure is not None else 0)
-    fig, axes = plt.subplots(1, n, figsize=(width, 4.0), layout="constrained", squeeze=False)
-    for ax, (title, values) in zip(axes[0], panels.items(), strict=False):
-        ax.set_title(title)
-        draw_groups(ax, xy, values, colours, "none", size)
-        if not aside:  # rejected cells have no place of their own
-            name_groups(ax, xy, values.where(values != REJECTED), colours)
-            if (values == REJECTED).any():
-                ax.scatter([], [], color=_REJECTED_COLOUR, s=20, label=REJECTED)
-                ax.legend(fontsize=8, frameon=False, handletextpad=0.1, borderpad=0.1)
-    if aside:
-        draw_legend(axes[0, len(panels) - 1], seen, colours)
+    legends = ["on data"] * 2 if seen.nunique() <= ON_SMALL else ["none", "right"][-len(panels) :]
+    # rejected cells have no place of their own, where their name could stand
+    maps = [
+        Panel(title, xy, values, colours, legend, below=[REJECTED], named=seen)
+        for (title, values), legend in zip(panels.items(), legends, strict=False)
+    ]
     if sure is not None:
-        axes[0, -1].set_title(CONFIDENCE)
-        draw_numbers(fig, axes[0, -1], xy, sure.to_numpy(dtype=np.float64), size, limits=(0.0, 1.0))
-    for ax in axes[0]:
-        ax.set(xticks=[], yticks=[])
-    return finish(fig, own=True, return_fig=return_fig, save=save)
+        maps.append(Panel(CONFIDENCE, xy, sure, limits=(0.0, 1.0)))
+    return draw_maps(maps, size=size)
 
 
 def _shared_palette(adata: AnnData, first_key: str, panels: Sequence[pd.Series]) -> dict[str, Any]:
@@ -162,7 +144,241 @@ def _bins_of(adata: AnnData, key: str) -> dict[str, Any] | None:
     return {"ece": float(ours["ece"]), **{name: np.asarray(column) for name, column in ours["reliability"].items()}}
 
 
-@with_shared_docs
+@plot
+def confusion_matrix(
+    adata: AnnData,
+    labels_key: str,
+    key: str = OBS_LABEL,
+    *,
+    normalize: bool = True,
+    ax: Axes | None = None,
+    return_fig: bool = False,
+    save: str | os.PathLike[str] | None = None,
+) -> Figure | None:
+    """Draw how cells of each type were annotated, with like types beside each other.
+
+    A row is a type of `labels_key`, a column a predicted one; the numbers are cells. Types whose cells are annotated
+    alike stand together: rows are clustered (average linkage of Hellinger distances between the rows' shares, optimal
+    leaf order [1]_). Columns follow the rows, so that what is right lies on the diagonal, in frames; then come
+    predicted names that are no type of `labels_key`, and last "unknown". A column that would be empty is left out,
+    unless it is a type that the annotator knows; so a row without a framed field is a type that could not be found.
+
+    Parameters
+    ----------
+    adata
+        Cells with both columns.
+    labels_key
+        A column of ``adata.obs`` with the true types. Cells without one are left out.
+    key
+        A column of ``adata.obs`` with the predicted types, as `scdiva.tl.annotate` or any other annotator wrote it.
+        Cells without one are counted as "no label".
+    normalize
+        Whether colour is the share of the row's cells; else it is their number.
+    %(ax)s
+    %(return_fig)s
+    %(save)s
+
+    Returns
+    -------
+    Figure or None
+        The figure if `return_fig`, else None.
+
+    Raises
+    ------
+    KeyError
+        If a column is not in obs.
+    ValueError
+        If a column has no or more than 100 groups, or `save` ends in no picture format.
+
+    References
+    ----------
+    .. [1] Bar-Joseph, Gifford & Jaakkola, Fast optimal leaf ordering for hierarchical clustering, Bioinformatics 2001.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> reference, query = cells[:80].copy(), cells[80:].copy()
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference)
+    >>> sd.pl.confusion_matrix(query, "cell_type", save="confusion.png")
+    """
+    table = _table(adata, labels_key, key)
+    counts = table.to_numpy()
+    totals = counts.sum(axis=1)
+    colour = counts / totals[:, None] if normalize else counts
+    rows, columns = [f"{name} ({n:,})" for name, n in zip(table.index, totals, strict=True)], list(table.columns)
+    side = _SIDE if len(rows) > _FEW else 1.5 * _SIDE
+    fig, axes = axes_for(
+        ax, (side * len(columns) + text_inches(rows) + 1.6, side * len(rows) + 0.7 * text_inches(columns) + 0.7)
+    )
+    draw_heatmap(
+        axes, colour, rows, columns, "share of the type's cells" if normalize else "cells",
+        low=0, high=1 if normalize else None, turn=45 if max(map(len, columns)) > 3 else 0,
+        edgecolors="0.9", linewidth=0.4,
+    )  # fmt: skip
+    axes.set_aspect("equal")
+    axes.set_xlabel(f"predicted: {key}", fontsize=9)
+    axes.set_ylabel(f"annotated: {labels_key} (cells)", fontsize=9)
+    for i, j in zip(*np.nonzero(counts), strict=True):
+        ink = "white" if colour[i, j] > 0.55 * colour.max() else "0.15"
+        axes.text(j + 0.5, i + 0.5, f"{counts[i, j]}", ha="center", va="center", fontsize=6.5, color=ink)
+    for i, name in enumerate(table.index):
+        if name in columns:
+            frame_fields(axes, columns.index(name), i)
+    return fig
+
+
+def _table(adata: AnnData, labels_key: str, key: str) -> pd.DataFrame:
+    """Count cells by true and predicted type, in the order of the picture."""
+    truth, predicted = groups_of(adata, labels_key), predicted_groups(adata, key)
+    scored = truth.notna().to_numpy()
+    named = predicted.astype(object).where(predicted.notna(), _NONE).astype(str)
+    # without their index: names of cells may repeat
+    table = pd.crosstab(truth.astype(object)[scored].astype(str).to_numpy(), named[scored].to_numpy())
+    order = similar_order(np.sqrt(table.to_numpy() / table.to_numpy().sum(axis=1, keepdims=True)))
+    rows = table.index[order]
+    # where each predicted name that is no row has most of its cells
+    place = pd.Series(np.argmax(table.loc[rows].to_numpy(), axis=0), index=table.columns)
+    known = _known_to_annotator(adata, key)
+    last = [name for name in (REJECTED, _NONE) if name in table.columns and name not in rows]
+    shared = [name for name in rows if name in table.columns or name in known]
+    others = [name for name in place.sort_values(kind="stable").index if name not in rows and name not in last]
+    return table.reindex(index=rows, columns=[*shared, *others, *last], fill_value=0)
+
+
+def _known_to_annotator(adata: AnnData, key: str) -> set[str]:
+    """Names of the types that the annotator of `key` can give; empty where it is not ours."""
+    ours = adata.uns.get(UNS, {})
+    return set(map(str, ours.get(key, {}).get("labels", ()))) if hasattr(ours, "get") else set()
+
+
+@plot
+def marker_heatmap(
+    adata: AnnData,
+    key: str = OBS_LABEL,
+    *,
+    n_genes: int = 5,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_symbols: str | None = None,
+    ax: Axes | None = None,
+    return_fig: bool = False,
+    save: str | os.PathLike[str] | None = None,
+) -> Figure | None:
+    """Draw the top marker genes of each predicted type, to see whether its cells express what they should.
+
+    Colours are the mean log-normalised expression of a type's cells (counts per ten thousand, log1p), standardised by
+    gene over the types: 0 is the mean of the types, 1 a standard deviation above. Types stand in the order of the
+    dendrogram above them (average linkage, correlation of mean expression around each gene's mean, optimal leaf
+    order). Markers are chosen by scanpy's ``rank_genes_groups`` (t-test with overestimated variance, a type against all
+    other cells); a gene is a marker of the one type in which it scores highest, and the framed fields are a type's own.
+
+    Parameters
+    ----------
+    adata
+        Cells with predicted types; nothing is written to it.
+    key
+        A column of ``adata.obs`` with the types, as `scdiva.tl.annotate` wrote it. Cells without one are left out;
+        types of one cell are drawn, without markers of their own.
+    n_genes
+        Markers of each type; fewer, if no more score above 0 there.
+    layer, use_raw
+        Key of ``adata.layers``, or whether to take ``adata.raw``; by default ``adata.X``.
+    input
+        Unit of the matrix: ``"counts"``, ``"lognorm"`` (log1p of normalised counts, taken as it is), or ``"auto"`` to
+        tell from the values.
+    gene_symbols
+        A column of ``adata.var`` (of ``adata.raw.var`` with `use_raw`) with names to write instead of the var names.
+    %(ax)s
+    %(return_fig)s
+    %(save)s
+
+    Returns
+    -------
+    Figure or None
+        The figure if `return_fig`, else None.
+
+    Raises
+    ------
+    KeyError
+        If a column or layer does not exist.
+    ValueError
+        If there are fewer than two types, none of two cells, or more than 100; `n_genes` is below 1; the matrix is
+        neither counts nor log-normalised; or `save` ends in no picture format.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> reference, query = cells[:80].copy(), cells[80:].copy()
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference)
+    >>> sd.pl.marker_heatmap(query, save="markers.png")
+    """
+    if n_genes < 1:
+        raise ValueError(f"n_genes must be at least 1, got {n_genes}.")
+    types = predicted_groups(adata, key)
+    kept = np.flatnonzero(types.notna())
+    # clusters may have numbers, where scanpy wants names
+    types = types.iloc[kept].cat.remove_unused_categories().cat.rename_categories(str)
+    size = types.value_counts(sort=False)
+    if len(size) < 2 or size.max() < 2:
+        raise ValueError(
+            f"adata.obs[{key!r}] holds {len(size)} types, the largest of {size.max()} cells: markers tell apart two "
+            "types or more, one of them with two cells or more."
+        )
+    values, var = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
+    names, values = gene_names(var, gene_symbols), values[kept]
+    membership = sp.csr_matrix(pd.get_dummies(types).to_numpy(dtype=np.float64))
+    means = np.asarray((membership.T @ values).todense()) / size.to_numpy()[:, None]
+    tree, order = correlation_tree(means - means.mean(axis=0))
+    differs = np.ptp(means, axis=0) > _ROUNDING
+    markers = _markers(values, types, n_genes, differs)
+    own = [(int(place), gene) for place, code in enumerate(order) for gene in markers[code]]
+    if not own:
+        raise ValueError(f"no gene is higher in one type of adata.obs[{key!r}] than in the others.")
+    genes = np.array([gene for _, gene in own])
+    shown = means[order][:, genes]
+    standard = (shown - shown.mean(axis=0)) / np.maximum(shown.std(axis=0), np.finfo(np.float64).tiny)
+    columns = [str(size.index[code]) for code in order]
+    width = max(0.3 * len(columns), 1.5) + text_inches(names[genes]) + 1.2
+    fig, axes = axes_for(ax, (width, 0.14 * len(genes) + text_inches(columns) + 1.4))
+    limit = min(_LIMIT, float(np.abs(standard).max()))
+    draw_heatmap(
+        axes, standard.T, list(names[genes]), columns, "mean expression (z-score)",
+        low=-limit, high=limit, cmap="RdBu_r", fontsize=7, rasterized=True,
+    )  # fmt: skip
+    places = [place for place, _ in own]
+    for place in dict.fromkeys(places):
+        frame_fields(axes, place, places.index(place), places.count(place))
+    draw_tree(axes, tree, inches=0.6, lowest=0.8 * tree[:, 2].min())
+    axes.set_xlabel(key, fontsize=9)
+    return fig
+
+
+def _markers(values: sp.csr_matrix, types: pd.Series, n_genes: int, differs: NDArray[np.bool_]) -> list[list[int]]:
+    """Choose the column numbers of the best genes of each type, best first, each where it scores highest."""
+    import scanpy as sc
+    from anndata import AnnData
+
+    groups = types.cat.categories
+    enough = [name for name in groups if (types == name).sum() > 1]
+    cells = AnnData(values, obs=pd.DataFrame({"type": types.to_numpy()}, index=np.arange(len(types)).astype(str)))
+    cells.uns["log1p"] = {"base": None}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", category=RuntimeWarning)  # genes without variance
+        sc.tl.rank_genes_groups(cells, "type", groups=enough, method="t-test_overestim_var")
+    score = np.zeros((len(groups), values.shape[1]))
+    found = cells.uns["rank_genes_groups"]
+    for name in enough:
+        score[groups.get_loc(name), found["names"][name].astype(int)] = found["scores"][name]
+    score = np.where(differs, np.nan_to_num(score), 0.0)
+    best = score.argmax(axis=0)
+    own = [np.flatnonzero((best == code) & (score[code] > 0)) for code in range(len(groups))]
+    return [genes[np.argsort(-score[code, genes], kind="stable")][:n_genes].tolist() for code, genes in enumerate(own)]
+
+
+@plot
 def reliability(
     adata: AnnData,
     key: str = OBS_LABEL,
@@ -219,16 +435,14 @@ def reliability(
     >>> annotator = sd.tl.annotate(query, "cell_type", reference)
     >>> sd.pl.reliability(query, save="reliability.png")
     """
-    check_file(save)
-    check_anndata(adata)
     best = annotation_df(adata, key=key)
     drawn = {}
     if (held_out := _bins_of(adata, key)) is not None:
         drawn["held-out reference"] = held_out
     if labels_key is not None:
         truth = groups_of(adata, labels_key)
-        told = ~np.isnan(np.asarray(adata.obsm[f"{key}_{PROBABILITY}"])).any(axis=1)
-        truth = truth[told]
+        predicted = ~np.isnan(np.asarray(adata.obsm[f"{key}_{PROBABILITY}"])).any(axis=1)
+        truth = truth[predicted]
         scored = truth.notna().to_numpy()
         if not scored.any():
             raise ValueError(f"no cell has both a label in adata.obs[{labels_key!r}] and a probability")
@@ -242,23 +456,21 @@ def reliability(
             "these cells, labels_key=..."
         )
 
-    fig, axes = axes_for(ax, (4.4, 5.2))
+    fig, axes = axes_for(ax, (4.4, 5.8))
     above = axes.inset_axes((0.0, 1.03, 1.0, 0.25), sharex=axes)
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1.0, linestyle="--", zorder=1)
-    for (name, found), colour in zip(drawn.items(), ("tab:blue", "tab:orange"), strict=False):
+    for (name, found), colour in zip(drawn.items(), distinct_colours(2), strict=False):
         _draw_bins(axes, above, found, name, colour)
-    axes.set(
-        xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="confidence", ylabel="share annotated rightly", aspect="equal"
-    )
-    # among the bars, which are low at the left as a rule; points may be anywhere
-    above.legend(*axes.get_legend_handles_labels(), loc="upper left", fontsize=7.5, edgecolor="none", handlelength=1.5)
+    axes.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02), xlabel="confidence", ylabel="accuracy", aspect="equal")
+    handles, labels = axes.get_legend_handles_labels()
+    draw_legend(above, "above", handles=handles, labels=labels, handlelength=1.5)
     above.tick_params(labelbottom=False, bottom=False, labelsize=7)
     above.set_ylabel("share of\ncells", fontsize=8)
     above.spines[["top", "right"]].set_visible(False)
-    return finish(fig, own=ax is None, return_fig=return_fig, save=save)
+    return fig
 
 
-def _draw_bins(axes: Axes, above: Axes, found: Mapping[str, NDArray[Any]], name: str, colour: str) -> None:
+def _draw_bins(axes: Axes, above: Axes, found: Mapping[str, NDArray[Any]], name: str, colour: Any) -> None:
     """Draw accuracy by confidence with its intervals, and the share of cells of each bin above."""
     from scipy.stats import binomtest
 

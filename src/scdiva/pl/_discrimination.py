@@ -12,8 +12,8 @@ from scdiva._constants import PREDICTED
 from scdiva._docs import with_shared_docs
 from scdiva.data.observed import OURS, Responses, observed_responses
 from scdiva.data.writing import check_anndata
-from scdiva.pl._confusion import similar_order
 from scdiva.pl._figure import axes_for, check_file, finish
+from scdiva.pl._heatmap import similar_order
 from scdiva.pl._response import (
     COLOURS,
     methods_of,

@@ -12,15 +12,12 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from scdiva._constants import VAR_MODULE, VARP_GRN
-from scdiva._docs import with_shared_docs
 from scdiva.data.network import Network, genes_of, network_of
-from scdiva.data.writing import check_anndata
-from scdiva.pl._dots import distinct_colours
-from scdiva.pl._figure import axes_for, check_file, finish
+from scdiva.pl._figure import axes_for, draw_legend, plot
+from scdiva.pl._groups import distinct_colours, gene_names
 from scdiva.pl._labels import place_labels
-from scdiva.pl._network import DOWN, UP, edge_colours, edge_looks, fill_axes
+from scdiva.pl._network import edge_colours, edge_looks
 from scdiva.pl._network_layout import place_genes
-from scdiva.pl._response import gene_names
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -65,7 +62,7 @@ class _Edges(NamedTuple):
         return np.asarray(self.graph.sum(axis=1)).ravel()
 
 
-@with_shared_docs
+@plot
 def grn(
     adata: AnnData,
     *,
@@ -145,8 +142,6 @@ def grn(
     >>> sd.pl.grn(adata, save="network.png")
     >>> sd.pl.grn(adata, genes=sd.datasets.gene_family("HLA"), save="hla.png")
     """
-    check_anndata(adata)
-    check_file(save)
     for name, number, least in (("n_edges", n_edges, 1), ("n_labels", n_labels, 0), ("min_size", min_size, 2)):
         if number < least:
             raise ValueError(f"{name} must be {least} or more, got {number}.")
@@ -162,21 +157,20 @@ def grn(
             raise KeyError(f"module={module!r} is none of {', '.join(kind.cat.categories)}.")
         asked = asked[(kind == str(module)).to_numpy()[asked]]
     edges = _strongest(network, asked, n_edges, min_size)
-    names = gene_names(adata, gene_symbols, called="adata")[edges.genes]
+    names = gene_names(adata.var, gene_symbols)[edges.genes]
     codes = np.zeros(len(names), dtype=np.intp) if kind is None else kind.cat.codes.to_numpy()[edges.genes]
     by_module = kind is not None and layout != "components"
     places = place_genes(edges.graph, _blocks(codes) if by_module else np.zeros_like(codes))
 
     fig, axes = axes_for(ax, (8.2, 6.2))
     colours = _colours(kind, codes)
-    _draw_legend(axes, kind, codes, colours, edges, network)
+    _explain(axes, kind, codes, colours, edges, network)
     n, of = len(edges.weight), "" if module is None else f", module {module}"
     axes.set_title(f"{network.title}{of}: {n:,} strongest edges, {len(names):,} genes", fontsize=10)
-    fill_axes(axes, places)
+    _fill(axes, places)
     _draw(axes, places, edges, network, colours)
-    named = _named(edges.strength, codes, n_labels)
-    _write_names(axes, places, edges, named, names, colours)
-    return finish(fig, own=ax is None, return_fig=return_fig, save=save)
+    _write_names(axes, places, edges, _named(edges.strength, codes, n_labels), names, colours)
+    return fig
 
 
 def _modules_of(adata: AnnData, modules: str | None) -> pd.Series | None:
@@ -231,42 +225,55 @@ def _colours(kind: pd.Series | None, codes: NDArray[np.intp]) -> NDArray[np.floa
     """Give each drawn gene the colour of its module, (n, 4); the same module has the same in every picture."""
     if kind is None:
         return np.tile(_ONE_COLOUR, (len(codes), 1))
-    strong = [colour for colour in distinct_colours(20) if np.ptp(colour[:3]) > 0.05]  # grey is for the others
-    table = np.array([*strong, _GREY])
+    table = np.array([*((*colour, 1.0) for colour in distinct_colours(_COLOURED)), _GREY])
     return table[np.where((codes < 0) | (codes >= _COLOURED), _COLOURED, codes)]
 
 
+def _fill(axes: Axes, places: NDArray[np.float64], *, least: float = 8.0, margin: float = 1.2) -> None:
+    """Set limits, equal in both directions, that fill the axes with `places`; few genes are not blown up.
+
+    Parameters
+    ----------
+    axes
+        Axes with a legend and a title, which take their room.
+    places
+        Places of genes, (n, 2), the nearest about 1 apart.
+    least
+        Width that is shown at least, in the unit of places.
+    margin
+        Room around them, in that unit.
+    """
+    axes.axis("off")
+    axes.figure.canvas.draw()  # a constrained layout settles only now
+    box = axes.get_window_extent()
+    size, low, high = np.array([box.width, box.height]), places.min(axis=0), places.max(axis=0)
+    half = size / 2 * (np.maximum(high - low + 2 * margin, least) / size).max()
+    (x0, y0), (x1, y1) = (low + high) / 2 - half, (low + high) / 2 + half
+    axes.set(xlim=(x0, x1), ylim=(y0, y1), aspect="equal")
+
+
 def _draw(axes: Axes, places: NDArray[np.float64], edges: _Edges, network: Network, colours: NDArray[Any]) -> None:
-    """Draw lines and dots, dots as large as their neighbours leave room for."""
-    from matplotlib.collections import LineCollection
-    from matplotlib.patches import FancyArrowPatch
+    """Draw lines and dots, dots as large as their neighbours leave room for; a few directed edges have heads."""
+    import networkx as nx
 
     sizes = _dot_sizes(axes, edges)
     widths, inks = edge_looks(edges.weight)
     shades = edge_colours(edges.weight, network.signed)
     shades[:, 3] = inks
-    lines = np.stack([places[edges.source], places[edges.target]], axis=1)
-    if network.directed and len(lines) <= _ARROWS:
-        both = set(zip(edges.source.tolist(), edges.target.tolist(), strict=True))
-        for i, (source, target) in enumerate(zip(edges.source.tolist(), edges.target.tolist(), strict=True)):
-            bend = 0.15 if (target, source) in both else 0.0
-            axes.add_patch(
-                FancyArrowPatch(
-                    *lines[i], connectionstyle=f"arc3,rad={bend}", arrowstyle="-|>", mutation_scale=5 + 2 * widths[i],
-                    shrinkA=np.sqrt(sizes[source]) / 2, shrinkB=np.sqrt(sizes[target]) / 2 + 0.5,
-                    linewidth=widths[i], color=shades[i], zorder=2,
-                )
-            )  # fmt: skip
-    else:
-        weakest_first = slice(None, None, -1)
-        axes.add_collection(
-            LineCollection(
-                list(map(tuple, lines[weakest_first])),
-                linewidths=widths[weakest_first],
-                colors=shades[weakest_first],
-                zorder=2,
-            )
-        )
+    ends = list(zip(edges.source.tolist(), edges.target.tolist(), strict=True))
+    heads = network.directed and len(ends) <= _ARROWS
+    both_ways = heads and not set(ends).isdisjoint((target, source) for source, target in ends)
+    look: dict[str, Any] = {"arrows": False}
+    if heads:
+        look = {"arrows": True, "arrowsize": 8, "node_size": sizes, "connectionstyle": f"arc3,rad={0.15 * both_ways}"}
+    graph = nx.DiGraph()
+    graph.add_nodes_from(range(len(places)))
+    weakest_first = slice(None, None, -1)
+    graph.add_edges_from(ends[weakest_first])
+    nx.draw_networkx_edges(
+        graph, places, edgelist=ends[weakest_first], width=widths[weakest_first], edge_color=shades[weakest_first],
+        ax=axes, **look,
+    )  # fmt: skip
     # above the lines from names to dots, which are drawn at 4
     axes.scatter(places[:, 0], places[:, 1], s=sizes, c=colours, edgecolors="white", linewidths=0.6, zorder=4.5)
 
@@ -314,7 +321,7 @@ def _write_names(
     place_labels(axes, kept_clear, places[named], list(names[named]), darker, fontsize=7, furthest=_FURTHEST)
 
 
-def _draw_legend(
+def _explain(
     axes: Axes,
     kind: pd.Series | None,
     codes: NDArray[np.intp],
@@ -325,37 +332,28 @@ def _draw_legend(
     """Name modules with their drawn genes, and what width and colour of lines mean, at the right."""
     from matplotlib.lines import Line2D
 
-    def dot(colour: Any, label: str) -> Line2D:
-        return Line2D([], [], linestyle="", marker="o", markersize=6, color=colour, label=label)
-
+    dot: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 6}
     handles = []
-    heading = Line2D([], [], linestyle="")
     if kind is not None:
+        handles.append(Line2D([], [], linestyle="", label="module (genes)"))
         found, counts = np.unique(codes[(codes >= 0) & (codes < _COLOURED)], return_counts=True)
         most = np.sort(np.argsort(-counts, kind="stable")[:_NAMED])
         for i in most:
-            label = f"{kind.cat.categories[found[i]]} ({counts[i]:,})"
-            handles.append(dot(colours[np.flatnonzero(codes == found[i])[0]], label))
+            colour = colours[codes == found[i]][0]
+            handles.append(
+                Line2D([], [], color=colour, label=f"{kind.cat.categories[found[i]]} ({counts[i]:,})", **dot)
+            )
         if rest := len(codes) - int(counts[most].sum()):
-            handles.append(dot(_GREY, f"other ({rest:,})"))
-        heading.set_label("module (genes)")
-        handles = [heading, *handles]
-    weight = edges.weight
-    shown = np.array(sorted({np.abs(weight).min(), np.abs(weight).max()}))
-    widths, inks = edge_looks(shown)
-    named = Line2D([], [], linestyle="", label=network.unit)
-    handles += [named]
-    signs = (1, -1) if network.signed and (weight < 0).any() else (1,)
-    digits = 2 if len({f"{size:.2g}" for size in shown}) == len(shown) else 4
-    for sign in signs:
-        for width, ink, size in zip(widths, inks, shown, strict=True):
-            label = f"{sign * size:.{digits}g}".replace("-", "−")
-            colour = (UP if sign > 0 else DOWN) if len(signs) > 1 else "0.45"
-            handles.append(Line2D([], [], color=colour, alpha=ink, linewidth=width, label=label))
-    box = axes.legend(
-        handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False, fontsize=8, handletextpad=0.5
-    )
-    for text in box.get_texts():
+            handles.append(Line2D([], [], color=_GREY, label=f"other ({rest:,})", **dot))
+    handles.append(Line2D([], [], linestyle="", label=network.unit))
+    sizes = np.unique(np.abs(edges.weight)[[np.abs(edges.weight).argmin(), np.abs(edges.weight).argmax()]])
+    digits = 2 if len({f"{size:.2g}" for size in sizes}) == len(sizes) else 4
+    signs = (1, -1) if network.signed and (edges.weight < 0).any() else (1,)
+    shown = np.concatenate([sign * sizes for sign in signs])
+    for weight, width, ink, colour in zip(shown, *edge_looks(shown), edge_colours(shown, network.signed), strict=True):
+        label = f"{weight:.{digits}g}".replace("-", "−")
+        handles.append(Line2D([], [], color=colour, alpha=ink, linewidth=width, label=label))
+    for text in draw_legend(axes, handles=handles, handletextpad=0.5).get_texts():
         if text.get_text() in ("module (genes)", network.unit):
             text.set_fontweight("bold")
             text.set_x(-26)

@@ -1,12 +1,14 @@
-"""Columns of obs as groups of cells."""
+"""Columns of obs as groups of cells, their colours, and names of genes."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from scdiva._labels import is_missing, refuse_continuous
 from scdiva._nearest import or_nearest
@@ -16,56 +18,101 @@ if TYPE_CHECKING:
 
 MAX_GROUPS = 100
 """More than this are no groups that a picture could tell apart, but numbers or names of cells."""
+MISSING = (0.83, 0.83, 0.83, 1.0)
+"""Colour of cells without a value."""
+_HUES = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442")
+"""Colours that colour-blind readers tell apart (Okabe & Ito, Color Universal Design, 2008)."""
 
 
-def as_groups(values: pd.Series) -> pd.Series:
-    """Make text and booleans into categories, and keep missing values missing."""
-    return values.astype(object).where(values.isna(), values.astype(str)).astype("category")
+def column_of(adata: AnnData, key: str) -> pd.Series:
+    """Give a column of obs; refuse a name that several have."""
+    values = adata.obs[key]
+    if isinstance(values, pd.DataFrame):
+        raise ValueError(f"{values.shape[1]} columns of adata.obs are called {key!r}: rename them, or drop one")
+    return values
 
 
-def groups_of(adata: AnnData, key: str) -> pd.Series:
-    """Give a column of obs as categories, numbers in their order."""
+def is_number(values: pd.Series) -> bool:
+    """Whether a column holds numbers, which truth values are not."""
+    return pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+
+
+def as_groups(values: pd.Series, key: str) -> pd.Series:
+    """Make categories of a column, numbers in their order, "nan" and the like missing.
+
+    The categories stay where no cell has them any more, so that the others keep their colours.
+    """
+    if not isinstance(values.dtype, pd.CategoricalDtype):
+        texts = values if is_number(values) else values.astype(object).where(values.isna(), values.astype(str))
+        values = texts.astype("category")
+    names = values.cat.categories
+    missing = names[is_missing(np.array([str(name) for name in names], dtype=str))]
+    which = values.isin(list(missing)).to_numpy()
+    if which.any():
+        warnings.warn(
+            f"adata.obs[{key!r}] is {' or '.join(repr(str(name)) for name in missing)} for {which.sum()} of "
+            f"{len(values)} cells, the first is {str(values.index[which.argmax()])!r}: they are drawn as cells without "
+            "a value.",
+            UserWarning,
+            stacklevel=5,
+        )
+        values = values.where(~which)
+    return values
+
+
+def groups_of(adata: AnnData, key: str, made_by: str | None = None) -> pd.Series:
+    """Give a column of obs as categories, numbers in their order; `made_by` is the call that writes it."""
     if key not in adata.obs:
         columns = ", ".join(map(str, adata.obs.columns)) or "none"
-        raise KeyError(f"{key!r} is no column of adata.obs{or_nearest(key, adata.obs.columns)}, which has {columns}")
-    values = adata.obs[key]
-    numbers = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-    if not isinstance(values.dtype, pd.CategoricalDtype):
-        values = values.astype("category") if numbers else as_groups(values)
-    values = without_missing_texts(values, key)
+        hint = f"it has {columns}" if made_by is None else f"call {made_by} first"
+        raise KeyError(f"adata.obs has no {key!r}{or_nearest(key, adata.obs.columns)}: {hint}")
+    values = as_groups(column_of(adata, key), key)
     n = values.nunique()
     if not 1 <= n <= MAX_GROUPS:
         raise ValueError(
             f"adata.obs[{key!r}] has {n:,} different values in {len(values):,} cells: name a column that puts them in "
             f"1 to {MAX_GROUPS} groups"
         )
-    if numbers:
+    if is_number(adata.obs[key]):
         refuse_continuous(adata.obs[key].dropna(), f"adata.obs[{key!r}]", "group")
     return values
 
 
-def without_missing_texts(values: pd.Series, key: str) -> pd.Series:
-    """Take "nan" and the like for what they stand for; the categories stay, so that colours do."""
-    names = values.cat.categories
-    missing = is_missing(np.array([str(name) for name in names], dtype=str))
-    which = values.isin(list(names[missing])).to_numpy()
-    if not which.any():
-        return values
-    warnings.warn(
-        f"adata.obs[{key!r}] is {' or '.join(repr(str(name)) for name in names[missing])} for {which.sum()} of "
-        f"{len(values)} cells, the first is {str(values.index[which.argmax()])!r}: they are drawn as cells without a "
-        "value.",
-        UserWarning,
-        stacklevel=4,
-    )
-    return values.where(~which)
-
-
 def predicted_groups(adata: AnnData, key: str) -> pd.Series:
     """Give the column of predicted types as categories; say how it comes about if it is not there."""
-    if key not in adata.obs:
-        raise KeyError(
-            f"adata.obs has no {key!r}{or_nearest(key, adata.obs.columns)}: call scdiva.tl.annotate(adata, ..., "
-            f"key_added={key!r}) first"
-        )
-    return groups_of(adata, key)
+    return groups_of(adata, key, made_by=f"scdiva.tl.annotate(adata, ..., key_added={key!r})")
+
+
+def palette(adata: AnnData, key: str, groups: pd.Series) -> dict[Hashable, Any]:
+    """Give a colour to each category: the user's in ``uns``, where scanpy puts them, else well-separated ones."""
+    names = list(groups.cat.categories)
+    given = adata.uns.get(f"{key}_colors")
+    if given is None or len(given) < len(names):
+        given = distinct_colours(len(names))
+    return dict(zip(names, given, strict=False))
+
+
+def distinct_colours(n: int) -> list[tuple[float, float, float]]:
+    """Give n colours as far apart as may be, for colour-blind readers too up to 21: seven hues, then darker, paler."""
+    from matplotlib.colors import hsv_to_rgb, to_rgb
+
+    hues = np.array([to_rgb(hue) for hue in _HUES])
+    colours = np.concatenate([hues, 0.55 * hues, 0.5 + 0.5 * hues])
+    if n > len(colours):
+        i = np.arange(n)
+        turn = i * 0.618 % 1.0  # golden angle: neighbours in the list are far apart in hue
+        light = 0.5 + 0.45 * ((i + i // 21) % 3) / 2  # hues come again after 21, in another lightness
+        colours = hsv_to_rgb(np.stack([turn, np.full(n, 0.75), light], axis=1))
+    return [(float(r), float(g), float(b)) for r, g, b in colours[:n]]
+
+
+def gene_names(var: pd.DataFrame, gene_symbols: str | None, called: str = "adata.var") -> NDArray[np.object_]:
+    """Give the names of genes as they are written, those of the index where the column has none."""
+    if gene_symbols is None:
+        return np.asarray(var.index, dtype=object)
+    if gene_symbols not in var:
+        columns = ", ".join(map(str, var.columns)) or "none"
+        raise KeyError(f"gene_symbols={gene_symbols!r} is no column of {called}, which has {columns}")
+    names = var[gene_symbols]
+    written: NDArray[np.object_] = np.where(names.isna(), var.index, names.astype(str)).astype(object)
+    return written

@@ -1,4 +1,7 @@
-"""Place the names of groups on a scatter plot so that they can be read and hide few cells."""
+"""Place names on a scatter plot so that they can be read and hide few points.
+
+Own code, since adjustText leaves names on points and on each other where many stand close.
+"""
 
 from __future__ import annotations
 
@@ -6,66 +9,58 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _EDGE = 4.0
-"""Pixels kept between a label and the frame, and between two labels."""
+"""Pixels kept between a name and the frame, and between two names."""
 _REACH = 150.0
-"""Pixels that a label moves away rather than lie with a sixth of it on cells."""
-_DOT = 12.0
-"""Square pixels that a cell takes, at least."""
+"""Pixels that a name moves away rather than lie with a sixth of it on points."""
+_DOT = 30.0
+"""Square pixels that a point takes, at least."""
 _HIDING = 6.0
-"""Cost of a label that lies on cells wholly."""
+"""Cost of a name that lies on points wholly."""
 _GRID = 2.0
-"""Pixels to which the places of cells are rounded when those under a label are counted."""
-_ISLANDS = 40
-"""Fields along each side of a map; cells of a group in fields that touch are one island."""
+"""Pixels to which points are rounded when those under a name are counted."""
 _OVERLAP, _CROSSING = 10.0, 3.0
-"""Cost of a label on another, and of a line through a label: the first outweighs any distance, the second nearly."""
+"""Cost of a name on another, and of a line through a name: the first outweighs any distance, the second nearly."""
 _SWEEPS = 3
-"""How often every label chooses anew, given where the others stand."""
+"""How often every name chooses anew, given where the others stand."""
+_SAMPLE = 500
+"""Points among which the middle of a group is looked for."""
 
 
-def main_point(points: NDArray[np.floating], low: NDArray[np.floating], high: NDArray[np.floating]) -> NDArray[Any]:
-    """Find where a group is thickest in its largest island.
-
-    A mean or median can lie between two islands, on a third group's cells; the thickest place of all can be in a small
-    tight island, away from most of the group.
+def main_point(points: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Find where a group is thickest, in the half of it that lies closest together: an island of few has no say.
 
     Parameters
     ----------
     points
-        Coordinates, (n, 2), at least one row.
-    low, high
-        Corners of the whole map, (2,) each.
+        Points of the group, (n, 2).
 
     Returns
     -------
     ndarray
-        The one of the island's points whose neighbours (a tenth of the island, at least five) are nearest, (2,).
+        One of the points, (2,).
     """
-    from scipy.ndimage import label
-    from scipy.spatial import cKDTree
+    from scipy.spatial.distance import cdist
 
-    span = np.maximum(np.asarray(high) - low, np.finfo(np.float64).tiny)
-    fields = np.clip(((points - low) / span * _ISLANDS).astype(int), 0, _ISLANDS - 1)
-    taken = np.zeros((_ISLANDS, _ISLANDS), dtype=bool)
-    taken[fields[:, 0], fields[:, 1]] = True
-    island = label(taken, structure=np.ones((3, 3)))[0][fields[:, 0], fields[:, 1]]
-    points = points[island == np.bincount(island).argmax()]
-    k = min(len(points), max(5, len(points) // 10))
-    reach = cKDTree(points).query(points, k=[k])[0][:, 0]
-    found: NDArray[Any] = points[int(np.argmin(reach))]
+    some = points[:: -(-len(points) // _SAMPLE)]
+    apart = cdist(some, some)
+    reach = np.sort(apart, axis=1)  # by column, how far a point is from its so many nearest
+    middle = int(reach[:, len(some) // 2].argmin())
+    half = apart[middle].argsort(kind="stable")[: len(some) // 2 + 1]
+    thickest = half[reach[half, min(max(5, len(some) // 10), len(some) - 1)].argmin()]
+    found: NDArray[np.floating] = some[int(thickest)]
     return found
 
 
 def place_labels(
     ax: Axes,
     dots: NDArray[np.floating],
-    anchors: NDArray[np.floating],
+    anchors: ArrayLike,
     names: Sequence[str],
     colours: Sequence[Any],
     *,
@@ -77,20 +72,23 @@ def place_labels(
     Parameters
     ----------
     ax
-        The axes, with everything else drawn: their limits are final from here on.
+        Axes on which everything else is drawn already, since a name that is put on something can't be read.
     dots
-        The cells that names had better not hide, data coordinates, (n_cells, 2).
+        Points that names should not hide, (n, 2), in data coordinates.
     anchors
-        Data coordinates, (n, 2).
+        Point that each name belongs to, (n_names, 2).
     names, colours
-        What to write, and in which colour, n of each.
+        Names and their colours, the most important first.
     fontsize
-        In points.
+        Size of the letters in points.
     furthest
-        Pixels from its anchor beyond which no name stands: where one would, the last of the names around are left out.
+        Pixels from its anchor up to which a name may stand; a name for which there is no room so near is left out.
     """
     from matplotlib import patheffects
 
+    if not len(names):
+        return
+    anchors = np.asarray(anchors, dtype=np.float64)
     ax.autoscale_view()  # limits are worked out only when asked for; frozen before that they are still (0, 1)
     ax.autoscale(False)
     texts = [
@@ -101,30 +99,25 @@ def place_labels(
         text.set_in_layout(False)  # names lie on the plot and claim no room beside it
         text.set_path_effects([patheffects.withStroke(linewidth=2.5, foreground="white")])
     ax.figure.canvas.draw()  # a constrained layout settles only now, and pixels count from here on
-    boxes = [text.get_window_extent() for text in texts]
-    sizes = np.array([(box.width, box.height) for box in boxes])
+    sizes = np.array([(box.width, box.height) for box in (text.get_window_extent() for text in texts)])
     start = ax.transData.transform(anchors)
     frame = ax.get_window_extent()
-    corners = (frame.x0, frame.y0, frame.x1, frame.y1)
-    kept = np.arange(len(texts))
-    while True:
-        centres = free_places(start[kept], sizes[kept], ax.transData.transform(dots), corners, reach=furthest + 17)
-        far = np.linalg.norm(centres - start[kept], axis=1) > furthest
-        if not far.any():
-            break
-        crowd = np.linalg.norm(start[kept][far][:, None] - start[kept], axis=2) <= furthest
-        last = [np.flatnonzero(near)[-max(near.sum() // 4, 1) :] for near in crowd]
-        kept = np.delete(kept, np.concatenate(last))
-    for i in np.setdiff1d(np.arange(len(texts)), kept):
-        texts[i].remove()
+    centres = free_places(
+        start, sizes, ax.transData.transform(dots), (frame.x0, frame.y0, frame.x1, frame.y1), reach=furthest
+    )
     where = ax.transData.inverted().transform(centres)
-    for i, at, moved in zip(kept, where, np.abs(centres - start[kept]), strict=True):
-        text, anchor, size = texts[i], anchors[i], sizes[i]
-        text.set_position((float(at[0]), float(at[1])))
-        if (moved > size / 2 + 2).any():
-            # from the cells to the label's edge, not under it
-            edge = at + (anchor - at) * min(s / (2 * m) for s, m in zip(size, moved, strict=True) if m > 0)
-            ax.plot([anchor[0], edge[0]], [anchor[1], edge[1]], color="0.3", linewidth=0.6, zorder=4)
+    kept: list[int] = []
+    for i, moved in enumerate(np.abs(centres - start)):
+        if np.isfinite(furthest) and (_room(centres[i], sizes[i], centres[kept], sizes[kept]) > 0).all(axis=1).any():
+            texts[i].remove()
+            continue
+        kept.append(i)
+        texts[i].set_position((float(where[i, 0]), float(where[i, 1])))
+        if (moved > sizes[i] / 2 + 2).any():
+            # from the anchor to the name's edge, not under it
+            share = min(s / (2 * m) for s, m in zip(sizes[i], moved, strict=True) if m > 0)
+            edge = where[i] + (anchors[i] - where[i]) * share
+            ax.plot(*zip(anchors[i], edge, strict=True), color="0.3", linewidth=0.6, zorder=4)
 
 
 def free_places(
@@ -137,24 +130,16 @@ def free_places(
 ) -> NDArray[np.floating]:
     """Choose a place for each box, near its anchor, off the other boxes and their lines, and off the dots.
 
-    Boxes choose in turn, the widest first, among 16 directions at several distances, and a few times over, because the
-    first do not know yet where the last will stand. A box takes the place that costs least: its distance, plus the
-    share of it that dots cover. Overlap with another box costs more than any place without, and a line from an
-    anchor to its box through another box more than most, so they happen only where there is no room. Lines that cross
-    cost as much as the distance `_REACH`. Nothing is random.
-
     Parameters
     ----------
-    anchors
-        Where the boxes want to be, pixels, (n, 2).
-    sizes
-        Widths and heights, pixels, (n, 2).
+    anchors, sizes
+        Where each box belongs, and its width and height, (n, 2), in pixels.
     dots
-        What had better stay in sight, pixels, (n_dots, 2).
+        Points that boxes should not lie on, (n_dots, 2).
     frame
-        x0, y0, x1, y1 in pixels.
+        Left, lower, right and upper edge, within which boxes stay.
     reach
-        Pixels from its anchor that a box may be put, at most; `2 * _REACH` in any case.
+        Pixels that a box may be from its anchor.
 
     Returns
     -------
@@ -170,7 +155,8 @@ def free_places(
     below = _counts_below(dots, corner, far)
     centres = np.array(anchors, dtype=np.float64)
     placed: list[int] = []
-    order = sorted(range(len(centres)), key=lambda i: (-sizes[i, 0], i))
+    # where room is short the first have the choice, else the longest, which find a place least easily
+    order = list(range(len(centres))) if np.isfinite(reach) else sorted(range(len(centres)), key=lambda i: -sizes[i, 0])
     for i in order * _SWEEPS:
         half = sizes[i] / 2
         low = corner + half + _EDGE
@@ -179,46 +165,51 @@ def free_places(
         cost = _HIDING * np.minimum(hidden * _DOT / sizes[i].prod(), 1.0)
         cost += np.linalg.norm(places - anchors[i], axis=1) / _REACH
         for j in placed:
-            if i == j:
-                continue
-            room = (sizes[i] + sizes[j]) / 2 + _EDGE - np.abs(places - centres[j])
-            cost += _OVERLAP * (room > 0).all(axis=1)
-            own = _through(anchors[i], places, centres[j], sizes[j] / 2 + 1)
-            other = _through(anchors[j], centres[j], places, half + 1)
-            cost += _CROSSING * own + _CROSSING * other + _crossed(anchors[i], places, anchors[j], centres[j])
+            if i != j:
+                cost += _OVERLAP * (_room(places, sizes[i], centres[j], sizes[j]) > 0).all(axis=1)
+                cost += _CROSSING * _through(anchors[i], places, centres[j], sizes[j])
+                cost += _CROSSING * _through(anchors[j], centres[j], places, sizes[i])
+                cost += _crossed(anchors[i], places, anchors[j], centres[j])
         # opposite directions cost the same: which is taken must not hang on how a CPU rounds
         centres[i] = places[int(np.argmin(cost.round(6)))]
         placed = [*placed, i] if i not in placed else placed
     return centres
 
 
+def _room(
+    a: NDArray[np.floating], size_a: NDArray[np.floating], b: NDArray[np.floating], size_b: NDArray[np.floating]
+) -> NDArray[np.floating]:
+    """Give by how much two boxes are too near in each direction, given their centres, (..., 2)."""
+    found: NDArray[np.floating] = (size_a + size_b) / 2 + _EDGE - np.abs(a - b)
+    return found
+
+
 def _through(
-    start: NDArray[np.floating], end: NDArray[np.floating], centre: NDArray[np.floating], half: NDArray[np.floating]
+    start: NDArray[np.floating], end: NDArray[np.floating], centre: NDArray[np.floating], size: NDArray[np.floating]
 ) -> NDArray[np.bool_]:
-    """Whether the segments from `start` to `end` pass through the boxes around `centre`, all (2,) or (n, 2)."""
+    """Whether the lines from `start` to `end` pass through the boxes around `centre`, each (2,) or (n, 2)."""
     start, end, centre = np.broadcast_arrays(start, end, centre)
-    with np.errstate(divide="ignore", invalid="ignore"):  # a segment along an axis is between both sides or never
-        sides = np.stack([centre - half - start, centre + half - start]) / (end - start)
-    found: NDArray[np.bool_] = np.maximum(sides.min(axis=0).max(axis=-1), 0) < np.minimum(
-        sides.max(axis=0).min(axis=-1), 1
-    )
+    with np.errstate(divide="ignore", invalid="ignore"):  # a line along an axis is between both sides or never
+        sides = np.stack([centre - size / 2 - 1 - start, centre + size / 2 + 1 - start]) / (end - start)
+    enters, leaves = np.maximum(sides.min(axis=0).max(axis=-1), 0), np.minimum(sides.max(axis=0).min(axis=-1), 1)
+    found: NDArray[np.bool_] = enters < leaves
     return found
 
 
 def _crossed(
     start: NDArray[np.floating], ends: NDArray[np.floating], a: NDArray[np.floating], b: NDArray[np.floating]
 ) -> NDArray[np.bool_]:
-    """Whether the segments from `start` to each of `ends`, (n, 2), cross the one from `a` to `b`."""
+    """Whether the lines from `start` to each of `ends`, (n, 2), cross the one from `a` to `b`."""
 
     def side(p: NDArray[Any], q: NDArray[Any], r: NDArray[Any]) -> NDArray[Any]:
-        found: NDArray[Any] = np.sign(
-            (q[..., 0] - p[..., 0]) * (r[..., 1] - p[..., 1]) - (q[..., 1] - p[..., 1]) * (r[..., 0] - p[..., 0])
-        )
+        along, aside = (q - p).T, (r - p).T
+        found: NDArray[Any] = np.sign(along[0] * aside[1] - along[1] * aside[0])
         return found
 
-    apart = side(start, ends, a) * side(start, ends, b) < 0
-    found: NDArray[np.bool_] = apart & (side(a, b, start) * side(a, b, ends) < 0)
-    return found
+    crossed: NDArray[np.bool_] = (side(start, ends, a) * side(start, ends, b) < 0) & (
+        side(a, b, start) * side(a, b, ends) < 0
+    )
+    return crossed
 
 
 def _counts_below(

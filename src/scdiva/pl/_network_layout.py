@@ -1,8 +1,9 @@
-"""Places of genes in a picture of a network: modules apart, within them what hangs together, nothing random."""
+"""Places of genes in a picture of a network: modules apart, within them what hangs together, nothing random.
+
+networkx lays out each connected component; it has nothing that puts components and modules side by side.
+"""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,8 +13,8 @@ _ROOM = 0.95
 """Radius of the disc that one gene takes; genes of a component lie about 1 apart."""
 _GAP_PARTS, _GAP_MODULES = 0.15, 1.6
 """Between the discs of two components of a module, and of two modules."""
-_STEPS = 36
-"""Directions in which a disc is put beside another, and in which a component is turned."""
+_STEPS = 72
+"""Directions in which a disc is put beside another."""
 _LARGE = 120
 """Genes of a component from which on its places come from springs: all pairs would be slow."""
 
@@ -21,50 +22,51 @@ _LARGE = 120
 def place_genes(weights: sp.csr_matrix, modules: NDArray[np.intp]) -> NDArray[np.float64]:
     """Give each gene a place, those of a module together.
 
-    Each component of a module is laid out by itself (Kamada and Kawai's paths, or springs if it is large), and takes a
-    disc. Discs are put side by side, the largest first, near those that they share edges with: components to modules,
-    then modules to the whole. At last components turn so that edges that leave them are short.
+    Genes of a module that hang together are laid out by the lengths of the ways between them (Kamada and Kawai), or,
+    where they are many, by springs (Fruchterman and Reingold) that start from a fixed spiral. Such components take
+    discs, which are put side by side within their module, and modules side by side in the picture, each near what it
+    has most weight with.
 
     Parameters
     ----------
     weights
-        Symmetric, nonnegative, (n, n).
+        Sizes of the weights, symmetric, (n, n).
     modules
-        Number of the module of each gene, (n,).
+        Module of each gene, (n,).
 
     Returns
     -------
     ndarray
-        (n, 2). Genes of a component lie about 1 apart.
+        Places, (n, 2); the nearest genes are about 1 apart.
     """
-    n = weights.shape[0]
-    places = np.zeros((n, 2))
-    within = weights.tocoo()
-    same = modules[within.row] == modules[within.col]
-    inside = sp.csr_matrix((within.data[same], (within.row[same], within.col[same])), shape=(n, n))
-    count, part = sp.csgraph.connected_components(inside, directed=False)
-    parts = [np.flatnonzero(part == i) for i in range(count)]
-    for genes in parts:
-        places[genes] = _component(inside[genes][:, genes])
-    radii = np.array([_radius(places[genes]) for genes in parts])
+    edges = weights.tocoo()
+    same = modules[edges.row] == modules[edges.col]
+    within = sp.csr_matrix((edges.data[same], (edges.row[same], edges.col[same])), shape=weights.shape)
+    _, part = sp.csgraph.connected_components(within, directed=False)
+    places = np.zeros((len(modules), 2))
+    for genes in _members(part):
+        places[genes] = _component(within[genes][:, genes])
+    # a component in its module, then a module in the picture
+    of_part = modules[np.unique(part, return_index=True)[1]]
+    centres = _side_by_side(places, weights, part, of_part, _GAP_PARTS)
+    places += centres[part]
+    for genes in _members(modules):
+        places[genes] -= _middle(places[genes])
+    module = np.unique(modules, return_inverse=True)[1]
+    return places + _side_by_side(places, weights, module, np.zeros(module.max() + 1), _GAP_MODULES)[module]
 
-    blocks = [np.unique(part[modules == i]) for i in np.unique(modules)]
-    between = _sums(weights, part, count)
-    centres = np.zeros((count, 2))
-    for block in blocks:
-        centres[block] = pack(radii[block] + _GAP_PARTS / 2, between[np.ix_(block, block)])
-    sizes = np.zeros(len(blocks))
-    block_of = np.zeros(count, dtype=np.intp)
-    for i, block in enumerate(blocks):
-        middle, sizes[i] = _disc(centres[block], radii[block])
-        centres[block] -= middle
-        block_of[block] = i
-    attraction = _sums(sp.csr_matrix(between), block_of, len(blocks))
-    centres += pack(sizes + _GAP_MODULES / 2, attraction)[block_of]
-    for genes, centre in zip(parts, centres, strict=True):
-        places[genes] += centre
-    _turn(places, weights, parts, centres)
-    return places
+
+def _side_by_side(
+    places: NDArray[np.float64], weights: sp.csr_matrix, disc: NDArray[np.intp], group: NDArray[np.generic], gap: float
+) -> NDArray[np.float64]:
+    """Give centres of the discs that genes are in, (n_discs, 2), those of a group side by side."""
+    radii = np.array([np.linalg.norm(places[genes], axis=1).max() for genes in _members(disc)]) + _ROOM + gap / 2
+    member = sp.csr_matrix((np.ones(len(disc)), (np.arange(len(disc)), disc)))
+    attraction = (member.T @ weights @ member).toarray()
+    centres = np.zeros((len(radii), 2))
+    for discs in _members(group):
+        centres[discs] = pack(radii[discs], attraction[np.ix_(discs, discs)])
+    return centres
 
 
 def pack(radii: NDArray[np.float64], attraction: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -73,50 +75,31 @@ def pack(radii: NDArray[np.float64], attraction: NDArray[np.float64]) -> NDArray
     Parameters
     ----------
     radii
-        (n,).
+        Of the discs, (n,).
     attraction
-        How much two discs want to be near, (n, n), symmetric, at least 0.
+        Between discs, symmetric, (n, n).
 
     Returns
     -------
     ndarray
-        Centres, (n, 2), around 0; no two discs overlap.
+        Centres, (n, 2).
     """
-    n = len(radii)
-    centres = np.zeros((n, 2))
     turn = np.linspace(0, 2 * np.pi, _STEPS, endpoint=False)
     rays = np.column_stack([np.cos(turn), np.sin(turn)])
+    centres = np.zeros((len(radii), 2))
     put: list[int] = []
-    for i in sorted(range(n), key=lambda i: (-radii[i], i)):
+    for i in np.argsort(-radii, kind="stable"):
         if put:
-            there, room = centres[put], radii[put]
-            tries = (there[:, None] + (room + radii[i])[:, None, None] * rays).reshape(-1, 2)
-            tries = np.concatenate([tries, _corners(there, room, radii[i])])
-            gaps = np.linalg.norm(tries[:, None] - there, axis=2)
-            tries, gaps = (x[(gaps > (room + radii[i]) * (1 - 1e-9)).all(axis=1)] for x in (tries, gaps))
-            pull = attraction[i, put]
-            cost = np.linalg.norm(tries, axis=1)
-            if pull.sum() > 0:
-                cost = cost + 0.5 * gaps @ (pull / pull.sum())
-            centres[i] = tries[int(np.argmin(np.round(cost, 6)))]  # rounded: ties fall the same way on every machine
-        put.append(i)
+            apart = radii[put] + radii[i]
+            tries = (centres[put][:, None] + apart[:, None, None] * rays).reshape(-1, 2)
+            gaps = np.linalg.norm(tries[:, None] - centres[put], axis=2)
+            free = (gaps > apart * (1 - 1e-9)).all(axis=1)
+            pull = attraction[i, put] / max(attraction[i, put].sum(), 1e-12)
+            cost = np.linalg.norm(tries, axis=1) + 0.5 * gaps @ pull
+            # rounded: ties fall the same way on every machine
+            centres[i] = tries[free][int(np.argmin(cost[free].round(6)))]
+        put.append(int(i))
     return centres
-
-
-def _corners(centres: NDArray[np.float64], radii: NDArray[np.float64], radius: float) -> NDArray[np.float64]:
-    """Give the centres at which a disc touches two others, (m, 2)."""
-    a, b = np.triu_indices(len(centres), 1)
-    ra, rb = radii[a] + radius, radii[b] + radius
-    across = centres[b] - centres[a]
-    d = np.linalg.norm(across, axis=1)
-    near = d < ra + rb
-    a, ra, rb, across, d = a[near], ra[near], rb[near], across[near], d[near]
-    along = (ra**2 - rb**2 + d**2) / (2 * d)
-    aside = np.sqrt(np.maximum(ra**2 - along**2, 0))
-    unit = across / d[:, None]
-    normal = np.column_stack([-unit[:, 1], unit[:, 0]])
-    foot = centres[a] + along[:, None] * unit
-    return np.concatenate([foot + aside[:, None] * normal, foot - aside[:, None] * normal])
 
 
 def _component(weights: sp.csr_matrix) -> NDArray[np.float64]:
@@ -131,23 +114,21 @@ def _component(weights: sp.csr_matrix) -> NDArray[np.float64]:
     if n < _LARGE:
         found = nx.kamada_kawai_layout(graph, weight=None)
     else:
-        turn = np.arange(n) * np.pi * (3 - np.sqrt(5))  # a sunflower: even, and the same every time
-        start = np.sqrt(np.arange(n) / n)[:, None] * np.column_stack([np.cos(turn), np.sin(turn)])
         hubs_first = np.argsort(-np.diff(weights.indptr), kind="stable")
+        start = np.sqrt(np.arange(n) / n)[:, None] * _spiral(n)
         found = nx.spring_layout(
             graph, pos=dict(zip(hubs_first.tolist(), start, strict=True)), weight=None, iterations=150, seed=0
         )
     xy = np.array([found[i] for i in range(n)])
     xy = _apart(xy / np.median(cKDTree(xy).query(xy, k=2)[0][:, 1]).clip(1e-6))
-    return xy - _disc(xy, np.zeros(n))[0]
+    return xy - _middle(xy)
 
 
 def _apart(xy: NDArray[np.float64], distance: float = 0.85) -> NDArray[np.float64]:
     """Push points that are nearer than `distance` away from each other until none is, or 200 times."""
     from scipy.spatial import cKDTree
 
-    turn = np.arange(len(xy)) * np.pi * (3 - np.sqrt(5))
-    xy = xy + 1e-6 * np.column_stack([np.cos(turn), np.sin(turn)])  # two points on one place part this way
+    xy = xy + 1e-6 * _spiral(len(xy))  # two points on one place part this way
     for _ in range(200):
         a, b = cKDTree(xy).query_pairs(0.999 * distance, output_type="ndarray").T
         if not len(a):
@@ -160,45 +141,18 @@ def _apart(xy: NDArray[np.float64], distance: float = 0.85) -> NDArray[np.float6
     return xy
 
 
-def _disc(centres: NDArray[np.float64], radii: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
-    """Give centre and radius of a disc around others, nearly the smallest (Badoiu and Clarkson's steps)."""
-    centre = ((centres - radii[:, None]).min(axis=0) + (centres + radii[:, None]).max(axis=0)) / 2
-    for step in range(2, 100):
-        reach = np.linalg.norm(centres - centre, axis=1) + radii
-        centre = centre + (centres[int(reach.argmax())] - centre) / step**1.5
-    return centre, float((np.linalg.norm(centres - centre, axis=1) + radii).max())
+def _spiral(n: int) -> NDArray[np.float64]:
+    """Give directions by the golden angle, as of a sunflower's seeds: even, and the same every time, (n, 2)."""
+    turn = np.arange(n) * np.pi * (3 - np.sqrt(5))
+    return np.column_stack([np.cos(turn), np.sin(turn)])
 
 
-def _radius(xy: NDArray[np.float64]) -> float:
-    """Give the radius of the disc of a component around 0."""
-    return float(np.linalg.norm(xy, axis=1).max()) + _ROOM
+def _middle(xy: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Give the middle of the extent of points, (2,)."""
+    middle: NDArray[np.float64] = (xy.min(axis=0) + xy.max(axis=0)) / 2
+    return middle
 
 
-def _sums(weights: sp.csr_matrix, part: NDArray[np.integer], n: int) -> NDArray[np.float64]:
-    """Sum the weights between parts, (n, n), the diagonal 0."""
-    member = sp.csr_matrix((np.ones(len(part)), (np.arange(len(part)), part)), shape=(len(part), n))
-    sums: NDArray[np.float64] = (member.T @ weights @ member).toarray()
-    np.fill_diagonal(sums, 0)
-    return sums
-
-
-def _turn(
-    places: NDArray[np.float64],
-    weights: sp.csr_matrix,
-    parts: Sequence[NDArray[np.intp]],
-    centres: NDArray[np.float64],
-) -> None:
-    """Turn or mirror each component within its disc so that edges that leave it are short."""
-    angle = np.linspace(0, 2 * np.pi, _STEPS, endpoint=False)
-    turns = np.array([[[np.cos(t), -np.sin(t)], [np.sin(t), np.cos(t)]] for t in angle])
-    turns = np.concatenate([turns, turns @ np.diag([1.0, -1.0])])
-    for genes, centre in sorted(zip(parts, centres, strict=True), key=lambda part: -len(part[0])):
-        edges = weights[genes].tocoo()
-        leaves = ~np.isin(edges.col, genes)
-        if len(genes) < 2 or not leaves.any():
-            continue
-        own = (places[genes] - centre)[edges.row[leaves]]
-        ends = places[edges.col[leaves]]
-        far = np.linalg.norm(centre + np.einsum("tij,ej->tei", turns, own) - ends, axis=2)
-        best = turns[int(np.argmin(np.round(far @ edges.data[leaves], 6)))]
-        places[genes] = centre + (places[genes] - centre) @ best.T
+def _members(label: NDArray[np.generic]) -> list[NDArray[np.intp]]:
+    """Give the positions of each label, in the order of labels."""
+    return [np.flatnonzero(label == value) for value in np.unique(label)]

@@ -1,4 +1,4 @@
-"""What a training run logged: loss, validation by share of hidden genes and by study, cells a second."""
+"""What a training run logged: loss, validation by share of masked genes and by study, cells a second."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from scdiva._docs import with_shared_docs
-from scdiva.pl._figure import check_file, finish
+from scdiva.pl._figure import draw_legend, grid_of_axes, plot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +28,7 @@ _NAMES = {
 _TRAIN, _VALIDATION, _SPREAD = "#3b6ea5", "#d1495b", "0.75"
 
 
-@with_shared_docs
+@plot
 def training(
     path: str | os.PathLike[str],
     *,
@@ -41,7 +40,7 @@ def training(
     """Draw what a training run logged, also while it runs.
 
     Up to four panels: loss in training (each logged step faint, their running mean drawn out) and in validation; the
-    metric at each share of hidden genes; the metric of each validation study, at the first validation (hollow) and the
+    metric at each share of masked genes; the metric of each validation study, at the first validation (hollow) and the
     last (filled); cells a second. A panel of which nothing was logged is left out.
 
     Of a run that was resumed the parts are joined: what a later start logged replaces what an earlier one had logged
@@ -53,9 +52,9 @@ def training(
         Folder of a run (the `out_dir` of :func:`scdiva.train.fit`, the `out` of ``scdiva pretrain``), or one
         `metrics.csv`, with its `validation.csv` beside it.
     metric
-        What is drawn of the validation: ``"perplexity"`` of hidden genes (exp of the mean cross-entropy: among how many
-        genes the network hesitates), ``"accuracy"`` (share of hidden genes that it takes for the likeliest), or
-        ``"value_error"`` (root of the mean squared error of hidden values, log-normalised).
+        What is drawn of the validation: ``"perplexity"`` of masked genes (exp of the mean cross-entropy: among how many
+        genes the network hesitates), ``"accuracy"`` (share of masked genes that it takes for the likeliest), or
+        ``"value_error"`` (root of the mean squared error of masked values, log-normalised).
     n_studies
         At most so many studies, those predicted worst.
     %(return_fig)s
@@ -79,7 +78,6 @@ def training(
     >>> import scdiva as sd
     >>> sd.pl.training("run", save="training.png")  # doctest: +SKIP
     """
-    check_file(save)
     if metric not in _NAMES:
         raise ValueError(f"metric must be one of {', '.join(_NAMES)}, got {metric!r}.")
     if n_studies < 1:
@@ -90,8 +88,6 @@ def training(
         raise ValueError(f"{os.fspath(path)!r} has no training loss yet: nothing was logged so far.")
     table = _joined([file.with_name("validation.csv") for file in files])
 
-    import matplotlib.pyplot as plt
-
     drawn: list[Callable[[Axes], None]] = [lambda ax: _draw_loss(ax, log)]
     if table is not None:
         drawn.append(lambda ax: _draw_ratios(ax, table, metric))
@@ -99,17 +95,14 @@ def training(
             drawn.append(lambda ax: _draw_studies(ax, table, metric, n_studies))
     if "train/cells_per_second" in log:
         drawn.append(lambda ax: _draw_rate(ax, log))
-    n_rows = -(-len(drawn) // 2)
-    fig, axes = plt.subplots(
-        n_rows, min(2, len(drawn)), figsize=(4.6 * min(2, len(drawn)), 3.4 * n_rows), layout="constrained",
-        squeeze=False,
-    )  # fmt: skip
+    n_rows, n_columns = -(-len(drawn) // 2), min(2, len(drawn))
+    fig, axes = grid_of_axes(n_rows, n_columns, (5.0 * n_columns, 3.4 * n_rows))
     for ax, draw in zip(axes.flat, drawn, strict=False):
         draw(ax)
         ax.spines[["top", "right"]].set_visible(False)
     for ax in axes.flat[len(drawn) :]:
         ax.set_axis_off()
-    return finish(fig, own=True, return_fig=return_fig, save=save)
+    return fig
 
 
 def _logs(path: Path) -> list[Path]:
@@ -153,12 +146,12 @@ def _draw_loss(ax: Axes, log: pd.DataFrame) -> None:
     if "val/loss" in log and log["val/loss"].notna().any():
         seen = log.dropna(subset="val/loss")
         ax.plot(seen["step"] + 1, seen["val/loss"], color=_VALIDATION, marker="o", markersize=3, label="validation")
-    ax.legend(frameon=False, fontsize=8)
+    draw_legend(ax, "above", ncols=2)
     ax.set(xlabel="optimiser step", ylabel="loss")
 
 
 def _draw_ratios(ax: Axes, table: pd.DataFrame, metric: str) -> None:
-    """Draw a line for each share of hidden genes."""
+    """Draw a line for each share of masked genes."""
     import matplotlib as mpl
 
     ratios = sorted(table["mask_ratio"].dropna().unique())
@@ -166,7 +159,7 @@ def _draw_ratios(ax: Axes, table: pd.DataFrame, metric: str) -> None:
     for ratio, colour in zip(ratios, colours, strict=True):
         of_ratio = table[table["mask_ratio"] == ratio]
         ax.plot(of_ratio["step"], of_ratio[metric], color=colour, marker="o", markersize=3, label=f"{ratio:.0%}")
-    ax.legend(frameon=False, fontsize=8, title="hidden", title_fontsize=8)
+    draw_legend(ax, title="masked", title_fontsize=8)
     ax.set(xlabel="optimiser step", ylabel=_NAMES[metric])
     if metric == "perplexity":
         ax.set_yscale("log")

@@ -1,33 +1,31 @@
-"""A map of cells, coloured by columns of obs or by genes, with its groups named on the picture."""
+"""Maps of cells: of one embedding by any colour, before and after integration, generated among real ones."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
+from numpy.typing import NDArray
 
-from scdiva._constants import OBSM_EMBEDDING
-from scdiva._docs import with_shared_docs
+from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED, TARGET_SUM
 from scdiva._nearest import or_nearest
 from scdiva._settings import settings
-from scdiva.data.writing import check_anndata
-from scdiva.pl._coordinates import axis_name, coordinates, embedding_of
-from scdiva.pl._dots import MAX_ON_DATA, dots, draw_groups, draw_numbers, legend_columns, n_present, palette
-from scdiva.pl._figure import axes_for, check_file, finish
-from scdiva.pl._groups import MAX_GROUPS, as_groups, without_missing_texts
+from scdiva.data.cells import log_normalised
+from scdiva.pl._figure import plot
+from scdiva.pl._groups import as_groups, column_of, groups_of, is_number, palette
+from scdiva.pl._maps import MIN_CELLS, ON_SMALL, Panel, coordinates, draw_maps, embedding_of, is_map, umap_of
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_PANELS_A_ROW = 4
 
-
-@with_shared_docs
+@plot
 def umap(
     adata: AnnData,
     color: str | Sequence[str] | None = None,
@@ -117,8 +115,6 @@ def umap(
     """
     if legend not in ("auto", "on data", "right", "none"):
         raise ValueError(f'legend={legend!r} must be "auto", "on data", "right" or "none"')
-    check_file(save)
-    check_anndata(adata)
     colors = _listed(color)
     titles = [c or "" for c in colors] if title is None else [title] if isinstance(title, str) else list(title)
     if len(titles) != len(colors):
@@ -126,29 +122,257 @@ def umap(
     if ax is not None and len(colors) > 1:
         raise ValueError(f"ax is one panel and color names {len(colors)}: call umap once for each, or leave ax out")
     genes = _genes(adata, layer, use_raw)
-    panels = [None if c is None else _values(adata, c, genes) for c in colors]
+    values = [None if name is None else _values(adata, name, genes) for name in colors]
     embedding_of(adata, basis)
-    seed = settings.seed if rng is None else int(rng)
-    xy = coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
-    shown = np.isfinite(xy).all(axis=1)
+    xy = coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, rng=rng)
+    axis = _axis_name(adata, basis)
+    panels = []
+    for name, text, column in zip(colors, titles, values, strict=True):
+        grouped = column is not None and isinstance(column.dtype, pd.CategoricalDtype)
+        colours = palette(adata, str(name), column) if grouped else {}
+        panels.append(Panel(text, xy, column, colours, legend, axis_names=(f"{axis} 1", f"{axis} 2")))
+    return draw_maps(panels, size=size, ax=ax)
 
-    places = [_legend_place(legend, None if values is None else values[shown]) for values in panels]
-    n_columns = [
-        legend_columns(values[shown]) if values is not None and where == "right" else 0
-        for values, where in zip(panels, places, strict=True)
-    ]
-    fig, all_axes = _axes(ax, len(colors), max(n_columns))
-    axis = axis_name(adata, basis)
-    for axes, name, text, values, where in zip(all_axes, colors, titles, panels, places, strict=True):
-        axes.set(xticks=[], yticks=[], xlabel=f"{axis} 1", ylabel=f"{axis} 2")
-        axes.set_title(text)
-        if values is None:
-            axes.scatter(xy[shown, 0], xy[shown, 1], color="0.5", **dots(size, shown.sum()))
-        elif isinstance(values.dtype, pd.CategoricalDtype):
-            draw_groups(axes, xy, values, palette(adata, str(name), values), where, size)
-        else:
-            draw_numbers(fig, axes, xy, values.to_numpy(dtype=np.float64, na_value=np.nan), size)
-    return finish(fig, own=ax is None, return_fig=return_fig, save=save)
+
+@plot
+def integration(
+    adata: AnnData,
+    batch_key: str | Sequence[str],
+    labels_key: str | None = None,
+    *,
+    before: str = OBSM_EMBEDDING,
+    after: str = OBSM_INTEGRATED,
+    n_neighbors: int = 15,
+    min_dist: float = 0.5,
+    size: float | None = None,
+    rng: int | None = None,
+    return_fig: bool = False,
+    save: str | os.PathLike[str] | None = None,
+) -> Figure | None:
+    """Draw what integration did: UMAPs before and after, by batch and by cell type.
+
+    The left column is the embedding before, the right one after; there is a row for each batch column and one for the
+    labels. Batches should mix on the right, and cell types stay apart. How well they do, a map does not tell: for that
+    see `scdiva.metrics.avg_batch` and `scdiva.metrics.shuffle_control`.
+
+    Both maps are computed and kept as `scdiva.pl.umap` does, (n_obs, 2) in ``obsm[before + "_umap"]`` and
+    ``obsm[after + "_umap"]``, with their parameters in ``uns["scdiva"]["umap"]``.
+
+    Parameters
+    ----------
+    adata
+        Cells with both embeddings, see `scdiva.tl.embed` and `scdiva.tl.integrate`.
+    batch_key
+        A column of ``adata.obs`` with the batch of each cell, or several; numbers are taken as names.
+    labels_key
+        A column of ``adata.obs`` with the cell types; None draws the batches only. Cells without one are grey.
+    before
+        Key of the embedding before integration in ``adata.obsm``, (n_obs, dim).
+    after
+        Key of the embedding after integration in ``adata.obsm``, (n_obs, dim).
+    n_neighbors
+        Neighbours of each cell in UMAP's graph; at most n_obs - 1 are used.
+    min_dist
+        How close UMAP may put two cells.
+    size
+        Area of a dot in points squared; None fits it to the number of cells.
+    %(rng)s
+    %(return_fig)s
+    %(save)s
+
+    Returns
+    -------
+    Figure or None
+        The figure if `return_fig`, else None.
+
+    Raises
+    ------
+    KeyError
+        If `before` or `after` is not in obsm, or a column is not in obs.
+    ValueError
+        If no batch column is named, a column has no or more than 100 groups, there are fewer than five cells with a
+        finite embedding, or `save` ends in no picture format.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> sd.tl.embed(adata)
+    >>> model = sd.tl.integrate(adata, "batch", steps=20)
+    >>> sd.pl.integration(adata, "batch", "cell_type", save="integration.png")
+    """
+    batches = [batch_key] if isinstance(batch_key, str) else list(batch_key)
+    if not batches:
+        raise ValueError("batch_key must name a column of adata.obs, or several; got none.")
+    rows = {key: groups_of(adata, key) for key in [*batches, *([labels_key] if labels_key is not None else [])]}
+    # Both before either map is computed: a call that fails leaves adata as it was.
+    embedding_of(adata, before)
+    embedding_of(adata, after, made_by=f"scdiva.tl.integrate(adata, {batches[0]!r})")
+    maps = {}
+    for when, basis in (("before", before), ("after", after)):
+        name = basis if is_map(adata, basis) else f"UMAP of {basis}"
+        maps[f"{when}: {name}"] = coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, rng=rng)
+    panels = []
+    for i, (key, values) in enumerate(rows.items()):
+        for j, (title, xy) in enumerate(maps.items()):
+            # Mixed batches have no place where their names could stand; a few cell types have.
+            on_data = key not in batches and values.nunique() <= ON_SMALL
+            legend = "on data" if on_data else ("none", "right")[j]
+            names = ("", key if j == 0 else "")
+            panels.append(
+                Panel(title if i == 0 else "", xy, values, palette(adata, key, values), legend, axis_names=names)
+            )
+    return draw_maps(panels, n_columns=2, size=size)
+
+
+@plot
+def generated(
+    real: AnnData,
+    generated: AnnData,
+    *,
+    color: str | None = None,
+    n_comps: int = 50,
+    n_neighbors: int = 15,
+    min_dist: float = 0.5,
+    size: float | None = None,
+    rng: int | None = None,
+    return_fig: bool = False,
+    save: str | os.PathLike[str] | None = None,
+) -> Figure | None:
+    """Draw generated cells on one map with real cells, coloured by where they come from and by group.
+
+    The map is a UMAP [1]_ of all cells together, in the first principal components of the real cells' log-normalised
+    expression, onto which the generated ones are projected; both are normalised to ten thousand counts a cell over the
+    genes that they have here. What generated cells have beside those components is not seen: cells that mix on the map
+    may differ still. Neither object is written to; the map is computed at each call.
+
+    Parameters
+    ----------
+    real
+        Real cells; `X` holds counts or log-normalised values.
+    generated
+        Generated cells; `X` holds log-normalised values, as the model writes them, of the same genes as `real` in any
+        order.
+    color
+        A column of obs of both, such as a cell type, for the second panel; colours are those in
+        ``real.uns[color + "_colors"]`` where scanpy has put them. Cells without a value are grey. None draws the first
+        panel only.
+    n_comps
+        Principal components; at most one fewer than there are real cells, or genes, are used.
+    n_neighbors
+        Neighbours of each cell in UMAP's graph; at most one fewer than there are cells are used.
+    min_dist
+        How close UMAP may put two cells.
+    size
+        Area of a dot in points squared; None fits it to the number of cells.
+    %(rng)s
+    %(return_fig)s
+    %(save)s
+
+    Returns
+    -------
+    Figure or None
+        The figure if `return_fig`, else None.
+
+    Raises
+    ------
+    KeyError
+        If `color` is not in obs of both.
+    ValueError
+        If the genes are not the same, repeat or are fewer than three, there are fewer than five real cells or no
+        generated one, `n_comps` is below 2, a matrix holds something else, `color` has no or more than 100 groups, or
+        `save` ends in no picture format.
+
+    References
+    ----------
+    .. [1] McInnes, Healy, Melville. UMAP: Uniform Manifold Approximation and Projection for dimension reduction.
+       arXiv:1802.03426, 2018.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> made = sd.tl.generate(adata, 5, groupby="cell_type")
+    >>> real = adata[:, made.var_names].copy()
+    >>> sd.pl.generated(real, made, color="cell_type", save="generated.png")
+    """
+    if n_comps < 2 or real.n_vars < 3:
+        raise ValueError(f"a map needs n_comps of at least 2 and 3 genes, got {n_comps} and {real.n_vars}.")
+    if real.n_obs < MIN_CELLS or not generated.n_obs:
+        raise ValueError(
+            f"there are {real.n_obs} real and {generated.n_obs} generated cells: the map needs at least {MIN_CELLS} "
+            "real cells and 1 generated."
+        )
+    order = _gene_order(real, generated)
+    groups = None if color is None else _groups_of_both(real, generated, color)
+    seed = settings.seed if rng is None else int(rng)
+    z = _projected(
+        _to_one_total(real, "real", "auto"), _to_one_total(generated, "generated", "lognorm")[:, order], n_comps, seed
+    )
+    xy = umap_of(z, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
+
+    names = [f"real ({real.n_obs:,})", f"generated ({generated.n_obs:,})"]
+    origin = pd.Series(pd.Categorical.from_codes(np.repeat([0, 1], [real.n_obs, generated.n_obs]), names))
+    colours = dict(zip(names, ("0.6", "#d1495b"), strict=True))
+    maps = [Panel("real and generated cells", xy, origin, colours, "on data", below=names)]
+    if groups is not None:
+        maps.append(Panel(str(color), xy, groups, palette(real, str(color), groups)))
+    return draw_maps(maps, size=size)
+
+
+def _gene_order(real: AnnData, generated: AnnData) -> NDArray[np.intp]:
+    """Say where in the generated cells each gene of the real ones stands."""
+    for names, what in ((real.var_names, "real"), (generated.var_names, "generated")):
+        if not names.is_unique:
+            raise ValueError(f"{what}.var_names repeat names: call {what}.var_names_make_unique() first.")
+    for names, others, which in (
+        (real.var_names, generated.var_names, "real"),
+        (generated.var_names, real.var_names, "generated"),
+    ):
+        alone = names[~names.isin(others)]
+        if len(alone):
+            raise ValueError(
+                f"{len(alone):,} of {len(names):,} genes are of the {which} cells only (first: {alone[0]!r}). Both "
+                "must have the same genes: shared = real.var_names.intersection(generated.var_names), then real[:, "
+                "shared] and generated[:, shared], log-normalised before."
+            )
+    found: NDArray[np.intp] = generated.var_names.get_indexer(real.var_names)
+    return found
+
+
+def _groups_of_both(real: AnnData, generated: AnnData, color: str) -> pd.Series:
+    """Give the groups of all cells, real ones first, in the order of the real ones' categories."""
+    both = []
+    for cells, which in ((real, "real"), (generated, "generated")):
+        if color not in cells.obs:
+            raise KeyError(f"obs of the {which} cells has no {color!r}{or_nearest(color, cells.obs.columns)}.")
+        both.append(groups_of(cells, color).cat.rename_categories(str))
+    names = list(dict.fromkeys(name for groups in both for name in groups.cat.categories))
+    return pd.concat([groups.cat.set_categories(names) for groups in both], ignore_index=True)
+
+
+def _to_one_total(cells: AnnData, what: str, input: Literal["auto", "lognorm"]) -> sp.csr_matrix:
+    """Read `X`, to one total of counts, and say whose it is where it is refused."""
+    try:
+        values = log_normalised(cells, input=input)[0]
+    except ValueError as error:
+        raise ValueError(f"the {what} cells: {error}") from error
+    # what was normalised over more genes than are here has another scale, which would set the two apart
+    values.data = np.expm1(values.data)
+    total = np.asarray(values.sum(axis=1)).ravel()
+    values = sp.csr_matrix(sp.diags_array(TARGET_SUM / np.where(total > 0, total, 1.0)) @ values)
+    values.data = np.log1p(values.data)
+    return values
+
+
+def _projected(real: sp.csr_matrix, generated: sp.csr_matrix, n_comps: int, seed: int) -> NDArray[np.float32]:
+    """Give all cells, real ones first, in the first principal components of the real ones, (n, n_comps)."""
+    from sklearn.decomposition import PCA
+
+    # arpack reads sparse matrices as they are, and wants fewer components than rows and columns
+    pca = PCA(min(n_comps, min(real.shape) - 1), svd_solver="arpack", random_state=seed).fit(real)
+    parts = [pca.transform(real), pca.transform(generated)]
+    return np.concatenate([np.asarray(part) for part in parts]).astype(np.float32)
 
 
 def _listed(color: str | Sequence[str] | None) -> list[str | None]:
@@ -163,31 +387,12 @@ def _listed(color: str | Sequence[str] | None) -> list[str | None]:
     return [str(name) for name in names]
 
 
-def _axes(ax: Axes | None, n: int, n_columns: int) -> tuple[Figure, list[Axes]]:
-    """Give axes for each panel, in rows of four; `n_columns` of names stand beside the widest."""
-    width = 6.0 + 1.6 * n_columns
-    if n == 1:
-        fig, axes = axes_for(ax, (width, 5.0))
-        return fig, [axes]
-    import matplotlib.pyplot as plt
-
-    in_row = min(n, _PANELS_A_ROW)
-    rows = -(-n // in_row)
-    fig, grid = plt.subplots(
-        rows, in_row, figsize=(0.75 * width * in_row, 3.75 * rows), layout="constrained", squeeze=False
-    )
-    flat = list(grid.ravel())
-    for empty in flat[n:]:
-        empty.set_axis_off()
-    return fig, flat[:n]
-
-
-def _legend_place(legend: str, values: pd.Series | None) -> str:
-    """Say where the names stand if the user leaves it open."""
-    if legend != "auto":
-        return legend
-    n = n_present(values) if values is not None and isinstance(values.dtype, pd.CategoricalDtype) else 0
-    return "on data" if n <= MAX_ON_DATA else "right" if n <= MAX_GROUPS else "none"
+def _axis_name(adata: AnnData, basis: str) -> str:
+    """Name the axes of the map that is drawn of `basis`, without their number."""
+    if not is_map(adata, basis) or basis.lower().endswith("umap"):
+        return "UMAP"
+    name = basis.removeprefix("X_")
+    return {"tsne": "t-SNE", "pca": "PC"}.get(name.lower(), name)
 
 
 def _genes(adata: AnnData, layer: str | None, use_raw: bool) -> tuple[str, pd.Index, Callable[[str], Any]]:
@@ -215,13 +420,8 @@ def _genes(adata: AnnData, layer: str | None, use_raw: bool) -> tuple[str, pd.In
 def _values(adata: AnnData, color: str, genes: tuple[str, pd.Index, Callable[[str], Any]]) -> pd.Series:
     """Give what colours the cells: a categorical series for groups, a numeric one for numbers."""
     if color in adata.obs:
-        values = adata.obs[color]
-        if isinstance(values, pd.DataFrame):
-            raise ValueError(f"{values.shape[1]} columns of adata.obs are called {color!r}: rename them, or drop one")
-        if pd.api.types.is_bool_dtype(values) or not pd.api.types.is_numeric_dtype(values):
-            values = values if isinstance(values.dtype, pd.CategoricalDtype) else as_groups(values)
-            values = without_missing_texts(values, color)
-        return values
+        values = column_of(adata, color)
+        return values if is_number(values) else as_groups(values, color)
     where, names, read = genes
     n = int((names == color).sum())
     if n > 1:

@@ -86,8 +86,8 @@ from scdiva.train import (
     TaskModule,
     fit_linear_map,
 )
-from scdiva.train.anchor import set_linear_map
 from scdiva.train.runner import resolve_precision
+from scdiva.train.stages import set_linear_map
 
 SCORED = (
     "zheng_pbmc14k_scminer_3500",

@@ -21,7 +21,7 @@ from scdiva.train import (
     StateHeadConfig,
     StateHeadModule,
 )
-from scdiva.train.state_head import start_state_head
+from scdiva.train.stages import start_state_head
 
 STREAM_SCALE = 0.3
 """By which the last norm is scaled before the transformer is trained on: its logits then start as a correction to what

@@ -32,8 +32,8 @@ from scdiva.data.contexts import StudyDataModule
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa, load_model, save_model
 from scdiva.train import fit
+from scdiva.train.config import QueryConfig
 from scdiva.train.queries import QueryModule
-from scdiva.train.task_config import QueryConfig
 
 
 def module_of(model: ScDiVa, config: QueryConfig, measured: torch.Tensor) -> QueryModule:

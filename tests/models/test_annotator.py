@@ -20,7 +20,7 @@ from scdiva.models import annotator as annotators
 from scdiva.models._folder import sha256
 from scdiva.nn.annotation import METHODS
 from scdiva.tokenizer.vocabulary import load_vocabulary
-from scdiva.train import task_config as training
+from scdiva.train import config as training
 
 FILES = ["annotator.json", "annotator.safetensors", "model/SHA256SUMS", "SHA256SUMS"]
 MODEL_FILES = [f"model/{name}" for name in ("config.json", "model.safetensors", "vocabulary.safetensors", "README.md")]

@@ -18,8 +18,8 @@ from scdiva.perturbation.response import Similarities
 from scdiva.perturbation.screen import KINDS
 from scdiva.train import loop
 from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.config import PerturbationConfig
 from scdiva.train.loop import Limits
-from scdiva.train.task_config import PerturbationConfig
 
 STRATEGIES = ("head", "lora", "full")
 SCREEN = ("A", "B", "C", "D", "E", "A+B", "B+C", "C+D", "A@1", "B@1", "A+B@1")

@@ -14,7 +14,7 @@ import torch
 import scdiva as sd
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer.vocabulary import load_vocabulary
-from scdiva.train import task_config as training
+from scdiva.train import config as training
 
 
 @pytest.fixture(autouse=True)

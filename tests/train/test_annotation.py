@@ -20,7 +20,7 @@ from scdiva._constants import N_SPECIAL
 from scdiva.nn.annotation import METHODS, AnnotationHead, HeadSizes
 from scdiva.train import annotation as A
 from scdiva.train.adaptation import AdaptationCells
-from scdiva.train.task_config import AnnotationConfig
+from scdiva.train.config import AnnotationConfig
 
 N_TOKENS, STATE_DIM, N_LABELS = 33, 5, 3
 

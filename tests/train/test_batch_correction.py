@@ -129,7 +129,7 @@ def test_one_round_of_clusters_by_loops(parts, monkeypatch):
 
 def test_one_round_is_its_steps():
     states, batch, _ = make_cells(n=90)
-    found = B.correct_batches(states, [batch], rng(1), mixing=B.Mixing(rounds=1))
+    found = B.correct_batches(states, [batch], rng(1))
     z, draw, design = unit(states), rng(1), np.eye(2)[batch]
     centres, allowed = B._first_clusters(z, None, 3, draw)
     assert allowed is None
@@ -158,16 +158,6 @@ def test_cells_without_batch_effects_hardly_move():
     found = B.correct_batches(states, [batch], rng())
     assert np.linalg.norm(found - unit(states), axis=1).mean() < 0.03
     assert spread(found, batch, kind)[1] > 1
-
-
-def test_rounds_end_where_nothing_moves_any_more(monkeypatch):
-    states, batch, _ = make_cells()
-    rounds, real = [], B._cluster
-    monkeypatch.setattr(B, "_cluster", lambda *a: rounds.append(1) or real(*a))
-    found = B.correct_batches(states, [batch], rng(), mixing=B.Mixing(rounds=200))
-    assert 2 <= len(rounds) < 200
-    again = B.correct_batches(states, [batch], rng(), mixing=B.Mixing(rounds=300))
-    np.testing.assert_array_equal(found, again)
 
 
 def test_each_covariate_is_taken_out():

@@ -17,9 +17,9 @@ from scdiva.nn.annotation import Read
 from scdiva.train import annotation as A
 from scdiva.train import finetuning
 from scdiva.train.adaptation import AdaptationCells, Split
+from scdiva.train.config import AnnotationConfig
 from scdiva.train.finetuning import AnnotationModule, _whole_batches, encoded, finetune, split_by_batch
 from scdiva.train.loop import Limits
-from scdiva.train.task_config import AnnotationConfig
 
 N_GENES, N_LABELS = 30, 2  # genes of the tiny model
 PLAIN = {"anchor_residual": False}

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from scdiva._constants import N_SPECIAL
-from scdiva.train.gene_decoder import LEAST_FREQUENCY, GeneDecoder, gene_multinomial_loss
-from scdiva.train.views import thinned
+from scdiva.train.objectives import LEAST_FREQUENCY, GeneDecoder, gene_multinomial_loss, thinned
 
 STUDY = torch.tensor([0, 2, -1, 1, -1])
 

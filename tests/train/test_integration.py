@@ -17,7 +17,7 @@ from scdiva.train import integration as I
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.batch_correction import correct_batches, draw_partners, mutual_neighbors
 from scdiva.train.loop import RANK
-from scdiva.train.views import pair_contrast_loss, thinned_at_random
+from scdiva.train.objectives import pair_contrast_loss, thinned_at_random
 
 N_GENES = 30  # of the tiny model
 

@@ -11,7 +11,7 @@ import torch
 
 from scdiva.diffusion import dual_loss, mask_tokens, stratified_times
 from scdiva.train import PretrainingModule
-from scdiva.train.views import contrast_loss, thinned
+from scdiva.train.objectives import contrast_loss, thinned
 
 
 def rng(seed: int = 0) -> torch.Generator:

@@ -14,8 +14,8 @@ from scdiva.diffusion.thinning import counts_of, log_normalised
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer import load_vocabulary
 from scdiva.train import fit
+from scdiva.train.config import QueryConfig
 from scdiva.train.queries import QueryModule, draw_queries
-from scdiva.train.task_config import QueryConfig
 
 SMALL = {
     "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "max_length": 60, "anchor_linear_dim": 8,

@@ -13,7 +13,7 @@ from torch import Tensor
 from scdiva._constants import N_SPECIAL
 from scdiva.diffusion import mask_tokens, stratified_times
 from scdiva.train import StateHeadConfig, StateHeadModule, fit
-from scdiva.train.state_head import PRIOR_CELLS, start_state_head
+from scdiva.train.stages import PRIOR_CELLS, start_state_head
 
 
 def rng(seed: int = 0) -> torch.Generator:

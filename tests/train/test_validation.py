@@ -13,7 +13,7 @@ from scdiva.data.datamodule import CellDataModule
 from scdiva.diffusion import Corrupted, mask_tokens
 from scdiva.diffusion.places import Ranked
 from scdiva.train import PretrainingModule, fit
-from scdiva.train.validation import MASK_RATIOS, by_ratio, ratios_of, score_cells, scores_of
+from scdiva.train.pretraining import MASK_RATIOS, by_ratio, ratios_of, score_cells, scores_of
 
 
 def slow_scores(hidden, weight, predicted, batch, corrupted, scored, prior):
@@ -33,7 +33,7 @@ def slow_scores(hidden, weight, predicted, batch, corrupted, scored, prior):
 
 
 def test_scores_are_those_of_each_gene_in_turn(batch, monkeypatch):
-    monkeypatch.setattr("scdiva.train.validation._ROWS", 5)  # several chunks
+    monkeypatch.setattr("scdiva.train.pretraining._ROWS", 5)  # several chunks
     rng = torch.Generator().manual_seed(0)
     n = batch.tokens.numel()
     hidden, weight = torch.randn(n, 8, generator=rng), torch.randn(30, 8, generator=rng)

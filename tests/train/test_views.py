@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scdiva.data.batch import CellBatch
-from scdiva.train.views import (
+from scdiva.train.objectives import (
     contrast_loss,
     pair_contrast_loss,
     supervised_contrast_loss,

@@ -20,8 +20,8 @@ from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, par
 from scdiva.perturbation.screen import KINDS, Kind, Screen
 from scdiva.train.adaptation import AdaptationCells, Split
 from scdiva.train.base import TaskModule
+from scdiva.train.config import PerturbationConfig
 from scdiva.train.loop import Limits, continue_training, merge_low_rank, train_states
-from scdiva.train.task_config import PerturbationConfig
 
 STEPS_AN_EPOCH = 20
 """Control cells are drawn for so many steps; they are shown again and again, each time with another perturbation."""

@@ -222,7 +222,7 @@ def annotate(
         known = _labelled(adata, reference, labels_key, unlabeled_category, batch_key)
 
         from scdiva.models.pretrained import load_for
-        from scdiva.train.task_config import AnnotationConfig
+        from scdiva.train.config import AnnotationConfig
 
         given = load_for(cast("ScDiVa | str | PathLike[str]", model), running.device)  # an annotator is dealt with
         if parents is not None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from scdiva.models import Annotator, ScDiVa
     from scdiva.train.annotation import Reference
-    from scdiva.train.task_config import AnnotationConfig
+    from scdiva.train.config import AnnotationConfig
 
 LEAST_GENES = 50
 """Genes that reference and cells must share."""

@@ -277,8 +277,8 @@ def trained(
     """
     from scdiva.perturbation.screen import KINDS
     from scdiva.perturbation.training import fit_responses
+    from scdiva.train.config import PerturbationConfig
     from scdiva.train.loop import Limits
-    from scdiva.train.task_config import PerturbationConfig
 
     begun = time.monotonic()
     target = settings.resolve_device(device)

@@ -188,8 +188,8 @@ def integrate(
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
     from scdiva.models.pretrained import load_for
+    from scdiva.train.config import IntegrationConfig
     from scdiva.train.integration import HISTORY, Covariates, integrate_model, with_head
-    from scdiva.train.task_config import IntegrationConfig
 
     given = load_for(model, target)
     if given.integration is not None:

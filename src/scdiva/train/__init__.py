@@ -8,32 +8,38 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scdiva.perturbation.training import PerturbationModule
     from scdiva.train._pretrain import pretrain
-    from scdiva.train.anchor import AnchorModule
     from scdiva.train.base import TaskModule
-    from scdiva.train.config import AnchorConfig, OptimiserConfig, PretrainingConfig
+    from scdiva.train.config import (
+        AnchorConfig,
+        AnnotationConfig,
+        IntegrationConfig,
+        OptimiserConfig,
+        PerturbationConfig,
+        PretrainingConfig,
+        StateHeadConfig,
+    )
     from scdiva.train.finetuning import AnnotationModule
     from scdiva.train.integration import IntegrationModule
     from scdiva.train.linear_map import LinearMap, fit_linear_map
     from scdiva.train.pretraining import PretrainingModule
     from scdiva.train.runner import fit
-    from scdiva.train.state_head import StateHeadModule
-    from scdiva.train.task_config import AnnotationConfig, IntegrationConfig, PerturbationConfig, StateHeadConfig
+    from scdiva.train.stages import AnchorModule, StateHeadModule
 
 _WHERE = {
     "AnchorConfig": "config",
-    "AnchorModule": "anchor",
-    "AnnotationConfig": "task_config",
+    "AnchorModule": "stages",
+    "AnnotationConfig": "config",
     "AnnotationModule": "finetuning",
-    "IntegrationConfig": "task_config",
+    "IntegrationConfig": "config",
     "IntegrationModule": "integration",
     "LinearMap": "linear_map",
     "OptimiserConfig": "config",
-    "PerturbationConfig": "task_config",
+    "PerturbationConfig": "config",
     "PerturbationModule": "scdiva.perturbation.training",
     "PretrainingConfig": "config",
     "PretrainingModule": "pretraining",
-    "StateHeadConfig": "task_config",
-    "StateHeadModule": "state_head",
+    "StateHeadConfig": "config",
+    "StateHeadModule": "stages",
     "TaskModule": "base",
     "fit": "runner",
     "fit_linear_map": "linear_map",

@@ -339,9 +339,9 @@ def _module(
     from scdiva.models.scdiva import ScDiVa
     from scdiva.nn import SetEncoder
     from scdiva.tokenizer.serialize import score_denominator
-    from scdiva.train.anchor import set_linear_map
     from scdiva.train.linear_map import fit_linear_map
     from scdiva.train.pretraining import PretrainingModule
+    from scdiva.train.stages import set_linear_map
 
     network, frequency = ScDiVa(config, generator=step_generator(training.seed, 0, "weights")), None
     if svd_of is not None:

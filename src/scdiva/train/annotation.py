@@ -18,10 +18,10 @@ from scdiva._rng import step_generator, step_seed
 from scdiva.metrics.annotation import calibration
 from scdiva.nn.annotation import CENTROID_SCALE, CLIP, AnnotationHead, HeadSizes, Neighbors, Read
 from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.config import AnnotationConfig
 from scdiva.train.linear_map import DEVIATION_OFFSET, DISPERSION_OFFSET
 from scdiva.train.loop import train_steps
 from scdiva.train.own_components import N_DIRECTIONS, centred, own_directions
-from scdiva.train.task_config import AnnotationConfig
 
 N_GENES = 2000
 """Genes that are read one by one, those of the highest dispersion."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -22,30 +22,14 @@ PRIOR_CLUSTERS, CELLS_PER_PRIOR = 10, 50
 """Most clusters that batches are counted in, and how many cells a cluster has at least, on average."""
 PRIOR_CELLS = 10.0
 """Cells, dealt as all cells are, that each count starts with."""
+DIVERSITY = 2.0
+"""Weight θ of the penalty on clusters that hold a batch more often than chance."""
+WIDTH = 0.1
+"""σ, softness of the clusters, in units of squared distance on the sphere."""
+RIDGE = 0.1
+"""λ, penalty on the effect of a batch within a cluster, in cells."""
 MOST_CELLS = 20_000
 """Cells among which pairs are looked for, at most: the search is exact, and its time grows with their square."""
-
-
-class Mixing(NamedTuple):
-    """How hard batches are mixed.
-
-    Attributes
-    ----------
-    diversity
-        Weight θ of the penalty on clusters that hold a batch more often than chance.
-    width
-        σ, softness of the clusters, in units of squared distance on the sphere.
-    ridge
-        λ, penalty on the effect of a batch within a cluster, in cells.
-    rounds
-        Times that clusters and correction are found, among what the last correction left. More mix harder: in trials
-        with ten, cells of distinct types that single batches have few of were drawn together.
-    """
-
-    diversity: float = 2.0
-    width: float = 0.1
-    ridge: float = 0.1
-    rounds: int = 1
 
 
 def correct_batches(
@@ -54,7 +38,6 @@ def correct_batches(
     rng: np.random.Generator,
     *,
     labels: NDArray[Any] | None = None,
-    mixing: Mixing | None = None,
 ) -> Matrix:
     r"""Take from each state what its batch adds to it, cluster by cluster (Harmony; Korsunsky et al. 2019).
 
@@ -66,7 +49,9 @@ def correct_batches(
 
     with O the cells of batch b in cluster k and E those that chance would put there. In each cluster a ridge regression
     on the batches, with an intercept that stays, gives the effect :math:`W_{kb}`; the corrected state is
-    :math:`z_i - \sum_k R_{ik} W_{k b(i)}`. With more rounds clusters are then found anew among the corrected cells.
+    :math:`z_i - \sum_k R_{ik} W_{k b(i)}`. Once: with ten
+    rounds, each among what the last correction left, cells of distinct types that single batches have few of were drawn
+    together.
 
     Parameters
     ----------
@@ -79,30 +64,19 @@ def correct_batches(
     labels
         Number of each cell's label from 0, -1 for none, `(n_cells,)`. Clusters then belong to labels, and a labelled
         cell to clusters of its own: no correction can bring two types together. Cells without one may join any.
-    mixing
-        See :class:`Mixing`; None takes its defaults.
 
     Returns
     -------
     Corrected states of length 1, float64 `(n_cells, dim)`.
     """
-    mixing = mixing or Mixing()
     start = _unit(np.asarray(states, dtype=np.float64))
     n = len(start)
     design = np.concatenate([np.eye(int(b.max()) + 1)[b] for b in batches], axis=1)
-    theta = np.full(design.shape[1], mixing.diversity)
     n_clusters = int(np.clip(round(n / CELLS_PER_CLUSTER), 2, MOST_CLUSTERS))
     centres, allowed = _first_clusters(start, labels, n_clusters, rng)
-    corrected, share = start, _memberships(start, centres, mixing.width, allowed)
-    previous: float | None = None
-    for _ in range(mixing.rounds):
-        centres, share = _cluster(corrected, share, design, theta, mixing.width, allowed, rng)
-        corrected = _unit(start - _effects(start, share, design, mixing.ridge))
-        objective = float((share * (1 - corrected @ centres.T)).sum())
-        if previous is not None and abs(previous - objective) <= TOLERANCE * previous:
-            break
-        previous = objective
-    return corrected
+    share = _memberships(start, centres, WIDTH, allowed)
+    _, share = _cluster(start, share, design, np.full(design.shape[1], DIVERSITY), WIDTH, allowed, rng)
+    return _unit(start - _effects(start, share, design, RIDGE))
 
 
 def batch_prior(corrected: NDArray[Any], batch: NDArray[Any], rng: np.random.Generator) -> Matrix:

@@ -17,9 +17,9 @@ from scdiva.nn.annotation import AnnotationHead, Read
 from scdiva.train.adaptation import Split, encoded
 from scdiva.train.annotation import HeldOut, Reference, label_weights, read_cells, state_centroids
 from scdiva.train.base import TaskModule
+from scdiva.train.config import AnnotationConfig
 from scdiva.train.loop import Limits, continue_training, merge_low_rank, train_states
-from scdiva.train.task_config import AnnotationConfig
-from scdiva.train.views import thinned_at_random
+from scdiva.train.objectives import thinned_at_random
 
 HELD_OUT = 0.1
 """Least share of the cells that training never sees."""

@@ -22,10 +22,10 @@ from scdiva.nn.integration import IntegrationHead
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.base import TaskModule, decay_groups, learning_rate_factor
 from scdiva.train.batch_correction import batch_prior, correct_batches, draw_partners, mutual_neighbors
+from scdiva.train.config import IntegrationConfig
 from scdiva.train.loop import merge_low_rank, shuffled, train_states, train_steps
+from scdiva.train.objectives import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
 from scdiva.train.own_components import centred, own_directions
-from scdiva.train.task_config import IntegrationConfig
-from scdiva.train.views import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
 
 DISCRIMINATOR_WIDTH = 128
 BLOCK_TOKENS = 1_000_000

@@ -16,7 +16,7 @@ from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, lo
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.queries import Context, QueryHead
 from scdiva.train.base import TaskModule
-from scdiva.train.task_config import QueryConfig
+from scdiva.train.config import QueryConfig
 
 Packed = tuple[Tensor, Tensor, Tensor]
 ODDS_ERROR, VALUE_ERROR = 1.5, 0.4

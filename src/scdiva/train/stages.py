@@ -1,4 +1,4 @@
-"""The set encoder trained alone: minutes on a laptop, and the start that the transformer keeps."""
+"""Parts of a model trained alone, in minutes: the set encoder before the transformer, and the state head."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from scdiva._constants import N_SPECIAL
 from scdiva.data.batch import CellBatch
-from scdiva.diffusion import cell_of_token
+from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.encoder import SetEncoder
+from scdiva.nn.heads import hidden_gene_logits
 from scdiva.train.base import TaskModule
-from scdiva.train.config import AnchorConfig
-from scdiva.train.gene_decoder import GeneDecoder, gene_multinomial_loss
+from scdiva.train.config import AnchorConfig, StateHeadConfig
 from scdiva.train.linear_map import LinearMap
-from scdiva.train.views import contrast_loss, thinned
+from scdiva.train.objectives import GeneDecoder, contrast_loss, gene_multinomial_loss, thinned
+
+PRIOR_CELLS = 0.5
+"""Cells that a gene is taken to be expressed in beside those counted, so that logarithms stay finite."""
 
 
 def check_linear_map(encoder: SetEncoder, linear_map: LinearMap) -> None:
@@ -142,3 +146,108 @@ class AnchorModule(TaskModule):
             panel = torch.rand(self.model.config.n_tokens, generator=generator) < share
             dropped |= ~panel[batch.tokens.cpu()]
         return thinned(batch, dropped.to(batch.tokens.device))
+
+
+class StateHeadModule(TaskModule):
+    r"""Train a model's state head by masked diffusion without the transformer.
+
+    Genes are hidden as in pretraining. From the state of what is left of a cell, the head alone predicts which of the
+    genes not shown are hidden, and how much of each there is (:class:`~scdiva.nn.StateHead`). All positions of a cell
+    share one prediction, so a batch of hundreds of cells takes a fraction of a second.
+
+    Parameters
+    ----------
+    model
+        With a state head and an anchor that is made of the cell's genes; trained in place. All other weights are
+        frozen, and stay so: `model.requires_grad_(True)` before another training.
+    config
+        See :class:`StateHeadConfig`.
+    measured
+        int64, tokens that the data have a column for; None: all. No other gene is predicted, or learns.
+
+    Raises
+    ------
+    ValueError
+        If the model has no state head, or `[LAT]` starts from nothing but its own vector.
+    """
+
+    config: StateHeadConfig
+    model: ScDiVa
+
+    def __init__(self, model: ScDiVa, config: StateHeadConfig, measured: np.ndarray | None = None) -> None:
+        super().__init__(model, config)
+        if model.state_head is None or model.config.anchor == "learned":
+            raise ValueError(
+                f"The model has state_head={model.config.state_head} and anchor={model.config.anchor!r}; this "
+                'training needs state_head=True and anchor="encoder".'
+            )
+        model.requires_grad_(False)
+        model.state_head.requires_grad_(True)
+        every = np.arange(N_SPECIAL, model.config.n_tokens)
+        genes = torch.from_numpy(np.array(every if measured is None else measured, dtype=np.int64)) - N_SPECIAL
+        column = torch.full((model.config.n_genes,), -1)
+        column[genes] = torch.arange(len(genes))
+        self.genes: Tensor
+        self.column: Tensor
+        self.register_buffer("genes", genes, persistent=False)
+        self.register_buffer("column", column, persistent=False)
+
+    def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+        """Mean over cells of the cross-entropy of a hidden gene plus λ times the squared error of its value.
+
+        Parameters
+        ----------
+        batch
+            Complete cells.
+        generator
+            Source of times and masks.
+
+        Returns
+        -------
+        The loss, and its parts `identity` (nats) and `value`.
+        """
+        c, head = self.config, self.model.state_head
+        assert head is not None
+        times = stratified_times(batch.n_cells, generator, c.min_time).to(batch.tokens.device)
+        seen = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, times, generator)
+        with torch.no_grad():
+            state = self.model.encode_anchor(seen.tokens, seen.values, batch.cu_seqlens)
+        assert state is not None
+        read = self.model.read_state(state, ~seen.masked, batch.cu_seqlens)
+        cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel())
+        genes = batch.tokens - N_SPECIAL
+        shown = ~seen.masked
+        number = torch.bincount(cells[seen.masked], minlength=batch.n_cells)
+        share = number / batch.cu_seqlens.diff().clamp_min(1)
+        logits = hidden_gene_logits(head.log_odds(read, self.genes), share)
+        taken = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
+        taken[cells[shown], self.column[genes[shown]]] = True
+        log_p = torch.log_softmax(logits.masked_fill(taken, -torch.inf), dim=1)
+        hidden, of_cell = genes[seen.masked], cells[seen.masked]
+        weight = 1 / (number.clamp_min(1) * (number > 0).sum().clamp_min(1))
+        identity = -(log_p[of_cell, self.column[hidden]] * weight[of_cell]).sum()
+        error = (read[of_cell] * head.value[hidden]).sum(dim=1) - batch.values[seen.masked]
+        value = (error.square() * weight[of_cell]).sum()
+        return identity + c.value_weight * value, {"identity": identity.detach(), "value": value.detach()}
+
+
+@torch.no_grad()
+def start_state_head(model: ScDiVa, tokens: np.ndarray, values: np.ndarray, n_cells: int) -> None:
+    """Start the biases of a model's state head from how often genes are expressed, and how much.
+
+    Parameters
+    ----------
+    model
+        With a state head; changed in place. Nothing else of the head changes.
+    tokens, values
+        Of all cells, one after the other.
+    n_cells
+        Their number.
+    """
+    head = model.state_head
+    assert head is not None
+    n = np.bincount(tokens, minlength=model.config.n_tokens)[N_SPECIAL:]
+    total = np.bincount(tokens, values, minlength=model.config.n_tokens)[N_SPECIAL:]
+    mean = np.where(n > 0, total / np.maximum(n, 1), values.mean())
+    head.gene[:, -1] = torch.from_numpy(np.log(n + PRIOR_CELLS) - np.log(n_cells - n + PRIOR_CELLS))
+    head.value[:, -1] = torch.from_numpy(mean)

@@ -96,19 +96,22 @@ def own_components(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Ma
 def teacher(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
     """What the head of `tl.integrate` learns from: its input after the cluster-wise correction, nothing trained."""
     from scdiva._rng import step_seed
+    from scdiva.data.cells import open_cells
+    from scdiva.data.columns import batch_numbers
     from scdiva.tl._notes import seed_of
-    from scdiva.tl._training_cells import batch_numbers, training_cells
+    from scdiva.train.adaptation import encoded, read_cells
     from scdiva.train.batch_correction import correct_batches
     from scdiva.train.integration import fit_projection, head_features, with_head
 
     given, seed = sd.models.load_model(job["model"]), seed_of(job["seed"])
     batches = batch_numbers(adata, BATCH)
-    cells, rows = training_cells(adata, given, batches)
+    cells, rows = read_cells(open_cells(adata, given, empty="nan"), batches)
     model = with_head(given, seed)
     fit_projection(model.integration, cells)
+    features = head_features(model.integration, cells, encoded(given, cells))
     rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
     found = np.full((adata.n_obs, model.integration.dim), np.nan, dtype=np.float32)
-    found[rows] = correct_batches(head_features(model, cells).numpy(), [batches[rows]], rng)
+    found[rows] = correct_batches(features.numpy(), [batches[rows]], rng)
     return {"embedding": found}, {}
 
 

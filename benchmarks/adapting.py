@@ -37,9 +37,11 @@ from _timing import report
 from zero_shot import SCORES, scores, timed
 
 import scdiva as sd
+from scdiva.data.cells import open_cells
+from scdiva.data.columns import batch_numbers
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa, load_model
-from scdiva.tl._training_cells import batch_numbers, training_cells
+from scdiva.train.adaptation import read_cells
 from scdiva.train.own_components import with_own_components
 
 SETS = {
@@ -77,7 +79,9 @@ def arms_of(
     once: dict[str, Callable[[], np.ndarray]] = {
         "zero-shot": lambda: scdiva_arm(model)(adata),
         "join": lambda: scdiva_arm(
-            with_own_components(model, training_cells(adata, model, batch_numbers(adata, batch_key))[0], 1.0)
+            with_own_components(
+                model, read_cells(open_cells(adata, model, empty="nan"), batch_numbers(adata, batch_key))[0], 1.0
+            )
         )(adata),
         "pca": lambda: fit_pca(adata)(adata),
     }

@@ -19,6 +19,7 @@ FLOORS = {
         "_settings",
         "_version",
         "_about",
+        "_arguments",
         "_extras",
         "_progress",
         "_rng",

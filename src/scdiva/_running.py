@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -15,11 +15,22 @@ from scdiva._settings import settings
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from scdiva.data.source import CellSource, Ragged
+    from scdiva.data.source import Ragged
     from scdiva.models import ScDiVa
     from scdiva.models.inference import Pooling, ReadOut
 
 Item = TypeVar("Item")
+
+
+class Cells(Protocol):
+    """Cells that are read in windows: a :class:`scdiva.data.source.CellSource`, or cells in memory."""
+
+    @property
+    def n_obs(self) -> int:
+        """Number of cells."""
+
+    def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
+        """Give cells in order, see :meth:`scdiva.data.source.CellSource.windows`."""
 
 
 class Running(NamedTuple):
@@ -72,7 +83,7 @@ def how_to_run(batch_size: int | None, device: str | None, precision: str | None
 
 
 def embed_cells(
-    model: ScDiVa, source: CellSource, running: Running, *, start: int = 0, stop: int | None = None
+    model: ScDiVa, source: Cells, running: Running, *, start: int = 0, stop: int | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Run the model over all cells of a source, window by window; the next one is read meanwhile.
 
@@ -99,9 +110,29 @@ def embed_cells(
         yield rows, states
 
 
+def embed_all(model: ScDiVa, source: Cells, running: Running) -> np.ndarray:
+    """Run the model over all cells of a source, held in memory.
+
+    Parameters
+    ----------
+    model, running
+        As for :func:`embed_cells`.
+    source
+        Opened cells, or cells in memory.
+
+    Returns
+    -------
+    float32 `(n_obs, width)`, rows of NaN for cells that the source leaves out.
+    """
+    embedding = np.full((source.n_obs, running.width(model)), np.nan, dtype=np.float32)
+    for rows, states in embed_cells(model, source, running):
+        embedding[rows] = states
+    return embedding
+
+
 def run_cells(
     model: ScDiVa,
-    source: CellSource,
+    source: Cells,
     running: Running,
     *,
     start: int = 0,

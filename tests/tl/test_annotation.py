@@ -226,7 +226,7 @@ def test_the_batch_decides_for_fine_tuning_and_projection(plain, query, referenc
 
 def test_fine_tuning_starts_from_projections_within_batches(plain, query, reference, monkeypatch):
     """Not within labels, by which its cells are ordered; and held-out cells have no part in it."""
-    from scdiva.train import annotation
+    from scdiva.train import finetuning as annotation
 
     seen, given = [], annotation.fit_head
 

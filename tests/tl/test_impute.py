@@ -303,10 +303,11 @@ def test_a_table_of_what_was_imputed(adata, headed):
 
 def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, querying):
     """Of a gene that is masked, a cell is not among the cells that it is predicted from."""
+    from scdiva.data.cells import open_cells
     from scdiva.populations.states import context_of, on_cpu, predicted, states_of, without
-    from scdiva.tl._training_cells import training_cells
+    from scdiva.train.adaptation import read_cells
 
-    cells, _ = training_cells(adata, querying, np.zeros(adata.n_obs, dtype=np.int64), whole=True)
+    cells, _ = read_cells(open_cells(adata, querying), np.zeros(adata.n_obs, dtype=np.int64), whole=True)
     genes = cells.measured[[3, 12]].astype(np.int64)
     with on_cpu(querying):
         whole = states_of(querying, cells)

@@ -126,6 +126,7 @@ def test_each_strategy_of_each_kind_of_model(build, left_out, fields, strategy, 
     assert data.uns["scdiva"]["integrate"]["strategy"] == strategy
     after = new.state_dict()
     assert any(not torch.equal(value, after[name]) for name, value in before.items()) == (strategy != "head")
-    np.testing.assert_array_equal(embedded(data, new), data.obsm[KEY])
+    found = embedded(data, new)
+    np.testing.assert_allclose(found, data.obsm[KEY], atol=1e-6)  # the head runs over other blocks of cells
     folder = sd.models.save_model(new, new.vocabulary, tmp_path / "new")
-    np.testing.assert_array_equal(embedded(data, folder), data.obsm[KEY])
+    np.testing.assert_array_equal(embedded(data, folder), found)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import scdiva as sd
-from scdiva.tl._training_cells import label_numbers
+from scdiva.data.columns import label_numbers
 
 
 @pytest.fixture(scope="module")

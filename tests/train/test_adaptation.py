@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
+import scipy.sparse as sp
 
+import scdiva as sd
 from scdiva._constants import N_SPECIAL
+from scdiva.data.cells import open_cells
+from scdiva.data.source import restricted
+from scdiva.tokenizer import Vocabulary
 from scdiva.train import adaptation as A
 
 
@@ -40,3 +46,61 @@ def test_split_and_subset():
     assert np.array_equal(some.tokens, whole.tokens)
     assert np.array_equal(some.values, whole.values)
     assert np.array_equal(some.indptr, whole.cu_seqlens)
+
+
+@pytest.fixture(scope="module")
+def data():
+    """Cells of three batches, two of them empty."""
+    made = sd.datasets.toy(60, 60, n_batches=3, rng=1)
+    matrix = made.X.toarray()
+    matrix[[4, 9]] = 0
+    made.X = sp.csr_matrix(matrix)
+    return made
+
+
+@pytest.fixture(scope="module")
+def opened(data):
+    human = Vocabulary.human()
+    tokens = human.match(list(data.var_names[:55])).tokens  # five genes stay unknown
+    return open_cells(data, human.subset(np.sort(tokens[tokens >= 0])), max_length=40, empty="nan")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_cells_are_ordered_by_batch_and_empty_ones_left_out(opened, data, whole, recwarn):
+    cells, rows = A.read_cells(opened, data.obs["batch"].cat.codes.to_numpy(), whole=whole, trains=not whole)
+    assert sorted(rows) == [i for i in range(60) if i not in (4, 9)]
+    assert (np.diff(cells.batch) >= 0).all()
+    np.testing.assert_array_equal(cells.batch, data.obs["batch"].cat.codes.to_numpy()[rows])
+    assert cells.n_batches == 3
+    assert any("2 of 60 cells are left out" in str(one.message) for one in recwarn) != whole
+    tokens = opened.vocabulary.match(list(data.var_names)).tokens
+    column = {token: place for place, token in enumerate(tokens) if token >= N_SPECIAL}
+    counts = data.X.toarray()
+    expected = np.log1p(1e4 * counts / counts.sum(axis=1, keepdims=True).clip(1))
+    lengths = []
+    for i, row in enumerate(rows):
+        at = slice(cells.indptr[i], cells.indptr[i + 1])
+        places = [column[token] for token in cells.tokens[at]]
+        np.testing.assert_allclose(cells.values[at], expected[row, places], rtol=1e-5)
+        lengths.append(len(places))
+        n_known = (counts[row, list(column.values())] > 0).sum()
+        assert len(places) == (n_known if whole else min(n_known, 40))
+    assert (max(lengths) > 40) == whole
+
+
+def test_a_batch_of_empty_cells_is_none(opened, data):
+    numbers = np.where(np.isin(np.arange(60), [4, 9]), 7, np.arange(60) % 2)
+    with pytest.warns(UserWarning, match="left out"):
+        cells, _ = A.read_cells(opened, numbers)
+    assert cells.n_batches == 2
+    assert set(cells.batch) == {0, 1}
+
+
+def test_cells_of_some_genes_alone(opened, data):
+    tokens = opened.vocabulary.tokens[5:30]
+    with pytest.warns(UserWarning, match="left out"):
+        cells, rows = A.read_cells(restricted(opened, tokens), np.zeros(60, dtype=int))
+    assert set(cells.tokens) <= set(tokens)
+    np.testing.assert_array_equal(cells.measured, tokens)
+    totals = [np.expm1(cells.values[cells.indptr[i] : cells.indptr[i + 1]]).sum() for i in range(len(rows))]
+    np.testing.assert_allclose(totals, 1e4, rtol=1e-4)  # of these genes alone

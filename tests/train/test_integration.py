@@ -14,7 +14,7 @@ from torch import nn
 from scdiva._constants import N_SPECIAL
 from scdiva.train import IntegrationConfig
 from scdiva.train import integration as I
-from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.adaptation import AdaptationCells, encoded
 from scdiva.train.batch_correction import correct_batches, draw_partners, mutual_neighbors
 from scdiva.train.loop import RANK
 from scdiva.train.objectives import pair_contrast_loss, thinned_at_random
@@ -69,8 +69,13 @@ def run(model, strategy="head", labelled=False, **fields):
     cells = make_cells()
     options = {name: fields.pop(name) for name in ("seconds",) if name in fields}
     return I.integrate_model(
-        model, cells, covariates(cells, labelled), strategy, config(**fields), progress=False, **options
-    )
+        model, cells, encoded(model, cells), covariates(cells, labelled), strategy, config(**fields), progress=False,
+        **options,
+    )  # fmt: skip
+
+
+def features_of(model, cells):
+    return I.head_features(model.integration, cells, encoded(model, cells))
 
 
 def changed(old, new):
@@ -81,15 +86,23 @@ def same(one, other):
     return one.keys() == other.keys() and not changed(one, other)
 
 
-def module_for(model, c=None, labelled=True, thin=True, frozen=True, **fields):
-    """A module with states and targets of its own making."""
+def thinned_features(model, cells, generator):
+    packed = thinned_at_random(cells.take(np.arange(cells.n_cells)), config().max_time, generator).packed
+    with torch.no_grad():
+        return model.integration.features(model.encode(*packed), *packed)
+
+
+def module_for(model, c=None, labelled=True, frozen=True, thin=True, **fields):
+    """A module with states and targets of its own making; frozen with two views of each cell, or none."""
     cells = make_cells(12)
     draw = torch.Generator().manual_seed(5)
     target = F.normalize(torch.randn(12, model.integration.dim, generator=draw), dim=1)
     I.fit_projection(model.integration, make_cells())
     known = covariates(cells, labelled)
-    features = I.head_features(model, cells) if frozen else None
-    module = I.IntegrationModule(model, c or config(**fields), target, known, features, thin=thin)
+    draw = torch.Generator().manual_seed(8)
+    views = [thinned_features(model, cells, draw) for _ in range(2 * thin)]
+    features = torch.stack([features_of(model, cells), *views]) if frozen else None
+    module = I.IntegrationModule(model, c or config(**fields), target, known, features)
     rows = np.arange(12)
     return module, I._take(cells, rows, True), cells
 
@@ -135,12 +148,15 @@ def test_features_in_blocks_are_those_of_single_cells(tiny, fields, monkeypatch)
     model, cells = I.with_head(tiny(**fields), 0), make_cells(20)
     I.fit_projection(model.integration, make_cells())
     monkeypatch.setattr(I, "BLOCK_TOKENS", 30)
-    found = I.head_features(model, cells)
+    found, states = features_of(model, cells), encoded(model, cells)
+    integrated = I.integrated_states(model, cells, states)
     for i in range(20):
         batch = cells.take(np.array([i]))
         packed = batch.tokens, batch.values, batch.cu_seqlens
         with torch.no_grad():
             expected = model.integration.features(model.encode(*packed), *packed)
+            whole = model.integration(model.encode(*packed), *packed)
+        torch.testing.assert_close(integrated[i], whole[0], atol=1e-6, rtol=0)
         torch.testing.assert_close(found[i], expected[0], atol=1e-6, rtol=0)
     assert not found.requires_grad
 
@@ -177,11 +193,10 @@ def test_the_loss_is_the_sum_of_its_parts_by_hand(plain):
     loss, parts = module.compute_loss(batch, torch.Generator().manual_seed(1))
     c, head = module.config, model.integration
     with torch.no_grad():
-        state = head.integrated(I.head_features(model, cells))
-        thin = thinned_at_random(batch, c.max_time, torch.Generator().manual_seed(1))
-        assert 0 < thin.tokens.numel() < batch.tokens.numel()
-        packed = thin.tokens, thin.values, thin.cu_seqlens
-        view = head(model.encode(*packed), *packed)
+        state = head.integrated(features_of(model, cells))
+        drawn = torch.randint(2, (12,), generator=torch.Generator().manual_seed(1))
+        view = head.integrated(module.features[1 + drawn, torch.arange(12)])
+        assert not torch.allclose(view, state)
         whole = np.mean([1 - float(a @ b) for a, b in zip(state, module.target, strict=True)])
         thinned = np.mean([1 - float(a @ b) for a, b in zip(view, module.target, strict=True)])
         logits = module.prior0 + module.discriminators[0](state * head.dim**0.5)
@@ -201,7 +216,7 @@ def test_the_loss_is_the_sum_of_its_parts_by_hand(plain):
 def test_the_contrast_of_pairs_by_hand(plain, thin, frozen):
     model = plain()
     c = config(n_neighbors=1, alike=0.3, pairs_weight=2.5, pairs_temperature=0.4)
-    module, batch, cells = module_for(model, c, labelled=False, thin=thin, frozen=frozen)
+    module, batch, cells = module_for(model, c, labelled=False, frozen=frozen, thin=thin)
     pairs = mutual_neighbors(module.target.numpy(), [cells.batch], 1, np.random.default_rng(0))
     loss, parts = module.compute_loss(batch, torch.Generator().manual_seed(1))
     draw, positives = torch.Generator().manual_seed(1), []
@@ -209,10 +224,13 @@ def test_the_contrast_of_pairs_by_hand(plain, thin, frozen):
     left_out = near | torch.from_numpy(pairs.toarray())
     assert left_out.sum() > near.sum() > 12
     with torch.no_grad():
-        states = model.integration.integrated(I.head_features(model, cells))
-        if thin:
+        states = model.integration.integrated(features_of(model, cells))
+        if not frozen:
             packed = thinned_at_random(batch, c.max_time, draw).packed
             positives.append(model.integration(model.encode(*packed), *packed))
+        elif thin:
+            view = torch.randint(2, (12,), generator=draw)
+            positives.append(model.integration.integrated(module.features[1 + view, torch.arange(12)]))
         partners = draw_partners(pairs, np.arange(12), draw)
         positives.append((states if frozen else module.target)[partners])
     present = torch.stack([torch.ones(12), partners >= 0][-len(positives) :]).bool()
@@ -249,7 +267,7 @@ def test_the_reversal_reaches_the_head_with_its_weight(plain, weight):
         grads.append(model.integration.mlp[0].weight.grad)
     model = plain()
     module, batch, cells = module_for(model, labelled=False)
-    state = model.integration.integrated(I.head_features(model, cells))
+    state = model.integration.integrated(features_of(model, cells))
     logits = module.prior0 + module.discriminators[0](state * model.integration.dim**0.5)
     F.cross_entropy(logits, torch.from_numpy(cells.batch)).backward()
     assert not grads[0].any()
@@ -310,7 +328,7 @@ def test_a_transformer_behind_the_head(tiny, strategy):
 def test_training_lessens_what_it_should(plain):
     model, cells = plain(), make_cells()
     found = run(model, steps=150, learning_rate=2e-3, reversal_weight=0.0, max_time=0.0, pairs_weight=0.0)
-    features = I.head_features(model, cells)
+    features = features_of(model, cells)
     draw = np.random.default_rng(I.step_seed(0, 0, "clusters"))
     target = correct_batches(features.numpy(), [cells.batch], draw)
     state = model.integration.integrated(features).detach().numpy()
@@ -385,5 +403,6 @@ def test_a_loss_that_is_not_finite_is_an_error(plain):
 def test_one_covariate_with_one_value_changes_nothing_but_is_no_error(plain):
     cells = make_cells()
     known = I.Covariates([cells.batch, np.zeros(cells.n_cells, dtype=np.int64)], None)
-    found = I.integrate_model(plain(), cells, known, "head", config(), progress=False)
+    model = plain()
+    found = I.integrate_model(model, cells, encoded(model, cells), known, "head", config(), progress=False)
     assert np.isfinite(found["history"]["loss"]).all()

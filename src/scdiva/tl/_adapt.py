@@ -14,10 +14,11 @@ from scdiva._constants import DEFAULT_MODEL
 from scdiva._docs import with_shared_docs
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
+from scdiva.data.cells import open_cells
+from scdiva.data.columns import batch_numbers
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata
 from scdiva.tl._notes import seed_of
-from scdiva.tl._training_cells import batch_numbers, training_cells
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -136,6 +137,7 @@ def adapt(
 
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
+    from scdiva.train.adaptation import read_cells
     from scdiva.train.own_components import GENES, WEIGHTS, compare_weights, with_own_components
 
     seed = seed_of(rng)
@@ -144,7 +146,7 @@ def adapt(
         raise ValueError(
             "This model has integrated batches, and adapting would change what that was fitted on. Adapt first."
         )
-    cells, rows = training_cells(adata, given, batch, reading)
+    cells, rows = read_cells(open_cells(adata, given, reading, empty="nan"), batch)
     if cells.n_cells > MOST_CELLS:
         drawn = np.sort(np.random.default_rng([seed, 1]).choice(cells.n_cells, MOST_CELLS, replace=False))
         cells, rows = cells.subset(drawn), rows[drawn]

@@ -2,27 +2,38 @@
 
 from __future__ import annotations
 
-import operator
 import time
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._arguments import check_choices, check_least, check_positive
 from scdiva._docs import with_shared_docs
-from scdiva._running import how_to_run
-from scdiva._settings import logger, settings
+from scdiva._running import Cells, embed_all, how_to_run
+from scdiva._settings import logger
+from scdiva.data.columns import batch_numbers, label_numbers
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_writable, noted
-from scdiva.tl._annotation import Known, ancestors, annotated, as_categories, fit_annotator, named, shared_tokens
+from scdiva.tl._annotation import (
+    ancestors,
+    annotated,
+    as_categories,
+    as_text,
+    check_genes,
+    fit_annotator,
+    named,
+    reads,
+    shared_tokens,
+)
 from scdiva.tl._notes import model_name, seed_of
-from scdiva.tl._training_cells import batch_numbers, label_numbers
 
 if TYPE_CHECKING:
+    import pandas as pd
     import torch
     from anndata import AnnData
 
@@ -183,6 +194,8 @@ def annotate(
     True
     >>> same = sd.tl.annotate(later, model=annotator)
     """
+    from scdiva.data.cells import open_cells
+    from scdiva.data.source import restricted
     from scdiva.models._fitted import given_fitted
     from scdiva.models.annotator import Annotator
 
@@ -194,15 +207,25 @@ def annotate(
     check_writable(adata, copy=False, call="tl.annotate", entry=key_added, **written)
     if reference is not None:
         check_anndata(reference)
-    _check(method, reject, backoff, class_weight, strategy, minutes, learning_rate)
-    for name, value, least in (("n_neighbors", n_neighbors, 1), ("max_epochs", max_epochs, 1),
-                               ("patience", patience, 1), ("batch_size", batch_size, 2)):  # fmt: skip
-        if operator.index(value) < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}.")
-    running = how_to_run(None, settings.resolve_device(device), None)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
-    notes: dict[str, Any] = {"model": model_name(model)}
+    check_choices(
+        method=(method, ("linear", "knn", "centroid", "probe", "finetune")),
+        class_weight=(class_weight, ("balanced", None)),
+        strategy=(strategy, ("lora", "full")),
+    )
+    check_least(
+        n_neighbors=(n_neighbors, 1), max_epochs=(max_epochs, 1), patience=(patience, 1), batch_size=(batch_size, 2)
+    )
+    check_positive(reject=reject, backoff=backoff, minutes=minutes, learning_rate=learning_rate)
+    if backoff > 1:
+        raise ValueError(f"backoff must be at most 1, got {backoff!r}.")
+    if reject is not None and reject >= 1:
+        raise ValueError(f"reject must be below 1, or None to name a label for every cell; got {reject!r}.")
+    running = how_to_run(None, device, None)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, "nan")
+    groups = None if parents is None else {str(label): str(group) for label, group in parents.items()}
     fitted = given_fitted(Annotator, model, running.device)
+    cells: Cells
+    states: torch.Tensor | None = None
     if fitted is not None:
         of_a_fit = {
             "labels_key": labels_key is not None,
@@ -213,20 +236,29 @@ def annotate(
         }
         if told := [name for name, given_here in of_a_fit.items() if given_here]:
             raise ValueError(f"This annotator is fitted: leave {' and '.join(told)} out, or name a model to fit one.")
-        fitted = replace(fitted, parents=fitted.parents if parents is None else _as_text(parents))
+        fitted = replace(fitted, parents=fitted.parents if groups is None else groups)
+        _check_reject(fitted, reject)
+        ancestors(fitted.names, fitted.parents)
+        source = restricted(open_cells(adata, fitted.model, reading), fitted.tokens)
+        check_genes(fitted, source.measured_tokens)
+        running = reads(running, fitted.method)
+        cells, rows, measured = source, np.arange(adata.n_obs), source.measured_tokens
     else:
         if labels_key is None:
             raise ValueError("Name the column with the labels, labels_key, or a fitted annotator as model=.")
         if reference is None and labels_key == key_added:
             raise ValueError(f"adata.obs[{labels_key!r}] holds the labels and would be overwritten: name a key_added.")
-        known = _labelled(adata, reference, labels_key, unlabeled_category, batch_key)
+        labels, types, batch = _labelled(adata, reference, labels_key, unlabeled_category, batch_key)
+
+        import torch
 
         from scdiva.models.pretrained import load_for
+        from scdiva.train.adaptation import read_cells
+        from scdiva.train.annotation import Reference
         from scdiva.train.config import AnnotationConfig
 
         given = load_for(cast("ScDiVa | str | PathLike[str]", model), running.device)  # an annotator is dealt with
-        if parents is not None:
-            ancestors(tuple(known.names), _as_text(parents))
+        ancestors(as_text(types), groups or {})
         seed = seed_of(rng)
         config = AnnotationConfig(
             batch_size=batch_size,
@@ -235,34 +267,47 @@ def annotate(
             balanced=class_weight == "balanced",
             n_neighbors=n_neighbors,
         )
-        tokens = shared_tokens(known.adata, adata, given, reading)
+        source = open_cells(adata, given, reading)
+        other = source if reference is None else open_cells(reference, given, reading)
+        tokens = shared_tokens(other, source)
         logger.info(
-            "annotating %d cells by %r, %d labels, %d genes", adata.n_obs, method, len(known.names), len(tokens)
+            "annotating %d cells by %r, %d labels, %d genes", adata.n_obs, method, len(types.categories), len(tokens)
         )
+        source = restricted(source, tokens)
+        running = reads(running, method)
+        known, rows = read_cells(source if reference is None else restricted(other, tokens), batch)
+        states = torch.from_numpy(embed_all(given, known, running))
+        limits = max_epochs, patience, np.inf if minutes is None else 60 * minutes
         fitted = fit_annotator(
-            known, given, method, tokens, _running(running, method), config, reading,
-            strategy=strategy, max_epochs=max_epochs, patience=patience, minutes=minutes,
+            Reference(known, states, labels[rows]), types, batch[rows], given, method, tokens, config, strategy, limits,
+            running.device,
         )  # fmt: skip
         # the seed as text: it is beyond the integers that JSON and h5ad readers agree on
         fitted = replace(
-            fitted, parents=_as_text(parents or {}), notes=fitted.notes | {"labels_key": labels_key, "seed": str(seed)}
+            fitted, parents=groups or {}, notes=fitted.notes | {"labels_key": labels_key, "seed": str(seed)}
         )
-    _check_reject(fitted, reject)
-    ancestors(fitted.names, fitted.parents)
-    probability, novelty = annotated(fitted, adata, _running(running, fitted.method), reading)
+        _check_reject(fitted, reject)
+        if reference is None:
+            cells, measured = known, known.measured
+            states = states if fitted.model is given else None
+        else:
+            cells, rows, measured, states = source, np.arange(adata.n_obs), source.measured_tokens, None
+    probability = np.full((adata.n_obs, len(fitted.labels)), np.nan, dtype=np.float32)
+    novelty = np.full(adata.n_obs, np.nan, dtype=np.float32)
+    probability[rows], novelty[rows] = annotated(fitted, cells, measured, running, states)
+    names, confidence = np.full(adata.n_obs, None, dtype=object), np.full(adata.n_obs, np.nan, dtype=np.float32)
     there = ~np.isnan(novelty)
-    labels = np.full(adata.n_obs, None, dtype=object)
-    confidence = np.full(adata.n_obs, np.nan, dtype=np.float32)
-    labels[there], confidence[there] = named(probability[there], fitted.names, fitted.parents, backoff)
+    names[there], confidence[there] = named(probability[there], fitted.names, fitted.parents, backoff)
     threshold = np.nan if reject is None else float(np.quantile(fitted.novelty, 1 - reject))
     if reject is not None:
-        labels[there & (novelty > threshold)] = C.REJECTED
+        names[there & (novelty > threshold)] = C.REJECTED
     # written last, once nothing can fail any more
-    adata.obs[key_added] = as_categories(labels, fitted)
+    adata.obs[key_added] = as_categories(names, fitted)
     adata.obs[f"{key_added}_{C.CONFIDENCE}"] = confidence
     adata.obs[f"{key_added}_{C.NOVELTY}"] = novelty
     adata.obsm[f"{key_added}_{C.PROBABILITY}"] = probability
-    notes |= {
+    notes = {
+        "model": model_name(model),
         **fitted.notes,
         "labels": np.array(fitted.labels, dtype=fitted.dtype),
         "method": fitted.method,
@@ -274,22 +319,10 @@ def annotate(
     return fitted
 
 
-def _as_text(parents: Mapping[Any, Any]) -> dict[str, str]:
-    """Give the hierarchy as text, which names of groups are."""
-    return {str(label): str(group) for label, group in parents.items()}
-
-
-def _running(running: Any, method: str) -> Any:
-    """Say what is read out of the model: the embedding for what is zero-shot, the state for what is trained."""
-    from scdiva.nn.annotation import ZERO_SHOT
-
-    return running._replace(what="lat" if method in ZERO_SHOT else "state")
-
-
 def _labelled(
     adata: AnnData, reference: AnnData | None, labels_key: str, unlabeled_category: str | None, batch_key: str | None
-) -> Known:
-    """Return the labelled cells; refuse what they should not be."""
+) -> tuple[np.ndarray, pd.CategoricalDtype, np.ndarray]:
+    """Give label and batch of each labelled cell, as numbers, and between them the labels; refuse what can't be."""
     if reference is None:
         labels, types = label_numbers(adata, labels_key, unlabeled_category)
         if (labels >= 0).all():
@@ -300,7 +333,7 @@ def _labelled(
                 UserWarning,
                 stacklevel=3,
             )
-        return Known(adata, batch_numbers(adata, batch_key), labels, types)
+        return labels, types, batch_numbers(adata, batch_key)
     labels, types = label_numbers(reference, labels_key, unlabeled_category, where="reference")
     missing = reference.obs[labels_key].isna().to_numpy()
     if missing.any():
@@ -309,44 +342,18 @@ def _labelled(
             f"{reference.obs_names[missing.argmax()]!r}: leave them out, reference = "
             f"reference[reference.obs[{labels_key!r}].notna()].copy(), or give them an unlabeled_category."
         )
-    known = Known(reference, batch_numbers(reference, batch_key, where="reference"), labels, types)
+    known = as_text(types)
     if labels_key in adata.obs:
         own = set(adata.obs[labels_key].dropna().astype(str)) - {str(unlabeled_category), C.REJECTED, ""}
-        if own and not own & set(known.names):
+        if own and not own & set(known):
             warnings.warn(
                 f"adata.obs[{labels_key!r}] and reference.obs[{labels_key!r}] have no label in common "
-                f"({', '.join(map(repr, sorted(own)[:5]))} and {', '.join(map(repr, known.names[:5]))}). That of adata "
+                f"({', '.join(map(repr, sorted(own)[:5]))} and {', '.join(map(repr, known[:5]))}). That of adata "
                 "is not read and stays as it is.",
                 UserWarning,
                 stacklevel=3,
             )
-    return known
-
-
-def _check(
-    method: str,
-    reject: float | None,
-    backoff: float,
-    class_weight: str | None,
-    strategy: str,
-    minutes: float | None,
-    learning_rate: float,
-) -> None:
-    for name, value, choices in (
-        ("method", method, ("linear", "knn", "centroid", "probe", "finetune")),
-        ("class_weight", class_weight, ("balanced", None)),
-        ("strategy", strategy, ("lora", "full")),
-    ):
-        if value not in choices:
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
-    if reject is not None and not 0 < reject < 1:
-        raise ValueError(f"reject must be above 0 and below 1, or None to name a label for every cell; got {reject!r}.")
-    if not 0 < backoff <= 1:
-        raise ValueError(f"backoff must be above 0 and at most 1, got {backoff!r}.")
-    if minutes is not None and not 0 < minutes < np.inf:
-        raise ValueError(f"minutes must be a number above 0, or None for no limit; got {minutes!r}.")
-    if not 0 < learning_rate < np.inf:
-        raise ValueError(f"learning_rate must be a number above 0, got {learning_rate!r}.")
+    return labels, types, batch_numbers(reference, batch_key, where="reference")
 
 
 def _check_reject(annotator: Annotator, reject: float | None) -> None:

@@ -1,27 +1,24 @@
-"""Fit an annotator on a user's labelled cells, and run one over cells."""
+"""Fit an annotator on a user's labelled cells, run one over cells, and name what it says."""
 
 from __future__ import annotations
 
-import copy
 import warnings
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from scdiva._constants import REJECTED
-from scdiva._running import Running, run_cells
+from scdiva._running import Cells, Running, run_cells
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
-from scdiva.data.genes import advice, column_tokens
-from scdiva.data.reading import Reading
-from scdiva.tl._embed import open_for
-from scdiva.tl._training_cells import training_cells
+from scdiva.data.genes import advice
 
 if TYPE_CHECKING:
     import pandas as pd
-    from anndata import AnnData
+    from torch import Tensor
 
+    from scdiva.data.source import CellSource, Ragged
     from scdiva.models import Annotator, ScDiVa
     from scdiva.train.annotation import Reference
     from scdiva.train.config import AnnotationConfig
@@ -31,31 +28,7 @@ LEAST_GENES = 50
 BLOCK_CELLS = 1024
 
 
-class Known(NamedTuple):
-    """The labelled cells, as the user gave them.
-
-    Attributes
-    ----------
-    adata
-        The cells.
-    batch, labels
-        Numbers from 0 `(n_obs,)`; a label of -1 is none.
-    types
-        The labels, in the type that they came in.
-    """
-
-    adata: AnnData
-    batch: np.ndarray
-    labels: np.ndarray
-    types: pd.CategoricalDtype
-
-    @property
-    def names(self) -> list[str]:
-        """Of the labels, as text."""
-        return [str(name) for name in self.types.categories.tolist()]
-
-
-def shared_tokens(reference: AnnData, adata: AnnData, model: ScDiVa, reading: Reading) -> np.ndarray:
+def shared_tokens(reference: CellSource, cells: CellSource) -> np.ndarray:
     """Genes that the model knows and both have a column for, as tokens, ascending.
 
     Raises
@@ -63,158 +36,139 @@ def shared_tokens(reference: AnnData, adata: AnnData, model: ScDiVa, reading: Re
     ValueError
         If they are fewer than 50.
     """
-    parts = []
-    for data in (reference, adata):
-        tokens = column_tokens(reading.var(data), model.vocabulary, reading)
-        parts.append(np.unique(tokens[tokens >= 0]))
-    both = np.intersect1d(parts[0], parts[1])
+    both = np.intersect1d(reference.measured_tokens, cells.measured_tokens)
     if len(both) < LEAST_GENES:
-        fewer = reference if len(parts[0]) < len(parts[1]) else adata
+        known = {"adata's": cells, "the reference's": reference}
+        sizes = ", ".join(f"{len(one.measured_tokens)} of {name} {len(one.tokens)}" for name, one in known.items())
+        first = " and ".join(str(one.var.index[:1].tolist()) for one in known.values())
+        fewer = min(known.values(), key=lambda one: len(one.measured_tokens))
         raise ValueError(
-            f"adata and the reference share {len(both)} genes that the model knows ({len(parts[1])} of adata's "
-            f"{adata.n_vars}, {len(parts[0])} of the reference's {reference.n_vars}; the first names are "
-            f"{_first(adata)} and {_first(reference)}): {LEAST_GENES} or more are needed. "
-            + advice([str(name) for name in fewer.var_names])
+            f"adata and the reference share {len(both)} genes that the model knows ({sizes}; they begin with {first}): "
+            f"{LEAST_GENES} or more are needed. {advice([str(name) for name in fewer.var.index])}"
         )
     return both.astype(np.int32)
 
 
-def _first(adata: AnnData) -> str:
-    return repr(str(adata.var_names[0])) if adata.n_vars else "none (0 genes)"
+def check_genes(annotator: Annotator, measured: np.ndarray) -> None:
+    """Refuse cells that have too few of an annotator's genes, and warn of those that lack half.
+
+    Parameters
+    ----------
+    annotator
+        Fitted on other cells.
+    measured
+        Tokens that the cells have a column for.
+
+    Raises
+    ------
+    ValueError
+        If the cells have fewer than 50 of the genes that the annotator reads.
+    """
+    n_measured, n_read = int(np.isin(annotator.tokens, measured).sum()), len(annotator.tokens)
+    if n_measured < LEAST_GENES:
+        raise ValueError(
+            f"adata has {n_measured} of the {n_read} genes that the annotator reads; {LEAST_GENES} or more are needed. "
+            "Name the column of adata.var that holds symbols or Ensembl ids: gene_ids=..."
+        )
+    if 2 * n_measured < n_read:
+        warnings.warn(
+            f"adata has {n_measured} of the {n_read} genes that the annotator reads. Fitted anew on the genes that "
+            "both have it may do better: tl.annotate(adata, labels_key, reference).",
+            UserWarning,
+            stacklevel=3,
+        )
+
+
+def reads(running: Running, method: str) -> Running:
+    """Say what a method reads of the model: the embedding if it is zero-shot, the state if it is trained."""
+    from scdiva.nn.annotation import ZERO_SHOT
+
+    return running._replace(what="lat" if method in ZERO_SHOT else "state")
 
 
 def fit_annotator(
-    known: Known,
+    reference: Reference,
+    types: pd.CategoricalDtype,
+    batch: np.ndarray,
     model: ScDiVa,
     method: str,
     tokens: np.ndarray,
-    running: Running,
     config: AnnotationConfig,
-    reading: Reading,
-    *,
-    strategy: Literal["lora", "full"] = "lora",
-    max_epochs: int = 100,
-    patience: int = 5,
-    minutes: float | None = None,
+    strategy: Literal["lora", "full"],
+    limits: tuple[int, int, float],
+    device: str,
 ) -> Annotator:
     """Fit an annotator.
 
     Parameters
     ----------
-    known
+    reference
         Labelled cells, and perhaps unlabelled ones beside them.
+    types
+        The labels, in the type that they came in.
+    batch
+        Number of the batch of each cell.
     model
         Not changed.
     method
         See :func:`annotate`.
     tokens
-        Genes to read.
-    running
-        How cells are run through the model.
+        Genes that are read.
     config
         Of the fit.
-    reading
-        What to read.
-    strategy, max_epochs, patience, minutes
-        Of `"finetune"`.
-    """
-    import torch
+    strategy, limits, device
+        Of `"finetune"`: what is trained; most epochs, looks without a better loss, and seconds; where.
 
+    Raises
+    ------
+    ValueError
+        If no cell of a label has a gene that is read.
+    """
     from scdiva.models import Annotator
     from scdiva.models.inference import runs_transformer
-    from scdiva.train.annotation import Reference, calibrate, fit_head, held_out
-
-    cells, rows = training_cells(known.adata, model, known.batch, reading, only=tokens)
-    states = np.full((known.adata.n_obs, running.width(model)), np.nan, dtype=np.float32)
-    for at, _, found in _blocks(model, known.adata, tokens, running, reading)[1]:
-        states[at] = found
-    labels = known.labels[rows]
-    present = np.unique(labels[labels >= 0])
-    if len(present) < len(known.names):  # all cells of a label have no gene that is read
-        lost = np.setdiff1d(np.arange(len(known.names)), present)
-        raise ValueError(
-            f"No cell of {len(lost)} label(s), the first is {known.names[lost[0]]!r}, has a gene that is read: leave "
-            "these cells out of the reference."
-        )
-    reference = Reference(cells, torch.from_numpy(states[rows]), labels)
-    notes: dict[str, Any] = {}
-    with torch_threads_kept(None if runs_transformer(model, running.what) else 1):
-        if method == "finetune":
-            limits = max_epochs, patience, np.inf if minutes is None else 60 * minutes
-            model, head, notes, heard = _finetuned(
-                model, reference, known, rows, config, strategy, limits, running.device
-            )
-        else:
-            head = fit_head(reference, method, len(known.names), model.config.n_tokens, config)
-            heard = held_out(head, reference, config)
-        found = calibrate(head, heard)
-    head.requires_grad_(False).eval()
-    novelty = found.pop("novelty")
-    notes |= {**found, "own_directions": head.sizes.own_dim, "n_labelled": int((labels >= 0).sum())}
-    return Annotator(
-        model, head, tuple(known.types.categories.tolist()), tokens, novelty, notes=notes,
-        dtype=str(known.types.categories.dtype), ordered=bool(known.types.ordered),
-    )  # fmt: skip
-
-
-def _finetuned(
-    model: ScDiVa,
-    reference: Reference,
-    known: Known,
-    rows: np.ndarray,
-    config: AnnotationConfig,
-    strategy: Literal["lora", "full"],
-    limits: tuple[int, int, float],
-    device: str,
-) -> tuple[ScDiVa, Any, dict[str, Any], Any]:
-    """Fit a head on some of the labelled cells, train on with the model, and hear what is said of the others."""
-    from dataclasses import replace
-
-    from scdiva.train.annotation import Reference, fit_head, held_out
-    from scdiva.train.finetuning import finetune, split_by_batch
+    from scdiva.train.annotation import calibrate, fit_head, held_out
+    from scdiva.train.finetuning import fit_with_model
     from scdiva.train.loop import Limits
 
-    order = np.argsort(reference.labels, kind="stable")
-    order = order[reference.labels[order] >= 0]
-    labels = reference.labels[order]
-    ragged = reference.cells.take(order)
-    cells = replace(
-        reference.cells, indptr=ragged.cu_seqlens.numpy(), tokens=ragged.tokens.numpy(),
-        values=ragged.values.numpy(), batch=labels, n_batches=len(known.names),  # noqa: PD011
+    names = as_text(types)
+    lost = np.setdiff1d(np.arange(len(names)), reference.labels)
+    if len(lost):
+        raise ValueError(
+            f"No cell of {len(lost)} label(s), the first is {names[lost[0]]!r}, has a gene that is read: leave these "
+            "cells out of the reference."
+        )
+    notes: dict[str, Any] = {}
+    with torch_threads_kept(None if runs_transformer(model, "state") else 1):
+        tuned = None
+        if method == "finetune":
+            tuned, notes = fit_with_model(
+                model,
+                reference,
+                batch,
+                len(names),
+                strategy,
+                config,
+                Limits(*limits),
+                device,
+                progress=settings.progress,
+            )
+        if tuned is None:
+            head = fit_head(reference, method, len(names), model.config.n_tokens, config)
+            predicted = held_out(head, reference, config)
+        else:
+            model, head, predicted = tuned
+        found = calibrate(head, predicted)
+    head.requires_grad_(False).eval()
+    novelty = found.pop("novelty")
+    notes |= {**found, "own_directions": head.sizes.own_dim, "n_labelled": int((reference.labels >= 0).sum())}
+    return Annotator(
+        model, head, tuple(types.categories.tolist()), tokens, novelty, notes=notes,
+        dtype=str(types.categories.dtype), ordered=bool(types.ordered),
     )  # fmt: skip
-    labelled = Reference(cells, reference.states[order], labels)
-    split = split_by_batch(labels, known.batch[rows][order], config.seed)
-    n_labels, n_tokens = len(known.names), model.config.n_tokens
-    if not len(split.held_out):
-        warnings.warn(
-            "no labelled cell can be held out to end fine-tuning by, as each label has one cell: what is returned is "
-            "the logistic regression that it would begin with.",
-            UserWarning,
-            stacklevel=5,
-        )
-        head = fit_head(reference, "finetune", n_labels, n_tokens, config)
-        return model, head, {"improved": False}, held_out(head, reference, config)
-    # all that is not held out, by batch: principal components are those within batches, not within labels
-    rest = np.setdiff1d(np.arange(reference.cells.n_cells), order[split.held_out])
-    part = Reference(reference.cells.subset(rest), reference.states[rest], reference.labels[rest])
-    head = fit_head(part, "finetune", n_labels, n_tokens, config)
-    new = copy.deepcopy(model).to(device)
-    found, heard = finetune(new, head, labelled, split, strategy, config, Limits(*limits), progress=settings.progress)
-    notes = {key: found[key] for key in ("steps", "stopped", "start_loss", "best_loss", "improved", "history")}
-    if not found["improved"]:
-        warnings.warn(
-            f"fine-tuning did not tell the {len(split.held_out)} held-out cells any better than the logistic "
-            "regression that it began with: that is what is returned, fitted on all labelled cells.",
-            UserWarning,
-            stacklevel=5,
-        )
-        head = fit_head(reference, "finetune", n_labels, n_tokens, config)
-        return model, head, notes, held_out(head, reference, config)
-    return new, head, notes, heard
 
 
 def annotated(
-    annotator: Annotator, adata: AnnData, running: Running, reading: Reading
+    annotator: Annotator, cells: Cells, measured: np.ndarray, running: Running, states: Tensor | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run an annotator over cells.
 
@@ -222,24 +176,18 @@ def annotated(
     ----------
     annotator
         Fitted.
-    adata
-        The cells.
-    running, reading
-        As for :func:`fit_annotator`.
+    cells
+        Opened cells, or cells in memory, with the annotator's genes alone.
+    measured
+        Tokens that they have a column for.
+    running
+        How they are run, see :func:`reads`.
+    states
+        What the model makes of cells in memory, if that is known.
 
     Returns
     -------
     Probabilities float32 `(n_obs, n_labels)` and novelty float32 `(n_obs,)`; NaN for cells without a gene that is read.
-
-    Raises
-    ------
-    ValueError
-        If the cells have fewer than 50 of the genes that the annotator reads.
-
-    Warns
-    -----
-    UserWarning
-        If they have less than half of them.
     """
     import torch
 
@@ -247,52 +195,36 @@ def annotated(
     from scdiva.data.packed import take_cells
     from scdiva.nn.annotation import Read
 
+    def encoded() -> Iterator[tuple[np.ndarray, Ragged, Tensor]]:
+        """Rows, genes and states of the cells, window by window."""
+        if states is not None:
+            yield from ((rows, ragged, states) for rows, ragged in cells.windows(cells.n_obs))
+            return
+        for rows, ragged, results in run_cells(annotator.model, cells, running):
+            found = torch.empty(len(rows), running.width(annotator.model))
+            for at, part in results:
+                found[at] = torch.from_numpy(part)
+            yield rows, ragged, found
+
     head = annotator.head
-    source, blocks = _blocks(annotator.model, adata, annotator.tokens, running, reading)
-    n_measured = int(np.isin(annotator.tokens, source.measured_tokens).sum())
-    if n_measured < LEAST_GENES:
-        raise ValueError(
-            f"adata has {n_measured} of the {len(annotator.tokens)} genes that the annotator reads; {LEAST_GENES} or "
-            "more are needed. Name the column of adata.var that holds symbols or Ensembl ids: gene_ids=..."
-        )
-    if 2 * n_measured < len(annotator.tokens):
-        warnings.warn(
-            f"adata has {n_measured} of the {len(annotator.tokens)} genes that the annotator reads. Fitted anew on the "
-            "genes that both have it may do better: tl.annotate(adata, labels_key, reference).",
-            UserWarning,
-            stacklevel=3,
-        )
-    measured = torch.from_numpy(np.isin(head.gene_tokens.numpy(), source.measured_tokens))
-    probability = np.full((adata.n_obs, len(annotator.labels)), np.nan, dtype=np.float32)
-    novelty = np.full(adata.n_obs, np.nan, dtype=np.float32)
+    of_head = torch.from_numpy(np.isin(head.gene_tokens.numpy(), measured))
+    probability = np.full((cells.n_obs, len(annotator.labels)), np.nan, dtype=np.float32)
+    novelty = np.full(cells.n_obs, np.nan, dtype=np.float32)
     with torch.inference_mode():
-        for rows, ragged, states in blocks:
+        for rows, ragged, found in encoded():
             for start in range(0, len(rows), BLOCK_CELLS):
                 block = np.arange(start, min(start + BLOCK_CELLS, len(rows)))
                 batch = from_ragged(*take_cells(ragged, block))
-                read = Read(torch.from_numpy(states[block]), *batch.packed)
-                found = head(read, measured)
-                probability[rows[block]], novelty[rows[block]] = found[0].numpy(), found[1].numpy()
+                shares, novel = head(Read(found[block], *batch.packed), of_head)
+                probability[rows[block]], novelty[rows[block]] = shares.numpy(), novel.numpy()
     if left_out := int(np.isnan(novelty).sum()):
         logger.info("%d cells have no gene that is read; they get no label", left_out)
     return probability, novelty
 
 
-def _blocks(model: ScDiVa, adata: AnnData, tokens: np.ndarray, running: Running, reading: Reading) -> Any:
-    """Open cells with these genes alone; the source, and an iterator over rows, genes and states of its windows."""
-    from scdiva.data.source import restricted
-
-    loaded, source, _ = open_for(model, adata, running, reading, empty="nan")
-    source = restricted(source, tokens)
-
-    def windows() -> Any:
-        for rows, ragged, results in run_cells(loaded, source, running):
-            states = np.empty((len(rows), running.width(loaded)), dtype=np.float32)
-            for cells, found in results:
-                states[cells] = found
-            yield rows, ragged, states
-
-    return source, windows()
+def as_text(types: pd.CategoricalDtype) -> tuple[str, ...]:
+    """Give labels as text."""
+    return tuple(map(str, types.categories.tolist()))
 
 
 def named(

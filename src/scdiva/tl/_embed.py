@@ -9,7 +9,7 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
-from scdiva._running import embed_cells, how_to_run
+from scdiva._running import embed_all, how_to_run
 from scdiva._settings import logger
 from scdiva.data.reading import AS_IT_IS, Reading, Species
 from scdiva.data.writing import check_key, check_writable, noted
@@ -120,14 +120,17 @@ def embed(
     check_writable(adata, copy=copy)
     check_key(C.OBSM_EMBEDDING if key_added is None else key_added, "key_added")
     running = how_to_run(batch_size, device, precision, pooling)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
 
     from scdiva.models.pretrained import load_for
 
     loaded = load_for(model, running.device)
     key = embedding_key(loaded) if key_added is None else key_added
     check_writable(adata, copy=copy, call="tl.embed", entry=key, obsm=[key])
-    embedding, parameters = embedded(loaded, adata, running, reading, empty=empty)
+    _, cells, parameters = open_for(loaded, adata, running, reading)
+    embedding = embed_all(loaded, cells, running)
+    if left_out := int(np.isnan(embedding[:, 0]).sum()):
+        logger.info("%d cells have no known gene; their rows are NaN", left_out)
     # written last, once nothing can fail any more
     written = adata.copy() if copy else adata
     written.obsm[key] = embedding
@@ -135,38 +138,12 @@ def embed(
     return written if copy else None
 
 
-def embedded(
-    model: ScDiVa | str | PathLike[str], adata: AnnData, running: Running, reading: Reading, **options: Any
-) -> tuple[np.ndarray, dict[str, Any]]:
-    """Embed the cells of an AnnData object and write nothing.
-
-    Parameters
-    ----------
-    model, adata, running, reading, **options
-        As for :func:`open_for`.
-
-    Returns
-    -------
-    float32 `(n_obs, width)`, rows of NaN for cells that the source leaves out, and what :func:`open_for` found.
-    """
-    loaded, source, parameters = open_for(model, adata, running, reading, **options)
-    embedding = np.full((source.n_obs, running.width(loaded)), np.nan, dtype=np.float32)
-    for rows, states in embed_cells(loaded, source, running):
-        embedding[rows] = states
-    if left_out := int(np.isnan(embedding[:, 0]).sum()):
-        logger.info("%d cells have no known gene; their rows are NaN", left_out)
-    return embedding, parameters
-
-
 def open_for(
     model: ScDiVa | str | PathLike[str],
     data: AnnData | Path,
     running: Running,
     reading: Reading = AS_IT_IS,
-    *,
-    empty: Literal["error", "nan"] = "error",
-    scan: Any = None,
-    embeds: bool = True,
+    **options: Any,
 ) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
     """Load a model and open cells as it reads them.
 
@@ -178,14 +155,8 @@ def open_for(
         The cells, or the path of a file of cells.
     running
         How they will be run.
-    reading
-        What to read.
-    empty
-        As for :func:`embed`.
-    scan
-        The :class:`~scdiva._validate.Scan` of these very cells, if they were checked, and warned of, before.
-    embeds
-        Whether results rest on what the model makes of the cells, so that few genes are warned of.
+    reading, **options
+        As for :func:`scdiva.data.open_cells`.
 
     Returns
     -------
@@ -196,15 +167,15 @@ def open_for(
     from scdiva.models.pretrained import load_for
 
     loaded = load_for(model, running.device)
-    source = open_cells(data, loaded, reading, scanned=scan, embeds=embeds, empty=empty)
+    cells = open_cells(data, loaded, reading, **options)
     parameters = {
         "model": model_name(model),
         "vocabulary": loaded.vocabulary.fingerprint,
-        **reading.parameters(),
-        "empty": empty,
-        "input": source.kind,
+        **cells.reading.parameters(),
+        "empty": cells.reading.empty,
+        "input": cells.kind,
         "pooling": running.what,
         "precision": running.precision if runs_transformer(loaded, running.what) else "fp32",
-        **{key: source.report[key] for key in ("share_genes", "share_counts")},
+        **{key: cells.report[key] for key in ("share_genes", "share_counts")},
     }
-    return loaded, source, parameters
+    return loaded, cells, parameters

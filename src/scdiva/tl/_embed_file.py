@@ -235,7 +235,7 @@ def _opened(
         return source.scan
 
     with _naming(path):
-        _, source, parameters = opened() if folder is None else opened(scan=scan_once(folder, key, scanned))
+        _, source, parameters = opened() if folder is None else opened(scanned=scan_once(folder, key, scanned))
     return source, parameters
 
 

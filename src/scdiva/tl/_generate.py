@@ -141,7 +141,7 @@ def generate(
     from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for
     from scdiva.populations.states import check_head, fit_to, on_cpu, states_of
-    from scdiva.tl._training_cells import training_cells
+    from scdiva.train.adaptation import read_cells
 
     seed = seed_of(rng)
     loaded = load_for(model, "cpu")
@@ -152,7 +152,7 @@ def generate(
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with on_cpu(loaded):
         with torch_threads_kept(1):  # products too small to share
-            cells, rows = training_cells(opened, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True)
+            cells, rows = read_cells(opened, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
             states = states_of(loaded, cells)
             if groupby is not None:  # what tells groups apart is met group by group
                 group = column(adata, groupby)[rows]

@@ -142,7 +142,7 @@ def impute(
     from scdiva.models.pretrained import load_for
     from scdiva.populations.imputation import impute_genes
     from scdiva.populations.states import check_head, on_cpu
-    from scdiva.tl._training_cells import training_cells
+    from scdiva.train.adaptation import read_cells
 
     seed = seed_of(rng)
     loaded = load_for(model, "cpu")
@@ -154,7 +154,7 @@ def impute(
         _check_known(genes, names, source.tokens, columns)
     mean, deviation = np.full((2, adata.n_obs, n_columns), np.nan, dtype=np.float32)
     with on_cpu(loaded), torch_threads_kept(1):
-        cells, rows = training_cells(source, loaded, np.zeros(adata.n_obs, dtype=np.int64), whole=True)
+        cells, rows = read_cells(source, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
         # where each measured gene goes in the result; -1: nowhere
         target = (adata.var_names if genes is None else pd.Index(genes)).get_indexer(names[columns[cells.measured]])
         own = np.flatnonzero(target >= 0)

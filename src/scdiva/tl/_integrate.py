@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import time
 import warnings
 from collections.abc import Sequence
@@ -12,16 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
+from scdiva._arguments import check_choices, check_least, check_positive
 from scdiva._docs import with_shared_docs
-from scdiva._running import how_to_run
+from scdiva._running import embed_all, how_to_run
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
+from scdiva.data.columns import batch_numbers, label_numbers
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tl._corrected import corrected_expression, gene_columns
-from scdiva.tl._embed import embedded
+from scdiva.tl._embed import open_for
 from scdiva.tl._notes import model_name, seed_of
-from scdiva.tl._training_cells import batch_numbers, label_numbers, training_cells
 
 if TYPE_CHECKING:
     import torch
@@ -175,23 +175,29 @@ def integrate(
     check_writable(adata, call="tl.embed", entry=key_added, obsm=[key_added])
     check_writable(adata, call="tl.integrate", entry=C.INTEGRATE, layers=layers)
     keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
-    _check(keys, strategy, steps, minutes, batch_size, learning_rate)
+    if not keys or len(set(keys)) < len(keys):
+        raise ValueError(f"batch_key must name a column of adata.obs, or several, each once; got {keys}.")
+    check_choices(strategy=(strategy, ("auto", "head", "lora", "full")))
+    check_least(steps=(steps, 1), batch_size=(batch_size, 2))
+    check_positive(minutes=minutes, learning_rate=learning_rate)
     if labels_key is None and unlabeled_category is not None:
         raise ValueError(f"unlabeled_category={unlabeled_category!r} is a value of labels_key: name that column too.")
-    target = settings.resolve_device(device)
-    running = how_to_run(None, target, None)
+    running = how_to_run(None, device, None)
     batches = [batch_numbers(adata, key) for key in keys]
     labels = None if labels_key is None else label_numbers(adata, labels_key, unlabeled_category)[0]
     associated = (
         np.nan if labels is None else max(cramers_v(batch[labels >= 0], labels[labels >= 0]) for batch in batches)
     )
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, "nan")
+
+    import torch
 
     from scdiva.models.pretrained import load_for
+    from scdiva.train.adaptation import read_cells
     from scdiva.train.config import IntegrationConfig
-    from scdiva.train.integration import HISTORY, Covariates, integrate_model, with_head
+    from scdiva.train.integration import HISTORY, Covariates, integrate_model, integrated_states, with_head
 
-    given = load_for(model, target)
+    given = load_for(model, running.device)
     if given.integration is not None:
         raise ValueError(
             "This model has integrated batches before. Embed new cells with it: tl.embed(adata, model); or integrate "
@@ -199,21 +205,15 @@ def integrate(
         )
     columns = gene_columns(adata, corrected, given.vocabulary, reading)
     seed = seed_of(rng)
-    many = target.startswith("cuda") and adata.n_obs >= MANY_CELLS
+    many = running.device.startswith("cuda") and adata.n_obs >= MANY_CELLS
     chosen = ("lora" if many else "head") if strategy == "auto" else strategy
-    notes: dict[str, Any] = {
-        "strategy": chosen,
-        "batch_key": keys,
-        "labels_key": labels_key or "",
-        "cramers_v": float(associated),
-        "model": model_name(model),
-        "seed": str(seed),
-    }
+
+    _, source, parameters = open_for(given, adata, running, reading)
     _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
-    cells, rows = training_cells(adata, given, together.ravel(), reading)
+    whole, rows = read_cells(source, together.ravel(), whole=columns is not None)
+    cells = whole if columns is None else whole.subset(np.arange(whole.n_cells), given.config.input_length)
     found: dict[str, Any] = {"own_directions": 0, "steps": 0, "stopped": "one batch"}
     found["history"] = {name: [] for name in HISTORY}
-    new = given
     if cells.n_batches == 1:
         warnings.warn(
             f"adata.obs[{keys[0]!r}] names one batch only: there is nothing to integrate, and the embedding of the "
@@ -221,6 +221,8 @@ def integrate(
             UserWarning,
             stacklevel=2,
         )
+        new = given
+        integrated = embed_all(given, cells, running)
     else:
         if associated > CONFOUNDED:
             warnings.warn(
@@ -229,8 +231,10 @@ def integrate(
                 UserWarning,
                 stacklevel=2,
             )
-        logger.info("integrating %d cells, strategy %r on %s", adata.n_obs, chosen, target)
-        new = with_head(given, seed).to(target)
+        logger.info("integrating %d cells, strategy %r on %s", adata.n_obs, chosen, running.device)
+        state = running._replace(what="state")
+        states = torch.from_numpy(embed_all(given, cells, state))
+        new = with_head(given, seed).to(running.device)
         config = IntegrationConfig(
             steps=steps,
             batch_size=min(batch_size, cells.n_cells),
@@ -240,24 +244,37 @@ def integrate(
         known = Covariates([_from_zero(batch[rows]) for batch in batches], None if labels is None else labels[rows])
         seconds = np.inf if minutes is None else 60 * minutes
         with torch_threads_kept(1 if chosen == "head" else None):  # products too small to share
-            found = integrate_model(new, cells, known, chosen, config, seconds=seconds, progress=settings.progress)
+            found = integrate_model(
+                new, cells, states, known, chosen, config, seconds=seconds, progress=settings.progress
+            )
+        if chosen != "head":  # cells were encoded by weights that have changed since
+            states = torch.from_numpy(embed_all(new, cells, state))
+        integrated = integrated_states(new, cells, states).numpy(force=True)
+    embedding = np.full((adata.n_obs, integrated.shape[1]), np.nan, dtype=np.float32)
+    embedding[rows] = integrated
 
-    embedding, parameters = embedded(new, adata, running, reading, empty="nan")
     values = None
     if columns is not None:
-        if int(np.diff(cells.indptr).max()) == new.config.input_length:  # what the model does not read is not zero
-            cells, _ = training_cells(adata, given, together.ravel(), reading, whole=True)
         values = np.full(adata.shape, np.nan, dtype=np.float32)
-        values[:, columns[0]], zeros = corrected_expression(embedding, cells, rows, columns[1])
+        values[:, columns[0]], zeros = corrected_expression(embedding, whole, rows, columns[1])
         found |= {"observed_zeros": zeros, "corrected_zeros": float((values[:, columns[0]] == 0).mean())}
     # written last, once nothing can fail any more
     adata.obsm[key_added] = embedding
     if values is not None:
         adata.layers[layer_added] = values
-    found["seconds"] = time.monotonic() - begun
-    found["history"] = {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()}
+    notes: dict[str, Any] = {
+        "strategy": chosen,
+        "batch_key": keys,
+        "labels_key": labels_key or "",
+        "cramers_v": float(associated),
+        "model": model_name(model),
+        "seed": str(seed),
+        **found,
+        "seconds": time.monotonic() - begun,
+        "history": {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()},
+    }
     adata.uns[C.UNS] = noted(adata, "tl.embed", key_added, parameters, obsm=[key_added])
-    adata.uns[C.UNS] = noted(adata, "tl.integrate", C.INTEGRATE, {**notes, **found}, layers=layers)
+    adata.uns[C.UNS] = noted(adata, "tl.integrate", C.INTEGRATE, notes, layers=layers)
     return new
 
 
@@ -277,22 +294,6 @@ def cramers_v(one: np.ndarray, other: np.ndarray) -> float:
         return 0.0
     expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
     return float(np.sqrt(((table - expected) ** 2 / expected).sum() / (table.sum() * smaller)))
-
-
-def _check(
-    keys: list[str], strategy: str, steps: int, minutes: float | None, batch_size: int, learning_rate: float
-) -> None:
-    if not keys or len(set(keys)) < len(keys):
-        raise ValueError(f"batch_key must name a column of adata.obs, or several, each once; got {keys}.")
-    if strategy not in ("auto", "head", "lora", "full"):
-        raise ValueError(f'strategy must be "auto", "head", "lora" or "full", got {strategy!r}.')
-    if minutes is not None and not 0 < minutes < np.inf:
-        raise ValueError(f"minutes must be a number above 0, or None for no limit; got {minutes!r}.")
-    for name, value, least in (("steps", steps, 1), ("batch_size", batch_size, 2)):
-        if operator.index(value) < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}.")
-    if not 0 < learning_rate < np.inf:
-        raise ValueError(f"learning_rate must be a number above 0, got {learning_rate!r}.")
 
 
 def _from_zero(numbers: np.ndarray) -> np.ndarray:

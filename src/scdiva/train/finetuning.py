@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import warnings
 from typing import Any, Literal
 
 import numpy as np
@@ -11,11 +13,12 @@ from torch import Tensor
 
 from scdiva._rng import step_seed
 from scdiva.data.batch import CellBatch
+from scdiva.data.packed import take_cells
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import AnnotationHead, Read
-from scdiva.train.adaptation import Split, encoded
-from scdiva.train.annotation import HeldOut, Reference, label_weights, read_cells, state_centroids
+from scdiva.train.adaptation import AdaptationCells, Split, encoded
+from scdiva.train.annotation import HeldOut, Reference, fit_head, label_weights, read_cells, state_centroids
 from scdiva.train.base import TaskModule
 from scdiva.train.config import AnnotationConfig
 from scdiva.train.loop import Limits, continue_training, merge_low_rank, train_states
@@ -114,6 +117,80 @@ def _whole_batches(labels: np.ndarray, batch: np.ndarray, rng: np.random.Generat
     n = min(int(np.searchsorted(shares, HELD_OUT)) + 1, len(names) - 1)
     held = np.isin(batch, names[:n])
     return held & np.isin(labels, labels[~held])
+
+
+def fit_with_model(
+    model: ScDiVa,
+    reference: Reference,
+    batch: np.ndarray,
+    n_labels: int,
+    how: Literal["lora", "full"],
+    config: AnnotationConfig,
+    limits: Limits,
+    device: str,
+    *,
+    progress: bool = True,
+) -> tuple[tuple[ScDiVa, AnnotationHead, HeldOut] | None, dict[str, Any]]:
+    """Fit a head on some of the labelled cells, and train on with a copy of the model behind it.
+
+    Parameters
+    ----------
+    model
+        Not changed.
+    reference
+        Labelled cells, and perhaps unlabelled ones beside them.
+    batch
+        Number of the batch of each cell.
+    n_labels
+        Number of labels.
+    how
+        What of the model is trained.
+    config, limits, device
+        Of the training.
+    progress
+        Whether to show a progress bar.
+
+    Returns
+    -------
+    The trained model, the head on it, and what is said of held-out cells; None where no cell could be held out, or
+    training did not help. And what was found in training.
+
+    Warns
+    -----
+    UserWarning
+        If the first of these is None.
+    """
+    order = np.argsort(reference.labels, kind="stable")
+    order = order[reference.labels[order] >= 0]
+    labels = reference.labels[order]
+    ragged = take_cells((reference.cells.indptr, reference.cells.tokens, reference.cells.values), order)
+    cells = AdaptationCells(*ragged, labels, reference.cells.measured, n_labels)
+    split = split_by_batch(labels, batch[order], config.seed)
+    if not len(split.held_out):
+        warnings.warn(
+            "no labelled cell can be held out to end fine-tuning by, as each label has one cell: what is returned is "
+            "the logistic regression that it would begin with.",
+            UserWarning,
+            stacklevel=4,
+        )
+        return None, {"improved": False}
+    # all that is not held out, by batch: principal components are those within batches, not within labels
+    rest = np.setdiff1d(np.arange(reference.cells.n_cells), order[split.held_out])
+    part = Reference(reference.cells.subset(rest), reference.states[rest], reference.labels[rest])
+    head = fit_head(part, "finetune", n_labels, model.config.n_tokens, config)
+    new = copy.deepcopy(model).to(device)
+    labelled = Reference(cells, reference.states[order], labels)
+    found, predicted = finetune(new, head, labelled, split, how, config, limits, progress=progress)
+    notes = {key: found[key] for key in ("steps", "stopped", "start_loss", "best_loss", "improved", "history")}
+    if not found["improved"]:
+        warnings.warn(
+            f"fine-tuning did not predict the {len(split.held_out)} held-out cells any better than the logistic "
+            "regression that it began with: that is what is returned, fitted on all labelled cells.",
+            UserWarning,
+            stacklevel=4,
+        )
+        return None, notes
+    return (new, head, predicted), notes
 
 
 def finetune(

@@ -1,4 +1,4 @@
-"""Train a head that takes batches out of cell states, on cells held in memory."""
+"""Train a head that removes batch effects from cell states, on cells held in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from scdiva._progress import progress_bar, progress_clock
 from scdiva._rng import step_generator, step_seed
 from scdiva.data.batch import CellBatch
-from scdiva.data.packing import BATCH_TOKENS
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.integration import IntegrationHead
@@ -29,7 +28,9 @@ from scdiva.train.own_components import centred, own_directions
 
 DISCRIMINATOR_WIDTH = 128
 BLOCK_TOKENS = 1_000_000
-"""Tokens of cells that are encoded at once, where the transformer is not run."""
+"""Tokens of cells that are encoded at once."""
+MOST_VIEWS = 8
+"""Most times that a cell is thinned, where what is behind the head stays as it is: the steps draw among these."""
 Strategy = Literal["head", "lora", "full"]
 HISTORY = ("step", "loss", "denoising", "reversal", "contrast", "pairs")
 """What is recorded of the training."""
@@ -89,10 +90,9 @@ class IntegrationModule(TaskModule):
     covariates
         Of the same cells.
     features
-        The head's input of each whole cell, float32 `(n_cells, dim)`, where nothing behind the head is trained; None:
-        whole cells are encoded at each step.
-    thin
-        Whether thinned cells are looked at; they are encoded at each step.
+        The head's input of each cell, whole and then thinned in several ways, float32 `(1 + n_views, n_cells, dim)`,
+        where nothing behind the head is trained. None: cells are encoded at each step, whole and thinned; whole only
+        where they have to go through the transformer, as two passes a step would be too dear.
     """
 
     config: IntegrationConfig
@@ -105,11 +105,8 @@ class IntegrationModule(TaskModule):
         target: Tensor,
         covariates: Covariates,
         features: Tensor | None = None,
-        *,
-        thin: bool = True,
     ) -> None:
         super().__init__(model, config)
-        self.thin = thin
         head = model.integration
         if head is None:
             raise ValueError("The model has no integration head: its configuration needs integrated=True.")
@@ -143,15 +140,14 @@ class IntegrationModule(TaskModule):
         """
         c, rows = self.config, batch.study
         assert rows is not None
-        head = self.model.integration
-        assert isinstance(head, IntegrationHead)
+        head = _head(self.model)
         buffers = dict(self.named_buffers(recurse=False))
         target = buffers["target"][rows]
-        known = buffers["features"][rows] if "features" in buffers else self._features(batch)
-        state = head.integrated(known)
+        whole, thinned = self._inputs(batch, generator)
+        state = head.integrated(whole)
         denoising, view = (1 - (state * target).sum(dim=1)).mean(), None
-        if self.thin:
-            view = head.integrated(self._features(thinned_at_random(batch, c.max_time, generator)))
+        if thinned is not None:
+            view = head.integrated(thinned)
             denoising = (denoising + (1 - (view * target).sum(dim=1)).mean()) / 2
         told = _Reversed.apply(state, self.reversal())  # type: ignore[no-untyped-call]
         reversal = state.new_zeros(())
@@ -168,12 +164,14 @@ class IntegrationModule(TaskModule):
         """Contrast of cells with themselves thinned and with partners; 0 with labels."""
         if self.pairs is None:
             return state.new_zeros(())
-        head, buffers, numbers = self.model.integration, dict(self.named_buffers(recurse=False)), rows.numpy(force=True)
-        assert isinstance(head, IntegrationHead)
+        head, buffers, numbers = _head(self.model), dict(self.named_buffers(recurse=False)), rows.numpy(force=True)
         drawn = draw_partners(self.pairs, numbers, generator).to(rows.device)
         paired, partners = drawn >= 0, drawn.clamp_min(0)
         # where cells are encoded at each step a partner would have to be, too; its corrected state is at hand
-        near = head.integrated(buffers["features"][partners]) if "features" in buffers else buffers["target"][partners]
+        if "features" in buffers:
+            near = head.integrated(buffers["features"][0, partners])
+        else:
+            near = buffers["target"][partners]
         positives = torch.stack([near if view is None else view, near])
         present = torch.stack([torch.full_like(paired, view is not None), paired])
         target = buffers["target"][rows]
@@ -181,11 +179,19 @@ class IntegrationModule(TaskModule):
         alike |= target @ target.T > self.config.alike
         return pair_contrast_loss(state, positives, present, alike, self.config.pairs_temperature)
 
-    def _features(self, batch: CellBatch) -> Tensor:
-        head = self.model.integration
-        assert isinstance(head, IntegrationHead)
-        packed = batch.packed
-        return head.features(self.model.encode(*packed), *packed)
+    def _inputs(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        """Give the head's input of whole cells, and of the same cells thinned, None where they are not looked at."""
+        rows, features = batch.study, dict(self.named_buffers(recurse=False)).get("features")
+        if features is None:
+            whole = _encoded(self.model, batch)
+            if runs_transformer(self.model):
+                return whole, None
+            return whole, _encoded(self.model, thinned_at_random(batch, self.config.max_time, generator))
+        n_views = len(features) - 1
+        if not n_views:
+            return features[0, rows], None
+        view = torch.randint(n_views, (batch.n_cells,), generator=generator).to(features.device)
+        return features[0, rows], features[1 + view, rows]
 
     def reversal(self) -> float:
         """Weight of the reversed gradient at this step: from 0 along a logistic curve (Ganin & Lempitsky 2015)."""
@@ -242,27 +248,60 @@ def fit_projection(head: IntegrationHead, cells: AdaptationCells) -> int:
 
 
 @torch.no_grad()
-def head_features(model: ScDiVa, cells: AdaptationCells, *, progress: bool | None = None) -> Tensor:
-    """Input of the integration head for each cell, float32 `(n_cells, dim)`, on the model's device."""
-    head, device = model.integration, next(model.parameters()).device
+def integrated_states(model: ScDiVa, cells: AdaptationCells, states: Tensor) -> Tensor:
+    """Integrated state of each cell, float32 `(n_cells, dim)`, of what the model makes of it before its head."""
+    head, device = _head(model), next(model.parameters()).device
+    batches = ((rows, cells.take(rows).to(device)) for rows in _blocks(cells))
+    return torch.cat([head(states[rows].to(device), *batch.packed) for rows, batch in batches])
+
+
+@torch.no_grad()
+def head_features(head: IntegrationHead, cells: AdaptationCells, states: Tensor) -> Tensor:
+    """Input of the integration head for each cell, float32 `(n_cells, dim)`, of states `(n_cells, state_dim)`."""
+    batches = ((rows, cells.take(rows).to(states.device)) for rows in _blocks(cells))
+    return torch.cat([head.features(states[rows], *batch.packed) for rows, batch in batches])
+
+
+@torch.no_grad()
+def _views(model: ScDiVa, cells: AdaptationCells, config: IntegrationConfig, progress: bool) -> list[Tensor]:
+    """Input of the head for cells thinned at random, so often that no step need see a view again, at most 8 times.
+
+    Made once, as thinning and encoding anew at each step costs several times what the step itself does.
+    """
+    n_views = min(MOST_VIEWS, -(-config.steps * config.batch_size // cells.n_cells))
+    device, views = next(model.parameters()).device, []
+    with progress_bar(desc="thinning", unit="cell", total=n_views * cells.n_cells, shown=progress) as bar:
+        for number in range(n_views):
+            generator, parts = step_generator(config.seed, number, "views"), []
+            for rows in _blocks(cells):
+                batch = thinned_at_random(cells.take(rows), config.max_time, generator).to(device)
+                parts.append(_encoded(model, batch))
+                bar.update(len(rows))
+            views.append(torch.cat(parts))
+    return views
+
+
+def _blocks(cells: AdaptationCells) -> list[np.ndarray]:
+    """Numbers of the cells that are encoded at once, in order."""
+    size = max(1, BLOCK_TOKENS // max(1, int(np.diff(cells.indptr).max())))
+    return [np.arange(start, min(start + size, cells.n_cells)) for start in range(0, cells.n_cells, size)]
+
+
+def _encoded(model: ScDiVa, batch: CellBatch) -> Tensor:
+    """Input of the head for a batch of cells."""
+    return _head(model).features(model.encode(*batch.packed).float(), *batch.packed)
+
+
+def _head(model: ScDiVa) -> IntegrationHead:
+    head = model.integration
     assert isinstance(head, IntegrationHead)
-    per_cell = max(1, int(np.diff(cells.indptr).max()))
-    through = runs_transformer(model)
-    # a transformer on a CPU takes one cell a call, see scdiva.models.inference
-    size = 1 if through and device.type == "cpu" else max(1, (BATCH_TOKENS if through else BLOCK_TOKENS) // per_cell)
-    parts = []
-    with progress_bar(desc="running the model", unit="cell", total=cells.n_cells, shown=progress) as bar:
-        for start in range(0, cells.n_cells, size):
-            batch = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device)
-            packed = batch.packed
-            parts.append(head.features(model.encode(*packed).float(), *packed))
-            bar.update(batch.n_cells)
-    return torch.cat(parts)
+    return head
 
 
 def integrate_model(
     model: ScDiVa,
     cells: AdaptationCells,
+    states: Tensor,
     covariates: Covariates,
     strategy: Strategy,
     config: IntegrationConfig,
@@ -278,6 +317,8 @@ def integrate_model(
         From :func:`with_head`; changed in place.
     cells
         All cells.
+    states
+        What the model makes of each, float32 `(n_cells, state_dim)`.
     covariates
         Their batches and labels, in the same order.
     strategy
@@ -301,25 +342,25 @@ def integrate_model(
     FloatingPointError
         If the loss becomes NaN or infinite.
     """
-    begun, head = time.monotonic(), model.integration
-    assert isinstance(head, IntegrationHead)
-    n_own = fit_projection(head, cells)
-    features = head_features(model, cells, progress=progress)
+    begun, device = time.monotonic(), next(model.parameters()).device
+    n_own = fit_projection(_head(model), cells)
+    features = head_features(_head(model), cells, states.to(device))
     rng = np.random.default_rng(step_seed(config.seed, 0, "clusters"))
     with progress_clock("finding batch effects", shown=progress):
-        corrected = correct_batches(features.cpu().numpy(), covariates.batches, rng, labels=covariates.labels)
-        target = torch.from_numpy(corrected.astype(np.float32)).to(features)
-        _choose_weights(model, strategy, config.seed)
-        frozen = features if strategy == "head" else None
-        # a cell that has to go through the transformer is looked at whole: two passes a step would be too dear
-        thin = not runs_transformer(model)
-        module = IntegrationModule(model, config, target, covariates, frozen, thin=thin).to(features.device)
+        corrected = correct_batches(features.numpy(force=True), covariates.batches, rng, labels=covariates.labels)
+        target = torch.from_numpy(corrected.astype(np.float32))
+    frozen = strategy == "head"
+    views = _views(model, cells, config, progress) if frozen and not runs_transformer(model) else []
+    _choose_weights(model, strategy, config.seed)
+    with progress_clock("finding pairs", shown=progress):
+        seen = torch.stack([features, *views]) if frozen else None
+        module = IntegrationModule(model, config, target, covariates, seen).to(device)
     history: dict[str, list[float]] = {name: [] for name in HISTORY}
     every, parts = max(1, config.steps // 40), {}
     rows = shuffled(np.arange(cells.n_cells), min(config.batch_size, cells.n_cells), config.seed, whole=True)
 
     def loss_of(step: int) -> Tensor:
-        batch = _take(cells, next(rows), thin or frozen is None).to(features.device)
+        batch = _take(cells, next(rows), not frozen).to(device)
         loss, of_loss = module.drawn_loss(batch, step, "train")
         parts.update(of_loss)
         return loss
@@ -350,8 +391,7 @@ def integrate_model(
 
 def _choose_weights(model: ScDiVa, strategy: Strategy, seed: int) -> None:
     """Say which weights are trained: the head's network, and by strategy those that the state comes from."""
-    head = model.integration
-    assert isinstance(head, IntegrationHead)
+    head = _head(model)
     if strategy == "head":
         model.requires_grad_(False)
     else:

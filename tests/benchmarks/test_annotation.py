@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import anndata as ad
 import numpy as np
 import pytest
 
 import scdiva as sd
-
-RIVALS = ("logistic", "logistic_balanced", "svm", "centroid", "knn")
 
 
 @pytest.fixture
@@ -41,19 +37,6 @@ def job(part="full", **more) -> dict:
             "threads": 1, **more}  # fmt: skip
 
 
-def test_the_same_few_cells_are_told_and_two_types_at_least(arms):
-    labels = np.array(["a"] * 195 + ["b"] * 5)
-    rows = np.arange(20, 200)
-    for seed in range(5):
-        few = arms.told(labels, rows, 0.01, seed)
-        np.testing.assert_array_equal(few, arms.told(labels, rows, 0.01, seed))
-        assert set(labels[few]) == {"a", "b"}
-        assert few.min() >= 20
-        assert len(few) in (2, 3)
-    assert not np.array_equal(arms.told(labels, rows, 0.2, 0), arms.told(labels, rows, 0.2, 1))
-    assert len(np.unique(arms.told(labels, rows, 0.2, 0))) == 36
-
-
 def test_neither_the_querys_types_nor_the_hidden_ones_are_told(arms):
     adata = cells()
     adata.obs.loc[adata.obs_names[:10], "cell_type"] = "nan"
@@ -68,21 +51,6 @@ def test_neither_the_querys_types_nor_the_hidden_ones_are_told(arms):
     assert (reference.obs.loc[names, "known_type"] == adata.obs.loc[names, "cell_type"]).all()
     (full,) = arms.tasks(adata, job())
     assert len(full.known) == 100 - sum(np.arange(10) % 3 > 0)
-
-
-def test_each_shared_type_is_taken_out_of_the_reference(arms):
-    adata = cells()
-    types = sorted(set(adata.obs["cell_type"]))
-    # the query has no cell of the last type
-    adata.obs.loc[(adata.obs["split"] == "later") & (adata.obs["cell_type"] == types[2]), "cell_type"] = types[0]
-    found = arms.tasks(adata, job("unknown"))
-    assert [task.taken_out for task in found] == types[:2]
-    for task in found:
-        reference, _ = arms.parts_of(adata, task)
-        assert task.taken_out not in set(adata.obs.loc[reference.obs_names, "cell_type"])
-        assert reference.n_obs == 100 - sum(
-            (adata.obs["cell_type"] == task.taken_out) & (adata.obs["split"] == "first")
-        )
 
 
 def test_calibration_error_is_its_definition(scores):
@@ -117,46 +85,6 @@ def test_rejection_is_the_share_of_pairs_in_order(arms, scores):
     found = scores.scored(adata, "unknown", todo, [{"novelty": novelty}] * 3)
     assert found["rejection"] == {"a": pytest.approx(2 / 3), "b": pytest.approx(0.5), "c": pytest.approx(1 / 3)}
     assert found["rejection_auroc"] == pytest.approx(0.5)
-
-
-@pytest.mark.parametrize("arm", RIVALS)
-def test_rivals_name_types_and_notice_new_ones(arms, scores, tmp_path, arm):
-    adata = cells()
-    adata.write_h5ad(tmp_path / "cells.h5ad")
-    work = {"arm": arm, "file": str(tmp_path / "cells.h5ad"), "seeds": [0, 1]}
-    for part, key, least in (("full", "accuracy", 0.9), ("unknown", "rejection_auroc", 0.65)):
-        found, cost = arms.run(job(part, **work))
-        todo = arms.tasks(adata, job(part))
-        assert cost["fits"] == 2 * len(todo)
-        said = [{name: found[f"1.{i}.{name}"] for name in ("predicted", "novelty")} for i in range(len(todo))]
-        assert scores.scored(adata, part, todo, said)[key] > least
-        if part == "full" and "0.0.confidence" in found:
-            assert found["0.0.confidence"].min() > 1 / 3
-
-
-def test_rows_are_made_once_and_written(annotation, arms, tmp_path, monkeypatch):
-    monkeypatch.setitem(annotation.record.__globals__, "RESULTS", tmp_path)
-    monkeypatch.setattr(annotation, "fit", lambda job, *_: arms.run(job))  # here; test_integration.py has the process
-    cells().write_h5ad(tmp_path / "mine.h5ad")
-    call = ["--h5ad", str(tmp_path / "mine.h5ad"), "--batch-key", "split", "--labels-key", "cell_type", "--query",
-            "later", "--arms", "centroid", "--part", "few", "--shares", "0.1", "--seeds", "0", "1"]  # fmt: skip
-    assert annotation.main(call) == 0
-    (row,) = json.loads((tmp_path / "annotation.json").read_text())["rows"]
-    assert (row["part"], row["set"], row["share"], row["fits"], row["seeds"]) == ("few", "mine", 0.1, 2, [0, 1])
-    assert len(row["f1"]) == 3
-    assert row["accuracy"] > 0.8
-    assert row["by_query"]["later"]["n_cells"] == 50
-
-    def never(*_):
-        raise AssertionError("fitted again")
-
-    monkeypatch.setattr(annotation, "fit", never)
-    assert annotation.main(call) == 0
-    for more in (["--again"], ["--seeds", "0"], ["--query", "first"], ["--max-cells", "100"]):
-        with pytest.raises(AssertionError, match="again"):
-            annotation.main([*call, *more])
-    with pytest.raises(SystemExit):
-        annotation.main(call[:6])
 
 
 def rows_for_goals():
@@ -205,26 +133,3 @@ def test_goals(script):
     assert [row["met"] for row in goals(few_cells)] == [None, None, None, None]
     assert goals([row for row in rows_for_goals() if not row["arm"].startswith("ours")]) == []
     assert goals([row for row in rows_for_goals() if row["arm"].startswith("ours")]) == []
-
-
-def test_the_page_shows_all_parts_and_marks_what_is_not_ours(script):
-    tables, goals = script("tables"), script("_annotation_goals").goals
-    made = {"n_cells": 60, "seeds": [0, 1], "fits": 1, "package": "some 1.0", "commit": "0123456789abcdef+changes",
-            "processor": "Some CPU", "cpu_seconds": 8.0, "wall_seconds": 9.0, "peak_mib": 1234.0, "accuracy": 0.9,
-            "f1": {"a": 0.5}, "by_query": {"x": {"macro_f1": 0.25}, "y": {"macro_f1": 0.75}},
-            "rejection_auroc": 0.8}  # fmt: skip
-    spread = {f"{key}_sd": 0.01 for key in ("accuracy", "macro_f1", "ece_pooled", "rejection_auroc")}
-    rows = [{**made, **spread, **row} for row in rows_for_goals()]
-    page = tables.annotation({"rows": [*rows, *goals(rows)], "left_out": {"scanvi": "why"}})
-    default = "`tl.annotate` (default, `linear`)"
-    assert f"| kang (60) | {default} | 0.900 ± 0.010 | 0.800 ± 0.010 | 0.060 ± 0.010 | 8.0 | 9.0 | 1,234 |" in page
-    assert "| kang (60) | 15-NN on PCA | 0.900 ± 0.010 | 0.860 ± 0.010 | - |" in page
-    assert "| kang, y | 0.750 | 0.750 | 0.750 | 0.750 | 0.750 |" in page
-    assert "| kang, a | 0.500 |" in page
-    assert "| kang | scANVI | 0.500 ± 0.010 |" in page
-    assert f"| {default} | 0.800 ± 0.010 | 0.800 ± 0.010 | 0.867 |" in page
-    assert "| kang, b | 0.700 | 0.600 |" in page
-    assert "| kang: calibration error of the default | 0.06 | 0 to 0.1871 (2 seeds) | ≤ 0.05 | within noise |" in page
-    assert "Left out: scANVI; why." in page
-    assert "Nothing of it was measured here" in page
-    assert "| scDiVa, in its paper | - / 0.7271 | - | 0.986 / 0.7919 |" in page

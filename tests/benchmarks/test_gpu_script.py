@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 import torch
@@ -47,16 +46,6 @@ def test_every_section_runs(script, monkeypatch, capfd, tmp_path, one_thread):
     assert "nothing was recorded" in capfd.readouterr().out
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(script, monkeypatch, capsys):
-    gpu = script("gpu")
-    monkeypatch.setattr("sys.argv", ["gpu.py"])
-    assert gpu.main() == 2
-    said = capsys.readouterr().out
-    assert "No CUDA device" in said.splitlines()[-1]
-    assert "93432321" in said
-
-
 def test_work_by_hand(script):
     """performance.md, "The work": linear layers 121, attention 35, gene head 26, training 548 GFLOP."""
     device, config = script("_gpu_device"), ScDiVaConfig.paper()
@@ -73,59 +62,3 @@ def test_work_by_hand(script):
     assert round(device.train_flops(config, [length], 600) / 1e9) == 548
     assert device.embed_flops(config, [length, length]) == 2 * device.embed_flops(config, [length])
     assert device.attention_flops([length], 8, 64) * 12 == attention
-
-
-@pytest.mark.parametrize("lengths", [[300, 5, 128, 256, 90, 1], [128, 128], [40], [127, 130, 600]])
-def test_document_mask_is_the_dense_mask(script, lengths):
-    rivals, block = script("_gpu_rivals"), 128
-    bounds = script("_gpu_device").bounds_of(lengths, torch.device("cpu"))
-    n = sum(lengths)
-    mask = rivals.document_mask(bounds, n)
-    cell = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    size = -(-n // block) * block
-    dense = torch.zeros(size, size, dtype=torch.bool)
-    dense[:n, :n] = cell[:, None] == cell[None, :]
-    tiles = dense.view(size // block, block, size // block, block)
-    assert torch.equal(mask.to_dense()[0, 0].bool(), tiles.any(3).any(1))
-    full = torch.zeros_like(tiles.any(3).any(1))
-    for row, count in enumerate(mask.full_kv_num_blocks[0, 0].tolist()):
-        full[row, mask.full_kv_indices[0, 0, row, :count].long()] = True
-    assert torch.equal(full, tiles.all(3).all(1))
-
-
-def test_flex_attention_takes_the_mask(script):
-    """The real FlexAttention, forward, on what the dry run gives to its stand-in."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    rivals = script("_gpu_rivals")
-    bounds = script("_gpu_device").bounds_of([100, 30, 7], torch.device("cpu"))
-    mask = rivals.document_mask(bounds, 137)
-    q, k, v = torch.randn(3, 1, 2, 137, 16).unbind(0)
-    torch.testing.assert_close(
-        flex_attention(q, k, v, block_mask=mask), rivals.dense_attention(q, k, v, block_mask=mask), rtol=1e-4, atol=1e-5
-    )
-
-
-def test_a_section_that_fails_or_hangs_leaves_a_row(script, monkeypatch, capfd):
-    gpu = script("gpu")
-    setting, rows = gpu.tiny_setting("cpu"), []
-
-    def fails(setting):
-        yield {"what": "first"}
-        raise RuntimeError("no such kernel")
-
-    def hangs(setting):
-        yield {"what": "second"}
-        time.sleep(600)
-
-    def arm_fails(setting):
-        yield from script("_gpu_device").time_rows("third", script("_gpu_device").timed(setting, {"a": lambda: 1 / 0}))
-
-    monkeypatch.setattr(gpu, "SECTIONS", {"a": (fails, 9), "b": (hangs, 1), "c": (arm_fails, 9)})
-    begun = time.monotonic()
-    assert [gpu.run_section(name, setting, 60, rows) for name in "abc"] == [False] * 3
-    assert time.monotonic() - begun < 300
-    assert [row["what"] for row in rows] == ["first", "section a", "second", "section b", "third: a"]
-    assert "no such kernel" in rows[1]["error"]
-    assert "OutOfTime" in rows[3]["error"]
-    assert "ZeroDivisionError" in rows[4]["error"]

@@ -58,28 +58,3 @@ def test_goals(script):
     assert [(row["met"], row["over"]) for row in goals(near)] == [(None, "1,000 draws")] * 2
     assert found["pbmc: families denser than sets matched by degree, attention"]["which"] == "HLA"
     assert goals([row for row in rows_for_goals() if row["arm"] in ("spearman", "correlation")]) == []
-
-
-def test_the_page_shows_all_parts_and_marks_what_is_not_ours(script):
-    tables, goals = script("tables"), script("_grn_goals").goals
-    rows = rows_for_goals()
-    page = tables.grn({"rows": [*rows, *goals(rows)]})
-    first = "| pbmc, TRRUST (9 of 3 × 8) | `tl.grn`, attention | 1.30 (1.30 to 1.30) | 1.30 (< 1.30) | 0.001 |"
-    assert first in page
-    by_edges, by_weight = page.index("share of pairs that are an edge"), page.index("by the mean weight of all pairs")
-    assert by_edges < page.index("| pbmc, HLA class II (5) | - | 3.2 (0.001) | 3.2 (0.50) |") < by_weight
-    assert page.index("| pbmc, HLA class II (5) | - | 1.2 (1.00) | 1.2 (0.50) |") > by_weight
-    assert "| pbmc, Hallmark | `tl.grn`, embedding | 4 of 2,000 | 30 | 1.2 (≤ 3) | 3 | 0.5 (≤ 1) |" in page
-    assert "| pbmc | `tl.grn`, attention | - | - | - | 0.90 | 0.80 | 0.70 |" in page
-    assert "LYZ (T-), FTL |" in page
-    assert "10,000 cells × 2,000 genes, all pairs | 300 | 700 | 10.0 | 900 |" in page
-    assert "These are the paper's claims" in page
-    expected = "| pbmc (99) | `tl.grn`, attention | not expressed | not expressed | not expressed | 12 | 7 of 1,999 |"
-    assert expected in page
-    named = page[page.index("These are the paper's claims") :]
-    assert "`tl.grn`, correlation (Pearson) | not expressed | not expressed | not expressed | 31 | - |" in named
-    assert "Spearman" not in named
-    assert (
-        "families denser than sets matched by degree, attention | 1 | 1 to 1 (3 families) | ≥ 2 | **missed** |" in page
-    )
-    assert tables.grn({"rows": []}) == ""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import anndata as ad
 import numpy as np
 import pytest
@@ -61,16 +59,6 @@ def test_lisi_is_its_definition(scores):
         assert found[cell] == pytest.approx(1 / np.sum(np.square(shares)), rel=0.01)
 
 
-def test_mixed_batches_score_higher_than_separate_ones(scores):
-    together, separate = (scores.integrated(*mixed(apart=apart), 0) for apart in (0.0, 30.0))
-    assert separate["ilisi"] == separate["ilisi_even"] == 0
-    for key in ("ilisi", "ilisi_even"):
-        assert together[key] == pytest.approx(together[f"{key}_shuffled"], abs=0.05)
-    assert together["batch_asw"] > separate["batch_asw"] + 0.3
-    assert together["avg_batch"] > separate["avg_batch"] + 0.2
-    assert together["accuracy"] == separate["accuracy"] == 1.0
-
-
 def test_what_is_hidden_is_not_told(arms):
     adata = cells()
     adata.obs["cell_type"] = adata.obs["cell_type"].astype(str)
@@ -92,50 +80,6 @@ def test_what_is_hidden_is_not_told(arms):
     assert (later.obs["known_type"] == "unlabelled").all()
     with pytest.raises(ValueError, match="'other'"):
         arms.parted(adata, {"part": "query", "seed": 0, "left_out": "other"})
-
-
-def test_rows_are_made_once_and_written(integration, tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(integration.record.__globals__, "RESULTS", tmp_path)
-    adata = cells()
-    adata.write_h5ad(tmp_path / "mine.h5ad")
-    call = [
-        "--h5ad",
-        str(tmp_path / "mine.h5ad"),
-        "--batch-key",
-        "batch",
-        "--labels-key",
-        "cell_type",
-        "--arms",
-        "pca",
-        "--seeds",
-        "0",
-        "1",
-    ]
-    assert integration.main(call) == 0
-    result = json.loads((tmp_path / "integration.json").read_text())
-    (row,) = result["rows"]
-    assert (row["part"], row["set"], row["arm"], row["n_cells"]) == ("unlabelled", "mine", "pca", 120)
-    assert (row["seeds"], row["fits"]) == ([0, 1], 1)
-    assert "pca" not in result["left_out"]
-
-    def never(*_):
-        raise AssertionError("fitted again")
-
-    monkeypatch.setattr(integration, "fit", never)
-    assert integration.main(call) == 0
-    with pytest.raises(AssertionError, match="again"):
-        integration.main([*call, "--again"])
-    with pytest.raises(AssertionError, match="again"):
-        integration.main([*call, "--seeds", "0"])
-
-
-def test_a_fit_that_fails_says_what_and_why(integration, tmp_path, monkeypatch):
-    script = tmp_path / "fails.py"
-    script.write_text("raise ValueError('of this')")
-    monkeypatch.setattr(integration, "ARMS_FILE", script)
-    work = {"part": "query", "set": "toy", "arm": "ours", "left_out": "x", "seed": 3, "threads": 1}
-    with pytest.raises(RuntimeError, match=r"query toy ours x, seed 3 failed:[\s\S]*ValueError: of this"):
-        integration.made(cells(), work, [3], tmp_path, "")
 
 
 def rows_for_goals():
@@ -182,23 +126,3 @@ def test_goals(script):
         "mean of NMI, ARI, ASW above Harmony", "iLISI as a share of Harmony's",
         "iLISI, neighbours alike as a share of Harmony's",
     ]  # fmt: skip
-
-
-def test_the_page_shows_all_parts_and_marks_what_is_the_papers(script):
-    tables, goals = script("tables"), script("_integration_goals").goals
-    costs = {"cpu_seconds": 8.0, "wall_seconds": 9.0, "peak_mib": 1234.0}
-    made = {"n_cells": 60, "seeds": [0, 1], "fits": 1, "package": "some 1.0", "commit": "0123456789abcdef+changes",
-            "processor": "Some CPU"}  # fmt: skip
-    spread = {f"{key}_sd": 0.01 for key in ("accuracy", "average_bio", "ilisi", "ilisi_even", "own_accuracy", "nmi",
-                                            "ari", "asw", "batch_asw", "avg_batch")}  # fmt: skip
-    rows = [{**made, **costs, **spread, **row, "ilisi_shuffled": 0.75, "epochs": [9]} for row in rows_for_goals()]
-    page = tables.integration({"rows": [*rows, *goals(rows)], "left_out": {"combat": "why"}})
-    harmony = next(line for line in page.splitlines() if line.startswith("| kang") and "Harmony |" in line)
-    assert "| 0.600 ± 0.010 (0.750) | 0.600 ± 0.010 |" in harmony
-    assert harmony.endswith("| 8.0 | 9.0 | 1,234 |")
-    assert "| kang_pbmc_12k_1287g, x (60) | scArches (scANVI surgery) | 0.800 ± 0.010 | 0.700 ± 0.010 |" in page
-    assert "half of the labels: accuracy above scANVI | -0.01 |" in page
-    assert "commits `0123456789ab` with changes, on Some CPU: some 1.0. Fitted once" in page
-    assert "Left out: ComBat, PCA; why." in page
-    assert "nothing of it was measured here" in page
-    assert "| Avg-bio, COVID-19 | 0.4468 | 0.5567 | 0.6476 | 0.5468 | 0.5537 | 0.6689 |" in page

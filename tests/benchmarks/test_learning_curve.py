@@ -21,14 +21,3 @@ def test_a_line_in_the_logarithm_is_found_and_extrapolated(curve):
     rng = np.random.default_rng(0)
     noisy = curve.extrapolated(numbers, [value + rng.normal(scale=0.05) for value in values])
     assert abs(noisy["per_tenfold"] - 0.1) < 3 * noisy["per_tenfold_se"]
-
-
-def test_a_curve_of_one_point_is_not_fitted(curve):
-    row = {"curve": "cells", "cells": 3, "steps": 1, **dict.fromkeys(curve.MEASURES, 0.5)}
-    row |= {f"linear_{key}": 0.4 for key in curve.MEASURES}
-    assert curve.fits([row]) == []
-    found = curve.fits([row, row | {"cells": 30}, row | {"curve": "steps"}, row | {"curve": "steps", "steps": 10}])
-    assert {(fit["fit"], fit["measure"]) for fit in found} == {
-        ("cells", "accuracy"), ("cells", "average_bio"), ("cells", "linear_accuracy"), ("cells", "linear_average_bio"),
-        ("steps", "accuracy"), ("steps", "average_bio"),
-    }  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import subprocess
 from importlib.metadata import version
 
@@ -34,32 +33,6 @@ def test_a_result_names_its_origin(script, tmp_path, monkeypatch):
     assert entry["machine"]["torch_uses"] == torch.backends.cpu.get_cpu_capability()
 
 
-def test_missing_packages_are_left_out(script):
-    assert set(script("_record").versions(["numpy", "no-such-package"])) == {"scdiva", "numpy"}
-
-
-def test_a_figure_that_is_none_is_refused(script, tmp_path, monkeypatch):
-    record = script("_record")
-    monkeypatch.setattr(record, "RESULTS", tmp_path)
-    with pytest.raises(ValueError, match="JSON compliant"):
-        record.record("x", [{"value": math.nan}])
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("line", "has"),
-    [
-        ("flags\t\t: fpu avx avx2 fma", ["avx2"]),
-        ("flags\t\t: avx2 avx512f avx512_bf16 avx512_vnni", ["avx2", "avx512f", "avx512_vnni", "avx512_bf16"]),
-        ("Features\t: fp asimd bf16", ["asimd", "bf16"]),
-        ("bogus", []),
-    ],
-)
-def test_a_record_says_which_instructions_the_processor_had(script, monkeypatch, line, has):
-    monkeypatch.setattr("pathlib.Path.read_text", lambda path: f"processor : 0\n{line}\n")
-    assert script("_record").machine()["instructions"] == has
-
-
 @pytest.fixture
 def repository(script, tmp_path, monkeypatch):
     """A repository of two tracked files, where `_record` believes to be."""
@@ -86,15 +59,6 @@ def test_changed_and_new_code_marks_the_commit_and_results_do_not(repository, tm
     assert record.commit() == clean
     (folder / new).write_text("2")
     assert record.commit() == clean + "+changes"
-
-
-def test_without_a_repository_the_commit_is_unknown(script, tmp_path, monkeypatch):
-    record = script("_record")
-    monkeypatch.setattr(record, "__file__", str(tmp_path / "_record.py"))
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert record.commit() == "unknown"
-    monkeypatch.setenv("PATH", str(tmp_path))  # and where there is no git at all
-    assert record.commit() == "unknown"
 
 
 def test_rows_are_kept_only_if_they_were_made_alike(script, tmp_path, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 
 
@@ -86,109 +85,6 @@ def test_goals_met_and_missed(results):
     assert "changes" not in page
 
 
-def test_what_has_no_result_is_left_out_but_for_the_gpu(results):
-    tables, write = results
-    write("loss", [{"what": "a", "value": 1.0}])
-    page = tables.pages()["results/speed.md"]
-    assert [line for line in page.splitlines() if line.startswith("## ")] == ["## Loss", "## GPU"]
-    assert tables.NO_GPU in page
-
-
-def test_gpu_rows_stand_in_their_sections_with_what_went_wrong(results):
-    tables, write = results
-    profile = [{"kernel": "a|b", "calls": 1, "ms": 2.0}]
-    write("gpu", [
-        {"section": "kernels", "what": "forward", "value": 1.4, "at_least": 1.5, "met": False, "profile": profile},
-        {"section": "kernels", "what": "forward: fused", "ms_best": 1.25, "tflops": 300.0},
-        {"section": "training", "what": "train", "error": "OutOfMemoryError: a\nb"},
-    ], gpu="Some GPU")  # fmt: skip
-    page = whole(tables)
-    assert tables.NO_GPU not in page
-    assert "### Kernels" in page
-    assert "GPU: Some GPU (79 GiB), CUDA 12.8." in page
-    missed = next(line for line in page.splitlines() if "**missed**" in line)
-    assert r"a\|b" in missed
-    assert "| forward: fused | 1.25 | 300 |" in page
-    assert "| train | OutOfMemoryError: a b |" in page
-
-
-def test_a_result_that_no_one_described_is_shown_all_the_same(results):
-    tables, write = results
-    write("new_subject", [{"what": "a", "value": 1234567.0}], commit="0123456789abcdef+changes")
-    page = whole(tables)
-    assert "## New subject" in page
-    assert "1,234,567" in page
-    assert "The code had changes" in page
-
-
-def scaled_rows():
-    return [
-        {"part": part, "call": call, "n_cells": 10 * size, "n_genes": size, "n_stored": 9, "cpu_seconds": size / 100,
-         "peak_mib": 500.0, "peak_mib_of_200_cells": 400.0}
-        for part in ("cells", "genes", "memory")
-        for size in (1000, 10_000)
-        for call in (("embedding",) if part == "memory" else ("entropy", "ranks", "embedding"))
-    ]  # fmt: skip
-
-
-def test_scaling_shows_each_call_and_its_goals(results, tmp_path):
-    tables, write = results
-    write("scaling", [{"what": "a slope", "value": 1.2, "at_most": 1.05, "met": False}, *scaled_rows()])
-    page = whole(tables)
-    assert "| a slope | 1.2 | - | ≤ 1.05 | **missed** |" in page
-    assert "(../_static/scaling.png)" in page
-    assert "| 100,000 | 100.00 | 500 (400) | 100.00 | 500 (400) | 100.00 | 500 (400) |" in page
-    assert "| 10,000 | 100.00 | 500 (400) | 100.00 |" in page  # of genes
-    assert "| 100,000 | 100.00 | 500 (400) |\n" in page  # of memory
-    files = [tmp_path / "first.png", tmp_path / "second.png"]
-    for file in files:
-        tables.draw_scaling({"rows": scaled_rows()}, file, "these")
-    assert files[0].read_bytes() == files[1].read_bytes()
-
-
-SCORED = {
-    key: 0.5 for name in ("accuracy", "macro_f1", "nmi", "ari", "asw", "average_bio") for key in (name, f"{name}_sd")
-}
-
-
-def test_zero_shot_shows_arms_goals_and_what_is_left_out(results):
-    tables, write = results
-    rows = [{"set": "some", "arm": arm, "n_cells": 1200, "cpu_seconds": 2.0, "wall_seconds": 3.0, **SCORED}
-            for arm in ("scdiva", "scvi")]  # fmt: skip
-    goal = {"what": "some: accuracy above PCA", "value": -0.01, "at_least": 0.0, "met": False}
-    write("zero_shot", [*rows, goal], left_out={"svd": "no corpus"})
-    page = whole(tables)
-    assert "| some (1,200) | scVI fitted on the set | 0.500 ± 0.500 |" in page
-    assert "| some: accuracy above PCA | -0.01 | - | ≥ 0 | **missed** |" in page
-    assert "Left out: corpus SVD, zero-shot; no corpus." in page
-
-
-def thinned_rows():
-    return [
-        {"set": "some", "arm": arm, "depth": depth, "n_cells": 50, "cosine": 1.0, "cosine_sd": 0.0,
-         "cosine_centred": depth, "cosine_centred_sd": 0.0, "accuracy": 0.8, "accuracy_sd": 0.01}
-        for depth in (1.0, 0.1)
-        for arm in ("scdiva", "pca")
-    ]  # fmt: skip
-
-
-def test_the_figure_of_thinning_is_the_same_for_the_same_rows(results, tmp_path):
-    from PIL import Image
-
-    tables, write = results
-    write("thinning", thinned_rows())
-    assert "| some (50) | PCA fitted on the set | 10% | 1.000 | 0.100 | 0.800 ± 0.010 |" in whole(tables)
-    assert "(../_static/thinning.png)" in whole(tables)
-    files = [tmp_path / "first.png", tmp_path / "second.png", tmp_path / "other.png"]
-    others = [{**row, "accuracy": 0.1} for row in thinned_rows()]
-    for file, rows in zip(files, (thinned_rows(), thinned_rows(), others), strict=True):
-        tables.draw_thinning({"rows": rows}, file)
-    assert files[0].read_bytes() == files[1].read_bytes()
-    first, other = (np.asarray(Image.open(file)) for file in (files[0], files[2]))
-    assert (first != other).any()
-    assert Image.open(files[0]).text["Description"] == tables.fingerprint({"rows": thinned_rows()})
-
-
 def test_the_committed_figures_were_drawn_from_the_committed_results(script):
     from PIL import Image
 
@@ -226,11 +122,3 @@ def test_the_ablation_says_what_is_more_than_noise(results):
     diffusion = page[page.index("### Diffusion") :]
     assert "15-NN accuracy" not in diffusion  # the cell state is not theirs
     assert "### Set encoder" not in page
-
-
-def test_one_seed_of_an_ablation_decides_nothing(results):
-    tables, write = results
-    rows = [*ablated("encoder", (8.0,), family="anchor"), *ablated("better", (1.0,))]
-    notes = {"bases": {"diffusion": "encoder"}, "sets": [], "not_trained_on": [], "n_cells": 1, "n_studies": 1}
-    write("ablation", rows, seconds=1.0, **notes)
-    assert "two standard errors: none. Worse: none. Did not help, in no measure here: `better`." in whole(tables)

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import save
-
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture
@@ -133,40 +129,3 @@ def test_the_committed_goals_are_those_that_the_committed_rows_give(script):
         stored = [row for row in result["rows"] if "met" in row]
         again = json.loads(json.dumps(script(module).goals(rows)))
         assert stored == again, f"python benchmarks/restate.py and commit {name}.json"
-
-
-def test_a_row_of_before_gets_the_weights_of_its_commit(script, monkeypatch):
-    restate = script("restate")
-    asked = []
-    monkeypatch.setattr(restate, "at_commit", lambda commit: asked.append(commit) or {"encoder": "e", "genes": "g"})
-    rows = [
-        {"arm": "scdiva", "commit": "first"}, {"arm": "scdiva"}, {"arm": "pca", "commit": "first"},
-        {"arm": "scdiva", "weights": {"encoder": "x"}}, {"what": "goal", "value": 2.0, "at_least": 1.0, "met": True},
-    ]  # fmt: skip
-    result = {"commit": "last", "seeds": [0, 1], "rows": rows}
-    monkeypatch.setitem(restate.GOALS, "zero_shot", "_grn_goals")
-    monkeypatch.setattr(script("_grn_goals"), "goals", lambda rows: [])
-    first, second, pca, own = restate.restated("zero_shot", result)["rows"]
-    assert first == {"arm": "scdiva", "commit": "first", "weights": {"encoder": "e"}, "weights_from": "commit",
-                     "n_seeds": 2}  # fmt: skip
-    assert (second["weights"], asked) == ({"encoder": "e"}, ["first", "last"])
-    assert "weights" not in pca
-    assert own["weights"] == {"encoder": "x"}
-    (goal,) = restate.restated("embedding", {"commit": "last", "rows": rows[-1:]})["rows"]
-    assert (goal["met"], goal["value"]) == (None, 2.0)
-
-
-@pytest.mark.skipif(
-    subprocess.run(["git", "cat-file", "-e", "99cb70c"], capture_output=True, cwd=BENCHMARKS, check=False).returncode
-    != 0,
-    reason="the history of the repository is not here",
-)
-def test_the_checkpoint_of_a_commit_is_read_from_history(script, weights):
-    restate = script("restate")
-    before, now = restate.at_commit("99cb70c"), weights.of_model()
-    assert before["encoder"] != now["encoder"]
-    assert "state_head" not in before
-    # the transformer was trained on, the set encoder was not
-    same = restate.at_commit("bd69fdd")
-    assert (same["encoder"], same["genes"]) == (now["encoder"], now["genes"])
-    assert same["transformer"] != now["transformer"]

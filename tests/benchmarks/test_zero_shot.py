@@ -29,11 +29,3 @@ def test_goals_of_blood_sets(zero_shot):
     assert near["kang_pbmc_12k_1287g: mean of NMI, ARI, ASW above PCA"] is True
     assert near["blood sets where accuracy is 0.02 or more above PCA"] is None
     assert near["blood sets where mean of NMI, ARI, ASW is 0.02 or more above PCA"] is True
-
-
-def test_a_row_holds_mean_and_spread_over_seeds(zero_shot):
-    runs = [{"n_cells": 9, **dict.fromkeys(zero_shot.SCORES, score)} for score in (0.5, 0.7)]
-    row = zero_shot.row_of("some", "pca", runs, {"wall_seconds": 1.26, "fits": 1})
-    assert (row["accuracy"], row["accuracy_sd"]) == (pytest.approx(0.6), pytest.approx(0.1))
-    assert (row["wall_seconds"], row["fits"], row["n_cells"]) == (1.3, 1, 9)
-    assert (row["n_seeds"], row["accuracy_seeds"]) == (2, [0.5, 0.7])

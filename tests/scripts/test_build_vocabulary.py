@@ -3,10 +3,7 @@
 import importlib.util
 from pathlib import Path
 
-import pandas as pd
 import pytest
-
-from scdiva.tokenizer import Vocabulary
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "build_vocabulary.py"
 
@@ -79,24 +76,3 @@ def test_groups(build, genes):
         "MT-TF": 2, "TWIN1": 0, "TWIN2": 1, "GONE": 1, "U6": 0, "LNC2": 3, "ENSG00000000014": 6, "ENSG00000000015": 6,
         "ENSG00000300000": 0, "ENSG00000000016": 0,
     }  # fmt: skip
-
-
-def test_whole_script(build, tmp_path, monkeypatch):
-    (tmp_path / "hgnc.tsv").write_text(HGNC)
-    (tmp_path / "gencode.csv").write_text(GENCODE)
-    out = tmp_path / "genes.safetensors"
-    arguments = ["--hgnc", str(tmp_path / "hgnc.tsv"), "--gencode", str(tmp_path / "gencode.csv"), "--out", str(out)]
-    monkeypatch.setattr("sys.argv", ["build_vocabulary.py", *arguments])
-    monkeypatch.setattr(build, "N_GENES", 12)
-    build.main()
-    vocabulary = Vocabulary.read(out)
-    assert vocabulary.symbols.tolist() == [
-        *["COD1", "COD2", "GONE", "MOVED", "MT-CO1", "TWIN2"],
-        *["MT-TF", "LNC1", "LNC2", "MIR1", "COD1P1", "ENSG00000000015"],
-    ]
-    # NOID is a gene that is not here: the alias of LNC1 must not stand for it
-    assert vocabulary.match(["NOID", "NEW2", "ENSG00000000666"]).tokens.tolist() == [-1, 4, 6]
-    assert pd.isna(vocabulary.table["entropy"]).all()
-    monkeypatch.setattr(build, "N_GENES", 14)
-    with pytest.raises(SystemExit, match="11 named and 2 unnamed genes: not 14"):
-        build.main()

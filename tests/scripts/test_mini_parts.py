@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -39,40 +37,6 @@ def model(vocabulary):
         state_rank=4,
     )  # fmt: skip
     return ScDiVa(config, generator=torch.Generator().manual_seed(0))
-
-
-def test_a_state_head_is_put_on_what_is_trained(parts, model, cells):
-    full = parts.with_state_head(model, cells, 0)
-    assert full.config == replace(model.config, state_head=True)
-    for name, weight in model.state_dict().items():
-        assert torch.equal(full.state_dict()[name], weight), name
-    _, tokens, values = cells.read(0, cells.n_obs)
-    gene = np.bincount(tokens).argmax()
-    odds = ((tokens == gene).sum() + 0.5) / (cells.n_obs - (tokens == gene).sum() + 0.5)
-    head = full.state_head.requires_grad_(False)
-    assert float(head.gene[gene - 3, -1]) == pytest.approx(np.log(odds), rel=1e-5)
-    assert float(head.value[gene - 3, -1]) == pytest.approx(values[tokens == gene].mean(), rel=1e-4)
-    again = parts.with_state_head(model, cells, 0)
-    assert all(torch.equal(p, q) for p, q in zip(full.parameters(), again.parameters(), strict=True))
-
-
-def test_the_long_part_starts_from_a_quieter_stream(parts, model, cells):
-    full = parts.with_state_head(model, cells, 0)
-    full.requires_grad_(False)
-    tokens, values, cu = torch.arange(3, 23), torch.rand(20), torch.tensor([0, 12, 20], dtype=torch.int32)
-    tokens[::3] = 1
-    with torch.no_grad():
-        before = full(tokens, values, cu)
-        parts.start_long(full)
-        after = full(tokens, values, cu)
-    torch.testing.assert_close(after.hidden, 0.3 * before.hidden)
-    assert torch.equal(after.cell_state, before.cell_state)
-    stream = after.hidden @ full.heads.value.weight.T + full.heads.value.bias
-    assert (stream == 0).all()
-    frozen = {name.split(".")[0] for name, p in full.named_parameters() if not p.requires_grad}
-    assert frozen == {"embedding", "anchor", "state_head"}
-    assert [name for name, p in full.named_parameters() if name.startswith("embedding.gene") and p.requires_grad] == []
-    assert full.embedding.value_in.weight.requires_grad
 
 
 def test_settings_are_those_of_the_bundled_model(parts, model, cells, vocabulary):

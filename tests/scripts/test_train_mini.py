@@ -31,20 +31,6 @@ def mini(script, monkeypatch):
     return module
 
 
-def test_steps_that_fit(mini):
-    def trial(watch):
-        trainer = type("Trainer", (), {"should_stop": False})()
-        for _ in range(10):
-            time.sleep(0.01)
-            watch.on_train_batch_end(trainer)
-
-    steps = mini.steps_that_fit(1.1, 10**6, trial)
-    assert 30 <= steps <= 90  # 85% of a second at ten milliseconds each, on a machine that may pause
-    assert mini.steps_that_fit(1.1, 7, trial) == 7
-    with pytest.raises(SystemExit, match="raise it"):
-        mini.steps_that_fit(0.1, 7, trial)
-
-
 SHORT = (
     "--accelerator cpu --context 40 --long-context 60 --steps 4 --anchor-steps 3 --head-steps 3 --long-steps 4 "
     "--batch-size 8"

@@ -31,7 +31,7 @@ TOGETHER = {
     "tests/tl/test_generate.py::test_scanpy_takes_the_cells_unchanged": "umap",
     "tests/tl/test_generate.py::test_the_map_and_a_file_take_the_cells": "umap",
     "tests/metrics/test_batch.py": "umap",
-    "tests/metrics/test_mixing.py": "umap",
+    "tests/metrics/test_neighbors.py": "umap",
     "tests/benchmarks/test_gpu_script.py": "torch.compile",
     "tests/train/test_runner.py::test_blocks_are_compiled_for_the_run_only": "torch.compile",
 }

@@ -14,7 +14,6 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import StratifiedKFold
 
-from scdiva.metrics import _populations as shared
 from scdiva.metrics import copies, correlation_agreement, discriminator_auroc, gene_statistics, mmd, population
 
 two_folds = partial(discriminator_auroc, n_splits=2)
@@ -82,10 +81,10 @@ def test_components_are_the_same_by_either_solver(monkeypatch):
     """Many cells and genes take the solver that finds some components only, sparse cells without being spread out."""
     fit, other = cells(60, 40, seed=1), cells(20, 40, seed=2)
     for matrices in ((fit, other), (csr_array(fit), csr_array(other))):
-        full = shared.components(matrices[0], 7)(matrices[1])
+        full = population._components(matrices[0], 7)(matrices[1])
         with monkeypatch.context() as patch:
-            patch.setattr(shared, "FULL_SVD", 10)
-            some = shared.components(matrices[0], 7)(matrices[1])
+            patch.setattr(population, "_FULL_SVD", 10)
+            some = population._components(matrices[0], 7)(matrices[1])
         for found in (full, some):
             assert np.abs(found) == same(np.abs(slow_components(fit, other, 7)[1]), abs=1e-6)
 
@@ -93,7 +92,7 @@ def test_components_are_the_same_by_either_solver(monkeypatch):
 def test_directions_without_variance_are_left_out():
     """What no real cell does has no coordinate, whatever the solver returns for it."""
     fit = np.column_stack([np.arange(6.0), np.ones(6), np.ones(6)])
-    assert shared.components(fit, 50)(fit + np.array([0, 5, 7])).shape == (6, 1)
+    assert population._components(fit, 50)(fit + np.array([0, 5, 7])).shape == (6, 1)
 
 
 def test_mmd_of_new_cells_is_around_zero_and_not_of_changed_ones():
@@ -191,7 +190,7 @@ def test_discriminator_equals_folds_by_hand(classifier, monkeypatch):
     both = np.vstack([m[np.sort(rng.permutation(len(m))[:30])] for m in (real, generated)])
     folds_seed, forest_seed = map(int, rng.integers(2**31, size=2))
     if classifier == "forest":
-        features = shared.components(both, 4)(both)
+        features = population._components(both, 4)(both)
 
         def make(train, test):
             return RandomForestClassifier(200, random_state=forest_seed), train, test

@@ -246,7 +246,7 @@ def test_what_was_shown_does_not_hide_what_was_missed():
         ([1.0, 2.0], [1, 2], TypeError, "true must hold genes as integers, not float64 such as"),
         ([1, 2], [True, False], TypeError, "predicted must hold genes as integers, not bool"),
         ([1, 2], ["CD4", "CD8A"], TypeError, "predicted must hold genes as integers"),
-        ([1, 2, 3, 4], [1, -1, 2, -1], ValueError, r"2 of 4 genes of predicted are negative \(the first at position 1"),
+        ([1, 2, 3, 4], [1, -1, 2, -1], ValueError, r"2 of 4 genes of predicted are negative \(the first is number 1"),
     ],
 )
 def test_sequences_that_are_none_are_refused(function, true, predicted, error, message):
@@ -283,7 +283,7 @@ def test_other_numbers_are_refused():
         ([2, 0], [], [1, 1], r"1 of 2 genes of true are no row of frequency \(the first is 2 of 2 genes\)"),
         ([0], [5], [1, 1], "1 of 1 genes of shown are no row of frequency"),
         ([0], [], [[1, 1]], r"frequency has shape \(1, 2\)"),
-        ([0], [], [1, np.nan], r"1 of 2 frequencies are negative or not finite \(the first is of gene 1\)"),
+        ([0], [], [1, np.nan], r"1 of 2 frequencies are negative or not finite \(the first is number 1\)"),
         ([0], [], [1, -1], "1 of 2 frequencies are negative"),
     ],
 )

@@ -6,8 +6,7 @@ from .gene_sets import density_test, enrichment
 from .graph import edge_stability, hub_scores
 from .grn import auprc_ratio, early_precision, matched_null, score_edges
 from .integration import avg_bio, isolated_labels, leiden_agreement, silhouette_label
-from .mixing import clisi, graph_connectivity, ilisi, kbet
-from .neighbors import Neighbors, nearest_neighbors
+from .neighbors import Neighbors, clisi, graph_connectivity, ilisi, kbet, nearest_neighbors
 from .perturbation import de_scores, discrimination, discrimination_matrix, hit_rate, perturbation_response
 from .population import copies, correlation_agreement, discriminator_auroc, gene_statistics, mmd
 from .reconstruction import bleu, l_dist, marginal_recall, recall_at_k, reconstruction_scores, value_spearman

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scdiva._extras import from_extra
-from scdiva._labels import check_labels
+from scdiva._labels import MISSING, UNKNOWN, check_labels, is_missing, is_unknown, refuse_continuous
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -16,23 +16,61 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
 
 
+MISSING_LABELS = tuple(sorted(MISSING | UNKNOWN))
+"""Label texts that name no cell type, so that no score is taken over them; words in small or capital letters."""
+
+
+def labelled(labels: ArrayLike) -> np.ndarray:
+    """Mark the cells whose label names a cell type.
+
+    Parameters
+    ----------
+    labels
+        Label of each cell, shape `(n_cells,)`; missing ones may be NaN, None or one of `MISSING_LABELS`.
+
+    Returns
+    -------
+    Boolean array of shape `(n_cells,)`.
+    """
+    texts = np.asarray(labels).astype(str)
+    return ~(is_missing(texts) | is_unknown(texts))
+
+
+def refuse_where(bad: NDArray[np.bool_], what: str, mend: str = "Leave them out before scoring.") -> None:
+    """Refuse values, one or more of which are bad: say how many, which is the first, and what mends it."""
+    if bad.any():
+        raise ValueError(f"{bad.sum()} of {len(bad)} {what} (the first is number {int(bad.argmax())}). {mend}")
+
+
 def check_coordinates(embedding: ArrayLike, scored: NDArray[np.bool_] | None = None) -> NDArray[np.floating]:
     """Give the coordinates as an array; refuse another number of axes and values that are not finite where scored."""
     coordinates = np.asarray(embedding)
     if coordinates.ndim != 2:
         raise ValueError(f"embedding has shape {coordinates.shape}; it must be (n_cells, n_dims).")
-    bad = ~np.isfinite(coordinates).all(axis=1)
-    if scored is not None:
-        bad &= scored
-    if bad.any():
-        raise ValueError(
-            f"{bad.sum()} {'' if scored is None else 'labelled '}cells have coordinates that are not finite (the first "
-            f"is number {int(bad.argmax())}). Leave them out before scoring."
-        )
-    if len(coordinates) > 1 and not np.ptp(coordinates if scored is None else coordinates[scored], axis=0).any():
+    scored = np.ones(len(coordinates), dtype=bool) if scored is None else scored
+    refuse_where(scored & ~np.isfinite(coordinates).all(axis=1), "cells have coordinates that are not finite")
+    if len(coordinates) > 1 and not np.ptp(coordinates[scored], axis=0).any():
         # Neighbours would follow the order of the cells, in which types often stand, and score well.
         raise ValueError("All cells are at one point of the embedding: there is nothing to score.")
     return coordinates
+
+
+def scored_cells(embedding: ArrayLike, labels: ArrayLike) -> tuple[NDArray[np.floating], NDArray[np.str_]]:
+    """Drop the cells without a label; refuse coordinates that are not finite."""
+    names, keep = np.asarray(labels).astype(str), labelled(labels)
+    if len(np.asarray(embedding)) != len(names):
+        raise ValueError(f"embedding has shape {np.shape(embedding)}, but there are {len(names)} labels.")
+    refuse_unlabelled(labels, keep)
+    return check_coordinates(embedding, keep)[keep], names[keep]
+
+
+def refuse_unlabelled(labels: ArrayLike, keep: NDArray[np.bool_]) -> None:
+    """Refuse labels of which none is a cell type, or which are continuous numbers."""
+    import pandas as pd
+
+    if not keep.any():
+        raise ValueError(f"None of {len(keep)} cells has a label: there is nothing to score.")
+    refuse_continuous(pd.Series(np.asarray(labels)[keep]), "labels", "label")
 
 
 def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
@@ -42,12 +80,7 @@ def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
     given = np.asarray(batch, dtype=object)  # as text, a list's NaN would become a batch called "nan"
     if given.shape != (n_cells,):
         raise ValueError(f"batch has shape {given.shape}, but there are {n_cells} cells.")
-    missing = np.asarray(pd.isna(given))
-    if missing.any():
-        raise ValueError(
-            f"{missing.sum()} of {n_cells} cells have no batch (the first is number {int(missing.argmax())}). "
-            "Leave them out, or name their batch."
-        )
+    refuse_where(np.asarray(pd.isna(given)), "cells have no batch", "Leave them out, or name their batch.")
     check_labels(pd.Series(np.asarray(batch)), "batch", "batch", stacklevel=4)
     names, codes = np.unique(given.astype(str), return_inverse=True)
     if len(names) < 2:

@@ -5,33 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 
-from scdiva._labels import MISSING, UNKNOWN, is_missing, is_unknown, refuse_continuous
-
-from ._input import check_coordinates, truth_values
+from ._input import labelled, refuse_unlabelled, refuse_where, scored_cells, truth_values
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
-
-MISSING_LABELS = tuple(sorted(MISSING | UNKNOWN))
-"""Label texts that name no cell type, so that no score is taken over them; words in small or capital letters."""
-
-
-def labelled(labels: ArrayLike) -> np.ndarray:
-    """Mark the cells whose label names a cell type.
-
-    Parameters
-    ----------
-    labels
-        Label of each cell, shape `(n_cells,)`; missing ones may be NaN, None or one of `MISSING_LABELS`.
-
-    Returns
-    -------
-    Boolean array of shape `(n_cells,)`.
-    """
-    texts = np.asarray(labels).astype(str)
-    return ~(is_missing(texts) | is_unknown(texts))
 
 
 def knn_cross_validation(
@@ -80,7 +58,7 @@ def knn_cross_validation(
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
     from sklearn.neighbors import KNeighborsClassifier
 
-    embedding, labels = _scored(embedding, labels)
+    embedding, labels = scored_cells(embedding, labels)
     names, codes, counts = np.unique(labels, return_inverse=True, return_counts=True)
     enough = counts[codes] >= n_folds
     if (counts >= n_folds).sum() < 2:
@@ -108,7 +86,8 @@ def classification(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Any]:
     Parameters
     ----------
     labels
-        True label of each cell, shape `(n_cells,)`; missing ones may be NaN, None or one of `MISSING_LABELS`.
+        True label of each cell, shape `(n_cells,)`; missing ones may be NaN, None or texts such as
+        ``"nan"`` and ``"unknown"``.
     predicted
         Predicted label of each cell, shape `(n_cells,)`.
 
@@ -134,9 +113,7 @@ def classification(labels: ArrayLike, predicted: ArrayLike) -> dict[str, Any]:
     scored = labelled(labels)
     if np.shape(predicted) != scored.shape or scored.ndim != 1:
         raise ValueError(f"labels has shape {scored.shape}, but predicted has {np.shape(predicted)}; both (n_cells,).")
-    if not scored.any():
-        raise ValueError(f"None of {len(scored)} cells has a label: there is nothing to score.")
-    refuse_continuous(pd.Series(np.asarray(labels)[scored]), "labels", "label")
+    refuse_unlabelled(labels, scored)
     truth = np.asarray(labels).astype(str)[scored]
     named = np.asarray(predicted).astype(str)[scored]
     types = np.unique(truth)
@@ -190,12 +167,10 @@ def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) 
     right = _truth_values(correct, "correct", p)
     if n_bins < 1:
         raise ValueError(f"n_bins must be at least 1, got {n_bins}.")
-    bad = ~((p >= 0) & (p <= 1))
-    if bad.any():
-        raise ValueError(
-            f"{bad.sum()} of {len(p)} confidences are not from 0 to 1 (the first is number {int(bad.argmax())}: "
-            f"{p[bad.argmax()]:g}). Leave out the cells that have none; turn scores into probabilities first."
-        )
+    refuse_where(
+        ~((p >= 0) & (p <= 1)), "confidences are not from 0 to 1",
+        "Leave out the cells that have none; turn scores into probabilities first.",
+    )  # fmt: skip
     place = np.clip(np.ceil(p * n_bins).astype(int) - 1, 0, n_bins - 1)
     n_cells = np.bincount(place, minlength=n_bins)
     with np.errstate(invalid="ignore"):  # empty bins are NaN
@@ -236,12 +211,7 @@ def rejection_auroc(novelty: ArrayLike, unknown: ArrayLike) -> float:
 
     score = np.asarray(novelty, dtype=np.float64)
     new = _truth_values(unknown, "unknown", score)
-    bad = ~np.isfinite(score)
-    if bad.any():
-        raise ValueError(
-            f"{bad.sum()} of {len(score)} cells have a novelty that is not finite (the first is number "
-            f"{int(bad.argmax())}). Leave them out before scoring."
-        )
+    refuse_where(~np.isfinite(score), "cells have a novelty that is not finite")
     if new.all() or not new.any():
         raise ValueError(
             f"All {len(new)} cells are of {'unknown' if new.all() else 'known'} types: setting them apart needs both."
@@ -255,28 +225,3 @@ def _truth_values(given: ArrayLike, what: str, beside: NDArray[np.floating]) -> 
     if shape != beside.shape or len(shape) != 1 or not shape[0]:
         raise ValueError(f"scores have shape {beside.shape} and {what} has {shape}; both must be (n_cells,).")
     return truth_values(given, what)
-
-
-def _scored(embedding: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Drop the cells without a label; refuse coordinates that are not finite."""
-    names, keep = np.asarray(labels).astype(str), labelled(labels)
-    if len(np.asarray(embedding)) != len(names):
-        raise ValueError(f"embedding has shape {np.shape(embedding)}, but there are {len(names)} labels.")
-    if not keep.any():
-        raise ValueError(f"None of {len(names)} cells has a label: there is nothing to score.")
-    refuse_continuous(pd.Series(np.asarray(labels)[keep]), "labels", "label")
-    return check_coordinates(embedding, keep)[keep], names[keep]
-
-
-def all_labelled(labels: ArrayLike, n_cells: int) -> NDArray[np.str_]:
-    """Give the labels as text; refuse missing ones, since neighbours cannot be left out any more."""
-    names = np.asarray(labels).astype(str)
-    if names.shape != (n_cells,):
-        raise ValueError(f"labels has shape {names.shape}, but there are {n_cells} cells.")
-    missing = ~labelled(labels)
-    if missing.any():
-        raise ValueError(
-            f"{missing.sum()} of {n_cells} cells have no label (the first is number {int(missing.argmax())}). Leave "
-            "them out before you call nearest_neighbors."
-        )
-    return names

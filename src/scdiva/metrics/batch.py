@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ._input import batch_codes, check_coordinates, scib_metrics
-from .annotation import _scored, labelled
-from .mixing import graph_connectivity, ilisi, kbet
-from .neighbors import nearest_neighbors
+from ._input import batch_codes, check_coordinates, labelled, scib_metrics, scored_cells
+from .neighbors import graph_connectivity, ilisi, kbet, nearest_neighbors
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -182,7 +180,7 @@ def _scored_batches(
 ) -> tuple[NDArray[np.floating], NDArray[np.intp], NDArray[np.str_]]:
     """Drop the cells without a label; refuse labels within which no batches can be compared."""
     codes = batch_codes(batch, len(np.asarray(labels)))
-    coordinates, names = _scored(embedding, labels)
+    coordinates, names = scored_cells(embedding, labels)
     codes = codes[labelled(labels)]
     if not any(1 < len(np.unique(codes[names == name])) < (names == name).sum() for name in np.unique(names)):
         raise ValueError(

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ._input import batch_codes, leiden_package, refuse_trivial, scib_metrics
-from .annotation import _scored, labelled
-from .mixing import clisi, labelled_neighbors
-from .neighbors import N_NEIGHBORS, Neighbors
+from ._input import batch_codes, labelled, leiden_package, refuse_trivial, scib_metrics, scored_cells
+from .neighbors import N_NEIGHBORS, Neighbors, clisi, labelled_neighbors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,7 +137,7 @@ def silhouette_label(embedding: ArrayLike, labels: ArrayLike, *, rescale: bool =
     """
     from sklearn.metrics import silhouette_score
 
-    coordinates, names = _scored(embedding, labels)
+    coordinates, names = scored_cells(embedding, labels)
     refuse_trivial(names, "the silhouette")
     width = float(silhouette_score(coordinates, names))
     return (width + 1) / 2 if rescale else width
@@ -183,7 +181,7 @@ def isolated_labels(embedding: ArrayLike, labels: ArrayLike, batch: ArrayLike) -
     from sklearn.metrics import silhouette_samples
 
     codes = batch_codes(batch, len(np.asarray(labels)))[labelled(labels)]
-    coordinates, names = _scored(embedding, labels)
+    coordinates, names = scored_cells(embedding, labels)
     refuse_trivial(names, "the silhouette")
     widths = (silhouette_samples(coordinates, names) + 1) / 2
     batches = {name: len(np.unique(codes[names == name])) for name in np.unique(names)}

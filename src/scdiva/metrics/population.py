@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from ._populations import SAME, check_populations, components, dense, moments, pooled
-
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 KERNEL_WIDTHS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -28,6 +28,10 @@ CLOSE = 0.01
 """Quantile of the distances between nearest real cells below which a generated cell is a near copy."""
 _BLOCK = 1_000
 """Cells whose distances to all others are held at once."""
+_SAME = 1e-9
+"""Difference of numbers, as a share of the largest one, up to which they are the same."""
+_FULL_SVD = 500
+"""Cells or genes, whichever are fewer, up to which all components are found at once; beyond, only those asked for."""
 
 
 class MMD(NamedTuple):
@@ -110,16 +114,16 @@ def mmd(real: Any, generated: Any, n_components: int = 50, *, rng: int | np.rand
     """
     from scipy.spatial.distance import pdist
 
-    a, b = check_populations(real, generated, at_least=(8, 2))
+    a, b = _checked(real, generated, at_least=(8, 2))
     random = _random(rng)
     order = random.permutation(a.shape[0])
     half = len(order) // 2
     found, floors = [], []
     for fit, kept in ((order[:half], order[half:]), (order[half:], order[:half])):
-        place = components(a[fit], n_components)
+        place = _components(a[fit], n_components)
         at_real, at_generated = place(a[kept]), place(b)
         median = float(np.median(pdist(at_real[:MEDIAN_CELLS], "sqeuclidean")))
-        if median <= SAME * np.square(at_real).sum(axis=1).max():
+        if median <= _SAME * np.square(at_real).sum(axis=1).max():
             raise ValueError(
                 "At least half of the pairs of real cells are at one point: the kernels have no width. Leave equal "
                 "cells out, or take more components."
@@ -154,9 +158,9 @@ def gene_statistics(real: Any, generated: Any) -> GeneStatistics:
     """
     from scipy.stats import rankdata
 
-    a, b = check_populations(real, generated, at_least=(2, 2))
+    a, b = _checked(real, generated, at_least=(2, 2))
     scores = []
-    for first, second in zip(moments(a), moments(b), strict=True):
+    for first, second in zip(_moments(a), _moments(b), strict=True):
         scores += [
             _pearson(first, second),
             _pearson(rankdata(first), rankdata(second)),
@@ -196,10 +200,10 @@ def correlation_agreement(real: Any, generated: Any, n_genes: int = 200) -> floa
     >>> round(sd.metrics.gene_statistics(real, made).mean_pearson, 1), sd.metrics.correlation_agreement(real, real, 20)
     (1.0, 1.0)
     """
-    a, b = check_populations(real, generated, at_least=(3, 3))
+    a, b = _checked(real, generated, at_least=(3, 3))
     if n_genes < 3:
         raise ValueError(f"n_genes must be 3 or more, got {n_genes}: fewer have too few pairs.")
-    variance = moments(a)[1]
+    variance = _moments(a)[1]
     n_vary = int((variance > 0).sum())
     if n_vary < 3:
         raise ValueError(f"{n_vary} of {len(variance)} genes vary among the real cells; at least 3 are needed.")
@@ -264,22 +268,22 @@ def discriminator_auroc(
         raise ValueError(f"classifier must be 'forest' or 'logistic', got {classifier!r}.")
     if n_splits < 2:
         raise ValueError(f"n_splits must be 2 or more, got {n_splits}.")
-    a, b = check_populations(real, generated, at_least=(n_splits, n_splits))
+    a, b = _checked(real, generated, at_least=(n_splits, n_splits))
     random = _random(rng)
     n = min(a.shape[0], b.shape[0])
     drawn = [m[np.sort(random.permutation(m.shape[0])[:n])] for m in (a, b)]
-    both = pooled(*drawn)
+    both = _pooled(*drawn)
     is_real = np.repeat([1, 0], n)
     folds_seed, forest_seed = (int(seed) for seed in random.integers(2**31, size=2))
     model: Any
     if classifier == "forest":
-        features = components(both, FOREST_COMPONENTS)(both)
+        features = _components(both, FOREST_COMPONENTS)(both)
         model = RandomForestClassifier(n_estimators=TREES, random_state=forest_seed)
     else:
-        variance = moments(both)[1]
+        variance = _moments(both)[1]
         if not variance.any():
             raise ValueError("All cells are equal: there is nothing to tell apart.")
-        features = dense(both[:, np.sort(np.argsort(-variance, kind="stable")[:VARIABLE_GENES])])
+        features = _dense(both[:, np.sort(np.argsort(-variance, kind="stable")[:VARIABLE_GENES])])
         model = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=1_000))
     folds = StratifiedKFold(n_splits, shuffle=True, random_state=folds_seed)
     return float(cross_val_score(model, features, is_real, cv=folds, scoring="roc_auc").mean())
@@ -325,7 +329,7 @@ def copies(real: Any, generated: Any, *, n_components: int | None = None) -> Cop
     """
     from sklearn.neighbors import NearestNeighbors
 
-    a, b = check_populations(real, generated, at_least=(2, 1))
+    a, b = _checked(real, generated, at_least=(2, 1))
     known: dict[bytes, int] = {}
     for i, key in enumerate(_keys(a)):
         known.setdefault(key, i)
@@ -336,7 +340,7 @@ def copies(real: Any, generated: Any, *, n_components: int | None = None) -> Cop
     if n_components is None:
         at_real, at_generated = a, b
     else:
-        place = components(pooled(a, b), n_components)
+        place = _components(_pooled(a, b), n_components)
         at_real, at_generated = place(a), place(b)
     search = NearestNeighbors(n_neighbors=1).fit(at_real)
     between = search.kneighbors()[0].ravel()
@@ -353,6 +357,89 @@ def copies(real: Any, generated: Any, *, n_components: int | None = None) -> Cop
         share_closer=float((nearest < close).mean()),
         ratio=float(np.median(nearest) / np.median(between)),
     )
+
+
+def _checked(real: Any, generated: Any, *, at_least: tuple[int, int]) -> tuple[Any, Any]:
+    """Give expression of both as float64, both CSR without stored zeros or both dense.
+
+    Refuses other genes, too few cells, and values that are negative or not finite.
+    """
+    from scipy.sparse import csr_array, issparse
+
+    sparse = issparse(real) or issparse(generated)
+    checked = []
+    for name, given, n_least in zip(("real", "generated"), (real, generated), at_least, strict=True):
+        matrix: Any = csr_array(given, dtype=np.float64, copy=True) if sparse else np.asarray(given, dtype=np.float64)
+        if matrix.ndim != 2 or not matrix.shape[1]:
+            raise ValueError(f"{name} has shape {matrix.shape}; it must be (n_cells, n_genes).")
+        if matrix.shape[0] < n_least:
+            raise ValueError(f"{name} has {matrix.shape[0]} cells; at least {n_least} are needed.")
+        if sparse:
+            matrix.sum_duplicates()
+        values = matrix.data if sparse else matrix.ravel()
+        bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
+        if len(bad):
+            first = int(bad[0])
+            cell = np.searchsorted(matrix.indptr, first, side="right") - 1 if sparse else first // matrix.shape[1]
+            gene = matrix.indices[first] if sparse else first % matrix.shape[1]
+            raise ValueError(
+                f"{len(bad)} values of {name} are negative or not finite (the first in cell {cell}, gene {gene}). Pass "
+                "log-normalised expression, not scaled."
+            )
+        if sparse:
+            matrix.eliminate_zeros()
+        checked.append(matrix)
+    if checked[0].shape[1] != checked[1].shape[1]:
+        raise ValueError(
+            f"real has {checked[0].shape[1]} genes and generated {checked[1].shape[1]}; both must be of the same genes "
+            "in the same order."
+        )
+    return checked[0], checked[1]
+
+
+def _moments(matrix: Any) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Mean, variance with n - 1, and share of zeros of each gene; a variance that is rounding is 0."""
+    from sklearn.utils.sparsefuncs import mean_variance_axis
+
+    n = matrix.shape[0]
+    if isinstance(matrix, np.ndarray):
+        mean, variance, expressed = matrix.mean(axis=0), matrix.var(axis=0), np.count_nonzero(matrix, axis=0)
+    else:
+        mean, variance = mean_variance_axis(matrix, axis=0)
+        expressed = np.bincount(matrix.indices, minlength=matrix.shape[1])
+    variance = np.where(variance > (_SAME * mean) ** 2, variance, 0.0)
+    return mean, variance * n / (n - 1), 1 - expressed / n
+
+
+def _components(cells: Any, n_components: int) -> Callable[[Any], NDArray[np.float64]]:
+    """Give what places cells on the principal components of these; components without variance are left out."""
+    from sklearn.decomposition import PCA
+
+    if n_components < 1:
+        raise ValueError(f"n_components must be 1 or more, got {n_components}.")
+    smaller = min(cells.shape)
+    full = smaller <= _FULL_SVD or n_components >= smaller
+    pca = PCA(min(n_components, smaller), svd_solver="full" if full else "arpack", random_state=0)
+    with np.errstate(invalid="ignore"):  # of equal cells, refused below, the share of variance is 0 / 0
+        pca.fit(_dense(cells) if full else cells)
+    # along those of no variance the cells all stand at one point, and the direction is the solver's whim
+    kept = pca.singular_values_ > _SAME * np.sqrt((cells * cells).sum())
+    if not kept.any():
+        raise ValueError(f"All {cells.shape[0]} cells are equal: they have no principal components.")
+    axes = pca.components_[kept].T
+    return lambda others: np.asarray(others @ axes) - pca.mean_ @ axes
+
+
+def _pooled(a: Any, b: Any) -> Any:
+    """Put the cells of both in one matrix."""
+    from scipy.sparse import vstack
+
+    return np.vstack([a, b]) if isinstance(a, np.ndarray) else vstack([a, b], format="csr")
+
+
+def _dense(matrix: Any) -> NDArray[np.float64]:
+    """Give a CSR matrix as an array, an array as it is."""
+    return matrix if isinstance(matrix, np.ndarray) else matrix.toarray()
 
 
 def _random(rng: int | np.random.Generator | None) -> np.random.Generator:
@@ -380,15 +467,15 @@ def _kernel_sum(a: NDArray[np.float64], b: NDArray[np.float64], widths: NDArray[
 
 def _correlations(matrix: Any) -> NDArray[np.float64]:
     """Correlations between genes; 0 for one that doesn't vary."""
-    varies = moments(matrix)[1] > 0
+    varies = _moments(matrix)[1] > 0
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = np.corrcoef(dense(matrix), rowvar=False)
+        found = np.corrcoef(_dense(matrix), rowvar=False)
     return np.where(varies[:, None] & varies, found, 0.0)
 
 
 def _pearson(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
     """Pearson correlation; NaN where one of the two is constant."""
-    if any(np.ptp(values) <= SAME * np.abs(values).max() for values in (a, b)):
+    if any(np.ptp(values) <= _SAME * np.abs(values).max() for values in (a, b)):
         return np.nan
     return float(np.clip(np.corrcoef(a, b)[0, 1], -1.0, 1.0))
 

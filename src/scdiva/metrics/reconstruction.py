@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ._input import truth_values
+from ._input import refuse_where, truth_values
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -227,12 +227,7 @@ def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> 
     often = np.asarray(frequency, dtype=np.float64)
     if often.ndim != 1:
         raise ValueError(f"frequency has shape {often.shape}; it must be (n_genes,).")
-    bad = ~(np.isfinite(often) & (often >= 0))
-    if bad.any():
-        raise ValueError(
-            f"{bad.sum()} of {len(often)} frequencies are negative or not finite (the first is of gene "
-            f"{int(bad.argmax())})."
-        )
+    refuse_where(~(np.isfinite(often) & (often >= 0)), "frequencies are negative or not finite", "Leave them out.")
     for name, numbers in (("true", genes), ("shown", seen)):
         beyond = numbers[numbers >= len(often)]
         if len(beyond):
@@ -365,12 +360,7 @@ def _sequence(given: ArrayLike, name: str, *, once: bool = False) -> NDArray[np.
         return np.empty(0, dtype=np.int64)  # an empty list is float64
     if not np.issubdtype(genes.dtype, np.integer):
         raise TypeError(f"{name} must hold genes as integers, not {genes.dtype} such as {genes[0]!r}.")
-    negative = genes < 0
-    if negative.any():
-        raise ValueError(
-            f"{negative.sum()} of {len(genes)} genes of {name} are negative (the first at position "
-            f"{int(negative.argmax())}). Leave out what is no gene."
-        )
+    refuse_where(genes < 0, f"genes of {name} are negative", "Leave out what is no gene.")
     if once:
         numbers, times = np.unique(genes, return_counts=True)
         if len(numbers) < len(genes):
@@ -392,9 +382,5 @@ def _aligned_values(true: ArrayLike, predicted: ArrayLike) -> tuple[NDArray[np.f
     if a.ndim != 1 or a.shape != b.shape:
         raise ValueError(f"true values have shape {a.shape} and predicted ones {b.shape}; both must be (n,).")
     for name, values in (("true", a), ("predicted", b)):
-        bad = ~np.isfinite(values)
-        if bad.any():
-            raise ValueError(
-                f"{bad.sum()} of {len(values)} {name} values are not finite (the first is number {int(bad.argmax())})."
-            )
+        refuse_where(~np.isfinite(values), f"{name} values are not finite")
     return a, b

@@ -41,8 +41,7 @@ from embedding import MEDIAN, SPREAD
 
 from scdiva.data.blocks import open_matrix, read_ranges
 from scdiva.data.order import BlockShuffle
-from scdiva.data.pool import CellPool
-from scdiva.data.stream import TrainingStream
+from scdiva.data.stream import CellPool, TrainingStream
 
 BATCH = BLOCK = BLOCKS = 64
 WHOLE = 1 << 30

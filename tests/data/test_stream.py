@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from scdiva.data import stream as module
 from scdiva.data.order import BlockShuffle
-from scdiva.data.pool import CellPool
-from scdiva.data.stream import TrainingStream
+from scdiva.data.stream import CellPool, TrainingStream
 
 
 class Numbered:

@@ -11,7 +11,6 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from scdiva.data.batch_cells import cells_of_batch
 from scdiva.data.datamodule import CellDataModule
 from scdiva.datasets import toy
 from scdiva.train import PretrainingModule, fit
@@ -189,7 +188,7 @@ def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(run, cell
     assert "last.ckpt is from before" in str(error.value)
     with file.open() as lines:
         rows = list(csv.DictReader(lines))
-    wanted = [cell for number in range(first, 10) for cell in cells_of_batch(cells(), number)]
+    wanted = [cell for number in range(first, 10) for cell in cells().cells_of_batch(number)]
     assert [(row["study"], row["file"], int(row["row"]), row["cell"]) for row in rows] == wanted
     assert torch.equal(weights(run.module), weights(good))
     assert torch.load(tmp_path / "bad" / "last.ckpt", weights_only=True)["global_step"] == 3

@@ -11,8 +11,8 @@ import numpy as np
 
 from scdiva.data.files import data_files
 from scdiva.data.packed import PackedCells, is_packed, study_names, warn_left_out
-from scdiva.data.pool import Source
 from scdiva.data.reading import Reading
+from scdiva.data.stream import Source
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import pytorch_lightning as pl
@@ -19,9 +19,8 @@ from scdiva.data.batch import CellBatch
 from scdiva.data.corpus import OpenStudies, corpus_files, open_studies
 from scdiva.data.files import check_manifest, manifest_of
 from scdiva.data.order import BlockShuffle
-from scdiva.data.pool import LEFT_OUT, CellPool, Source
 from scdiva.data.reading import Reading, Species
-from scdiva.data.stream import TrainingStream, ValidationBatches
+from scdiva.data.stream import LEFT_OUT, CellPool, Source, TrainingStream, ValidationBatches
 from scdiva.data.studies import held_out_studies, study_times
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -35,6 +34,15 @@ if TYPE_CHECKING:
 
 UNSEEN_STUDY = -1
 """Study number of validation cells whose study is not trained on."""
+
+
+class BatchCell(NamedTuple):
+    """One cell of a batch: its study, the file (empty for an AnnData object), its row there, and its name if known."""
+
+    study: str
+    file: str
+    row: int
+    cell: str
 
 
 @with_shared_docs
@@ -274,6 +282,27 @@ class CellDataModule(pl.LightningDataModule):
             batch_tokens=self.batch_tokens,
             prefetch=self.prefetch,
         )
+
+    def cells_of_batch(self, number: int) -> list[BatchCell]:
+        """Find the cells of a batch of the training stream, without reading any of their values.
+
+        Parameters
+        ----------
+        number
+            Number of the batch in the stream, from 0, counted over all processes.
+
+        Returns
+        -------
+        A cell each, in the order of the batch. Rows of a packed corpus are counted in the packed file.
+        """
+        pool, found = self._ready(), []
+        for at, row in zip(*(part.tolist() for part in self.training_stream().places(number)), strict=True):
+            source: Any = pool.sources[at]
+            names = getattr(source, "obs_names", None)
+            study = self._study_names[int(pool.studies[at][row])]
+            file = "" if source.path is None else str(source.path)
+            found.append(BatchCell(study, file, row, "" if names is None else str(names[row])))
+        return found
 
     def train_dataloader(self) -> DataLoader[CellBatch]:
         """Load the training stream."""

@@ -265,6 +265,8 @@ class PackedCells:
         If there is no such file, it is no packed corpus, is damaged, or was packed with another vocabulary.
     """
 
+    name = ""
+
     def __init__(self, path: str | Path, vocabulary: Vocabulary | None = None) -> None:
         self.path = Path(path)
         if not is_packed(self.path):

@@ -2,33 +2,217 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from copy import copy
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from scdiva.data.ahead import ReadAhead
 from scdiva.data.batch import CellBatch, from_ragged
+from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.order import BlockShuffle
-from scdiva.data.packed import take_cells
+from scdiva.data.packed import PackedCells
 from scdiva.data.packing import WINDOW, deal_batches, n_dealt
-from scdiva.data.pool import CellPool, Cells, Held
 
 Buffers = tuple[int, range]
 """Epoch, and neighbouring buffers of its order."""
+Key = TypeVar("Key")
+Item = TypeVar("Item")
+
+Cells = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""indptr (n + 1,), tokens (T,), values (T,) of n cells, and the study of each (n,)."""
+LEFT_OUT = -2
+"""Study number of cells that a pool leaves out."""
 
 
-def _join(parts: Sequence[tuple[np.ndarray, ...]]) -> Cells:
-    lengths = [np.diff(part[0]) for part in parts]
-    indptr = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    tokens, values, study = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
-    return indptr, tokens, values, study
+class Source(Protocol):
+    """What a :class:`~scdiva.data.source.CellSource` and a :class:`~scdiva.data.packed.PackedCells` have in common."""
+
+    @property
+    def path(self) -> Path | None:
+        """The file, if there is one."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What the study is called; empty where nobody named it."""
+        ...
+
+    @property
+    def n_obs(self) -> int:
+        """Number of cells."""
+        ...
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Known genes of each cell, int (n_obs,)."""
+        ...
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Read ranges of cells, first and end of each, one after another: indptr, tokens, values."""
+        ...
+
+    def close(self) -> None:
+        """Close the file."""
+        ...
 
 
-def _batch(cells: Cells, rows: np.ndarray) -> CellBatch:
-    return from_ragged(*take_cells(cells[:3], rows), study=cells[3][rows])
+class Held(NamedTuple):
+    """Cells as they were read, with where each of them lies: to bring them in order would copy them.
+
+    Attributes
+    ----------
+    parts
+        Tokens and values of what was read at once.
+    part, start, length, study
+        int64 (n,) of each cell: its part, where it starts there, its number of genes, its study.
+    """
+
+    parts: list[tuple[np.ndarray, np.ndarray]]
+    part: np.ndarray
+    start: np.ndarray
+    length: np.ndarray
+    study: np.ndarray
+
+    def take(self, rows: np.ndarray) -> Cells:
+        """Copy some of the cells.
+
+        Parameters
+        ----------
+        rows
+            int, numbers of the cells; one at least.
+        """
+        start, length = self.start[rows], self.length[rows]
+        where = list(zip(self.part[rows].tolist(), start.tolist(), (start + length).tolist(), strict=True))
+        # of the types of a batch at once, which would copy them otherwise
+        tokens = np.concatenate([self.parts[p][0][a:b] for p, a, b in where], dtype=np.int64)
+        values = np.concatenate([self.parts[p][1][a:b] for p, a, b in where], dtype=np.float32)
+        return np.concatenate([[0], length]).cumsum(), tokens, values, self.study[rows]
+
+
+class CellPool:
+    """The usable cells of several studies, counted through.
+
+    Parameters
+    ----------
+    sources
+        Opened studies, or one packed corpus.
+    studies
+        For each source, the study number of each of its cells, int (n_obs,); cells with :data:`LEFT_OUT` are not of
+        this pool.
+    min_genes
+        Cells with fewer known genes are left out.
+    context
+        Genes kept per cell, the first of its ranking.
+    block_rows
+        Neighbouring cells read together.
+
+    Attributes
+    ----------
+    blocks
+        Of each block, the number of its source and its rows there.
+    block_studies
+        Study number of each block.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], studies: Sequence[np.ndarray], min_genes: int, context: int, block_rows: int
+    ) -> None:
+        self.sources = list(sources)
+        self.studies = list(studies)
+        self.context = context
+        self.blocks: list[tuple[int, np.ndarray]] = []
+        for number, source in enumerate(self.sources):
+            usable = np.flatnonzero((source.lengths >= min_genes) & (self.studies[number] != LEFT_OUT))
+            # No block spans two studies: then a packed corpus gives the very stream that its files give.
+            of_studies = np.split(usable, np.flatnonzero(np.diff(self.studies[number][usable])) + 1)
+            for rows in of_studies:
+                self.blocks += [(number, rows[i : i + block_rows]) for i in range(0, len(rows), block_rows)]
+        self.block_sizes = tuple(len(rows) for _, rows in self.blocks)
+        self.block_studies = [int(self.studies[number][rows[0]]) for number, rows in self.blocks]
+        self.n_cells = sum(self.block_sizes)
+        self._n_tokens = [np.minimum(source.lengths, context).astype(np.int32) + 1 for source in self.sources]
+
+    def n_tokens(self, block: int) -> np.ndarray:
+        """Count the tokens of a block's cells, `[LAT]` with them; nothing is read.
+
+        An upper bound: where a file has two columns of one gene, they become one token.
+
+        Parameters
+        ----------
+        block
+            Its number.
+
+        Returns
+        -------
+        int32 (n,).
+        """
+        number, rows = self.blocks[block]
+        found: np.ndarray = self._n_tokens[number][rows]
+        return found
+
+    def places(self, blocks: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Say where the cells of blocks lie: the number of each one's source, and its row there. Nothing is read.
+
+        Parameters
+        ----------
+        blocks
+            Their numbers.
+        """
+        own = [self.blocks[block] for block in np.asarray(blocks).tolist()]
+        source = np.repeat([number for number, _ in own], [len(rows) for _, rows in own])
+        return source, np.concatenate([rows for _, rows in own])
+
+    def read_blocks(self, blocks: Sequence[int] | np.ndarray) -> Held:
+        """Read blocks, in the order of the files, many of one file at once.
+
+        Parameters
+        ----------
+        blocks
+            Their numbers.
+
+        Returns
+        -------
+        Their cells, in the order asked for. A block that is asked for twice is read once and given twice.
+        """
+        blocks = np.asarray(blocks)
+        parts: list[tuple[np.ndarray, np.ndarray]] = []
+        found: dict[int, tuple[int, np.ndarray, np.ndarray, np.ndarray]] = {}
+        for together in self._together(np.unique(blocks)):
+            number = self.blocks[together[0]][0]
+            rows = [self.blocks[block][1] for block in together]
+            ranges = [(int(some[0]), int(some[-1]) + 1) for some in rows]
+            indptr, tokens, values = self.sources[number].read_ranges(ranges)
+            before = 0
+            for block, some, (first, last) in zip(together, rows, ranges, strict=True):
+                at = some - first + before
+                length = np.minimum(indptr[at + 1] - indptr[at], self.context)
+                found[block] = len(parts), indptr[at], length, self.studies[number][some]
+                before += last - first
+            parts.append((tokens, values))
+        chosen = [found[block] for block in blocks.tolist()]
+        part = np.repeat([one[0] for one in chosen], [len(one[1]) for one in chosen])
+        start, length, study = (np.concatenate([one[i] for one in chosen]) for i in (1, 2, 3))
+        return Held(parts, part, start, length, study)
+
+    def _together(self, blocks: np.ndarray) -> Iterator[list[int]]:
+        """Part ascending blocks so that each part is of one file and reads a limited number of rows."""
+        part: list[int] = []
+        n_rows = 0
+        for block in blocks.tolist():
+            number, rows = self.blocks[block]
+            n = int(rows[-1]) + 1 - int(rows[0])
+            if part and (self.blocks[part[0]][0] != number or n_rows + n > BLOCK_ROWS):
+                yield part
+                part, n_rows = [], 0
+            part.append(block)
+            n_rows += n
+        if part:
+            yield part
 
 
 class TrainingStream(IterableDataset[CellBatch]):
@@ -74,8 +258,6 @@ class TrainingStream(IterableDataset[CellBatch]):
     ) -> None:
         self.pool, self.order, self.batch_size, self.batch_tokens = pool, order, batch_size, batch_tokens
         self.start_step, self.max_steps, self.prefetch = start_step, max_steps, prefetch
-        self._read: tuple[Buffers, Held] | None = None
-        self._ahead: ReadAhead[Buffers, Held] | None = None
         self._deal: tuple[Buffers | None, list[np.ndarray]] = None, []
         self._epochs: list[int] = [0]
         self._windows: dict[int, tuple[list[range], np.ndarray]] = {}
@@ -92,28 +274,71 @@ class TrainingStream(IterableDataset[CellBatch]):
         number
             Its number, from 0.
         """
-        if self.batch_tokens is not None:
-            return self._dealt(number, self.batch_tokens)
-        pieces = []
-        start = number * self.batch_size
-        for epoch, buffer, rows in self.order.locate(start, start + self.batch_size):
-            # no name is kept for it: of two buffers the first must go before the second comes
-            pieces.append(self._buffers((epoch, range(buffer, buffer + 1))).take(rows))
-        indptr, tokens, values, study = _join(pieces) if len(pieces) > 1 else pieces[0]
-        return from_ragged(indptr, tokens, values, study, copy=False)
+        keys = (key for key, _ in self.cells_of(number))
+        return next(self._batches(iter([number]), map(self._read_buffers, keys)))
 
-    def _buffers(self, key: Buffers) -> Held:
-        """Give neighbouring buffers; those read last are kept."""
-        if self._ahead is not None:
-            return self._ahead.get(key)
-        if self._read is None or self._read[0] != key:
-            self._read = None  # let go of the old ones first
-            self._read = key, self._read_buffers(key)
-        return self._read[1]
+    def cells_of(self, number: int) -> list[tuple[Buffers, np.ndarray]]:
+        """Say which cells a batch holds, without reading them.
+
+        Parameters
+        ----------
+        number
+            Of the batch, from 0.
+
+        Returns
+        -------
+        Neighbouring buffers of an epoch, and the numbers of the cells within them; several in order.
+        """
+        if self.batch_tokens is None:
+            start = number * self.batch_size
+            found = self.order.locate(start, start + self.batch_size)
+            return [((epoch, range(buffer, buffer + 1)), rows) for epoch, buffer, rows in found]
+        key, window, at = self._find(number, self.batch_tokens)
+        if self._deal[0] != key:  # all batches of a window are dealt at once
+            epoch, buffers = key
+            starts = self.order.buffers(epoch)[1]
+            drawn = [self.order.permutation(epoch, i) + starts[i] - starts[buffers[0]] for i in buffers]
+            cells = np.concatenate(drawn)
+            batches = deal_batches(self._lengths(epoch, buffers)[cells], self.batch_tokens)
+            # The fourth number keeps this draw apart from those of the order.
+            turn = np.random.default_rng([self.order.seed, epoch, window, 1]).permutation(len(batches))
+            self._deal = key, [cells[batches[i]] for i in turn]
+        return [(key, self._deal[1][at])]
+
+    def places(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Say where the cells of a batch lie, as :meth:`CellPool.places` does, without reading them.
+
+        Parameters
+        ----------
+        number
+            Of the batch, from 0.
+        """
+        pieces = []
+        for key, rows in self.cells_of(number):
+            source, row = self.pool.places(self._blocks(key))
+            pieces.append((source[rows], row[rows]))
+        source, row = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
+        return source, row
+
+    def _batches(self, numbers: Iterator[int], read: Iterator[Held]) -> Iterator[CellBatch]:
+        """Make batches of what is read for them, in order, each as often as it is needed."""
+        key: Buffers | None = None
+        held: Held | None = None
+        for number in numbers:
+            pieces = []
+            for wanted, rows in self.cells_of(number):
+                if held is None or wanted != key:
+                    held = None  # of two buffers the first must go before the second comes
+                    key, held = wanted, next(read)
+                pieces.append(held.take(rows))
+            yield _joined(pieces)
+
+    def _blocks(self, key: Buffers) -> np.ndarray:
+        epoch, buffers = key
+        return np.concatenate([self.order.buffers(epoch)[0][buffer] for buffer in buffers])
 
     def _read_buffers(self, key: Buffers) -> Held:
-        epoch, buffers = key
-        return self.pool.read_blocks(np.concatenate([self.order.buffers(epoch)[0][buffer] for buffer in buffers]))
+        return self.pool.read_blocks(self._blocks(key))
 
     def _find(self, number: int, budget: int) -> tuple[Buffers, int, int]:
         """Find a batch of a token budget: its epoch and buffers, the number of that window, its place in the window."""
@@ -123,20 +348,6 @@ class TrainingStream(IterableDataset[CellBatch]):
         windows, before = self._dealt_before(epoch, budget)
         window = int(np.searchsorted(before, number - self._epochs[epoch], side="right")) - 1
         return (epoch, windows[window]), window, number - self._epochs[epoch] - int(before[window])
-
-    def _dealt(self, number: int, budget: int) -> CellBatch:
-        """Make a batch of a token budget."""
-        key, window, at = self._find(number, budget)
-        if self._deal[0] != key:  # all batches of a window are dealt at once
-            epoch, buffers = key
-            starts = self.order.buffers(epoch)[1]
-            drawn = [self.order.permutation(epoch, i) + starts[i] - starts[buffers[0]] for i in buffers]
-            cells = np.concatenate(drawn)
-            batches = deal_batches(self._lengths(epoch, buffers)[cells], budget)
-            # The fourth number keeps this draw apart from those of the order.
-            turn = np.random.default_rng([self.order.seed, epoch, window, 1]).permutation(len(batches))
-            self._deal = key, [cells[batches[i]] for i in turn]
-        return from_ragged(*self._buffers(key).take(self._deal[1][at]), copy=False)
 
     def _dealt_before(self, epoch: int, budget: int) -> tuple[list[range], np.ndarray]:
         """Windows of an epoch, and the number of batches before each; the two epochs asked for last are kept."""
@@ -149,8 +360,7 @@ class TrainingStream(IterableDataset[CellBatch]):
         return self._windows[epoch]
 
     def _lengths(self, epoch: int, buffers: range) -> np.ndarray:
-        of_epoch = self.order.buffers(epoch)[0]
-        return np.concatenate([self.pool.n_tokens(int(block)) for i in buffers for block in of_epoch[i]])
+        return np.concatenate([self.pool.n_tokens(int(block)) for block in self._blocks((epoch, buffers))])
 
     def _numbers(self) -> Iterator[int]:
         """Numbers of the batches of this process and worker."""
@@ -176,13 +386,8 @@ class TrainingStream(IterableDataset[CellBatch]):
                 last = key
 
     def __iter__(self) -> Iterator[CellBatch]:
-        mine = copy(self)  # what is read belongs to this round alone
-        mine._read = None
-        if not self.prefetch:
-            yield from map(mine.batch, mine._numbers())
-            return
-        with ReadAhead(mine._read_buffers, mine._needed()) as mine._ahead:
-            yield from map(mine.batch, mine._numbers())
+        how = _read_ahead if self.prefetch else map
+        yield from self._batches(self._numbers(), how(self._read_buffers, self._needed()))
 
 
 class ValidationBatches(IterableDataset[CellBatch]):
@@ -220,22 +425,42 @@ class ValidationBatches(IterableDataset[CellBatch]):
             return  # one worker reads them all, so that the order holds
         starts = np.concatenate([[0], np.cumsum(self.pool.block_sizes)])
         block_of = np.searchsorted(starts, self.chosen, side="right") - 1
-        waiting: list[tuple[np.ndarray, ...]] = []
-        n_given = n_read = batch = 0
-        for block in np.unique(block_of):
-            cells = self.pool.read_block(int(block))
-            rows = self.chosen[block_of == block] - starts[block]
-            waiting.append((*take_cells(cells[:3], rows), cells[3][rows]))
-            n_read += len(rows)
-            if n_read < self._ends[batch]:
-                continue
-            joined, first = _join(waiting), n_given
-            while batch < len(self._ends) and self._ends[batch] <= n_read:
-                yield _batch(joined, np.arange(n_given, self._ends[batch]) - first)
-                n_given = self._ends[batch]
-                batch += 1
-            rest = np.arange(n_given, n_read) - first
-            waiting = [(*take_cells(joined[:3], rest), joined[3][rest])]
+        last, held = -1, None
+        for start, stop in itertools.pairwise([0, *self._ends]):
+            pieces = []
+            for block in np.unique(block_of[start:stop]).tolist():
+                if held is None or block != last:
+                    last, held = block, self.pool.read_blocks([block])
+                rows = self.chosen[start:stop][block_of[start:stop] == block] - starts[block]
+                pieces.append(held.take(rows))
+            yield _joined(pieces)
+
+    def studies(self) -> tuple[list[str], np.ndarray]:
+        """Name the study of each cell, without reading any: batches say only whether it is trained on.
+
+        Returns
+        -------
+        Names of the studies, and for each cell, in the order in which the batches give them, the number of its study
+        among these, int `(n_cells,)`.
+        """
+        # a pool may hold some of the studies only, so that its own count is not that of the names
+        paths = [source.path for source in self.pool.sources]
+        stems = [
+            source.name or (f"adata{i}" if source.path is None else Path(source.path).stem)
+            for i, source in enumerate(self.pool.sources)
+        ]
+        names: list[str] = []
+        of_source: list[np.ndarray] = []
+        for source, path, stem in zip(self.pool.sources, paths, stems, strict=True):
+            if isinstance(source, PackedCells):
+                of_source.append(len(names) + source.study.astype(np.int64))
+                names += source.study_names
+            else:
+                of_source.append(np.full(source.n_obs, len(names)))
+                names.append(stem if stems.count(stem) == 1 or path is None else str(path))
+        study = np.concatenate([of_source[number][rows] for number, rows in self.pool.blocks])[self.chosen]
+        present, numbers = np.unique(study, return_inverse=True)
+        return [names[i] for i in present], numbers
 
 
 def _ends_in_order(lengths: np.ndarray, budget: int) -> list[int]:
@@ -245,3 +470,31 @@ def _ends_in_order(lengths: np.ndarray, budget: int) -> list[int]:
     while ends[-1] < len(lengths):
         ends.append(int(np.searchsorted(before, before[ends[-1]] + budget, side="right")) - 1)
     return ends[1:]
+
+
+def _joined(parts: Sequence[Cells]) -> CellBatch:
+    """Make one batch of pieces, which are taken over."""
+    if len(parts) == 1:
+        return from_ragged(*parts[0], copy=False)
+    indptr = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(part[0]) for part in parts]))])
+    tokens, values, study = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
+    return from_ragged(indptr, tokens, values, study, copy=False)
+
+
+def _read_ahead(read: Callable[[Key], Item], keys: Iterator[Key]) -> Iterator[Item]:
+    """Read the items of keys in a thread, the next one while one is used; there are never more than two.
+
+    What goes wrong is raised where the item is asked for. The thread is gone when the iterator is.
+    """
+    thread = ThreadPoolExecutor(1, thread_name_prefix="scdiva-read-ahead")
+    try:
+        coming = None
+        for key in keys:
+            following = thread.submit(read, key)
+            if coming is not None:
+                yield coming.result()
+            coming = following
+        if coming is not None:
+            yield coming.result()
+    finally:
+        thread.shutdown(wait=True, cancel_futures=True)

@@ -227,7 +227,7 @@ def write_cells(folder: Path, datamodule: Any, numbers: Sequence[int]) -> Path |
         Where `not_finite_batch_<number>.csv` is to appear, the number that of the first batch: one line a cell, with
         batch, study, file, row and, if the file is no packed corpus, the cell's name.
     datamodule
-        The run's; one without a `training_stream` cannot say which cells a batch has.
+        The run's; one without `cells_of_batch` cannot say which cells a batch has.
     numbers
         Of the batches, counted over all processes.
 
@@ -235,16 +235,14 @@ def write_cells(folder: Path, datamodule: Any, numbers: Sequence[int]) -> Path |
     -------
     The file, or None if nothing is known of the cells.
     """
-    from scdiva.data.batch_cells import cells_of_batch
-
-    if not numbers or not hasattr(datamodule, "training_stream"):
+    if not numbers or not hasattr(datamodule, "cells_of_batch"):
         return None
     file = folder / f"not_finite_batch_{numbers[0]}.csv"
     with file.open("w", newline="") as lines:
         out = csv.writer(lines)
         out.writerow(["batch", "study", "file", "row", "cell"])
         for number in numbers:
-            out.writerows([number, *cell] for cell in cells_of_batch(datamodule, number))
+            out.writerows([number, *cell] for cell in datamodule.cells_of_batch(number))
     return file
 
 

@@ -17,7 +17,6 @@ from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
 from scdiva.data.stream import ValidationBatches
-from scdiva.data.validated import validation_studies
 from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, stratified_times
 from scdiva.diffusion.places import Ranked
 from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend
@@ -372,7 +371,7 @@ class PretrainingModule(TaskModule):
         if self.trainer.sanity_checking or not self.trainer.is_global_zero or not len(each):
             return
         batches = getattr(self.trainer.val_dataloaders, "dataset", None)
-        names, study = validation_studies(batches) if isinstance(batches, ValidationBatches) else ([], None)
+        names, study = batches.studies() if isinstance(batches, ValidationBatches) else ([], None)
         if study is not None and len(study) != len(each):  # Lightning looks at some batches only
             study = study[: len(each)]
         for log in self.trainer.loggers:

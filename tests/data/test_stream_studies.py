@@ -5,9 +5,7 @@ import numpy as np
 from scdiva.data.cells import open_cells
 from scdiva.data.datamodule import CellDataModule
 from scdiva.data.packed import PackedCells, pack_files
-from scdiva.data.pool import CellPool
-from scdiva.data.stream import ValidationBatches
-from scdiva.data.validated import validation_studies
+from scdiva.data.stream import CellPool, ValidationBatches
 from scdiva.datasets import toy
 from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -28,27 +26,27 @@ def test_each_cell_has_the_name_of_its_file(tmp_path):
     for file, cells in zip(files, [*parts.values(), range(5)], strict=True):
         adata[list(cells)].copy().write_h5ad(file)
     sources = [open_cells(file, genes, max_length=16, empty="nan") for file in files[:3]]
-    names, study = validation_studies(batches(sources))
+    names, study = batches(sources).studies()
     assert names == ["b", "a", "c"]
     assert np.bincount(study).tolist() == [10, 35, 15]
     assert (np.diff(study) >= 0).all()
 
-    names, study = validation_studies(batches(sources, n_cells=12))
+    names, study = batches(sources, n_cells=12).studies()
     assert np.bincount(study).tolist() == [2, 7, 3]
 
     # too few genes: cells, and whole studies, are left out
     least = int(np.median(sources[1].lengths))
-    names, study = validation_studies(batches(sources, min_genes=least))
+    names, study = batches(sources, min_genes=least).studies()
     kept = [int((source.lengths >= least).sum()) for source in sources]
     assert [kept[["b", "a", "c"].index(name)] for name in names] == np.bincount(study).tolist()
 
     twice = [sources[1], open_cells(files[3], genes, max_length=16, empty="nan"), open_cells(adata, genes)]
-    names, _ = validation_studies(batches(twice))
+    names, _ = batches(twice).studies()
     assert names == [str(files[1]), str(files[3]), "adata2"]
 
     packed = pack_files(files[:3], genes, tmp_path / "corpus.h5", max_length=16)
     assert isinstance(packed, PackedCells)
-    names, study = validation_studies(batches([packed]))
+    names, study = batches([packed]).studies()
     assert dict(zip(names, np.bincount(study).tolist(), strict=True)) == {"a": 35, "b": 10, "c": 15}
 
 
@@ -68,7 +66,7 @@ def three_studies() -> list:
 def test_an_object_keeps_its_name_where_others_are_trained_on():
     studies = three_studies()
     data = CellDataModule(studies, vocabulary=genes_of(studies), validation_studies=["adata1"], batch_size=8)
-    names, study = validation_studies(data.val_dataloader().dataset)
+    names, study = data.val_dataloader().dataset.studies()
     assert names == ["adata1"]
     assert study.tolist() == [0] * 30
     assert data.study_names == ["adata0", "adata2"]
@@ -77,6 +75,6 @@ def test_an_object_keeps_its_name_where_others_are_trained_on():
 def test_an_object_given_to_validate_on_is_none_that_is_trained_on():
     studies = three_studies()
     data = CellDataModule(studies[:2], validation=studies[2:], vocabulary=genes_of(studies), batch_size=8)
-    names, study = validation_studies(data.val_dataloader().dataset)
+    names, study = data.val_dataloader().dataset.studies()
     assert (names, study.tolist()) == (["validation0"], [0] * 30)
     assert all((batch.study == -1).all() for batch in data.val_dataloader())

@@ -160,9 +160,8 @@ def run_cells(
     batch's cells within the window, and what was read out of them. It must be used up before the next window is asked
     for.
     """
-    from scdiva.data.batch import from_ragged
+    from scdiva.data.batch import WINDOW, fill_batches, from_ragged, portions
     from scdiva.data.packed import take_cells
-    from scdiva.data.packing import WINDOW, fill_batches, portions
     from scdiva.models.inference import open_encoder, runs_transformer
 
     through_blocks = runs_transformer(model, running.what)

@@ -211,7 +211,7 @@ def test_without_transformer_cells_share_batches_and_change_little(adata, build)
 
 def test_windows_and_workers_change_nothing(adata, one, monkeypatch):
     z = embedded(adata, one)
-    monkeypatch.setattr("scdiva.data.packing.WINDOW", 20)
+    monkeypatch.setattr("scdiva.data.batch.WINDOW", 20)
     monkeypatch.setattr("scdiva.data.blocks.BLOCK_ROWS", 8)
     for threads in (1, 2, 4):
         with sd.settings.override(threads=threads):
@@ -295,7 +295,7 @@ def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, mo
     running = how_to_run(None, "cpu", "fp32")
     _, source, _ = open_for(model, adata, running)
     source.block_rows = 8
-    monkeypatch.setattr("scdiva.data.packing.WINDOW", 16)
+    monkeypatch.setattr("scdiva.data.batch.WINDOW", 16)
     only = np.random.default_rng(0).random(90) < 0.3
     only[16:32] = False  # a window without any
     asked = []

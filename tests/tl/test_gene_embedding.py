@@ -146,7 +146,7 @@ def test_windows_workers_and_portions_change_little_or_nothing(cells, one, monke
     rows = np.random.default_rng(0).permutation(90)
     again = sd.tl.gene_embedding(cells[rows].copy(), one, groupby="kind", copy=True).varm["X_scdiva_groups"]
     np.testing.assert_allclose(again, mean, atol=1e-5)  # a sum in another order
-    monkeypatch.setattr("scdiva.data.packing.WINDOW", 20)
+    monkeypatch.setattr("scdiva.data.batch.WINDOW", 20)
     monkeypatch.setattr("scdiva.data.cells.BLOCK_ROWS", 8)
     again = sd.tl.gene_embedding(cells, one, groupby="kind", copy=True).varm["X_scdiva_groups"]
     np.testing.assert_allclose(again, mean, atol=1e-5)

@@ -107,7 +107,7 @@ def test_blocks_windows_and_workers_change_little_or_nothing(cells, infer, edges
     with sd.settings.override(threads=3):
         infer(cells, method, groupby="kind", groups=["plain"], reference="rest", key_added="t")
     np.testing.assert_array_equal(edges(cells, "t_plain"), expected)
-    monkeypatch.setattr("scdiva.data.packing.WINDOW", 10)
+    monkeypatch.setattr("scdiva.data.batch.WINDOW", 10)
     monkeypatch.setitem(open_cells.__kwdefaults__, "block_rows", 5)
     for part in ("attention", "knockout"):
         monkeypatch.setattr(f"scdiva.networks.{part}._HELD_TOKENS", 60)

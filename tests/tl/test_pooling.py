@@ -71,7 +71,7 @@ def test_a_cell_is_embedded_alike_whatever_is_beside_it(adata, model, monkeypatc
     np.testing.assert_array_equal(
         embedded(adata[rows][:, columns].copy(), model, pooling=pooling, batch_size=7), z[rows]
     )
-    monkeypatch.setattr("scdiva.data.packing.WINDOW", 20)
+    monkeypatch.setattr("scdiva.data.batch.WINDOW", 20)
     monkeypatch.setattr("scdiva.data.blocks.BLOCK_ROWS", 8)
     with sd.settings.override(threads=3):
         np.testing.assert_array_equal(embedded(adata, model, pooling=pooling), z)

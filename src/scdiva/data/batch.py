@@ -1,11 +1,17 @@
-"""A batch of cells, packed one after another without padding."""
+"""A batch of cells, packed one after another without padding; and which cells share one, by a budget of tokens."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+
+WINDOW = 4096
+"""Cells that are packed together, at least, where there are so many: from fewer, batches are not filled well."""
+BATCH_TOKENS = 32_768
+"""Tokens of a batch where nothing else is asked for: enough to fill a GPU, and half a gigabyte of activations there."""
 
 
 @dataclass(frozen=True)
@@ -105,3 +111,159 @@ def from_ragged(
         torch.from_numpy(cu_seqlens.astype(np.int32)),
         None if study is None else torch.from_numpy(np.array(study, dtype=np.int64)),
     )
+
+
+def fill_batches(lengths: np.ndarray, budget: int = BATCH_TOKENS, max_cells: int | None = None) -> list[np.ndarray]:
+    """Pack cells into as few batches as a token budget allows, those of equal length side by side. For inference.
+
+    Each batch takes, again and again, the longest cells left that still fit: a run of long cells, then the few shorter
+    ones that fill the rest. No number is random; cells of equal length are taken in the order in which they came.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of each cell, int (n,), not negative; with `[LAT]` where the transformer runs.
+    budget
+        Most tokens of a batch. A cell longer than that gets a batch of its own.
+    max_cells
+        Most cells of a batch.
+
+    Returns
+    -------
+    The cells of each batch, int64 index arrays that together hold each of ``range(n)`` once; batches with the longest
+    cells come first, and within a batch lengths do not rise.
+
+    Raises
+    ------
+    ValueError
+        If the budget or the number of cells is below 1, or a length is negative.
+    """
+    lengths = _checked(lengths, budget)
+    if max_cells is not None and max_cells < 1:
+        raise ValueError(f"a batch must have room for at least 1 cell, got {max_cells}.")
+    if not len(lengths):
+        return []
+    # cells by length; of each length the first `used` are dealt already
+    order = np.argsort(lengths, kind="stable")
+    values, first, left = np.unique(lengths[order], return_index=True, return_counts=True)
+    alive, start, count = values.tolist(), first.tolist(), left.tolist()
+    batches = []
+    while alive:
+        room, at, parts = budget, len(alive) - 1, []
+        places = len(lengths) if max_cells is None else max_cells
+        while at >= 0:
+            length = alive[at]
+            n = min(places, count[at] if length == 0 else min(count[at], room // length))
+            if n == 0:  # longer than the whole budget
+                n = 1
+            parts.append(order[start[at] : start[at] + n])
+            room -= n * length
+            places -= n
+            start[at] += n
+            count[at] -= n
+            if count[at] == 0:
+                del alive[at], start[at], count[at]
+            at = bisect_right(alive, room) - 1 if places else -1
+        batches.append(np.concatenate(parts))
+    return batches
+
+
+def portions(batches: list[np.ndarray], lengths: np.ndarray, held: int | None) -> list[list[np.ndarray]]:
+    """Cut a list of batches into runs of about so many tokens; a batch itself is never cut.
+
+    Parameters
+    ----------
+    batches
+        The cells of each.
+    lengths
+        Tokens of each cell, int (n,).
+    held
+        Tokens of a run; None: one run.
+    """
+    if held is None:
+        return [batches]
+    runs: list[list[np.ndarray]] = []
+    room = 0
+    for cells in batches:
+        if room <= 0:
+            runs.append([])
+            room = held
+        runs[-1].append(cells)
+        room -= int(lengths[cells].sum())
+    return runs
+
+
+def deal_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
+    """Deal cells into batches of mixed lengths, each a fair sample of all. For training.
+
+    Cells are sorted by length and dealt in turn, to the batches forwards, then backwards, and so on; so batches differ
+    by at most one cell in number and by little in tokens, and none is a batch of small cells. There are as many batches
+    as it takes to keep each within the budget.
+
+    Parameters
+    ----------
+    lengths
+        Tokens of each cell, int (n,), with `[LAT]`.
+    budget
+        Most tokens of a batch; no cell may be longer.
+
+    Returns
+    -------
+    The cells of each batch, int64 index arrays that together hold each of ``range(n)`` once, in the order they came.
+
+    Raises
+    ------
+    ValueError
+        If the budget is below 1 or below the longest cell, or a length is negative.
+    """
+    lengths = _checked(lengths, budget)
+    n_batches = n_dealt(lengths, budget)
+    order = np.argsort(lengths, kind="stable")[::-1]
+    batch_of = np.empty(len(lengths), dtype=np.int64)
+    batch_of[order] = _turns(len(lengths), n_batches)
+    by_batch = np.argsort(batch_of, kind="stable")
+    return np.split(by_batch, np.searchsorted(batch_of[by_batch], np.arange(1, n_batches))) if n_batches else []
+
+
+def n_dealt(lengths: np.ndarray, budget: int) -> int:
+    """Count the batches that :func:`deal_batches` makes; faster, and the order of the cells plays no role.
+
+    Parameters
+    ----------
+    lengths, budget
+        As in :func:`deal_batches`.
+
+    Raises
+    ------
+    ValueError
+        As :func:`deal_batches` does.
+    """
+    lengths = _checked(lengths, budget)
+    if not len(lengths):
+        return 0
+    descending = np.sort(lengths)[::-1]
+    if descending[0] > budget:
+        raise ValueError(
+            f"a cell has {descending[0]} tokens, more than the budget of {budget} tokens per batch; raise batch_tokens."
+        )
+    n_batches = max(1, -(-int(lengths.sum()) // budget))
+    while np.bincount(_turns(len(lengths), n_batches), weights=descending).max() > budget:
+        n_batches += 1
+    return n_batches
+
+
+def _turns(n_cells: int, n_batches: int) -> np.ndarray:
+    """Batch of each cell in turn: 0 1 2 2 1 0 0 1 2 ..."""
+    round_, place = np.divmod(np.arange(n_cells), max(n_batches, 1))
+    return np.where(round_ % 2 == 0, place, n_batches - 1 - place)
+
+
+def _checked(lengths: np.ndarray, budget: int) -> np.ndarray:
+    lengths = np.asarray(lengths)
+    if budget < 1:
+        raise ValueError(f"the budget must be at least 1 token per batch, got {budget}.")
+    if lengths.ndim != 1 or (len(lengths) and lengths.dtype.kind not in "iu"):
+        raise ValueError(f"lengths must be whole numbers (n,), got {lengths.dtype} {lengths.shape}.")
+    if len(lengths) and lengths.min() < 0:
+        raise ValueError(f"cell {int(lengths.argmin())} has a negative length, {lengths.min()}.")
+    return lengths.astype(np.int64, copy=False)

@@ -16,12 +16,11 @@ from scdiva._constants import MAX_LENGTH
 from scdiva._docs import with_shared_docs
 from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
-from scdiva.data.corpus import OpenStudies, corpus_files, open_studies
+from scdiva.data.corpus import OpenStudies, corpus_files, held_out_studies, open_studies, study_times
 from scdiva.data.files import check_manifest, manifest_of
 from scdiva.data.order import BlockShuffle
 from scdiva.data.reading import Reading, Species
 from scdiva.data.stream import LEFT_OUT, CellPool, Source, TrainingStream, ValidationBatches
-from scdiva.data.studies import held_out_studies, study_times
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -59,7 +58,7 @@ class CellDataModule(pl.LightningDataModule):
         The same for validation; None = no other files. Split by study, not by cell: cells of one study are too similar.
     validation_studies
         Studies of `train` that are not trained on but validate: names, or a share of the studies, drawn from `seed`.
-        See :func:`scdiva.data.studies.held_out_studies`.
+        See :func:`scdiva.data.corpus.held_out_studies`.
     study_weights
         How often an epoch holds the cells of each training study: numbers by name (1 for the others), or a power p of
         its size (1: as it is; 0: all studies equally). Blocks of neighbouring cells are drawn that often, a fraction in

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from scdiva.data.batch import CellBatch, from_ragged
+from scdiva.data.batch import WINDOW, CellBatch, deal_batches, from_ragged, n_dealt
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.order import BlockShuffle
 from scdiva.data.packed import PackedCells
-from scdiva.data.packing import WINDOW, deal_batches, n_dealt
 
 Buffers = tuple[int, range]
 """Epoch, and neighbouring buffers of its order."""
@@ -239,7 +238,7 @@ class TrainingStream(IterableDataset[CellBatch]):
         First step, and the step to end before; None never ends.
     batch_tokens
         Most tokens of a batch. The shuffled cells of each window of at least 4,096 are then sorted by length and dealt
-        into batches (:func:`~scdiva.data.packing.deal_batches`), which follow one another in random order. The number
+        into batches (:func:`~scdiva.data.batch.deal_batches`), which follow one another in random order. The number
         of batches of an epoch depends on lengths only, so any batch is found without reading those before it.
     prefetch
         Whether the thread reads ahead; the batches are the same without.

@@ -117,7 +117,7 @@ def embed_file(
     (60, 192)
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
     """
-    from scdiva.data.packing import WINDOW
+    from scdiva.data.batch import WINDOW
     from scdiva.models.pretrained import load_for
 
     path, out = _one_path(path, "path"), _one_path(out, "out")

@@ -17,10 +17,10 @@ from scdiva._extras import from_extra
 from scdiva._nearest import refuse_unknown
 from scdiva._outputs import refuse_unwritable
 from scdiva._validate import Input
+from scdiva.data.corpus import held_out_studies, study_times
 from scdiva.data.files import data_files
 from scdiva.data.packed import PackedCells, is_packed, study_names
 from scdiva.data.reading import Reading, Species
-from scdiva.data.studies import held_out_studies, study_times
 from scdiva.models.config import ScDiVaConfig
 from scdiva.tokenizer.orthologs import read_species
 from scdiva.train.config import PretrainingConfig

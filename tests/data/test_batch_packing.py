@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.packing import deal_batches, fill_batches, n_dealt
+from scdiva.data.batch import deal_batches, fill_batches, n_dealt
 
 lengths_of_cells = st.lists(st.integers(0, 60), max_size=120).map(lambda cells: np.array(cells, dtype=np.int32))
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scdiva.data.studies import held_out_studies, study_times
+from scdiva.data.corpus import held_out_studies, study_times
 
 NAMES = ["lung", "blood", "skin", "colon", "brain"]
 

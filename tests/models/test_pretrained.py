@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from scdiva._settings import settings
 from scdiva.models import ScDiVa, ScDiVaConfig, load_model, pretrained, save_model
-from scdiva.models.pretrained import bundled_models, find_model, load_for
+from scdiva.models.hub import bundled_models, find_model
+from scdiva.models.pretrained import load_for
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 FILES = {"config.json", "model.safetensors", "vocabulary.safetensors", "README.md", "SHA256SUMS"}

@@ -266,7 +266,7 @@ def _key(model: ScDiVa, source: CellSource, running: Running, said: dict[str, An
     """Gather what every bit of the embedding depends on, as JSON values; the precision is that of what is run."""
     import torch
 
-    from scdiva.models._summary import fingerprint
+    from scdiva.models.network import fingerprint
 
     found = source.scan
     content = hashlib.sha256()

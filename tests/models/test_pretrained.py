@@ -325,7 +325,7 @@ def test_an_unknown_name_lists_what_there_is(tmp_path):
 
 
 def test_bundled_models_load_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(pretrained, "_BUNDLED", tmp_path)
+    monkeypatch.setattr("scdiva.models.hub._BUNDLED", tmp_path)
     assert bundled_models() == []
     save_model(make_model(), make_vocabulary(), tmp_path / "tiny")
     assert bundled_models() == ["tiny"]

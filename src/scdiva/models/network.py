@@ -82,7 +82,10 @@ class Network(nn.Module):
     def known_vocabulary(self) -> Vocabulary:
         """Give the vocabulary; ValueError if there is none."""
         if getattr(self, "vocabulary", None) is None:
-            raise ValueError("this model has no vocabulary: set `model.vocabulary` to the genes that it was built for")
+            raise ValueError(
+                "this model has no vocabulary: set `model.vocabulary` to the genes that it was built for, or save it with "
+                "save_model(model, vocabulary, folder) and load that"
+            )
         return self.vocabulary
 
     @property

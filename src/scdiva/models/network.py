@@ -83,8 +83,8 @@ class Network(nn.Module):
         """Give the vocabulary; ValueError if there is none."""
         if getattr(self, "vocabulary", None) is None:
             raise ValueError(
-                "this model has no vocabulary: set `model.vocabulary` to the genes that it was built for, or save it with "
-                "save_model(model, vocabulary, folder) and load that"
+                "this model has no vocabulary: set `model.vocabulary` to the genes that it was built for, or save it "
+                "with save_model(model, vocabulary, folder) and load that"
             )
         return self.vocabulary
 

@@ -16,7 +16,7 @@ def human():
 
 
 def read(labels, guides, human, control="ctrl", separator="+"):
-    how = {"key": "guide", "control": control, "separator": separator, "stacklevel": 2}
+    how = {"key": "guide", "control": control, "separator": separator}
     return read_guides([*labels, control], guides, human, **how)
 
 
@@ -123,7 +123,7 @@ def test_one_label_alone_is_told_and_not_refused(human):
 
 
 def test_guides_of_the_control_have_to_be_said_where_there_is_no_other(human):
-    how = {"key": "guide", "control": "NTC", "separator": "+", "stacklevel": 2}
+    how = {"key": "guide", "control": "NTC", "separator": "+"}
     with pytest.raises(ValueError, match=r"2 of 5 .*'NTC_1' -> 'NTC'"):
         read_guides(["KLF1", "GATA1", "TAL1", "NTC_1", "NTC_2"], None, human, **how)
 

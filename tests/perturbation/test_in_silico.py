@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scdiva._constants import N_SPECIAL
-from scdiva.perturbation.in_silico import PARTS, Ranked, changed, hidden_values, value_change
+from scdiva.perturbation.in_silico import PARTS, Ranked, changed, masked_values, value_change
 from scdiva.tokenizer.serialize import serialize
 
 FLOOR = np.array([1.0] * N_SPECIAL + [0.3, 0.3, 0.3, 0.5, 0.5, 0.7, 0.9, 0.9, 1.1, 1.3, 0.3, 0.6], np.float32)
@@ -178,7 +178,7 @@ def one_by_one(model, cell) -> dict[int, float]:
 @pytest.mark.parametrize("fields", [{}, {"anchor": "learned"}])
 def test_each_gene_is_predicted_once_with_its_quarter_hidden(network, cell, fields):
     model = network(**fields)
-    found, expected = hidden_values(model, cell), one_by_one(model, cell)
+    found, expected = masked_values(model, cell), one_by_one(model, cell)
     assert sorted(found) == sorted(cell.tokens[cell.turn >= 0].tolist())
     assert len(found) == 16
     np.testing.assert_allclose([found[t] for t in expected], list(expected.values()), rtol=1e-4, atol=1e-5)
@@ -187,10 +187,10 @@ def test_each_gene_is_predicted_once_with_its_quarter_hidden(network, cell, fiel
 
 def test_a_hidden_value_is_not_read_and_all_others_are(network, cell):
     model = network()
-    found = hidden_values(model, cell)
+    found = masked_values(model, cell)
     for turn in (0, 2):
         other = cell._replace(expression=np.where(cell.turn == turn, 7.0, cell.expression).astype(np.float32))
-        again = hidden_values(model, other)
+        again = masked_values(model, other)
         for token, of in zip(cell.tokens.tolist(), cell.turn, strict=True):
             if of == turn:
                 assert again[token] == pytest.approx(found[token], abs=1e-5)
@@ -198,27 +198,27 @@ def test_a_hidden_value_is_not_read_and_all_others_are(network, cell):
                 assert abs(again[token] - found[token]) > 1e-5
     # what is never hidden is read for all
     source = cell._replace(expression=np.where(cell.turn < 0, 7.0, cell.expression).astype(np.float32))
-    again = hidden_values(model, source)
+    again = masked_values(model, source)
     assert min(abs(again[token] - value) for token, value in found.items()) > 1e-5
 
 
 def test_nothing_to_hide(network, cell):
     model = network()
     never = cell._replace(turn=np.full(18, -1))
-    assert hidden_values(model, never) == {}
-    assert hidden_values(model, Ranked(cell.tokens[:0], cell.expression[:0], cell.turn[:0])) == {}
+    assert masked_values(model, never) == {}
+    assert masked_values(model, Ranked(cell.tokens[:0], cell.expression[:0], cell.turn[:0])) == {}
     alone = Ranked(cell.tokens[:1], cell.expression[:1], np.array([3]))  # a cell of one gene, and that one hidden
-    assert list(hidden_values(model, alone)) == cell.tokens[:1].tolist()
-    assert np.isfinite(list(hidden_values(model, alone).values())).all()
+    assert list(masked_values(model, alone)) == cell.tokens[:1].tolist()
+    assert np.isfinite(list(masked_values(model, alone).values())).all()
 
 
 def test_the_model_stays_as_it_was(network, cell):
     model = network().train()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.random.get_rng_state()
-    once = hidden_values(model, cell)
+    once = masked_values(model, cell)
     assert model.training
-    assert hidden_values(model, cell) == once
+    assert masked_values(model, cell) == once
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, part_tensors, perturbed
+from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, perturbed, treatments
 
 SIZES = PerturbationSizes(dim=6, state_dim=5, n_labels=2, n_genes=9, rank=3, hidden=7)
 
@@ -142,11 +142,16 @@ def test_few_labels(n_labels):
     assert PerturbationHead(sizes).labels.weight.shape == (1, 2)
 
 
-def test_parts_become_numbers():
-    token, label = part_tensors([("A", "x"), ("B",), ("y", "x")], {"A": 7, "B": 4}, {"x": 0, "y": 1})
-    assert token.tolist() == [[7, MASK], [4, -1], [MASK, MASK]]
+def test_treatments_become_numbers(network, measured):
+    model = network()
+    a, b = (str(name) for name in model.vocabulary.symbols[:2])
+    tokens = dict(zip((a, b), model.vocabulary.match([a, b]).tokens.tolist(), strict=True))
+    screen = measured((a, "x", "y"), doses=[1, 2, 4])
+    token, label, dose = treatments(model, screen, [(a, "x"), (b,), ("y", "x")], np.array([2.0, 4.0, 1.0]))
+    assert token.tolist() == [[tokens[a], MASK], [tokens[b], -1], [MASK, MASK]]
     assert label.tolist() == [[-1, 0], [-1, -1], [1, 0]]
+    assert dose.tolist() == [0, 1, -1]
     assert (token.dtype, label.dtype) == (torch.int64, torch.int64)
-    assert part_tensors([], {}, {})[0].shape == (0, 1)
+    assert treatments(model, screen, [], np.array([]))[0].shape == (0, 1)
     with pytest.raises(KeyError):
-        part_tensors([("z",)], {"A": 7}, {"x": 0})
+        treatments(model, screen, [("z",)], np.ones(1))

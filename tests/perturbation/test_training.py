@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ import torch
 from scdiva.data.batch import from_ragged
 from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models import PerturbationModel
+from scdiva.perturbation import fit as F
 from scdiva.perturbation import training as P
-from scdiva.perturbation.choice import METHODS, predict_left_out
-from scdiva.perturbation.response import Similarities
-from scdiva.perturbation.screen import KINDS
+from scdiva.perturbation.fit import METHODS, predict_left_out
+from scdiva.perturbation.screen import KINDS, Examples, Similarities, similarities_of
 from scdiva.train import loop
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.config import PerturbationConfig
@@ -73,9 +74,29 @@ def pairs(measured, model):
 def fit(model, screen, controls=None, strategy="head", residual="auto", max_epochs=8, **fields):
     controls = control_cells(n_groups=len(screen.groups)) if controls is None else controls
     limits = Limits(max_epochs, 4, np.inf)
-    return P.fit_responses(
-        model, screen, controls, set(KINDS), strategy, residual, config(**fields), limits, progress=False
+    return network_of(model, screen, controls, strategy, residual, config(**fields), limits)
+
+
+def network_of(model, screen, controls, strategy, residual, settings, limits) -> SimpleNamespace:
+    """What becomes of a screen, as `fit` would have it with other sizes of the network."""
+    left_out = F.predict_left_out(screen, similarities_of(model, screen), settings.seed)
+    base = dict.fromkeys((*KINDS, "measured"), residual or "no_change")
+    base = F.best_base(left_out, F.errors(screen, left_out)[1]) if residual == "auto" else base
+    examples = F.left_over(screen, left_out, base)
+    found = P.train_network(
+        model, screen, controls, examples, strategy, settings, limits, alone=residual is None, progress=False
     )
+    return SimpleNamespace(**dict(zip(("model", "head", "notes"), found, strict=True)), base=base)
+
+
+def fitted_by(model, screen, **fields) -> PerturbationModel:
+    """`fit` itself."""
+    opened = PerturbationModel(model, screen, {}, None, "p", "control", notes={"seconds": 0.0})
+    given = {
+        "residual": "auto", "loss": "wmse", "strategy": "none", "max_epochs": 1, "patience": 1, "minutes": None,
+        "batch_size": 8, "learning_rate": 1e-3,
+    }  # fmt: skip
+    return F.fit(opened, control_cells(n_groups=len(screen.groups)), F.FitOptions(**given | fields), 0, "cpu")
 
 
 def test_a_network_that_helps_is_kept_and_helps_with_a_pair_that_was_not_measured(model, pairs):
@@ -158,11 +179,12 @@ def test_the_seed_determines_every_bit(model, pairs, strategy, monkeypatch):
 
 
 def test_without_a_network(model, pairs):
-    found = fit(model, pairs, strategy="none")
-    assert found.head is None
-    assert found.model is model
-    assert found.notes["network"] == "not asked for"
-    assert set(found.notes) == {"validation", "strategy", "network"}
+    for strategy in ("none", "auto"):
+        found = fitted_by(model, pairs, strategy=strategy)
+        assert found.head is None
+        assert found.model is model
+        assert (found.notes["network"], found.notes["strategy"]) == ("not asked for", "none")
+        assert set(found.notes) == {"validation", "strategy", "network", "seed", "seconds"}
     assert set(found.base) == {*KINDS, "measured"}
 
 
@@ -170,7 +192,9 @@ def test_without_a_network(model, pairs):
     ("residual", "named"), [(None, "no_change"), ("additive", "additive"), ("expected", "expected")]
 )
 def test_the_base_is_what_was_asked_for(model, pairs, residual, named):
-    assert fit(model, pairs, strategy="none", residual=residual).base == dict.fromkeys((*KINDS, "measured"), named)
+    found = fitted_by(model, pairs, strategy="auto", residual=residual)
+    assert found.base == dict.fromkeys((*KINDS, "measured"), named)
+    assert (found.head is None) == (residual is not None)
 
 
 @pytest.mark.parametrize("labels", [("A",), ("A", "B"), ("A", "B+C"), ("A", "A@1"), ("A", "B", "A@1")])
@@ -223,9 +247,7 @@ def test_time_is_kept(model, pairs, monkeypatch):
     now = iter(range(10**6))
     monkeypatch.setattr(loop.time, "monotonic", lambda: float(next(now)))
     limits = Limits(10**4, 10**4, 50.0)
-    found = P.fit_responses(
-        model, pairs, control_cells(), set(KINDS), "head", "additive", config(), limits, progress=False
-    )
+    found = network_of(model, pairs, control_cells(), "head", "additive", config(), limits)
     assert found.notes["stopped"] == "minutes"
     assert found.notes["steps"] < 100
 
@@ -237,8 +259,8 @@ def identity(screen) -> Similarities:
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_that_is_held_out_is_trained_on(measured, seed):
     screen = measured(SCREEN)
-    left_out = predict_left_out(screen, identity(screen), set(KINDS), seed)
-    found = P._examples(screen, left_out, dict.fromkeys(KINDS, "expected"))
+    left_out = predict_left_out(screen, identity(screen), seed)
+    found = F.left_over(screen, left_out, dict.fromkeys(KINDS, "expected"))
     assert found.residual.dtype == np.float32
     held, trained = set(found.row[found.held_out]), set(found.row[~found.held_out])
     assert held
@@ -263,8 +285,8 @@ def test_nothing_that_is_held_out_is_trained_on(measured, seed):
 
 def test_what_the_base_is_not_defined_for_is_not_learned(measured):
     screen = measured(SCREEN)
-    left_out = predict_left_out(screen, identity(screen), set(KINDS), 0)
-    found = P._examples(screen, left_out, dict.fromkeys(KINDS, "elsewhere"))
+    left_out = predict_left_out(screen, identity(screen), 0)
+    found = F.left_over(screen, left_out, dict.fromkeys(KINDS, "elsewhere"))
     assert np.isfinite(found.residual).all()
     assert len(found.row) < len(left_out)
 
@@ -304,9 +326,10 @@ def test_the_loss_is_the_weighted_error_of_conditions_of_the_cells_own_group(mod
     rows, held = np.array([0, 1, 2, 3]), np.array([False, True, False, True])
     residual = draw.normal(size=(4, 12)).astype(np.float32)
     settings = config(loss="wmse")
-    head = P._head(model, screen, P.Examples(rows, residual, held), settings)
-    module = P.PerturbationModule(model, head, settings, screen, P.Examples(rows, residual, held))
-    np.testing.assert_array_equal(module.usable(np.array([0, 1, 2]), True), [True, True, False])
+    head = P._head(model, screen, Examples(rows, residual, held), settings)
+    module = P.PerturbationModule(model, head, settings, screen, Examples(rows, residual, held))
+    cells = control_cells(n_groups=3)
+    np.testing.assert_array_equal(P._usable(cells, screen, Examples(rows, residual, held), True), range(27))
     batch = from_ragged(
         np.array([0, 2, 5, 6]), np.array([3, 4, 5, 6, 7, 8]), np.ones(6, dtype=np.float32), np.array([0, 1, 1])
     )
@@ -323,7 +346,7 @@ def test_the_head_starts_with_the_directions_that_are_to_be_learned(model, measu
     screen = measured(tuple("ABCDEF"))
     residual = np.random.default_rng(0).normal(size=(6, 12)).astype(np.float32)
     held = np.arange(6) > 3
-    head = P._head(model, screen, P.Examples(np.arange(6), residual, held), config(rank=6))
+    head = P._head(model, screen, Examples(np.arange(6), residual, held), config(rank=6))
     own = head.directions.detach().numpy().astype(float)
     _, _, right = np.linalg.svd(residual[~held])
     for k in range(4):  # those of what is trained on, not of what is held out

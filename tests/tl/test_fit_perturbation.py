@@ -264,9 +264,9 @@ def test_time_is_kept(one, data):
     )
 
 
-def test_a_bundled_model_by_name_on_a_cpu_trains_the_head(perturbed_cells):
+def test_a_bundled_model_by_name_trains_no_network(perturbed_cells):
     data = perturbed_cells(("control", "0"), n=3)
     with pytest.warns(UserWarning, match="holds one condition|fall on known genes"):
         fitted = sd.tl.fit_perturbation(data, "perturbation", max_epochs=1)
-    assert fitted.notes["strategy"] == "head"
+    assert fitted.notes["strategy"] == "none"
     assert fitted.notes["model"] == "scdiva-mini"

@@ -14,7 +14,7 @@ import torch
 
 import scdiva as sd
 from scdiva.data.cells import log_normalised
-from scdiva.models import in_silico
+from scdiva.perturbation import in_silico
 
 OF_CONDITIONS = {
     "condition": "O", "perturbation": "O", "group": "O", "dose": "f", "n_parts": "i", "n_seen": "i", "trained": "b",
@@ -61,13 +61,13 @@ def unwritten(adata):
 @pytest.fixture
 def runs(monkeypatch):
     """The cells that a model was asked about, with what it said."""
-    seen, plain = [], in_silico.hidden_values
+    seen, plain = [], in_silico.masked_values
 
     def record(model, cell):
         seen.append((cell, plain(model, cell)))
         return seen[-1][1]
 
-    monkeypatch.setattr(in_silico, "hidden_values", record)
+    monkeypatch.setattr(in_silico, "masked_values", record)
     return seen
 
 
@@ -379,7 +379,7 @@ def test_data_that_make_no_sense_are_refused(one, adata, genes):
         perturb(np.zeros((3, 3)), genes[0], one)
     twice = adata.copy()
     twice.var_names = [genes[1], *genes[1:]]
-    with pytest.raises(ValueError, match="1 of 60 genes repeat a name"):
+    with pytest.raises(ValueError, match="1 of 60 genes of adata repeat a name"):
         perturb(twice, genes[3], one)
     ids = adata.var["ensembl_id"].astype(str)
     with pytest.raises(ValueError, match="names one gene twice"):

@@ -391,5 +391,5 @@ def test_what_is_no_screen_is_refused(one, fitted, data, tmp_path):
         predict(np.zeros((3, 3)), fitted)
     twice = data.copy()
     twice.var_names = [twice.var_names[1], *twice.var_names[1:]]
-    with pytest.raises(ValueError, match="1 of 60 genes repeat a name"):
+    with pytest.raises(ValueError, match="1 of 60 genes of adata repeat a name"):
         predict(twice, fitted)

@@ -15,8 +15,8 @@ import scdiva as sd
 from scdiva.data.cells import log_normalised
 from scdiva.data.reading import AS_IT_IS
 from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
+from scdiva.perturbation.reading import read_controls
 from scdiva.perturbation.screen import KINDS, Conditions
-from scdiva.tl._screen import read_controls
 
 COLUMNS = {
     "perturbation": "O", "n_parts": "i", "n_seen": "i", "trained": "b", "cosine": "f", "reached": "f", "distance": "f",
@@ -197,9 +197,7 @@ def test_what_the_network_adds_counts(fitted, states, genes):
 def test_a_network_is_loaded_to_where_its_model_is(fitted, tmp_path, monkeypatch):
     # the meta device is the one beside the CPU that every machine has
     load = sd.models.load_model
-    monkeypatch.setattr(
-        "scdiva.perturbation.model.load_model", lambda path, device: load(path, device="cpu").to("meta")
-    )
+    monkeypatch.setattr("scdiva.models._fitted.load_model", lambda path, device: load(path, device="cpu").to("meta"))
     found = sd.models.load(with_network(fitted).save(tmp_path / "fitted"))
     assert {parameter.device.type for parameter in found.head.parameters()} == {"meta"}
 
@@ -372,7 +370,7 @@ def test_data_and_models_that_make_no_sense_are_refused(fitted, of_groups, one, 
         rank(cells[:, [i for i in range(60) if i not in (3, 8)]].copy(), fitted)
     twice = cells.copy()
     twice.var_names = [genes[1], *genes[1:]]
-    with pytest.raises(ValueError, match="1 of 60 genes repeat a name"):
+    with pytest.raises(ValueError, match="1 of 60 genes of adata repeat a name"):
         rank(twice, fitted)
     equal = ad.concat([cells[:4], cells[:4]], index_unique="-", merge="same")
     equal.obs["state"] = ["from"] * 4 + ["to"] * 4

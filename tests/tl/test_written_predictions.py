@@ -19,7 +19,6 @@ from scdiva._constants import BASELINES
 from scdiva.data.cells import log_normalised
 from scdiva.data.predictions import read_prediction
 from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
-from scdiva.tl import _fit_perturbation
 
 NORMAN = (
     Path(__file__).parents[3] / "shared/data/benchmark/perturbench_devel_norman_mcfaline_5961_500g.h5ad"
@@ -219,10 +218,10 @@ def test_views_and_backed_files(one, perturbed_cells, genes, tmp_path):
 def test_control_cells_are_run_through_the_model_once(one, perturbed_cells, monkeypatch):
     data = perturbed_cells(n=20)
     calls = []
-    from scdiva.models import inference
+    from scdiva.perturbation import reading
 
-    plain = inference.open_encoder
-    monkeypatch.setattr(inference, "open_encoder", lambda *a, **k: calls.append(k.get("what")) or plain(*a, **k))
+    plain = reading.open_encoder
+    monkeypatch.setattr(reading, "open_encoder", lambda *a, **k: calls.append(k.get("what")) or plain(*a, **k))
     sd.tl.predict_perturbation(data, "perturbation", model=one, strategy="none", rng=0)
     assert len(calls) == 1
 
@@ -243,8 +242,7 @@ def test_what_is_asked_for_is_checked_before_the_fit(one, perturbed_cells, monke
     def fit(*_, **__):
         raise AssertionError("fitted")
 
-    monkeypatch.setattr(_fit_perturbation, "trained", fit)
-    monkeypatch.setattr("scdiva.tl._predict_perturbation.trained", fit)
+    monkeypatch.setattr("scdiva.perturbation.fit.fit", fit)
     with pytest.raises(ValueError, match=match):
         sd.tl.predict_perturbation(data, "perturbation", groupby="line", model=one, **arguments)
     assert contents(data) == before

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +12,7 @@ import scipy.sparse as sp
 
 from scdiva._constants import MAX_LENGTH
 from scdiva._validate import Input, Scan, scan
+from scdiva._warn import warn
 from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, row_blocks, row_readable
 from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, judge_genes, match_columns
 from scdiva.data.reading import AS_IT_IS, Reading
@@ -32,7 +31,6 @@ ENOUGH_ENTROPY = 0.65
 of cells cut to them have a mean cosine of 0.95 or more to those from all genes (benchmarks/few_genes.py)."""
 COSINE_LEFT = {0.01: 0.3, 0.03: 0.4, 0.07: 0.5, 0.14: 0.65, 0.25: 0.75, 0.33: 0.8, 0.44: 0.88, 0.55: 0.92, 0.65: 0.95}
 """Mean cosine that is left at a share of entropy, from there."""
-_PACKAGE = str(Path(__file__).parents[1])
 
 
 class Model(Protocol):
@@ -211,22 +209,12 @@ def warn_of_few_genes(source: CellSource, data: Any) -> None:
     if more > len(measured):
         mend = f"Pass use_raw=True: adata.raw has {more:,} of them"
     left = np.interp(share, list(COSINE_LEFT), list(COSINE_LEFT.values()))
-    warnings.warn(
+    warn(
         f"the data have {len(measured):,} of the {source.vocabulary.n_genes:,} genes that the model knows, "
         f"{share:.0%} of them by entropy: embeddings from so few have a mean cosine of about {left:.1f} to those of "
         f"the same cells with all genes (0.95 at {ENOUGH_ENTROPY:.0%}). {mend}. If no more were measured, compare only "
-        "cells with these genes.",
-        UserWarning,
-        stacklevel=_users_line(),
+        "cells with these genes."
     )
-
-
-def _users_line() -> int:
-    """Give the stack level of the line that called the package, for the caller: Python shows a text there once."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def warn_of_foreign(found: Scan, opened: OpenMatrix) -> None:
@@ -240,11 +228,9 @@ def warn_of_foreign(found: Scan, opened: OpenMatrix) -> None:
     rows = np.flatnonzero((found.genes_per_cell >= 20) & (found.known_per_cell < ERROR_SHARE * found.genes_per_cell))
     if len(rows):
         first = ", ".join(repr(str(opened.obs_names[row])) for row in rows[:5])
-        warnings.warn(
+        warn(
             f"in {len(rows)} of {found.n_obs} cells (first: {first}) less than half of the genes found are known: "
-            "cells of another species? Results for them rest on the rest; leave such cells out.",
-            UserWarning,
-            stacklevel=_users_line(),
+            "cells of another species? Results for them rest on the rest; leave such cells out."
         )
 
 

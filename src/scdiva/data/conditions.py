@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from scdiva._labels import Kind, check_labels
 from scdiva._nearest import nearest, no_column
@@ -29,11 +30,14 @@ class Perturbations:
         What the data call each, of several names the first in the order of the alphabet.
     code
         Number of each cell's perturbation, int64 `(n_obs,)`.
+    guides
+        Of labels that name guides, what they are with genes instead.
     """
 
     parts: tuple[tuple[str, ...], ...]
     labels: tuple[str, ...]
     code: NDArray[np.int64]
+    guides: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_control(self) -> NDArray[np.bool_]:
@@ -89,7 +93,7 @@ def perturbations(
     perturbation_key: str,
     control: str = "control",
     separator: str = "+",
-    guides: Mapping[str, str] | None = None,
+    guides: Callable[[list[str]], Mapping[str, str]] | None = None,
     *,
     where: str = "adata",
 ) -> Perturbations:
@@ -104,7 +108,8 @@ def perturbations(
     control, separator
         See :func:`perturbation_parts`.
     guides
-        What labels that name guides are with genes instead (:func:`scdiva.data.guides.read_guides`).
+        Given the labels that occur, says of those that name guides what they are with genes instead
+        (:func:`scdiva.data.guides.read_guides`).
     where
         What the cells are called in messages.
 
@@ -121,8 +126,9 @@ def perturbations(
     """
     labels = column(adata, perturbation_key, where=where, kind="perturbation", meant=(control,))
     names, number = np.unique(labels, return_inverse=True)
-    if guides:
-        names, again = np.unique([guides.get(str(name), str(name)) for name in names], return_inverse=True)
+    genes = {} if guides is None else guides(names.tolist())
+    if genes:
+        names, again = np.unique([genes.get(name, name) for name in names.tolist()], return_inverse=True)
         number = again[number]
     split = [perturbation_parts(str(name), control, separator) for name in names]
     if () not in split:
@@ -137,7 +143,8 @@ def perturbations(
     code = {parts: i for i, parts in enumerate(known)}
     called = {parts: str(name) for parts, name in zip(reversed(split), reversed(names), strict=True)}
     chosen = tuple(called[parts] for parts in known)
-    return Perturbations(tuple(known), chosen, np.array([code[parts] for parts in split], dtype=np.int64)[number])
+    codes = np.array([code[parts] for parts in split], dtype=np.int64)
+    return Perturbations(tuple(known), chosen, codes[number], genes)
 
 
 def column(
@@ -176,4 +183,23 @@ def column(
         )
     check_labels(adata.obs[key], f"{where}.obs[{key!r}]", kind, meant=meant, stacklevel=4)
     found: NDArray[np.str_] = adata.obs[key].astype(str).to_numpy().astype(str)
+    return found
+
+
+def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float64]:
+    """Read a column of doses, NaN where there is no number.
+
+    Parameters
+    ----------
+    adata, key, where
+        As for :func:`column`.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column.
+    """
+    if key not in adata.obs:
+        raise no_column(f"{where}.obs", key, adata.obs.columns)
+    found: NDArray[np.float64] = pd.to_numeric(adata.obs[key].astype(object), errors="coerce").to_numpy(np.float64)
     return found

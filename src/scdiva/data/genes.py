@@ -146,6 +146,29 @@ def column_tokens(var: pd.DataFrame, vocabulary: Vocabulary, reading: Reading = 
     return match_columns(var, vocabulary, reading).tokens
 
 
+def check_unique(names: pd.Index, where: str = "adata") -> None:
+    """Refuse genes that bear the name of another.
+
+    Parameters
+    ----------
+    names
+        Of the genes.
+    where
+        What the data are called in messages.
+
+    Raises
+    ------
+    ValueError
+        If there are any.
+    """
+    again = names[names.duplicated()]
+    if len(again):
+        raise ValueError(
+            f"{len(again)} of {len(names)} genes of {where} repeat a name, the first is {again[0]!r}: call "
+            f"{where}.var_names_make_unique() first, in one order of genes for all data that are compared."
+        )
+
+
 def _some(names: Iterable[str]) -> str:
     return ", ".join(map(repr, itertools.islice(names, 3)))
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from scdiva.data.conditions import perturbation_parts
+import numpy as np
+
+from scdiva._warn import warn
+from scdiva.data.conditions import Perturbations, perturbation_parts, perturbations
 from scdiva.tokenizer.names import repeated_name
 from scdiva.tokenizer.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from anndata import AnnData
 
 Guides = Mapping[str, str] | Literal["auto"] | None
 Known = Callable[[Iterable[str]], set[str]]
@@ -120,14 +125,7 @@ def genes_of_guides(labels: Iterable[str], known: Known, control: str, separator
 
 
 def read_guides(
-    labels: Iterable[str],
-    guides: Guides,
-    vocabulary: Vocabulary,
-    *,
-    key: str,
-    control: str,
-    separator: str,
-    stacklevel: int,
+    labels: Iterable[str], guides: Guides, vocabulary: Vocabulary, *, key: str, control: str, separator: str
 ) -> dict[str, str]:
     """Find out which labels name guides, and refuse those of which it was not said what they are.
 
@@ -141,8 +139,6 @@ def read_guides(
         Genes that are known.
     key, control, separator
         Column of the labels, and as for :func:`scdiva.data.conditions.perturbation_parts`.
-    stacklevel
-        Of warnings, as if this function gave them: 2 is its caller.
 
     Returns
     -------
@@ -178,39 +174,48 @@ def read_guides(
             f"{', '.join(map(repr, every[:_SHOWN]))}{', ...' * (len(every) > _SHOWN)}."
         )
     if guides is None or given:
-        _refuse_unsaid(every, found, vocabulary, key, control, separator, stacklevel)
+        known = genes_among(vocabulary)
+        rest = [label for label in every if label not in found and label != control]
+        unsaid = genes_of_guides(rest, known, control, separator)
+        if unsaid:
+            more = ", ..." * (len(unsaid) > _SHOWN)
+            shown = dict(list(unsaid.items())[:_SHOWN])
+            mapping = ", ".join([*["**guides"] * bool(found), *(f"{a!r}: {b!r}" for a, b in shown.items())]) + more
+            message = (
+                f"{len(unsaid)} of {len(rest)} perturbations in adata.obs[{key!r}] are no genes as they are written, "
+                "but are once a guide's number or prefix is taken off, or in capitals: "
+                f"{', '.join(f'{a!r} -> {b!r}' for a, b in shown.items())}{more}. Pass guides='auto' to take them all "
+                f"so, or guides={{{mapping}}} to name the genes yourself; guides={{}} leaves labels as they are, each "
+                "a perturbation of its own."
+            )
+            no_control = control not in every and control in unsaid.values()
+            _refuse_or_warn(message, no_control or _most(unsaid, rest))
+        elif separator:
+            _check_separator(rest, known, key, control, separator)
     return found
 
 
-def _refuse_unsaid(
-    every: list[str],
-    said: dict[str, str],
-    vocabulary: Vocabulary,
-    key: str,
-    control: str,
-    separator: str,
-    stacklevel: int,
-) -> None:
-    """Refuse, or tell, labels that look like guides or combinations and are not said to be."""
-    known = genes_among(vocabulary)
-    rest = [label for label in every if label not in said and label != control]
-    unsaid = genes_of_guides(rest, known, control, separator)
-    if unsaid:
-        shown = dict(list(unsaid.items())[:_SHOWN])
-        more = ", ..." * (len(unsaid) > _SHOWN)
-        mapping = ", ".join([*["**guides"] * bool(said), *(f"{a!r}: {b!r}" for a, b in shown.items())]) + more
-        message = (
-            f"{len(unsaid)} of {len(rest)} perturbations in adata.obs[{key!r}] are no genes as they are written, but "
-            "are once a guide's number or prefix is taken off, or in capitals: "
-            f"{', '.join(f'{a!r} -> {b!r}' for a, b in shown.items())}{more}. Pass guides='auto' to take them all so, "
-            f"or guides={{{mapping}}} to name the genes yourself; guides={{}} leaves labels as they are, each a "
-            "perturbation of its own."
-        )
-        no_control = control not in every and control in unsaid.values()
-        _tell(message, no_control or _most(unsaid, rest), stacklevel)
-        return
-    if not separator:
-        return
+def read_perturbations(
+    adata: AnnData, perturbation_key: str, control: str, separator: str, guides: Guides, vocabulary: Vocabulary
+) -> Perturbations:
+    """Read the perturbation of each cell, where labels may name guides.
+
+    Parameters
+    ----------
+    adata, perturbation_key, control, separator
+        As for :func:`scdiva.data.conditions.perturbations`, which says what is refused.
+    guides, vocabulary
+        As for :func:`read_guides`.
+    """
+
+    def genes_of(labels: list[str]) -> dict[str, str]:
+        return read_guides(labels, guides, vocabulary, key=perturbation_key, control=control, separator=separator)
+
+    return perturbations(adata, perturbation_key, control, separator, genes_of)
+
+
+def _check_separator(rest: list[str], known: Known, key: str, control: str, separator: str) -> None:
+    """Refuse, or warn of, labels that are combinations of genes with another separator."""
     for joint in _JOINTS:
         split = {label: label.split(joint) for label in rest if joint in label.strip(joint) and separator not in label}
         read = genes_of_guides(split, known, control, joint)
@@ -219,14 +224,45 @@ def _refuse_unsaid(
         whole = known(split)
         joined = [label for label, p in split.items() if len(p) > 1 and genes.issuperset(p) and label not in whole]
         if joined and joint != separator:
-            _tell(
+            message = (
                 f"{len(joined)} of {len(rest)} perturbations in adata.obs[{key!r}] are several genes with {joint!r} "
                 f"between them, such as {joined[0]!r}, and would be taken for one: pass separator={joint!r}, or "
-                "guides={} to leave labels as they are.",
-                _most(joined, rest),
-                stacklevel,
+                "guides={} to leave labels as they are."
             )
-            return
+            return _refuse_or_warn(message, _most(joined, rest))
+    return None
+
+
+def stored_guides(genes: Mapping[str, str]) -> dict[str, Any]:
+    """Give what is noted of labels that name guides: `guides`, as h5ad holds it; nothing where there are none."""
+    columns = {"label": np.array(list(genes), dtype=object), "gene": np.array(list(genes.values()), dtype=object)}
+    return {"guides": columns} if genes else {}
+
+
+def guides_as_noted(
+    notes: Mapping[str, Any], known: Iterable[str], control: str, separator: str
+) -> Callable[[Iterable[str]], dict[str, str]]:
+    """Read guides as they were read before, where they were.
+
+    Parameters
+    ----------
+    notes
+        What :func:`stored_guides` gave among others.
+    known
+        Genes of which guides that were not there before are known by their names, beside those of the control.
+    control, separator
+        As for :func:`scdiva.data.conditions.perturbation_parts`.
+
+    Returns
+    -------
+    What :func:`scdiva.data.conditions.perturbations` takes.
+    """
+    stored = notes.get("guides", {"label": (), "gene": ()})
+    before = dict(zip(map(str, stored["label"]), map(str, stored["gene"]), strict=True))
+    if not before:
+        return lambda labels: {}
+    genes = set(known)
+    return lambda labels: genes_of_guides(set(labels) - before.keys(), genes.intersection, control, separator) | before
 
 
 def _most(some: Collection[str], of: Collection[str]) -> bool:
@@ -234,7 +270,7 @@ def _most(some: Collection[str], of: Collection[str]) -> bool:
     return len(some) > 1 and 2 * len(some) > len(of)
 
 
-def _tell(message: str, refuse: bool, stacklevel: int) -> None:
+def _refuse_or_warn(message: str, refuse: bool) -> None:
     if refuse:
         raise ValueError(message)
-    warnings.warn(message, UserWarning, stacklevel=stacklevel + 2)
+    warn(message)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -10,13 +9,13 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva import _constants as C
-from scdiva._nearest import or_nearest
 from scdiva._validate import Input
+from scdiva._warn import warn
 from scdiva.data.cells import log_normalised
-from scdiva.data.conditions import column, perturbation_parts, perturbations
-from scdiva.data.guides import genes_of_guides
-from scdiva.data.predictions import Prediction, read_prediction
+from scdiva.data.conditions import column, doses, perturbation_parts, perturbations
+from scdiva.data.genes import check_unique
+from scdiva.data.guides import guides_as_noted
+from scdiva.data.predictions import Prediction
 from scdiva.data.writing import check_anndata
 from scdiva.metrics import de_scores
 
@@ -25,6 +24,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Reference = Literal["control", "mean"]
+REFERENCES: tuple[Reference, ...] = ("control", "mean")
+"""From where changes are measured: the observed control cells of the group, or the mean perturbation of training."""
 OURS = "scdiva"
 """Name of the prediction itself among the methods."""
 _OTHER_SCALE = 2.0
@@ -55,13 +56,21 @@ class Responses(NamedTuple):
     control: dict[str, Cells]
     means: dict[str, NDArray[np.float64]]
     """Predicted mean by method, genes × all conditions; ours first. NaN where a method predicts nothing."""
-    references: dict[Reference, list[NDArray[np.float64] | None]]
-    """From where changes are measured, for each condition: `"control"` and `"mean"`; None where it is not
-    defined."""
+    noted_mean: NDArray[np.float64] | None
+    """Mean over the perturbations of training as a prediction without baselines notes it, `(n_genes,)`."""
 
     def control_of(self, at: int) -> Cells:
         """Give the control cells of the group of a condition."""
         return self.control[self.conditions.loc[at, "group"]]
+
+    def reference(self, at: int, kind: Reference) -> NDArray[np.float64] | None:
+        """Give the mean from which changes of a condition are measured.
+
+        That is the mean of its group's control cells, or that over the perturbations of training, if there is one.
+        """
+        if kind == "control":
+            return self.control_of(at).mean
+        return self.means["train_mean"][:, at] if "train_mean" in self.methods(at) else self.noted_mean
 
     def methods(self, at: int) -> list[str]:
         """Name the methods that predict a condition."""
@@ -69,14 +78,13 @@ class Responses(NamedTuple):
 
 
 def observed_responses(
-    predicted: AnnData,
+    prediction: Prediction,
     observed: AnnData,
     *,
     layer: str | None = None,
     use_raw: bool = False,
     input: Input = "auto",
     only: Sequence[int] | None = None,
-    key: str = C.PREDICTED,
 ) -> Responses:
     """Find the observed cells of predicted conditions, and the control cells of their groups.
 
@@ -85,16 +93,14 @@ def observed_responses(
 
     Parameters
     ----------
-    predicted
-        What `tl.predict_perturbation` or `tl.in_silico_perturbation` returned, or the adata they were given.
+    prediction
+        What :func:`scdiva.data.predictions.read_prediction` read.
     observed
         Perturbed cells and, of each group, control cells.
     layer, use_raw, input
         What to read of `observed`, as for :func:`scdiva.tl.embed`.
     only
         Numbers of the conditions wanted; None takes all.
-    key
-        Entry of `uns` of the adata that was given.
 
     Returns
     -------
@@ -103,7 +109,7 @@ def observed_responses(
     Raises
     ------
     KeyError
-        If `predicted` is no prediction, or `observed` lacks a column or layer.
+        If `observed` lacks a column or layer.
     ValueError
         If they have no condition or fewer than two genes in common, genes bear one name, a label is missing, or a group
         observed has no control cells; if the control cells of the two are on different scales; or if the matrix is
@@ -114,18 +120,20 @@ def observed_responses(
     UserWarning
         If only some genes of the prediction were observed.
     """
-    prediction = read_prediction(predicted, key)
-    conditions, ours = prediction.conditions, prediction.notes
-    wanted = conditions if only is None else conditions.loc[list(only)]
     check_anndata(observed)
-    rows, control_rows = _observed_rows(wanted, ours, observed)
+    conditions = prediction.conditions
+    wanted = conditions if only is None else conditions.loc[list(only)]
+    rows, control_rows = _observed_rows(wanted, prediction.notes, observed)
     values, genes = _shared_genes(prediction, observed, layer=layer, use_raw=use_raw, input=input)
     control = {group: _summary(values[cells]) for group, cells in control_rows.items()}
     perturbed = {at: _summary(values[cells]) for at, cells in rows.items()}
     _check_scale(prediction, genes, control, list(rows))
-    means = _predicted_means(prediction, genes)
-    references = _references(prediction, genes, control)
-    return Responses(conditions, genes, values, rows, control_rows, perturbed, control, means, references)
+    by_method = {OURS: prediction.mean, **prediction.baselines}
+    means = {name: mean[genes].astype(np.float64) for name, mean in by_method.items()}
+    means = {name: mean for name, mean in means.items() if name == OURS or np.isfinite(mean).all(axis=0).any()}
+    noted = np.asarray(prediction.notes.get("train_mean", ()), dtype=np.float64)
+    noted_mean = noted[genes] if len(noted) == len(prediction.genes) else None  # else genes were taken out
+    return Responses(conditions, genes, values, rows, control_rows, perturbed, control, means, noted_mean)
 
 
 def response_score(responses: Responses, at: int, reference: Reference = "control") -> NDArray[np.float64] | None:
@@ -144,7 +152,7 @@ def response_score(responses: Responses, at: int, reference: Reference = "contro
     -------
     float64 `(n_genes,)`; None where there is no such reference, or a single cell on either side.
     """
-    start, cells, control = responses.references[reference][at], responses.perturbed[at], responses.control_of(at)
+    start, cells, control = responses.reference(at, reference), responses.perturbed[at], responses.control_of(at)
     if start is None or min(cells.n, control.n) < 2:
         return None
     return de_scores(cells.mean, cells.variance, cells.n, start, control.variance, control.n)
@@ -156,9 +164,11 @@ def _observed_rows(
     """Find the cells of each condition, leaving out those that were not observed, and the control cells by group."""
     key, name, separator = str(ours["perturbation_key"]), str(ours["control"]), str(ours["separator"])
     groupby, dose_key = str(ours["groupby"]), str(ours["dose_key"])
-    known = perturbations(observed, key, name, separator, _guides(conditions, ours, observed), where="observed")
+    predicted = {part for label in conditions["perturbation"] for part in perturbation_parts(label, name, separator)}
+    guides = guides_as_noted(ours, predicted, name, separator)
+    known = perturbations(observed, key, name, separator, guides, where="observed")
     group = column(observed, groupby, where="observed") if groupby else np.full(observed.n_obs, "")
-    dose = _doses(observed, dose_key) if dose_key else None
+    dose = doses(observed, dose_key, where="observed") if dose_key else None
     codes = {parts: code for code, parts in enumerate(known.parts)}
     perturbed: dict[int, NDArray[np.intp]] = {}
     for at, condition in conditions.iterrows():
@@ -189,41 +199,11 @@ def _observed_rows(
     return perturbed, control
 
 
-def _guides(conditions: pd.DataFrame, ours: Mapping[str, Any], observed: AnnData) -> dict[str, str] | None:
-    """Say what observed guides are of, where the prediction was made from guides: also those that it did not see."""
-    said = ours.get("guides")
-    if not said:
-        return None
-    name, separator = str(ours["control"]), str(ours["separator"])
-    guides = dict(zip(map(str, said["label"]), map(str, said["gene"]), strict=True))
-    predicted = {part for label in conditions["perturbation"] for part in perturbation_parts(label, name, separator)}
-    labels = set(column(observed, str(ours["perturbation_key"]), where="observed").tolist()) - guides.keys()
-    return genes_of_guides(labels, lambda names: predicted.intersection(names), name, separator) | guides
-
-
-def _doses(observed: AnnData, dose_key: str) -> NDArray[np.float64]:
-    """Read the dose of each cell; NaN where it is no number."""
-    if dose_key not in observed.obs:
-        columns = ", ".join(map(repr, observed.obs.columns))
-        raise KeyError(
-            f"observed.obs has no column {dose_key!r}{or_nearest(dose_key, observed.obs.columns)}; it has {columns}."
-        )
-    found: NDArray[np.float64] = pd.to_numeric(observed.obs[dose_key].astype(object), errors="coerce").to_numpy(
-        dtype=np.float64
-    )
-    return found
-
-
 def _shared_genes(prediction: Prediction, observed: AnnData, **reading: Any) -> tuple[sp.csr_matrix, NDArray[np.intp]]:
     """Read the observed expression of the genes of both; return it and which genes of the prediction they are."""
     values, var = log_normalised(observed, **reading)
-    for names, where in ((prediction.genes, "predicted"), (var.index, "observed")):
-        if not names.is_unique:
-            again = names[names.duplicated()]
-            raise ValueError(
-                f"{len(again)} genes of {where} bear the name of another (first: {again[0]!r}): call "
-                f"{where}.var_names_make_unique() on both, in the same order of genes."
-            )
+    check_unique(prediction.genes, "predicted")
+    check_unique(var.index, "observed")
     at = var.index.get_indexer(prediction.genes)
     shared = np.flatnonzero(at >= 0)
     if len(shared) < 2:
@@ -232,11 +212,9 @@ def _shared_genes(prediction: Prediction, observed: AnnData, **reading: Any) -> 
             f"{prediction.genes[0]!r} and {len(var)} such as {var.index[0]!r}."
         )
     if len(shared) < len(at):
-        warnings.warn(
+        warn(
             f"{len(at) - len(shared)} of {len(at)} predicted genes were not observed (first: "
-            f"{prediction.genes[at < 0][0]!r}); the {len(shared)} others are compared.",
-            UserWarning,
-            stacklevel=4,
+            f"{prediction.genes[at < 0][0]!r}); the {len(shared)} others are compared."
         )
     return sp.csr_matrix(values[:, at[shared]]), shared
 
@@ -263,30 +241,3 @@ def _check_scale(prediction: Prediction, genes: NDArray[np.intp], control: dict[
                 "Both must be log1p of counts per ten thousand of the same genes: pass what the prediction was made "
                 "from, the same layer=, use_raw= and input= included."
             )
-
-
-def _predicted_means(prediction: Prediction, genes: NDArray[np.intp]) -> dict[str, NDArray[np.float64]]:
-    """Means by method, genes × conditions; baselines that predict nothing are left out."""
-    means = {OURS: prediction.mean[genes].astype(np.float64)}
-    for name, of_all in prediction.baselines.items():
-        mean = of_all[genes].astype(np.float64)
-        if np.isfinite(mean).all(axis=0).any():
-            means[name] = mean
-    return means
-
-
-def _references(
-    prediction: Prediction, genes: NDArray[np.intp], control: dict[str, Cells]
-) -> dict[Reference, list[NDArray[np.float64] | None]]:
-    """Means from which changes are measured, by condition; None where there is none."""
-    conditions, by_condition = prediction.conditions, prediction.baselines.get("train_mean")
-    overall = np.asarray(prediction.notes.get("train_mean", ()), dtype=np.float64)
-    is_whole = len(overall) == len(prediction.genes) and bool(np.isfinite(overall).all())  # not if genes were taken out
-    mean: list[NDArray[np.float64] | None] = []
-    for at in range(len(conditions)):
-        if by_condition is not None and np.isfinite(by_condition[:, at]).all():
-            mean.append(by_condition[genes, at].astype(np.float64))
-        else:
-            mean.append(overall[genes] if is_whole else None)
-    of_group = [control[group].mean if group in control else None for group in conditions["group"]]
-    return {"control": of_group, "mean": mean}

@@ -62,7 +62,7 @@ def perturbation_df(
     >>> screen = sd.datasets.toy(120, 100)
     >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
     >>> train = screen[screen.obs["perturbation"] != "A+B"].copy()
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"], strategy="none")
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"])
     >>> sd.get.perturbation_df(predicted, top=2).shape[0]
     2
     """

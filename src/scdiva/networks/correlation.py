@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
-from scdiva._running import Running
-from scdiva.networks.pairs import Pairs
-
-BYTES = 8
-"""Held for each group, source and target while cells are read."""
+if TYPE_CHECKING:
+    from scdiva.networks.pairs import Pairs
 
 
-def sums(pairs: Pairs, _: Running) -> tuple[NDArray[np.float64], ...]:
+def sums(pairs: Pairs, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.float64], ...]:
     """Add up moments of log-normalised expression over the cells of each group.
 
     Parameters
     ----------
     pairs
         Genes, cells and groups.
+    chosen
+        bool (n_obs,), cells to read.
 
     Returns
     -------
@@ -32,7 +33,8 @@ def sums(pairs: Pairs, _: Running) -> tuple[NDArray[np.float64], ...]:
     for first, block in pairs.source.expression_blocks():
         values = block[:, pairs.tokens]
         for number in range(n_groups):
-            rows = np.flatnonzero(pairs.group[first : first + block.shape[0]] == number)
+            here = slice(first, first + block.shape[0])
+            rows = np.flatnonzero((pairs.group[here] == number) & chosen[here])
             if not len(rows):
                 continue
             # in float64: of a gene that all cells express the variance is a small part of the squares
@@ -46,7 +48,6 @@ def sums(pairs: Pairs, _: Running) -> tuple[NDArray[np.float64], ...]:
 
 
 def weights(
-    _: Pairs,
     n: NDArray[np.float64],
     of_sources: NDArray[np.float64],
     of_targets: NDArray[np.float64],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, NamedTuple, Self
 
@@ -11,21 +11,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scdiva._constants import BASELINES, N_SPECIAL
+from scdiva._constants import BASELINES
 from scdiva.models._fitted import Fitted, arrays, check_shapes, check_sizes, put_into, shapes
-from scdiva.models._summary import table
+from scdiva.models._summary import of_model, table
 from scdiva.models.inference import Packed
-from scdiva.models.network import of_model
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.baselines import baselines
-from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, part_tensors, perturbed
-from scdiva.perturbation.response import Similarities, expected_response
-from scdiva.perturbation.screen import KINDS, Conditions, Kind, Screen, group_similarity, kinds, part_similarity
+from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, change_of, treatments
+from scdiva.perturbation.response import expected_response
+from scdiva.perturbation.screen import KINDS, Conditions, Kind, Screen, kinds, numbered_labels, similarities_of
 
 EXPECTED = "expected"
 """What the network is added to if it is no baseline: the expected response (:mod:`scdiva.perturbation.response`)."""
-CONTEXT = 256
-"""Genes of a cell, perturbed ones included, that the transformer is trained on and predicts from."""
 _MOST = {"n_genes": 1_000_000, "rank": 4096, "hidden": 65_536, "n_labels": 1_000_000}
 """Largest sizes that are believed of a file."""
 _GIVEN = ("perturbation_key", "control", "groupby", "dose_key", "separator")
@@ -113,6 +110,27 @@ class PerturbationModel(Fitted):
         """Perturbations that are no genes of the vocabulary, numbered."""
         return numbered_labels(self.model, self.screen)
 
+    def check_columns(
+        self, perturbation_key: str | None, control: str, groupby: str | None, dose_key: str | None, separator: str
+    ) -> None:
+        """Refuse arguments of :func:`scdiva.tl.predict_perturbation` by which this model was not fitted.
+
+        `"control"` and `"+"`, which stand there by default, count as not given.
+        """
+        given = {
+            "perturbation_key": perturbation_key,
+            "groupby": groupby,
+            "dose_key": dose_key,
+            "control": None if control == "control" else control,
+            "separator": None if separator == "+" else separator,
+        }
+        for name, value in given.items():
+            if value is not None and value != getattr(self, name):
+                raise ValueError(
+                    f"this model was fitted with {name}={getattr(self, name)!r}, not {value!r}: leave it out, or name "
+                    "a model to fit one."
+                )
+
     def mean_change(self, targets: Conditions, states: NDArray[np.float32]) -> Predicted:
         """Predict the mean change that the network's part is added to.
 
@@ -162,11 +180,7 @@ class PerturbationModel(Fitted):
         """
         if self.head is None:
             return torch.zeros(len(parts), len(self.screen.genes))
-        unit = np.log2(dose / np.median(self.screen.conditions.dose))
-        tokens, labels = part_tensors(
-            parts, gene_tokens(self.model, {p for names in parts for p in names}), self.labels
-        )
-        return change_of(self.model, self.head, cells, tokens, labels, torch.from_numpy(unit).float()).float().cpu()
+        return change_of(self.model, self.head, cells, *treatments(self.model, self.screen, parts, dose)).float().cpu()
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         c = self.screen.conditions
@@ -234,73 +248,3 @@ class PerturbationModel(Fitted):
         if sizes is not None and sizes.n_labels != len(numbered_labels(model, screen)):
             raise ValueError(f"its head is of {sizes.n_labels} labels, which its screen does not have")
         return cls(model, screen, base, head, **given, notes=notes)
-
-
-def similarities_of(model: ScDiVa, screen: Screen, targets: Conditions, states: NDArray[np.float32]) -> Similarities:
-    """Give the model's similarities of all perturbed genes, and of all groups, of a screen and of what is predicted.
-
-    Parameters
-    ----------
-    model
-        The model.
-    screen, targets
-        What was measured, and what is predicted.
-    states
-        Of the groups that `targets` has beyond those of the screen.
-    """
-    names = tuple(sorted({*screen.part_names, *(part for parts in targets.parts for part in parts)}))
-    groups = group_similarity(np.vstack([screen.states, states]), len(screen.groups))
-    return Similarities(names, part_similarity(model, names), groups)
-
-
-def gene_tokens(
-    model: ScDiVa, names: Sequence[str] | set[str], species: str | Mapping[str, str] | None = None
-) -> dict[str, int]:
-    """Tokens of those names that are genes of the vocabulary, as genes of `species` if one is named."""
-    ordered = sorted(names)
-    found = model.vocabulary.match(ordered, species).tokens
-    return {name: int(token) for name, token in zip(ordered, found, strict=True) if token >= N_SPECIAL}
-
-
-def numbered_labels(model: ScDiVa, screen: Screen) -> dict[str, int]:
-    """Perturbations of a screen that are no genes of the vocabulary, numbered in the order of their names."""
-    genes = gene_tokens(model, screen.part_names)
-    return {name: i for i, name in enumerate(name for name in screen.part_names if name not in genes)}
-
-
-def change_of(
-    model: ScDiVa, head: PerturbationHead, cells: Packed, parts: Tensor, labels: Tensor, dose: Tensor
-) -> Tensor:
-    """Run control cells with what is done to them through the network; see :class:`PerturbationHead`.
-
-    Parameters
-    ----------
-    model, head
-        The network.
-    cells
-        B complete control cells.
-    parts, labels
-        See :func:`scdiva.perturbation.network.part_tensors`.
-    dose
-        `(B,)`, logarithm of the dose to base 2, in units of the median.
-
-    Returns
-    -------
-    `(B, n_genes)`, on the device of the network.
-    """
-    device = next(head.parameters()).device
-    tokens, values, cu_seqlens = (part.to(device) for part in cells)
-    parts, labels, dose = parts.to(device), labels.to(device), dose.to(device)
-    state = model.encode_anchor(tokens, values, cu_seqlens)
-    length = max(min(CONTEXT, model.config.max_length), parts.shape[1])
-    read = perturbed(tokens, values, cu_seqlens, parts, length)
-    out = model(
-        read.tokens,
-        read.values,
-        read.cu_seqlens,
-        value_mask=read.value_mask,
-        anchor_state=state,
-        prompt=head.prompt(read, labels, dose),
-    )
-    found: Tensor = head(out.hidden, out.cell_state, read.place)
-    return found

@@ -6,12 +6,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from scdiva._constants import MASK
+from scdiva.models.inference import Packed
+from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.layers import INIT_STD
+from scdiva.perturbation.screen import Screen, gene_tokens, numbered_labels
+
+CONTEXT = 256
+"""Genes of a cell, perturbed ones included, that the transformer is trained on and predicts from."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class Perturbed(NamedTuple):
 
 
 def perturbed(tokens: Tensor, values: Tensor, cu_seqlens: Tensor, parts: Tensor, max_length: int) -> Perturbed:
-    """Put the perturbed genes of each cell in front of it, their values hidden; so none is ever cut off.
+    """Put the perturbed genes of each cell in front of it, their values masked; so none is ever cut off.
 
     Parameters
     ----------
@@ -100,7 +108,7 @@ def perturbed(tokens: Tensor, values: Tensor, cu_seqlens: Tensor, parts: Tensor,
 class PerturbationHead(nn.Module):
     r"""Mark perturbed genes in the network's input, and read the change of all genes from its output.
 
-    A perturbed gene enters with its value hidden and a learned mark added, a label that is no gene as an embedding of
+    A perturbed gene enters with its value masked and a learned mark added, a label that is no gene as an embedding of
     its own; both stand in front of the cell's other genes. With h the final hidden states at the perturbed positions
     and z the state of the untouched cell,
 
@@ -185,31 +193,68 @@ class PerturbationHead(nn.Module):
         return change
 
 
-def part_tensors(
-    parts: Sequence[tuple[str, ...]], tokens: dict[str, int], labels: dict[str, int], device: torch.device | str = "cpu"
-) -> tuple[Tensor, Tensor]:
-    """Give the tokens and the label numbers of what is perturbed, as :func:`perturbed` and the head take them.
+def treatments(
+    model: ScDiVa, screen: Screen, parts: Sequence[tuple[str, ...]], dose: NDArray[np.float64]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Give what is perturbed as :func:`perturbed` and the head take it.
 
     Parameters
     ----------
-    parts
-        Of each cell.
-    tokens
-        Of the names that are genes.
-    labels
-        Numbers of the others.
-    device
-        Where to.
+    model, screen
+        The model, and the screen whose labels are numbered.
+    parts, dose
+        Of each of B cells.
 
     Returns
     -------
-    int64 `(B, M)` twice.
+    Tokens and label numbers, int64 `(B, M)`, and `(B,)`, the logarithm of the dose to base 2, in units of the median.
+
+    Raises
+    ------
+    KeyError
+        If a part is neither a gene of the vocabulary nor a label of the screen.
     """
-    most = max((len(names) for names in parts), default=1)
-    token = torch.full((len(parts), max(1, most)), -1)
+    genes, labels = gene_tokens(model, (name for names in parts for name in names)), numbered_labels(model, screen)
+    token = torch.full((len(parts), max((1, *map(len, parts)))), -1)
     label = torch.full_like(token, -1)
     for row, names in enumerate(parts):
         for j, name in enumerate(names):
-            token[row, j] = tokens.get(name, MASK)
-            label[row, j] = -1 if name in tokens else labels[name]
-    return token.to(device), label.to(device)
+            token[row, j] = genes.get(name, MASK)
+            label[row, j] = -1 if name in genes else labels[name]
+    return token, label, torch.from_numpy(np.log2(dose / np.median(screen.conditions.dose))).float()
+
+
+def change_of(
+    model: ScDiVa, head: PerturbationHead, cells: Packed, parts: Tensor, labels: Tensor, dose: Tensor
+) -> Tensor:
+    """Run control cells with what is done to them through the network; see :class:`PerturbationHead`.
+
+    Parameters
+    ----------
+    model, head
+        The network.
+    cells
+        B complete control cells.
+    parts, labels, dose
+        See :func:`treatments`.
+
+    Returns
+    -------
+    `(B, n_genes)`, on the device of the network.
+    """
+    device = next(head.parameters()).device
+    tokens, values, cu_seqlens = (part.to(device) for part in cells)
+    parts, labels, dose = parts.to(device), labels.to(device), dose.to(device)
+    state = model.encode_anchor(tokens, values, cu_seqlens)
+    length = max(min(CONTEXT, model.config.max_length), parts.shape[1])
+    read = perturbed(tokens, values, cu_seqlens, parts, length)
+    out = model(
+        read.tokens,
+        read.values,
+        read.cu_seqlens,
+        value_mask=read.value_mask,
+        anchor_state=state,
+        prompt=head.prompt(read, labels, dose),
+    )
+    found: Tensor = head(out.hidden, out.cell_state, read.place)
+    return found

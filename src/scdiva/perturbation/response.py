@@ -28,7 +28,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scdiva.perturbation.screen import Conditions, Screen
+from scdiva.perturbation.screen import Conditions, Screen, Similarities
 
 RELATED, PAIR = 0.3, 0.05
 """Share of an effect that similar genes have in common, and what a combination has of its own beside effects of 1."""
@@ -41,24 +41,6 @@ OWN, LEAST = 0.3, 0.25
 share of the latter. No gene is drawn less towards the others than one whose scale is that average."""
 
 Matrix = NDArray[np.float64]
-
-
-class Similarities(NamedTuple):
-    """Similarities that the model gives.
-
-    Attributes
-    ----------
-    names
-        Perturbed genes and labels.
-    parts
-        `(n_names, n_names)`, see :func:`scdiva.perturbation.screen.part_similarity`.
-    groups
-        `(n_groups, n_groups)`, see :func:`scdiva.perturbation.screen.group_similarity`.
-    """
-
-    names: tuple[str, ...]
-    parts: Matrix
-    groups: Matrix
 
 
 class Shared(NamedTuple):
@@ -159,8 +141,8 @@ def expected_response(screen: Screen, targets: Conditions, similarities: Similar
     rows = np.arange(len(targets))
     own = np.array([prior_of(targets.only(row), targets.only(row))[0, 0] for row in rows[:, None]])
     a, b = across @ back, shared @ back
-    told = np.square(a) @ inverse + 2 * ratio * ((a * b) @ inverse) + np.square(ratio) * (np.square(b) @ inverse)
-    left = own[:, None] + ratio * of_control[targets.group][:, None] - told
+    explained = np.square(a) @ inverse + 2 * ratio * ((a * b) @ inverse) + np.square(ratio) * (np.square(b) @ inverse)
+    left = own[:, None] + ratio * of_control[targets.group][:, None] - explained
     return mean, np.sqrt(np.maximum(left, 0.0) * scale)
 
 

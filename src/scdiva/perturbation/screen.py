@@ -1,10 +1,10 @@
-"""A perturbation screen as numbers: what was done to which cells, and how their mean expression changed."""
+"""A perturbation screen as numbers: conditions, mean changes of expression, similarities of genes and of groups."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,6 +123,42 @@ class Screen:
         return tuple(sorted({part for parts in self.conditions.parts for part in parts}))
 
 
+class Examples(NamedTuple):
+    """What a network learns from: what a base leaves of a condition's change.
+
+    Attributes
+    ----------
+    row
+        int64 `(n,)`, number of the condition.
+    residual
+        float32 `(n, n_genes)`.
+    held_out
+        bool `(n,)`, whether it is looked at and not trained on.
+    """
+
+    row: NDArray[np.int64]
+    residual: NDArray[np.float32]
+    held_out: NDArray[np.bool_]
+
+
+class Similarities(NamedTuple):
+    """Similarities that the model gives.
+
+    Attributes
+    ----------
+    names
+        Perturbed genes and labels.
+    parts
+        `(n_names, n_names)`, see :func:`part_similarity`.
+    groups
+        `(n_groups, n_groups)`, see :func:`group_similarity`.
+    """
+
+    names: tuple[str, ...]
+    parts: NDArray[np.float64]
+    groups: NDArray[np.float64]
+
+
 def kinds(targets: Conditions, measured: Conditions) -> list[Kind]:
     """Say of each target what is new about it, given what was measured.
 
@@ -196,3 +232,36 @@ def group_similarity(states: NDArray[np.float32], n_measured: int) -> NDArray[np
     similar: NDArray[np.float64] = own @ own.T
     np.fill_diagonal(similar, 1.0)
     return similar
+
+
+def similarities_of(
+    model: ScDiVa, screen: Screen, targets: Conditions | None = None, states: NDArray[np.float32] | None = None
+) -> Similarities:
+    """Give the similarities of all perturbed genes, and of all groups, of a screen and of what is predicted.
+
+    Parameters
+    ----------
+    model
+        The model.
+    screen, targets
+        What was measured, and what is predicted; None: what was measured.
+    states
+        Of the groups that `targets` has beyond those of the screen.
+    """
+    parts = () if targets is None else targets.parts
+    names = tuple(sorted({*screen.part_names, *(part for names in parts for part in names)}))
+    rows = screen.states if states is None else np.vstack([screen.states, states])
+    return Similarities(names, part_similarity(model, names), group_similarity(rows, len(screen.groups)))
+
+
+def gene_tokens(model: ScDiVa, names: Iterable[str], species: str | Mapping[str, str] | None = None) -> dict[str, int]:
+    """Tokens of those names that are genes of the vocabulary, as genes of `species` if one is named."""
+    ordered = sorted(set(names))
+    found = model.vocabulary.match(ordered, species).tokens
+    return {name: int(token) for name, token in zip(ordered, found, strict=True) if token >= N_SPECIAL}
+
+
+def numbered_labels(model: ScDiVa, screen: Screen) -> dict[str, int]:
+    """Perturbations of a screen that are no genes of the vocabulary, numbered in the order of their names."""
+    genes = gene_tokens(model, screen.part_names)
+    return {name: i for i, name in enumerate(name for name in screen.part_names if name not in genes)}

@@ -1,9 +1,9 @@
-"""Fit a perturbation model: choose what to predict from, and train a network on what that leaves."""
+"""Train a network on what a base leaves of the changes of conditions."""
 
 from __future__ import annotations
 
 import copy
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -14,10 +14,8 @@ from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
 from scdiva.metrics.perturbation import WMSE_ALPHA
 from scdiva.models.scdiva import ScDiVa
-from scdiva.perturbation.choice import METHODS, LeftOut, best_base, errors, predict_left_out, summary
-from scdiva.perturbation.model import change_of, gene_tokens, numbered_labels, similarities_of
-from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, part_tensors
-from scdiva.perturbation.screen import KINDS, Kind, Screen
+from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, change_of, treatments
+from scdiva.perturbation.screen import Examples, Screen, numbered_labels
 from scdiva.train.adaptation import AdaptationCells, Split
 from scdiva.train.base import TaskModule
 from scdiva.train.config import PerturbationConfig
@@ -33,24 +31,6 @@ GAIN = 0.05
 """Share of the error on held-out conditions that a network has to take away to be kept,"""
 SURE = 2.0
 """and standard errors of what it takes away, over these conditions: they are few."""
-
-
-class Examples(NamedTuple):
-    """What a network learns from: what a base leaves of a condition's change.
-
-    Attributes
-    ----------
-    row
-        int64 `(n,)`, number of the condition.
-    residual
-        float32 `(n, n_genes)`.
-    held_out
-        bool `(n,)`, whether it is looked at and not trained on.
-    """
-
-    row: NDArray[np.int64]
-    residual: NDArray[np.float32]
-    held_out: NDArray[np.bool_]
 
 
 class PerturbationModule(TaskModule):
@@ -83,9 +63,7 @@ class PerturbationModule(TaskModule):
         super().__init__(model, config)
         self.head = head
         conditions = screen.conditions.only(examples.row)
-        genes = gene_tokens(model, screen.part_names)
-        self.parts, self.labels = part_tensors(conditions.parts, genes, numbered_labels(model, screen))
-        self.dose = torch.from_numpy(np.log2(conditions.dose / np.median(screen.conditions.dose))).float()
+        self.parts, self.labels, self.dose = treatments(model, screen, conditions.parts, conditions.dose)
         self.residual = torch.from_numpy(examples.residual)
         self.weight = torch.from_numpy(loss_weights(screen, examples.row, config.loss)).float()
         self.of_group = {
@@ -93,10 +71,6 @@ class PerturbationModule(TaskModule):
             for group in np.unique(conditions.group)
             for held in (False, True)
         }
-
-    def usable(self, group: NDArray[np.int64], held_out: bool) -> NDArray[np.bool_]:
-        """Whether there is something to learn (or to look at) for cells of these groups."""
-        return np.array([len(self.of_group.get((int(g), held_out), ())) > 0 for g in group], dtype=bool)
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Error of a gene on average, weighted.
@@ -151,70 +125,59 @@ def loss_weights(screen: Screen, rows: NDArray[np.int64], loss: Literal["wmse", 
     return found
 
 
-class FittedResponses(NamedTuple):
-    """What :func:`fit_responses` gives: the model (changed only by `"lora"` and `"full"`), base, network, notes."""
-
-    model: ScDiVa
-    base: dict[Kind, str]
-    head: PerturbationHead | None
-    notes: dict[str, Any]
-
-
-def fit_responses(
+def train_network(
     model: ScDiVa,
     screen: Screen,
     controls: AdaptationCells,
-    asked: set[Kind],
-    strategy: Literal["none", "head", "lora", "full"],
-    residual: str | None,
+    examples: Examples,
+    strategy: Literal["head", "lora", "full"],
     config: PerturbationConfig,
     limits: Limits,
     *,
+    alone: bool = False,
     device: str = "cpu",
     progress: bool = True,
-) -> FittedResponses:
-    """Choose what to predict from by predicting conditions that are left out, then train a network on what is left.
+) -> tuple[ScDiVa, PerturbationHead | None, dict[str, Any]]:
+    """Train a network, and keep it if it helps with conditions that are held out.
 
     Parameters
     ----------
     model
         Not changed.
-    screen
-        What was measured.
+    screen, examples
+        What was measured, and what is learned of it.
     controls
         Control cells, `batch` the numbers of their groups.
-    asked
-        Kinds of conditions that will be predicted.
     strategy
-        Whether there is a network, and what of it is trained: marks and head, low-rank updates of the transformer too,
-        or all its weights.
-    residual
-        `"auto"`, a baseline or `"expected"`; None: the network alone predicts the change.
+        What is trained: marks and head, low-rank updates of the transformer too, or all its weights.
     config, limits
         Of the training.
+    alone
+        Whether the network predicts alone; it is then kept however good it is.
     device
-        Where the network is trained.
+        Where it is trained.
     progress
         Whether to show a progress bar.
+
+    Returns
+    -------
+    The model, changed only by `"lora"` and `"full"`; the head, None if it did not help or there are too few conditions;
+    and notes of the training.
+
+    Raises
+    ------
+    ValueError
+        If there are too few conditions for a network that is to predict alone.
     """
-    similarities = similarities_of(
-        model, screen, screen.conditions.only(np.array([], dtype=np.int64)), screen.states[:0]
-    )
-    left_out = predict_left_out(screen, similarities, asked, config.seed)
-    mse, pearson = errors(screen, left_out)
-    named = "no_change" if residual is None else residual
-    base = best_base(left_out, pearson) if named == "auto" else dict.fromkeys((*KINDS, "measured"), named)
-    notes: dict[str, Any] = {
-        "validation": summary(left_out, mse, pearson),
-        "strategy": strategy,
-        "network": "not asked for",
-    }
-    if strategy == "none":
-        return FittedResponses(model, base, None, notes)
-    examples = _examples(screen, left_out, base)
-    alone = residual is None  # then the network is what was asked for, however good it is
-    if len(set(examples.row[~examples.held_out])) < (1 if alone else LEAST) or not examples.held_out.any():
-        return _without_network(model, base, notes, alone)
+    usable = [_usable(controls, screen, examples, held_out) for held_out in (False, True)]
+    n_learned = len(set(examples.row[~examples.held_out]))
+    if n_learned < (1 if alone else LEAST) or not all(map(len, usable)):
+        if alone:
+            raise ValueError(
+                "residual=None leaves the prediction to the network alone, and the screen has too few conditions to "
+                'train it and to hold some out: take residual="auto".'
+            )
+        return model, None, {"network": "too few conditions"}
     new = model if strategy == "head" else copy.deepcopy(model)
     head = _head(new, screen, examples, config)
     home = next(model.parameters()).device
@@ -225,47 +188,36 @@ def fit_responses(
         else:
             train_states(new, strategy, config.seed, transformer=True)
         module = PerturbationModule(new, head, config, screen, examples).to(device)
-        rows = np.flatnonzero(module.usable(controls.batch, False))
-        looked_at = np.flatnonzero(module.usable(controls.batch, True))
-        if not len(rows) or not len(looked_at):
-            return _without_network(model, base, notes, alone)
         rng = np.random.default_rng(config.seed)
-        looked_at = np.sort(rng.permutation(looked_at)[:MOST_HELD_OUT])
+        looked_at = np.sort(rng.permutation(usable[1])[:MOST_HELD_OUT])
         n = STEPS_AN_EPOCH * config.batch_size
-        drawn = np.concatenate([rng.permutation(rows) for _ in range(-(-n // len(rows)))])[:n]
-        split = Split(np.sort(drawn), looked_at)
+        drawn = np.concatenate([rng.permutation(usable[0]) for _ in range(-(-n // len(usable[0])))])[:n]
         before = _held_out_errors(module, controls)
-        found = continue_training(module, controls, split, limits, progress=progress)
+        found = continue_training(module, controls, Split(np.sort(drawn), looked_at), limits, progress=progress)
         after = _held_out_errors(module, controls)
         merge_low_rank(new)
     finally:
         new.to(home).train(training)
         for parameter, was in zip(new.parameters(), required, strict=False):
             parameter.requires_grad_(was)
-    notes |= {
+    gain = before - after
+    chance = SURE * gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
+    kept = alone or gain.mean() >= max(GAIN * before.mean(), chance)
+    notes = {
+        "network": "kept" if kept else "did not help",
         "steps": found["steps"],
         "stopped": found["stopped"],
         "loss_without": float(before.mean()),
         "loss_with": float(after.mean()),
         "history": {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()},
     }
-    gain = before - after
-    chance = SURE * gain.std(ddof=1) / len(gain) ** 0.5 if len(gain) > 1 else 0.0
-    if not alone and gain.mean() < max(GAIN * before.mean(), chance):
-        notes["network"] = "did not help"
-        return FittedResponses(model, base, None, notes)
-    notes["network"] = "kept"
-    return FittedResponses(new, base, head.to(home).requires_grad_(False).eval(), notes)
+    return (new, head.to(home).requires_grad_(False).eval(), notes) if kept else (model, None, notes)
 
 
-def _without_network(model: ScDiVa, base: dict[Kind, str], notes: dict[str, Any], alone: bool) -> FittedResponses:
-    """Do without a network, for which there are too few conditions; refuse if it was to predict alone."""
-    if alone:
-        raise ValueError(
-            "residual=None leaves the prediction to the network alone, and the screen has too few conditions to train "
-            'it and to hold some out: take residual="auto".'
-        )
-    return FittedResponses(model, base, None, notes | {"network": "too few conditions"})
+def _usable(controls: AdaptationCells, screen: Screen, examples: Examples, held_out: bool) -> NDArray[np.intp]:
+    """Give the numbers of the control cells of groups that have something to learn, or to look at."""
+    groups = screen.conditions.group[examples.row[examples.held_out == held_out]]
+    return np.flatnonzero(np.isin(controls.batch, groups))
 
 
 @torch.no_grad()
@@ -279,32 +231,6 @@ def _held_out_errors(module: PerturbationModule, cells: AdaptationCells) -> NDAr
             batch = cells.take(rows).to(module.device)
             found += [float(module.errors(batch, torch.full((len(rows),), int(e))).mean()) for e in examples]
     return np.array(found)
-
-
-def _examples(screen: Screen, left_out: list[LeftOut], base: dict[Kind, str]) -> Examples:
-    """Make examples of what the base, fitted without a condition, leaves of it; one fold of each kind is held out."""
-    c = screen.conditions
-    last: dict[Kind, int] = {}
-    for one in left_out:
-        last[one.kind] = max(last.get(one.kind, 0), one.fold)
-    held = sorted({one.row for one in left_out if one.fold == last[one.kind]})
-    new_parts = {c.parts[one.row][0] for one in left_out if one.kind == "single" and one.fold == last["single"]}
-    near = c.holding(sorted(new_parts)).sum(axis=1) > 0
-    rows, residuals, looked = [], [], []
-    for one in left_out:
-        looking = one.fold == last[one.kind]
-        left = screen.delta[one.row] - one.predicted[METHODS.index(base[one.kind])]
-        if np.isnan(left).any() or (not looking and (one.row in held or near[one.row])):
-            continue
-        rows.append(one.row)
-        residuals.append(left)
-        looked.append(looking)
-    n_genes = len(screen.genes)
-    return Examples(
-        np.array(rows, dtype=np.int64),
-        np.array(residuals, dtype=np.float32).reshape(len(rows), n_genes),
-        np.array(looked, dtype=bool),
-    )
 
 
 def _head(model: ScDiVa, screen: Screen, examples: Examples, config: PerturbationConfig) -> PerturbationHead:

@@ -13,7 +13,6 @@ from scdiva._constants import PREDICTED
 from scdiva._docs import with_shared_docs
 from scdiva.data.observed import OURS, Responses, observed_responses, response_score
 from scdiva.data.predictions import read_prediction
-from scdiva.data.writing import check_anndata
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._labels import place_labels
 from scdiva.pl._response import (
@@ -114,12 +113,10 @@ def delta_scatter(
     >>> screen = sd.datasets.toy(120, 100)
     >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
     >>> train = screen[screen.obs["perturbation"] != "A+B"].copy()
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"], strategy="none")
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"])
     >>> test = screen[screen.obs["perturbation"].isin(["control", "A+B"])].copy()
     >>> sd.pl.delta_scatter(predicted, "A+B", test, save="a_b_change.png")
     """
-    check_anndata(predicted)
-    check_anndata(observed)
     check_file(save)
     if n_names < 0:
         raise ValueError(f"n_names must be 0 or more, got {n_names}.")
@@ -127,7 +124,7 @@ def delta_scatter(
     at = find_condition(prediction, condition)
     name = prediction.conditions.loc[at, "condition"]
     names = names_of(prediction, gene_symbols)
-    responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input, key=key, only=[at])
+    responses = observed_responses(prediction, observed, layer=layer, use_raw=use_raw, input=input, only=[at])
     if method not in responses.methods(at):
         raise KeyError(f"method={method!r} does not predict {name!r}; {', '.join(responses.methods(at))} do.")
     base = reference_mean(responses, at, reference)

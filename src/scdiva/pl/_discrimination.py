@@ -11,7 +11,7 @@ from scdiva import metrics
 from scdiva._constants import PREDICTED
 from scdiva._docs import with_shared_docs
 from scdiva.data.observed import OURS, Responses, observed_responses
-from scdiva.data.writing import check_anndata
+from scdiva.data.predictions import read_prediction
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._heatmap import similar_order
 from scdiva.pl._response import (
@@ -106,13 +106,11 @@ def discrimination(
     >>> screen = sd.datasets.toy(120, 100)
     >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
     >>> train = screen[~screen.obs["perturbation"].isin(["A+B", "B+C"])].copy()
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"], strategy="none")
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"])
     >>> sd.pl.discrimination(predicted, screen, save="discrimination.png")
     """
-    check_anndata(predicted)
-    check_anndata(observed)
     check_file(save)
-    responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input, key=key)
+    responses = observed_responses(read_prediction(predicted, key), observed, layer=layer, use_raw=use_raw, input=input)
     chosen = _of_one_group(responses, group)
     methods_of(responses, chosen, [method])
     bases = np.array([reference_mean(responses, at, reference) for at in chosen])

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from scdiva._constants import BASELINES, PREDICTED
 from scdiva._docs import with_shared_docs
+from scdiva.data.genes import check_unique
 from scdiva.data.observed import OURS, observed_responses, response_score
 from scdiva.data.predictions import Prediction, read_prediction
-from scdiva.data.writing import check_anndata
 from scdiva.get import perturbation_df
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import (
@@ -119,13 +119,10 @@ def perturbation(
     >>> screen = sd.datasets.toy(120, 100)
     >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
     >>> train = screen[screen.obs["perturbation"] != "A+B"].copy()
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"], strategy="none")
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"])
     >>> test = screen[screen.obs["perturbation"].isin(["control", "A+B"])].copy()
     >>> sd.pl.perturbation(predicted, "A+B", test, baselines=["additive"], save="a_b.png")
     """
-    check_anndata(predicted)
-    if observed is not None:
-        check_anndata(observed)
     check_file(save)
     if n_genes < 1:
         raise ValueError(f"n_genes must be at least 1, got {n_genes}.")
@@ -139,9 +136,7 @@ def perturbation(
     if observed is None:
         genes = _surest(predicted, prediction, found["condition"], n_genes, key)
     else:
-        responses = observed_responses(
-            predicted, observed, layer=layer, use_raw=use_raw, input=input, key=key, only=[at]
-        )
+        responses = observed_responses(prediction, observed, layer=layer, use_raw=use_raw, input=input, only=[at])
         change = responses.perturbed[at].mean - responses.control_of(at).mean
         best = strongest_first(change, response_score(responses, at))[:n_genes]
         genes = responses.genes[best]
@@ -194,12 +189,7 @@ def _baseline_means(prediction: Prediction, at: int, baselines: Sequence[str]) -
 def _surest(predicted: AnnData, prediction: Prediction, condition: str, n_genes: int, key: str) -> NDArray[np.intp]:
     """Give the genes whose predicted change is largest for its uncertainty."""
     genes = prediction.genes
-    if not genes.is_unique:
-        again = genes[genes.duplicated()]
-        raise ValueError(
-            f"{len(again)} genes of predicted bear the name of another (first: {again[0]!r}): call "
-            "predicted.var_names_make_unique()."
-        )
+    check_unique(genes, "predicted")
     found: NDArray[np.intp] = genes.get_indexer(
         perturbation_df(predicted, condition=condition, top=n_genes, key=key)["gene"]
     )

@@ -14,7 +14,7 @@ from scdiva import metrics
 from scdiva._constants import PREDICTED
 from scdiva._docs import with_shared_docs
 from scdiva.data.observed import OURS, Responses, observed_responses, response_score
-from scdiva.data.writing import check_anndata
+from scdiva.data.predictions import read_prediction
 from scdiva.pl._figure import axes_for, check_file, finish
 from scdiva.pl._response import (
     COLOURS,
@@ -98,13 +98,11 @@ def hit_rate(
     >>> screen = sd.datasets.toy(120, 100)
     >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
     >>> train = screen[~screen.obs["perturbation"].isin(["A+B", "B+C"])].copy()
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"], strategy="none")
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"])
     >>> sd.pl.hit_rate(predicted, screen, save="hit_rate.png")
     """
-    check_anndata(predicted)
-    check_anndata(observed)
     check_file(save)
-    responses = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input, key=key)
+    responses = observed_responses(read_prediction(predicted, key), observed, layer=layer, use_raw=use_raw, input=input)
     n_genes = len(responses.genes)
     numbers = _numbers_of_genes(k, n_genes)
     drawn = methods_of(responses, list(responses.rows), methods)
@@ -203,7 +201,7 @@ def perturbation_scores(
     >>> screen = sd.datasets.toy(120, 100)
     >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
     >>> train = screen[~screen.obs["perturbation"].isin(["A+B", "B+C"])].copy()
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"], strategy="none")
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"])
     >>> scores = sd.tl.score_perturbation(predicted, screen)
     >>> sd.pl.perturbation_scores(scores, "pearson_delta_top20", save="scores.png")
     """

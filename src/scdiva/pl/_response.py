@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from scdiva._constants import OBS_CONDITION
 from scdiva._nearest import nearest
 from scdiva.data.conditions import perturbation_parts
-from scdiva.data.observed import OURS, Responses
+from scdiva.data.observed import OURS, REFERENCES, Responses
 from scdiva.data.predictions import Prediction
 
 if TYPE_CHECKING:
@@ -74,9 +74,9 @@ def names_of(predicted: Prediction, gene_symbols: str | None) -> NDArray[Any]:
 
 def reference_mean(responses: Responses, at: int, reference: Literal["control", "mean"]) -> NDArray[np.float64]:
     """Give the mean expression from which changes of a condition are counted, (n_genes,)."""
-    if reference not in responses.references:
+    if reference not in REFERENCES:
         raise ValueError(f"reference must be 'control' or 'mean', got {reference!r}.")
-    mean = responses.references[reference][at]
+    mean = responses.reference(at, reference)
     if mean is None:
         raise ValueError(
             "reference='mean' counts changes from the mean over the perturbations of training, and this prediction has "

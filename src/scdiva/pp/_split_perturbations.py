@@ -10,8 +10,8 @@ import pandas as pd
 
 from scdiva._constants import OBS_SPLIT, SEEN, UNS
 from scdiva._settings import settings
-from scdiva.data.conditions import Perturbations, column, perturbations
-from scdiva.data.guides import read_guides
+from scdiva.data.conditions import Perturbations, column
+from scdiva.data.guides import read_perturbations, stored_guides
 from scdiva.data.writing import check_anndata, check_key, check_writable, noted
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
@@ -115,11 +115,7 @@ def split_perturbations(
     if {key_added, f"{key_added}_{SEEN}"} & {perturbation_key, groupby}:
         raise ValueError(f"key_added={key_added!r} would overwrite what the split is made from; choose another name.")
     check_writable(adata, copy=copy, call="pp.split_perturbations", entry=key_added, **written)
-    genes = read_guides(
-        np.unique(column(adata, perturbation_key, kind="perturbation", meant=(control,))), guides, load_vocabulary(),
-        key=perturbation_key, control=control, separator=separator, stacklevel=3,
-    )  # fmt: skip
-    known = perturbations(adata, perturbation_key, control, separator, genes)
+    known = read_perturbations(adata, perturbation_key, control, separator, guides, load_vocabulary())
     if by == "group":
         test, held_out = _group(adata, known, str(groupby), fold)
     else:
@@ -139,11 +135,7 @@ def split_perturbations(
         "separator": separator,
         "seed": seed,
     }
-    if genes:
-        found["guides"] = {
-            "label": np.array(list(genes), dtype=object),
-            "gene": np.array(list(genes.values()), dtype=object),
-        }
+    found |= stored_guides(known.guides)
     target = adata.copy() if copy else adata
     target.obs[key_added] = pd.Categorical(np.where(test, "test", "train"), categories=["train", "test"])
     target.obs[f"{key_added}_{SEEN}"] = seen

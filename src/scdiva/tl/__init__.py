@@ -4,17 +4,20 @@ from scdiva.tl._adapt import adapt
 from scdiva.tl._annotate import annotate
 from scdiva.tl._embed import embed
 from scdiva.tl._embed_file import embed_file
-from scdiva.tl._fit_perturbation import fit_perturbation
+from scdiva.tl._enrich_modules import enrich_modules
 from scdiva.tl._gene_embedding import gene_embedding
 from scdiva.tl._generate import generate
 from scdiva.tl._grn import grn
-from scdiva.tl._grn_modules import enrich_modules, grn_modules
+from scdiva.tl._grn_modules import grn_modules
 from scdiva.tl._impute import impute
-from scdiva.tl._in_silico import in_silico_perturbation
 from scdiva.tl._integrate import integrate
 from scdiva.tl._log_likelihood import log_likelihood
-from scdiva.tl._predict_perturbation import predict_perturbation
-from scdiva.tl._rank_perturbations import rank_perturbations
+from scdiva.tl._perturbation import (
+    fit_perturbation,
+    in_silico_perturbation,
+    predict_perturbation,
+    rank_perturbations,
+)
 from scdiva.tl._reconstruct import reconstruct
 from scdiva.tl._regulon import regulon
 from scdiva.tl._score_perturbation import score_perturbation

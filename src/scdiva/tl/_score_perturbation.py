@@ -9,13 +9,14 @@ import pandas as pd
 
 from scdiva._constants import PREDICTED
 from scdiva._validate import Input
-from scdiva.data.observed import Responses, observed_responses, response_score
-from scdiva.data.writing import check_anndata
+from scdiva.data.observed import REFERENCES, Responses, observed_responses, response_score
+from scdiva.data.predictions import read_prediction
 from scdiva.metrics import discrimination, perturbation_response
 
 if TYPE_CHECKING:
     from anndata import AnnData
-    from numpy.typing import NDArray
+
+_OF_CONDITION = ["condition", "perturbation", "group", "n_parts", "n_seen", "trained"]
 
 
 def score_perturbation(
@@ -92,51 +93,48 @@ def score_perturbation(
     >>> screen = sd.datasets.toy(120, 100)
     >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
     >>> train = screen[screen.obs["perturbation"] != "A+B"].copy()
-    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"], strategy="none")
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"])
     >>> scores = sd.tl.score_perturbation(predicted, screen)
     >>> sorted(set(scores["method"]))[:2]
     ['additive', 'linear']
     """
-    check_anndata(predicted)
-    check_anndata(observed)
-    found = observed_responses(predicted, observed, layer=layer, use_raw=use_raw, input=input, key=key)
+    prediction = read_prediction(predicted, key)
+    found = observed_responses(prediction, observed, layer=layer, use_raw=use_raw, input=input)
+    among = _discrimination(found, metric)
+    de_score = {(at, kind): response_score(found, at, kind) for at in found.perturbed for kind in REFERENCES}
     rows = []
-    for at, cells in found.perturbed.items():
-        for reference, from_what in found.references.items():
-            start, score = from_what[at], response_score(found, at, reference)
-            for method, mean in found.means.items():
-                scores = {}
+    for method, mean in found.means.items():
+        for at, cells in found.perturbed.items():
+            for reference in REFERENCES:
+                start, scores = found.reference(at, reference), {}
                 if start is not None and method in found.methods(at):
                     weights = found.control_of(at).mean
-                    scores = perturbation_response(mean[:, at], cells.mean, start, de_score=score, weights=weights)
-                rows.append({"method": method, "at": at, "n_cells": cells.n, "reference": reference, **scores})
+                    scores = perturbation_response(
+                        mean[:, at], cells.mean, start, de_score=de_score[at, reference], weights=weights
+                    )
+                named = {"method": method, **found.conditions.loc[at, _OF_CONDITION], "n_cells": cells.n}
+                score = among.get((method, at, reference), np.nan)
+                rows.append({**named, "reference": reference, **scores, "discrimination": score})
     frame = pd.DataFrame(rows)
-    frame["discrimination"] = _discrimination(frame, found, metric)
-    about = found.conditions.loc[frame["at"], ["condition", "perturbation", "group", "n_parts", "n_seen", "trained"]]
-    frame = pd.concat([about.reset_index(drop=True), frame.drop(columns="at")], axis=1)
-    frame.insert(0, "method", frame.pop("method"))
-    order = {method: i for i, method in enumerate(found.means)}
-    return frame.sort_values("method", key=lambda names: names.map(order), kind="stable", ignore_index=True)
+    return frame[[*(name for name in frame if name != "discrimination"), "discrimination"]]
 
 
-def _discrimination(
-    frame: pd.DataFrame, responses: Responses, metric: Literal["l1", "l2", "cosine"]
-) -> NDArray[np.float64]:
-    """Score each row of the frame among the observed conditions of its group."""
+def _discrimination(responses: Responses, metric: Literal["l1", "l2", "cosine"]) -> dict[tuple[str, int, str], float]:
+    """Score each observed condition among those of its group, by method, condition and reference."""
     found: dict[tuple[str, int, str], float] = {}
     groups = responses.conditions.loc[list(responses.rows), "group"]
     for _, members in groups.groupby(groups, sort=False):
-        for reference, from_what in responses.references.items():
-            rows = [at for at in members.index if from_what[at] is not None]
-            if not rows:
+        for reference in REFERENCES:
+            start_of = {at: responses.reference(at, reference) for at in members.index}
+            starts = {at: start for at, start in start_of.items() if start is not None}
+            if not starts:
                 continue
-            start = np.stack([from_what[at] for at in rows])
+            rows, start = list(starts), np.stack(list(starts.values()))
             observed = np.stack([responses.perturbed[at].mean for at in rows]) - start
             for method, mean in responses.means.items():
                 change = mean[:, rows].T - start
-                defined = np.isfinite(change).all(axis=1)
+                defined = np.asarray(np.isfinite(change).all(axis=1))
                 scores = discrimination(np.where(defined[:, None], change, 0.0), observed, metric=metric)
-                for at, score, is_defined in zip(rows, scores, defined, strict=True):
-                    found[method, at, reference] = float(score) if is_defined else np.nan
-    keys = zip(frame["method"], frame["at"], frame["reference"], strict=True)
-    return np.array([found.get(key, np.nan) for key in keys])
+                for at, score, known in zip(rows, scores, defined, strict=True):
+                    found[method, at, reference] = float(score) if known else np.nan
+    return found

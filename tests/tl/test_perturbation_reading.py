@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 import numpy as np
-import pandas as pd
 import pytest
 import scipy.sparse as sp
 
 from scdiva.data.cells import log_normalised
+from scdiva.data.conditions import perturbations
 from scdiva.data.reading import Reading
-from scdiva.tl._screen import check_genes, read_controls, read_screen, refuse_unknown, what_was_done
+from scdiva.perturbation.reading import read_controls, read_design, read_screen, refuse_unknown
 
 READING = Reading()
 
 
 def read(data, model, groupby=None, dose_key=None, separator="+", control="control", **reading):
-    done = what_was_done(data, "perturbation", control, groupby, dose_key, separator)
-    return read_screen(data, model, done, "cpu", Reading(**reading))
+    return read_screen(data, model, design(data, control, groupby, dose_key, separator), "cpu", Reading(**reading))
 
 
-def test_what_was_done(perturbed_cells, genes):
+def design(data, control="control", groupby=None, dose_key=None, separator="+", key="perturbation"):
+    return read_design(data, perturbations(data, key, control, separator), groupby, dose_key)
+
+
+def test_the_design(perturbed_cells, genes):
     data = perturbed_cells(("control", "0+1", "2", "1+0"), ("a", "b"), n=1, doses=(0.5, 3.0))
-    done = what_was_done(data, "perturbation", "control", "line", "dose", "+")
+    done = design(data, groupby="line", dose_key="dose")
     pair = tuple(sorted(genes[:2]))
-    assert done.parts == [(), (), *[pair] * 4, *[(genes[2],)] * 4, *[pair] * 4]
+    assert [done.known.parts[code] for code in done.known.code] == [
+        (),
+        (),
+        *[pair] * 4,
+        *[(genes[2],)] * 4,
+        *[pair] * 4,
+    ]
     assert done.group.tolist() == data.obs["line"].tolist()
     assert done.dose.tolist() == [1, 1, *[0.5, 3.0] * 6]
-    assert done.is_control.tolist() == [True] * 2 + [False] * 12
-    plain = what_was_done(data, "perturbation", "control", None, None, "")
+    assert done.known.is_control.tolist() == [True] * 2 + [False] * 12
+    plain = design(data, separator="")
     assert set(plain.group) == {""}
     assert (plain.dose == 1).all()
-    assert plain.parts[2] == ("+".join(genes[:2]),)
+    assert plain.known.parts[plain.known.code[2]] == ("+".join(genes[:2]),)
 
 
 @pytest.mark.parametrize("dose", [0.0, -1.0, np.nan, np.inf, "much"])
@@ -43,7 +52,7 @@ def test_a_dose_that_is_none_is_named(perturbed_cells, dose):
     with pytest.raises(
         ValueError, match=r"'dose'\] is no number above 0 for 2 of 4 perturbed cells, the first is 'c3'"
     ):
-        what_was_done(data, "perturbation", "control", None, "dose", "+")
+        design(data, dose_key="dose")
 
 
 def test_columns_that_are_not_there_are_named(perturbed_cells):
@@ -54,7 +63,7 @@ def test_columns_that_are_not_there_are_named(perturbed_cells):
         ("d", ("perturbation", None, "d")),
     ):
         with pytest.raises(KeyError, match=f"no column '{key}'; it has 'perturbation', 'line', 'dose'"):
-            what_was_done(data, arguments[0], "control", *arguments[1:], "+")
+            design(data, key=arguments[0], groupby=arguments[1], dose_key=arguments[2])
 
 
 def test_means_changes_and_variances_beside_dense_arrays(one, perturbed_cells, genes):
@@ -142,7 +151,7 @@ def test_what_tells_nothing_is_refused(one, perturbed_cells):
         read(unread, one, "line")
     twice = data.copy()
     twice.var_names = [twice.var_names[3], *twice.var_names[1:4], twice.var_names[3], *twice.var_names[5:]]
-    with pytest.raises(ValueError, match=r"2 of 60 genes repeat a name, the first is .*var_names_make_unique"):
+    with pytest.raises(ValueError, match=r"2 of 60 genes of adata repeat a name.*var_names_make_unique"):
         read(twice, one)
 
 
@@ -177,12 +186,6 @@ def test_unknown_names_are_refused_with_close_ones(one, measured, genes):
         refuse_unknown([("aspirine", genes[1]), ("zzzzzz",)], screen, one)
     with pytest.raises(ValueError, match=r"the first is '000000'[.] Nothing can be predicted"):
         refuse_unknown([("000000",)], screen, one)
-
-
-def test_names_that_repeat():
-    check_genes(["a", "b"])
-    with pytest.raises(ValueError, match="1 of 3 genes repeat a name, the first is 'a'"):
-        check_genes(pd.Index(["a", "b", "a"]))
 
 
 def test_reading_changes_nothing(one, perturbed_cells, contents):

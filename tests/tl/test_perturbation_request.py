@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from scdiva.models import PerturbationModel
+from scdiva.perturbation.predict import Request
 from scdiva.perturbation.screen import KINDS
-from scdiva.tl._predicted import Asked
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +22,8 @@ def make(one, measured):
     return made
 
 
-def ask(fitted, predict=None, groups=None, dose=None) -> Asked:
-    return Asked.of(fitted, predict, groups, dose)
+def ask(fitted, predict=None, groups=None, dose=None) -> Request:
+    return Request.of(fitted, predict, groups, dose)
 
 
 def test_what_is_left_out_is_all(make):

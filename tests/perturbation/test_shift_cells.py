@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from scdiva.perturbation.shifted import shift_cells
+from scdiva.perturbation.predict import shift_cells
 
 CELLS = arrays(np.float64, (5, 3), elements=st.floats(0, 9).map(lambda x: 0.0 if x < 0.01 else x))
 LEVEL = np.array([1.0, 2.0, 3.0])

@@ -1,0 +1,552 @@
+"""`tl.fit_perturbation`, `predict_perturbation`, `rank_perturbations`, `in_silico_perturbation`: open, run, write."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Literal, cast
+
+import numpy as np
+
+from scdiva import _constants as C
+from scdiva._docs import with_shared_docs
+from scdiva._settings import settings
+from scdiva.data.predictions import stored_prediction
+from scdiva.data.reading import Reading, Species
+from scdiva.data.writing import check_anndata, check_writable, noted
+from scdiva.tl._notes import model_name, seed_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
+    from anndata import AnnData
+
+    from scdiva.models import PerturbationModel, ScDiVa
+
+
+@with_shared_docs
+def fit_perturbation(
+    adata: AnnData,
+    perturbation_key: str,
+    control: str = "control",
+    *,
+    groupby: str | None = None,
+    dose_key: str | None = None,
+    separator: str = "+",
+    guides: Mapping[str, str] | Literal["auto"] | None = None,
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    residual: str | None = "auto",
+    loss: Literal["wmse", "de", "mse"] = "wmse",
+    strategy: Literal["auto", "none", "head", "lora", "full"] = "auto",
+    max_epochs: int = 30,
+    patience: int = 4,
+    minutes: float | None = None,
+    batch_size: int = 32,
+    learning_rate: float = 3e-4,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+) -> PerturbationModel:
+    r"""Fit a model on a perturbation screen: perturbed cells, and control cells beside them.
+
+    A prediction has two parts. The first is an expected response, a Gaussian process over conditions in which effects
+    of genes add up and carry over to similar genes and similar groups of cells (:mod:`scdiva.perturbation.response`),
+    or, with `residual`, one of the simple baselines. The second, where `strategy` or `residual=None` asks for it, is a
+    network: it reads a control cell with the perturbed genes marked, their values masked, in front of all others (so
+    that they are never cut off), and predicts for that cell what the first part leaves of the change of every gene of
+    `adata` (paper, section on perturbation prediction). It learns from conditions that the first part was fitted
+    without, is stopped by others that are held out, and is dropped where these are predicted no better with it, as
+    `notes["network"]` says. On the screens of the benchmarks it always was, so that none is trained by default. Of
+    fewer than 20 conditions none is trained.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, perturbed and control cells, raw counts or log-normalised expression; not changed.
+    perturbation_key
+        Column of `adata.obs` with the perturbation of each cell: a gene, a label such as a drug, or several of them.
+    control
+        Its value for unperturbed cells. In combinations (`"A+control"`) it does not count.
+    groupby
+        Column with groups of cells, such as cell types or lines; changes are those from control cells of the same
+        group.
+    dose_key
+        Column with the dose of each perturbed cell, in any unit.
+    separator
+        What stands between the parts of a combination; `""` if there are none.
+    guides
+        The gene, or combination of genes, of each guide, where the column names guides: `{"KLF1g1": "KLF1"}`; or
+        `"auto"`, which takes a guide's number or prefix off (`KLF1g1`, `KLF1_2`, `sgKLF1-1`, `g1-KLF1`, `klf1`). Guides
+        of the control are read as it is (`{"NTC_1": "control"}`). None: labels are as they are, and refused if most
+        are no genes of the vocabulary, but are so without what guides add; an empty mapping leaves them in any case.
+        Labels are no columns of the data, so that a table of `species` is not asked of them: `{"Klf1": "KLF1"}`.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
+    residual
+        The first part: `"expected"`, the expected response; a baseline, `"no_change"`, `"train_mean"`,
+        `"matching_mean"`, `"additive"`, `"linear"` or `"elsewhere"` (:func:`scdiva.perturbation.baselines.baselines`);
+        `"auto"`, the expected response or a baseline that predicts conditions that are left out clearly better, chosen
+        apart for single perturbations, combinations and new groups (what was measured gets the expected response, and
+        nothing from the network); or None: the network predicts the whole change, as in the paper, and is kept however
+        good it is.
+    loss
+        Error of the network: `"wmse"`, weighted by a gene's expression in control cells (paper, eqs. wmse_weights and
+        wmse); `"de"`, half of the weight by how clearly a gene changes; `"mse"`.
+    strategy
+        `"head"` trains the mark and the layers behind the transformer, `"lora"` and `"full"` the transformer too;
+        `"none"` does without the network. `"auto"` is `"none"`, but with `residual=None`, which needs a network,
+        `"head"` on a CPU and `"lora"` elsewhere.
+    max_epochs, patience, minutes, batch_size, learning_rate
+        Of the network: most passes over the control cells, looks at the held-out conditions without a better error
+        after which it ends, most wall time, cells of a step, and learning rate of AdamW.
+    %(reading)s
+    rng
+        Seed; None takes `scdiva.settings.seed`. Global random state is never touched. On a CPU the same seed gives the
+        same result.
+    device
+        Torch device; None takes `scdiva.settings.device`.
+
+    Returns
+    -------
+    The fitted model, for `tl.predict_perturbation(adata, model=fitted)` and `tl.rank_perturbations`;
+    `fitted.save(folder)` keeps it. `fitted.notes["validation"]` holds how well each baseline and the expected response
+    predict conditions that are left out (Pearson correlation and mean squared error of the change).
+
+    Raises
+    ------
+    KeyError
+        If a column or layer does not exist.
+    ValueError
+        If there are no control cells (in a group), or nothing else, or too few conditions for a network that is to
+        predict alone; if a name or dose is missing or makes no sense; if labels name guides, or combinations with
+        another separator, and nothing was said of it; if genes repeat a name, an argument is out of range, or the
+        matrix is refused as by :func:`embed`.
+    TypeError
+        If `adata` is no AnnData object.
+
+    Warns
+    -----
+    UserWarning
+        If a condition was measured in one cell, there is one condition only, or a few labels look like guides.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> fitted = sd.tl.fit_perturbation(screen, "perturbation")
+    >>> predicted = sd.tl.predict_perturbation(screen, model=fitted, predict=["A+C"])
+    >>> set(predicted.obs["scdiva_condition"])
+    {'A+C'}
+    """
+    from scdiva.models.pretrained import load_for
+    from scdiva.perturbation.fit import FitOptions, fit
+    from scdiva.perturbation.reading import open_screen
+
+    check_anndata(adata)
+    options = FitOptions(residual, loss, strategy, max_epochs, patience, minutes, batch_size, learning_rate)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    where = settings.resolve_device(device)
+    opened, controls = open_screen(
+        adata, perturbation_key, control, groupby, dose_key, separator, guides, load_for(model, where), where, reading
+    )
+    opened.notes["model"] = model_name(model)
+    return fit(opened, controls.cells, options, seed_of(rng), where)
+
+
+@with_shared_docs
+def predict_perturbation(
+    adata: AnnData,
+    perturbation_key: str | None = None,
+    control: str = "control",
+    *,
+    predict: Sequence[str] | str | None = None,
+    groupby: str | None = None,
+    groups: Sequence[str] | str | None = None,
+    dose_key: str | None = None,
+    dose: float | Sequence[float] | None = None,
+    separator: str = "+",
+    guides: Mapping[str, str] | Literal["auto"] | None = None,
+    model: PerturbationModel | ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    residual: str | None = "auto",
+    loss: Literal["wmse", "de", "mse"] = "wmse",
+    strategy: Literal["auto", "none", "head", "lora", "full"] = "auto",
+    max_epochs: int = 30,
+    patience: int = 4,
+    minutes: float | None = None,
+    batch_size: int = 32,
+    learning_rate: float = 3e-4,
+    n_cells: int = 100,
+    key_added: str = C.PREDICTED,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+) -> AnnData:
+    """Predict cells under perturbations: of single genes, of several, of genes never perturbed, in new groups of cells.
+
+    Fits a model on the screen in `adata` (:func:`fit_perturbation`), unless a fitted one is given, and predicts what
+    each perturbation makes of control cells. The predicted means and changes are written into `adata`, with what simple
+    baselines predict beside them, so that they can be held against these (:func:`score_perturbation`,
+    `scdiva.get.perturbation_df`, `scdiva.pl.perturbation`). The predicted cells, which differ from each other as cells
+    do, are returned.
+
+    A predicted cell is a control cell with the change of its group's mean, and what a network adds for this cell. A
+    gene's mean changes by the number of cells that express it, and by how much these do
+    (:func:`scdiva.perturbation.predict.shift_cells`). Whichever control cells were drawn, the cells of a condition have
+    the predicted mean: it less the mean of all control cells of the group is the predicted change.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression; only `uns[key_added]` is written. With a fitted model
+        only its control cells count; all cells do if it has no column `perturbation_key`.
+    perturbation_key, control
+        What was done to the cells, see :func:`fit_perturbation`. Left out with a fitted model, which knows it.
+    predict
+        Perturbations, such as `["KLF1", "KLF1+TGFBR2"]`; genes of the model's vocabulary, and labels that the screen
+        holds. None: all that were measured.
+    groupby
+        Column with groups of cells, see :func:`fit_perturbation`.
+    groups
+        Groups in which to predict; None: all that have control cells.
+    dose_key
+        Column with doses, see :func:`fit_perturbation`.
+    dose
+        Doses at which to predict, in the unit of `dose_key`; None: the median dose of the screen.
+    separator, guides
+        See :func:`fit_perturbation`.
+    model
+        A model as for :func:`fit_perturbation`; or one that was fitted, or its folder: then nothing is fitted.
+    residual, loss, strategy, max_epochs, patience, minutes, batch_size, learning_rate
+        Of the fit, see :func:`fit_perturbation`.
+    n_cells
+        Cells predicted of each condition; where a group has fewer control cells, as many as it has. The mean is the
+        same for any number; what more cells add is how they spread: on Norman's screen the standard deviations of genes
+        correlate with those of the observed cells by .93 with 25 cells, .96 with 50 and .96 with 100.
+    key_added
+        Key of `adata.uns` to write; a prediction that stands there is replaced.
+    %(reading)s
+    rng
+        Seed of the fit and of the choice of control cells; None takes `scdiva.settings.seed`.
+    device
+        Torch device; None takes `scdiva.settings.device`.
+
+    Returns
+    -------
+    AnnData of the predicted cells × all genes of `adata`. A condition is a perturbation, in a group and at a dose if
+    there are any. Written into `adata` is
+
+    `adata.uns[key_added]`
+        `genes`, the names of the genes; `mean`, `change`, `sd`, `control_mean`, float32 `(n_conditions, n_genes)`:
+        predicted mean, its difference to the control cells' mean, its standard deviation, and that mean;
+        `baselines`, the means that each baseline predicts, by name; and all that stands below in
+        `uns["scdiva"]["perturbation"]`. h5ad and zarr hold it.
+
+    and of the predicted cells, returned, are
+
+    `X`
+        float32, log1p of counts per ten thousand.
+    `obs`
+        `perturbation_key` and `groupby` (categorical), `dose_key`, `"scdiva_condition"`, `"scdiva_control_cell"`.
+    `varm["scdiva_mean"]`, `varm["scdiva_sd"]`, `varm["scdiva_control"]`
+        float32 `(n_vars, n_conditions)`: predicted mean; its standard deviation, from what the screen tells (the
+        network adds none; NaN where the mean is a baseline's); mean of the control cells.
+    `varm["scdiva_baseline_" + name]`
+        The same for each baseline; NaN where it is not defined.
+    `uns["scdiva"]["perturbation"]`
+        Of each condition: `condition`, `perturbation`, `group`, `dose`, `n_parts`, `n_seen` (how many of its parts
+        were measured alone), `trained` (whether it was measured), `base` (what the network is added to). Of the fit:
+        `validation`, `network`, `history`, `strategy`, `seed`, `seconds`, and `trained_on_interventions`, True.
+
+    Raises
+    ------
+    KeyError
+        If a column or layer does not exist.
+    ValueError
+        As :func:`fit_perturbation`; if a perturbation is neither known to the model nor measured, a group has no
+        control cells, genes of the screen are missing, or an argument is out of range; if `adata.uns[key_added]` holds
+        what scdiva did not write, or `adata` is a backed view, which can't be written.
+    TypeError
+        If `adata` is no AnnData object.
+
+    Warns
+    -----
+    UserWarning
+        As :func:`fit_perturbation`; and if a group has fewer than 20 control cells.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> train = screen[screen.obs["perturbation"] != "A+B"].copy()
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"])
+    >>> sorted(predicted.varm)[:3]
+    ['scdiva_baseline_additive', 'scdiva_baseline_elsewhere', 'scdiva_baseline_linear']
+    >>> train.uns["scdiva_perturbation"]["change"].shape
+    (1, 100)
+    """
+    from scdiva.models._fitted import given_fitted
+    from scdiva.models.pretrained import load_for
+    from scdiva.perturbation.fit import FitOptions, fit
+    from scdiva.perturbation.model import PerturbationModel
+    from scdiva.perturbation.predict import Request, predicted_cells
+    from scdiva.perturbation.reading import open_controls, open_screen, refuse_unknown
+
+    check_writable(adata, call="tl.predict_perturbation", uns=[key_added])
+    if operator.index(n_cells) < 1:
+        raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    where = settings.resolve_device(device)
+    fitted = given_fitted(PerturbationModel, model, device)
+    if fitted is not None:
+        fitted.check_columns(perturbation_key, control, groupby, dose_key, separator)
+        request = Request.of(fitted, predict, groups, dose)
+        refuse_unknown(request.parts, fitted.screen, fitted.model)
+        controls = open_controls(adata, fitted, guides, where, reading)
+    else:
+        if perturbation_key is None:
+            raise ValueError("Name the column with the perturbations, perturbation_key, or a fitted model as model=.")
+        options = FitOptions(residual, loss, strategy, max_epochs, patience, minutes, batch_size, learning_rate)
+        loaded = load_for(cast("ScDiVa | str | PathLike[str]", model), where)
+        opened, controls = open_screen(
+            adata, perturbation_key, control, groupby, dose_key, separator, guides, loaded, where, reading
+        )
+        opened.notes["model"] = model_name(model)
+        # what is asked for is checked before the fit, which may take long
+        request = Request.of(opened, predict, groups, dose)
+        refuse_unknown(request.parts, opened.screen, opened.model)
+        request.groups_in(controls)
+        fitted = fit(opened, controls.cells, options, seed_of(rng), where)
+    result = predicted_cells(fitted, request, controls, n_cells, seed_of(rng), where)
+    adata.uns[key_added] = stored_prediction(result)
+    adata.uns[C.UNS] = noted(adata, "tl.predict_perturbation", None, uns=[key_added])
+    return result
+
+
+@with_shared_docs
+def rank_perturbations(
+    adata: AnnData,
+    state_key: str,
+    start: str,
+    *,
+    target: str,
+    model: PerturbationModel | str | PathLike[str],
+    candidates: Sequence[str] | str | None = None,
+    combinations: bool = False,
+    dose: float | None = None,
+    key_added: str = C.RANKED,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    device: str | None = None,
+) -> pd.DataFrame:
+    """Rank perturbations by how near they would bring the cells of one group to those of another.
+
+    The change that is needed is the difference of the two groups' mean expression; each candidate's change is predicted
+    for the cells of `start` by a model fitted on a screen (:func:`fit_perturbation`), and held against it.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, with all genes of the screen; only `uns[key_added]` is written.
+    state_key
+        Column of `adata.obs` with the groups.
+    start, target
+        Group to start from, and the one to reach.
+    model
+        A fitted perturbation model, or its folder.
+    candidates
+        Perturbations to rank, such as `["KLF1", "KLF1+TGFBR2"]`; None: all that the screen measured.
+    combinations
+        Rank all pairs of the genes and labels that the screen measured alone, too.
+    dose
+        Dose of all; None: the median dose of the screen.
+    key_added
+        Key of `adata.uns` to write; an earlier ranking that stands there is replaced.
+    %(reading)s
+    device
+        Torch device; None takes `scdiva.settings.device`.
+
+    Returns
+    -------
+    One row a perturbation, best first: `perturbation`, `n_parts`, `n_seen` (parts that were measured alone), `trained`
+    (whether it was measured, in any group), `cosine` of predicted and needed change, by which it is sorted, `reached`
+    (length of the predicted change along the needed one, 1 = all of it), and `distance` that is left, as a share of
+    that at the start. The columns are also written into `adata.uns[key_added]`, as arrays, with `state_key`, `start`
+    and `target`; h5ad and zarr hold them.
+
+    Raises
+    ------
+    KeyError
+        If a column or layer does not exist.
+    ValueError
+        If a group does not exist or both are the same, the two have equal means, genes of the screen are missing, the
+        start cells are of several groups of the screen, a candidate is not known or named twice, combinations are
+        asked for without a separator, genes repeat a name, or the matrix is refused; if `adata.uns[key_added]` holds
+        what scdiva did not write, or `adata` is a backed view.
+    TypeError
+        If `adata` is no AnnData object, or the model was not fitted on a screen.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> screen.obs["state"] = ["now", "other", "wanted"] * 40
+    >>> fitted = sd.tl.fit_perturbation(screen, "perturbation")
+    >>> ranking = sd.tl.rank_perturbations(screen, "state", "now", target="wanted", model=fitted)
+    >>> sorted(ranking.index) if ranking.index.dtype == object else len(ranking)
+    5
+    """
+    from scdiva.models._fitted import load_fitted
+    from scdiva.perturbation.model import PerturbationModel
+    from scdiva.perturbation.rank import ranked
+
+    check_writable(adata, call="tl.rank_perturbations", uns=[key_added])
+    fitted = load_fitted(PerturbationModel, model, device) if isinstance(model, str | PathLike) else model
+    if not isinstance(fitted, PerturbationModel):
+        raise TypeError(f"model must be what scdiva.tl.fit_perturbation returns, got {type(model).__name__}.")
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    frame = ranked(
+        adata,
+        state_key,
+        start,
+        target,
+        fitted,
+        candidates,
+        combinations,
+        dose,
+        settings.resolve_device(device),
+        reading,
+    )
+    columns = {str(name): np.asarray(frame[name]) for name in frame}
+    columns["perturbation"] = np.array(frame["perturbation"].tolist(), dtype=object)
+    adata.uns[key_added] = {**columns, "state_key": str(state_key), "start": str(start), "target": str(target)}
+    adata.uns[C.UNS] = noted(adata, "tl.rank_perturbations", None, uns=[key_added])
+    return frame
+
+
+@with_shared_docs
+def in_silico_perturbation(
+    adata: AnnData,
+    genes: Sequence[str] | str,
+    *,
+    kind: Literal["knockout", "overexpression"] = "knockout",
+    groupby: str | None = None,
+    groups: Sequence[str] | str | None = None,
+    separator: str = "+",
+    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
+    n_cells: int = 50,
+    key_added: str = C.IN_SILICO,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Literal["sum", "error"] = "sum",
+    rng: int | np.random.Generator | torch.Generator | None = None,
+    device: str | None = None,
+) -> AnnData:
+    """Say how a model's view of a cell changes if a gene is taken away or raised; it was trained on no intervention.
+
+    A model that has only seen unperturbed cells knows which genes go together, not which one causes which: what it
+    expects of the others when a gene is gone is a statement on association. Where there is a screen,
+    :func:`predict_perturbation` learns from it.
+
+    The values of a cell's genes are masked, a quarter at a time, and predicted from all others; this is done once with
+    the cell as it is, and once with the gene taken out of it (knock-out) or raised to the 95th percentile of the cells
+    of these groups that express it (over-expression). The difference is the change of those genes. Genes that a cell
+    does not express do not change, and neither does a cell without the gene that is knocked out.
+
+    Parameters
+    ----------
+    adata
+        Cells × genes, raw counts or log-normalised expression; only `uns[key_added]` is written.
+    genes
+        Genes to perturb, such as `["SPI1", "STAT1+IRF1"]`.
+    kind
+        `"knockout"` or `"overexpression"`.
+    groupby, groups
+        Column with groups of cells, and those in which to predict; None: one group of all cells, or all groups.
+    separator
+        What stands between genes that are perturbed together.
+    model
+        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
+    n_cells
+        Cells of each group that are perturbed, drawn at random.
+    key_added
+        Key of `adata.uns` to write; a prediction that stands there is replaced.
+    %(reading)s
+    rng
+        Seed of the choice of cells and of what is masked when; None takes `scdiva.settings.seed`.
+    device
+        Torch device; None takes `scdiva.settings.device`.
+
+    Returns
+    -------
+    AnnData of the perturbed cells × all genes of `adata`, laid out as by :func:`predict_perturbation`: `X`,
+    `obs["scdiva_condition"]`, `obs["perturbation"]`, `varm["scdiva_mean"]`, `varm["scdiva_control"]`, and
+    `varm["scdiva_sd"]`, here the standard error over cells. There are no baselines, and
+    `uns["scdiva"]["perturbation"]["trained_on_interventions"]` is False. Means are those of the cells that were drawn,
+    before and after: hold them against `varm["scdiva_control"]`, not against all cells of the group.
+
+    Means, changes and notes are also written into `adata.uns[key_added]`, as by :func:`predict_perturbation`, for
+    `scdiva.get.perturbation_df(adata, key="scdiva_in_silico")` and the plots.
+
+    Raises
+    ------
+    KeyError
+        If a column or layer does not exist.
+    ValueError
+        If a gene is not known to the model, or expressed by no cell; if a group does not exist; if an
+        argument is out of range, genes repeat a name, or the matrix is refused as by :func:`embed`; if
+        `adata.uns[key_added]` holds what scdiva did not write, or `adata` is a backed view.
+    TypeError
+        If `adata` is no AnnData object.
+
+    Warns
+    -----
+    UserWarning
+        Always: that the model was not trained on interventions.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.toy(60, 100)
+    >>> gene = adata.var_names[adata.X.sum(0).A1.argmax()]
+    >>> predicted = sd.tl.in_silico_perturbation(adata, [gene], n_cells=8)
+    >>> bool(predicted.uns["scdiva"]["perturbation"]["trained_on_interventions"])
+    False
+    """
+    from scdiva.models.pretrained import load_for
+    from scdiva.perturbation.in_silico import perturbed_in_silico
+
+    check_writable(adata, call="tl.in_silico_perturbation", uns=[key_added])
+    if kind not in ("knockout", "overexpression"):
+        raise ValueError(f'kind must be "knockout" or "overexpression", got {kind!r}.')
+    if operator.index(n_cells) < 1:
+        raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    where = settings.resolve_device(device)
+    result = perturbed_in_silico(
+        adata, genes, kind, groupby, groups, separator, load_for(model, where), n_cells, seed_of(rng), where, reading
+    )
+    result.uns[C.UNS][C.PERTURBATION]["model"] = model_name(model)
+    adata.uns[key_added] = stored_prediction(result)
+    adata.uns[C.UNS] = noted(adata, "tl.in_silico_perturbation", None, uns=[key_added])
+    return result

@@ -57,12 +57,11 @@ from sklearn.metrics import average_precision_score
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
-from scdiva.data.contexts import StudyBatches, n_query_cells
 from scdiva.data.packed import PackedCells, pack_files
 from scdiva.diffusion.thinning import Counts, counts_of
 from scdiva.models import ScDiVa, load_model
 from scdiva.populations.corrections import shift_to
-from scdiva.train.queries import Asked, draw_queries
+from scdiva.train.queries import Asked, StudyBatches, draw_queries, n_query_cells
 
 HELD_OUT = (
     "accordion_bone_marrow_1482",

@@ -28,12 +28,11 @@ import torch
 from train_mini import BUNDLED, trained_seconds
 
 from scdiva._rng import step_generator
-from scdiva.data.contexts import StudyDataModule
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa, load_model, save_model
 from scdiva.train import fit
 from scdiva.train.config import QueryConfig
-from scdiva.train.queries import QueryModule
+from scdiva.train.queries import QueryModule, StudyDataModule
 
 
 def module_of(model: ScDiVa, config: QueryConfig, measured: torch.Tensor) -> QueryModule:

@@ -7,7 +7,6 @@ import torch
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
-from scdiva.data.contexts import StudyBatches, StudyDataModule
 from scdiva.data.packed import PackedCells, pack_files
 from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import counts_of, log_normalised
@@ -15,7 +14,7 @@ from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer import load_vocabulary
 from scdiva.train import fit
 from scdiva.train.config import QueryConfig
-from scdiva.train.queries import QueryModule, draw_queries
+from scdiva.train.queries import QueryModule, StudyBatches, StudyDataModule, draw_queries
 
 SMALL = {
     "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "max_length": 60, "anchor_linear_dim": 8,

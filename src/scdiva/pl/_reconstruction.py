@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scdiva._constants import TRUE_RANK, UNS
 from scdiva._extras import from_extra
 from scdiva._settings import settings
-from scdiva.data.reconstructed import Recovered, parameters_of, recovered_of
+from scdiva.get._reconstruction import Recovered, parameters_of, recovered_of
 from scdiva.pl._figure import axes_for, draw_legend, grid_of_axes, plot
 from scdiva.pl._groups import distinct_colours
 

@@ -9,17 +9,15 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
-from scdiva._labels import check_labels
-from scdiva._nearest import no_column
 from scdiva._running import how_to_run, run_cells
 from scdiva._settings import logger
+from scdiva.data.conditions import column
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_key, check_writable, noted
 from scdiva.tl._embed import open_for
 
 if TYPE_CHECKING:
-    import pandas as pd
     from anndata import AnnData
 
     from scdiva._running import Running
@@ -149,16 +147,8 @@ def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:
     """Give the number of each cell's group, int (n_obs,), and the names of the groups."""
     import pandas as pd
 
-    if key not in adata.obs:
-        raise no_column("adata.obs", key, adata.obs.columns)
-    column: pd.Series = adata.obs[key]
-    if n_missing := int(column.isna().sum()):
-        first = str(adata.obs_names[int(np.flatnonzero(column.isna())[0])])
-        raise ValueError(
-            f"{n_missing} of {adata.n_obs} cells have no group in adata.obs[{key!r}] (first: {first!r}). Leave them "
-            f"out: adata = adata[adata.obs[{key!r}].notna()].copy()"
-        )
-    found = pd.Categorical(column).remove_unused_categories()
+    of_cell = column(adata, key)
+    found = pd.Categorical(adata.obs[key]).remove_unused_categories()
     names = [str(name) for name in found.categories]
     if len(names) > MAX_GROUPS:
         first = ", ".join(map(repr, names[:3]))
@@ -167,10 +157,10 @@ def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:
             "for which tables of genes are made. Pass a column of clusters or cell types, or some groups at a time: "
             f"adata[adata.obs[{key!r}].isin([...])].copy()"
         )
-    check_labels(column, f"adata.obs[{key!r}]", "group", stacklevel=4)
-    if repeated := sorted({name for name in names if names.count(name) > 1}):
+    if len(names) > len(set(of_cell)):
+        repeated = next(name for name in names if names.count(name) > 1)
         raise ValueError(
-            f"adata.obs[{key!r}] has different values with one spelling, {repeated[0]!r}: make them one with "
+            f"adata.obs[{key!r}] has different values with one spelling, {repeated!r}: make them one with "
             f"adata.obs[{key!r}] = adata.obs[{key!r}].astype(str)"
         )
     return np.asarray(found.codes, dtype=np.int64), names
@@ -178,9 +168,10 @@ def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:
 
 def _static(model: ScDiVa, tokens: np.ndarray) -> np.ndarray:
     """Take genes' rows of the embedding table; a row that no corpus has touched is still the noise it started from."""
+    from scdiva.networks.embedding import seen_tokens
+
     table = model.embedding.gene.weight.detach().float().cpu().numpy()
-    seen = np.concatenate([np.zeros(C.N_SPECIAL, bool), model.vocabulary.table["entropy"].notna().to_numpy()])
-    known = (tokens != C.UNKNOWN) & seen[tokens]
+    known = (tokens != C.UNKNOWN) & seen_tokens(model)[tokens]
     result = np.full((len(tokens), table.shape[1]), np.nan, dtype=np.float32)
     result[known] = table[tokens[known]]
     return result

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva.data.contexts import LEAST_CONTEXT, StudyBatches, StudyDataModule, n_query_cells
 from scdiva.data.packed import PackedCells, pack_files
 from scdiva.tokenizer import load_vocabulary
+from scdiva.train.queries import LEAST_CONTEXT, StudyBatches, StudyDataModule, n_query_cells
 
 
 @pytest.fixture(scope="module")

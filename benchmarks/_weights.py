@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from scdiva._constants import DEFAULT_MODEL
-from scdiva.models.pretrained import find_model
+from scdiva.models.hub import find_model
 
 FILE = "model.safetensors"
 PARTS = {"anchor": "encoder", "state_head": "state_head", "query_head": "query_head", "embedding.gene": "genes"}

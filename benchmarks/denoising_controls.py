@@ -34,7 +34,6 @@ from scdiva.data.stream import CellPool, TrainingStream
 from scdiva.diffusion import cell_of_token, mask_tokens
 from scdiva.diffusion.masking import Corrupted
 from scdiva.models import ScDiVa, load_model, save_model
-from scdiva.models.scdiva import ScDiVaOutput
 from scdiva.tokenizer import Vocabulary
 from scdiva.tokenizer.serialize import score_denominator
 from scdiva.train import PretrainingConfig, PretrainingModule
@@ -51,16 +50,15 @@ class PlacesModule(PretrainingModule):
         super().__init__(model, config)
         self.behind = behind
 
-    def _denoised(
+    def _corrupted(
         self, batch: CellBatch, times: Tensor, generator: torch.Generator, value_mask_rate: float = 0.0
-    ) -> tuple[Corrupted, ScDiVaOutput, Tensor | None]:
+    ) -> Corrupted:
         bounds = batch.cu_seqlens
         masked = mask_tokens(batch.tokens, batch.values, bounds, times, generator, value_mask_rate=value_mask_rate)
         order = moved(masked.masked, bounds, generator, behind=self.behind)
         batch.tokens.copy_(batch.tokens[order])  # the loss reads the batch after this, in the new order too
         batch.values.copy_(batch.values[order])
-        masked = Corrupted(*(part[order] for part in masked))
-        return masked, self.model(masked.tokens, masked.values, bounds, value_mask=masked.value_mask), None
+        return Corrupted(*(part[order] for part in masked))
 
 
 def moved(masked: Tensor, cu_seqlens: Tensor, generator: torch.Generator, *, behind: bool) -> Tensor:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from scdiva.models import _folder, _meta, pretrained
+from scdiva.models import _folder, pretrained, save_model
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.scdiva import ScDiVa
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -100,10 +100,10 @@ class Place:
         self.folder = folder / "model"
         vocabulary = load_vocabulary("human").subset(range(3, 3 + TINY.n_genes))
         model = ScDiVa(TINY, generator=torch.Generator().manual_seed(0))
-        pretrained.save_model(model, vocabulary, self.folder, metadata={"steps": 3, "corpus": ["a", "b"]})
+        save_model(model, vocabulary, self.folder, metadata={"steps": 3, "corpus": ["a", "b"]})
         self.whole = {name: (self.folder / name).read_bytes() for name in KINDS}
         self.sums = _folder.read_sums(self.folder)
-        networks = functools.lru_cache(maxsize=64)(_meta.without_memory)
+        networks = functools.lru_cache(maxsize=64)(pretrained.without_memory)
         self.cached = lambda config: copy.deepcopy(networks(config))
         pretrained.load_model(self.folder, device="cpu")  # imports what loading imports, before anybody listens
         for again in self.whole[_folder.VOCABULARY], b"PAR1":
@@ -197,7 +197,7 @@ def _weights_of(config: bytes) -> dict[str, bytes]:
 
     try:
         described = ScDiVaConfig.from_dict(json.loads(config)["model"])
-        network = _meta.without_memory(described) if described.n_layers < 4 else None
+        network = pretrained.without_memory(described) if described.n_layers < 4 else None
     except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError, AttributeError):
         return {}
     if network is None or sum(tensor.numel() for tensor in network.state_dict().values()) > 100_000:
@@ -224,7 +224,10 @@ def judge(target: str, place: Place, data: bytes) -> Outcome:
     """Run one input; give how it ended, or raise Finding."""
     begun = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    whole, _meta.without_memory = _meta.without_memory, place.cached  # the same small networks again and again
+    whole, pretrained.without_memory = (
+        pretrained.without_memory,
+        place.cached,
+    )  # the same small networks again and again
     try:
         TARGETS[target](place, data)
         outcome = Outcome(True, "")
@@ -237,7 +240,7 @@ def judge(target: str, place: Place, data: bytes) -> Outcome:
     except Exception as error:
         raise Finding(f"{type(error).__name__}: {error!s:.300}") from error
     finally:
-        _meta.without_memory = whole
+        pretrained.without_memory = whole
     if (seconds := time.perf_counter() - begun) > MOST_SECONDS:
         raise Finding(f"took {seconds:.1f} seconds")
     if (grown := (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak) / 1024) > MOST_MIB:

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from scdiva.models import load_model, save_model
-from scdiva.models.pretrained import find_model
+from scdiva.models.hub import find_model
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 import tables

@@ -148,6 +148,70 @@ def test_what_goes_down_passes(module, text):
     assert floor_breaks({module: text}) == []
 
 
+KNOWN_CIRCLES: set[frozenset[str]] = set()
+"""Modules that import each other in a circle. Nothing is ever added here."""
+
+
+def imported_modules(module: str, text: str, modules: Mapping[str, str]) -> set[str]:
+    """Modules of the package that one imports, also within functions and for its types alone.
+
+    A package stands for its `__init__`, of which only what it imports at once counts: the rest is lazy.
+    """
+    tree = ast.parse(text)
+    at_once = module.endswith("__init__")
+    package = module.split(".")[:-1]
+    found = set()
+    for node in tree.body if at_once else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            above = ["scdiva", *package][: len(package) + 2 - node.level] if node.level else []
+            base = [*above, *(node.module.split(".") if node.module else [])]
+            names = [[*base, alias.name] for alias in node.names]
+        else:
+            continue
+        for _, *inner in (name for name in names if name[0] == "scdiva"):
+            tried = [inner, [*inner, "__init__"], inner[:-1], [*inner[:-1], "__init__"]]
+            found |= {next((name for parts in tried if (name := ".".join(parts)) in modules), module)}
+    return found - {module}
+
+
+def circles(modules: Mapping[str, str]) -> set[frozenset[str]]:
+    """Groups of modules each of which imports, by way of others, all modules of its group."""
+    graph = {module: imported_modules(module, text, modules) for module, text in modules.items()}
+    reached: dict[str, set[str]] = {}
+    for module in graph:
+        seen: set[str] = set()
+        ahead = list(graph[module])
+        while ahead:
+            if (one := ahead.pop()) not in seen:
+                seen.add(one)
+                ahead += graph[one]
+        reached[module] = seen
+    return {
+        frozenset(other for other in reached[module] if module in reached[other])
+        for module in graph
+        if module in reached[module]
+    }
+
+
+def test_no_module_imports_itself_by_way_of_others():
+    assert {tuple(sorted(one)) for one in circles(sources(SRC)) - KNOWN_CIRCLES} == set()
+
+
+def test_circles_are_seen_where_they_are():
+    modules = {
+        "a.__init__": "from scdiva.a import one",
+        "a.one": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from scdiva.a.two import Two",
+        "a.two": "def f():\n    from .three import Three",
+        "a.three": "from scdiva.a import one",
+        "b": "from scdiva.a.two import Two",
+        "c.__init__": "def f():\n    from scdiva.d import D",
+        "d": "from scdiva.c import C",
+    }
+    assert circles(modules) == {frozenset({"a.one", "a.two", "a.three"})}
+
+
 def code_lines(text: str) -> int:
     """Lines of a module that hold code: without docstrings, comments and blank lines."""
     documented = {

@@ -172,7 +172,8 @@ LATE = {
         ("scdiva.metrics.neighbors.labelled_neighbors",),
     ),
     "a push": (
-        "huggingface_hub", "hub", lambda _: sd.models.push("scdiva-mini", "hf://a/b"), ("scdiva.models.hub._to_send",),
+        "huggingface_hub", "hub", lambda _: sd.models.push("scdiva-mini", "hf://a/b"),
+        ("scdiva.models.pretrained._to_send",),
     ),
     "pretraining": (
         "triton", "gpu",

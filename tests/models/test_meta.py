@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from scdiva.models import ScDiVa, ScDiVaConfig
-from scdiva.models._meta import without_memory
+from scdiva.models.pretrained import without_memory
 
 SMALL = {"n_genes": 12, "dim": 16, "n_layers": 2, "n_heads": 2, "ffn_dim": 24, "anchor_linear_dim": 8}
 

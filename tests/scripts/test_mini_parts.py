@@ -9,7 +9,7 @@ import torch
 
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa, ScDiVaConfig
-from scdiva.models.pretrained import find_model
+from scdiva.models.hub import find_model
 from scdiva.tokenizer import Vocabulary
 from scdiva.train import fit_linear_map
 

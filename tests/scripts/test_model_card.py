@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from scdiva.models.pretrained import find_model
+from scdiva.models.hub import find_model
 
 
 @pytest.fixture

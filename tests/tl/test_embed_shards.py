@@ -20,7 +20,7 @@ import scipy.sparse as sp
 import scdiva as sd
 from scdiva.data import cells
 from scdiva.tl import _embed_file, _embed_parts
-from scdiva.tl._embed_shards import Shard, as_shard, scan_once
+from scdiva.tl._embed_parts import Shards, as_shard, scan_once
 
 N = 4096 * 4 + 100
 """Five windows."""
@@ -138,7 +138,7 @@ def test_the_matrix_is_checked_once_for_all_jobs(embed, whole, tmp_path, monkeyp
     embed(out, (1, 3))
     embed(out, (0, 3))
     assert len(passes) == 1
-    next((tmp_path / ".z.h5ad.shards").glob("scan-*.npz")).write_bytes(b"damaged")
+    (tmp_path / ".z.h5ad.shards" / "scan.npz").write_bytes(b"damaged")
     embed(out, (2, 3))
     assert len(passes) == 2
     assert digest(out) == whole
@@ -154,7 +154,8 @@ def test_of_jobs_that_start_at_once_one_scans(tmp_path):
         time.sleep(0.1)
         return Scan("counts", True, 7.0, np.arange(3.0), np.arange(4, dtype=np.int32), np.zeros(4, np.int32))
 
-    jobs = [threading.Thread(target=lambda: found.append(scan_once(tmp_path, {"a": 1}, make))) for _ in range(4)]
+    out = tmp_path / "z.h5ad"
+    jobs = [threading.Thread(target=lambda: found.append(scan_once(out, {"a": 1}, make))) for _ in range(4)]
     for job in jobs:
         job.start()
     for job in jobs:
@@ -164,7 +165,7 @@ def test_of_jobs_that_start_at_once_one_scans(tmp_path):
         assert (one.kind, one.integer, one.max, one.n_obs) == ("counts", True, 7.0, 4)
         assert one.counts_per_gene.tolist() == [0, 1, 2]
         assert one.genes_per_cell.dtype == np.int32
-    scan_once(tmp_path, {"a": 2}, make)
+    scan_once(out, {"a": 2}, make)
     assert len(made) == 2
 
 
@@ -181,7 +182,7 @@ def test_shards_of_other_arguments_are_not_mixed(embed, tmp_path):
 def test_a_damaged_shard_is_refused_and_made_again(embed, whole, tmp_path):
     out = tmp_path / "z.h5ad"
     embed(out, (0, 2))
-    part = next((tmp_path / ".z.h5ad.shards").glob("00000-*.part"))
+    part = next((tmp_path / ".z.h5ad.shards").glob("00000-*.done"))
     data = bytearray(part.read_bytes())
     data[-5] ^= 1
     part.write_bytes(data)
@@ -248,7 +249,7 @@ def test_what_is_no_shard_is_refused(embed, tmp_path, shard):
 def test_shards_cover_all_rows_once_and_end_where_windows_do(n_obs, window):
     n_windows = -(-n_obs // window)
     for n in range(1, n_windows + 1):
-        rows = [as_shard((i, n)).rows(n_obs, window) for i in range(n)]
+        rows = [Shards(Path("z.h5ad"), n, {}, n_obs, window, 2).rows(as_shard((i, n))[0]) for i in range(n)]
         assert rows[0][0] == 0
         assert rows[-1][1] == n_obs
         assert all(a[1] == b[0] and a[1] % window == 0 for a, b in itertools.pairwise(rows))
@@ -256,4 +257,4 @@ def test_shards_cover_all_rows_once_and_end_where_windows_do(n_obs, window):
         sizes = [-(-(stop - first) // window) for first, stop in rows]
         assert max(sizes) - min(sizes) <= 1
     with pytest.raises(ValueError, match=f"at most {n_windows} shards"):
-        Shard(0, n_windows + 1).rows(n_obs, window)
+        Shards(Path("z.h5ad"), n_windows + 1, {}, n_obs, window, 2).rows(0)

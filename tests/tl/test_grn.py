@@ -19,7 +19,7 @@ OF_THE_CALL = {
     "min_fraction", "n_cells", "cells", "signed", "seed", "seconds", "layer", "use_raw", "input", "gene_ids",
     "species", "duplicates", "empty", "share_genes", "share_counts",
 }  # fmt: skip
-OWN = {"attention": {"layers", "heads"}, "knockout": {"effect", "removal"}}
+OWN = {"knockout": {"effect"}}
 
 
 @pytest.fixture

@@ -41,7 +41,7 @@ def predicted(model, tokens, values, hidden, effect) -> dict[int, float]:
 
 @pytest.fixture
 def by_hand(ranked):
-    def falls(cells, model, sources, rows=None, effect="value", removal="remove") -> np.ndarray:
+    def falls(cells, model, sources, rows=None, effect="value") -> np.ndarray:
         total, n_cells = np.zeros((2, cells.n_vars, cells.n_vars))
         for row, (columns, tokens, values) in enumerate(ranked(cells, model)):
             if rows is not None and not rows[row]:
@@ -52,13 +52,8 @@ def by_hand(ranked):
                 hidden = torch.arange(len(tokens)) % 4 == row % 4
                 hidden[place] = False
                 before = predicted(model, tokens, values, hidden, effect)
-                if removal == "remove":
-                    left = torch.arange(len(tokens)) != place
-                    after = predicted(model, tokens[left], values[left], hidden[left], effect)
-                else:
-                    masked = tokens.clone()
-                    masked[place] = MASK
-                    after = predicted(model, masked, values, hidden, effect)
+                left = torch.arange(len(tokens)) != place
+                after = predicted(model, tokens[left], values[left], hidden[left], effect)
                 for token in after.keys() & before.keys() & column.keys():
                     total[columns[place], column[token]] += before[token] - after[token]
                     n_cells[columns[place], column[token]] += 1
@@ -78,16 +73,15 @@ SOURCES = [3, 8, 20]
 
 
 @pytest.mark.parametrize("effect", ["value", "presence"])
-@pytest.mark.parametrize("removal", ["remove", "mask"])
-def test_is_one_pass_for_each_source_and_cell(cells, one, edges, by_hand, effect, removal):
-    knock_out(cells, one, SOURCES, effect=effect, removal=removal)
-    expected = by_hand(cells, one, SOURCES, effect=effect, removal=removal)
+def test_is_one_pass_for_each_source_and_cell(cells, one, edges, by_hand, effect):
+    knock_out(cells, one, SOURCES, effect=effect)
+    expected = by_hand(cells, one, SOURCES, effect=effect)
     np.testing.assert_allclose(edges(cells), expected, atol=1e-5)
     assert np.isfinite(expected).sum() > 100
     assert np.nanmax(np.abs(expected)) > 1e-3
     about = cells.uns["scdiva"]["scdiva_grn"]
     assert not about["signed"]
-    assert (about["effect"], about["removal"]) == (effect, removal)
+    assert about["effect"] == effect
     assert sorted(about["sources"]) == sorted(cells.var_names[SOURCES])
 
 
@@ -113,12 +107,12 @@ def test_of_groups_and_their_difference(cells, one, edges, by_hand):
 
 def test_cells_are_drawn_among_those_that_express_a_source(cells, one, edges, monkeypatch):
     """Which cells are run, and how often."""
-    from scdiva.networks import read_outs
+    from scdiva.networks import knockout
 
-    run, plain = [], read_outs.knockout_falls
+    run, plain = [], knockout.knockout_falls
 
-    def counted(targets, effect, removal):
-        read = plain(targets, effect, removal)
+    def counted(targets, effect):
+        read = plain(targets, effect)
 
         def falls(model, tokens, values, bounds, sources, first):
             run.append((tuple(tokens.tolist()), tokens[sources].tolist()))
@@ -126,7 +120,7 @@ def test_cells_are_drawn_among_those_that_express_a_source(cells, one, edges, mo
 
         return falls
 
-    monkeypatch.setattr(read_outs, "knockout_falls", counted)
+    monkeypatch.setattr(knockout, "knockout_falls", counted)
     token = one.vocabulary.match(list(cells.var_names[SOURCES])).tokens
     expressing = (cells.X.toarray()[:, SOURCES] > 0).sum(axis=0)
     for n_cells, most in ((4, 4), (None, N_CELLS)):

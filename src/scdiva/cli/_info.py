@@ -86,7 +86,7 @@ def about_model(model: str) -> dict[str, Any]:
     Plain values by name.
     """
     from scdiva.models._folder import CONFIG, WEIGHTS, read_config, read_sums
-    from scdiva.models.pretrained import find_model
+    from scdiva.models.hub import find_model
 
     folder = find_model(model)
     for kind in ("annotator", "perturbation_model"):
@@ -203,7 +203,7 @@ def _expression(path: Path, where: str, model: str, reading: Reading) -> dict[st
 
 def _vocabulary(model: str) -> tuple[str, Any]:
     from scdiva.models._folder import VOCABULARY
-    from scdiva.models.pretrained import find_model
+    from scdiva.models.hub import find_model
     from scdiva.tokenizer.vocabulary import Vocabulary
 
     folder = find_model(model)

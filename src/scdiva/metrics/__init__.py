@@ -2,8 +2,7 @@
 
 from .annotation import calibration, classification, knn_cross_validation, rejection_auroc
 from .batch import avg_batch, bras, pcr_comparison, shuffle_control, silhouette_batch
-from .gene_sets import density_test, enrichment
-from .graph import edge_stability, hub_scores
+from .graph import density_test, edge_stability, enrichment, hub_scores
 from .grn import auprc_ratio, early_precision, matched_null, score_edges
 from .integration import avg_bio, isolated_labels, leiden_agreement, silhouette_label
 from .neighbors import Neighbors, clisi, graph_connectivity, ilisi, kbet, nearest_neighbors

@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from scdiva.models.annotator import Annotator
     from scdiva.models.config import ScDiVaConfig
     from scdiva.models.gene_vectors import init_gene_embedding
-    from scdiva.models.hub import available, push
-    from scdiva.models.pretrained import load_model, save_model
-    from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
+    from scdiva.models.hub import available
+    from scdiva.models.network import save_model
+    from scdiva.models.passes import ScDiVaOutput
+    from scdiva.models.pretrained import load_model, push
+    from scdiva.models.scdiva import ScDiVa
     from scdiva.perturbation.model import PerturbationModel
 
 _WHERE = {
@@ -20,15 +22,15 @@ _WHERE = {
     "PerturbationModel": "scdiva.perturbation.model",
     "ScDiVa": "scdiva",
     "ScDiVaConfig": "config",
-    "ScDiVaOutput": "scdiva",
+    "ScDiVaOutput": "passes",
     "available": "hub",
     "init_gene_embedding": "gene_vectors",
     "load": "scdiva._loading",
     "load_annotator": "scdiva._loading",
     "load_model": "pretrained",
     "load_perturbation_model": "scdiva._loading",
-    "push": "hub",
-    "save_model": "pretrained",
+    "push": "pretrained",
+    "save_model": "network",
 }
 
 __all__ = [

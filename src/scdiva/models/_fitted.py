@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from scdiva._version import __version__
 from scdiva.models._folder import CHECKSUMS, refuse_other_kind, sha256, write_sums, written_beside
-from scdiva.models.pretrained import load_model, save_model
+from scdiva.models.network import save_model
+from scdiva.models.pretrained import load_model
 from scdiva.models.scdiva import ScDiVa
 
 MODEL = "model"

@@ -23,6 +23,8 @@ CONFIG, WEIGHTS, VOCABULARY, CARD, CHECKSUMS = (
     "README.md",
     "SHA256SUMS",
 )
+DTYPES = ("float32", "float16", "bfloat16")
+"""In which weights may be stored."""
 SUMMED = (CARD, CONFIG, WEIGHTS, VOCABULARY)
 LONGEST_SUMS = 4096
 """Characters that are read of the file of sums, which has four lines."""

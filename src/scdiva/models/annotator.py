@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scdiva.models._fitted import MODEL, Fitted, arrays, check_shapes, check_sizes, put_into, shapes
-from scdiva.models._summary import annotator_html
+from scdiva.models._summary import table
 from scdiva.models.inference import pooled_dim
+from scdiva.models.network import of_model
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import ZERO_SHOT, AnnotationHead, HeadSizes
 
@@ -75,7 +76,19 @@ class Annotator(Fitted):
         return f"Annotator(method={self.method!r}, {len(self.labels)} labels, {len(self.tokens)} genes)"
 
     def _repr_html_(self) -> str:
-        return annotator_html(self)
+        notes = self.notes
+        accuracy, held, labelled = notes.get("accuracy"), notes.get("n_held_out"), notes.get("n_labelled")
+        tested = isinstance(held, int) and held > 0 and isinstance(accuracy, float)
+        rows = {
+            "method": self.method,
+            "labels": f"{len(self.labels)}: {', '.join(self.names)}",
+            "label column": notes.get("labels_key"),
+            "genes read": f"{len(self.tokens):,}",
+            "trained on": f"{labelled:,} labelled cells" if isinstance(labelled, int) else None,
+            "held-out accuracy": f"{accuracy:.3f} on {held:,} cells" if tested else None,
+            **of_model(self.model),
+        }
+        return table("Annotator", rows)
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         settings = {

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, PRESETS
 from scdiva._nearest import or_nearest, refuse_unknown
+from scdiva.models._summary import table
 
 _CHOICES: dict[str, tuple[str, ...]] = {
     "anchor": ("learned", "encoder"),
@@ -219,9 +220,7 @@ class ScDiVaConfig:
         return max(self.anchor_length, self.max_length) if self.anchor == "encoder" else self.max_length
 
     def _repr_html_(self) -> str:
-        from scdiva.models._summary import config_html
-
-        return config_html(self)
+        return table("ScDiVaConfig", self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain Python, ready for JSON; those that came later only where they say something."""

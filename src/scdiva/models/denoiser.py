@@ -10,7 +10,9 @@ from torch import Tensor
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion.places import Ranked
 from scdiva.diffusion.sampler import Denoiser
-from scdiva.models.scdiva import Expected, ScDiVa, ScDiVaOutput
+from scdiva.models.passes import ScDiVaOutput
+from scdiva.models.scdiva import ScDiVa
+from scdiva.nn.heads import Expected
 from scdiva.nn.queries import Context
 
 
@@ -98,12 +100,13 @@ def denoiser_of(
     def expected_of(out: ScDiVaOutput, visible: Tensor) -> Expected:
         if prompt is not None:
             return Expected(prompt.log_odds, prompt.values)
-        expected = model.expected(out, drawn)
+        assert model.state_head is not None
+        assert out.read is not None
+        expected = model.state_head.expected(out.read, drawn)
         if context is None:
             return expected
         assert model.query_head is not None
         assert out.anchor is not None
-        assert out.read is not None
         assert drawn is not None
         n_visible = torch.bincount(out.cells[visible], minlength=len(out.anchor))
         return Expected(

@@ -1,4 +1,4 @@
-"""Models on the Hugging Face Hub: fetched with their sums checked, put there with their card, listed.
+"""Where models are: bundled, in a folder, on the Hugging Face Hub, from which they are fetched with their sums checked.
 
 What goes over the wire is huggingface_hub's: its cache (one copy for all processes, under a lock while a file comes),
 its log-in, its `HF_HUB_OFFLINE`, `HF_HOME` and `HF_ENDPOINT`.
@@ -8,132 +8,70 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from scdiva._constants import DEFAULT_MODEL
 from scdiva._extras import from_extra
-from scdiva.models._folder import CARD, CHECKSUMS, SUMMED, read_checked, read_config, read_sums, write_sums
+from scdiva.models._folder import CHECKSUMS, CONFIG, SUMMED, read_checked, read_sums
 
-if TYPE_CHECKING:
-    from scdiva.models.scdiva import ScDiVa
-
+_BUNDLED = Path(__file__).parents[1] / "checkpoints"
 SCHEME = "hf://"
 TAG = "scdiva"
 """By which the Hub finds models of this package."""
-_FRONT = f"---\nlibrary_name: {TAG}\ntags:\n- {TAG}\n- single-cell\n- biology\n---\n\n"
+FRONT = f"---\nlibrary_name: {TAG}\ntags:\n- {TAG}\n- single-cell\n- biology\n---\n\n"
+"""Head of a card, by which the Hub files it."""
 
 
-def fetch(address: str) -> Path:
-    """Fetch a model's five files into the Hub's cache, or find them there, and check them.
-
-    Parameters
-    ----------
-    address
-        ``"hf://owner/name"``, or ``"hf://owner/name@revision"`` with a branch, tag or commit.
-
-    Returns
-    -------
-    Path
-        The folder in the cache. Without a connection it is what the cache holds of that revision.
-
-    Raises
-    ------
-    ValueError
-        If that is no address, or a file does not match its sum.
-    FileNotFoundError
-        If the Hub has no such model or revision, or can't be reached and the cache does not hold it.
-    PermissionError
-        If the Hub refuses.
-    ImportError
-        If huggingface_hub is not installed.
-    """
-    repository, revision = _parsed(address)
-    hub = _client(address)
-    with _said_in_one_line(address):
-        folder = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=[*SUMMED, CHECKSUMS]))
-    anew = f"huggingface_hub.snapshot_download({repository!r}, revision={revision!r}, force_download=True)"
-    try:
-        sums = read_sums(folder)
-        for name in SUMMED:
-            read_checked(folder, name, sums)
-    except ValueError as error:
-        raise ValueError(f"{address}: {error}. To fetch it anew: {anew}") from error
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{address} holds no model of scdiva, or only a part of one: {error}") from error
-    return folder
-
-
-def push(
-    model: ScDiVa | str | os.PathLike[str],
-    address: str,
-    *,
-    card: str | None = None,
-    private: bool = False,
-    message: str | None = None,
-) -> str:
-    """Put a model on the Hugging Face Hub, with its card.
-
-    You must be logged in (``hf auth login``, or the variable `HF_TOKEN`). The repository is made if need be; in one
-    that is there, a new commit replaces the model's files, and earlier ones stay under their revisions.
+def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
+    """Find a model's folder; see `load_model` for what `model` may be.
 
     Parameters
     ----------
     model
-        A model with its vocabulary (as :func:`load_model` gives it), a model folder, or the name of a bundled model.
-        The sums are checked before anything is sent.
-    address
-        ``"hf://owner/name"``; it goes to the main branch.
-    card
-        Markdown for its README.md; None takes the folder's, or for a loaded model the short one that
-        :func:`save_model` writes. A card without a head for the Hub gets one, with the tag by which :func:`available`
-        finds it.
-    private
-        Whether a new repository is private.
-    message
-        Of the commit.
+        A bundled name, a folder, or ``"hf://owner/name"``, which is downloaded to the hub's own cache.
 
     Returns
     -------
-    str
-        The address with the commit's hash, ``"hf://owner/name@<hash>"``: what loads this very model from now on.
+    Path
+        The folder.
 
     Raises
     ------
-    ValueError
-        If `address` is none or names a revision, the model has no vocabulary, or its folder is damaged.
     FileNotFoundError
-        If there is no such model, or the Hub does not know the owner.
-    PermissionError
-        If you are not logged in, or may not write there.
-    ConnectionError
-        If the Hub can't be reached.
-    ImportError
-        If huggingface_hub is not installed.
-
-    Examples
-    --------
-    >>> sd.models.push(model, "hf://lab/atlas", card="# Our atlas ...")  # doctest: +SKIP
+        If there is none; the message lists the bundled names.
     """
-    repository, revision = _parsed(address)
-    if revision is not None:
-        raise ValueError(f"{address!r}: models go to the main branch; leave @{revision} out.")
-    hub = _client(address)
-    with tempfile.TemporaryDirectory(prefix="scdiva-push-") as beside:
-        folder = _to_send(model, Path(beside) / "model", card)
-        with _said_in_one_line(address, writing=True), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*about to commit a data file.*")  # the vocabulary
-            api = hub.HfApi()
-            api.create_repo(repository, private=private, exist_ok=True)
-            commit = api.upload_folder(
-                repo_id=repository,
-                folder_path=folder,
-                commit_message=message or f"Model of {TAG}",
-                allow_patterns=[*SUMMED, CHECKSUMS],
+    if isinstance(model, str) and model.startswith(SCHEME):
+        return fetch(model)
+    if isinstance(model, str) and model in bundled_models():
+        return _BUNDLED / model
+    folder = Path(model).expanduser()
+    if folder.is_file():
+        raise NotADirectoryError(f"no model {os.fspath(model)!r}: it is a file, and a model is a folder.")
+    if not folder.is_dir():
+        if kept := sorted(folder.parent.glob(f".{folder.name}.*.old")):
+            raise FileNotFoundError(
+                f"no model {os.fspath(model)!r}, but {os.fspath(kept[-1])!r}: a save was cut off as it put a new model "
+                "in the place of this one. Rename it."
             )
-    return f"{SCHEME}{repository}@{commit.oid}"
+        raise FileNotFoundError(
+            f"no model {os.fspath(model)!r}: there is no such folder, the bundled models are "
+            f'{", ".join(bundled_models()) or "none"}, and a model on the Hugging Face Hub is written "hf://owner/name"'
+        )
+    return folder
+
+
+def bundled_models() -> list[str]:
+    """List the models that come with the package.
+
+    Returns
+    -------
+    list of str
+        Names that `load_model` takes.
+    """
+    return sorted(path.parent.name for path in _BUNDLED.glob(f"*/{CONFIG}"))
 
 
 def available(owner: str | None = None) -> list[str]:
@@ -164,18 +102,87 @@ def available(owner: str | None = None) -> list[str]:
     'scdiva-mini'
     >>> model = sd.models.load("scdiva-mini")
     """
-    from scdiva.models.pretrained import bundled_models
-
-    found = [*bundled_models(), *_cached()]
-    if owner is not None:
-        address = f"{SCHEME}{owner}"
-        hub = _client(address)
-        with _said_in_one_line(address):
-            found += sorted(f"{SCHEME}{info.id}" for info in hub.HfApi().list_models(author=owner, filter=TAG))
+    found = [*bundled_models(), *cached(), *(of_owner(owner) if owner is not None else [])]
     return list(dict.fromkeys(found))
 
 
-def _parsed(address: str) -> tuple[str, str | None]:
+def fetch(address: str) -> Path:
+    """Fetch a model's five files into the Hub's cache, or find them there, and check them.
+
+    Parameters
+    ----------
+    address
+        ``"hf://owner/name"``, or ``"hf://owner/name@revision"`` with a branch, tag or commit.
+
+    Returns
+    -------
+    Path
+        The folder in the cache. Without a connection it is what the cache holds of that revision.
+
+    Raises
+    ------
+    ValueError
+        If that is no address, or a file does not match its sum.
+    FileNotFoundError
+        If the Hub has no such model or revision, or can't be reached and the cache does not hold it.
+    PermissionError
+        If the Hub refuses.
+    ImportError
+        If huggingface_hub is not installed.
+    """
+    repository, revision = parsed(address)
+    hub = client(address)
+    with _said_in_one_line(address):
+        folder = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=[*SUMMED, CHECKSUMS]))
+    anew = f"huggingface_hub.snapshot_download({repository!r}, revision={revision!r}, force_download=True)"
+    try:
+        sums = read_sums(folder)
+        for name in SUMMED:
+            read_checked(folder, name, sums)
+    except ValueError as error:
+        raise ValueError(f"{address}: {error}. To fetch it anew: {anew}") from error
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"{address} holds no model of scdiva, or only a part of one: {error}") from error
+    return folder
+
+
+def send(folder: Path, address: str, *, private: bool, message: str | None) -> str:
+    """Put a model folder onto the main branch of a repository, which is made if need be.
+
+    Parameters
+    ----------
+    folder, address, private, message
+        As for :func:`scdiva.models.push`.
+
+    Returns
+    -------
+    str
+        The address with the commit's hash.
+    """
+    repository, _ = parsed(address)
+    hub = client(address)
+    with _said_in_one_line(address, writing=True), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*about to commit a data file.*")  # the vocabulary
+        api = hub.HfApi()
+        api.create_repo(repository, private=private, exist_ok=True)
+        commit = api.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            commit_message=message or f"Model of {TAG}",
+            allow_patterns=[*SUMMED, CHECKSUMS],
+        )
+    return f"{SCHEME}{repository}@{commit.oid}"
+
+
+def of_owner(owner: str) -> list[str]:
+    """List the models of this package that a user or organisation has on the Hub."""
+    address = f"{SCHEME}{owner}"
+    hub = client(address)
+    with _said_in_one_line(address):
+        return sorted(f"{SCHEME}{info.id}" for info in hub.HfApi().list_models(author=owner, filter=TAG))
+
+
+def parsed(address: str) -> tuple[str, str | None]:
     """Split an address into repository and revision."""
     repository, _, revision = str(address).removeprefix(SCHEME).partition("@")
     if not str(address).startswith(SCHEME) or repository.count("/") != 1 or not all(repository.split("/")):
@@ -183,7 +190,8 @@ def _parsed(address: str) -> tuple[str, str | None]:
     return repository, revision or None
 
 
-def _client(address: str) -> Any:
+def client(address: str) -> Any:
+    """Give huggingface_hub; ImportError if it is not installed."""
     return from_extra("huggingface_hub", "hub", f"{address} needs huggingface_hub")
 
 
@@ -227,32 +235,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
-def _to_send(model: Any, folder: Path, card: str | None) -> Path:
-    """Lay out the folder that is sent: checked, with a card that the Hub can read."""
-    from scdiva.models.pretrained import find_model, save_model
-    from scdiva.models.scdiva import ScDiVa
-
-    if isinstance(model, ScDiVa):
-        vocabulary = getattr(model, "vocabulary", None)
-        if vocabulary is None:
-            raise ValueError("this model has no vocabulary: set `model.vocabulary`, or save it and push the folder")
-        save_model(model, vocabulary, folder, card, getattr(model, "metadata", None))
-    else:
-        found = find_model(model)
-        sums = read_sums(found)
-        read_config(found, sums)
-        folder.mkdir(parents=True)
-        for name in SUMMED:
-            (folder / name).write_bytes(read_checked(found, name, sums))
-    text = (folder / CARD).read_text(encoding="utf-8") if card is None else card
-    if not text.startswith("---\n"):
-        text = _FRONT + text
-    (folder / CARD).write_text(text, encoding="utf-8")
-    write_sums(folder, SUMMED)
-    return folder
-
-
-def _cached() -> list[str]:
+def cached() -> list[str]:
     """List the models of this package that the Hub's cache holds whole: by branch or tag, else by commit."""
     try:
         import huggingface_hub

@@ -1,4 +1,4 @@
-"""Save a model to a folder and load it back, strictly and without pickle.
+"""Load a model from its folder, strictly and without pickle; put one on the Hub.
 
 A model is a folder of plain files::
 
@@ -15,132 +15,35 @@ left over is an error that names it. A model with one random layer gives embeddi
 from __future__ import annotations
 
 import copy
-import json
 import os
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from torch.overrides import TorchFunctionMode
 
 from scdiva._constants import DEFAULT_MODEL
 from scdiva._settings import logger, settings
-from scdiva._version import __version__
 from scdiva.models._folder import (
     CARD,
     CONFIG,
-    FORMAT,
-    FORMAT_VERSION,
+    DTYPES,
     SUMMED,
     VOCABULARY,
     WEIGHTS,
-    is_model_folder,
     read_checked,
     read_config,
     read_sums,
     write_sums,
-    written_beside,
 )
-from scdiva.models.hub import SCHEME, fetch
-
-if TYPE_CHECKING:
-    import torch
-
-    from scdiva.models.config import ScDiVaConfig
-    from scdiva.models.scdiva import ScDiVa
-    from scdiva.tokenizer.vocabulary import Vocabulary
-
-_BUNDLED = Path(__file__).parents[1] / "checkpoints"
-_DTYPES = ("float32", "float16", "bfloat16")
-
-CARD_VALUE = 300
-"""Characters of the longest value that a model card written from the metadata repeats."""
-
-
-def save_model(
-    model: ScDiVa,
-    vocabulary: Vocabulary,
-    path: str | os.PathLike[str],
-    card: str | None = None,
-    metadata: dict[str, Any] | None = None,
-    *,
-    dtype: str = "float32",
-    overwrite: bool = False,
-) -> Path:
-    """Write a model, its vocabulary and its card to a folder.
-
-    The folder is written beside `path` and renamed, so that it is there whole or not at all.
-
-    Parameters
-    ----------
-    model
-        The model; it is left as it is.
-    vocabulary
-        The genes it was built for, with their entropy: `model.config.n_genes` of them.
-    path
-        The folder to make. Its parents are made as needed.
-    card
-        Markdown for the model's README.md; None writes a short one from the configuration and `metadata`.
-    metadata
-        What else to keep in config.json, for instance the corpus and the steps trained. Plain JSON values.
-    dtype
-        How weights are stored: ``"float32"``, ``"float16"`` or ``"bfloat16"``. They are loaded as float32 in any case.
-    overwrite
-        Whether a model folder that stands at `path` is replaced. Anything else that stands there never is.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    FileExistsError
-        If something stands at `path` already, and it is no model folder or `overwrite` is False.
-    ValueError
-        If the vocabulary is not the model's, weights are not finite (or not in `dtype`), or `metadata` is not JSON.
-
-    Examples
-    --------
-    >>> import scdiva as sd
-    >>> model = sd.models.load_model()
-    >>> folder = sd.models.save_model(model, model.vocabulary, "my-model")
-    >>> sd.models.load_model("my-model").config == model.config
-    True
-    """
-    from safetensors.torch import save
-
-    folder = Path(path).expanduser()
-    if folder.exists() and not (overwrite and is_model_folder(folder)):
-        hint = "pass overwrite=True" if is_model_folder(folder) else "it is no model folder; choose another path"
-        raise FileExistsError(f"{folder} exists already: {hint}")
-    if vocabulary.n_genes != model.config.n_genes:
-        raise ValueError(
-            f"the model was built for {model.config.n_genes:,} genes and the vocabulary holds {vocabulary.n_genes:,}: "
-            "pass the vocabulary that it was trained with"
-        )
-    weights = {name: _stored(name, tensor, dtype) for name, tensor in model.state_dict().items()}
-    config = {
-        "format": FORMAT,
-        "format_version": FORMAT_VERSION,
-        "scdiva_version": __version__,
-        "model": model.config.stored(),
-        "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "dtype": dtype,
-        "vocabulary": {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint},
-        "metadata": metadata or {},
-    }
-    try:
-        text = json.dumps(config, indent=2, sort_keys=True, allow_nan=False) + "\n"
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"metadata must hold plain JSON values (str, int, finite float, bool, list, dict): {error}"
-        ) from error
-
-    with written_beside(folder, overwrite) as part:
-        (part / CONFIG).write_text(text, encoding="utf-8")
-        (part / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
-        vocabulary.write(part / VOCABULARY)
-        (part / CARD).write_text(_default_card(config) if card is None else card, encoding="utf-8")
-        write_sums(part, SUMMED)
-    return folder
+from scdiva.models.config import ScDiVaConfig
+from scdiva.models.hub import FRONT, client, find_model, parsed, send
+from scdiva.models.network import save_model
+from scdiva.models.scdiva import ScDiVa
+from scdiva.tokenizer.vocabulary import Vocabulary
 
 
 def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device: str | None = None) -> ScDiVa:
@@ -182,13 +85,8 @@ def load_model(model: str | os.PathLike[str] | ScDiVa = DEFAULT_MODEL, *, device
     >>> model.config.n_layers, model.vocabulary.n_genes
     (4, 19623)
     """
-    from scdiva.models.scdiva import ScDiVa
-
     if isinstance(model, ScDiVa):
-        if getattr(model, "vocabulary", None) is None:
-            raise ValueError(
-                "this model has no vocabulary: set `model.vocabulary`, or save it with save_model and load that"
-            )
+        model.known_vocabulary()
         return model if device is None else model.to(settings.resolve_device(device))
     if not isinstance(model, str | os.PathLike):
         raise TypeError(f"model must be a loaded model, a folder or a name, got {type(model).__name__}.")
@@ -214,8 +112,6 @@ _kept: dict[tuple[str, ...], tuple[ScDiVa, object]] = {}
 
 def _network(name: str | os.PathLike[str]) -> ScDiVa:
     """Give the network of a folder on the CPU: the kept one, unless the files or the network have changed since."""
-    import torch
-
     folder = find_model(name)
     sums = read_sums(folder)
     config = read_config(folder, sums)
@@ -225,8 +121,7 @@ def _network(name: str | os.PathLike[str]) -> ScDiVa:
     if network is None or _state(network) != state:
         with torch.inference_mode(False):  # else nobody could train it
             network = _read_network(folder, config, data)
-        # Through object.__setattr__: not a parameter, and nn.Module types what its own __setattr__ takes.
-        object.__setattr__(network, "origin", f"{name}, saved by scdiva {config['scdiva_version']}")
+        network.origin = f"{name}, saved by scdiva {config['scdiva_version']}"
         logger.info("loaded the model in %s", folder)
     _kept.clear()
     if settings.keep_model:
@@ -241,20 +136,16 @@ def _state(network: ScDiVa) -> object:
         (name, x.data_ptr(), x._version, x.requires_grad, x.grad is None, float(x.detach().sum()))
         for name, x in tensors.items()
     ]
-    return written, network.training, network.blocks.micro_batches, repr(vars(network).get("metadata")), network.config
+    return written, network.training, network.blocks.micro_batches, repr(network.metadata), network.config
 
 
 def _copied(network: ScDiVa) -> ScDiVa:
-    import torch
-
     with torch.inference_mode(False):
         return copy.deepcopy(network, {id(network.vocabulary): network.vocabulary})
 
 
 def _read_network(folder: Path, config: dict[str, Any], data: dict[str, bytes]) -> ScDiVa:
     """Make the network that a folder's files describe, from their contents."""
-    from scdiva.tokenizer.vocabulary import Vocabulary
-
     vocabulary = Vocabulary.read(folder / VOCABULARY, data[VOCABULARY])
     _check_vocabulary(folder, config, vocabulary)
     model_config = _model_config(folder, config)
@@ -264,87 +155,74 @@ def _read_network(folder: Path, config: dict[str, Any], data: dict[str, bytes]) 
             f"{vocabulary.n_genes:,}"
         )
     network = _filled(model_config, data[WEIGHTS], folder / WEIGHTS)
-    object.__setattr__(network, "vocabulary", vocabulary)
-    object.__setattr__(network, "metadata", config["metadata"])
+    network.vocabulary, network.metadata = vocabulary, config["metadata"]
     return network.eval()
 
 
-def bundled_models() -> list[str]:
-    """List the models that come with the package.
+def push(
+    model: ScDiVa | str | os.PathLike[str],
+    address: str,
+    *,
+    card: str | None = None,
+    private: bool = False,
+    message: str | None = None,
+) -> str:
+    """Put a model on the Hugging Face Hub, with its card.
 
-    Returns
-    -------
-    list of str
-        Names that `load_model` takes.
-    """
-    return sorted(path.parent.name for path in _BUNDLED.glob(f"*/{CONFIG}"))
-
-
-def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
-    """Find a model's folder; see `load_model` for what `model` may be.
+    You must be logged in (``hf auth login``, or the variable `HF_TOKEN`). The repository is made if need be; in one
+    that is there, a new commit replaces the model's files, and earlier ones stay under their revisions.
 
     Parameters
     ----------
     model
-        A bundled name, a folder, or ``"hf://owner/name"``, which is downloaded to the hub's own cache.
+        A model with its vocabulary (as :func:`load_model` gives it), a model folder, or the name of a bundled model.
+        The sums are checked before anything is sent.
+    address
+        ``"hf://owner/name"``; it goes to the main branch.
+    card
+        Markdown for its README.md; None takes the folder's, or for a loaded model the short one that
+        :func:`save_model` writes. A card without a head for the Hub gets one, with the tag by which :func:`available`
+        finds it.
+    private
+        Whether a new repository is private.
+    message
+        Of the commit.
 
     Returns
     -------
-    Path
-        The folder.
+    str
+        The address with the commit's hash, ``"hf://owner/name@<hash>"``: what loads this very model from now on.
 
     Raises
     ------
+    ValueError
+        If `address` is none or names a revision, the model has no vocabulary, or its folder is damaged.
     FileNotFoundError
-        If there is none; the message lists the bundled names.
+        If there is no such model, or the Hub does not know the owner.
+    PermissionError
+        If you are not logged in, or may not write there.
+    ConnectionError
+        If the Hub can't be reached.
+    ImportError
+        If huggingface_hub is not installed.
+
+    Examples
+    --------
+    >>> sd.models.push(model, "hf://lab/atlas", card="# Our atlas ...")  # doctest: +SKIP
     """
-    if isinstance(model, str) and model.startswith(SCHEME):
-        return fetch(model)
-    if isinstance(model, str) and model in bundled_models():
-        return _BUNDLED / model
-    folder = Path(model).expanduser()
-    if folder.is_file():
-        raise NotADirectoryError(f"no model {os.fspath(model)!r}: it is a file, and a model is a folder.")
-    if not folder.is_dir():
-        if kept := sorted(folder.parent.glob(f".{folder.name}.*.old")):
-            raise FileNotFoundError(
-                f"no model {os.fspath(model)!r}, but {os.fspath(kept[-1])!r}: a save was cut off as it put a new model "
-                "in the place of this one. Rename it."
-            )
-        raise FileNotFoundError(
-            f"no model {os.fspath(model)!r}: there is no such folder, the bundled models are "
-            f'{", ".join(bundled_models()) or "none"}, and a model on the Hugging Face Hub is written "hf://owner/name"'
-        )
-    return folder
-
-
-def _stored(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
-    """Copy a tensor to the CPU in the dtype it is stored in; refuse what that dtype can't hold."""
-    import torch
-
-    if dtype not in _DTYPES:
-        raise ValueError(f"dtype={dtype!r}: weights are stored as one of {', '.join(_DTYPES)}")
-    value = tensor.detach().cpu().contiguous()
-    if not value.is_floating_point():
-        return value.clone()
-    if bad := int((~torch.isfinite(value)).sum()):
-        raise ValueError(f"{bad:,} of {value.numel():,} values of {name!r} are NaN or infinite: the model is not saved")
-    value = value.to(getattr(torch, dtype), copy=True)
-    if bad := int((~torch.isfinite(value)).sum()):
-        raise ValueError(f"{bad:,} values of {name!r} are too large for {dtype}: store them as bfloat16 or float32")
-    return value
+    _, revision = parsed(address)
+    if revision is not None:
+        raise ValueError(f"{address!r}: models go to the main branch; leave @{revision} out.")
+    client(address)  # before any work
+    with tempfile.TemporaryDirectory(prefix="scdiva-push-") as beside:
+        folder = _to_send(model, Path(beside) / "model", card)
+        return send(folder, address, private=private, message=message)
 
 
 def _filled(config: ScDiVaConfig, blob: bytes, file: Path) -> ScDiVa:
     """Make a network of stored weights; no memory is taken before their names and shapes are those of the model."""
-    import torch
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    from scdiva.models._meta import without_memory
-
     try:
-        stored = load(blob)
+        stored = load_tensors(blob)
     except (SafetensorError, ValueError, KeyError) as error:
         raise ValueError(f"{file} is damaged or no safetensors file: {error!s:.300}") from error
     if config.n_layers > len(stored):
@@ -362,7 +240,7 @@ def _filled(config: ScDiVaConfig, blob: bytes, file: Path) -> ScDiVa:
         raise ValueError(
             f"{file} holds {len(extra)} tensors that the model in {CONFIG} does not have, first {extra[0]!r:.80}"
         )
-    kinds = {getattr(torch, dtype) for dtype in _DTYPES}  # float64 may not fit into float32, float8 has no arithmetic
+    kinds = {getattr(torch, dtype) for dtype in DTYPES}  # float64 may not fit into float32, float8 has no arithmetic
     for name, tensor in expected.items():
         value = stored[name]
         if value.shape != tensor.shape:
@@ -378,8 +256,6 @@ def _filled(config: ScDiVaConfig, blob: bytes, file: Path) -> ScDiVa:
 
 def _model_config(folder: Path, config: dict[str, Any]) -> ScDiVaConfig:
     """Give the configuration that config.json holds."""
-    from scdiva.models.config import ScDiVaConfig
-
     try:
         return ScDiVaConfig.from_dict(config["model"])
     except (KeyError, TypeError, ValueError) as error:
@@ -396,14 +272,51 @@ def _check_vocabulary(folder: Path, config: dict[str, Any], vocabulary: Vocabula
         )
 
 
-def _default_card(config: dict[str, Any]) -> str:
-    """Write a short model card from the configuration."""
-    said = {**config["model"], **config["metadata"]}
-    lines = [f"- {name}: {value if len(str(value)) <= CARD_VALUE else f'see {CONFIG}'}" for name, value in said.items()]
-    return (
-        "# An scdiva model\n\n"
-        f"{config['n_parameters']:,} parameters, {config['vocabulary']['n_genes']:,} genes; written by scdiva "
-        f"{config['scdiva_version']}.\n\n"
-        "Load it with `scdiva.models.load_model(folder)`; embed cells with `scdiva.tl.embed(adata, model=folder)`.\n\n"
-        "## Configuration\n\n" + "\n".join(lines) + "\n"
-    )
+class _Undrawn(TorchFunctionMode):
+    """Leaves out what fills tensors: on the meta device there is nothing to fill, and torch would load its compiler."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name.endswith("_") and not name.endswith("__") and name != "requires_grad_":
+            return args[0] if args else next(iter(kwargs.values()))
+        return func(*args, **(kwargs or {}))
+
+
+def without_memory(config: ScDiVaConfig) -> ScDiVa:
+    """Build a network on the meta device: names, shapes and types to hold a file against before memory is taken.
+
+    Parameters
+    ----------
+    config
+        Its sizes, however large; the time grows with `n_layers`.
+
+    Raises
+    ------
+    ValueError
+        If a size is larger than any tensor can be.
+    """
+    try:
+        with torch.device("meta"), _Undrawn():
+            return ScDiVa(config, generator=torch.Generator(device="cpu"))
+    except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
+        said = next(iter(str(error).splitlines()), type(error).__name__)  # torch adds a trace of its own
+        raise ValueError(f"no network has these sizes: {said:.200}") from error
+
+
+def _to_send(model: Any, folder: Path, card: str | None) -> Path:
+    """Lay out the folder that is sent: checked, with a card that the Hub can read."""
+    if isinstance(model, ScDiVa):
+        save_model(model, model.known_vocabulary(), folder, card, model.metadata)
+    else:
+        found = find_model(model)
+        sums = read_sums(found)
+        read_config(found, sums)
+        folder.mkdir(parents=True)
+        for name in SUMMED:
+            (folder / name).write_bytes(read_checked(found, name, sums))
+    text = (folder / CARD).read_text(encoding="utf-8") if card is None else card
+    if not text.startswith("---\n"):
+        text = FRONT + text
+    (folder / CARD).write_text(text, encoding="utf-8")
+    write_sums(folder, SUMMED)
+    return folder

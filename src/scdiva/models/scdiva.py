@@ -7,9 +7,7 @@ these two. No loss and no optimiser live here; `scdiva.diffusion` corrupts and s
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,57 +15,17 @@ from torch import Tensor, nn
 from scdiva._constants import LAT, MASK, N_SPECIAL
 from scdiva.diffusion.places import Ranked
 from scdiva.kernels import positions
-from scdiva.models._packed_input import check_input, mean_of_cells, of_tokens
-from scdiva.models._saving import save
-from scdiva.models._summary import model_html, model_line
-from scdiva.models.config import ScDiVaConfig
+from scdiva.models.network import Network
+from scdiva.models.passes import ScDiVaOutput, check_input, mean_of_cells, of_tokens
 from scdiva.nn.encoder import SetEncoder
-from scdiva.nn.heads import DualHeads, StateHead, hidden_gene_logits
+from scdiva.nn.heads import DualHeads, Expected, StateHead, hidden_gene_logits
 from scdiva.nn.integration import IntegrationHead
 from scdiva.nn.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, RMSNorm, linear
 from scdiva.nn.own_components import OwnComponents
 from scdiva.nn.queries import QueryHead
 
-if TYPE_CHECKING:
-    from scdiva.tokenizer.vocabulary import Vocabulary
 
-
-class ScDiVaOutput(NamedTuple):
-    """What one pass gives.
-
-    Attributes
-    ----------
-    hidden
-        `(T, dim)`, the gene positions after the final norm, in the order of the input; `(0, dim)` without transformer.
-    cell_state
-        `(B, state_dim)`: `[LAT]` after the final norm; with the set encoder, its state `z`, or `z + R·[LAT]` under
-        `anchor_residual`.
-    anchor
-        `(B, state_dim)`, the state that `[LAT]` started from; `None` with `anchor="learned"` unless one was given.
-    cells
-        int64 `(T,)`, the cell of each position.
-    read
-        `(B, state_rank + 1)`, what a state head makes of each cell; `None` without one.
-    hidden_share
-        `(B,)`, share of each cell's identities that is masked.
-    """
-
-    hidden: Tensor
-    cell_state: Tensor
-    anchor: Tensor | None
-    cells: Tensor
-    read: Tensor | None
-    hidden_share: Tensor
-
-
-class Expected(NamedTuple):
-    """What the state of a cell says of genes: `log_odds` that it expresses them, `values` if it does, both `(B, n)`."""
-
-    log_odds: Tensor
-    values: Tensor
-
-
-class ScDiVa(nn.Module):
+class ScDiVa(Network):
     """Masked-diffusion transformer of single cells (paper, section 3 and appendix "Model Architecture").
 
     Cells come packed: their tokens one after the other, `cu_seqlens` (int32, `(B + 1,)`) marking where each begins. The
@@ -81,22 +39,6 @@ class ScDiVa(nn.Module):
         Source of the initial weights. `None` draws from torch's global stream; a generator leaves that as it was.
     """
 
-    vocabulary: Vocabulary
-    """The genes that the tokens stand for; set by :func:`scdiva.models.load_model`."""
-    __repr__, _repr_html_ = model_line, model_html
-    save = save
-
-    def __init__(self, config: ScDiVaConfig, *, generator: torch.Generator | None = None) -> None:
-        super().__init__()
-        self.config = config
-        if generator is None:
-            self._build()
-            return
-        seed = int(torch.randint(2**63 - 1, (1,), generator=generator, device=generator.device))
-        with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(seed)
-            self._build()
-
     def _build(self) -> None:
         c = self.config
         self.embedding = GeneValueEmbedding(c.n_tokens, c.dim)
@@ -109,11 +51,12 @@ class ScDiVa(nn.Module):
             self.anchor_in = linear(c.state_dim, c.dim)
             if c.anchor_residual:  # from zero: the encoder's state is kept until this has learned
                 self.anchor_out = linear(c.dim, c.state_dim, std=0.0)
-        own = c.integrated_own_dim, c.integrated_hidden
-        self.integration = IntegrationHead(c.n_tokens, c.state_dim, *own) if c.integrated else None
-        alone = c.adapted == "own"
-        adapted = c.adapted != "no"
-        self.own = OwnComponents(c.n_tokens, c.state_dim, c.adapted_dim, alone=alone) if adapted else None
+        self.integration: IntegrationHead | None = None
+        self.own: OwnComponents | None = None
+        if c.integrated:
+            self.integration = IntegrationHead(c.n_tokens, c.state_dim, c.integrated_own_dim, c.integrated_hidden)
+        if c.adapted != "no":
+            self.own = OwnComponents(c.n_tokens, c.state_dim, c.adapted_dim, alone=c.adapted == "own")
         # each of the 2·n_layers writes to the stream adds its variance: scaled down so that the sum keeps its size
         out_std = INIT_STD / (2 * c.n_layers) ** 0.5
         self.blocks = Blocks(
@@ -246,7 +189,7 @@ class ScDiVa(nn.Module):
         genes
             int64 `(n,)`, tokens of the columns; `None`: all.
         expected
-            What the state says of these genes, where the state head is not to be asked; see :meth:`expected`.
+            What the state says of these genes, where the state head is not to be asked.
         ranked
             The batch, if ranks are to be read; needs a state head. No gradient goes through them.
 
@@ -257,7 +200,9 @@ class ScDiVa(nn.Module):
         columns = slice(None) if genes is None else genes - N_SPECIAL
         if self.state_head is None:
             return nn.functional.linear(out.hidden[rows], self.gene_weight[columns])
-        expected = self.expected(out, genes) if expected is None else expected
+        if expected is None:
+            assert out.read is not None
+            expected = self.state_head.expected(out.read, genes)
         logits = hidden_gene_logits(expected.log_odds, out.hidden_share)[out.cells[rows]]
         if len(out.hidden):
             logits = logits + nn.functional.linear(out.hidden[rows], self.gene_weight[columns])
@@ -288,25 +233,6 @@ class ScDiVa(nn.Module):
         else:
             of_state = of_genes[cells, gene]
         return found + torch.where(there, of_state, 0.0)
-
-    def gene_logits(self, out: ScDiVaOutput, rows: Tensor) -> Tensor:
-        """Give :meth:`logits`, under its former name."""
-        warnings.warn("ScDiVa.gene_logits is called logits now.", DeprecationWarning, stacklevel=2)
-        return self.logits(out, rows)
-
-    def predict_values(self, out: ScDiVaOutput, tokens: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
-        """Give :meth:`values`, under its former name."""
-        warnings.warn(
-            "ScDiVa.predict_values is called values now, and goes with the next version.", DeprecationWarning, 2
-        )
-        return self.values(out, tokens, rows)
-
-    def expected(self, out: ScDiVaOutput, genes: Tensor | None = None) -> Expected:
-        """Give what the state head says of genes, tokens `(n,)`; `None`: of all."""
-        assert self.state_head is not None
-        assert out.read is not None
-        columns = None if genes is None else genes - N_SPECIAL
-        return Expected(self.state_head.log_odds(out.read, columns), self.state_head.values(out.read, columns))
 
     def read_state(self, state: Tensor, visible: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Give what the state head makes of cells `(B, state_rank + 1)` with these visible genes, bool `(T,)`."""
@@ -366,36 +292,7 @@ class ScDiVa(nn.Module):
         x, bounds, _, _ = self._embed(tokens, values, cu_seqlens, tokens == MASK, anchor)
         yield from self.blocks.attention_weights(x, bounds, longest + 1, layers, heads)
 
-    def compile_blocks(self, **options: Any) -> None:
-        """Compile each transformer block in place (`torch.compile` with these options), for any number of tokens.
-
-        Norms, gates and casts fuse into few kernels around the matrix products. With the Triton backend a block is one
-        graph; elsewhere attention breaks it. Compiling takes up to a minute, so it pays in long runs only. The names of
-        the weights stay as they are.
-        """
-        self.blocks.compile_each(**options)
-
-    def release_blocks(self) -> None:
-        """Undo :meth:`compile_blocks`."""
-        self.blocks.release_each()
-
     @property
     def gene_weight(self) -> Tensor:
         """Weight of the gene head, `(n_genes, dim)`; row `j` belongs to token `j + N_SPECIAL`."""
         return self.heads.gene_weight(self.embedding.gene.weight)
-
-    @property
-    def state_dim(self) -> int:
-        """Width of the cell state."""
-        return self.config.state_dim
-
-    @property
-    def adaptation(self) -> dict[str, Any] | None:
-        """What :func:`scdiva.tl.adapt` noted of its choice; `None`: the model is not adapted."""
-        found: dict[str, Any] | None = (getattr(self, "metadata", None) or {}).get("adaptation")
-        return found
-
-    @property
-    def n_parameters(self) -> int:
-        """Number of trained numbers; tied weights count once."""
-        return sum(p.numel() for p in self.parameters())

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from scdiva.networks.pairs import Pairs
+from scdiva._running import Running
+from scdiva.networks.pairs import Pairs
+
+BYTES = 8
+"""Held for each group, source and target while cells are read."""
 
 
-def sums(pairs: Pairs, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.float64], ...]:
+def sums(pairs: Pairs, _: Running) -> tuple[NDArray[np.float64], ...]:
     """Add up moments of log-normalised expression over the cells of each group.
 
     Parameters
     ----------
     pairs
         Genes, cells and groups.
-    chosen
-        bool (n_obs,), cells to read.
 
     Returns
     -------
@@ -33,8 +32,7 @@ def sums(pairs: Pairs, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.float64], 
     for first, block in pairs.source.expression_blocks():
         values = block[:, pairs.tokens]
         for number in range(n_groups):
-            here = slice(first, first + block.shape[0])
-            rows = np.flatnonzero((pairs.group[here] == number) & chosen[here])
+            rows = np.flatnonzero(pairs.group[first : first + block.shape[0]] == number)
             if not len(rows):
                 continue
             # in float64: of a gene that all cells express the variance is a small part of the squares
@@ -48,6 +46,7 @@ def sums(pairs: Pairs, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.float64], 
 
 
 def weights(
+    _: Pairs,
     n: NDArray[np.float64],
     of_sources: NDArray[np.float64],
     of_targets: NDArray[np.float64],

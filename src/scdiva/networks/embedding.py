@@ -2,46 +2,40 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from scdiva import _constants as C
+from scdiva._running import Running, run_cells
+from scdiva.models import ScDiVa
+from scdiva.networks.pairs import Pairs
 
-if TYPE_CHECKING:
-    from scdiva._running import Running
-    from scdiva.models import ScDiVa
-    from scdiva.networks.pairs import Pairs
-
+BYTES = 0
+"""Held for each group, source and target while cells are read: moments of genes and states are enough."""
 RIDGE = 1e-3
 """Of the largest variance of the states: directions in which cells hardly differ say nothing of a gene."""
 
 
-def sums(pairs: Pairs, chosen: NDArray[np.bool_], running: Running) -> tuple[NDArray[np.float64], ...]:
+def sums(pairs: Pairs, running: Running) -> tuple[NDArray[np.float64], ...]:
     """Add up moments of expression and cell states over the cells of each group.
 
     Parameters
     ----------
     pairs
         Genes, cells and groups.
-    chosen
-        bool (n_obs,), cells to run.
     running
-        How.
+        How cells are run.
 
     Returns
     -------
     Cells (n_groups,), sums and sums of squares of expression (n_groups, 2, n_genes), sums of states (n_groups, dim),
     their products (n_groups, dim, dim), products of expression and states (n_groups, n_genes, dim).
     """
-    from scdiva._running import run_cells
-
     n_groups, n_genes, width = pairs.n_groups, len(pairs.tokens), running.width(pairs.model)
     n, of_genes = np.zeros(n_groups), np.zeros((n_groups, 2, n_genes))
     of_states, squares = np.zeros((n_groups, width)), np.zeros((n_groups, width, width))
     products = np.zeros((n_groups, n_genes, width))
-    for rows, _, results in run_cells(pairs.model, pairs.source, running, only=chosen):
+    for rows, _, results in run_cells(pairs.model, pairs.source, running, only=pairs.group >= 0):
         states = np.empty((len(rows), width))
         for cells, found in results:
             states[cells] = found

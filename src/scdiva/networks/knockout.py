@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import itertools
+from collections.abc import Callable
+from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from scdiva._constants import MASK, N_SPECIAL
+from scdiva._running import Running, run_cells
+from scdiva.models import ScDiVa
+from scdiva.networks.pairs import Pairs
 
-    from scdiva._running import Running
-    from scdiva.networks.pairs import Pairs
-
+Effect = Literal["value", "presence"]
+BYTES = 8
+"""Held for each group, source and target while cells are read."""
+PARTS = 4
+"""One gene in so many is hidden at a time."""
 N_CELLS = 50
 """Cells in which a source is knocked out, unless asked otherwise."""
 PRIOR_CELLS = 10
@@ -22,12 +30,7 @@ _HELD_TOKENS = 16_384
 
 
 def sums(
-    pairs: Pairs,
-    running: Running,
-    n_cells: int,
-    effect: Literal["value", "presence"],
-    removal: Literal["remove", "mask"],
-    rng: np.random.Generator,
+    pairs: Pairs, running: Running, n_cells: int, effect: Effect, rng: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """Add up falls of what is expected over cells of each group.
 
@@ -36,11 +39,11 @@ def sums(
     pairs
         Genes, cells and groups.
     running
-        How.
+        How cells are run.
     n_cells
         Cells of a group in which each source is knocked out, drawn among those that express it.
-    effect, removal
-        As for :func:`scdiva.networks.read_outs.knockout_falls`.
+    effect
+        As for :func:`knockout_falls`.
     rng
         Draws the cells.
 
@@ -48,35 +51,34 @@ def sums(
     -------
     Sums of falls and numbers of cells in which they were read, float32 (n_groups, n_sources, n_targets).
     """
-    import torch
-
-    from scdiva._running import run_cells
-    from scdiva.networks.read_outs import PARTS, knockout_falls
-
     knocked = _drawn(pairs, n_cells, rng)
-    total, n = np.zeros(pairs.shape, dtype=np.float32), np.zeros(pairs.shape, dtype=np.float32)
-    of_source, targets = pairs.places(pairs.sources), torch.from_numpy(pairs.tokens[pairs.targets].astype(np.int64))
+    total, n = np.zeros((2, *pairs.shape), dtype=np.float32)
+    of_source, targets = pairs.rows_of(pairs.sources), torch.from_numpy(pairs.tokens[pairs.targets].astype(np.int64))
     most = pairs.model.config.max_length
     held: dict[int, NDArray[np.int64]] = {}
 
-    def places_and_turn(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def sources_and_turn(rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         row = int(rows[0])
         return torch.from_numpy(held[row]), torch.tensor(row % PARTS)
 
     only = np.zeros(pairs.source.n_obs, dtype=bool)
     only[list(knocked)] = True
-    reading = running._replace(what=knockout_falls(targets, effect, removal), batch_size=1)
     for rows, (indptr, tokens, _), results in run_cells(
-        pairs.model, pairs.source, reading, held_tokens=_HELD_TOKENS, only=only, beside=places_and_turn
+        pairs.model,
+        pairs.source,
+        running._replace(what=knockout_falls(targets, effect), batch_size=1),
+        held_tokens=_HELD_TOKENS,
+        only=only,
+        beside=sources_and_turn,
     ):
-        for cell, row in enumerate(rows):
-            genes = tokens[indptr[cell] : indptr[cell + 1]][:most]
-            held[int(row)] = np.flatnonzero(np.isin(of_source[genes], knocked[int(row)]))
+        genes = [tokens[start:stop][:most] for start, stop in itertools.pairwise(indptr)]
+        for row, of_cell in zip(rows.tolist(), genes, strict=True):
+            held[row] = np.flatnonzero(np.isin(of_source[of_cell], knocked[row]))
         for (cell,), falls in results:
-            genes = tokens[indptr[cell] : indptr[cell + 1]][:most]
-            group, at = pairs.group[rows[cell]], held.pop(int(rows[cell]))
-            total[group][of_source[genes[at]]] += np.nan_to_num(falls)
-            n[group][of_source[genes[at]]] += ~np.isnan(falls)
+            row = int(rows[cell])
+            at = of_source[genes[cell][held.pop(row)]]
+            total[pairs.group[row]][at] += np.nan_to_num(falls)
+            n[pairs.group[row]][at] += ~np.isnan(falls)
     return total, n
 
 
@@ -96,7 +98,70 @@ def _drawn(pairs: Pairs, n_cells: int, rng: np.random.Generator) -> dict[int, ND
     return {row: np.array(numbers) for row, numbers in knocked.items()}
 
 
-def weights(total: NDArray[np.float32], n: NDArray[np.float32]) -> NDArray[np.float64]:
+def weights(_: Pairs, total: NDArray[np.float32], n: NDArray[np.float32]) -> NDArray[np.float64]:
     """Give mean falls from the sums of one group, drawn towards 0; NaN for pairs that were never read."""
     with np.errstate(invalid="ignore"):
         return np.where(n > 0, total / (n + PRIOR_CELLS), np.nan)
+
+
+def knockout_falls(
+    targets: Tensor, effect: Effect = "value"
+) -> Callable[[ScDiVa, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
+    """Make a read-out of how far what the model expects of genes falls in a cell without each of some others.
+
+    Every fourth gene of the ranking is hidden and predicted from all others: once with the cell as it is, and once for
+    each source, taken out of the cell, so that those behind it move up. Which fourth differs between cells: many cells
+    of which a quarter is read tell more of the average than a quarter as many that are read whole.
+
+    Parameters
+    ----------
+    targets
+        int64 `(n_targets,)`, tokens.
+    effect
+        `"value"` reads the log-normalised expression that is predicted of a target if it is one of the hidden genes:
+        the mean over their ranks, each by the probability that the target stands there. `"presence"` reads the
+        logarithm of how often it is expected among them, the sum of these probabilities.
+
+    Returns
+    -------
+    Function of a model, the packed tensors of one cell, the positions of n sources among its genes, and the number of
+    the first gene that is hidden. It gives float32 `(n, n_targets)`, NaN for a target that is visible in the cell. A
+    source is not hidden while it is asked about. The cell's genes are the first `max_length`.
+    """
+
+    @torch.no_grad()
+    def falls(
+        model: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, sources: Tensor, first: Tensor
+    ) -> Tensor:
+        most, aims = model.config.max_length, targets.to(tokens.device)
+        tokens, values = tokens[:most], values[:most]
+        position = torch.arange(len(tokens), device=tokens.device)
+        hidden = position % PARTS == first
+        result = torch.empty((len(sources), len(aims)), device=tokens.device)
+        usual = _expected(model, tokens, values, hidden, aims, effect)
+        for row, source in enumerate(sources.tolist()):
+            left = position != source
+            # the model has to be given the source, or nothing is taken away
+            before = _expected(model, tokens, values, hidden & left, aims, effect) if hidden[source] else usual
+            after = _expected(model, tokens[left], values[left], hidden[left], aims, effect)
+            result[row] = before - after
+            result[row, torch.isin(aims, tokens[~(hidden & left)])] = torch.nan
+        return result
+
+    return falls
+
+
+def _expected(model: ScDiVa, tokens: Tensor, values: Tensor, hidden: Tensor, targets: Tensor, effect: Effect) -> Tensor:
+    """Predict targets from what is visible of a cell, NaN if nothing is hidden."""
+    places = hidden.nonzero().squeeze(1)
+    if not len(places):
+        return torch.full((len(targets),), torch.nan, device=tokens.device)
+    bounds = torch.tensor([0, len(tokens)], dtype=torch.int32, device=tokens.device)
+    found = model(tokens.masked_fill(hidden, MASK), values, bounds)
+    chance = model.logits(found, places).float().log_softmax(dim=1)[:, targets - N_SPECIAL]
+    if effect == "presence":
+        return chance.logsumexp(dim=0)
+    # a value is what its place gives and what its gene gives: no need to predict each gene at each place
+    of_place = model.values(found, torch.full_like(places, MASK), places).float()
+    at_first = model.values(found, targets, places[:1].expand(len(targets))).float()
+    return at_first + chance.softmax(dim=0).T @ (of_place - of_place[0])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +35,13 @@ class DualHeads(nn.Module):
     def gene_weight(self, table: Tensor) -> Tensor:
         """Weight of the gene head `(n_genes, dim)`, given the embedding table `(n_genes + N_SPECIAL, dim)`."""
         return table[N_SPECIAL:] if self.gene is None else self.gene.weight
+
+
+class Expected(NamedTuple):
+    """What the state of a cell says of genes: `log_odds` that it expresses them, `values` if it does, both `(B, n)`."""
+
+    log_odds: Tensor
+    values: Tensor
 
 
 class StateHead(nn.Module):
@@ -78,6 +87,11 @@ class StateHead(nn.Module):
     def values(self, read: Tensor, genes: Tensor | None = None) -> Tensor:
         """Give the log-normalised value expected of each gene, or these, where it is expressed, `(B, n)`."""
         return read @ (self.value if genes is None else self.value[genes]).T
+
+    def expected(self, read: Tensor, genes: Tensor | None = None) -> Expected:
+        """Say of cells `(B, rank + 1)` what they express, of these genes, tokens `(n,)`; None: of all."""
+        columns = None if genes is None else genes - N_SPECIAL
+        return Expected(self.log_odds(read, columns), self.values(read, columns))
 
 
 def hidden_gene_logits(log_odds: Tensor, share: Tensor) -> Tensor:

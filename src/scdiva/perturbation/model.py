@@ -13,8 +13,9 @@ from torch import Tensor
 
 from scdiva._constants import BASELINES
 from scdiva.models._fitted import Fitted, arrays, check_shapes, check_sizes, put_into, shapes
-from scdiva.models._summary import of_model, table
+from scdiva.models._summary import table
 from scdiva.models.inference import Packed
+from scdiva.models.network import of_model
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.baselines import baselines
 from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, change_of, treatments

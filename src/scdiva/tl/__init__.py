@@ -4,11 +4,10 @@ from scdiva.tl._adapt import adapt
 from scdiva.tl._annotate import annotate
 from scdiva.tl._embed import embed
 from scdiva.tl._embed_file import embed_file
-from scdiva.tl._enrich_modules import enrich_modules
 from scdiva.tl._gene_embedding import gene_embedding
 from scdiva.tl._generate import generate
 from scdiva.tl._grn import grn
-from scdiva.tl._grn_modules import grn_modules
+from scdiva.tl._grn_modules import enrich_modules, grn_modules
 from scdiva.tl._impute import impute
 from scdiva.tl._integrate import integrate
 from scdiva.tl._log_likelihood import log_likelihood

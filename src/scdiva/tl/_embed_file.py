@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,12 +17,12 @@ from scdiva._running import Running, embed_cells, how_to_run
 from scdiva._settings import logger
 from scdiva._version import __version__
 from scdiva.data.blocks import open_path
+from scdiva.data.cells import open_cells
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_key
 from scdiva.tl._embed import open_for
-from scdiva.tl._embed_parts import Parts, open_parts, stamp
-from scdiva.tl._embed_shards import Shard, Shards, as_shard, folder_of, scan_once
+from scdiva.tl._embed_parts import Parts, Shards, as_shard, open_parts, scan_once, stamp
 from scdiva.tl._notes import embedding_key, model_name
 
 if TYPE_CHECKING:
@@ -126,86 +125,80 @@ def embed_file(
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
     refuse_target(out, overwrite, path)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
     with _naming(path):  # before its content is hashed, which of a large file or a folder takes long
         open_path(path, layer, use_raw).close()
     only = None if shard is None else as_shard(shard)
     running = how_to_run(batch_size, device, precision, pooling)
     loaded = load_for(model, running.device)
-    written = embedding_key(loaded) if key_added is None else key_added
+    key = embedding_key(loaded) if key_added is None else key_added
     at_first = stamp(path)
-    said = {**reading.arguments(), "empty": empty, "file": at_first}
-    opened = partial(open_for, loaded, path, running, reading, empty=empty)
-    content = said | {"vocabulary": loaded.vocabulary.fingerprint, "scdiva": __version__}
-    source, parameters = _opened(opened, path, None if only is None else folder_of(out), content)
+    given = {**vars(reading), "file": at_first}
+    with _naming(path):
+        scanned = None if only is None else _scanned(loaded, path, reading, out, given)
+        _, source, parameters = open_for(loaded, path, running, reading, scanned=scanned)
     parameters["model"] = model_name(model)
+    # parts end where windows do: which cells share a batch must not depend on where a run was cut off
+    window = -(-WINDOW // source.block_rows) * source.block_rows
+    of_rows = _key(loaded, source, running, given, parameters["precision"]) | {"window": window}
+    shards = Shards(out, 1 if only is None else only[1], of_rows, source.n_obs, window, running.width(loaded))
+
+    def embed_rows(parts: Parts, first: int, stop: int) -> None:
+        """Embed the rows of a range that are not yet among its parts."""
+        if parts.n_rows:
+            logger.info("going on after %d rows, which %s holds", parts.n_rows, parts.path)
+        for rows, states in embed_cells(loaded, source, running, start=first + parts.n_rows, stop=stop):
+            end = min(-(-(int(rows[-1]) + 1) // window) * window, stop)
+            parts.append(_between(first + parts.n_rows, end, rows, states))
+
+    def write(parts: Parts | Shards) -> None:
+        """Write the result, unless the file has changed, and remove what it was made of."""
+        refuse_full(out, 4 * source.n_obs * parts.width)
+        with whole_or_not(out) as new:
+            _write(new, path, parts, (source.n_obs, parts.width), key, parameters)
+            if stamp(path) != at_first:
+                parts.remove()
+                raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")
+        parts.remove()
+
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        # parts end where windows do: which cells share a batch must not depend on where a run was cut off
-        window = -(-WINDOW // source.block_rows) * source.block_rows
-        key = _key(loaded, source, running, said, parameters["precision"]) | {"window": window}
-
-        def write(parts: Parts | Shards) -> None:
-            refuse_full(out, 4 * source.n_obs * parts.width)
-            with whole_or_not(out) as new:
-                _write(new, path, parts, (source.n_obs, parts.width), written, parameters)
-                if stamp(path) != at_first:
-                    parts.remove()
-                    raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")
-            parts.remove()
-
-        width = running.width(loaded)
-        if only is not None:
-            shards = Shards(out, only.n, key, source.n_obs, window, width)
-            _embed_shard(loaded, source, running, shards, only)
-            _join(shards, only, write)
+        if only is None:
+            with open_parts(out.with_name(f".{out.name}.part"), of_rows, shards.width) as parts:
+                refuse_target(out, overwrite, path)  # another call may have finished it
+                embed_rows(parts, 0, source.n_obs)
+                write(parts)
             return out
-        with open_parts(out.with_name(f".{out.name}.part"), key, width) as parts:
-            refuse_target(out, overwrite, path)  # another call may have finished it
-            _embed_rows(loaded, source, running, parts, window)
-            write(parts)
+        number = only[0]
+        first, stop = shards.rows(number)
+        if number in shards.missing():
+            with shards.open(number) as parts:
+                embed_rows(parts, first, stop)
+                if missing := stop - first - parts.n_rows:  # a joined file has all rows of each shard
+                    parts.append(np.full((missing, shards.width), np.nan, dtype=np.float32))
+                shards.finish(number, parts)
+        _join(shards, number, write)
     finally:
         source.close()
     return out
 
 
-def _embed_rows(
-    model: ScDiVa,
-    source: CellSource,
-    running: Running,
-    parts: Parts,
-    window: int,
-    first: int = 0,
-    stop: int | None = None,
-) -> None:
-    """Embed rows from `first` to `stop`, after those that the parts hold already."""
-    stop = source.n_obs if stop is None else stop
-    start = first + parts.n_rows
-    if parts.n_rows:
-        logger.info("going on after %d rows, which %s holds", parts.n_rows, parts.path)
-    within = {} if stop == source.n_obs else {"stop": stop}
-    for rows, states in embed_cells(model, source, running, start=start, **within):
-        end = min(-(-(int(rows[-1]) + 1) // window) * window, stop)
-        parts.append(_between(first + parts.n_rows, end, rows, states))
+def _scanned(model: ScDiVa, path: Path, reading: Reading, out: Path, given: dict[str, Any]) -> Scan:
+    """Check the matrix for all jobs, unless one has."""
+
+    def scan() -> Scan:
+        source = open_cells(path, model, reading)
+        source.close()
+        return source.scan
+
+    return scan_once(out, given | {"vocabulary": model.vocabulary.fingerprint, "scdiva": __version__}, scan)
 
 
-def _embed_shard(model: ScDiVa, source: CellSource, running: Running, shards: Shards, only: Shard) -> None:
-    """Embed one range of rows, unless it is finished."""
-    first, stop = only.rows(source.n_obs, shards.window)
-    if shards.is_finished(only.number):
-        return
-    shards.folder.mkdir(exist_ok=True)
-    with open_parts(shards.part(only.number), shards.key_of(only.number), shards.width) as parts:
-        _embed_rows(model, source, running, parts, shards.window, first, stop)
-        if missing := stop - first - parts.n_rows:  # a joined file has all rows of each shard
-            parts.append(np.full((missing, shards.width), np.nan, dtype=np.float32))
-        shards.note_finished(only.number)
-
-
-def _join(shards: Shards, only: Shard, write: Callable[[Shards], None]) -> None:
+def _join(shards: Shards, number: int, write: Callable[[Shards], None]) -> None:
     """Write the result if all shards are finished, and no other call is at it."""
-    if shards.missing():
-        shards.say_missing(only.number)
+    if left := shards.missing():
+        some = ", ".join(str(one) for one in left[:10]) + (", ..." if len(left) > 10 else "")
+        logger.info("shard %d of %d is finished; %d are not: %s", number, shards.n, len(left), some)
         return
     lock = shards.out.with_name(f".{shards.out.name}.joining")
     try:
@@ -215,28 +208,10 @@ def _join(shards: Shards, only: Shard, write: Callable[[Shards], None]) -> None:
         return
     with held:
         try:
-            if shards.folder.exists():  # else the other call has done it
+            if not shards.missing():  # else the other call has done it
                 write(shards)
         finally:
             lock.unlink(missing_ok=True)
-
-
-def _opened(
-    opened: Callable[..., Any], path: Path, folder: Path | None, key: dict[str, Any]
-) -> tuple[CellSource, dict[str, Any]]:
-    """Open and check the file; whatever is wrong with it, the message names it.
-
-    With a folder, the matrix is checked unless it was for another shard, under that key.
-    """
-
-    def scanned() -> Scan:
-        source: CellSource = opened()[1]
-        source.close()
-        return source.scan
-
-    with _naming(path):
-        _, source, parameters = opened() if folder is None else opened(scanned=scan_once(folder, key, scanned))
-    return source, parameters
 
 
 def _one_path(given: Any, name: str) -> Path:
@@ -262,11 +237,11 @@ def _naming(path: Path) -> Iterator[None]:
         raise kind(f"{str(path)!r} can't be embedded: {said}") from error
 
 
-def _key(model: ScDiVa, source: CellSource, running: Running, said: dict[str, Any], precision: str) -> dict[str, Any]:
+def _key(model: ScDiVa, source: CellSource, running: Running, given: dict[str, Any], precision: str) -> dict[str, Any]:
     """Gather what every bit of the embedding depends on, as JSON values; the precision is that of what is run."""
     import torch
 
-    from scdiva.models._summary import fingerprint
+    from scdiva.models.network import fingerprint
 
     found = source.scan
     content = hashlib.sha256()
@@ -277,7 +252,7 @@ def _key(model: ScDiVa, source: CellSource, running: Running, said: dict[str, An
         "torch": torch.__version__,
         "content": content.hexdigest(),
         "model": fingerprint(model),
-        **said,
+        **given,
         "input": source.kind,
         "batch_size": running.batch_size,
         "device": running.device,

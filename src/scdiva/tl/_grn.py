@@ -18,8 +18,6 @@ from scdiva._running import how_to_run
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
-from scdiva.networks import attention, correlation, embedding, knockout
-from scdiva.networks.pairs import Pairs, check_groups, check_size, choose_genes, choose_groups, expressed_share
 from scdiva.tl._embed import open_for
 from scdiva.tl._notes import given_seed
 
@@ -28,12 +26,9 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
-    from scdiva._running import Running
     from scdiva.models import ScDiVa
 
 Method = Literal["embedding", "attention", "knockout", "correlation"]
-_BYTES = {"embedding": 0, "attention": 4, "knockout": 8, "correlation": 8}
-"""Held for each group, source and target while cells are read."""
 
 
 @with_shared_docs
@@ -49,10 +44,7 @@ def grn(
     n_targets: int | None = 100,
     min_fraction: float = 0.01,
     n_cells: int | None = None,
-    layers: Sequence[int] | None = None,
-    heads: Sequence[int] | None = None,
     effect: Literal["value", "presence"] = "value",
-    removal: Literal["remove", "mask"] = "remove",
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     layer: str | None = None,
     use_raw: bool = False,
@@ -115,16 +107,11 @@ def grn(
     n_cells
         Cells read of each group, drawn at random; None: all. For `"knockout"`, cells in which each source is knocked
         out, drawn among those of the group that express it; None: 50. Each takes a pass of the model.
-    layers, heads
-        Of the transformer, from 0, for `"attention"`; None: all.
     effect
         For `"knockout"`: `"value"` reads the log-normalised expression that the model predicts of the target where it
         would stand among the hidden genes; `"presence"` how often it is expected among them, as a logarithm: a weight
         of 0.01 is 1% less, and what one gene loses others gain. The two find other targets; of the strongest edges
         more are known by presence in most of the benchmarks.
-    removal
-        For `"knockout"`: `"remove"` takes the source out of the ranking of genes, `"mask"` hides what it is and how
-        much there is of it.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     %(reading)s
@@ -174,58 +161,65 @@ def grn(
     """
     begun = time.monotonic()
     check_writable(adata, copy=copy, call="tl.grn", entry=key_added)
-    _check_arguments(method, n_targets, min_fraction, n_cells, layers, heads, effect, removal)
-    reference = None if reference is None else str(reference)  # names of groups are text, here as in `groups`
-    group, drawn, numbered = choose_groups(adata, groupby, groups, reference)
-    keys = _keys(key_added, drawn if groupby is not None else None)
+    _check_arguments(method, n_targets, min_fraction, n_cells, effect)
+
+    from scdiva.networks import attention, correlation, embedding, knockout
+    from scdiva.networks.pairs import Pairs, check_size, choose_genes, choose_groups, expressed_share, some_cells
+
+    groups_of = choose_groups(adata, groupby, groups, reference)
+    keys = [key_added] if groupby is None else _keys(key_added, groups_of.drawn)
     check_writable(adata, copy=copy, call="tl.grn", entry=key_added, varp=keys)
-    running = how_to_run(None, device, "fp32")
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
+    running = how_to_run(None, device, "fp32")
     loaded, source, parameters = open_for(model, adata, running, reading, empty=empty, embeds=method != "correlation")
     for unused in ("pooling", "precision"):
         del parameters[unused]
     if (empty_cells := source.lengths == 0).any():
-        group[empty_cells] = -1
-        check_groups(group, drawn, numbered, reference)
+        groups_of = groups_of._replace(code=np.where(empty_cells, -1, groups_of.code)).check()
+    group, n_groups = groups_of.code, len(groups_of.numbered)
     column_of, names = _columns(adata, source)
-    share = expressed_share(source, group, len(numbered))
+    share = expressed_share(source, group, n_groups)
     known = embedding.seen_tokens(loaded) & (column_of >= 0)
     tokens, of_sources, of_targets = choose_genes(sources, targets, source, share, known, min_fraction)
-    pairs = Pairs(loaded, source, tokens, of_sources, of_targets, group, len(numbered))
-    check_size(pairs.shape, _BYTES[method], min_fraction=min_fraction)
+    of_method: Any = {
+        "attention": attention, "correlation": correlation, "embedding": embedding, "knockout": knockout,
+    }[method]  # fmt: skip
+    check_size((n_groups, len(of_sources), len(of_targets)), of_method.BYTES, min_fraction)
     seed = given_seed(rng)
     draw = np.random.default_rng(step_seed(seed, 0, "gene network"))
-    found, n_read = _summed(pairs, method, running, n_cells, layers, heads, effect, removal, draw)
+    own: dict[str, Any] = {}
+    if method == "knockout":
+        own = {"n_cells": n_cells or knockout.N_CELLS, "effect": effect, "rng": draw}
+    else:
+        group = some_cells(group, n_groups, n_cells, draw)
+    pairs = Pairs(loaded, source, tokens, of_sources, of_targets, group, n_groups)
+    sums = of_method.sums(pairs, running, **own)
+    signed = method == "correlation" or groups_of.reference is not None
     columns = column_of[tokens]
-    signed = method == "correlation" or reference is not None
     graphs = {}
-    for number in range(len(keys)):
-        weights = _weights(pairs, method, [part[number] for part in found])
-        if reference is not None:
-            weights = weights - _weights(pairs, method, _of_reference(found, numbered, number, reference))
+    for number, key in enumerate(keys):
+        weights = of_method.weights(pairs, *(part[number] for part in sums))
+        if groups_of.reference is not None:
+            weights = weights - of_method.weights(pairs, *groups_of.sums_of_reference(sums, number))
         strength = np.abs(weights) if signed else weights
-        where = columns[of_sources], columns[of_targets]
-        graphs[keys[number]] = _matrix(weights, strength, *where, n_targets, adata.n_vars)
+        graphs[key] = _matrix(weights, strength, columns[of_sources], columns[of_targets], n_targets, adata.n_vars)
     parameters |= {
         "method": method,
         "groupby": groupby or "",
-        "groups": np.array(drawn, dtype=object),
-        "keys": np.array(list(graphs), dtype=object),
-        "reference": reference or "",
+        "groups": np.array([] if groupby is None else groups_of.drawn, dtype=object),
+        "keys": np.array(keys, dtype=object),
+        "reference": groups_of.reference or "",
         "sources": names[columns[of_sources]],
         "targets": names[columns[of_targets]],
         "n_targets": n_targets or 0,
         "min_fraction": float(min_fraction),
         "n_cells": n_cells or 0,
-        "cells": n_read[: len(graphs)],
+        "cells": np.bincount(group[group >= 0], minlength=n_groups)[: len(keys)],
         "signed": signed,
         "seed": str(seed),
         "seconds": time.monotonic() - begun,
+        **({"effect": effect} if method == "knockout" else {}),
     }
-    if method == "attention":
-        parameters |= {"layers": _listed(layers), "heads": _listed(heads)}
-    if method == "knockout":
-        parameters |= {"effect": effect, "removal": removal}
     # written last, once nothing can fail any more
     target = adata.copy() if copy else adata
     for key, graph in graphs.items():
@@ -234,26 +228,15 @@ def grn(
     return target if copy else None
 
 
-def _keys(key_added: str, groups: Sequence[str] | None) -> list[str]:
+def _keys(key_added: str, groups: Sequence[str]) -> list[str]:
     """Name the key of each group's network; what h5ad and zarr take for a path becomes an underscore."""
-    if groups is None:
-        return [key_added]
     keys = [f"{key_added}_{name.replace('/', '_').replace(chr(92), '_')}" for name in groups]
     if repeated := sorted({key for key in keys if keys.count(key) > 1}):
         raise ValueError(f"two groups would be written to adata.varp[{repeated[0]!r}]: rename the one with a slash.")
     return keys
 
 
-def _check_arguments(
-    method: str,
-    n_targets: int | None,
-    min_fraction: float,
-    n_cells: int | None,
-    layers: Sequence[int] | None,
-    heads: Sequence[int] | None,
-    effect: str,
-    removal: str,
-) -> None:
+def _check_arguments(method: str, n_targets: int | None, min_fraction: float, n_cells: int | None, effect: str) -> None:
     if method not in get_args(Method):
         raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))}, got {method!r}.")
     for name, number in (("n_targets", n_targets), ("n_cells", n_cells)):
@@ -263,16 +246,8 @@ def _check_arguments(
         raise ValueError(f"min_fraction must be a share, from 0 to 1, got {min_fraction}.")
     if effect not in ("presence", "value"):
         raise ValueError(f'effect must be "value" or "presence", got {effect!r}.')
-    if removal not in ("remove", "mask"):
-        raise ValueError(f'removal must be "remove" or "mask", got {removal!r}.')
-    given = {"layers": layers is not None, "heads": heads is not None}
-    given |= {"effect": effect != "value", "removal": removal != "remove"}
-    of_method = {"attention": {"layers", "heads"}, "knockout": {"effect", "removal"}}.get(method, set())
-    if wrong := [name for name, is_given in given.items() if is_given and name not in of_method]:
-        raise ValueError(f"method {method!r} takes no {wrong[0]}.")
-    for name, numbers in (("layers", layers), ("heads", heads)):
-        if numbers is not None and not len(numbers):
-            raise ValueError(f"{name} names none; leave it out to take all.")
+    if effect != "value" and method != "knockout":
+        raise ValueError(f"method {method!r} takes no effect.")
 
 
 def _columns(adata: AnnData, source: Any) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
@@ -282,49 +257,6 @@ def _columns(adata: AnnData, source: Any) -> tuple[NDArray[np.int64], NDArray[np
     known = np.flatnonzero(of_var >= 0)[::-1]  # so that the first is written last
     column[of_var[known]] = known
     return column, np.asarray(adata.var_names).astype(object)
-
-
-def _summed(
-    pairs: Pairs,
-    method: str,
-    running: Running,
-    n_cells: int | None,
-    layers: Sequence[int] | None,
-    heads: Sequence[int] | None,
-    effect: Any,
-    removal: Any,
-    draw: np.random.Generator,
-) -> tuple[tuple[NDArray[Any], ...], NDArray[np.int64]]:
-    """Add up what a method needs over the cells of each group; also the number of cells of each."""
-    if method == "knockout":
-        n = np.bincount(pairs.group[pairs.group >= 0], minlength=pairs.n_groups)
-        return knockout.sums(pairs, running, n_cells or knockout.N_CELLS, effect, removal, draw), n
-    chosen = pairs.drawn(n_cells, draw)
-    n = np.bincount(pairs.group[chosen], minlength=pairs.n_groups)
-    if method == "embedding":
-        return embedding.sums(pairs, chosen, running), n
-    if method == "attention":
-        return attention.sums(pairs, chosen, running, layers, heads), n
-    return correlation.sums(pairs, chosen), n
-
-
-def _of_reference(
-    found: tuple[NDArray[Any], ...], numbered: list[str], number: int, reference: str
-) -> list[NDArray[Any]]:
-    """Give the sums of the reference group, or of all groups but one."""
-    if reference == "rest":
-        return [part.sum(axis=0) - part[number] for part in found]
-    return [part[numbered.index(reference)] for part in found]
-
-
-def _weights(pairs: Pairs, method: str, sums: list[NDArray[Any]]) -> NDArray[np.float64]:
-    if method == "embedding":
-        return embedding.weights(pairs, *sums)
-    if method == "attention":
-        return attention.weights(*sums)
-    if method == "knockout":
-        return knockout.weights(*sums)
-    return correlation.weights(*sums)
 
 
 def _matrix(
@@ -349,7 +281,3 @@ def _matrix(
     graph = sp.csr_matrix((np.concatenate(values), where), shape=(n_vars, n_vars))
     graph.sort_indices()
     return graph
-
-
-def _listed(numbers: Sequence[int] | None) -> NDArray[np.int64]:
-    return np.array([] if numbers is None else sorted(set(numbers)), dtype=np.int64)

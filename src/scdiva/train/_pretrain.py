@@ -174,7 +174,7 @@ def pretrain(
     reading = Reading(layer, use_raw, input, gene_ids, read_species(species))
 
     from scdiva.data.datamodule import CellDataModule
-    from scdiva.models.pretrained import save_model
+    from scdiva.models.network import save_model
     from scdiva.tokenizer.vocabulary import load_vocabulary
     from scdiva.train.callbacks import find_checkpoint
     from scdiva.train.runner import check_run, fit

@@ -20,7 +20,8 @@ from scdiva.data.stream import ValidationBatches
 from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, stratified_times
 from scdiva.diffusion.places import Ranked
 from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend
-from scdiva.models.scdiva import ScDiVa, ScDiVaOutput
+from scdiva.models.passes import ScDiVaOutput
+from scdiva.models.scdiva import ScDiVa
 from scdiva.train.base import TaskModule
 from scdiva.train.callbacks import CHECKPOINT_KEY
 from scdiva.train.config import PretrainingConfig

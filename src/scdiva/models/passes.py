@@ -1,16 +1,42 @@
-"""What every pass through the network checks first."""
+"""What goes into a pass through the network, checked, and what comes out."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from scdiva._constants import MASK, N_SPECIAL
+from scdiva.models.config import ScDiVaConfig
 
-if TYPE_CHECKING:
-    from scdiva.models.config import ScDiVaConfig
+
+class ScDiVaOutput(NamedTuple):
+    """What one pass gives.
+
+    Attributes
+    ----------
+    hidden
+        `(T, dim)`, the gene positions after the final norm, in the order of the input; `(0, dim)` without transformer.
+    cell_state
+        `(B, state_dim)`: `[LAT]` after the final norm; with the set encoder, its state `z`, or `z + R·[LAT]` under
+        `anchor_residual`.
+    anchor
+        `(B, state_dim)`, the state that `[LAT]` started from; `None` with `anchor="learned"` unless one was given.
+    cells
+        int64 `(T,)`, the cell of each position.
+    read
+        `(B, state_rank + 1)`, what a state head makes of each cell; `None` without one.
+    hidden_share
+        `(B,)`, share of each cell's identities that is masked.
+    """
+
+    hidden: Tensor
+    cell_state: Tensor
+    anchor: Tensor | None
+    cells: Tensor
+    read: Tensor | None
+    hidden_share: Tensor
 
 
 def check_input(

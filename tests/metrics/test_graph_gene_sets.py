@@ -205,7 +205,7 @@ def test_what_cannot_be_enriched_is_refused():
         enrichment({"m0": ["G1"], "m1": ["ENSG1"]}, sets, GENES)
     with pytest.raises(ValueError, match="0 of 0 modules"):
         enrichment({}, sets, GENES)
-    with pytest.raises(ValueError, match=r"None of 1 gene sets has 7 to 500 genes .* the largest has 6"):
+    with pytest.raises(ValueError, match=r"None of 1 gene sets .* has 7 to 500 of the"):
         enrichment({"m": GENES}, sets, GENES, min_genes=7)
     with pytest.raises(ValueError, match="min_genes must be 1 or more"):
         enrichment({"m": GENES}, sets, GENES, min_genes=0)

@@ -1,0 +1,343 @@
+"""A network beside its passes: what it carries with it, how it shows itself, and how it is written to a folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from scdiva._version import __version__
+from scdiva.models._folder import (
+    CARD,
+    CONFIG,
+    DTYPES,
+    FORMAT,
+    FORMAT_VERSION,
+    SUMMED,
+    VOCABULARY,
+    WEIGHTS,
+    is_model_folder,
+    write_sums,
+    written_beside,
+)
+from scdiva.models._summary import corpus_said, steps_said, table
+from scdiva.models.config import ScDiVaConfig
+from scdiva.nn.layers import Blocks
+
+if TYPE_CHECKING:
+    from scdiva.tokenizer.vocabulary import Vocabulary
+
+MOST_HASHED = 50_000_000
+"""Parameters of the largest model whose hash is shown: it takes a tenth of a second for ten million."""
+CARD_VALUE = 300
+"""Characters of the longest value that a model card written from the metadata repeats."""
+
+
+class Network(nn.Module):
+    """What a network is beside its passes.
+
+    Attributes
+    ----------
+    config
+        The architecture.
+    vocabulary
+        The genes that the tokens stand for; set by :func:`scdiva.models.load_model`.
+    metadata
+        What its author noted of it.
+    origin
+        Where it was loaded from.
+    """
+
+    config: ScDiVaConfig
+    blocks: Blocks
+    logits: Callable[..., Tensor]
+    values: Callable[..., Tensor]
+    vocabulary: Vocabulary
+    metadata: dict[str, Any] | None = None
+    origin: str | None = None
+
+    def __init__(self, config: ScDiVaConfig, *, generator: torch.Generator | None = None) -> None:
+        super().__init__()
+        self.config = config
+        if generator is None:
+            self._build()
+            return
+        seed = int(torch.randint(2**63 - 1, (1,), generator=generator, device=generator.device))
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            self._build()
+
+    def _build(self) -> None:
+        """Make the layers of the configuration, with weights drawn from torch's global stream."""
+        raise NotImplementedError
+
+    def known_vocabulary(self) -> Vocabulary:
+        """Give the vocabulary; ValueError if there is none."""
+        if getattr(self, "vocabulary", None) is None:
+            raise ValueError(
+                "this model has no vocabulary: set `model.vocabulary` to the genes that it was built for, or save it "
+                "with save_model(model, vocabulary, folder) and load that"
+            )
+        return self.vocabulary
+
+    @property
+    def state_dim(self) -> int:
+        """Width of the cell state."""
+        return self.config.state_dim
+
+    @property
+    def n_parameters(self) -> int:
+        """Number of trained numbers; tied weights count once."""
+        return sum(p.numel() for p in self.parameters())
+
+    @property
+    def adaptation(self) -> dict[str, Any] | None:
+        """What :func:`scdiva.tl.adapt` noted of its choice; `None`: the model is not adapted."""
+        found: dict[str, Any] | None = (self.metadata or {}).get("adaptation")
+        return found
+
+    def __repr__(self) -> str:
+        c = self.config
+        return (
+            f"ScDiVa({self.n_parameters:,} parameters, {c.n_genes:,} genes, {c.n_layers} layers of width {c.dim}, "
+            f"on {_device(self)})"
+        )
+
+    def _repr_html_(self) -> str:
+        return table("ScDiVa", model_rows(self))
+
+    def compile_blocks(self, **options: Any) -> None:
+        """Compile each transformer block in place (`torch.compile`), for any number of tokens.
+
+        Norms, gates and casts fuse into few kernels around the matrix products. With the Triton backend a block is one
+        graph; elsewhere attention breaks it. Compiling takes up to a minute, so it pays in long runs only. The names of
+        the weights stay as they are.
+
+        Parameters
+        ----------
+        **options
+            For `torch.compile`, such as `mode` or `backend`. `fullgraph=True` refuses a graph break.
+        """
+        self.blocks.compile_each(**options)
+
+    def release_blocks(self) -> None:
+        """Undo :meth:`compile_blocks`."""
+        self.blocks.release_each()
+
+    def gene_logits(self, *args: Any, **options: Any) -> Tensor:
+        """Give :meth:`ScDiVa.logits`, under its former name."""
+        warnings.warn("ScDiVa.gene_logits is called logits now.", DeprecationWarning, stacklevel=2)
+        return self.logits(*args, **options)
+
+    def predict_values(self, *args: Any, **options: Any) -> Tensor:
+        """Give :meth:`ScDiVa.values`, under its former name."""
+        warnings.warn("ScDiVa.predict_values is called values now.", DeprecationWarning, stacklevel=2)
+        return self.values(*args, **options)
+
+    def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
+        """Write the model, its vocabulary and its metadata to a folder, which is there whole or not at all.
+
+        What :func:`scdiva.models.save_model` does with `model.vocabulary`; that one also takes a card of your own,
+        other metadata, and a smaller type of numbers.
+
+        Parameters
+        ----------
+        path
+            The folder to make.
+        overwrite
+            Whether a model that stands there is replaced. Anything else never is.
+
+        Returns
+        -------
+        The folder.
+
+        Raises
+        ------
+        FileExistsError
+            If something stands there already, and it is no model or `overwrite` is False.
+        ValueError
+            If the model has no vocabulary, or weights are not finite.
+
+        Examples
+        --------
+        >>> import scdiva as sd
+        >>> model = sd.models.load_model()
+        >>> folder = model.save("my-model")
+        >>> sd.models.load_model("my-model").config == model.config
+        True
+        """
+        return save_model(self, self.known_vocabulary(), path, metadata=self.metadata, overwrite=overwrite)
+
+
+def save_model(
+    model: Network,
+    vocabulary: Vocabulary,
+    path: str | os.PathLike[str],
+    card: str | None = None,
+    metadata: dict[str, Any] | None = None,
+    *,
+    dtype: str = "float32",
+    overwrite: bool = False,
+) -> Path:
+    """Write a model, its vocabulary and its card to a folder.
+
+    The folder is written beside `path` and renamed, so that it is there whole or not at all.
+
+    Parameters
+    ----------
+    model
+        The model; it is left as it is.
+    vocabulary
+        The genes it was built for, with their entropy: `model.config.n_genes` of them.
+    path
+        The folder to make. Its parents are made as needed.
+    card
+        Markdown for the model's README.md; None writes a short one from the configuration and `metadata`.
+    metadata
+        What else to keep in config.json, for instance the corpus and the steps trained. Plain JSON values.
+    dtype
+        How weights are stored: ``"float32"``, ``"float16"`` or ``"bfloat16"``. They are loaded as float32 in any case.
+    overwrite
+        Whether a model folder that stands at `path` is replaced. Anything else that stands there never is.
+
+    Returns
+    -------
+    Path
+        The folder.
+
+    Raises
+    ------
+    FileExistsError
+        If something stands at `path` already, and it is no model folder or `overwrite` is False.
+    ValueError
+        If the vocabulary is not the model's, weights are not finite (or not in `dtype`), or `metadata` is not JSON.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> model = sd.models.load_model()
+    >>> folder = sd.models.save_model(model, model.vocabulary, "my-model")
+    >>> sd.models.load_model("my-model").config == model.config
+    True
+    """
+    from safetensors.torch import save
+
+    folder = Path(path).expanduser()
+    if folder.exists() and not (overwrite and is_model_folder(folder)):
+        hint = "pass overwrite=True" if is_model_folder(folder) else "it is no model folder; choose another path"
+        raise FileExistsError(f"{folder} exists already: {hint}")
+    if vocabulary.n_genes != model.config.n_genes:
+        raise ValueError(
+            f"the model was built for {model.config.n_genes:,} genes and the vocabulary holds {vocabulary.n_genes:,}: "
+            "pass the vocabulary that it was trained with"
+        )
+    weights = {name: _stored(name, tensor, dtype) for name, tensor in model.state_dict().items()}
+    config = {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "scdiva_version": __version__,
+        "model": model.config.stored(),
+        "n_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "dtype": dtype,
+        "vocabulary": {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint},
+        "metadata": metadata or {},
+    }
+    try:
+        text = json.dumps(config, indent=2, sort_keys=True, allow_nan=False) + "\n"
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"metadata must hold plain JSON values (str, int, finite float, bool, list, dict): {error}"
+        ) from error
+
+    with written_beside(folder, overwrite) as part:
+        (part / CONFIG).write_text(text, encoding="utf-8")
+        (part / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
+        vocabulary.write(part / VOCABULARY)
+        (part / CARD).write_text(_default_card(config) if card is None else card, encoding="utf-8")
+        write_sums(part, SUMMED)
+    return folder
+
+
+def _stored(name: str, tensor: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Copy a tensor to the CPU in the dtype it is stored in; refuse what that dtype can't hold."""
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype={dtype!r}: weights are stored as one of {', '.join(DTYPES)}")
+    value = tensor.detach().cpu().contiguous()
+    if not value.is_floating_point():
+        return value.clone()
+    if bad := int((~torch.isfinite(value)).sum()):
+        raise ValueError(f"{bad:,} of {value.numel():,} values of {name!r} are NaN or infinite: the model is not saved")
+    value = value.to(getattr(torch, dtype), copy=True)
+    if bad := int((~torch.isfinite(value)).sum()):
+        raise ValueError(f"{bad:,} values of {name!r} are too large for {dtype}: store them as bfloat16 or float32")
+    return value
+
+
+def _default_card(config: dict[str, Any]) -> str:
+    """Write a short model card from the configuration."""
+    said = {**config["model"], **config["metadata"]}
+    lines = [f"- {name}: {value if len(str(value)) <= CARD_VALUE else f'see {CONFIG}'}" for name, value in said.items()]
+    return (
+        "# An scdiva model\n\n"
+        f"{config['n_parameters']:,} parameters, {config['vocabulary']['n_genes']:,} genes; written by scdiva "
+        f"{config['scdiva_version']}.\n\n"
+        "Load it with `scdiva.models.load_model(folder)`; embed cells with `scdiva.tl.embed(adata, model=folder)`.\n\n"
+        "## Configuration\n\n" + "\n".join(lines) + "\n"
+    )
+
+
+def model_rows(model: Network) -> dict[str, object]:
+    """Describe a network, with or without a vocabulary, as far as it knows itself."""
+    c = model.config
+    metadata = getattr(model, "metadata", None) or {}
+    vocabulary: Vocabulary | None = getattr(model, "vocabulary", None)
+    hashed = vocabulary is not None and _device(model) != "meta" and model.n_parameters <= MOST_HASHED
+    return {
+        "comes from": getattr(model, "origin", None),
+        "size": f"{model.n_parameters:,} parameters",
+        "architecture": f"{c.n_layers} layers of width {c.dim}, {c.n_heads} heads; anchor {c.anchor!r}",
+        "reads of a cell": f"{c.input_length:,} genes, {c.max_length:,} of them in the transformer",
+        "cell state": f"{c.state_dim} numbers",
+        "genes": f"{c.n_genes:,}" if vocabulary is None else _vocabulary(vocabulary),
+        "species": metadata.get("species", None if vocabulary is None else vocabulary.species),
+        "trained on": corpus_said(metadata),
+        "training": steps_said(metadata),
+        "integrates batches": None if model.integration is None else "yes",
+        "SHA-256": f"{fingerprint(model)[:16]} of configuration, genes and weights" if hashed else None,
+        "device": _device(model),
+    }
+
+
+def of_model(model: Network) -> dict[str, object]:
+    """Describe the network of what was fitted on it."""
+    rows = model_rows(model)
+    names = {"comes from": "model", "size": "model size", "genes": "vocabulary", "SHA-256": "SHA-256 of the model"}
+    return {names.get(name, name): rows[name] for name in (*names, "species", "device")}
+
+
+def fingerprint(model: Network) -> str:
+    """SHA-256 of a model: its configuration, genes with their entropies, and every weight."""
+    digest = hashlib.sha256(json.dumps(model.config.stored(), sort_keys=True).encode())
+    digest.update(model.vocabulary.fingerprint.encode())
+    digest.update(np.ascontiguousarray(model.vocabulary.entropy).tobytes())
+    for name, tensor in model.state_dict().items():
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _vocabulary(vocabulary: Vocabulary) -> str:
+    """Say how many genes, and which vocabulary."""
+    return f"{vocabulary.n_genes:,}, fingerprint {vocabulary.fingerprint[:12]}"
+
+
+def _device(model: Network) -> str:
+    return str(next(model.parameters()).device)

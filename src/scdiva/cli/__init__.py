@@ -1,7 +1,7 @@
 """The command line: `scdiva embed cells.h5ad -o embedded.h5ad`, and so on, down to `scdiva info`.
 
-Every option is an argument of a function, or a field of a dataclass, and what `--help` says of it is what its docstring
-says: the command line, the YAML file and Python say the same things by the same names. Heavy packages are imported when
+Every option is an argument of a function, or a field of a dataclass, and its `--help` is its docstring's
+description: the command line, the YAML file and Python use the same names. Heavy packages are imported when
 work begins: `--help` answers at once.
 """
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns
     -------
-    0, or 1 after an error in what was asked (said in one line on stderr; with `--verbosity debug` where it arose too),
+    0, or 1 after an error (one line on stderr; with `--verbosity debug` the traceback too),
     or 130 after Ctrl-C. An option that there is not, or that makes no sense by itself, ends the process with 2.
     """
     from scdiva.cli._parser import options_of
@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except _EXPECTED as error:
         if debug:
             traceback.print_exc()
-        said = error.args[0] if isinstance(error, KeyError) and error.args else error
-        _say(command, _as_options(str(said) or type(error).__name__, options))
+        message = error.args[0] if isinstance(error, KeyError) and error.args else error
+        _say(command, _as_options(str(message) or type(error).__name__, options))
         return 1
     except KeyboardInterrupt:
         how = {
@@ -79,7 +79,7 @@ def _run(command: str, options: dict[str, Any]) -> Any:
 
 
 def _writes(command: str) -> bool:
-    """Whether this process says what was written: of several that pretrain together the first does."""
+    """Whether this process prints what was written: of several that pretrain together the first does."""
     if command != "pretrain":
         return True
     from scdiva.train.runner import is_first_process
@@ -93,5 +93,5 @@ def _say(command: str, text: str) -> None:
 
 
 def _as_options(text: str, options: dict[str, Any]) -> str:
-    """Write what a message says of arguments as options."""
-    return re.sub(r"\b(\w+)=True\b", lambda said: f"--{said[1]}" if said[1] in options else said[0], text)
+    """Write arguments in a message as options."""
+    return re.sub(r"\b(\w+)=True\b", lambda match: f"--{match[1]}" if match[1] in options else match[0], text)

@@ -154,7 +154,7 @@ def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
 
 
 def _read(file: Path) -> AnnData:
-    """Read a file of cells whole; what is wrong with it is said with its name."""
+    """Read a file of cells whole; errors name it."""
     import anndata
 
     from scdiva.data.stored import open_root

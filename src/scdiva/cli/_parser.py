@@ -1,4 +1,4 @@
-"""The command line's options, read off signatures and dataclasses, and what they mean, off docstrings.
+"""The command line's options, read off signatures and dataclasses, with their help, off docstrings.
 
 jsonargparse could read the types of a call itself, and imports all that they name: torch, anndata and the model before
 `--help` answers. So types are read from the source here, and of what is imported for type checkers alone only AnnData
@@ -44,17 +44,17 @@ _OURS = {
     "out": "The file to write: a .zarr folder if its name ends so, else .h5ad. It is there whole or not at all.",
     "overwrite": "Replace what stands at --out, and at --save.",
     "save": "A folder to keep in what was fitted, for --model of later calls.",
-    "config": "A YAML file with any of the options below; what the command line says goes before it.",
+    "config": "A YAML file with any of the options below; the command line takes precedence.",
     "print_config": "Print such a file with the options as they are, and end.",
 }
-"""What is said of options that no docstring has."""
+"""Help of options that no docstring has."""
 _SPECIES = (
     " On the command line: human, mouse, or a FILE of two columns, gene and human gene, separated by commas if its "
     "name ends in .csv, else by tabs."
 )
-"""What is said of `--species` beside the docstring."""
+"""Help of `--species`, after the docstring's."""
 _UNKNOWN = re.compile(r"(?:Group '([^']+)' does not accept option|Option) '([^']+)'")
-"""How the parser speaks of a key in a file that there is not."""
+"""The parser's message about an unknown key in a file."""
 _SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}\n", flags=re.M)
 _ROLE = re.compile(r":\w+:`~?(?:([^`<]+) <[^`]*>|(?:[\w.]+\.)?([\w]+))`")
 _VALUES = {"None": "null", "True": "true", "False": "false"}
@@ -77,7 +77,7 @@ class _Help(DefaultHelpFormatter):
 
 
 class _Parser(ArgumentParser):
-    """A parser that says in one line what is wrong, and which option may have been meant; none is abbreviated."""
+    """A parser whose errors are one line and name the nearest option; none is abbreviated."""
 
     def __init__(self, command: str, description: str, usage: str) -> None:
         super().__init__(
@@ -89,7 +89,7 @@ class _Parser(ArgumentParser):
         )
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Say what is wrong and end the process with code 2.
+        """Write what is wrong and end the process with code 2.
 
         Parameters
         ----------
@@ -139,8 +139,8 @@ def command_parser(command: str, preset: str | None = None) -> ArgumentParser:
 
 def _call_parser(command: str) -> ArgumentParser:
     call = CALLS[command]
-    said = f"{call.line} In Python: scdiva.tl.{call.name}. {summary(call.function)}"
-    parser = _Parser(command, said, "FILE -o OUT")
+    description = f"{call.line} In Python: scdiva.tl.{call.name}. {summary(call.function)}"
+    parser = _Parser(command, description, "FILE -o OUT")
     _add_config(parser)
     parser.add_argument("--file", type=str, required=True)
     parser.add_argument("-o", "--out", type=str, required=True)
@@ -194,12 +194,12 @@ def _add_settings(parser: ArgumentParser, names: Sequence[str]) -> None:
     _explain(parser, {name: text for name, text in arguments(Settings).items() if name in names})
 
 
-def _explain(parser: ArgumentParser, said: Mapping[str, str], prefix: str = "") -> None:
+def _explain(parser: ArgumentParser, texts: Mapping[str, str], prefix: str = "") -> None:
     """Give options their help."""
     for action in parser._actions:
         name = action.dest.removeprefix(prefix)
-        if action.dest == f"{prefix}{name}" and name in said:
-            action.help = said[name] + (_SPECIES if name == "species" else "")
+        if action.dest == f"{prefix}{name}" and name in texts:
+            action.help = texts[name] + (_SPECIES if name == "species" else "")
 
 
 def options_of(argv: Sequence[str] | None) -> tuple[str, dict[str, Any]]:
@@ -230,10 +230,10 @@ def options_of(argv: Sequence[str] | None) -> tuple[str, dict[str, Any]]:
 
 
 def _preset(parser: ArgumentParser, words: list[str]) -> str | None:
-    """Find the preset, which may stand in a configuration file, and gives the defaults under everything that is said.
+    """Find the preset, which may stand in a configuration file, and gives the defaults of all other options.
 
     The words that print the options end the process, before the preset's are known, and print also where what is
-    required is not said: they are left out here, and that is made up, under all that is said.
+    required is not given: they are left out here, and placeholders stand before all that is given.
     """
     quiet = [word for word in words if word.split("=")[0] != "--print_config"]
     preset: str | None = parser.parse_args(["--train", "[x]", "--out", "x", *quiet]).preset
@@ -241,7 +241,7 @@ def _preset(parser: ArgumentParser, words: list[str]) -> str | None:
 
 
 def _spelled_out(parser: ArgumentParser, words: list[str], bare: str | None) -> list[str]:
-    """Say outright what may be left out: `true` of a switch, and before a word that belongs to no option, its option.
+    """Complete what may be left out: `true` of a switch, and before a word that belongs to no option, its option.
 
     Parameters
     ----------
@@ -253,7 +253,7 @@ def _spelled_out(parser: ArgumentParser, words: list[str], bare: str | None) -> 
         The option; None leaves such words as they are.
     """
     kinds = {name: action for action in parser._actions for name in action.option_strings}
-    said: list[str] = []
+    complete: list[str] = []
     found = None
     while words:
         word, *words = words
@@ -262,21 +262,21 @@ def _spelled_out(parser: ArgumentParser, words: list[str], bare: str | None) -> 
                 if found is not None:
                     parser.error(f"one file is read, but beside {found!r} there is {word!r}")
                 found = word
-                said.append(bare)
-            said.append(word)
+                complete.append(bare)
+            complete.append(word)
             continue
-        said.append(word)
+        complete.append(word)
         action = kinds.get(word)
         if (action is not None and action.nargs == 0) or "=" in word:
             continue
         if action is None:  # is going to be refused, with the word that was meant for it
-            said += [words.pop(0)] if words and not words[0].startswith("-") else []
+            complete += [words.pop(0)] if words and not words[0].startswith("-") else []
             continue
         if getattr(action, "_typehint", None) is bool and (not words or words[0].lower() not in ("true", "false")):
-            said.append("true")
+            complete.append("true")
         elif words and action.dest != "print_config":
-            said.append(words.pop(0))
-    return said
+            complete.append(words.pop(0))
+    return complete
 
 
 def _overview(word: str) -> NoReturn:
@@ -298,8 +298,8 @@ def _overview(word: str) -> NoReturn:
         raise SystemExit(0)
     what = "option" if word.startswith("-") else "command"
     known = ["--help", "--version"] if what == "option" else list(COMMANDS)
-    said = f"no {what} {word}{or_nearest(word, known)}" if word else f"name a command: {', '.join(COMMANDS)}"
-    sys.stderr.write(f"scdiva: {said}. See --help.\n")
+    message = f"no {what} {word}{or_nearest(word, known)}" if word else f"name a command: {', '.join(COMMANDS)}"
+    sys.stderr.write(f"scdiva: {message}. See --help.\n")
     raise SystemExit(2)
 
 
@@ -358,21 +358,21 @@ def summary(thing: Any) -> str:
 
 
 def arguments(thing: Any, others: Mapping[str, Callable[..., Any]] | None = None) -> dict[str, str]:
-    """Say what each argument of a function, or each field of a dataclass, means.
+    """Describe each argument of a function, or each field of a dataclass.
 
     Parameters
     ----------
     thing
         Function or class with a numpydoc docstring; of a class those it comes from are read too.
     others
-        Functions by name to which a description may lead on ("as in :func:`embed`"): what they say of the argument is
-        said instead.
+        Functions by name to which a description may refer ("as in :func:`embed`"): their description of the argument is
+        given instead.
 
     Returns
     -------
     Text without markup, by name. Of several names described together each gets the common text.
     """
-    said: dict[str, str] = {}
+    found: dict[str, str] = {}
     for one in reversed(inspect.getmro(thing)) if inspect.isclass(thing) else [thing]:
         for names, text in _entries(inspect.getdoc(one) or ""):
             led_on = _LED_ON.search(text)
@@ -380,8 +380,8 @@ def arguments(thing: Any, others: Mapping[str, Callable[..., Any]] | None = None
             there = arguments(function, others) if function is not None and function is not thing else {}
             if len(names) == 1 and "see :func:" not in " ".join(text.lower().split()):
                 there = {}  # a remark on what is described here
-            said |= {name: there.get(name, plain(text)) for name in names}
-    return said
+            found |= {name: there.get(name, plain(text)) for name in names}
+    return found
 
 
 def plain(text: str) -> str:

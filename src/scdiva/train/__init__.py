@@ -1,4 +1,4 @@
-"""Training: modules that hold the losses, and the one function that runs them. Loaded when first named."""
+"""Training: modules that hold the losses, and the calls that run them. Loaded when first named."""
 
 from __future__ import annotations
 

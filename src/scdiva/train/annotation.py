@@ -1,4 +1,4 @@
-"""Fit an annotation head on labelled cells held in memory, and find out on held-out ones what its answers are worth."""
+"""Fit an annotation head on labelled cells held in memory, and calibrate its predictions on held-out ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from scdiva.train.own_components import N_DIRECTIONS, centred, own_directions
 N_GENES = 2000
 """Genes that are read one by one, those of the highest dispersion."""
 FOLDS = 3
-"""Parts in which cells are held out to see what answers are worth."""
+"""Parts in which cells are held out to see how good predictions are."""
 MOST_FITTED, MOST_HELD_OUT, LEAST_OF_LABEL = 20_000, 5_000, 50
 """Most cells that a classifier is fitted on, most that are held out in turn, and how many of each label are then kept
 at least (or all)."""
@@ -63,7 +63,7 @@ class Reference(NamedTuple):
 
 
 class HeldOut(NamedTuple):
-    """What classifiers say of cells that they were not fitted on.
+    """Predictions of classifiers for cells that they were not fitted on.
 
     Attributes
     ----------
@@ -149,7 +149,7 @@ def fit_head(
 
 @torch.no_grad()
 def held_out(head: AnnotationHead, reference: Reference, config: AnnotationConfig) -> HeldOut:
-    """Fit classifiers anew on all but a part of the labelled cells, and hear what they say of that part, in turn.
+    """Fit classifiers anew on all but a part of the labelled cells, and predict that part, in turn.
 
     Each label is dealt out over the parts, so that a label of two cells or more is known to every classifier but that
     of one part; the only cell of a label is left out.
@@ -196,7 +196,7 @@ def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
     head
         Changed in place. Without a held-out cell it is left as it is.
     found
-        What was heard of held-out cells.
+        Predictions for held-out cells.
 
     Returns
     -------

@@ -143,7 +143,7 @@ class TaskModule(pl.LightningModule):
                 setattr(part, "micro_batches", number)  # noqa: B010, for mypy: a module's attributes are tensors
 
     def on_fit_start(self) -> None:
-        """Begin without batches; tell the network in how many parts it runs. Called by Lightning."""
+        """Begin without batches; set in how many parts the network runs. Called by Lightning."""
         self._window.clear()
         self.bad_batches = []
         self.micro_batches = self._micro_batches
@@ -250,7 +250,7 @@ class TaskModule(pl.LightningModule):
         raise FloatingPointError(
             f"The loss is {float(loss.detach())} at batch {number}{self._at_step()}."
             if not finite
-            else f"The loss of another process is not finite{self._at_step()}; that one tells more."
+            else f"The loss of another process is not finite{self._at_step()}; its message names the batch."
         )
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -272,7 +272,7 @@ class TaskModule(pl.LightningModule):
 
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
         """One batch of the fixed validation set; it is corrupted in the same way each time. Called by Lightning."""
-        # the same in all processes, each of which sees all of it: what they say is what one alone would
+        # the same in all processes, each of which sees all of it: their mean is that of one alone
         loss, parts = self.compute_loss(batch, step_generator(self.config.seed, batch_idx, "validation/0"))
         self._log("val", loss, parts, batch.n_cells)
 
@@ -322,10 +322,10 @@ class TaskModule(pl.LightningModule):
         now, then = self.config.to_dict(), saved["config"]
         changed = sorted(k for k in now.keys() | then.keys() if k not in MAY_CHANGE and now.get(k) != then.get(k))
         if changed:
-            said = ", ".join(f"{k}: {then.get(k)} then, {now.get(k)} now" for k in changed)
+            differing = ", ".join(f"{k}: {then.get(k)} then, {now.get(k)} now" for k in changed)
             raise ValueError(
-                f"A resumed run must have the configuration that it began with ({said}). To go on under another one, "
-                "save the model and start a new run from it."
+                f"A resumed run must have the configuration that it began with ({differing}). To go on under another "
+                "one, save the model and start a new run from it."
             )
         if saved.get("world_size", 1) != self._world_size:
             raise ValueError(

@@ -39,7 +39,7 @@ def correct_batches(
     *,
     labels: NDArray[Any] | None = None,
 ) -> Matrix:
-    r"""Take from each state what its batch adds to it, cluster by cluster (Harmony; Korsunsky et al. 2019).
+    r"""Correct batch effects, cluster by cluster (Harmony; Korsunsky et al. 2019).
 
     Cells share soft clusters on the unit sphere, each drawn towards all batches equally:
 
@@ -80,7 +80,7 @@ def correct_batches(
 
 
 def batch_prior(corrected: NDArray[Any], batch: NDArray[Any], rng: np.random.Generator) -> Matrix:
-    """Logarithm of the batches' shares among cells like each: what its kind tells of its batch, effects apart.
+    """Logarithm of the batches' shares among cells like each: what a batch can be expected to be, batch effects apart.
 
     Parameters
     ----------
@@ -159,10 +159,10 @@ def draw_partners(pairs: sp.csr_matrix, rows: NDArray[Any], generator: torch.Gen
         CPU generator.
     """
     counts = np.diff(pairs.indptr)[rows]
-    places = (torch.rand(len(rows), generator=generator, dtype=torch.float64).numpy() * counts).astype(np.int64)
+    drawn = (torch.rand(len(rows), generator=generator, dtype=torch.float64).numpy() * counts).astype(np.int64)
     partners = np.full(len(rows), -1, dtype=np.int64)
     paired = counts > 0
-    partners[paired] = pairs.indices[pairs.indptr[rows[paired]] + places[paired]]
+    partners[paired] = pairs.indices[pairs.indptr[rows[paired]] + drawn[paired]]
     return torch.from_numpy(partners)
 
 
@@ -242,7 +242,7 @@ def _cluster(
 
 
 def _effects(states: Matrix, share: Matrix, design: Matrix, ridge: float) -> Matrix:
-    """Tell what batches add to each cell: by cluster, a ridge regression on them; its intercept is no effect."""
+    """Give what batches add to each cell: by cluster, a ridge regression on them; its intercept is no effect."""
     full = np.concatenate([np.ones((len(design), 1)), design], axis=1)
     penalty = np.diag([0.0, *np.full(design.shape[1], ridge)])
     added = np.zeros_like(states)

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, Checkpoint
-from pytorch_lightning.callbacks.progress import ProgressBar
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
@@ -35,7 +34,7 @@ CHECKPOINT_KEY = "scdiva"
 
 
 class AtomicIO(TorchCheckpointIO):
-    """Write a checkpoint beside the old one and put it in its place once it is on the disk.
+    """Write a checkpoint beside the old one and rename it once it is on the disk.
 
     Lightning writes into the system's temporary folder and moves the file, which across file systems is a copy, and a
     kill then leaves half of one under the old name.
@@ -189,12 +188,12 @@ class Stopper(Callback):
         self._since = 0.0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Listen to signals in the place of Lightning, which puts back whoever did before. Called by Lightning."""
+        """Handle signals instead of Lightning, which restores the handlers from before. Called by Lightning."""
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, self._heard)
-            signal.signal(signal.SIGINT, self._heard)
+            signal.signal(signal.SIGTERM, self._received)
+            signal.signal(signal.SIGINT, self._received)
 
-    def _heard(self, number: int, frame: FrameType | None) -> None:
+    def _received(self, number: int, frame: FrameType | None) -> None:
         if self.signal == signal.SIGINT == number and time.monotonic() - self._since > IMPATIENT:
             raise KeyboardInterrupt
         if self.signal is None:
@@ -203,15 +202,15 @@ class Stopper(Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Stop if a signal came, at the end of an optimiser step. Called by Lightning."""
+        """Stop if a signal was received, at the end of an optimiser step. Called by Lightning."""
         if trainer.fit_loop._should_accumulate():
             return
-        heard = self.signal is not None
+        stops = self.signal is not None
         if trainer.world_size > 1:
-            heard = trainer.strategy.reduce_boolean_decision(heard, all=False)
-        if not heard:
+            stops = trainer.strategy.reduce_boolean_decision(stops, all=False)
+        if not stops:
             return
-        self.signal = self.signal or signal.SIGTERM  # another process heard it
+        self.signal = self.signal or signal.SIGTERM  # another process received it
         if trainer.global_step != trainer.max_steps:
             self.saver.save(trainer)
             trainer.limit_val_batches = 0  # a run that is stopped would be validated first
@@ -219,7 +218,7 @@ class Stopper(Callback):
 
 
 def write_cells(folder: Path, datamodule: Any, numbers: Sequence[int]) -> Path | None:
-    """Write down which cells some batches of the training stream hold.
+    """Write which cells some batches of the training stream hold.
 
     Parameters
     ----------
@@ -227,7 +226,7 @@ def write_cells(folder: Path, datamodule: Any, numbers: Sequence[int]) -> Path |
         Where `not_finite_batch_<number>.csv` is to appear, the number that of the first batch: one line a cell, with
         batch, study, file, row and, if the file is no packed corpus, the cell's name.
     datamodule
-        The run's; one without `cells_of_batch` cannot say which cells a batch has.
+        The run's; one without `cells_of_batch` does not know which cells a batch has.
     numbers
         Of the batches, counted over all processes.
 
@@ -276,18 +275,22 @@ def run_logs(out: Path, log_every: int, *, tensorboard: bool = False) -> list[Lo
 
 
 class Watch(Callback):
-    """Measure cells a second, log them, and have the logs on the disk whenever a checkpoint is.
+    """Measure cells a second, log them, show the run as one bar, and write the logs whenever a checkpoint is written.
 
-    The rate is of all processes together; the time of checkpoints counts, that of validation does not.
+    The rate is of all processes together; the time of checkpoints counts, that of validation does not. The bar is over
+    the optimiser steps of the whole run, with loss, rate and the time left; of several processes the first draws it.
 
     Parameters
     ----------
     n_steps
         Optimiser steps over which the rate is taken, the last ones.
+    progress
+        Whether to show the bar.
     """
 
-    def __init__(self, n_steps: int) -> None:
-        self.rate = 0.0
+    def __init__(self, n_steps: int, *, progress: bool = False) -> None:
+        self.progress = progress
+        self._bar: tqdm[Any] | None = None
         self._cells = 0
         self._paused = 0.0
         self._since = 0.0
@@ -295,32 +298,45 @@ class Watch(Callback):
         self._step = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock. Called by Lightning."""
+        """Start the clock, and show the bar. Called by Lightning."""
         self._cells, self._paused, self._step = 0, 0.0, trainer.global_step
         self._marks.clear()
         self._marks.append((time.perf_counter(), 0))
+        if self.progress and trainer.is_global_zero:
+            total = None if trainer.max_steps < 0 else trainer.max_steps
+            self._bar = progress_bar(desc="training", unit="step", total=total, initial=trainer.global_step, shown=True)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the batch's cells. Called by Lightning."""
+        """Count the batch's cells, and move the bar on after a step. Called by Lightning."""
         n_cells = batch.n_cells
         self._cells += n_cells * trainer.world_size
         now = time.perf_counter() - self._paused
         then, cells = self._marks[0]
-        self.rate = (self._cells - cells) / max(now - then, 1e-9)
-        if trainer.global_step != self._step:
-            self._step = trainer.global_step
-            self._marks.append((now, self._cells))
-        pl_module.log(RATE, self.rate, batch_size=n_cells)
+        rate = (self._cells - cells) / max(now - then, 1e-9)
+        pl_module.log(RATE, rate, batch_size=n_cells)
+        if trainer.global_step == self._step:
+            return
+        if self._bar is not None:
+            loss = trainer.callback_metrics.get("train/loss")
+            shown = f"{rate:,.0f} cells/s" + ("" if loss is None else f", loss {float(loss):.3f}")
+            self._bar.set_postfix_str(shown, refresh=False)
+            self._bar.update(trainer.global_step - self._step)
+        self._step = trainer.global_step
+        self._marks.append((now, self._cells))
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop the clock. Called by Lightning."""
         self._since = time.perf_counter()
+        if self._bar is not None:
+            self._bar.set_description_str("validating")
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Let the clock go on. Called by Lightning."""
+        """Start the clock again. Called by Lightning."""
         self._paused += time.perf_counter() - self._since
+        if self._bar is not None:
+            self._bar.set_description_str("training")
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -328,59 +344,6 @@ class Watch(Callback):
         """Write the logs: a resumed run begins at the checkpoint and logs what came after it anew. By Lightning."""
         for log in trainer.loggers:
             log.save()
-
-
-class StepBar(ProgressBar):
-    """One bar over the optimiser steps of the whole run, with loss, cells a second and the time left.
-
-    Parameters
-    ----------
-    watch
-        Measures the rate.
-    """
-
-    def __init__(self, watch: Watch) -> None:
-        super().__init__()
-        self.watch = watch
-        self._shown = True
-        self._bar: tqdm[Any] | None = None
-
-    def disable(self) -> None:
-        """Show nothing; Lightning calls this on all processes but the first."""
-        self._shown = False
-
-    def enable(self) -> None:
-        """Show the bar again."""
-        self._shown = True
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Show the bar. Called by Lightning."""
-        total = None if trainer.max_steps < 0 else trainer.max_steps
-        self._bar = progress_bar(
-            desc="training", unit="step", total=total, initial=trainer.global_step, shown=self._shown
-        )
-
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Move the bar on by what was trained. Called by Lightning."""
-        if self._bar is None or self._bar.disable:
-            return
-        if trainer.global_step > self._bar.n:
-            loss = trainer.callback_metrics.get("train/loss")
-            said = f"{self.watch.rate:,.0f} cells/s" + ("" if loss is None else f", loss {float(loss):.3f}")
-            self._bar.set_postfix_str(said, refresh=False)
-            self._bar.update(trainer.global_step - self._bar.n)
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Say what takes time. Called by Lightning."""
-        if self._bar is not None:
-            self._bar.set_description_str("validating")
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Go on. Called by Lightning."""
-        if self._bar is not None:
-            self._bar.set_description_str("training")
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Close the bar, however the run ended. Called by Lightning."""

@@ -79,7 +79,7 @@ class OptimiserConfig:
         Batches per optimiser step.
     micro_batches
         Parts of a batch that the transformer runs over in turn, for one more forward pass; the step stays that of the
-        whole batch. When memory runs out it is doubled, and this is said.
+        whole batch. When memory runs out it is doubled, with a warning.
     learning_rate
         Highest learning rate, reached after the warm-up.
     final_learning_rate
@@ -175,27 +175,27 @@ class PretrainingConfig(OptimiserConfig):
     value_weight
         λ of the value term; 10 in the paper.
     value_mask_rate
-        Share of shown genes whose value alone is hidden. 0 in the paper, which so never trains "the value of gene g in
+        Share of visible genes whose value alone is masked. 0 in the paper, which never trains "the value of gene g in
         this context", the question that imputation and perturbation ask.
     min_time
         Least diffusion time.
     scored_genes
-        Most hidden genes of a cell (in expectation) whose identity is scored in a step, drawn at random; None scores
-        all. The gene head is most of a small model's work, and the hidden genes of one cell tell much the same. Only
+        Most masked genes of a cell (in expectation) whose identity is scored in a step, drawn at random; None scores
+        all. The gene head is most of a small model's work, and the masked genes of one cell are largely redundant. Only
         with `loss_norm="per_cell"`, which stays unbiased.
     place_prior
-        Whether the network is given what the rank of a masked gene says of it
-        (:func:`scdiva.diffusion.place_log_prior`), so that it learns what that does not say. Needs a state head, which
-        says what values are expected, and `scored_genes`.
+        Whether the network is given what the rank of a masked gene implies
+        (:func:`scdiva.diffusion.place_log_prior`), so that it learns the rest. Needs a state head, which predicts
+        values, and `scored_genes`.
     anchor_objective
         What makes the cell state carry the cell; in a plain denoising pass nothing does directly. `"none"` (the
         paper), or one or more of these joined by `"+"`:
 
         - `"genes"`: a linear decoder predicts the cell's genes from its state, study as covariate of the decoder;
         - `"contrast"`: InfoNCE between two corruption levels of a cell, negatives from its own study only, so that
-          telling studies apart earns nothing.
+          distinguishing studies earns nothing.
     anchor_max_time
-        A view hides at most this share of the genes in expectation, and cells corrupted beyond it enter neither
+        A view leaves out at most this share of the genes in expectation, and cells corrupted beyond it enter neither
         `"genes"` nor `"contrast"`: of an almost empty cell nothing can be known.
     genes_weight, contrast_weight
         Weights of these terms.
@@ -239,10 +239,10 @@ class PretrainingConfig(OptimiserConfig):
 
     @classmethod
     def paper(cls) -> PretrainingConfig:
-        """Return what the paper says of its training: 4 epochs, global batch 768, λ = 10, t ~ U(0, 1), one plain pass.
+        """Return the paper's training: 4 epochs, global batch 768, λ = 10, t ~ U(0, 1), one plain pass.
 
-        Its 59,162,450 cells make 308,138 steps in four epochs. Learning rate, warm-up and decay, of which it says
-        nothing, are ours.
+        Its 59,162,450 cells make 308,138 steps in four epochs. Learning rate, warm-up and decay, which it does
+        not give, are ours.
         """
         steps = round(4 * 59_162_450 / 768)
         return cls(steps=steps, batch_size=768, value_mask_rate=0.0, anchor_objective="none")
@@ -373,7 +373,7 @@ class IntegrationConfig(OptimiserConfig):
         Weight of the reversed gradient at the end of its schedule, and the γ of
         `2 / (1 + exp(-γ p)) - 1` with p the share of the steps done.
     max_time
-        Genes are hidden with probability t ~ U(0, max_time), drawn for each cell.
+        Genes are masked with probability t ~ U(0, max_time), drawn for each cell.
     """
 
     steps: int = 1000
@@ -399,7 +399,7 @@ class IntegrationConfig(OptimiserConfig):
 class AnnotationConfig(OptimiserConfig):
     """Fit of an annotation head (:mod:`scdiva.train.annotation`).
 
-    The paper probes a frozen backbone with an MLP and fine-tunes, and says no more; all values here are ours.
+    The paper probes a frozen backbone with an MLP and fine-tunes, without details; all values here are ours.
 
     Attributes
     ----------
@@ -414,7 +414,7 @@ class AnnotationConfig(OptimiserConfig):
     hidden, probe_steps, probe_learning_rate
         Width of the probe's two hidden layers, and its training.
     max_time
-        While fine-tuning, genes are hidden with probability t ~ U(0, max_time), drawn for each cell.
+        While fine-tuning, genes are masked with probability t ~ U(0, max_time), drawn for each cell.
     """
 
     batch_size: int = 256
@@ -435,7 +435,7 @@ class AnnotationConfig(OptimiserConfig):
 class PerturbationConfig(OptimiserConfig):
     """Fit of what a network adds to expected responses (:mod:`scdiva.perturbation.training`).
 
-    The paper names the weighted error and says no more; all values here are ours.
+    The paper names the weighted error, without details; all values here are ours.
 
     Attributes
     ----------

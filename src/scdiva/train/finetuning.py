@@ -38,7 +38,7 @@ class AnnotationModule(TaskModule):
     model
         Trained in place.
     head
-        Its classifier is trained with it; all else of it stays.
+        Its classifier is trained with it; the rest of it stays.
     config
         Of the training.
     weights
@@ -152,7 +152,7 @@ def fit_with_model(
 
     Returns
     -------
-    The trained model, the head on it, and what is said of held-out cells; None where no cell could be held out, or
+    The trained model, the head on it, and the predictions for held-out cells; None where no cell could be held out, or
     training did not help. And what was found in training.
 
     Warns
@@ -224,7 +224,7 @@ def finetune(
     Returns
     -------
     What :func:`scdiva.train.loop.continue_training` found, with `improved`, whether held-out cells are predicted
-    better than before; and what is said of them in the end.
+    better than before; and the predictions for them in the end.
     """
     weights = label_weights(reference.labels[split.training], head.sizes.n_labels, config.balanced)
     train_states(model, how, config.seed)
@@ -243,5 +243,5 @@ def finetune(
         head.centroids.copy_(state_centroids(head, u, reference.labels[split.training]))
         u, genes = read_cells(head, new, split.held_out)
         logits = head.classifier(head.inputs(u, genes))
-        heard = HeldOut(reference.labels[split.held_out], logits.numpy(), head.cosines(u, head.centroids).numpy())
-    return {**found, "improved": found["best_loss"] < found["start_loss"]}, heard
+        predicted = HeldOut(reference.labels[split.held_out], logits.numpy(), head.cosines(u, head.centroids).numpy())
+    return {**found, "improved": found["best_loss"] < found["start_loss"]}, predicted

@@ -37,7 +37,7 @@ HISTORY = ("step", "loss", "denoising", "reversal", "contrast", "pairs")
 
 
 class Covariates(NamedTuple):
-    """What is known of the cells.
+    """Batches and labels of the cells.
 
     Attributes
     ----------
@@ -69,9 +69,9 @@ class IntegrationModule(TaskModule):
 
     - denoising: of the whole cell, and of the same cell thinned, the head gives the corrected state of the whole
       (:func:`~scdiva.train.batch_correction.correct_batches`): two corruption levels meet in one state;
-    - reversal: from the integrated state a discriminator tells the batch, and its gradient, reversed, takes away what
-      it tells it by, more so as training goes on. It is given how often each batch is met among similar cells
-      (:func:`~scdiva.train.batch_correction.batch_prior`) and is asked for what tells more than that: else types that
+    - reversal: from the integrated state a discriminator predicts the batch, and its gradient, reversed, removes what
+      it predicts it by, more so as training goes on. It is given how often each batch is met among similar cells
+      (:func:`~scdiva.train.batch_correction.batch_prior`) and has to predict more than that: else types that
       some batches have few of would be drawn into others, until all batches had the same;
     - supervised contrast between labelled cells, those of one label against all others;
     - without labels, contrast of pairs: what should be near a cell is picked out among others, the same cell thinned
@@ -149,10 +149,10 @@ class IntegrationModule(TaskModule):
         if thinned is not None:
             view = head.integrated(thinned)
             denoising = (denoising + (1 - (view * target).sum(dim=1)).mean()) / 2
-        told = _Reversed.apply(state, self.reversal())  # type: ignore[no-untyped-call]
+        reversed_state = _Reversed.apply(state, self.reversal())  # type: ignore[no-untyped-call]
         reversal = state.new_zeros(())
         for number, discriminator in enumerate(self.discriminators):
-            logits = buffers[f"prior{number}"][rows] + discriminator(told * head.dim**0.5)
+            logits = buffers[f"prior{number}"][rows] + discriminator(reversed_state * head.dim**0.5)
             reversal = reversal + F.cross_entropy(logits, buffers[f"batch{number}"][rows])
         contrast = supervised_contrast_loss(state, buffers["labels"][rows], c.temperature)
         pairs = self._pairs(state, view, rows, generator)
@@ -175,9 +175,9 @@ class IntegrationModule(TaskModule):
         positives = torch.stack([near if view is None else view, near])
         present = torch.stack([torch.full_like(paired, view is not None), paired])
         target = buffers["target"][rows]
-        alike = torch.from_numpy(self.pairs[numbers][:, numbers].toarray()).to(rows.device)
-        alike |= target @ target.T > self.config.alike
-        return pair_contrast_loss(state, positives, present, alike, self.config.pairs_temperature)
+        similar = torch.from_numpy(self.pairs[numbers][:, numbers].toarray()).to(rows.device)
+        similar |= target @ target.T > self.config.alike
+        return pair_contrast_loss(state, positives, present, similar, self.config.pairs_temperature)
 
     def _inputs(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
         """Give the head's input of whole cells, and of the same cells thinned, None where they are not looked at."""

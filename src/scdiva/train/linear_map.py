@@ -20,7 +20,7 @@ CLIP = 10.0
 """Largest standardised value, as scanpy's `scale(max_value=10)`."""
 FULL_SHARE = 0.7
 """Share of the mean cell's total from which on a cell gets the whole bias, see :class:`scdiva.nn.SetEncoder`. A larger
-share keeps more of thinned cells, and takes the number of genes, which tells some types of blood apart, from more of
+share keeps more of thinned cells, and takes the number of genes, which distinguishes some types of blood, from more of
 the whole ones."""
 LEAST_EIGENVALUE = 1e-6
 """Eigenvalues below this share of the largest are rounding, and their directions noise."""

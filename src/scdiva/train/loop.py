@@ -363,7 +363,7 @@ def merge_low_rank(model: nn.Module) -> None:
 
 
 def train_states(model: ScDiVa, how: Literal["lora", "full"], seed: int, *, transformer: bool | None = None) -> None:
-    """Say that what a model's cell state comes from is trained, and nothing else; in place.
+    """Train what a model's cell state comes from, and nothing else; in place.
 
     That is the set encoder where the state is its alone, else the transformer.
 

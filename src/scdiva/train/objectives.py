@@ -21,7 +21,7 @@ class GeneDecoder(nn.Module):
     The state is brought to coordinates of mean square 1 first. That of a set encoder has length 1, whatever its width;
     as it is it would train the map an order of magnitude slower than a state of `[LAT]`, which is normalised.
 
-    What only tells studies apart is explained by the covariate and need not be in the state.
+    What only distinguishes studies is explained by the covariate and need not be in the state.
 
     Parameters
     ----------
@@ -79,7 +79,7 @@ class GeneDecoder(nn.Module):
             return logits
         if study is None:
             raise ValueError(
-                f"The module knows {self.study_bias.num_embeddings} studies; the batch does not say which."
+                f"The module knows {self.study_bias.num_embeddings} studies; the batch has no study numbers."
             )
         if bool(((study < -1) | (study >= self.study_bias.num_embeddings)).any()):
             raise ValueError(
@@ -153,15 +153,15 @@ def thinned_at_random(batch: CellBatch, max_time: float, generator: torch.Genera
     """
     times = torch.rand(batch.n_cells, generator=generator) * max_time
     cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel()).cpu()
-    hidden = torch.rand(cells.numel(), generator=generator) < times[cells]
-    return thinned(batch, hidden.to(batch.tokens.device))
+    dropped = torch.rand(cells.numel(), generator=generator) < times[cells]
+    return thinned(batch, dropped.to(batch.tokens.device))
 
 
 def contrast_loss(one: Tensor, other: Tensor, study: Tensor | None, temperature: float) -> Tensor:
     """InfoNCE between two views of each cell, negatives from the cell's own study only.
 
     Mean over cells and both directions of `-log exp(s_ii / τ) / Σ_j exp(s_ij / τ)` with cosine similarity s and j over
-    the cells of i's study (van den Oord et al. 2018; the restriction takes away the reward for telling studies apart).
+    the cells of i's study (van den Oord et al. 2018; the restriction takes away the reward for distinguishing studies).
 
     Parameters
     ----------

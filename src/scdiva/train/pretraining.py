@@ -28,16 +28,16 @@ from scdiva.train.config import PretrainingConfig
 from scdiva.train.objectives import GeneDecoder, contrast_loss, gene_multinomial_loss, thinned
 
 MASK_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
-"""Shares of hidden genes at which validation looks; each cell has one of them, always the same."""
+"""Shares of masked genes in validation; each cell has one of them, always the same."""
 MOST_SCORED = 32
-"""Hidden genes of a cell whose identity is scored, in expectation: the others tell much the same, and each is dear."""
+"""Masked genes of a cell whose identity is scored, in expectation: the others are largely redundant, and costly."""
 TABLE = "validation.csv"
 """Name of the table, beside `metrics.csv`."""
 _ROWS = 1024
 """Logits held at once."""
 
 
-class HiddenScores(NamedTuple):
+class MaskedScores(NamedTuple):
     """A group of cells' scores.
 
     Attributes
@@ -45,12 +45,12 @@ class HiddenScores(NamedTuple):
     n_cells
         Cells.
     perplexity
-        exp of the mean cross-entropy of hidden genes: among how many genes the network hesitates. All genes
+        exp of the mean cross-entropy of masked genes. All genes
         equally likely give the number of genes.
     accuracy
-        Share of hidden genes that the network takes for the likeliest.
+        Share of masked genes that the network predicts as the likeliest.
     value_error
-        Root of the mean squared error of hidden values, in log-normalised units.
+        Root of the mean squared error of masked values, in log-normalised units.
     """
 
     n_cells: int
@@ -60,7 +60,7 @@ class HiddenScores(NamedTuple):
 
 
 def ratios_of(first: int, n_cells: int) -> Tensor:
-    """Share of hidden genes of each cell of a batch: they take turns, so that each study has all.
+    """Share of masked genes of each cell of a batch: they take turns, so that each study has all.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def score_cells(
     corrupted: Corrupted,
     scored: Tensor,
 ) -> np.ndarray:
-    """Sum up what the network says of each cell's hidden genes.
+    """Sum up the predictions of each cell's masked genes.
 
     Parameters
     ----------
@@ -97,11 +97,11 @@ def score_cells(
     corrupted
         What the network saw of them.
     scored
-        bool `(T,)`, positions whose identity is looked at, where it is hidden.
+        bool `(T,)`, positions whose identity is scored, where it is masked.
 
     Returns
     -------
-    float64 `(n_cells, 5)`: scored genes, their cross-entropy in nats, how many of them were the likeliest; hidden
+    float64 `(n_cells, 5)`: scored genes, their cross-entropy in nats, how many of them were the likeliest; masked
     values, and their squared error.
     """
     cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel())
@@ -122,7 +122,7 @@ def score_cells(
     return each.numpy()
 
 
-def scores_of(each: np.ndarray) -> HiddenScores:
+def scores_of(each: np.ndarray) -> MaskedScores:
     """Join the sums of some cells.
 
     Parameters
@@ -132,16 +132,16 @@ def scores_of(each: np.ndarray) -> HiddenScores:
 
     Returns
     -------
-    Their scores; NaN where nothing was hidden.
+    Their scores; NaN where nothing was masked.
     """
     n, nll, right, n_values, error = each.sum(axis=0)
     mean, accuracy = (nll / n, right / n) if n else (math.nan, math.nan)
     root = math.sqrt(error / n_values) if n_values else math.nan
-    return HiddenScores(len(each), math.exp(min(mean, 700.0)), accuracy, root)
+    return MaskedScores(len(each), math.exp(min(mean, 700.0)), accuracy, root)
 
 
-def by_ratio(each: np.ndarray) -> list[tuple[float, HiddenScores]]:
-    """Score the cells of each share of hidden genes.
+def by_ratio(each: np.ndarray) -> list[tuple[float, MaskedScores]]:
+    """Score the cells of each share of masked genes.
 
     Parameters
     ----------
@@ -178,7 +178,7 @@ def write_table(file: Path, step: int, each: np.ndarray, names: Sequence[str], s
     with file.open("a", newline="") as out:
         writer = csv.writer(out)
         if new:
-            writer.writerow(["step", "study", "mask_ratio", *HiddenScores._fields])
+            writer.writerow(["step", "study", "mask_ratio", *MaskedScores._fields])
         writer.writerows(lines)
 
 
@@ -186,12 +186,12 @@ class PretrainingModule(TaskModule):
     """Masked-diffusion pretraining of a :class:`~scdiva.models.ScDiVa` (paper, algorithm "scDiVa Training").
 
     Each batch: a time per cell, stratified; genes masked with that probability; one pass; identity cross-entropy on
-    the masked positions plus λ times the squared error of hidden values. The gene head sees masked positions only.
+    the masked positions plus λ times the squared error of masked values. The gene head sees masked positions only.
     The anchor objectives of :class:`PretrainingConfig` come on top; what they need beyond the model (a linear decoder)
     belongs to this module and is not part of a saved model.
 
-    Validation logs, beside the loss, perplexity and accuracy of hidden genes and the error of hidden values, at 10, 30,
-    50, 70 and 90% of genes hidden, and keeps a table with those of each study (:mod:`scdiva.train.pretraining`).
+    Validation logs, beside the loss, perplexity and accuracy of masked genes and the error of masked values, at 10, 30,
+    50, 70 and 90% of genes masked, and keeps a table with those of each study (:mod:`scdiva.train.pretraining`).
 
     Parameters
     ----------
@@ -231,13 +231,13 @@ class PretrainingModule(TaskModule):
         if model.state_head is not None and config.scored_genes is None:
             raise ValueError("A model with a state head needs scored_genes: its logits are all held at once.")
         self.denominator = None if denominator is None else torch.from_numpy(np.asarray(denominator, np.float32))
-        self._told: list[np.ndarray] = []
+        self._scores: list[np.ndarray] = []
         self.decoder: GeneDecoder | None = None
         if "genes" in config.anchor_objectives:
             self.decoder = GeneDecoder(model.state_dim, model.config.n_genes, n_studies, frequency)
 
     def on_train_start(self) -> None:
-        """Make the network ready for its device, as the configuration says. Called by Lightning."""
+        """Make the network ready for its device, by the configuration. Called by Lightning."""
         on_gpu = self.device.type == "cuda"
         if self.config.autotune and on_gpu:
             self._tune_attention()
@@ -336,7 +336,7 @@ class PretrainingModule(TaskModule):
 
     def on_validation_epoch_start(self) -> None:
         """Begin without scores. Called by Lightning."""
-        self._told = []
+        self._scores = []
 
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
         """One batch of the fixed validation set: its loss, and how genes are predicted at known shares of masked ones.
@@ -345,7 +345,7 @@ class PretrainingModule(TaskModule):
         """
         super().validation_step(batch, batch_idx)
         generator = step_generator(self.config.seed, batch_idx, "validation/ratios")
-        ratios = ratios_of(sum(len(each) for each in self._told), batch.n_cells).to(batch.tokens.device)
+        ratios = ratios_of(sum(len(each) for each in self._scores), batch.n_cells).to(batch.tokens.device)
         corrupted = self._corrupted(batch, ratios, generator)
         out = self._denoised(corrupted, batch)
         most = min(MOST_SCORED, self.config.scored_genes or MOST_SCORED)
@@ -353,13 +353,13 @@ class PretrainingModule(TaskModule):
         assert scored is not None
 
         values = self.model.values(out, batch.tokens)
-        self._told.append(
+        self._scores.append(
             score_cells(lambda rows: self._logits(out, rows, corrupted, batch), values, batch, corrupted, scored)
         )
 
     def on_validation_epoch_end(self) -> None:
         """Log the scores, and add those of each study to the run's table. Called by Lightning."""
-        each = np.concatenate(self._told) if self._told else np.zeros((0, 5))
+        each = np.concatenate(self._scores) if self._scores else np.zeros((0, 5))
         whole = {f"val/{name}": value for name, value in scores_of(each)._asdict().items()}
         of_ratio = {
             f"val/{name}_{ratio:.0%}".rstrip("%"): value
@@ -367,7 +367,7 @@ class PretrainingModule(TaskModule):
             for name, value in scores._asdict().items()
         }
         values = {name: value for name, value in (whole | of_ratio).items() if "n_cells" not in name}
-        # every process has seen all of it, so that their mean is what each says
+        # every process has seen all of it, so that their mean is that of each
         self.log_dict({name: value for name, value in values.items() if np.isfinite(value)}, sync_dist=True)
         if self.trainer.sanity_checking or not self.trainer.is_global_zero or not len(each):
             return
@@ -393,7 +393,7 @@ class PretrainingModule(TaskModule):
         return out
 
     def _logits(self, out: ScDiVaOutput, rows: Tensor, corrupted: Corrupted, batch: CellBatch) -> Tensor:
-        """Logits of the genes at masked positions, int64 `(N,)`, with what their ranks say if that is asked for."""
+        """Logits of the genes at masked positions, int64 `(N,)`, with what their ranks imply if that is asked for."""
         ranked = None
         if self.config.place_prior and self.denominator is not None:
             seen = ~corrupted.value_mask

@@ -71,7 +71,7 @@ def draw_queries(
     most: int,
     held_out: float = 0.15,
 ) -> Asked:
-    """Hide part of cells, and query as many genes that are expressed as measured genes that are not.
+    """Mask part of cells, and query as many genes that are expressed as measured genes that are not.
 
     Parameters
     ----------
@@ -83,12 +83,12 @@ def draw_queries(
         Source of every draw.
     thinned
         True: cells show half of their counts, and are asked which genes not detected there the other half shows.
-        False: cells show whole genes, each hidden with a probability t ~ U(0, 1) of the cell: masked diffusion with the
-        identity given and the existence hidden.
+        False: cells show whole genes, each masked with a probability t ~ U(0, 1) of the cell: masked diffusion with the
+        identity given and the existence masked.
     most
         Queries of presence of a cell, and values of a cell, at most.
     held_out
-        With `thinned`, share of the genes shown that is hidden, to ask for their values.
+        With `thinned`, share of the visible genes that is masked, to ask for their values.
 
     Returns
     -------
@@ -145,7 +145,7 @@ class QueryModule(TaskModule):
     r"""Train a query head, and the transformer if it reads it, on batches of one study each.
 
     The loss of a batch is the mean cross-entropy of presence over balanced queries plus λ times the mean squared error
-    of hidden values. In half of the batches cells show half of their counts (:func:`draw_queries`, `thinned`), in the
+    of masked values. In half of the batches cells show half of their counts (:func:`draw_queries`, `thinned`), in the
     others a part of their genes. In half, genes are captured with efficiencies of their own, :math:`\min(1, e^x)` with
     x ~ N(0, 1), the same for all cells of the batch: a study that no one has measured. What the state head predicts of
     a gene gets a random error, the same for the batch, as it has in a study that it was not trained on.

@@ -26,7 +26,6 @@ from scdiva.train.callbacks import (
     TERMINATED,
     AtomicIO,
     Saver,
-    StepBar,
     Stopper,
     Watch,
     batches_seen,
@@ -36,7 +35,7 @@ from scdiva.train.callbacks import (
 )
 from scdiva.train.config import OptimiserConfig
 
-# said by Lightning about choices made here on purpose
+# of Lightning, about choices made here on purpose
 _EXPECTED_WARNINGS = (
     ".*does not have many workers.*",
     ".*GPU available but not used.*",
@@ -269,8 +268,6 @@ def fit(
         devices, num_nodes = launched() or (1, 1)
     saver = Saver(out / CHECKPOINT, c.checkpoint_every)
     stopper = Stopper(saver)
-    watch = Watch(c.log_every)
-    shown = [watch, StepBar(watch)] if progress else [watch]
     with _quiet_lightning():
         trainer = pl.Trainer(
             **{
@@ -286,13 +283,19 @@ def fit(
                 "gradient_clip_val": c.clip or None,
                 "logger": run_logs(out, c.log_every, tensorboard=tensorboard),
                 # in this order: a checkpoint holds the mean of its step, and whoever stops has it saved
-                "callbacks": [*_averaging(c.ema_decay), *shown, *callbacks, stopper, saver],
+                "callbacks": [
+                    *_averaging(c.ema_decay),
+                    Watch(c.log_every, progress=progress),
+                    *callbacks,
+                    stopper,
+                    saver,
+                ],
                 "log_every_n_steps": c.log_every,
                 # the stream of batches has no end, hence no epochs: validation is counted in batches
                 "val_check_interval": c.validate_every * c.accumulate,
                 "check_val_every_n_epoch": None,
                 "num_sanity_val_steps": 0,
-                "enable_progress_bar": progress,
+                "enable_progress_bar": False,
                 "enable_model_summary": False,
                 "use_distributed_sampler": False,
                 "default_root_dir": out,

@@ -151,8 +151,8 @@ class AnchorModule(TaskModule):
 class StateHeadModule(TaskModule):
     r"""Train a model's state head by masked diffusion without the transformer.
 
-    Genes are hidden as in pretraining. From the state of what is left of a cell, the head alone predicts which of the
-    genes not shown are hidden, and how much of each there is (:class:`~scdiva.nn.StateHead`). All positions of a cell
+    Genes are masked as in pretraining. From the state of what is left of a cell, the head alone predicts which of the
+    genes not visible are masked, and how much of each there is (:class:`~scdiva.nn.StateHead`). All positions of a cell
     share one prediction, so a batch of hundreds of cells takes a fraction of a second.
 
     Parameters
@@ -193,7 +193,7 @@ class StateHeadModule(TaskModule):
         self.register_buffer("column", column, persistent=False)
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mean over cells of the cross-entropy of a hidden gene plus λ times the squared error of its value.
+        """Mean over cells of the cross-entropy of a masked gene plus λ times the squared error of its value.
 
         Parameters
         ----------
@@ -223,10 +223,10 @@ class StateHeadModule(TaskModule):
         taken = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
         taken[cells[shown], self.column[genes[shown]]] = True
         log_p = torch.log_softmax(logits.masked_fill(taken, -torch.inf), dim=1)
-        hidden, of_cell = genes[seen.masked], cells[seen.masked]
+        masked, of_cell = genes[seen.masked], cells[seen.masked]
         weight = 1 / (number.clamp_min(1) * (number > 0).sum().clamp_min(1))
-        identity = -(log_p[of_cell, self.column[hidden]] * weight[of_cell]).sum()
-        error = (read[of_cell] * head.value[hidden]).sum(dim=1) - batch.values[seen.masked]
+        identity = -(log_p[of_cell, self.column[masked]] * weight[of_cell]).sum()
+        error = (read[of_cell] * head.value[masked]).sum(dim=1) - batch.values[seen.masked]
         value = (error.square() * weight[of_cell]).sum()
         return identity + c.value_weight * value, {"identity": identity.detach(), "value": value.detach()}
 

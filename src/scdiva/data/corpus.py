@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -14,8 +14,10 @@ from scdiva._nearest import or_nearest
 from scdiva.data.files import data_files
 from scdiva.data.packed import PackedCells, is_packed, study_names, warn_left_out
 from scdiva.data.reading import Reading
-from scdiva.data.stream import Source
 from scdiva.tokenizer.vocabulary import Vocabulary
+
+if TYPE_CHECKING:  # its module needs torch, and the command line looks at studies before it loads that
+    from scdiva.data.stream import Source
 
 
 class OpenStudies(NamedTuple):

@@ -27,8 +27,8 @@ NEEDED = (
     "scdiva/datasets/transcription_factors.txt",
     "scdiva/tokenizer/human.safetensors",
 )
-BROUGHT_BY_OTHERS = {"seaborn", "triton"}
-"""Of the extras, what packages of the core may bring themselves: scanpy seaborn, torch's CUDA build Triton."""
+BROUGHT_BY_OTHERS = {"triton"}
+"""Of the extras, what packages of the core may bring themselves: torch's CUDA build Triton."""
 USE = """
 import sys, warnings
 import numpy as np

@@ -86,7 +86,7 @@ def test_every_public_name_loads_without_any_extra():
     """What an extra brings is imported when it is used, so no public name needs one."""
     code = """
 import importlib, pkgutil, sys
-extras = ("dask", "decoupler", "distributed", "harmonypy", "huggingface_hub", "igraph", "leidenalg",
+extras = ("dask", "decoupler", "distributed", "harmonypy", "huggingface_hub", "igraph",
           "marsilea", "matplotlib_venn", "scdataset", "scib_metrics", "tensorboard", "triton")
 sys.modules.update(dict.fromkeys(extras))
 import scdiva

@@ -139,7 +139,7 @@ def test_a_break_is_seen(module, text):
     [
         ("nn.layers", "from scdiva.kernels import rope_attention"),
         ("nn.layers", "from .embedding import GeneValueEmbedding\nimport torch"),
-        ("pp._match_genes", "from scdiva.data.genes import tokens_of_var"),
+        ("pp._genes", "from scdiva.data.genes import tokens_of_var"),
         ("tl.__init__", "from . import _embed"),
         ("__init__", "from . import tl"),
     ],

@@ -12,7 +12,7 @@ import scdiva as sd
 from scdiva import cli
 from scdiva.cli._calls import CALLS
 from scdiva.cli._parser import arguments, command_parser, options_of, sayable
-from scdiva.tokenizer.orthologs import read_species
+from scdiva.tokenizer.names import read_species
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.filterwarnings("ignore:(these are genes|only|the data have)")

@@ -14,7 +14,7 @@ from scdiva.data import CellDataModule, open_cells, pack_files
 from scdiva.data.genes import column_tokens, judge_genes, match_columns
 from scdiva.data.reading import Reading
 from scdiva.tokenizer import Vocabulary, load_vocabulary
-from scdiva.tokenizer.orthologs import _table
+from scdiva.tokenizer.names import _table
 
 MOUSE = ["Cd8b1", "Fcgr4", "Ccl3", "H2-K1"]
 

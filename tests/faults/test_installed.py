@@ -207,7 +207,7 @@ def test_a_model_of_the_hub_is_missed_before_a_matrix_is_read(cells, refused, mo
 def test_every_extra_is_imported_by_the_one_function_that_names_it():
     """Its packages are named nowhere else but where they have been asked for just before, or for types."""
     packages = {re.split(r"[>=\[; ]", wanted)[0].replace("-", "_") for extra in extras().values() for wanted in extra}
-    core = {"scdiva", "dask", "seaborn", "triton"}  # not imported, or through a door of its own
+    core = {"scdiva", "dask", "triton"}  # not imported, or through a door of its own
     told = {
         f"{path.name}: {line.strip()}"
         for path in (ROOT / "src").rglob("*.py")

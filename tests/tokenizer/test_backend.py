@@ -12,7 +12,7 @@ import pytest
 import scipy.sparse as sp
 
 from scdiva import tokenizer
-from scdiva.tokenizer import _backend
+from scdiva.tokenizer import serialize as module
 from scdiva.tokenizer.entropy import EntropyHistogram
 from scdiva.tokenizer.serialize import serialize, to_token_space
 
@@ -22,9 +22,9 @@ def without_numba(monkeypatch):
     """As if numba were not installed."""
     monkeypatch.delattr(tokenizer, "_kernels", raising=False)
     monkeypatch.setitem(sys.modules, "scdiva.tokenizer._kernels", None)
-    _backend._loaded.cache_clear()
+    module._loaded.cache_clear()
     yield
-    _backend._loaded.cache_clear()
+    module._loaded.cache_clear()
 
 
 def run(backend):
@@ -36,15 +36,15 @@ def run(backend):
 
 
 def test_numba_is_taken_where_it_is_and_numpy_on_request():
-    assert _backend.kernels() is _backend.kernels("numba") is sys.modules["scdiva.tokenizer._kernels"]
-    assert _backend.kernels("numpy") is None
+    assert module.kernels() is module.kernels("numba") is sys.modules["scdiva.tokenizer._kernels"]
+    assert module.kernels("numpy") is None
 
 
 def test_without_numba_numpy_does_the_same_and_says_so_once(without_numba, caplog):
     with caplog.at_level(logging.WARNING, logger="scdiva"):
         found = run("auto")
     assert [record.message[:41] for record in caplog.records] == ["genes are ranked by numpy, not by numba, "]
-    _backend._loaded.cache_clear()
+    module._loaded.cache_clear()
     for a, b in zip(found, run("numpy"), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -60,7 +60,7 @@ def test_a_backend_that_is_none_is_refused():
 
 
 def test_an_install_that_cannot_be_written_to_compiles_without_a_cache(monkeypatch):
-    kernels = _backend.kernels("numba")
+    kernels = module.kernels("numba")
     njit, asked = numba.njit, []
 
     def no_folder(*arguments, cache=False, **options):
@@ -78,7 +78,7 @@ def test_an_install_that_cannot_be_written_to_compiles_without_a_cache(monkeypat
 def test_numba_is_loaded_by_the_first_block_only():
     code = (
         "import sys, scdiva.pp, scdiva.tokenizer.entropy; print('numba' in sys.modules)\n"
-        "from scdiva.tokenizer._backend import kernels; kernels('numpy'); print('numba' in sys.modules)\n"
+        "from scdiva.tokenizer.serialize import kernels; kernels('numpy'); print('numba' in sys.modules)\n"
         "kernels(); print('numba' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -86,7 +86,7 @@ def test_numba_is_loaded_by_the_first_block_only():
 
 
 def test_switched_off_compilation_means_numpy(monkeypatch):
-    code = "from scdiva.tokenizer._backend import kernels; print(kernels())"
+    code = "from scdiva.tokenizer.serialize import kernels; print(kernels())"
     monkeypatch.setenv("NUMBA_DISABLE_JIT", "1")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "None"

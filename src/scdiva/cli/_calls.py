@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from scdiva._constants import INTEGRATE, UNS
 from scdiva._outputs import refuse_unwritable
-from scdiva.tokenizer.orthologs import read_species
+from scdiva.tokenizer.names import read_species
 
 if TYPE_CHECKING:
     from anndata import AnnData

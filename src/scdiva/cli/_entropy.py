@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from scdiva.tokenizer.orthologs import read_species
+from scdiva.tokenizer.names import read_species
 
 _ENDINGS = {"out": ".safetensors", "histogram": ".npz"}
 

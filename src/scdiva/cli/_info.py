@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from scdiva import _constants as C
-from scdiva.tokenizer.orthologs import read_species
+from scdiva.tokenizer.names import read_species
 
 if TYPE_CHECKING:
     from scdiva.data.reading import Reading

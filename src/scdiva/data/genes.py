@@ -14,8 +14,7 @@ import pandas as pd
 from scdiva._constants import UNKNOWN
 from scdiva._nearest import or_nearest
 from scdiva.data.reading import AS_IT_IS, Reading
-from scdiva.tokenizer.names import ensembl_id, looks_like_mouse
-from scdiva.tokenizer.orthologs import by_table
+from scdiva.tokenizer.names import by_table, ensembl_id, looks_like_mouse
 from scdiva.tokenizer.vocabulary import HOW, Vocabulary
 
 if TYPE_CHECKING:

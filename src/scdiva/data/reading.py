@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pandas as pd
 
-from scdiva.tokenizer.orthologs import checked_species
+from scdiva.tokenizer.names import checked_species
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from scdiva.get._cells import annotation_df, serialized_df
-from scdiva.get._genes import gene_embedding_df, grn_df
-from scdiva.get._perturbation import perturbation_df
+from scdiva.get._genes import gene_embedding_df, grn_df, perturbation_df
 from scdiva.get._reconstruction import imputed_df, reconstructed_genes, reconstruction_df
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""What was found out about genes, and about pairs of them."""
+"""What was found out about genes and pairs of them, and what a perturbation is predicted to change."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scdiva._constants import GROUPS, UNS, VARM_EMBEDDING, VARP_GRN
+from scdiva._constants import GROUPS, PREDICTED, UNS, VARM_EMBEDDING, VARP_GRN
 from scdiva._nearest import or_nearest
 from scdiva.data.network import genes_of, network_of
+from scdiva.data.predictions import read_prediction
 from scdiva.data.writing import check_anndata, our_uns
 
 if TYPE_CHECKING:
     from anndata import AnnData
+    from numpy.typing import NDArray
 
 
 def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING, group: str | None = None) -> pd.DataFrame:
@@ -130,3 +132,103 @@ def grn_df(
     return pd.DataFrame(
         {"source": network.names[source[order]], "target": network.names[target[order]], "weight": weight[order]}
     )
+
+
+def perturbation_df(
+    predicted: AnnData,
+    *,
+    condition: Sequence[str] | str | None = None,
+    top: int | None = None,
+    key: str = PREDICTED,
+) -> pd.DataFrame:
+    """List the predicted change of each gene, one row per condition and gene.
+
+    Parameters
+    ----------
+    predicted
+        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned, or the adata that was
+        given to them.
+    condition
+        Conditions, in the order wanted; None takes all.
+    top
+        Genes listed of each condition, the first ones; None lists all.
+    key
+        Of the adata that was given, the entry of `uns` with the prediction: the `key_added` of the call.
+
+    Returns
+    -------
+    `condition`, `perturbation`, `group` (categorical), `gene`, and as float64: `control` and `mean`, the mean
+    log-normalised expression of control cells and of predicted ones; `delta`, their difference; `sd`, the standard
+    deviation of the predicted mean, its uncertainty; `z`, delta / sd; `p`, two-sided under a normal distribution; and
+    `padj`, by Benjamini and Hochberg over the genes of the condition. By condition, the largest absolute z first; where
+    the prediction has no standard deviation, z, p and padj are NaN and the largest absolute delta comes first.
+
+    p tells how sure the prediction is of a change, not how large it is, and rests on the prediction's own uncertainty.
+    Of an in-silico perturbation p and padj are NaN: its sd is that over cells, and says nothing of what is true.
+
+    Raises
+    ------
+    KeyError
+        If `predicted` is no prediction, or there is no such condition.
+    ValueError
+        If `top` is below 1, or `condition` is an empty list.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> train = screen[screen.obs["perturbation"] != "A+B"].copy()
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B"])
+    >>> sd.get.perturbation_df(predicted, top=2).shape[0]
+    2
+    """
+    check_anndata(predicted)
+    if top is not None and top < 1:
+        raise ValueError(f"top must be at least 1, got {top}.")
+    prediction = read_prediction(predicted, key)
+    conditions = prediction.conditions
+    names = conditions["condition"].tolist()
+    wanted = names if condition is None else [condition] if isinstance(condition, str) else list(condition)
+    if not wanted:
+        raise ValueError("condition names none: leave it out to list all, or name some.")
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise KeyError(
+            f"{len(missing)} of {len(wanted)} conditions are not in the prediction (first: {missing[0]!r}); it has "
+            f"{', '.join(map(repr, names[:10]))}{', ...' if len(names) > 10 else ''}."
+        )
+    learned = prediction.notes.get("trained_on_interventions", True)
+    parts = []
+    for name in wanted:
+        at = names.index(name)
+        mean, control = prediction.mean[:, at].astype(np.float64), prediction.control[:, at].astype(np.float64)
+        sd = np.full(len(mean), np.nan) if prediction.sd is None else prediction.sd[:, at].astype(np.float64)
+        part = _tested(control, mean, sd)
+        if not learned:
+            part[["p", "padj"]] = np.nan
+        order = np.lexsort((-part["delta"].abs(), -part["z"].abs()))[:top]  # NaN stands last
+        part = part.iloc[order]
+        part.insert(0, "gene", np.asarray(prediction.genes)[order])
+        for place, column in enumerate(("condition", "perturbation", "group")):
+            values = pd.Categorical([conditions.loc[at, column]], conditions[column].unique())
+            part.insert(place, column, values.repeat(len(part)))
+        parts.append(part)
+    return pd.concat(parts, ignore_index=True)
+
+
+def _tested(control: NDArray[np.float64], mean: NDArray[np.float64], sd: NDArray[np.float64]) -> pd.DataFrame:
+    """Test changes against their own uncertainty."""
+    from scipy.stats import false_discovery_control, norm
+
+    delta = mean - control
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = delta / sd
+    z[(sd == 0) & (delta == 0)] = 0.0
+    z[~np.isfinite(z)] = np.nan  # a change without uncertainty is one whose uncertainty is not known
+    p = 2 * norm.sf(np.abs(z))
+    padj = np.full(len(p), np.nan)
+    known = ~np.isnan(p)
+    if known.any():
+        padj[known] = false_discovery_control(p[known])
+    return pd.DataFrame({"control": control, "mean": mean, "delta": delta, "sd": sd, "z": z, "p": p, "padj": padj})

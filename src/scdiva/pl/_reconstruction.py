@@ -359,7 +359,7 @@ def _venn(sets: dict[str, set[str]], ax: Axes | None) -> Figure:
 
 def _upset(sets: dict[str, set[str]]) -> Figure:
     """Draw a column for each overlap."""
-    from_extra("marsilea.upset", "plot", _NEEDS)
+    from_extra("marsilea", "plot", _NEEDS)
     import matplotlib.pyplot as plt
     from marsilea.plotter import Numbers
     from marsilea.upset import Upset, UpsetData

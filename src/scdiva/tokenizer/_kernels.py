@@ -1,4 +1,4 @@
-"""The loops of ranking and counting, compiled by numba. Only :mod:`scdiva.tokenizer._backend` imports this file.
+"""The loops of ranking and counting, compiled by numba. Only :mod:`scdiva.tokenizer.serialize` imports this file.
 
 Each kernel has a twin in numpy, in `serialize.py` or `entropy.py`, and the tests hold the two to equal bits: hence no
 fastmath, and nothing here that numpy computes in another way (log1p stays in numpy). Signatures are spelled out: one

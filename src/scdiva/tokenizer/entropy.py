@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._constants import N_SPECIAL
-from scdiva.tokenizer._backend import Backend, kernels, plain
+from scdiva.tokenizer.serialize import Backend, kernels, plain
 
 BIN_WIDTH = 0.5
 BIN_EDGES = np.arange(0.0, 10.0 + BIN_WIDTH, BIN_WIDTH)

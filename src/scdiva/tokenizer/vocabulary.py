@@ -14,8 +14,17 @@ import pandas as pd
 
 from scdiva._constants import N_SPECIAL, UNKNOWN
 from scdiva.tokenizer._vocabulary_file import COLUMNS, TEXTS, read_file, write_file
-from scdiva.tokenizer.names import ensembl_id, looks_like_mouse, r_name, repeated_name, species_of, usual_spelling
-from scdiva.tokenizer.orthologs import by_table, checked_species, human_orthologs
+from scdiva.tokenizer.names import (
+    by_table,
+    checked_species,
+    ensembl_id,
+    human_orthologs,
+    looks_like_mouse,
+    r_name,
+    repeated_name,
+    species_of,
+    usual_spelling,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -22,7 +22,7 @@ from scdiva.data.files import data_files
 from scdiva.data.packed import PackedCells, is_packed, study_names
 from scdiva.data.reading import Reading, Species
 from scdiva.models.config import ScDiVaConfig
-from scdiva.tokenizer.orthologs import read_species
+from scdiva.tokenizer.names import read_species
 from scdiva.train.config import PretrainingConfig
 
 if TYPE_CHECKING:

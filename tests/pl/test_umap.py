@@ -112,6 +112,30 @@ def test_a_map_of_the_users_own_is_drawn_and_never_replaced():
     assert np.array_equal(np.asarray(fig.axes[0].collections[0].get_offsets()), theirs)
 
 
+def test_scanpys_neighbours_of_the_same_embedding_are_taken(drawn, monkeypatch):
+    import scanpy as sc
+
+    adata = cells()
+    sc.pp.neighbors(adata, n_neighbors=15, use_rep="X_scdiva")
+    given = []
+    made = _maps.umap_of
+    monkeypatch.setattr(_maps, "umap_of", lambda z, **k: given.append(k["neighbors"]) or made(z, **k))
+    umap(adata)
+    near, far = given[0]
+    apart = np.linalg.norm(adata.obsm["X_scdiva"][:, None] - adata.obsm["X_scdiva"], axis=2)
+    np.testing.assert_array_equal(near, np.argsort(apart, axis=1)[:, :15])
+    np.testing.assert_allclose(far, np.sort(apart, axis=1)[:, :15], atol=1e-4)
+    xy, kind = adata.obsm["X_scdiva_umap"], adata.obs["kind"].cat.codes.to_numpy()
+    centres = np.stack([xy[kind == i].mean(axis=0) for i in range(3)])
+    assert (np.linalg.norm(xy[:, None] - centres, axis=2).argmin(axis=1) == kind).all()
+    for change in ("embedding", "number"):
+        other = adata.copy()
+        if change == "embedding":
+            other.obsm["X_scdiva"] = other.obsm["X_scdiva"][::-1].copy()
+        umap(other, n_neighbors=15 if change == "embedding" else 9)
+        assert given[-1] is None
+
+
 @pytest.mark.parametrize("store", ["h5ad", "zarr"])
 def test_the_map_survives_a_file(drawn, tmp_path, monkeypatch, store):
     path = tmp_path / f"cells.{store}"

@@ -1,4 +1,4 @@
-"""What an annotation says: on the map, against true types, by marker genes, and how far it can be believed."""
+"""An annotation on the map, against true types, by marker genes, and its calibration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def annotation(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw annotated and predicted types side by side on one UMAP, and how sure the prediction is.
+    """Draw annotated and predicted types side by side on one UMAP, and the confidence of the prediction.
 
     A type has one colour in both panels. "unknown" is near black; cells without a label are light grey. The map is
     computed and kept as `scdiva.pl.umap` does, (n_obs, 2) in ``obsm[basis + "_umap"]``.
@@ -155,13 +155,13 @@ def confusion_matrix(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw how cells of each type were annotated, with like types beside each other.
+    """Draw how cells of each type were annotated, with similar types beside each other.
 
-    A row is a type of `labels_key`, a column a predicted one; the numbers are cells. Types whose cells are annotated
-    alike stand together: rows are clustered (average linkage of Hellinger distances between the rows' shares, optimal
-    leaf order [1]_). Columns follow the rows, so that what is right lies on the diagonal, in frames; then come
+    A row is a type of `labels_key`, a column a predicted one; the numbers are cells. Types with similar annotations
+    stand together: rows are clustered (average linkage of Hellinger distances between the rows' shares, optimal leaf
+    order [1]_). Columns follow the rows, so that correct predictions lie on the diagonal, in frames; then come
     predicted names that are no type of `labels_key`, and last "unknown". A column that would be empty is left out,
-    unless it is a type that the annotator knows; so a row without a framed field is a type that could not be found.
+    unless it is a type that the annotator knows; so a row without a framed field is a type that could not be predicted.
 
     Parameters
     ----------
@@ -266,13 +266,13 @@ def marker_heatmap(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw the top marker genes of each predicted type, to see whether its cells express what they should.
+    """Draw the top marker genes of each predicted type, to check whether its cells express them.
 
-    Colours are the mean log-normalised expression of a type's cells (counts per ten thousand, log1p), standardised by
-    gene over the types: 0 is the mean of the types, 1 a standard deviation above. Types stand in the order of the
-    dendrogram above them (average linkage, correlation of mean expression around each gene's mean, optimal leaf
-    order). Markers are chosen by scanpy's ``rank_genes_groups`` (t-test with overestimated variance, a type against all
-    other cells); a gene is a marker of the one type in which it scores highest, and the framed fields are a type's own.
+    Colours are the mean log-normalised expression of a type's cells (counts per ten thousand, log1p), as z-scores of
+    each gene over the types. Types stand in the order of the dendrogram above them (average linkage, correlation of
+    mean expression around each gene's mean, optimal leaf order). Markers are chosen by scanpy's ``rank_genes_groups``
+    (t-test with overestimated variance, a type against all other cells); a gene is a marker of the one type in which it
+    scores highest, and the framed fields are a type's own.
 
     Parameters
     ----------
@@ -324,7 +324,7 @@ def marker_heatmap(
     size = types.value_counts(sort=False)
     if len(size) < 2 or size.max() < 2:
         raise ValueError(
-            f"adata.obs[{key!r}] holds {len(size)} types, the largest of {size.max()} cells: markers tell apart two "
+            f"adata.obs[{key!r}] holds {len(size)} types, the largest of {size.max()} cells: markers need two "
             "types or more, one of them with two cells or more."
         )
     values, var = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
@@ -389,11 +389,11 @@ def reliability(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw how often predictions come true, by how sure the annotator was.
+    """Draw the accuracy of predicted types by their confidence (a reliability diagram).
 
-    On the diagonal, of the cells annotated with 70% confidence 70% are annotated rightly; below it, the annotator is
-    too sure. Dots have areas that grow with the cells of a bin, which the bars above show; whiskers are 95% intervals
-    (Wilson). The legend names the expected calibration error (ECE, see `scdiva.metrics.calibration`).
+    On the diagonal, 70% of the predictions of 70% confidence are correct; below it, the annotator is overconfident.
+    Dots have areas that grow with the cells of a bin, which the bars above show; whiskers are 95% intervals (Wilson).
+    The legend gives the expected calibration error (ECE, see `scdiva.metrics.calibration`).
 
     Drawn are the cells of the reference that the annotator was not fitted on, as `scdiva.tl.annotate` left them in
     ``adata.uns``; and, where their types are known, these cells: each with its most probable label, whether or not it

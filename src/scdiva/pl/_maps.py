@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from scdiva._constants import UNS
@@ -85,7 +87,8 @@ def coordinates(
         logger.info("the embedding or the parameters have changed since %r was made: it is made anew", key)
 
     check_writable(adata)
-    xy = umap_of(z, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
+    known = neighbors_at_hand(adata, basis, z, n_neighbors)
+    xy = umap_of(z, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed, neighbors=known)
     adata.obsm[key] = xy
     ours = our_uns(adata)
     ours["umap"] = {**ours.get("umap", {}), key: record}
@@ -93,13 +96,46 @@ def coordinates(
     return xy
 
 
-def umap_of(z: NDArray[np.float32], *, n_neighbors: int, min_dist: float, seed: int) -> NDArray[np.float32]:
+Neighbors = tuple[NDArray[np.integer], NDArray[np.floating]]
+"""Nearest neighbours of each cell, itself first, and their distances, both (n_cells, n_neighbors)."""
+
+
+def neighbors_at_hand(adata: AnnData, basis: str, z: NDArray[np.floating], n_neighbors: int) -> Neighbors | None:
+    """Give the neighbours that ``scanpy.pp.neighbors(adata, use_rep=basis)`` found in `z`; None where there are none.
+
+    They have to be as many as are asked for, and their distances those in `z`, which may have changed since: a thousand
+    cells are looked at.
+    """
+    note = adata.uns.get("neighbors", {})
+    parameters = note.get("params", {})
+    distances = adata.obsp.get(note.get("distances_key", "distances"))
+    asked = {"use_rep": basis, "n_neighbors": n_neighbors, "metric": "euclidean"}
+    if distances is None or any(parameters.get(name) != value for name, value in asked.items()):
+        return None
+    n, stored = len(z), sp.csr_matrix(distances)
+    if not (np.diff(stored.indptr) == n_neighbors - 1).all():
+        return None
+    far = stored.data.reshape(n, -1)
+    order = np.argsort(far, axis=1, kind="stable")
+    near, far = (np.take_along_axis(part, order, axis=1) for part in (stored.indices.reshape(n, -1), far))
+    some = np.arange(0, n, -(-n // 1_000))
+    if not np.allclose(far[some], np.linalg.norm(z[near[some]] - z[some, None], axis=2), rtol=1e-3, atol=1e-3):
+        return None
+    return np.column_stack([np.arange(n), near]), np.column_stack([np.zeros(n, far.dtype), far])
+
+
+def umap_of(
+    z: NDArray[np.float32], *, n_neighbors: int, min_dist: float, seed: int, neighbors: Neighbors | None = None
+) -> NDArray[np.float32]:
     """Run umap-learn on the rows that are finite; the others (cells left without a gene) stay NaN."""
     finite = np.isfinite(z).all(axis=1)
     n = int(finite.sum())
     _warn_of_left_out(z, stacklevel=6)
-    from umap import UMAP
+    from umap import UMAP, umap_
 
+    for function in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):
+        with contextlib.suppress(AttributeError, RuntimeError):  # where numba finds no place for it
+            function.enable_caching()  # else each process compiles them, for seconds
     # The spectral start needs more points than it has dimensions to solve for; few cells start at random.
     reducer = UMAP(
         n_neighbors=min(n_neighbors, n - 1),
@@ -107,10 +143,12 @@ def umap_of(z: NDArray[np.float32], *, n_neighbors: int, min_dist: float, seed: 
         init="spectral" if n > 50 else "random",
         random_state=seed,
         n_jobs=1,  # what a fixed seed asks for
+        precomputed_knn=(None, None, None) if neighbors is None else neighbors,
         tqdm_kwds={"desc": "laying out cells", "unit": "epoch", "bar_format": None, **tqdm_keywords()},
     )
     xy = np.full((len(z), 2), np.nan, dtype=np.float32)
-    with torch_threads_kept():
+    with torch_threads_kept(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "precomputed_knn")  # nothing is mapped later, which it would not serve
         xy[finite] = reducer.fit_transform(z[finite])
     return xy
 

@@ -213,7 +213,7 @@ def regulon(
     """Draw a factor amid its strongest targets.
 
     Targets stand around it by the size of their weight, the largest at the top right and on clockwise. Lines are the
-    wider and darker the larger the weight, red where the factor goes with more of the target and blue where with less.
+    wider and darker the larger the weight, red for targets that rise with the factor and blue for those that fall.
     Where known targets were asked for (`known` of `scdiva.tl.regulon`), lines to them are whole and their dots filled,
     red for activation, blue for repression, grey for a mode that is not known; lines to the others are dashed.
 

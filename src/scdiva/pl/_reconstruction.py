@@ -1,4 +1,4 @@
-"""Reconstructed cells against the cells as they were, and the genes that come back in several data sets."""
+"""Reconstructed cells against the cells as they were, and the genes that several data sets share."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ def reconstruction(
 ) -> Figure | None:
     """Draw reconstructed cells against the cells as they were, one column for each reconstruction.
 
-    A point is a gene of a cell that the reconstructed cell has too, grey where the model was shown it, red where it was
-    hidden. Above, its place in the ranking of the cell; in the middle, its log-normalised value; on the dashed lines
-    both agree. Below, by how much the values of the hidden genes are off, predicted − true; where none was hidden,
-    those of all genes, in grey. It reaches as far as 99.5% of them; the few beyond are in the outermost bars. The
-    paper's figure of generation has these columns: nothing hidden, one step, 32 steps.
+    A point is a gene of a cell that the reconstructed cell has too, grey where it was visible to the model, red where
+    it was masked. Above, its rank in the cell; in the middle, its log-normalised value; on the dashed lines both agree.
+    Below, the errors of the values of masked genes, predicted − true; where none was masked, those of all genes, in
+    grey. It reaches as far as 99.5% of them; the few beyond are in the outermost bars. The paper's figure of generation
+    has these columns: nothing masked, one step, 32 steps.
 
     In the corners stands Spearman's correlation, ties at their mean rank, within each cell and then the mean over the
-    cells; over cells together it would be higher, since cells differ in how many genes they show. Cells with fewer than
-    three points, or whose values are all the same, have none. A hidden gene that does not come back has no point: the
-    share of those that do is written below, with the root mean squared error of their values.
+    cells; over cells together it would be higher, since cells differ in their number of genes. Cells with fewer than
+    three points, or whose values are all the same, have none. A masked gene that is not recovered has no point: the
+    share of those that are is written below, with the root mean squared error of their values.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ def reconstruction(
         Cells that `scdiva.tl.reconstruct` wrote to.
     keys
         Its `key_added`, one or several, in the order of the columns. None takes all that adata has, those with fewer
-        hidden genes first, then those of fewer steps.
+        masked genes first, then those of fewer steps.
     max_points
         Points drawn in a panel; of more, so many are drawn at random. Numbers and histograms are of all.
     %(rng)s
@@ -80,7 +80,7 @@ def reconstruction(
     KeyError
         If there is no such reconstruction, or none at all.
     ValueError
-        If `max_points` is below 1, `keys` is empty or repeats a key, no gene of a cell comes back, the layers do not
+        If `max_points` is below 1, `keys` is empty or repeats a key, no gene of a cell is recovered, the layers do not
         belong together, or `save` ends in no picture format.
 
     Examples
@@ -141,7 +141,7 @@ def _keys_of(adata: AnnData, keys: Sequence[str] | str | None) -> list[str]:
 
 
 def _settings_of(adata: AnnData, key: str) -> tuple[float, int]:
-    """Give the share of hidden genes and the number of steps."""
+    """Give the share of masked genes and the number of steps."""
     note = parameters_of(adata, key)
     return float(note["mask_ratio"]), int(note["n_steps"])
 
@@ -156,17 +156,17 @@ def _titles(adata: AnnData, keys: list[str]) -> list[str]:
 
 
 def _in_both(adata: AnnData, key: str) -> tuple[Recovered, float]:
-    """Give the genes that a cell and its reconstruction share, and which share of the hidden ones they are."""
+    """Give the genes that a cell and its reconstruction share, and which share of the masked ones they are."""
     genes = recovered_of(adata, key)
     there = genes.reconstructed_rank > 0
     if not there.any():
-        raise ValueError(f"no gene of any cell comes back in the reconstruction {key!r}: there is nothing to draw.")
+        raise ValueError(f"no gene of any cell is recovered in the reconstruction {key!r}: there is nothing to draw.")
     hidden = there[genes.hidden]
     return Recovered._make(part[there] for part in genes), float(hidden.mean()) if len(hidden) else np.nan
 
 
 def _errors(both: Recovered) -> tuple[NDArray[np.float64], bool]:
-    """Give the errors that are counted, and whether they are those of hidden genes."""
+    """Give the errors that are counted, and whether they are those of masked genes."""
     error = both.reconstructed_value.astype(np.float64) - both.value
     return (error[both.hidden], True) if both.hidden.any() else (error, False)
 
@@ -202,7 +202,7 @@ def spearman_within(
 def _scatter(
     ax: Axes, x: NDArray[np.generic], y: NDArray[np.generic], both: Recovered, shown: NDArray[np.intp]
 ) -> None:
-    """Draw points, hidden genes on top, and write the correlations into the corner."""
+    """Draw points, masked genes on top, and write the correlations into the corner."""
     look: dict[str, Any] = {"linewidths": 0, "rasterized": True, "s": float(np.clip(20_000 / len(shown), 2, 9))}
     for these, colour, order in ((~both.hidden[shown], _VISIBLE, 2), (both.hidden[shown], _MASKED, 3)):
         at = shown[these]
@@ -317,7 +317,7 @@ def _checked(gene_sets: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
         strange = [gene for gene in listed if not isinstance(gene, str)]
         if strange:
             raise TypeError(
-                f"gene_sets[{name!r}] holds {len(strange):,} things that are no gene names (first: {strange[0]!r}): "
+                f"gene_sets[{name!r}] holds {len(strange):,} entries that are no gene names (first: {strange[0]!r}): "
                 "give names, such as adata.var_names[chosen]."
             )
         if not listed:

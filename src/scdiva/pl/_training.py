@@ -53,7 +53,7 @@ def training(
         `metrics.csv`, with its `validation.csv` beside it.
     metric
         What is drawn of the validation: ``"perplexity"`` of masked genes (exp of the mean cross-entropy: among how many
-        genes the network hesitates), ``"accuracy"`` (share of masked genes that it takes for the likeliest), or
+        genes the network hesitates), ``"accuracy"`` (share of masked genes that it predicts), or
         ``"value_error"`` (root of the mean squared error of masked values, log-normalised).
     n_studies
         At most so many studies, those predicted worst.

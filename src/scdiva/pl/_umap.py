@@ -47,8 +47,9 @@ def umap(
 
     The map, (n_obs, 2), is computed from ``obsm[basis]`` by UMAP [1]_ and kept in ``obsm[basis + "_umap"]``, with its
     parameters in ``uns["scdiva"]["umap"]``, so that the next picture is at once the same. It is computed anew when the
-    embedding or the parameters have changed. A map of that name that did not come from here is drawn as it is and never
-    written over; ``obsm["X_umap"]`` is never touched.
+    embedding or the parameters have changed. Neighbours that ``scanpy.pp.neighbors(adata, n_neighbors, use_rep=basis)``
+    has put in ``obsp`` are not searched again. A map of that name that did not come from here is drawn as it is and
+    never written over; ``obsm["X_umap"]`` is never touched.
 
     A `basis` that is a map already is drawn as it is, and nothing is computed: one of two columns, such as
     ``obsm["X_umap"]`` or ``obsm["spatial"]``, or the first two of one whose name ends in ``umap`` or ``tsne``.
@@ -75,7 +76,7 @@ def umap(
         How close UMAP may put two cells.
     legend
         Where the names of groups stand: ``"on data"``, ``"right"``, ``"none"``, or ``"auto"``: on the data, up to 30
-        groups, at the right, up to 100, and else nowhere.
+        groups (14 where there are several panels), at the right, up to 100, and else nowhere.
     size
         Area of a dot in points squared; None fits it to the number of cells.
     title

@@ -87,6 +87,43 @@ def test_help_loads_nothing_heavy():
     assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
+ERRORS = {
+    "none.h5ad": [
+        ["embed", "none.h5ad", "-o", "out.h5ad"], ["integrate", "none.h5ad", "-o", "out.h5ad", "--batch_key", "donor"],
+        ["pretrain", "--train", "[none.h5ad]", "--out", "run"], ["entropy", "none.h5ad", "-o", "out.parquet"],
+        ["annotate", "here.h5ad", "-o", "out.h5ad", "--labels_key", "a", "--reference", "none.h5ad"],
+    ],
+    "nonesuch": [
+        ["generate", "here.h5ad", "-o", "out.h5ad", "--n_cells", "2", "--model", "nonesuch"], ["info", "nonesuch"],
+    ],
+    "here.h5ad": [["grn", "here.h5ad", "-o", "here.h5ad"], ["perturb", "here.h5ad", "-o", "here.h5ad"]],
+    "exceeds": [["pretrain", "--train", "[here.h5ad]", "--out", "run", "--training.context", "9000"]],
+}  # fmt: skip
+
+
+def test_errors_come_before_heavy_packages_and_before_cells_are_read(tmp_path):
+    """Files, outputs and arguments are looked at first, whatever the command."""
+    (tmp_path / "here.h5ad").write_bytes(b"nothing that could be read")
+    code = (
+        "import sys, json\nfrom scdiva.cli import main\n"
+        "codes = [main(words) for words in json.loads(sys.argv[1])]\n"
+        "heavy = sorted({'torch', 'scanpy', 'anndata', 'pytorch_lightning', 'sklearn'} & set(sys.modules))\n"
+        "sys.stdout.write(json.dumps([codes, heavy]))"
+    )
+    commands = [(word, words) for word, of in ERRORS.items() for words in of]
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps([words for _, words in commands])],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    codes, heavy = json.loads(done.stdout)
+    assert codes == [1] * len(commands)
+    assert heavy == []
+    for (word, words), said in zip(commands, done.stderr.splitlines(), strict=True):
+        assert said.startswith(f"scdiva {words[0]}: ")
+        assert word in said
+    assert [path.name for path in tmp_path.iterdir()] == ["here.h5ad"]
+
+
 def test_markup_goes_and_values_are_written_as_in_yaml():
     text = "See :func:`~scdiva.tl.embed`, :meth:`its own <x.y>` [1]_; ``None`` or\n    `True` of `a_b`. Nonesuch."
     assert plain(text) == "See embed, its own; null or true of a_b. Nonesuch."

@@ -110,7 +110,9 @@ def _on_cells(
 ) -> list[Path]:
     """Read the cells, call, and write what was asked for."""
     from scdiva.data.output import refuse_target, write_cells
+    from scdiva.models.hub import find_model
 
+    # all of this before anything is read, and before torch is loaded
     files = {"file": file}
     if options.get("reference") is not None:
         files["reference"] = Path(options["reference"]).expanduser()
@@ -120,6 +122,8 @@ def _on_cells(
     refuse_target(out, overwrite, *files.values())
     if save is not None:
         _refuse_folder(Path(save).expanduser(), overwrite, out, call.fits)
+    if isinstance(options.get("model"), str):
+        find_model(options["model"])
     cells = {name: _read(one) for name, one in files.items()}
     adata = cells.pop("file")
     options |= cells

@@ -116,9 +116,6 @@ def embed_file(
     (60, 192)
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
     """
-    from scdiva.data.batch import WINDOW
-    from scdiva.models.pretrained import load_for
-
     path, out = _one_path(path, "path"), _one_path(out, "out")
     if key_added is not None:
         check_key(key_added, "key_added")
@@ -126,6 +123,9 @@ def embed_file(
         raise FileNotFoundError(f"no file {str(path)!r}.")
     refuse_target(out, overwrite, path)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
+    from scdiva.data.batch import WINDOW  # torch comes after what can be refused without it
+    from scdiva.models.pretrained import load_for
+
     with _naming(path):  # before its content is hashed, which of a large file or a folder takes long
         open_path(path, layer, use_raw).close()
     only = None if shard is None else as_shard(shard)

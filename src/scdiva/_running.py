@@ -205,6 +205,13 @@ def run_cells(
                 yield rows, ragged, results(rows, ragged)
 
 
+def row_numbers(rows: np.ndarray) -> tuple[Tensor]:
+    """Give the rows of a batch's cells as a tensor: `beside` of a read-out whose draws depend on them."""
+    import torch
+
+    return (torch.from_numpy(rows.astype(np.int64)),)
+
+
 def _read_ahead(items: Iterator[Item]) -> Iterator[Item]:
     """Iterate with the next item made in a thread of its own."""
     with ThreadPoolExecutor(1, "scdiva-read") as reader:

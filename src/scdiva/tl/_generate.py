@@ -6,7 +6,7 @@ import operator
 import time
 from collections.abc import Mapping, Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,7 +14,9 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
 from scdiva._settings import logger
+from scdiva.data.conditions import column
 from scdiva.data.reading import Reading, Species
+from scdiva.data.writing import check_anndata, check_columns
 from scdiva.tl._notes import model_name, seed_of
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
     from scdiva.models import ScDiVa
-    from scdiva.populations.drawing import Drawing, Drawn, Order
+    from scdiva.populations.drawing import Drawn, Order
 
 
 @with_shared_docs
@@ -118,50 +120,48 @@ def generate(
     >>> made.n_obs, made.layers["counts"].shape
     (20, (20, 89))
     """
-    from scdiva.data.writing import check_anndata
-
     check_anndata(adata)
     begun = time.monotonic()
     n_cells = operator.index(n_cells)
-    if fraction is not None and between is None:
-        raise ValueError("fraction is given without the two groups that it lies between: between=(one, two).")
-    fractions = np.atleast_1d(np.asarray(0.5 if fraction is None else fraction, dtype=float))
-
-    from scdiva.populations.drawing import Drawing, draw_cells, place_orders
-
-    drawing = Drawing(operator.index(n_steps), float(temperature), bool(use_transformer), bool(from_state))
-    _check(n_cells, drawing, fractions)
-    plan = _plan(adata, n_cells, groupby, groups, between, fractions)
+    if n_cells < 1:
+        raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
+    if operator.index(n_steps) < 1:
+        raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
+    if not 0 <= temperature < np.inf:
+        raise ValueError(f"temperature must be 0 or positive, got {temperature!r}.")
+    group, plan = _plan(adata, n_cells, groupby, groups, between, fraction)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
     from scdiva._rng import step_seed
     from scdiva._threads import torch_threads_kept
     from scdiva.data.cells import open_cells
-    from scdiva.data.conditions import column
     from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for
+    from scdiva.populations.drawing import Drawing, draw_cells, place_orders
     from scdiva.populations.states import check_head, fit_to, on_cpu, states_of
     from scdiva.train.adaptation import read_cells
 
+    drawing = Drawing(int(n_steps), float(temperature), bool(use_transformer), bool(from_state))
     seed = seed_of(rng)
     loaded = load_for(model, "cpu")
     check_head(loaded)
     opened = open_cells(adata, loaded, reading, empty="nan")
-    shown = _fixed(fixed or {}, opened.tokens, reading.var(adata).index)
-    _check_room(drawing, shown, loaded.config.max_length)
+    in_steps = use_transformer or not from_state
+    shown = _fixed(fixed or {}, opened.tokens, opened.var.index, loaded.config.max_length if in_steps else None)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with on_cpu(loaded):
         with torch_threads_kept(1):  # products too small to share
             cells, rows = read_cells(opened, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
             states = states_of(loaded, cells)
-            if groupby is not None:  # what tells groups apart is met group by group
-                group = column(adata, groupby)[rows]
-                states = states._replace(group=(group[:, None] == np.unique(group)).astype(np.float32))
+            if group is not None:  # what tells groups apart is met group by group
+                of_cell = group[rows]
+                states = states._replace(group=(of_cell[:, None] == np.unique(of_cell)).astype(np.float32))
             fitted = fit_to(loaded, cells, states, draw)
         orders = place_orders(plan, rows, draw)
         made = draw_cells(fitted, cells, states, orders, shown, drawing, seed)
     columns = columns_of(opened.tokens, opened.scan.counts_per_gene)
-    result = _result(adata, reading.var(adata), made, columns, orders, rows, groupby, between)
+    result = _result(adata, opened.var, made, columns, orders, rows, groupby, between)
+    names, values = list(fixed or {}), list((fixed or {}).values())
     result.uns[C.UNS] = {
         C.GENERATE: {
             "model": model_name(model),
@@ -170,12 +170,10 @@ def generate(
             "input": opened.kind,
             "groupby": groupby or "",
             "groups": np.array(list(dict.fromkeys(order.name for order in plan)) if groupby else [], dtype=object),
-            "fraction": fractions if between is not None else np.zeros(0),
+            "fraction": np.array([order.fraction for order in plan] if between is not None else [], dtype=float),
             **drawing._asdict(),
             # not by name: a gene may have a name that is no key of a file
-            "fixed": {"gene": np.array(list(fixed), dtype=object), "value": np.array(list(fixed.values()), float)}
-            if fixed
-            else {},
+            "fixed": {"gene": np.array(names, dtype=object), "value": np.array(values, float)} if fixed else {},
             "seed": str(seed),
             "seconds": time.monotonic() - begun,
         }
@@ -184,55 +182,36 @@ def generate(
     return result
 
 
-def _check(n_cells: int, drawing: Any, fractions: np.ndarray) -> None:
-    if n_cells < 1:
-        raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
-    if drawing.n_steps < 1:
-        raise ValueError(f"n_steps must be at least 1, got {drawing.n_steps}.")
-    if not 0 <= drawing.temperature < np.inf:
-        raise ValueError(f"temperature must be 0 or positive, got {drawing.temperature!r}.")
-    if not len(fractions) or fractions.ndim != 1 or not ((fractions >= 0) & (fractions <= 1)).all():
-        raise ValueError(f"fraction must lie in [0, 1], got {fractions.tolist()}.")
-
-
-def _check_room(drawing: Drawing, fixed: dict[int, float], max_length: int) -> None:
-    """Refuse more fixed genes than a cell that the model is asked about step by step can hold."""
-    shown = sum(value > 0 for value in fixed.values())
-    if shown >= max_length and (drawing.use_transformer or not drawing.from_state):
-        raise ValueError(
-            f"fixed shows {shown:,} genes, and the model reads {max_length:,} of a cell: fix fewer, or draw with "
-            "use_transformer=False and from_state=True."
-        )
-
-
 def _plan(
     adata: AnnData,
     n_cells: int,
     groupby: str | None,
     groups: str | Sequence[str] | None,
     between: tuple[str, str] | None,
-    fractions: np.ndarray,
-) -> list[Order]:
-    """List what is to be drawn: from which rows, and how many."""
-    from scdiva.data.conditions import column
-    from scdiva.data.writing import check_columns
+    fraction: float | Sequence[float] | None,
+) -> tuple[np.ndarray | None, list[Order]]:
+    """Give the group of each cell, and list what is to be drawn: from which rows, and how many."""
     from scdiva.populations.drawing import Order
 
+    if fraction is not None and between is None:
+        raise ValueError("fraction is given without the two groups that it lies between: between=(one, two).")
+    fractions = np.atleast_1d(np.asarray(0.5 if fraction is None else fraction, dtype=float))
+    if not len(fractions) or fractions.ndim != 1 or not ((fractions >= 0) & (fractions <= 1)).all():
+        raise ValueError(f"fraction must lie in [0, 1], got {fractions.tolist()}.")
     if groupby is None:
         if groups is not None or between is not None:
             raise ValueError("groups or between are given without a column: groupby=...")
         every = np.arange(adata.n_obs)
-        return [Order(every, every, "", 0.0, n_cells)]
+        return None, [Order(every, every, "", 0.0, n_cells)]
     check_columns(groupby)
     if groups is not None and between is not None:
         raise ValueError("Give groups or between, not both.")
-    group = column(adata, groupby).astype(str)
-    present = sorted(map(str, set(group)))
-    wanted = present if groups is None else [groups] if isinstance(groups, str) else [str(name) for name in groups]
-    if between is not None:
-        wanted = [str(name) for name in between]
-        if len(wanted) != 2:
-            raise ValueError(f"between must name two groups, got {len(wanted)}.")
+    group = column(adata, groupby)
+    present = sorted(set(group.tolist()))
+    asked = groups if between is None else between
+    wanted = present if asked is None else [asked] if isinstance(asked, str) else [str(name) for name in asked]
+    if between is not None and len(wanted) != 2:
+        raise ValueError(f"between must name two groups, got {len(wanted)}.")
     if not wanted:
         raise ValueError("groups names no group; leave it out to draw from all.")
     if absent := [name for name in wanted if name not in present]:
@@ -241,14 +220,16 @@ def _plan(
             f"there are {', '.join(map(repr, present[:10]))}."
         )
     of = {name: np.flatnonzero(group == name) for name in wanted}
-    if between is not None:
-        one, two = wanted
-        return [Order(of[one], of[two], f"{one} to {two}", float(f), n_cells) for f in fractions]
-    return [Order(of[name], of[name], name, 0.0, n_cells) for name in dict.fromkeys(wanted)]
+    if between is None:
+        return group, [Order(rows, rows, name, 0.0, n_cells) for name, rows in of.items()]
+    one, two = wanted
+    return group, [Order(of[one], of[two], f"{one} to {two}", float(part), n_cells) for part in fractions]
 
 
-def _fixed(fixed: Mapping[str, float], of_column: np.ndarray, names: pd.Index) -> dict[int, float]:
-    """Give fixed genes by token."""
+def _fixed(
+    fixed: Mapping[str, float], of_column: np.ndarray, names: pd.Index, max_length: int | None
+) -> dict[int, float]:
+    """Give fixed genes by token; `max_length` is what a model reads of a cell, where it is asked step by step."""
     shown: dict[int, float] = {}
     for name, value in fixed.items():
         at = np.flatnonzero(names == name)
@@ -265,6 +246,12 @@ def _fixed(fixed: Mapping[str, float], of_column: np.ndarray, names: pd.Index) -
         raise ValueError(
             f"The values of fixed stand for {total:,.0f} of the {C.TARGET_SUM:,.0f} counts to which a cell is "
             "normalised: they must be log-normalised, log1p(counts per 10,000), and leave room for other genes."
+        )
+    n_shown = sum(value > 0 for value in shown.values())
+    if max_length is not None and n_shown >= max_length:
+        raise ValueError(
+            f"fixed shows {n_shown:,} genes, and the model reads {max_length:,} of a cell: fix fewer, or draw with "
+            "use_transformer=False and from_state=True."
         )
     return shown
 
@@ -284,12 +271,11 @@ def _result(
 
     # genes that the model knows, in the order of adata
     kept = np.sort(columns[columns >= 0])
-    column = np.full(len(columns), -1, dtype=np.int64)
-    column[columns >= 0] = np.searchsorted(kept, columns[columns >= 0])
+    place = np.searchsorted(kept, columns)
     shape = (len(made.indptr) - 1, len(kept))
 
     def matrix(data: np.ndarray) -> sp.csr_matrix:
-        found = sp.csr_matrix((data.astype(np.float32), column[made.tokens], made.indptr), shape=shape)
+        found = sp.csr_matrix((data.astype(np.float32), place[made.tokens], made.indptr), shape=shape)
         found.sort_indices()
         return found
 

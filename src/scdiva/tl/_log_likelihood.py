@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
-from scdiva._running import how_to_run, run_cells
+from scdiva._running import how_to_run, row_numbers, run_cells
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
 from scdiva.tl._embed import open_for
@@ -128,11 +128,8 @@ def log_likelihood(
     measured = torch.from_numpy(source.measured_tokens.astype(np.int64))
     running = running._replace(what=_scored_by(measured, n_samples, use_transformer, seed), batch_size=1)
 
-    def row_of(rows: np.ndarray) -> tuple[Tensor, ...]:
-        return (torch.from_numpy(rows.astype(np.int64)),)
-
     found = np.empty((adata.n_obs, 2))
-    for rows, _, results in run_cells(loaded, source, running, held_tokens=_HELD_TOKENS, beside=row_of):
+    for rows, _, results in run_cells(loaded, source, running, held_tokens=_HELD_TOKENS, beside=row_numbers):
         for cells, bounds in results:
             found[rows[cells]] = bounds
     lengths = np.minimum(source.lengths, loaded.config.max_length)

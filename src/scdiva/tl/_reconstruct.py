@@ -11,7 +11,7 @@ import scipy.sparse as sp
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
-from scdiva._running import how_to_run, run_cells
+from scdiva._running import how_to_run, row_numbers, run_cells
 from scdiva._settings import logger
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
@@ -149,8 +149,6 @@ def reconstruct(
     running = how_to_run(None, device, precision)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
-    import torch
-
     from scdiva.data.genes import columns_of
 
     seed = seed_of(rng)
@@ -162,13 +160,10 @@ def reconstruct(
     what = _filled_in(loaded, float(mask_ratio), filling, measured, seed, around)
     running = running._replace(what=what, batch_size=1)
 
-    def row_of(rows: np.ndarray) -> tuple[Tensor, ...]:
-        return (torch.from_numpy(rows.astype(np.int64)),)
-
-    cells: list[tuple[np.ndarray, np.ndarray, np.ndarray] | None] = [None] * adata.n_obs
+    cells: list[Any] = [None] * adata.n_obs
     most = loaded.config.max_length
     for rows, (indptr, tokens, values), results in run_cells(
-        loaded, source, running, held_tokens=_HELD_TOKENS, beside=row_of
+        loaded, source, running, held_tokens=_HELD_TOKENS, beside=row_numbers
     ):
         for (cell,), found in results:
             true = slice(indptr[cell], min(indptr[cell + 1], indptr[cell] + most))
@@ -292,9 +287,9 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int]) -> dic
     """Lay places out by gene: the keys are the layers' endings."""
     lengths = np.array([len(tokens) for tokens, _, _ in cells])
     indptr = np.concatenate([[0], np.cumsum(lengths)])
-    place = np.concatenate([np.arange(1, n + 1, dtype=np.int32) for n in lengths])
-    true = column[np.concatenate([tokens for tokens, _, _ in cells])]
-    made = column[np.concatenate([found[:, 0] for _, _, found in cells]).astype(np.int64)]
+    tokens, values, found = (np.concatenate(part) for part in zip(*cells, strict=True))
+    place = (np.arange(len(tokens)) - np.repeat(indptr[:-1], lengths) + 1).astype(np.int32)
+    true, made = column[tokens], column[found[:, 0].astype(np.int64)]
 
     def matrix(data: np.ndarray, columns: np.ndarray) -> sp.csr_matrix:
         # a copy: sorting works in place, and columns and bounds belong to several matrices
@@ -302,16 +297,16 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int]) -> dic
         laid.sort_indices()
         return laid
 
-    hidden = matrix(np.concatenate([found[:, 2] for _, _, found in cells]) > 0, true)
+    hidden = matrix(found[:, 2] > 0, true)
     hidden.eliminate_zeros()
-    found = (
-        matrix(np.concatenate([found[:, 1] for _, _, found in cells]).astype(np.float32), made),
+    laid = (
+        matrix(found[:, 1].astype(np.float32), made),
         matrix(place, made),
-        matrix(np.concatenate([values for _, values, _ in cells]).astype(np.float32), true),
+        matrix(values.astype(np.float32), true),
         matrix(place, true),
         hidden,
     )
-    return dict(zip(_ENDINGS, found, strict=True))
+    return dict(zip(_ENDINGS, laid, strict=True))
 
 
 def _scores(cells: list[Any], n_tokens: int, *, by_rank: bool) -> dict[str, float]:

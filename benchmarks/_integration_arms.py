@@ -82,7 +82,7 @@ def ours_hvg(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
 
 def own_components(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
     """`tl.integrate` without the model: the head is given principal components of these cells alone, no state."""
-    from scdiva.nn.integration import IntegrationHead
+    from scdiva.nn.heads import IntegrationHead
 
     both = IntegrationHead.features
 

@@ -165,8 +165,6 @@ def test_weights_rebuild_the_output():
     assert [tuple(w.shape) for w in weights] == [(3, n, n) for n in lengths]
     torch.testing.assert_close(weights[2].sum(-1), torch.ones(3, 7))
     torch.testing.assert_close(out[4:], torch.einsum("hqk,khd->qhd", weights[2], v[4:]))
-    chosen = list(attention_weights(q, k, cos=cos, sin=sin, cu_seqlens=bounds(lengths), heads=[2, 0]))
-    torch.testing.assert_close(chosen[2], weights[2][[2, 0]])
 
 
 def test_weights_come_one_cell_at_a_time(monkeypatch):
@@ -181,15 +179,10 @@ def test_weights_come_one_cell_at_a_time(monkeypatch):
     assert formed == [2]
 
 
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [({"heads": [3]}, "numbers from 0 to 2"), ({"k": torch.zeros(3, 3, 6)}, "one shape"), ({"heads": [-1]}, "from 0")],
-)
-def test_weights_refuse_what_does_not_exist(change, said):
-    q, k, _ = random_qkv(11, 3, 6)
-    given = {"q": q, "k": k, "cu_seqlens": bounds([4, 7])} | change
-    with pytest.raises(ValueError, match=said):
-        attention_weights(given.pop("q"), given.pop("k"), **given)
+def test_weights_refuse_queries_and_keys_that_do_not_fit():
+    q, _, _ = random_qkv(11, 3, 6)
+    with pytest.raises(ValueError, match="one shape"):
+        attention_weights(q, torch.zeros(3, 3, 6), cu_seqlens=bounds([4, 7]))
 
 
 def test_no_tokens_at_all():

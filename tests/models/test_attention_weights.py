@@ -45,23 +45,9 @@ def test_weights_are_those_that_the_network_uses():
     assert seen == [(layer, cell) for layer in range(3) for cell in range(3)]
 
 
-def test_layers_and_heads_are_chosen():
+def test_weights_have_no_gradient_and_other_genes_are_refused():
     model = build(anchor="encoder", anchor_linear_dim=4, anchor_learned_dim=4, anchor_hidden=8)
-    everything = {(layer, cell): w for layer, cell, w in model.attention_weights(TOKENS, VALUES, CU)}
-    chosen = list(model.attention_weights(TOKENS, VALUES, CU, layers=[1], heads=[1]))
-    assert [(layer, cell) for layer, cell, _ in chosen] == [(1, 0), (1, 1), (1, 2)]
-    for layer, cell, weights in chosen:
-        torch.testing.assert_close(weights, everything[layer, cell][1:])
-    assert not weights.requires_grad
-    assert list(model.attention_weights(TOKENS, VALUES, CU, layers=[])) == []
-
-
-def test_what_does_not_exist_is_refused():
-    model = build()
-    with pytest.raises(ValueError, match="layers must be numbers from 0 to 2"):
-        next(model.attention_weights(TOKENS, VALUES, CU, layers=[3]))
-    with pytest.raises(ValueError, match="heads must be numbers from 0 to 1"):
-        next(model.attention_weights(TOKENS, VALUES, CU, heads=[2]))
+    assert not any(weights.requires_grad for _, _, weights in model.attention_weights(TOKENS, VALUES, CU))
     with pytest.raises(ValueError, match="neither MASK nor one of this model's 12 genes"):
         next(model.attention_weights(TOKENS + 1, VALUES, CU))
 

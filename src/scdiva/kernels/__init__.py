@@ -1,4 +1,4 @@
-"""Attention kernels behind one door.
+"""Attention kernels behind one dispatcher.
 
 `rope_attention` is the only way in: rotation and attention in one call, so that a fused backend can take both.
 """
@@ -13,7 +13,7 @@ from scdiva.kernels._attention import (
     resolve_backend,
     rope_attention,
 )
-from scdiva.kernels._rope import apply_rope, positions, rope_tables
+from scdiva.kernels._reference import apply_rope, positions, rope_tables
 
 __all__ = [
     "BACKENDS",

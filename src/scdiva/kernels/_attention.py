@@ -1,18 +1,18 @@
-"""The door: checks what came in, picks a backend, never falls back in silence."""
+"""The dispatcher: checks what came in, picks a backend, never falls back in silence."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from scdiva.kernels import _reference, _sdpa
-from scdiva.kernels._rope import rope_tables
+from scdiva.kernels._reference import rope_tables
 from scdiva.kernels._triton_configs import HEAD_DIMS, MIN_CAPABILITY
 
 BACKENDS = ("auto", "triton", "sdpa", "reference")
@@ -76,7 +76,7 @@ def rope_attention(
     """
     backend = resolve_backend(backend, head_dim=q.shape[-1], dtype=q.dtype, device=q.device)
     _check_shapes(q, k, v)
-    longest = _longest(cu_seqlens, q.shape[0]) if max_seqlen is None else max_seqlen
+    longest = longest_cell(cu_seqlens, q.shape[0])[0] if max_seqlen is None else max_seqlen
     _check_tables(cos, sin, longest, q.shape[-1])
 
     if backend == "triton":
@@ -94,7 +94,6 @@ def attention_weights(
     cos: Tensor | None = None,
     sin: Tensor | None = None,
     cu_seqlens: Tensor,
-    heads: Sequence[int] | None = None,
 ) -> Iterator[Tensor]:
     r"""Weights of attention, one cell at a time.
 
@@ -108,17 +107,15 @@ def attention_weights(
         Packed `(T, H, D)`.
     cos, sin, cu_seqlens
         As for :func:`rope_attention`.
-    heads
-        Numbers of the heads; `None`: all.
 
     Yields
     ------
-    float32 `(len(heads), L_b, L_b)` (head, query, key) of each cell in turn; rows sum to 1.
+    float32 `(H, L_b, L_b)` (head, query, key) of each cell in turn; rows sum to 1.
 
     Raises
     ------
     ValueError
-        If shapes, boundaries or tables don't fit each other, or a head doesn't exist.
+        If shapes, boundaries or tables don't fit each other.
 
     Examples
     --------
@@ -130,12 +127,7 @@ def attention_weights(
     [torch.Size([2, 3, 3]), torch.Size([2, 2, 2])]
     """
     _check_shapes(q, k, k)
-    _check_tables(cos, sin, _longest(cu_seqlens, q.shape[0]), q.shape[-1])
-    if heads is not None:
-        if any(not 0 <= head < q.shape[1] for head in heads):
-            raise ValueError(f"heads must be numbers from 0 to {q.shape[1] - 1}; got {list(heads)}.")
-        chosen = torch.as_tensor(list(heads), dtype=torch.int64, device=q.device)
-        q, k = q.index_select(1, chosen), k.index_select(1, chosen)
+    _check_tables(cos, sin, longest_cell(cu_seqlens, q.shape[0])[0], q.shape[-1])
     return _reference.packed_weights(q, k, cos, sin, cu_seqlens)
 
 
@@ -297,21 +289,30 @@ def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"q, k and v must be packed, (T, H, D); got {tuple(q.shape)}.")
 
 
-def _longest(cu_seqlens: Tensor, n_tokens: int) -> int:
-    """Check the cell boundaries and return the length of the longest cell."""
+def longest_cell(cu_seqlens: Tensor, n_tokens: int, *also: Tensor) -> tuple[int, ...]:
+    """Check cell boundaries `(B + 1,)`; return the length of the longest cell, and other numbers read along with it.
+
+    All come in one tensor, so that a GPU is waited for once.
+
+    Raises
+    ------
+    ValueError
+        If they are no integers, of less than one cell, or don't rise from 0 to the number of tokens.
+    """
     if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.dtype not in (torch.int32, torch.int64):
         raise ValueError(
             "cu_seqlens must be a 1-D int32 tensor of one number more than there are cells (at least one cell); "
             f"got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
         )
     lengths = cu_seqlens.diff()
-    first, last, shortest, longest = torch.stack([cu_seqlens[0], cu_seqlens[-1], lengths.min(), lengths.max()]).tolist()
+    ends = [cu_seqlens[0], cu_seqlens[-1], lengths.min(), lengths.max()]
+    first, last, shortest, *found = torch.stack([*ends, *also]).tolist()
     if first != 0 or last != n_tokens or shortest < 0:
         raise ValueError(
             f"cu_seqlens must rise from 0 to the number of tokens, {n_tokens}; it goes from {first} to {last}"
             + (" and falls in between." if shortest < 0 else ".")
         )
-    return longest
+    return tuple(found)
 
 
 def _check_tables(cos: Tensor | None, sin: Tensor | None, longest: int, head_dim: int) -> None:

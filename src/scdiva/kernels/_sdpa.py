@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from scdiva.kernels._rope import apply_rope, positions
+from scdiva.kernels._reference import apply_rope, positions
 
 
 def packed(q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor) -> Tensor:

@@ -48,15 +48,12 @@ class Plan(NamedTuple):
 
     def of(self, kernel: Kernel) -> Tiles:
         """Launch of a kernel."""
-        return {"forward": self.forward, "dkdv": self.dkdv, "dq": self.dq}[kernel]
+        tiles: Tiles = getattr(self, kernel)
+        return tiles
 
     def having(self, kernel: Kernel, tiles: Tiles) -> Plan:
         """Return this plan with another launch of one kernel."""
-        return {
-            "forward": self._replace(forward=tiles),
-            "dkdv": self._replace(dkdv=tiles),
-            "dq": self._replace(dq=tiles),
-        }[kernel]
+        return Plan(**{**self._asdict(), kernel: tiles})
 
     def to_dict(self) -> dict[str, Any]:
         """Plain types, for a checkpoint."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from scdiva._constants import MASK, N_SPECIAL
+from scdiva.kernels._attention import longest_cell
 from scdiva.models.config import ScDiVaConfig
 
 
@@ -83,20 +84,12 @@ def check_input(
             f"value_mask must be bool and as long as tokens, {tokens.numel()}; "
             f"got {value_mask.dtype} {tuple(value_mask.shape)}."
         )
-    if cu_seqlens.dim() != 1 or cu_seqlens.numel() < 2 or cu_seqlens.dtype != torch.int32:
-        raise ValueError(
-            "cu_seqlens must be int32 (B + 1,) for at least one cell; "
-            f"got {cu_seqlens.dtype} {tuple(cu_seqlens.shape)}."
-        )
+    if cu_seqlens.dtype != torch.int32:
+        raise ValueError(f"cu_seqlens must be int32; got {cu_seqlens.dtype}.")
     n_cells, lengths = cu_seqlens.numel() - 1, cu_seqlens.diff()
     too_long = lengths > max_length
     bad = (tokens != MASK) & ((tokens < N_SPECIAL) | (tokens >= c.n_tokens))
-    # all that depends on numbers in one tensor: a GPU is waited for once
-    first, last, shortest, longest, n_too_long, n_bad = torch.stack(
-        [cu_seqlens[0], cu_seqlens[-1], lengths.min(), lengths.max(), too_long.sum(), bad.sum()]
-    ).tolist()
-    if first != 0 or last != tokens.numel() or shortest < 0:
-        raise ValueError(f"cu_seqlens must rise from 0 to the number of tokens, {tokens.numel()}.")
+    longest, n_too_long, n_bad = longest_cell(cu_seqlens, tokens.numel(), too_long.sum(), bad.sum())
     if n_too_long:
         cell = int(too_long.nonzero()[0])
         raise ValueError(
@@ -110,13 +103,7 @@ def check_input(
         )
     if anchor_state is not None and anchor_state.shape != (n_cells, c.state_dim):
         raise ValueError(f"anchor_state must be {(n_cells, c.state_dim)}; got {tuple(anchor_state.shape)}.")
-    found: int = longest
-    return found
-
-
-def of_tokens(of_cells: Tensor, cu_seqlens: Tensor, n_tokens: int) -> Tensor:
-    """Repeat what each cell has for each of its genes."""
-    return torch.repeat_interleave(of_cells, cu_seqlens.long().diff(), dim=0, output_size=n_tokens)
+    return longest
 
 
 def mean_of_cells(flags: Tensor, cu_seqlens: Tensor, dtype: torch.dtype) -> Tensor:

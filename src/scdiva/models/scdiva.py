@@ -7,21 +7,20 @@ these two. No loss and no optimiser live here; `scdiva.diffusion` corrupts and s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from scdiva._constants import LAT, MASK, N_SPECIAL
+from scdiva.diffusion import cell_of_token
 from scdiva.diffusion.places import Ranked
 from scdiva.kernels import positions
 from scdiva.models.network import Network
-from scdiva.models.passes import ScDiVaOutput, check_input, mean_of_cells, of_tokens
+from scdiva.models.passes import ScDiVaOutput, check_input, mean_of_cells
 from scdiva.nn.encoder import SetEncoder
-from scdiva.nn.heads import DualHeads, Expected, StateHead, hidden_gene_logits
-from scdiva.nn.integration import IntegrationHead
+from scdiva.nn.heads import DualHeads, Expected, IntegrationHead, OwnComponents, StateHead, hidden_gene_logits
 from scdiva.nn.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, RMSNorm, linear
-from scdiva.nn.own_components import OwnComponents
 from scdiva.nn.queries import QueryHead
 
 
@@ -132,7 +131,7 @@ class ScDiVa(Network):
             assert anchor is not None
             hidden, cell_state = anchor.new_empty(0, c.dim), anchor
 
-        cells = of_tokens(torch.arange(len(cell_state), device=tokens.device), cu_seqlens, tokens.numel())
+        cells = cell_of_token(cu_seqlens, tokens.numel())
         share = mean_of_cells(masked, cu_seqlens, cell_state.dtype)
         read = None
         if self.state_head is not None:
@@ -155,10 +154,9 @@ class ScDiVa(Network):
         lat = lat if anchor is None else lat + self.anchor_in(anchor)
 
         # [LAT] goes in front of each cell: gene i of cell b moves b + 1 places down
-        cells = torch.arange(lat.shape[0], device=tokens.device)
         rows = torch.arange(tokens.numel() + lat.shape[0], device=tokens.device)
-        gene_rows = rows[: tokens.numel()] + of_tokens(cells, cu_seqlens, tokens.numel()) + 1
-        lat_rows = cu_seqlens[:-1].long() + cells
+        gene_rows = rows[: tokens.numel()] + cell_of_token(cu_seqlens, tokens.numel()) + 1
+        lat_rows = cu_seqlens[:-1].long() + rows[: lat.shape[0]]
         source = torch.empty_like(rows)
         source[torch.cat([lat_rows, gene_rows])] = rows
         x = torch.cat([lat, genes])[source]
@@ -274,23 +272,17 @@ class ScDiVa(Network):
 
     @torch.no_grad()
     def attention_weights(
-        self,
-        tokens: Tensor,
-        values: Tensor,
-        cu_seqlens: Tensor,
-        *,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
+        self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor
     ) -> Iterator[tuple[int, int, Tensor]]:
         """Yield layer, cell and attention weights of uncorrupted cells, one layer of one cell at a time.
 
-        `(heads, L + 1, L + 1)` float32 (head, query, key); row and column 0 are `[LAT]`'s. Numbers of layers and heads
-        from 0, `None`: all. See :meth:`scdiva.nn.Blocks.attention_weights`.
+        `(H, L + 1, L + 1)` float32 (head, query, key); row and column 0 are `[LAT]`'s. See
+        :meth:`scdiva.nn.Blocks.attention_weights`.
         """
         longest = check_input(self.config, tokens, values, cu_seqlens, None, None)
         anchor = self.encode_anchor(tokens, values, cu_seqlens)
         x, bounds, _, _ = self._embed(tokens, values, cu_seqlens, tokens == MASK, anchor)
-        yield from self.blocks.attention_weights(x, bounds, longest + 1, layers, heads)
+        yield from self.blocks.attention_weights(x, bounds, longest + 1)
 
     @property
     def gene_weight(self) -> Tensor:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from scdiva.nn.annotation import AnnotationHead
 from scdiva.nn.encoder import SetEncoder
-from scdiva.nn.heads import DualHeads, StateHead
-from scdiva.nn.integration import IntegrationHead
+from scdiva.nn.heads import DualHeads, IntegrationHead, OwnComponents, StateHead
 from scdiva.nn.layers import Attention, Block, Blocks, GeneValueEmbedding, RMSNorm, SwiGLU
-from scdiva.nn.own_components import OwnComponents
 from scdiva.nn.queries import QueryHead
 
 __all__ = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -270,37 +270,21 @@ class Blocks(nn.ModuleList):
             outs.append(again(through, x[start:stop], cu_seqlens[first : last + 1] - start, use_reentrant=False))
         return torch.cat(outs)
 
-    def attention_weights(
-        self,
-        x: Tensor,
-        cu_seqlens: Tensor,
-        max_seqlen: int,
-        layers: Sequence[int] | None = None,
-        heads: Sequence[int] | None = None,
-    ) -> Iterator[tuple[int, int, Tensor]]:
-        """Give layer, cell, and what its tokens attend to, `(heads, L, L)`, one layer of one cell at a time.
+    def attention_weights(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Iterator[tuple[int, int, Tensor]]:
+        """Give layer, cell, and what its tokens attend to, `(H, L, L)`, one layer of one cell at a time.
 
-        Arguments as in :meth:`forward`; numbers of layers and heads from 0, None: all. See
-        :func:`scdiva.kernels.attention_weights`.
-
-        Raises
-        ------
-        ValueError
-            If a layer or head doesn't exist.
+        Arguments as in :meth:`forward`; see :func:`scdiva.kernels.attention_weights`.
         """
-        asked = range(len(self)) if layers is None else sorted(set(layers))
-        if any(not 0 <= layer < len(self) for layer in asked):
-            raise ValueError(f"layers must be numbers from 0 to {len(self) - 1}; got {list(asked)}.")
         cos, sin = self._rotations(x.device)
-        backend, last = self._resolved(None, x.device), max(asked, default=-1)
-        for number, block in enumerate(itertools.islice(self, last + 1)):
+        backend = self._resolved(None, x.device)
+        for number, block in enumerate(self):
             assert isinstance(block, Block)
-            if number in asked:
-                q, k, _ = block.attention.project(block.attention_norm(x))
-                weights = attention_weights(q, k, cos=cos, sin=sin, cu_seqlens=cu_seqlens, heads=heads)
-                for cell, of_cell in enumerate(weights):
-                    yield number, cell, of_cell
-            x = block(x, cu_seqlens, cos, sin, backend, max_seqlen) if number < last else x
+            q, k, _ = block.attention.project(block.attention_norm(x))
+            weights = attention_weights(q, k, cos=cos, sin=sin, cu_seqlens=cu_seqlens)
+            for cell, of_cell in enumerate(weights):
+                yield number, cell, of_cell
+            if number + 1 < len(self):
+                x = block(x, cu_seqlens, cos, sin, backend, max_seqlen)
 
     def compile_each(self, **options: Any) -> None:
         """Compile each block in place (`torch.compile` with these options), for any number of tokens."""

@@ -17,7 +17,7 @@ from scdiva._rng import step_generator, step_seed
 from scdiva.data.batch import CellBatch
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
-from scdiva.nn.integration import IntegrationHead
+from scdiva.nn.heads import IntegrationHead
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.base import TaskModule, decay_groups, learning_rate_factor
 from scdiva.train.batch_correction import batch_prior, correct_batches, draw_partners, mutual_neighbors

@@ -15,7 +15,7 @@ from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, lo
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.encoder import weighted_sum
-from scdiva.nn.own_components import OwnComponents
+from scdiva.nn.heads import OwnComponents
 from scdiva.train.adaptation import AdaptationCells, encoded
 from scdiva.train.linear_map import DISPERSION_OFFSET, fit_linear_map
 

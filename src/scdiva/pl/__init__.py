@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from scdiva.pl._annotation import annotation, confusion_matrix, marker_heatmap, reliability
-from scdiva.pl._delta_scatter import delta_scatter
-from scdiva.pl._discrimination import discrimination
 from scdiva.pl._grn import grn
 from scdiva.pl._network import attention, regulon
-from scdiva.pl._perturbation import perturbation
-from scdiva.pl._perturbation_scores import hit_rate, perturbation_scores
+from scdiva.pl._perturbation import delta_scatter, perturbation
+from scdiva.pl._perturbation_scores import discrimination, hit_rate, perturbation_scores
 from scdiva.pl._reconstruction import gene_overlap, reconstruction
 from scdiva.pl._training import training
 from scdiva.pl._umap import generated, integration, umap

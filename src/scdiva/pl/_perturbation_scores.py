@@ -1,4 +1,4 @@
-"""Many predicted perturbations: how many of the strongest genes are found, and scores by method."""
+"""Many predicted perturbations: strongest genes that are found, scores by method, and conditions told apart."""
 
 from __future__ import annotations
 
@@ -12,15 +12,11 @@ from numpy.typing import NDArray
 
 from scdiva import metrics
 from scdiva._constants import PREDICTED
-from scdiva._docs import with_shared_docs
 from scdiva.data.observed import OURS, Responses, observed_responses, response_score
 from scdiva.data.predictions import read_prediction
-from scdiva.pl._figure import axes_for, check_file, finish
-from scdiva.pl._response import (
-    COLOURS,
-    methods_of,
-    written_name,
-)
+from scdiva.pl._figure import axes_for, plot
+from scdiva.pl._heatmap import draw_heatmap, similar_order, text_inches
+from scdiva.pl._response import COLOURS, methods_of, reference_mean, written_name
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -29,9 +25,13 @@ if TYPE_CHECKING:
 
 _KS = 200
 """Genes up to which hit rates are drawn by default."""
+_SIDE = 0.2
+"""Inches of a field's side, about."""
+_UNITS = {"l1": "minus mean absolute difference", "l2": "minus Euclidean distance", "cosine": "cosine similarity"}
+"""What the colours are, by metric."""
 
 
-@with_shared_docs
+@plot
 def hit_rate(
     predicted: AnnData,
     observed: AnnData,
@@ -101,7 +101,6 @@ def hit_rate(
     >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"])
     >>> sd.pl.hit_rate(predicted, screen, save="hit_rate.png")
     """
-    check_file(save)
     responses = observed_responses(read_prediction(predicted, key), observed, layer=layer, use_raw=use_raw, input=input)
     n_genes = len(responses.genes)
     numbers = _numbers_of_genes(k, n_genes)
@@ -127,7 +126,7 @@ def hit_rate(
     axes.spines[["top", "right"]].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
     axes.legend(handles[::-1], labels[::-1], fontsize=7.5, frameon=False, handlelength=1.5)
-    return finish(fig, own=ax is None, return_fig=return_fig, save=save)
+    return fig
 
 
 def _rates(responses: Responses, at: int, method: str, numbers: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -153,7 +152,7 @@ def _numbers_of_genes(k: Sequence[int] | None, n_genes: int) -> NDArray[np.int64
     return numbers
 
 
-@with_shared_docs
+@plot
 def perturbation_scores(
     scores: pd.DataFrame,
     metric: str = "pearson_delta",
@@ -205,7 +204,6 @@ def perturbation_scores(
     >>> scores = sd.tl.score_perturbation(predicted, screen)
     >>> sd.pl.perturbation_scores(scores, "pearson_delta_top20", save="scores.png")
     """
-    check_file(save)
     missing = [name for name in ("method", "condition", "reference", metric) if name not in scores]
     if missing or not pd.api.types.is_numeric_dtype(scores[metric]):
         columns = ", ".join(map(str, scores.columns)) or "none"
@@ -245,4 +243,135 @@ def perturbation_scores(
     axes.grid(axis="x", color="0.92", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    return finish(fig, own=ax is None, return_fig=return_fig, save=save)
+    return fig
+
+
+@plot
+def discrimination(
+    predicted: AnnData,
+    observed: AnnData,
+    *,
+    method: str = OURS,
+    values: Literal["rank", "similarity"] = "rank",
+    metric: Literal["l1", "l2", "cosine"] = "l1",
+    reference: Literal["control", "mean"] = "control",
+    group: str | None = None,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Literal["auto", "counts", "lognorm"] = "auto",
+    key: str = PREDICTED,
+    ax: Axes | None = None,
+    return_fig: bool = False,
+    save: str | os.PathLike[str] | None = None,
+) -> Figure | None:
+    """Draw how like each predicted condition is to each observed one.
+
+    Rows are predictions, columns observations, both with like observed ones beside each other (average linkage of the
+    observed changes). On the framed diagonal stands what belongs together; a column that is dark throughout is an
+    observation to which all predictions are like. In the title: the mean discrimination, 1 if each
+    prediction is closest to its own observation, 0.5 by chance (see `scdiva.metrics.discrimination`).
+
+    Parameters
+    ----------
+    predicted
+        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned, or the adata that was
+        given to them.
+    observed
+        Cells of its conditions and control cells, counts or log-normalised, with the columns of obs by which was
+        predicted. Genes are matched by var names. Conditions without cells are left out.
+    method
+        Whose prediction: ``"scdiva"``, or a baseline that predicts all these conditions.
+    values
+        Colour: ``"rank"``, the share of the other observed conditions that are farther from the prediction, 0 to 1,
+        tied ones half; or ``"similarity"``, the cosine, or minus the distance, in log-normalised expression.
+    metric
+        What is compared are changes, by mean absolute difference (``"l1"``), Euclidean distance (``"l2"``) or cosine
+        similarity.
+    reference
+        From where changes are counted: ``"control"``, or ``"mean"``, the mean over the perturbations of training.
+    group
+        The group of cells, where perturbations were predicted in several.
+    layer, use_raw
+        Where `observed` has the matrix: key of its ``layers``, or whether to take its ``raw``; by default its ``X``.
+    input
+        Unit of that matrix: ``"counts"``, ``"lognorm"`` (log1p of normalised counts, taken as it is), or ``"auto"`` to
+        tell from the values.
+    key
+        Of that adata, the entry of ``uns`` with the prediction.
+    %(ax)s
+    %(return_fig)s
+    %(save)s
+
+    Returns
+    -------
+    Figure or None
+        The figure if `return_fig`, else None.
+
+    Raises
+    ------
+    KeyError
+        If `predicted` is no prediction, a column or layer does not exist, there is no such group, or `method` does not
+        predict all conditions.
+    ValueError
+        If fewer than two conditions of one group were observed, they are of several groups and none is named, no
+        control cell was observed, no gene is in both, or `save` ends in no picture format.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> screen = sd.datasets.toy(120, 100)
+    >>> screen.obs["perturbation"] = ["control", "A", "B", "A+B", "C", "B+C"] * 20
+    >>> train = screen[~screen.obs["perturbation"].isin(["A+B", "B+C"])].copy()
+    >>> predicted = sd.tl.predict_perturbation(train, "perturbation", predict=["A+B", "B+C"])
+    >>> sd.pl.discrimination(predicted, screen, save="discrimination.png")
+    """
+    responses = observed_responses(read_prediction(predicted, key), observed, layer=layer, use_raw=use_raw, input=input)
+    chosen = _of_one_group(responses, group)
+    methods_of(responses, chosen, [method])
+    bases = np.array([reference_mean(responses, at, reference) for at in chosen])
+    truth = np.array([responses.perturbed[at].mean for at in chosen]) - bases
+    found = responses.means[method][:, chosen].T - bases
+    order = similar_order(truth)
+    found, truth = found[order], truth[order]
+    conditions = responses.conditions.loc[[chosen[i] for i in order]]
+    names = conditions["perturbation" if conditions["perturbation"].is_unique else "condition"].tolist()  # by dose
+    matrix = metrics.discrimination_matrix(found, truth, metric=metric, values=values)
+    score = metrics.discrimination(found, truth, metric=metric).mean()
+
+    from matplotlib.patches import Rectangle
+
+    n = len(names)
+    side = max(_SIDE, 2.4 / n)
+    wide = text_inches(names)
+    fig, axes = axes_for(ax, (side * n + wide + 1.3, side * n + wide + 0.8))
+    low, high = (0.0, 1.0) if values == "rank" else (None, None)
+    label = "share of the others farther away" if values == "rank" else _UNITS[metric]
+    axes.set_aspect("equal")
+    draw_heatmap(
+        axes, matrix, names, names, label, low=low, high=high, fontsize=7, edgecolors="white", linewidth=0.3
+    )  # fmt: skip
+    axes.set_xlabel("observed", fontsize=9)
+    axes.set_ylabel("predicted" if method == OURS else f"predicted: {written_name(method)}", fontsize=9)
+    for i in range(n):
+        frame = Rectangle((i, i), 1, 1, fill=False, edgecolor=COLOURS[OURS], linewidth=1.2, zorder=3, clip_on=False)
+        axes.add_patch(frame)
+    where = f" in {name}" if (name := conditions["group"].iloc[0]) else ""
+    axes.set_title(f"discrimination {score:.2f}{where}", fontsize=10)
+    return fig
+
+
+def _of_one_group(responses: Responses, group: str | None) -> list[int]:
+    """Choose the observed conditions of one group; those of several differ by their groups alone."""
+    observed = responses.conditions.loc[list(responses.rows)]
+    groups = list(observed["group"].unique())
+    if group is not None and group not in groups:
+        raise KeyError(f"group={group!r} has no predicted condition that was observed; {', '.join(groups)} have.")
+    if group is None and len(groups) > 1:
+        raise ValueError(f"conditions of {len(groups)} groups were observed: name one, such as group={groups[0]!r}.")
+    chosen = observed.index[observed["group"] == (groups[0] if group is None else group)]
+    if len(chosen) < 2:
+        raise ValueError(
+            f"only {observed.loc[chosen[0], 'condition']!r} was both predicted and observed: it takes two to tell "
+            "apart."
+        )
+    return [int(at) for at in chosen]

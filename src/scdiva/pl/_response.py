@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,6 @@ from scdiva.data.observed import OURS, REFERENCES, Responses
 from scdiva.data.predictions import Prediction
 
 if TYPE_CHECKING:
-    import pandas as pd
     from anndata import AnnData
 
 COLOURS = {
@@ -63,15 +62,6 @@ def predicted_cells(predicted: Prediction, condition: str) -> AnnData | None:
     return predicted.cells[chosen]
 
 
-def names_of(predicted: Prediction, gene_symbols: str | None) -> NDArray[Any]:
-    """Give the names of predicted genes as they are written: their own where the column has none."""
-    if gene_symbols is None:
-        return np.asarray(predicted.genes)
-    names = predicted.var[_column(predicted.var, gene_symbols, "predicted")]
-    written: NDArray[Any] = np.where(names.isna(), predicted.genes, names.astype(str))
-    return written
-
-
 def reference_mean(responses: Responses, at: int, reference: Literal["control", "mean"]) -> NDArray[np.float64]:
     """Give the mean expression from which changes of a condition are counted, (n_genes,)."""
     if reference not in REFERENCES:
@@ -88,20 +78,6 @@ def reference_mean(responses: Responses, at: int, reference: Literal["control", 
 def strongest_first(change: NDArray[np.float64], score: NDArray[np.float64] | None) -> NDArray[np.intp]:
     """Order genes by the size of their score; by that of their change where there is none."""
     return np.argsort(-np.abs(change if score is None else score), kind="stable")
-
-
-def gene_names(adata: AnnData, gene_symbols: str | None, *, called: str = "predicted") -> NDArray[Any]:
-    """Give the names of genes as they are written; `called` is what the user calls these data."""
-    if gene_symbols is None:
-        return np.asarray(adata.var_names)
-    return np.array([*map(str, adata.var[_column(adata.var, gene_symbols, called)])], dtype=object)
-
-
-def _column(var: pd.DataFrame, gene_symbols: str, called: str) -> str:
-    if gene_symbols not in var:
-        columns = ", ".join(map(str, var.columns)) or "none"
-        raise KeyError(f"gene_symbols={gene_symbols!r} is no column of {called}.var, which has {columns}")
-    return gene_symbols
 
 
 def methods_of(responses: Responses, conditions: Sequence[int], methods: Sequence[str] | None) -> list[str]:

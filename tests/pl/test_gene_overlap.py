@@ -133,7 +133,7 @@ def test_sets_that_share_nothing_are_drawn_with_a_warning():
         (
             {"a": ["X"], "b": [0.5, "X", 1]},
             TypeError,
-            "gene_sets.'b'. holds 2 things that are no gene names .first: 0.5",
+            "gene_sets.'b'. holds 2 entries that are no gene names .first: 0.5",
         ),
         ({"a": ["X"], "b": []}, ValueError, "gene_sets.'b'. is empty: leave it out"),
         ({"a": ["X"]}, ValueError, "gene_sets has 1 sets: give 2 to 12"),
@@ -149,7 +149,7 @@ def test_what_is_no_set_of_genes_is_refused(sets, error, words):
 
 def test_a_missing_library_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "matplotlib_venn", None)
-    monkeypatch.setitem(sys.modules, "marsilea.upset", None)
+    monkeypatch.setitem(sys.modules, "marsilea", None)
     for n in (3, 4):
         with pytest.raises(ImportError, match=r"pip install 'scdiva\[plot\]'"):
             gene_overlap(sets_of(n))

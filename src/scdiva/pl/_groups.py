@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from scdiva._labels import is_missing, refuse_continuous
 from scdiva._nearest import or_nearest
+from scdiva._warn import warn
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -49,12 +49,10 @@ def as_groups(values: pd.Series, key: str) -> pd.Series:
     missing = names[is_missing(np.array([str(name) for name in names], dtype=str))]
     which = values.isin(list(missing)).to_numpy()
     if which.any():
-        warnings.warn(
+        warn(
             f"adata.obs[{key!r}] is {' or '.join(repr(str(name)) for name in missing)} for {which.sum()} of "
             f"{len(values)} cells, the first is {str(values.index[which.argmax()])!r}: they are drawn as cells without "
-            "a value.",
-            UserWarning,
-            stacklevel=5,
+            "a value."
         )
         values = values.where(~which)
     return values

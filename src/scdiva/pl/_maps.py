@@ -18,6 +18,7 @@ from scdiva._nearest import or_nearest
 from scdiva._progress import tqdm_keywords
 from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
+from scdiva._warn import warn
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.pl._figure import axes_for, draw_legend, grid_of_axes
 from scdiva.pl._groups import MAX_GROUPS, MISSING
@@ -70,7 +71,7 @@ def coordinates(
     """
     z = embedding_of(adata, basis)
     if is_map(adata, basis):
-        _warn_of_left_out(z[:, :2], stacklevel=5)
+        _warn_of_left_out(z[:, :2])
         return z[:, :2].astype(np.float64)
     z = np.ascontiguousarray(z, dtype=np.float32)
     key, seed = f"{basis}_umap", settings.seed if rng is None else int(rng)
@@ -130,7 +131,7 @@ def umap_of(
     """Run umap-learn on the rows that are finite; the others (cells left without a gene) stay NaN."""
     finite = np.isfinite(z).all(axis=1)
     n = int(finite.sum())
-    _warn_of_left_out(z, stacklevel=6)
+    _warn_of_left_out(z)
     from umap import UMAP, umap_
 
     for function in (umap_.smooth_knn_dist, umap_.compute_membership_strengths):
@@ -153,11 +154,11 @@ def umap_of(
     return xy
 
 
-def _warn_of_left_out(z: NDArray[np.floating], stacklevel: int) -> None:
+def _warn_of_left_out(z: NDArray[np.floating]) -> None:
     """Warn of cells that are not on the map."""
     n = int((~np.isfinite(z).all(axis=1)).sum())
     if n:
-        warnings.warn(f"{n:,} of {len(z):,} cells have no finite embedding and are not drawn", UserWarning, stacklevel)
+        warn(f"{n:,} of {len(z):,} cells have no finite embedding and are not drawn")
 
 
 class Panel(NamedTuple):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from scdiva._constants import TRUE_RANK, UNS
 from scdiva._extras import from_extra
 from scdiva._settings import settings
+from scdiva._warn import warn
 from scdiva.get._reconstruction import Recovered, parameters_of, recovered_of
 from scdiva.pl._figure import axes_for, draw_legend, grid_of_axes, plot
 from scdiva.pl._groups import distinct_colours
@@ -189,13 +190,10 @@ def spearman_within(
     -------
     NaN if no cell has a correlation.
     """
-    ranks = pd.DataFrame({"x": x, "y": y}).groupby(cell).rank().to_numpy()
-    n = np.bincount(cell)
-    cells = np.maximum(n, 1)
-    # ranks within a cell have the mean (n + 1) / 2, with ties too
-    x_, y_ = (ranks - ((cells + 1) / 2)[cell][:, None]).T
-    xy, xx, yy = (np.bincount(cell, product) for product in (x_ * y_, x_ * x_, y_ * y_))
-    known = (n >= at_least) & (xx > 0) & (yy > 0)
+    ranks = pd.DataFrame({"x": x, "y": y}).groupby(cell).rank()
+    a, b = (ranks - ranks.groupby(cell).transform("mean")).to_numpy(dtype=np.float64).T
+    xy, xx, yy = (np.bincount(cell, product) for product in (a * b, a * a, b * b))
+    known = (np.bincount(cell) >= at_least) & (xx > 0) & (yy > 0)
     return float((xy[known] / np.sqrt(xx[known] * yy[known])).mean()) if known.any() else np.nan
 
 
@@ -327,10 +325,9 @@ def _checked(gene_sets: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
         raise ValueError(f"gene_sets has {len(sets)} sets: give 2 to {_MAX_SETS} of different names.")
     if sum(map(len, sets.values())) == len(set().union(*sets.values())):
         first, second = list(sets)[:2]
-        warnings.warn(
+        warn(
             f"no two sets share a gene (the first of {first!r} is {min(sets[first])!r}, of {second!r} "
-            f"{min(sets[second])!r}): do they use the same gene names?",
-            stacklevel=4,
+            f"{min(sets[second])!r}): do they use the same gene names?"
         )
     return sets
 
@@ -372,10 +369,7 @@ def _upset(sets: dict[str, set[str]]) -> Figure:
     if len(sizes) > _MAX_OVERLAPS:
         least = min(sizes[_MAX_OVERLAPS] + 1, sizes[0])
     if sizes[-1] < least:
-        warnings.warn(
-            f"{(sizes < least).sum():,} of {len(sizes):,} overlaps, of fewer than {least:,} genes, are not drawn",
-            stacklevel=4,
-        )
+        warn(f"{(sizes < least).sum():,} of {len(sizes):,} overlaps, of fewer than {least:,} genes, are not drawn")
     # The largest first, in spite of the minus. Bars are added here, as those of Upset leave no way to their axes.
     upset = Upset(
         data,

@@ -78,12 +78,13 @@ def network_of(adata: AnnData, key: str, group: str | None) -> Network:
     stored = str(np.atleast_1d(about["keys"])[at])
     if stored not in adata.varp:
         raise KeyError(f"adata.varp has no {stored!r}, it has {', '.join(adata.varp) or 'nothing'}: {call}.")
-    names = np.asarray(adata.var_names.astype(str))
+    names = adata.var_names.astype(str)
     return Network(
         weights=sp.csr_matrix(adata.varp[stored]),
-        names=names,
-        sources=np.isin(names, np.atleast_1d(about["sources"])),
-        targets=np.isin(names, np.atleast_1d(about["targets"])),
+        names=np.asarray(names),
+        # looked up as an index does it: numpy would sort the names
+        sources=names.isin(np.atleast_1d(about["sources"]).astype(str)),
+        targets=names.isin(np.atleast_1d(about["targets"]).astype(str)),
         method=str(about["method"]),
         group=groups[at] if groups else "",
         reference=str(about["reference"]),

@@ -106,14 +106,14 @@ def regulon(
     scale = np.sqrt(np.square(x).sum(axis=0))
     with np.errstate(invalid="ignore", divide="ignore"):
         correlation = np.nan_to_num((x[:, 1:].T @ x[:, 0]) / (scale[1:] * scale[0]))
-    told = weight if network.signed and not network.reference else correlation
+    signed = weight if network.signed and not network.reference else correlation
     frame = pd.DataFrame(
         {
             "source": source,
             "target": network.names[targets],
             "weight": weight,
             "correlation": correlation,
-            "sign": np.sign(told).astype(np.int64),
+            "sign": np.sign(signed).astype(np.int64),
         }
     )
     if modes is not None:
@@ -121,21 +121,14 @@ def regulon(
     return frame
 
 
-def _modes(known: pd.DataFrame, source: str) -> dict[str, float]:
-    """Give what is known of the targets of a gene: 1, -1, or 0 where sources disagree or tell no sign."""
+def _modes(known: pd.DataFrame, source: str) -> pd.Series:
+    """Give what is known of the targets of a gene: 1, -1, or 0 where sources disagree or give no sign."""
     factor = next((name for name in ("source", "tf") if name in known), None)
     if factor is None or "target" not in known:
         raise ValueError(f"known needs columns source (or tf) and target; it has {', '.join(map(str, known.columns))}.")
     own = known[known[factor] == source]
     sign = next((name for name in ("mor", "weight") if name in known), None)
-    modes = np.zeros(len(own)) if sign is None else np.sign(own[sign].fillna(0).to_numpy(dtype=np.float64))
-    told: dict[str, set[float]] = {}
-    for target, mode in zip(own["target"].astype(str), modes, strict=True):
-        told.setdefault(target, set()).add(float(mode))
-    return {target: next(iter(found)) if len(found) == 1 else _settled(found) for target, found in told.items()}
-
-
-def _settled(found: set[float]) -> float:
-    """Settle on one mode: a sign outweighs none, contradictions leave it open."""
-    told = found - {0.0}
-    return next(iter(told)) if len(told) == 1 else 0.0
+    mode = np.zeros(len(own)) if sign is None else np.sign(own[sign].fillna(0).to_numpy(dtype=np.float64))
+    of_target = pd.Series(mode).groupby(own["target"].astype(str).to_numpy())
+    # a sign outweighs none, contradictions leave it open
+    return np.sign(of_target.min() + of_target.max())

@@ -169,7 +169,7 @@ def test_one_cell_and_one_gene():
 
 
 def test_arguments_are_checked(counts):
-    with pytest.raises(ValueError, match="input must be 'auto', 'counts' or 'lognorm', got 'raw'"):
+    with pytest.raises(ValueError, match=r"input must be .*'raw'"):
         scan_of(counts, input="raw")
     with pytest.raises(ValueError, match="has 20 columns, expected 19"):
         scan(row_blocks(counts), 19)

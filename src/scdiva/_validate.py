@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import scipy.sparse as sp
 
+from scdiva._arguments import check_choices
 from scdiva._progress import progress_bar
 from scdiva._scale import MAX_EXPONENT, MENDS, SCALED_LOG, are_ranks, find_scale, unlike_counts
+from scdiva._warn import warn
 
 Input = Literal["auto", "counts", "lognorm"]
 
@@ -130,8 +131,7 @@ def scan(
         If the values are taken as counts although they are not integers, or as logarithms although their exponentials
         look neither like counts nor like normalised ones.
     """
-    if input not in ("auto", "counts", "lognorm"):
-        raise ValueError(f"input must be 'auto', 'counts' or 'lognorm', got {input!r}.")
+    check_choices(input=(input, get_args(Input)))
     seen = _Seen(n_vars, obs_names, var_names)
     total = len(obs_names) if isinstance(obs_names, Sized) else None
     with progress_bar(desc="checking", unit="cell", total=total) as bar:
@@ -270,11 +270,11 @@ class _Seen:
         indptr = np.concatenate([[0], np.cumsum([len(cell) for cell in self.sample])])
         return find_scale(np.concatenate(self.sample), indptr)
 
-    def are_alike(self) -> bool:
+    def vary_too_little(self) -> bool:
         """Whether values within cells of many genes differ too little for counts."""
         many = [cell for cell in self.first if len(cell) >= _MIN_MANY]
-        alike = np.array([cell.max() < _TOP_OVER_MEAN * cell.mean() and (cell == 1).mean() < _ONES for cell in many])
-        return len(many) >= 10 and float(alike.mean()) > 0.5
+        even = np.array([cell.max() < _TOP_OVER_MEAN * cell.mean() and (cell == 1).mean() < _ONES for cell in many])
+        return len(many) >= 10 and float(even.mean()) > 0.5
 
     def unit_variance_share(self, n_obs: int) -> float:
         """Share of the genes with any variance whose variance over cells is 1."""
@@ -348,31 +348,25 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
                 "clipped counts are like this. Pass the counts with layer=... or use_raw=True; if these are the "
                 "counts, pass input='counts'."
             )
-        if seen.are_alike():
-            warnings.warn(
+        if seen.vary_too_little():
+            warn(
                 f"{where} is taken as counts, but within most cells values differ less than counts do: the largest is "
                 f"less than {_TOP_OVER_MEAN} times their mean, and hardly any is 1. Bins, ranks and rounded logarithms "
                 "are like this; if it holds something else than counts, pass those with layer=... or use_raw=True.",
-                UserWarning,
-                stacklevel=3,
             )
         return "counts"
     _refuse_other_scale(scale, where)
     if log_like and scale != "linear":
         if scale == "unlike counts":
-            warnings.warn(
+            warn(
                 f"{where} is taken as log(1 + x), but its exponentials are not those of counts, nor have cells one "
                 f"total ({found}). Imputed, corrected or scaled values look like this, and results may be wrong: "
                 "better pass the counts with layer=... or use_raw=True.",
-                UserWarning,
-                stacklevel=3,
             )
         return "lognorm"
-    warnings.warn(
+    warn(
         f"{where} is taken as counts although {found}. Corrected counts, TPM and counts recovered from logarithms look "
         "like this; if it holds something else, pass the counts with layer=... or use_raw=True.",
-        UserWarning,
-        stacklevel=3,
     )
     return "counts"
 

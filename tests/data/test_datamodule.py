@@ -230,7 +230,7 @@ def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path):
         module_of(study_files, vocabulary, batch_size=0)
     with pytest.raises(ValueError, match="batch_tokens=20 must exceed context=20"):
         module_of(study_files, vocabulary, batch_tokens=20)
-    with pytest.raises(ValueError, match="must not be negative"):
+    with pytest.raises(ValueError, match="start_step must be at least 0"):
         module_of(study_files, vocabulary, start_step=-1)
     with pytest.raises(FileNotFoundError, match=r"absent\.h5ad"):
         module_of([tmp_path / "absent.h5ad"], vocabulary).setup()

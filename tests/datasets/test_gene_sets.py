@@ -45,5 +45,5 @@ def test_classes_are_parts_of_hla_and_no_other_is_one():
     one, two, both = (set(gene_family(name)) for name in ("HLA class I", "HLA class II", "HLA"))
     assert one | two == both
     assert not one & two
-    with pytest.raises(ValueError, match=r"name must be one of 'HLA', .*'CD', got 'HLA-DR'"):
+    with pytest.raises(ValueError, match=r"name must be .*'HLA-DR'"):
         gene_family("HLA-DR")

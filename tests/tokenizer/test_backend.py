@@ -55,7 +55,7 @@ def test_numba_asked_for_by_name_is_never_replaced(without_numba):
 
 
 def test_a_backend_that_is_none_is_refused():
-    with pytest.raises(ValueError, match="backend must be one of 'auto', 'numba', 'numpy', got 'cuda'"):
+    with pytest.raises(ValueError, match=r"backend must be .*'cuda'"):
         run("cuda")
 
 

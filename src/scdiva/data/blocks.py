@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva._nearest import or_nearest
+from scdiva._warn import warn
 from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, warn_if_slow, whole
 from scdiva.data.writing import check_anndata
 
@@ -289,7 +289,7 @@ def _csc_to_memory(matrix: Any) -> sp.csr_matrix:
     if n_bytes > CSC_LIMIT:
         raise ValueError(f"{said}, which is refused. {mend}")
     if n_bytes > CSC_WARNING:
-        warnings.warn(f"{said}. {mend}", UserWarning, stacklevel=4)
+        warn(f"{said}. {mend}")
     return matrix.to_memory().tocsr()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +9,7 @@ import pandas as pd
 
 from scdiva._labels import check_labels
 from scdiva._nearest import no_column
+from scdiva._warn import warn
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -90,12 +90,10 @@ def label_numbers(
         without = (column.astype(str) == str(unlabeled_category)).to_numpy() & known
         if not without.any():
             names = sorted(map(str, column[known].unique()))
-            warnings.warn(
+            warn(
                 f"no cell has the unlabeled_category {str(unlabeled_category)!r}: {where}.obs[{labels_key!r}] holds "
                 f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}, and all of these count as "
                 "types.",
-                UserWarning,
-                stacklevel=3,
             )
         known = known & ~without  # not in place: pandas 3 gives arrays that can't be written to
     check_labels(column[known], f"{where}.obs[{labels_key!r}]", "label")

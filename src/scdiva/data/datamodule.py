@@ -12,6 +12,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from scdiva._arguments import check_least
 from scdiva._constants import MAX_LENGTH
 from scdiva._docs import with_shared_docs
 from scdiva._settings import logger
@@ -131,24 +132,22 @@ class CellDataModule(pl.LightningDataModule):
         entropy_floor: float = ENTROPY_FLOOR,
     ) -> None:
         super().__init__()
-        at_least_one = {
-            "batch_size": batch_size,
-            "context": context,
-            "block_rows": block_rows,
-            "n_blocks": n_blocks,
-            "min_genes": min_genes,
-            "validation_cells": 1 if validation_cells is None else validation_cells,
-        }
-        for name, value in at_least_one.items():
-            if operator.index(value) < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
+        check_least(
+            batch_size=(batch_size, 1),
+            context=(context, 1),
+            block_rows=(block_rows, 1),
+            n_blocks=(n_blocks, 1),
+            min_genes=(min_genes, 1),
+            validation_cells=(1 if validation_cells is None else validation_cells, 1),
+            start_step=(start_step, 0),
+            seed=(seed, 0),
+            num_workers=(num_workers, 0),
+        )
         if batch_tokens is not None and operator.index(batch_tokens) <= context:
             raise ValueError(
                 f"batch_tokens={batch_tokens} must exceed context={context}, so that the longest cell and its [LAT] "
                 "fit into a batch."
             )
-        if start_step < 0 or seed < 0 or num_workers < 0:
-            raise ValueError("start_step, seed and num_workers must not be negative.")
         self.vocabulary = load_vocabulary(vocabulary)
         self.batch_size, self.batch_tokens, self.context, self.seed = batch_size, batch_tokens, context, seed
         self.start_step, self.max_steps, self.num_workers = start_step, max_steps, num_workers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +12,7 @@ import pandas as pd
 
 from scdiva._constants import UNKNOWN
 from scdiva._nearest import or_nearest
+from scdiva._warn import warn
 from scdiva.data.reading import AS_IT_IS, Reading
 from scdiva.tokenizer.names import by_table, ensembl_id, looks_like_mouse
 from scdiva.tokenizer.vocabulary import HOW, Vocabulary
@@ -223,11 +223,9 @@ def judge_genes(
     if share >= ERROR_SHARE and vocabulary.species == "human" and (how == "ortholog").any():
         kind = "genes of another species" if isinstance(reading.species, dict) else "mouse genes"
         first = _some(name for name, way in zip(names, how, strict=True) if way == "ortholog")
-        warnings.warn(
+        warn(
             f"these are {kind}, such as {first}: {int(mapped.sum()):,} of {len(names):,} are read as their human "
             f"orthologs, with {share:.0%} of the counts. The model has learned from human cells alone.",
-            UserWarning,
-            stacklevel=3,
         )
     if share < WARNING_SHARE:
         _refuse_or_warn(names, counts, mapped, share, reading)
@@ -259,12 +257,10 @@ def _refuse_or_warn(
     if share >= ERROR_SHARE:
         unknown = [name for name, known in zip(names, mapped, strict=True) if not known]
         mouse = looks_like_mouse(unknown) and not looks_like_mouse(names)
-        warnings.warn(
+        warn(
             f"{found}: results rest on that part of the data."
             + (" The unknown genes are those of a mouse: keep only the human cells and genes." if mouse else "")
             + _about_spikes(names, counts),
-            UserWarning,
-            stacklevel=4,
         )
         return
     if isinstance(reading.species, dict):

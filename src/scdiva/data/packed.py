@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import h5py
 import numpy as np
 
+from scdiva._arguments import check_choices, check_least
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva._docs import with_shared_docs
+from scdiva._warn import warn
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.files import data_files
 from scdiva.data.output import refuse_target, whole_or_not
@@ -99,10 +100,8 @@ def pack_files(
     """
     from scdiva.data.cells import open_cells
 
-    if value_dtype not in ("float32", "float16"):
-        raise ValueError(f"value_dtype must be 'float32' or 'float16', got {value_dtype!r}.")
-    if min_genes < 1:
-        raise ValueError(f"min_genes must be at least 1, got {min_genes}.")
+    check_choices(value_dtype=(value_dtype, ("float32", "float16")))
+    check_least(min_genes=(min_genes, 1))
     if isinstance(paths, str | Path):
         raise TypeError(f"paths={str(paths)!r} must be a list of files and folders.")
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
@@ -201,9 +200,7 @@ def warn_left_out(name: str, n_left_out: int, n_obs: int, min_genes: int) -> Non
     """
     if n_left_out:
         genes = "any gene" if min_genes == 1 else f"{min_genes} genes"
-        warnings.warn(
-            f"{name}: {n_left_out} of {n_obs} cells are left out: they lack {genes} of the vocabulary.", stacklevel=3
-        )
+        warn(f"{name}: {n_left_out} of {n_obs} cells are left out: they lack {genes} of the vocabulary.")
 
 
 def take_cells(

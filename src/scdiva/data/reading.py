@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pandas as pd
 
+from scdiva._arguments import check_choices
 from scdiva.tokenizer.names import checked_species
 
 if TYPE_CHECKING:
@@ -48,9 +49,7 @@ class Reading:
     empty: Empty = "error"
 
     def __post_init__(self) -> None:
-        for name, allowed in (("duplicates", ("sum", "error")), ("empty", ("error", "nan"))):
-            if (given := getattr(self, name)) not in allowed:
-                raise ValueError(f"{name} must be {allowed[0]!r} or {allowed[1]!r}, got {given!r}.")
+        check_choices(duplicates=(self.duplicates, ("sum", "error")), empty=(self.empty, ("error", "nan")))
         object.__setattr__(self, "species", checked_species(self.species))
 
     def arguments(self) -> dict[str, Any]:

@@ -184,7 +184,7 @@ class CellSource:
         return serialize(self._expression(ranges), self.denominator, self.max_length)
 
     def windows(
-        self, n_cells: int, start: int = 0, stop: int | None = None, *, told: Callable[[int], Any] | None = None
+        self, n_cells: int, start: int = 0, stop: int | None = None, *, on_read: Callable[[int], Any] | None = None
     ) -> Iterator[tuple[np.ndarray, Ragged]]:
         """Read cells in order, many at a time; memory does not grow with their number.
 
@@ -194,7 +194,7 @@ class CellSource:
             Cells of a window, at least; it is filled up to whole blocks of `block_rows`. The last one may be smaller.
         start, stop
             Range of rows; `None` is the last row.
-        told
+        on_read
             Called after each block with the number of its rows.
 
         Yields
@@ -214,8 +214,8 @@ class CellSource:
             for lo in range(first, last, self.block_rows):
                 hi = min(lo + self.block_rows, last)
                 parts.append(self.read(lo, hi))
-                if told is not None:
-                    told(hi - lo)
+                if on_read is not None:
+                    on_read(hi - lo)
             lengths = np.concatenate([np.diff(indptr) for indptr, _, _ in parts])
             filled = np.flatnonzero(lengths)
             if len(filled):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from scdiva._warn import warn
 
 _SLOW = ("gzip", "zlib", "bz2", "lzma", "szip")
 """Compressions that take several times as long to read as none; lz4, zstd and lzf do not."""
@@ -317,11 +318,9 @@ def warn_if_slow(element: Any, what: str) -> None:
         _warned.add(path)
         write = "write_h5ad(new_path)" if hasattr(element, "file") else "write_zarr(new_path)"
         read = "read_h5ad" if hasattr(element, "file") else "read_zarr"
-        warnings.warn(
+        warn(
             f"{what} of {path!r} is compressed with {found}, which makes reading it 4 to 6 times slower. If it is read "
             f"often, write it anew: anndata.{read}(path).{write}, or for training scdiva.data.pack_files.",
-            UserWarning,
-            stacklevel=4,
         )
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scdiva._arguments import check_least
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ def toy(
     >>> list(adata.obs["cell_type"].cat.categories)
     ['type A', 'type B', 'type C', 'type D']
     """
-    for name, value in {"n_cells": n_cells, "n_genes": n_genes, "n_types": n_types, "n_batches": n_batches}.items():
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
+    check_least(n_cells=(n_cells, 1), n_genes=(n_genes, 1), n_types=(n_types, 1), n_batches=(n_batches, 1))
     if n_cells < max(n_types, n_batches):
         raise ValueError(f"{n_cells} cells can't show {n_types} types and {n_batches} batches")
     size = max(2, round(_MODULE_SIZE * n_genes))

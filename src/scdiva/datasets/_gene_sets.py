@@ -6,6 +6,7 @@ import re
 from importlib import resources
 from typing import Literal, get_args
 
+from scdiva._arguments import check_choices
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 Family = Literal["HLA", "HLA class I", "HLA class II", "TNF", "interleukin", "CD"]
@@ -71,8 +72,7 @@ def gene_family(name: Family) -> list[str]:
     >>> sd.datasets.gene_family("HLA class I")
     ['HLA-A', 'HLA-B', 'HLA-C', 'HLA-E', 'HLA-F', 'HLA-G']
     """
-    if name not in _PATTERNS:
-        raise ValueError(f"name must be one of {', '.join(map(repr, get_args(Family)))}, got {name!r}.")
+    check_choices(name=(name, get_args(Family)))
     table = Vocabulary.human().table
     coding = table.loc[table["biotype"] == "protein_coding", "symbol"]
     pattern = re.compile(_PATTERNS[name])

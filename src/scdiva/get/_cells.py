@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from scdiva._arguments import check_least
 from scdiva._constants import LAYER_RANK, OBS_LABEL, PROBABILITY, UNS
 from scdiva._nearest import or_nearest
 from scdiva.data.writing import check_anndata, our_uns
@@ -53,8 +54,7 @@ def serialized_df(
     3
     """
     check_anndata(adata)
-    if max_rank is not None and max_rank < 1:
-        raise ValueError(f"max_rank must be at least 1, got {max_rank}.")
+    check_least(max_rank=(1 if max_rank is None else max_rank, 1))
     if key not in adata.layers:
         raise KeyError(
             f"adata has no layer {key!r}{or_nearest(key, adata.layers)}: call scdiva.pp.entropy_serialize(adata) first."
@@ -133,8 +133,7 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
     ['cell', 'rank', 'label', 'probability']
     """
     check_anndata(adata)
-    if top_k < 1:
-        raise ValueError(f"top_k must be at least 1, got {top_k}.")
+    check_least(top_k=(top_k, 1))
     at = f"{key}_{PROBABILITY}"
     ours = our_uns(adata)
     if at not in adata.obsm or key not in ours:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from scdiva._arguments import check_least
 from scdiva._constants import GROUPS, PREDICTED, UNS, VARM_EMBEDDING, VARP_GRN
 from scdiva._nearest import or_nearest
 from scdiva.data.network import genes_of, network_of
@@ -119,8 +120,7 @@ def grn_df(
     ['source', 'target', 'weight']
     """
     check_anndata(adata)
-    if top is not None and top < 1:
-        raise ValueError(f"top must be at least 1, got {top}.")
+    check_least(top=(1 if top is None else top, 1))
     network = network_of(adata, key, group)
     edges = network.weights.tocoo()
     kept = np.ones(edges.nnz, dtype=bool)
@@ -184,8 +184,7 @@ def perturbation_df(
     2
     """
     check_anndata(predicted)
-    if top is not None and top < 1:
-        raise ValueError(f"top must be at least 1, got {top}.")
+    check_least(top=(1 if top is None else top, 1))
     prediction = read_prediction(predicted, key)
     conditions = prediction.conditions
     names = conditions["condition"].tolist()

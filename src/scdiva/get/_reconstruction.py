@@ -10,6 +10,7 @@ import pandas as pd
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from scdiva._arguments import check_least
 from scdiva._constants import HIDDEN, IMPUTED, RANK, RECONSTRUCTED, TRUE, TRUE_RANK, UNS
 from scdiva._nearest import or_nearest
 from scdiva.data.writing import check_anndata
@@ -110,8 +111,7 @@ def reconstructed_genes(
     True
     """
     check_anndata(adata)
-    if min_cells < 1:
-        raise ValueError(f"min_cells must be at least 1, got {min_cells}.")
+    check_least(min_cells=(min_cells, 1))
     if not 0 <= min_recall <= 1:
         raise ValueError(f"min_recall must be between 0 and 1, got {min_recall}.")
     genes = recovered_of(adata, key)

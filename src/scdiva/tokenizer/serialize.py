@@ -15,6 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import scipy.sparse as sp
 
+from scdiva._arguments import check_choices
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM
 
 Backend = Literal["auto", "numba", "numpy"]
@@ -111,8 +112,7 @@ def to_token_space(
         If `kind` or `backend` is unknown, `tokens` does not fit the block or the token space, or the block's indices
         point outside of it.
     """
-    if kind not in ("counts", "lognorm"):
-        raise ValueError(f"kind must be 'counts' or 'lognorm', got {kind!r}.")
+    check_choices(kind=(kind, ("counts", "lognorm")))
     tokens = np.asarray(tokens)
     if tokens.shape != (block.shape[1],):
         raise ValueError(f"{tokens.shape[0]} tokens for {block.shape[1]} columns.")
@@ -311,8 +311,7 @@ def kernels(backend: Backend = "auto") -> ModuleType | None:
     ValueError
         If there is no such backend.
     """
-    if backend not in get_args(Backend):
-        raise ValueError(f"backend must be one of {', '.join(map(repr, get_args(Backend)))}, got {backend!r}.")
+    check_choices(backend=(backend, get_args(Backend)))
     if backend == "numpy":
         return None
     found = _loaded()

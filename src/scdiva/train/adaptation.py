@@ -143,7 +143,7 @@ def read_cells(
     if trains:
         warn_left_out("adata", source.n_obs - n_known, source.n_obs, 1)
     with progress_bar(desc="reading", unit="cell", total=source.n_obs) as bar:
-        (rows, ragged), *_ = source.windows(source.n_obs, told=bar.update)
+        (rows, ragged), *_ = source.windows(source.n_obs, on_read=bar.update)
     names, kept = np.unique(batch[rows], return_inverse=True)
     order = np.argsort(kept, kind="stable")
     cells = AdaptationCells(*take_cells(ragged, order), kept[order], source.measured_tokens, len(names))

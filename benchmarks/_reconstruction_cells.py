@@ -19,7 +19,7 @@ from scdiva import _constants as C
 from scdiva._constants import N_SPECIAL
 from scdiva._running import how_to_run
 from scdiva.data.genes import column_tokens, columns_of
-from scdiva.diffusion import values_at_places
+from scdiva.diffusion import values_at_ranks
 from scdiva.metrics import marginal_recall, value_spearman
 from scdiva.models import ScDiVa
 from scdiva.models.denoiser import denoiser_of
@@ -180,7 +180,7 @@ def values_told(work: Work, cells: list[Cell], use_places: bool) -> list[np.ndar
             told = denoise(genes, values.masked_fill(hidden, 0.0), bounds, hidden)[1]
             told = torch.where(hidden, told, values)
             if use_places:
-                told = values_at_places(genes, told, hidden, ~hidden, bounds, denominator)
+                told = values_at_ranks(genes, told, hidden, ~hidden, bounds, denominator)
             found.append(torch.empty_like(told).index_copy_(0, order, told)[torch.from_numpy(cell.hidden)].numpy())
     return found
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.diffusion import cell_of_token, log_likelihood, place_log_prior, sample
+from scdiva.diffusion import cell_of_token, log_likelihood, rank_log_prior, sample
 from scdiva.models.denoiser import Prompt, denoiser_of
 from scdiva.nn.heads import hidden_gene_logits
 
@@ -65,7 +65,7 @@ def test_with_a_state_head_it_is_the_model_and_places(network, packed, anchor, p
     logits, predicted, of_genes = denoiser_of(model, denominator=DENOMINATOR if places else None)(*packed)
     expected, expected_values, out = of_model(model, packed)
     if places:
-        expected = expected + place_log_prior(
+        expected = expected + rank_log_prior(
             *(tokens, values, tokens == MASK, ~value_mask, cu), model.state_head.values(out.read), DENOMINATOR
         )
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
@@ -120,7 +120,7 @@ def test_places_may_be_known_by_what_was_given_alone(network, packed):
     given = torch.rand(len(tokens), generator=seeded(4)) < 0.7  # masked ones among them, which can't be known
     found = denoiser_of(model, denominator=DENOMINATOR, given=given)(*packed)[0]
     without, _, of_genes = denoiser_of(model)(*packed)
-    prior = place_log_prior(tokens, values, tokens == MASK, given & ~value_mask, cu, of_genes, DENOMINATOR)
+    prior = rank_log_prior(tokens, values, tokens == MASK, given & ~value_mask, cu, of_genes, DENOMINATOR)
     torch.testing.assert_close(found, without + prior)
     assert not torch.allclose(found, denoiser_of(model, denominator=DENOMINATOR)(*packed)[0])
 
@@ -140,7 +140,7 @@ def test_a_prompt_takes_the_place_of_what_cells_show(network, packed, stream, ge
     masked, cells = tokens == MASK, cell_of_token(cu, len(tokens))
     share = torch.tensor([2 / 6, 0, 3 / 11])
     expected = hidden_gene_logits(log_odds, share)[cells[masked]]
-    expected = expected + place_log_prior(tokens, values, masked, ~value_mask, cu, of_genes, DENOMINATOR)
+    expected = expected + rank_log_prior(tokens, values, masked, ~value_mask, cu, of_genes, DENOMINATOR)
     if stream:
         out = model(tokens, values, cu, value_mask=value_mask, anchor_state=prompt.state)
         expected = expected + out.hidden[masked] @ model.gene_weight.T

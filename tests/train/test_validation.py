@@ -11,7 +11,7 @@ from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
 from scdiva.data.datamodule import CellDataModule
 from scdiva.diffusion import Corrupted, mask_tokens
-from scdiva.diffusion.places import Ranked
+from scdiva.diffusion.ranks import Ranked
 from scdiva.train import PretrainingModule, fit
 from scdiva.train.pretraining import MASK_RATIOS, by_ratio, ratios_of, score_cells, scores_of
 

@@ -6,6 +6,9 @@ Layout everywhere: the genes of all cells stand in one row of length `T` (`token
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 from scdiva.diffusion.likelihood import log_likelihood
 from scdiva.diffusion.loss import dual_loss, loss_weights, masked_cross_entropy
 from scdiva.diffusion.masking import (
@@ -16,7 +19,7 @@ from scdiva.diffusion.masking import (
     stratified_times,
     unmask_probability,
 )
-from scdiva.diffusion.places import place_log_prior, values_at_places
+from scdiva.diffusion.ranks import rank_log_prior, values_at_ranks
 from scdiva.diffusion.sampler import sample
 
 __all__ = [
@@ -28,9 +31,18 @@ __all__ = [
     "loss_weights",
     "mask_tokens",
     "masked_cross_entropy",
-    "place_log_prior",
+    "rank_log_prior",
     "sample",
     "stratified_times",
     "unmask_probability",
-    "values_at_places",
+    "values_at_ranks",
 ]
+
+_FORMER = {"place_log_prior": "rank_log_prior", "values_at_places": "values_at_ranks"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FORMER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    warnings.warn(f"scdiva.diffusion.{name} is called {_FORMER[name]} now.", DeprecationWarning, stacklevel=2)
+    return globals()[_FORMER[name]]

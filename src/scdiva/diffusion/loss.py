@@ -15,7 +15,7 @@ LossNorm = Literal["per_cell", "inv_t", "sum"]
 
 
 CPU_CHUNK, GPU_CHUNK = 1024, 4096
-"""Rows of logits held at once where the caller doesn't say. Measured on a CPU, 1,024 to 4,096 differ by 5%."""
+"""Rows of logits held at once by default. Measured on a CPU, 1,024 to 4,096 differ by 5%."""
 CPU_BLOCK, GPU_BLOCK = 2**18, 2**26
 """Logits whose softmax is taken at once; on a CPU 1 MiB of float32, which stays in a core's cache."""
 
@@ -208,7 +208,7 @@ def loss_weights(
     """Weight of each position in the loss, so that `loss = Σ weight · error`.
 
     ==========  ==================================  ================================================================
-    loss_norm   weight of a hidden position         what it estimates
+    loss_norm   weight of a masked position         what it estimates
     ==========  ==================================  ================================================================
     per_cell    1 / abs(M_b) / (cells with any M)   the paper's training algorithm; with t ~ U(0, 1) the any-order
                                                     bound on log p(cell) per gene
@@ -224,13 +224,13 @@ def loss_weights(
     cu_seqlens
         Shape `(B + 1,)`.
     probability
-        Shape `(B,)`: with which probability a position of the cell was hidden (`t` for identities). Read by "inv_t".
+        Shape `(B,)`: with which probability a position of the cell was masked (`t` for identities). Read by "inv_t".
     loss_norm
         See the table.
 
     Returns
     -------
-    float32 of shape `(T,)`, 0 where nothing is hidden.
+    float32 of shape `(T,)`, 0 where nothing is masked.
 
     Raises
     ------
@@ -283,7 +283,7 @@ def dual_loss(
     """Dual denoising loss: identity cross-entropy plus λ times the squared error of the value.
 
     Paper, section "Depth-Invariant Sampling and Optimization" and algorithm "scDiVa Training". The identity term runs
-    over the masked positions; the value term over every position with a hidden value, which are the same unless
+    over the masked positions; the value term over every position with a masked value, which are the same unless
     value-only masks were drawn.
 
     Parameters
@@ -305,12 +305,12 @@ def dual_loss(
     value_weight
         λ; 10 in the paper's table "Training configuration".
     value_mask_rate
-        With which `corrupted` was drawn: a value is hidden with probability `t + (1 - t) * rate` (read by "inv_t").
+        With which `corrupted` was drawn: a value is masked with probability `t + (1 - t) * rate` (read by "inv_t").
     scored
         bool `(T,)`: masked positions whose identity is scored, drawn evenly from each cell's; None: all. "per_cell"
         divides by their number.
     logits
-        `(N, n_genes)`, of the scored positions in their order, where the denoiser has more to say of them than its gene
+        `(N, n_genes)`, of the scored positions in their order, where the denoiser predicts them by more than its gene
         head (:meth:`scdiva.models.ScDiVa.logits`). None: `hidden @ gene_weight.T`, of which only a chunk is ever held.
     chunk
         Rows of logits held at once, see :func:`masked_cross_entropy`.

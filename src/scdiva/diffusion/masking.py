@@ -1,4 +1,4 @@
-"""The forward process: which genes of a cell are hidden at time t."""
+"""The forward process: which genes of a cell are masked at time t."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Corrupted(NamedTuple):
     values
         The log-normalised expression; 0 wherever it is hidden, so that nothing of it can leak.
     masked
-        bool; identity and value hidden.
+        bool; identity and value masked.
     value_mask
-        bool; value hidden. Contains `masked`; `value_mask & ~masked` are the genes whose name is shown and whose
+        bool; value masked. Contains `masked`; `value_mask & ~masked` are the genes whose identity is visible and whose
         value is asked for. It is what `ScDiVa.forward` takes under the same name.
     """
 
@@ -89,7 +89,7 @@ def cell_of_token(cu_seqlens: Tensor, n_tokens: int) -> Tensor:
 
 
 def forward_step_probability(earlier: Tensor | float, later: Tensor | float) -> Tensor | float:
-    """Probability that a visible token is hidden between two times, `(t_k - t_{k-1}) / (1 - t_{k-1})`.
+    """Probability that a visible token is masked between two times, `(t_k - t_{k-1}) / (1 - t_{k-1})`.
 
     The discretised forward chain of the paper's ELBO derivation (appendix "ELBO Derivation for Masked Discrete
     Diffusion"); chaining it from 0 gives back the marginal `t`.
@@ -109,7 +109,7 @@ def forward_step_probability(earlier: Tensor | float, later: Tensor | float) -> 
 
 
 def unmask_probability(later: Tensor | float, earlier: Tensor | float) -> Tensor | float:
-    """Probability that a token hidden at `t_k` was still visible at `t_{k-1}`: `(t_k - t_{k-1}) / t_k`.
+    """Probability that a token masked at `t_k` was still visible at `t_{k-1}`: `(t_k - t_{k-1}) / t_k`.
 
     The posterior q(x_{t_{k-1}} visible | x_{t_k} hidden, x_0) of the absorbing process, and so the share of hidden
     tokens that a reverse step reveals (paper, algorithm "scDiVa Inference"). By Bayes it is
@@ -133,7 +133,7 @@ def stratified_times(n_cells: int, generator: torch.Generator, min_time: float =
     """One diffusion time per cell, spread evenly over the batch.
 
     The unit interval is cut into `n_cells` strata; each cell gets its own stratum (in random order) and a uniform
-    place inside it. Each single time is therefore exactly uniform, as the paper asks (`t ~ Unif(0, 1)`), while the
+    position inside it. Each single time is therefore exactly uniform, as the paper asks (`t ~ Unif(0, 1)`), while the
     batch as a whole sees every corruption level: the loss depends so strongly on t that independent draws would make
     most of its noise.
 
@@ -186,7 +186,7 @@ def mask_tokens(
 ) -> Corrupted:
     """Draw x_t from the forward kernel q(x_t^i | x_0^i) = (1 - t) δ(x_t^i, x_0^i) + t δ(x_t^i, [MASK]).
 
-    Equation of the paper's section "Problem Formulation and Diffusion Modeling": each gene is hidden with probability
+    Equation of the paper's section "Problem Formulation and Diffusion Modeling": each gene is masked with probability
     t of its cell, independently of the others, identity and value together. Among the genes that stay, a share may
     lose its value alone: the paper never trains "the value of gene g in this context", although imputation,
     perturbation and networks ask just that.
@@ -201,7 +201,7 @@ def mask_tokens(
         Source of the draws. May live on another device than the batch: a CPU generator gives the same masks wherever
         the model runs.
     value_mask_rate
-        Probability that a gene which stays visible has its value hidden.
+        Probability that a gene which stays visible has its value masked.
 
     Returns
     -------

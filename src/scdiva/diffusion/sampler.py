@@ -163,12 +163,12 @@ def assign_genes(
 
 
 def likeliest_genes(logits: Tensor, cells: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Choose the genes that are surest to be hidden in each cell, at places that suit them.
+    """Choose the genes that are surest to be masked in each cell, and assign them to positions.
 
-    The number of hidden genes found is, in expectation, the sum over the chosen ones of their probabilities at all
-    places: those with the largest sums are taken. Then they are given places, no place twice, so that the logarithms of
-    their probabilities there add up to most: a linear assignment (Crouse 2016). Taking the likeliest gene of one place
-    after the other finds fewer: common genes are used up on places that are not theirs.
+    The number of masked genes found is, in expectation, the sum over the chosen ones of their probabilities at all
+    positions: those with the largest sums are taken. Then they are given positions, none twice, so that the logarithms
+    of their probabilities there add up to most: a linear assignment (Crouse 2016). Taking the likeliest gene of one
+    position after the other finds fewer: common genes are used up on positions that are not theirs.
 
     Parameters
     ----------
@@ -263,11 +263,11 @@ def sample(
     """Fill every masked position of a packed batch.
 
     Paper, algorithm "scDiVa Inference", from any partly masked state: step k of `n_steps` reveals the share
-    `(t_k - t_{k-1}) / t_k` of what is still hidden, with `t_k = k / n_steps`. A gene that the cell shows is never
+    `(t_k - t_{k-1}) / t_k` of what is still masked, with `t_k = k / n_steps`. A gene that the cell shows is never
     drawn again, within a step neither. One step is what the paper's benchmarks use; 32 are its multi-step setting.
 
     `remasking="low_confidence"` reveals the surest first (for reconstruction): at temperature 0 the genes that are
-    surest to be hidden in the cell, at places that suit them (:func:`likeliest_genes`); else the positions whose
+    surest to be masked in the cell, at positions that suit them (:func:`likeliest_genes`); else the positions whose
     likeliest available gene has the highest probability. `"random"` reveals each masked position with the posterior
     probability of the process (ancestral: for drawing populations; use it with `temperature=1`). With it and many more
     steps than masked positions the draws follow the any-order model whose likelihood :func:`log_likelihood` bounds.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.diffusion.places import Ranked
+from scdiva.diffusion.ranks import Ranked
 from scdiva.diffusion.sampler import Denoiser
 from scdiva.models.passes import ScDiVaOutput
 from scdiva.models.scdiva import ScDiVa
@@ -53,8 +53,8 @@ def denoiser_of(
     model
         In evaluation mode.
     denominator
-        By which the cells were ranked, float32 `(n_tokens,)`. If given, what the rank of a masked gene says of it is
-        added to its logits (:func:`scdiva.diffusion.place_log_prior`); needs a model with a state head, which says what
+        By which the cells were ranked, float32 `(n_tokens,)`. If given, what the rank of a masked gene implies is
+        added to its logits (:func:`scdiva.diffusion.rank_log_prior`); needs a model with a state head, which says what
         values are expected. None: nothing is added. The transformer reads the ranks all the same, by its rotary
         positions: whoever is not to know those of masked genes puts these behind the visible ones.
     given

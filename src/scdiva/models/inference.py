@@ -283,8 +283,8 @@ def at_precision(model: ScDiVa, precision: str, what: ReadOut = "lat") -> ScDiVa
 
 def _with_linears(module: nn.Module, chosen: Callable[[str], bool]) -> nn.Module:
     """Copy a module with linear layers in bfloat16 in the chosen children; what is not replaced is shared."""
-    twin = copy.copy(module)
-    twin._modules = {
+    copied = copy.copy(module)
+    copied._modules = {
         name: child
         if child is None or not chosen(name)
         else _Bf16Linear(child)
@@ -292,7 +292,7 @@ def _with_linears(module: nn.Module, chosen: Callable[[str], bool]) -> nn.Module
         else _with_linears(child, lambda _: True)
         for name, child in module._modules.items()
     }
-    return twin
+    return copied
 
 
 class _Bf16Linear(nn.Module):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from scdiva._constants import LAT, MASK, N_SPECIAL
 from scdiva.diffusion import cell_of_token
-from scdiva.diffusion.places import Ranked
+from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import positions
 from scdiva.models.network import Network
 from scdiva.models.passes import ScDiVaOutput, check_input, mean_of_cells
@@ -174,9 +174,9 @@ class ScDiVa(Network):
     ) -> Tensor:
         r"""Logits of which gene stands at masked positions, :math:`\log p(x_0 \mid x_t)` up to a constant.
 
-        The sum of what is there: what the transformer says of the position, :math:`W h`; what the state of the cell
-        says (:func:`scdiva.nn.heads.hidden_gene_logits`); what the rank of the position says
-        (:func:`scdiva.diffusion.place_log_prior`).
+        The sum of what is there: what the transformer predicts at the position, :math:`W h`; what the state of the cell
+        predicts (:func:`scdiva.nn.heads.hidden_gene_logits`); what the rank of the position implies
+        (:func:`scdiva.diffusion.rank_log_prior`).
 
         Parameters
         ----------
@@ -187,7 +187,7 @@ class ScDiVa(Network):
         genes
             int64 `(n,)`, tokens of the columns; `None`: all.
         expected
-            What the state says of these genes, where the state head is not to be asked.
+            What the state predicts of these genes, where the state head is not to be asked.
         ranked
             The batch, if ranks are to be read; needs a state head. No gradient goes through them.
 
@@ -217,7 +217,7 @@ class ScDiVa(Network):
 
         Without a state head the genes do not count: as in the paper, the value is read off the stream alone. At a
         `MASK`, whose gene is not known, it is read off the stream in any case. `of_genes`, `(B, n_genes)`, is what the
-        state says of each gene, where the state head is not to be asked.
+        state predicts of each gene, where the state head is not to be asked.
         """
         cells, there = out.cells[rows], tokens >= N_SPECIAL
         found = torch.zeros(tokens.shape, dtype=out.cell_state.dtype, device=tokens.device)

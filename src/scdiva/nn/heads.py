@@ -43,24 +43,24 @@ class DualHeads(nn.Module):
 
 
 class Expected(NamedTuple):
-    """What the state of a cell says of genes: `log_odds` that it expresses them, `values` if it does, both `(B, n)`."""
+    """What cell states predict: `log_odds` that the cells express genes, `values` where they do, both `(B, n)`."""
 
     log_odds: Tensor
     values: Tensor
 
 
 class StateHead(nn.Module):
-    r"""What the state of a cell says of each gene, beside what the stream says of a position. Ours, not the paper's.
+    r"""What the state of a cell predicts of each gene, beside the prediction at each position. Ours, not the paper's.
 
     With z the state and n the number of genes whose values are visible,
     :math:`u = W_2\,\mathrm{SiLU}(W_1 [z / \sqrt{\overline{z^2}},\, \log(1 + n)])`; n says how far z can be trusted. The
     log-odds that such a cell expresses gene g are :math:`\ell_g = u \cdot d_g + b_g`, and the value expected of it
     there is :math:`u \cdot e_g + c_g`. d, b, e and c start at zero.
 
-    Of a cell that hides the share t of its genes, each with that probability, a gene which is not shown is among the
-    hidden ones by :math:`t p / (1 - p + t p)` with :math:`p = 1 / (1 + e^{-\ell})`; so the gene at a hidden place has
-    the logit :math:`-\log(t + e^{-\ell_g})`. A gene that nearly every cell expresses and this one does not show is
-    surely hidden.
+    In a cell with the share t of its genes masked, each with that probability, a gene that is not visible is masked
+    with probability :math:`t p / (1 - p + t p)`, :math:`p = 1 / (1 + e^{-\ell})`; so the gene at a masked position has
+    the logit :math:`-\log(t + e^{-\ell_g})`. A gene that nearly every cell expresses and that is not visible in this
+    one is surely masked.
 
     Parameters
     ----------
@@ -94,13 +94,13 @@ class StateHead(nn.Module):
         return read @ (self.value if genes is None else self.value[genes]).T
 
     def expected(self, read: Tensor, genes: Tensor | None = None) -> Expected:
-        """Say of cells `(B, rank + 1)` what they express, of these genes, tokens `(n,)`; None: of all."""
+        """Predict what cells `(B, rank + 1)` express, of these genes, tokens `(n,)`; None: of all."""
         columns = None if genes is None else genes - N_SPECIAL
         return Expected(self.log_odds(read, columns), self.values(read, columns))
 
 
 def hidden_gene_logits(log_odds: Tensor, share: Tensor) -> Tensor:
-    r"""Logits of the gene at a hidden place, :math:`-\log(t + e^{-\ell})`, from the log-odds of cells to express it.
+    r"""Logits of the gene at a masked position, :math:`-\log(t + e^{-\ell})`, from the log-odds of cells to express it.
 
     Parameters
     ----------

@@ -30,7 +30,7 @@ class GeneValueEmbedding(nn.Module):
     r"""Sum of the embedding of the gene and that of its value.
 
     :math:`\mathrm{Emb}_{id}(g) + W_2\,\mathrm{SiLU}(W_1 v + b_1) + b_2` (paper, eqs. `joint_embedding`, `mlp_val`).
-    A hidden value enters as the learned vector `hidden_value` in place of the MLP's output (paper, algorithm 1,
+    A masked value enters as the learned vector `hidden_value` in place of the MLP's output (paper, algorithm 1,
     line 9), not as 0, which would mean "measured and absent".
 
     Parameters
@@ -63,7 +63,7 @@ class GeneValueEmbedding(nn.Module):
         values
             Log-normalised expression `(T,)`; what stands where `value_mask` is set is never read.
         value_mask
-            bool `(T,)`, `True` where the value is hidden.
+            bool `(T,)`, `True` where the value is masked.
 
         Returns
         -------

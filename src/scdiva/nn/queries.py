@@ -83,7 +83,7 @@ class QueryHead(nn.Module):
         n_read = n_line + GENE_DIM + CELL_DIM
         self.hidden = nn.Sequential(nn.Linear(n_read, HIDDEN), nn.SiLU(), nn.Linear(HIDDEN, HIDDEN), nn.SiLU())
         self.out = nn.Linear(HIDDEN, 2)
-        # beside it, since what the context says of a study that is far from those seen is far from zero
+        # beside it, since what the context shows of a study that is far from those seen is far from zero
         self.line = nn.Linear(n_line, 2, bias=False)
         for weight in (self.out.weight, self.out.bias, self.line.weight):
             nn.init.zeros_(weight)
@@ -125,7 +125,7 @@ class QueryHead(nn.Module):
         cell, gene, column
             int64 `(N,)`: the cell and the gene of each query, and the gene's column in `context`.
         log_odds, values
-            `(N,)`, what the state head says.
+            `(N,)`, what the state head predicts.
         thinned
             Whether the genes are not detected in a half of the cells' counts, or masked.
         context
@@ -226,7 +226,7 @@ class QueryHead(nn.Module):
         rows = weights.flatten(0, 1) @ numbers
         rows = rows.view(4, *weights.shape[:2], -1)[:, cell, :, column]  # (N, 4, H): numbers of queries come first
         late, missed, there, total = rows.unbind(1)
-        if not thinned:  # of a gene that is hidden nothing is known yet
+        if not thinned:  # of a masked gene nothing is known yet
             late, missed = there, torch.ones_like(there)
         n = (1 / weights.square().sum(dim=2))[cell]
         few = F.softplus(self.prior)

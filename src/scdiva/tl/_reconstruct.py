@@ -74,7 +74,7 @@ def reconstruct(
 
     A cell's genes are ranked by falling score, so the true rank of a hidden gene says much of which gene it is and how
     much of it there is. As in the paper, hidden genes keep their ranks: the transformer sees them by its rotary
-    positions, what follows from the ranking alone is added to its logits (:func:`scdiva.diffusion.place_log_prior`),
+    positions, what follows from the ranking alone is added to its logits (:func:`scdiva.diffusion.rank_log_prior`),
     and values are kept between those that a rank allows. So these scores are of a task that no data set poses. With
     `use_places=False` nothing of the true ranks is given: hidden genes stand behind the visible ones, in no order, and
     the reconstructed cell is ranked anew by its own values. Then a model with a query head
@@ -235,7 +235,7 @@ def _filled_in(
 
     from scdiva._constants import MASK
     from scdiva._rng import step_generator
-    from scdiva.diffusion import sample, values_at_places
+    from scdiva.diffusion import sample, values_at_ranks
     from scdiva.models.denoiser import denoiser_of
     from scdiva.tokenizer.serialize import score_denominator
 
@@ -277,7 +277,7 @@ def _filled_in(
         )
         filled = made.values
         if by_rank:
-            filled = values_at_places(made.tokens, filled, hidden, ~hidden, bounds, denominator)
+            filled = values_at_ranks(made.tokens, filled, hidden, ~hidden, bounds, denominator)
         return torch.stack([made.tokens.float(), filled, hidden.float()], dim=1)
 
     return fill

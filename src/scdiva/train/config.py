@@ -185,7 +185,7 @@ class PretrainingConfig(OptimiserConfig):
         with `loss_norm="per_cell"`, which stays unbiased.
     place_prior
         Whether the network is given what the rank of a masked gene implies
-        (:func:`scdiva.diffusion.place_log_prior`), so that it learns the rest. Needs a state head, which predicts
+        (:func:`scdiva.diffusion.rank_log_prior`), so that it learns the rest. Needs a state head, which predicts
         values, and `scored_genes`.
     anchor_objective
         What makes the cell state carry the cell; in a plain denoising pass nothing does directly. `"none"` (the

@@ -18,7 +18,7 @@ from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
 from scdiva.data.stream import ValidationBatches
 from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, stratified_times
-from scdiva.diffusion.places import Ranked
+from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend
 from scdiva.models.passes import ScDiVaOutput
 from scdiva.models.scdiva import ScDiVa

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from scdiva.diffusion import cell_of_token, dual_loss, mask_tokens, place_log_prior, stratified_times
+from scdiva.diffusion import cell_of_token, dual_loss, mask_tokens, rank_log_prior, stratified_times
 from scdiva.train import PretrainingConfig, PretrainingModule, fit
 
 DENOMINATOR = np.random.default_rng(0).uniform(0.3, 2.0, 33).astype(np.float32)
@@ -44,7 +44,7 @@ def test_the_loss_is_told_state_and_places(tiny, config, batch, anchor, places):
     logits = model.logits(out, asked)
     if places:
         with torch.no_grad():
-            logits = logits + place_log_prior(
+            logits = logits + rank_log_prior(
                 *(batch.tokens, batch.values, asked, ~corrupted.value_mask, batch.cu_seqlens),
                 model.state_head.values(out.read),
                 torch.from_numpy(DENOMINATOR),

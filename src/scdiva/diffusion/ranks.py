@@ -1,4 +1,4 @@
-"""What the place of a hidden gene in the ranking tells of which gene it is."""
+"""What the rank of a masked gene implies about which gene it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scdiva._constants import N_SPECIAL
 SPREAD = 0.7
 """Standard deviation of a gene's log-normalised value around what is expected of it in a cell."""
 FLOOR = 1e-4
-"""Probability of a place that no visible value explains: values between those seen, and rounding."""
+"""Probability of a rank that no visible value explains: values between those seen, and rounding."""
 GRID = 64
 """Most distinct values that a cell's visible ones are counted as."""
 _SLACK = 1e-5
@@ -38,12 +38,12 @@ class Ranked(NamedTuple):
     denominator: Tensor
 
     def log_prior(self, asked: Tensor, expected: Tensor, genes: Tensor | None = None) -> Tensor:
-        """Give :func:`place_log_prior` of these cells."""
+        """Give :func:`rank_log_prior` of these cells."""
         tokens, values, cu_seqlens, visible, denominator = self
-        return place_log_prior(tokens, values, asked, visible, cu_seqlens, expected, denominator, genes)
+        return rank_log_prior(tokens, values, asked, visible, cu_seqlens, expected, denominator, genes)
 
 
-def place_log_prior(
+def rank_log_prior(
     tokens: Tensor,
     values: Tensor,
     asked: Tensor,
@@ -56,27 +56,27 @@ def place_log_prior(
     spread: float = SPREAD,
     floor: float = FLOOR,
 ) -> Tensor:
-    r"""Log-probability that a gene, were it the hidden one, would stand where it is hidden. Ours, not the paper's.
+    r"""Log-probability of the rank of a masked gene, were it this gene. Ours, not the paper's.
 
-    A cell's genes stand by falling score :math:`v / H_g`, so the score of a hidden gene lies between those of the
+    A cell's genes stand by falling score :math:`v / H_g`, so the score of a masked gene lies between those of the
     nearest visible genes before and behind it, :math:`a \ge v / H_g \ge b`. With a cell's visible values :math:`x`,
     each counted :math:`n_x` times, standing for the values there can be (of counts there are few: log1p of 1, 2, 3 ...
     over the depth),
 
     .. math::
 
-        \log p(\text{place} \mid g) = \log \sum_{x:\; b H_g \le x \le a H_g} p(x \mid g), \qquad
+        \log p(\text{rank} \mid g) = \log \sum_{x:\; b H_g \le x \le a H_g} p(x \mid g), \qquad
         p(x \mid g) \propto n_x \exp\left(-\frac{(x - \mu_g)^2}{2 \sigma^2}\right)
 
-    with :math:`\mu_g` the value expected of the gene in this cell. Added to the logits of which genes are hidden at
-    all, it makes them the logits of the gene at that place. Nothing is fitted.
+    with :math:`\mu_g` the value expected of the gene in this cell. Added to the logits of which genes are masked at
+    all, it makes them the logits of the gene at that rank. Nothing is fitted.
 
     Parameters
     ----------
     tokens, values
         Packed batch, `(T,)` each. Only visible genes and values are read.
     asked
-        bool `(T,)`: the hidden genes that are asked about.
+        bool `(T,)`: the masked genes that are predicted.
     visible
         bool `(T,)`: genes of which both identity and value are visible; none is asked about.
     cu_seqlens
@@ -87,11 +87,11 @@ def place_log_prior(
         float32 `(n_tokens,)`, the :math:`H_g` by which the cells were ranked
         (:func:`scdiva.tokenizer.serialize.score_denominator`).
     genes
-        int64 `(n,)`, tokens that may be hidden there; None: all.
+        int64 `(n,)`, tokens that may be masked there; None: all.
     spread
         :math:`\sigma`, log-normalised.
     floor
-        Probability given to every place, whatever the gene.
+        Probability given to every rank, whatever the gene.
 
     Returns
     -------
@@ -106,11 +106,11 @@ def place_log_prior(
     Examples
     --------
     >>> import torch
-    >>> from scdiva.diffusion import place_log_prior
+    >>> from scdiva.diffusion import rank_log_prior
     >>> tokens, values = torch.tensor([3, 4, 5, 6, 7]), torch.tensor([3.0, 2.0, 1.5, 1.0, 0.5])
     >>> cu_seqlens = torch.tensor([0, 5])  # one cell of five genes
     >>> asked = torch.tensor([False, True, False, False, False])
-    >>> place_log_prior(tokens, values, asked, ~asked, cu_seqlens, torch.full((1, 8), 1.5), torch.ones(11)).shape
+    >>> rank_log_prior(tokens, values, asked, ~asked, cu_seqlens, torch.full((1, 8), 1.5), torch.ones(11)).shape
     torch.Size([1, 8])
     """
     if bool((asked & visible).any()):
@@ -119,18 +119,18 @@ def place_log_prior(
     rows = []
     for cell, (start, stop) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
         part = slice(start, stop)
-        places = asked[part].nonzero().squeeze(1)
+        at = asked[part].nonzero().squeeze(1)
         seen = visible[part].nonzero().squeeze(1)
-        if not len(places):
+        if not len(at):
             continue
         if not len(seen):
-            rows.append(torch.zeros(len(places), len(of_gene), dtype=torch.float32, device=values.device))
+            rows.append(torch.zeros(len(at), len(of_gene), dtype=torch.float32, device=values.device))
             continue
         shown = values[part][seen].float()
         score = shown / denominator.to(values.device)[tokens[part][seen]]
         ends = torch.cat([score.new_tensor([torch.inf]), score, score.new_zeros(1)])
-        before = torch.searchsorted(seen, places)
-        # hidden genes side by side have one pair of neighbours
+        before = torch.searchsorted(seen, at)
+        # masked genes side by side have one pair of neighbours
         runs, of_run = torch.unique(before, return_inverse=True)
         prior = _of_runs(ends[runs], ends[runs + 1], shown, expected[cell].float(), of_gene, spread, floor)
         rows.append(prior[of_run])
@@ -140,7 +140,7 @@ def place_log_prior(
 def _of_runs(
     above: Tensor, below: Tensor, shown: Tensor, expected: Tensor, denominator: Tensor, spread: float, floor: float
 ) -> Tensor:
-    """Log-prior of each run of hidden places between two visible scores, float32 `(runs, n_genes)`."""
+    """Log-prior of each run of masked genes between two visible scores, float32 `(runs, n_genes)`."""
     grid, number = torch.unique(shown, return_counts=True)
     if len(grid) > GRID:  # continuous values: even groups of them, each by its mean
         group = torch.arange(len(shown), device=shown.device) * GRID // len(shown)
@@ -155,10 +155,10 @@ def _of_runs(
     return (inside * (1 - floor) + floor).log()
 
 
-def values_at_places(
+def values_at_ranks(
     tokens: Tensor, values: Tensor, hidden: Tensor, visible: Tensor, cu_seqlens: Tensor, denominator: Tensor
 ) -> Tensor:
-    """Move the values of hidden genes towards what their places allow, by `SPREAD` at most.
+    """Move the values of masked genes towards what their ranks allow, by `SPREAD` at most.
 
     Parameters
     ----------
@@ -171,33 +171,33 @@ def values_at_places(
     cu_seqlens
         Shape `(B + 1,)`.
     denominator
-        As for :func:`place_log_prior`.
+        As for :func:`rank_log_prior`.
 
     Returns
     -------
-    `(T,)`: of a hidden gene the value between those that would give it the scores of the nearest visible genes before
+    `(T,)`: of a masked gene the value between those that would give it the scores of the nearest visible genes before
     and behind it, or nearer to it: a gene that does not belong there keeps about its own value. All others as they are.
 
     Examples
     --------
     >>> import torch
-    >>> from scdiva.diffusion import values_at_places
+    >>> from scdiva.diffusion import values_at_ranks
     >>> tokens, values = torch.tensor([3, 4, 5, 6, 7]), torch.tensor([3.0, 2.0, 1.5, 1.0, 0.5])
     >>> cu_seqlens = torch.tensor([0, 5])  # one cell of five genes
     >>> hidden = torch.tensor([False, True, False, False, False])
-    >>> values_at_places(tokens, values, hidden, ~hidden, cu_seqlens, torch.ones(11)).shape
+    >>> values_at_ranks(tokens, values, hidden, ~hidden, cu_seqlens, torch.ones(11)).shape
     torch.Size([5])
     """
     found = values.clone()
     scale = denominator.to(values.device)
     for start, stop in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
         part = slice(start, stop)
-        places, seen = hidden[part].nonzero().squeeze(1), visible[part].nonzero().squeeze(1)
+        at, seen = hidden[part].nonzero().squeeze(1), visible[part].nonzero().squeeze(1)
         score = values[part][seen] / scale[tokens[part][seen]]
         ends = torch.cat([score.new_tensor([torch.inf]), score, score.new_zeros(1)])
-        before = torch.searchsorted(seen, places)
-        unit = scale[tokens[part][places]]
-        own = values[part][places]
+        before = torch.searchsorted(seen, at)
+        unit = scale[tokens[part][at]]
+        own = values[part][at]
         fits = own.clamp(min=ends[before + 1] * unit, max=ends[before] * unit)
-        found[part][places] = fits.clamp(own - SPREAD, own + SPREAD)
+        found[part][at] = fits.clamp(own - SPREAD, own + SPREAD)
     return found

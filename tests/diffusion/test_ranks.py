@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.diffusion import place_log_prior, values_at_places
-from scdiva.diffusion.places import FLOOR, GRID, SPREAD
+from scdiva.diffusion import rank_log_prior, values_at_ranks
+from scdiva.diffusion.ranks import FLOOR, GRID, SPREAD
 
 N_GENES = 12
 
@@ -77,7 +77,7 @@ def test_the_prior_is_its_formula(counts, options):
     tokens, values, cu, denominator = ranked_cells([9, 1, 12, 6], counts=counts)
     asked, visible = split(len(tokens))
     expected = torch.rand(4, N_GENES, generator=torch.Generator().manual_seed(2)) * 2
-    found = place_log_prior(tokens, values, asked, visible, cu, expected, denominator, **options)
+    found = rank_log_prior(tokens, values, asked, visible, cu, expected, denominator, **options)
     assert found.dtype == torch.float32
     exact = slow(tokens, values, asked, visible, cu, expected, denominator, **options)
     np.testing.assert_allclose(found.numpy(), exact, atol=1e-3, rtol=1e-3)
@@ -88,7 +88,7 @@ def test_many_unlike_values_are_grouped():
     asked, visible = split(len(tokens))
     assert int(visible[:290].sum()) > 2 * GRID
     expected = torch.rand(2, 300, generator=torch.Generator().manual_seed(2)) * 2
-    found = place_log_prior(tokens, values, asked, visible, cu, expected, denominator)
+    found = rank_log_prior(tokens, values, asked, visible, cu, expected, denominator)
     exact = slow(tokens, values, asked, visible, cu, expected, denominator)
     # a group on an end that rounding moves counts or does not: where they differ, by one group
     close = np.isclose(found.numpy(), exact, atol=2e-2)
@@ -100,8 +100,8 @@ def test_genes_asked_for_are_columns():
     asked, visible = split(len(tokens))
     expected = torch.rand(2, N_GENES)
     genes = torch.tensor([9, 3, 4])
-    every = place_log_prior(tokens, values, asked, visible, cu, expected, denominator)
-    some = place_log_prior(tokens, values, asked, visible, cu, expected[:, genes - N_SPECIAL], denominator, genes)
+    every = rank_log_prior(tokens, values, asked, visible, cu, expected, denominator)
+    some = rank_log_prior(tokens, values, asked, visible, cu, expected[:, genes - N_SPECIAL], denominator, genes)
     torch.testing.assert_close(some, every[:, genes - N_SPECIAL])
 
 
@@ -109,15 +109,15 @@ def test_neither_genes_nor_values_that_are_hidden_are_read():
     tokens, values, cu, denominator = ranked_cells([9, 12], counts=True)
     asked, visible = split(len(tokens))
     expected = torch.rand(2, N_GENES)
-    plain = place_log_prior(tokens, values, asked, visible, cu, expected, denominator)
+    plain = rank_log_prior(tokens, values, asked, visible, cu, expected, denominator)
     blank = tokens.masked_fill(~visible, MASK), values.masked_fill(~visible, torch.nan)
-    assert torch.equal(place_log_prior(*blank, asked, visible, cu, expected, denominator), plain)
+    assert torch.equal(rank_log_prior(*blank, asked, visible, cu, expected, denominator), plain)
 
 
 def test_the_true_gene_is_likelier_at_its_place_than_by_chance():
     tokens, values, cu, denominator = ranked_cells([12] * 40, counts=True)
     asked, visible = split(len(tokens))
-    found = place_log_prior(tokens, values, asked, visible, cu, torch.full((40, N_GENES), 1.2), denominator)
+    found = rank_log_prior(tokens, values, asked, visible, cu, torch.full((40, N_GENES), 1.2), denominator)
     true = found[torch.arange(len(found)), tokens[asked] - N_SPECIAL]
     assert float(true.exp().mean()) > float(found.exp().mean()) + 0.1
     # nearly always a visible value of the cell is what the hidden one is
@@ -128,7 +128,7 @@ def test_without_anything_visible_places_say_nothing():
     tokens, values, cu, denominator = ranked_cells([3, 4], counts=True)
     asked = torch.ones(7, dtype=torch.bool)
     asked[3:5] = False
-    found = place_log_prior(tokens, values, asked, ~asked, cu, torch.rand(2, N_GENES), denominator)
+    found = rank_log_prior(tokens, values, asked, ~asked, cu, torch.rand(2, N_GENES), denominator)
     assert found.shape == (5, N_GENES)
     assert (found[:3] == 0).all()
     assert (found[3:] < 0).any()
@@ -137,7 +137,7 @@ def test_without_anything_visible_places_say_nothing():
 def test_nothing_asked_gives_no_rows():
     tokens, values, cu, denominator = ranked_cells([3, 4], counts=True)
     asked = torch.zeros(7, dtype=torch.bool)
-    assert place_log_prior(tokens, values, asked, ~asked, cu, torch.rand(2, N_GENES), denominator).shape == (0, 12)
+    assert rank_log_prior(tokens, values, asked, ~asked, cu, torch.rand(2, N_GENES), denominator).shape == (0, 12)
 
 
 def test_a_place_that_is_both_is_refused():
@@ -145,7 +145,7 @@ def test_a_place_that_is_both_is_refused():
     asked = torch.tensor([True, False, True, False, False, False, False])
     visible = torch.tensor([True, True, True, False, True, True, True])
     with pytest.raises(ValueError, match="2 positions are visible and asked about"):
-        place_log_prior(tokens, values, asked, visible, cu, torch.rand(2, N_GENES), denominator)
+        rank_log_prior(tokens, values, asked, visible, cu, torch.rand(2, N_GENES), denominator)
 
 
 def test_values_move_to_their_places_by_the_spread_at_most():
@@ -153,7 +153,7 @@ def test_values_move_to_their_places_by_the_spread_at_most():
     hidden, visible = split(len(tokens))
     noisy = torch.where(hidden, values + torch.randn(len(values), generator=torch.Generator().manual_seed(3)), values)
     before = noisy.clone()
-    found = values_at_places(tokens, noisy, hidden, visible, cu, denominator)
+    found = values_at_ranks(tokens, noisy, hidden, visible, cu, denominator)
     assert torch.equal(noisy, before)
     moved = 0
     for start, stop in zip(cu[:-1].tolist(), cu[1:].tolist(), strict=True):
@@ -172,4 +172,4 @@ def test_values_move_to_their_places_by_the_spread_at_most():
 def test_true_values_stay():
     tokens, values, cu, denominator = ranked_cells([12, 12], counts=True)
     hidden, visible = split(len(tokens))
-    torch.testing.assert_close(values_at_places(tokens, values, hidden, visible, cu, denominator), values)
+    torch.testing.assert_close(values_at_ranks(tokens, values, hidden, visible, cu, denominator), values)

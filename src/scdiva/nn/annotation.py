@@ -42,7 +42,7 @@ class Read(NamedTuple):
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """What tells the shapes of an :class:`AnnotationHead`.
+    """Sizes of the parts of an :class:`AnnotationHead`.
 
     Attributes
     ----------
@@ -112,7 +112,7 @@ class Neighbors(nn.Module):
 
 
 class AnnotationHead(nn.Module):
-    r"""Classifier of cells on a model's state, with what makes its answers honest.
+    r"""Classifier of cells on a model's state, with calibrated probabilities and a measure of novelty.
 
     A cell's features are :math:`u = [\hat z, \hat x] / \sqrt 2`: the model's state and a projection of the cell's genes
     fitted on the reference, each at length one (:math:`\hat z` alone without a projection). Of these, or of these
@@ -120,8 +120,8 @@ class AnnotationHead(nn.Module):
     :math:`\mathrm{softmax}(\ell / T)` with the temperature T fitted on held-out cells of the reference (Guo et al.
     2017).
 
-    Novelty tells cells of types that the reference lacks, by two things that go astray in such cells. With c the label
-    of the largest logit and :math:`m_c, s_c` mean and deviation of that logit among held-out cells named c; and
+    Novelty is high for cells of types that the reference lacks, by two quantities that fall in such cells. With c the
+    label of the largest logit and :math:`m_c, s_c` mean and deviation of that logit among held-out cells named c; and
     with :math:`\cos_k` the cosine between :math:`\hat z` and the centroid of label k, :math:`\mu_k, \sigma_k` its mean
     and deviation among held-out cells of k:
 
@@ -131,7 +131,7 @@ class AnnotationHead(nn.Module):
 
     with :math:`n_0` such that held-out cells have a mean of 0.
 
-    The projection has no part in the cosines: it holds what tells the types of the reference apart, where the state
+    The projection has no part in the cosines: it holds what separates the types of the reference, where the state
     was trained on many more.
 
     Parameters
@@ -197,9 +197,9 @@ class AnnotationHead(nn.Module):
 
     def genes(self, cells: Read) -> Tensor:
         """Return log-normalised expression of the genes that are read one by one, `(B, n_genes)`."""
-        place = torch.full((self.sizes.n_tokens,), -1, dtype=torch.int64, device=cells.tokens.device)
-        place[self.gene_tokens] = torch.arange(len(self.gene_tokens), device=place.device)
-        columns = place[cells.tokens]
+        column = torch.full((self.sizes.n_tokens,), -1, dtype=torch.int64, device=cells.tokens.device)
+        column[self.gene_tokens] = torch.arange(len(self.gene_tokens), device=column.device)
+        columns = column[cells.tokens]
         kept = columns >= 0
         rows = cell_of_token(cells.cu_seqlens, len(cells.tokens))
         dense = cells.values.new_zeros(len(cells.state), self.sizes.n_genes)

@@ -89,8 +89,8 @@ def annotate(
       they are predicted no better; without batches, or where each label is in one batch only, a tenth of the cells is.
 
     Probabilities are those of classifiers that held-out cells of the reference have calibrated [1]_: labelled cells
-    are dealt out in three parts, each predicted by a fit on the two others. Of few labels they tell little: below some
-    hundred held-out cells (`n_held_out`) confidence is a rough guide. The same cells say what is usual of a
+    are dealt out in three parts, each predicted by a fit on the two others. Of few labels they are uncertain: below
+    some hundred held-out cells (`n_held_out`) confidence is a rough guide. The same cells say what is usual of a
     known cell: `novelty` is 0 on average among them, and higher for cells of types that the reference lacks
     (:class:`scdiva.nn.AnnotationHead` has the formula).
 
@@ -234,8 +234,8 @@ def annotate(
             "unlabeled_category": unlabeled_category is not None,
             "method": method not in ("linear", fitted.method),  # the default is as good as not given
         }
-        if told := [name for name, given_here in of_a_fit.items() if given_here]:
-            raise ValueError(f"This annotator is fitted: leave {' and '.join(told)} out, or name a model to fit one.")
+        if extra := [name for name, given_here in of_a_fit.items() if given_here]:
+            raise ValueError(f"This annotator is fitted: leave {' and '.join(extra)} out, or name a model to fit one.")
         fitted = replace(fitted, parents=fitted.parents if groups is None else groups)
         _check_reject(fitted, reject)
         ancestors(fitted.names, fitted.parents)

@@ -266,7 +266,7 @@ def named(
 def as_categories(names: np.ndarray, fitted: Annotator) -> pd.Categorical:
     """Give what was named in the type of the reference's labels; text where groups of `parents` are named.
 
-    Numbers, truth values and ordered categories have no place for "unknown": rejected cells are missing there.
+    Numbers, truth values and ordered categories cannot hold "unknown": rejected cells are missing there.
     """
     import pandas as pd
 

@@ -1,4 +1,4 @@
-"""Corrected expression: what the integrated states say of each gene, with no batch in it."""
+"""Corrected expression: genes predicted from integrated states, without batch effects."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def corrected_expression(
     """
     n_tokens = int(max(cells.tokens.max(initial=0), tokens.max(initial=0))) + 1
     matrix = sp.csr_matrix((cells.values.copy(), cells.tokens.copy(), cells.indptr), shape=(cells.n_cells, n_tokens))
-    genes, place = np.unique(tokens, return_inverse=True)
+    genes, column = np.unique(tokens, return_inverse=True)
     measured = matrix.tocsc()[:, genes]
     fitted = states[rows].astype(np.float64)
     sums = np.zeros((cells.n_batches, fitted.shape[1]))
@@ -109,5 +109,5 @@ def corrected_expression(
     weight = np.linalg.solve(gram + penalty * np.eye(len(gram)), (measured.T @ within).T)
     mean = np.asarray(measured.mean(axis=0)).ravel()
     predicted = (mean + (states - fitted.mean(axis=0)) @ weight).astype(np.float32)
-    zeros = 1 - measured[:, place].nnz / max(1, cells.n_cells * len(tokens))
-    return np.maximum(predicted, 0)[:, place], float(zeros)
+    zeros = 1 - measured[:, column].nnz / max(1, cells.n_cells * len(tokens))
+    return np.maximum(predicted, 0)[:, column], float(zeros)

@@ -61,7 +61,7 @@ def embed(
         the transformer's final hidden states, nothing masked; `"lat+mean"`, both, each brought to length one, side by
         side. Of a cell longer than the model's `max_length` the transformer sees the first so many genes. `"lat"` of a
         model whose state comes from the set encoder alone, as `"scdiva-mini"`'s does, needs no transformer and is
-        faster by far; `"lat+mean"` tells cell types apart no better, `"mean"` much worse (measured on three sets of
+        faster by far; `"lat+mean"` separates cell types no better, `"mean"` much worse (measured on three sets of
         blood, see the benchmarks in the docs).
     %(reading)s
     empty

@@ -1,4 +1,4 @@
-"""`tl.integrate`: an embedding from which batches are taken out, and a model that embeds later cells likewise."""
+"""`tl.integrate`: an embedding corrected for batch effects, and a model that embeds later cells likewise."""
 
 from __future__ import annotations
 
@@ -65,15 +65,15 @@ def integrate(
     A head is put on the model that maps the state of a cell, and a projection of its genes fitted on these cells
     (principal components within batches), to an integrated state. It learns by
 
-    - denoising: of the whole cell, and of the cell with genes hidden with probability t ~ U(0, 0.3), it is to give the
-      state of the whole cell from which batch effects were taken cluster by cluster [1]_;
-    - gradient reversal: a discriminator tells the batch from the integrated state, and its gradient, reversed, removes
-      what tells it beyond how often each batch is met among similar cells (paper, section on batch integration;
-      schedule of [2]_);
+    - denoising: of the whole cell, and of the cell with each gene left out with probability t ~ U(0, 0.3), it is to
+      give the state of the whole cell, corrected for batch effects cluster by cluster [1]_;
+    - gradient reversal: a discriminator predicts the batch from the integrated state, and its gradient, reversed,
+      removes what predicts it beyond how often each batch is met among similar cells (paper, section on batch
+      integration; schedule of [2]_);
     - with labels, supervised contrast of the labelled cells [3]_; clusters then never join two labels;
-    - without, contrast of pairs: each cell against the others, beside the same cell with genes hidden and a partner in
-      another batch, one of its mutual nearest neighbours [4]_ among the states of which effects were taken. Cells
-      alike (such neighbours, and cosines of those states above 0.85) are not pushed apart.
+    - without, contrast of pairs: each cell against the others, beside the same cell with genes left out and a partner
+      in another batch, one of its mutual nearest neighbours [4]_ among the corrected states. Similar cells (such
+      neighbours, and cosines of those states above 0.85) are not pushed apart.
 
     The head is given no batch. A cell gets the same state in whatever company it comes, and cells of a batch never
     seen are mapped without refitting: `tl.embed(query, model)`.
@@ -83,7 +83,7 @@ def integrate(
     adata
         Cells × genes, raw counts or log-normalised expression.
     batch_key
-        Column of `adata.obs` with the batch of each cell, or several: each is taken out.
+        Column of `adata.obs` with the batch of each cell, or several, all of which are corrected for.
     labels_key
         Column of `adata.obs` with cell types, of all cells or of some.
     model

@@ -19,7 +19,7 @@ from scdiva.models.inference import read_out, runs_transformer
 from scdiva.models.scdiva import ScDiVa
 
 LEAST_CELLS = 20
-"""Fewer cells tell nothing that could be learned."""
+"""Fewest cells that a model is fitted to."""
 
 
 class Split(NamedTuple):

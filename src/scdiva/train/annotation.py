@@ -187,7 +187,7 @@ def held_out(head: AnnotationHead, reference: Reference, config: AnnotationConfi
 
 @torch.no_grad()
 def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
-    """Settle a head's temperature and what it measures novelty by; in place.
+    """Fit a head's temperature, and the moments that its novelty is measured by; in place.
 
     The temperature is that of least cross-entropy.
 

@@ -372,27 +372,25 @@ def _train_linear(
 
 def _train_network(classifier: nn.Sequential, x: Tensor, y: np.ndarray, config: AnnotationConfig) -> None:
     """AdamW from weights that the seed alone gives; the learning rate falls along a line."""
+    labels, n_labels = torch.from_numpy(y), cast(nn.Linear, classifier[-1]).out_features
+    weight = torch.from_numpy(label_weights(y, n_labels, config.balanced)).float()
+
+    def loss_of(step: int) -> Tensor:
+        draw = step_generator(config.seed, step - 1, "probe")
+        rows = torch.randint(len(y), (min(config.batch_size, len(y)),), generator=draw)
+        return F.cross_entropy(classifier(x[rows]), labels[rows], weight=weight)
+
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.default_generator.manual_seed(step_seed(config.seed, 0, "probe"))
         for layer in classifier:
             if isinstance(layer, nn.Linear):
                 layer.reset_parameters()
         classifier.requires_grad_(True)
-        labels, n_labels = torch.from_numpy(y), cast(nn.Linear, classifier[-1]).out_features
-        weight = torch.from_numpy(label_weights(y, n_labels, config.balanced)).float()
-        c, size = config, min(config.batch_size, len(y))
-
-        def loss_of(step: int) -> Tensor:
-            rows = torch.randint(len(y), (size,), generator=step_generator(c.seed, step - 1, "probe"))
-            return F.cross_entropy(classifier(x[rows]), labels[rows], weight=weight)
-
-        found = train_steps(
+        train_steps(
             classifier,
             loss_of,
-            lambda step: c.probe_learning_rate * (1 - (step - 1) / c.probe_steps),
-            steps=c.probe_steps,
-            groups=[{"params": list(classifier.parameters()), "weight_decay": c.weight_decay}],
+            lambda step: config.probe_learning_rate * (1 - (step - 1) / config.probe_steps),
+            steps=config.probe_steps,
+            groups=[{"params": list(classifier.parameters()), "weight_decay": config.weight_decay}],
         )
-        if found.stopped == "interrupted":
-            raise KeyboardInterrupt
-        classifier.requires_grad_(False)
+    classifier.requires_grad_(False)

@@ -17,13 +17,12 @@ from scipy.stats import rankdata
 import scdiva as sd
 from scdiva import _constants as C
 from scdiva._constants import N_SPECIAL
-from scdiva._running import how_to_run
+from scdiva._running import how_to_run, open_for
 from scdiva.data.genes import column_tokens, columns_of
 from scdiva.diffusion import values_at_ranks
 from scdiva.metrics import marginal_recall, value_spearman
 from scdiva.models import ScDiVa
 from scdiva.models.denoiser import denoiser_of
-from scdiva.tl._embed import open_for
 from scdiva.tl._reconstruct import _around as around_cells
 from scdiva.tokenizer.serialize import score_denominator
 

@@ -43,8 +43,10 @@ FLOORS = {
 TOP = max(FLOORS)
 FLOOR = {part: floor for floor, parts in FLOORS.items() for part in parts}
 SIDEWAYS = {
-    # Settings and random numbers stand on the ground floor of the ground floor: they import only spelled-out constants.
-    **{part: {"_constants", "_version"} for part in ("_settings", "_rng", "_scale", "kernels", "diffusion")},
+    # Settings stand on the ground floor of the ground floor: they import only spelled-out constants.
+    **{part: {"_constants", "_version"} for part in ("_settings", "_scale", "kernels", "diffusion")},
+    # The seed of a call that names none is a setting.
+    "_rng": {"_constants", "_version", "_settings"},
     "_about": {"_version"},
     # Whether a bar is shown is a setting.
     "_progress": {"_settings"},

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from scdiva._settings import settings
+
 if TYPE_CHECKING:
     import torch
 
@@ -96,3 +98,20 @@ def step_generator(seed: int, step: int, stream: str) -> torch.Generator:
         See :func:`step_seed`.
     """
     return generator(step_seed(seed, step, stream))
+
+
+def seed_of(rng: int | np.random.Generator | torch.Generator | None) -> int:
+    """Draw the seed of a call from what was given as `rng`; a generator goes on from where it stands.
+
+    It is noted as text, as it is beyond the integers that JSON and h5ad readers agree on.
+    """
+    import torch
+
+    source = generator(rng, default_seed=settings.seed)
+    return int(torch.randint(2**62, (1,), generator=source, device=source.device))
+
+
+def given_seed(rng: int | np.random.Generator | torch.Generator | None) -> int:
+    """Give the seed of a call, an int as it was given; a generator draws one and goes on."""
+    source = generator(rng, default_seed=settings.seed)
+    return seed_of(source) if source is rng else source.initial_seed()

@@ -1,21 +1,27 @@
-"""How a trained model is run over cells: window by window, batch by batch, the next window read meanwhile."""
+"""Cells opened for a model and run through it: window by window, batch by batch, the next window read meanwhile."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from os import PathLike
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
 from scdiva._progress import progress_bar
 from scdiva._settings import settings
+from scdiva.data.reading import AS_IT_IS, Reading
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from anndata import AnnData
     from torch import Tensor
 
-    from scdiva.data.source import Ragged
+    from scdiva.data.source import CellSource, Ragged
     from scdiva.models import ScDiVa
     from scdiva.models.inference import Pooling, ReadOut
 
@@ -80,6 +86,62 @@ def how_to_run(batch_size: int | None, device: str | None, precision: str | None
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     device = settings.resolve_device(device)
     return Running(batch_size, device, settings.resolve_precision(precision, device), pooling)
+
+
+def open_for(
+    model: ScDiVa | str | PathLike[str],
+    data: AnnData | Path,
+    running: Running,
+    reading: Reading = AS_IT_IS,
+    **options: Any,
+) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
+    """Load a model and open cells as it reads them.
+
+    Parameters
+    ----------
+    model
+        As for :func:`scdiva.tl.embed`.
+    data
+        The cells, or the path of a file of cells.
+    running
+        How they will be run.
+    reading, **options
+        As for :func:`scdiva.data.open_cells`.
+
+    Returns
+    -------
+    The loaded model, the checked cells, and what the call was given and found, as scalars that h5ad can hold.
+    """
+    from scdiva.data.cells import open_cells
+    from scdiva.models.inference import runs_transformer
+    from scdiva.models.pretrained import load_for
+
+    loaded = load_for(model, running.device)
+    cells = open_cells(data, loaded, reading, **options)
+    parameters = {
+        "model": model_name(model),
+        "vocabulary": loaded.vocabulary.fingerprint,
+        **cells.reading.parameters(),
+        "empty": cells.reading.empty,
+        "input": cells.kind,
+        "pooling": running.what,
+        "precision": running.precision if runs_transformer(loaded, running.what) else "fp32",
+        **{key: cells.report[key] for key in ("share_genes", "share_counts")},
+    }
+    return loaded, cells, parameters
+
+
+def embedding_key(model: ScDiVa) -> str:
+    """Name the key of `obsm` that embeddings of a model have if no other is asked for.
+
+    Those of a model that has integrated batches stand where `tl.integrate` put those of the cells it was fitted on.
+    """
+    return OBSM_EMBEDDING if model.integration is None else OBSM_INTEGRATED
+
+
+def model_name(model: object) -> str:
+    """Say what a call notes of the model that it was given: a name or path, or the class of a loaded one."""
+    return str(model) if isinstance(model, str | PathLike) else type(model).__name__
 
 
 def embed_cells(

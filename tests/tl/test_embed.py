@@ -287,8 +287,7 @@ def test_cells_without_known_genes_are_removed_as_said(adata, one, vocabulary):
 @pytest.mark.parametrize("kind", ["one", "plain"])
 def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, monkeypatch):
     """By windows of a few cells; a function is given the tensors of the rows that a batch holds."""
-    from scdiva._running import how_to_run, run_cells
-    from scdiva.tl._embed import open_for
+    from scdiva._running import how_to_run, open_for, run_cells
 
     model = one if kind == "one" else plain
     z = embedded(adata, model)

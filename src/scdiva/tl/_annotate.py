@@ -14,7 +14,8 @@ import numpy as np
 from scdiva import _constants as C
 from scdiva._arguments import check_choices, check_least, check_positive
 from scdiva._docs import with_shared_docs
-from scdiva._running import Cells, embed_all, how_to_run
+from scdiva._rng import seed_of
+from scdiva._running import Cells, embed_all, how_to_run, model_name
 from scdiva._settings import logger
 from scdiva.data.columns import batch_numbers, label_numbers
 from scdiva.data.reading import Reading, Species
@@ -30,7 +31,6 @@ from scdiva.tl._annotation import (
     reads,
     shared_tokens,
 )
-from scdiva.tl._notes import model_name, seed_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
-from scdiva._running import embed_all, how_to_run
+from scdiva._running import embed_all, embedding_key, how_to_run, model_name, open_for
 from scdiva._settings import logger
-from scdiva.data.reading import AS_IT_IS, Reading, Species
+from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_key, check_writable, noted
-from scdiva.tl._notes import embedding_key, model_name
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from anndata import AnnData
 
-    from scdiva._running import Running
-    from scdiva.data.source import CellSource
     from scdiva.models import ScDiVa
 
 
@@ -136,46 +131,3 @@ def embed(
     written.obsm[key] = embedding
     written.uns[C.UNS] = noted(written, "tl.embed", key, {**parameters, "model": model_name(model)}, obsm=[key])
     return written if copy else None
-
-
-def open_for(
-    model: ScDiVa | str | PathLike[str],
-    data: AnnData | Path,
-    running: Running,
-    reading: Reading = AS_IT_IS,
-    **options: Any,
-) -> tuple[ScDiVa, CellSource, dict[str, Any]]:
-    """Load a model and open cells as it reads them.
-
-    Parameters
-    ----------
-    model
-        As for :func:`embed`.
-    data
-        The cells, or the path of a file of cells.
-    running
-        How they will be run.
-    reading, **options
-        As for :func:`scdiva.data.open_cells`.
-
-    Returns
-    -------
-    The loaded model, the checked cells, and what the call was given and found, as scalars that h5ad can hold.
-    """
-    from scdiva.data.cells import open_cells
-    from scdiva.models.inference import runs_transformer
-    from scdiva.models.pretrained import load_for
-
-    loaded = load_for(model, running.device)
-    cells = open_cells(data, loaded, reading, **options)
-    parameters = {
-        "model": model_name(model),
-        "vocabulary": loaded.vocabulary.fingerprint,
-        **cells.reading.parameters(),
-        "empty": cells.reading.empty,
-        "input": cells.kind,
-        "pooling": running.what,
-        "precision": running.precision if runs_transformer(loaded, running.what) else "fp32",
-        **{key: cells.report[key] for key in ("share_genes", "share_counts")},
-    }
-    return loaded, cells, parameters

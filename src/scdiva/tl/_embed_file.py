@@ -13,7 +13,7 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
-from scdiva._running import Running, embed_cells, how_to_run
+from scdiva._running import Running, embed_cells, embedding_key, how_to_run, model_name, open_for
 from scdiva._settings import logger
 from scdiva._version import __version__
 from scdiva.data.blocks import open_path
@@ -21,9 +21,7 @@ from scdiva.data.cells import open_cells
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_key
-from scdiva.tl._embed import open_for
 from scdiva.tl._embed_parts import Parts, Shards, as_shard, open_parts, scan_once, stamp
-from scdiva.tl._notes import embedding_key, model_name
 
 if TYPE_CHECKING:
     from scdiva._validate import Scan

@@ -9,13 +9,12 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
-from scdiva._running import how_to_run, run_cells
+from scdiva._running import how_to_run, open_for, run_cells
 from scdiva._settings import logger
 from scdiva.data.conditions import column
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_key, check_writable, noted
-from scdiva.tl._embed import open_for
 
 if TYPE_CHECKING:
     from anndata import AnnData

@@ -13,11 +13,12 @@ import scipy.sparse as sp
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
+from scdiva._rng import seed_of
+from scdiva._running import model_name
 from scdiva._settings import logger
 from scdiva.data.conditions import column
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_columns
-from scdiva.tl._notes import model_name, seed_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -13,13 +13,11 @@ import scipy.sparse as sp
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
-from scdiva._rng import step_seed
-from scdiva._running import how_to_run
+from scdiva._rng import given_seed, step_seed
+from scdiva._running import how_to_run, open_for
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
-from scdiva.tl._embed import open_for
-from scdiva.tl._notes import given_seed
 
 if TYPE_CHECKING:
     import torch

@@ -17,11 +17,10 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._extras import from_extra
 from scdiva._nearest import no_column
-from scdiva._rng import step_seed
+from scdiva._rng import given_seed, step_seed
 from scdiva.data.network import network_of
 from scdiva.data.writing import check_anndata, check_writable, noted
 from scdiva.metrics import enrichment, hub_scores
-from scdiva.tl._notes import given_seed
 
 if TYPE_CHECKING:
     import torch

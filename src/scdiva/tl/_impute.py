@@ -12,9 +12,10 @@ import pandas as pd
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
 from scdiva._nearest import or_nearest
+from scdiva._rng import seed_of
+from scdiva._running import model_name
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
-from scdiva.tl._notes import model_name, seed_of
 
 if TYPE_CHECKING:
     import torch

@@ -11,11 +11,10 @@ from numpy.typing import NDArray
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
-from scdiva._running import how_to_run, row_numbers, run_cells
+from scdiva._rng import seed_of
+from scdiva._running import how_to_run, open_for, row_numbers, run_cells
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, noted
-from scdiva.tl._embed import open_for
-from scdiva.tl._notes import seed_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

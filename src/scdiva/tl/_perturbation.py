@@ -11,11 +11,12 @@ import numpy as np
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
+from scdiva._rng import seed_of
+from scdiva._running import model_name
 from scdiva._settings import settings
 from scdiva.data.predictions import stored_prediction
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_writable, noted
-from scdiva.tl._notes import model_name, seed_of
 
 if TYPE_CHECKING:
     import pandas as pd

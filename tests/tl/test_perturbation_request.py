@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from scdiva.models import PerturbationModel
-from scdiva.perturbation.predict import Request
+from scdiva.perturbation.predict import Targets, requested
 from scdiva.perturbation.screen import KINDS
 
 
@@ -22,24 +24,31 @@ def make(one, measured):
     return made
 
 
-def ask(fitted, predict=None, groups=None, dose=None) -> Request:
-    return Request.of(fitted, predict, groups, dose)
+def ask(fitted, predict=None, groups=None, dose=None) -> Targets:
+    present = ("line 0", "line 1", "x")
+    states = np.arange(3 * fitted.model.config.state_dim).reshape(3, -1)
+    return requested(fitted, SimpleNamespace(groups=present, states=states), predict, groups, dose)
 
 
 def test_what_is_left_out_is_all(make):
     found = ask(make())
-    assert found.parts == [("A",), ("A", "B"), ("B",)]
-    assert found.names == ["A", "A+B", "B"]
-    assert found.groups is None
-    assert found.doses == [3.0]  # the median
+    assert found.conditions.parts == (("A",), ("A", "B"), ("B",)) * 3
+    assert found.names == ["A", "A+B", "B"] * 3
+    assert found.groups == ["line 0"] * 3 + ["line 1"] * 3 + ["x"] * 3
+    assert found.conditions.group.tolist() == [0] * 3 + [1] * 3 + [2] * 3
+    assert (found.conditions.dose == 3).all()  # the median
+    assert found.states[:, 0].tolist() == [2 * found.states.shape[1]]  # of the group that the screen does not have
 
 
 def test_one_or_several(make):
     found = ask(make(), "B+A", "line 1", 2)
-    assert (found.parts, found.names, found.groups, found.doses) == ([("A", "B")], ["B+A"], ["line 1"], [2.0])
-    found = ask(make(), np.array(["B", "C+control"]), ("x", "y"), np.array([1, 2]))
-    assert found.parts == [("B",), ("C",)]
-    assert (found.names, found.groups, found.doses) == (["B", "C+control"], ["x", "y"], [1.0, 2.0])
+    assert (found.conditions.parts, found.names, found.groups) == ((("A", "B"),), ["B+A"], ["line 1"])
+    assert found.conditions.dose.tolist() == [2]
+    found = ask(make(), np.array(["B", "A+control"]), ("x", "line 0"), np.array([1, 2]))
+    assert found.conditions.parts == (("B",), ("B",), ("A",), ("A",)) * 2
+    assert found.names == ["B", "B", "A+control", "A+control"] * 2
+    assert found.groups == ["x"] * 4 + ["line 0"] * 4
+    assert found.conditions.dose.tolist() == [1, 2] * 4
 
 
 @pytest.mark.parametrize(
@@ -52,7 +61,7 @@ def test_one_or_several(make):
         ({"predict": ["A", "A+control"]}, "holds 'A' more than once"),
         ({"predict": ["A+"]}, r"'A\+' has an empty part"),
         ({"groups": []}, "groups names no group; leave it out"),
-        ({"groups": ["a", "b", "a"]}, "groups holds 'a' more than once"),
+        ({"groups": ["x", "line 0", "x"]}, "groups holds 'x' more than once"),
         ({"dose": [1.0, 2.0, 1]}, "dose holds 1.0 more than once"),
         ({"dose": 0.0}, "dose must be a number above 0, or several; got 0.0"),
         ({"dose": [1, np.nan]}, "dose must be a number above 0"),
@@ -66,7 +75,7 @@ def test_what_makes_no_sense_is_refused(make, arguments, match):
 
 
 def test_groups_and_doses_need_a_screen_that_has_them(make):
-    with pytest.raises(ValueError, match="groups are given, but the screen was read without"):
+    with pytest.raises(ValueError, match="groups= is given, but the screen was read without"):
         ask(make(groupby=""), groups=["a"])
-    with pytest.raises(ValueError, match="dose is given, but the screen was read without doses"):
+    with pytest.raises(ValueError, match="dose= is given, but the screen was read without"):
         ask(make(dose_key=""), dose=3.0)

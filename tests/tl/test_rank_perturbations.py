@@ -343,7 +343,7 @@ def test_groups(of_groups, states, genes):
         ({"candidates": ["drug", "control"]}, ValueError, "candidates holds the control"),
         ({"candidates": ["drug+"]}, ValueError, r"'drug\+' has an empty part"),
         ({"candidates": []}, ValueError, "candidates names no perturbation"),
-        ({"dose": 3.0}, ValueError, "screen was read without doses"),
+        ({"dose": 3.0}, ValueError, "dose= is given, but the screen was read without"),
         ({"dose": [1.0, 2.0]}, ValueError, "dose must be one number"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"gene_ids": "nowhere"}, KeyError, "nowhere"),

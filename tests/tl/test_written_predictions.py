@@ -232,7 +232,7 @@ def test_control_cells_are_run_through_the_model_once(one, perturbed_cells, monk
         ({"predict": ["nothing known"]}, "neither in the screen nor"),
         ({"predict": "control"}, "predict holds the control"),
         ({"groups": ["a", "elsewhere"]}, "1 of 2 groups have no control cells in adata, the first is 'elsewhere'"),
-        ({"dose": 2.0}, "dose is given"),
+        ({"dose": 2.0}, "dose= is given"),
     ],
 )
 def test_what_is_asked_for_is_checked_before_the_fit(one, perturbed_cells, monkeypatch, arguments, match, contents):

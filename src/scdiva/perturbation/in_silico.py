@@ -23,7 +23,7 @@ from scdiva.data.guides import genes_among, genes_of_guides
 from scdiva.data.reading import Reading
 from scdiva.data.writing import check_columns
 from scdiva.models.scdiva import ScDiVa
-from scdiva.perturbation.predict import distinct_parts, laid_out
+from scdiva.perturbation.predict import distinct_parts, laid_out, listed, wanted_groups
 from scdiva.perturbation.reading import Controls, read_controls
 from scdiva.perturbation.screen import gene_tokens
 from scdiva.tokenizer.serialize import score_denominator
@@ -153,7 +153,7 @@ def perturbed_in_silico(
         What to read.
     """
     begun = time.monotonic()
-    names = [genes] if isinstance(genes, str) else [str(name) for name in genes]
+    names = listed(genes)
     if not names:
         raise ValueError("genes names no gene to perturb.")
     parts = distinct_parts(names, "", separator, "genes")
@@ -171,7 +171,7 @@ def perturbed_in_silico(
     if not adata.n_obs:
         raise ValueError(f"adata is empty: 0 cells × {adata.n_vars} genes.")
     group = np.full(adata.n_obs, "", dtype=object) if groupby is None else column(adata, groupby).astype(object)
-    wanted = _wanted_groups(group, groupby, groups)
+    wanted = wanted_groups(groups, sorted(set(group)), f"are not in adata.obs[{groupby!r}]")
     check_unique(reading.var(adata).index)
     warn(
         "the model was trained on no intervention: what follows says which genes go together, not what a perturbation "
@@ -245,22 +245,6 @@ def _known_tokens(model: ScDiVa, names: list[str], parts: list[tuple[str, ...]],
             "cell."
         )
     return tokens
-
-
-def _wanted_groups(group: np.ndarray, groupby: str | None, groups: Sequence[str] | str | None) -> list[str]:
-    """Name the groups to perturb; refuse those that do not exist."""
-    present = sorted(set(group))
-    wanted = present if groups is None else [groups] if isinstance(groups, str) else [str(name) for name in groups]
-    if not wanted:
-        raise ValueError("groups names no group; leave it out to perturb all.")
-    if len(set(wanted)) < len(wanted):
-        raise ValueError(f"groups holds {max(wanted, key=wanted.count)!r} more than once.")
-    if absent := [name for name in wanted if name not in present]:
-        raise ValueError(
-            f"{len(absent)} of {len(wanted)} groups are not in adata.obs[{groupby!r}], the first is {absent[0]!r}; "
-            f"there are {', '.join(map(repr, present[:10]))}."
-        )
-    return wanted
 
 
 def _changes(

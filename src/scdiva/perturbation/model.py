@@ -26,7 +26,8 @@ EXPECTED = "expected"
 """What the network is added to if it is no baseline: the expected response (:mod:`scdiva.perturbation.response`)."""
 _MOST = {"n_genes": 1_000_000, "rank": 4096, "hidden": 65_536, "n_labels": 1_000_000}
 """Largest sizes that are believed of a file."""
-_GIVEN = ("perturbation_key", "control", "groupby", "dose_key", "separator")
+COLUMNS = ("perturbation_key", "control", "groupby", "dose_key", "separator")
+"""What is noted of the study design."""
 _SCREEN = ("delta", "n_cells", "control", "n_control", "states", "variance", "level")
 
 
@@ -192,7 +193,7 @@ class PerturbationModel(Fitted):
             "labels": list(self.screen.labels),
             "base": self.base,
             "sizes": None if self.head is None else asdict(self.head.sizes),
-            "given": {name: getattr(self, name) for name in _GIVEN},
+            "given": {name: getattr(self, name) for name in COLUMNS},
             "notes": self.notes,
         }
         tensors = {name: torch.from_numpy(getattr(self.screen, name)) for name in _SCREEN}
@@ -212,7 +213,7 @@ class PerturbationModel(Fitted):
         sizes = None if settings["sizes"] is None else PerturbationSizes(**settings["sizes"])
         if not genes or not groups or not all(parts) or len(labels) != len(parts):
             raise ValueError("genes, groups or parts out of range")
-        given = {name: str(settings["given"][name]) for name in _GIVEN}
+        given = {name: str(settings["given"][name]) for name in COLUMNS}
         notes = arrays(dict(settings["notes"]))
         c, n, g = model.config, len(parts), len(genes)
         expected: dict[str, tuple[int, ...]] = {

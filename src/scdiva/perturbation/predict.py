@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,9 +16,9 @@ from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
 from scdiva._warn import warn
 from scdiva.data.conditions import perturbation_parts
-from scdiva.perturbation.model import PerturbationModel
-from scdiva.perturbation.reading import Controls
-from scdiva.perturbation.screen import Conditions
+from scdiva.perturbation.model import COLUMNS, PerturbationModel
+from scdiva.perturbation.reading import Controls, refuse_unknown
+from scdiva.perturbation.screen import Conditions, Screen
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -31,118 +31,114 @@ FEW = 20
 Matrix = NDArray[np.float64]
 
 
-@dataclass(frozen=True)
-class Request:
+class Targets(NamedTuple):
     """What is to be predicted.
 
     Attributes
     ----------
-    parts
-        Of each perturbation.
-    names
-        As they were asked for.
-    groups
-        Names; None for all that have control cells.
-    doses
-        In the unit of the screen.
+    conditions
+        Group by group; groups of the screen keep their number, new ones come behind.
+    names, groups
+        Of each condition the perturbation as it was asked for, and the name of the group.
+    states
+        Mean states of the groups that the screen does not have.
     """
 
-    parts: list[tuple[str, ...]]
+    conditions: Conditions
     names: list[str]
-    groups: list[str] | None
-    doses: list[float]
+    groups: list[str]
+    states: np.ndarray
 
-    @classmethod
-    def of(
-        cls,
-        fitted: PerturbationModel,
-        predict: Sequence[str] | str | None,
-        groups: Sequence[str] | str | None,
-        dose: float | Sequence[float] | None,
-        *,
-        argument: str = "predict",
-    ) -> Request:
-        """Read what was asked for; arguments as for :func:`scdiva.tl.predict_perturbation`.
 
-        Messages name the first as `argument`.
+def requested(
+    fitted: PerturbationModel,
+    controls: Controls,
+    predict: Sequence[str] | str | None,
+    groups: Sequence[str] | str | None,
+    dose: float | Sequence[float] | None,
+    *,
+    argument: str = "predict",
+) -> Targets:
+    """Read what was asked for; arguments as for :func:`scdiva.tl.predict_perturbation`.
 
-        Raises
-        ------
-        ValueError
-            If nothing is asked for, the control is, anything is asked for twice, or a dose makes no sense.
-        """
-        measured = fitted.screen.conditions
-        if predict is None:
-            known = dict(zip(measured.parts, fitted.screen.labels, strict=True))
-            parts, names = sorted(known), [known[p] for p in sorted(known)]
-        else:
-            names = [predict] if isinstance(predict, str) else [str(name) for name in predict]
-            parts = distinct_parts(names, fitted.control, fitted.separator, argument)
-        if not names:
-            raise ValueError(f"{argument} names no perturbation; leave it out to take all that were measured.")
-        if () in parts:
-            raise ValueError(f"{argument} holds the control, {names[parts.index(())]!r}: name what is to be perturbed.")
-        if dose is not None and not fitted.dose_key:
-            raise ValueError("dose is given, but the screen was read without doses: name its column, dose_key=...")
-        doses = [float(np.median(measured.dose))] if dose is None else np.atleast_1d(dose).astype(float).tolist()
-        if not doses or not all(0 < value < np.inf for value in doses):
-            raise ValueError(f"dose must be a number above 0, or several; got {dose!r}.")
-        listed = [groups] if isinstance(groups, str) else None if groups is None else [str(name) for name in groups]
-        if listed is not None and not fitted.groupby:
-            raise ValueError("groups are given, but the screen was read without: name their column, groupby=...")
-        if listed is not None and not listed:
-            raise ValueError("groups names no group; leave it out to predict in all that have control cells.")
-        for name, given in (("dose", doses), ("groups", listed or [])):
-            if len(set(given)) < len(given):
-                raise ValueError(f"{name} holds {max(given, key=given.count)!r} more than once.")
-        return cls(parts, names, listed, doses)
+    Parameters
+    ----------
+    fitted, controls
+        The model, fitted or not yet, and the cells to start from.
+    predict, groups, dose
+        As there; None takes all that were measured, all groups with control cells, and the median dose.
+    argument
+        How messages name the first.
 
-    def groups_in(self, controls: Controls) -> list[str]:
-        """Give the groups in which to predict.
+    Raises
+    ------
+    ValueError
+        If nothing is asked for, the control is, anything is asked for twice, a perturbation is not known, a group has
+        no control cells, or a dose makes no sense.
+    """
+    screen = fitted.screen
+    measured = screen.conditions
+    if predict is None:
+        known = dict(zip(measured.parts, screen.labels, strict=True))
+        parts, names = sorted(known), [known[p] for p in sorted(known)]
+    else:
+        names = listed(predict)
+        parts = distinct_parts(names, fitted.control, fitted.separator, argument)
+    if not names:
+        raise ValueError(f"{argument} names no perturbation; leave it out to take all that were measured.")
+    if () in parts:
+        raise ValueError(f"{argument} holds the control, {names[parts.index(())]!r}: name what is to be perturbed.")
+    for name, given, key in (("dose", dose, fitted.dose_key), ("groups", groups, fitted.groupby)):
+        if given is not None and not key:
+            column = "dose_key" if name == "dose" else "groupby"
+            raise ValueError(f"{name}= is given, but the screen was read without: name the column, {column}=...")
+    doses = [float(np.median(measured.dose))] if dose is None else np.atleast_1d(dose).astype(float).tolist()
+    if not doses or not all(0 < value < np.inf for value in doses):
+        raise ValueError(f"dose must be a number above 0, or several; got {dose!r}.")
+    refuse_twice(doses, "dose")
+    refuse_unknown(parts, screen, fitted.model)
+    wanted = wanted_groups(groups, controls.groups, "have no control cells in adata")
+    new = [name for name in controls.groups if name not in screen.groups]
+    number = {name: i for i, name in enumerate((*screen.groups, *new))}
+    rows = list(itertools.product(wanted, zip(parts, names, strict=True), doses))
+    conditions = Conditions(
+        tuple(these for _, (these, _), _ in rows),
+        np.array([number[group] for group, _, _ in rows], dtype=np.int64),
+        np.array([value for *_, value in rows], dtype=np.float64),
+    )
+    states = controls.states[[controls.groups.index(name) for name in new]]
+    return Targets(conditions, [name for _, (_, name), _ in rows], [group for group, _, _ in rows], states)
 
-        Parameters
-        ----------
-        controls
-            Cells to start from.
 
-        Raises
-        ------
-        ValueError
-            If a group has no control cells.
-        """
-        groups = list(controls.groups) if self.groups is None else self.groups
-        absent = [name for name in groups if name not in controls.groups]
-        if absent:
-            raise ValueError(
-                f"{len(absent)} of {len(groups)} groups have no control cells in adata, the first is {absent[0]!r}; "
-                f"there are {', '.join(map(repr, controls.groups[:10]))}."
-            )
-        return groups
+def listed(given: Sequence[str] | str) -> list[str]:
+    """Give one name, or several, as a list."""
+    return [given] if isinstance(given, str) else [str(name) for name in given]
 
-    def targets(
-        self, fitted: PerturbationModel, groups: list[str], controls: Controls
-    ) -> tuple[Conditions, np.ndarray]:
-        """Give the conditions to predict, group by group, and the states of groups that the screen does not have.
 
-        Parameters
-        ----------
-        fitted
-            The model.
-        groups
-            In which to predict.
-        controls
-            Cells to start from.
-        """
-        # groups of the screen keep their number, new ones come behind
-        new = [name for name in controls.groups if name not in fitted.screen.groups]
-        number = {name: i for i, name in enumerate((*fitted.screen.groups, *new))}
-        wanted = [(parts, number[group], dose) for group in groups for parts in self.parts for dose in self.doses]
-        targets = Conditions(
-            tuple(parts for parts, _, _ in wanted),
-            np.array([group for _, group, _ in wanted], dtype=np.int64),
-            np.array([dose for _, _, dose in wanted], dtype=np.float64),
+def refuse_twice(given: Sequence[object], argument: str) -> None:
+    """Refuse what is asked for twice."""
+    if len(set(given)) < len(given):
+        raise ValueError(f"{argument} holds {max(given, key=given.count)!r} more than once.")
+
+
+def wanted_groups(groups: Sequence[str] | str | None, present: Sequence[str], lack: str) -> list[str]:
+    """Name the groups that are asked for, all if None; refuse those that are not there.
+
+    Raises
+    ------
+    ValueError
+        If there is none, one is named twice, or some are not present; `lack` says what they then do.
+    """
+    wanted = list(present) if groups is None else listed(groups)
+    if not wanted:
+        raise ValueError("groups names no group; leave it out to take all.")
+    refuse_twice(wanted, "groups")
+    if absent := [name for name in wanted if name not in present]:
+        raise ValueError(
+            f"{len(absent)} of {len(wanted)} groups {lack}, the first is {absent[0]!r}; there are "
+            f"{', '.join(map(repr, present[:10]))}."
         )
-        return targets, controls.states[[controls.groups.index(name) for name in new]]
+    return wanted
 
 
 def distinct_parts(names: Sequence[str], control: str, separator: str, argument: str) -> list[tuple[str, ...]]:
@@ -161,13 +157,13 @@ def distinct_parts(names: Sequence[str], control: str, separator: str, argument:
 
 
 def predicted_cells(
-    fitted: PerturbationModel, request: Request, controls: Controls, n_cells: int, seed: int, device: str
+    fitted: PerturbationModel, targets: Targets, controls: Controls, n_cells: int, seed: int, device: str
 ) -> AnnData:
     """Predict, and lay the result out as :func:`scdiva.tl.predict_perturbation` says.
 
     Parameters
     ----------
-    fitted, request, controls
+    fitted, targets, controls
         The model, what to predict, and the cells to start from.
     n_cells, device
         As for :func:`scdiva.tl.predict_perturbation`.
@@ -177,28 +173,22 @@ def predicted_cells(
     Raises
     ------
     ValueError
-        If a group has no control cells, or genes of the screen are missing.
+        If genes of the screen are missing.
 
     Warns
     -----
     UserWarning
         If a group has fewer than 20 control cells.
     """
-    screen = fitted.screen
+    screen, conditions = fitted.screen, targets.conditions
     columns = gene_columns(controls.var.index, screen.genes)
-    groups = request.groups_in(controls)
-    _warn_of_few(fitted, controls, groups)
-    targets, states = request.targets(fitted, groups, controls)
-    found = fitted.mean_change(targets, states)
-    n_doses = len(request.doses)
-    names = [name for _ in groups for name in request.names for _ in request.doses]
-    in_group = [name for name in groups for _ in request.names for _ in request.doses]
-
-    at_start = controls.means[:, columns].astype(np.float64)[[controls.groups.index(name) for name in in_group]]
+    _warn_of_few(fitted, controls, list(dict.fromkeys(targets.groups)))
+    found = fitted.mean_change(conditions, targets.states)
+    at_start = controls.means[:, columns].astype(np.float64)[[controls.groups.index(name) for name in targets.groups]]
     changes, values, origin = np.empty_like(found.change), [], []
     with network_on(fitted, device):
-        for i, group in enumerate(progress_bar(in_group, desc="predicting", unit="condition")):
-            parts, dose = targets.parts[i], float(targets.dose[i])
+        for i, group in enumerate(progress_bar(targets.groups, desc="predicting", unit="condition")):
+            parts, dose = conditions.parts[i], float(conditions.dose[i])
             # the same control cells whatever is done to them
             draw = np.random.default_rng(step_seed(seed, 0, f"control cells of {group}"))
             own = np.sort(draw.permutation(controls.of_group(group))[:n_cells])
@@ -210,43 +200,36 @@ def predicted_cells(
             cells = controls.expression[controls.rows[own]][:, columns].toarray()
             values.append(shift_cells(cells, change, screen.level, draw, at_start[i]))
             origin.append(controls.names[controls.rows[own]])
-
+    several = len(set(conditions.dose)) > 1
     labels = [
-        name + (f" in {group}" if fitted.groupby else "") + (f" at {dose:.15g}" if n_doses > 1 else "")
-        for name, group, dose in zip(names, in_group, targets.dose.tolist(), strict=True)
+        name + (f" in {group}" if fitted.groupby else "") + (f" at {dose:.15g}" if several else "")
+        for name, group, dose in zip(targets.names, targets.groups, conditions.dose.tolist(), strict=True)
     ]
-    alone = {p[0] for p in screen.conditions.parts if len(p) == 1}
-    same = targets.same(screen.conditions) & (targets.group[:, None] == screen.conditions.group)
+    means = {C.VARM_MEAN: changes, C.VARM_CONTROL: np.zeros_like(changes)}
+    means |= {C.VARM_BASELINE + name: change for name, change in found.baselines.items()}
+    means = {key: np.maximum(at_start + change, 0.0) for key, change in means.items()}
     from_baseline = np.array([name in C.BASELINES for name in found.base])
-    baselines = {C.VARM_BASELINE + name: np.maximum(at_start + change, 0.0) for name, change in found.baselines.items()}
-    return laid_out(
-        values,
-        origin,
-        controls.var.iloc[columns],
-        {
-            C.VARM_MEAN: np.maximum(at_start + changes, 0.0),
-            C.VARM_SD: np.where(from_baseline[:, None], np.nan, found.sd),
-            C.VARM_CONTROL: at_start,
-            **baselines,
-        },
-        {
-            "perturbation_key": fitted.perturbation_key,
-            "control": fitted.control,
-            "groupby": fitted.groupby,
-            "dose_key": fitted.dose_key,
-            "separator": fitted.separator,
-            "condition": np.array(labels, dtype=object),
-            "perturbation": np.array(names, dtype=object),
-            "group": np.array(in_group, dtype=object),
-            "dose": targets.dose,
-            "n_parts": targets.n_parts,
-            "n_seen": np.array([sum(part in alone for part in parts) for parts in targets.parts], dtype=np.int64),
-            "trained": same.any(axis=1),
-            "base": np.array(found.base, dtype=object),
-            "trained_on_interventions": True,
-            **{name: dict(value) if isinstance(value, dict) else value for name, value in fitted.notes.items()},
-        },
-    )
+    means[C.VARM_SD] = np.where(from_baseline[:, None], np.nan, found.sd)
+    same = conditions.same(screen.conditions) & (conditions.group[:, None] == screen.conditions.group)
+    notes = {name: getattr(fitted, name) for name in COLUMNS} | {
+        "condition": np.array(labels, dtype=object),
+        "perturbation": np.array(targets.names, dtype=object),
+        "group": np.array(targets.groups, dtype=object),
+        "dose": conditions.dose,
+        "n_parts": conditions.n_parts,
+        "n_seen": n_seen(screen, conditions),
+        "trained": same.any(axis=1),
+        "base": np.array(found.base, dtype=object),
+        "trained_on_interventions": True,
+        **{name: dict(value) if isinstance(value, dict) else value for name, value in fitted.notes.items()},
+    }
+    return laid_out(values, origin, controls.var.iloc[columns], means, notes)
+
+
+def n_seen(screen: Screen, conditions: Conditions) -> np.ndarray:
+    """Count the parts of each condition that the screen measured alone."""
+    alone = {p[0] for p in screen.conditions.parts if len(p) == 1}
+    return np.array([sum(part in alone for part in parts) for parts in conditions.parts], dtype=np.int64)
 
 
 def laid_out(

@@ -15,8 +15,8 @@ from scdiva.data.conditions import column, perturbation_parts
 from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading
 from scdiva.perturbation.model import PerturbationModel
-from scdiva.perturbation.predict import Request, gene_columns, network_changes, network_on
-from scdiva.perturbation.reading import controls_of, refuse_unknown
+from scdiva.perturbation.predict import gene_columns, listed, n_seen, network_changes, network_on, requested
+from scdiva.perturbation.reading import controls_of
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -61,15 +61,12 @@ def ranked(
         raise ValueError("combinations need a separator, and the screen was read without: separator='+'")
     own = states == start
     group, screen = _group(adata, fitted, own), fitted.screen
-    alone = {p[0] for p in screen.conditions.parts if len(p) == 1}
+    measured = dict(zip(screen.conditions.parts, screen.labels, strict=True))
+    names = [measured[parts] for parts in sorted(measured)] if candidates is None else listed(candidates)
     if combinations:
-        given = Request.of(fitted, None, None, None).names if candidates is None else candidates
-        names = [given] if isinstance(given, str) else list(map(str, given))
+        alone = sorted(parts[0] for parts in measured if len(parts) == 1)
         named = {perturbation_parts(name, fitted.control, fitted.separator) for name in names}
-        pairs = [pair for pair in itertools.combinations(sorted(alone), 2) if pair not in named]
-        candidates = names + [fitted.separator.join(pair) for pair in pairs]
-    request = Request.of(fitted, candidates, None, dose, argument="candidates")
-    refuse_unknown(request.parts, screen, fitted.model)
+        names += [fitted.separator.join(pair) for pair in itertools.combinations(alone, 2) if pair not in named]
 
     source = open_cells(adata, fitted.model, reading, empty="nan")
     check_unique(source.var.index)
@@ -81,23 +78,23 @@ def ranked(
         raise ValueError(f"{start!r} and {target!r} have the same mean expression: there is no change to look for.")
     rows = np.flatnonzero(own)
     controls = controls_of(source, expression, rows, np.full(len(rows), group, dtype=object), fitted.model, device)
-    targets, new_states = request.targets(fitted, [group], controls)
-    found = fitted.mean_change(targets, new_states)
+    targets = requested(fitted, controls, names, None, dose, argument="candidates")
+    conditions = targets.conditions
+    found = fitted.mean_change(conditions, targets.states)
     change = found.change
     if fitted.head is not None:
         few = np.arange(min(NETWORK_CELLS, len(controls.rows)))
         with network_on(fitted, device):
             for row in progress_bar(np.flatnonzero(~found.measured), desc="predicting", unit="condition"):
-                added = network_changes(fitted, controls, few, targets.parts[row], targets.dose[row])
+                added = network_changes(fitted, controls, few, conditions.parts[row], conditions.dose[row])
                 change[row] += added.mean(axis=0)
     along = change @ needed / length
-    measured = set(screen.conditions.parts)
     frame = pd.DataFrame(
         {
-            "perturbation": request.names,
-            "n_parts": targets.n_parts,
-            "n_seen": [sum(part in alone for part in parts) for parts in targets.parts],
-            "trained": [parts in measured for parts in targets.parts],
+            "perturbation": targets.names,
+            "n_parts": conditions.n_parts,
+            "n_seen": n_seen(screen, conditions),
+            "trained": [parts in measured for parts in conditions.parts],
             "cosine": along / np.maximum(np.linalg.norm(change, axis=1), 1e-12),
             "reached": along / length,
             "distance": np.linalg.norm(needed - change, axis=1) / length,

@@ -302,8 +302,8 @@ def predict_perturbation(
     from scdiva.models.pretrained import load_for
     from scdiva.perturbation.fit import FitOptions, fit
     from scdiva.perturbation.model import PerturbationModel
-    from scdiva.perturbation.predict import Request, predicted_cells
-    from scdiva.perturbation.reading import open_controls, open_screen, refuse_unknown
+    from scdiva.perturbation.predict import predicted_cells, requested
+    from scdiva.perturbation.reading import open_controls, open_screen
 
     check_writable(adata, call="tl.predict_perturbation", uns=[key_added])
     if operator.index(n_cells) < 1:
@@ -313,9 +313,8 @@ def predict_perturbation(
     fitted = given_fitted(PerturbationModel, model, device)
     if fitted is not None:
         fitted.check_columns(perturbation_key, control, groupby, dose_key, separator)
-        request = Request.of(fitted, predict, groups, dose)
-        refuse_unknown(request.parts, fitted.screen, fitted.model)
         controls = open_controls(adata, fitted, guides, where, reading)
+        targets = requested(fitted, controls, predict, groups, dose)
     else:
         if perturbation_key is None:
             raise ValueError("Name the column with the perturbations, perturbation_key, or a fitted model as model=.")
@@ -326,11 +325,9 @@ def predict_perturbation(
         )
         opened.notes["model"] = model_name(model)
         # what is asked for is checked before the fit, which may take long
-        request = Request.of(opened, predict, groups, dose)
-        refuse_unknown(request.parts, opened.screen, opened.model)
-        request.groups_in(controls)
+        targets = requested(opened, controls, predict, groups, dose)
         fitted = fit(opened, controls.cells, options, seed_of(rng), where)
-    result = predicted_cells(fitted, request, controls, n_cells, seed_of(rng), where)
+    result = predicted_cells(fitted, targets, controls, n_cells, seed_of(rng), where)
     adata.uns[key_added] = stored_prediction(result)
     adata.uns[C.UNS] = noted(adata, "tl.predict_perturbation", None, uns=[key_added])
     return result

@@ -26,7 +26,7 @@ with contextlib.suppress(ImportError):  # a wheel is tried without it
 TOGETHER = {
     "tests/pl/test_umap.py": "umap",
     "tests/pl/test_annotation.py::test_the_map_is_computed_once_and_nothing_else_changes": "umap",
-    "tests/pl/test_integration.py::test_both_maps_are_computed_once_and_kept": "umap",
+    "tests/pl/test_umap_integration.py::test_both_maps_are_computed_once_and_kept": "umap",
     "tests/tl/test_embed.py::test_scanpy_takes_the_embedding_unchanged": "umap",
     "tests/tl/test_generate.py::test_scanpy_takes_the_cells_unchanged": "umap",
     "tests/tl/test_generate.py::test_the_map_and_a_file_take_the_cells": "umap",

@@ -83,8 +83,8 @@ def network_of(adata: AnnData, key: str, group: str | None) -> Network:
         weights=sp.csr_matrix(adata.varp[stored]),
         names=np.asarray(names),
         # looked up as an index does it: numpy would sort the names
-        sources=names.isin(np.atleast_1d(about["sources"]).astype(str)),
-        targets=names.isin(np.atleast_1d(about["targets"]).astype(str)),
+        sources=names.isin(list(map(str, np.atleast_1d(about["sources"])))),
+        targets=names.isin(list(map(str, np.atleast_1d(about["targets"])))),
         method=str(about["method"]),
         group=groups[at] if groups else "",
         reference=str(about["reference"]),

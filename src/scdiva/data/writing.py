@@ -237,6 +237,34 @@ def noted(adata: AnnData, call: str, entry: str | None, notes: Any = None, **key
     return {**ours, WRITTEN: written}
 
 
+def write(
+    adata: AnnData, call: str, entry: str, notes: Any, *, copy: bool = False, **parts: Mapping[str, Any]
+) -> AnnData | None:
+    """Write what a call found and its notes: the last step of a call, once nothing can fail any more.
+
+    Parameters
+    ----------
+    adata
+        What :func:`check_writable` accepted.
+    call, entry, notes
+        As for :func:`noted`.
+    copy
+        Whether to write into a copy.
+    **parts
+        Values by key, for each part of AnnData such as `obsm`.
+
+    Returns
+    -------
+    The copy; None without one.
+    """
+    target = adata.copy() if copy else adata
+    for part, values in parts.items():
+        for key, value in values.items():
+            getattr(target, part)[key] = value
+    target.uns[UNS] = noted(target, call, entry, notes, **parts)
+    return target if copy else None
+
+
 def our_uns(adata: AnnData) -> dict[str, Any]:
     """Give a shallow copy of `adata.uns["scdiva"]`, empty if there is none.
 

@@ -14,7 +14,7 @@ from scdiva._settings import logger
 from scdiva.data.conditions import column
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Reading, Species
-from scdiva.data.writing import check_key, check_writable, noted
+from scdiva.data.writing import check_key, check_writable, write
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -116,8 +116,8 @@ def gene_embedding(
     """
     check_key(key_added, "key_added")
     entry = f"{key_added}_{C.GENES if groupby is None else C.GROUPS}"
-    keys = {"varm": [key_added] if groupby is None else [entry, f"{entry}_{C.N_CELLS}"]}
-    check_writable(adata, copy=copy, call="tl.gene_embedding", entry=entry, **keys)
+    keys = [key_added] if groupby is None else [entry, f"{entry}_{C.N_CELLS}"]
+    check_writable(adata, copy=copy, call="tl.gene_embedding", entry=entry, varm=keys)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     running = how_to_run(batch_size, device, precision)._replace(what="genes")
     groups = None if groupby is None else _groups(adata, groupby)
@@ -134,12 +134,7 @@ def gene_embedding(
         written = {entry: mean, f"{entry}_{C.N_CELLS}": n_cells}
     if left_out := int((source.lengths == 0).sum()):
         logger.info("%d cells have no known gene and no part in the embedding", left_out)
-    # written last, once nothing can fail any more
-    target = adata.copy() if copy else adata
-    for key, values in written.items():
-        target.varm[key] = values
-    target.uns[C.UNS] = noted(target, "tl.gene_embedding", entry, parameters, **keys)
-    return target if copy else None
+    return write(adata, "tl.gene_embedding", entry, parameters, copy=copy, varm=written)
 
 
 def _groups(adata: AnnData, key: str) -> tuple[np.ndarray, list[str]]:

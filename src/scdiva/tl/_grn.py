@@ -17,7 +17,7 @@ from scdiva._rng import given_seed, step_seed
 from scdiva._running import how_to_run, open_for
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Reading, Species
-from scdiva.data.writing import check_writable, noted
+from scdiva.data.writing import check_writable, write
 
 if TYPE_CHECKING:
     import torch
@@ -218,12 +218,7 @@ def grn(
         "seconds": time.monotonic() - begun,
         **({"effect": effect} if method == "knockout" else {}),
     }
-    # written last, once nothing can fail any more
-    target = adata.copy() if copy else adata
-    for key, graph in graphs.items():
-        target.varp[key] = graph
-    target.uns[C.UNS] = noted(target, "tl.grn", key_added, parameters, varp=keys)
-    return target if copy else None
+    return write(adata, "tl.grn", key_added, parameters, copy=copy, varp=graphs)
 
 
 def _keys(key_added: str, groups: Sequence[str]) -> list[str]:

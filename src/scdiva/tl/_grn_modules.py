@@ -19,7 +19,7 @@ from scdiva._extras import from_extra
 from scdiva._nearest import no_column
 from scdiva._rng import given_seed, step_seed
 from scdiva.data.network import network_of
-from scdiva.data.writing import check_anndata, check_writable, noted
+from scdiva.data.writing import check_anndata, check_writable, write
 from scdiva.metrics import enrichment, hub_scores
 
 if TYPE_CHECKING:
@@ -100,8 +100,8 @@ def grn_modules(
     '0'
     """
     igraph = from_extra("igraph", "grn", "Leiden modules need igraph")
-    written = {"var": [key_added, f"{key_added}_{C.HUB}"]}
-    check_writable(adata, copy=copy, call="tl.grn_modules", entry=key_added, **written)
+    written = [key_added, f"{key_added}_{C.HUB}"]
+    check_writable(adata, copy=copy, call="tl.grn_modules", entry=key_added, var=written)
     if operator.index(n_neighbors) < 1:
         raise ValueError(f"n_neighbors must be at least 1, got {n_neighbors}.")
     if not resolution > 0:
@@ -121,9 +121,7 @@ def grn_modules(
     hubs = np.full(adata.n_vars, np.nan, dtype=np.float32)
     sources = np.flatnonzero(network.sources)
     hubs[sources] = hub_scores(abs(network.weights[sources]))
-    target = adata.copy() if copy else adata
-    target.var[key_added] = pd.Categorical.from_codes(code, [str(i) for i in range(len(names))])
-    target.var[f"{key_added}_{C.HUB}"] = hubs
+    found = pd.Categorical.from_codes(code, [str(i) for i in range(len(names))])
     parameters = {
         "key": key,
         "group": network.group,
@@ -131,8 +129,8 @@ def grn_modules(
         "resolution": float(resolution),
         "seed": str(seed),
     }
-    target.uns[C.UNS] = noted(target, "tl.grn_modules", key_added, parameters, **written)
-    return target if copy else None
+    columns = dict(zip(written, (found, hubs), strict=True))
+    return write(adata, "tl.grn_modules", key_added, parameters, copy=copy, var=columns)
 
 
 def enrich_modules(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,7 @@ from scdiva._nearest import or_nearest
 from scdiva._rng import seed_of
 from scdiva._running import model_name
 from scdiva.data.reading import Reading, Species
-from scdiva.data.writing import check_writable, noted
+from scdiva.data.writing import check_writable, write
 
 if TYPE_CHECKING:
     import torch
@@ -163,14 +163,6 @@ def impute(
         for some, *found in impute_genes(loaded, cells, own, seed, keep_observed, expressed, one):
             place = np.ix_(rows, target[some])
             mean[place], deviation[place] = found
-    result = adata.copy() if copy else adata
-    for key, values in zip(keys, (mean, deviation), strict=True):
-        result.layers.pop(key, None)
-        result.obsm.pop(key, None)
-        if genes is None:
-            result.layers[key] = values
-        else:
-            result.obsm[key] = pd.DataFrame(values, index=result.obs_names, columns=genes)
     parameters = {
         "model": model_name(model),
         "vocabulary": loaded.vocabulary.fingerprint,
@@ -182,9 +174,15 @@ def impute(
         "expressed_as": "" if not expressed else "mean" if one is None else "Poisson",
         "seed": str(seed),
     }
-    result.uns[C.UNS] = noted(
-        result, "tl.impute", key_added, parameters, **{"layers" if genes is None else "obsm": keys}
-    )
+    tables: dict[str, Any] = dict(zip(keys, (mean, deviation), strict=True))
+    if genes is not None:
+        tables = {key: pd.DataFrame(values, index=adata.obs_names, columns=genes) for key, values in tables.items()}
+    result = adata.copy() if copy else adata
+    for key in keys:  # an earlier result may have the other form
+        result.layers.pop(key, None)
+        result.obsm.pop(key, None)
+    layers, obsm = (tables, {}) if genes is None else ({}, tables)
+    write(result, "tl.impute", key_added, parameters, layers=layers, obsm=obsm)
     return result if copy else None
 
 

@@ -14,7 +14,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import how_to_run, open_for, row_numbers, run_cells
 from scdiva.data.reading import Reading, Species
-from scdiva.data.writing import check_writable, noted
+from scdiva.data.writing import check_writable, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -107,8 +107,8 @@ def log_likelihood(
     >>> bool((adata.obs["scdiva_log_likelihood"] < 0).all())
     True
     """
-    written = {"obs": [key_added, *(f"{key_added}_{ending}" for ending in (C.SE, C.PER_GENE, C.OUTLIER))]}
-    check_writable(adata, copy=copy, call="tl.log_likelihood", entry=key_added, **written)
+    written = [key_added, *(f"{key_added}_{ending}" for ending in (C.SE, C.PER_GENE, C.OUTLIER))]
+    check_writable(adata, copy=copy, call="tl.log_likelihood", entry=key_added, obs=written)
     n_samples = operator.index(n_samples)
     if n_samples < 2 or n_samples % 2:
         raise ValueError(f"n_samples must be even and at least 2 (pairs give the standard error), got {n_samples}.")
@@ -133,19 +133,14 @@ def log_likelihood(
             found[rows[cells]] = bounds
     lengths = np.minimum(source.lengths, loaded.config.max_length)
     by_gene = found[:, 0] / lengths
-    result = adata.copy() if copy else adata
-    result.obs[key_added] = found[:, 0]
-    result.obs[f"{key_added}_{C.SE}"] = found[:, 1]
-    result.obs[f"{key_added}_{C.PER_GENE}"] = by_gene
-    result.obs[f"{key_added}_{C.OUTLIER}"] = unusually_low(by_gene, lengths)
+    columns = dict(zip(written, (*found.T, by_gene, unusually_low(by_gene, lengths)), strict=True))
     parameters = {
         **{name: value for name, value in parameters.items() if name != "pooling"},
         "n_samples": n_samples,
         "use_transformer": bool(use_transformer),
         "seed": str(seed),
     }
-    result.uns[C.UNS] = noted(result, "tl.log_likelihood", key_added, parameters, **written)
-    return result if copy else None
+    return write(adata, "tl.log_likelihood", key_added, parameters, copy=copy, obs=columns)
 
 
 def unusually_low(by_gene: NDArray[np.float64], lengths: NDArray[np.integer]) -> NDArray[np.bool_]:

@@ -15,7 +15,7 @@ from scdiva._rng import seed_of
 from scdiva._running import how_to_run, open_for, row_numbers, run_cells
 from scdiva._settings import logger
 from scdiva.data.reading import Reading, Species
-from scdiva.data.writing import check_writable, noted
+from scdiva.data.writing import check_writable, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -141,8 +141,8 @@ def reconstruct(
     >>> 0 <= adata.uns["scdiva"]["scdiva_reconstructed"]["scores"]["masked_recall"] <= 1
     True
     """
-    written = {"layers": [f"{key_added}{ending}" for ending in _ENDINGS]}
-    check_writable(adata, copy=copy, call="tl.reconstruct", entry=key_added, **written)
+    written = [f"{key_added}{ending}" for ending in _ENDINGS]
+    check_writable(adata, copy=copy, call="tl.reconstruct", entry=key_added, layers=written)
     filling = Filling(operator.index(n_steps), remasking, float(temperature), bool(use_places))
     _check(mask_ratio, filling)
     running = how_to_run(None, device, precision)
@@ -167,11 +167,8 @@ def reconstruct(
         for (cell,), found in results:
             true = slice(indptr[cell], min(indptr[cell + 1], indptr[cell] + most))
             cells[rows[cell]] = (tokens[true], values[true], found)
-    layers = _layers(cells, columns_of(source.tokens, source.scan.counts_per_gene), adata.shape)
+    layers = _layers(cells, columns_of(source.tokens, source.scan.counts_per_gene), adata.shape, written)
     scores = _scores(cells, source.n_tokens, by_rank=filling.use_places)
-    result = adata.copy() if copy else adata
-    for ending, matrix in layers.items():
-        result.layers[f"{key_added}{ending}"] = matrix
     parameters = {
         **{name: value for name, value in parameters.items() if name != "pooling"},
         "mask_ratio": float(mask_ratio),
@@ -179,9 +176,8 @@ def reconstruct(
         "seed": str(seed),
         "scores": scores,
     }
-    result.uns[C.UNS] = noted(result, "tl.reconstruct", key_added, parameters, **written)
     logger.info("reconstructed %d cells: recall of hidden genes %.3f", adata.n_obs, scores["masked_recall"])
-    return result if copy else None
+    return write(adata, "tl.reconstruct", key_added, parameters, copy=copy, layers=layers)
 
 
 def _check(mask_ratio: float, filling: Filling) -> None:
@@ -282,8 +278,8 @@ def _filled_in(
     return fill
 
 
-def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int]) -> dict[str, sp.csr_matrix]:
-    """Lay places out by gene: the keys are the layers' endings."""
+def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int], names: list[str]) -> dict[str, sp.csr_matrix]:
+    """Lay ranks out by gene, as the layers of these names."""
     lengths = np.array([len(tokens) for tokens, _, _ in cells])
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     tokens, values, found = (np.concatenate(part) for part in zip(*cells, strict=True))
@@ -305,7 +301,7 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int]) -> dic
         matrix(place, true),
         hidden,
     )
-    return dict(zip(_ENDINGS, laid, strict=True))
+    return dict(zip(names, laid, strict=True))
 
 
 def _scores(cells: list[Any], n_tokens: int, *, by_rank: bool) -> dict[str, float]:

@@ -22,7 +22,6 @@ TESTS = (
     "test_validate.py",
     "cli",
     "data/test_cells.py",
-    "data/test_expression.py",
     "data/test_files.py",
     "data/test_stored.py",
     "models/test_pretrained.py",

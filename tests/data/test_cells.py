@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 import scipy.sparse as sp
 
-from scdiva.data.cells import open_cells
+from scdiva.data.cells import log_normalised, open_cells
 from scdiva.tokenizer.serialize import score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -273,3 +273,41 @@ def test_cells_of_another_species_among_human_ones_are_told_of(cells, vocabulary
     mixed = ad.AnnData(sp.hstack([x, sp.csr_matrix(foreign)]).tocsr(), var=pd.DataFrame(index=names))
     with pytest.warns(UserWarning, match=r"in 1 of 61 cells \(first: '60'\) less than half"):
         open_cells(mixed, vocabulary)
+
+
+# --- a matrix whole, log-normalised ----------------------------------------------------------------------------------
+@pytest.fixture
+def counts():
+    return np.random.default_rng(0).poisson(1.0, (30, 12)).astype(np.float32) * 3
+
+
+def test_counts_are_divided_by_their_total_whatever_the_genes_are_called(counts):
+    counts[4] = 0
+    adata = ad.AnnData(counts, var={"name": [f"no gene {j}" for j in range(12)]})
+    values, var = log_normalised(adata)
+    total = np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    np.testing.assert_allclose(values.toarray(), np.log1p(counts / total * 1e4), rtol=1e-6)
+    assert var is adata.var or var.equals(adata.var)
+    assert values[4].nnz == 0
+
+
+def test_a_layer_and_what_is_log_normalised_already_is_taken_as_it_is(counts):
+    adata = ad.AnnData(sp.csr_matrix(counts), layers={"log": np.log1p(counts / 2)})
+    values, _ = log_normalised(adata, layer="log", input="lognorm")
+    np.testing.assert_allclose(values.toarray(), np.log1p(counts / 2), rtol=1e-6)
+
+
+def test_opened_cells_give_the_same_of_any_storage(counts, cells, vocabulary, tmp_path):
+    cells.write_h5ad(tmp_path / "cells.h5ad")
+    expected, var = log_normalised(cells)
+    for data in (cells, tmp_path / "cells.h5ad"):
+        source = open_cells(data, vocabulary, block_rows=16)
+        assert (source.log_normalised() != expected).nnz == 0
+        assert source.var.index.equals(var.index)
+        source.close()
+
+
+def test_bad_values_are_refused(counts):
+    counts[2, 3] = np.nan
+    with pytest.raises(ValueError, match="NaN"):
+        log_normalised(ad.AnnData(counts))

@@ -73,7 +73,8 @@ class QueryHead(nn.Module):
         self.key = nn.Linear(state_dim, HEADS * KEY_DIM, bias=False)
         with torch.no_grad():  # at first similarity of states, in random directions
             self.key.weight.copy_(self.query.weight)
-        self.sharpness = nn.Parameter(torch.linspace(0.0, 3.0, HEADS))
+        # not torch.linspace, which imports sympy where the module is made without memory, for half a second
+        self.sharpness = nn.Parameter(torch.tensor([3.0 * head / (HEADS - 1) for head in range(HEADS)]))
         self.prior = nn.Parameter(torch.ones(2))
         self.gene = nn.Embedding(n_genes, GENE_DIM)
         nn.init.normal_(self.gene.weight, std=0.1)

@@ -54,8 +54,8 @@ def task_of(adata: ad.AnnData, job: dict, seed: int, fold: int) -> Task:
 
 
 def ours(task: Task, job: dict) -> tuple[ad.AnnData, dict]:
-    """`tl.predict_perturbation` by its defaults; without its network, and with nothing but its network."""
-    options = {"ours_base": {"strategy": "none"}, "ours_network": {"residual": None}}.get(job["arm"], {})
+    """`tl.predict_perturbation` by its defaults; with a network on what is left, and with nothing but a network."""
+    options = {"ours_head": {"strategy": "head"}, "ours_network": {"residual": None}}.get(job["arm"], {})
     grouped = {} if task.group is None else {"groupby": GROUP, "groups": [task.group]}
     predicted = sd.tl.predict_perturbation(
         task.train, CONDITION, job["control"], predict=task.asked, **grouped, separator=job["separator"],
@@ -66,7 +66,7 @@ def ours(task: Task, job: dict) -> tuple[ad.AnnData, dict]:
     return predicted, {"base": base, "strategy": str(found["strategy"]), "network": str(found["network"])}
 
 
-ARMS = {"ours": ours, "ours_base": ours, "ours_network": ours, "gears": gears}
+ARMS = {"ours": ours, "ours_head": ours, "ours_network": ours, "gears": gears}
 """An arm takes a task and the job; it gives its prediction in the form of `tl.predict_perturbation`, and notes."""
 
 

@@ -43,7 +43,7 @@ READS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "perturbation": (
         WHOLE,
         {
-            "ours_base": GENES,
+            "ours": GENES,
             **dict.fromkeys(
                 ("gears", "no_change", "train_mean", "matching_mean", "additive", "linear", "elsewhere"), NONE
             ),

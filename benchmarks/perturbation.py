@@ -1,6 +1,6 @@
 r"""Responses to perturbations that were held out: predicted, beside simple baselines and GEARS.
 
-    python benchmarks/perturbation.py --data FOLDER [--sets norman_doubles ...] [--arms ours ours_base gears]
+    python benchmarks/perturbation.py --data FOLDER [--sets norman_doubles ...] [--arms ours ours_head gears]
         [--seeds 0 1 2] [--gene-sets GMT] [--again] [--strict]
     python benchmarks/perturbation.py --h5ad FILE --perturbation-key K --control C [--groupby G]
         [--by single combination group] [--folds 5] [--layer COUNTS] [--max-cells 0]
@@ -11,8 +11,8 @@ r"""Responses to perturbations that were held out: predicted, beside simple base
 - kang_ifnb: the same for each cell type and IFN-beta.
 
 ours is `tl.predict_perturbation` by its defaults. The simple baselines are those that its result carries: rows of their
-own from the same call. ours_base is the same without its network, ours_network its network alone, on top of nothing, as
-in the paper. gears is GEARS (cell-gears 0.1.2),
+own from the same call. ours_head adds a network that learns what is left (`strategy="head"`), ours_network is a network
+alone, as in the paper (`residual=None`). gears is GEARS (cell-gears 0.1.2),
 which wants older versions of scipy and pandas and so an environment of its own:
 
     pip install torch torch_geometric cell-gears==0.1.2 'scipy<1.14' 'pandas<3'; pip install scdiva

@@ -68,8 +68,9 @@ ABOUT = {
         "Cells of eight sets with all genes are embedded with scdiva-mini whole, and cut to some genes: the most "
         "variable, those with most counts, or any (two seeds). Cosine of both embeddings of a cell, mean over cells, "
         "then over cuts, with the least and the largest. The share of entropy is that of the genes which are left, of "
-        "the entropies that the model's folder stores. Calls that embed warn below a share of 65%. Last, how well measures separate a "
-        "mean cosine of 0.95 or more from a lower one, over all cuts. Two of the sets trained the model.",
+        "the entropies that the model's folder stores. Calls that embed warn below a share of 65%. Last, how well "
+        "measures separate a mean cosine of 0.95 or more from a lower one, over all cuts. Two of the sets trained the "
+        "model.",
     ),
     "ablation": (
         "Ablation",
@@ -161,9 +162,9 @@ ABOUT = {
     "faults": (
         "Faults",
         "`make faults`: small runs with accumulation, validation, dropout and a running mean of the weights, killed at "
-        "random moments, sent a signal to stop, or without room on the disk. Tried: faults. Bit-exact: after how many of them "
-        "the checkpoint on the disk was that of a run without faults at its step, and the exit code the one announced. "
-        "Lost: after how many more steps were gone than `checkpoint_every`, or the end was another one.",
+        "random moments, sent a signal to stop, or without room on the disk. Tried: faults. Bit-exact: after how many "
+        "of them the checkpoint on the disk was that of a run without faults at its step, and the exit code the one "
+        "announced. Lost: after how many more steps were gone than `checkpoint_every`, or the end was another one.",
     ),
     "faults_long": (
         "Faults of a longer run",

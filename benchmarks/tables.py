@@ -29,12 +29,12 @@ from _reconstruction_table import reconstruction_tables
 from _scaling_table import FIGURE as SCALING_FIGURE
 from _scaling_table import draw_scaling, scaling_tables
 from _summary import draw_summaries, summary
+from _thinning_figure import FIGURE, THINNED, draw_thinning
 from _timing import KNOWN, verdict
 from _weights import notes, of_model, refused
 
 RESULTS = Path(__file__).parent / "results"
 DOCS = Path(__file__).parents[1] / "docs"
-FIGURE = DOCS / "_static" / "thinning.png"
 TOPICS = {
     "embedding": (
         "Embedding and adapting",
@@ -61,7 +61,6 @@ ARMS = {
     "pca": "PCA fitted on the set",
     "scvi": "scVI fitted on the set",
 }
-THINNED = {"cosine": "cosine", "cosine_centred": "cosine, centred", "accuracy": "15-NN accuracy"}
 
 
 def load(name: str) -> dict | None:
@@ -132,42 +131,6 @@ def pooling(result: dict) -> str:
 def fingerprint(result: dict) -> str:
     """What a figure was drawn from, to be kept in it."""
     return hashlib.sha256(json.dumps(result["rows"], sort_keys=True).encode()).hexdigest()
-
-
-def draw_thinning(result: dict, file: Path) -> None:
-    """Draw centred cosine and accuracy against depth, a column for each set. The same rows give the same file."""
-    from matplotlib.figure import Figure
-
-    rows = [row for row in result["rows"] if "arm" in row]
-    sets, measures = list(dict.fromkeys(row["set"] for row in rows)), ("cosine_centred", "accuracy")
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    figure = Figure(figsize=(3.6 * len(sets), 5.6), layout="constrained")
-    axes = figure.subplots(len(measures), len(sets), sharex=True, sharey="row", squeeze=False)
-    for column, name in enumerate(sets):
-        axes[0, column].set_title(name)
-        axes[-1, column].set_xlabel("share of the counts kept")
-        for arm in arms:
-            some = [row for row in rows if (row["set"], row["arm"]) == (name, arm)]
-            color = f"C{[*ARMS, *(other for other in arms if other not in ARMS)].index(arm)}"
-            for axis, key in zip(axes[:, column], measures, strict=True):
-                depths, values = [row["depth"] for row in some], [row[key] for row in some]
-                axis.errorbar(
-                    depths,
-                    values,
-                    [row[f"{key}_sd"] for row in some],
-                    color=color,
-                    marker="o",
-                    ms=4,
-                    label=arm_name(some[0], ARMS),
-                )
-    for axis, key in zip(axes[:, 0], measures, strict=True):
-        axis.set_ylabel(THINNED[key])
-    axes[0, 0].set_xscale("log")
-    depths = sorted({row["depth"] for row in rows})
-    axes[0, 0].set_xticks(depths, [f"{depth:.0%}" for depth in depths], minor=False)
-    axes[0, 0].minorticks_off()
-    axes[0, -1].legend(frameon=False, fontsize=8)
-    figure.savefig(file, dpi=110, metadata={"Software": None, "Description": fingerprint(result)})
 
 
 def with_goals(result: dict, parts: list[str], title: str, others: str) -> str:
@@ -420,7 +383,7 @@ def main() -> int:
     results = {path.stem: load(path.stem) for path in RESULTS.glob("*.json")}
     draw_summaries(results, DOCS / "_static", {name: fingerprint(result) for name, result in results.items()})
     if (result := load("thinning")) is not None:
-        draw_thinning(result, FIGURE)
+        draw_thinning(result, FIGURE, ARMS, fingerprint(result))
     if (result := load("scaling")) is not None:
         draw_scaling(result, SCALING_FIGURE, fingerprint(result))
     return 0

@@ -238,18 +238,12 @@ def _table(adata: AnnData, labels_key: str, key: str) -> pd.DataFrame:
     order = similar_order(np.sqrt(table.to_numpy() / table.to_numpy().sum(axis=1, keepdims=True)))
     rows = table.index[order]
     # where each predicted name that is no row has most of its cells
-    place = pd.Series(np.argmax(table.loc[rows].to_numpy(), axis=0), index=table.columns)
-    known = _known_to_annotator(adata, key)
+    row = pd.Series(np.argmax(table.loc[rows].to_numpy(), axis=0), index=table.columns)
+    known = set(map(str, our_uns(adata).get(key, {}).get("labels", ())))  # to the annotator, where it is ours
     last = [name for name in (REJECTED, _NONE) if name in table.columns and name not in rows]
     shared = [name for name in rows if name in table.columns or name in known]
-    others = [name for name in place.sort_values(kind="stable").index if name not in rows and name not in last]
+    others = [name for name in row.sort_values(kind="stable").index if name not in rows and name not in last]
     return table.reindex(index=rows, columns=[*shared, *others, *last], fill_value=0)
-
-
-def _known_to_annotator(adata: AnnData, key: str) -> set[str]:
-    """Names of the types that the annotator of `key` can give; empty where it is not ours."""
-    ours = adata.uns.get(UNS, {})
-    return set(map(str, ours.get(key, {}).get("labels", ()))) if hasattr(ours, "get") else set()
 
 
 @plot
@@ -334,7 +328,7 @@ def marker_heatmap(
     tree, order = correlation_tree(means - means.mean(axis=0))
     differs = np.ptp(means, axis=0) > _ROUNDING
     markers = _markers(values, types, n_genes, differs)
-    own = [(int(place), gene) for place, code in enumerate(order) for gene in markers[code]]
+    own = [(column, gene) for column, code in enumerate(order) for gene in markers[code]]
     if not own:
         raise ValueError(f"no gene is higher in one type of adata.obs[{key!r}] than in the others.")
     genes = np.array([gene for _, gene in own])
@@ -348,9 +342,9 @@ def marker_heatmap(
         axes, standard.T, list(names[genes]), columns, "mean expression (z-score)",
         low=-limit, high=limit, cmap="RdBu_r", fontsize=7, rasterized=True,
     )  # fmt: skip
-    places = [place for place, _ in own]
-    for place in dict.fromkeys(places):
-        frame_fields(axes, place, places.index(place), places.count(place))
+    framed = [column for column, _ in own]
+    for column in dict.fromkeys(framed):
+        frame_fields(axes, column, framed.index(column), framed.count(column))
     draw_tree(axes, tree, inches=0.6, lowest=0.8 * tree[:, 2].min())
     axes.set_xlabel(key, fontsize=9)
     return fig

@@ -15,7 +15,7 @@ from scdiva._constants import VAR_MODULE, VARP_GRN
 from scdiva.data.network import Network, genes_of, network_of
 from scdiva.pl._figure import axes_for, draw_legend, plot
 from scdiva.pl._groups import distinct_colours, gene_names
-from scdiva.pl._labels import place_labels
+from scdiva.pl._labels import discs, place_labels
 from scdiva.pl._network import edge_colours, edge_looks
 from scdiva.pl._network_layout import place_genes
 
@@ -305,18 +305,12 @@ def _write_names(
     colours: NDArray[np.float64],
 ) -> None:
     """Write names beside their dots, off the dots and, where there is room, off the lines."""
-    if not len(named):
-        return
     to_pixels = axes.transData.transform
-    per_point = axes.figure.dpi / 72
-    radius = np.sqrt(_dot_sizes(axes, edges)) / 2 * per_point
-    turn = np.linspace(0, 2 * np.pi, 12, endpoint=False)
-    rays = np.concatenate([[[0.0, 0.0]], *(r * np.column_stack([np.cos(turn), np.sin(turn)]) for r in (0.5, 1.0))])
-    dots = (to_pixels(places)[:, None] + radius[:, None, None] * rays).reshape(-1, 2)
-    start, end = to_pixels(places[edges.source]), to_pixels(places[edges.target])
-    steps = np.maximum(np.linalg.norm(end - start, axis=1) / _LINE_STEP, 2).astype(int)
+    radius = np.sqrt(_dot_sizes(axes, edges)) / 2 * axes.figure.dpi / 72
+    start, end = places[edges.source], places[edges.target]
+    steps = np.maximum(np.linalg.norm(to_pixels(end) - to_pixels(start), axis=1) / _LINE_STEP, 2).astype(int)
     lines = [a + np.linspace(0, 1, n)[:, None] * (b - a) for a, b, n in zip(start, end, steps, strict=True)]
-    kept_clear = axes.transData.inverted().transform(np.concatenate([dots, *lines]))
+    kept_clear = np.concatenate([discs(axes, places, radius), *lines])
     darker = [tuple(0.6 * part for part in colours[i, :3]) for i in named]
     place_labels(axes, kept_clear, places[named], list(names[named]), darker, fontsize=7, furthest=_FURTHEST)
 

@@ -120,6 +120,15 @@ def place_labels(
             ax.plot(*zip(anchors[i], edge, strict=True), color="0.3", linewidth=0.6, zorder=4)
 
 
+def discs(ax: Axes, points: NDArray[np.floating], radius: ArrayLike) -> NDArray[np.floating]:
+    """Give points all over the dots at `points`, (n, 2), of some radius in pixels, for names to keep clear of them."""
+    turn = np.linspace(0, 2 * np.pi, 12, endpoint=False)
+    rays = np.concatenate([[[0.0, 0.0]], *(r * np.column_stack([np.cos(turn), np.sin(turn)]) for r in (0.5, 1.0))])
+    pixels = ax.transData.transform(points)[:, None] + np.reshape(radius, (-1, 1, 1)) * rays
+    found: NDArray[np.floating] = ax.transData.inverted().transform(pixels.reshape(-1, 2))
+    return found
+
+
 def free_places(
     anchors: NDArray[np.floating],
     sizes: NDArray[np.floating],

@@ -18,7 +18,7 @@ from scdiva.data.predictions import Prediction, read_prediction
 from scdiva.get import perturbation_df
 from scdiva.pl._figure import axes_for, draw_legend, plot
 from scdiva.pl._groups import gene_names
-from scdiva.pl._labels import place_labels
+from scdiva.pl._labels import discs, place_labels
 from scdiva.pl._response import (
     COLOURS,
     find_condition,
@@ -402,12 +402,7 @@ def _name_points(
 ) -> None:
     """Write names beside their points, clear of these and of the text in the corner."""
     axes.figure.canvas.draw()  # a constrained layout settles only now, and pixels count from here on
-    turn = np.linspace(0, 2 * np.pi, 12, endpoint=False)
-    disc = np.concatenate([r * np.column_stack([np.cos(turn), np.sin(turn)]) for r in (0.0, 2.0, 4.0)])
-    pixels = axes.transData.transform(points[named])
-    around = (pixels[:, None] + disc).reshape(-1, 2)
     box = axes.texts[-1].get_window_extent()
-    field = np.stack(np.meshgrid(np.arange(box.x0, box.x1, 2), np.arange(box.y0, box.y1, 2)), axis=-1).reshape(-1, 2)
-    kept_clear = axes.transData.inverted().transform(np.concatenate([around, field]))
-    dots = np.concatenate([points, kept_clear])
+    corner = np.stack(np.meshgrid(np.arange(box.x0, box.x1, 2), np.arange(box.y0, box.y1, 2)), axis=-1).reshape(-1, 2)
+    dots = np.concatenate([points, discs(axes, points[named], 4.0), axes.transData.inverted().transform(corner)])
     place_labels(axes, dots, points[named], list(names[named]), [colour] * len(named), fontsize=7)

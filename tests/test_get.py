@@ -296,7 +296,7 @@ def test_reconstructed_genes_come_back_in_enough_cells(reconstruct, min_cells, m
 
 def test_reconstructed_genes_are_refused_where_none_can_be_told(reconstruct):
     adata = reconstruct(mask_ratio=0.0)
-    with pytest.raises(ValueError, match="no gene was hidden in 10 cells, the most in 0: take a lower min_cells"):
+    with pytest.raises(ValueError, match="no gene was masked in 10 cells, the most in 0: take a lower min_cells"):
         get.reconstructed_genes(adata)
     with pytest.raises(ValueError, match="min_cells must be at least 1, got 0"):
         get.reconstructed_genes(adata, min_cells=0)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFrame:
-    """List cells as they were beside reconstructed ones, one row per cell and place.
+    """List cells as they were beside reconstructed ones, one row per cell and rank.
 
     Parameters
     ----------
@@ -31,10 +31,10 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
 
     Returns
     -------
-    `obs_name` (categorical), `place` (int32, from 1), `gene` and `reconstructed_gene` (categorical, var names), which
-    stand there in the cell as it was and in the reconstructed one; `value` and `reconstructed_value` (float32), the
-    log-normalised values of these two genes; and `hidden` (bool), whether the gene there was hidden from the model. By
-    cell and place. Where the reconstructed cell has no gene of adata, its name and value are missing.
+    `obs_name` (categorical), `place` (int32, the rank, from 1), `gene` and `reconstructed_gene` (categorical, var
+    names), which stand there in the cell as it was and in the reconstructed one; `value` and `reconstructed_value`
+    (float32), the log-normalised values of these two genes; and `hidden` (bool), whether the gene there was masked. By
+    cell and rank. Where the reconstructed cell has no gene of adata, its name and value are missing.
 
     Raises
     ------
@@ -55,16 +55,16 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
     for names, what in ((adata.obs_names, "obs_names"), (adata.var_names, "var_names")):
         if not names.is_unique:
             raise ValueError(f"adata.{what} repeat names: call adata.{what}_make_unique() first.")
-    places = places_of(adata, key)
+    positions = positions_of(adata, key)
     return pd.DataFrame(
         {
-            "obs_name": pd.Categorical.from_codes(places.cell, adata.obs_names),
-            "place": places.place,
-            "gene": pd.Categorical.from_codes(places.gene, adata.var_names),
-            "reconstructed_gene": pd.Categorical.from_codes(places.reconstructed_gene, adata.var_names),
-            "value": places.value,
-            "reconstructed_value": places.reconstructed_value,
-            "hidden": places.hidden,
+            "obs_name": pd.Categorical.from_codes(positions.cell, adata.obs_names),
+            "place": positions.rank,
+            "gene": pd.Categorical.from_codes(positions.gene, adata.var_names),
+            "reconstructed_gene": pd.Categorical.from_codes(positions.reconstructed_gene, adata.var_names),
+            "value": positions.value,
+            "reconstructed_value": positions.reconstructed_value,
+            "hidden": positions.hidden,
         }
     )
 
@@ -72,11 +72,11 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
 def reconstructed_genes(
     adata: AnnData, *, key: str = RECONSTRUCTED, min_cells: int = 10, min_recall: float = 0.5
 ) -> list[str]:
-    """List the genes that are found again where they were hidden.
+    """List the genes that are found again where they were masked.
 
-    Of the cells in which a gene was hidden, its recall is the share whose reconstruction has it, at whatever place. It
+    Of the cells in which a gene was masked, its recall is the share whose reconstruction has it, at whatever rank. It
     says nothing of the gene's value. A gene that most cells express is easily found, so compare only lists made with
-    the same `min_recall` and the same share of hidden genes.
+    the same `min_recall` and the same share of masked genes.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def reconstructed_genes(
     key
         Its `key_added`.
     min_cells
-        Cells in which a gene must have been hidden.
+        Cells in which a gene must have been masked.
     min_recall
         Least recall, 0 to 1.
 
@@ -98,7 +98,7 @@ def reconstructed_genes(
     KeyError
         If there is no such reconstruction.
     ValueError
-        If `min_cells` is below 1, `min_recall` is not between 0 and 1, no gene was hidden in so many cells, the layers
+        If `min_cells` is below 1, `min_recall` is not between 0 and 1, no gene was masked in so many cells, the layers
         do not belong together, or columns were dropped since.
 
     Examples
@@ -118,7 +118,7 @@ def reconstructed_genes(
     n_hidden = np.bincount(genes.gene[genes.hidden], minlength=adata.n_vars)
     if n_hidden.max(initial=0) < min_cells:
         raise ValueError(
-            f"no gene was hidden in {min_cells} cells, the most in {n_hidden.max(initial=0)}: take a lower min_cells, "
+            f"no gene was masked in {min_cells} cells, the most in {n_hidden.max(initial=0)}: take a lower min_cells, "
             "or reconstruct more cells with a higher mask_ratio."
         )
     n_found = np.bincount(genes.gene[genes.hidden & (genes.reconstructed_rank > 0)], minlength=adata.n_vars)
@@ -179,11 +179,11 @@ def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key:
     return found[names].copy()
 
 
-class Places(NamedTuple):
-    """The places of all cells, one element each, by cell and place."""
+class Positions(NamedTuple):
+    """The ranks of all cells, one element each, by cell and rank."""
 
     cell: NDArray[np.intp]
-    place: NDArray[np.int32]
+    rank: NDArray[np.int32]
     gene: NDArray[np.intp]
     """Column of the gene that stands there in the cell as it was."""
     reconstructed_gene: NDArray[np.intp]
@@ -195,7 +195,7 @@ class Places(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """The genes of all cells as they were, one element each, by cell and place, and what became of them."""
+    """The genes of all cells as they were, one element each, by cell and rank, and what became of them."""
 
     cell: NDArray[np.intp]
     gene: NDArray[np.intp]
@@ -233,8 +233,8 @@ def parameters_of(adata: AnnData, key: str) -> Mapping[str, Any]:
     return found
 
 
-def places_of(adata: AnnData, key: str) -> Places:
-    """Set the cells as they were beside the reconstructed ones, place by place.
+def positions_of(adata: AnnData, key: str) -> Positions:
+    """Set the cells as they were beside the reconstructed ones, rank by rank.
 
     Parameters
     ----------
@@ -245,7 +245,7 @@ def places_of(adata: AnnData, key: str) -> Places:
 
     Returns
     -------
-    One element for each place of each cell. Places count from 1.
+    One element for each rank of each cell, from 1.
 
     Raises
     ------
@@ -255,21 +255,21 @@ def places_of(adata: AnnData, key: str) -> Places:
         If the layers do not belong together, or columns were dropped since they were written.
     """
     parameters_of(adata, key)
-    cell, gene, place, starts = _sequences(adata, key)
+    cell, gene, rank, starts = _sequences(adata, key)
     other = _entries(adata, f"{key}_{RANK}")
     n = np.diff(starts)[other.row]
     bad = (other.data < 1) | (other.data > n)
     if bad.any():
         at = int(np.argmax(bad))
         raise ValueError(
-            f"adata.layers[{f'{key}_{RANK}'!r}] has {bad.sum():,} places that the cell as it was does not have (first: "
+            f"adata.layers[{f'{key}_{RANK}'!r}] has {bad.sum():,} ranks that the cell as it was does not have (first: "
             f"{other.data[at]} in cell {adata.obs_names[other.row[at]]!r} with {n[at]} genes): {_ANEW}"
         )
     at = starts[other.row] + other.data - 1
     if np.bincount(at, minlength=1).max() > 1:
         first = at[np.argmax(np.bincount(at)[at] > 1)]
         raise ValueError(
-            f"adata.layers[{f'{key}_{RANK}'!r}] has two genes at one place (first: place {place[first]} of cell "
+            f"adata.layers[{f'{key}_{RANK}'!r}] has two genes at one rank (first: rank {rank[first]} of cell "
             f"{adata.obs_names[cell[first]]!r}): {_ANEW}"
         )
     reconstructed = np.full(len(gene), -1, dtype=np.intp)
@@ -277,9 +277,9 @@ def places_of(adata: AnnData, key: str) -> Places:
     there = reconstructed >= 0
     value = np.full(len(gene), np.nan, dtype=np.float32)
     value[there] = _values_at(adata, key, cell[there], reconstructed[there])
-    return Places(
+    return Positions(
         cell,
-        place,
+        rank,
         gene,
         reconstructed,
         _values_at(adata, f"{key}_{TRUE}", cell, gene),
@@ -305,13 +305,13 @@ def recovered_of(adata: AnnData, key: str) -> Recovered:
     Raises
     ------
     KeyError, ValueError
-        As :func:`places_of`.
+        As :func:`positions_of`.
     """
-    places = places_of(adata, key)
-    rank = _values_at(adata, f"{key}_{RANK}", places.cell, places.gene).astype(np.int32)
-    value = _values_at(adata, key, places.cell, places.gene).astype(np.float32)
+    positions = positions_of(adata, key)
+    rank = _values_at(adata, f"{key}_{RANK}", positions.cell, positions.gene).astype(np.int32)
+    value = _values_at(adata, key, positions.cell, positions.gene).astype(np.float32)
     value[rank == 0] = np.nan
-    return Recovered(places.cell, places.gene, places.place, rank, places.value, value, places.hidden)
+    return Recovered(positions.cell, positions.gene, positions.rank, rank, positions.value, value, positions.hidden)
 
 
 _ANEW = "they were changed since scdiva.tl.reconstruct wrote them. Reconstruct the cells anew."
@@ -333,29 +333,29 @@ def _values_at(adata: AnnData, key: str, rows: NDArray[np.intp], columns: NDArra
 def _sequences(
     adata: AnnData, key: str
 ) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int32], NDArray[np.intp]]:
-    """Give cell, gene and place of each place, and where the places of each cell begin, (n_obs + 1,)."""
+    """Give cell, gene and rank of each position, and where those of each cell begin, (n_obs + 1,)."""
     ranks = _entries(adata, f"{key}_{TRUE_RANK}")
     order = np.lexsort((ranks.data, ranks.row))
-    cell, gene, place = (part[order] for part in (ranks.row, ranks.col, ranks.data))
+    cell, gene, rank = (part[order] for part in (ranks.row, ranks.col, ranks.data))
     starts = np.concatenate([[0], np.cumsum(np.bincount(cell, minlength=adata.n_obs))]).astype(np.intp)
-    broken = place != np.arange(len(place)) - starts[cell] + 1
+    broken = rank != np.arange(len(rank)) - starts[cell] + 1
     if broken.any():
         cells = np.unique(cell[broken])
         raise ValueError(
-            f"adata.layers[{f'{key}_{TRUE_RANK}'!r}] skips or repeats places in {len(cells):,} of {adata.n_obs:,} "
+            f"adata.layers[{f'{key}_{TRUE_RANK}'!r}] skips or repeats ranks in {len(cells):,} of {adata.n_obs:,} "
             f"cells (first: {adata.obs_names[cells[0]]!r}). Were genes dropped after scdiva.tl.reconstruct? Keep all "
             "columns, or reconstruct the cells anew."
         )
-    return cell.astype(np.intp), gene.astype(np.intp), place.astype(np.int32), starts
+    return cell.astype(np.intp), gene.astype(np.intp), rank.astype(np.int32), starts
 
 
 def _hidden_at(adata: AnnData, key: str, cell: NDArray[np.intp], gene: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Say at which places the gene was hidden."""
+    """Say at which ranks the gene was masked."""
     hidden = _values_at(adata, f"{key}_{HIDDEN}", cell, gene).astype(bool)
     n = _entries(adata, f"{key}_{HIDDEN}").nnz
     if n != hidden.sum():
         raise ValueError(
-            f"adata.layers[{f'{key}_{HIDDEN}'!r}] hides {n:,} genes, of which the cells as they were have "
+            f"adata.layers[{f'{key}_{HIDDEN}'!r}] masks {n:,} genes, of which the cells as they were have "
             f"{hidden.sum():,}: {_ANEW}"
         )
     return hidden

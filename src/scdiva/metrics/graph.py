@@ -24,7 +24,7 @@ def edge_stability(a: Any, b: Any, *, top: int | None = None) -> dict[str, float
     """Compare two graphs of the same genes, such as those of two halves of the cells.
 
     The best edges are those of the largest absolute weight. Pairs of weight 0 are no edges; and where several tie for
-    the last places, none of them is taken, so that graphs that tell no edges apart agree on none.
+    the last ranks, none of them is taken, so that graphs that rank no edges agree on none.
 
     Parameters
     ----------

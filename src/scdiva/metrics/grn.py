@@ -40,7 +40,7 @@ def auprc_ratio(weights: ArrayLike, known: ArrayLike, candidates: ArrayLike | No
     ----------
     weights
         Weight of each pair, the largest first, shape `(n_sources, n_targets)`. They rank as they stand: pass their
-        absolute values where the sign only tells activation from repression. 0 for a pair without an edge.
+        absolute values where the sign only distinguishes activation from repression. 0 for a pair without an edge.
     known
         Whether the pair is a known one, of the same shape.
     candidates
@@ -76,7 +76,7 @@ def early_precision(
 ) -> float:
     """Precision among the best pairs, beside that of random ones: the early precision ratio of BEELINE [1]_.
 
-    Of pairs that tie for the last places each is taken with the same chance, and the expected precision returned.
+    Of pairs that tie for the last ranks each is taken with the same chance, and the expected precision returned.
 
     Parameters
     ----------
@@ -169,15 +169,15 @@ def matched_null(
     [True, True, True]
     """
     truth, allowed = _masks(known, candidates)
-    place = np.flatnonzero(allowed)
+    candidate = np.flatnonzero(allowed)
     source, target = np.nonzero(allowed)
     groups = _groups(source, target, match, truth.shape, n_bins)
-    subsets = matched_subsets(truth.ravel()[place], groups, n_permutations, np.random.default_rng(rng))
+    subsets = matched_subsets(truth.ravel()[candidate], groups, n_permutations, np.random.default_rng(rng))
 
     def spread() -> Iterator[NDArray[np.bool_]]:
         for subset in subsets:
             permuted = np.zeros(truth.size, dtype=bool)
-            permuted[place[subset]] = True
+            permuted[candidate[subset]] = True
             yield permuted.reshape(truth.shape)
 
     return spread()

@@ -119,7 +119,7 @@ def whitened(model: ScDiVa) -> NDArray[np.float64]:
 
 
 def seen_tokens(model: ScDiVa) -> NDArray[np.bool_]:
-    """Tell which tokens are genes that the model's corpus has shown it: bool (n_tokens,)."""
+    """Say which tokens are genes of the model's corpus: bool (n_tokens,)."""
     return np.concatenate([np.zeros(C.N_SPECIAL, bool), model.vocabulary.table["entropy"].notna().to_numpy()])
 
 

@@ -20,7 +20,7 @@ Effect = Literal["value", "presence"]
 BYTES = 8
 """Held for each group, source and target while cells are read."""
 PARTS = 4
-"""One gene in so many is hidden at a time."""
+"""One gene in so many is masked at a time."""
 N_CELLS = 50
 """Cells in which a source is knocked out, unless asked otherwise."""
 PRIOR_CELLS = 10
@@ -109,24 +109,24 @@ def knockout_falls(
 ) -> Callable[[ScDiVa, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]:
     """Make a read-out of how far what the model expects of genes falls in a cell without each of some others.
 
-    Every fourth gene of the ranking is hidden and predicted from all others: once with the cell as it is, and once for
+    Every fourth gene of the ranking is masked and predicted from all others: once with the cell as it is, and once for
     each source, taken out of the cell, so that those behind it move up. Which fourth differs between cells: many cells
-    of which a quarter is read tell more of the average than a quarter as many that are read whole.
+    of which a quarter is read say more of the average than a quarter as many that are read whole.
 
     Parameters
     ----------
     targets
         int64 `(n_targets,)`, tokens.
     effect
-        `"value"` reads the log-normalised expression that is predicted of a target if it is one of the hidden genes:
+        `"value"` reads the log-normalised expression that is predicted of a target if it is one of the masked genes:
         the mean over their ranks, each by the probability that the target stands there. `"presence"` reads the
         logarithm of how often it is expected among them, the sum of these probabilities.
 
     Returns
     -------
     Function of a model, the packed tensors of one cell, the positions of n sources among its genes, and the number of
-    the first gene that is hidden. It gives float32 `(n, n_targets)`, NaN for a target that is visible in the cell. A
-    source is not hidden while it is asked about. The cell's genes are the first `max_length`.
+    the first gene that is masked. It gives float32 `(n, n_targets)`, NaN for a target that is visible in the cell. A
+    source is not masked while it is asked about. The cell's genes are the first `max_length`.
     """
 
     @torch.no_grad()
@@ -136,32 +136,32 @@ def knockout_falls(
         most, aims = model.config.max_length, targets.to(tokens.device)
         tokens, values = tokens[:most], values[:most]
         position = torch.arange(len(tokens), device=tokens.device)
-        hidden = position % PARTS == first
+        masked = position % PARTS == first
         result = torch.empty((len(sources), len(aims)), device=tokens.device)
-        usual = _expected(model, tokens, values, hidden, aims, effect)
+        usual = _expected(model, tokens, values, masked, aims, effect)
         for row, source in enumerate(sources.tolist()):
             left = position != source
             # the model has to be given the source, or nothing is taken away
-            before = _expected(model, tokens, values, hidden & left, aims, effect) if hidden[source] else usual
-            after = _expected(model, tokens[left], values[left], hidden[left], aims, effect)
+            before = _expected(model, tokens, values, masked & left, aims, effect) if masked[source] else usual
+            after = _expected(model, tokens[left], values[left], masked[left], aims, effect)
             result[row] = before - after
-            result[row, torch.isin(aims, tokens[~(hidden & left)])] = torch.nan
+            result[row, torch.isin(aims, tokens[~(masked & left)])] = torch.nan
         return result
 
     return falls
 
 
-def _expected(model: ScDiVa, tokens: Tensor, values: Tensor, hidden: Tensor, targets: Tensor, effect: Effect) -> Tensor:
-    """Predict targets from what is visible of a cell, NaN if nothing is hidden."""
-    places = hidden.nonzero().squeeze(1)
-    if not len(places):
+def _expected(model: ScDiVa, tokens: Tensor, values: Tensor, masked: Tensor, targets: Tensor, effect: Effect) -> Tensor:
+    """Predict targets from what is visible of a cell, NaN if nothing is masked."""
+    positions = masked.nonzero().squeeze(1)
+    if not len(positions):
         return torch.full((len(targets),), torch.nan, device=tokens.device)
     bounds = torch.tensor([0, len(tokens)], dtype=torch.int32, device=tokens.device)
-    found = model(tokens.masked_fill(hidden, MASK), values, bounds)
-    chance = model.logits(found, places).float().log_softmax(dim=1)[:, targets - N_SPECIAL]
+    found = model(tokens.masked_fill(masked, MASK), values, bounds)
+    chance = model.logits(found, positions).float().log_softmax(dim=1)[:, targets - N_SPECIAL]
     if effect == "presence":
         return chance.logsumexp(dim=0)
-    # a value is what its place gives and what its gene gives: no need to predict each gene at each place
-    of_place = model.values(found, torch.full_like(places, MASK), places).float()
-    at_first = model.values(found, targets, places[:1].expand(len(targets))).float()
-    return at_first + chance.softmax(dim=0).T @ (of_place - of_place[0])
+    # a value is what its position gives and what its gene gives: no need to predict each gene at each position
+    of_position = model.values(found, torch.full_like(positions, MASK), positions).float()
+    at_first = model.values(found, targets, positions[:1].expand(len(targets))).float()
+    return at_first + chance.softmax(dim=0).T @ (of_position - of_position[0])

@@ -189,7 +189,7 @@ def choose_genes(
             found = most[tokens[wanted.index(rare[0])]]
             raise ValueError(
                 f"{len(rare)} of {len(wanted)} {what} are expressed in fewer than {min_fraction:.2%} of the cells "
-                f"(first: {rare[0]!r}, {found:.2%}), too few to tell what goes with them. Leave them out, or lower "
+                f"(first: {rare[0]!r}, {found:.2%}), too few to say what goes with them. Leave them out, or lower "
                 "min_fraction."
             )
         return np.unique(tokens)

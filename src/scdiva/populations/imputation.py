@@ -1,4 +1,4 @@
-"""Expected values of genes in each cell, predicted while these genes are hidden."""
+"""Expected values of genes in each cell, predicted while these genes are masked."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from scdiva.train.adaptation import AdaptationCells
 GENES = 256
 """Genes whose expected values are worked out together."""
 N_FOLDS = 10
-"""Parts of the genes that are hidden in turn."""
+"""Parts of the genes that are masked in turn."""
 RIDGE = 100.0
 """Penalty on corrections to what the model expects, in cells. The error of held-out counts falls up to 300 on PBMC and
 on Kang's cells, and up to 30 on toy cells, unlike any it saw. To generate, where variance counts, 3 is better."""
@@ -48,7 +48,7 @@ def impute_genes(
     expressed: bool = False,
     one: NDArray[np.floating] | None = None,
 ) -> Iterator[tuple[NDArray[np.int64], Matrix, Matrix]]:
-    """Hide a tenth of the genes at a time, and predict those of them that are asked for.
+    """Mask a tenth of the genes at a time, and predict those of them that are asked for.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def impute_genes(
     cells
         All of them, whole.
     wanted
-        Genes asked for, as places in `cells.measured`, ascending.
+        Genes asked for, as positions in `cells.measured`, ascending.
     seed
         Of the parts of genes and of the cells that are fitted to or read.
     keep_observed

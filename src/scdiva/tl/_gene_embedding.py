@@ -60,7 +60,7 @@ def gene_embedding(
     ----------
     adata
         Cells × genes, raw counts or log-normalised expression. It is read once even without `groupby`, since genes are
-        weighed by their counts to tell a wrong list of names.
+        weighed by their counts to recognise a wrong list of names.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     groupby
@@ -180,8 +180,8 @@ def _contextual(
     taken in one order, however many workers there are.
     """
     measured = source.measured_tokens
-    place = np.full(source.n_tokens, -1)
-    place[measured] = np.arange(len(measured))
+    row = np.full(source.n_tokens, -1)
+    row[measured] = np.arange(len(measured))
     mean = np.zeros((len(measured), n_groups, running.width(model)), dtype=np.float32)
     n_cells = np.zeros((len(measured), n_groups), dtype=np.int32)
     for rows, (indptr, genes, _), results in run_cells(model, source, running, held_tokens=_HELD_TOKENS):
@@ -189,7 +189,7 @@ def _contextual(
             end = 0
             for cell in cells:
                 start = end
-                seen = place[genes[indptr[cell] : indptr[cell + 1]][: model.config.max_length]]
+                seen = row[genes[indptr[cell] : indptr[cell + 1]][: model.config.max_length]]
                 end += len(seen)
                 group = codes[rows[cell]]
                 n_cells[seen, group] += 1  # a cell holds a gene once
@@ -197,11 +197,11 @@ def _contextual(
                 mean[seen, group] = before + (hidden[start:end] - before) / n_cells[seen, group, None]
     mean[n_cells == 0] = np.nan
     known = tokens != C.UNKNOWN
-    return _spread(mean, known, place[tokens[known]], np.nan), _spread(n_cells, known, place[tokens[known]], 0)
+    return _spread(mean, known, row[tokens[known]], np.nan), _spread(n_cells, known, row[tokens[known]], 0)
 
 
-def _spread(values: np.ndarray, known: np.ndarray, place: np.ndarray, fill: Any) -> np.ndarray:
+def _spread(values: np.ndarray, known: np.ndarray, row: np.ndarray, fill: Any) -> np.ndarray:
     """Give each known column of the data its gene's values."""
     result = np.full((len(known), *values.shape[1:]), fill, dtype=values.dtype)
-    result[known] = values[place]
+    result[known] = values[row]
     return result

@@ -55,7 +55,7 @@ def generate(
     r"""Draw new cells like those of a data set, of a group of it, or between two groups.
 
     A cell of the data is drawn and its state read, the prompt; from that state a new cell of as many genes and the
-    same depth, all hidden at first and then revealed (reverse process; paper, algorithm "scDiVa Inference"). What
+    same depth, all masked at first and then revealed (reverse process; paper, algorithm "scDiVa Inference"). What
     cells of a state express is what the model's state head says, corrected by the cells of `adata` gene by gene
     and, with `groupby`, group by group (:func:`scdiva.populations.corrections.fit_population`). Values are drawn as
     counts (:func:`scdiva.populations.counting.draw_counts`). No gene occurs twice in a cell, and no value is negative.
@@ -154,7 +154,7 @@ def generate(
         with torch_threads_kept(1):  # products too small to share
             cells, rows = read_cells(opened, np.zeros(adata.n_obs, dtype=np.int64), whole=True, trains=False)
             states = states_of(loaded, cells)
-            if group is not None:  # what tells groups apart is met group by group
+            if group is not None:  # differences of groups are met group by group
                 of_cell = group[rows]
                 states = states._replace(group=(of_cell[:, None] == np.unique(of_cell)).astype(np.float32))
             fitted = fit_to(loaded, cells, states, draw)

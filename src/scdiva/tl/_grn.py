@@ -81,7 +81,7 @@ def grn(
         `"knockout"`
             How much less the model expects of the target, on average over cells, when the source is taken out of a cell
             that expresses it; drawn towards 0, as if ten cells more had shown no change. A quarter of a cell's genes is
-            hidden and predicted, and `effect` says what of it is read. Below 0 it expects more, which is ranked last:
+            masked and predicted, and `effect` says what of it is read. Below 0 it expects more, which is ranked last:
             among known regulation such edges are no more frequent than by chance. The model has seen no intervention.
         `"correlation"`
             Pearson's correlation of log-normalised expression. It needs no model but for the names of genes, and is
@@ -107,7 +107,7 @@ def grn(
         out, drawn among those of the group that express it; None: 50. Each takes a pass of the model.
     effect
         For `"knockout"`: `"value"` reads the log-normalised expression that the model predicts of the target where it
-        would stand among the hidden genes; `"presence"` how often it is expected among them, as a logarithm: a weight
+        would stand among the masked genes; `"presence"` how often it is expected among them, as a logarithm: a weight
         of 0.01 is 1% less, and what one gene loses others gain. The two find other targets; of the strongest edges
         more are known by presence in most of the benchmarks.
     model

@@ -114,10 +114,10 @@ def grn_modules(
         raise ValueError(f"the network {key!r} has no edge of positive weight, and so no modules.")
     number = _leiden(igraph, graph[taking_part][:, taking_part], resolution, seed)
     names, size = np.unique(number, return_counts=True)
-    place = np.empty(len(names), dtype=np.int64)
-    place[np.lexsort((names, -size))] = np.arange(len(names))
+    rank = np.empty(len(names), dtype=np.int64)
+    rank[np.lexsort((names, -size))] = np.arange(len(names))
     code = np.full(adata.n_vars, -1)
-    code[taking_part] = place[number]
+    code[taking_part] = rank[number]
     hubs = np.full(adata.n_vars, np.nan, dtype=np.float32)
     sources = np.flatnonzero(network.sources)
     hubs[sources] = hub_scores(abs(network.weights[sources]))

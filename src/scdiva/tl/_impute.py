@@ -1,4 +1,4 @@
-"""What genes would be expected to show in a cell, and what those that dropped out would have shown."""
+"""Expected values of genes in each cell: of those that dropped out, and of those observed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def impute(
 ) -> AnnData | None:
     r"""Expect the values of genes in each cell, given the cell: those that dropped out, and those observed.
 
-    Genes are hidden a tenth at a time, and each is expected by what the others say of the cell: its state is read from
+    Genes are masked a tenth at a time, and each is predicted from the others: its state is read from
     them, so that a gene which dropped out does not speak for its own absence. With p the probability that a cell of
     this state, and of this many genes, shows a gene, and :math:`\mu, \sigma` mean and standard deviation of its value
     where it does, what is written is the logarithm of the expected counts,
@@ -60,7 +60,7 @@ def impute(
     (:class:`scdiva.nn.QueryHead`), which reads what up to 256 other cells of `adata` show of the gene, it predicts
     :math:`p`, and :math:`\mu` is the mean of what the two predict. Both are then corrected by all cells
     (:func:`scdiva.populations.corrections.fit_population`). The transformer is not run: where it is not given the ranks
-    of hidden genes, its error in their values is larger than that of gene means.
+    of masked genes, its error in their values is larger than that of gene means.
 
     An expectation counts zeros as often as they occur, so it lies below nearly every value that is seen. With
     `expressed=True` it is asked instead what a gene shows where it does show, one that is known to be there and dropped
@@ -81,7 +81,7 @@ def impute(
         Whether values above zero stay what they are, with a spread of 0; False: they too are expected ones.
     expressed
         Whether to give a gene's value if the cell expresses it, in the place of its expectation: for genes that are
-        known to have dropped out. It does not tell missed genes from absent ones, so leave it where that is asked.
+        known to have dropped out. It does not separate missed genes from absent ones, so leave it where that is asked.
     %(reading)s
     rng
         Seed, or a generator; None takes `scdiva.settings.seed`. It draws the cells fitted to, where there are many.

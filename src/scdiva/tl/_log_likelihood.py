@@ -56,9 +56,9 @@ def log_likelihood(
     r"""Bound from below how likely each cell is under a model: that it expresses these genes and no others.
 
     Monte-Carlo estimate of the any-order bound (:func:`scdiva.diffusion.log_likelihood`; paper, appendix "ELBO
-    Derivation"): a share of a cell's genes is hidden, and how surely the model names them is scored, over all shares.
+    Derivation"): a share of a cell's genes is masked, and how surely the model names them is scored, over all shares.
     It is of the set of a cell's genes given how many they are, not of their values, and over the genes that `adata`
-    measures; with the transformer, which reads hidden genes at their true ranks, of the genes in their order. A long
+    measures; with the transformer, which reads masked genes at their true ranks, of the genes in their order. A long
     cell has a lower likelihood, so cells are compared by gene.
 
     Parameters

@@ -1,4 +1,4 @@
-"""Hide genes of cells and have a model fill them in."""
+"""Mask genes of cells and have a model fill them in."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HELD_TOKENS = 65_536
 
 
 class Filling(NamedTuple):
-    """How hidden genes are filled in, as :func:`scdiva.diffusion.sample` takes it."""
+    """How masked genes are filled in, as :func:`scdiva.diffusion.sample` takes it."""
 
     n_steps: int
     remasking: Literal["low_confidence", "random"]
@@ -65,20 +65,20 @@ def reconstruct(
     key_added: str = C.RECONSTRUCTED,
     copy: bool = False,
 ) -> AnnData | None:
-    r"""Hide a share of each cell's genes, what they are and how much of them there is, and fill them in again.
+    r"""Mask a share of each cell's genes, identity and value, and fill them in again.
 
     Paper, section "Rank-Value Joint Reconstruction" and algorithm "scDiVa Inference": `mask_ratio=0` is its mask-free
     setting, in which a masked-diffusion model copies what it is shown, so that every score is perfect by construction;
-    one step and 32 steps from a mask ratio of .3 are the others. The scores tell hidden genes and visible ones apart.
+    one step and 32 steps from a mask ratio of .3 are the others. Masked genes and visible ones are scored apart.
 
-    A cell's genes are ranked by falling score, so the true rank of a hidden gene says much of which gene it is and how
-    much of it there is. As in the paper, hidden genes keep their ranks: the transformer sees them by its rotary
-    positions, what follows from the ranking alone is added to its logits (:func:`scdiva.diffusion.rank_log_prior`),
-    and values are kept between those that a rank allows. So these scores are of a task that no data set poses. With
-    `use_places=False` nothing of the true ranks is given: hidden genes stand behind the visible ones, in no order, and
-    the reconstructed cell is ranked anew by its own values. Then a model with a query head
-    (:class:`scdiva.nn.QueryHead`) predicts from what the cell shows and from up to 256 other cells of `adata`, and the
-    transformer is not run: without ranks its error in hidden values is larger than that of gene means.
+    A cell's genes are ranked by falling score, so the true rank of a masked gene says much of its identity and value.
+    As in the paper, masked genes keep their ranks: the transformer sees them by its rotary positions, what follows from
+    the ranking alone is added to its logits (:func:`scdiva.diffusion.rank_log_prior`), and values are kept between
+    those that a rank allows. So these scores are of a task that no data set poses. With `use_places=False` nothing of
+    the true ranks is given: masked genes stand behind the visible ones, in no order, and the reconstructed cell is
+    ranked anew by its own values. Then a model with a query head (:class:`scdiva.nn.QueryHead`) predicts from what the
+    cell shows and from up to 256 other cells of `adata`, and the transformer is not run: without ranks its error in
+    masked values is larger than that of gene means.
 
     Parameters
     ----------
@@ -87,18 +87,18 @@ def reconstruct(
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     mask_ratio
-        Share of each cell's genes that is hidden, 0 to 1; drawn at random, at least one where above 0.
+        Share of each cell's genes that is masked, 0 to 1; drawn at random, at least one where above 0.
     n_steps
-        Steps in which hidden genes are revealed.
+        Steps in which masked genes are revealed.
     remasking
         `"low_confidence"`: the surest first; `"random"`: any.
     temperature
         0 takes the likeliest gene; 1 draws from the model.
     use_places
-        Whether hidden genes keep their true ranks; without, all that is known of them is how many there are.
+        Whether masked genes keep their true ranks; without, all that is known of them is how many there are.
     %(reading)s
     rng
-        Seed, or a generator, of what is hidden and drawn; None takes `scdiva.settings.seed`. A cell's result depends on
+        Seed, or a generator, of what is masked and drawn; None takes `scdiva.settings.seed`. A cell's result depends on
         the seed and its row, not on the other cells, on threads or batches; with `use_places=False` and a query head
         on the cells read beside it too.
     device, precision
@@ -112,11 +112,11 @@ def reconstruct(
     -------
     None, or the copy. Written are, with the columns of `adata` and float32 or int32 CSR:
 
-    - `layers[key_added]`: log-normalised value of each gene of the reconstructed cell; `..._rank`, its place, from 1.
+    - `layers[key_added]`: log-normalised value of each gene of the reconstructed cell; `..._rank`, its rank, from 1.
     - `layers[key_added + "_true"]`, `..._true_rank`: the same of the cell as it was; `..._hidden`, bool: its genes that
-      were hidden.
+      were masked.
     - `uns["scdiva"][key_added]`: the arguments, and `scores`, the means over cells of
-      :func:`scdiva.metrics.reconstruction_scores`, where `masked_recall` is the share of hidden genes found, beside
+      :func:`scdiva.metrics.reconstruction_scores`, where `masked_recall` is the share of masked genes found, beside
       `marginal_recall`, the same for the genes most frequent in these cells. Scores that compare rank by rank are NaN
       with `use_places=False`, as ranks of the two cells then do not answer each other.
 
@@ -126,7 +126,7 @@ def reconstruct(
     Raises
     ------
     ValueError
-        If an argument is out of range, places are asked of a model without a state head, a cell has no known gene, or
+        If an argument is out of range, ranks are asked of a model without a state head, a cell has no known gene, or
         the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
@@ -153,7 +153,7 @@ def reconstruct(
     seed = seed_of(rng)
     loaded, source, parameters = open_for(model, adata, running, reading, empty="error")
     if use_places and loaded.state_head is None:
-        raise ValueError("This model has no state head, so that places can't be used: pass use_places=False.")
+        raise ValueError("This model has no state head, so that ranks can't be used: pass use_places=False.")
     measured = source.measured_tokens.astype(np.int64)
     around = None if use_places else _around(loaded, source, measured, seed)
     what = _filled_in(loaded, float(mask_ratio), filling, measured, seed, around)
@@ -176,7 +176,7 @@ def reconstruct(
         "seed": str(seed),
         "scores": scores,
     }
-    logger.info("reconstructed %d cells: recall of hidden genes %.3f", adata.n_obs, scores["masked_recall"])
+    logger.info("reconstructed %d cells: recall of masked genes %.3f", adata.n_obs, scores["masked_recall"])
     return write(adata, "tl.reconstruct", key_added, parameters, copy=copy, layers=layers)
 
 
@@ -225,7 +225,7 @@ def _filled_in(
     seed: int,
     around: tuple[Context, dict[int, int]] | None = None,
 ) -> Callable[..., Tensor]:
-    """Make a read-out of one cell: its new tokens and values, and which true ranks were hidden, `(L, 3)`."""
+    """Make a read-out of one cell: its new tokens and values, and which true ranks were masked, `(L, 3)`."""
     import torch
 
     from scdiva._constants import MASK
@@ -243,17 +243,17 @@ def _filled_in(
         tokens, values, bounds = tokens[:most], values[:most], cu_seqlens.clamp_max(most)
         generator = step_generator(seed, int(row), "reconstruct")
         number = min(len(tokens), max(1, round(mask_ratio * len(tokens)))) if mask_ratio else 0
-        hidden = torch.zeros(len(tokens), dtype=torch.bool)
-        hidden[torch.randperm(len(tokens), generator=generator)[:number]] = True
-        hidden = hidden.to(tokens.device)
-        # Without ranks, hidden genes stand behind the visible ones: as all are [MASK], in no order.
-        shown_first = hidden if by_rank else hidden.sort(stable=True).values
-        order = torch.arange(len(tokens), device=tokens.device) if by_rank else hidden.int().argsort(stable=True)
+        masked = torch.zeros(len(tokens), dtype=torch.bool)
+        masked[torch.randperm(len(tokens), generator=generator)[:number]] = True
+        masked = masked.to(tokens.device)
+        # Without ranks, masked genes stand behind the visible ones: as all are [MASK], in no order.
+        masked_last = masked if by_rank else masked.sort(stable=True).values
+        order = torch.arange(len(tokens), device=tokens.device) if by_rank else masked.int().argsort(stable=True)
         own = None if context is None else torch.tensor([among.get(int(row), -1)], device=tokens.device)
         denoiser = denoiser_of(
             network,
             denominator=denominator if by_rank else None,
-            given=~shown_first,
+            given=~masked_last,
             context=None if context is None else type(context)(*(part.to(tokens.device) for part in context)),
             own=own,
             genes=genes,
@@ -261,7 +261,7 @@ def _filled_in(
         )
         made = sample(
             denoiser,
-            tokens[order].masked_fill(shown_first, MASK),
+            tokens[order].masked_fill(masked_last, MASK),
             values[order],
             bounds,
             n_steps=filling.n_steps,
@@ -272,8 +272,8 @@ def _filled_in(
         )
         filled = made.values
         if by_rank:
-            filled = values_at_ranks(made.tokens, filled, hidden, ~hidden, bounds, denominator)
-        return torch.stack([made.tokens.float(), filled, hidden.float()], dim=1)
+            filled = values_at_ranks(made.tokens, filled, masked, ~masked, bounds, denominator)
+        return torch.stack([made.tokens.float(), filled, masked.float()], dim=1)
 
     return fill
 
@@ -283,7 +283,7 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int], names:
     lengths = np.array([len(tokens) for tokens, _, _ in cells])
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     tokens, values, found = (np.concatenate(part) for part in zip(*cells, strict=True))
-    place = (np.arange(len(tokens)) - np.repeat(indptr[:-1], lengths) + 1).astype(np.int32)
+    rank = (np.arange(len(tokens)) - np.repeat(indptr[:-1], lengths) + 1).astype(np.int32)
     true, made = column[tokens], column[found[:, 0].astype(np.int64)]
 
     def matrix(data: np.ndarray, columns: np.ndarray) -> sp.csr_matrix:
@@ -292,14 +292,14 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int], names:
         laid.sort_indices()
         return laid
 
-    hidden = matrix(found[:, 2] > 0, true)
-    hidden.eliminate_zeros()
+    masked = matrix(found[:, 2] > 0, true)
+    masked.eliminate_zeros()
     laid = (
         matrix(found[:, 1].astype(np.float32), made),
-        matrix(place, made),
+        matrix(rank, made),
         matrix(values.astype(np.float32), true),
-        matrix(place, true),
-        hidden,
+        matrix(rank, true),
+        masked,
     )
     return dict(zip(names, laid, strict=True))
 
@@ -311,15 +311,15 @@ def _scores(cells: list[Any], n_tokens: int, *, by_rank: bool) -> dict[str, floa
     frequency = np.bincount(np.concatenate([tokens for tokens, _, _ in cells]), minlength=n_tokens) / len(cells)
     rows = []
     for tokens, values, found in cells:
-        hidden = found[:, 2] > 0
+        masked = found[:, 2] > 0
         made = found[:, 0].astype(np.int64)
-        row = reconstruction_scores(tokens, made, values, found[:, 1], hidden)._asdict()
+        row = reconstruction_scores(tokens, made, values, found[:, 1], masked)._asdict()
         if not by_rank:
             row.update({name: np.nan for name in row if name.startswith(("masked_", "visible_"))})
-            row["visible_recall"] = float(np.isin(tokens[~hidden], made).mean()) if not hidden.all() else np.nan
-            if hidden.any():
-                row["masked_recall"] = recall_at_k(tokens[hidden], made[~np.isin(made, tokens[~hidden])])
-        row["marginal_recall"] = marginal_recall(tokens[hidden], tokens[~hidden], frequency) if hidden.any() else np.nan
+            row["visible_recall"] = float(np.isin(tokens[~masked], made).mean()) if not masked.all() else np.nan
+            if masked.any():
+                row["masked_recall"] = recall_at_k(tokens[masked], made[~np.isin(made, tokens[~masked])])
+        row["marginal_recall"] = marginal_recall(tokens[masked], tokens[~masked], frequency) if masked.any() else np.nan
         rows.append(row)
     names = rows[0]
     columns = {name: np.array([row[name] for row in rows], dtype=float) for name in names}

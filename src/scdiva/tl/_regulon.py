@@ -53,7 +53,7 @@ def regulon(
     Returns
     -------
     `source`, `target`; `weight` of the edge; `correlation`, Pearson's, of log-normalised expression over the cells of
-    the network's group; `sign`, 1 or -1, of the weight if the method tells more from less (`"knockout"`,
+    the network's group; `sign`, 1 or -1, of the weight if the method distinguishes more from less (`"knockout"`,
     `"correlation"`; not of differences of groups), else of the correlation, 0 if that is 0. With `known` also `known`:
     1, -1 or 0 (sign not known) for a pair that it holds, else NaN. The strongest first.
 
@@ -94,8 +94,8 @@ def regulon(
     columns = np.array([at[0], *targets])
     if use_raw:  # its columns are others
         first = np.flatnonzero(~var.index.duplicated())
-        place = var.index[first].get_indexer(network.names[columns])
-        columns = np.where(place >= 0, first[place], -1)
+        at_column = var.index[first].get_indexer(network.names[columns])
+        columns = np.where(at_column >= 0, first[at_column], -1)
     if (columns < 0).any():
         raise ValueError(
             f"{int((columns < 0).sum())} genes of the network are not in the matrix that correlations are taken of: "

@@ -132,7 +132,7 @@ def _on_cells(
     made = call.function(adata, **options)
     noted = INTEGRATE if call.name == "integrate" else options.get("key_added")
     if adata.uns.get(UNS, {}).get(noted, {}).get("stopped") == "interrupted":
-        raise KeyboardInterrupt  # in a session what was learned by then is kept; here nobody would notice
+        raise KeyboardInterrupt  # a session keeps what was fitted by then; a file would not show that it is unfinished
     if out.suffix in TABLES:
         _write_edges(adata, options["key_added"], out)
     else:

@@ -34,7 +34,7 @@ def info(
     species: str | None = None,
     json: bool = False,
 ) -> str:
-    """Tell what a model is, or what a file of cells holds.
+    """Describe a model, or a file of cells.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def info(
     model
         Of a file: the model whose genes its own are held against.
     layer, use_raw
-        Of a file: the matrix to look at, in place of X.
+        Of a file: the matrix to read, in place of X.
     gene_ids
         Of a file: the column of var with symbols or Ensembl ids; null takes the names of var.
     species
@@ -74,7 +74,7 @@ def info(
 
 
 def about_model(model: str) -> dict[str, Any]:
-    """Read what a model's folder says of it; its weights are not read.
+    """Describe a model by its folder; its weights are not read.
 
     Parameters
     ----------
@@ -118,7 +118,7 @@ def _about_fitted(folder: Path, kind: str) -> dict[str, Any]:
 
 
 def about_cells(path: Path, model: str, reading: Reading) -> dict[str, Any]:
-    """Look at a file of cells: its shape, its names, the first rows of its matrix, and what scdiva wrote into it.
+    """Describe a file of cells: its shape, its names, the first rows of its matrix, and what scdiva wrote into it.
 
     Parameters
     ----------
@@ -127,7 +127,7 @@ def about_cells(path: Path, model: str, reading: Reading) -> dict[str, Any]:
     model
         As for :func:`info`.
     reading
-        What to look at.
+        What to read.
 
     Returns
     -------
@@ -174,7 +174,7 @@ def _keys(group: Any) -> list[str]:
 
 
 def _expression(path: Path, where: str, model: str, reading: Reading) -> dict[str, Any]:
-    """Judge the first cells of a matrix, and find the model's genes among its own."""
+    """Check the first cells of a matrix, and match its genes to the model's."""
     from scdiva._validate import scan
     from scdiva.data.blocks import BLOCK_ROWS, open_path, row_blocks
     from scdiva.data.genes import judge_genes, match_columns

@@ -35,7 +35,7 @@ COMMANDS = {
     **{name: call.line for name, call in CALLS.items()},
     "entropy": "Count the entropy of each gene over files, into a vocabulary to pretrain with.",
     "pretrain": "Pretrain a model on files and save it.",
-    "info": "Tell what a model is, or what a file of cells holds.",
+    "info": "Describe a model, or a file of cells.",
 }
 """Each command, and what it does in a line."""
 
@@ -280,7 +280,7 @@ def _spelled_out(parser: ArgumentParser, words: list[str], bare: str | None) -> 
 
 
 def _overview(word: str) -> NoReturn:
-    """Answer what is asked of no command, and end the process."""
+    """Show the overview or the version, or refuse an unknown command, and end the process."""
     if word == "--version":
         sys.stdout.write(f"scdiva {__version__}\n")
         raise SystemExit(0)

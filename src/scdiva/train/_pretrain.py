@@ -162,7 +162,7 @@ def pretrain(
     if svd_start and (len(train) > 1 or not Path(train[0]).is_file() or not is_packed(train[0])):
         raise ValueError("svd_start needs one packed corpus as train: make it with scdiva.data.pack_files.")
     if svd_start and validation_studies is not None:
-        raise ValueError("svd_start would look at the studies of validation_studies too: pack those into validation.")
+        raise ValueError("svd_start would use the studies of validation_studies too: pack those into validation.")
     if training is None:
         training = PretrainingConfig() if preset is None else PretrainingConfig.preset(preset)
     config = _model_config(preset, model)

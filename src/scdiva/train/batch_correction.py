@@ -29,7 +29,7 @@ WIDTH = 0.1
 RIDGE = 0.1
 """λ, penalty on the effect of a batch within a cluster, in cells."""
 MOST_CELLS = 20_000
-"""Cells among which pairs are looked for, at most: the search is exact, and its time grows with their square."""
+"""Cells among which pairs are searched, at most: the search is exact, and its time grows with their square."""
 
 
 def correct_batches(

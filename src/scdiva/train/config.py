@@ -95,7 +95,7 @@ class OptimiserConfig:
         Largest norm of the gradient; 0 does not clip.
     ema_decay
         Share of the running mean of the weights that stays at each optimiser step, such as 0.999; 0 keeps none. With it
-        validation looks at the mean, and the mean is what training leaves in the model.
+        validation uses the mean, and the mean is what training leaves in the model.
     precision
         `"bf16"`: bfloat16 autocast; `"fp32"`; `"auto"`: bf16 where the device has bfloat16 arithmetic, else fp32.
     compile_blocks
@@ -465,7 +465,7 @@ class QueryConfig(OptimiserConfig):
     Attributes
     ----------
     batch_size, learning_rate, warmup_steps, weight_decay
-        With defaults of their own; the first counts the cells of a batch that are asked about.
+        With defaults of their own; the first counts the cells of a batch that are queried.
     context_cells
         Most cells of the study around them.
     queries

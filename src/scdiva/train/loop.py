@@ -25,30 +25,30 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 FIRST_CHECK = 10
-"""Least steps between two looks at the validation cells: of few cells an epoch is a step or two."""
+"""Least steps between two validations: of few cells an epoch is a step or two."""
 WARM_CHECKS = 6
-"""Most such looks while the decoder alone learns."""
+"""Most validations while the decoder alone is trained."""
 WARM_RATE = 5.0
-"""How much faster it then learns: it is linear, and starts from nothing."""
+"""Factor of its learning rate then: it is linear, and starts from zero."""
 TOLERANCE = 1e-4
-"""Share of the loss by which a look must be better to count as such."""
+"""Share of the loss by which a validation must be better to count as such."""
 RANK = 8
 """Rank of a low-rank update."""
 
 
 class Validation(NamedTuple):
-    """How training is judged as it goes.
+    """Validation and early stopping.
 
     Attributes
     ----------
     loss
-        Gives the loss of held-out cells.
+        Computes the loss of held-out cells.
     every
-        Steps from one look at it to the next.
+        Steps between two validations.
     patience
-        Looks without a better loss after which training ends.
+        Validations without a better loss after which training ends.
     start
-        The loss that the first look has to beat; if it is not finite, any does.
+        The loss that the first validation has to be below; if it is not finite, any is.
     """
 
     loss: Callable[[], float]
@@ -58,7 +58,7 @@ class Validation(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What became of a training.
+    """Result of a training.
 
     Attributes
     ----------
@@ -69,7 +69,7 @@ class Trained(NamedTuple):
     best_loss
         Lowest validation loss, or that of the start; NaN without validation.
     history
-        Of each look the columns `step`, `training_loss` (mean since the look before) and `validation_loss`.
+        Of each validation the columns `step`, `training_loss` (mean since the one before) and `validation_loss`.
     """
 
     steps: int
@@ -108,9 +108,9 @@ def train_steps(
     clip
         Largest norm of the gradient; 0 does not clip.
     ends
-        Time, by `time.monotonic`, after which no step begins; the one under way is finished, and looked at.
+        Time, by `time.monotonic`, after which no step begins; the one under way is finished, and validated.
     validation
-        With it, the module is left with the weights of the best look, or those of the start if none was better.
+        With it, the module is left with the weights of the best validation, or those of the start if none was better.
     after
         Called with the step and its loss, without gradient, when a step is done.
     bar
@@ -199,7 +199,7 @@ def shuffled(rows: np.ndarray, size: int, seed: int, *, whole: bool = False) -> 
 
 
 class Limits(NamedTuple):
-    """When training ends: passes over the cells, looks without a better loss, seconds from the start of the call."""
+    """When training ends: passes over the cells, validations without a better loss, seconds from the call on."""
 
     max_epochs: int
     patience: int
@@ -215,11 +215,11 @@ def continue_training(
     max_length: int | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Train a module's network on, looking at held-out cells, and leave it with the best weights seen.
+    """Fine-tune a module's network with early stopping on held-out cells; it is left with the best weights.
 
-    First only what is not of the network (the decoder of the objective) learns, until the validation loss no longer
-    falls: that loss is the start which the network has to beat. Else any training would seem to help. Then the network
-    learns too. Validation cells are corrupted in the same way at each look, so that losses can be compared.
+    First only what is not of the network (the decoder of the objective) is trained, until the validation loss no longer
+    falls: that loss is the start which the network has to improve on. Else any training would seem to help. Then the
+    network is trained too. Validation cells are corrupted in the same way each time, so that losses can be compared.
 
     Parameters
     ----------
@@ -240,8 +240,8 @@ def continue_training(
     Returns
     -------
     `start_loss`, `best_loss` (validation; nats a cell), `steps`, `stopped` (`"patience"`, `"max_epochs"`, `"minutes"`
-    or `"interrupted"`), and the columns `step`, `training_loss`, `validation_loss` of `history`. If no look was better
-    than the start, the network is that of the start.
+    or `"interrupted"`), and the columns `step`, `training_loss`, `validation_loss` of `history`. If no validation was
+    better than the start, the network is that of the start.
 
     Raises
     ------

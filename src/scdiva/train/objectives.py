@@ -67,7 +67,7 @@ class GeneDecoder(nn.Module):
         state
             `(B, state_dim)`.
         study
-            `(B,)`, where -1 gets what the studies have in common; not looked at without a covariate.
+            `(B,)`, where -1 gets what the studies have in common; not used without a covariate.
 
         Raises
         ------

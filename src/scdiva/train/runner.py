@@ -282,7 +282,7 @@ def fit(
                 "accumulate_grad_batches": c.accumulate,
                 "gradient_clip_val": c.clip or None,
                 "logger": run_logs(out, c.log_every, tensorboard=tensorboard),
-                # in this order: a checkpoint holds the mean of its step, and whoever stops has it saved
+                # in this order: a checkpoint holds the mean of its step, and is written before a run stops
                 "callbacks": [
                     *_averaging(c.ema_decay),
                     Watch(c.log_every, progress=progress),
@@ -332,7 +332,7 @@ def fit(
 
 
 def _averaging(decay: float) -> list[Callback]:
-    """Give what keeps a running mean of the weights, if one is asked for."""
+    """Make the callback that keeps a running mean of the weights, if there is one."""
     if not decay:
         return []
     try:
@@ -362,6 +362,6 @@ def _not_finite(error: FloatingPointError, module: TaskModule, datamodule: Any, 
     saved = out / CHECKPOINT
     kept = f"{saved} is from before" if saved.exists() else "there is no checkpoint yet"
     return (
-        f"{error}{cells} The weights were left as they were, and {kept}. Look at those cells, resume with "
+        f"{error}{cells} The weights were left as they were, and {kept}. Inspect those cells, resume with "
         'precision="fp32", or start anew with a lower learning_rate.'
     )

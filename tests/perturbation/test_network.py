@@ -53,7 +53,7 @@ def test_cells_beside_lists(drawn):
         lo, hi = found.cu_seqlens[i : i + 2].tolist()
         assert list(zip(found.tokens[lo:hi].tolist(), found.values[lo:hi].tolist(), strict=True)) == expected
         assert found.value_mask[lo:hi].tolist() == [True] * len(own) + [False] * (len(expected) - len(own))
-        assert found.place[i].tolist() == [*range(lo, lo + len(own)), *[-1] * (found.place.shape[1] - len(own))]
+        assert found.position[i].tolist() == [*range(lo, lo + len(own)), *[-1] * (found.position.shape[1] - len(own))]
     assert found.cu_seqlens[-1] == len(found.tokens) == len(found.values) == len(found.value_mask)
 
 
@@ -63,7 +63,7 @@ def test_a_perturbed_gene_is_never_cut_off_and_never_twice():
     assert found.tokens.tolist() == [6, 5, 3, 3, MASK, 7, 4]
     assert found.values.tolist() == [0, 0, 1, 0, 0, 5, 0]
     assert found.cu_seqlens.tolist() == [0, 3, 6, 7]
-    assert found.place.tolist() == [[0, 1], [3, 4], [6, -1]]
+    assert found.position.tolist() == [[0, 1], [3, 4], [6, -1]]
 
 
 def test_what_is_given_is_not_changed():

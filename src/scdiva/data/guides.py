@@ -127,7 +127,7 @@ def genes_of_guides(labels: Iterable[str], known: Known, control: str, separator
 def read_guides(
     labels: Iterable[str], guides: Guides, vocabulary: Vocabulary, *, key: str, control: str, separator: str
 ) -> dict[str, str]:
-    """Find out which labels name guides, and refuse those of which it was not said what they are.
+    """Find out which labels name guides, and refuse those that are not declared.
 
     Parameters
     ----------
@@ -148,7 +148,7 @@ def read_guides(
     ------
     ValueError
         If most labels are guides of known genes, or combinations with another separator, or if controls are, and
-        nothing was said of it; if no label holds any of the guides that are given, or if `guides` is no mapping.
+        `guides` does not declare it; if no label holds any of the guides that are given, or if `guides` is no mapping.
 
     Warns
     -----

@@ -1,1 +1,1 @@
-"""Perturbations: a screen read, what it says of other conditions, and cells made of that. `scdiva.tl` has the calls."""
+"""Perturbations: a screen, what it predicts of other conditions, and predicted cells. `scdiva.tl` has the calls."""

@@ -149,8 +149,8 @@ def folds(screen: Screen, kind: Kind, seed: int) -> Iterator[tuple[NDArray[np.in
     """Leave conditions out as predictions of a kind do: numbers of those kept, and of those left out.
 
     `"single"`: a fifth of the genes and labels that were perturbed alone, with every combination that holds one; only
-    the single ones are predicted. `"combination"`: a fifth of the combinations. `"group"`: what was done to one group
-    of cells, of at most five; predicted is what was done to others too.
+    the single ones are predicted. `"combination"`: a fifth of the combinations. `"group"`: all perturbations of one
+    group of cells, of at most five; predicted are those that other groups had too.
 
     Parameters
     ----------

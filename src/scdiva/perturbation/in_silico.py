@@ -114,11 +114,11 @@ def masked_values(model: ScDiVa, cell: Ranked) -> dict[int, float]:
     device = next(model.parameters()).device
     tokens = torch.from_numpy(np.tile(cell.tokens, len(turns))).to(device)
     values = torch.from_numpy(np.tile(cell.expression, len(turns))).to(device)
-    hidden = torch.from_numpy((cell.turn == turns[:, None]).ravel()).to(device)
+    masked = torch.from_numpy((cell.turn == turns[:, None]).ravel()).to(device)
     bounds = torch.arange(0, n * len(turns) + 1, n, dtype=torch.int32, device=device)
-    out = model(tokens, values, bounds, value_mask=hidden)
-    found: Tensor = model.values(out, tokens[hidden], hidden).float().cpu()
-    return dict(zip(tokens[hidden].tolist(), found.tolist(), strict=True))
+    out = model(tokens, values, bounds, value_mask=masked)
+    found: Tensor = model.values(out, tokens[masked], masked).float().cpu()
+    return dict(zip(tokens[masked].tolist(), found.tolist(), strict=True))
 
 
 def value_change(before: dict[int, float], after: dict[int, float]) -> dict[int, float]:
@@ -164,7 +164,7 @@ def perturbed_in_silico(
     check_columns(groupby)
     if groupby in (C.PERTURBATION, C.OBS_CONDITION, C.OBS_CONTROL_CELL):
         raise ValueError(
-            f"obs[{groupby!r}] of the result says what was done to a cell: copy the groups to a column of another "
+            f"obs[{groupby!r}] of the result names a cell's perturbation: copy the groups to a column of another "
             "name, and name that with groupby."
         )
     tokens = _known_tokens(model, names, parts, reading)

@@ -174,7 +174,7 @@ class PerturbationModel(Fitted):
         cells
             B complete control cells.
         parts, dose
-            What is done to each.
+            Perturbation of each.
 
         Returns
         -------

@@ -55,7 +55,7 @@ class Perturbed(NamedTuple):
     ----------
     tokens, values, cu_seqlens, value_mask
         As for :meth:`scdiva.models.ScDiVa.forward`.
-    place
+    position
         int64 `(B, M)`, position of each perturbed part among the tokens, -1 where a cell has fewer.
     """
 
@@ -63,7 +63,7 @@ class Perturbed(NamedTuple):
     values: Tensor
     cu_seqlens: Tensor
     value_mask: Tensor
-    place: Tensor
+    position: Tensor
 
 
 def perturbed(tokens: Tensor, values: Tensor, cu_seqlens: Tensor, parts: Tensor, max_length: int) -> Perturbed:
@@ -97,12 +97,12 @@ def perturbed(tokens: Tensor, values: Tensor, cu_seqlens: Tensor, parts: Tensor,
     lengths = lengths.clamp_max(max_length)
     bounds = F.pad(lengths.cumsum(0), (1, 0))
     number = there.long().cumsum(dim=1) - 1
-    place = torch.where(there, bounds[:-1, None] + number, -1)
+    position = torch.where(there, bounds[:-1, None] + number, -1)
     new_tokens = torch.cat([parts[there], tokens[kept]])[order][short]
     new_values = torch.cat([values.new_zeros(int(there.sum())), values[kept]])[order][short]
     hidden = torch.zeros_like(new_tokens, dtype=torch.bool)
-    hidden[place[there]] = True
-    return Perturbed(new_tokens, new_values, bounds.to(cu_seqlens.dtype), hidden, place)
+    hidden[position[there]] = True
+    return Perturbed(new_tokens, new_values, bounds.to(cu_seqlens.dtype), hidden, position)
 
 
 class PerturbationHead(nn.Module):
@@ -163,13 +163,13 @@ class PerturbationHead(nn.Module):
         dose
             `(B,)`, logarithm of the dose to base 2, in units of the median.
         """
-        there = cells.place >= 0
+        there = cells.position >= 0
         added = self.mark + dose[:, None, None] * self.dose + torch.zeros_like(label)[..., None]
         added = added + torch.where((label >= 0)[..., None], self.labels(label.clamp_min(0)), 0.0)
         found = added.new_zeros(len(cells.tokens), self.sizes.dim)
-        return found.index_put((cells.place[there],), added[there])
+        return found.index_put((cells.position[there],), added[there])
 
-    def forward(self, hidden: Tensor, state: Tensor, place: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, state: Tensor, position: Tensor) -> Tensor:
         """Read the change of all genes.
 
         Parameters
@@ -178,15 +178,15 @@ class PerturbationHead(nn.Module):
             `(T, dim)`, final hidden states.
         state
             `(B, state_dim)`, of the untouched cells.
-        place
+        position
             See :class:`Perturbed`.
 
         Returns
         -------
         `(B, n_genes)`, in log-normalised units.
         """
-        there = (place >= 0).to(hidden.dtype)
-        total = (hidden[place.clamp_min(0)] * there[..., None]).sum(dim=1)
+        there = (position >= 0).to(hidden.dtype)
+        total = (hidden[position.clamp_min(0)] * there[..., None]).sum(dim=1)
         mean = total / there.sum(dim=1, keepdim=True).clamp_min(1)
         state = F.normalize(state.to(hidden.dtype), dim=1) * self.sizes.state_dim**0.5
         change: Tensor = self.mlp(torch.cat([state, total, mean], dim=1)) @ self.directions.T
@@ -227,7 +227,7 @@ def treatments(
 def change_of(
     model: ScDiVa, head: PerturbationHead, cells: Packed, parts: Tensor, labels: Tensor, dose: Tensor
 ) -> Tensor:
-    """Run control cells with what is done to them through the network; see :class:`PerturbationHead`.
+    """Run perturbed control cells through the network; see :class:`PerturbationHead`.
 
     Parameters
     ----------
@@ -256,5 +256,5 @@ def change_of(
         anchor_state=state,
         prompt=head.prompt(read, labels, dose),
     )
-    found: Tensor = head(out.hidden, out.cell_state, read.place)
+    found: Tensor = head(out.hidden, out.cell_state, read.position)
     return found

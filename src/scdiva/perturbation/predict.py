@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BLOCK = 32
 """Control cells that the network reads at once."""
 FEW = 20
-"""Control cells of a group below which it is said that they are few."""
+"""Control cells of a group below which there is a warning."""
 
 Matrix = NDArray[np.float64]
 
@@ -127,7 +127,7 @@ def wanted_groups(groups: Sequence[str] | str | None, present: Sequence[str], la
     Raises
     ------
     ValueError
-        If there is none, one is named twice, or some are not present; `lack` says what they then do.
+        If there is none, one is named twice, or some are not present; `lack` is what the message then states of them.
     """
     wanted = list(present) if groups is None else listed(groups)
     if not wanted:
@@ -159,7 +159,7 @@ def distinct_parts(names: Sequence[str], control: str, separator: str, argument:
 def predicted_cells(
     fitted: PerturbationModel, targets: Targets, controls: Controls, n_cells: int, seed: int, device: str
 ) -> AnnData:
-    """Predict, and lay the result out as :func:`scdiva.tl.predict_perturbation` says.
+    """Predict, and lay the result out as :func:`scdiva.tl.predict_perturbation` describes.
 
     Parameters
     ----------
@@ -362,7 +362,7 @@ def shift_cells(
     cells
         Log-normalised expression, `(n_cells, n_genes)`.
     change
-        Of each cell, likewise; its mean over cells is that of the mean, and what it says of single cells beyond is
+        Of each cell, likewise; its mean over cells is that of the mean, and deviations of single cells from it are
         added to those that express the gene.
     level
         Mean of a gene where it is expressed, `(n_genes,)`, for genes that none of these cells expresses.

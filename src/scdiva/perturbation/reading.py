@@ -182,7 +182,7 @@ def read_design(adata: AnnData, known: Perturbations, groupby: str | None, dose_
 
 
 def open_controls(adata: AnnData, fitted: PerturbationModel, guides: Guides, device: str, reading: Reading) -> Controls:
-    """Open control cells to predict from; all cells are, if no column says what was done to them.
+    """Open control cells to predict from; all cells are, if there is no column of perturbations.
 
     Parameters
     ----------
@@ -351,8 +351,8 @@ def read_screen(
     measured = sorted({key for key in keys if key[0]})
     n, n_groups = len(measured), len(controls.groups)
     # control cells of a group stand behind the conditions, as one more each
-    place = {key: i for i, key in enumerate(measured)} | {((), g, 1.0): n + g for g in range(n_groups)}
-    within = np.array([place[key] for key in keys])
+    row_of = {key: i for i, key in enumerate(measured)} | {((), g, 1.0): n + g for g in range(n_groups)}
+    within = np.array([row_of[key] for key in keys])
     if n + n_groups == adata.n_obs:
         raise ValueError(
             f"each of {n} conditions was measured in one cell, and so were the control cells of each group: "

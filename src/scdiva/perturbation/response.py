@@ -32,7 +32,7 @@ from scdiva.perturbation.screen import Conditions, Screen, Similarities
 
 RELATED, PAIR = 0.3, 0.05
 """Share of an effect that similar genes have in common, and what a combination has of its own beside effects of 1."""
-ALIKE_GROUP = 0.6
+SIMILAR_GROUP = 0.6
 """Share, of what two groups need not have in common, that goes by their similarity."""
 GUESS = 5
 """Conditions, or pairs of groups, that count as much as the guess of what is shared."""
@@ -87,7 +87,7 @@ def covariance(
     effect = (1 - RELATED) * b @ c.T + RELATED * b @ similarities.parts @ c.T
     effect += PAIR * (one.same_parts(other) & (one.n_parts > 1)[:, None])
     same = one.group[:, None] == other.group
-    by_state = ALIKE_GROUP * (1 - shared.groups)
+    by_state = SIMILAR_GROUP * (1 - shared.groups)
     group = by_state * similarities.groups[np.ix_(one.group, other.group)]
     group += shared.groups + (1 - shared.groups - by_state) * same
     dose = np.exp(-0.5 * (strengths[0][:, None] - strengths[1]) ** 2)

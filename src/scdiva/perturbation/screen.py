@@ -21,7 +21,7 @@ KINDS: tuple[Kind, ...] = ("single", "combination", "group")
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is done to which group of cells.
+    """Perturbations of groups of cells.
 
     Attributes
     ----------
@@ -215,8 +215,8 @@ def part_similarity(model: ScDiVa, names: Sequence[str]) -> NDArray[np.float64]:
 def group_similarity(states: NDArray[np.float32], n_measured: int) -> NDArray[np.float64]:
     """Similarity of groups of cells, `(n, n)`: cosines of their control cells' mean states around those of the screen.
 
-    Of two groups such cosines are always -1, which says nothing: of fewer than three measured, each is like none but
-    itself.
+    Of two groups such cosines are always -1, which carries no information: of fewer than three measured, each is like
+    itself alone.
 
     Parameters
     ----------

@@ -22,11 +22,11 @@ from scdiva.train.config import PerturbationConfig
 from scdiva.train.loop import Limits, continue_training, merge_low_rank, train_states
 
 STEPS_AN_EPOCH = 20
-"""Control cells are drawn for so many steps; they are shown again and again, each time with another perturbation."""
+"""Control cells are drawn for so many steps; each is drawn again and again, with another perturbation each time."""
 MOST_HELD_OUT = 128
 """Control cells on which the conditions that are held out are looked at."""
 LEAST = 20
-"""Conditions that a network is trained on; of fewer it learns them by heart."""
+"""Conditions that a network is trained on; fewer are memorised."""
 GAIN = 0.05
 """Share of the error on held-out conditions that a network has to take away to be kept,"""
 SURE = 2.0
@@ -80,7 +80,7 @@ class PerturbationModule(TaskModule):
         batch
             Complete control cells, `study` the numbers of their groups.
         generator
-            Draws what is done to each.
+            Draws the perturbation of each.
         """
         assert batch.study is not None
         draw = torch.rand(batch.n_cells, generator=generator).numpy()

@@ -97,7 +97,7 @@ def split_perturbations(
     ValueError
         If a label is missing or has an empty part; if there are no control cells, fewer conditions than folds, no such
         fold, or fewer than two groups with perturbed cells; if the group held out has no control cells; if labels name
-        guides and nothing was said of it; or if arguments do not go together.
+        guides and `guides` does not declare it; or if arguments do not go together.
 
     Examples
     --------

@@ -126,7 +126,7 @@ def fit_perturbation(
     ValueError
         If there are no control cells (in a group), or nothing else, or too few conditions for a network that is to
         predict alone; if a name or dose is missing or makes no sense; if labels name guides, or combinations with
-        another separator, and nothing was said of it; if genes repeat a name, an argument is out of range, or the
+        another separator, and `guides` does not declare it; if genes repeat a name, an argument is out of range, or the
         matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
@@ -213,7 +213,7 @@ def predict_perturbation(
         Cells × genes, raw counts or log-normalised expression; only `uns[key_added]` is written. With a fitted model
         only its control cells count; all cells do if it has no column `perturbation_key`.
     perturbation_key, control
-        What was done to the cells, see :func:`fit_perturbation`. Left out with a fitted model, which knows it.
+        The study design, see :func:`fit_perturbation`. Left out with a fitted model, which knows it.
     predict
         Perturbations, such as `["KLF1", "KLF1+TGFBR2"]`; genes of the model's vocabulary, and labels that the screen
         holds. None: all that were measured.

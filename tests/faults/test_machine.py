@@ -168,11 +168,11 @@ def renamed_back(path):
 
 
 @pytest.mark.fault("SIGKILL in save")
-@pytest.mark.parametrize("step", range(7))
+@pytest.mark.parametrize("step", range(8))
 def test_a_kill_in_a_save_leaves_the_old_model_or_the_new_one(model, tmp_path, step):
     path = save_model(model, model.vocabulary, tmp_path / "model", card="old\n")
     killed = killed_at(step, lambda: save_model(model, model.vocabulary, path, card="new\n", overwrite=True))
-    assert killed == (step < 6)  # four files, and two renames
+    assert killed == (step < 7)  # five files, and two renames
     renamed_back(path)
     assert load_model(path, device="cpu").config == model.config
     assert (path / "README.md").read_text() == ("old\n" if killed else "new\n")

@@ -15,7 +15,7 @@ from scdiva.nn.heads import hidden_gene_logits
 from scdiva.train.base import TaskModule
 from scdiva.train.config import AnchorConfig, StateHeadConfig
 from scdiva.train.linear_map import LinearMap
-from scdiva.train.objectives import GeneDecoder, contrast_loss, gene_multinomial_loss, thinned
+from scdiva.train.objectives import GeneDecoder, contrast_loss, gene_multinomial_loss, thinned, thinned_at_random
 
 PRIOR_CELLS = 0.5
 """Cells that a gene is taken to be expressed in beside those counted, so that logarithms stay finite."""
@@ -138,14 +138,12 @@ class AnchorModule(TaskModule):
     def _view(self, batch: CellBatch, generator: torch.Generator) -> CellBatch:
         """Leave each gene out with its cell's probability, and now and then all genes that a random panel lacks."""
         c = self.config
-        times = torch.rand(batch.n_cells, generator=generator) * c.max_time
-        cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel()).cpu()
-        dropped = torch.rand(cells.numel(), generator=generator) < times[cells]
-        if float(torch.rand((), generator=generator)) < c.panel_rate:
-            share = c.min_panel ** float(torch.rand((), generator=generator))
-            panel = torch.rand(self.model.config.n_tokens, generator=generator) < share
-            dropped |= ~panel[batch.tokens.cpu()]
-        return thinned(batch, dropped.to(batch.tokens.device))
+        view = thinned_at_random(batch, c.max_time, generator)
+        if float(torch.rand((), generator=generator)) >= c.panel_rate:
+            return view
+        share = c.min_panel ** float(torch.rand((), generator=generator))
+        panel = torch.rand(self.model.config.n_tokens, generator=generator) < share
+        return thinned(view, ~panel.to(view.tokens.device)[view.tokens])
 
 
 class StateHeadModule(TaskModule):

@@ -1,20 +1,48 @@
-"""What the labels of perturbed cells name."""
+"""What labels of perturbed cells name: parts of combinations, the control, guides of genes (`KLF1g1`, `sgKLF1-1`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import itertools
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from scdiva._labels import Kind, check_labels
 from scdiva._nearest import nearest, no_column
+from scdiva._warn import warn
+from scdiva.tokenizer.names import repeated_name
+from scdiva.tokenizer.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
+
+Guides = Mapping[str, str] | Literal["auto"] | None
+Known = Callable[[Iterable[str]], set[str]]
+"""Gives those of some names that are known."""
+
+_AFFIXES = tuple(
+    re.compile(pattern)
+    for pattern in (
+        r"[-_.:# ]\d{1,2}$",  # KLF1_2, KLF1-1, KLF1.1
+        r"(?i:[-_.: ]?(?:sg|sh|si|g|guide|[sc]?grna|crrna|shrna)[-_.: ]?\d{1,3})$",  # KLF1g1, KLF1_sg2, KLF1-gRNA_3
+        r"(?i:^(?:sg|sh|si|g|guide|[sc]?grna|crrna|shrna)[-_.: ]?\d{0,3}[-_.: ])",  # g1-KLF1, sgRNA_KLF1
+        r"^(?:sg|sh|si|g|sgRNA|gRNA)(?=[A-Z])",  # sgKLF1
+        r"^\d{1,3}[-_.:# ]",  # 1_KLF1
+        r"[-_.:][ACGTU]{15,}$",  # KLF1_GGCGAGGTCGCCGCCGCACG
+        r"_[-+]_\d.*$",  # KLF1_+_12997982.23-P1P2
+        r"[-_](?:P\d)+$",  # KLF1_P1P2
+        r"_p[A-Z]{2,3}\d{2,4}$",  # KLF1_pDS258, the plasmid
+        r"[-_](?i:ko|kd|oe|crispr|crispra|crispri|guide|sgrna|grna)$",  # KLF1_KO
+    )
+)
+_MOST_AFFIXES = 3
+_JOINTS = ("+", "_", "|", ",", ";", "&", "/", ":", "-", " ")
+_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -109,7 +137,7 @@ def perturbations(
         See :func:`perturbation_parts`.
     guides
         Given the labels that occur, says of those that name guides what they are with genes instead
-        (:func:`scdiva.data.guides.read_guides`).
+        (:func:`scdiva.data.conditions.read_guides`).
     where
         What the cells are called in messages.
 
@@ -203,3 +231,238 @@ def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float
         raise no_column(f"{where}.obs", key, adata.obs.columns)
     found: NDArray[np.float64] = pd.to_numeric(adata.obs[key].astype(object), errors="coerce").to_numpy(np.float64)
     return found
+
+
+def genes_among(vocabulary: Vocabulary) -> Known:
+    """Say which names are genes of a vocabulary, by symbol, previous symbol or Ensembl id.
+
+    Aliases are left out: many are short words ("B", "IFN") that are as well the rest of a label of something else.
+    """
+
+    def known(names: Iterable[str]) -> set[str]:
+        found: set[str] = set()
+        # "KLF1-1" in a list with "KLF1" would be taken for KLF1 again, which is what is to be found out here
+        for _, part in itertools.groupby(sorted(set(names), key=_numbers_behind), key=_numbers_behind):
+            listed = list(part)
+            how = vocabulary.match(listed).how
+            found |= {name for name, kind in zip(listed, how, strict=True) if kind in ("ensembl", "symbol", "previous")}
+        return found
+
+    return known
+
+
+def _numbers_behind(name: str) -> int:
+    shorter = repeated_name(name)
+    return 0 if shorter is None else 1 + _numbers_behind(shorter)
+
+
+def without_affixes(name: str) -> list[str]:
+    """Name what a label may be of which affixes of guides were taken off, fewest first; each also in capitals.
+
+    Not if it has both: "IFNb" and "TNFa" are how cytokines are written.
+    """
+    found, last = [name], [name]
+    for _ in range(_MOST_AFFIXES):
+        last = [shorter for one in last for affix in _AFFIXES if (shorter := affix.sub("", one)) not in ("", one)]
+        found += last
+    return [one for one in dict.fromkeys(form for one in found for form in _in_capitals(one)) if one != name]
+
+
+def _in_capitals(name: str) -> tuple[str, ...]:
+    return (name,) if any(letter.isupper() for letter in name[1:]) else (name, name.upper())
+
+
+def genes_of_guides(labels: Iterable[str], known: Known, control: str, separator: str) -> dict[str, str]:
+    """Find the labels that are guides of known genes, or of the control.
+
+    Parameters
+    ----------
+    labels
+        Of perturbations.
+    known
+        Which names are genes.
+    control, separator
+        As for :func:`scdiva.data.conditions.perturbation_parts`.
+
+    Returns
+    -------
+    Of each such label what it is with genes instead of guides. A label that is a gene, or whose parts are, is none.
+    """
+
+    def parts_of(label: str) -> list[str]:
+        return [part.strip() for part in label.split(separator)] if separator else [label]
+
+    every = sorted({str(label) for label in labels} - {control})
+    forms = {name: without_affixes(name) for label in every for name in {label, *parts_of(label)}}
+    genes = {control} | known(
+        part for name, shorter in forms.items() for form in (name, *shorter) for part in parts_of(form) if part
+    )
+
+    def named(name: str) -> str | None:
+        return next((form for form in forms[name] if genes.issuperset(parts_of(form))), None)
+
+    found = {}
+    for label in every:
+        parts = parts_of(label)
+        if genes.issuperset(parts):
+            continue
+        gene = named(label)
+        if gene is None and len(parts) > 1 and all(parts):
+            # where the separator is also what stands before a guide's number, that has become a part
+            real = [part for part in parts if not part.isdigit()]
+            gene = separator.join(part if part in genes else named(part) or part for part in real) or None
+        if gene not in (None, label):
+            found[label] = str(gene)
+    return found
+
+
+def read_guides(
+    labels: Iterable[str], guides: Guides, vocabulary: Vocabulary, *, key: str, control: str, separator: str
+) -> dict[str, str]:
+    """Find out which labels name guides, and refuse those that are not declared.
+
+    Parameters
+    ----------
+    labels
+        Of the cells.
+    guides
+        `"auto"`; or the gene, or combination of genes, of each guide; an empty mapping: labels are as they are.
+    vocabulary
+        Genes that are known.
+    key, control, separator
+        Column of the labels, and as for :func:`scdiva.data.conditions.perturbation_parts`.
+
+    Returns
+    -------
+    Of labels that name guides, what they are with genes instead.
+
+    Raises
+    ------
+    ValueError
+        If most labels are guides of known genes, or combinations with another separator, or if controls are, and
+        `guides` does not declare it; if no label holds any of the guides that are given, or if `guides` is no mapping.
+
+    Warns
+    -----
+    UserWarning
+        If a few are.
+    """
+    every = sorted({str(label) for label in labels})
+    if isinstance(guides, str) or not isinstance(guides, Mapping | None):
+        if guides != "auto":
+            raise ValueError(f"guides must be 'auto', a mapping of guides to genes, or None; got {guides!r}.")
+        return genes_of_guides(every, genes_among(vocabulary), control, separator)
+    given = {str(guide): str(gene) for guide, gene in (guides or {}).items()}
+    found: dict[str, str] = {}
+    for label in every:
+        parts = [part.strip() for part in label.split(separator)] if separator else [label]
+        gene = given.get(label) or separator.join(given.get(part, part) for part in parts)
+        if label in given or any(part in given for part in parts):
+            perturbation_parts(gene, control, separator)  # refuses what is empty
+            found[label] = gene
+    if given and not found:
+        raise ValueError(
+            f"none of {len(given)} guides (first: {next(iter(given))!r}) is a label of adata.obs[{key!r}], which holds "
+            f"{', '.join(map(repr, every[:_SHOWN]))}{', ...' * (len(every) > _SHOWN)}."
+        )
+    if guides is None or given:
+        known = genes_among(vocabulary)
+        rest = [label for label in every if label not in found and label != control]
+        unsaid = genes_of_guides(rest, known, control, separator)
+        if unsaid:
+            more = ", ..." * (len(unsaid) > _SHOWN)
+            shown = dict(list(unsaid.items())[:_SHOWN])
+            mapping = ", ".join([*["**guides"] * bool(found), *(f"{a!r}: {b!r}" for a, b in shown.items())]) + more
+            message = (
+                f"{len(unsaid)} of {len(rest)} perturbations in adata.obs[{key!r}] are no genes as they are written, "
+                "but are once a guide's number or prefix is taken off, or in capitals: "
+                f"{', '.join(f'{a!r} -> {b!r}' for a, b in shown.items())}{more}. Pass guides='auto' to take them all "
+                f"so, or guides={{{mapping}}} to name the genes yourself; guides={{}} leaves labels as they are, each "
+                "a perturbation of its own."
+            )
+            no_control = control not in every and control in unsaid.values()
+            _refuse_or_warn(message, no_control or _most(unsaid, rest))
+        elif separator:
+            _check_separator(rest, known, key, control, separator)
+    return found
+
+
+def read_perturbations(
+    adata: AnnData, perturbation_key: str, control: str, separator: str, guides: Guides, vocabulary: Vocabulary
+) -> Perturbations:
+    """Read the perturbation of each cell, where labels may name guides.
+
+    Parameters
+    ----------
+    adata, perturbation_key, control, separator
+        As for :func:`scdiva.data.conditions.perturbations`, which says what is refused.
+    guides, vocabulary
+        As for :func:`read_guides`.
+    """
+
+    def genes_of(labels: list[str]) -> dict[str, str]:
+        return read_guides(labels, guides, vocabulary, key=perturbation_key, control=control, separator=separator)
+
+    return perturbations(adata, perturbation_key, control, separator, genes_of)
+
+
+def _check_separator(rest: list[str], known: Known, key: str, control: str, separator: str) -> None:
+    """Refuse, or warn of, labels that are combinations of genes with another separator."""
+    for joint in _JOINTS:
+        split = {label: label.split(joint) for label in rest if joint in label.strip(joint) and separator not in label}
+        read = genes_of_guides(split, known, control, joint)
+        split = {label: [part.strip() for part in read.get(label, label).split(joint)] for label in split}
+        genes = {control} | known(part for parts in split.values() for part in parts)
+        whole = known(split)
+        joined = [label for label, p in split.items() if len(p) > 1 and genes.issuperset(p) and label not in whole]
+        if joined and joint != separator:
+            message = (
+                f"{len(joined)} of {len(rest)} perturbations in adata.obs[{key!r}] are several genes with {joint!r} "
+                f"between them, such as {joined[0]!r}, and would be taken for one: pass separator={joint!r}, or "
+                "guides={} to leave labels as they are."
+            )
+            return _refuse_or_warn(message, _most(joined, rest))
+    return None
+
+
+def stored_guides(genes: Mapping[str, str]) -> dict[str, Any]:
+    """Give what is noted of labels that name guides: `guides`, as h5ad holds it; nothing where there are none."""
+    columns = {"label": np.array(list(genes), dtype=object), "gene": np.array(list(genes.values()), dtype=object)}
+    return {"guides": columns} if genes else {}
+
+
+def guides_as_noted(
+    notes: Mapping[str, Any], known: Iterable[str], control: str, separator: str
+) -> Callable[[Iterable[str]], dict[str, str]]:
+    """Read guides as they were read before, where they were.
+
+    Parameters
+    ----------
+    notes
+        What :func:`stored_guides` gave among others.
+    known
+        Genes of which guides that were not there before are known by their names, beside those of the control.
+    control, separator
+        As for :func:`scdiva.data.conditions.perturbation_parts`.
+
+    Returns
+    -------
+    What :func:`scdiva.data.conditions.perturbations` takes.
+    """
+    stored = notes.get("guides", {"label": (), "gene": ()})
+    before = dict(zip(map(str, stored["label"]), map(str, stored["gene"]), strict=True))
+    if not before:
+        return lambda labels: {}
+    genes = set(known)
+    return lambda labels: genes_of_guides(set(labels) - before.keys(), genes.intersection, control, separator) | before
+
+
+def _most(some: Collection[str], of: Collection[str]) -> bool:
+    """Whether the labels as a whole were meant otherwise: one alone may be what it is by chance."""
+    return len(some) > 1 and 2 * len(some) > len(of)
+
+
+def _refuse_or_warn(message: str, refuse: bool) -> None:
+    if refuse:
+        raise ValueError(message)
+    warn(message)

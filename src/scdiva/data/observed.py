@@ -12,9 +12,8 @@ import scipy.sparse as sp
 from scdiva._validate import Input
 from scdiva._warn import warn
 from scdiva.data.cells import log_normalised
-from scdiva.data.conditions import column, doses, perturbation_parts, perturbations
+from scdiva.data.conditions import column, doses, guides_as_noted, perturbation_parts, perturbations
 from scdiva.data.genes import check_unique
-from scdiva.data.guides import guides_as_noted
 from scdiva.data.predictions import Prediction
 from scdiva.data.writing import check_anndata
 from scdiva.metrics import de_scores

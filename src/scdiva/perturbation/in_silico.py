@@ -17,9 +17,8 @@ from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
 from scdiva._threads import torch_threads_kept
 from scdiva._warn import warn
-from scdiva.data.conditions import column
+from scdiva.data.conditions import column, genes_among, genes_of_guides
 from scdiva.data.genes import check_unique, column_tokens
-from scdiva.data.guides import genes_among, genes_of_guides
 from scdiva.data.reading import Reading
 from scdiva.data.writing import check_columns
 from scdiva.models.scdiva import ScDiVa

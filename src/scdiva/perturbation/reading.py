@@ -16,16 +16,19 @@ from scdiva._progress import progress_bar
 from scdiva._settings import settings
 from scdiva._warn import warn
 from scdiva.data.cells import open_cells
-from scdiva.data.conditions import Perturbations, column, doses, perturbations
-from scdiva.data.genes import check_unique
-from scdiva.data.guides import (
+from scdiva.data.conditions import (
     Guides,
+    Perturbations,
+    column,
+    doses,
     genes_among,
     genes_of_guides,
     guides_as_noted,
+    perturbations,
     read_perturbations,
     stored_guides,
 )
+from scdiva.data.genes import check_unique
 from scdiva.data.packed import take_cells, warn_left_out
 from scdiva.data.reading import Reading
 from scdiva.data.source import CellSource

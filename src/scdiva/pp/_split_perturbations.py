@@ -10,8 +10,7 @@ import pandas as pd
 
 from scdiva._constants import OBS_SPLIT, SEEN, UNS
 from scdiva._settings import settings
-from scdiva.data.conditions import Perturbations, column
-from scdiva.data.guides import read_perturbations, stored_guides
+from scdiva.data.conditions import Perturbations, column, read_perturbations, stored_guides
 from scdiva.data.writing import check_anndata, check_key, check_writable, noted
 from scdiva.tokenizer.vocabulary import load_vocabulary
 

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from scdiva.data.guides import genes_among, genes_of_guides, read_guides
+from scdiva.data.conditions import genes_among, genes_of_guides, read_guides
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 

@@ -85,9 +85,12 @@ def read_sums(folder: Path) -> dict[str, str]:
     refuse_other_kind(folder, "model")
     for name in (*SUMMED, CHECKSUMS):
         if not (folder / name).is_file():
+            mend = "under these names, as save_model writes them"
+            if (folder / VOCABULARY).with_suffix(".parquet").is_file():
+                whole = folder.parent if (folder.parent / CHECKSUMS).is_file() else folder
+                mend = f"earlier versions kept the last as parquet: python -m scdiva.tokenizer.convert {str(whole)!r}"
             raise FileNotFoundError(
-                f"{folder} lacks {name}: a model folder holds {', '.join(SUMMED)} and {CHECKSUMS}, "
-                "under these names, as save_model writes them"
+                f"{folder} lacks {name}: a model folder holds {CHECKSUMS}, {', '.join(SUMMED)}; {mend}"
             )
     with (folder / CHECKSUMS).open(encoding="utf-8", errors="replace") as file:
         text = file.read(LONGEST_SUMS)

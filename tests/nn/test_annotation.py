@@ -187,7 +187,7 @@ def test_no_more_neighbours_vote_than_labels_have_cells_on_average():
 
 
 def test_sizes_and_layout():
-    with pytest.raises(ValueError, match="method must be one of linear, knn, centroid, probe, finetune; got 'forest'"):
+    with pytest.raises(ValueError, match=r"method must be one of .*'forest'"):
         HeadSizes("forest", 3, 4, 5)
     assert HeadSizes("linear", 3, 4, 20, own_dim=2, n_genes=9).dim == 6
     head = make_head("linear")

@@ -9,8 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scdiva._arguments import check_choices
 from scdiva.diffusion import cell_of_token
 from scdiva.nn.encoder import weighted_sum
+from scdiva.nn.layers import perceptron
 
 METHODS = ("linear", "knn", "centroid", "probe", "finetune")
 ZERO_SHOT = ("knn", "centroid")
@@ -71,8 +73,7 @@ class HeadSizes:
     n_neighbors: int = 15
 
     def __post_init__(self) -> None:
-        if self.method not in METHODS:
-            raise ValueError(f"method must be one of {', '.join(METHODS)}; got {self.method!r}.")
+        check_choices(method=(self.method, METHODS))
 
     @property
     def dim(self) -> int:
@@ -149,10 +150,7 @@ class AnnotationHead(nn.Module):
         if s.method in ("linear", "finetune"):
             self.classifier = nn.Linear(s.dim + s.n_genes, s.n_labels)
         elif s.method == "probe":
-            self.classifier = nn.Sequential(
-                nn.Linear(s.dim, s.hidden), nn.SiLU(), nn.Linear(s.hidden, s.hidden), nn.SiLU(),
-                nn.Linear(s.hidden, s.n_labels),
-            )  # fmt: skip
+            self.classifier = perceptron(s.dim, s.hidden, s.n_labels)
         elif s.method == "knn":
             self.classifier = Neighbors(s.n_known, s.dim, s.n_labels, s.n_neighbors)
         else:
@@ -170,20 +168,11 @@ class AnnotationHead(nn.Module):
         self.logit_mean: Tensor
         self.logit_scale: Tensor
         self.novelty_mean: Tensor
-        shapes = {
-            "novelty_mean": 1,
-            "feature_mean": s.dim,
-            "gene_mean": s.n_genes,
-            "cosine_mean": s.n_labels,
-            "logit_mean": s.n_labels,
-        }
-        for name, size in shapes.items():
-            self.register_buffer(name, torch.zeros(size))
-        for name, size in {
-            "feature_scale": s.dim, "gene_scale": s.n_genes, "cosine_scale": s.n_labels, "logit_scale": s.n_labels,
-            "gene_weight": 1, "temperature": 1,
-        }.items():  # fmt: skip
-            self.register_buffer(name, torch.ones(size))
+        for name, size in {"feature": s.dim, "gene": s.n_genes, "cosine": s.n_labels, "logit": s.n_labels}.items():
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_scale", torch.ones(size))
+        for name, start in {"gene_weight": 1.0, "temperature": 1.0, "novelty_mean": 0.0}.items():
+            self.register_buffer(name, torch.full((1,), start))
         self.register_buffer("gene_tokens", torch.zeros(s.n_genes, dtype=torch.int64))
         self.register_buffer("centroids", torch.zeros(s.n_labels, s.state_dim))
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva.nn.layers import INIT_STD
+from scdiva.nn.layers import INIT_STD, perceptron
 
 
 def weighted_sum(table: Tensor, tokens: Tensor, weights: Tensor, cu_seqlens: Tensor) -> Tensor:
@@ -73,13 +73,7 @@ class SetEncoder(nn.Module):
         self.full_total: Tensor
         self.register_buffer("full_total", torch.ones(1))  # s
         self.dim = linear_dim + learned_dim
-        self.mlp = nn.Sequential(
-            nn.Linear(linear_dim, hidden),
-            nn.SiLU(),
-            nn.Linear(hidden, hidden),
-            nn.SiLU(),
-            nn.Linear(hidden, learned_dim),
-        )
+        self.mlp = perceptron(linear_dim, hidden, learned_dim)
         nn.init.normal_(self.table.weight, std=INIT_STD)
 
     def parts(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, visible: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from scdiva._constants import N_SPECIAL
 from scdiva.nn.encoder import weighted_sum
-from scdiva.nn.layers import linear
+from scdiva.nn.layers import linear, perceptron
 
 STEP = 0.3
 """Scale of what the network of an :class:`IntegrationHead` adds, so that untrained it changes little."""
@@ -142,9 +142,7 @@ class IntegrationHead(nn.Module):
         super().__init__()
         self.dim = state_dim + own_dim
         self.table = nn.Embedding(n_tokens, own_dim)
-        self.mlp = nn.Sequential(
-            nn.Linear(self.dim, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, self.dim)
-        )
+        self.mlp = perceptron(self.dim, hidden, self.dim)
         nn.init.zeros_(self.table.weight)
 
     def features(self, state: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:

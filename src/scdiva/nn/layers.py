@@ -26,6 +26,20 @@ def linear(n_in: int, n_out: int, *, bias: bool = False, std: float = INIT_STD) 
     return layer
 
 
+def perceptron(n_in: int, hidden: int, n_out: int, activation: nn.Module | None = None) -> nn.Sequential:
+    """Two hidden layers and a linear last one, initialised as torch does.
+
+    Parameters
+    ----------
+    n_in, hidden, n_out
+        Widths.
+    activation
+        After each hidden layer; None: SiLU.
+    """
+    act = activation or nn.SiLU()
+    return nn.Sequential(nn.Linear(n_in, hidden), act, nn.Linear(hidden, hidden), act, nn.Linear(hidden, n_out))
+
+
 class GeneValueEmbedding(nn.Module):
     r"""Sum of the embedding of the gene and that of its value.
 

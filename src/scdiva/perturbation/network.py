@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from scdiva._constants import MASK
 from scdiva.models.inference import Packed
 from scdiva.models.scdiva import ScDiVa
-from scdiva.nn.layers import INIT_STD
+from scdiva.nn.layers import INIT_STD, perceptron
 from scdiva.perturbation.screen import Screen, gene_tokens, numbered_labels
 
 CONTEXT = 256
@@ -132,13 +132,7 @@ class PerturbationHead(nn.Module):
         self.mark = nn.Parameter(torch.zeros(s.dim))
         self.dose = nn.Parameter(torch.zeros(s.dim))
         self.labels = nn.Embedding(max(1, s.n_labels), s.dim)
-        self.mlp = nn.Sequential(
-            nn.Linear(s.state_dim + 2 * s.dim, s.hidden),
-            nn.SiLU(),
-            nn.Linear(s.hidden, s.hidden),
-            nn.SiLU(),
-            nn.Linear(s.hidden, s.rank),
-        )
+        self.mlp = perceptron(s.state_dim + 2 * s.dim, s.hidden, s.rank)
         self.directions = nn.Parameter(torch.zeros(s.n_genes, s.rank))
         with torch.no_grad():
             for parameter in self.parameters():

@@ -19,7 +19,7 @@ from scdiva._running import Cells, embed_all, how_to_run, model_name
 from scdiva._settings import logger
 from scdiva.data.columns import batch_numbers, label_numbers
 from scdiva.data.reading import Reading, Species
-from scdiva.data.writing import check_anndata, check_writable, noted
+from scdiva.data.writing import check_anndata, check_writable, write
 from scdiva.tl._annotation import (
     ancestors,
     annotated,
@@ -301,11 +301,7 @@ def annotate(
     threshold = np.nan if reject is None else float(np.quantile(fitted.novelty, 1 - reject))
     if reject is not None:
         names[there & (novelty > threshold)] = C.REJECTED
-    # written last, once nothing can fail any more
-    adata.obs[key_added] = as_categories(names, fitted)
-    adata.obs[f"{key_added}_{C.CONFIDENCE}"] = confidence
-    adata.obs[f"{key_added}_{C.NOVELTY}"] = novelty
-    adata.obsm[f"{key_added}_{C.PROBABILITY}"] = probability
+    columns = as_categories(names, fitted), confidence, novelty
     notes = {
         "model": model_name(model),
         **fitted.notes,
@@ -315,7 +311,8 @@ def annotate(
         "n_genes": len(fitted.tokens),
         "seconds": time.monotonic() - begun,
     }
-    adata.uns[C.UNS] = noted(adata, "tl.annotate", key_added, notes, **written)
+    obs, obsm = dict(zip(written["obs"], columns, strict=True)), {written["obsm"][0]: probability}
+    write(adata, "tl.annotate", key_added, notes, obs=obs, obsm=obsm)
     return fitted
 
 

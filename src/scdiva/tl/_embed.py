@@ -12,7 +12,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._running import embed_all, embedding_key, how_to_run, model_name, open_for
 from scdiva._settings import logger
 from scdiva.data.reading import Reading, Species
-from scdiva.data.writing import check_key, check_writable, noted
+from scdiva.data.writing import check_key, check_writable, write
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -126,8 +126,5 @@ def embed(
     embedding = embed_all(loaded, cells, running)
     if left_out := int(np.isnan(embedding[:, 0]).sum()):
         logger.info("%d cells have no known gene; their rows are NaN", left_out)
-    # written last, once nothing can fail any more
-    written = adata.copy() if copy else adata
-    written.obsm[key] = embedding
-    written.uns[C.UNS] = noted(written, "tl.embed", key, {**parameters, "model": model_name(model)}, obsm=[key])
-    return written if copy else None
+    notes = {**parameters, "model": model_name(model)}
+    return write(adata, "tl.embed", key, notes, copy=copy, obsm={key: embedding})

@@ -19,7 +19,7 @@ from scdiva._settings import logger, settings
 from scdiva._threads import torch_threads_kept
 from scdiva.data.columns import batch_numbers, label_numbers
 from scdiva.data.reading import Reading, Species
-from scdiva.data.writing import check_writable, noted
+from scdiva.data.writing import check_writable, write
 from scdiva.tl._corrected import corrected_expression, gene_columns
 
 if TYPE_CHECKING:
@@ -257,10 +257,6 @@ def integrate(
         values = np.full(adata.shape, np.nan, dtype=np.float32)
         values[:, columns[0]], zeros = corrected_expression(embedding, whole, rows, columns[1])
         found |= {"observed_zeros": zeros, "corrected_zeros": float((values[:, columns[0]] == 0).mean())}
-    # written last, once nothing can fail any more
-    adata.obsm[key_added] = embedding
-    if values is not None:
-        adata.layers[layer_added] = values
     notes: dict[str, Any] = {
         "strategy": chosen,
         "batch_key": keys,
@@ -272,8 +268,8 @@ def integrate(
         "seconds": time.monotonic() - begun,
         "history": {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()},
     }
-    adata.uns[C.UNS] = noted(adata, "tl.embed", key_added, parameters, obsm=[key_added])
-    adata.uns[C.UNS] = noted(adata, "tl.integrate", C.INTEGRATE, notes, layers=layers)
+    write(adata, "tl.embed", key_added, parameters, obsm={key_added: embedding})
+    write(adata, "tl.integrate", C.INTEGRATE, notes, layers={} if values is None else {layer_added: values})
     return new
 
 

@@ -18,6 +18,7 @@ from scdiva.data.batch import CellBatch
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.heads import IntegrationHead
+from scdiva.nn.layers import perceptron
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.base import TaskModule, decay_groups, learning_rate_factor
 from scdiva.train.batch_correction import batch_prior, correct_batches, draw_partners, mutual_neighbors
@@ -113,7 +114,8 @@ class IntegrationModule(TaskModule):
         with torch.random.fork_rng(devices=[]):
             torch.default_generator.manual_seed(step_seed(config.seed, 0, "discriminators"))
             self.discriminators = nn.ModuleList(
-                _discriminator(head.dim, int(batch.max()) + 1) for batch in covariates.batches
+                perceptron(head.dim, DISCRIMINATOR_WIDTH, int(batch.max()) + 1, nn.LeakyReLU(0.2))
+                for batch in covariates.batches
             )
         labels = np.full(len(target), -1) if covariates.labels is None else covariates.labels
         kept = {"target": target, "labels": torch.from_numpy(labels), "features": features}
@@ -198,14 +200,6 @@ class IntegrationModule(TaskModule):
         c = self.config
         progress = min(1.0, self.batches_seen / c.steps)
         return c.reversal_weight * float(2 / (1 + np.exp(-c.reversal_rise * progress)) - 1)
-
-
-def _discriminator(dim: int, n_batches: int) -> nn.Module:
-    width = DISCRIMINATOR_WIDTH
-    return nn.Sequential(
-        nn.Linear(dim, width), nn.LeakyReLU(0.2), nn.Linear(width, width), nn.LeakyReLU(0.2),
-        nn.Linear(width, n_batches),
-    )  # fmt: skip
 
 
 def with_head(model: ScDiVa, seed: int) -> ScDiVa:

@@ -255,6 +255,32 @@ def row_blocks(
         yield lo, read_rows(matrix, lo, min(lo + block_rows, stop))
 
 
+class KeptRows:
+    """A matrix as the blocks that :func:`row_blocks` gave of it, kept in memory: no row is made canonical twice.
+
+    Parameters
+    ----------
+    blocks
+        All blocks in order; as many rows each, but for the last.
+    """
+
+    def __init__(self, blocks: Sequence[sp.csr_matrix]) -> None:
+        self._blocks, self._step = blocks, blocks[0].shape[0]
+        self.shape = sum(block.shape[0] for block in blocks), blocks[0].shape[1]
+
+    def read(self, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix:
+        """Give ranges of rows, one after another; what is one block is that block itself, which must not be changed."""
+        parts = []
+        for start, stop in ranges:
+            for number in range(start // self._step, -(-stop // self._step)):
+                block, first = self._blocks[number], number * self._step
+                inside = start <= first and first + block.shape[0] <= stop
+                parts.append(block if inside else block[max(start - first, 0) : stop - first])
+        if len(parts) == 1:
+            return parts[0]
+        return sp.vstack(parts, format="csr") if parts else self._blocks[0][:0]
+
+
 def row_readable(matrix: Any) -> Any:
     """Return the matrix itself, or a CSR copy of it where its storage can't be read by rows.
 
@@ -329,6 +355,8 @@ def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix
     TypeError, ValueError
         As :func:`row_blocks` does.
     """
+    if isinstance(matrix, KeptRows):
+        return matrix.read(ranges)
     if isinstance(matrix, StoredRows):
         return _canonical(*matrix.read(ranges), int(matrix.shape[1]), matrix.where)
     if len(ranges) != 1:

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from scdiva._constants import MAX_LENGTH
 from scdiva._validate import Input, Scan, scan
 from scdiva._warn import warn
-from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, row_blocks, row_readable
+from scdiva.data.blocks import BLOCK_ROWS, KeptRows, OpenMatrix, open_matrix, row_blocks, row_readable
 from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, judge_genes, match_columns
 from scdiva.data.reading import AS_IT_IS, Reading
 from scdiva.data.source import CellSource, to_log
@@ -180,9 +180,7 @@ class _Blocks:
 
     def matrix(self) -> Any:
         """Give what is to be read from now on: what was kept of the matrix, or the matrix itself."""
-        if not self._kept:
-            return self._matrix
-        return sp.vstack(self._kept, format="csr") if len(self._kept) > 1 else self._kept[0]
+        return KeptRows(self._kept) if self._kept else self._matrix
 
 
 def warn_of_few_genes(source: CellSource, data: Any) -> None:

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 
 from scdiva._constants import N_SPECIAL, TARGET_SUM
 from scdiva._validate import Scan
-from scdiva.data.blocks import OpenMatrix, open_path, read_ranges, row_blocks, row_readable
+from scdiva.data.blocks import KeptRows, OpenMatrix, open_path, read_ranges, row_blocks, row_readable
 from scdiva.data.reading import AS_IT_IS, Reading
 from scdiva.tokenizer.serialize import serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary
@@ -113,7 +113,7 @@ class CellSource:
         # HDF5 handles do not survive a fork: a data loader's worker opens the file anew.
         if self.path is not None and (self._opened is None or self._process != os.getpid()):
             self._opened = open_path(self.path, self.reading.layer, self.reading.use_raw)
-            self._matrix = self._matrix if sp.issparse(self._matrix) else None  # in memory it lives on
+            self._matrix = self._matrix if isinstance(self._matrix, KeptRows) else None  # in memory it lives on
             self._process = os.getpid()
         assert self._opened is not None  # only a source of a file lets go of it
         if self._matrix is None:

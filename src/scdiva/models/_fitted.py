@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from scdiva._version import __version__
-from scdiva.models._folder import CHECKSUMS, refuse_other_kind, sha256, write_sums, written_beside
+from scdiva.models._folder import CHECKSUMS, read_checked, read_sums, write_sums, written_beside
 from scdiva.models.network import save_model
 from scdiva.models.pretrained import load_model
 from scdiva.models.scdiva import ScDiVa
@@ -82,13 +82,10 @@ class Fitted:
         from safetensors.torch import save
 
         folder, name = Path(path).expanduser(), _name(self.kind)
-        if folder.exists() and not (overwrite and is_fitted(folder, self.kind)):
-            hint = "pass overwrite=True" if is_fitted(folder, self.kind) else f"it is no {name}; choose another path"
-            raise FileExistsError(f"{folder} exists already: {hint}")
         settings, tensors = self._contents()
         head = {"format": f"scdiva {name}", "format_version": FORMAT_VERSION, "scdiva_version": __version__}
         described, weights, _ = files = _files(self.kind)
-        with written_beside(folder, overwrite) as part:
+        with written_beside(folder, overwrite, name, ours=is_fitted(folder, self.kind)) as part:
             save_model(self.model, self.model.vocabulary, part / MODEL)
             text = json.dumps(head | plain(settings), indent=2, allow_nan=False)
             (part / described).write_text(text + "\n", encoding="utf-8")
@@ -158,19 +155,8 @@ def _read(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     from safetensors.torch import load
 
     described, weights, _ = files = _files(kind)
-    refuse_other_kind(folder, kind)
-    for name in (*files, CHECKSUMS):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} lacks {name}, which the folder of a saved {_name(kind)} holds")
-    sums_of = folder / CHECKSUMS
-    lines = [line.split("  ", 1) for line in sums_of.read_text(encoding="utf-8", errors="replace").splitlines()]
-    sums = {line[-1]: line[0] for line in lines}
-    if sorted(sums) != sorted(files) or len(lines) != len(files):
-        raise ValueError(f"{sums_of} must list {', '.join(files)}, each once, and nothing else")
-    data = {name: (folder / name).read_bytes() for name in files}
-    for name, blob in data.items():
-        if sha256(blob) != sums[name]:
-            raise ValueError(f"{folder / name} does not match {CHECKSUMS}: it is damaged or was changed; save it again")
+    sums = read_sums(folder, files, kind)
+    data = {name: read_checked(folder, name, sums) for name in files}
     try:
         settings = json.loads(data[described].decode("utf-8"))
         if settings["format"] != f"scdiva {_name(kind)}" or settings["format_version"] != FORMAT_VERSION:

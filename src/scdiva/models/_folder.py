@@ -7,7 +7,7 @@ import hashlib
 import json
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,24 +80,33 @@ def write_sums(folder: Path, names: Iterable[str]) -> None:
     (folder / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
 
 
-def read_sums(folder: Path) -> dict[str, str]:
-    """Read SHA256SUMS: exactly the four files, each once."""
-    refuse_other_kind(folder, "model")
-    for name in (*SUMMED, CHECKSUMS):
+def read_sums(folder: Path, names: Sequence[str] = SUMMED, kind: str = "model") -> dict[str, str]:
+    """Read SHA256SUMS of what was saved, `"model"` or what is fitted: exactly these files, each once.
+
+    Raises
+    ------
+    FileNotFoundError
+        If one of them is missing.
+    ValueError
+        If others are listed, or the folder holds something of another kind.
+    """
+    refuse_other_kind(folder, kind)
+    for name in (*names, CHECKSUMS):
         if not (folder / name).is_file():
-            mend = "under these names, as save_model writes them"
+            mend = "under these names"
             if (folder / VOCABULARY).with_suffix(".parquet").is_file():
                 whole = folder.parent if (folder.parent / CHECKSUMS).is_file() else folder
                 mend = f"earlier versions kept the last as parquet: python -m scdiva.tokenizer.convert {str(whole)!r}"
             raise FileNotFoundError(
-                f"{folder} lacks {name}: a model folder holds {CHECKSUMS}, {', '.join(SUMMED)}; {mend}"
+                f"{folder} lacks {name}: the folder of a saved {kind.replace('_', ' ')} holds {CHECKSUMS}, "
+                f"{', '.join(names)}; {mend}"
             )
     with (folder / CHECKSUMS).open(encoding="utf-8", errors="replace") as file:
         text = file.read(LONGEST_SUMS)
     pairs = [line.split("  ", 1) for line in text.splitlines()]
     sums = {pair[-1]: pair[0] for pair in pairs}
-    if sorted(sums) != sorted(SUMMED) or len(pairs) != len(SUMMED):
-        raise ValueError(f"{folder / CHECKSUMS} must list {', '.join(SUMMED)}, each once, and nothing else")
+    if sorted(sums) != sorted(names) or len(pairs) != len(names):
+        raise ValueError(f"{folder / CHECKSUMS} must list {', '.join(names)}, each once, and nothing else")
     return sums
 
 
@@ -107,7 +116,7 @@ def read_checked(folder: Path, name: str, sums: dict[str, str]) -> bytes:
     if sha256(data) != sums[name]:
         raise ValueError(
             f"{folder / name} does not match {CHECKSUMS}: it is damaged, cut short, swapped or was edited; "
-            "fetch the folder again, or write it again with save_model"
+            "fetch the folder again, or save it again"
         )
     return data
 
@@ -138,8 +147,28 @@ def read_config(folder: Path, sums: dict[str, str]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def written_beside(folder: Path, overwrite: bool) -> Iterator[Path]:
-    """Give a new folder beside `folder`, and put it in its place when the block ends well; else leave no trace."""
+def written_beside(folder: Path, overwrite: bool, kind: str, *, ours: bool) -> Iterator[Path]:
+    """Give a new folder beside `folder`, and put it in its place when the block ends well; else leave no trace.
+
+    Parameters
+    ----------
+    folder
+        Where what is saved will stand.
+    overwrite
+        Whether one that stands there is replaced.
+    kind
+        What is saved, in words.
+    ours
+        Whether what stands there, if anything, is of that kind.
+
+    Raises
+    ------
+    FileExistsError
+        If something stands there that is not to be replaced, or is of another kind.
+    """
+    if folder.exists() and not (overwrite and ours):
+        hint = "pass overwrite=True" if ours else f"it is no {kind}; choose another path"
+        raise FileExistsError(f"{folder} exists already: {hint}")
     refuse_unwritable(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     mark = uuid.uuid4().hex[:8]

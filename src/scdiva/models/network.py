@@ -231,9 +231,6 @@ def save_model(
     from safetensors.torch import save
 
     folder = Path(path).expanduser()
-    if folder.exists() and not (overwrite and is_model_folder(folder)):
-        hint = "pass overwrite=True" if is_model_folder(folder) else "it is no model folder; choose another path"
-        raise FileExistsError(f"{folder} exists already: {hint}")
     if vocabulary.n_genes != model.config.n_genes:
         raise ValueError(
             f"the model was built for {model.config.n_genes:,} genes and the vocabulary holds {vocabulary.n_genes:,}: "
@@ -257,7 +254,7 @@ def save_model(
             f"metadata must hold plain JSON values (str, int, finite float, bool, list, dict): {error}"
         ) from error
 
-    with written_beside(folder, overwrite) as part:
+    with written_beside(folder, overwrite, "model folder", ours=is_model_folder(folder)) as part:
         (part / CONFIG).write_text(text, encoding="utf-8")
         (part / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
         vocabulary.write(part / VOCABULARY)

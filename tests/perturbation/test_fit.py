@@ -92,7 +92,7 @@ SCREEN = ("A", "B", "C", "D", "A+B", "B+C", "C+D", "A@1", "B@1", "A+B@1")
 def test_what_is_predicted_of_a_condition_never_saw_it(measured):
     screen = measured(SCREEN)
     similarities = similarities_of(screen)
-    found = R.predict_left_out(screen, similarities, 3)
+    found = list(R.predict_left_out(screen, similarities, 3))
     assert {one.kind for one in found} == set(KINDS)
     turns = {(kind, fold): turn for kind in KINDS for fold, turn in enumerate(R.folds(screen, kind, 3))}
     for one in found:
@@ -109,7 +109,7 @@ def test_what_is_predicted_of_a_condition_never_saw_it(measured):
 
 
 def test_nothing_is_left_out_of_one_condition(measured):
-    assert R.predict_left_out(measured(("A",)), similarities_of(measured(("A",))), 0) == []
+    assert list(R.predict_left_out(measured(("A",)), similarities_of(measured(("A",))), 0)) == []
 
 
 def made(kind, row, predicted) -> R.LeftOut:
@@ -123,7 +123,8 @@ def test_errors_beside_plain_formulas(measured):
     left_out[0].predicted[0] = 0
     left_out[0].predicted[1] = 7
     left_out[1].predicted[5] = np.nan
-    mse, pearson = R.errors(screen, left_out)
+    kind, mse, pearson = R.scored(screen, iter(left_out))
+    assert kind.tolist() == ["single"] * 2
     assert mse.shape == pearson.shape == (2, n)
     for i, one in enumerate(left_out):
         for j in range(n):
@@ -137,12 +138,12 @@ def test_errors_beside_plain_formulas(measured):
             )
 
 
-def scored(kind, n, **others) -> tuple[list[R.LeftOut], np.ndarray]:
-    """n conditions with which every method correlates equally, save those named."""
+def scored(kind, n, **others) -> R.Scores:
+    """n conditions, and correlations with which every method correlates equally, save those named."""
     scores = np.full((n, len(R.METHODS)), 0.4)
     for name, own in others.items():
         scores[:, R.METHODS.index(name)] = own
-    return [made(kind, i, np.zeros((len(R.METHODS), 1))) for i in range(n)], scores
+    return R.Scores(np.array([kind] * n, dtype=object), scores, scores)
 
 
 @pytest.mark.parametrize(
@@ -158,20 +159,19 @@ def scored(kind, n, **others) -> tuple[list[R.LeftOut], np.ndarray]:
 )
 def test_the_base_is_the_expected_response_unless_another_is_clearly_better(others, chosen):
     for kind in KINDS:
-        found = R.best_base(*scored(kind, 4, **others))
+        found = R.best_base(scored(kind, 4, **others))
         assert found == {k: chosen if k == kind else R.EXPECTED for k in (*KINDS, "measured")}
 
 
 def test_two_conditions_tell_too_little_to_choose():
-    assert set(R.best_base(*scored("single", 2, additive=[0.9, 0.9])).values()) == {R.EXPECTED}
-    assert set(R.best_base([], np.empty((0, len(R.METHODS)))).values()) == {R.EXPECTED}
+    assert set(R.best_base(scored("single", 2, additive=[0.9, 0.9])).values()) == {R.EXPECTED}
+    assert set(R.best_base(scored("single", 0)).values()) == {R.EXPECTED}
 
 
 def test_the_summary_is_a_mean_by_kind_and_method():
-    left, scores = scored("single", 3, additive=[1, 2, 6], elsewhere=[np.nan, 4, 2], linear=np.nan)
-    more, other = scored("group", 1)
-    scores = np.vstack([scores, other])
-    found = R.summary([*left, *more], scores, scores / 10)
+    parts = scored("single", 3, additive=[1, 2, 6], elsewhere=[np.nan, 4, 2], linear=np.nan), scored("group", 1)
+    kind, scores = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
+    found = R.summary(R.Scores(kind, scores, scores / 10))
     assert set(found) == {"method", "kind", "pearson_delta", "mse", "n"}
     assert len({len(column) for column in found.values()}) == 1
     rows = {(k, m): i for i, (k, m) in enumerate(zip(found["kind"], found["method"], strict=True))}
@@ -181,5 +181,5 @@ def test_the_summary_is_a_mean_by_kind_and_method():
         at = rows["single", method]
         assert (found["mse"][at], found["n"][at]) == (pytest.approx(value), n)
         assert found["pearson_delta"][at] == pytest.approx(value / 10)
-    empty = R.summary([], np.empty((0, 7)), np.empty((0, 7)))
+    empty = R.summary(scored("single", 0))
     assert {len(column) for column in empty.values()} == {0}

@@ -79,9 +79,9 @@ def fit(model, screen, controls=None, strategy="head", residual="auto", max_epoc
 
 def network_of(model, screen, controls, strategy, residual, settings, limits) -> SimpleNamespace:
     """What becomes of a screen, as `fit` would have it with other sizes of the network."""
-    left_out = F.predict_left_out(screen, similarities_of(model, screen), settings.seed)
+    left_out = list(F.predict_left_out(screen, similarities_of(model, screen), settings.seed))
     base = dict.fromkeys((*KINDS, "measured"), residual or "no_change")
-    base = F.best_base(left_out, F.errors(screen, left_out)[1]) if residual == "auto" else base
+    base = F.best_base(F.scored(screen, left_out)) if residual == "auto" else base
     examples = F.left_over(screen, left_out, base)
     found = P.train_network(
         model, screen, controls, examples, strategy, settings, limits, alone=residual is None, progress=False
@@ -259,7 +259,7 @@ def identity(screen) -> Similarities:
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_that_is_held_out_is_trained_on(measured, seed):
     screen = measured(SCREEN)
-    left_out = predict_left_out(screen, identity(screen), seed)
+    left_out = list(predict_left_out(screen, identity(screen), seed))
     found = F.left_over(screen, left_out, dict.fromkeys(KINDS, "expected"))
     assert found.residual.dtype == np.float32
     held, trained = set(found.row[found.held_out]), set(found.row[~found.held_out])
@@ -285,7 +285,7 @@ def test_nothing_that_is_held_out_is_trained_on(measured, seed):
 
 def test_what_the_base_is_not_defined_for_is_not_learned(measured):
     screen = measured(SCREEN)
-    left_out = predict_left_out(screen, identity(screen), 0)
+    left_out = list(predict_left_out(screen, identity(screen), 0))
     found = F.left_over(screen, left_out, dict.fromkeys(KINDS, "elsewhere"))
     assert np.isfinite(found.residual).all()
     assert len(found.row) < len(left_out)

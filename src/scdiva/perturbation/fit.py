@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
@@ -100,10 +100,10 @@ def fit(
         len(screen.conditions), len(screen.groups), len(screen.genes), strategy, len(opened.labels),
     )  # fmt: skip
     with torch_threads_kept(1 if device == "cpu" else None):  # products too small to share
-        left_out = predict_left_out(screen, similarities_of(opened.model, screen), seed)
-        mse, pearson = errors(screen, left_out)
+        similarities = similarities_of(opened.model, screen)
+        scores = scored(screen, predict_left_out(screen, similarities, seed))
         if options.residual == "auto":
-            base = best_base(left_out, pearson)
+            base = best_base(scores)
         else:
             base = dict.fromkeys((*KINDS, "measured"), options.residual or "no_change")
         fitted = replace(opened, base=base)
@@ -116,14 +116,14 @@ def fit(
             )
             seconds = np.inf if options.minutes is None else 60 * options.minutes
             limits = Limits(options.max_epochs, options.patience, seconds)
-            examples = left_over(screen, left_out, base)
+            examples = left_over(screen, list(predict_left_out(screen, similarities, seed)), base)
             alone = options.residual is None  # then the network is what was asked for, however good it is
             model, head, notes = train_network(
                 opened.model, screen, controls, examples, strategy, config, limits, alone=alone, device=device,
                 progress=settings.progress,
             )  # fmt: skip
             fitted = replace(fitted, model=model, head=head)
-    notes |= {"validation": summary(left_out, mse, pearson), "strategy": strategy, "seed": str(seed)}
+    notes |= {"validation": summary(scores), "strategy": strategy, "seed": str(seed)}
     seconds = opened.notes["seconds"] + time.monotonic() - begun
     return replace(fitted, notes={**notes, **opened.notes, "seconds": seconds})
 
@@ -184,8 +184,8 @@ def folds(screen: Screen, kind: Kind, seed: int) -> Iterator[tuple[NDArray[np.in
             yield np.flatnonzero(~gone), np.flatnonzero(predicted)
 
 
-def predict_left_out(screen: Screen, similarities: Similarities, seed: int) -> list[LeftOut]:
-    """Predict every condition that can be left out, by every method.
+def predict_left_out(screen: Screen, similarities: Similarities, seed: int) -> Iterator[LeftOut]:
+    """Predict every condition that can be left out, by every method, one fold at a time.
 
     Parameters
     ----------
@@ -194,19 +194,33 @@ def predict_left_out(screen: Screen, similarities: Similarities, seed: int) -> l
     seed
         Of the folds.
     """
-    found = []
     for kind in KINDS:
         for fold, (kept, out) in enumerate(folds(screen, kind, seed)):
             known, targets = screen.only(kept), screen.conditions.only(out)
             simple = baselines(known, targets)
             made = [*(simple[name] for name in BASELINES), expected_response(known, targets, similarities)[0]]
             for i, row in enumerate(out):
-                predicted = np.stack([part[i] for part in made]).astype(np.float32)
-                found.append(LeftOut(kind, fold, int(row), predicted))
-    return found
+                yield LeftOut(kind, fold, int(row), np.stack([part[i] for part in made]).astype(np.float32))
 
 
-def errors(screen: Screen, left_out: list[LeftOut]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+class Scores(NamedTuple):
+    """Scores of conditions that were left out.
+
+    Attributes
+    ----------
+    kind
+        What was left out with each.
+    mse, pearson
+        `(n, n_methods)`, mean squared error and Pearson correlation of the change; NaN where a method is not defined,
+        and a correlation of 0 where a prediction is the same for all genes.
+    """
+
+    kind: NDArray[np.object_]
+    mse: NDArray[np.float64]
+    pearson: NDArray[np.float64]
+
+
+def scored(screen: Screen, left_out: Iterable[LeftOut]) -> Scores:
     """Score predictions of conditions that were left out.
 
     Parameters
@@ -214,25 +228,21 @@ def errors(screen: Screen, left_out: list[LeftOut]) -> tuple[NDArray[np.float64]
     screen
         What was measured.
     left_out
-        Predictions.
-
-    Returns
-    -------
-    Mean squared error and Pearson correlation of the change, `(n, n_methods)` each; NaN where a method is not defined,
-    and a correlation of 0 where a prediction is the same for all genes.
+        Predictions; each is needed once.
     """
-    mse, pearson = (np.full((len(left_out), len(METHODS)), np.nan) for _ in range(2))
-    for i, one in enumerate(left_out):
-        truth = screen.delta[one.row].astype(np.float64)
-        predicted = one.predicted.astype(np.float64)
-        mse[i] = np.square(predicted - truth).mean(axis=1)
+    kind, mse, pearson = [], [np.empty((0, len(METHODS)))], [np.empty((0, len(METHODS)))]
+    for one in left_out:
+        truth, predicted = screen.delta[one.row].astype(np.float64), one.predicted.astype(np.float64)
+        error = np.square(predicted - truth).mean(axis=1)
         p, t = predicted - predicted.mean(axis=1, keepdims=True), truth - truth.mean()
         size = np.sqrt(np.square(p).sum(axis=1) * np.square(t).sum())
-        pearson[i] = np.where(np.isnan(mse[i]), np.nan, (p @ t) / np.maximum(size, 1e-12))
-    return mse, pearson
+        kind.append(one.kind)
+        mse.append(error[None])
+        pearson.append(np.where(np.isnan(error), np.nan, (p @ t) / np.maximum(size, 1e-12))[None])
+    return Scores(np.array(kind, dtype=object), np.vstack(mse), np.vstack(pearson))
 
 
-def best_base(left_out: list[LeftOut], pearson: NDArray[np.float64]) -> dict[Kind, str]:
+def best_base(scores: Scores) -> dict[Kind, str]:
     """Choose for each kind what the network's part is added to.
 
     The expected response, unless a baseline correlates clearly better with what was measured: by
@@ -241,15 +251,15 @@ def best_base(left_out: list[LeftOut], pearson: NDArray[np.float64]) -> dict[Kin
 
     Parameters
     ----------
-    left_out, pearson
-        Predictions and their correlations.
+    scores
+        Of conditions that were left out.
     """
     chosen: dict[Kind, str] = {"measured": EXPECTED}
     for kind in KINDS:
-        of = np.array([one.kind == kind for one in left_out], dtype=bool)
+        pearson = scores.pearson[scores.kind == kind]
         best, name = LEAST_GAIN, EXPECTED
         for column, method in enumerate(METHODS[:-1]):
-            gain = pearson[of, column] - pearson[of, -1]
+            gain = pearson[:, column] - pearson[:, -1]
             if len(gain) < 3 or np.isnan(gain).any():
                 continue
             over = float(gain.mean() - gain.std(ddof=1) / len(gain) ** 0.5)
@@ -259,28 +269,24 @@ def best_base(left_out: list[LeftOut], pearson: NDArray[np.float64]) -> dict[Kin
     return chosen
 
 
-def summary(left_out: list[LeftOut], mse: NDArray[np.float64], pearson: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
+def summary(scores: Scores) -> dict[str, NDArray[Any]]:
     """Mean scores by kind and method, as columns of equal length.
 
     Parameters
     ----------
-    left_out, mse, pearson
-        Predictions and their scores.
+    scores
+        Of conditions that were left out.
     """
     rows = []
     for kind in KINDS:
-        of = np.array([one.kind == kind for one in left_out], dtype=bool)
         for column, method in enumerate(METHODS):
-            there = of & ~np.isnan(mse[:, column]) if len(mse) else of
+            there = (scores.kind == kind) & ~np.isnan(scores.mse[:, column])
             if there.any():
-                rows.append((method, kind, pearson[there, column].mean(), mse[there, column].mean(), int(there.sum())))
-    return {
-        "method": np.array([row[0] for row in rows], dtype=object),
-        "kind": np.array([row[1] for row in rows], dtype=object),
-        "pearson_delta": np.array([row[2] for row in rows], dtype=np.float64),
-        "mse": np.array([row[3] for row in rows], dtype=np.float64),
-        "n": np.array([row[4] for row in rows], dtype=np.int64),
-    }
+                means = (part[there, column].mean() for part in (scores.pearson, scores.mse))
+                rows.append((method, kind, *means, int(there.sum())))
+    columns = zip(*rows, strict=True) if rows else ((),) * 5
+    types = {"method": object, "kind": object, "pearson_delta": np.float64, "mse": np.float64, "n": np.int64}
+    return {name: np.array(part, dtype=types[name]) for name, part in zip(types, columns, strict=True)}
 
 
 def left_over(screen: Screen, left_out: list[LeftOut], base: dict[Kind, str]) -> Examples:

@@ -70,15 +70,19 @@ def test_own_directions_find_what_is_hidden_and_leave_the_noise():
     assert (flat**2).mean(axis=0).sum() < 0.2 * variance.sum()
 
 
-def test_genes_are_variable_among_genes_of_like_expression(monkeypatch):
+def test_genes_vary_most_by_dispersion_or_among_genes_of_similar_expression(monkeypatch):
     import scanpy as sc
 
-    monkeypatch.setattr(O, "N_GENES", 10)
     cells = make_counts()
+    assert np.array_equal(O.variable_genes(cells, N_TOKENS), cells.measured)
+    monkeypatch.setattr(O, "N_GENES", 10)
     matrix = O._matrix(cells, N_TOKENS)[:, N_SPECIAL:]
-    expected = sc.pp.highly_variable_genes(sc.AnnData(matrix), n_top_genes=10, inplace=False)["highly_variable"]
-    own = O.own_directions(cells, N_TOKENS, 6, "variable")
-    assert set(np.flatnonzero(own.abs().sum(dim=1).numpy())) <= set(np.flatnonzero(expected) + N_SPECIAL)
+    listed = sc.pp.highly_variable_genes(sc.AnnData(matrix), n_top_genes=10, inplace=False)["highly_variable"]
+    dense = matrix.toarray()
+    dispersed = np.argsort(-dense.var(axis=0) / dense.mean(axis=0))[:10]
+    genes = O.variable_genes(cells, N_TOKENS)
+    assert set(genes) == {*(np.flatnonzero(listed) + N_SPECIAL), *(dispersed + N_SPECIAL)}
+    own = O.components_of(cells, N_TOKENS)
     assert own.shape[1] > 0
     new = O._of_genes(cells, np.array([N_SPECIAL + 2, N_SPECIAL + 5]))
     assert set(new.tokens) == {N_SPECIAL + 2, N_SPECIAL + 5}
@@ -113,7 +117,7 @@ def test_neighbours_predict_as_by_hand():
     state, own = rng.normal(size=(65, 3)), rng.normal(size=(65, 2))
     target = torch.from_numpy(rng.normal(size=(65, 4)) + state[:, :1] + own[:, :1]).float()
     found = O._predicted_by_neighbors(state, own, target, batch)
-    for weight, value in zip(O.WEIGHTS, found, strict=True):
+    for weight, of_genes in zip(O.WEIGHTS, found, strict=True):
         x = own if np.isinf(weight) else np.hstack([state, weight * own])
         predicted = np.zeros((65, 4))
         for i in range(65):
@@ -122,17 +126,32 @@ def test_neighbours_predict_as_by_hand():
             distance[batch != batch[i]] = np.inf
             predicted[i] = target[np.argsort(distance)[: {0: 5, 1: 3}[batch[i]]]].mean(dim=0)
         p, t = within(predicted, batch), within(target.double().numpy(), batch)
-        expected = np.mean([(p[:, g] * t[:, g]).sum() / np.sqrt((p[:, g] ** 2).sum() * (t[:, g] ** 2).sum())
-                            for g in range(4)])  # fmt: skip
-        assert value == pytest.approx(expected, abs=1e-5)
+        expected = (p * t).sum(axis=0) / np.sqrt((p**2).sum(axis=0) * (t**2).sum(axis=0))
+        np.testing.assert_allclose(of_genes, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("found", "error", "chosen"),
+    [
+        ([0, 1, 2, 3, 4, 3, 2, 1, 0], 0.1, 1.5),
+        ([0, 1, 2, 3, 4, 5, 6, 7, 8], 0.1, np.inf),
+        ([0, 1, 2, 3, 4, 5, 6, 7, 8], 1.1, 3.0),  # within two errors of the best
+        ([9, 8, 7, 6, 5, 4, 3, 2, 1], 0.1, 0.0),
+        ([9, 8, 7, 6, 5, 4, 3, 2, 1], 3.0, 1.5),
+    ],
+)
+def test_another_weight_than_the_usual_needs_to_be_clearly_better(found, error, chosen):
+    agreement = O.Agreement(np.array(found, dtype=float), np.full(9, error), 100)
+    assert O.WEIGHTS[agreement.chosen] == chosen
+    assert agreement._replace(n_cells=0).chosen == 0
 
 
 def test_a_model_that_knows_nothing_leaves_it_to_the_components(tiny):
     cells = make_counts()
     found = O.compare_weights(tiny(), cells, 0)
     assert found.n_cells == 400
-    assert found.found[0, -1] > found.found[0, 0] + 0.04
-    assert found.found[0].argmax() >= O.WEIGHTS.index(1.0)
+    assert found.found[-1] > found.found[0] + 0.04
+    assert found.found.argmax() >= O.WEIGHTS.index(1.0)
     few = make_counts(150)
     one, again, other = (O.compare_weights(tiny(), few, seed).found for seed in (0, 0, 1))
     assert np.array_equal(one, again)
@@ -142,8 +161,8 @@ def test_a_model_that_knows_nothing_leaves_it_to_the_components(tiny):
 def test_what_parts_batches_is_no_reason_for_components(tiny):
     """Types do not differ, batches do: within them there is nothing to find."""
     cells = make_counts(n_batches=2, signal=0.0)
-    inside = O.compare_weights(tiny(), cells, 0).found[0]
-    across = O.compare_weights(tiny(), replace(cells, batch=np.zeros(400, dtype=np.int64), n_batches=1), 0).found[0]
+    inside = O.compare_weights(tiny(), cells, 0).found
+    across = O.compare_weights(tiny(), replace(cells, batch=np.zeros(400, dtype=np.int64), n_batches=1), 0).found
     assert across[-1] > 0.1
     assert inside[-1] < 0.05
 
@@ -159,6 +178,7 @@ def test_the_embedding_is_the_join_at_its_weight(tiny, weight):
     assert own.shape[1] == new.config.adapted_dim
     unit = 1 if np.isinf(weight) else weight * O.spread_within(state, cells.batch)
     assert O.spread_within(own, cells.batch) == pytest.approx(unit, rel=1e-4)
+    np.testing.assert_allclose(np.linalg.norm(own, axis=1), new.config.adapted_length, rtol=1e-5)
     if not np.isinf(weight):
         assert np.array_equal(joined[:, : state.shape[1]], state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -55,7 +55,8 @@ class ScDiVa(Network):
         if c.integrated:
             self.integration = IntegrationHead(c.n_tokens, c.state_dim, c.integrated_own_dim, c.integrated_hidden)
         if c.adapted != "no":
-            self.own = OwnComponents(c.n_tokens, c.state_dim, c.adapted_dim, alone=c.adapted == "own")
+            alone, length = c.adapted == "own", c.adapted_length
+            self.own = OwnComponents(c.n_tokens, c.state_dim, c.adapted_dim, alone=alone, length=length)
         # each of the 2·n_layers writes to the stream adds its variance: scaled down so that the sum keeps its size
         out_std = INIT_STD / (2 * c.n_layers) ** 0.5
         self.blocks = Blocks(

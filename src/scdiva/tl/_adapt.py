@@ -61,13 +61,14 @@ def adapt(
     r"""Fit a model's embedding to your own cells, without labels.
 
     Up to 20 principal components of these cells (within batches, shrunk by the noise in them) are joined to the model's
-    cell state, :math:`[z,\; w\,x]`: what the corpus did not teach of a tissue comes in with x, what these cells alone
-    are too few to show stays with z. How much x counts is chosen by count splitting [1]_: each cell's counts are split
-    by chance, and the weight is taken with which a cell's 10 nearest neighbours by four fifths of the counts, within
-    the batch, best predict the expression in the last fifth. The components that judge a cell are fitted to others.
-    Compared are the model's state alone, the components alone, and seven weights between, for components of the 2,000
-    genes of the highest dispersion (`"dispersion"`) and for those of scanpy's highly variable ones (`"variable"`).
-    Nothing is trained.
+    cell state, :math:`[z,\; w\,x / \lVert x \rVert]`: what the corpus did not teach of a tissue comes in with x, what
+    these cells alone are too few to show stays with z. They are made of the 2,000 genes of the highest dispersion and
+    of scanpy's 2,000 highly variable ones. Each cell's are brought to one length, as its state is: neighbours then
+    share what they express, not how deep they were sequenced. How much x counts is chosen by count splitting [1]_: each
+    cell's counts are split by chance, and weights are compared by how well a cell's 10 nearest neighbours by four
+    fifths of the counts, within the batch, predict the expression in the last fifth. The components that judge a cell
+    are fitted to others. Compared are the model's state alone, the components alone, and seven weights between; of
+    those within two standard errors of the best, the one nearest to 1.5 is taken. Nothing is trained.
 
     Of more than 50,000 cells so many are drawn. They are held in memory, 8 bytes per value above zero. Cell states,
     the state head and the transformer stay those of the model: what :func:`impute` or :func:`generate` find with the
@@ -96,9 +97,9 @@ def adapt(
     A new model for `model=` of every tool, to be kept by `new.save(folder)`. It embeds these cells and later ones of
     the same tissue. Its `adaptation`, which is saved with it, is a plain dict: `chosen` (`"model"`, `"joined"` or
     `"own"`), `weight` (of the components, in units of the state's spread within batches; None: they stand alone),
-    `n_components`, `genes` (that they are made of), `agreement` (mean correlation of predicted and observed expression:
-    of `"model"`, `"own"` and `"chosen"`), `weights` and `agreements` (all that were compared), `n_cells`, `n_judged`,
-    `n_batches`, `seconds` and `seed`.
+    `n_components`, `agreement` (mean correlation of predicted and observed expression: of `"model"`, `"own"` and
+    `"chosen"`), `weights` and `agreements` (all that were compared), `n_cells`, `n_judged`, `n_batches`, `seconds` and
+    `seed`.
 
     Raises
     ------
@@ -138,7 +139,7 @@ def adapt(
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
     from scdiva.train.adaptation import read_cells
-    from scdiva.train.own_components import GENES, WEIGHTS, compare_weights, with_own_components
+    from scdiva.train.own_components import WEIGHTS, compare_weights, with_own_components
 
     seed = seed_of(rng)
     given = load_for(model, target)
@@ -153,23 +154,22 @@ def adapt(
     given = given.to(target)
     with torch_threads_kept(None if runs_transformer(given) else 1):  # products of the set encoder are too small
         agreement = compare_weights(given, cells, seed)
-        genes, best = np.unravel_index(int(agreement.found.argmax()), agreement.found.shape)
-        new = with_own_components(given, cells, WEIGHTS[best], GENES[genes])
+        weight = WEIGHTS[agreement.chosen]
+        new = with_own_components(given, cells, weight)
         if batch_key is None:
             _warn_of_batches(new, cells, adata.obs.iloc[rows], seed)
     chosen = {"no": "model", "joined": "joined", "own": "own"}[new.config.adapted]
     found: dict[str, Any] = {
         "chosen": chosen,
-        "weight": None if chosen == "own" else float(WEIGHTS[best]),
+        "weight": None if chosen == "own" else weight,
         "n_components": 0 if new.own is None else new.config.adapted_dim,
-        "genes": GENES[genes] if new.own is not None else None,
         "agreement": {
-            "model": float(agreement.found[0, 0]),
-            "own": float(agreement.found[:, -1].max()),
-            "chosen": float(agreement.found.max()),
+            "model": float(agreement.found[0]),
+            "own": float(agreement.found[-1]),
+            "chosen": float(agreement.found[agreement.chosen]),
         },
-        "weights": [None if np.isinf(weight) else weight for weight in WEIGHTS],
-        "agreements": dict(zip(GENES, agreement.found.tolist(), strict=True)),
+        "weights": [None if np.isinf(one) else one for one in WEIGHTS],
+        "agreements": agreement.found.tolist(),
         "n_cells": cells.n_cells,
         "n_judged": agreement.n_cells,
         "n_batches": cells.n_batches,

@@ -154,17 +154,15 @@ def fit_linear_map(
         raise ValueError(f"n_dims must be in 1 ... {len(kept)}, the genes that vary and are measured; got {n_dims}.")
     deviation = np.sqrt(variance[kept]) + DEVIATION_OFFSET
 
-    covariance = np.zeros((len(kept), len(kept)))
-    for study, block in _shown(cells, "covariance"):
-        # 0 - 0 for a gene that the study did not measure
-        dense = (block[:, kept].toarray() - means[study, kept]) / deviation
-        dense = np.clip(dense, -CLIP, CLIP).astype(np.float32)
-        covariance += weight[study] * (dense.T @ dense)
-    directions, values = _leading_eigenvectors(covariance, n_dims)
-    n = int((values > LEAST_EIGENVALUE * values[0]).sum())
-    if fewer:
-        directions, values = directions[:, :n], values[:n]
-    elif n < n_dims:
+    def standardised() -> Iterator[np.ndarray]:
+        for study, block in _shown(cells, "covariance"):
+            # 0 - 0 for a gene that the study did not measure
+            dense = (block[:, kept].toarray() - means[study, kept]) / deviation
+            yield np.sqrt(weight[study]) * np.clip(dense, -CLIP, CLIP)
+
+    directions, values, trace = _leading_directions(standardised(), len(cells.study), len(kept), n_dims)
+    n = len(values)
+    if n < n_dims and not fewer:
         raise ValueError(
             f"The {len(cells.study)} cells span {n} directions only; pass n_dims={n} or fewer, or more cells."
         )
@@ -175,17 +173,40 @@ def fit_linear_map(
     bias = -(mean[kept] / deviation) @ directions
     frequency = (share * shares).sum(axis=0) / np.maximum(covered, 1e-12)
     full_total = FULL_SHARE * total / float((weight * sizes).sum())
-    return LinearMap(table, bias.astype(np.float32), values / np.trace(covariance), frequency, full_total)
+    return LinearMap(table, bias.astype(np.float32), values / trace, frequency, full_total)
 
 
-def _leading_eigenvectors(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvectors of the k largest eigenvalues, largest first; the sign makes the largest entry positive."""
+def _leading_directions(
+    blocks: Iterator[np.ndarray], n_rows: int, n_columns: int, k: int
+) -> tuple[np.ndarray, np.ndarray, float]:
+    """Leading right singular vectors of a matrix that comes by blocks of rows, float64 `(n_columns, at most k)`.
+
+    They are eigenvectors of the columns' products, or, of fewer rows than columns, come from those of the rows'
+    products, which is the smaller matrix then. The sign makes the largest entry positive.
+
+    Returns
+    -------
+    The vectors, their squared singular values, largest first, without those that are rounding; the sum of all squares.
+    """
     from scipy.linalg import eigh
 
-    n = len(matrix)
-    values, vectors = eigh(matrix, subset_by_index=(n - k, n - 1))
+    if n_rows < n_columns:
+        rows = np.concatenate(list(blocks))
+        products = rows @ rows.T
+    else:
+        products = np.zeros((n_columns, n_columns))
+        for block in blocks:
+            single = block.astype(np.float32)
+            products += single.T @ single
+    n = len(products)
+    values, vectors = eigh(products, subset_by_index=(max(0, n - k), n - 1))
     values, vectors = values[::-1], vectors[:, ::-1]
-    return vectors * np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(k)]), values
+    kept = values > LEAST_EIGENVALUE * values[0]
+    values, vectors = values[kept], vectors[:, kept]
+    if n_rows < n_columns:
+        vectors = rows.T @ vectors / np.sqrt(values)
+    signs = np.sign(vectors[np.abs(vectors).argmax(axis=0), np.arange(len(values))])
+    return vectors * signs, values, float(np.trace(products))
 
 
 def _shown(cells: Corpus, desc: str) -> Iterator[tuple[int, sp.csr_matrix]]:

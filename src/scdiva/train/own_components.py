@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from scdiva._rng import step_generator
@@ -24,15 +25,14 @@ N_DIRECTIONS = 20
 N_SPECTRUM = 60
 """Components looked at; the later half tells the level of the noise."""
 N_GENES = 2000
-"""Genes that they are made of."""
-Genes = Literal["dispersion", "variable"]
-GENES: tuple[Genes, ...] = ("dispersion", "variable")
-"""Which: those of the highest dispersion, or of the highest among genes of like expression (scanpy's). Each is better
-on some of the held-out studies."""
+"""Genes that they are made of; of adapted models so many by each of two choices."""
 BLOCK_ROWS = 2048
 """Cells projected at once."""
 WEIGHTS = (0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, np.inf)
 """Weights of the own components that are compared; 0: the model's state alone, inf: the components alone."""
+USUAL, MOST_ERRORS = 1.5, 2.0
+"""The weight that is taken unless another predicts better by so many standard errors. Around the best weight the
+differences are within noise: on the held-out studies of the design the best weight itself did worse than this one."""
 MOST_JUDGED = 5000
 """Most cells that compare them; of more, so many are drawn."""
 ENOUGH_JUDGED, MOST_SPLITS = 1000, 3
@@ -73,11 +73,22 @@ class _AsCorpus:
         return bounds, self.cells.tokens[first:last], self.cells.values[first:last]
 
 
-def own_directions(cells: AdaptationCells, n_tokens: int, most: int, genes: Genes = "dispersion") -> Tensor:
+def own_directions(cells: AdaptationCells, n_tokens: int, most: int, genes: np.ndarray | None = None) -> Tensor:
     r"""Principal components within batches, above the noise and shrunk by it.
 
     Each is scaled by :math:`\sqrt{(\lambda - \lambda_0) / \lambda}` with :math:`\lambda_0` the median of the later of
     60 eigenvalues.
+
+    Parameters
+    ----------
+    cells
+        What they are fitted to.
+    n_tokens
+        Rows of the table.
+    most
+        Most components.
+    genes
+        Tokens that they are made of, ascending; None: the 2,000 of the highest dispersion.
 
     Returns
     -------
@@ -86,15 +97,39 @@ def own_directions(cells: AdaptationCells, n_tokens: int, most: int, genes: Gene
     n = min(N_SPECTRUM, len(cells.measured) // 2, (cells.n_cells - cells.n_batches) // 2)
     if n < 4:
         return torch.zeros(n_tokens, 0)
-    if genes == "variable" and len(cells.measured) > N_GENES:
-        cells = _of_genes(cells, _variable(cells, n_tokens))
+    if genes is not None:
+        cells = _of_genes(cells, genes)
+    n_genes = N_GENES if genes is None else len(genes)
     found = fit_linear_map(
-        _AsCorpus(cells, n_tokens), n, n_genes=N_GENES, study_power=0.0, spectral_power=0.0, fewer=True
+        _AsCorpus(cells, n_tokens), n, n_genes=n_genes, study_power=0.0, spectral_power=0.0, fewer=True
     )
     noise = np.median(found.explained[len(found.explained) // 2 :])
     signal = 1 - noise / found.explained[: min(most, len(found.explained) // 2)]
     kept = signal > 0
     return torch.from_numpy(found.weight[:, : len(signal)][:, kept] * np.sqrt(signal[kept]).astype(np.float32))
+
+
+def components_of(cells: AdaptationCells, n_tokens: int) -> Tensor:
+    """Centred components for the join, of :func:`variable_genes`: `(n_tokens, m)`, m = 0 of few cells."""
+    own = own_directions(cells, n_tokens, N_DIRECTIONS, variable_genes(cells, n_tokens))
+    return centred(own, cells) if own.shape[1] else own
+
+
+def variable_genes(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
+    """Tokens of the genes that vary most by either of two measures, ascending.
+
+    2,000 of the highest dispersion, and scanpy's 2,000, of the highest among genes of similar expression. Components of
+    one choice are better on some of the held-out studies, of the other on others, and of both nearly as good as the
+    better on all.
+    """
+    if len(cells.measured) <= N_GENES:
+        return cells.measured
+    import scanpy as sc
+    from anndata import AnnData
+
+    adata = AnnData(_matrix(cells, n_tokens)[:, cells.measured].astype(np.float32))
+    sc.pp.highly_variable_genes(adata, n_top_genes=N_GENES)
+    return np.union1d(_dispersed(cells, n_tokens)[0], cells.measured[np.flatnonzero(adata.var["highly_variable"])])
 
 
 def centred(table: Tensor, cells: AdaptationCells) -> Tensor:
@@ -119,17 +154,39 @@ def project(table: Tensor, cells: AdaptationCells) -> Tensor:
 
 
 class Agreement(NamedTuple):
-    """How well neighbours predict expression, `(len(GENES), len(WEIGHTS))`, and how many cells judged it."""
+    """How well neighbours predict expression at each of `WEIGHTS`.
+
+    Attributes
+    ----------
+    found
+        `(len(WEIGHTS),)`, mean correlation of prediction and expression.
+    error
+        `(len(WEIGHTS),)`, standard error over genes of how far each lies below the best.
+    n_cells
+        How many cells judged them.
+    """
 
     found: np.ndarray
+    error: np.ndarray
     n_cells: int
+
+    @property
+    def chosen(self) -> int:
+        """Number of the weight that is taken: that nearest to `USUAL` of those within `MOST_ERRORS` of the best."""
+        if not self.n_cells:
+            return 0
+        with np.errstate(divide="ignore"):
+            distance = np.abs(np.log(np.asarray(WEIGHTS) / USUAL))
+        close = self.found.max() - self.found <= MOST_ERRORS * self.error
+        best = np.arange(len(WEIGHTS)) == self.found.argmax()
+        return int(np.lexsort((-self.found, np.where(close | best, distance, np.nan)))[0])
 
 
 def compare_weights(model: ScDiVa, cells: AdaptationCells, seed: int) -> Agreement:
-    """Compare own components, and their weights beside a model's state, by what neighbours predict of counts not seen.
+    """Compare weights of own components beside a model's state, by what neighbours predict of counts not seen.
 
     Each cell's counts are split at random (count splitting; Batson, Royer & Webber 2019; Neufeld et al. 2024). Four
-    fifths of them give a cell its state and its place among the components; of the last fifth, the mean of its 10
+    fifths of them give a cell its state and its position among the components; of the last fifth, the mean of its 10
     nearest neighbours within the batch predicts its own. The components are fitted to other cells, in two folds: fitted
     to the same ones they would know of what is predicted.
 
@@ -144,46 +201,45 @@ def compare_weights(model: ScDiVa, cells: AdaptationCells, seed: int) -> Agreeme
 
     Returns
     -------
-    The correlation of prediction and expression within batches, mean over genes, folds and splits, for each choice of
-    genes and each weight. 0 for all where the cells are too few for components.
+    The correlation of prediction and expression within batches, mean over genes, folds and splits, for each weight. 0
+    for all, and the model's state alone chosen, where the cells are too few for components.
     """
     rng = np.random.default_rng([seed, 0])
     if cells.n_cells > MOST_JUDGED:
         cells = cells.subset(np.sort(rng.choice(cells.n_cells, MOST_JUDGED, replace=False)))
     found, number = [], 0
-    for split in range(min(MOST_SPLITS, -(-ENOUGH_JUDGED // cells.n_cells))):
+    n_splits = min(MOST_SPLITS, -(-ENOUGH_JUDGED // cells.n_cells))
+    for split in range(n_splits):
         shown, hidden, kept = _split(cells, step_generator(seed, split, "split"))
         fold, number = rng.permutation(len(kept)) % 2, len(kept)
         for part in (0, 1):
             judged = np.flatnonzero(fold == part)
             of_fold = _compared(model, cells.subset(kept[fold != part]), shown.subset(judged), hidden.subset(judged))
             found += [] if of_fold is None else [of_fold]
-    nothing = np.zeros((len(GENES), len(WEIGHTS)))
-    return Agreement(np.mean(found, axis=0) if found else nothing, number if found else 0)
+    if not found:
+        return Agreement(np.zeros(len(WEIGHTS)), np.zeros(len(WEIGHTS)), 0)
+    by_gene = np.concatenate(found, axis=1)
+    below = by_gene[by_gene.mean(axis=1).argmax()] - by_gene
+    # splits are of the same cells and add no independent genes
+    return Agreement(by_gene.mean(axis=1), below.std(axis=1) / np.sqrt(by_gene.shape[1] / n_splits), number)
 
 
 def _compared(
     model: ScDiVa, others: AdaptationCells, shown: AdaptationCells, hidden: AdaptationCells
 ) -> np.ndarray | None:
-    """Agreement of genes and weights, by cells of which two parts are given; None if the others have no components."""
+    """Agreement of weights and genes, by cells of which two parts are given; None if the others have no components."""
     n_tokens = model.config.n_tokens
-    found: list[np.ndarray] = []
+    own = components_of(others, n_tokens)
+    if not own.shape[1] or shown.n_cells < 2:
+        return None
     state = _unit(encoded(model, shown).double().numpy(), shown.batch)
+    components = _unit(_of_length_one(own, shown), shown.batch)
     target = _dense(hidden, _targets(others, n_tokens), n_tokens)
-    for genes in GENES:
-        if genes == "variable" and len(others.measured) <= N_GENES:  # both are all of them
-            found.append(found[0])
-            continue
-        own = own_directions(others, n_tokens, N_DIRECTIONS, genes)
-        if not own.shape[1] or shown.n_cells < 2:
-            return None
-        components = _unit(project(centred(own, others), shown).numpy(), shown.batch)
-        found.append(_predicted_by_neighbors(state, components, target, shown.batch))
-    return np.stack(found)
+    return _predicted_by_neighbors(state, components, target, shown.batch)
 
 
 @torch.no_grad()
-def with_own_components(model: ScDiVa, cells: AdaptationCells, weight: float, genes: Genes = "dispersion") -> ScDiVa:
+def with_own_components(model: ScDiVa, cells: AdaptationCells, weight: float) -> ScDiVa:
     """Copy a model, with components of these cells beside its state.
 
     Parameters
@@ -194,28 +250,31 @@ def with_own_components(model: ScDiVa, cells: AdaptationCells, weight: float, ge
         What they are fitted to.
     weight
         Their spread within batches, in units of the state's; inf: they stand alone, 0: there are none.
-    genes
-        What they are made of.
     """
-    c = model.config
-    own = own_directions(cells, c.n_tokens, N_DIRECTIONS, genes) if weight else torch.zeros(c.n_tokens, 0)
-    config = replace(c, adapted="no", adapted_dim=ScDiVaConfig.adapted_dim)
+    c, default = model.config, ScDiVaConfig()
+    own = components_of(cells, c.n_tokens) if weight else torch.zeros(c.n_tokens, 0)
+    config = replace(c, adapted="no", adapted_dim=default.adapted_dim, adapted_length=default.adapted_length)
     if own.shape[1]:
-        config = replace(c, adapted="own" if np.isinf(weight) else "joined", adapted_dim=own.shape[1])
+        length = 1 / max(spread_within(_of_length_one(own, cells), cells.batch), 1e-12)
+        if not np.isinf(weight):
+            some = cells.subset(np.arange(0, cells.n_cells, -(-cells.n_cells // MOST_JUDGED)))
+            length *= weight * spread_within(encoded(model, some).double().numpy(), some.batch)
+        config = replace(
+            c, adapted="own" if np.isinf(weight) else "joined", adapted_dim=own.shape[1], adapted_length=length
+        )
     new = ScDiVa(config, generator=step_generator(0, 0, "own"))
     known = {name: value for name, value in model.state_dict().items() if not name.startswith("own.")}
     new.load_state_dict(known | {name: value for name, value in new.state_dict().items() if name.startswith("own.")})
     if hasattr(model, "vocabulary"):
         new.vocabulary = model.vocabulary
     if isinstance(new.own, OwnComponents):
-        table = centred(own, cells)
-        unit = spread_within(project(table, cells).numpy(), cells.batch)
-        of_state = 1.0
-        if not np.isinf(weight):
-            some = cells.subset(np.arange(0, cells.n_cells, -(-cells.n_cells // MOST_JUDGED)))
-            of_state = weight * spread_within(encoded(model, some).double().numpy(), some.batch)
-        new.own.table.weight.copy_(table * (of_state / max(unit, 1e-12)))
+        new.own.table.weight.copy_(own)
     return new.to(next(model.parameters()).device).eval()
+
+
+def _of_length_one(table: Tensor, cells: AdaptationCells) -> np.ndarray:
+    """Coordinates of the cells, each cell's brought to length 1."""
+    return F.normalize(project(table, cells), dim=1).numpy()
 
 
 def spread_within(x: np.ndarray, batch: np.ndarray) -> float:
@@ -227,16 +286,6 @@ def spread_within(x: np.ndarray, batch: np.ndarray) -> float:
 
 def _unit(x: np.ndarray, batch: np.ndarray) -> np.ndarray:
     return x / max(spread_within(x, batch), 1e-12)
-
-
-def _variable(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
-    """Tokens of the genes whose dispersion is highest among genes of like expression."""
-    import scanpy as sc
-    from anndata import AnnData
-
-    adata = AnnData(_matrix(cells, n_tokens)[:, cells.measured].astype(np.float32))
-    sc.pp.highly_variable_genes(adata, n_top_genes=N_GENES)
-    return cells.measured[np.flatnonzero(adata.var["highly_variable"])]
 
 
 def _of_genes(cells: AdaptationCells, genes: np.ndarray) -> AdaptationCells:
@@ -268,12 +317,19 @@ def _matrix(cells: AdaptationCells, n_tokens: int) -> sp.csr_matrix:
     return sp.csr_matrix((cells.values, cells.tokens, cells.indptr), shape=(cells.n_cells, n_tokens))
 
 
-def _targets(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
+def _dispersed(cells: AdaptationCells, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Give the genes of the highest dispersion, as tokens, highest first, and their variances."""
     matrix = _matrix(cells, n_tokens).astype(np.float64)
     mean = np.asarray(matrix.mean(axis=0)).ravel()
     variance = np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel() - mean**2
-    often = np.argsort(-variance / np.maximum(mean, DISPERSION_OFFSET), kind="stable")[:N_GENES]
-    return np.sort(often[np.argsort(-variance[often], kind="stable")[:N_TARGETS]])
+    genes = np.argsort(-variance / np.maximum(mean, DISPERSION_OFFSET), kind="stable")[:N_GENES]
+    genes = genes[variance[genes] > 0]
+    return genes, variance[genes]
+
+
+def _targets(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
+    genes, variance = _dispersed(cells, n_tokens)
+    return np.sort(genes[np.argsort(-variance, kind="stable")[:N_TARGETS]])
 
 
 def _dense(cells: AdaptationCells, genes: np.ndarray, n_tokens: int) -> Tensor:
@@ -281,7 +337,7 @@ def _dense(cells: AdaptationCells, genes: np.ndarray, n_tokens: int) -> Tensor:
 
 
 def _predicted_by_neighbors(state: np.ndarray, components: np.ndarray, target: Tensor, batch: np.ndarray) -> np.ndarray:
-    """Correlation of each gene with the mean of a cell's neighbours, mean over genes, for each weight."""
+    """Correlation of each gene with the mean of a cell's neighbours, `(len(WEIGHTS), n_genes)`."""
     sums = torch.zeros(len(WEIGHTS), 3, target.shape[1], dtype=torch.float64)
     for number in np.unique(batch):
         rows = np.flatnonzero(batch == number)
@@ -290,12 +346,13 @@ def _predicted_by_neighbors(state: np.ndarray, components: np.ndarray, target: T
             continue
         near_state, near_own = (torch.from_numpy(part[rows]).float() for part in (state, components))
         near_state, near_own = (torch.cdist(x, x).square_().fill_diagonal_(torch.inf) for x in (near_state, near_own))
-        truth = target[rows] - target[rows].mean(dim=0)
+        of_batch = target[rows]
+        truth = of_batch - of_batch.mean(dim=0)
         for index, weight in enumerate(WEIGHTS):
             joined = near_own if np.isinf(weight) else near_state + weight**2 * near_own if weight else near_state
             nearest = joined.topk(near, dim=1, largest=False).indices
-            mean = torch.stack([target[rows][column] for column in nearest.T]).mean(dim=0)
+            mean = F.embedding_bag(nearest, of_batch, mode="mean")
             mean = mean - mean.mean(dim=0)
             sums[index] += torch.stack([(a * b).sum(dim=0) for a, b in ((mean, truth), (mean, mean), (truth, truth))])
     scale = (sums[:, 1] * sums[:, 2]).sqrt()
-    return torch.where(scale > 0, sums[:, 0] / scale.clamp_min(1e-12), 0.0).mean(dim=1).numpy()
+    return torch.where(scale > 0, sums[:, 0] / scale.clamp_min(1e-12), 0.0).numpy()

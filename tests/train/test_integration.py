@@ -325,6 +325,19 @@ def test_a_transformer_behind_the_head(tiny, strategy):
         assert not any(name.startswith("heads.") for name in rest)  # no part of the state
 
 
+@pytest.mark.parametrize(("steps", "n_views"), [(3, 1), (8, 3), (60, 8)])
+def test_cells_are_thinned_as_often_as_the_steps_see_them_and_eight_times_at_most(plain, monkeypatch, steps, n_views):
+    seen, encoded_once = [], I._encoded
+    monkeypatch.setattr(I, "_encoded", lambda model, batch: seen.append(batch.n_cells) or encoded_once(model, batch))
+    run(plain(), steps=steps)
+    assert sum(seen) == 120 * n_views  # none at the steps
+
+
+def test_cells_that_go_through_the_transformer_are_not_thinned(tiny, monkeypatch):
+    monkeypatch.setattr(I, "_encoded", lambda *_: pytest.fail("encoded again"))
+    run(I.with_head(tiny(anchor="learned"), 0), steps=3)
+
+
 def test_training_lessens_what_it_should(plain):
     model, cells = plain(), make_cells()
     found = run(model, steps=150, learning_rate=2e-3, reversal_weight=0.0, max_time=0.0, pairs_weight=0.0)

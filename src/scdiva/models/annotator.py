@@ -17,8 +17,14 @@ from scdiva.models.network import of_model
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import ZERO_SHOT, AnnotationHead, HeadSizes
 
-_MOST = {"n_labels": 100_000, "own_dim": 4096, "n_genes": 200_000, "hidden": 65_536, "n_known": 10_000_000,
-         "n_neighbors": 10_000_000}  # fmt: skip
+_MOST = {
+    "n_labels": 100_000,
+    "own_dim": 4096,
+    "n_genes": 200_000,
+    "hidden": 65_536,
+    "n_known": 10_000_000,
+    "n_neighbors": 10_000_000,
+}
 """Largest sizes that are believed of a file."""
 
 

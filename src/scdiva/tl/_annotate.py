@@ -256,6 +256,8 @@ def annotate(
         from scdiva.train.adaptation import read_cells
         from scdiva.train.annotation import Reference
         from scdiva.train.config import AnnotationConfig
+        from scdiva.train.finetuning import Tuning
+        from scdiva.train.loop import Limits
 
         given = load_for(cast("ScDiVa | str | PathLike[str]", model), running.device)  # an annotator is dealt with
         ancestors(as_text(types), groups or {})
@@ -277,11 +279,10 @@ def annotate(
         running = reads(running, method)
         known, rows = read_cells(source if reference is None else restricted(other, tokens), batch)
         states = torch.from_numpy(embed_all(given, known, running))
-        limits = max_epochs, patience, np.inf if minutes is None else 60 * minutes
-        fitted = fit_annotator(
-            Reference(known, states, labels[rows]), types, batch[rows], given, method, tokens, config, strategy, limits,
-            running.device,
-        )  # fmt: skip
+        limits = Limits(max_epochs, patience, np.inf if minutes is None else 60 * minutes)
+        tuning = Tuning(strategy, limits, running.device)
+        labelled = Reference(known, states, labels[rows])
+        fitted = fit_annotator(labelled, types, batch[rows], given, method, tokens, config, tuning)
         # the seed as text: it is beyond the integers that JSON and h5ad readers agree on
         fitted = replace(
             fitted, parents=groups or {}, notes=fitted.notes | {"labels_key": labels_key, "seed": str(seed)}

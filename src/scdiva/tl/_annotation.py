@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from scdiva.models import Annotator, ScDiVa
     from scdiva.train.annotation import Reference
     from scdiva.train.config import AnnotationConfig
+    from scdiva.train.finetuning import Tuning
 
 LEAST_GENES = 50
 """Genes that reference and cells must share."""
@@ -94,9 +95,7 @@ def fit_annotator(
     method: str,
     tokens: np.ndarray,
     config: AnnotationConfig,
-    strategy: Literal["lora", "full"],
-    limits: tuple[int, int, float],
-    device: str,
+    tuning: Tuning,
 ) -> Annotator:
     """Fit an annotator.
 
@@ -116,8 +115,8 @@ def fit_annotator(
         Genes that are read.
     config
         Of the fit.
-    strategy, limits, device
-        Of `"finetune"`: what is trained; most epochs, looks without a better loss, and seconds; where.
+    tuning
+        Of `"finetune"`.
 
     Raises
     ------
@@ -128,7 +127,6 @@ def fit_annotator(
     from scdiva.models.inference import runs_transformer
     from scdiva.train.annotation import calibrate, fit_head, held_out
     from scdiva.train.finetuning import fit_with_model
-    from scdiva.train.loop import Limits
 
     names = as_text(types)
     lost = np.setdiff1d(np.arange(len(names)), reference.labels)
@@ -142,15 +140,7 @@ def fit_annotator(
         tuned = None
         if method == "finetune":
             tuned, notes = fit_with_model(
-                model,
-                reference,
-                batch,
-                len(names),
-                strategy,
-                config,
-                Limits(*limits),
-                device,
-                progress=settings.progress,
+                model, reference, batch, len(names), tuning, config, progress=settings.progress
             )
         if tuned is None:
             head = fit_head(reference, method, len(names), model.config.n_tokens, config)
@@ -162,9 +152,15 @@ def fit_annotator(
     novelty = found.pop("novelty")
     notes |= {**found, "own_directions": head.sizes.own_dim, "n_labelled": int((reference.labels >= 0).sum())}
     return Annotator(
-        model, head, tuple(types.categories.tolist()), tokens, novelty, notes=notes,
-        dtype=str(types.categories.dtype), ordered=bool(types.ordered),
-    )  # fmt: skip
+        model,
+        head,
+        tuple(types.categories.tolist()),
+        tokens,
+        novelty,
+        notes=notes,
+        dtype=str(types.categories.dtype),
+        ordered=bool(types.ordered),
+    )
 
 
 def annotated(

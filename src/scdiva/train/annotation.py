@@ -206,8 +206,14 @@ def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
     y, n_labels = found.labels, head.sizes.n_labels
     if not len(y):
         nothing = np.zeros(0, dtype=np.float32)
-        return {"temperature": 1.0, "n_held_out": 0, "accuracy": np.nan, "ece": np.nan, "reliability": {},
-                "novelty": nothing}  # fmt: skip
+        return {
+            "temperature": 1.0,
+            "n_held_out": 0,
+            "accuracy": np.nan,
+            "ece": np.nan,
+            "reliability": {},
+            "novelty": nothing,
+        }
     own = np.arange(len(y)), y
 
     def cross_entropy(log_temperature: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,14 @@ HELD_OUT = 0.1
 """Least share of the cells that training never sees."""
 CONTEXT = 256
 """Genes of a cell that a transformer is trained on; it reads all it can afterwards."""
+
+
+class Tuning(NamedTuple):
+    """How a model is fine-tuned: what of it is trained, when that ends, and on which device."""
+
+    how: Literal["lora", "full"]
+    limits: Limits
+    device: str
 
 
 class AnnotationModule(TaskModule):
@@ -124,10 +132,8 @@ def fit_with_model(
     reference: Reference,
     batch: np.ndarray,
     n_labels: int,
-    how: Literal["lora", "full"],
+    tuning: Tuning,
     config: AnnotationConfig,
-    limits: Limits,
-    device: str,
     *,
     progress: bool = True,
 ) -> tuple[tuple[ScDiVa, AnnotationHead, HeldOut] | None, dict[str, Any]]:
@@ -143,9 +149,7 @@ def fit_with_model(
         Number of the batch of each cell.
     n_labels
         Number of labels.
-    how
-        What of the model is trained.
-    config, limits, device
+    tuning, config
         Of the training.
     progress
         Whether to show a progress bar.
@@ -178,9 +182,9 @@ def fit_with_model(
     rest = np.setdiff1d(np.arange(reference.cells.n_cells), order[split.held_out])
     part = Reference(reference.cells.subset(rest), reference.states[rest], reference.labels[rest])
     head = fit_head(part, "finetune", n_labels, model.config.n_tokens, config)
-    new = copy.deepcopy(model).to(device)
+    new = copy.deepcopy(model).to(tuning.device)
     labelled = Reference(cells, reference.states[order], labels)
-    found, predicted = finetune(new, head, labelled, split, how, config, limits, progress=progress)
+    found, predicted = finetune(new, head, labelled, split, tuning.how, config, tuning.limits, progress=progress)
     notes = {key: found[key] for key in ("steps", "stopped", "start_loss", "best_loss", "improved", "history")}
     if not found["improved"]:
         warnings.warn(

@@ -80,8 +80,8 @@ def pretrain(
     training
         See :class:`~scdiva.train.PretrainingConfig`. None: the preset's, or its defaults.
     preset
-        `"paper"`, `"base"` or `"mini"`: where model and training start from; what is given by options or in a file
-        goes before it. See :meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>` and
+        `"paper"`, `"base"` or `"mini"`: where model and training start from; options, and fields in a file,
+        take precedence. See :meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>` and
         :meth:`PretrainingConfig.preset <scdiva.train.PretrainingConfig.preset>`.
     model
         A :class:`~scdiva.models.ScDiVaConfig`, or those of its fields that differ from the preset's or its defaults;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -466,3 +466,34 @@ def _refuse_or_warn(message: str, refuse: bool) -> None:
     if refuse:
         raise ValueError(message)
     warn(message)
+
+
+def listed(given: Sequence[str] | str) -> list[str]:
+    """Give one name, or several, as a list."""
+    return [given] if isinstance(given, str) else [str(name) for name in given]
+
+
+def refuse_twice(given: Sequence[object], argument: str) -> None:
+    """Refuse what is asked for twice."""
+    if len(set(given)) < len(given):
+        raise ValueError(f"{argument} holds {max(given, key=given.count)!r} more than once.")
+
+
+def wanted_groups(groups: Sequence[str] | str | None, present: Sequence[str], lack: str) -> list[str]:
+    """Name the groups that are asked for, all if None; refuse those that are not there.
+
+    Raises
+    ------
+    ValueError
+        If there is none, one is named twice, or some are not present; `lack` is what the message then states of them.
+    """
+    wanted = list(present) if groups is None else listed(groups)
+    if not wanted:
+        raise ValueError("groups names no group; leave it out to take all.")
+    refuse_twice(wanted, "groups")
+    if absent := [name for name in wanted if name not in present]:
+        raise ValueError(
+            f"{len(absent)} of {len(wanted)} groups {lack}, the first is {absent[0]!r}; there are "
+            f"{', '.join(map(repr, present[:10]))}."
+        )
+    return wanted

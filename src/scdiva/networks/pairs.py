@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from scdiva._constants import N_SPECIAL
 from scdiva._nearest import nearest
-from scdiva.data.conditions import column
+from scdiva.data.conditions import column, wanted_groups
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -232,15 +232,9 @@ def choose_groups(
         return Groups(np.zeros(adata.n_obs, dtype=np.int64), [""], [""], None).check()
     of_cell = column(adata, groupby)
     present = sorted(set(of_cell.tolist()))
-    wanted = present if groups is None else [groups] if isinstance(groups, str) else [str(name) for name in groups]
-    named = [] if reference in (None, REST) else [str(reference)]
-    if absent := [name for name in [*wanted, *named] if name not in present]:
-        raise ValueError(
-            f"{len(absent)} of the groups are not in adata.obs[{groupby!r}], the first is {absent[0]!r}; there are "
-            f"{', '.join(map(repr, present[:10]))}."
-        )
-    if len(set(wanted)) < max(len(wanted), 1):
-        raise ValueError(f"groups holds {max(wanted, key=wanted.count)!r} twice." if wanted else "groups names none.")
+    lack = f"are not in adata.obs[{groupby!r}]"
+    wanted = wanted_groups(groups, present, lack)
+    named = [] if reference in (None, REST) else wanted_groups(reference, present, lack)
     if reference == REST and REST in present:
         raise ValueError(f'adata.obs[{groupby!r}] has a group named "rest": give it another name.')
     drawn = [name for name in wanted if name != reference]

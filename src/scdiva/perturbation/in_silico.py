@@ -17,12 +17,12 @@ from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
 from scdiva._threads import torch_threads_kept
 from scdiva._warn import warn
-from scdiva.data.conditions import column, genes_among, genes_of_guides
+from scdiva.data.conditions import column, genes_among, genes_of_guides, listed, wanted_groups
 from scdiva.data.genes import check_unique, column_tokens
 from scdiva.data.reading import Reading
 from scdiva.data.writing import check_columns
 from scdiva.models.scdiva import ScDiVa
-from scdiva.perturbation.predict import distinct_parts, laid_out, listed, wanted_groups
+from scdiva.perturbation.predict import distinct_parts, laid_out
 from scdiva.perturbation.reading import Controls, read_controls
 from scdiva.perturbation.screen import gene_tokens
 from scdiva.tokenizer.serialize import score_denominator

@@ -15,7 +15,7 @@ from scdiva import _constants as C
 from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
 from scdiva._warn import warn
-from scdiva.data.conditions import perturbation_parts
+from scdiva.data.conditions import listed, perturbation_parts, refuse_twice, wanted_groups
 from scdiva.perturbation.model import COLUMNS, PerturbationModel
 from scdiva.perturbation.reading import Controls, refuse_unknown
 from scdiva.perturbation.screen import Conditions, Screen
@@ -108,37 +108,6 @@ def requested(
     )
     states = controls.states[[controls.groups.index(name) for name in new]]
     return Targets(conditions, [name for _, (_, name), _ in rows], [group for group, _, _ in rows], states)
-
-
-def listed(given: Sequence[str] | str) -> list[str]:
-    """Give one name, or several, as a list."""
-    return [given] if isinstance(given, str) else [str(name) for name in given]
-
-
-def refuse_twice(given: Sequence[object], argument: str) -> None:
-    """Refuse what is asked for twice."""
-    if len(set(given)) < len(given):
-        raise ValueError(f"{argument} holds {max(given, key=given.count)!r} more than once.")
-
-
-def wanted_groups(groups: Sequence[str] | str | None, present: Sequence[str], lack: str) -> list[str]:
-    """Name the groups that are asked for, all if None; refuse those that are not there.
-
-    Raises
-    ------
-    ValueError
-        If there is none, one is named twice, or some are not present; `lack` is what the message then states of them.
-    """
-    wanted = list(present) if groups is None else listed(groups)
-    if not wanted:
-        raise ValueError("groups names no group; leave it out to take all.")
-    refuse_twice(wanted, "groups")
-    if absent := [name for name in wanted if name not in present]:
-        raise ValueError(
-            f"{len(absent)} of {len(wanted)} groups {lack}, the first is {absent[0]!r}; there are "
-            f"{', '.join(map(repr, present[:10]))}."
-        )
-    return wanted
 
 
 def distinct_parts(names: Sequence[str], control: str, separator: str, argument: str) -> list[tuple[str, ...]]:

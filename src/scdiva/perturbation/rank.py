@@ -11,11 +11,11 @@ import pandas as pd
 
 from scdiva._progress import progress_bar
 from scdiva.data.cells import open_cells
-from scdiva.data.conditions import column, perturbation_parts
+from scdiva.data.conditions import column, listed, perturbation_parts
 from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading
 from scdiva.perturbation.model import PerturbationModel
-from scdiva.perturbation.predict import gene_columns, listed, n_seen, network_changes, network_on, requested
+from scdiva.perturbation.predict import gene_columns, n_seen, network_changes, network_on, requested
 from scdiva.perturbation.reading import controls_of
 
 if TYPE_CHECKING:

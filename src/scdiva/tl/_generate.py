@@ -16,7 +16,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import model_name
 from scdiva._settings import logger
-from scdiva.data.conditions import column
+from scdiva.data.conditions import column, listed, wanted_groups
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_columns
 
@@ -208,23 +208,20 @@ def _plan(
     if groups is not None and between is not None:
         raise ValueError("Give groups or between, not both.")
     group = column(adata, groupby)
-    present = sorted(set(group.tolist()))
-    asked = groups if between is None else between
-    wanted = present if asked is None else [asked] if isinstance(asked, str) else [str(name) for name in asked]
-    if between is not None and len(wanted) != 2:
-        raise ValueError(f"between must name two groups, got {len(wanted)}.")
-    if not wanted:
-        raise ValueError("groups names no group; leave it out to draw from all.")
-    if absent := [name for name in wanted if name not in present]:
-        raise ValueError(
-            f"{len(absent)} of {len(wanted)} groups are not in adata.obs[{groupby!r}], the first is {absent[0]!r}; "
-            f"there are {', '.join(map(repr, present[:10]))}."
-        )
-    of = {name: np.flatnonzero(group == name) for name in wanted}
+    present, lack = sorted(set(group.tolist())), f"are not in adata.obs[{groupby!r}]"
+
+    def rows_of(name: str) -> np.ndarray:
+        return np.flatnonzero(group == name)
+
     if between is None:
-        return group, [Order(rows, rows, name, 0.0, n_cells) for name, rows in of.items()]
-    one, two = wanted
-    return group, [Order(of[one], of[two], f"{one} to {two}", float(part), n_cells) for part in fractions]
+        names = wanted_groups(None if groups is None else list(dict.fromkeys(listed(groups))), present, lack)
+        return group, [Order(rows_of(name), rows_of(name), name, 0.0, n_cells) for name in names]
+    pair = listed(between)
+    if len(pair) != 2:
+        raise ValueError(f"between must name two groups, got {len(pair)}.")
+    one, two = pair
+    wanted_groups(list(dict.fromkeys(pair)), present, lack)
+    return group, [Order(rows_of(one), rows_of(two), f"{one} to {two}", float(part), n_cells) for part in fractions]
 
 
 def _fixed(

@@ -1,11 +1,13 @@
-"""`model.save(path)`."""
+"""`model.save(path)`, and models by their names."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 from scdiva.models import ScDiVa, ScDiVaConfig, load_model
+from scdiva.models.hub import bundled_models
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 
@@ -63,3 +65,16 @@ def test_a_model_without_a_vocabulary_is_refused(model, tmp_path):
 
 def test_saving_is_no_part_of_the_network(model):
     assert not any("save" in name for name in (*model.state_dict(), *dict(model.named_modules())))
+
+
+@pytest.mark.parametrize("name", bundled_models())
+def test_every_model_of_the_package_loads(name):
+    model = load_model(name, device="cpu")
+    assert model.vocabulary.n_genes == model.config.n_genes
+    assert np.isfinite(model.vocabulary.entropy).all()
+
+
+@pytest.mark.parametrize("address", ["hf://", "hf://name", "hf://a/b/c", "hf:///b"])
+def test_a_bad_hub_address_is_refused(address):
+    with pytest.raises(ValueError, match="no address of a model"):
+        load_model(address)

@@ -294,7 +294,7 @@ class CellDataModule(pl.LightningDataModule):
         A cell each, in the order of the batch. Rows of a packed corpus are counted in the packed file.
         """
         pool, found = self._ready(), []
-        for at, row in zip(*(part.tolist() for part in self.training_stream().places(number)), strict=True):
+        for at, row in zip(*(part.tolist() for part in self.training_stream().rows_of(number)), strict=True):
             source: Any = pool.sources[at]
             names = getattr(source, "obs_names", None)
             study = self._study_names[int(pool.studies[at][row])]

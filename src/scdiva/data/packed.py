@@ -18,6 +18,7 @@ from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.files import data_files
 from scdiva.data.output import refuse_target, whole_or_not
 from scdiva.data.reading import Reading, Species
+from scdiva.data.stored import open_hdf5
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -375,11 +376,5 @@ def is_packed(path: str | Path) -> bool:
         raise FileNotFoundError(f"no file {str(path)!r}.")
     if path.is_dir() or not h5py.is_hdf5(path):
         return False
-    try:
-        with h5py.File(path, "r") as file:
-            return "scdiva_packed" in file.attrs
-    except OSError as error:
-        raise ValueError(
-            f"{str(path)!r} can't be opened: it is truncated, damaged, or being written ({error}). Copy it anew, or "
-            "write it anew from its source."
-        ) from error
+    with open_hdf5(path) as file:
+        return "scdiva_packed" in file.attrs

@@ -257,14 +257,32 @@ def open_root(path: Path) -> tuple[Any, Any]:
         raise PermissionError(f"{str(path)!r} may not be read by this user.")
     if not h5py.is_hdf5(path):
         raise ValueError(f"{str(path)!r} is no HDF5 file: expected an .h5ad or .zarr that AnnData wrote.")
+    file = open_hdf5(path)
+    return file, file
+
+
+def open_hdf5(path: Path) -> Any:
+    """Open an HDF5 file for reading.
+
+    Parameters
+    ----------
+    path
+        An existing HDF5 file.
+
+    Raises
+    ------
+    ValueError
+        If it can't be opened; the message names it.
+    """
+    import h5py
+
     try:
-        file = h5py.File(path, "r")
+        return h5py.File(path, "r")
     except OSError as error:
         raise ValueError(
             f"{str(path)!r} can't be opened: it is truncated, damaged, or being written ({error}). Copy it anew, or "
             "write it anew from its source."
         ) from error
-    return file, file
 
 
 def names_of(root: Any, axis: str, path: Path) -> Any:

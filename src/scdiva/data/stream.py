@@ -154,7 +154,7 @@ class CellPool:
         found: np.ndarray = self._n_tokens[number][rows]
         return found
 
-    def places(self, blocks: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def rows_of(self, blocks: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Say where the cells of blocks lie: the number of each one's source, and its row there. Nothing is read.
 
         Parameters
@@ -304,8 +304,8 @@ class TrainingStream(IterableDataset[CellBatch]):
             self._deal = key, [cells[batches[i]] for i in turn]
         return [(key, self._deal[1][at])]
 
-    def places(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Say where the cells of a batch lie, as :meth:`CellPool.places` does, without reading them.
+    def rows_of(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Say where the cells of a batch lie, as :meth:`CellPool.rows_of` does, without reading them.
 
         Parameters
         ----------
@@ -314,7 +314,7 @@ class TrainingStream(IterableDataset[CellBatch]):
         """
         pieces = []
         for key, rows in self.cells_of(number):
-            source, row = self.pool.places(self._blocks(key))
+            source, row = self.pool.rows_of(self._blocks(key))
             pieces.append((source[rows], row[rows]))
         source, row = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
         return source, row

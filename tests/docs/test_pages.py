@@ -15,6 +15,7 @@ import yaml
 
 from scdiva import cli
 from scdiva.cli._parser import COMMANDS, command_parser
+from scdiva.train import pretrain
 from scdiva.train.config import PretrainingConfig
 
 ROOT = Path(__file__).parents[2]
@@ -82,7 +83,7 @@ def known_command(line: str, extras: set[str], targets: set[str]) -> bool:
         options = re.findall(r"--([a-z_]+)", match[1].partition(" pretrain ")[2])
         shown = re.findall(r"^# (\w+\.py)$", "".join(page.read_text() for page in PAGES.values()), flags=re.M)
         scripts = re.findall(r"python (\w+\.py)", match[1])
-        return set(options) <= set(inspect.signature(cli.pretrain).parameters) and set(scripts) <= set(shown)
+        return set(options) <= set(inspect.signature(pretrain).parameters) and set(scripts) <= set(shown)
     if match := re.fullmatch(r"python (scripts/\w+\.py)( .*)?", command):
         return (ROOT / match[1]).is_file()
     return command == "git clone <this repository> && cd scdiva"
@@ -129,7 +130,7 @@ def test_extras_that_pages_name_exist():
 def test_configurations_have_fields_that_exist(name):
     for block in blocks(PAGES[name], "yaml"):
         content = yaml.safe_load(block)
-        assert set(content) <= set(inspect.signature(cli.pretrain).parameters)
+        assert set(content) <= set(inspect.signature(pretrain).parameters)
         assert set(content["training"]) <= {field.name for field in fields(PretrainingConfig)}
         PretrainingConfig(**content["training"])
 

@@ -178,7 +178,9 @@ def test_the_embedding_is_the_join_at_its_weight(tiny, weight):
     assert own.shape[1] == new.config.adapted_dim
     unit = 1 if np.isinf(weight) else weight * O.spread_within(state, cells.batch)
     assert O.spread_within(own, cells.batch) == pytest.approx(unit, rel=1e-4)
-    np.testing.assert_allclose(np.linalg.norm(own, axis=1), new.config.adapted_length, rtol=1e-5)
+    x = O.project(new.own.table.weight.detach(), cells).numpy()
+    lengths = np.sqrt(np.linalg.norm(x, axis=1))
+    np.testing.assert_allclose(own, new.config.adapted_scale * x / lengths[:, None], rtol=1e-4, atol=1e-6)
     if not np.isinf(weight):
         assert np.array_equal(joined[:, : state.shape[1]], state)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

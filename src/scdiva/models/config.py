@@ -16,7 +16,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "position": ("rope", "none"),
     "attention_backend": ("auto", "sdpa", "reference", "triton"),
 }
-_LATER = ("adapted", "adapted_dim", "adapted_length", "query_head")
+_LATER = ("adapted", "adapted_dim", "adapted_scale", "query_head")
 """Fields that older files do without; written where they are not at their default."""
 _GONE: dict[str, Any] = {"time_conditioning": False}
 """Fields that there were: files hold them still, with the one value that every model has now."""
@@ -70,10 +70,10 @@ class ScDiVaConfig:
     integrated, integrated_own_dim, integrated_hidden
         Whether an :class:`~scdiva.nn.IntegrationHead` turns the cell state into the embedding, as `tl.integrate` leaves
         it; width of its own projection, and of its hidden layers.
-    adapted, adapted_dim, adapted_length
+    adapted, adapted_dim, adapted_scale
         Whether an :class:`~scdiva.nn.OwnComponents` makes the embedding, as `tl.adapt` leaves it: `"joined"`, the cell
-        state beside components of the cells it was adapted to; `"own"`, these alone; their number, and the length that
-        those of each cell are brought to (0: as they are).
+        state beside components of the cells it was adapted to; `"own"`, these alone; their number, and the factor of
+        those of each cell over the root of their length (0: as they are).
     position
         `"rope"`: attention sees the distance in rank between two genes; `"none"`: a cell is a set.
     entropy_floor
@@ -115,7 +115,7 @@ class ScDiVaConfig:
     integrated_hidden: int = 256
     adapted: Literal["no", "joined", "own"] = "no"
     adapted_dim: int = 20
-    adapted_length: float = 0.0
+    adapted_scale: float = 0.0
     position: Literal["rope", "none"] = "rope"
     entropy_floor: float = 0.3
     attention_backend: Literal["auto", "sdpa", "reference", "triton"] = "auto"
@@ -153,7 +153,7 @@ class ScDiVaConfig:
                 number = float(value)  # a whole number from JSON means the same model
             except OverflowError:  # and may have thousands of digits
                 number = inf
-            if not isfinite(number) or number < 0 or (number == 0 and name not in ("entropy_floor", "adapted_length")):
+            if not isfinite(number) or number < 0 or (number == 0 and name not in ("entropy_floor", "adapted_scale")):
                 raise ValueError(f"{name} must be finite and positive; got {value!r:.80}.")
             object.__setattr__(self, name, number)
         elif value not in _CHOICES[name]:

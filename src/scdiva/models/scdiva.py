@@ -55,8 +55,8 @@ class ScDiVa(Network):
         if c.integrated:
             self.integration = IntegrationHead(c.n_tokens, c.state_dim, c.integrated_own_dim, c.integrated_hidden)
         if c.adapted != "no":
-            alone, length = c.adapted == "own", c.adapted_length
-            self.own = OwnComponents(c.n_tokens, c.state_dim, c.adapted_dim, alone=alone, length=length)
+            alone, scale = c.adapted == "own", c.adapted_scale
+            self.own = OwnComponents(c.n_tokens, c.state_dim, c.adapted_dim, alone=alone, scale=scale)
         # each of the 2·n_layers writes to the stream adds its variance: scaled down so that the sum keeps its size
         out_std = INIT_STD / (2 * c.n_layers) ** 0.5
         self.blocks = Blocks(

@@ -159,16 +159,21 @@ class IntegrationHead(nn.Module):
         return self.integrated(self.features(state, tokens, values, cu_seqlens))
 
 
+def by_root_of_length(x: Tensor) -> Tensor:
+    """Divide rows by the square root of their length."""
+    return x / x.norm(dim=1, keepdim=True).clamp_min(1e-12).sqrt()
+
+
 class OwnComponents(nn.Module):
     r"""Join of a cell's state with a projection fitted to one data set.
 
     .. math::
 
-        w = [z,\; \ell\,x / \lVert x \rVert], \qquad x = \sum v\,A_g
+        w = [z,\; a\,x / \sqrt{\lVert x \rVert}], \qquad x = \sum v\,A_g
 
-    Brought to one length :math:`\ell`, as the state is, the projection compares what cells express and not how deep
-    they were sequenced; :math:`\ell` says how much it counts beside the state. As no other cell enters, later cells of
-    the same tissue get their embedding one by one.
+    Deep cells have long projections. Divided by the root of its length, a projection compares what cells express more
+    than how deep they were sequenced, and keeps that some cells lie near the mean; a says how much it counts beside the
+    state. As no other cell enters, later cells of the same tissue get their embedding one by one.
 
     Parameters
     ----------
@@ -178,15 +183,13 @@ class OwnComponents(nn.Module):
         Widths of z and of the projection.
     alone
         Whether the projection stands alone, without z.
-    length
-        That of each cell's projection; 0 leaves x as it is.
+    scale
+        The factor a; 0 leaves x as it is.
     """
 
-    def __init__(
-        self, n_tokens: int, state_dim: int, own_dim: int, *, alone: bool = False, length: float = 0.0
-    ) -> None:
+    def __init__(self, n_tokens: int, state_dim: int, own_dim: int, *, alone: bool = False, scale: float = 0.0) -> None:
         super().__init__()
-        self.alone, self.length = alone, length
+        self.alone, self.scale = alone, scale
         self.dim = own_dim if alone else state_dim + own_dim
         self.table = nn.Embedding(n_tokens, own_dim)
         nn.init.zeros_(self.table.weight)
@@ -194,6 +197,6 @@ class OwnComponents(nn.Module):
     def forward(self, state: Tensor, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:
         """Embed B cells with these states `(B, state_dim)`, given as a packed batch; `(B, dim)`."""
         own = weighted_sum(self.table.weight, tokens, values, cu_seqlens)
-        if self.length:
-            own = self.length * F.normalize(own, dim=1)
+        if self.scale:
+            own = self.scale * by_root_of_length(own)
         return own if self.alone else torch.cat([state.to(own), own], dim=1)

@@ -60,15 +60,16 @@ def adapt(
 ) -> ScDiVa:
     r"""Fit a model's embedding to your own cells, without labels.
 
-    Up to 20 principal components of these cells (within batches, shrunk by the noise in them) are joined to the model's
-    cell state, :math:`[z,\; w\,x / \lVert x \rVert]`: what the corpus did not teach of a tissue comes in with x, what
-    these cells alone are too few to show stays with z. They are made of the 2,000 genes of the highest dispersion and
-    of scanpy's 2,000 highly variable ones. Each cell's are brought to one length, as its state is: neighbours then
-    share what they express, not how deep they were sequenced. How much x counts is chosen by count splitting [1]_: each
-    cell's counts are split by chance, and weights are compared by how well a cell's 10 nearest neighbours by four
-    fifths of the counts, within the batch, predict the expression in the last fifth. The components that judge a cell
-    are fitted to others. Compared are the model's state alone, the components alone, and seven weights between; of
-    those within two standard errors of the best, the one nearest to 1.5 is taken. Nothing is trained.
+    Up to 20 principal components of these cells (within batches, shrunk by the noise in them) are joined to the
+    model's cell state, :math:`[z,\; a\,x / \sqrt{\lVert x \rVert}]`: what the corpus did not teach of a tissue
+    comes in with x, what these cells alone are too few to show stays with z. They are made of the 2,000 genes of
+    the highest dispersion and of scanpy's 2,000 highly variable ones. Each cell's are divided by the root of their
+    length: neighbours then share what they express more than how deep they were sequenced. How much x counts is
+    chosen by count splitting [1]_: each cell's counts are split by chance, and weights are compared by how well a
+    cell's 10 nearest neighbours by four fifths of the counts, within the batch, predict the expression in the last
+    fifth. The components that judge a cell are fitted to others. Compared are the model's state alone, the
+    components alone, and seven weights between; of those within two standard errors of the best, the one nearest to
+    1.5 is taken. Nothing is trained.
 
     Of more than 50,000 cells so many are drawn. They are held in memory, 8 bytes per value above zero. Cell states,
     the state head and the transformer stay those of the model: what :func:`impute` or :func:`generate` find with the

@@ -16,7 +16,7 @@ from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, lo
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.encoder import weighted_sum
-from scdiva.nn.heads import OwnComponents
+from scdiva.nn.heads import OwnComponents, by_root_of_length
 from scdiva.train.adaptation import AdaptationCells, encoded
 from scdiva.train.linear_map import DISPERSION_OFFSET, fit_linear_map
 
@@ -233,7 +233,7 @@ def _compared(
     if not own.shape[1] or shown.n_cells < 2:
         return None
     state = _unit(encoded(model, shown).double().numpy(), shown.batch)
-    components = _unit(_of_length_one(own, shown), shown.batch)
+    components = _unit(_by_root_of_length(own, shown), shown.batch)
     target = _dense(hidden, _targets(others, n_tokens), n_tokens)
     return _predicted_by_neighbors(state, components, target, shown.batch)
 
@@ -253,14 +253,14 @@ def with_own_components(model: ScDiVa, cells: AdaptationCells, weight: float) ->
     """
     c, default = model.config, ScDiVaConfig()
     own = components_of(cells, c.n_tokens) if weight else torch.zeros(c.n_tokens, 0)
-    config = replace(c, adapted="no", adapted_dim=default.adapted_dim, adapted_length=default.adapted_length)
+    config = replace(c, adapted="no", adapted_dim=default.adapted_dim, adapted_scale=default.adapted_scale)
     if own.shape[1]:
-        length = 1 / max(spread_within(_of_length_one(own, cells), cells.batch), 1e-12)
+        scale = 1 / max(spread_within(_by_root_of_length(own, cells), cells.batch), 1e-12)
         if not np.isinf(weight):
             some = cells.subset(np.arange(0, cells.n_cells, -(-cells.n_cells // MOST_JUDGED)))
-            length *= weight * spread_within(encoded(model, some).double().numpy(), some.batch)
+            scale *= weight * spread_within(encoded(model, some).double().numpy(), some.batch)
         config = replace(
-            c, adapted="own" if np.isinf(weight) else "joined", adapted_dim=own.shape[1], adapted_length=length
+            c, adapted="own" if np.isinf(weight) else "joined", adapted_dim=own.shape[1], adapted_scale=scale
         )
     new = ScDiVa(config, generator=step_generator(0, 0, "own"))
     known = {name: value for name, value in model.state_dict().items() if not name.startswith("own.")}
@@ -272,9 +272,9 @@ def with_own_components(model: ScDiVa, cells: AdaptationCells, weight: float) ->
     return new.to(next(model.parameters()).device).eval()
 
 
-def _of_length_one(table: Tensor, cells: AdaptationCells) -> np.ndarray:
-    """Coordinates of the cells, each cell's brought to length 1."""
-    return F.normalize(project(table, cells), dim=1).numpy()
+def _by_root_of_length(table: Tensor, cells: AdaptationCells) -> np.ndarray:
+    """Coordinates of the cells, each cell's divided by the square root of their length."""
+    return by_root_of_length(project(table, cells)).numpy()
 
 
 def spread_within(x: np.ndarray, batch: np.ndarray) -> float:

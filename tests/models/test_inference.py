@@ -164,7 +164,7 @@ def test_an_error_in_a_worker_surfaces_at_once(model, cells, two_threads, kind):
 
     with open_encoder(model, threads=2) as encode, pytest.raises(kind, match="the third"):
         list(encode(make, range(3000)))
-    assert len(begun) <= 6
+    assert len(begun) < 60  # of 3,000; how many depends on when the other worker looks
     assert torch.get_num_threads() == 2
 
 

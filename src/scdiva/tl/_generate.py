@@ -58,7 +58,7 @@ def generate(
     same depth, all masked at first and then revealed (reverse process; paper, algorithm "scDiVa Inference"). What
     cells of a state express is what the model's state head says, corrected by the cells of `adata` gene by gene
     and, with `groupby`, group by group (:func:`scdiva.populations.corrections.fit_population`). Values are drawn as
-    counts (:func:`scdiva.populations.counting.draw_counts`). No gene occurs twice in a cell, and no value is negative.
+    counts (:func:`scdiva.populations.drawing.draw_counts`). No gene occurs twice in a cell, and no value is negative.
 
     Without the transformer genes are independent, given the state and their number: they are revealed all at once, and
     `n_steps` and `temperature` have no effect.

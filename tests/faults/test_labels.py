@@ -235,10 +235,13 @@ def integrated(drawn, model):
 def test_an_integrated_model_maps_cells_of_any_batch(integrated, drawn, batch):
     """The model asks for no batch: a cell's state is its own, whatever batch it is said to be of."""
     fitted, before = integrated
-    new = drawn.copy()
+    known, new = drawn.copy(), drawn.copy()
     new.obs["batch"] = batch
-    sd.tl.embed(new, fitted)
-    assert np.array_equal(new.obsm["X_scdiva_integrated"][:60], before)
+    for cells in (known, new):
+        sd.tl.embed(cells, fitted)
+    assert np.array_equal(new.obsm["X_scdiva_integrated"], known.obsm["X_scdiva_integrated"])
+    # tl.integrate encodes with other batches than tl.embed: the last bits may differ where blocks are run
+    np.testing.assert_allclose(new.obsm["X_scdiva_integrated"][:60], before, atol=1e-6)
     assert np.isfinite(new.obsm["X_scdiva_integrated"]).all()
 
 

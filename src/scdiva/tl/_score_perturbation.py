@@ -11,6 +11,7 @@ from scdiva._constants import PREDICTED
 from scdiva._validate import Input
 from scdiva.data.observed import REFERENCES, Responses, observed_responses, response_score
 from scdiva.data.predictions import read_prediction
+from scdiva.data.writing import check_anndata
 from scdiva.metrics import discrimination, perturbation_response
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ def score_perturbation(
     >>> sorted(set(scores["method"]))[:2]
     ['additive', 'linear']
     """
+    check_anndata(observed)
     prediction = read_prediction(predicted, key)
     found = observed_responses(prediction, observed, layer=layer, use_raw=use_raw, input=input)
     among = _discrimination(found, metric)

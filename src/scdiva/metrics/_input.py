@@ -37,7 +37,7 @@ def labelled(labels: ArrayLike) -> np.ndarray:
 
 
 def refuse_where(bad: NDArray[np.bool_], what: str, mend: str = "Leave them out before scoring.") -> None:
-    """Refuse values, one or more of which are bad: say how many, which is the first, and what mends it."""
+    """Refuse values, one or more of which are bad: say how many, which is the first, and how to fix it."""
     if bad.any():
         raise ValueError(f"{bad.sum()} of {len(bad)} {what} (the first is number {int(bad.argmax())}). {mend}")
 

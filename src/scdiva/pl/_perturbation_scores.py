@@ -1,4 +1,4 @@
-"""Many predicted perturbations: strongest genes that are found, scores by method, and conditions told apart."""
+"""Many predicted perturbations: strongest genes that are found, scores by method, and discrimination of conditions."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
 
 All start from the frozen set encoder and state head of `--base` (denoising.py says how it is made) and train a
 transformer of the bundled model's size from random weights, for the same CPU seconds on one thread; learning-rate
-schedules end with them. OUT/ARM is a model folder for `denoising.py --transformers ARM=OUT/ARM`.
+schedules end with them. OUT/ARM is a model folder for `denoising.py --transformers ARM=OUT/ARM`. A call that was
+stopped goes on from OUT/ARM.pt, bit for bit.
 
 - `true`: masked genes keep their place among the ranks, as in the paper, with the prior that states what a place says.
 - `none`: no positions.
@@ -23,7 +24,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from ablation import train
+from ablation import Batches, autocast, train
 from torch import Tensor
 
 from scdiva._rng import step_generator
@@ -103,6 +104,35 @@ def module_of(arm: str, model: ScDiVa, vocabulary: Vocabulary, steps: int, seed:
     return PretrainingModule(model, config, denominator=denominator)
 
 
+def train_on(module: PretrainingModule, batches: Batches, saved: dict, file: Path) -> dict:
+    """Train from the step that `saved` holds to the last; every hundred steps, write what a later call goes on from."""
+    made = module.configure_optimizers()
+    parts = {"optimizer": made["optimizer"], "schedule": made["lr_scheduler"]["scheduler"], "module": module}
+    for name, part in parts.items():
+        if name in saved:
+            part.load_state_dict(saved[name])
+    while saved["step"] < saved["steps"]:
+        begun = time.process_time()
+        with autocast(module.config):
+            loss, _ = module.compute_loss(
+                batches(saved["step"]), step_generator(module.config.seed, saved["step"], "train/0")
+            )
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), module.config.clip)
+        for part in (parts["optimizer"], parts["schedule"]):
+            part.step()
+        parts["optimizer"].zero_grad()
+        saved = saved | {"step": saved["step"] + 1, "cpu_seconds": saved["cpu_seconds"] + time.process_time() - begun}
+        if saved["step"] % 100 == 0 or saved["step"] == saved["steps"]:
+            saved |= {name: part.state_dict() for name, part in parts.items()}
+            torch.save(saved, file.with_suffix(".new"))
+            file.with_suffix(".new").rename(file)
+            print(
+                f"{file.stem}: step {saved['step']} of {saved['steps']}, {saved['cpu_seconds']:.0f} CPU s", flush=True
+            )
+    return saved
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--base", type=Path, required=True)
@@ -116,18 +146,21 @@ def main() -> None:
     cells = PackedCells(arguments.base / "prepared" / "train.h5", base.vocabulary)
     pool = CellPool([cells], [cells.study], 1, CONTEXT, BLOCK_ROWS)
     batches = TrainingStream(pool, BlockShuffle(pool.block_sizes, seed), BATCH_SIZE).batch
+    arguments.out.mkdir(parents=True, exist_ok=True)
     for arm in arguments.arms:
-        trial = train(module_of(arm, control(arm, base, seed), base.vocabulary, 10**6, seed), batches)
-        steps = round(arguments.seconds / median(list(itertools.islice(trial, TRIAL_STEPS))[TRIAL_STEPS // 4 :]))
-        model, begun, seconds = control(arm, base, seed), time.monotonic(), 0.0
-        module = module_of(arm, model, base.vocabulary, steps, seed)
-        for number, spent in enumerate(itertools.islice(train(module, batches), steps)):
-            seconds += spent
-            if number % 200 == 0:
-                print(f"{arm}: step {number} of {steps}, {seconds:.0f} CPU s", flush=True)
+        model, file = control(arm, base, seed), arguments.out / f"{arm}.pt"
+        if (arguments.out / arm).exists():
+            continue
+        if file.exists():
+            saved = torch.load(file, weights_only=True)
+        else:
+            trial = train(module_of(arm, control(arm, base, seed), base.vocabulary, 10**6, seed), batches)
+            steps = round(arguments.seconds / median(list(itertools.islice(trial, TRIAL_STEPS))[TRIAL_STEPS // 4 :]))
+            saved = {"steps": steps, "step": 0, "cpu_seconds": 0.0}
+        saved = train_on(module_of(arm, model, base.vocabulary, saved["steps"], seed), batches, saved, file)
         taken = {
-            "control": arm, "steps": steps, "cells_seen": steps * BATCH_SIZE, "context": CONTEXT,
-            "cpu_seconds": round(seconds), "seconds": round(time.monotonic() - begun),
+            "control": arm, "steps": saved["steps"], "cells_seen": saved["steps"] * BATCH_SIZE, "context": CONTEXT,
+            "cpu_seconds": round(saved["cpu_seconds"]),
         }  # fmt: skip
         save_model(model.eval(), base.vocabulary, arguments.out / arm, metadata=taken, dtype="float16", overwrite=True)
         print(json.dumps(taken), flush=True)

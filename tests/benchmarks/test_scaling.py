@@ -22,7 +22,8 @@ def test_a_power_law_gives_its_exponent(scaling):
 def test_goals_leave_small_sizes_out(scaling):
     def row(part, size, seconds, call="entropy"):
         n_cells, n_genes = (size, 5) if part != "genes" else (5, size)
-        measured = {"cpu_seconds": seconds, "peak_mib": 500.0 + size / 1000}
+        peak = 500.0 + size / 1000
+        measured = {"cpu_seconds": seconds, "peak_mib": peak, "peaks_mib": [peak, peak + 6, peak]}
         return {"part": part, "call": call, "n_cells": n_cells, "n_genes": n_genes, **measured}
 
     rows = [
@@ -35,3 +36,4 @@ def test_goals_leave_small_sizes_out(scaling):
     assert "10,000 to 100,000 cells" in cells["what"]
     assert (genes["value"], genes["met"]) == (pytest.approx(0, abs=0.02), True)
     assert (memory["value"], memory["met"]) == (pytest.approx(600 / 510), False)
+    assert memory["interval"] == pytest.approx([600 / 516, 606 / 510], abs=1e-5)

@@ -95,9 +95,9 @@ def own_components(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Ma
 
 def teacher(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
     """What the head of `tl.integrate` learns from: its input after the cluster-wise correction, nothing trained."""
+    from scdiva._labels import batch_numbers
     from scdiva._rng import seed_of, step_seed
     from scdiva.data.cells import open_cells
-    from scdiva.data.columns import batch_numbers
     from scdiva.train.adaptation import encoded, read_cells
     from scdiva.train.batch_correction import correct_batches
     from scdiva.train.integration import fit_projection, head_features, with_head

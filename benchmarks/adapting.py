@@ -37,8 +37,8 @@ from _timing import report
 from zero_shot import SCORES, scores, timed
 
 import scdiva as sd
+from scdiva._labels import batch_numbers
 from scdiva.data.cells import open_cells
-from scdiva.data.columns import batch_numbers
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa, load_model
 from scdiva.train.adaptation import read_cells

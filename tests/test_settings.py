@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scdiva._settings import Settings, logger, multiplies_bf16, settings
+from scdiva._settings import Settings, logger, multiplies_bf16, settings, torch_threads_kept
 
 
 @pytest.mark.parametrize(
@@ -266,3 +266,22 @@ class TestTakesEffect:
             with settings.override(verbosity=verbosity):
                 generate(cells, 2, use_transformer=False)
             assert any("drew 2 cells" in line for line in said) is wanted
+
+
+def test_torch_keeps_its_threads():
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    with torch_threads_kept():
+        torch.set_num_threads(before + 1)  # as numba's threads do when they start
+    assert torch.get_num_threads() == before
+
+
+def test_a_number_holds_within_the_block_and_no_longer():
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    with torch_threads_kept(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    with pytest.raises(RuntimeError), torch_threads_kept(before + 1):
+        raise RuntimeError
+    assert torch.get_num_threads() == before

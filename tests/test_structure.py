@@ -19,16 +19,11 @@ FLOORS = {
         "_settings",
         "_version",
         "_about",
-        "_arguments",
-        "_extras",
         "_progress",
         "_rng",
         "_scale",
-        "_threads",
-        "_nearest",
-        "_outputs",
         "_labels",
-        "_warn",
+        "_checks",
         "kernels",
         "diffusion",
         "metrics",
@@ -51,7 +46,9 @@ SIDEWAYS = {
     # Whether a bar is shown is a setting.
     "_progress": {"_settings"},
     # Scores that rest on numba keep torch's threads, as plots do.
-    "metrics": {"_constants", "_version", "_threads", "_extras", "_labels"},
+    "metrics": {"_constants", "_version", "_settings", "_checks", "_labels"},
+    # What is wrong with a column is said as every check says it.
+    "_labels": {"_checks"},
     # Toy cells carry real gene names.
     "datasets": {"tokenizer"},
     # How a matrix is read is one matter, whoever asks.

@@ -1,15 +1,17 @@
-"""What a column of labels, batches or groups can't be: texts that stand for a missing value, or numbers that vary."""
+"""Columns of labels, batches and groups: what they can't be, and their values as numbers."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
+from scdiva._checks import no_column, warn
+
 if TYPE_CHECKING:
+    from anndata import AnnData
     from numpy.typing import NDArray
 
 Kind = Literal["label", "batch", "group", "perturbation"]
@@ -23,6 +25,7 @@ UNKNOWN = frozenset(
      "not available", "not assigned", "none", "na", "-", "--", "?", ".")
 )  # fmt: skip
 """Words, in small letters, that as the label of a cell say that it has none; they may be meant as a group."""
+_PLURAL = {"label": "labels", "batch": "batches", "group": "groups", "perturbation": "perturbations"}
 _FEW = 20
 """Up to so many different values are groups, however few cells there are."""
 
@@ -43,9 +46,7 @@ def _marked(texts: NDArray[np.str_], rule: Callable[[str], bool]) -> NDArray[np.
     return found[code.reshape(texts.shape)]
 
 
-def check_labels(
-    values: pd.Series, where: str, kind: Kind, *, meant: Collection[str] = (), stacklevel: int = 3
-) -> None:
+def check_labels(values: pd.Series, where: str, kind: Kind, *, meant: Collection[str] = ()) -> None:
     """Refuse a column whose values are no labels, batches or groups.
 
     Parameters
@@ -59,8 +60,6 @@ def check_labels(
         perturbation each cell may have its own.
     meant
         Texts that are what they say, such as the name that the user gave of control cells.
-    stacklevel
-        Of the warning.
 
     Raises
     ------
@@ -92,11 +91,9 @@ def check_labels(
             f"{mend}; or leave these cells out{out}."
         )
     if unknown.any():
-        warnings.warn(
+        warn(
             f"{where} is {_counted(values, texts, unknown)}: counted as a {kind} like any other. If it says that the "
-            f"{kind} is not known, leave these cells out.",
-            UserWarning,
-            stacklevel=stacklevel,
+            f"{kind} is not known, leave these cells out."
         )
 
 
@@ -138,4 +135,109 @@ def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
     )
 
 
-_PLURAL = {"label": "labels", "batch": "batches", "group": "groups", "perturbation": "perturbations"}
+def batch_numbers(adata: AnnData, batch_key: str | None, *, where: str = "adata") -> np.ndarray:
+    """Return the number of each cell's batch, int64 from 0; 0 for all without a key.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    batch_key
+        A column of `adata.obs`.
+    where
+        What the cells are called in messages.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column.
+    ValueError
+        If the batch of a cell is missing, or the column holds no batches (:func:`check_labels`).
+    """
+    if batch_key is None:
+        return np.zeros(adata.n_obs, dtype=np.int64)
+    if batch_key not in adata.obs:
+        raise no_column(f"{where}.obs", batch_key, adata.obs.columns)
+    missing = adata.obs[batch_key].isna().to_numpy()
+    if missing.any():
+        raise ValueError(
+            f"{where}.obs[{batch_key!r}] is missing for {missing.sum()} of {adata.n_obs} cells, the first is "
+            f"{adata.obs_names[missing.argmax()]!r}: name their batch, or leave them out with "
+            f"{where}[{where}.obs[{batch_key!r}].notna()].copy()."
+        )
+    check_labels(adata.obs[batch_key], f"{where}.obs[{batch_key!r}]", "batch")
+    return np.unique(adata.obs[batch_key].astype(str).to_numpy(), return_inverse=True)[1].astype(np.int64)
+
+
+def label_numbers(
+    adata: AnnData, labels_key: str, unlabeled_category: str | None = None, *, where: str = "adata"
+) -> tuple[np.ndarray, pd.CategoricalDtype]:
+    """Return the number of each cell's label, int64 from 0, -1 for none; and the labels, in the type that they have.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    labels_key
+        A column of `adata.obs`; a missing value means no label.
+    unlabeled_category
+        Another value that means so.
+    where
+        What the cells are called in messages.
+
+    Returns
+    -------
+    The numbers, and the labels as categories: numbers in their order, truth values and ordered categories too, text in
+    that of the alphabet.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column.
+    ValueError
+        If there is no label, or only one, or the column holds no labels (:func:`check_labels`).
+
+    Warns
+    -----
+    UserWarning
+        If no cell has the `unlabeled_category`.
+    """
+    if labels_key not in adata.obs:
+        raise no_column(f"{where}.obs", labels_key, adata.obs.columns)
+    column = adata.obs[labels_key]
+    known = column.notna().to_numpy(copy=True)
+    if unlabeled_category is not None:
+        without = (column.astype(str) == str(unlabeled_category)).to_numpy() & known
+        if not without.any():
+            names = sorted(map(str, column[known].unique()))
+            warn(
+                f"no cell has the unlabeled_category {str(unlabeled_category)!r}: {where}.obs[{labels_key!r}] holds "
+                f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}, and all of these count as "
+                "types.",
+            )
+        known = known & ~without  # not in place: pandas 3 gives arrays that can't be written to
+    check_labels(column[known], f"{where}.obs[{labels_key!r}]", "label")
+    numbers = np.full(adata.n_obs, -1, dtype=np.int64)
+    labels, numbers[known] = _as_categories(column[known])
+    types = labels.categories
+    if len(types) < 2:
+        raise ValueError(
+            f"{where}.obs[{labels_key!r}] labels {known.sum()} cells with {len(types)} type(s); two or more are needed."
+        )
+    return numbers, labels
+
+
+def _as_categories(column: pd.Series) -> tuple[pd.CategoricalDtype, np.ndarray]:
+    """Give the labels that occur, and the number of each cell's; what is neither number nor truth value is text."""
+    categorical = isinstance(column.dtype, pd.CategoricalDtype)
+    ordered = categorical and bool(column.cat.ordered)
+    found = column.cat.remove_unused_categories().cat.categories if categorical else pd.Series(column.unique())
+    dtype = getattr(found.dtype, "numpy_dtype", found.dtype)  # that of Int64 is int64
+    if dtype == np.dtype(object):
+        dtype = pd.Series(np.asarray(found)).infer_objects().dtype
+    if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
+        dtype, column, found = np.dtype(object), column.astype(str), found.astype(str)
+    values = np.asarray(found, dtype=dtype)
+    values = np.array(list(dict.fromkeys(values.tolist())), dtype=dtype) if ordered else np.unique(values)
+    labels = pd.CategoricalDtype(pd.Index(values, dtype=dtype), ordered)
+    return labels, labels.categories.get_indexer(np.asarray(column, dtype=dtype)).astype(np.int64)

@@ -195,6 +195,30 @@ def multiplies_bf16(device: str) -> bool:
     return any(ask() for ask in asks if ask is not None)
 
 
+@contextlib.contextmanager
+def torch_threads_kept(within: int | None = None) -> Iterator[None]:
+    """Put torch's number of threads back after the block.
+
+    When numba, on which umap-learn and pynndescent run, starts its OpenMP threads it sets their number for torch too.
+    With fewer free cores than that (a share of a cluster's node), small models then train dozens of times slower.
+
+    Parameters
+    ----------
+    within
+        Number in the block; None: what it is. Threads that share small products wait for each other, and on a busy
+        machine longer than they compute: one is faster.
+    """
+    torch = sys.modules.get("torch")
+    before = torch.get_num_threads() if torch is not None else 0
+    try:
+        if torch is not None and within is not None:
+            torch.set_num_threads(within)
+        yield
+    finally:
+        if torch is not None and torch.get_num_threads() != before:
+            torch.set_num_threads(before)
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 

@@ -9,10 +9,9 @@ from typing import Any, Literal, Protocol, get_args
 import numpy as np
 import scipy.sparse as sp
 
-from scdiva._arguments import check_choices
+from scdiva._checks import check_choices, warn
 from scdiva._progress import progress_bar
 from scdiva._scale import MAX_EXPONENT, MENDS, SCALED_LOG, are_ranks, find_scale, unlike_counts
-from scdiva._warn import warn
 
 Input = Literal["auto", "counts", "lognorm"]
 

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 import torch
 
 import scdiva as sd
-from scdiva.data.columns import label_numbers
+from scdiva._labels import label_numbers
 from scdiva.tl import _integrate
 from scdiva.tl._integrate import cramers_v
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import scdiva as sd
-from scdiva.data.columns import label_numbers
+from scdiva._labels import label_numbers
 
 
 @pytest.fixture(scope="module")

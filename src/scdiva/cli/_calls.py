@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from scdiva._checks import refuse_unwritable
 from scdiva._constants import INTEGRATE, UNS
-from scdiva._outputs import refuse_unwritable
 from scdiva.tokenizer.names import read_species
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn, get_args, get_origin
 from jsonargparse import ActionConfigFile, ArgumentParser, DefaultHelpFormatter
 
 from scdiva import tl
-from scdiva._nearest import or_nearest
+from scdiva._checks import or_nearest
 from scdiva._settings import Settings, settings
 from scdiva._version import __version__
 from scdiva.cli._calls import CALLS, SETTINGS, TABLES

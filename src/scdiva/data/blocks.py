@@ -12,8 +12,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._nearest import or_nearest
-from scdiva._warn import warn
+from scdiva._checks import or_nearest, warn
 from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, warn_if_slow, whole
 from scdiva.data.writing import check_anndata
 

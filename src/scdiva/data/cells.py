@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import scipy.sparse as sp
 
+from scdiva._checks import warn
 from scdiva._constants import MAX_LENGTH
 from scdiva._validate import Input, Scan, scan
-from scdiva._warn import warn
 from scdiva.data.blocks import BLOCK_ROWS, KeptRows, OpenMatrix, open_matrix, row_blocks, row_readable
 from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, judge_genes, match_columns
 from scdiva.data.reading import AS_IT_IS, Reading

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
+from scdiva._checks import nearest, no_column, warn
 from scdiva._labels import Kind, check_labels
-from scdiva._nearest import nearest, no_column
-from scdiva._warn import warn
 from scdiva.tokenizer.names import repeated_name
 from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -209,7 +208,7 @@ def column(
             f"{adata.obs_names[missing.argmax()]!r}: leave them out with "
             f"{where}[{where}.obs[{key!r}].notna()].copy(), or name what they are."
         )
-    check_labels(adata.obs[key], f"{where}.obs[{key!r}]", kind, meant=meant, stacklevel=4)
+    check_labels(adata.obs[key], f"{where}.obs[{key!r}]", kind, meant=meant)
     found: NDArray[np.str_] = adata.obs[key].astype(str).to_numpy().astype(str)
     return found
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from scdiva._nearest import or_nearest
+from scdiva._checks import or_nearest
 from scdiva.data.files import data_files
 from scdiva.data.packed import PackedCells, is_packed, study_names, warn_left_out
 from scdiva.data.reading import Reading

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from scdiva._arguments import check_least
+from scdiva._checks import check_least
 from scdiva._constants import MAX_LENGTH
 from scdiva._docs import with_shared_docs
 from scdiva._settings import logger

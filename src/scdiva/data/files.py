@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from scdiva._nearest import or_nearest
+from scdiva._checks import or_nearest
 
 WHOLE = 1 << 30
 """Bytes from which on a file is not hashed whole."""

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from scdiva._checks import or_nearest, warn
 from scdiva._constants import UNKNOWN
-from scdiva._nearest import or_nearest
-from scdiva._warn import warn
 from scdiva.data.reading import AS_IT_IS, Reading
 from scdiva.tokenizer.names import by_table, ensembl_id, looks_like_mouse
 from scdiva.tokenizer.vocabulary import HOW, Vocabulary

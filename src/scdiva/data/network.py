@@ -10,8 +10,8 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from scdiva._checks import nearest
 from scdiva._constants import UNS
-from scdiva._nearest import nearest
 from scdiva.data.writing import our_uns
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
+from scdiva._checks import warn
 from scdiva._validate import Input
-from scdiva._warn import warn
 from scdiva.data.cells import log_normalised
 from scdiva.data.conditions import column, doses, guides_as_noted, perturbation_parts, perturbations
 from scdiva.data.genes import check_unique

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from scdiva._outputs import refuse_unwritable
+from scdiva._checks import refuse_unwritable
 from scdiva._settings import logger
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import h5py
 import numpy as np
 
-from scdiva._arguments import check_choices, check_least
+from scdiva._checks import check_choices, check_least, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva._docs import with_shared_docs
-from scdiva._warn import warn
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.files import data_files
 from scdiva.data.output import refuse_target, whole_or_not

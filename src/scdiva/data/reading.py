@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pandas as pd
 
-from scdiva._arguments import check_choices
+from scdiva._checks import check_choices
 from scdiva.tokenizer.names import checked_species
 
 if TYPE_CHECKING:

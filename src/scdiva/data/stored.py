@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from scdiva._warn import warn
+from scdiva._checks import warn
 
 _SLOW = ("gzip", "zlib", "bz2", "lzma", "szip")
 """Compressions that take several times as long to read as none; lz4, zstd and lzf do not."""

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scdiva._arguments import check_least
+from scdiva._checks import check_least
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 if TYPE_CHECKING:

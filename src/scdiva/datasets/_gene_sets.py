@@ -6,7 +6,7 @@ import re
 from importlib import resources
 from typing import Literal, get_args
 
-from scdiva._arguments import check_choices
+from scdiva._checks import check_choices
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 Family = Literal["HLA", "HLA class I", "HLA class II", "TNF", "interleukin", "CD"]

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._arguments import check_least
+from scdiva._checks import check_least, or_nearest
 from scdiva._constants import LAYER_RANK, OBS_LABEL, PROBABILITY, UNS
-from scdiva._nearest import or_nearest
 from scdiva.data.writing import check_anndata, our_uns
 
 if TYPE_CHECKING:

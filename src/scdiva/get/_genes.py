@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scdiva._arguments import check_least
+from scdiva._checks import check_least, or_nearest
 from scdiva._constants import GROUPS, PREDICTED, UNS, VARM_EMBEDDING, VARP_GRN
-from scdiva._nearest import or_nearest
 from scdiva.data.network import genes_of, network_of
 from scdiva.data.predictions import read_prediction
 from scdiva.data.writing import check_anndata, our_uns

@@ -10,9 +10,8 @@ import pandas as pd
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from scdiva._arguments import check_least
+from scdiva._checks import check_least, or_nearest
 from scdiva._constants import HIDDEN, IMPUTED, RANK, RECONSTRUCTED, TRUE, TRUE_RANK, UNS
-from scdiva._nearest import or_nearest
 from scdiva.data.writing import check_anndata
 
 if TYPE_CHECKING:

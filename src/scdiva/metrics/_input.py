@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scdiva._extras import from_extra
+from scdiva._checks import from_extra
 from scdiva._labels import MISSING, UNKNOWN, check_labels, is_missing, is_unknown, refuse_continuous
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
     if given.shape != (n_cells,):
         raise ValueError(f"batch has shape {given.shape}, but there are {n_cells} cells.")
     refuse_where(np.asarray(pd.isna(given)), "cells have no batch", "Leave them out, or name their batch.")
-    check_labels(pd.Series(np.asarray(batch)), "batch", "batch", stacklevel=4)
+    check_labels(pd.Series(np.asarray(batch)), "batch", "batch")
     names, codes = np.unique(given.astype(str), return_inverse=True)
     if len(names) < 2:
         raise ValueError(f"All {n_cells} cells are of the batch {str(names[0])!r}; how batches mix needs two.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scdiva._threads import torch_threads_kept
+from scdiva._settings import torch_threads_kept
 
 from ._input import batch_codes, check_coordinates, labelled, refuse_where, scib_metrics, scored_cells
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from scdiva._outputs import refuse_unwritable
+from scdiva._checks import refuse_unwritable
 from scdiva._version import __version__
 
 FORMAT = "scdiva"

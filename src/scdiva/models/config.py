@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import inf, isfinite
 from typing import Any, Literal
 
+from scdiva._checks import or_nearest, refuse_unknown
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, PRESETS
-from scdiva._nearest import or_nearest, refuse_unknown
 from scdiva.models._summary import table
 
 _CHOICES: dict[str, tuple[str, ...]] = {

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from scdiva._checks import from_extra
 from scdiva._constants import DEFAULT_MODEL
-from scdiva._extras import from_extra
 from scdiva.models._folder import CHECKSUMS, CONFIG, SUMMED, read_checked, read_sums
 
 _BUNDLED = Path(__file__).parents[1] / "checkpoints"

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from scdiva._checks import nearest
 from scdiva._constants import N_SPECIAL
-from scdiva._nearest import nearest
 from scdiva.data.conditions import column, wanted_groups
 
 if TYPE_CHECKING:

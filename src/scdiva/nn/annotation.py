@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva._arguments import check_choices
+from scdiva._checks import check_choices
 from scdiva.diffusion import cell_of_token
 from scdiva.nn.encoder import weighted_sum
 from scdiva.nn.layers import perceptron

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from scdiva._constants import BASELINES
 from scdiva._rng import step_seed
-from scdiva._settings import logger, settings
-from scdiva._threads import torch_threads_kept
+from scdiva._settings import logger, settings, torch_threads_kept
 from scdiva.perturbation.baselines import baselines
 from scdiva.perturbation.model import EXPECTED, PerturbationModel
 from scdiva.perturbation.response import expected_response

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scdiva import _constants as C
-from scdiva._nearest import or_nearest
+from scdiva._checks import or_nearest, warn
 from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
-from scdiva._threads import torch_threads_kept
-from scdiva._warn import warn
+from scdiva._settings import torch_threads_kept
 from scdiva.data.conditions import column, genes_among, genes_of_guides, listed, wanted_groups
 from scdiva.data.genes import check_unique, column_tokens
 from scdiva.data.reading import Reading

@@ -12,9 +12,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scdiva import _constants as C
+from scdiva._checks import warn
 from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
-from scdiva._warn import warn
 from scdiva.data.conditions import listed, perturbation_parts, refuse_twice, wanted_groups
 from scdiva.perturbation.model import COLUMNS, PerturbationModel
 from scdiva.perturbation.reading import Controls, refuse_unknown

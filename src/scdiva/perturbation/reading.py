@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._nearest import nearest
+from scdiva._checks import nearest, warn
 from scdiva._progress import progress_bar
 from scdiva._settings import settings
-from scdiva._warn import warn
 from scdiva.data.cells import open_cells
 from scdiva.data.conditions import (
     Guides,

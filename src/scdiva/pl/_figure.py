@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from scdiva._checks import refuse_unwritable
 from scdiva._docs import with_shared_docs
-from scdiva._outputs import refuse_unwritable
 from scdiva.data.writing import check_anndata
 
 if TYPE_CHECKING:

@@ -9,9 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from scdiva._checks import or_nearest, warn
 from scdiva._labels import is_missing, refuse_continuous
-from scdiva._nearest import or_nearest
-from scdiva._warn import warn
 
 if TYPE_CHECKING:
     from anndata import AnnData

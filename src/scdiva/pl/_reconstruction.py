@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from scdiva._checks import from_extra, warn
 from scdiva._constants import TRUE_RANK, UNS
-from scdiva._extras import from_extra
 from scdiva._settings import settings
-from scdiva._warn import warn
 from scdiva.get._reconstruction import Recovered, parameters_of, recovered_of
 from scdiva.pl._figure import axes_for, draw_legend, grid_of_axes, plot
 from scdiva.pl._groups import distinct_colours

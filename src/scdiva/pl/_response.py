@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from scdiva._checks import nearest
 from scdiva._constants import OBS_CONDITION
-from scdiva._nearest import nearest
 from scdiva.data.conditions import perturbation_parts
 from scdiva.data.observed import OURS, REFERENCES, Responses
 from scdiva.data.predictions import Prediction

@@ -11,8 +11,8 @@ import pandas as pd
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from scdiva._checks import or_nearest
 from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED, TARGET_SUM
-from scdiva._nearest import or_nearest
 from scdiva._settings import settings
 from scdiva.data.cells import log_normalised
 from scdiva.pl._figure import plot

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import scipy.sparse as sp
 
+from scdiva._checks import or_nearest
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL, UNS
 from scdiva._docs import with_shared_docs
-from scdiva._nearest import or_nearest
 from scdiva._progress import progress_bar
 from scdiva._validate import Input
 from scdiva.data.cells import open_cells

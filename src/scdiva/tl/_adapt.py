@@ -12,11 +12,10 @@ import numpy as np
 
 from scdiva._constants import DEFAULT_MODEL
 from scdiva._docs import with_shared_docs
+from scdiva._labels import batch_numbers
 from scdiva._rng import seed_of
-from scdiva._settings import logger, settings
-from scdiva._threads import torch_threads_kept
+from scdiva._settings import logger, settings, torch_threads_kept
 from scdiva.data.cells import open_cells
-from scdiva.data.columns import batch_numbers
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata
 

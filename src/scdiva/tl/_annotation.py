@@ -10,8 +10,7 @@ import numpy as np
 
 from scdiva._constants import REJECTED
 from scdiva._running import Cells, Running, run_cells
-from scdiva._settings import logger, settings
-from scdiva._threads import torch_threads_kept
+from scdiva._settings import logger, settings, torch_threads_kept
 from scdiva.data.genes import advice
 
 if TYPE_CHECKING:

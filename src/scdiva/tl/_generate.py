@@ -134,7 +134,7 @@ def generate(
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
     from scdiva._rng import step_seed
-    from scdiva._threads import torch_threads_kept
+    from scdiva._settings import torch_threads_kept
     from scdiva.data.cells import open_cells
     from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for

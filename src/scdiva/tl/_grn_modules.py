@@ -15,8 +15,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._extras import from_extra
-from scdiva._nearest import no_column
+from scdiva._checks import from_extra, no_column
 from scdiva._rng import given_seed, step_seed
 from scdiva.data.network import network_of
 from scdiva.data.writing import check_anndata, check_writable, write

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._checks import or_nearest
 from scdiva._docs import with_shared_docs
-from scdiva._nearest import or_nearest
 from scdiva._rng import seed_of
 from scdiva._running import model_name
 from scdiva.data.reading import Reading, Species
@@ -137,7 +137,7 @@ def impute(
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
     from scdiva._scale import one_count
-    from scdiva._threads import torch_threads_kept
+    from scdiva._settings import torch_threads_kept
     from scdiva.data.cells import open_cells
     from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
-from scdiva._arguments import check_choices, check_least, check_positive
+from scdiva._checks import check_choices, check_least, check_positive
 from scdiva._docs import with_shared_docs
+from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
 from scdiva._running import embed_all, how_to_run, model_name, open_for
-from scdiva._settings import logger, settings
-from scdiva._threads import torch_threads_kept
-from scdiva.data.columns import batch_numbers, label_numbers
+from scdiva._settings import logger, settings, torch_threads_kept
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, write
 from scdiva.tl._corrected import corrected_expression, gene_columns

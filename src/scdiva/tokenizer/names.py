@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from scdiva._nearest import or_nearest
+from scdiva._checks import or_nearest
 
 _ENSEMBL = re.compile(r"(ENS[A-Z]*G\d{11})(?:\.\d+)?(?:_PAR_Y)?")
 _ORF = re.compile(r"(C(?:\d{1,2}|[XY]))ORF(\d+.*)")

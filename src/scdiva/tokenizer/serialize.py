@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import scipy.sparse as sp
 
-from scdiva._arguments import check_choices
+from scdiva._checks import check_choices
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM
 
 Backend = Literal["auto", "numba", "numpy"]

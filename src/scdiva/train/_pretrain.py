@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from scdiva._checks import from_extra, refuse_unknown, refuse_unwritable
 from scdiva._docs import with_shared_docs
-from scdiva._extras import from_extra
-from scdiva._nearest import refuse_unknown
-from scdiva._outputs import refuse_unwritable
 from scdiva._validate import Input
 from scdiva.data.corpus import held_out_studies, study_times
 from scdiva.data.files import data_files

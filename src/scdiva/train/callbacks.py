@@ -21,7 +21,7 @@ from pytorch_lightning.callbacks import Callback, Checkpoint
 from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from scdiva._extras import from_extra
+from scdiva._checks import from_extra
 from scdiva._progress import progress_bar
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
 from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 
+from scdiva._checks import or_nearest, refuse_unknown
 from scdiva._constants import MAX_LENGTH, PRESETS
-from scdiva._nearest import or_nearest, refuse_unknown
 
 ANCHOR_OBJECTIVES = ("genes", "contrast")
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scdiva._nearest import nearest, no_column, or_nearest, refuse_unknown
+from scdiva._checks import nearest, no_column, or_nearest, refuse_unknown
 
 
 def test_the_nearest_name_is_told_if_there_is_one():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import scdiva as sd
-from scdiva.data.columns import batch_numbers, label_numbers
+from scdiva._labels import batch_numbers, label_numbers
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,230 @@
+"""What calls ask of what they are given, before any work: arguments, names, extras, outputs; and how they warn."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import math
+import operator
+import os
+import sys
+import tempfile
+import warnings
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+_PACKAGE = str(Path(__file__).parent)
+
+
+def check_choices(**given: tuple[object, Sequence[object]]) -> None:
+    """Refuse values that are none of their choices.
+
+    Parameters
+    ----------
+    **given
+        By the argument's name, its value and what it may be.
+
+    Raises
+    ------
+    ValueError
+        If one is none of these.
+    """
+    for name, (value, choices) in given.items():
+        if value not in choices:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}.")
+
+
+def check_least(**given: tuple[int, int]) -> None:
+    """Refuse numbers that are too small.
+
+    Parameters
+    ----------
+    **given
+        By the argument's name, its value and the least that it may be.
+
+    Raises
+    ------
+    ValueError
+        If one is below that.
+    TypeError
+        If one is no whole number.
+    """
+    for name, (value, least) in given.items():
+        if operator.index(value) < least:
+            raise ValueError(f"{name} must be at least {least}, got {value}.")
+
+
+def check_positive(**given: float | None) -> None:
+    """Refuse numbers that are not above 0, or not finite.
+
+    Parameters
+    ----------
+    **given
+        Values by the argument's name; None stands for no number, and passes.
+
+    Raises
+    ------
+    ValueError
+        If one is out of range.
+    """
+    for name, value in given.items():
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be a finite number above 0, got {value!r}.")
+
+
+def or_nearest(name: str, known: Iterable[str]) -> str:
+    """Give the known name that is most like a misspelt one, as the end of a sentence.
+
+    Parameters
+    ----------
+    name
+        What was written.
+    known
+        What might have been meant.
+
+    Returns
+    -------
+    ``" (did you mean '...'?)"``, or nothing if no name is like it.
+    """
+    near = nearest(name, known, n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
+def nearest(name: str, known: Iterable[str], n: int = 3, cutoff: float = 0.6) -> list[str]:
+    """Give the known names that are most like a misspelt one, each once; capitals do not count.
+
+    Parameters
+    ----------
+    name
+        What was written.
+    known
+        What might have been meant, in any order and any number of times.
+    n
+        Names given, at most.
+    cutoff
+        How similar they have to be, 0 to 1.
+    """
+    forms: dict[str, list[str]] = {}
+    for one in dict.fromkeys(str(one) for one in known if one is not None):  # anndata 0.13 has a layer None
+        forms.setdefault(one.lower(), []).append(one)
+    near = difflib.get_close_matches(str(name).lower(), list(forms), n=n, cutoff=cutoff)
+    as_written = [one for form in near for one in sorted(forms[form], key=lambda one: _unlike(one, str(name)))]
+    return as_written[:n]
+
+
+def _unlike(one: str, other: str) -> float:
+    return -difflib.SequenceMatcher(None, one, other).ratio()
+
+
+def no_column(where: str, key: str, columns: Iterable[str]) -> KeyError:
+    """Give the error for a column of a data frame that is not there.
+
+    Parameters
+    ----------
+    where
+        The frame, such as ``"adata.obs"``.
+    key
+        What was asked for.
+    columns
+        Those that there are.
+    """
+    columns = list(columns)
+    return KeyError(f"{where} has no column {key!r}{or_nearest(key, columns)}; it has {', '.join(map(repr, columns))}.")
+
+
+def refuse_unknown(given: Iterable[Any], known: Iterable[str], what: str) -> None:
+    """Raise an error if a key is not known, with the nearest one that is.
+
+    Parameters
+    ----------
+    given
+        The keys.
+    known
+        Those that there are.
+    what
+        What they are keys of.
+
+    Raises
+    ------
+    ValueError
+        If there is an unknown one.
+    """
+    known = list(known)
+    unknown = sorted({str(key) for key in given} - set(known))
+    if unknown:
+        said = ", ".join(f"{key}{or_nearest(key, known)}" for key in unknown)
+        raise ValueError(f"{what} has no {said}.")
+
+
+def from_extra(name: str, extra: str, what: str) -> ModuleType:
+    """Import a package that is no part of a plain install.
+
+    Every call that needs one begins with this, so that nobody waits for a result that can't be finished.
+
+    Parameters
+    ----------
+    name
+        What is imported.
+    extra
+        The extra of scdiva that brings it.
+    what
+        What is missing without it, such as ``"Leiden modules need igraph"``.
+
+    Returns
+    -------
+    The module.
+
+    Raises
+    ------
+    ImportError
+        If it is not installed, or can't be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ImportError(f"{what}: pip install 'scdiva[{extra}]'") from error
+
+
+def refuse_unwritable(out: Path) -> None:
+    """Refuse a path in a folder that can't be written into, or can't be made.
+
+    Parameters
+    ----------
+    out
+        The file or folder to be. Nothing is left behind.
+
+    Raises
+    ------
+    OSError
+        With the kind and number of the system's own error, and the folder that is in the way.
+    """
+    folder = out.absolute().parent
+    while not os.path.lexists(folder):  # folders above are made by whoever writes
+        folder = folder.parent
+    try:
+        # tried, not asked for: rights alone don't know of read-only disks, nor of what stands where a folder should
+        with tempfile.TemporaryFile(dir=folder):
+            return
+    except OSError as error:
+        why = "is no folder" if not folder.is_dir() else "can't be written into"
+        raise OSError(
+            error.errno,
+            f"{os.strerror(error.errno or 0)}: {str(folder)!r} {why}. Pass another path than",
+            str(out),
+        ) from error
+
+
+def warn(message: str) -> None:
+    """Give a UserWarning of the line that called the package. Python shows a text there once.
+
+    Parameters
+    ----------
+    message
+        The text.
+    """
+    frame, level = sys._getframe(0), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UserWarning, stacklevel=level)

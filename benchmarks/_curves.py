@@ -70,22 +70,29 @@ ADAPTING = {
 
 
 def adapting(result: dict) -> str:
-    """Accuracy and cluster mean of each set and arm, the weights chosen, means of each group."""
+    """Accuracy and cluster mean of each set and arm, the weights chosen, means of each group and of all sets."""
     rows = [row for row in result["rows"] if "arm" in row]
     arms = [arm for arm in ADAPTING if any(row["arm"] == arm for row in rows)]
     at = {(row["set"], row["arm"]): row for row in rows}
-    lines = []
-    for group in dict.fromkeys(row["group"] for row in rows):
+    groups = list(dict.fromkeys(row["group"] for row in rows))
+    lines, everything = [], list(dict.fromkeys(row["set"] for row in rows))
+    for group in groups:
         sets = list(dict.fromkeys(row["set"] for row in rows if row["group"] == group))
         for name in sets:
             own = at[name, "adapted"]
             chosen = ", ".join("alone" if one is None else f"{one:g}" for one in dict.fromkeys(own["chosen"]))
             cells = [_both([at[name, arm]]) if (name, arm) in at else "" for arm in arms]
             lines.append([f"{name} ({own['n_cells']:,})", *cells, chosen, f"{own['cpu_seconds']:.0f}"])
-        # of arms that not all sets have a mean says nothing
-        means = [_both([at[one, arm] for one in sets]) if all((one, arm) in at for one in sets) else "" for arm in arms]
-        lines.append([f"**{group}, mean of {len(sets)}**", *means, "", ""])
+        lines.append(_mean_line(group, sets, arms, at))
+    if len(groups) > 1:
+        lines.append(_mean_line("all sets", everything, arms, at))
     return table(["set", *(ADAPTING[arm] for arm in arms), "weight", "CPU s"], lines)
+
+
+def _mean_line(of: str, sets: list[str], arms: list[str], at: dict[tuple[str, str], dict]) -> list[str]:
+    # of arms that not all sets have a mean says nothing
+    means = [_both([at[one, arm] for one in sets]) if all((one, arm) in at for one in sets) else "" for arm in arms]
+    return [f"**{of}, mean of {len(sets)}**", *means, "", ""]
 
 
 def _both(rows: list[dict]) -> str:

@@ -32,6 +32,7 @@ SEEDED = ("zero_shot", "thinning")
 GOALS = {
     "zero_shot": "zero_shot",
     "thinning": "thinning",
+    "adapting": "adapting",
     "integration": "_integration_goals",
     "annotation": "_annotation_goals",
     "perturbation": "_perturbation_goals",

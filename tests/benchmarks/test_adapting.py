@@ -46,3 +46,27 @@ def test_goals_are_of_each_set_and_of_means(adapting):
     assert mean["value"] == pytest.approx(0.03)
     assert mean["met"] is None
     assert "sets: mean accuracy above scvi" not in found
+    assert "all sets: mean accuracy above pca" not in found
+
+
+def test_means_are_over_all_sets_beside_those_by_group(adapting, script):
+    def row(name, group, arm, accuracy):
+        score = {"accuracy": accuracy, "accuracy_sd": 0.0, "average_bio": accuracy, "n_cells": 500, "n_seeds": 3}
+        return {"set": name, "arm": arm, "group": group, "cpu_seconds": 1.0, "chosen": [1.5], **score}
+
+    scores = {"a": (0.80, 0.90), "b": (0.70, 0.78), "c": (0.70, 0.76), "d": (0.60, 0.62)}
+    rows = [
+        row(name, "mouse" if name == "d" else "sets", arm, value)
+        for name, of in scores.items()
+        for arm, value in zip(("zero-shot", "adapted"), of, strict=True)
+    ]
+    rows.append(row("a", "sets", "scvi", 0.5))
+    found = {one["what"]: one for one in adapting.goals(rows)}
+    assert found["sets: mean accuracy above zero-shot"]["value"] == pytest.approx(0.08)
+    everything = found["all sets: mean accuracy above zero-shot"]
+    assert everything["value"] == pytest.approx(0.065)
+    assert everything["over"] == "4 sets"
+    assert "all sets: mean accuracy above scvi" not in found  # of one set
+
+    page = script("_curves").adapting({"rows": rows})
+    assert "| **all sets, mean of 4** | 0.700 / 0.700 | 0.765 / 0.765 |  |  |  |" in page

@@ -37,6 +37,7 @@ from typing import Any
 import torch
 from faults_runs import EVERY, Board, Toy, saved
 
+from scdiva.data.files import data_files
 from scdiva.train.callbacks import CHECKPOINT
 
 
@@ -248,9 +249,10 @@ def short(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 def long(arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """The command of a user on real files, without kills and with two."""
     rng = random.Random(arguments.seed)
+    files = [file for file in data_files([arguments.corpus]) if file.stem not in arguments.exclude]
     command = [
         sys.executable, "-m", "scdiva", "pretrain", "--preset", "mini", "--progress", "false",
-        "--train", f"[{arguments.corpus}]", "--exclude_studies", f"[{', '.join(arguments.exclude)}]",
+        "--train", f"[{', '.join(map(str, files))}]",
         "--validation_studies", "0.1", "--training.checkpoint_every", "50", "--training.steps", str(arguments.steps),
     ]  # fmt: skip
     with tempfile.TemporaryDirectory(dir=arguments.folder) as name:

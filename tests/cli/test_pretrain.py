@@ -133,10 +133,6 @@ def test_a_packed_corpus_without_validation(files, options, tmp_path):
         (["--validation_studies", "[a, b]"], "all 2 studies would validate"),
         (["--validation_studies", "[x]"], "there is no study 'x'"),
         (["--validation_studies", "1.5"], "share between 0 and 1; got 1.5"),
-        (["--exclude_studies", "[c]"], "there is no file 'c' to leave out"),
-        (["--exclude_studies", "[a, b]"], "all 2 files are left out"),
-        (["--study_weights", "{aa: 2}"], "no training study 'aa' (did you mean 'a'?)"),
-        (["--study_weights", "3"], "a power from 0 to 1; got 3.0"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_a_line_and_leaves_nothing(options, capsys, arguments, message):
@@ -195,8 +191,6 @@ def test_a_packed_corpus_gives_the_svd_start(files, options, model_options, tmp_
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        (["--study_weights", "{d: 2}"], "there is no training study 'd'"),
-        (["--study_weights", "2"], "a power from 0 to 1; got 2"),
         (["--validation", "[missing.h5ad]"], "no file 'missing.h5ad'"),
         (["--min_genes", "0"], "min_genes must be at least 1"),
         (["--validation_cells", "0"], "validation_cells must be at least 1"),
@@ -229,12 +223,12 @@ def test_config_and_manifest_are_there_from_the_start(files, options, monkeypatc
     file, run = options
     with monkeypatch.context() as patch:
         patch.setattr(PretrainingModule, "compute_loss", stopped_at_once)
-        assert cli.main(["pretrain", "--config", str(file), "--study_weights", "0.5"]) == 130
+        assert cli.main(["pretrain", "--config", str(file), "--validation_cells", "30"]) == 130
     written = yaml.safe_load((run / "config.yaml").read_text())
     assert written["training"].keys() == PretrainingConfig().to_dict().keys()
     assert written["training"]["learning_rate"] == 3e-4  # nobody said
     assert (written["model"]["dim"], written["model"]["anchor_balance"]) == (16, 2.0)
-    assert (written["study_weights"], written["num_workers"], written["preset"]) == (0.5, 0, None)
+    assert (written["validation_cells"], written["num_workers"], written["preset"]) == (30, 0, None)
     manifest = json.loads((run / "manifest.json").read_text())
     a = files / "a.h5ad"
     assert manifest["files"]["train"]["a.h5ad"] == {"path": str(a)} | file_note(a)
@@ -301,14 +295,14 @@ def test_a_changed_file_stops_a_resumed_run_before_it_is_read(files, options, tm
     adata.write_h5ad(tmp_path / "data" / "b.h5ad")
     capsys.readouterr()
     with monkeypatch.context() as patch:
-        patch.setattr("scdiva.data.datamodule.open_studies", None)
+        patch.setattr("scdiva.data.datamodule.CellDataModule._open", None)
         assert cli.main([*arguments, "--resume", "true"]) == 1
     said = capsys.readouterr().err.strip()
     assert "1 of 2 files have changed since the run began (first: 'b.h5ad')" in said
     assert len(said.splitlines()) == 1
     (tmp_path / "data" / "b.h5ad").write_bytes((files / "b.h5ad").read_bytes())
-    assert cli.main([*arguments, "--resume", "true", "--study_weights", "{a: 2}"]) == 1
-    assert "study_weights: None then, {'a': 2" in capsys.readouterr().err
+    assert cli.main([*arguments, "--resume", "true", "--min_genes", "2"]) == 1
+    assert "min_genes: 1 then, 2 now" in capsys.readouterr().err
     assert cli.main([*arguments, "--resume", "true"]) == 0
 
 
@@ -330,23 +324,6 @@ def test_studies_that_validate_are_not_counted_and_cells_too_small_are_dropped(f
     )
     assert histogram.n_cells == studies["a"]["cells"] + studies["c"]["cells"]
     assert 0 < studies["a"]["cells_dropped"] < 40
-
-
-@pytest.mark.filterwarnings("ignore:.* cells are left out")
-def test_a_file_of_a_folder_that_cannot_be_used_is_left_out(files, options, tmp_path):
-    (files / "c.h5ad").write_bytes(b"no data")
-    counted = tmp_path / "counted.safetensors"
-    arguments = ["--exclude_studies", "[c]", "--min_genes", "40"]
-    assert (
-        cli.main(
-            ["entropy", str(files), "-o", str(counted), "--vocabulary", str(files / "genes.safetensors"), *arguments]
-        )
-        == 0
-    )
-    file, run = options
-    arguments += ["--validation", "null", "--train", f"[{files}]", "--validation_studies", "[b]"]
-    assert cli.main(["pretrain", "--config", str(file), *arguments, "--vocabulary", str(counted)]) == 0
-    assert [one["study"] for one in json.loads((run / "manifest.json").read_text())["studies"]] == ["a", "b"]
 
 
 def test_from_python_a_preset_and_fields_that_differ(files, tmp_path):

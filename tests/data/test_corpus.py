@@ -1,4 +1,4 @@
-"""Studies that validate, studies that are seen more often, and what a run notes of its corpus."""
+"""Studies that validate, and what a run notes of its corpus."""
 
 from __future__ import annotations
 
@@ -82,36 +82,9 @@ def test_other_files_may_validate_too(study_files, vocabulary):
     assert len(cells_of(data.val_dataloader())) == 25 + 129
 
 
-@pytest.mark.parametrize("options", [{"batch_size": 8}, {"batch_tokens": 100}])
-def test_weights_say_how_often_studies_are_seen(train, vocabulary, options, monkeypatch):
-    monkeypatch.setattr("scdiva.data.stream.WINDOW", 25)
-    options = options | {"study_weights": {"study0": 0.5, "study1": 3}}
-    stream = module_of(train, vocabulary, **options).training_stream()
-    n = 30 + 3 * 25 + 129
-    whole = cells_of(stream.batch(i) for i in range(300))
-    first = Counter(cell[0] for cell in whole[: n + 5])
-    assert abs(first[0] - 30) <= 10
-    assert abs(first[1] - 75) <= 10
-    seen = Counter(cell for cell in whole[: 4 * n] if cell[0] == 1)
-    assert len(seen) == 25
-    assert set(seen.values()) <= set(range(11, 14))  # three times an epoch, the rest of the last one is not looked at
-    # a function of (seed, number) alone
-    alone = module_of(train, vocabulary, **options).training_stream()
-    for i in (150, 3):
-        np.testing.assert_array_equal(alone.batch(i).values, stream.batch(i).values)
-
-
-def test_a_power_makes_studies_alike(study_files, vocabulary):
-    stream = module_of(study_files, vocabulary, study_weights=0.0, block_rows=1).training_stream()
-    seen = Counter(cell[0] for cell in cells_of(stream.batch(i) for i in range(10 * 214 // 8)))
-    shares = np.array([seen[i] for i in range(3)]) / sum(seen.values())
-    np.testing.assert_allclose(shares, 1 / 3, atol=0.02)
-
-
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"study_weights": {"study0": 2}}, r"study_weights: None then, \{'study0': 2\} now"),
         ({"min_genes": 2}, "min_genes: 1 then, 2 now"),
         ({"validation_studies": ["study1"]}, r"validation_studies: None then, \['study1'\] now"),
         ({"block_rows": 6}, "block_rows: 5 then, 6 now"),

@@ -312,5 +312,5 @@ def test_the_cells_of_a_batch_are_found(study_files, vocabulary, tmp_path, batch
 def test_cells_of_an_object_have_no_file(cells, vocabulary):
     data = CellDataModule([cells], vocabulary=vocabulary, batch_size=4)
     found = data.cells_of_batch(1)
-    assert {cell.file for cell in found} == {""}
-    assert [cell.cell for cell in found] == [str(cells.obs_names[cell.row]) for cell in found]
+    assert {file for _, file, _, _ in found} == {""}
+    assert [cell for *_, cell in found] == [str(cells.obs_names[row]) for _, _, row, _ in found]

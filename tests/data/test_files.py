@@ -1,19 +1,21 @@
-"""Folders stand for their files, and a resumed run notices a file that is not what it was."""
+"""Folders stand for their files, studies validate, and a resumed run notices a file that is not what it was."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import warnings
 
 import anndata as ad
-import h5py
 import pytest
 import pytorch_lightning as pl
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from scdiva.data.datamodule import CellDataModule
-from scdiva.data.files import check_manifest, content_digest, data_files, file_note
+from scdiva.data.files import check_manifest, data_files, file_note, held_out_studies
 from scdiva.data.packed import pack_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:(study|adata)2", "ignore:Writing zarr v2")
@@ -45,16 +47,6 @@ def test_a_folder_is_its_files_by_name(folder, study_files):
         data_files([folder / "empty"])
 
 
-def test_files_are_left_out_by_name(folder, study_files):
-    adata = object()
-    left = [adata, folder / "study0.h5ad"]
-    assert data_files([adata, folder], ["study2", "study1"]) == left
-    with pytest.raises(ValueError, match=r"no file 'study3' to leave out \(did you mean 'study"):
-        data_files([folder], ["study0", "study3"])
-    with pytest.raises(ValueError, match="all 1 files are left out"):
-        data_files(study_files[:1], ["study0"])
-
-
 def test_folders_below_belong_to_it(folder, tmp_path):
     (folder / "a" / "b").mkdir(parents=True)
     (folder / "study0.h5ad").rename(folder / "a" / "b" / "study0.h5ad")
@@ -82,25 +74,29 @@ def test_training_on_a_folder_is_training_on_its_files(folder, study_files, voca
             assert torch.equal(first.values, other.values)
 
 
+def digest(path) -> str:
+    return file_note(path)["sha256"]
+
+
 def test_a_digest_is_of_content_alone(folder, tmp_path):
     file, store = folder / "study0.h5ad", folder / "study2.zarr"
-    before = content_digest(file), content_digest(store)
+    before = digest(file), digest(store)
     os.utime(file, (0, 0))
     shutil.copytree(store, tmp_path / "copy.zarr")
-    assert (content_digest(file), content_digest(tmp_path / "copy.zarr")) == before
+    assert (digest(file), digest(tmp_path / "copy.zarr")) == before
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     chunk = next(path for path in sorted((store / "X" / "data").rglob("*")) if path.name != ".zarray")
     chunk.rename(chunk.with_name("moved"))
-    assert content_digest(file) != before[0]
-    assert content_digest(store) != before[1]
+    assert digest(file) != before[0]
+    assert digest(store) != before[1]
 
 
 def test_large_files_are_hashed_in_pieces(folder, tmp_path, monkeypatch):
     file, store = folder / "study0.h5ad", folder / "study2.zarr"
     whole = file_note(file)
-    assert whole == {"size": file.stat().st_size, "sha256": content_digest(file)}
+    assert whole == {"size": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
     monkeypatch.setattr("scdiva.data.files.WHOLE", 100)
     monkeypatch.setattr("scdiva.data.files.PIECES", 3)
     monkeypatch.setattr("scdiva.data.files.PIECE", 64)
@@ -110,14 +106,11 @@ def test_large_files_are_hashed_in_pieces(folder, tmp_path, monkeypatch):
     shutil.copytree(store, tmp_path / "copy.zarr")
     assert (file_note(tmp_path / "copy.h5ad"), file_note(tmp_path / "copy.zarr")) == before
 
-    # as large as before: a byte of the last piece; a name within the file; a file of the folder by another name
+    # as large as before: a byte of the last piece; a file of the folder by another name
     content = bytearray(file.read_bytes())
     content[-10] ^= 1
     file.write_bytes(content)
     assert file_note(file)["sampled_sha256"] != before[0]["sampled_sha256"]
-    with h5py.File(tmp_path / "copy.h5ad", "r+") as held:
-        held.move("obs/_index", "obs/_other")
-    assert file_note(tmp_path / "copy.h5ad")["sampled_sha256"] != before[0]["sampled_sha256"]
     chunk = next(path for path in sorted((store / "X" / "data").rglob("*")) if path.name != ".zarray")
     chunk.rename(chunk.with_name("moved"))
     assert file_note(store)["sampled_sha256"] != before[1]["sampled_sha256"]
@@ -191,3 +184,42 @@ def test_objects_have_no_manifest(study_files, vocabulary):
     data = module_of([ad.read_h5ad(path) for path in study_files], vocabulary)
     assert data.state_dict()["files"] == {"train": {}}
     data.load_state_dict({})
+
+
+NAMES = ["lung", "blood", "skin", "colon", "brain"]
+
+
+@given(st.floats(0.01, 0.85), st.integers(0, 50), st.permutations(NAMES))
+def test_a_share_is_drawn_from_the_seed_whatever_the_order_of_files(share, seed, names):
+    held = held_out_studies(names, share, seed)
+    assert len(held) == max(1, round(share * 5))
+    assert set(held) == set(held_out_studies(NAMES, share, seed))
+    assert held == [name for name in names if name in held]
+
+
+def test_seeds_draw_different_studies():
+    assert len({held_out_studies(NAMES, 0.2, seed)[0] for seed in range(60)}) == 5
+
+
+def test_names_are_taken_as_they_are():
+    assert held_out_studies(NAMES, None, 0) == []
+    assert held_out_studies(NAMES, ["skin", "lung"], 3) == ["lung", "skin"]
+    assert held_out_studies(NAMES, "skin", 3) == ["skin"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (["blod"], r"no study 'blod' \(did you mean 'blood'\?\)"),
+        (["liver x"], r"no study 'liver x'\.$"),
+        (["skin", "skin"], "names a study twice"),
+        (NAMES, "all 5 studies would validate"),
+        (0.95, "all 5 studies would validate"),
+        (1.0, "share between 0 and 1; got 1.0"),
+        (0, "share between 0 and 1; got 0"),
+        (True, "got True"),
+    ],
+)
+def test_impossible_splits_are_refused(asked, said):
+    with pytest.raises(ValueError, match=said):
+        held_out_studies(NAMES, asked, 0)

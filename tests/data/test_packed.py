@@ -10,8 +10,9 @@ import pytest
 
 from scdiva.data.cells import open_cells
 from scdiva.data.datamodule import CellDataModule
+from scdiva.data.files import study_names
 from scdiva.data.order import BlockShuffle
-from scdiva.data.packed import PackedCells, is_packed, pack_files, study_names, take_cells
+from scdiva.data.packed import PackedCells, is_packed, pack_files, take_cells
 from scdiva.data.stream import CellPool, TrainingStream
 
 
@@ -19,7 +20,7 @@ from scdiva.data.stream import CellPool, TrainingStream
 def packed_path(study_files, vocabulary, tmp_path_factory):
     path = tmp_path_factory.mktemp("packed") / "corpus.h5"
     with pytest.warns(UserWarning, match="study2: 2 of 131 cells are left out: they lack any gene of the vocabulary"):
-        pack_files(study_files, vocabulary, path, max_length=30, block_rows=17).close()
+        pack_files(study_files, vocabulary, path, max_length=30).close()
     return path
 
 
@@ -54,20 +55,15 @@ def test_ranges_types_and_other_processes(packed_path):
             np.testing.assert_array_equal(a, b)
 
 
-def test_half_precision_and_min_genes(study_files, vocabulary, tmp_path, packed_path):
+def test_min_genes(study_files, vocabulary, tmp_path, packed_path):
     with pytest.warns(UserWarning, match="lack 30 genes of the vocabulary"):
-        half = pack_files(study_files, vocabulary, tmp_path / "half.h5", value_dtype="float16", min_genes=30)
-    assert half.lengths.min() == 30
-    lengths = PackedCells(packed_path).lengths
-    assert half.n_obs == (lengths >= 30).sum()
+        fewer = pack_files(study_files, vocabulary, tmp_path / "fewer.h5", max_length=30, min_genes=30)
+    assert fewer.lengths.min() == 30
     full = PackedCells(packed_path)
-    _, tokens, values = half.read(0, 1)
-    first = int(np.flatnonzero(lengths >= 30)[0])
-    _, full_tokens, full_values = full.read(first, first + 1)
-    n = len(full_tokens)
-    np.testing.assert_array_equal(tokens[:n], full_tokens)
-    np.testing.assert_allclose(values[:n], full_values, rtol=5e-4)
-    assert (values[:n] != full_values).any()
+    kept = np.flatnonzero(full.lengths >= 30)
+    assert fewer.n_obs == len(kept)
+    for a, b in zip(fewer.read(0, 1), full.read(int(kept[0]), int(kept[0]) + 1), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_it_is_read_without_anndata_and_scanpy(packed_path):
@@ -154,8 +150,6 @@ def test_arguments_are_checked(study_files, vocabulary, tmp_path):
         pack_files([], vocabulary, tmp_path / "x.h5")
     with pytest.raises(ValueError, match=r"1 names stand for more than one file \(first: 'study0'\)"):
         study_names([study_files[0], study_files[0]])
-    with pytest.raises(ValueError, match="value_dtype must be"):
-        pack_files(study_files, vocabulary, tmp_path / "x.h5", value_dtype="int8")
     with pytest.raises(ValueError, match="min_genes must be at least 1"):
         pack_files(study_files, vocabulary, tmp_path / "x.h5", min_genes=0)
     with pytest.raises(TypeError, match=r"study0.h5ad' must be a list of files"):

@@ -18,7 +18,6 @@ def entropy(
     vocabulary: str = "human",
     histogram: str | None = None,
     merge: list[str] | None = None,
-    exclude_studies: list[str] | None = None,
     min_genes: int = 200,
     layer: str | None = None,
     use_raw: bool = False,
@@ -42,8 +41,6 @@ def entropy(
     merge
         Histograms of other runs, over other files, which are added: counts are integers, so the sum is that of one run
         over all files, to the bit.
-    exclude_studies
-        Names of files, without their suffix, that are left out: of a folder, those that can't be used.
     min_genes
         Cells with fewer known genes are not counted, as `scdiva pretrain` does not train on them.
     layer, use_raw, input, gene_ids
@@ -71,9 +68,8 @@ def entropy(
 
     from scdiva._constants import N_SPECIAL
     from scdiva._settings import logger
-    from scdiva.data.files import data_files
+    from scdiva.data.files import data_files, study_names
     from scdiva.data.output import refuse_target, whole_or_not
-    from scdiva.data.packed import study_names
     from scdiva.pp import corpus_entropy
     from scdiva.tokenizer.entropy import EntropyHistogram
     from scdiva.tokenizer.vocabulary import load_vocabulary
@@ -89,7 +85,7 @@ def entropy(
     for one in merged:
         if [other.resolve() for other in merged].count(one.resolve()) > 1:
             raise ValueError(f"the histogram {str(one)!r} is given twice: its cells would be counted twice.")
-    found = [Path(one) for one in data_files(files, exclude_studies or ())] if files else []
+    found = [Path(one) for one in data_files(files)] if files else []
     if found:
         study_names(found)
     for one in (*found, *merged):

@@ -153,6 +153,7 @@ def open_cells(
         Path(data) if isinstance(data, str | Path) else None,
         opened,
         blocks.matrix(),
+        name=Path(data).stem if isinstance(data, str | Path) else "",
     )
     if reading.empty == "error":
         refuse_empty(source)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pytorch_lightning as pl
@@ -14,13 +15,12 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from scdiva._checks import check_least
 from scdiva._constants import MAX_LENGTH
-from scdiva._docs import with_shared_docs
 from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
-from scdiva.data.corpus import OpenStudies, corpus_files, held_out_studies, open_studies, study_times
-from scdiva.data.files import check_manifest, manifest_of
+from scdiva.data.files import check_manifest, data_files, held_out_studies, manifest_of, study_names
 from scdiva.data.order import BlockShuffle
-from scdiva.data.reading import Reading, Species
+from scdiva.data.packed import PackedCells, is_packed, warn_left_out
+from scdiva.data.reading import Reading
 from scdiva.data.stream import LEFT_OUT, CellPool, Source, TrainingStream, ValidationBatches
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -28,24 +28,34 @@ from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 if TYPE_CHECKING:
     from anndata import AnnData
 
-    from scdiva._validate import Input
-
     Data: TypeAlias = AnnData | str | Path
 
 UNSEEN_STUDY = -1
 """Study number of validation cells whose study is not trained on."""
 
 
-class BatchCell(NamedTuple):
-    """One cell of a batch: its study, the file (empty for an AnnData object), its row there, and its name if known."""
+class OpenStudies(NamedTuple):
+    """Opened studies.
 
-    study: str
-    file: str
-    row: int
-    cell: str
+    Attributes
+    ----------
+    sources
+        One a file, or the packed corpus.
+    names
+        Of the studies.
+    studies
+        For each source, int (n_obs,), the number of each cell's study.
+    report
+        Of each study its name (`study`), `cells` kept, `cells_dropped`, `columns` of its file (None if it is packed)
+        and `genes_matched`.
+    """
+
+    sources: list[Source]
+    names: list[str]
+    studies: list[np.ndarray]
+    report: list[dict[str, Any]]
 
 
-@with_shared_docs
 class CellDataModule(pl.LightningDataModule):
     """Training and validation batches from files, AnnData objects or a packed corpus; files are never loaded whole.
 
@@ -59,11 +69,7 @@ class CellDataModule(pl.LightningDataModule):
         The same for validation; None = no other files. Split by study, not by cell: cells of one study are too similar.
     validation_studies
         Studies of `train` that are not trained on but validate: names, or a share of the studies, drawn from `seed`.
-        See :func:`scdiva.data.corpus.held_out_studies`.
-    study_weights
-        How often an epoch holds the cells of each training study: numbers by name (1 for the others), or a power p of
-        its size (1: as it is; 0: all studies equally). Blocks of neighbouring cells are drawn that often, a fraction in
-        as many epochs as it tells; see :class:`~scdiva.data.order.BlockShuffle`.
+        See :func:`scdiva.data.files.held_out_studies`.
     vocabulary
         Genes and entropies.
     batch_size
@@ -88,11 +94,10 @@ class CellDataModule(pl.LightningDataModule):
         Number of validation cells, taken evenly; None takes all.
     num_workers
         Processes that read ahead; 0 reads in the training process.
-    prefetch
-        Whether a thread reads the next buffer while the present one is used, so that there are two in memory.
-    %(reading)s
     entropy_floor
-        As in :func:`scdiva.data.cells.open_cells`. A packed corpus has it settled, and all from `layer` on.
+        As in :func:`scdiva.data.cells.open_cells`. A packed corpus has it settled, and what is read.
+    **reading
+        `layer`, `use_raw`, `input`, `gene_ids`, `species` and `duplicates`, as in :func:`scdiva.tl.embed`.
 
     Raises
     ------
@@ -114,7 +119,6 @@ class CellDataModule(pl.LightningDataModule):
         seed: int = 0,
         validation: Data | Sequence[Data] | None = None,
         validation_studies: float | Sequence[str] | None = None,
-        study_weights: Mapping[str, float] | float | None = None,
         start_step: int = 0,
         max_steps: int | None = None,
         block_rows: int = 64,
@@ -122,14 +126,8 @@ class CellDataModule(pl.LightningDataModule):
         min_genes: int = 1,
         validation_cells: int | None = None,
         num_workers: int = 0,
-        prefetch: bool = True,
-        layer: str | None = None,
-        use_raw: bool = False,
-        input: Input = "auto",
-        gene_ids: str | None = None,
-        species: Species = None,
-        duplicates: Literal["sum", "error"] = "sum",
         entropy_floor: float = ENTROPY_FLOOR,
+        **reading: Any,
     ) -> None:
         super().__init__()
         check_least(
@@ -152,18 +150,15 @@ class CellDataModule(pl.LightningDataModule):
         self.batch_size, self.batch_tokens, self.context, self.seed = batch_size, batch_tokens, context, seed
         self.start_step, self.max_steps, self.num_workers = start_step, max_steps, num_workers
         self.block_rows, self.n_blocks, self.min_genes = block_rows, n_blocks, min_genes
-        self.validation_cells, self.prefetch = validation_cells, prefetch
-        self.validation_studies, self.study_weights = validation_studies, study_weights
+        self.validation_cells, self.validation_studies = validation_cells, validation_studies
         self._train, self._validation = _as_list(train), [] if validation is None else _as_list(validation)
-        self._reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
-        self._entropy_floor = entropy_floor
+        self._reading, self._entropy_floor = Reading(**reading), entropy_floor
         self._pool: CellPool | None = None
         self._validation_pool: CellPool | None = None
         self._study_names: list[str] = []
         self._files: dict[str, list[Data]] = {}
         self._notes: dict[str, dict[str, dict[str, Any]]] | None = None
         self._report: list[dict[str, Any]] = []
-        self._times: tuple[float, ...] | None = None
 
     def setup(self, stage: str | None = None) -> None:
         """Open and check all data, once.
@@ -196,9 +191,6 @@ class CellDataModule(pl.LightningDataModule):
             self._validation_pool = self._pool_of(*zip(*looked_at, strict=True))
             if not self._validation_pool.n_cells:
                 raise ValueError(f"no validation cell has {self.min_genes} known genes or more.")
-        sizes = np.bincount(np.repeat(pool.block_studies, pool.block_sizes), minlength=len(trained))
-        times = study_times(self.study_weights, trained, sizes)[pool.block_studies]
-        self._times = None if np.allclose(times, 1) else tuple(times.tolist())
         self._pool, self._study_names, self._report = pool, trained, report
         n_validation = 0 if self._validation_pool is None else self._validation_pool.n_cells
         logger.info(
@@ -215,10 +207,41 @@ class CellDataModule(pl.LightningDataModule):
         return self._notes
 
     def _open(self, part: str) -> OpenStudies:
+        """Open and check the studies of a part, and warn of the cells of each that have too few genes."""
+        files, report = self._files[part], []
+
+        def count(name: str, lengths: np.ndarray, columns: int | None, matched: int) -> None:
+            dropped = int((lengths < self.min_genes).sum())
+            warn_left_out(name, dropped, len(lengths), self.min_genes)
+            kept = {"study": name, "cells": len(lengths) - dropped, "cells_dropped": dropped}
+            report.append(kept | {"columns": columns, "genes_matched": matched})
+
+        if isinstance(files[0], str | Path) and is_packed(files[0]):
+            corpus = PackedCells(files[0], self.vocabulary)
+            for option, asked in (("context", self.context), ("min_genes", self.min_genes)):
+                if corpus.max_length < asked:
+                    raise ValueError(
+                        f"{str(files[0])!r} holds {corpus.max_length} genes per cell, fewer than {option}={asked}; "
+                        f"lower the {option} or pack it anew with a larger max_length."
+                    )
+            for number, name in enumerate(corpus.study_names):
+                count(name, corpus.lengths[corpus.study == number], None, int(corpus.measured[number].sum()))
+            return OpenStudies([corpus], corpus.study_names, [corpus.study.astype(np.int64)], report)
+
+        from scdiva.data.cells import open_cells  # a packed corpus is read without AnnData
+
         # objects have no names: the first of validation is not the first that is trained on
-        unnamed = "adata" if part == "train" else part
-        how = self.min_genes, self.context, self._reading, self._entropy_floor
-        return open_studies(self._files[part], self.vocabulary, *how, unnamed)
+        names = _names(files, "adata" if part == "train" else part)
+        how = {"max_length": self.context, "entropy_floor": self._entropy_floor, "empty": "nan", "keep": False}
+        sources: list[Source] = []
+        for name, one in zip(names, files, strict=True):
+            try:
+                source = open_cells(one, self.vocabulary, self._reading, **how)
+            except (KeyError, ValueError) as error:
+                raise ValueError(f"{name}: {error.args[0]}") from error
+            count(name, source.lengths, len(source.tokens), len(source.measured_tokens))
+            sources.append(replace(source, name=name))
+        return OpenStudies(sources, names, [np.full(s.n_obs, i, np.int64) for i, s in enumerate(sources)], report)
 
     def _pool_of(self, sources: Sequence[Source], studies: Sequence[np.ndarray]) -> CellPool:
         return CellPool(sources, studies, self.min_genes, self.context, self.block_rows)
@@ -233,18 +256,12 @@ class CellDataModule(pl.LightningDataModule):
         columns of the file, genes matched).
         """
         self.setup()
-        paths = {
-            part: {Path(one).name: str(one) for one in data if isinstance(one, str | Path)}
-            for part, data in self._files.items()
-        }
-        files = {
-            part: {name: {"path": paths[part][name]} | note for name, note in notes.items()}
-            for part, notes in self._noted().items()
-        }
-        studies = [dict(one) for one in self._report]
-        return {
-            "vocabulary": self.vocabulary.fingerprint, "min_genes": self.min_genes, "files": files, "studies": studies,
-        }  # fmt: skip
+        files: dict[str, dict[str, Any]] = {}
+        for part, notes in self._noted().items():
+            paths = {Path(one).name: str(one) for one in self._files[part] if isinstance(one, str | Path)}
+            files[part] = {name: {"path": paths[name]} | note for name, note in notes.items()}
+        about = {"vocabulary": self.vocabulary.fingerprint, "min_genes": self.min_genes}
+        return about | {"files": files, "studies": [dict(one) for one in self._report]}
 
     @property
     def n_cells(self) -> int:
@@ -270,18 +287,11 @@ class CellDataModule(pl.LightningDataModule):
     def training_stream(self) -> TrainingStream:
         """Make the stream of training batches, from `start_step` on."""
         pool = self._ready()
-        order = BlockShuffle(pool.block_sizes, self.seed, self.n_blocks, self._times)
-        return TrainingStream(
-            pool,
-            order,
-            self.batch_size,
-            self.start_step,
-            self.max_steps,
-            batch_tokens=self.batch_tokens,
-            prefetch=self.prefetch,
-        )
+        order = BlockShuffle(pool.block_sizes, self.seed, self.n_blocks)
+        steps = self.start_step, self.max_steps
+        return TrainingStream(pool, order, self.batch_size, *steps, batch_tokens=self.batch_tokens)
 
-    def cells_of_batch(self, number: int) -> list[BatchCell]:
+    def cells_of_batch(self, number: int) -> list[tuple[str, str, int, str]]:
         """Find the cells of a batch of the training stream, without reading any of their values.
 
         Parameters
@@ -291,15 +301,13 @@ class CellDataModule(pl.LightningDataModule):
 
         Returns
         -------
-        A cell each, in the order of the batch. Rows of a packed corpus are counted in the packed file.
+        Of each cell, in the order of the batch, its study, the file (empty for an AnnData object), its row there, and
+        its name if known. Rows of a packed corpus are counted in the packed file.
         """
-        pool, found = self._ready(), []
-        for at, row in zip(*(part.tolist() for part in self.training_stream().rows_of(number)), strict=True):
-            source: Any = pool.sources[at]
-            names = getattr(source, "obs_names", None)
-            study = self._study_names[int(pool.studies[at][row])]
-            file = "" if source.path is None else str(source.path)
-            found.append(BatchCell(study, file, row, "" if names is None else str(names[row])))
+        found = []
+        for source, row, study in self.training_stream().rows_of(number):
+            name = "" if isinstance(source, PackedCells) else str(source.obs_names[row])
+            found.append((self._study_names[study], str(source.path or ""), row, name))
         return found
 
     def train_dataloader(self) -> DataLoader[CellBatch]:
@@ -340,12 +348,11 @@ class CellDataModule(pl.LightningDataModule):
         return {"files": self._noted(), "order": self._order()}
 
     def _order(self) -> dict[str, Any]:
-        weights, held = self.study_weights, self.validation_studies
+        held = self.validation_studies
         return {
             "min_genes": self.min_genes,
             "block_rows": self.block_rows,
             "n_blocks": self.n_blocks,
-            "study_weights": dict(weights) if isinstance(weights, Mapping) else weights,
             "validation_studies": held if held is None or isinstance(held, int | float | str) else list(held),
         }
 
@@ -383,3 +390,29 @@ class CellDataModule(pl.LightningDataModule):
 
 def _as_list(data: Data | Sequence[Data]) -> list[Data]:
     return list(data) if isinstance(data, list | tuple) else [data]
+
+
+def corpus_files(data: Sequence[Any]) -> list[Any]:
+    """Find the files that are meant, and check that they go together.
+
+    Parameters
+    ----------
+    data
+        AnnData objects, files and folders.
+
+    Raises
+    ------
+    FileNotFoundError, ValueError
+        If there is nothing of a name, a packed corpus does not stand alone, or two files have one name.
+    """
+    files = data_files(data)
+    packed = [isinstance(one, str | Path) and is_packed(one) for one in files]
+    if any(packed) and len(files) > 1:
+        raise ValueError("a packed corpus stands alone: pack all files into one with scdiva.data.pack_files.")
+    if not any(packed):
+        _names(files, "adata")
+    return files
+
+
+def _names(files: Sequence[Any], unnamed: str) -> list[str]:
+    return study_names([Path(one if isinstance(one, str | Path) else f"{unnamed}{i}") for i, one in enumerate(files)])

@@ -1,12 +1,13 @@
-"""Files as data: which ones a folder holds, and whether one is still what it was."""
+"""Files of a corpus: which ones a folder holds, which studies validate, and whether a file is still what it was."""
 
 from __future__ import annotations
 
-import bisect
 import hashlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from scdiva._checks import or_nearest
 
@@ -16,7 +17,7 @@ PIECES, PIECE = 256, 1 << 20
 """Pieces that are hashed of such a file, and bytes of each."""
 
 
-def data_files(data: Iterable[Any], exclude: Collection[str] = ()) -> list[Any]:
+def data_files(data: Iterable[Any]) -> list[Any]:
     """Replace each folder of files by its files, in the order of their paths.
 
     Parameters
@@ -24,8 +25,6 @@ def data_files(data: Iterable[Any], exclude: Collection[str] = ()) -> list[Any]:
     data
         Paths and AnnData objects. A folder that is no ``.zarr`` itself stands for every ``.h5ad`` and ``.zarr`` below
         it.
-    exclude
-        Names of files, without their suffix, that are left out: of a folder, those that can't be used.
 
     Returns
     -------
@@ -34,7 +33,7 @@ def data_files(data: Iterable[Any], exclude: Collection[str] = ()) -> list[Any]:
     Raises
     ------
     ValueError
-        If a folder holds no such file, or none is left or no file has a name that is to be left out.
+        If a folder holds no such file.
     """
     out: list[Any] = []
     for one in data:
@@ -45,23 +44,14 @@ def data_files(data: Iterable[Any], exclude: Collection[str] = ()) -> list[Any]:
         if not found:
             raise ValueError(f"the folder {str(one)!r} holds no .h5ad or .zarr; name the folder that does.")
         out += found
-    if not exclude:
-        return out
-    names = [Path(one).stem if isinstance(one, str | Path) else None for one in out]
-    for name in sorted(set(exclude) - set(names)):
-        known = [other for other in names if other is not None]
-        raise ValueError(f"there is no file {name!r} to leave out{or_nearest(name, known)}.")
-    left = [one for one, name in zip(out, names, strict=True) if name not in exclude]
-    if not left:
-        raise ValueError(f"all {len(out)} files are left out; exclude fewer.")
-    return left
+    return out
 
 
 def _below(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir():
         if path.is_dir() and not _is_zarr(path):
             yield from _below(path)
-        elif path.suffix in (".h5ad", ".zarr") or (path.is_dir() and _is_zarr(path)):
+        elif path.is_dir() or path.suffix in (".h5ad", ".zarr"):
             yield path
 
 
@@ -70,22 +60,72 @@ def _is_zarr(folder: Path) -> bool:
     return folder.suffix == ".zarr" or (folder / ".zgroup").exists() or (folder / "zarr.json").exists()
 
 
-def content_digest(path: str | Path) -> str:
-    """SHA-256 of a file, or of all files of a folder and their names, in hexadecimal.
+def study_names(files: Sequence[Path]) -> list[str]:
+    """Give each file's study its name: the file's name without suffix.
 
     Parameters
     ----------
-    path
-        An existing file or folder.
+    files
+        Paths of the files.
+
+    Raises
+    ------
+    ValueError
+        If there are no files, or two would have one name.
     """
-    path = Path(path)
-    if not path.is_dir():
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    whole = hashlib.sha256()
-    for part in sorted(part for part in path.rglob("*") if part.is_file()):
-        whole.update(f"{part.relative_to(path).as_posix()}\0{content_digest(part)}\n".encode())
-    return whole.hexdigest()
+    names = [path.stem for path in files]
+    if not names:
+        raise ValueError("no files were given.")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{len(twice)} names stand for more than one file (first: {twice[0]!r}); rename one of them.")
+    return names
+
+
+def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, seed: int) -> list[str]:
+    """Choose the studies that validate instead of being trained on.
+
+    Parameters
+    ----------
+    names
+        All studies.
+    asked
+        Names, or a share of the studies (not of the cells) between 0 and 1: so many, rounded, but one at least, are
+        drawn. None: no study.
+    seed
+        Of the draw; with the names, in whatever order, it settles it.
+
+    Returns
+    -------
+    Their names, in the order of `names`.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown or given twice, the share is not between 0 and 1, or no study would be left to train on.
+    """
+    if asked is None:
+        return []
+    if isinstance(asked, str):
+        asked = [asked]
+    if isinstance(asked, int | float):
+        if isinstance(asked, bool) or not 0 < asked < 1:
+            raise ValueError(f"validation_studies must be names, or a share between 0 and 1; got {asked!r}.")
+        n = max(1, round(asked * len(names)))
+        # The second number keeps this draw apart from those of the order.
+        drawn = np.random.default_rng([seed, len(names), 0, 3]).permutation(len(names))[:n]
+        chosen = {sorted(names)[i] for i in drawn}
+    else:
+        chosen = set(asked)
+        if len(chosen) < len(asked):
+            raise ValueError("validation_studies names a study twice.")
+        for name in sorted(chosen - set(names)):
+            raise ValueError(f"validation_studies: there is no study {name!r}{or_nearest(name, names)}.")
+    if len(chosen) == len(names):
+        raise ValueError(
+            f"all {len(names)} studies would validate and none be trained on; name fewer, or give more files."
+        )
+    return [name for name in names if name in chosen]
 
 
 def file_note(path: str | Path) -> dict[str, Any]:
@@ -99,57 +139,30 @@ def file_note(path: str | Path) -> dict[str, Any]:
     Returns
     -------
     `size` in bytes, and `sha256` of all of it if that is below 1 GiB. To read all of an atlas would take minutes, so of
-    more it is `sampled_sha256`: of the size, of 256 pieces of 1 MiB at even distances, and of the names, shapes, types
-    and stored sizes of all that lies in an HDF5 file, or the names and sizes of the files of a zarr folder and all its
-    metadata. A file that was written anew differs; values overwritten in place between two pieces would not be noticed.
+    more it is `sampled_sha256`: of 256 pieces of 1 MiB at even distances. Both are of the names and sizes of the files
+    of a folder too. A file that was written anew differs; values overwritten in place between two pieces would not be
+    noticed.
     """
     path = Path(path)
-    size = sum(_size(part) for part in _parts_of(path))
+    parts = sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]
+    sizes = [part.stat().st_size for part in parts]
+    ends, size = np.cumsum(sizes), sum(sizes)
+    digest = hashlib.sha256()
+    if path.is_dir():
+        for part, n in zip(parts, sizes, strict=True):
+            digest.update(f"{part.relative_to(path).as_posix()}\0{n}\n".encode())
     if size < WHOLE:
-        return {"size": size, "sha256": content_digest(path)}
-    return {"size": size, "sampled_sha256": _sampled_digest(path, size)}
-
-
-def _parts_of(path: Path) -> list[Path]:
-    return sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
-
-
-def _sampled_digest(path: Path, size: int) -> str:
-    import h5py
-
-    whole = hashlib.sha256(f"{size}\n".encode())
-    parts = _parts_of(path)
-    starts = []
-    before = 0
-    for part in parts:
-        starts.append(before)
-        before += _size(part)
-        if path.is_dir():
-            whole.update(f"{part.relative_to(path).as_posix()}\0{_size(part)}\n".encode())
-            if part.name.startswith(".z") or part.name == "zarr.json":
-                whole.update(part.read_bytes())
-    for i in range(PIECES):
-        at = i * max(0, size - PIECE) // (PIECES - 1)
-        number = bisect.bisect_right(starts, at) - 1
+        for part in parts:
+            with part.open("rb") as file:
+                while piece := file.read(PIECE):
+                    digest.update(piece)
+        return {"size": size, "sha256": digest.hexdigest()}
+    for at in np.linspace(0, size - PIECE, PIECES).astype(np.int64).tolist():
+        number = int(np.searchsorted(ends, at, side="right"))
         with parts[number].open("rb") as file:
-            file.seek(at - starts[number])
-            whole.update(file.read(PIECE))
-    if path.is_file() and h5py.is_hdf5(path):
-
-        def note(name: str, thing: Any) -> None:
-            if isinstance(thing, h5py.Dataset):
-                stored = thing.id.get_storage_size()
-                whole.update(f"{name}\0{thing.shape}\0{thing.dtype}\0{stored}\n".encode())
-            else:
-                whole.update(f"{name}\n".encode())
-
-        with h5py.File(path, "r") as file:
-            file.visititems(note)
-    return whole.hexdigest()
+            file.seek(at - int(ends[number]) + sizes[number])
+            digest.update(file.read(PIECE))
+    return {"size": size, "sampled_sha256": digest.hexdigest()}
 
 
 def manifest_of(data: Iterable[Any]) -> dict[str, dict[str, Any]]:

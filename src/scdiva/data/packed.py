@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import h5py
 import numpy as np
 
-from scdiva._checks import check_choices, check_least, warn
+from scdiva._checks import check_least, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
-from scdiva._docs import with_shared_docs
 from scdiva.data.blocks import BLOCK_ROWS
-from scdiva.data.files import data_files
+from scdiva.data.files import data_files, study_names
 from scdiva.data.output import refuse_target, whole_or_not
-from scdiva.data.reading import Reading, Species
+from scdiva.data.reading import Reading
 from scdiva.data.stored import open_hdf5
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
-
-if TYPE_CHECKING:
-    from scdiva._validate import Input
 
 _FORMAT = 1
 _CHUNK = 1 << 16  # values of a chunk of the file: 256 kB
@@ -30,7 +26,6 @@ _PARTS = ("indptr", "tokens", "values", "study", "study_names", "measured", "den
 _ATTRIBUTES = ("max_length", "n_tokens", "fingerprint", "entropy_floor")
 
 
-@with_shared_docs
 def pack_files(
     paths: Sequence[str | Path],
     vocabulary: Vocabulary | str | Path,
@@ -39,14 +34,7 @@ def pack_files(
     max_length: int = MAX_LENGTH,
     entropy_floor: float = ENTROPY_FLOOR,
     min_genes: int = 1,
-    value_dtype: Literal["float32", "float16"] = "float32",
-    layer: str | None = None,
-    use_raw: bool = False,
-    input: Input = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
-    block_rows: int = BLOCK_ROWS,
+    **reading: Any,
 ) -> PackedCells:
     """Serialise many files into one, cell after cell, by row blocks.
 
@@ -66,11 +54,8 @@ def pack_files(
         See :func:`scdiva.tokenizer.serialize.score_denominator`.
     min_genes
         Cells with fewer known genes are left out, with a warning that says how many.
-    value_dtype
-        How expression is stored; float16 keeps three digits.
-    %(reading)s
-    block_rows
-        Rows read at once.
+    **reading
+        `layer`, `use_raw`, `input`, `gene_ids`, `species` and `duplicates`, as in :func:`scdiva.tl.embed`.
 
     Returns
     -------
@@ -100,11 +85,10 @@ def pack_files(
     """
     from scdiva.data.cells import open_cells
 
-    check_choices(value_dtype=(value_dtype, ("float32", "float16")))
     check_least(min_genes=(min_genes, 1))
     if isinstance(paths, str | Path):
         raise TypeError(f"paths={str(paths)!r} must be a list of files and folders.")
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
+    how = Reading(**reading, empty="nan")
     files, out = [Path(path) for path in data_files(paths)], Path(out)
     names = study_names(files)
     refuse_target(out, True, *(file for file in files if file.exists()))
@@ -122,26 +106,19 @@ def pack_files(
         token_dtype = np.uint16 if n_tokens <= 1 << 16 else np.int32
         columns = {
             name: file.create_dataset(name, (0,), dtype, maxshape=(None,), chunks=(_CHUNK,))
-            for name, dtype in (("tokens", token_dtype), ("values", value_dtype), ("study", np.int32))
+            for name, dtype in (("tokens", token_dtype), ("values", np.float32), ("study", np.int32))
         }
         measured = np.zeros((len(files), n_tokens), dtype=bool)
         lengths = [np.zeros(1, np.int64)]
         for number, path in enumerate(files):
             try:
-                source = open_cells(
-                    path,
-                    vocabulary,
-                    reading,
-                    max_length=max_length,
-                    entropy_floor=entropy_floor,
-                    block_rows=block_rows,
-                )
+                source = open_cells(path, vocabulary, how, max_length=max_length, entropy_floor=entropy_floor)
             except (KeyError, ValueError) as error:
                 raise ValueError(f"{path.name}: {error.args[0]}") from error
             measured[number, source.measured_tokens] = True
             n_kept = 0
-            for start in range(0, source.n_obs, block_rows):
-                stop = min(start + block_rows, source.n_obs)
+            for start in range(0, source.n_obs, BLOCK_ROWS):
+                stop = min(start + BLOCK_ROWS, source.n_obs)
                 kept = np.flatnonzero(source.lengths[start:stop] >= min_genes)
                 indptr, tokens, values = take_cells(source.read(start, stop), kept)
                 _append(columns["tokens"], tokens)
@@ -162,28 +139,6 @@ def _append(column: h5py.Dataset, values: np.ndarray) -> None:
     n = len(column)
     column.resize((n + len(values),))
     column[n:] = values
-
-
-def study_names(files: Sequence[Path]) -> list[str]:
-    """Give each file's study its name: the file's name without suffix.
-
-    Parameters
-    ----------
-    files
-        Paths of the files.
-
-    Raises
-    ------
-    ValueError
-        If there are no files, or two would have one name.
-    """
-    names = [path.stem for path in files]
-    if not names:
-        raise ValueError("no files were given.")
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"{len(twice)} names stand for more than one file (first: {twice[0]!r}); rename one of them.")
-    return names
 
 
 def warn_left_out(name: str, n_left_out: int, n_obs: int, min_genes: int) -> None:
@@ -261,8 +216,6 @@ class PackedCells:
     FileNotFoundError, ValueError
         If there is no such file, it is no packed corpus, is damaged, or was packed with another vocabulary.
     """
-
-    name = ""
 
     def __init__(self, path: str | Path, vocabulary: Vocabulary | None = None) -> None:
         self.path = Path(path)

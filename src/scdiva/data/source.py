@@ -56,7 +56,7 @@ class CellSource:
     columns
         Columns read, ascending; None: all. See :func:`restricted`.
     name
-        What the study is called; empty where nobody named it.
+        What the study is called: the name of the file without suffix, unless somebody names it.
     """
 
     vocabulary: Vocabulary

@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +16,10 @@ from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.order import BlockShuffle
 from scdiva.data.packed import PackedCells
 
+if TYPE_CHECKING:  # a packed corpus is read without AnnData
+    from scdiva.data.source import CellSource
+
+Source: TypeAlias = "CellSource | PackedCells"
 Buffers = tuple[int, range]
 """Epoch, and neighbouring buffers of its order."""
 Key = TypeVar("Key")
@@ -26,38 +29,6 @@ Cells = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """indptr (n + 1,), tokens (T,), values (T,) of n cells, and the study of each (n,)."""
 LEFT_OUT = -2
 """Study number of cells that a pool leaves out."""
-
-
-class Source(Protocol):
-    """What a :class:`~scdiva.data.source.CellSource` and a :class:`~scdiva.data.packed.PackedCells` have in common."""
-
-    @property
-    def path(self) -> Path | None:
-        """The file, if there is one."""
-        ...
-
-    @property
-    def name(self) -> str:
-        """What the study is called; empty where nobody named it."""
-        ...
-
-    @property
-    def n_obs(self) -> int:
-        """Number of cells."""
-        ...
-
-    @property
-    def lengths(self) -> np.ndarray:
-        """Known genes of each cell, int (n_obs,)."""
-        ...
-
-    def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Read ranges of cells, first and end of each, one after another: indptr, tokens, values."""
-        ...
-
-    def close(self) -> None:
-        """Close the file."""
-        ...
 
 
 class Held(NamedTuple):
@@ -153,18 +124,6 @@ class CellPool:
         number, rows = self.blocks[block]
         found: np.ndarray = self._n_tokens[number][rows]
         return found
-
-    def rows_of(self, blocks: Sequence[int] | np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Say where the cells of blocks lie: the number of each one's source, and its row there. Nothing is read.
-
-        Parameters
-        ----------
-        blocks
-            Their numbers.
-        """
-        own = [self.blocks[block] for block in np.asarray(blocks).tolist()]
-        source = np.repeat([number for number, _ in own], [len(rows) for _, rows in own])
-        return source, np.concatenate([rows for _, rows in own])
 
     def read_blocks(self, blocks: Sequence[int] | np.ndarray) -> Held:
         """Read blocks, in the order of the files, many of one file at once.
@@ -304,20 +263,24 @@ class TrainingStream(IterableDataset[CellBatch]):
             self._deal = key, [cells[batches[i]] for i in turn]
         return [(key, self._deal[1][at])]
 
-    def rows_of(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Say where the cells of a batch lie, as :meth:`CellPool.rows_of` does, without reading them.
+    def rows_of(self, number: int) -> list[tuple[Source, int, int]]:
+        """Say where the cells of a batch lie, without reading them.
 
         Parameters
         ----------
         number
             Of the batch, from 0.
+
+        Returns
+        -------
+        Of each cell its source, its row there, and the number of its study.
         """
-        pieces = []
-        for key, rows in self.cells_of(number):
-            source, row = self.pool.rows_of(self._blocks(key))
-            pieces.append((source[rows], row[rows]))
-        source, row = (np.concatenate(parts) for parts in zip(*pieces, strict=True))
-        return source, row
+        found = []
+        for key, cells in self.cells_of(number):
+            blocks = [self.pool.blocks[block] for block in self._blocks(key).tolist()]
+            rows = [(source, int(row)) for source, of_block in blocks for row in of_block]
+            found += [rows[cell] for cell in cells.tolist()]
+        return [(self.pool.sources[source], row, int(self.pool.studies[source][row])) for source, row in found]
 
     def _batches(self, numbers: Iterator[int], read: Iterator[Held]) -> Iterator[CellBatch]:
         """Make batches of what is read for them, in order, each as often as it is needed."""
@@ -442,21 +405,12 @@ class ValidationBatches(IterableDataset[CellBatch]):
         Names of the studies, and for each cell, in the order in which the batches give them, the number of its study
         among these, int `(n_cells,)`.
         """
-        # a pool may hold some of the studies only, so that its own count is not that of the names
-        paths = [source.path for source in self.pool.sources]
-        stems = [
-            source.name or (f"adata{i}" if source.path is None else Path(source.path).stem)
-            for i, source in enumerate(self.pool.sources)
-        ]
         names: list[str] = []
         of_source: list[np.ndarray] = []
-        for source, path, stem in zip(self.pool.sources, paths, stems, strict=True):
-            if isinstance(source, PackedCells):
-                of_source.append(len(names) + source.study.astype(np.int64))
-                names += source.study_names
-            else:
-                of_source.append(np.full(source.n_obs, len(names)))
-                names.append(stem if stems.count(stem) == 1 or path is None else str(path))
+        for source in self.pool.sources:  # a pool may hold some of the studies only, so that its numbers are not these
+            packed = source if isinstance(source, PackedCells) else None
+            of_source.append(len(names) + (np.zeros(source.n_obs, np.int64) if packed is None else packed.study))
+            names += [source.name] if packed is None else packed.study_names
         study = np.concatenate([of_source[number][rows] for number, rows in self.pool.blocks])[self.chosen]
         present, numbers = np.unique(study, return_inverse=True)
         return [names[i] for i in present], numbers

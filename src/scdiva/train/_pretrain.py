@@ -9,15 +9,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import yaml
 
 from scdiva._checks import from_extra, refuse_unknown, refuse_unwritable
 from scdiva._docs import with_shared_docs
 from scdiva._validate import Input
-from scdiva.data.corpus import held_out_studies, study_times
-from scdiva.data.files import data_files
-from scdiva.data.packed import PackedCells, is_packed, study_names
+from scdiva.data.files import data_files, held_out_studies, study_names
+from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.reading import Reading, Species
 from scdiva.models.config import ScDiVaConfig
 from scdiva.tokenizer.names import read_species
@@ -44,8 +42,6 @@ def pretrain(
     model: ScDiVaConfig | Mapping[str, Any] | None = None,
     validation: Sequence[str] | str | None = None,
     validation_studies: float | Sequence[str] | None = None,
-    exclude_studies: Sequence[str] | None = None,
-    study_weights: float | Mapping[str, float] | None = None,
     vocabulary: str = "human",
     layer: str | None = None,
     use_raw: bool = False,
@@ -88,11 +84,6 @@ def pretrain(
         Files of studies that are not trained on.
     validation_studies
         Studies of `train` that validate instead: names, or a share of the studies, drawn from the seed.
-    exclude_studies
-        Names of files of `train`, without their suffix, that are left out: of a folder, those that can't be used.
-    study_weights
-        How often an epoch holds the cells of a study: numbers by name, or a power of the study's size from 0 (all
-        studies equally) to 1 (as they are).
     vocabulary
         A name, a model folder or the file of a vocabulary. If it holds no entropies, they are counted first, over the
         cells that are trained on; `scdiva entropy` does it apart.
@@ -156,7 +147,7 @@ def pretrain(
     _refuse_folder(folder, resume)
     if not train:
         raise ValueError("train must name at least one file.")
-    train = [str(file) for file in data_files(train, exclude_studies or ())]
+    train = [str(file) for file in data_files(train)]
     if svd_start and (len(train) > 1 or not Path(train[0]).is_file() or not is_packed(train[0])):
         raise ValueError("svd_start needs one packed corpus as train: make it with scdiva.data.pack_files.")
     if svd_start and validation_studies is not None:
@@ -168,7 +159,7 @@ def pretrain(
         raise ValueError(f"context={training.context} exceeds the model's max_length={config.max_length}.")
     if config.attention_backend == "triton":
         from_extra("triton", "gpu", "attention_backend='triton' needs Triton")
-    counted = _training_files(train, validation, validation_studies, study_weights, training.seed)
+    counted = _training_files(train, validation, validation_studies, training.seed)
     reading = Reading(layer, use_raw, input, gene_ids, read_species(species))
 
     from scdiva.data.datamodule import CellDataModule
@@ -185,7 +176,6 @@ def pretrain(
         train,
         validation=validation,
         validation_studies=validation_studies,
-        study_weights=study_weights,
         vocabulary=genes,
         batch_size=training.batch_size,
         batch_tokens=training.batch_tokens,
@@ -262,10 +252,9 @@ def _training_files(
     train: list[str],
     validation: Sequence[str] | None,
     validation_studies: float | Sequence[str] | None,
-    study_weights: float | Mapping[str, float] | None,
     seed: int,
 ) -> list[str]:
-    """Find the files of studies that are trained on; refuse one that is to validate too, and weights of others."""
+    """Find the files of studies that are trained on; refuse one that is to validate too."""
     others = [str(file) for file in data_files(validation or [])]
     for file in [*train, *others]:
         if not Path(file).exists():
@@ -279,8 +268,6 @@ def _training_files(
             "similar to validate on. Leave them out of one of the two."
         )
     held = held_out_studies(names, validation_studies, seed)
-    trained = [name for name in names if name not in held]
-    study_times(study_weights, trained, np.ones(len(trained)))
     return train if packed else [file for file, name in zip(train, names, strict=True) if name not in held]
 
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pandas as pd
+from _network_metrics import edge_stability, score_edges
 from scipy.stats import hypergeom
 
 import scdiva as sd
@@ -68,7 +69,7 @@ def edge_scores(
     there = np.zeros(some.shape, dtype=bool)
     there[pd.Index(rows).get_indexer(known["source"]), pd.Index(columns).get_indexer(known["target"])] = True
     candidates = np.array(rows)[:, None] != np.array(columns)[None, :]
-    found = sd.metrics.score_edges(
+    found = score_edges(
         some, there, match=means[columns].to_numpy(float), candidates=candidates,
         n_permutations=N_PERMUTATIONS, n_bootstrap=N_BOOTSTRAP, rng=seed,
     )  # fmt: skip
@@ -146,7 +147,7 @@ def stability(pairs: list[tuple[np.ndarray, np.ndarray]], itself: np.ndarray) ->
     found = []
     for one, other in pairs:
         a, b = (np.where(itself, np.nan, graph.astype(float)) for graph in (one, other))
-        found.append(sd.metrics.edge_stability(a, b, top=max(1, one.size // 100)))
+        found.append(edge_stability(a, b, top=max(1, one.size // 100)))
     spread = {}
     for key in ALIKE:
         numbers = [one[key] for one in found if math.isfinite(one[key])]

@@ -75,7 +75,7 @@ def integrated(embedding: np.ndarray, batches: np.ndarray, labels: np.ndarray, s
         "ilisi_even": ilisi(embedding, batches, None),
         "ilisi_shuffled": ilisi(embedding, shuffled),
         "ilisi_even_shuffled": ilisi(embedding, shuffled, None),
-        "batch_asw": sd.metrics.silhouette_batch(embedding[known], batches[known], labels[known]),
+        "batch_asw": sd.metrics.avg_batch(embedding[known], batches[known], labels[known])["asw_batch"],
         "avg_batch": 1 - float(silhouette_score(embedding, batches)),
     }
 

@@ -10,11 +10,11 @@ import anndata as ad
 import numpy as np
 import scipy.sparse as sp
 from _grn_sets import log_normalised
+from _population_metrics import copies, correlation_agreement, discriminator_auroc, gene_statistics, mmd
 from _reconstruction_cells import TYPE, Work, often
 
 import scdiva as sd
 from scdiva import _constants as C
-from scdiva.metrics import copies, correlation_agreement, discriminator_auroc, gene_statistics, mmd
 
 OF_TYPE, LEAST_OF_TYPE = 60, 30
 VARIABLE = 2000

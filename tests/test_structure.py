@@ -45,8 +45,8 @@ SIDEWAYS = {
     "_about": {"_version"},
     # Whether a bar is shown is a setting.
     "_progress": {"_settings"},
-    # Scores that rest on numba keep torch's threads, as plots do.
-    "metrics": {"_constants", "_version", "_settings", "_checks", "_labels"},
+    # What is no label, and which extra is missing, is one matter, whoever asks.
+    "metrics": {"_checks", "_labels"},
     # What is wrong with a column is said as every check says it.
     "_labels": {"_checks"},
     # Toy cells carry real gene names.

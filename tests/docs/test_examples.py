@@ -15,7 +15,7 @@ SCRIPT = ROOT / "scripts" / "examples.py"
 GPU_ONLY = {"kernels.autotune_attention", "kernels.keep_attention_plan"}
 """Functions that do nothing without a CUDA device."""
 QUICK = ("datasets", "pp", "tokenizer", "diffusion", "kernels", "_about")
-MINUTES = re.compile(r"\.(annotate|adapt|kbet)\(")
+MINUTES = re.compile(r"\.(annotate|adapt)\(")
 
 
 def load():

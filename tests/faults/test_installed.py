@@ -95,12 +95,7 @@ HINTS = {
     "igraph, Leiden": (
         "igraph",
         "metrics",
-        lambda a: sd.metrics.leiden_agreement(a.obsm["X_own"], a.obs["cell_type"].to_numpy()),
-    ),
-    "scib-metrics": (
-        "scib_metrics",
-        "metrics",
-        lambda a: sd.metrics.ilisi(a.X.toarray(), a.obs["batch"].to_numpy(), n_neighbors=20),
+        lambda a: sd.metrics.avg_bio(a.obsm["X_own"], a.obs["cell_type"].to_numpy()),
     ),
     "matplotlib-venn": ("matplotlib_venn", "plot", lambda _: sd.pl.gene_overlap({"a": ["CD4"], "b": ["CD4", "CD8A"]})),
     "marsilea": ("marsilea", "plot", lambda _: sd.pl.gene_overlap({n: ["CD4", n] for n in "abcd"})),
@@ -153,23 +148,7 @@ LATE = {
     ),
     "scores of a definition, Leiden": (
         "igraph", "metrics", lambda a: sd.metrics.avg_bio(a.obsm["X_own"], a.obs["cell_type"]),
-        ("scdiva.metrics.integration.silhouette_label",),
-    ),
-    "scores of a definition, scIB": (
-        "scib_metrics", "metrics",
-        lambda a: sd.metrics.avg_bio(a.obsm["X_own"], a.obs["cell_type"], batch=a.obs["batch"], definition="scib"),
-        ("scdiva.metrics.integration.isolated_labels",),
-    ),
-    "mixing of a definition": (
-        "scib_metrics", "metrics",
-        lambda a: sd.metrics.avg_batch(
-            a.obsm["X_own"], a.obs["batch"], a.obs["cell_type"], before=a.obsm["X_own"], definition="scib"
-        ),
-        ("scdiva.metrics.batch._scored_batches",),
-    ),
-    "connectivity": (
-        "scib_metrics", "metrics", lambda a: sd.metrics.graph_connectivity(a.obsm["X_own"], a.obs["cell_type"]),
-        ("scdiva.metrics.neighbors.labelled_neighbors",),
+        ("scdiva.metrics.integration.scored_cells",),
     ),
     "a push": (
         "huggingface_hub", "hub", lambda _: sd.models.push("scdiva-mini", "hf://a/b"),

@@ -167,8 +167,7 @@ def test_numbers_that_are_groups_are_labels(cells, model, kind):
 # --- scores and pictures ----------------------------------------------------------------------------------------------
 SCORES = {
     "classification": lambda z, labels, batch: sd.metrics.classification(labels, labels),
-    "silhouette_label": lambda z, labels, batch: sd.metrics.silhouette_label(z, labels),
-    "silhouette_batch": lambda z, labels, batch: sd.metrics.silhouette_batch(z, batch, labels),
+    "avg_batch": lambda z, labels, batch: sd.metrics.avg_batch(z, batch, labels),
     "knn_cross_validation": lambda z, labels, batch: sd.metrics.knn_cross_validation(z, labels),
 }
 
@@ -191,9 +190,9 @@ def test_scores_of_numbers_that_vary_are_refused(drawn, score):
     with pytest.raises(ValueError, match="labels holds continuous numbers: 80 different values"):
         SCORES[score](z, varying, np.arange(80) % 2)
     with pytest.raises(ValueError, match="batch holds continuous numbers"):
-        sd.metrics.silhouette_batch(z, varying, drawn.obs["cell_type"])
+        sd.metrics.avg_batch(z, varying, drawn.obs["cell_type"])
     with pytest.raises(ValueError, match="batch is 'nan' for 40 of 80 cells, the first is '1'"):
-        sd.metrics.silhouette_batch(z, np.array(["a", np.nan] * 40), drawn.obs["cell_type"])
+        sd.metrics.avg_batch(z, np.array(["a", np.nan] * 40), drawn.obs["cell_type"])
 
 
 @pytest.mark.fault("scores of what is no label")

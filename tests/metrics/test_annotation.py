@@ -6,14 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scdiva.metrics import (
-    avg_batch,
-    calibration,
-    classification,
-    knn_cross_validation,
-    rejection_auroc,
-    silhouette_label,
-)
+from scdiva.metrics import avg_batch, calibration, classification, knn_cross_validation, rejection_auroc
 from scdiva.metrics.annotation import labelled
 
 NAMES = st.sampled_from(["a", "b", "c", "unknown"])
@@ -169,9 +162,7 @@ def test_the_value_that_is_no_truth_value_is_named():
         calibration([0.5, 0.5, 0.5], [0.0, 1.0, 0.25])
 
 
-@pytest.mark.parametrize(
-    "score", [knn_cross_validation, silhouette_label, lambda z, labels: avg_batch(z, ["a", "b"] * 30, labels)]
-)
+@pytest.mark.parametrize("score", [knn_cross_validation, lambda z, labels: avg_batch(z, ["a", "b"] * 30, labels)])
 def test_cells_of_which_none_has_a_label_are_refused(score):
     with pytest.raises(ValueError, match="None of 60 cells has a label"):
         score(blobs()[0], [None] * 60)

@@ -4,11 +4,11 @@ import random
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from scdiva.metrics import avg_bio, isolated_labels, leiden_agreement, nearest_neighbors, silhouette_label
-
-igraph = pytest.importorskip("igraph", reason="Leiden clusters need igraph (extra bench)")
+import scdiva as sd
+from scdiva.metrics import avg_batch, avg_bio, shuffle_control
 
 
 @pytest.fixture(scope="module")
@@ -18,92 +18,237 @@ def blobs():
     return centre + np.random.default_rng(0).normal(size=(160, 4)), labels
 
 
-def test_separated_types_are_found(blobs):
-    found = leiden_agreement(*blobs)
-    assert found["nmi"] == pytest.approx(1)
-    assert found["ari"] == pytest.approx(1)
-    shuffled = leiden_agreement(blobs[0], np.random.default_rng(0).permutation(blobs[1]))
+@pytest.fixture(scope="module")
+def cells():
+    """(after, before, batch, label) of 150 cells: three types, three batches, far apart before and a little after."""
+    rng = np.random.default_rng(0)
+    labels, batch = np.repeat(["a", "b", "c"], 50), rng.choice(["x", "y", "z"], 150, p=[0.5, 0.3, 0.2])
+    shift = rng.normal(size=(3, 5))[np.unique(batch, return_inverse=True)[1]]
+    z = rng.normal(size=(150, 5)) + 4.0 * np.eye(3, 5)[np.repeat(range(3), 50)]
+    return (z + 0.4 * shift).astype(np.float32), (z + 3 * shift).astype(np.float32), batch, labels
+
+
+def distances(z):
+    return np.sqrt(((z[:, None] - z[None]) ** 2).sum(axis=2))
+
+
+def silhouette(z, groups):
+    """Mean silhouette width, from loops over pairs."""
+    distance, widths = distances(z), []
+    for i in range(len(z)):
+        own = groups == groups[i]
+        a = distance[i, own].sum() / (own.sum() - 1)
+        b = min(distance[i, groups == other].mean() for other in np.unique(groups) if other != groups[i])
+        widths.append((b - a) / max(a, b))
+    return np.mean(widths)
+
+
+# biology
+
+
+@pytest.fixture
+def igraph():
+    return pytest.importorskip("igraph", reason="Leiden clusters need igraph (extra metrics)")
+
+
+def test_separated_types_are_found(igraph, blobs):
+    found = avg_bio(*blobs)
+    assert (found["nmi"], found["ari"]) == (pytest.approx(1), pytest.approx(1))
+    shuffled = avg_bio(blobs[0], np.random.default_rng(0).permutation(blobs[1]))
     assert shuffled["nmi"] < 0.2
 
 
-def test_is_repeatable_and_leaves_the_users_generator_alone(blobs):
+def test_is_repeatable_and_leaves_the_users_generator_alone(igraph, blobs):
     z = np.random.default_rng(4).normal(size=(160, 4))
     random.seed(3)
     expected = random.random()
     random.seed(3)
-    first = leiden_agreement(z, blobs[1])
+    first = avg_bio(z, blobs[1])
     assert random.random() == expected
-    assert leiden_agreement(z, blobs[1]) == first
-
-
-def test_silhouette_is_its_definition(blobs):
-    z, labels = blobs[0] / 10, blobs[1]
-    d = np.sqrt(((z[:, None] - z[None]) ** 2).sum(axis=2))
-    width = []
-    for i in range(160):
-        own = labels == labels[i]
-        a = d[i, own].sum() / (own.sum() - 1)
-        b = min(d[i, labels == other].mean() for other in "abcd" if other != labels[i])
-        width.append((b - a) / max(a, b))
-    assert silhouette_label(z, labels, rescale=False) == pytest.approx(np.mean(width), abs=1e-6)
-    assert silhouette_label(z, labels) == pytest.approx((np.mean(width) + 1) / 2, abs=1e-6)
-
-
-def test_neighbours_at_hand_give_the_same_clusters(blobs):
-    z = np.random.default_rng(4).normal(size=(160, 4))
-    assert leiden_agreement(nearest_neighbors(z, 40), blobs[1]) == leiden_agreement(z, blobs[1])
-    with pytest.raises(ValueError, match=r"16 neighbours .* 10 are given"):
-        leiden_agreement(nearest_neighbors(z, 10), blobs[1])
+    assert avg_bio(z, blobs[1]) == first
 
 
 @pytest.mark.parametrize("definition", ["paper", "scgpt"])
-def test_average_is_the_mean_of_its_parts(blobs, definition):
+def test_average_is_the_mean_of_its_parts(igraph, blobs, definition):
     z, labels = blobs[0] / 10, blobs[1]
-    score = avg_bio(z, labels, definition=definition)
-    found = leiden_agreement(z, labels)
-    asw = silhouette_label(z, labels, rescale=definition == "scgpt")
-    assert score == {
-        "avg_bio": pytest.approx((found["nmi"] + found["ari"] + asw) / 3),
-        "nmi": found["nmi"],
-        "ari": found["ari"],
-        "asw": asw,
-    }
+    score, width = avg_bio(z, labels, definition=definition), silhouette(z, labels)
+    assert score["asw"] == pytest.approx(width if definition == "paper" else (width + 1) / 2, abs=1e-6)
+    assert score["avg_bio"] == pytest.approx((score["nmi"] + score["ari"] + score["asw"]) / 3)
 
 
-def test_bad_definitions_are_refused(blobs):
-    with pytest.raises(ValueError, match="'paper', 'scgpt' or 'scib'"):
-        avg_bio(*blobs, definition="scIB")
-    with pytest.raises(ValueError, match="pass batch"):
-        avg_bio(*blobs, definition="scib")
-
-
-def test_isolated_labels_are_those_that_the_fewest_batches_hold():
-    """Type c is in one batch: its mean rescaled silhouette, from loops over all pairs."""
-    rng = np.random.default_rng(2)
-    labels, batch = np.repeat(["a", "b", "c", ""], 20), np.tile(["x", "y"], 40)
-    batch[40:60] = "x"
-    z = rng.normal(size=(80, 3)) + 1.5 * np.eye(4, 3)[np.repeat(range(4), 20)]
-    distance = np.sqrt(((z[:, None] - z[None]) ** 2).sum(axis=2))
-    widths = []
-    for i in range(40, 60):
-        own = distance[i, 40:60].sum() / 19
-        other = min(distance[i, :20].mean(), distance[i, 20:40].mean())
-        widths.append(((other - own) / max(own, other) + 1) / 2)
-    assert isolated_labels(z, labels, batch) == pytest.approx(np.mean(widths))
-    batch[40] = "y"  # now all three are in two batches
-    known = labels != ""
-    assert isolated_labels(z, labels, batch) == pytest.approx(
-        np.mean([_mean_width(z[known], labels[known], name) for name in "abc"])
-    )
-
-
-def _mean_width(z, labels, name):
-    from sklearn.metrics import silhouette_samples
-
-    return (silhouette_samples(z, labels)[labels == name].mean() + 1) / 2
+def test_cells_without_a_label_are_left_out(igraph, blobs):
+    z, labels = blobs[0] / 10, blobs[1].copy()
+    labels[::7] = ""
+    assert avg_bio(z, labels) == avg_bio(z[labels != ""], labels[labels != ""])
 
 
 def test_without_igraph_the_extra_is_named(blobs, monkeypatch):
     monkeypatch.setitem(sys.modules, "igraph", None)
     with pytest.raises(ImportError, match=r"scdiva\[metrics\]"):
-        leiden_agreement(*blobs)
+        avg_bio(*blobs)
+
+
+# batches
+
+
+def test_the_papers_definition(cells):
+    """1 - mean silhouette of the batches over all cells, with its sign."""
+    z, _, batch, _ = cells
+    expected = pytest.approx(1 - silhouette(z, batch))
+    assert avg_batch(z, batch, definition="paper") == {"avg_batch": expected, "asw_batch": expected}
+
+
+def batch_silhouette(z, batch, labels):
+    """1 - |s| of the batches within each label, averaged over the label, then over labels; from loops over pairs."""
+    distance, per_label = distances(z), []
+    for name in np.unique(labels):
+        own = np.flatnonzero(labels == name)
+        if len(np.unique(batch[own])) == 1:
+            continue
+        widths = []
+        for i in own:
+            same = own[(batch[own] == batch[i]) & (own != i)]
+            others = [own[batch[own] == other] for other in np.unique(batch[own]) if other != batch[i]]
+            a, b = distance[i, same].mean() if len(same) else 0.0, min(distance[i, rows].mean() for rows in others)
+            widths.append(1 - abs(b - a) / max(a, b) if len(same) else 1.0)
+        per_label.append(np.mean(widths))
+    return np.mean(per_label)
+
+
+def connectivity(z, labels):
+    """Walk along neighbours within each label, both ways: the largest share of a label that reaches itself."""
+    near = np.argsort(distances(z), axis=1)[:, :15]
+    edges = np.zeros((len(z), len(z)), bool)
+    edges[np.arange(len(z))[:, None], near] = True
+    edges |= edges.T
+    shares = []
+    for name in np.unique(labels):
+        reach = edges[np.ix_(labels == name, labels == name)]
+        for _ in range(7):
+            reach = reach @ reach
+        shares.append(reach.sum(axis=1).max() / len(reach))
+    return np.mean(shares)
+
+
+def test_scgpts_definition(cells):
+    z, _, batch, labels = cells
+    batch = np.where(labels == "c", "x", batch)  # one label of one batch, which says nothing
+    far = np.where(np.arange(150)[:, None] % 5 == 0, z + 30 * (np.arange(150)[:, None] % 10 == 0), z)
+    for points in (z, far):
+        asw, connected = batch_silhouette(points, batch, labels), connectivity(points, labels)
+        assert avg_batch(points, batch, labels) == {
+            "avg_batch": pytest.approx((asw + connected) / 2),
+            "asw_batch": pytest.approx(asw),
+            "graph_connectivity": pytest.approx(connected),
+        }
+    assert connected < 1
+    some = np.where(np.arange(150) % 7 == 0, "unknown", labels)
+    known = some != "unknown"
+    assert avg_batch(z, batch, some) == avg_batch(z[known], batch[known], labels[known])
+
+
+def test_connectivity_is_that_of_scanpys_graph(cells):
+    """As the scib package does it: connected parts of scanpy's connectivities within each label."""
+    import anndata as ad
+    import scanpy as sc
+    from scipy.sparse.csgraph import connected_components
+
+    _, z, batch, labels = cells
+    z = 4 * z
+    adata = ad.AnnData(np.zeros((150, 1), np.float32), obsm={"X": z})
+    sc.pp.neighbors(adata, n_neighbors=15, use_rep="X", transformer="sklearn")
+    shares = []
+    for name in "abc":
+        own = labels == name
+        _, parts = connected_components(adata.obsp["connectivities"][own][:, own], connection="strong")
+        shares.append(np.bincount(parts).max() / own.sum())
+    assert avg_batch(z, batch, labels)["graph_connectivity"] == pytest.approx(np.mean(shares))
+
+
+def test_a_shuffle_scores_what_mixed_batches_score(cells):
+    """Batches far apart score below their shuffle; batches given at random score as their shuffle does."""
+    after, before, batch, labels = cells
+    for definition in ("paper", "scgpt"):
+        control = shuffle_control(before, batch, labels, definition=definition)
+        assert avg_batch(before, batch, labels, definition=definition)["avg_batch"] < control["avg_batch"] - 0.1
+        drawn = np.random.default_rng(5).permutation(batch)
+        mixed = avg_batch(after, drawn, labels, definition=definition)["avg_batch"]
+        shuffled = shuffle_control(after, drawn, labels, definition=definition)["avg_batch"]
+        assert mixed == pytest.approx(shuffled, abs=0.03)
+    assert shuffle_control(before, batch, labels, rng=1) == shuffle_control(before, batch, labels, rng=1)
+    assert shuffle_control(before, batch, labels, rng=1) != shuffle_control(before, batch, labels, rng=2)
+
+
+def test_a_shuffle_keeps_what_each_batch_holds():
+    """Batch and type are one but for a few cells: the types stay apart, so the batches do."""
+    rng = np.random.default_rng(0)
+    labels, batch = np.repeat(["a", "b"], 100), np.repeat(["x", "y"], 100)
+    batch[[*range(10), *range(190, 200)]] = ["y"] * 10 + ["x"] * 10
+    z = rng.normal(size=(200, 3)) + 20.0 * (labels == "b")[:, None]
+    within = shuffle_control(z, batch, labels, definition="paper")["avg_batch"]
+    anywhere = shuffle_control(z, batch, definition="paper")["avg_batch"]
+    assert within < 0.5 < 0.9 < anywhere
+
+
+def test_bad_input_is_refused(cells):
+    after, _, batch, labels = cells
+    for call in (
+        lambda: avg_batch(after, batch, labels, definition="scib"),
+        lambda: avg_bio(after, labels, definition="scib"),
+    ):
+        with pytest.raises(ValueError, match=r"'paper' or 'scgpt'.*scib_metrics"):
+            call()
+    with pytest.raises(ValueError, match="pass labels"):
+        avg_batch(after, batch)
+    with pytest.raises(ValueError, match="confounded"):
+        avg_batch(after, labels, labels)
+    for missing in (None, np.nan):
+        with pytest.raises(ValueError, match=r"2 of 150 cells have no batch \(the first is number 1\)"):
+            avg_batch(after, ["x", missing, "y", missing] + ["x", "y"] * 73, labels)
+    with pytest.raises(ValueError, match="All 150 cells are of the batch 'x'"):
+        avg_batch(after, ["x"] * 150, definition="paper")
+    with pytest.raises(ValueError, match=r"shape \(149,\), but there are 150 cells"):
+        avg_batch(after, batch[1:], labels)
+    with pytest.raises(ValueError, match=r"14 neighbours .* only 10 cells"):
+        avg_batch(after[::15], np.tile(["x", "y"], 5), labels[::15])
+    bad = after.copy()
+    bad[[4, 7]] = np.nan
+    with pytest.raises(ValueError, match=r"2 of 150 cells .* number 4"):
+        avg_batch(bad, batch, labels)
+
+
+@pytest.mark.parametrize("kind", ["category", "int", "bool", "string"])
+def test_batches_of_any_type(cells, kind):
+    after, _, batch, labels = cells
+    two = np.where(batch == "x", "x", "y")
+    given = {
+        "category": lambda: pd.Series(two).astype("category"),
+        "int": lambda: (two == "x").astype(int),
+        "bool": lambda: two == "x",
+        "string": lambda: pd.Series(two, dtype="string"),
+    }[kind]()
+    assert avg_batch(after, given, labels) == avg_batch(after, two, labels)
+
+
+def test_scib_metrics_takes_what_is_written():
+    """Its Benchmarker reads `obsm` as it is, and scores what ours score by the same definition."""
+    benchmark = pytest.importorskip("scib_metrics.benchmark", reason="needs scib-metrics (extra metrics)")
+    adata = sd.datasets.toy(150, 120, n_types=3, n_batches=3, rng=2)
+    with sd.settings.override(progress=False, device="cpu"):
+        sd.tl.embed(adata)
+    others = dict.fromkeys(
+        ("isolated_labels", "nmi_ari_cluster_labels_leiden", "nmi_ari_cluster_labels_kmeans", "clisi_knn"), False
+    )
+    theirs = benchmark.Benchmarker(
+        adata,
+        "batch",
+        "cell_type",
+        ["X_scdiva"],
+        bio_conservation_metrics=benchmark.BioConservation(**others),
+        batch_correction_metrics=None,
+        progress_bar=False,
+    )
+    theirs.benchmark()
+    found = theirs.get_results(min_max_scale=False, clean_names=False).loc["X_scdiva", "silhouette_label"]
+    pytest.importorskip("igraph")
+    assert avg_bio(adata.obsm["X_scdiva"], adata.obs["cell_type"])["asw"] == pytest.approx(found, abs=1e-4)

@@ -1,4 +1,4 @@
-"""What every score checks before it is taken, and the one way to scib-metrics."""
+"""What every score checks before it is taken."""
 
 from __future__ import annotations
 
@@ -7,17 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from scdiva._checks import from_extra
-from scdiva._labels import MISSING, UNKNOWN, check_labels, is_missing, is_unknown, refuse_continuous
+from scdiva._labels import check_labels, is_missing, is_unknown, refuse_continuous
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     from numpy.typing import ArrayLike
-
-
-MISSING_LABELS = tuple(sorted(MISSING | UNKNOWN))
-"""Label texts that name no cell type, so that no score is taken over them; words in small or capital letters."""
 
 
 def labelled(labels: ArrayLike) -> np.ndarray:
@@ -26,7 +19,7 @@ def labelled(labels: ArrayLike) -> np.ndarray:
     Parameters
     ----------
     labels
-        Label of each cell, shape `(n_cells,)`; missing ones may be NaN, None or one of `MISSING_LABELS`.
+        Label of each cell, shape `(n_cells,)`; missing ones may be NaN, None or texts such as `"nan"` and `"unknown"`.
 
     Returns
     -------
@@ -107,33 +100,3 @@ def truth_values(given: ArrayLike, what: str) -> NDArray[np.bool_]:
     if other.any():
         raise ValueError(f"{what} must hold truth values, not {values.dtype} such as {values[other][0]!r}.")
     return values.astype(np.bool_)
-
-
-def check_graph(graph: Any, name: str, *, missing: bool = True) -> Any:
-    """Give a graph as float64, CSR without duplicates or dense; refuse values that are not finite."""
-    from scipy.sparse import csr_array, issparse
-
-    sparse = issparse(graph)
-    matrix: Any = csr_array(graph, dtype=np.float64, copy=True) if sparse else np.asarray(graph, dtype=np.float64)
-    if matrix.ndim != 2 or not min(matrix.shape):
-        raise ValueError(f"{name} has shape {matrix.shape}; it must be (n_sources, n_targets).")
-    if sparse:
-        matrix.sum_duplicates()
-    values = matrix.data if sparse else matrix
-    bad = np.isinf(values) if missing and not sparse else ~np.isfinite(values)
-    if bad.any():
-        raise ValueError(
-            f"{bad.sum()} of {bad.size} weights of {name} are not finite. Store no pair that was not measured"
-            f"{', or give it as NaN in a dense array' if missing else ''}."
-        )
-    return matrix
-
-
-def scib_metrics(what: str) -> ModuleType:
-    """Import scib-metrics, which brings jax and takes seconds, where it is needed."""
-    return from_extra("scib_metrics", "metrics", f"{what} needs scib-metrics")
-
-
-def leiden_package() -> ModuleType:
-    """Import igraph, which is GPL and so no part of a plain install."""
-    return from_extra("igraph", "metrics", "Leiden clusters need igraph")

@@ -1,4 +1,4 @@
-"""How well clusters of an embedding agree with cell types (conservation of biology)."""
+"""How well an embedding keeps cell types together and mixes batches, as the paper and scGPT score it."""
 
 from __future__ import annotations
 
@@ -6,60 +6,66 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from ._input import batch_codes, labelled, leiden_package, refuse_trivial, scib_metrics, scored_cells
-from .neighbors import N_NEIGHBORS, Neighbors, clisi, labelled_neighbors
+from scdiva._checks import from_extra
+
+from ._input import batch_codes, check_coordinates, labelled, refuse_trivial, scored_cells
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from types import ModuleType
 
-    from numpy.typing import ArrayLike
+    from numpy.typing import ArrayLike, NDArray
+
+Definition = Literal["paper", "scgpt"]
 
 RESOLUTIONS = tuple(np.arange(1, 20, 2) / 10)
 """Leiden resolutions among which the best agreement is taken: 0.1, 0.3, ... 1.9."""
+LEIDEN_NEIGHBORS = 15
+"""Neighbours of each cell in the graph that is clustered, besides the cell itself."""
+CONNECTED_NEIGHBORS = 15
+"""Neighbours of each cell in the graph whose connectivity is scored; the cell itself is one of them."""
 
 
-def leiden_agreement(
-    embedding: ArrayLike | Neighbors,
-    labels: ArrayLike,
-    *,
-    n_neighbors: int = 15,
-    resolutions: Sequence[float] = RESOLUTIONS,
-    rng: int = 0,
+def avg_bio(
+    embedding: ArrayLike, labels: ArrayLike, *, definition: Definition = "scgpt", rng: int = 0
 ) -> dict[str, float]:
-    """Normalised mutual information and adjusted Rand index of Leiden clusters against labels.
+    """Score how well cell types are kept, as the paper or scGPT does.
 
-    Clusters come from the Leiden algorithm [1]_ on the Euclidean `n_neighbors` graph, at the resolution with the
-    highest mutual information, as scIB does [2]_.
+    Clusters come from the Leiden algorithm [1]_ on the graph of the 15 Euclidean neighbours, at the resolution with the
+    highest mutual information, as scIB has it [2]_. Scores of scIB itself, among them clusters by other means, are
+    those of `scib_metrics`, whose `benchmark.Benchmarker` works on what `scdiva.tl` writes.
 
     Parameters
     ----------
     embedding
-        Coordinates of each cell, shape `(n_cells, n_dims)`, or the `nearest_neighbors` of cells that all have a label.
+        Coordinates of each cell, shape `(n_cells, n_dims)`.
     labels
         Label of each cell, shape `(n_cells,)`; cells without a label are left out.
-    n_neighbors
-        Neighbours of each cell in the graph, besides the cell itself.
-    resolutions
-        Resolutions tried.
+    definition
+        `"paper"`: mean of NMI, ARI and the mean silhouette of the labels, -1 to 1 (scDiVa, appendix on integration
+        metrics, which does not name the clustering).
+        `"scgpt"`: the same with the silhouette rescaled to 0 to 1 [3]_.
     rng
         Seed of the clustering.
 
     Returns
     -------
-    `nmi`, `ari` (at most 1) and `resolution`, the one chosen.
+    `avg_bio` and its parts: `nmi` and `ari`, the normalised mutual information and adjusted Rand index of clusters
+    against labels, and `asw`, the silhouette.
 
     Raises
     ------
     ImportError
         If `igraph` is not installed; it is GPL and so part of the extra `scdiva[metrics]`.
     ValueError
-        If there are fewer cells than neighbours, neighbours of unlabelled cells are given, or all cells have one label
-        or each its own.
+        If `definition` is neither of the two, there are fewer labelled cells than neighbours, or all have one label or
+        each its own.
 
     References
     ----------
     .. [1] Traag et al., From Louvain to Leiden: guaranteeing well-connected communities, Scientific Reports 2019.
     .. [2] Luecken et al., Benchmarking atlas-level data integration in single-cell genomics, Nature Methods 2022.
+    .. [3] Cui et al., scGPT: toward building a foundation model for single-cell multi-omics using generative AI, Nature
+       Methods 2024.
 
     Examples
     --------
@@ -67,172 +73,62 @@ def leiden_agreement(
     >>> import scdiva as sd
     >>> rng = np.random.default_rng(0)
     >>> labels = np.repeat(["T", "B"], 60)
-    >>> batch = np.tile(["one", "two"], 60)
     >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
-    >>> round(sd.metrics.leiden_agreement(z, labels, resolutions=[0.1])["nmi"], 1)
+    >>> round(sd.metrics.avg_bio(z, labels)["avg_bio"], 1)
     1.0
-    """
-    igraph = leiden_package()
-    import random
-
-    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
-
-    neighbors, labels = labelled_neighbors(embedding, labels, n_neighbors + 1)
-    refuse_trivial(labels, "agreement with clusters")
-    others = neighbors.indices[:, 1:]
-    sources = np.repeat(np.arange(len(others)), n_neighbors)
-    graph = igraph.Graph(n=len(others), edges=np.column_stack([sources, others.ravel()])).simplify()
-
-    # igraph draws from Python's generator unless given one of its own; the user's global state stays untouched.
-    igraph.set_random_number_generator(random.Random(rng))
-    try:
-        partitions = {
-            resolution: graph.community_leiden(
-                objective_function="modularity", resolution=resolution, n_iterations=2
-            ).membership
-            for resolution in resolutions
-        }
-    finally:
-        igraph.set_random_number_generator(random)
-    nmi = {r: normalized_mutual_info_score(labels, partition) for r, partition in partitions.items()}
-    best = max(nmi, key=lambda resolution: nmi[resolution])
-    return {
-        "nmi": float(nmi[best]),
-        "ari": float(adjusted_rand_score(labels, partitions[best])),
-        "resolution": float(best),
-    }
-
-
-def silhouette_label(embedding: ArrayLike, labels: ArrayLike, *, rescale: bool = True) -> float:
-    """Mean silhouette width of the labels (Rousseeuw 1987).
-
-    Parameters
-    ----------
-    embedding
-        Coordinates of each cell, shape `(n_cells, n_dims)`.
-    labels
-        Label of each cell, shape `(n_cells,)`; cells without a label are left out.
-    rescale
-        Return `(s + 1) / 2`, between 0 and 1, as scIB and scGPT do, rather than `s` as the paper does.
-
-    Returns
-    -------
-    The (rescaled) mean silhouette.
-
-    Raises
-    ------
-    ValueError
-        If fewer than two labels have cells, or every cell has a label of its own.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import scdiva as sd
-    >>> rng = np.random.default_rng(0)
-    >>> labels = np.repeat(["T", "B"], 60)
-    >>> batch = np.tile(["one", "two"], 60)
-    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
-    >>> round(sd.metrics.silhouette_label(z, labels), 1)
-    0.9
     """
     from sklearn.metrics import silhouette_score
 
+    _check_definition(definition)
+    igraph = from_extra("igraph", "metrics", "Leiden clusters need igraph")
     coordinates, names = scored_cells(embedding, labels)
-    refuse_trivial(names, "the silhouette")
+    refuse_trivial(names, "agreement with clusters")
+    nmi, ari = _leiden_agreement(igraph, coordinates, names, rng)
     width = float(silhouette_score(coordinates, names))
-    return (width + 1) / 2 if rescale else width
+    parts = {"nmi": nmi, "ari": ari, "asw": width if definition == "paper" else (width + 1) / 2}
+    return {"avg_bio": float(np.mean(list(parts.values()))), **parts}
 
 
-def isolated_labels(embedding: ArrayLike, labels: ArrayLike, batch: ArrayLike) -> float:
-    """Rescaled silhouette of the labels that the fewest batches hold, averaged over these labels, as scib-metrics does.
+def avg_batch(
+    embedding: ArrayLike, batch: ArrayLike, labels: ArrayLike | None = None, *, definition: Definition = "scgpt"
+) -> dict[str, float]:
+    """Score how well the batches are mixed, as the paper or scGPT does.
 
-    Where all labels are in all batches, all count.
+    A silhouette of batches says little alone: between separate batches and shuffled ones it moves by a tenth, and with
+    few cells it may put the separate ones first (see `shuffle_control`). Scores that look at the batches of neighbours
+    (iLISI, kBET, BRAS) are in `scib_metrics`.
 
     Parameters
     ----------
     embedding
         Coordinates of each cell, shape `(n_cells, n_dims)`.
-    labels
-        Label of each cell, shape `(n_cells,)`; cells without a label are left out.
     batch
         Batch of each cell, shape `(n_cells,)`.
-
-    Returns
-    -------
-    The score, 0 to 1; higher keeps these labels better apart from all others.
-
-    Raises
-    ------
-    ValueError
-        If a batch is missing, or there are fewer than two; if all cells have one label, or each its own.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> import scdiva as sd
-    >>> rng = np.random.default_rng(0)
-    >>> labels = np.repeat(["T", "B"], 60)
-    >>> batch = np.tile(["one", "two"], 60)
-    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
-    >>> batch[labels == "T"] = "one"  # T cells are in one batch only
-    >>> round(sd.metrics.isolated_labels(z, labels, batch), 1)
-    0.9
-    """
-    from sklearn.metrics import silhouette_samples
-
-    codes = batch_codes(batch, len(np.asarray(labels)))[labelled(labels)]
-    coordinates, names = scored_cells(embedding, labels)
-    refuse_trivial(names, "the silhouette")
-    widths = (silhouette_samples(coordinates, names) + 1) / 2
-    batches = {name: len(np.unique(codes[names == name])) for name in np.unique(names)}
-    fewest = min(batches.values())
-    return float(np.mean([widths[names == name].mean() for name, n in batches.items() if n == fewest]))
-
-
-def avg_bio(
-    embedding: ArrayLike,
-    labels: ArrayLike,
-    *,
-    batch: ArrayLike | None = None,
-    definition: Literal["paper", "scgpt", "scib"] = "scgpt",
-    rng: int = 0,
-) -> dict[str, float]:
-    """Score how well cell types are kept, as one of three papers does.
-
-    Parameters
-    ----------
-    embedding
-        Coordinates of each cell, shape `(n_cells, n_dims)`.
     labels
-        Label of each cell, shape `(n_cells,)`; cells without a label are left out.
-    batch
-        Batch of each cell, shape `(n_cells,)`; needed by `"scib"` only.
+        Label of each cell, shape `(n_cells,)`; needed by `"scgpt"`, which leaves out cells without one; `"paper"` does
+        without.
     definition
-        `"paper"`: mean of NMI, ARI and the mean silhouette of the labels, -1 to 1 (scDiVa, appendix on integration
-        metrics, which does not name the clustering: NMI and ARI are `leiden_agreement`).
-        `"scgpt"`: the same with the silhouette rescaled to 0 to 1 [1]_.
-        `"scib"`: mean of the rescaled silhouette, NMI and ARI, `isolated_labels` and `clisi`, the biological
-        conservation of scIB [2]_ as `scib_metrics.benchmark.Benchmarker` has it in version 0.5.10, save that clusters
-        are Leiden's at the best resolution, as in [2]_, where `Benchmarker` by default takes k-means.
-    rng
-        Seed of the clustering.
+        `"paper"`: 1 - s, with s the mean silhouette of the batches over all cells, between -1 and 1 (scDiVa, appendix
+        on integration metrics), so that batches in each other's midst score above 1.
+        `"scgpt"` [1]_: mean of the batch silhouette within labels (the mean over a label's cells of one less the
+        absolute silhouette; labels of one batch are left out) and of graph connectivity (the share of a label's cells
+        in the largest connected part of its graph of 15 neighbours), each averaged over labels.
 
     Returns
     -------
-    `avg_bio` and its parts `nmi`, `ari` and `asw`; for `"scib"` also `isolated_labels` and `clisi`.
+    `avg_batch` and its parts: `asw_batch`, the turned silhouette, and for `"scgpt"` `graph_connectivity`. Higher is
+    better mixed.
 
     Raises
     ------
-    ImportError
-        If `igraph`, or for `"scib"` scib-metrics, is not installed.
     ValueError
-        If `definition` is none of the three, or `"scib"` gets no batches or fewer than 90 labelled cells.
+        If a batch is missing or there are fewer than two, labels are needed and not given, batch and label are
+        confounded, or there are too few cells for the neighbours.
 
     References
     ----------
     .. [1] Cui et al., scGPT: toward building a foundation model for single-cell multi-omics using generative AI, Nature
        Methods 2024.
-    .. [2] Luecken et al., Benchmarking atlas-level data integration in single-cell genomics, Nature Methods 2022.
 
     Examples
     --------
@@ -242,24 +138,164 @@ def avg_bio(
     >>> labels = np.repeat(["T", "B"], 60)
     >>> batch = np.tile(["one", "two"], 60)
     >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
-    >>> round(sd.metrics.avg_bio(z, labels)["avg_bio"], 1)
+    >>> round(sd.metrics.avg_batch(z, batch, labels)["avg_batch"], 1)
     1.0
     """
-    if definition not in ("paper", "scgpt", "scib"):
-        raise ValueError(f"definition is {definition!r}; it can be 'paper', 'scgpt' or 'scib'.")
-    if definition == "scib" and batch is None:
-        raise ValueError("definition='scib' looks for labels that few batches hold: pass batch.")
-    leiden_package()  # what is missing is said before minutes are spent on the other parts
-    if definition == "scib":
-        scib_metrics("definition='scib'")
-    parts: dict[str, float] = {}
-    neighbors: ArrayLike | Neighbors = embedding
-    kept: ArrayLike = labels
-    if definition == "scib" and batch is not None:
-        parts["isolated_labels"] = isolated_labels(embedding, labels, batch)
-        neighbors, kept = labelled_neighbors(embedding, labels, N_NEIGHBORS)
-        parts["clisi"] = clisi(neighbors, kept)
-    agreement = leiden_agreement(neighbors, kept, rng=rng)
-    asw = silhouette_label(embedding, labels, rescale=definition != "paper")
-    parts = {"nmi": agreement["nmi"], "ari": agreement["ari"], "asw": asw, **parts}
-    return {"avg_bio": float(np.mean(list(parts.values()))), **parts}
+    return _mixing(definition, *_scored_batches(definition, embedding, batch, labels))
+
+
+def shuffle_control(
+    embedding: ArrayLike,
+    batch: ArrayLike,
+    labels: ArrayLike | None = None,
+    *,
+    definition: Definition = "scgpt",
+    rng: int = 0,
+) -> dict[str, float]:
+    """Score as `avg_batch` does, with the batches shuffled: what perfect mixing would score in this embedding.
+
+    The cells stay where they are, so what a score lacks of this one's is due to where the batches lie. Batches are
+    shuffled among the cells of each label, so that every batch keeps its composition: what can be had without moving a
+    type onto another. Without labels they are shuffled among all cells. Graph connectivity, which does not look at
+    batches, is as in `avg_batch`.
+
+    Parameters
+    ----------
+    embedding, batch, labels, definition
+        As in `avg_batch`.
+    rng
+        Seed of the shuffle.
+
+    Returns
+    -------
+    The keys of `avg_batch`.
+
+    Raises
+    ------
+    ValueError
+        As `avg_batch` does.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import scdiva as sd
+    >>> rng = np.random.default_rng(0)
+    >>> labels = np.repeat(["T", "B"], 60)
+    >>> batch = np.tile(["one", "two"], 60)
+    >>> z = rng.normal(size=(120, 5)) + 6 * (labels == "T")[:, None]
+    >>> sorted(sd.metrics.shuffle_control(z, batch, labels))[:2]
+    ['asw_batch', 'avg_batch']
+    """
+    coordinates, codes, names = _scored_batches(definition, embedding, batch, labels)
+    generator = np.random.default_rng(rng)
+    shuffled = codes.copy()
+    for name in np.unique(names):
+        cells = np.flatnonzero(names == name)
+        shuffled[cells] = codes[generator.permutation(cells)]
+    return _mixing(definition, coordinates, shuffled, names)
+
+
+def _check_definition(definition: str) -> None:
+    if definition not in ("paper", "scgpt"):
+        raise ValueError(
+            f"definition is {definition!r}; it can be 'paper' or 'scgpt'. Scores of scIB are those of scib_metrics."
+        )
+
+
+def _scored_batches(
+    definition: str, embedding: ArrayLike, batch: ArrayLike, labels: ArrayLike | None
+) -> tuple[NDArray[np.floating], NDArray[np.intp], NDArray[np.str_]]:
+    """Check what a definition is given, and leave out cells that it does not score."""
+    _check_definition(definition)
+    if definition == "paper":
+        coordinates = check_coordinates(embedding)
+        codes = batch_codes(batch, len(coordinates))
+        names = np.full(codes.shape, "") if labels is None else np.asarray(labels).astype(str)
+        if names.shape != codes.shape:
+            raise ValueError(f"labels has shape {names.shape}, but there are {len(codes)} cells.")
+        return coordinates, codes, names
+    if labels is None:
+        raise ValueError(f"definition={definition!r} scores mixing within labels: pass labels.")
+    codes = batch_codes(batch, len(np.asarray(labels)))
+    coordinates, names = scored_cells(embedding, labels)
+    codes = codes[labelled(labels)]
+    if not any(_comparable(codes[names == name]) for name in np.unique(names)):
+        raise ValueError(
+            "No label has cells of two batches (and some batch twice), so that mixing within labels says nothing: "
+            "batch and label are confounded. Pass coarser labels."
+        )
+    return coordinates, codes, names
+
+
+def _comparable(codes: NDArray[np.intp]) -> bool:
+    """Whether the batches of a label's cells have a silhouette: two at least, and fewer than cells."""
+    return 1 < len(np.unique(codes)) < len(codes)
+
+
+def _mixing(
+    definition: str, coordinates: NDArray[np.floating], codes: NDArray[np.intp], names: NDArray[np.str_]
+) -> dict[str, float]:
+    """Take the parts of one definition, and their mean."""
+    from sklearn.metrics import silhouette_samples, silhouette_score
+
+    if definition == "paper":
+        parts = {"asw_batch": 1 - float(silhouette_score(coordinates, codes))}
+    else:
+        widths = []
+        for name in np.unique(names):
+            own = names == name
+            if _comparable(codes[own]):
+                widths.append(float(np.mean(1 - np.abs(silhouette_samples(coordinates[own], codes[own])))))
+        parts = {"asw_batch": float(np.mean(widths)), "graph_connectivity": _graph_connectivity(coordinates, names)}
+    return {"avg_batch": float(np.mean(list(parts.values()))), **parts}
+
+
+def _nearest(coordinates: NDArray[np.floating], n: int) -> NDArray[np.intp]:
+    """Find the nearest other cells of each cell, exactly, shape `(n_cells, n)`."""
+    from sklearn.neighbors import NearestNeighbors
+
+    if n >= len(coordinates):
+        raise ValueError(f"{n} neighbours of each cell are needed, and only {len(coordinates)} cells can be scored.")
+    found: NDArray[np.intp] = NearestNeighbors(n_neighbors=n).fit(coordinates).kneighbors(return_distance=False)
+    return found
+
+
+def _graph_connectivity(coordinates: NDArray[np.floating], names: NDArray[np.str_]) -> float:
+    """Mean over labels of the share of cells in the largest part of their graph, whose edges count both ways."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components
+
+    nearest = _nearest(coordinates, CONNECTED_NEIGHBORS - 1)
+    n_cells, k = nearest.shape
+    graph = csr_array((np.ones(nearest.size), nearest.ravel(), np.arange(0, nearest.size + 1, k)), (n_cells, n_cells))
+    shares = []
+    for name in np.unique(names):
+        own = np.flatnonzero(names == name)
+        _, parts = connected_components(graph[own][:, own], connection="weak")
+        shares.append(np.bincount(parts).max() / len(own))
+    return float(np.mean(shares))
+
+
+def _leiden_agreement(
+    igraph: ModuleType, coordinates: NDArray[np.floating], names: NDArray[np.str_], rng: int
+) -> tuple[float, float]:
+    """NMI and ARI of Leiden clusters against labels, at the resolution of the highest NMI."""
+    import random
+
+    from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
+
+    nearest = _nearest(coordinates, LEIDEN_NEIGHBORS)
+    edges = np.column_stack([np.repeat(np.arange(len(nearest)), LEIDEN_NEIGHBORS), nearest.ravel()])
+    graph = igraph.Graph(n=len(nearest), edges=edges).simplify()
+    # igraph draws from Python's generator unless given one of its own; the user's global state stays untouched.
+    igraph.set_random_number_generator(random.Random(rng))
+    try:
+        clusters = [
+            graph.community_leiden(objective_function="modularity", resolution=resolution, n_iterations=2).membership
+            for resolution in RESOLUTIONS
+        ]
+    finally:
+        igraph.set_random_number_generator(random)
+    scores = [normalized_mutual_info_score(names, found) for found in clusters]
+    best = int(np.argmax(scores))
+    return float(scores[best]), float(adjusted_rand_score(names, clusters[best]))

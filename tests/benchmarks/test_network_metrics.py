@@ -1,112 +1,137 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.stats import chi2
+from scipy.sparse import coo_array, csr_array, csr_matrix
+from scipy.stats import chi2, spearmanr
 from sklearn.metrics import average_precision_score
 
-from scdiva.metrics import auprc_ratio, early_precision, matched_null, score_edges
-from scdiva.metrics._matched import quantile_bins
+from scdiva.metrics import auprc_ratio, early_precision
+from scdiva.metrics.networks import quantile_bins, ranked_pairs
 
-STEPS = st.integers(-3, 3).map(lambda n: n / 2)
-"""Weights that tie often."""
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    from _network_metrics import TOP_TARGETS, edge_stability, matched_null, score_edges, times_drawn
+
+STEPS = st.integers(-4, 4).map(lambda n: n / 4)
+"""Weights that tie often; 0 is no edge."""
 
 
-def slow_early_precision(weights, known, k):
-    """The mean over all orders in which ties may be broken."""
-    found = []
-    for order in itertools.permutations(range(len(weights))):
-        best = sorted(order, key=lambda i: -weights[i])[:k]
-        found.append(np.mean([known[i] for i in best]))
-    return np.mean(found) / np.mean(known)
+def slow_jaccard(a, b):
+    return len(a & b) / len(a | b) if a | b else None
+
+
+def slow_best(pairs, n):
+    """The best `n` edges of {pair: weight}, without those that don't all fit."""
+    edges = {pair: abs(weight) for pair, weight in pairs.items() if weight}
+    return {pair for pair, size in edges.items() if sum(other >= size for other in edges.values()) <= n}
+
+
+def slow_stability(a, b, top):
+    """Dictionaries of pairs, compared one by one."""
+    square = a.shape[0] == a.shape[1]
+    first, second = (
+        {p: w for p, w in np.ndenumerate(m) if not np.isnan(w) and not (square and p[0] == p[1])} for m in (a, b)
+    )
+    common = sorted(first.keys() & second.keys())
+    w_a, w_b = [first[p] for p in common], [second[p] for p in common]
+    by_source = []
+    for source in range(len(a)):
+        rows = [{p: w for p, w in pairs.items() if p[0] == source} for pairs in (first, second)]
+        by_source.append(slow_jaccard(*(slow_best(row, TOP_TARGETS) for row in rows)))
+    told = [j for j in by_source if j is not None]
+    jaccard = slow_jaccard(slow_best(first, top), slow_best(second, top))
+    return {
+        "spearman": spearmanr(w_a, w_b).statistic if len(set(w_a)) > 1 and len(set(w_b)) > 1 else np.nan,
+        "jaccard": np.nan if jaccard is None else jaccard,
+        "jaccard_by_source": np.mean(told) if told else np.nan,
+        "n_pairs": len(common),
+        "top": top,
+    }
+
+
+def as_sparse(dense):
+    """Store the pairs that are not NaN, zeros among them, in no order."""
+    row, col = np.nonzero(~np.isnan(dense))
+    turned = np.argsort(-col, kind="stable")
+    return coo_array((dense[row, col][turned], (row[turned], col[turned])), shape=dense.shape)
 
 
 @st.composite
-def ranking(draw, most=4):
-    """Weights, known ones and candidates, of which some are known and some are not."""
-    shape = (draw(st.integers(1, 2)), draw(st.integers(2, most)))
-    weights = draw(arrays(float, shape, elements=STEPS))
-    known, candidates = draw(arrays(bool, shape)), draw(arrays(bool, shape, fill=st.just(True)))
-    candidates[0, :2], known[0, :2] = True, [True, False]
-    return weights, known, candidates
+def two_graphs(draw):
+    shape = (draw(st.integers(1, 4)), draw(st.integers(1, 30)))
+    graphs = [draw(arrays(float, shape, elements=STEPS)) for _ in range(2)]
+    for graph in graphs:
+        graph[draw(arrays(bool, shape, elements=st.booleans(), fill=st.just(False)))] = np.nan
+    return graphs
 
 
-@given(ranking(most=12))
+@given(two_graphs(), st.sampled_from([1, 3, 10, 1000]))
 @settings(deadline=None, max_examples=60)
-def test_auprc_is_scikit_learns(given):
-    weights, known, candidates = given
-    y, w = known[candidates], weights[candidates]
-    assert auprc_ratio(*given) == pytest.approx(average_precision_score(y, w) / y.mean())
-    if candidates.all():
-        assert auprc_ratio(weights, known) == auprc_ratio(*given)
+def test_stability_equals_loops(graphs, top):
+    expected = slow_stability(*graphs, top)
+    for given_as in (np.asarray, as_sparse):
+        found = edge_stability(*map(given_as, graphs), top=top)
+        assert found == pytest.approx(expected, nan_ok=True)
 
 
-@given(ranking(most=3), st.sampled_from([None, 1, 2, 5, 100]))
-@settings(deadline=None, max_examples=60)
-def test_early_precision_is_the_mean_over_ties(given, k):
-    weights, known, candidates = given
-    y, w = known[candidates], weights[candidates]
-    best = min(k or y.sum(), len(y))
-    assert early_precision(*given, k=k) == pytest.approx(slow_early_precision(w, y, best))
+def test_stability_by_hand():
+    a = np.array([[0.0, 3.0, -2.0, 0.5], [1.0, 0.0, 0.0, 0.0]])
+    b = np.array([[0.0, 2.0, 0.1, -0.5], [0.0, 0.0, 1.0, 0.0]])
+    found = edge_stability(a, b, top=2)
+    # best two of a: (0, 1) and (0, 2); of b: (0, 1) and (1, 2)
+    assert found["jaccard"] == pytest.approx(1 / 3)
+    # the first source has the same three targets, the second none in common
+    assert found["jaccard_by_source"] == pytest.approx(0.5)
+    assert (found["n_pairs"], found["top"]) == (8, 2)
+    assert edge_stability(a, b)["top"] == 2 * TOP_TARGETS
 
 
-@given(ranking(most=12), st.randoms())
-@settings(deadline=None, max_examples=30)
-def test_the_order_of_genes_does_not_matter(given, random):
-    rows, columns = (random.sample(range(n), n) for n in given[0].shape)
-    moved = [array[rows][:, columns] for array in given]
-    assert auprc_ratio(*moved) == pytest.approx(auprc_ratio(*given), rel=1e-12)
-    assert early_precision(*moved) == pytest.approx(early_precision(*given), rel=1e-12)
+def test_a_graph_is_itself_and_no_other():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=(2, 60, 60))
+    same = edge_stability(csr_array(a), csr_matrix(a))
+    assert [same[k] for k in ("spearman", "jaccard", "jaccard_by_source")] == pytest.approx([1, 1, 1])
+    assert same["n_pairs"] == 60 * 59
+    other = edge_stability(a, b)
+    assert abs(other["spearman"]) < 0.1
+    # a third of the pairs is taken from each at random: 1/9 in common of 5/9
+    assert other["jaccard"] == pytest.approx(0.2, abs=0.05)
+    assert other["jaccard_by_source"] == pytest.approx(0.2, abs=0.05)
 
 
-def test_a_ranking_by_hand():
-    weights = np.array([[0.9, 0.8, 0.1], [0.7, 0.7, np.nan]])
-    known = np.array([[True, False, False], [True, False, True]])
-    candidates = ~np.isnan(weights)
-    # found after 1 of 1, and with a tie after 2 of 4; a share of 2 in 5
-    assert auprc_ratio(weights, known, candidates) == pytest.approx((1 + 2 / 4) / 2 / 0.4)
-    assert early_precision(weights, known, candidates) == pytest.approx(0.5 / 0.4)
-    assert early_precision(weights, known, candidates, k=3) == pytest.approx((1.5 / 3) / 0.4)
+def test_graphs_that_tell_nothing_apart_agree_on_nothing():
+    for graph in (np.ones((3, 50)), np.zeros((3, 50))):
+        found = edge_stability(graph, graph, top=10)
+        assert np.isnan([found[k] for k in ("spearman", "jaccard", "jaccard_by_source")]).all()
+    assert edge_stability(csr_array((3, 5)), csr_array((3, 5)))["n_pairs"] == 0
 
 
-def test_the_best_ranking_and_none():
-    known = np.random.default_rng(0).random((5, 40)) < 0.1
-    for weights, ratio in ((known.astype(float), 1 / known.mean()), (np.ones(known.shape), 1.0)):
-        assert auprc_ratio(weights, known) == pytest.approx(ratio)
-        assert early_precision(weights, known) == pytest.approx(ratio)
-    worst = -known.astype(float) - np.random.default_rng(1).random(known.shape) / 2
-    assert auprc_ratio(worst, known) < 1
-    assert early_precision(-known.astype(float), known) == 0
+def test_the_diagonal_of_a_square_graph_is_left_out():
+    a = np.array([[1.0, 0.2, 0.3], [0.4, 1.0, 0.6], [0.7, 0.8, 1.0]])
+    without = np.where(np.eye(3, dtype=bool), np.nan, a)
+    other = a[::-1, ::-1]
+    assert edge_stability(a, other, top=2) == edge_stability(without, other, top=2)
 
 
-@pytest.mark.parametrize(
-    ("weights", "known", "candidates", "message"),
-    [
-        ([[1.0, 2.0]], [[True]], None, r"weights has shape \(1, 2\) and known \(1, 1\)"),
-        ([1.0, 2.0], [True, False], None, r"known has shape \(2,\)"),
-        ([[1.0, 2.0]], [[True, False]], [[True]], r"candidates \(1, 1\)"),
-        ([[1.0, np.nan]], [[True, False]], None, r"1 of 2 candidates have weights .* number 0, 1"),
-        ([[1.0, 2.0]], [[0.3, 1.0]], None, "known must hold truth values"),
-        ([[1.0, 2.0]], [[True, False]], [[2, 1]], "candidates must hold truth values"),
-        ([[1.0, 2.0]], [[False, False]], None, "None of 2 candidates is known"),
-        ([[1.0, 2.0]], [[True, False]], [[True, False]], "All of 1 candidates are known"),
-        ([[1.0, 2.0]], [[True, False]], [[False, False]], "None of 2 pairs is a candidate"),
-    ],
-)
-def test_what_cannot_be_ranked_is_refused(weights, known, candidates, message):
-    for score in (auprc_ratio, early_precision):
-        with pytest.raises(ValueError, match=message):
-            score(weights, known, candidates)
-
-
-def test_early_precision_of_no_pairs_is_refused():
-    with pytest.raises(ValueError, match="k must be 1 or more, got 0"):
-        early_precision([[1.0, 2.0]], [[True, False]], k=0)
+def test_what_cannot_be_compared_is_refused():
+    one = np.ones((2, 3))
+    with pytest.raises(ValueError, match=r"a has shape \(2, 3\) and b \(3, 2\)"):
+        edge_stability(one, one.T)
+    with pytest.raises(ValueError, match="1 of 6 weights of b are not finite"):
+        edge_stability(one, np.where(np.arange(6).reshape(2, 3) == 4, np.inf, 1.0))
+    with pytest.raises(ValueError, match="1 of 2 weights of a are not finite"):
+        edge_stability(csr_array([[np.nan, 1.0]]), one)
+    with pytest.raises(ValueError, match="top must be 1 or more"):
+        edge_stability(one, one, top=0)
+    with pytest.raises(ValueError, match=r"a has shape \(3,\)"):
+        edge_stability(one[0], one[0])
 
 
 @given(st.integers(1, 4), st.integers(2, 30), st.integers(1, 5), st.integers(0, 2**32))
@@ -153,14 +178,6 @@ def test_the_null_repeats_and_goes_on():
     assert (np.array(list(matched_null(known, match, n_permutations=5, rng=rng))) != np.array(one)).any()
 
 
-def test_bins_hold_as_many_and_ties_stay_together():
-    assert np.bincount(quantile_bins(np.random.default_rng(0).normal(size=100), 10)).tolist() == [10] * 10
-    assert quantile_bins(np.array([0.0, 2, 0, 0, 0, 2]), 2).tolist() == [0, 1, 0, 0, 0, 1]
-    assert quantile_bins(np.array([2.0, 2, 0, 0, 2, 2]), 2).tolist() == [1, 1, 0, 0, 1, 1]
-    assert np.ptp(quantile_bins(np.full(7, 3.0), 10)) == 0
-    assert quantile_bins(np.arange(3.0), 10).tolist() == [1, 5, 8]
-
-
 def test_a_null_needs_something_to_match_by():
     known = np.array([[True, False]])
     with pytest.raises(ValueError, match=r"match has shape \(1,\), but there are 2 targets"):
@@ -199,16 +216,16 @@ def test_scores_of_edges_are_those_of_their_parts():
 
 
 def test_a_resampled_source_counts_as_often_as_it_was_drawn():
-    from scdiva.metrics.grn import _pairs, _scores
-
     rng = np.random.default_rng(1)
     weights, known, candidates = rng.random((4, 30)).round(1), rng.random((4, 30)) < 0.2, rng.random((4, 30)) < 0.9
-    pairs = _pairs(weights, known, candidates)
+    source = np.nonzero(candidates)[0]
+    ranked = source[np.argsort(-weights[candidates], kind="stable")]
     for times in ([1, 1, 1, 1], [0, 2, 1, 1], [3, 0, 0, 1], [0, 0, 4, 0]):
         rows = np.repeat(np.arange(4), times)
         written_out = weights[rows], known[rows], candidates[rows]
         expected = (auprc_ratio(*written_out), early_precision(*written_out))
-        assert _scores(pairs, pairs.known, times=np.array(times)) == pytest.approx(expected)
+        found = times_drawn(*ranked_pairs(weights, known, candidates), source, ranked, np.array(times))
+        assert found == pytest.approx(expected)
 
 
 def test_the_interval_holds_the_truth_and_the_null_knows_expression():

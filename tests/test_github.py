@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -20,7 +21,7 @@ WORKFLOWS = {path.stem: path for path in sorted((GITHUB / "workflows").glob("*.y
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
-# The fields that scverse/ecosystem-packages requires: its schema.json 2.0, and what all newer entries hold beside them.
+# The fields that scverse/ecosystem-packages requires, as its newer entries hold them: without a version.
 REQUIRED = {
     "name": str,
     "description": str,
@@ -31,7 +32,6 @@ REQUIRED = {
     "tags": list,
     "license": str,
     "language": str,
-    "version": str,
     "contact": list,
     "category": str,
 }
@@ -194,8 +194,38 @@ def test_the_ecosystem_entry_is_true_of_the_package():
     read = entry()
     assert read["name"] == read["install"]["pypi"] == PROJECT["name"]
     assert read["license"] == PROJECT["license"]
-    assert read["version"] == sd.__version__
     assert made_by(read["test_command"]) == [("test", [])]
+
+
+def test_the_tutorials_stand_where_the_ecosystem_entry_says():
+    """The section of the front page that the link leads to."""
+    page, section = entry()["tutorials_home"].rsplit("/", 1)[1].split("#")
+    text = (ROOT / "docs" / page.replace(".html", ".md")).read_text(encoding="utf-8")
+    assert re.search(rf"^## {section}$", text, flags=re.M | re.I)
+
+
+def test_the_conda_recipe_asks_for_what_pyproject_asks_for():
+    read = yaml.safe_load((ROOT / "recipe" / "recipe.yaml").read_text(encoding="utf-8"))
+    assert read["context"] == {"name": PROJECT["name"], "version": sd.__version__}
+    conda = {"torch": "pytorch", "matplotlib": "matplotlib-base"}
+    bounds = [re.match(r"([\w-]+)(.*)", line).groups() for line in PROJECT["dependencies"]]
+    wanted = [f"{conda.get(name, name)} {bound}" for name, bound in bounds]
+    assert read["requirements"]["run"] == [f"python {PROJECT['requires-python']}", *wanted]
+    assert read["build"]["python"]["entry_points"] == [f"scdiva = {PROJECT['scripts']['scdiva']}"]
+    assert read["about"]["license"] == PROJECT["license"]
+    assert read["about"]["summary"] == PROJECT["description"]
+
+
+def test_containers_run_targets_that_there_are():
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    container = json.loads((ROOT / ".devcontainer" / "devcontainer.json").read_text(encoding="utf-8"))
+    assert made_by(container["postCreateCommand"]) == [("demo", [])]
+    assert 'CMD ["make", "demo"]' in dockerfile
+    copied = {name for line in re.findall(r"^COPY (.*) \S+$", dockerfile, flags=re.M) for name in line.split()}
+    assert all((ROOT / name).exists() for name in copied)
+    kept = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert set(kept) == {"*", *(f"!{name}" for name in copied)}
+    assert f"python:{PROJECT['requires-python'].removeprefix('>=')}" in dockerfile
 
 
 def test_read_the_docs_builds_what_make_docs_builds():

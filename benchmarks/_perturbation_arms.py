@@ -54,19 +54,16 @@ def task_of(adata: ad.AnnData, job: dict, seed: int, fold: int) -> Task:
 
 
 def ours(task: Task, job: dict) -> tuple[ad.AnnData, dict]:
-    """`tl.predict_perturbation` by its defaults; with a network on what is left, and with nothing but a network."""
-    options = {"ours_head": {"strategy": "head"}, "ours_network": {"residual": None}}.get(job["arm"], {})
+    """`tl.predict_perturbation` by its defaults."""
     grouped = {} if task.group is None else {"groupby": GROUP, "groups": [task.group]}
     predicted = sd.tl.predict_perturbation(
         task.train, CONDITION, job["control"], predict=task.asked, **grouped, separator=job["separator"],
-        model=job["model"], rng=job["seed"], **options,
+        model=job["model"], rng=job["seed"],
     )  # fmt: skip
-    found = predicted.uns["scdiva"]["perturbation"]
-    base = sorted(set(map(str, found["base"])))
-    return predicted, {"base": base, "strategy": str(found["strategy"]), "network": str(found["network"])}
+    return predicted, {"base": sorted(set(map(str, predicted.uns["scdiva"]["perturbation"]["base"])))}
 
 
-ARMS = {"ours": ours, "ours_head": ours, "ours_network": ours, "gears": gears}
+ARMS = {"ours": ours, "gears": gears}
 """An arm takes a task and the job; it gives its prediction in the form of `tl.predict_perturbation`, and notes."""
 
 

@@ -1,6 +1,6 @@
 r"""Responses to perturbations that were held out: predicted, beside simple baselines and GEARS.
 
-    python benchmarks/perturbation.py --data FOLDER [--sets norman_doubles ...] [--arms ours ours_head gears]
+    python benchmarks/perturbation.py --data FOLDER [--sets norman_doubles ...] [--arms ours gears]
         [--seeds 0 1 2] [--gene-sets GMT] [--again] [--strict]
     python benchmarks/perturbation.py --h5ad FILE --perturbation-key K --control C [--groupby G]
         [--by single combination group] [--folds 5] [--layer COUNTS] [--max-cells 0]
@@ -11,9 +11,9 @@ r"""Responses to perturbations that were held out: predicted, beside simple base
 - kang_ifnb: the same for each cell type and IFN-beta.
 
 ours is `tl.predict_perturbation` by its defaults. The simple baselines are those that its result carries: rows of their
-own from the same call. ours_head adds a network that learns what is left (`strategy="head"`), ours_network is a network
-alone, as in the paper (`residual=None`). gears is GEARS (cell-gears 0.1.2),
-which wants older versions of scipy and pandas and so an environment of its own:
+own from the same call. Rows of ours_head and ours_network are of a network that was removed after them: it learned what
+is left, or all as in the paper. gears is GEARS (cell-gears 0.1.2), which wants older versions of scipy and pandas and
+so an environment of its own:
 
     pip install torch torch_geometric cell-gears==0.1.2 'scipy<1.14' 'pandas<3'; pip install scdiva
     python benchmarks/perturbation.py --data FOLDER --sets norman_doubles norman_singles --arms gears --seeds 0
@@ -65,7 +65,7 @@ from scdiva._constants import BASELINES
 NAME = "perturbation"
 ARMS_FILE = Path(__file__).parent / "_perturbation_arms.py"
 KEYS = ("set", "arm")
-ORDER = (*ARMS, *BASELINES)
+ORDER = ("ours", "ours_head", "ours_network", "gears", *BASELINES)
 
 
 def rows_of(job: dict, scored: list[dict], cost: dict, same: dict) -> list[dict]:

@@ -24,7 +24,7 @@ from _screens import CONDITION, SCREENS, prepared
 
 import scdiva as sd
 from scdiva.perturbation import model, response, screen
-from scdiva.perturbation.baselines import baselines
+from scdiva.perturbation.response import baselines
 
 SHOWN = ("pearson_delta", "pearson_delta_top20", DISCRIMINATION)
 BOTH = "2 parts, 2 seen"
@@ -34,6 +34,11 @@ FOLDS = 5
 def always(share: float) -> Callable:
     """Take what all perturbations share for known."""
     return lambda _: response.Shared(share, 0.5)
+
+
+def expected_alone(_: model.Scores) -> dict:
+    """Take no baseline for better, whatever conditions that are left out say."""
+    return dict.fromkeys((*model.KINDS, "measured"), model.EXPECTED)
 
 
 def less_noise(share: float) -> Callable:
@@ -97,9 +102,7 @@ def scored(adata: ad.AnnData, by: str, seeds: list[int]) -> dict:
         of_seed = []
         for fold in range(FOLDS):
             task = task_of(adata, job, seed, fold)
-            predicted = sd.tl.predict_perturbation(
-                task.train, CONDITION, predict=task.asked, strategy="none", residual="expected", rng=seed
-            )
+            predicted = sd.tl.predict_perturbation(task.train, CONDITION, predict=task.asked, rng=seed)
             found = conditions(predicted, task.observed)
             of_seed += [{"fold": fold, **row} for row in found if row["method"] == NETWORK]
         rows += [{"seed": seed, **row} for row in with_discrimination(of_seed, by)]
@@ -122,7 +125,7 @@ def main() -> int:
         for key, one in sets.items():
             adata = prepared(ad.read_h5ad(arguments.data / f"{one.file}.h5ad"), one)
             with ExitStack() as stack:
-                for (module, attribute), value in changes.items():
+                for (module, attribute), value in {(model, "best_base"): expected_alone, **changes}.items():
                     stack.enter_context(patch.object(module, attribute, value))
                 found = scored(adata, one.by, list(arguments.seeds))
             row[key] = {metric: found[metric] for metric in SHOWN}

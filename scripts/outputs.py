@@ -158,12 +158,12 @@ def perturb(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
     train = adata[adata.obs["perturbation"] != double].copy()
     sd.pp.split_perturbations(adata, "perturbation", by="combination", n_splits=2)
     yield adata.obs["scdiva_split"]
-    predicted = sd.tl.predict_perturbation(train, "perturbation", predict=[double], n_cells=30, strategy="none", **how)
+    predicted = sd.tl.predict_perturbation(train, "perturbation", predict=[double], n_cells=30, **how)
     yield predicted
     yield train.uns["scdiva_perturbation"]
     yield sd.get.perturbation_df(predicted, top=20)
     yield sd.tl.score_perturbation(predicted, adata, **how)
-    fitted = sd.tl.fit_perturbation(adata, "perturbation", max_epochs=1, **how)
+    fitted = sd.tl.fit_perturbation(adata, "perturbation", **how)
     yield sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted, **how)
 
 

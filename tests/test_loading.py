@@ -17,7 +17,7 @@ def saved(tmp_path_factory):
         made = {
             "model": sd.models.load(),
             "annotator": sd.tl.annotate(cells[:40].copy(), "cell_type", cells[40:].copy(), method="centroid"),
-            "screen": sd.tl.fit_perturbation(cells, "perturbation", strategy="none"),
+            "screen": sd.tl.fit_perturbation(cells, "perturbation"),
             "integrated": sd.tl.integrate(cells, "batch", steps=1),
             "adapted": sd.tl.adapt(cells),
         }

@@ -131,11 +131,7 @@ def cells():
 
 
 def rank(adata):
-    import torch
-
-    fitted = sd.tl.fit_perturbation(adata, "perturbation", strategy="none")
-    fitted.head = torch.nn.Identity()
-    fitted.added = lambda cells, parts, dose: torch.zeros(len(parts), adata.n_vars)
+    fitted = sd.tl.fit_perturbation(adata, "perturbation")
     return sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted, candidates=["A+C"])
 
 
@@ -160,14 +156,14 @@ CALLS = {
     "tl.generate": (lambda a: sd.tl.generate(a, 3), {"drawing cells"}),
     "tl.impute": (lambda a: sd.tl.impute(a, [expressed(a)]), {"imputing"}),
     "tl.fit_perturbation": (
-        lambda a: sd.tl.fit_perturbation(a, "perturbation", strategy="none"),
+        lambda a: sd.tl.fit_perturbation(a, "perturbation"),
         {"running the model"},
     ),
     "tl.predict_perturbation": (
-        lambda a: sd.tl.predict_perturbation(a, "perturbation", strategy="none"),
+        lambda a: sd.tl.predict_perturbation(a, "perturbation"),
         {"predicting", "running the model"},
     ),
-    "tl.rank_perturbations": (rank, {"predicting"}),
+    "tl.rank_perturbations": (rank, {"running the model"}),
     "tl.in_silico_perturbation": (
         lambda a: sd.tl.in_silico_perturbation(a, expressed(a), n_cells=2),
         {"perturbing"},

@@ -85,7 +85,7 @@ def others(n_cells: int = 60):
 def ranked(adata):
     small = others(N_CELLS)
     small.obs["perturbation"] = adata.obs["perturbation"].to_numpy()
-    fitted = sd.tl.fit_perturbation(small, "perturbation", strategy="none")
+    fitted = sd.tl.fit_perturbation(small, "perturbation")
     return lambda: sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted)
 
 
@@ -94,7 +94,7 @@ def scored(adata):
     small.obs["perturbation"] = adata.obs["perturbation"].to_numpy()
     double = str(adata.obs["perturbation"].iloc[3])
     predicted = sd.tl.predict_perturbation(
-        small[small.obs["perturbation"] != double].copy(), "perturbation", predict=[double], strategy="none"
+        small[small.obs["perturbation"] != double].copy(), "perturbation", predict=[double]
     )
     return lambda: sd.tl.score_perturbation(predicted, adata)
 
@@ -137,9 +137,9 @@ CALLS = {
     "tl.grn, correlation": lambda a: sd.tl.grn(a, "correlation"),
     "tl.grn, attention": lambda a: sd.tl.grn(a, "attention", n_cells=10),
     "tl.grn, knock-outs": lambda a: sd.tl.grn(a, "knockout", sources=[gene(a)], n_cells=10),
-    "tl.fit_perturbation": lambda a: sd.tl.fit_perturbation(a, "perturbation", max_epochs=1),
+    "tl.fit_perturbation": lambda a: sd.tl.fit_perturbation(a, "perturbation"),
     "tl.predict_perturbation": lambda a: sd.tl.predict_perturbation(
-        a, "perturbation", predict=[f"{gene(a)}+{a.var_names[2]}"], strategy="none"
+        a, "perturbation", predict=[f"{gene(a)}+{a.var_names[2]}"]
     ),
     "tl.in_silico_perturbation": lambda a: sd.tl.in_silico_perturbation(a, [gene(a)], n_cells=5),
     "pl.marker_heatmap": lambda a: sd.pl.marker_heatmap(a, "cell_type"),

@@ -241,7 +241,7 @@ class TestTakesEffect:
             if call == "embed":
                 tl.embed(cells)
             else:
-                tl.fit_perturbation(cells, "perturbation", strategy="none")
+                tl.fit_perturbation(cells, "perturbation")
         assert set(pools) == {3}
 
     def test_progress(self, cells, monkeypatch, capsys):

@@ -117,9 +117,9 @@ def test_generate_from_a_file_of_options(run, small, tmp_path):
 
 
 def test_perturb_is_the_same_whether_the_fit_is_kept(run, small, tmp_path):
-    words = ["screen.h5ad", "--perturbation_key", "perturbation", "--predict", "[A+C]", "--strategy", "none"]
+    words = ["screen.h5ad", "--perturbation_key", "perturbation", "--predict", "[A+C]"]
     screen = ad.read_h5ad("screen.h5ad")
-    expected = sd.tl.predict_perturbation(screen, "perturbation", predict=["A+C"], strategy="none", model=small, rng=1)
+    expected = sd.tl.predict_perturbation(screen, "perturbation", predict=["A+C"], model=small, rng=1)
     kept = tmp_path / "kept"
     for number, more in enumerate([[], ["--save", kept]]):
         made = ad.read_h5ad(run("perturb", *words, *more, "--rng", 1, out=f"{number}.h5ad"))

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from scdiva.data.conditions import genes_among, genes_of_guides, read_guides
+from scdiva.data.conditions import genes_among, genes_of_guides, match_perturbed, read_guides, species_of
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 
@@ -17,7 +17,7 @@ def human():
 
 def read(labels, guides, human, control="ctrl", separator="+"):
     how = {"key": "guide", "control": control, "separator": separator}
-    return read_guides([*labels, control], guides, human, **how)
+    return read_guides([*labels, control], guides, genes_among(human), **how)
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,23 @@ def test_genes_and_labels_of_something_else_are_no_guides(human, label):
     assert genes_of_guides([label, "KLF1", "NKX2"], genes_among(human), "ctrl", "+") == {}
 
 
+MOUSE = ["Klf1", "Gata1", "Cd8b1", "Ccl3", "H2-K1", "Gapdh", "mt-Co1", "Lyz2", "Actb"]
+
+
+def test_genes_of_a_mouse_are_known_where_the_data_have_a_mouses(human):
+    assert (species_of(MOUSE, human, None), species_of(["KLF1", "GATA1"], human, None)) == ("mouse", None)
+    assert species_of(["KLF1"], human, "mouse") == "mouse"
+    known = genes_among(human, "mouse")
+    assert known(["Klf1", "Cd8b1", "KLF1", "drug"]) == {"Klf1", "Cd8b1", "KLF1"}
+    found = genes_of_guides(["Klf1_2", "sgCd8b1-1", "Klf1", "drug_1"], known, "ctrl", "+")
+    assert found == {"Klf1_2": "Klf1", "sgCd8b1-1": "Cd8b1"}
+    table = {"own1": "KLF1", "own2": "GATA1"}
+    assert genes_among(human, table)(["own1", "GATA1", "own3"]) == {"own1", "GATA1"}
+    tokens, how = match_perturbed(["Klf1", "KLF1", "drug"], human, "mouse")
+    assert tokens[0] == tokens[1] > 0 > tokens[2]
+    assert how.tolist() == ["ortholog", "symbol", "unknown"]
+
+
 def test_where_the_separator_stands_before_numbers_too(human):
     labels = ["KLF1_2", "GATA1_1", "KLF1_GATA1", "KLF1_1_GATA1_2"]
     found = genes_of_guides(labels, genes_among(human), "ctrl", "_")
@@ -125,7 +142,7 @@ def test_one_label_alone_is_told_and_not_refused(human):
 def test_guides_of_the_control_have_to_be_said_where_there_is_no_other(human):
     how = {"key": "guide", "control": "NTC", "separator": "+"}
     with pytest.raises(ValueError, match=r"2 of 5 .*'NTC_1' -> 'NTC'"):
-        read_guides(["KLF1", "GATA1", "TAL1", "NTC_1", "NTC_2"], None, human, **how)
+        read_guides(["KLF1", "GATA1", "TAL1", "NTC_1", "NTC_2"], None, genes_among(human), **how)
 
 
 @pytest.mark.parametrize("joint", ["_", "|", ",", "/", "-", ":"])

@@ -57,9 +57,6 @@ def test_cells_are_numbered_by_what_was_done_to_them():
     assert found.parts == ((), ("A",), ("B",), ("A", "B"))
     assert found.code.tolist() == [3, 2, 0, 3, 1, 1]
     assert found.is_control.tolist() == [False, False, True, False, False, False]
-    assert found.singles(np.ones(6, dtype=bool)) == {"A", "B"}
-    assert found.singles(np.arange(6) < 4) == {"B"}
-    assert found.n_seen(3, {"B", "C"}) == 1
 
 
 def test_what_names_no_perturbation_is_refused():

@@ -11,7 +11,7 @@ import torch
 
 from scdiva.diffusion import stratified_times
 from scdiva.models import ScDiVa, ScDiVaConfig
-from scdiva.train import PerturbationConfig, PretrainingConfig
+from scdiva.train import PretrainingConfig
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
@@ -87,8 +87,3 @@ def test_the_bundled_model():
     assert not model["anchor_residual"]
     assert "four layers of width 128 and 19,623 genes" in PAGE
     assert "29,022 public cells" in PAGE
-
-
-def test_the_weighted_error_is_the_default_of_perturbation():
-    assert PerturbationConfig().loss == "wmse"
-    assert 'PerturbationConfig(loss="wmse")' in PAGE

@@ -32,7 +32,6 @@ WITH_PYTHON = [name for name, page in PAGES.items() if blocks(page, "python") an
 QUICKER = {
     'device="cuda"': 'device="cpu"',
     '.device = "cuda"': '.device = "cpu"',
-    'groupby="cell_type")  # may take minutes on a CPU': 'groupby="cell_type", strategy="none")',
     '"donor")  #': '"donor", steps=5)  #',
     "n_steps=8": "n_steps=1",
     'sd.models.push(model, "hf://lab/atlas", card="# Our atlas ...")': '"scdiva-mini"',

@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import scdiva as sd
 
 QUICK = {"rng": 0, "device": "cpu"}
-PERTURBED = {"max_epochs": 1, "n_cells": 5, **QUICK}
+PERTURBED = {"n_cells": 5, **QUICK}
 ENTRIES = {
     "pp.match_genes": lambda a, _: sd.pp.match_genes(a),
     "pp.gene_entropy": lambda a, _: sd.pp.gene_entropy(a),

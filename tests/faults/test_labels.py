@@ -21,7 +21,7 @@ def annotate(a, m, key="cell_type", **more):
 
 
 def perturb(a, m, key="perturbation", **more):
-    return sd.tl.predict_perturbation(a, key, model=m, max_epochs=1, n_cells=5, **FIT, **more)
+    return sd.tl.predict_perturbation(a, key, model=m, n_cells=5, **FIT, **more)
 
 
 def missing(how, cells, column):

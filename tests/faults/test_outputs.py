@@ -36,9 +36,7 @@ def folders(model, drawn, tmp_path_factory):
     return {
         "a model": save_model(model, model.vocabulary, at / "a"),
         "an annotator": annotator.save(at / "b"),
-        "a fitted perturbation model": sd.tl.fit_perturbation(drawn.copy(), "perturbation", max_epochs=1, **quick).save(
-            at / "c"
-        ),
+        "a fitted perturbation model": sd.tl.fit_perturbation(drawn.copy(), "perturbation", **quick).save(at / "c"),
     }
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import scdiva as sd
 
-FIT = {"rng": 0, "device": "cpu", "strategy": "none"}
+FIT = {"rng": 0, "device": "cpu"}
 KEY = "scdiva_perturbation"
 PREDICTED = {"predicted": lambda p, _: p, "adata": lambda _, a: a}
 

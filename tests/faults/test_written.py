@@ -58,7 +58,7 @@ CALLS = {
 MAKERS = {
     "tl.generate": lambda a, m: sd.tl.generate(a, 3, groupby="odd", fixed={a.var_names[0]: 1.0}, model=m, rng=0),
     "tl.predict_perturbation": lambda a, m: sd.tl.predict_perturbation(
-        a, "perturbation", groupby="batch", model=m, max_epochs=1, n_cells=5, **FIT
+        a, "perturbation", groupby="batch", model=m, n_cells=5, **FIT
     ),
     "tl.in_silico_perturbation": lambda a, m: sd.tl.in_silico_perturbation(a, a.uns["gene"], model=m, **FIT),
 }

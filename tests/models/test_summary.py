@@ -100,11 +100,10 @@ def test_what_is_fitted_says_so(cells):
     assert said["labels"] == "4: type A, type B, type C, type D"
     assert said["trained on"] == "60 labelled cells"
     assert said["held-out accuracy"] == f"{annotator.notes['accuracy']:.3f} on {annotator.notes['n_held_out']} cells"
-    fitted = sd.tl.fit_perturbation(cells, "perturbation", strategy="none")
+    fitted = sd.tl.fit_perturbation(cells, "perturbation")
     more = rows(fitted)
     assert more["conditions"].startswith("5 of 1 group")
-    assert more["trained on"] == "50 perturbed and 10 control cells"
-    assert more["network"] == "none"
+    assert more["fitted on"] == "50 perturbed and 10 control cells"
     assert said["SHA-256 of the model"] == more["SHA-256 of the model"] == rows(sd.models.load())["SHA-256"]
     assert set(rows(sd.models.ScDiVaConfig())) == set(sd.models.ScDiVaConfig().to_dict())
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scdiva._constants import BASELINES
-from scdiva.perturbation.baselines import COMPONENTS, PENALTY, baselines
+from scdiva.perturbation.response import COMPONENTS, PENALTY, baselines
 from scdiva.perturbation.screen import Conditions
 
 LABELS = ("A", "B", "A+B", "B+C")

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scdiva._constants import N_SPECIAL
-from scdiva.perturbation.in_silico import PARTS, Ranked, changed, masked_values, value_change
+from scdiva.perturbation.in_silico import PARTS, Ranked, changed, masked_values
 from scdiva.tokenizer.serialize import serialize
 
 FLOOR = np.array([1.0] * N_SPECIAL + [0.3, 0.3, 0.3, 0.5, 0.5, 0.7, 0.9, 0.9, 1.1, 1.3, 0.3, 0.6], np.float32)
@@ -222,8 +222,3 @@ def test_the_model_stays_as_it_was(network, cell):
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
-
-
-def test_change_of_the_genes_of_both():
-    assert value_change({1: 2.0, 2: 3.0, 5: 1.0}, {2: 2.5, 5: 4.0, 7: 9.0}) == {2: -0.5, 5: 3.0}
-    assert value_change({}, {1: 1.0}) == {}

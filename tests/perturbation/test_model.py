@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -11,17 +12,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from scdiva._constants import BASELINES, MASK
+from scdiva._constants import BASELINES
 from scdiva.models import PerturbationModel, _fitted, load, save_model
 from scdiva.models._folder import sha256
 from scdiva.perturbation import model as P
-from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
-from scdiva.perturbation.screen import KINDS, Conditions
+from scdiva.perturbation.model import KINDS
+from scdiva.perturbation.screen import Conditions
 
 FILES = ["perturbation_model.json", "perturbation_model.safetensors", "model/SHA256SUMS", "SHA256SUMS"]
 MODEL_FILES = [f"model/{name}" for name in ("config.json", "model.safetensors", "vocabulary.safetensors", "README.md")]
 NONE = np.zeros((0, 6), dtype=np.float32)
-NOTES = {"network": "kept", "seconds": 1.5, "nothing": np.nan, "history": {"step": np.array([1.0, np.nan])}}
+NOTES = {"seed": "3", "seconds": 1.5, "nothing": np.nan, "validation": {"mse": np.array([1.0, np.nan])}}
 
 
 @pytest.fixture(scope="module")
@@ -34,18 +35,11 @@ def make(measured, model):
     """A fitted model whose screen is drawn; two perturbations are labels."""
     a, b, c = model.vocabulary.symbols[:3]
 
-    def made(with_head=True, model=model, doses=None, **base):
+    def made(model=model, doses=None, **base):
         labels = (a, f"{b}@1", f"{a}+{b}", "drug", f"drug+{c}", "heat@1")
         screen = measured(labels, doses=doses, genes=[*model.vocabulary.symbols[:8], *"wxyz"])
-        head = None
-        if with_head:
-            c_ = model.config
-            sizes = PerturbationSizes(c_.dim, c_.state_dim, 2, 12, rank=3, hidden=5)
-            head = PerturbationHead(sizes, torch.Generator().manual_seed(0)).requires_grad_(False).eval()
-            for number, parameter in enumerate(head.parameters()):
-                parameter.add_(0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
         chosen = dict.fromkeys((*KINDS, "measured"), P.EXPECTED) | base
-        return PerturbationModel(model, screen, chosen, head, "perturbation", "control", "line", "", "+", NOTES)
+        return PerturbationModel(model, screen, chosen, "perturbation", "control", "line", "", "+", NOTES)
 
     return made
 
@@ -67,25 +61,13 @@ def asked(model):
     return Conditions(tuple(tuple(sorted(p)) for p in parts), np.array([0, 1, 0, 1, 0]), np.array([1, 1, 2.0, 3, 1]))
 
 
-@pytest.fixture(scope="module")
-def cells():
-    draw = np.random.default_rng(0)
-    lengths = [5, 20, 1]
-    tokens = torch.from_numpy(np.concatenate([draw.permutation(30)[:n] + 3 for n in lengths]))
-    values = torch.from_numpy(draw.gamma(2.0, 1.0, 26).astype(np.float32))
-    return tokens, values, torch.tensor([0, 5, 25, 26], dtype=torch.int32)
+def test_it_says_what_it_is(fitted):
+    assert repr(fitted) == "PerturbationModel(6 conditions, 12 genes)"
 
 
-def test_it_says_what_it_is(fitted, make):
-    assert repr(fitted) == "PerturbationModel(6 conditions, 12 genes, a network)"
-    assert repr(make(False)) == "PerturbationModel(6 conditions, 12 genes, no network)"
-    assert fitted.labels == {"drug": 0, "heat": 1}
-
-
-def test_what_the_network_is_added_to_is_named_by_kind(make, asked):
+def test_what_predicts_is_named_by_kind(make, asked):
     one = make(single="train_mean", combination="additive").mean_change(asked, NONE)
     assert one.base == [P.EXPECTED, "additive", "additive", "train_mean", P.EXPECTED]  # b was measured in line 1
-    assert one.measured.tolist() == [False, False, False, False, True]
     assert tuple(one.baselines) == BASELINES
     expected = make().mean_change(asked, NONE)
     assert set(expected.base) == {P.EXPECTED}
@@ -101,7 +83,7 @@ def test_a_base_that_is_not_defined_is_refused(make, asked, model):
     fitted.mean_change(asked.only(np.array([0])), NONE)
     name = "+".join(asked.parts[1])
     with pytest.raises(
-        ValueError, match=rf"residual='elsewhere' is not defined for '{name}'.*residual=\"auto\"".replace("+", r"\+")
+        ValueError, match=rf"base 'elsewhere' of this model is not defined for '{re.escape(name)}'.*fit again"
     ):
         fitted.mean_change(asked, NONE)
 
@@ -128,55 +110,8 @@ def test_new_groups_are_predicted_from_their_states(fitted, asked):
     np.testing.assert_array_equal(fitted.mean_change(two, state).change, fitted.mean_change(two, -state).change)
 
 
-def test_the_network_reads_each_cell_with_its_perturbed_genes_in_front(fitted, model, cells):
-    """Beside one cell at a time, the marks put in by hand."""
-    tokens, values, bounds = cells
-    a, b = model.vocabulary.symbols[:2]
-    token = {name: int(model.vocabulary.match([name]).tokens[0]) for name in (a, b)}
-    done, dose = [(a,), (b, "drug"), ("heat",)], np.array([1.0, 4.0, 0.5])
-    found = fitted.added(cells, done, dose)
-    assert (found.dtype, found.shape, found.device.type) == (torch.float32, (3, 12), "cpu")
-    assert not found.requires_grad
-    head = fitted.head
-    for i, names in enumerate(done):
-        lo, hi = bounds[i : i + 2].tolist()
-        front = [token.get(name, MASK) for name in names]
-        rest = [j for j in range(lo, hi) if int(tokens[j]) not in front][: 20 - len(front)]
-        own = torch.tensor([*front, *tokens[rest].tolist()])
-        shown = torch.cat([torch.zeros(len(front)), values[rest]])
-        prompt = torch.zeros(len(own), model.config.dim)
-        for j, name in enumerate(names):
-            prompt[j] = head.mark + float(np.log2(dose[i] / 2.0)) * head.dose
-            if name in fitted.labels:
-                prompt[j] += head.labels.weight[fitted.labels[name]]
-        hidden = torch.arange(len(own)) < len(front)
-        with torch.no_grad():
-            state = model.encode_anchor(tokens[lo:hi], values[lo:hi], torch.tensor([0, hi - lo], dtype=torch.int32))
-            out = model(
-                own, shown, torch.tensor([0, len(own)], dtype=torch.int32), value_mask=hidden, anchor_state=state,
-                prompt=prompt,
-            )  # fmt: skip
-            one = head(out.hidden, out.cell_state, torch.arange(len(front))[None])
-        torch.testing.assert_close(found[i], one[0], rtol=1e-4, atol=1e-5)
-    assert found.abs().min(dim=1).values.max() > 0
-
-
-def test_no_network_adds_nothing(make, cells):
-    added = make(False).added(cells, [("drug",)] * 3, np.ones(3))
-    assert added.shape == (3, 12)
-    assert not added.any()
-
-
-def test_models_of_other_kinds(network, make, cells):
-    other = network(anchor="learned")
-    found = make(model=other).added(cells, [("drug",), ("heat",), (other.vocabulary.symbols[0],)], np.ones(3))
-    assert np.isfinite(found.numpy()).all()
-    assert found.any()
-
-
-@pytest.mark.parametrize("with_head", [True, False])
-def test_saved_and_loaded_it_predicts_the_same_to_the_bit(make, asked, cells, tmp_path, with_head):
-    given = make(with_head, doses=[1, 2, 1, 1, 4, 1], single="linear")
+def test_saved_and_loaded_it_predicts_the_same_to_the_bit(make, asked, tmp_path):
+    given = make(doses=[1, 2, 1, 1, 4, 1], single="linear")
     folder = given.save(tmp_path / "here" / "fitted")
     assert _fitted.is_fitted(folder, "perturbation_model")
     stream = torch.random.get_rng_state()
@@ -193,12 +128,9 @@ def test_saved_and_loaded_it_predicts_the_same_to_the_bit(make, asked, cells, tm
     one, other = (m.mean_change(asked, NONE) for m in (found, given))
     np.testing.assert_array_equal(one.change, other.change)
     np.testing.assert_array_equal(one.sd, other.sd)
-    done = [("drug",), ("heat",), given.screen.conditions.parts[2]]
-    assert torch.equal(found.added(cells, done, np.array([1, 2.0, 3])), given.added(cells, done, np.array([1, 2.0, 3])))
     assert np.isnan(found.notes["nothing"])
-    assert (found.notes["network"], found.notes["seconds"]) == ("kept", 1.5)
-    np.testing.assert_array_equal(found.notes["history"]["step"], [1, np.nan])
-    assert found.head is None or not found.head.training
+    assert (found.notes["seed"], found.notes["seconds"]) == ("3", 1.5)
+    np.testing.assert_array_equal(found.notes["validation"]["mse"], [1, np.nan])
     assert sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file()) == sorted(FILES + MODEL_FILES)
     assert [p.name for p in folder.parent.iterdir()] == ["fitted"]
 
@@ -247,18 +179,22 @@ def retensored(folder, change):
     return signed(folder)
 
 
-def test_another_model_is_refused(folder, make, network, tmp_path):
+def test_another_model_is_refused(folder, network):
     wider = network(anchor_learned_dim=4)  # the same genes, another state
-    bare = make(False).save(tmp_path / "bare")
-    for where, other, match in (
-        (folder, network(seed=5), r"model/SHA256SUMS does not match"),
-        (folder, wider, "head is for another model than the one beside it"),
-        (bare, wider, "does not hold the tensors"),
-    ):
-        shutil.rmtree(where / "model")
-        save_model(other, other.vocabulary, where / "model")
+    for other, match in ((network(seed=5), r"model/SHA256SUMS does not match"), (wider, "does not hold the tensors")):
+        shutil.rmtree(folder / "model")
+        save_model(other, other.vocabulary, folder / "model")
         with pytest.raises(ValueError, match=match):
-            load(where if other is not wider else signed(where))
+            load(folder if other is not wider else signed(folder))
+
+
+def test_one_of_before_is_read_unless_it_holds_a_network(folder, fitted, asked):
+    older = edited(folder, lambda s: (s.update(sizes=None), s["notes"].update(network="did not help", strategy="head")))
+    np.testing.assert_array_equal(load(older).mean_change(asked, NONE).sd, fitted.mean_change(asked, NONE).sd)
+    sizes = {"dim": 16, "state_dim": 22, "n_labels": 2, "n_genes": 12, "rank": 3, "hidden": 5}
+    retensored(edited(folder, lambda s: s.update(sizes=sizes)), lambda t: t.update({"head.mark": torch.zeros(16)}))
+    with pytest.raises(ValueError, match=r"holds a perturbation network.*Fit again: scdiva\.tl\.fit_perturbation"):
+        load(folder)
 
 
 @pytest.mark.parametrize(
@@ -281,18 +217,7 @@ def test_another_model_is_refused(folder, make, network, tmp_path):
         (lambda s: s["parts"].pop(), "out of range"),
         (lambda s: (s["parts"].pop(), s["labels"].pop()), "does not hold the tensors"),
         (lambda s: s["groups"].append("more"), "does not hold the tensors"),
-        (lambda s: s["genes"].append("more"), "another model"),
-        (lambda s: s["sizes"].update(more=1), "more"),
-        (lambda s: s["sizes"].update(n_genes=-1), "n_genes out of range"),
-        (lambda s: s["sizes"].update(rank=2.5), "float"),
-        (lambda s: s["sizes"].update(rank=10**12), "rank out of range"),
-        (lambda s: s["sizes"].update(hidden=10**12), "hidden out of range"),
-        (lambda s: s["sizes"].update(n_labels=10**12), "n_labels out of range"),
-        (lambda s: s["sizes"].update(dim=10**12), "another model"),
-        (lambda s: s["sizes"].update(state_dim=10**12), "another model"),
-        (lambda s: s["sizes"].update(rank=4000), "does not hold the tensors"),
-        (lambda s: s["sizes"].update(n_labels=3), "does not hold the tensors"),
-        (lambda s: s.update(sizes=None), "does not hold the tensors"),
+        (lambda s: s["genes"].append("more"), "does not hold the tensors"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(folder, change, match):
@@ -307,31 +232,14 @@ def test_settings_that_are_none_are_refused(folder, text):
         load(signed(folder))
 
 
-def test_nothing_is_set_aside_for_sizes_that_a_file_claims(folder, monkeypatch):
-    """Two layers of 65,536 units would be 17 GB."""
-    folder = edited(folder, lambda s: s["sizes"].update(hidden=65_536))
-    made = P.PerturbationHead
-
-    def watched(sizes):
-        head = made(sizes)
-        assert {value.device.type for value in head.state_dict().values()} == {"meta"}
-        return head
-
-    monkeypatch.setattr(P, "PerturbationHead", watched)
-    with pytest.raises(ValueError, match="does not hold the tensors"):
-        load(folder)
-
-
 @pytest.mark.parametrize(
     ("change", "match"),
     [
         (lambda t: t.pop("delta"), "does not hold the tensors"),
-        (lambda t: t.pop("head.mark"), "does not hold the tensors"),
         (lambda t: t.update({"head.more": torch.zeros(1)}), "does not hold the tensors"),
         (lambda t: t.update(delta=t["delta"][:, :-1].contiguous()), "does not hold"),
         (lambda t: t["delta"].fill_(np.nan), "NaN or infinite"),
         (lambda t: t["variance"].fill_(np.inf), "NaN or infinite"),
-        (lambda t: t["head.directions"].fill_(np.nan), "NaN or infinite"),
         (lambda t: t["group"].fill_(2), "names a group that is not there"),
         (lambda t: t["group"].fill_(-1), "names a group that is not there"),
         (lambda t: t.update(group=t["group"].double()), "names a group that is not there"),
@@ -346,12 +254,6 @@ def test_tensors_that_do_not_fit_are_refused(folder, change, match):
         load(retensored(folder, change))
 
 
-def test_a_head_with_fewer_labels_than_its_screen_is_refused(folder):
-    retensored(folder, lambda t: t.update({"head.labels.weight": t["head.labels.weight"][:1].contiguous()}))
-    with pytest.raises(ValueError, match="head is of 1 labels, which its screen does not have"):
-        load(edited(folder, lambda s: s["sizes"].update(n_labels=1)))
-
-
 @pytest.mark.parametrize("text", ["", "0  perturbation.json\n", "0  perturbation.json\n" * 3, "nonsense"])
 def test_sums_must_be_of_the_files(folder, text):
     (folder / "SHA256SUMS").write_text(text)
@@ -361,12 +263,12 @@ def test_sums_must_be_of_the_files(folder, text):
 
 def test_what_stands_there_is_not_overwritten(make, folder, tmp_path):
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    plain = make(False)
+    plain = make(single="linear")
     with pytest.raises(FileExistsError, match="pass overwrite=True"):
         plain.save(folder)
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     assert plain.save(folder, overwrite=True) == folder
-    assert load(folder).head is None
+    assert load(folder).base["single"] == "linear"
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("all of it")
     shutil.copytree(folder / "model", tmp_path / "model")

@@ -12,8 +12,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import DotProduct
 
 from scdiva.perturbation import response as R
-from scdiva.perturbation.response import covariance, expected_response
-from scdiva.perturbation.screen import Conditions, Similarities
+from scdiva.perturbation.response import Similarities, covariance, expected_response
+from scdiva.perturbation.screen import Conditions
 
 NAMES = tuple("ABCDE")
 PARTS = st.sets(st.sampled_from(NAMES), min_size=1, max_size=3).map(lambda s: tuple(sorted(s)))

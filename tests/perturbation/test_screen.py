@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scdiva._constants import N_SPECIAL
-from scdiva.perturbation.screen import Conditions, group_similarity, kinds, part_similarity
+from scdiva.perturbation.model import kinds
+from scdiva.perturbation.response import group_similarity, part_similarity
+from scdiva.perturbation.screen import Conditions
 
 PARTS = st.sets(st.sampled_from("ABCDE"), min_size=1, max_size=3).map(lambda s: tuple(sorted(s)))
 CONDITIONS = st.lists(st.tuples(PARTS, st.integers(0, 2), st.sampled_from([0.5, 1.0, 4.0])), max_size=8)
@@ -53,12 +55,12 @@ def test_what_is_new_about_a_condition(targets, measured):
 
 def test_some_conditions_of_a_screen(measured):
     screen = measured(("B", "A@1", "C+A", "D@1"))
-    assert screen.part_names == ("A", "B", "C", "D")
+    assert screen.conditions.part_names == ("A", "B", "C", "D")
     some = screen.only(np.array([3, 0]))
     assert some.conditions.parts == (("D",), ("B",))
     np.testing.assert_array_equal(some.delta, screen.delta[[3, 0]])
     np.testing.assert_array_equal(some.n_cells, screen.n_cells[[3, 0]])
-    assert some.part_names == ("B", "D")
+    assert some.conditions.part_names == ("B", "D")
     assert some.control is screen.control
 
 

@@ -25,7 +25,7 @@ def by_guide(perturbed_cells):
 
 
 def fit(data, one, **options):
-    return sd.tl.fit_perturbation(data, "perturbation", model=one, strategy="none", rng=0, **options)
+    return sd.tl.fit_perturbation(data, "perturbation", model=one, rng=0, **options)
 
 
 def test_guides_are_fitted_as_their_genes(one, by_guide, genes, tmp_path):
@@ -57,7 +57,7 @@ def test_observed_guides_are_those_of_the_prediction_also_such_as_it_did_not_see
     _, guides = by_guide
     seen = guides[guides.obs["perturbation"] != f"{genes[3]}_2"].copy()
     predicted = sd.tl.predict_perturbation(
-        seen, "perturbation", model=one, strategy="none", guides="auto", predict=[genes[3], genes[0]], rng=0
+        seen, "perturbation", model=one, guides="auto", predict=[genes[3], genes[0]], rng=0
     )
     for form in (predicted, seen):
         form.write_h5ad(tmp_path / "form.h5ad")
@@ -90,7 +90,7 @@ def test_the_command_line_takes_them(tmp_path, by_guide, one):
     _, guides = by_guide
     guides.write_h5ad(tmp_path / "guides.h5ad")
     save_model(one, one.vocabulary, tmp_path / "model")
-    words = ["perturb", "guides.h5ad", "--perturbation_key", "perturbation", "--strategy", "none", "--guides", "auto"]
+    words = ["perturb", "guides.h5ad", "--perturbation_key", "perturbation", "--guides", "auto"]
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path)
         with warnings.catch_warnings():
@@ -98,3 +98,28 @@ def test_the_command_line_takes_them(tmp_path, by_guide, one):
             assert not main([*words, "--model", "model", "--device", "cpu", "-o", "out.h5ad", "--progress", "false"])
     made = ad.read_h5ad(tmp_path / "out.h5ad")
     assert len(sd.get.perturbation_df(made, top=1)) == 5
+
+
+def test_perturbations_are_known_as_the_genes_of_the_data_are(one, perturbed_cells, genes, tmp_path):
+    """Of a screen of another species: the same predictions as of the human genes that its own stand for."""
+    plain = perturbed_cells(n=20)
+    own = {gene: f"own{i:02}" for i, gene in enumerate(sorted(genes))}
+    table = {name: gene for gene, name in own.items()}
+    other = plain.copy()
+    other.var_names = [own[gene] for gene in genes]
+    other.obs["perturbation"] = [
+        "+".join(own.get(part, part) for part in label.split("+")) for label in plain.obs["perturbation"]
+    ]
+    expected = sd.tl.predict_perturbation(plain, model=fit(plain, one), predict=[genes[9], f"{genes[0]}+{genes[7]}"])
+    fitted = fit(other, one, species=table)
+    assert not len(fitted.notes["labels"])
+    asked = [own[genes[9]], f"{own[genes[0]]}+{own[genes[7]]}"]
+    for model in (fitted, fitted.save(tmp_path / "fitted")):
+        found = sd.tl.predict_perturbation(other, model=model, predict=asked, species=table)
+        for key in ("scdiva_mean", "scdiva_sd"):
+            np.testing.assert_allclose(found.varm[key], expected.varm[key], rtol=1e-6)
+    guides = other.copy()
+    guides.obs["perturbation"] = guides.obs["perturbation"].str.replace(r"(own\d\d)", r"\1_2", regex=True)
+    assert fit(guides, one, species=table, guides="auto").screen.labels == fitted.screen.labels
+    with pytest.raises(ValueError, match="neither in the screen nor"):
+        sd.tl.predict_perturbation(other, model=fitted, predict="own99", species=table)

@@ -334,10 +334,10 @@ def test_cells_without_a_known_gene_are_left_out(one, adata, genes):
 @pytest.mark.parametrize(
     ("asked", "arguments", "error", "match"),
     [
-        (["ALB", "no gene", "none either"], {}, ValueError, "does not know 2 of the genes to perturb, .* 'no gene'"),
-        ([], {}, ValueError, "genes names no gene"),
+        (["ALB", "no gene", "none either"], {}, ValueError, "2 of 3 .* not in the model's vocabulary, .* 'no gene'"),
+        ([], {}, ValueError, "genes names no perturbation"),
         (["0", " "], {}, ValueError, "' ' has an empty part"),
-        (["0", ""], {}, ValueError, "genes holds a blank name"),
+        (["0", ""], {}, ValueError, "genes holds '', which is no perturbation"),
         ("0+", {}, ValueError, r"'.*\+' has an empty part"),
         (["0+1", "2", "1+0"], {}, ValueError, "genes holds '.*' more than once; the order of parts does not count"),
         ("0", {"groups": [TYPE_A]}, ValueError, "groups are given without a column: groupby="),

@@ -9,41 +9,18 @@ import scipy.sparse as sp
 from scdiva.data.cells import log_normalised
 from scdiva.data.conditions import perturbations
 from scdiva.data.reading import Reading
-from scdiva.perturbation.reading import read_controls, read_design, read_screen, refuse_unknown
+from scdiva.perturbation.screen import known_tokens, read_controls, read_screen
 
 READING = Reading()
 
 
-def read(data, model, groupby=None, dose_key=None, separator="+", control="control", **reading):
-    return read_screen(data, model, design(data, control, groupby, dose_key, separator), "cpu", Reading(**reading))
-
-
-def design(data, control="control", groupby=None, dose_key=None, separator="+", key="perturbation"):
-    return read_design(data, perturbations(data, key, control, separator), groupby, dose_key)
-
-
-def test_the_design(perturbed_cells, genes):
-    data = perturbed_cells(("control", "0+1", "2", "1+0"), ("a", "b"), n=1, doses=(0.5, 3.0))
-    done = design(data, groupby="line", dose_key="dose")
-    pair = tuple(sorted(genes[:2]))
-    assert [done.known.parts[code] for code in done.known.code] == [
-        (),
-        (),
-        *[pair] * 4,
-        *[(genes[2],)] * 4,
-        *[pair] * 4,
-    ]
-    assert done.group.tolist() == data.obs["line"].tolist()
-    assert done.dose.tolist() == [1, 1, *[0.5, 3.0] * 6]
-    assert done.known.is_control.tolist() == [True] * 2 + [False] * 12
-    plain = design(data, separator="")
-    assert set(plain.group) == {""}
-    assert (plain.dose == 1).all()
-    assert plain.known.parts[plain.known.code[2]] == ("+".join(genes[:2]),)
+def read(data, model, groupby=None, dose_key=None, separator="+", control="control", key="perturbation", **reading):
+    known = perturbations(data, key, control, separator)
+    return read_screen(data, known, groupby, dose_key, model, "cpu", Reading(**reading))
 
 
 @pytest.mark.parametrize("dose", [0.0, -1.0, np.nan, np.inf, "much"])
-def test_a_dose_that_is_none_is_named(perturbed_cells, dose):
+def test_a_dose_that_is_none_is_named(one, perturbed_cells, dose):
     data = perturbed_cells(("control", "0", "1"), n=2, doses=(2.0,))
     given = data.obs["dose"].astype(object)
     given.iloc[3] = given.iloc[5] = dose
@@ -52,18 +29,14 @@ def test_a_dose_that_is_none_is_named(perturbed_cells, dose):
     with pytest.raises(
         ValueError, match=r"'dose'\] is no number above 0 for 2 of 4 perturbed cells, the first is 'c3'"
     ):
-        design(data, dose_key="dose")
+        read(data, one, dose_key="dose")
 
 
-def test_columns_that_are_not_there_are_named(perturbed_cells):
+def test_columns_that_are_not_there_are_named(one, perturbed_cells):
     data = perturbed_cells(n=1)
-    for key, arguments in (
-        ("p", ("p", None, None)),
-        ("g", ("perturbation", "g", None)),
-        ("d", ("perturbation", None, "d")),
-    ):
-        with pytest.raises(KeyError, match=f"no column '{key}'; it has 'perturbation', 'line', 'dose'"):
-            design(data, key=arguments[0], groupby=arguments[1], dose_key=arguments[2])
+    for argument, name in (("key", "p"), ("groupby", "g"), ("dose_key", "d")):
+        with pytest.raises(KeyError, match=f"no column '{name}'; it has 'perturbation', 'line', 'dose'"):
+            read(data, one, **{argument: name})
 
 
 def test_means_changes_and_variances_beside_dense_arrays(one, perturbed_cells, genes):
@@ -177,15 +150,15 @@ def test_single_cells_of_a_condition_are_told_and_count_little(one, perturbed_ce
         read(every, one)
 
 
-def test_unknown_names_are_refused_with_close_ones(one, measured, genes):
-    screen = measured((genes[0], "aspirin"))
-    refuse_unknown([(genes[3],), ("aspirin", genes[1])], screen, one)
+def test_unknown_names_are_refused_with_close_ones(one, genes):
+    measured = (genes[0], "aspirin")
+    assert set(known_tokens(one, [(genes[3],), ("aspirin", genes[1])], None, measured)) == {genes[1], genes[3]}
     with pytest.raises(
         ValueError, match=r"2 of 3 perturbed genes or labels are neither .*'aspirine'; close names are 'aspirin'"
     ):
-        refuse_unknown([("aspirine", genes[1]), ("zzzzzz",)], screen, one)
-    with pytest.raises(ValueError, match=r"the first is '000000'[.] Nothing can be predicted"):
-        refuse_unknown([("000000",)], screen, one)
+        known_tokens(one, [("aspirine", genes[1]), ("zzzzzz",)], None, measured)
+    with pytest.raises(ValueError, match=r"not in the model's vocabulary, the first is '000000'[.] Name genes"):
+        known_tokens(one, [("000000",)], None)
 
 
 def test_reading_changes_nothing(one, perturbed_cells, contents):

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from scdiva.models import PerturbationModel
+from scdiva.perturbation.model import KINDS
 from scdiva.perturbation.predict import Targets, requested
-from scdiva.perturbation.screen import KINDS
 
 
 @pytest.fixture(scope="module")
 def make(one, measured):
-    """A fitted model without a network, of the perturbations A, B and A+B."""
+    """A fitted model of the perturbations A, B and A+B."""
 
     def made(groupby="line", dose_key="dose", separator="+", control="control"):
         screen = measured(("A", "B", "A+B", "A@1"), doses=[1, 2, 4, 8], state_dim=one.config.state_dim)
         base = dict.fromkeys((*KINDS, "measured"), "expected")
-        return PerturbationModel(one, screen, base, None, "perturbation", control, groupby, dose_key, separator)
+        return PerturbationModel(one, screen, base, "perturbation", control, groupby, dose_key, separator)
 
     return made
 
@@ -27,7 +27,7 @@ def make(one, measured):
 def ask(fitted, predict=None, groups=None, dose=None) -> Targets:
     present = ("line 0", "line 1", "x")
     states = np.arange(3 * fitted.model.config.state_dim).reshape(3, -1)
-    return requested(fitted, SimpleNamespace(groups=present, states=states), predict, groups, dose)
+    return requested(fitted, SimpleNamespace(groups=present, states=states, species=None), predict, groups, dose)
 
 
 def test_what_is_left_out_is_all(make):
@@ -54,9 +54,9 @@ def test_one_or_several(make):
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"predict": []}, "predict names no perturbation; leave it out"),
-        ({"predict": "control"}, "predict holds the control, 'control'"),
-        ({"predict": ["A", "control+control"]}, r"holds the control, 'control\+control'"),
+        ({"predict": []}, "predict names no perturbation"),
+        ({"predict": "control"}, "predict holds 'control', which is no perturbation"),
+        ({"predict": ["A", "control+control"]}, r"holds 'control\+control', which is no"),
         ({"predict": ["B+A", "C", "A+B"]}, r"holds 'B\+A' more than once; the order of parts does not count"),
         ({"predict": ["A", "A+control"]}, "holds 'A' more than once"),
         ({"predict": ["A+"]}, r"'A\+' has an empty part"),

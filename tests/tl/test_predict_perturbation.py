@@ -14,15 +14,13 @@ import torch
 import scdiva as sd
 from scdiva._constants import BASELINES
 from scdiva.data.cells import log_normalised
-from scdiva.perturbation import training
-from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
 
 OF_CONDITIONS = {
     "condition": "O", "perturbation": "O", "group": "O", "dose": "f", "n_parts": "i", "n_seen": "i", "trained": "b",
     "base": "O",
 }  # fmt: skip
 OF_THE_CALL = {"perturbation_key", "control", "groupby", "dose_key", "separator", "trained_on_interventions"}
-OF_THE_FIT = {"validation", "strategy", "network", "labels", "model", "seed", "seconds"}
+OF_THE_FIT = {"validation", "labels", "model", "seed", "seconds"}
 VARM = {"scdiva_mean", "scdiva_sd", "scdiva_control", *(f"scdiva_baseline_{name}" for name in BASELINES)}
 
 
@@ -36,33 +34,14 @@ def of_groups(perturbed_cells):
     return perturbed_cells(("control", "0", "1", "0+1"), ("b", "a", "c"), n=6, doses=(1.0, 10.0))
 
 
-def with_network(fitted):
-    """A fitted model whose network is drawn: it changes every cell in its own way."""
-    config, screen = fitted.model.config, fitted.screen
-    sizes = PerturbationSizes(config.dim, config.state_dim, len(fitted.labels), len(screen.genes), rank=3, hidden=6)
-    head = PerturbationHead(sizes, torch.Generator().manual_seed(0)).requires_grad_(False).eval()
-    for number, parameter in enumerate(head.parameters()):
-        parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
-    return replace(fitted, head=head)
-
-
 @pytest.fixture(scope="module")
-def plain_fit(data, one):
-    return sd.tl.fit_perturbation(data, "perturbation", model=one, strategy="none", rng=0)
-
-
-@pytest.fixture(scope="module")
-def fitted(plain_fit):
-    return with_network(plain_fit)
+def fitted(data, one):
+    return sd.tl.fit_perturbation(data, "perturbation", model=one, rng=0)
 
 
 @pytest.fixture(scope="module")
 def fitted_groups(of_groups, one):
-    return with_network(
-        sd.tl.fit_perturbation(
-            of_groups, "perturbation", model=one, groupby="line", dose_key="dose", strategy="none", rng=0
-        )
-    )
+    return sd.tl.fit_perturbation(of_groups, "perturbation", model=one, groupby="line", dose_key="dose", rng=0)
 
 
 def predict(data, model, predict=None, **arguments):
@@ -81,17 +60,10 @@ def alike(one, other):
         np.testing.assert_array_equal(one.varm[key], other.varm[key])
 
 
-@pytest.mark.parametrize("strategy", ["none", "head"])
-def test_what_is_documented_is_there_and_nothing_else(
-    one, data, genes, strategy, contents, weights, same, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(training, "LEAST", 4)
+def test_what_is_documented_is_there_and_nothing_else(one, data, genes, contents, weights, same, tmp_path):
     before, theirs, state = contents(data), weights(one), torch.random.get_rng_state()
     asked = [genes[0], f"{genes[0]}+{genes[4]}", f"drug+{genes[3]}+{genes[1]}"]
-    found = sd.tl.predict_perturbation(
-        data, "perturbation", predict=asked, model=one, strategy=strategy, max_epochs=1, n_cells=7, rng=3,
-        residual=None if strategy == "head" else "auto",
-    )  # fmt: skip
+    found = sd.tl.predict_perturbation(data, "perturbation", predict=asked, model=one, n_cells=7, rng=3)
     assert torch.equal(torch.random.get_rng_state(), state)
     kept = data.uns.pop("scdiva_perturbation")
     assert set(data.uns.pop("scdiva")) == {"written"}
@@ -112,9 +84,8 @@ def test_what_is_documented_is_there_and_nothing_else(
     assert set(found.varm) == VARM
     assert {(value.shape, value.dtype.name) for value in found.varm.values()} == {((60, 3), "float32")}
     assert np.isnan(found.varm["scdiva_baseline_elsewhere"]).all()
-    # of a mean that is a baseline's the screen tells no uncertainty
-    unknown = ("scdiva_baseline_elsewhere", *(["scdiva_sd"] if strategy == "head" else []))
-    assert all(np.isfinite(value).all() == (key not in unknown) for key, value in found.varm.items())
+    unknown = "scdiva_baseline_elsewhere"
+    assert all(np.isfinite(value).all() == (key != unknown) for key, value in found.varm.items())
     assert not {*found.obsm, *found.obsp, *found.layers} - {None}
     assert set(found.uns) == {"scdiva"}
     assert set(found.uns["scdiva"]) == {"perturbation"}
@@ -152,8 +123,8 @@ def test_what_is_documented_is_there_and_nothing_else(
         np.testing.assert_array_equal(mean, found.varm[f"scdiva_baseline_{name}"].T)
 
 
-def test_controls_and_baselines_beside_plain_means(plain_fit, data, genes):
-    found = predict(data, plain_fit)
+def test_controls_and_baselines_beside_plain_means(fitted, data, genes):
+    found = predict(data, fitted)
     values, label = log_normalised(data)[0].toarray(), data.obs["perturbation"].to_numpy()
     mean = {name: values[label == name].mean(axis=0) for name in set(label)}
     at = {name: i for i, name in enumerate(ours(found)["perturbation"])}
@@ -166,39 +137,29 @@ def test_controls_and_baselines_beside_plain_means(plain_fit, data, genes):
     np.testing.assert_allclose(found.varm["scdiva_baseline_additive"][:, at[pair]], expected, atol=1e-5)
 
 
-def test_without_a_network_the_mean_is_that_of_the_base(plain_fit, data, genes):
-    additive = replace(plain_fit, base=dict.fromkeys(plain_fit.base, "additive"))
+def test_the_mean_is_that_of_the_base(fitted, data, genes):
+    additive = replace(fitted, base=dict.fromkeys(fitted.base, "additive"))
     found = predict(data, additive, [genes[0], f"{genes[0]}+{genes[3]}"])
     np.testing.assert_array_equal(found.varm["scdiva_mean"], found.varm["scdiva_baseline_additive"])
     assert ours(found)["base"].tolist() == ["additive"] * 2
+    assert np.isnan(found.varm["scdiva_sd"]).all()  # of a mean that is a baseline's the screen tells no uncertainty
 
 
-@pytest.mark.parametrize("model", ["plain_fit", "fitted"])
-def test_cells_have_the_predicted_mean_and_never_fall_below_zero(model, data, request):
-    found = predict(data, request.getfixturevalue(model))
+def test_cells_have_the_predicted_mean_and_never_fall_below_zero(fitted, data):
+    found = predict(data, fitted)
     assert found.X.min() == 0
     names = ours(found)["condition"]
     mean = np.stack([found[found.obs["scdiva_condition"] == name].X.mean(axis=0) for name in names], axis=1)
-    near = np.abs(mean - found.varm["scdiva_mean"])
-    if model == "plain_fit":
-        np.testing.assert_allclose(near, 0, atol=1e-4)  # all control cells are there
-    assert near.mean() < 0.1 * np.abs(found.varm["scdiva_mean"] - found.varm["scdiva_control"]).mean()
+    np.testing.assert_allclose(mean, found.varm["scdiva_mean"], atol=1e-4)
 
 
-def test_predicted_cells_are_control_cells_with_the_predicted_change(plain_fit, data, genes):
-    found = predict(data, plain_fit, genes[0])
+def test_predicted_cells_are_control_cells_with_the_predicted_change(fitted, data, genes):
+    found = predict(data, fitted, genes[0])
     cells = log_normalised(data[found.obs["scdiva_control_cell"]])[0].toarray()
     control, mean = found.varm["scdiva_control"][:, 0], found.varm["scdiva_mean"][:, 0]
     np.testing.assert_allclose(found.X.mean(axis=0), np.maximum(cells.mean(axis=0) + mean - control, 0), atol=1e-4)
     kept = (found.X > 0) == (cells > 0)  # few cells gain or lose a gene
     assert 0.5 < kept.mean() < 1
-
-
-def test_the_network_changes_each_cell_in_its_own_way_but_not_what_was_measured(plain_fit, fitted, data, genes):
-    for name, differs in ((f"{genes[0]}+{genes[3]}", True), (genes[0], False)):
-        one, other = predict(data, fitted, name), predict(data, plain_fit, name)
-        assert ((one.X - other.X).std(axis=0).max() > 1e-3) == differs
-        assert ours(one)["base"].tolist() == ours(other)["base"].tolist()
 
 
 def test_a_condition_does_not_depend_on_which_others_are_asked_for(fitted, data, genes):
@@ -244,17 +205,15 @@ def test_the_same_seed_takes_the_same_control_cells(fitted, data, genes):
 
 
 def test_in_one_call_or_in_two(one, data, genes):
-    given = {"model": one, "strategy": "none", "rng": 4}
+    given = {"model": one, "rng": 4}
     together = sd.tl.predict_perturbation(data, "perturbation", predict=genes[:2], **given)
     apart = predict(data, sd.tl.fit_perturbation(data, "perturbation", **given), genes[:2], rng=4)
     alike(together, apart)
 
 
-@pytest.mark.parametrize("head", [True, False])
-def test_a_saved_model_predicts_the_same_to_the_bit(fitted, plain_fit, data, genes, tmp_path, head):
-    given = fitted if head else plain_fit
-    folder = given.save(tmp_path / "fitted")
-    expected = predict(data, given, [genes[0], "drug"])
+def test_a_saved_model_predicts_the_same_to_the_bit(fitted, data, genes, tmp_path):
+    folder = fitted.save(tmp_path / "fitted")
+    expected = predict(data, fitted, [genes[0], "drug"])
     for model in (folder, str(folder), sd.models.load(folder)):
         found = predict(data, model, [genes[0], "drug"])
         alike(found, expected)
@@ -348,7 +307,7 @@ def test_a_group_that_the_screen_does_not_hold(fitted_groups, perturbed_cells, g
 def test_a_gene_that_was_not_measured_can_be_perturbed(one, data, genes):
     without = data[:, genes[1:]].copy()
     found = sd.tl.predict_perturbation(
-        without, "perturbation", predict=[genes[0], genes[30], f"{genes[0]}+{genes[1]}"], model=one, strategy="none"
+        without, "perturbation", predict=[genes[0], genes[30], f"{genes[0]}+{genes[1]}"], model=one
     )
     assert list(found.var_names) == genes[1:]
     assert np.isfinite(found.varm["scdiva_mean"]).all()
@@ -384,7 +343,7 @@ def test_what_is_no_screen_is_refused(one, fitted, data, tmp_path):
     with pytest.raises(ValueError, match=r"no cell of adata is a control: .* never is 'control'"):
         predict(data[data.obs["perturbation"] != "control"].copy(), fitted)
     with pytest.raises(ValueError, match="1 of 2 perturbed genes or labels are neither in the screen nor"):
-        sd.tl.predict_perturbation(data, "perturbation", predict=["drug", "zz"], model=one, strategy="none")
+        sd.tl.predict_perturbation(data, "perturbation", predict=["drug", "zz"], model=one)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         sd.tl.predict_perturbation(data, "perturbation", model=tmp_path / "nowhere")
     with pytest.raises(TypeError, match="AnnData"):

@@ -13,10 +13,8 @@ import torch
 
 import scdiva as sd
 from scdiva.data.cells import log_normalised
-from scdiva.data.reading import AS_IT_IS
-from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
-from scdiva.perturbation.reading import read_controls
-from scdiva.perturbation.screen import KINDS, Conditions
+from scdiva.perturbation.model import KINDS
+from scdiva.perturbation.screen import Conditions
 
 COLUMNS = {
     "perturbation": "O", "n_parts": "i", "n_seen": "i", "trained": "b", "cosine": "f", "reached": "f", "distance": "f",
@@ -31,16 +29,14 @@ def data(perturbed_cells):
 
 @pytest.fixture(scope="module")
 def fitted(data, one):
-    return sd.tl.fit_perturbation(data, "perturbation", model=one, strategy="none", rng=0)
+    return sd.tl.fit_perturbation(data, "perturbation", model=one, rng=0)
 
 
 @pytest.fixture(scope="module")
 def of_groups(perturbed_cells, one):
     """A screen of two lines and two doses, fitted, and cells of a third line."""
     cells = perturbed_cells(("control", "0", "1", "0+1"), ("b", "a"), n=10, doses=(1.0, 10.0))
-    fitted = sd.tl.fit_perturbation(
-        cells, "perturbation", model=one, groupby="line", dose_key="dose", strategy="none", rng=0
-    )
+    fitted = sd.tl.fit_perturbation(cells, "perturbation", model=one, groupby="line", dose_key="dose", rng=0)
     return cells, fitted
 
 
@@ -85,16 +81,6 @@ def plainly(change, needed) -> list[float]:
 
 def of_frame(frame, name) -> list[float]:
     return frame.set_index("perturbation").loc[name, ["cosine", "reached", "distance"]].tolist()
-
-
-def with_network(fitted):
-    """A fitted model whose network is drawn: it changes every cell in its own way."""
-    config, screen = fitted.model.config, fitted.screen
-    sizes = PerturbationSizes(config.dim, config.state_dim, len(fitted.labels), len(screen.genes), rank=3, hidden=6)
-    head = PerturbationHead(sizes, torch.Generator().manual_seed(0)).requires_grad_(False).eval()
-    for number, parameter in enumerate(head.parameters()):
-        parameter.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
-    return replace(fitted, head=head)
 
 
 @pytest.mark.parametrize("base", ["expected", "no_change", "train_mean"])
@@ -175,33 +161,6 @@ def test_beside_plain_numpy(fitted, states, genes, base):
     assert rows["trained"].tolist() == [True, True, False, False, False]
 
 
-def test_what_the_network_adds_counts(fitted, states, genes):
-    model, cells = with_network(fitted), states("1", n=40)
-    names = [genes[6], f"{genes[0]}+drug", pair(genes, 0, 3)]
-    found, without = (rank(cells, m, candidates=names) for m in (model, fitted))
-    targets = Conditions(tuple(tuple(n.split("+")) for n in names), np.zeros(3, dtype=np.int64), np.ones(3))
-    change = model.mean_change(targets, np.zeros((0, model.model.state_dim), dtype=np.float32)).change
-    at_start, at_end = means(cells)
-    start = (cells.obs["state"] == "from").to_numpy()
-    controls = read_controls(cells, start, np.full(80, ""), model.model, None, AS_IT_IS)
-    for name, parts, row in zip(names, targets.parts, change, strict=True):
-        # cell by cell, of the first 32
-        added = [model.added(controls.cells.take(np.array([i])).packed, [parts], np.ones(1))[0] for i in range(32)]
-        expected = plainly(row + np.mean([part.numpy() for part in added], axis=0), at_end - at_start)
-        assert of_frame(found, name) == pytest.approx(expected, abs=1e-6)
-        assert abs(np.subtract(of_frame(found, name), of_frame(without, name))).max() > 1e-3
-    # it learned from conditions as if they were new: what was measured needs no more
-    pd.testing.assert_frame_equal(rank(cells, model), rank(cells, fitted))
-
-
-def test_a_network_is_loaded_to_where_its_model_is(fitted, tmp_path, monkeypatch):
-    # the meta device is the one beside the CPU that every machine has
-    load = sd.models.load_model
-    monkeypatch.setattr("scdiva.models._fitted.load_model", lambda path, device: load(path, device="cpu").to("meta"))
-    found = sd.models.load(with_network(fitted).save(tmp_path / "fitted"))
-    assert {parameter.device.type for parameter in found.head.parameters()} == {"meta"}
-
-
 def test_combinations_are_all_pairs_that_are_missing(fitted, states, genes):
     cells = states("2")
     alone = [*genes[:5], "drug"]
@@ -238,11 +197,9 @@ def test_candidates(fitted, states, genes):
 
 def test_a_folder_instead_of_the_model(fitted, states, tmp_path):
     cells = states("1")
-    for name, model in (("plain", fitted), ("network", with_network(fitted))):
-        expected = rank(cells, model)
-        folder = model.save(tmp_path / name)
-        for given in (folder, str(folder)):
-            pd.testing.assert_frame_equal(rank(cells, given), expected)
+    expected, folder = rank(cells, fitted), fitted.save(tmp_path / "fitted")
+    for given in (folder, str(folder)):
+        pd.testing.assert_frame_equal(rank(cells, given), expected)
 
 
 def test_the_same_cells_in_other_forms(fitted, states, tmp_path):
@@ -340,7 +297,7 @@ def test_groups(of_groups, states, genes):
         ({"target": "from"}, ValueError, "start and target are both 'from'"),
         ({"candidates": ["ALB", "drugg", "zz+ALB"]}, ValueError, "2 of 3 perturbed .* the first is 'drugg'; close"),
         ({"candidates": ["drug", "drug"]}, ValueError, "candidates holds 'drug' more than once"),
-        ({"candidates": ["drug", "control"]}, ValueError, "candidates holds the control"),
+        ({"candidates": ["drug", "control"]}, ValueError, "candidates holds 'control', which is no perturbation"),
         ({"candidates": ["drug+"]}, ValueError, r"'drug\+' has an empty part"),
         ({"candidates": []}, ValueError, "candidates names no perturbation"),
         ({"dose": 3.0}, ValueError, "dose= is given, but the screen was read without"),

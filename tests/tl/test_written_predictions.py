@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import anndata as ad
@@ -12,13 +11,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.sparse as sp
-import torch
 
 import scdiva as sd
 from scdiva._constants import BASELINES
 from scdiva.data.cells import log_normalised
 from scdiva.data.predictions import read_prediction
-from scdiva.perturbation.network import PerturbationHead, PerturbationSizes
 
 NORMAN = (
     Path(__file__).parents[3] / "shared/data/benchmark/perturbench_devel_norman_mcfaline_5961_500g.h5ad"
@@ -41,16 +38,6 @@ def weak(adata, perturbed_cells):
     return ad.AnnData(sp.csr_matrix(counts), obs=obs, var=pd.DataFrame(index=genes))
 
 
-def with_network(fitted):
-    """A fitted model whose network is drawn: it changes every cell in its own way."""
-    config, screen = fitted.model.config, fitted.screen
-    sizes = PerturbationSizes(config.dim, config.state_dim, len(fitted.labels), len(screen.genes), rank=3, hidden=6)
-    head = PerturbationHead(sizes, torch.Generator().manual_seed(0)).requires_grad_(False).eval()
-    for number, parameter in enumerate(head.parameters()):
-        parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
-    return replace(fitted, head=head)
-
-
 def agreement(predicted, observed, key="perturbation", groupby=None, control="control"):
     """Correlate the predicted change of each condition with what a user works out of the predicted cells."""
     values = log_normalised(observed)[0].toarray()
@@ -65,11 +52,9 @@ def agreement(predicted, observed, key="perturbation", groupby=None, control="co
     return np.array(found)
 
 
-@pytest.mark.parametrize("network", [False, True])
 @pytest.mark.parametrize("n_cells", [50, 77, 100])
-def test_predicted_cells_less_all_control_cells_are_the_predicted_change(one, weak, genes, network, n_cells):
-    fitted = sd.tl.fit_perturbation(weak, "perturbation", groupby="line", model=one, strategy="none", rng=0)
-    fitted = with_network(fitted) if network else fitted
+def test_predicted_cells_less_all_control_cells_are_the_predicted_change(one, weak, genes, n_cells):
+    fitted = sd.tl.fit_perturbation(weak, "perturbation", groupby="line", model=one, rng=0)
     asked = [*genes[:6], f"{genes[0]}+{genes[1]}", genes[9]]
     found = sd.tl.predict_perturbation(weak, model=fitted, predict=asked, n_cells=n_cells, rng=1)
     assert agreement(found, weak, groupby="line").min() > 0.999
@@ -78,12 +63,11 @@ def test_predicted_cells_less_all_control_cells_are_the_predicted_change(one, we
     cells = log_normalised(weak[found.obs["scdiva_control_cell"]])[0].toarray()
     of_one = (found.obs["scdiva_condition"] == f"{genes[0]} in a").to_numpy()
     missed = cells[of_one].mean(axis=0) - found.varm["scdiva_control"][:, 0]
-    if not network:
-        assert missed.std() > (found.varm["scdiva_mean"] - found.varm["scdiva_control"])[:, 0].std()
+    assert missed.std() > (found.varm["scdiva_mean"] - found.varm["scdiva_control"])[:, 0].std()
     every = log_normalised(weak[(weak.obs["perturbation"] == "control") & (weak.obs["line"] == "a")])[0].toarray()
     spread = found.X[of_one].std(axis=0) / every.std(axis=0)
-    assert 0.9 < np.median(spread) < (1.1 if not network else 1.6)
-    assert abs((found.X[of_one] > 0).mean() - (every > 0).mean()) < (0.02 if not network else 0.1)
+    assert 0.9 < np.median(spread) < 1.1
+    assert abs((found.X[of_one] > 0).mean() - (every > 0).mean()) < 0.02
 
 
 @pytest.mark.skipif(not NORMAN.is_file(), reason="Norman's screen is not at hand (shared/data/benchmark)")
@@ -91,16 +75,14 @@ def test_predicted_cells_less_all_control_cells_are_the_predicted_change(one, we
 def test_predicted_cells_of_a_real_screen_have_the_predicted_change(n_cells):
     screen = ad.read_h5ad(NORMAN)
     screen = screen[screen.obs["cell_type"] == "k562"].copy()
-    found = sd.tl.predict_perturbation(screen, "perturbation", strategy="none", n_cells=n_cells, rng=0)
+    found = sd.tl.predict_perturbation(screen, "perturbation", n_cells=n_cells, rng=0)
     assert len(read_prediction(found).conditions) > 20
     assert agreement(found, screen).min() >= 0.99
 
 
 def test_the_adata_that_is_given_reads_like_the_cells_that_are_returned(one, perturbed_cells, tmp_path):
     data = perturbed_cells(groups=("a", "b"), n=24)
-    found = sd.tl.predict_perturbation(
-        data, "perturbation", groupby="line", model=one, strategy="none", rng=0, n_cells=5
-    )
+    found = sd.tl.predict_perturbation(data, "perturbation", groupby="line", model=one, rng=0, n_cells=5)
     data.write_h5ad(tmp_path / "data.h5ad")
     data.write_zarr(tmp_path / "data.zarr")
     forms = [data, ad.read_h5ad(tmp_path / "data.h5ad"), ad.read_zarr(tmp_path / "data.zarr"), data[:7, 3:9].copy()]
@@ -115,7 +97,6 @@ def test_the_adata_that_is_given_reads_like_the_cells_that_are_returned(one, per
     validation = returned.notes["validation"]
     assert set(given.notes["validation"]) == set(validation)
     np.testing.assert_array_equal(given.notes["validation"]["mse"], validation["mse"])
-    assert given.notes["network"] == returned.notes["network"]
     condition = frame["condition"].iloc[0]
     for draw in (
         lambda one: sd.pl.delta_scatter(one, condition, data, uncertainty=True, return_fig=True),
@@ -135,7 +116,7 @@ def test_the_adata_that_is_given_reads_like_the_cells_that_are_returned(one, per
 @pytest.mark.parametrize("observed", [False, True])
 def test_of_means_alone_dots_are_drawn_and_no_boxes(one, perturbed_cells, genes, observed):
     data = perturbed_cells(n=24)
-    found = sd.tl.predict_perturbation(data, "perturbation", predict=genes[0], model=one, strategy="none", rng=0)
+    found = sd.tl.predict_perturbation(data, "perturbation", predict=genes[0], model=one, rng=0)
     figures = [
         sd.pl.perturbation(of, genes[0], data if observed else None, n_genes=6, return_fig=True) for of in (found, data)
     ]
@@ -157,7 +138,7 @@ def test_of_means_alone_dots_are_drawn_and_no_boxes(one, perturbed_cells, genes,
 
 def test_a_later_call_replaces_what_stands_there_and_another_key_leaves_it(one, perturbed_cells, genes):
     data = perturbed_cells(n=20)
-    fitted = sd.tl.fit_perturbation(data, "perturbation", model=one, strategy="none", rng=0)
+    fitted = sd.tl.fit_perturbation(data, "perturbation", model=one, rng=0)
     assert not data.uns
     sd.tl.predict_perturbation(data, model=fitted, predict=genes[:2])
     sd.tl.predict_perturbation(data, model=fitted, predict=genes[1:4], key_added="mine")
@@ -170,7 +151,7 @@ def test_a_later_call_replaces_what_stands_there_and_another_key_leaves_it(one, 
 
 def test_an_in_silico_perturbation_is_kept_beside_a_prediction(one, perturbed_cells, genes):
     data = perturbed_cells(n=20)
-    sd.tl.predict_perturbation(data, "perturbation", predict=genes[0], model=one, strategy="none", rng=0)
+    sd.tl.predict_perturbation(data, "perturbation", predict=genes[0], model=one, rng=0)
     with pytest.warns(UserWarning, match="no intervention"):
         found = sd.tl.in_silico_perturbation(data, genes[3:5], model=one, n_cells=4, rng=0)
     assert set(data.uns) == {KEY, IN_SILICO, "scdiva"}
@@ -188,7 +169,7 @@ def test_what_the_user_keeps_under_a_key_is_not_overwritten(one, perturbed_cells
     data.uns["neighbors"] = there
     before = contents(data)
     with pytest.raises(ValueError, match=r"uns\['neighbors'\] would be overwritten.*choose another key"):
-        sd.tl.predict_perturbation(data, "perturbation", model=one, strategy="none", key_added="neighbors")
+        sd.tl.predict_perturbation(data, "perturbation", model=one, key_added="neighbors")
     with pytest.raises(ValueError, match=r"adata.uns\['neighbors'\] would be overwritten"):
         sd.tl.in_silico_perturbation(data, genes[0], model=one, key_added="neighbors")
     assert contents(data) == before
@@ -198,7 +179,7 @@ def test_views_and_backed_files(one, perturbed_cells, genes, tmp_path):
     data = perturbed_cells(n=20)
     data.write_h5ad(tmp_path / "data.h5ad")
     before = (tmp_path / "data.h5ad").read_bytes()
-    fitted = sd.tl.fit_perturbation(data, "perturbation", model=one, strategy="none", rng=0)
+    fitted = sd.tl.fit_perturbation(data, "perturbation", model=one, rng=0)
     view = data[40:]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -218,11 +199,11 @@ def test_views_and_backed_files(one, perturbed_cells, genes, tmp_path):
 def test_control_cells_are_run_through_the_model_once(one, perturbed_cells, monkeypatch):
     data = perturbed_cells(n=20)
     calls = []
-    from scdiva.perturbation import reading
+    from scdiva.perturbation import screen
 
-    plain = reading.open_encoder
-    monkeypatch.setattr(reading, "open_encoder", lambda *a, **k: calls.append(k.get("what")) or plain(*a, **k))
-    sd.tl.predict_perturbation(data, "perturbation", model=one, strategy="none", rng=0)
+    plain = screen.open_encoder
+    monkeypatch.setattr(screen, "open_encoder", lambda *a, **k: calls.append(k.get("what")) or plain(*a, **k))
+    sd.tl.predict_perturbation(data, "perturbation", model=one, rng=0)
     assert len(calls) == 1
 
 
@@ -230,7 +211,7 @@ def test_control_cells_are_run_through_the_model_once(one, perturbed_cells, monk
     ("arguments", "match"),
     [
         ({"predict": ["nothing known"]}, "neither in the screen nor"),
-        ({"predict": "control"}, "predict holds the control"),
+        ({"predict": "control"}, "predict holds 'control', which is no perturbation"),
         ({"groups": ["a", "elsewhere"]}, "1 of 2 groups have no control cells in adata, the first is 'elsewhere'"),
         ({"dose": 2.0}, "dose= is given"),
     ],
@@ -242,7 +223,7 @@ def test_what_is_asked_for_is_checked_before_the_fit(one, perturbed_cells, monke
     def fit(*_, **__):
         raise AssertionError("fitted")
 
-    monkeypatch.setattr("scdiva.perturbation.fit.fit", fit)
+    monkeypatch.setattr("scdiva.perturbation.model.fit", fit)
     with pytest.raises(ValueError, match=match):
         sd.tl.predict_perturbation(data, "perturbation", groupby="line", model=one, **arguments)
     assert contents(data) == before
@@ -255,7 +236,7 @@ def test_it_can_be_scored_and_split(one, perturbed_cells):
     sd.pp.split_perturbations(split, "perturbation", by="combination", n_splits=2, rng=0)
     train, test = (split[split.obs["scdiva_split"] == part].copy() for part in ("train", "test"))
     asked = sorted(test.obs["perturbation"].unique())
-    predicted = sd.tl.predict_perturbation(train, "perturbation", predict=asked, model=one, strategy="none")
+    predicted = sd.tl.predict_perturbation(train, "perturbation", predict=asked, model=one)
     assert not read_prediction(predicted).conditions["trained"].any()
     scores = sd.tl.score_perturbation(predicted, data)
     assert set(scores["method"]) == {"scdiva", *BASELINES} - {"elsewhere"}

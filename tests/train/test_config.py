@@ -7,7 +7,6 @@ from scdiva.train import (
     AnnotationConfig,
     IntegrationConfig,
     OptimiserConfig,
-    PerturbationConfig,
     PretrainingConfig,
     StateHeadConfig,
 )
@@ -116,21 +115,6 @@ def test_the_integrations_values_without_sense_are_refused_by_name(field, value)
         IntegrationConfig(**{field: value})
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("hidden", 0), ("rank", 0), ("batch_size", 0), ("learning_rate", float("nan")), ("loss", "huber"), ("loss", None)],
-)
-def test_the_perturbations_values_without_sense_are_refused_by_name(field, value):
-    with pytest.raises(ValueError, match=field):
-        PerturbationConfig(**{field: value})
-
-
-@pytest.mark.parametrize("loss", ["wmse", "de", "mse"])
-def test_the_perturbations_losses(loss):
-    assert PerturbationConfig(loss=loss).loss == loss
-    assert PerturbationConfig().loss == "wmse"  # the paper's
-
-
 def test_base_has_no_pretraining_fields():
     with pytest.raises(TypeError, match="value_weight"):
         OptimiserConfig(value_weight=1.0)
@@ -159,8 +143,7 @@ def test_presets():
     "kind",
     [
         OptimiserConfig, PretrainingConfig, AnchorConfig, StateHeadConfig, IntegrationConfig, AnnotationConfig,
-        PerturbationConfig,
-    ],
+        ],
 )  # fmt: skip
 def test_every_configuration_comes_back_and_refuses_unknown_keys(kind):
     config = kind(seed=3)

@@ -30,7 +30,7 @@ def embedded(path: Path) -> ad.AnnData:
 
 def fitted(adata: ad.AnnData, reference: ad.AnnData) -> tuple[Annotator, PerturbationModel]:
     annotator = sd.tl.annotate(adata, "cell_type", reference)
-    perturbations = sd.tl.fit_perturbation(adata, "perturbation", strategy="none")
+    perturbations = sd.tl.fit_perturbation(adata, "perturbation")
     assert_type(sd.tl.predict_perturbation(adata, model=perturbations, predict=["A+C"]), ad.AnnData)
     assert_type(sd.tl.integrate(adata, "batch"), ScDiVa)
     assert_type(sd.tl.generate(adata, 10, groupby="cell_type"), ad.AnnData)

@@ -6,14 +6,17 @@ import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from scdiva._checks import nearest, no_column, warn
+from scdiva._constants import UNKNOWN
 from scdiva._labels import Kind, check_labels
-from scdiva.tokenizer.names import repeated_name
+from scdiva.data.reading import Species
+from scdiva.tokenizer.names import looks_like_mouse, repeated_name
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
@@ -72,14 +75,6 @@ class Perturbations:
         found: NDArray[np.bool_] = self.code == 0
         return found
 
-    def n_seen(self, code: int, single: set[str]) -> int:
-        """Count the parts of a perturbation that occur in a set of single perturbations."""
-        return sum(part in single for part in self.parts[code])
-
-    def singles(self, among: NDArray[np.bool_]) -> set[str]:
-        """Name the single perturbations that some cells have."""
-        return {self.parts[code][0] for code in np.unique(self.code[among]) if len(self.parts[code]) == 1}
-
 
 def perturbation_parts(label: str, control: str = "control", separator: str = "+") -> tuple[str, ...]:
     """Split the label of a perturbation into its parts.
@@ -106,13 +101,17 @@ def perturbation_parts(label: str, control: str = "control", separator: str = "+
     """
     if label == control:
         return ()
-    parts = [part.strip() for part in label.split(separator)] if separator else [label]
+    parts = _split(label, separator)
     if not all(parts):
         raise ValueError(
             f"{label!r} has an empty part. If {separator!r} does not join the parts of combinations here, pass another "
             "separator."
         )
     return tuple(sorted(set(parts) - {control}))
+
+
+def _split(label: str, separator: str) -> list[str]:
+    return [part.strip() for part in label.split(separator)] if separator else [label]
 
 
 def perturbations(
@@ -232,19 +231,59 @@ def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float
     return found
 
 
-def genes_among(vocabulary: Vocabulary) -> Known:
-    """Say which names are genes of a vocabulary, by symbol, previous symbol or Ensembl id.
+def species_of(names: Sequence[str], vocabulary: Vocabulary, species: Species) -> Species:
+    """Say whose genes perturbations are: as given, or a mouse's where the columns are read as its orthologs.
+
+    Parameters
+    ----------
+    names
+        Genes of the data.
+    vocabulary
+        Genes that are known.
+    species
+        As in :func:`scdiva.tl.embed`.
+    """
+    if species is None and looks_like_mouse(names) and "ortholog" in set(vocabulary.match(names).how):
+        return "mouse"
+    return species
+
+
+def match_perturbed(
+    names: Sequence[str], vocabulary: Vocabulary, species: Species
+) -> tuple[NDArray[np.int32], NDArray[np.object_]]:
+    """Find tokens of perturbed genes, and how: as genes of the data's species, or as they are, as guides may name them.
+
+    Parameters
+    ----------
+    names
+        Perturbed genes, or labels.
+    vocabulary
+        Genes that are known.
+    species
+        Whose genes they are, see :func:`species_of`.
+    """
+    match = vocabulary.match(names, species)
+    tokens, how = match.tokens, np.asarray(match.how, dtype=object)
+    if species is not None:
+        own, missing = vocabulary.match(names, vocabulary.species), tokens == UNKNOWN
+        tokens, how = np.where(missing, own.tokens, tokens), np.where(missing, np.asarray(own.how, dtype=object), how)
+    return tokens, how
+
+
+def genes_among(vocabulary: Vocabulary, species: Species = None) -> Known:
+    """Say which names are genes of a vocabulary: by symbol, previous symbol or Ensembl id, or as those of a species.
 
     Aliases are left out: many are short words ("B", "IFN") that are as well the rest of a label of something else.
     """
+    meant = {"ensembl", "symbol", "previous"} | ({"ortholog"} if species is not None else set())
 
     def known(names: Iterable[str]) -> set[str]:
         found: set[str] = set()
         # "KLF1-1" in a list with "KLF1" would be taken for KLF1 again, which is what is to be found out here
         for _, part in itertools.groupby(sorted(set(names), key=_numbers_behind), key=_numbers_behind):
             listed = list(part)
-            how = vocabulary.match(listed).how
-            found |= {name for name, kind in zip(listed, how, strict=True) if kind in ("ensembl", "symbol", "previous")}
+            _, how = match_perturbed(listed, vocabulary, species)
+            found |= {name for name, kind in zip(listed, how, strict=True) if kind in meant}
         return found
 
     return known
@@ -287,10 +326,7 @@ def genes_of_guides(labels: Iterable[str], known: Known, control: str, separator
     -------
     Of each such label what it is with genes instead of guides. A label that is a gene, or whose parts are, is none.
     """
-
-    def parts_of(label: str) -> list[str]:
-        return [part.strip() for part in label.split(separator)] if separator else [label]
-
+    parts_of = partial(_split, separator=separator)
     every = sorted({str(label) for label in labels} - {control})
     forms = {name: without_affixes(name) for label in every for name in {label, *parts_of(label)}}
     genes = {control} | known(
@@ -316,7 +352,7 @@ def genes_of_guides(labels: Iterable[str], known: Known, control: str, separator
 
 
 def read_guides(
-    labels: Iterable[str], guides: Guides, vocabulary: Vocabulary, *, key: str, control: str, separator: str
+    labels: Iterable[str], guides: Guides, known: Known, *, key: str, control: str, separator: str
 ) -> dict[str, str]:
     """Find out which labels name guides, and refuse those that are not declared.
 
@@ -326,8 +362,8 @@ def read_guides(
         Of the cells.
     guides
         `"auto"`; or the gene, or combination of genes, of each guide; an empty mapping: labels are as they are.
-    vocabulary
-        Genes that are known.
+    known
+        Which names are genes.
     key, control, separator
         Column of the labels, and as for :func:`scdiva.data.conditions.perturbation_parts`.
 
@@ -350,11 +386,11 @@ def read_guides(
     if isinstance(guides, str) or not isinstance(guides, Mapping | None):
         if guides != "auto":
             raise ValueError(f"guides must be 'auto', a mapping of guides to genes, or None; got {guides!r}.")
-        return genes_of_guides(every, genes_among(vocabulary), control, separator)
+        return genes_of_guides(every, known, control, separator)
     given = {str(guide): str(gene) for guide, gene in (guides or {}).items()}
     found: dict[str, str] = {}
     for label in every:
-        parts = [part.strip() for part in label.split(separator)] if separator else [label]
+        parts = _split(label, separator)
         gene = given.get(label) or separator.join(given.get(part, part) for part in parts)
         if label in given or any(part in given for part in parts):
             perturbation_parts(gene, control, separator)  # refuses what is empty
@@ -365,7 +401,6 @@ def read_guides(
             f"{', '.join(map(repr, every[:_SHOWN]))}{', ...' * (len(every) > _SHOWN)}."
         )
     if guides is None or given:
-        known = genes_among(vocabulary)
         rest = [label for label in every if label not in found and label != control]
         unsaid = genes_of_guides(rest, known, control, separator)
         if unsaid:
@@ -387,7 +422,13 @@ def read_guides(
 
 
 def read_perturbations(
-    adata: AnnData, perturbation_key: str, control: str, separator: str, guides: Guides, vocabulary: Vocabulary
+    adata: AnnData,
+    perturbation_key: str,
+    control: str,
+    separator: str,
+    guides: Guides,
+    vocabulary: Vocabulary,
+    species: Species = None,
 ) -> Perturbations:
     """Read the perturbation of each cell, where labels may name guides.
 
@@ -396,11 +437,14 @@ def read_perturbations(
     adata, perturbation_key, control, separator
         As for :func:`scdiva.data.conditions.perturbations`, which says what is refused.
     guides, vocabulary
-        As for :func:`read_guides`.
+        As for :func:`read_guides`; genes of the vocabulary are known.
+    species
+        Whose genes perturbations are, see :func:`species_of`.
     """
+    known = genes_among(vocabulary, species_of(list(adata.var_names), vocabulary, species))
 
     def genes_of(labels: list[str]) -> dict[str, str]:
-        return read_guides(labels, guides, vocabulary, key=perturbation_key, control=control, separator=separator)
+        return read_guides(labels, guides, known, key=perturbation_key, control=control, separator=separator)
 
     return perturbations(adata, perturbation_key, control, separator, genes_of)
 

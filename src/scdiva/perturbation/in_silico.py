@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from scdiva import _constants as C
-from scdiva._checks import or_nearest, warn
+from scdiva._checks import warn
 from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
 from scdiva._settings import torch_threads_kept
-from scdiva.data.conditions import column, genes_among, genes_of_guides, listed, wanted_groups
-from scdiva.data.genes import check_unique, column_tokens
+from scdiva.data.conditions import listed, species_of, wanted_groups
+from scdiva.data.genes import column_tokens
 from scdiva.data.reading import Reading
 from scdiva.data.writing import check_columns
 from scdiva.models.scdiva import ScDiVa
-from scdiva.perturbation.predict import distinct_parts, laid_out
-from scdiva.perturbation.reading import Controls, read_controls
-from scdiva.perturbation.screen import gene_tokens
+from scdiva.perturbation.model import COLUMNS
+from scdiva.perturbation.predict import Targets, distinct_parts, laid_out
+from scdiva.perturbation.screen import Conditions, Controls, group_names, known_tokens, read_controls
 from scdiva.tokenizer.serialize import score_denominator
 
 if TYPE_CHECKING:
@@ -119,11 +119,6 @@ def masked_values(model: ScDiVa, cell: Ranked) -> dict[int, float]:
     return dict(zip(tokens[masked].tolist(), found.tolist(), strict=True))
 
 
-def value_change(before: dict[int, float], after: dict[int, float]) -> dict[int, float]:
-    """Difference of predicted values, of the genes that both cells hold."""
-    return {token: after[token] - value for token, value in before.items() if token in after}
-
-
 def perturbed_in_silico(
     adata: AnnData,
     genes: Sequence[str] | str,
@@ -152,11 +147,7 @@ def perturbed_in_silico(
     """
     begun = time.monotonic()
     names = listed(genes)
-    if not names:
-        raise ValueError("genes names no gene to perturb.")
     parts = distinct_parts(names, "", separator, "genes")
-    if () in parts:
-        raise ValueError("genes holds a blank name.")
     if groups is not None and groupby is None:
         raise ValueError("groups are given without a column: groupby=...")
     check_columns(groupby)
@@ -165,133 +156,117 @@ def perturbed_in_silico(
             f"obs[{groupby!r}] of the result names a cell's perturbation: copy the groups to a column of another "
             "name, and name that with groupby."
         )
-    tokens = _known_tokens(model, names, parts, reading)
     if not adata.n_obs:
         raise ValueError(f"adata is empty: 0 cells × {adata.n_vars} genes.")
-    group = np.full(adata.n_obs, "", dtype=object) if groupby is None else column(adata, groupby).astype(object)
+    species = species_of(list(map(str, reading.var(adata).index)), model.vocabulary, reading.species)
+    tokens = known_tokens(model, parts, species)
+    _refuse_too_many(names, parts, tokens, model.config.max_length)
+    group = group_names(adata, groupby)
     wanted = wanted_groups(groups, sorted(set(group)), f"are not in adata.obs[{groupby!r}]")
-    check_unique(reading.var(adata).index)
     warn(
         "the model was trained on no intervention: what follows says which genes go together, not what a perturbation "
         "causes. With a screen, use scdiva.tl.predict_perturbation."
     )
     controls = read_controls(adata, np.isin(group.astype(str), wanted), group, model, None, reading)
+    levels = _levels(controls, parts, tokens, kind)
     of_column = column_tokens(controls.var, model.vocabulary, reading)
     home = next(model.parameters()).device
-    cells, origin, changes = [], [], []
+    origin, means, after = [], [], []
     try:
         model.to(device)
         with torch_threads_kept(1 if device == "cpu" else None):  # products too small to share
             for name in wanted:
-                rows, of_group = _changes(model, controls, name, parts, tokens, kind, n_cells, of_column, seed)
-                changes += of_group
-                cells += [controls.expression[rows].toarray()] * len(parts)
-                origin += [controls.names[rows]] * len(parts)
+                # a group's cells do not depend on which others are asked for
+                draw = np.random.default_rng(step_seed(seed, 0, f"in silico in {name}"))
+                own = np.sort(draw.permutation(controls.of_group(name))[:n_cells])
+                before = controls.expression[controls.rows[own]].toarray()
+                for change in _changes(model, controls, own, parts, tokens, levels, kind, of_column, draw):
+                    made = np.maximum(before + change, 0.0)
+                    error = (made - before).std(axis=0, ddof=1 if len(own) > 1 else 0) / len(own) ** 0.5
+                    means.append((made.mean(axis=0), error, before.mean(axis=0)))
+                    after.append(made)
+                    origin.append(controls.names[controls.rows[own]])
     finally:
         model.to(home)
-    after = [np.maximum(before + change, 0.0) for before, change in zip(cells, changes, strict=True)]
-    errors = [
-        (values - before).std(axis=0, ddof=1 if len(before) > 1 else 0) / len(before) ** 0.5
-        for values, before in zip(after, cells, strict=True)
-    ]
-    means = {
-        C.VARM_MEAN: np.array([values.mean(axis=0) for values in after]),
-        C.VARM_SD: np.array(errors),
-        C.VARM_CONTROL: np.array([before.mean(axis=0) for before in cells]),
-    }
-    of = [(name, in_group) for in_group in wanted for name in names]
-    n_parts = np.array([len(p) for _ in wanted for p in parts], dtype=np.int64)
+    number = np.repeat(np.arange(len(wanted)), len(names))
+    conditions = Conditions(tuple(parts) * len(wanted), number, np.ones(len(number)))
+    targets = Targets(conditions, names * len(wanted), [wanted[i] for i in number], np.zeros((0, 0)))
+    columns = C.PERTURBATION, "", groupby or "", "", separator
     notes: dict[str, Any] = {
-        "perturbation_key": C.PERTURBATION,
-        "control": "",
-        "groupby": groupby or "",
-        "dose_key": "",
-        "separator": separator,
-        "condition": np.array([name + (f" in {at}" if groupby else "") for name, at in of], dtype=object),
-        "perturbation": np.array([name for name, _ in of], dtype=object),
-        "group": np.array([at for _, at in of], dtype=object),
-        "dose": np.ones(len(of)),
-        "n_parts": n_parts,
-        "n_seen": np.zeros_like(n_parts),
-        "trained": np.zeros(len(of), dtype=bool),
-        "base": np.full(len(of), "none", dtype=object),
+        "base": np.full(len(number), "none", dtype=object),
         "trained_on_interventions": False,
         "kind": kind,
         "seed": str(seed),
         "seconds": time.monotonic() - begun,
     }
-    return laid_out(after, origin, controls.var, means, notes)
+    by_key = dict(zip((C.VARM_MEAN, C.VARM_SD, C.VARM_CONTROL), map(np.array, zip(*means, strict=True)), strict=True))
+    nothing = conditions.only(np.zeros(0, dtype=np.int64))
+    design = dict(zip(COLUMNS, columns, strict=True))
+    return laid_out(after, origin, controls.var, by_key, targets, nothing, design, notes)
 
 
-def _known_tokens(model: ScDiVa, names: list[str], parts: list[tuple[str, ...]], reading: Reading) -> dict[str, int]:
-    """Give the tokens of the genes to perturb; refuse those that the model does not know, or more than it can read."""
-    every = {part for p in parts for part in p}
-    tokens = gene_tokens(model, every, reading.species)
-    unknown = sorted(every - set(tokens))
-    if unknown:
-        of_guide = genes_of_guides(unknown[:1], genes_among(model.vocabulary), "", "").values()
-        raise ValueError(
-            f"the model does not know {len(unknown)} of the genes to perturb, the first is {unknown[0]!r}"
-            f"{or_nearest(unknown[0], of_guide or model.vocabulary.symbols)}: name them by symbol or Ensembl id."
-        )
-    for name, p in zip(names, parts, strict=True):
-        if len({tokens[part] for part in p}) < len(p):
+def _refuse_too_many(names: list[str], parts: list[tuple[str, ...]], tokens: dict[str, int], most: int) -> None:
+    """Refuse a gene that is named twice, and more genes than the model reads."""
+    for name, these in zip(names, parts, strict=True):
+        if len({tokens[part] for part in these}) < len(these):
             raise ValueError(f"{name!r} names one gene twice, once by another name.")
-    if (most := max(map(len, parts))) > model.config.max_length:
+        if len(these) > most:
+            raise ValueError(f"{len(these)} genes are perturbed together, more than the {most} that the model reads.")
+
+
+def _levels(
+    controls: Controls, parts: list[tuple[str, ...]], tokens: dict[str, int], kind: str
+) -> dict[str, float | None]:
+    """Give what each gene is raised to, None where no cell expresses it; refuse what can't be changed."""
+    values, of = controls.cells.values, controls.cells.tokens
+    expressed = {name: values[of == token] for name, token in tokens.items()}
+    levels = {name: float(np.quantile(v, RAISED)) if len(v) else None for name, v in expressed.items()}
+    never = [name for name, level in levels.items() if level is None]
+    if kind == "overexpression" and never:
         raise ValueError(
-            f"{most} genes are perturbed together, more than the {model.config.max_length} that the model reads of a "
-            "cell."
+            f"{len(never)} of the genes to raise are expressed by none of these cells, the first is {never[0]!r}: "
+            "nothing says how high they can be."
         )
-    return tokens
+    absent = [names for names in parts if set(names) <= set(never)]
+    if absent:
+        raise ValueError(
+            f"{len(absent)} of {len(parts)} perturbations take away what none of these cells expresses, the first is "
+            f"{' and '.join(absent[0])!r}: that changes nothing."
+        )
+    return levels
 
 
 def _changes(
     model: ScDiVa,
     controls: Controls,
-    group: str,
+    own: NDArray[np.int64],
     parts: list[tuple[str, ...]],
     tokens: dict[str, int],
+    levels: dict[str, float | None],
     kind: str,
-    n_cells: int,
-    of_column: np.ndarray,
-    seed: int,
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Perturb cells of a group: their rows of `controls`, and for each perturbation the change, cells × genes."""
-    cells, c = controls.cells, model.config
-    denominator = score_denominator(model.vocabulary.entropy, c.entropy_floor)
-    # a group's cells do not depend on which others are asked for
-    draw = np.random.default_rng(step_seed(seed, 0, f"in silico in {group}"))
-    own = np.sort(draw.permutation(controls.of_group(group))[:n_cells])
-    values_of = {name: cells.values[cells.tokens == token] for name, token in tokens.items()}
-    raised = {name: float(np.quantile(v, RAISED)) if len(v) else None for name, v in values_of.items()}
-    if kind == "overexpression" and (never := [name for name, value in raised.items() if value is None]):
-        raise ValueError(
-            f"{len(never)} of the genes to raise are expressed by none of these cells, the first is {never[0]!r}: "
-            "nothing says how high they can be."
-        )
-    absent = [names for names in parts if all(raised[name] is None for name in names)]
-    if kind == "knockout" and absent:
-        raise ValueError(
-            f"{len(absent)} of {len(parts)} perturbations take away what none of these cells expresses, the first is "
-            f"{' and '.join(absent[0])!r}: that changes nothing."
-        )
+    of_column: NDArray[np.int32],
+    draw: np.random.Generator,
+) -> list[NDArray[np.float64]]:
+    """Perturb cells, by their numbers among the controls: for each perturbation the change, cells × genes."""
+    denominator = score_denominator(model.vocabulary.entropy, model.config.entropy_floor)
     first_column = {int(token): j for j, token in reversed(list(enumerate(of_column))) if token >= 0}
     changes = [np.zeros((len(own), len(of_column))) for _ in parts]
-    for i, cell in enumerate(progress_bar(own, desc=f"perturbing {group}".strip(), unit="cell")):
-        ranked, expression, _ = (part.numpy() for part in cells.take(np.array([cell])).packed)
+    for i, cell in enumerate(progress_bar(own, desc="perturbing", unit="cell")):
+        ranked, expression, _ = (part.numpy() for part in controls.cells.take(np.array([cell])).packed)
         whole = Ranked(ranked, expression, draw.permutation(len(ranked)) % PARTS)
         for change, names in zip(changes, parts, strict=True):
             sources = np.array([tokens[name] for name in names], dtype=np.int64)
             if kind == "knockout" and not np.isin(sources, whole.tokens).any():
                 continue
-            high = None if kind == "knockout" else np.array([raised[name] for name in names], dtype=np.float32)
-            before, after = changed(whole, sources, high, denominator, c.max_length)
-            for token, value in value_change(masked_values(model, before), masked_values(model, after)).items():
-                change[i, first_column[token]] = value
+            high = None if kind == "knockout" else np.array([levels[name] for name in names], dtype=np.float32)
+            before, after = changed(whole, sources, high, denominator, model.config.max_length)
+            expected, now = masked_values(model, before), masked_values(model, after)
+            for token in expected.keys() & now.keys():
+                change[i, first_column[token]] = now[token] - expected[token]
             for source, name in zip(sources, names, strict=True):
-                if high is None:
+                if kind == "knockout":
                     change[i, of_column == source] = -np.inf  # nothing falls below 0, and none of it is left
                 elif int(source) in first_column:
                     was = whole.expression[whole.tokens == source].sum()
-                    change[i, first_column[int(source)]] = max(was, raised[name] or 0.0) - was
-    return controls.rows[own], changes
+                    change[i, first_column[int(source)]] = max(was, levels[name] or 0.0) - was
+    return changes

@@ -1,31 +1,53 @@
-"""A model fitted on a perturbation screen: what was measured, and what a network adds."""
+"""A model fitted on a perturbation screen: what was measured, and what predicts conditions that are left out best."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from scdiva._checks import warn
 from scdiva._constants import BASELINES
-from scdiva.models._fitted import Fitted, arrays, check_shapes, check_sizes, put_into, shapes
+from scdiva._rng import step_seed
+from scdiva._settings import logger
+from scdiva.data.conditions import Guides, guides_as_noted, perturbations, read_perturbations, stored_guides
+from scdiva.data.reading import Reading, Species
+from scdiva.data.writing import check_columns
+from scdiva.models._fitted import Fitted, arrays, check_shapes
 from scdiva.models._summary import table
-from scdiva.models.inference import Packed
 from scdiva.models.network import of_model
 from scdiva.models.scdiva import ScDiVa
-from scdiva.perturbation.baselines import baselines
-from scdiva.perturbation.network import PerturbationHead, PerturbationSizes, change_of, treatments
-from scdiva.perturbation.response import expected_response
-from scdiva.perturbation.screen import KINDS, Conditions, Kind, Screen, kinds, numbered_labels, similarities_of
+from scdiva.perturbation.response import Similarities, baselines, expected_response, similarities_of
+from scdiva.perturbation.screen import (
+    Conditions,
+    Controls,
+    Screen,
+    gene_tokens,
+    group_names,
+    read_controls,
+    read_screen,
+)
 
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+Kind = Literal["single", "combination", "group", "measured"]
+"""What is new about a condition: a perturbation of one part, of several, the group of cells it is done to; or nothing,
+as it was measured."""
+KINDS: tuple[Kind, ...] = ("single", "combination", "group")
+"""Those of which something is new."""
 EXPECTED = "expected"
-"""What the network is added to if it is no baseline: the expected response (:mod:`scdiva.perturbation.response`)."""
-_MOST = {"n_genes": 1_000_000, "rank": 4096, "hidden": 65_536, "n_labels": 1_000_000}
-"""Largest sizes that are believed of a file."""
+"""What predicts if it is no baseline: the expected response (:mod:`scdiva.perturbation.response`)."""
+METHODS = (*BASELINES, EXPECTED)
+FOLDS = 5
+LEAST_GAIN = 0.005
+"""Correlation that a baseline has to be better by, if it is to be used."""
 COLUMNS = ("perturbation_key", "control", "groupby", "dose_key", "separator")
 """What is noted of the study design."""
 _SCREEN = ("delta", "n_cells", "control", "n_control", "states", "variance", "level")
@@ -37,22 +59,19 @@ class Predicted(NamedTuple):
     Attributes
     ----------
     change
-        Of what :attr:`PerturbationModel.base` names.
+        By what :attr:`PerturbationModel.base` names.
     sd
         Standard deviation of the expected response.
     baselines
         By name.
     base
-        Name of what `change` is, for each target.
-    measured
-        bool, whether a target was measured, at whatever dose: the network adds nothing to it.
+        Name of what predicts each target.
     """
 
     change: NDArray[np.float64]
     sd: NDArray[np.float64]
     baselines: dict[str, NDArray[np.float64]]
     base: list[str]
-    measured: NDArray[np.bool_]
 
 
 @dataclass(eq=False)
@@ -66,20 +85,17 @@ class PerturbationModel(Fitted):
     screen
         What was measured.
     base
-        What the network's part is added to, for each kind of condition: a baseline, or `"expected"`.
-    head
-        The network's part; None where it was not asked for or did not help.
+        What predicts, for each kind of condition: a baseline, or `"expected"`.
     perturbation_key, control, groupby, dose_key, separator
         As they were given; `""` for none.
     notes
-        What was found in fitting: `validation`, `history`, `strategy`, `seed`, `seconds`.
+        What was found in fitting: `validation`, `labels` (perturbations that are no genes), `seed`, `seconds`.
     """
 
     kind: ClassVar[str] = "perturbation_model"
     model: ScDiVa
     screen: Screen
     base: dict[Kind, str]
-    head: PerturbationHead | None
     perturbation_key: str
     control: str
     groupby: str = ""
@@ -89,28 +105,19 @@ class PerturbationModel(Fitted):
 
     def __repr__(self) -> str:
         """Say what it is in a line."""
-        network = "no network" if self.head is None else "a network"
-        return f"PerturbationModel({len(self.screen.conditions)} conditions, {len(self.screen.genes)} genes, {network})"
+        return f"PerturbationModel({len(self.screen.conditions)} conditions, {len(self.screen.genes)} genes)"
 
     def _repr_html_(self) -> str:
         screen = self.screen
-        network = None if self.head is None else sum(p.numel() for p in self.head.parameters())
         rows: dict[str, object] = {
             "conditions": f"{len(screen.conditions)} of {len(screen.groups)} group(s) of cells",
             "genes": f"{len(screen.genes):,}",
-            "trained on": f"{screen.n_cells.sum():,} perturbed and {screen.n_control.sum():,} control cells",
+            "fitted on": f"{screen.n_cells.sum():,} perturbed and {screen.n_control.sum():,} control cells",
             "columns": ", ".join(filter(None, (self.perturbation_key, self.groupby, self.dose_key))),
             "control": self.control,
-            "network": "none" if network is None else f"{network:,} parameters",
-            "strategy": self.notes.get("strategy"),
             **of_model(self.model),
         }
         return table("PerturbationModel", rows)
-
-    @property
-    def labels(self) -> dict[str, int]:
-        """Perturbations that are no genes of the vocabulary, numbered."""
-        return numbered_labels(self.model, self.screen)
 
     def check_columns(
         self, perturbation_key: str | None, control: str, groupby: str | None, dose_key: str | None, separator: str
@@ -133,8 +140,8 @@ class PerturbationModel(Fitted):
                     "a model to fit one."
                 )
 
-    def mean_change(self, targets: Conditions, states: NDArray[np.float32]) -> Predicted:
-        """Predict the mean change that the network's part is added to.
+    def mean_change(self, targets: Conditions, states: NDArray[np.float32], species: Species = None) -> Predicted:
+        """Predict the mean change of expression.
 
         Parameters
         ----------
@@ -142,47 +149,28 @@ class PerturbationModel(Fitted):
             What to predict; groups from `len(screen.groups)` on are new.
         states
             `(n_new_groups, state_dim)`, mean states of the control cells of new groups.
+        species
+            Whose genes are perturbed.
 
         Raises
         ------
         ValueError
-            If what the network is added to is not defined for a target.
+            If what predicts is not defined for a target.
         """
         screen = self.screen
-        similarities = similarities_of(self.model, screen, targets, states)
-        expected, sd = expected_response(screen, targets, similarities)
+        expected, sd = expected_response(screen, targets, similarities_of(self.model, screen, targets, states, species))
         simple = baselines(screen, targets)
-        what = kinds(targets, screen.conditions)
-        named = [self.base[kind] for kind in what]
+        named = [self.base[kind] for kind in kinds(targets, screen.conditions)]
         change = expected.copy()
         for row, name in enumerate(named):
             if name != EXPECTED:
                 change[row] = simple[name][row]
             if np.isnan(change[row]).any():
                 raise ValueError(
-                    f"residual={name!r} is not defined for {self.separator.join(targets.parts[row])!r}, which was not "
-                    'measured in another group: choose another, or residual="auto".'
+                    f"base {name!r} of this model is not defined for {self.separator.join(targets.parts[row])!r}, "
+                    "which was not measured in another group: fit again, scdiva.tl.fit_perturbation."
                 )
-        return Predicted(change, sd, simple, named, np.array([kind == "measured" for kind in what], dtype=bool))
-
-    @torch.no_grad()
-    def added(self, cells: Packed, parts: Sequence[tuple[str, ...]], dose: NDArray[np.float64]) -> Tensor:
-        """Predict what the network adds for control cells.
-
-        Parameters
-        ----------
-        cells
-            B complete control cells.
-        parts, dose
-            Perturbation of each.
-
-        Returns
-        -------
-        float32 `(B, n_genes)` on the CPU; zero without a network.
-        """
-        if self.head is None:
-            return torch.zeros(len(parts), len(self.screen.genes))
-        return change_of(self.model, self.head, cells, *treatments(self.model, self.screen, parts, dose)).float().cpu()
+        return Predicted(change, sd, simple, named)
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         c = self.screen.conditions
@@ -192,61 +180,292 @@ class PerturbationModel(Fitted):
             "parts": [list(parts) for parts in c.parts],
             "labels": list(self.screen.labels),
             "base": self.base,
-            "sizes": None if self.head is None else asdict(self.head.sizes),
             "given": {name: getattr(self, name) for name in COLUMNS},
             "notes": self.notes,
         }
         tensors = {name: torch.from_numpy(getattr(self.screen, name)) for name in _SCREEN}
-        tensors |= {"group": torch.from_numpy(c.group), "dose": torch.from_numpy(c.dose)}
-        if self.head is not None:
-            tensors |= {f"head.{name}": value for name, value in self.head.state_dict().items()}
-        return settings, tensors
+        return settings, tensors | {"group": torch.from_numpy(c.group), "dose": torch.from_numpy(c.dose)}
 
     @classmethod
     def _restored(cls, model: ScDiVa, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
+        if settings.get("sizes") is not None:
+            raise ValueError(
+                "it holds a perturbation network, which scdiva has no more, as none predicted better than the expected "
+                "response. Fit again: scdiva.tl.fit_perturbation"
+            )
         genes, groups = tuple(map(str, settings["genes"])), tuple(map(str, settings["groups"]))
         parts = tuple(tuple(map(str, names)) for names in settings["parts"])
         labels = tuple(map(str, settings["labels"]))
         base = {kind: str(settings["base"][kind]) for kind in (*KINDS, "measured")}
-        if not set(base.values()) <= {*BASELINES, EXPECTED}:
+        if not set(base.values()) <= set(METHODS):
             raise ValueError(f"base {sorted(set(base.values()))}")
-        sizes = None if settings["sizes"] is None else PerturbationSizes(**settings["sizes"])
         if not genes or not groups or not all(parts) or len(labels) != len(parts):
             raise ValueError("genes, groups or parts out of range")
         given = {name: str(settings["given"][name]) for name in COLUMNS}
         notes = arrays(dict(settings["notes"]))
-        c, n, g = model.config, len(parts), len(genes)
+        n, g = len(parts), len(genes)
         expected: dict[str, tuple[int, ...]] = {
             "delta": (n, g),
-            "n_cells": (n,),
             "control": (len(groups), g),
+            "states": (len(groups), model.config.state_dim),
             "n_control": (len(groups),),
-            "states": (len(groups), c.state_dim),
-            "variance": (g,),
-            "level": (g,),
-            "group": (n,),
-            "dose": (n,),
+            **dict.fromkeys(("n_cells", "group", "dose"), (n,)),
+            **dict.fromkeys(("variance", "level"), (g,)),
         }
-        head = None
-        if sizes is not None:
-            check_sizes(sizes, _MOST)
-            if (sizes.dim, sizes.state_dim, sizes.n_genes) != (c.dim, c.state_dim, g):
-                raise ValueError("its head is for another model than the one beside it")
-            with torch.device("meta"):  # nothing of the sizes that a file names is set aside before they prove true
-                head = PerturbationHead(sizes)
-            expected |= shapes(head, "head.")
         check_shapes(tensors, expected)
-        if head is not None:
-            put_into(head, tensors, "head.")
-            head.to(next(model.parameters()).device)
         group, dose = tensors["group"].numpy(), tensors["dose"].numpy()
         if n and not (group.dtype == np.int64 and group.min() >= 0 and group.max() < len(groups)):
             raise ValueError("it names a group that is not there")
         low = [tensors["n_cells"] < 1, tensors["n_control"] < 1, tensors["dose"] <= 0, tensors["variance"] < 0]
         if any(bool(part.any()) for part in low):
             raise ValueError("it holds numbers of cells, doses or variances that are out of range")
-        conditions = Conditions(parts, group, dose)
-        screen = Screen(genes, groups, conditions, labels, **{name: tensors[name].numpy() for name in _SCREEN})
-        if sizes is not None and sizes.n_labels != len(numbered_labels(model, screen)):
-            raise ValueError(f"its head is of {sizes.n_labels} labels, which its screen does not have")
-        return cls(model, screen, base, head, **given, notes=notes)
+        measured = {name: tensors[name].numpy() for name in _SCREEN}
+        screen = Screen(genes, groups, Conditions(parts, group, dose), labels, **measured)
+        return cls(model, screen, base, **given, notes=notes)
+
+
+def open_screen(
+    adata: AnnData,
+    perturbation_key: str,
+    control: str,
+    groupby: str | None,
+    dose_key: str | None,
+    separator: str,
+    guides: Guides,
+    model: ScDiVa,
+    device: str,
+    reading: Reading,
+) -> tuple[PerturbationModel, Controls]:
+    """Open a screen that a model is to be fitted on.
+
+    Parameters
+    ----------
+    adata, perturbation_key, control, groupby, dose_key, separator, guides, device
+        As for :func:`scdiva.tl.fit_perturbation`.
+    model
+        The model.
+    reading
+        What to read.
+
+    Returns
+    -------
+    The model before it is fitted, and the control cells.
+    """
+    begun = time.monotonic()
+    check_columns(perturbation_key, groupby, dose_key)
+    known = read_perturbations(adata, perturbation_key, control, separator, guides, model.vocabulary, reading.species)
+    screen, controls = read_screen(adata, known, groupby, dose_key, model, device, reading)
+    if len(screen.conditions) == 1:
+        warn(
+            "the screen holds one condition: what is predicted of others is what it changed, and nothing can be said "
+            "of how good that is."
+        )
+    names = screen.conditions.part_names
+    genes = gene_tokens(model, names, controls.species)
+    notes: dict[str, Any] = {
+        "labels": np.array([name for name in names if name not in genes], dtype=object),
+        "seconds": time.monotonic() - begun,
+        **stored_guides(known.guides),
+    }
+    base = dict.fromkeys((*KINDS, "measured"), EXPECTED)
+    columns = perturbation_key, control, groupby or "", dose_key or "", separator
+    return PerturbationModel(model, screen, base, *columns, notes), controls
+
+
+def open_controls(adata: AnnData, fitted: PerturbationModel, guides: Guides, device: str, reading: Reading) -> Controls:
+    """Open control cells to predict from; all cells are, if there is no column of perturbations.
+
+    Parameters
+    ----------
+    adata, guides, device
+        As for :func:`scdiva.tl.predict_perturbation`.
+    fitted
+        The model to predict with.
+    reading
+        What to read.
+    """
+    key, how, model = fitted.perturbation_key, (fitted.control, fitted.separator), fitted.model
+    group = group_names(adata, fitted.groupby)
+    if key not in adata.obs:
+        chosen = np.ones(adata.n_obs, dtype=bool)
+    elif guides is not None:
+        chosen = read_perturbations(adata, key, *how, guides, model.vocabulary, reading.species).is_control
+    else:  # as in the screen; guides of the control that it did not have are known by its name
+        chosen = perturbations(adata, key, *how, guides_as_noted(fitted.notes, (), *how)).is_control
+    return read_controls(adata, chosen, group, model, device, reading)
+
+
+def fit(opened: PerturbationModel, species: Species, seed: int) -> PerturbationModel:
+    """Choose what to predict by, as it predicts conditions that are left out.
+
+    Parameters
+    ----------
+    opened
+        The model before it is fitted, which stays as it is.
+    species
+        Whose genes are perturbed.
+    seed
+        Of the folds.
+    """
+    begun, screen = time.monotonic(), opened.screen
+    logger.info(
+        "fitting %d conditions of %d groups, %d genes", len(screen.conditions), len(screen.groups), len(screen.genes)
+    )
+    none = np.zeros((0, screen.states.shape[1]), dtype=np.float32)
+    scores = validate(screen, similarities_of(opened.model, screen, screen.conditions, none, species), seed)
+    notes = {"validation": summary(scores), "seed": str(seed), **opened.notes}
+    notes["seconds"] += time.monotonic() - begun
+    return replace(opened, base=best_base(scores), notes=notes)
+
+
+def kinds(targets: Conditions, measured: Conditions) -> list[Kind]:
+    """Say of each target what is new about it, given what was measured.
+
+    One that was measured in its group, at whatever dose, is `"measured"`; one that was in other groups only is new in
+    its `"group"`; else a condition is a `"combination"` if it has several parts, or `"single"`.
+
+    Parameters
+    ----------
+    targets, measured
+        Conditions with the same numbers of groups.
+    """
+    found: list[Kind] = []
+    groups: dict[tuple[str, ...], set[int]] = {}
+    for parts, group in zip(measured.parts, measured.group, strict=True):
+        groups.setdefault(parts, set()).add(int(group))
+    for parts, group in zip(targets.parts, targets.group, strict=True):
+        known = groups.get(parts, set())
+        new: Kind = "combination" if len(parts) > 1 else "single"
+        found.append("measured" if int(group) in known else "group" if known else new)
+    return found
+
+
+def folds(screen: Screen, kind: Kind, seed: int) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    """Leave conditions out as predictions of a kind do: numbers of those kept, and of those left out.
+
+    `"single"`: a fifth of the genes and labels that were perturbed alone, with every combination that holds one; only
+    the single ones are predicted. `"combination"`: a fifth of the combinations. `"group"`: all perturbations of one
+    group of cells, of at most five; predicted are those that other groups had too.
+
+    Parameters
+    ----------
+    screen
+        What was measured.
+    kind
+        What to leave out.
+    seed
+        Of the choice.
+    """
+    c = screen.conditions
+    rng = np.random.default_rng(step_seed(seed, KINDS.index(kind), "folds"))
+    if kind == "group":
+        same = c.same(c)
+        for group in rng.permutation(np.unique(c.group))[:FOLDS]:
+            kept = c.group != group
+            elsewhere = (same & kept).any(axis=1) & ~kept
+            if elsewhere.any():
+                yield np.flatnonzero(kept), np.flatnonzero(elsewhere)
+        return
+    units = sorted({parts for parts in c.parts if (len(parts) > 1) == (kind == "combination")})
+    if len(units) < 2:
+        return
+    for chosen in np.array_split(rng.permutation(len(units)), min(FOLDS, len(units))):
+        out = {units[i] for i in chosen}
+        predicted = np.array([parts in out for parts in c.parts])
+        gone = predicted
+        if kind == "single":
+            gone = c.holding([parts[0] for parts in out]).sum(axis=1) > 0
+        if not gone.all():
+            yield np.flatnonzero(~gone), np.flatnonzero(predicted)
+
+
+class Scores(NamedTuple):
+    """Scores of conditions that were left out.
+
+    Attributes
+    ----------
+    kind
+        What was left out with each.
+    mse, pearson
+        `(n, n_methods)`, mean squared error and Pearson correlation of the change; NaN where a method is not defined,
+        and a correlation of 0 where a prediction is the same for all genes.
+    """
+
+    kind: NDArray[np.object_]
+    mse: NDArray[np.float64]
+    pearson: NDArray[np.float64]
+
+
+def validate(screen: Screen, similarities: Similarities, seed: int) -> Scores:
+    """Predict every condition that can be left out, by every method, from those that are kept, and score it.
+
+    Parameters
+    ----------
+    screen, similarities
+        What was measured, and the similarities that the model gives.
+    seed
+        Of the folds.
+    """
+    kind_of, mse, pearson = [], [np.empty((0, len(METHODS)))], [np.empty((0, len(METHODS)))]
+    for kind in KINDS:
+        for kept, out in folds(screen, kind, seed):
+            known, targets = screen.only(kept), screen.conditions.only(out)
+            simple, expected = baselines(known, targets), expected_response(known, targets, similarities)[0]
+            for i, row in enumerate(out):
+                made = np.stack([*(simple[name][i] for name in BASELINES), expected[i]])
+                predicted = made.astype(np.float32).astype(np.float64)
+                truth = screen.delta[row].astype(np.float64)
+                error = np.square(predicted - truth).mean(axis=1)
+                p, t = predicted - predicted.mean(axis=1, keepdims=True), truth - truth.mean()
+                size = np.sqrt(np.square(p).sum(axis=1) * np.square(t).sum())
+                kind_of.append(kind)
+                mse.append(error[None])
+                pearson.append(np.where(np.isnan(error), np.nan, (p @ t) / np.maximum(size, 1e-12))[None])
+    return Scores(np.array(kind_of, dtype=object), np.vstack(mse), np.vstack(pearson))
+
+
+def best_base(scores: Scores) -> dict[Kind, str]:
+    """Choose for each kind what predicts.
+
+    The expected response, unless a baseline correlates clearly better with what was measured: by
+    :data:`LEAST_GAIN` and the standard error of the difference. (By squared error no change at all wins where most of a
+    change is noise.)
+
+    Parameters
+    ----------
+    scores
+        Of conditions that were left out.
+    """
+    chosen: dict[Kind, str] = {"measured": EXPECTED}
+    for kind in KINDS:
+        pearson = scores.pearson[scores.kind == kind]
+        best, name = LEAST_GAIN, EXPECTED
+        for column, method in enumerate(METHODS[:-1]):
+            gain = pearson[:, column] - pearson[:, -1]
+            if len(gain) < 3 or np.isnan(gain).any():
+                continue
+            over = float(gain.mean() - gain.std(ddof=1) / len(gain) ** 0.5)
+            if over > best:
+                best, name = over, method
+        chosen[kind] = name
+    return chosen
+
+
+def summary(scores: Scores) -> dict[str, NDArray[Any]]:
+    """Mean scores by kind and method, as columns of equal length.
+
+    Parameters
+    ----------
+    scores
+        Of conditions that were left out.
+    """
+    rows = []
+    for kind in KINDS:
+        for column, method in enumerate(METHODS):
+            there = (scores.kind == kind) & ~np.isnan(scores.mse[:, column])
+            if there.any():
+                means = (part[there, column].mean() for part in (scores.pearson, scores.mse))
+                rows.append((method, kind, *means, int(there.sum())))
+    columns = zip(*rows, strict=True) if rows else ((),) * 5
+    types = {"method": object, "kind": object, "pearson_delta": np.float64, "mse": np.float64, "n": np.int64}
+    return {name: np.array(part, dtype=types[name]) for name, part in zip(types, columns, strict=True)}

@@ -1,10 +1,9 @@
-"""Predict conditions: what is asked for, the predicted change of its control cells, and AnnData of the cells made."""
+"""Predict conditions: what is asked for, the predicted change of control cells, and the cells made; and rank them."""
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,16 +14,16 @@ from scdiva import _constants as C
 from scdiva._checks import warn
 from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
-from scdiva.data.conditions import listed, perturbation_parts, refuse_twice, wanted_groups
+from scdiva.data.cells import open_cells
+from scdiva.data.conditions import column, listed, perturbation_parts, refuse_twice, wanted_groups
+from scdiva.data.genes import check_unique
+from scdiva.data.reading import Reading
 from scdiva.perturbation.model import COLUMNS, PerturbationModel
-from scdiva.perturbation.reading import Controls, refuse_unknown
-from scdiva.perturbation.screen import Conditions, Screen
+from scdiva.perturbation.screen import Conditions, Controls, controls_of, group_names, known_tokens
 
 if TYPE_CHECKING:
     from anndata import AnnData
 
-BLOCK = 32
-"""Control cells that the network reads at once."""
 FEW = 20
 """Control cells of a group below which there is a warning."""
 
@@ -84,19 +83,15 @@ def requested(
     else:
         names = listed(predict)
         parts = distinct_parts(names, fitted.control, fitted.separator, argument)
-    if not names:
-        raise ValueError(f"{argument} names no perturbation; leave it out to take all that were measured.")
-    if () in parts:
-        raise ValueError(f"{argument} holds the control, {names[parts.index(())]!r}: name what is to be perturbed.")
     for name, given, key in (("dose", dose, fitted.dose_key), ("groups", groups, fitted.groupby)):
         if given is not None and not key:
-            column = "dose_key" if name == "dose" else "groupby"
-            raise ValueError(f"{name}= is given, but the screen was read without: name the column, {column}=...")
+            by = "dose_key" if name == "dose" else "groupby"
+            raise ValueError(f"{name}= is given, but the screen was read without: name the column, {by}=...")
     doses = [float(np.median(measured.dose))] if dose is None else np.atleast_1d(dose).astype(float).tolist()
     if not doses or not all(0 < value < np.inf for value in doses):
         raise ValueError(f"dose must be a number above 0, or several; got {dose!r}.")
     refuse_twice(doses, "dose")
-    refuse_unknown(parts, screen, fitted.model)
+    known_tokens(fitted.model, parts, controls.species, measured.part_names)
     wanted = wanted_groups(groups, controls.groups, "have no control cells in adata")
     new = [name for name in controls.groups if name not in screen.groups]
     number = {name: i for i, name in enumerate((*screen.groups, *new))}
@@ -116,9 +111,15 @@ def distinct_parts(names: Sequence[str], control: str, separator: str, argument:
     Raises
     ------
     ValueError
-        If one is named twice; the message names the argument.
+        If there is none, one is the control, or one is named twice; the message names the argument.
     """
+    if not names:
+        raise ValueError(f"{argument} names no perturbation: name one or more.")
     parts = [perturbation_parts(name, control, separator) for name in names]
+    if () in parts:
+        raise ValueError(
+            f"{argument} holds {names[parts.index(())]!r}, which is no perturbation: name what is to be perturbed."
+        )
     if len(set(parts)) < len(parts):
         twice = next(name for name, p in zip(names, parts, strict=True) if parts.count(p) > 1)
         raise ValueError(f"{argument} holds {twice!r} more than once; the order of parts does not count.")
@@ -126,7 +127,7 @@ def distinct_parts(names: Sequence[str], control: str, separator: str, argument:
 
 
 def predicted_cells(
-    fitted: PerturbationModel, targets: Targets, controls: Controls, n_cells: int, seed: int, device: str
+    fitted: PerturbationModel, targets: Targets, controls: Controls, n_cells: int, seed: int
 ) -> AnnData:
     """Predict, and lay the result out as :func:`scdiva.tl.predict_perturbation` describes.
 
@@ -134,7 +135,7 @@ def predicted_cells(
     ----------
     fitted, targets, controls
         The model, what to predict, and the cells to start from.
-    n_cells, device
+    n_cells
         As for :func:`scdiva.tl.predict_perturbation`.
     seed
         Of the choice of control cells, and of how they change.
@@ -152,53 +153,26 @@ def predicted_cells(
     screen, conditions = fitted.screen, targets.conditions
     columns = gene_columns(controls.var.index, screen.genes)
     _warn_of_few(fitted, controls, list(dict.fromkeys(targets.groups)))
-    found = fitted.mean_change(conditions, targets.states)
-    at_start = controls.means[:, columns].astype(np.float64)[[controls.groups.index(name) for name in targets.groups]]
-    changes, values, origin = np.empty_like(found.change), [], []
-    with network_on(fitted, device):
-        for i, group in enumerate(progress_bar(targets.groups, desc="predicting", unit="condition")):
-            parts, dose = conditions.parts[i], float(conditions.dose[i])
-            # the same control cells whatever is done to them
-            draw = np.random.default_rng(step_seed(seed, 0, f"control cells of {group}"))
-            own = np.sort(draw.permutation(controls.of_group(group))[:n_cells])
-            change = np.tile(found.change[i], (len(own), 1))
-            if fitted.head is not None and not found.measured[i]:
-                change = change + network_changes(fitted, controls, own, parts, dose)
-            changes[i] = change.mean(axis=0)
-            draw = np.random.default_rng(step_seed(seed, 0, f"cells of {sorted(parts)} in {group} at {dose}"))
-            cells = controls.expression[controls.rows[own]][:, columns].toarray()
-            values.append(shift_cells(cells, change, screen.level, draw, at_start[i]))
-            origin.append(controls.names[controls.rows[own]])
-    several = len(set(conditions.dose)) > 1
-    labels = [
-        name + (f" in {group}" if fitted.groupby else "") + (f" at {dose:.15g}" if several else "")
-        for name, group, dose in zip(targets.names, targets.groups, conditions.dose.tolist(), strict=True)
-    ]
-    means = {C.VARM_MEAN: changes, C.VARM_CONTROL: np.zeros_like(changes)}
-    means |= {C.VARM_BASELINE + name: change for name, change in found.baselines.items()}
-    means = {key: np.maximum(at_start + change, 0.0) for key, change in means.items()}
+    found = fitted.mean_change(conditions, targets.states, controls.species)
+    start = controls.means[:, columns].astype(np.float64)[[controls.groups.index(name) for name in targets.groups]]
+    values, origin = [], []
+    for i, group in enumerate(progress_bar(targets.groups, desc="predicting", unit="condition")):
+        # the same control cells whatever is done to them
+        draw = np.random.default_rng(step_seed(seed, 0, f"control cells of {group}"))
+        rows = controls.rows[np.sort(draw.permutation(controls.of_group(group))[:n_cells])]
+        what = f"cells of {sorted(conditions.parts[i])} in {group} at {float(conditions.dose[i])}"
+        draw = np.random.default_rng(step_seed(seed, 0, what))
+        cells = controls.expression[rows][:, columns].toarray()
+        values.append(shift_cells(cells, start[i] + found.change[i], screen.level, draw))
+        origin.append(controls.names[rows])
+    changes = {C.VARM_MEAN: found.change, C.VARM_CONTROL: np.zeros_like(start)}
+    changes |= {C.VARM_BASELINE + name: change for name, change in found.baselines.items()}
+    means = {key: np.maximum(start + change, 0.0) for key, change in changes.items()}
     from_baseline = np.array([name in C.BASELINES for name in found.base])
     means[C.VARM_SD] = np.where(from_baseline[:, None], np.nan, found.sd)
-    same = conditions.same(screen.conditions) & (conditions.group[:, None] == screen.conditions.group)
-    notes = {name: getattr(fitted, name) for name in COLUMNS} | {
-        "condition": np.array(labels, dtype=object),
-        "perturbation": np.array(targets.names, dtype=object),
-        "group": np.array(targets.groups, dtype=object),
-        "dose": conditions.dose,
-        "n_parts": conditions.n_parts,
-        "n_seen": n_seen(screen, conditions),
-        "trained": same.any(axis=1),
-        "base": np.array(found.base, dtype=object),
-        "trained_on_interventions": True,
-        **{name: dict(value) if isinstance(value, dict) else value for name, value in fitted.notes.items()},
-    }
-    return laid_out(values, origin, controls.var.iloc[columns], means, notes)
-
-
-def n_seen(screen: Screen, conditions: Conditions) -> np.ndarray:
-    """Count the parts of each condition that the screen measured alone."""
-    alone = {p[0] for p in screen.conditions.parts if len(p) == 1}
-    return np.array([sum(part in alone for part in parts) for parts in conditions.parts], dtype=np.int64)
+    design = {name: getattr(fitted, name) for name in COLUMNS}
+    notes = {"base": np.array(found.base, dtype=object), "trained_on_interventions": True, **fitted.notes}
+    return laid_out(values, origin, controls.var.iloc[columns], means, targets, screen.conditions, design, notes)
 
 
 def laid_out(
@@ -206,6 +180,9 @@ def laid_out(
     origin: list[np.ndarray],
     var: pd.DataFrame,
     means: dict[str, np.ndarray],
+    targets: Targets,
+    measured: Conditions,
+    design: dict[str, str],
     notes: dict[str, Any],
 ) -> AnnData:
     """Put predicted cells one below the other, their means and notes beside.
@@ -220,8 +197,12 @@ def laid_out(
         Of the genes; copied.
     means
         By key of `varm`, `(n_conditions, n_genes)`.
+    targets, measured
+        What was predicted, and what was measured.
+    design
+        Columns of the study design, by :data:`scdiva.perturbation.model.COLUMNS`.
     notes
-        What `uns` holds of the prediction; by it `obs` is filled.
+        What else `uns` holds of the prediction.
 
     Returns
     -------
@@ -229,25 +210,44 @@ def laid_out(
     """
     from anndata import AnnData
 
+    conditions = targets.conditions
+    several = len(set(conditions.dose)) > 1
+    labels = [
+        name + (f" in {group}" if design["groupby"] else "") + (f" at {dose:.15g}" if several else "")
+        for name, group, dose in zip(targets.names, targets.groups, conditions.dose.tolist(), strict=True)
+    ]
     of = np.repeat(np.arange(len(values)), [len(part) for part in values])
     cells = np.concatenate(origin)
     obs = pd.DataFrame(
         {
-            C.OBS_CONDITION: pd.Categorical.from_codes(of, categories=notes["condition"]),
+            C.OBS_CONDITION: pd.Categorical.from_codes(of, categories=np.array(labels, dtype=object)),
             C.OBS_CONTROL_CELL: cells,
         },
-        index=[f"{notes['condition'][i]} {name}" for i, name in zip(of, cells, strict=True)],
+        index=[f"{labels[i]} {name}" for i, name in zip(of, cells, strict=True)],
     )
-    for column, name in ((notes["perturbation_key"], "perturbation"), (notes["groupby"], "group")):
-        if column:
-            categories = list(dict.fromkeys(notes[name]))
-            obs[column] = pd.Categorical(notes[name][of], categories=categories)
-    if notes["dose_key"]:
-        obs[notes["dose_key"]] = notes["dose"][of]
+    perturbation, group = np.array(targets.names, dtype=object), np.array(targets.groups, dtype=object)
+    for name, named in ((design["perturbation_key"], perturbation), (design["groupby"], group)):
+        if name:
+            obs[name] = pd.Categorical(named[of], categories=list(dict.fromkeys(named)))
+    if design["dose_key"]:
+        obs[design["dose_key"]] = conditions.dose[of]
     result = AnnData(np.vstack(values).astype(np.float32), obs=obs, var=var.copy())
     for key, part in means.items():
         result.varm[key] = np.asarray(part).T.astype(np.float32)
-    result.uns[C.UNS] = {C.PERTURBATION: notes}
+    same = conditions.same(measured) & (conditions.group[:, None] == measured.group)
+    result.uns[C.UNS] = {
+        C.PERTURBATION: {
+            **design,
+            "condition": np.array(labels, dtype=object),
+            "perturbation": perturbation,
+            "group": group,
+            "dose": conditions.dose,
+            "n_parts": conditions.n_parts,
+            "n_seen": conditions.n_seen(measured),
+            "trained": same.any(axis=1),
+            **{name: dict(value) if isinstance(value, dict) else value for name, value in notes.items()},
+        }
+    }
     return result
 
 
@@ -286,39 +286,7 @@ def _warn_of_few(fitted: PerturbationModel, controls: Controls, groups: list[str
         )
 
 
-@contextlib.contextmanager
-def network_on(fitted: PerturbationModel, device: str) -> Iterator[None]:
-    """Have the network of a fitted model, if it has one, on a device for the block, and back after it."""
-    moved = [] if fitted.head is None else [fitted.model, fitted.head]
-    home = next(fitted.model.parameters()).device
-    try:
-        for module in moved:
-            module.to(device)
-        yield
-    finally:
-        for module in moved:
-            module.to(home)
-
-
-def network_changes(
-    fitted: PerturbationModel, controls: Controls, own: np.ndarray, parts: tuple[str, ...], dose: float
-) -> Matrix:
-    """Predict what the network adds for some control cells, `(n_cells, n_genes)`."""
-    made = []
-    for lo in range(0, len(own), BLOCK):
-        batch = controls.cells.take(own[lo : lo + BLOCK])
-        n = batch.n_cells
-        made.append(fitted.added(batch.packed, [parts] * n, np.full(n, dose)).numpy())
-    return np.vstack(made).astype(np.float64)
-
-
-def shift_cells(
-    cells: Matrix,
-    change: Matrix,
-    level: NDArray[np.floating],
-    rng: np.random.Generator,
-    start: NDArray[np.floating] | None = None,
-) -> Matrix:
+def shift_cells(cells: Matrix, mean: Matrix, level: NDArray[np.floating], rng: np.random.Generator) -> Matrix:
     r"""Change the mean of each gene by how many cells express it, then by how much they do.
 
     In single cells a gene's mean moves with the share p of cells in which it is found. As if counts were Poisson, that
@@ -330,31 +298,24 @@ def shift_cells(
     ----------
     cells
         Log-normalised expression, `(n_cells, n_genes)`.
-    change
-        Of each cell, likewise; its mean over cells is that of the mean, and deviations of single cells from it are
-        added to those that express the gene.
+    mean
+        Mean to reach, `(n_genes,)`. If the cells were drawn from more, it is the mean of them all with the change: what
+        the drawn ones miss the former by is mended too, and a change that is smaller than this sampling error is met.
     level
         Mean of a gene where it is expressed, `(n_genes,)`, for genes that none of these cells expresses.
     rng
         Draws the cells.
-    start
-        Mean that the change starts from, `(n_genes,)`; None: that of these cells. If they were drawn from more, it is
-        the mean of them all: what the drawn ones miss it by is mended with the change, and a change that is smaller
-        than this sampling error is still met.
 
     Returns
     -------
-    float64 `(n_cells, n_genes)`, 0 or above. The mean of a gene is `start + change.mean(axis=0)`, or 0 where that is
-    below.
+    float64 `(n_cells, n_genes)`, 0 or above. The mean of a gene is `mean`, or 0 where that is below.
     """
-    n = len(cells)
-    mean, shift = cells.mean(axis=0), change.mean(axis=0)
-    aim = np.maximum((mean if start is None else start) + shift, 0.0)
+    n, was = len(cells), cells.mean(axis=0)
+    aim = np.maximum(mean, 0.0)
     on = cells > 0
     n_on = on.sum(axis=0)
-    share = n_on / n
-    fold = np.divide(aim, mean, out=np.zeros_like(aim), where=mean > 0)
-    wanted = np.where(n_on > 0, 1 - (1 - share) ** fold, np.minimum(aim / np.maximum(level, 1e-12), 1.0))
+    fold = np.divide(aim, was, out=np.zeros_like(aim), where=was > 0)
+    wanted = np.where(n_on > 0, 1 - (1 - n_on / n) ** fold, np.minimum(aim / np.maximum(level, 1e-12), 1.0))
     u = rng.random(len(aim))  # all genes, so that what one draws does not depend on the others
     k = np.where(aim > 1e-9, np.clip(np.floor(wanted * n + u), 1, n), 0).astype(np.int64)
     key, donor = rng.random(cells.shape), rng.random(cells.shape)
@@ -372,11 +333,6 @@ def shift_cells(
     given = np.where(n_on[gains] > 0, np.take_along_axis(cells[:, gains], row, axis=0), level[gains])
     made[:, gains] = np.where(rank < (k - n_on)[gains], given, made[:, gains])
 
-    beyond = change - shift
-    if beyond.any():
-        apart = np.where(made > 0, np.maximum(made + beyond, 0.0), 0.0)
-        # where all cells that have a gene would lose it, they keep it: the mean has to be met by some
-        made = np.where(apart.any(axis=0), apart, made)
     now = made.mean(axis=0)
     scaled: Matrix = made * np.divide(aim, now, out=np.zeros_like(aim), where=now > 0)
     return scaled
@@ -385,3 +341,79 @@ def shift_cells(
 def _ranks(keys: Matrix) -> NDArray[np.int64]:
     """Rank of each value within its column."""
     return np.argsort(np.argsort(keys, axis=0, kind="stable"), axis=0, kind="stable")
+
+
+def ranked(
+    adata: AnnData,
+    state_key: str,
+    start: str,
+    target: str,
+    fitted: PerturbationModel,
+    candidates: Sequence[str] | str | None,
+    combinations: bool,
+    dose: float | None,
+    device: str,
+    reading: Reading,
+) -> pd.DataFrame:
+    """Rank perturbations; arguments, result and errors as for :func:`scdiva.tl.rank_perturbations`.
+
+    Parameters
+    ----------
+    adata, state_key, start, target, candidates, combinations, dose, device
+        As there.
+    fitted
+        The model.
+    reading
+        What to read.
+    """
+    states = column(adata, state_key)
+    for name in (start, target):
+        if name not in states:
+            there = ", ".join(map(repr, sorted(set(states.tolist()))[:10]))
+            raise ValueError(f"adata.obs[{state_key!r}] never is {name!r}; there are {there}.")
+    if start == target:
+        raise ValueError(f"start and target are both {start!r}: there is no change to look for.")
+    if dose is not None and np.ndim(dose):
+        raise ValueError(f"dose must be one number for all, got {dose!r}.")
+    if combinations and not fitted.separator:
+        raise ValueError("combinations need a separator, and the screen was read without: separator='+'")
+    screen = fitted.screen
+    rows = np.flatnonzero(states == start)
+    group = group_names(adata, fitted.groupby)[rows]
+    if len(lines := sorted(set(group))) > 1:
+        raise ValueError(
+            f"the start cells are of {len(lines)} groups of adata.obs[{fitted.groupby!r}], the first are "
+            f"{', '.join(map(repr, lines[:5]))}; perturbations change each in its own way: start from cells of one."
+        )
+    measured = dict(zip(screen.conditions.parts, screen.labels, strict=True))
+    names = [measured[parts] for parts in sorted(measured)] if candidates is None else listed(candidates)
+    if combinations:
+        alone = sorted(parts[0] for parts in measured if len(parts) == 1)
+        named = {perturbation_parts(name, fitted.control, fitted.separator) for name in names}
+        names += [fitted.separator.join(pair) for pair in itertools.combinations(alone, 2) if pair not in named]
+
+    source = open_cells(adata, fitted.model, reading, empty="nan")
+    check_unique(source.var.index)
+    expression, columns = source.log_normalised(), gene_columns(source.var.index, screen.genes)
+    from_, to = (np.asarray(expression[states == name].mean(axis=0)).ravel()[columns] for name in (start, target))
+    needed = to - from_
+    length = float(np.linalg.norm(needed))
+    if length < 1e-9:
+        raise ValueError(f"{start!r} and {target!r} have the same mean expression: there is no change to look for.")
+    controls = controls_of(source, expression, rows, group, fitted.model, device)
+    targets = requested(fitted, controls, names, None, dose, argument="candidates")
+    conditions = targets.conditions
+    change = fitted.mean_change(conditions, targets.states, controls.species).change
+    along = change @ needed / length
+    frame = pd.DataFrame(
+        {
+            "perturbation": targets.names,
+            "n_parts": conditions.n_parts,
+            "n_seen": conditions.n_seen(screen.conditions),
+            "trained": [parts in measured for parts in conditions.parts],
+            "cosine": along / np.maximum(np.linalg.norm(change, axis=1), 1e-12),
+            "reached": along / length,
+            "distance": np.linalg.norm(needed - change, axis=1) / length,
+        }
+    )
+    return frame.sort_values("cosine", ascending=False, kind="stable").reset_index(drop=True)

@@ -1,4 +1,4 @@
-r"""Mean responses to perturbations that were not measured, from those that were: a Gaussian process over conditions.
+r"""Mean responses to perturbations that were not measured: simple baselines, and a Gaussian process over conditions.
 
 With a condition c = (perturbed genes, group of cells, dose), the change of a gene's mean expression is taken as
 
@@ -8,7 +8,7 @@ With a condition c = (perturbed genes, group of cells, dose), the change of a ge
     k(c, c') = a + \bigl(0.7\, B B'^\top + 0.3\, B S B'^\top + 0.05\, p\bigr)\, h(g, g')\, d(c, c')
 
 where B says how strongly each gene is perturbed, S is the similarity of two perturbed genes by the model
-(:func:`scdiva.perturbation.screen.part_similarity`), p is 1 for one combination of several genes with itself, h is the
+(:func:`part_similarity`), p is 1 for one combination of several genes with itself, h is the
 similarity of two groups of cells, and d that of two doses. So a is what all perturbed cells share, B B' adds up
 effects of single genes in combinations, B S B' carries them over to genes that were not perturbed, and p leaves room
 for what does not add up. Two groups share a part b of an effect in any case, and 0.6 of the rest by the cosine of their
@@ -23,13 +23,22 @@ sets of `benchmarks/perturbation.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from scdiva.perturbation.screen import Conditions, Screen, Similarities
+from scdiva._constants import BASELINES, N_SPECIAL
+from scdiva.data.conditions import match_perturbed
+from scdiva.data.reading import Species
+from scdiva.models.scdiva import ScDiVa
+from scdiva.perturbation.screen import Conditions, Screen
 
+COMPONENTS = 10
+"""Principal components of genes that the linear baseline knows a perturbed gene by."""
+PENALTY = 0.1
+"""Of its ridge regression."""
 RELATED, PAIR = 0.3, 0.05
 """Share of an effect that similar genes have in common, and what a combination has of its own beside effects of 1."""
 SIMILAR_GROUP = 0.6
@@ -41,6 +50,199 @@ OWN, LEAST = 0.3, 0.25
 share of the latter. No gene is drawn less towards the others than one whose scale is that average."""
 
 Matrix = NDArray[np.float64]
+
+
+class Similarities(NamedTuple):
+    """Similarities that the model gives.
+
+    Attributes
+    ----------
+    names
+        Perturbed genes and labels.
+    parts
+        `(n_names, n_names)`, see :func:`part_similarity`.
+    groups
+        `(n_groups, n_groups)`, see :func:`group_similarity`.
+    """
+
+    names: tuple[str, ...]
+    parts: Matrix
+    groups: Matrix
+
+
+def part_similarity(model: ScDiVa, names: Sequence[str], species: Species = None) -> Matrix:
+    r"""Similarity of perturbed genes by the model, `(n, n)` with ones on the diagonal.
+
+    The product of two cosines, of the genes' token embeddings and of their rows in the set encoder's table, each
+    around its mean over the vocabulary: both have to agree. Without a set encoder the first is squared. A name that is
+    no gene of the vocabulary is like none but itself.
+
+    Parameters
+    ----------
+    model
+        The model.
+    names
+        Perturbed genes, or labels.
+    species
+        Whose genes they are, see :func:`scdiva.data.conditions.species_of`.
+    """
+    tokens, _ = match_perturbed(names, model.vocabulary, species)
+    known = tokens >= N_SPECIAL
+    cosines = []
+    tables = [model.embedding.gene.weight]
+    table = getattr(getattr(model.anchor, "table", None), "weight", None)
+    tables.append(tables[0] if table is None else table)
+    for weight in tables:
+        rows = weight.detach().double().cpu().numpy()[N_SPECIAL:]
+        own = np.zeros((len(names), rows.shape[1]))
+        own[known] = rows[tokens[known] - N_SPECIAL] - rows.mean(axis=0)
+        own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), 1e-12)
+        cosines.append(own @ own.T)
+    similar: Matrix = cosines[0] * cosines[1]
+    np.fill_diagonal(similar, 1.0)
+    return similar
+
+
+def group_similarity(states: NDArray[np.float32], n_measured: int) -> Matrix:
+    """Similarity of groups of cells, `(n, n)`: cosines of their control cells' mean states around those of the screen.
+
+    Of two groups such cosines are always -1, which carries no information: of fewer than three measured, each is like
+    itself alone.
+
+    Parameters
+    ----------
+    states
+        `(n, state_dim)`, those that the screen measured first.
+    n_measured
+        Their number.
+    """
+    if n_measured < 3:
+        return np.eye(len(states))
+    own = states.astype(np.float64) - states[:n_measured].mean(axis=0)
+    own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), 1e-12)
+    similar: Matrix = own @ own.T
+    np.fill_diagonal(similar, 1.0)
+    return similar
+
+
+def similarities_of(
+    model: ScDiVa, screen: Screen, targets: Conditions, states: NDArray[np.float32], species: Species
+) -> Similarities:
+    """Give the similarities of all perturbed genes, and of all groups, of a screen and of what is predicted.
+
+    Parameters
+    ----------
+    model
+        The model.
+    screen, targets
+        What was measured, and what is predicted.
+    states
+        Of the groups that `targets` has beyond those of the screen.
+    species
+        Whose genes are perturbed.
+    """
+    names = tuple(sorted({*screen.conditions.part_names, *targets.part_names}))
+    groups = group_similarity(np.vstack([screen.states, states]), len(screen.groups))
+    return Similarities(names, part_similarity(model, names, species), groups)
+
+
+def baselines(screen: Screen, targets: Conditions) -> dict[str, Matrix]:
+    """Predict the change of mean expression by each simple baseline.
+
+    Where the group of a target was perturbed at all, only conditions in that group count; else those of all groups.
+
+    - ``"no_change"``: none.
+    - ``"train_mean"``: the mean over all conditions.
+    - ``"matching_mean"``: the mean over the parts of the mean over conditions that hold the part (Viñas Torné et al.
+      2025, "Systema"); a part that none holds counts as the train mean.
+    - ``"additive"``: the sum over the parts of the part's own change, of the same dose if it was given alone at that,
+      else of all its doses; in other groups if not in this one; of a part that was never perturbed alone, the mean
+      change by a part alone (Ahlmann-Eltze et al. 2025).
+    - ``"linear"``: ridge regression of the changes on principal components of the perturbed gene and of the gene that
+      responds (Ahlmann-Eltze et al. 2025); several parts add up, and a part that is no column counts as zero.
+    - ``"elsewhere"``: the mean of the same perturbation, at the same dose if there is, in other groups; NaN if there
+      is none.
+
+    Parameters
+    ----------
+    screen
+        What was measured.
+    targets
+        What to predict.
+
+    Returns
+    -------
+    By name, float64 `(n_targets, n_genes)`.
+    """
+    measured, delta = screen.conditions, screen.delta.astype(np.float64)
+    usable = targets.group[:, None] == measured.group
+    usable[~usable.any(axis=1)] = True
+    mean = _means(usable, delta)
+    single = measured.n_parts == 1
+    alone = usable & single
+    alone_mean = np.where(alone.any(axis=1)[:, None], _means(alone, delta), mean)
+
+    matching, additive = np.zeros_like(mean), np.zeros_like(mean)
+    for row, parts in enumerate(targets.parts):
+        holds = measured.holding(parts)
+        for j in range(len(parts)):
+            of_part = usable[row] & holds[:, j]
+            matching[row] += (delta[of_part].mean(axis=0) if of_part.any() else mean[row]) / len(parts)
+            own = _first(
+                alone[row] & holds[:, j] & (measured.dose == targets.dose[row]),
+                alone[row] & holds[:, j],
+                single & holds[:, j],
+            )
+            additive[row] += alone_mean[row] if own is None else delta[own].mean(axis=0)
+
+    same = targets.same(measured)
+    other_dose = targets.same_parts(measured)
+    away = targets.group[:, None] != measured.group
+    elsewhere = np.full_like(mean, np.nan)
+    for row in range(len(targets)):
+        found = _first(same[row] & away[row], other_dose[row] & away[row])
+        if found is not None:
+            elsewhere[row] = delta[found].mean(axis=0)
+    made = (np.zeros_like(mean), mean, matching, additive, _linear(screen, targets, usable), elsewhere)
+    return dict(zip(BASELINES, made, strict=True))
+
+
+def _means(chosen: NDArray[np.bool_], delta: Matrix) -> Matrix:
+    """Mean over the chosen conditions of each row; zero where none is."""
+    found: Matrix = chosen @ delta / np.maximum(chosen.sum(axis=1, keepdims=True), 1)
+    return found
+
+
+def _first(*choices: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
+    """Return the first choice that holds anything."""
+    return next((choice for choice in choices if choice.any()), None)
+
+
+def _linear(screen: Screen, targets: Conditions, usable: NDArray[np.bool_]) -> Matrix:
+    """Solve Y = b + G W P' by ridge regression, with G the loadings of genes, and P the sums of them over parts."""
+    column = {name: j for j, name in enumerate(screen.genes)}
+    names = {part for c in (screen.conditions, targets) for parts in c.parts for part in parts}
+    measured = sorted(name for name in names if name in column)
+    places = [column[name] for name in measured]
+    of_train, of_target = screen.conditions.holding(measured), targets.holding(measured)
+    predicted = np.zeros((len(targets), len(screen.genes)))
+    for chosen in np.unique(usable, axis=0):
+        rows = np.flatnonzero((usable == chosen).all(axis=1))
+        y = screen.delta[chosen].astype(np.float64)
+        expression = y + screen.control[screen.conditions.group[chosen]]
+        centred = expression - expression.mean(axis=0)
+        b = y.mean(axis=0)
+        predicted[rows] = b
+        if not measured or len(y) < 2:
+            continue
+        _, size, right = np.linalg.svd(centred, full_matrices=False)
+        k = min(COMPONENTS, int((size > 1e-8 * max(size[0], 1e-12)).sum()))
+        g = right[:k].T * size[:k]
+        p, q = of_train[chosen] @ g[places], of_target[rows] @ g[places]
+        ridge = PENALTY * np.eye(k)
+        w = np.linalg.solve(p.T @ p + ridge, p.T @ (y - b) @ g) @ np.linalg.inv(g.T @ g + ridge)
+        predicted[rows] = b + q @ w @ g.T
+    return predicted
 
 
 class Shared(NamedTuple):

@@ -1,22 +1,43 @@
-"""A perturbation screen as numbers: conditions, mean changes of expression, similarities of genes and of groups."""
+"""A perturbation screen: its conditions and control cells, and what was measured of them as numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import pandas as pd
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from scdiva._checks import nearest, warn
 from scdiva._constants import N_SPECIAL
+from scdiva._progress import progress_bar
+from scdiva._settings import settings
+from scdiva.data.cells import open_cells
+from scdiva.data.conditions import (
+    Perturbations,
+    column,
+    doses,
+    genes_among,
+    genes_of_guides,
+    match_perturbed,
+    species_of,
+)
+from scdiva.data.genes import check_unique
+from scdiva.data.packed import take_cells, warn_left_out
+from scdiva.data.reading import Reading, Species
+from scdiva.data.source import CellSource
+from scdiva.models.inference import open_encoder
 from scdiva.models.scdiva import ScDiVa
+from scdiva.train.adaptation import AdaptationCells
 
-Kind = Literal["single", "combination", "group", "measured"]
-"""What is new about a condition: a perturbation of one part, of several, the group of cells it is done to; or nothing,
-as it was measured."""
-KINDS: tuple[Kind, ...] = ("single", "combination", "group")
-"""Those of which something is new."""
+if TYPE_CHECKING:
+    from anndata import AnnData
+
+BLOCK = 64
+"""Control cells that the model encodes at once."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +71,11 @@ class Conditions:
         """Number of parts of each."""
         return np.array([len(parts) for parts in self.parts], dtype=np.int64)
 
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        """Genes and labels that are perturbed, alone or with others, sorted."""
+        return tuple(sorted({part for parts in self.parts for part in parts}))
+
     def same_parts(self, other: Conditions) -> NDArray[np.bool_]:
         """Whether a condition and one of the others perturb the same, bool `(n, m)`."""
         number = {parts: i for i, parts in enumerate(dict.fromkeys([*self.parts, *other.parts]))}
@@ -69,6 +95,11 @@ class Conditions:
         for row, parts in enumerate(self.parts):
             found[row, [column[part] for part in parts if part in column]] = True
         return found
+
+    def n_seen(self, measured: Conditions) -> NDArray[np.int64]:
+        """Count the parts of each that were measured alone."""
+        alone = {parts[0] for parts in measured.parts if len(parts) == 1}
+        return np.array([sum(part in alone for part in parts) for parts in self.parts], dtype=np.int64)
 
 
 @dataclass(frozen=True)
@@ -117,151 +148,329 @@ class Screen:
         """Return the screen as if some conditions, by number, had been measured alone."""
         return replace(self, conditions=self.conditions.only(rows), delta=self.delta[rows], n_cells=self.n_cells[rows])
 
-    @property
-    def part_names(self) -> tuple[str, ...]:
-        """Genes and labels that were perturbed, alone or with others, sorted."""
-        return tuple(sorted({part for parts in self.conditions.parts for part in parts}))
 
-
-class Examples(NamedTuple):
-    """What a network learns from: what a base leaves of a condition's change.
+class Controls(NamedTuple):
+    """Control cells, by group.
 
     Attributes
     ----------
-    row
-        int64 `(n,)`, number of the condition.
-    residual
-        float32 `(n, n_genes)`.
-    held_out
-        bool `(n,)`, whether it is looked at and not trained on.
-    """
-
-    row: NDArray[np.int64]
-    residual: NDArray[np.float32]
-    held_out: NDArray[np.bool_]
-
-
-class Similarities(NamedTuple):
-    """Similarities that the model gives.
-
-    Attributes
-    ----------
+    var
+        Annotation of the genes.
     names
-        Perturbed genes and labels.
-    parts
-        `(n_names, n_names)`, see :func:`part_similarity`.
+        Of the cells, in the order of `expression`.
     groups
-        `(n_groups, n_groups)`, see :func:`group_similarity`.
+        Names of the groups, sorted.
+    number
+        int64, group of each cell.
+    expression
+        CSR, cells × genes, log1p of counts per ten thousand.
+    cells, rows
+        The same cells as the model reads them, ordered by group, and the row of `expression` of each; without those of
+        no known gene.
+    states
+        float32 `(n_groups, state_dim)`, mean state of each group's cells.
+    species
+        Whose genes these are, see :func:`scdiva.data.conditions.species_of`.
     """
 
-    names: tuple[str, ...]
-    parts: NDArray[np.float64]
-    groups: NDArray[np.float64]
+    var: pd.DataFrame
+    names: np.ndarray
+    groups: tuple[str, ...]
+    number: np.ndarray
+    expression: sp.csr_matrix
+    cells: AdaptationCells
+    rows: np.ndarray
+    states: np.ndarray
+    species: Species
+
+    @property
+    def means(self) -> np.ndarray:
+        """Mean expression of each group, float32 `(n_groups, n_genes)`."""
+        return _group_means(self.expression, self.number, len(self.groups)).astype(np.float32)
+
+    def of_group(self, name: str) -> np.ndarray:
+        """Give the numbers, in `cells`, of the cells of a group."""
+        return np.flatnonzero(self.number[self.rows] == self.groups.index(name))
 
 
-def kinds(targets: Conditions, measured: Conditions) -> list[Kind]:
-    """Say of each target what is new about it, given what was measured.
-
-    One that was measured in its group, at whatever dose, is `"measured"`; one that was in other groups only is new in
-    its `"group"`; else a condition is a `"combination"` if it has several parts, or `"single"`.
+def read_screen(
+    adata: AnnData,
+    known: Perturbations,
+    groupby: str | None,
+    dose_key: str | None,
+    model: ScDiVa,
+    device: str,
+    reading: Reading,
+) -> tuple[Screen, Controls]:
+    """Read what was measured.
 
     Parameters
     ----------
-    targets, measured
-        Conditions with the same numbers of groups.
+    adata
+        Cells.
+    known
+        Their perturbations.
+    groupby, dose_key
+        As for :func:`scdiva.tl.fit_perturbation`.
+    model
+        The model.
+    device
+        Torch device to run the model on.
+    reading
+        What to read.
+
+    Raises
+    ------
+    KeyError
+        If a column is not there.
+    ValueError
+        If nothing but controls was measured, or nothing in two cells; a group is missing or has perturbed cells and no
+        control cells, a dose of a perturbed cell is not above 0, genes have one name, or the matrix is refused.
+
+    Warns
+    -----
+    UserWarning
+        If conditions were measured in a single cell.
     """
-    found: list[Kind] = []
-    groups: dict[tuple[str, ...], set[int]] = {}
-    for parts, group in zip(measured.parts, measured.group, strict=True):
-        groups.setdefault(parts, set()).add(int(group))
-    for parts, group in zip(targets.parts, targets.group, strict=True):
-        known = groups.get(parts, set())
-        new: Kind = "combination" if len(parts) > 1 else "single"
-        found.append("measured" if int(group) in known else "group" if known else new)
-    return found
+    control = known.is_control
+    groups, dose = group_names(adata, groupby), _doses(adata, dose_key, ~control)
+    if control.all():
+        raise ValueError(f"all {adata.n_obs} cells are control cells: there is no perturbation to learn from.")
+    without = sorted(set(groups[~control]) - set(groups[control]))
+    if without:
+        raise ValueError(
+            f"{len(without)} of {len(set(groups))} groups have perturbed cells and no control cells, the first is "
+            f"{without[0]!r}: leave such groups out, or name a coarser groupby."
+        )
+    source = open_cells(adata, model, reading, empty="nan")
+    check_unique(source.var.index)
+    expression = source.log_normalised()
+    controls = controls_of(source, expression, np.flatnonzero(control), groups[control], model, device)
+    number = {name: i for i, name in enumerate(controls.groups)}
+    keys = [(known.parts[p], number[g], d) for p, g, d in zip(known.code, groups, dose, strict=True)]
+    measured = sorted({key for key in keys if key[0]})
+    n, n_groups = len(measured), len(controls.groups)
+    if n + n_groups == adata.n_obs:
+        raise ValueError(
+            f"each of {n} conditions was measured in one cell, and so were the control cells of each group: "
+            "nothing says how much of a change is chance. Two or more control cells would."
+        )
+    # control cells of a group stand behind the conditions, as one more each
+    row_of = {key: i for i, key in enumerate(measured)} | {((), g, 1.0): n + g for g in range(n_groups)}
+    within = np.array([row_of[key] for key in keys])
+    mean, size = _group_means(expression, within, n + n_groups), np.bincount(within, minlength=n + n_groups)
+    squares = np.asarray(expression.multiply(expression).sum(axis=0)).ravel()
+    left = np.maximum(squares - (np.square(mean) * size[:, None]).sum(axis=0), 0.0)
+    level = np.asarray(expression.sum(axis=0)).ravel() / np.maximum(expression.getnnz(axis=0), 1)
+    n_cells, base = size[:n].astype(np.int64), mean[n:]
+    if (n_cells == 1).any():
+        first = " and ".join(measured[int((n_cells == 1).argmax())][0])
+        warn(
+            f"{(n_cells == 1).sum()} of {n} conditions were measured in one cell, the first is {first!r}: "
+            "they count for as little as their sampling error, which is taken from the other conditions, lets them."
+        )
+    conditions = Conditions(
+        tuple(key[0] for key in measured),
+        np.array([key[1] for key in measured], dtype=np.int64),
+        np.array([key[2] for key in measured], dtype=np.float64),
+    )
+    labels = dict(zip(known.parts, known.labels, strict=True))
+    screen = Screen(
+        genes=tuple(map(str, source.var.index)),
+        groups=controls.groups,
+        conditions=conditions,
+        labels=tuple(labels[names] for names in conditions.parts),
+        delta=(mean[:n] - base[conditions.group]).astype(np.float32),
+        n_cells=n_cells,
+        control=base.astype(np.float32),
+        n_control=size[n:].astype(np.int64),
+        states=controls.states,
+        variance=(left / max(1, adata.n_obs - n - n_groups)).astype(np.float32),
+        level=level.astype(np.float32),
+    )
+    return screen, controls
 
 
-def part_similarity(model: ScDiVa, names: Sequence[str]) -> NDArray[np.float64]:
-    r"""Similarity of perturbed genes by the model, `(n, n)` with ones on the diagonal.
+def group_names(adata: AnnData, groupby: str | None) -> np.ndarray:
+    """Give the group of each cell, `""` without a column."""
+    return column(adata, groupby).astype(object) if groupby else np.full(adata.n_obs, "", dtype=object)
 
-    The product of two cosines, of the genes' token embeddings and of their rows in the set encoder's table, each
-    around its mean over the vocabulary: both have to agree. Without a set encoder the first is squared. A name that is
-    no gene of the vocabulary is like none but itself.
+
+def _doses(adata: AnnData, dose_key: str | None, treated: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Give the dose of each cell: 1 without a column, and of control cells."""
+    dose = np.ones(adata.n_obs)
+    if dose_key is not None:
+        given = doses(adata, dose_key)
+        bad = treated & ~(np.isfinite(given) & (given > 0))
+        if bad.any():
+            raise ValueError(
+                f"adata.obs[{dose_key!r}] is no number above 0 for {bad.sum()} of {treated.sum()} perturbed cells, the "
+                f"first is {adata.obs_names[bad.argmax()]!r}: give their dose, or leave dose_key out."
+            )
+        dose[treated] = given[treated]
+    return dose
+
+
+def read_controls(
+    adata: AnnData, chosen: np.ndarray, group: np.ndarray, model: ScDiVa, device: str | None, reading: Reading
+) -> Controls:
+    """Open control cells apart from others.
+
+    Parameters
+    ----------
+    adata
+        Cells.
+    chosen
+        bool, which are control cells; others are not looked at.
+    group
+        Name of the group of every cell.
+    model, device
+        As for :func:`controls_of`.
+    reading
+        What to read.
+    """
+    check_unique(reading.var(adata).index)
+    own = adata[chosen]
+    source = open_cells(own.to_memory() if own.isbacked else own, model, reading, empty="nan")
+    return controls_of(source, source.log_normalised(), np.arange(source.n_obs), group[chosen], model, device)
+
+
+def controls_of(
+    source: CellSource,
+    expression: sp.csr_matrix,
+    rows: np.ndarray,
+    group: np.ndarray,
+    model: ScDiVa,
+    device: str | None,
+) -> Controls:
+    """Give the control cells of each group, as the model reads them, and encode them.
+
+    Parameters
+    ----------
+    source, expression
+        Cells that were opened, and their log-normalised expression.
+    rows
+        Numbers of the control cells, ascending.
+    group
+        Name of the group of each of these.
+    model
+        The model.
+    device
+        Torch device to encode them on. None does not: `states` has no columns, and each cell has all of its genes,
+        also those beyond what the model reads at once.
+
+    Raises
+    ------
+    ValueError
+        If no control cell of a group has a gene that the model knows.
+
+    Warns
+    -----
+    UserWarning
+        If cells are left out because they have none.
+    """
+    if device is None:
+        source = replace(source, max_length=model.vocabulary.n_genes)
+    names, number = np.unique(group.astype(str), return_inverse=True)
+    number = number.astype(np.int64)
+    runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
+    ragged = source.read_ranges([(int(run[0]), int(run[-1]) + 1) for run in runs])
+    order = np.argsort(number, kind="stable")
+    order = order[np.diff(ragged[0])[order] > 0]
+    there = np.bincount(number[order], minlength=len(names))
+    warn_left_out("adata", len(rows) - len(order), len(rows), 1)
+    if (there == 0).any():
+        raise ValueError(
+            f"in {(there == 0).sum()} of {len(names)} groups no control cell has a gene that the model knows, the "
+            f"first is {str(names[there.argmin()])!r}: leave such groups out."
+        )
+    cells = AdaptationCells(*take_cells(ragged, order), number[order], source.measured_tokens, len(names))
+    states = np.zeros((len(names), 0))
+    if device is not None:
+        encoded = _states(cells, model, device)
+        states = np.zeros((len(names), encoded.shape[1]))
+        np.add.at(states, cells.batch, encoded)
+        states /= there[:, None]
+    return Controls(
+        var=source.var,
+        names=np.asarray(source.obs_names)[rows],
+        groups=tuple(map(str, names)),
+        number=number,
+        expression=expression[rows] if len(rows) < source.n_obs else expression,
+        cells=cells,
+        rows=order,
+        states=states.astype(np.float32),
+        species=species_of(list(map(str, source.var.index)), model.vocabulary, source.reading.species),
+    )
+
+
+def _states(cells: AdaptationCells, model: ScDiVa, device: str) -> np.ndarray:
+    """Encode cells: the state of each."""
+    blocks = [np.arange(lo, min(lo + BLOCK, cells.n_cells)) for lo in range(0, cells.n_cells, BLOCK)]
+    with (
+        open_encoder(model, device=device, threads=settings.threads, what="state") as encode,
+        progress_bar(desc="running the model", unit="cell", total=cells.n_cells) as bar,
+    ):
+        parts = []
+        for part in encode(lambda block: cells.take(block).packed, blocks):
+            parts.append(part)
+            bar.update(len(part))
+    return np.vstack(parts)
+
+
+def known_tokens(
+    model: ScDiVa, parts: Iterable[tuple[str, ...]], species: Species, measured: Sequence[str] = ()
+) -> dict[str, int]:
+    """Give the tokens of perturbed genes, by name; refuse names of which nothing is known.
 
     Parameters
     ----------
     model
-        The model.
-    names
-        Perturbed genes, or labels.
+        The model, whose vocabulary is looked into.
+    parts
+        Of the perturbations.
+    species
+        Whose genes they are.
+    measured
+        Genes and labels that a screen measured, which need no token.
+
+    Raises
+    ------
+    ValueError
+        If a name is neither; the message names close ones.
     """
-    tokens = model.vocabulary.match(names).tokens
-    known = tokens >= N_SPECIAL
-    cosines = []
-    tables = [model.embedding.gene.weight]
-    table = getattr(getattr(model.anchor, "table", None), "weight", None)
-    tables.append(tables[0] if table is None else table)
-    for weight in tables:
-        rows = weight.detach().double().cpu().numpy()[N_SPECIAL:]
-        own = np.zeros((len(names), rows.shape[1]))
-        own[known] = rows[tokens[known] - N_SPECIAL] - rows.mean(axis=0)
-        own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), 1e-12)
-        cosines.append(own @ own.T)
-    similar: NDArray[np.float64] = cosines[0] * cosines[1]
-    np.fill_diagonal(similar, 1.0)
-    return similar
+    asked = sorted({part for names in parts for part in names})
+    tokens = gene_tokens(model, asked, species)
+    unknown = [part for part in asked if part not in tokens and part not in measured]
+    if unknown:
+        of_vocabulary = genes_among(model.vocabulary, species)
+
+        def known(names: Iterable[str]) -> set[str]:
+            listed = set(names)
+            return of_vocabulary(listed) | (listed & set(measured))
+
+        of_guide = genes_of_guides(unknown[:1], known, "", "").values()
+        like_it = nearest(unknown[0], [*measured, *model.vocabulary.symbols])
+        near = list(dict.fromkeys([*of_guide, *like_it]))[:3]
+        missing_in = "neither in the screen nor" if measured else "not"
+        raise ValueError(
+            f"{len(unknown)} of {len(asked)} perturbed genes or labels are {missing_in} in the model's "
+            f"vocabulary, the first is {unknown[0]!r}"
+            + (f"; close names are {', '.join(map(repr, near))}" if near else "")
+            + ". Name genes by symbol or Ensembl id: of what is not known nothing can be predicted."
+        )
+    return tokens
 
 
-def group_similarity(states: NDArray[np.float32], n_measured: int) -> NDArray[np.float64]:
-    """Similarity of groups of cells, `(n, n)`: cosines of their control cells' mean states around those of the screen.
-
-    Of two groups such cosines are always -1, which carries no information: of fewer than three measured, each is like
-    itself alone.
-
-    Parameters
-    ----------
-    states
-        `(n, state_dim)`, those that the screen measured first.
-    n_measured
-        Their number.
-    """
-    if n_measured < 3:
-        return np.eye(len(states))
-    own = states.astype(np.float64) - states[:n_measured].mean(axis=0)
-    own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), 1e-12)
-    similar: NDArray[np.float64] = own @ own.T
-    np.fill_diagonal(similar, 1.0)
-    return similar
-
-
-def similarities_of(
-    model: ScDiVa, screen: Screen, targets: Conditions | None = None, states: NDArray[np.float32] | None = None
-) -> Similarities:
-    """Give the similarities of all perturbed genes, and of all groups, of a screen and of what is predicted.
-
-    Parameters
-    ----------
-    model
-        The model.
-    screen, targets
-        What was measured, and what is predicted; None: what was measured.
-    states
-        Of the groups that `targets` has beyond those of the screen.
-    """
-    parts = () if targets is None else targets.parts
-    names = tuple(sorted({*screen.part_names, *(part for names in parts for part in names)}))
-    rows = screen.states if states is None else np.vstack([screen.states, states])
-    return Similarities(names, part_similarity(model, names), group_similarity(rows, len(screen.groups)))
-
-
-def gene_tokens(model: ScDiVa, names: Iterable[str], species: str | Mapping[str, str] | None = None) -> dict[str, int]:
-    """Tokens of those names that are genes of the vocabulary, as genes of `species` if one is named."""
+def gene_tokens(model: ScDiVa, names: Iterable[str], species: Species) -> dict[str, int]:
+    """Tokens of those names that are genes of the vocabulary."""
     ordered = sorted(set(names))
-    found = model.vocabulary.match(ordered, species).tokens
+    found, _ = match_perturbed(ordered, model.vocabulary, species)
     return {name: int(token) for name, token in zip(ordered, found, strict=True) if token >= N_SPECIAL}
 
 
-def numbered_labels(model: ScDiVa, screen: Screen) -> dict[str, int]:
-    """Perturbations of a screen that are no genes of the vocabulary, numbered in the order of their names."""
-    genes = gene_tokens(model, screen.part_names)
-    return {name: i for i, name in enumerate(name for name in screen.part_names if name not in genes)}
+def _group_means(matrix: sp.csr_matrix, number: np.ndarray, n: int) -> np.ndarray:
+    size = np.bincount(number, minlength=n)
+    indicator = sp.csr_matrix((np.ones(len(number)), (number, np.arange(len(number)))), shape=(n, len(number)))
+    found: np.ndarray = (indicator @ matrix).toarray() / np.maximum(size, 1)[:, None]
+    return found

@@ -66,7 +66,7 @@ def split_perturbations(
     guides
         The gene of each guide, where the column names guides, or `"auto"`; see
         :func:`scdiva.tl.fit_perturbation`. All guides of a gene are then on one side. Genes are known by the bundled
-        human vocabulary.
+        human vocabulary, and those of mice where the data have mouse genes.
     key_added
         Column to write.
     rng
@@ -119,10 +119,10 @@ def split_perturbations(
         test, held_out = _group(adata, known, str(groupby), fold)
     else:
         test, held_out = _conditions(known, by, n_splits, fold, seed, perturbation_key, separator)
-    seen = np.full(adata.n_obs, -1, dtype=np.int8)
-    singles = known.singles(~test)
-    for code in np.unique(known.code[test]):
-        seen[test & (known.code == code)] = known.n_seen(int(code), singles)
+    trained = [known.parts[code] for code in np.unique(known.code[~test])]
+    singles = {parts[0] for parts in trained if len(parts) == 1}
+    n_seen = np.array([sum(part in singles for part in parts) for parts in known.parts])
+    seen = np.where(test, n_seen[known.code], -1).astype(np.int8)
     found: dict[str, Any] = {
         "held_out": np.array(held_out, dtype=object),
         "perturbation_key": perturbation_key,

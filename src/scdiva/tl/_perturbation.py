@@ -37,14 +37,6 @@ def fit_perturbation(
     separator: str = "+",
     guides: Mapping[str, str] | Literal["auto"] | None = None,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
-    residual: str | None = "auto",
-    loss: Literal["wmse", "de", "mse"] = "wmse",
-    strategy: Literal["auto", "none", "head", "lora", "full"] = "auto",
-    max_epochs: int = 30,
-    patience: int = 4,
-    minutes: float | None = None,
-    batch_size: int = 32,
-    learning_rate: float = 3e-4,
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -56,15 +48,11 @@ def fit_perturbation(
 ) -> PerturbationModel:
     r"""Fit a model on a perturbation screen: perturbed cells, and control cells beside them.
 
-    A prediction has two parts. The first is an expected response, a Gaussian process over conditions in which effects
-    of genes add up and carry over to similar genes and similar groups of cells (:mod:`scdiva.perturbation.response`),
-    or, with `residual`, one of the simple baselines. The second, where `strategy` or `residual=None` asks for it, is a
-    network: it reads a control cell with the perturbed genes marked, their values masked, in front of all others (so
-    that they are never cut off), and predicts for that cell what the first part leaves of the change of every gene of
-    `adata` (paper, section on perturbation prediction). It learns from conditions that the first part was fitted
-    without, is stopped by others that are held out, and is dropped where these are predicted no better with it, as
-    `notes["network"]` says. On the screens of the benchmarks it always was, so that none is trained by default. Of
-    fewer than 20 conditions none is trained.
+    What is predicted is an expected response, a Gaussian process over conditions in which effects of genes add up and
+    carry over to similar genes and similar groups of cells (:mod:`scdiva.perturbation.response`). Where one of the
+    simple baselines (:func:`scdiva.perturbation.response.baselines`) predicts conditions that are left out clearly
+    better, that is taken, chosen apart for single perturbations, combinations and new groups. What was measured gets
+    the expected response.
 
     Parameters
     ----------
@@ -86,30 +74,12 @@ def fit_perturbation(
         `"auto"`, which takes a guide's number or prefix off (`KLF1g1`, `KLF1_2`, `sgKLF1-1`, `g1-KLF1`, `klf1`). Guides
         of the control are read as it is (`{"NTC_1": "control"}`). None: labels are as they are, and refused if most
         are no genes of the vocabulary, but are so without what guides add; an empty mapping leaves them in any case.
-        Labels are no columns of the data, so that a table of `species` is not asked of them: `{"Klf1": "KLF1"}`.
+        Genes are known as those of the data are, of a mouse or by the table given as `species`, or as human ones.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`; not changed.
-    residual
-        The first part: `"expected"`, the expected response; a baseline, `"no_change"`, `"train_mean"`,
-        `"matching_mean"`, `"additive"`, `"linear"` or `"elsewhere"` (:func:`scdiva.perturbation.baselines.baselines`);
-        `"auto"`, the expected response or a baseline that predicts conditions that are left out clearly better, chosen
-        apart for single perturbations, combinations and new groups (what was measured gets the expected response, and
-        nothing from the network); or None: the network predicts the whole change, as in the paper, and is kept however
-        good it is.
-    loss
-        Error of the network: `"wmse"`, weighted by a gene's expression in control cells (paper, eqs. wmse_weights and
-        wmse); `"de"`, half of the weight by how clearly a gene changes; `"mse"`.
-    strategy
-        `"head"` trains the mark and the layers behind the transformer, `"lora"` and `"full"` the transformer too;
-        `"none"` does without the network. `"auto"` is `"none"`, but with `residual=None`, which needs a network,
-        `"head"` on a CPU and `"lora"` elsewhere.
-    max_epochs, patience, minutes, batch_size, learning_rate
-        Of the network: most passes over the control cells, looks at the held-out conditions without a better error
-        after which it ends, most wall time, cells of a step, and learning rate of AdamW.
     %(reading)s
     rng
-        Seed; None takes `scdiva.settings.seed`. Global random state is never touched. On a CPU the same seed gives the
-        same result.
+        Seed of the conditions that are left out; None takes `scdiva.settings.seed`.
     device
         Torch device; None takes `scdiva.settings.device`.
 
@@ -124,10 +94,9 @@ def fit_perturbation(
     KeyError
         If a column or layer does not exist.
     ValueError
-        If there are no control cells (in a group), or nothing else, or too few conditions for a network that is to
-        predict alone; if a name or dose is missing or makes no sense; if labels name guides, or combinations with
-        another separator, and `guides` does not declare it; if genes repeat a name, an argument is out of range, or the
-        matrix is refused as by :func:`embed`.
+        If there are no control cells (in a group), or nothing else; if a name or dose is missing or makes no sense; if
+        labels name guides, or combinations with another separator, and `guides` does not declare it; if genes repeat a
+        name, or the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
 
@@ -147,18 +116,16 @@ def fit_perturbation(
     {'A+C'}
     """
     from scdiva.models.pretrained import load_for
-    from scdiva.perturbation.fit import FitOptions, fit
-    from scdiva.perturbation.reading import open_screen
+    from scdiva.perturbation.model import fit, open_screen
 
     check_anndata(adata)
-    options = FitOptions(residual, loss, strategy, max_epochs, patience, minutes, batch_size, learning_rate)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     where = settings.resolve_device(device)
     opened, controls = open_screen(
         adata, perturbation_key, control, groupby, dose_key, separator, guides, load_for(model, where), where, reading
     )
     opened.notes["model"] = model_name(model)
-    return fit(opened, controls.cells, options, seed_of(rng), where)
+    return fit(opened, controls.species, seed_of(rng))
 
 
 @with_shared_docs
@@ -175,14 +142,6 @@ def predict_perturbation(
     separator: str = "+",
     guides: Mapping[str, str] | Literal["auto"] | None = None,
     model: PerturbationModel | ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
-    residual: str | None = "auto",
-    loss: Literal["wmse", "de", "mse"] = "wmse",
-    strategy: Literal["auto", "none", "head", "lora", "full"] = "auto",
-    max_epochs: int = 30,
-    patience: int = 4,
-    minutes: float | None = None,
-    batch_size: int = 32,
-    learning_rate: float = 3e-4,
     n_cells: int = 100,
     key_added: str = C.PREDICTED,
     layer: str | None = None,
@@ -202,10 +161,10 @@ def predict_perturbation(
     `scdiva.get.perturbation_df`, `scdiva.pl.perturbation`). The predicted cells, which differ from each other as cells
     do, are returned.
 
-    A predicted cell is a control cell with the change of its group's mean, and what a network adds for this cell. A
-    gene's mean changes by the number of cells that express it, and by how much these do
-    (:func:`scdiva.perturbation.predict.shift_cells`). Whichever control cells were drawn, the cells of a condition have
-    the predicted mean: it less the mean of all control cells of the group is the predicted change.
+    A predicted cell is a control cell with the change of its group's mean. A gene's mean changes by the number of cells
+    that express it, and by how much these do (:func:`scdiva.perturbation.predict.shift_cells`). Whichever control cells
+    were drawn, the cells of a condition have the predicted mean: it less the mean of all control cells of the group is
+    the predicted change.
 
     Parameters
     ----------
@@ -229,8 +188,6 @@ def predict_perturbation(
         See :func:`fit_perturbation`.
     model
         A model as for :func:`fit_perturbation`; or one that was fitted, or its folder: then nothing is fitted.
-    residual, loss, strategy, max_epochs, patience, minutes, batch_size, learning_rate
-        Of the fit, see :func:`fit_perturbation`.
     n_cells
         Cells predicted of each condition; where a group has fewer control cells, as many as it has. The mean is the
         same for any number; what more cells add is how they spread: on Norman's screen the standard deviations of genes
@@ -261,14 +218,15 @@ def predict_perturbation(
     `obs`
         `perturbation_key` and `groupby` (categorical), `dose_key`, `"scdiva_condition"`, `"scdiva_control_cell"`.
     `varm["scdiva_mean"]`, `varm["scdiva_sd"]`, `varm["scdiva_control"]`
-        float32 `(n_vars, n_conditions)`: predicted mean; its standard deviation, from what the screen tells (the
-        network adds none; NaN where the mean is a baseline's); mean of the control cells.
+        float32 `(n_vars, n_conditions)`: predicted mean; its standard deviation, from what the screen tells (NaN
+        where the mean is a baseline's); mean of the control cells.
     `varm["scdiva_baseline_" + name]`
         The same for each baseline; NaN where it is not defined.
     `uns["scdiva"]["perturbation"]`
         Of each condition: `condition`, `perturbation`, `group`, `dose`, `n_parts`, `n_seen` (how many of its parts
-        were measured alone), `trained` (whether it was measured), `base` (what the network is added to). Of the fit:
-        `validation`, `network`, `history`, `strategy`, `seed`, `seconds`, and `trained_on_interventions`, True.
+        were measured alone), `trained` (whether it was measured), `base` (what it is predicted by: the expected
+        response or a baseline). Of the fit: `validation`, `labels`, `seed`, `seconds`, and `trained_on_interventions`,
+        True.
 
     Raises
     ------
@@ -300,10 +258,8 @@ def predict_perturbation(
     """
     from scdiva.models._fitted import given_fitted
     from scdiva.models.pretrained import load_for
-    from scdiva.perturbation.fit import FitOptions, fit
-    from scdiva.perturbation.model import PerturbationModel
+    from scdiva.perturbation.model import PerturbationModel, fit, open_controls, open_screen
     from scdiva.perturbation.predict import predicted_cells, requested
-    from scdiva.perturbation.reading import open_controls, open_screen
 
     check_writable(adata, call="tl.predict_perturbation", uns=[key_added])
     if operator.index(n_cells) < 1:
@@ -318,16 +274,15 @@ def predict_perturbation(
     else:
         if perturbation_key is None:
             raise ValueError("Name the column with the perturbations, perturbation_key, or a fitted model as model=.")
-        options = FitOptions(residual, loss, strategy, max_epochs, patience, minutes, batch_size, learning_rate)
         loaded = load_for(cast("ScDiVa | str | PathLike[str]", model), where)
         opened, controls = open_screen(
             adata, perturbation_key, control, groupby, dose_key, separator, guides, loaded, where, reading
         )
         opened.notes["model"] = model_name(model)
-        # what is asked for is checked before the fit, which may take long
+        # what is asked for is checked before the fit, which takes long of many conditions
         targets = requested(opened, controls, predict, groups, dose)
-        fitted = fit(opened, controls.cells, options, seed_of(rng), where)
-    result = predicted_cells(fitted, targets, controls, n_cells, seed_of(rng), where)
+        fitted = fit(opened, controls.species, seed_of(rng))
+    result = predicted_cells(fitted, targets, controls, n_cells, seed_of(rng))
     adata.uns[key_added] = stored_prediction(result)
     adata.uns[C.UNS] = noted(adata, "tl.predict_perturbation", None, uns=[key_added])
     return result
@@ -413,25 +368,15 @@ def rank_perturbations(
     """
     from scdiva.models._fitted import load_fitted
     from scdiva.perturbation.model import PerturbationModel
-    from scdiva.perturbation.rank import ranked
+    from scdiva.perturbation.predict import ranked
 
     check_writable(adata, call="tl.rank_perturbations", uns=[key_added])
     fitted = load_fitted(PerturbationModel, model, device) if isinstance(model, str | PathLike) else model
     if not isinstance(fitted, PerturbationModel):
         raise TypeError(f"model must be what scdiva.tl.fit_perturbation returns, got {type(model).__name__}.")
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
-    frame = ranked(
-        adata,
-        state_key,
-        start,
-        target,
-        fitted,
-        candidates,
-        combinations,
-        dose,
-        settings.resolve_device(device),
-        reading,
-    )
+    where = settings.resolve_device(device)
+    frame = ranked(adata, state_key, start, target, fitted, candidates, combinations, dose, where, reading)
     columns = {str(name): np.asarray(frame[name]) for name in frame}
     columns["perturbation"] = np.array(frame["perturbation"].tolist(), dtype=object)
     adata.uns[key_added] = {**columns, "state_key": str(state_key), "start": str(start), "target": str(target)}

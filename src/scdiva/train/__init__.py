@@ -6,7 +6,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scdiva.perturbation.training import PerturbationModule
     from scdiva.train._pretrain import pretrain
     from scdiva.train.base import TaskModule
     from scdiva.train.config import (
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
         AnnotationConfig,
         IntegrationConfig,
         OptimiserConfig,
-        PerturbationConfig,
         PretrainingConfig,
         StateHeadConfig,
     )
@@ -34,8 +32,6 @@ _WHERE = {
     "IntegrationModule": "integration",
     "LinearMap": "linear_map",
     "OptimiserConfig": "config",
-    "PerturbationConfig": "config",
-    "PerturbationModule": "scdiva.perturbation.training",
     "PretrainingConfig": "config",
     "PretrainingModule": "pretraining",
     "StateHeadConfig": "config",
@@ -55,8 +51,6 @@ __all__ = [
     "IntegrationModule",
     "LinearMap",
     "OptimiserConfig",
-    "PerturbationConfig",
-    "PerturbationModule",
     "PretrainingConfig",
     "PretrainingModule",
     "StateHeadConfig",
@@ -71,8 +65,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    where = _WHERE[name]
-    return getattr(import_module(where if "." in where else f"{__name__}.{where}"), name)
+    return getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ ANCHOR_OBJECTIVES = ("genes", "contrast")
 _LEAST = {
     **dict.fromkeys(("steps", "batch_size", "batch_tokens", "accumulate", "micro_batches"), 1),
     **dict.fromkeys(("log_every", "validate_every", "checkpoint_every", "context", "scored_genes"), 1),
-    **dict.fromkeys(("n_neighbors", "hidden", "probe_steps", "rank"), 1),
+    **dict.fromkeys(("n_neighbors", "hidden", "probe_steps"), 1),
     "context_cells": 16,
     "queries": 2,
     "alike": -1,
@@ -429,33 +429,6 @@ class AnnotationConfig(OptimiserConfig):
     probe_steps: int = 600
     probe_learning_rate: float = 1e-3
     max_time: float = 0.3
-
-
-@dataclass(frozen=True, kw_only=True)
-class PerturbationConfig(OptimiserConfig):
-    """Fit of what a network adds to expected responses (:mod:`scdiva.perturbation.training`).
-
-    The paper names the weighted error, without details; all values here are ours.
-
-    Attributes
-    ----------
-    batch_size, learning_rate, warmup_steps, weight_decay
-        With defaults of their own.
-    loss
-        `"wmse"`, the paper's error weighted by expression; `"de"`, weighted half evenly and half by how clearly a gene
-        changes; `"mse"`, unweighted.
-    hidden, rank
-        Width of the network's hidden layers, and directions of change it can combine.
-    """
-
-    batch_size: int = 32
-    learning_rate: float = 3e-4
-    warmup_steps: int = 20
-    weight_decay: float = 0.01
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    loss: Literal["wmse", "de", "mse"] = "wmse"
-    hidden: int = 256
-    rank: int = 32
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scdiva.perturbation import fit as R
-from scdiva.perturbation.baselines import baselines
-from scdiva.perturbation.response import expected_response
-from scdiva.perturbation.screen import KINDS, Similarities
+from scdiva.perturbation import model as R
+from scdiva.perturbation.model import KINDS
+from scdiva.perturbation.response import Similarities, baselines, expected_response
 
 LABELS = st.lists(
     st.sampled_from(["A", "B", "C", "D", "E", "F", "A+B", "B+C", "C+D", "D+E", "A@1", "B@1", "A+B@1", "A@2", "F@2"]),
@@ -23,8 +22,8 @@ LABELS = st.lists(
 
 
 def similarities_of(screen) -> Similarities:
-    n, g = len(screen.part_names), len(screen.groups)
-    return Similarities(screen.part_names, 0.5 * np.eye(n) + 0.5, np.eye(g))
+    n, g = len(screen.conditions.part_names), len(screen.groups)
+    return Similarities(screen.conditions.part_names, 0.5 * np.eye(n) + 0.5, np.eye(g))
 
 
 @given(LABELS, st.integers(0, 3))
@@ -89,53 +88,40 @@ def test_the_seed_determines_the_folds(measured):
 SCREEN = ("A", "B", "C", "D", "A+B", "B+C", "C+D", "A@1", "B@1", "A+B@1")
 
 
-def test_what_is_predicted_of_a_condition_never_saw_it(measured):
+def test_what_is_predicted_of_a_condition_never_saw_it_beside_plain_formulas(measured):
     screen = measured(SCREEN)
     similarities = similarities_of(screen)
-    found = list(R.predict_left_out(screen, similarities, 3))
-    assert {one.kind for one in found} == set(KINDS)
-    turns = {(kind, fold): turn for kind in KINDS for fold, turn in enumerate(R.folds(screen, kind, 3))}
-    for one in found:
-        kept, out = turns[one.kind, one.fold]
-        assert one.row in out
-        delta = screen.delta.copy()
-        delta[np.setdiff1d(np.arange(len(delta)), kept)] = 1e6  # nothing of what is left out is read
-        known = replace(screen, delta=delta).only(kept)
-        target = screen.conditions.only(np.array([one.row]))
-        simple = baselines(known, target)
-        expected = [*(simple[name][0] for name in R.BASELINES), expected_response(known, target, similarities)[0][0]]
-        np.testing.assert_allclose(one.predicted, np.stack(expected), rtol=1e-4, atol=1e-5)
-        assert one.predicted.dtype == np.float32
+    kind, mse, pearson = R.validate(screen, similarities, 3)
+    assert set(kind) == set(KINDS)
+    assert mse.shape == pearson.shape == (len(kind), len(R.METHODS))
+    at = 0
+    for named in KINDS:
+        for kept, out in R.folds(screen, named, 3):
+            delta = screen.delta.copy()
+            delta[np.setdiff1d(np.arange(len(delta)), kept)] = 1e6  # nothing of what is left out is read
+            known = replace(screen, delta=delta).only(kept)
+            for row in out:
+                target, truth = screen.conditions.only(np.array([row])), screen.delta[row].astype(float)
+                simple = baselines(known, target)
+                made = [
+                    *(simple[name][0] for name in R.BASELINES),
+                    expected_response(known, target, similarities)[0][0],
+                ]
+                for j, predicted in enumerate(made):
+                    if np.isnan(predicted).any():
+                        assert np.isnan([mse[at, j], pearson[at, j]]).all()
+                        continue
+                    flat = np.ptp(predicted) < 1e-9
+                    correlation = 0.0 if flat else np.corrcoef(predicted, truth)[0, 1]
+                    assert mse[at, j] == pytest.approx(np.mean((predicted - truth) ** 2), rel=1e-4)
+                    assert pearson[at, j] == pytest.approx(correlation, abs=1e-4)
+                assert kind[at] == named
+                at += 1
+    assert at == len(kind)
 
 
 def test_nothing_is_left_out_of_one_condition(measured):
-    assert list(R.predict_left_out(measured(("A",)), similarities_of(measured(("A",))), 0)) == []
-
-
-def made(kind, row, predicted) -> R.LeftOut:
-    return R.LeftOut(kind, 0, row, np.asarray(predicted, dtype=np.float32))
-
-
-def test_errors_beside_plain_formulas(measured):
-    screen, draw = measured(), np.random.default_rng(0)
-    n = len(R.METHODS)
-    left_out = [made("single", row, draw.normal(size=(n, 12))) for row in (3, 0)]
-    left_out[0].predicted[0] = 0
-    left_out[0].predicted[1] = 7
-    left_out[1].predicted[5] = np.nan
-    kind, mse, pearson = R.scored(screen, iter(left_out))
-    assert kind.tolist() == ["single"] * 2
-    assert mse.shape == pearson.shape == (2, n)
-    for i, one in enumerate(left_out):
-        for j in range(n):
-            p, t = one.predicted[j].astype(float), screen.delta[one.row].astype(float)
-            if (i, j) == (1, 5):
-                assert np.isnan([mse[i, j], pearson[i, j]]).all()
-                continue
-            assert mse[i, j] == pytest.approx(np.mean((p - t) ** 2))
-            assert pearson[i, j] == pytest.approx(
-                0 if (i, j) in ((0, 0), (0, 1)) else np.corrcoef(p, t)[0, 1], abs=1e-9
-            )
+    assert len(R.validate(measured(("A",)), similarities_of(measured(("A",))), 0).kind) == 0
 
 
 def scored(kind, n, **others) -> R.Scores:

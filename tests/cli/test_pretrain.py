@@ -123,6 +123,7 @@ def test_a_packed_corpus_without_validation(files, options, tmp_path):
     [
         (["--training.context", "2000"], "exceeds the model's max_length=1200"),
         (["--train", "[]"], "at least one file"),
+        (["--preset", "minni"], "preset must be one of paper, base, mini; got 'minni' (did you mean 'mini'?)"),
         (["--train", "[nowhere.h5ad]"], "nowhere"),
         (["--resume", "true"], "No checkpoint at"),
         (["--vocabulary", "nothing"], "nothing"),
@@ -337,29 +338,6 @@ def test_from_python_a_preset_and_fields_that_differ(files, tmp_path):
     assert (config.dim, config.n_layers, config.state_head, config.tie_gene_head) == (16, 4, True, True)
     with pytest.raises(ValueError, match="widht"):
         pretrain([files / "a.h5ad"], tmp_path / "b", model={"widht": 1}, vocabulary=files / "genes.safetensors")
-
-
-@pytest.mark.parametrize("where", ["option", "yaml"])
-def test_a_preset_that_is_printed_is_the_preset(options, capsys, tmp_path, where):
-    from scdiva.cli._parser import options_of
-
-    words = ["pretrain", "--preset", "mini", "--train", "[a.h5ad]", "--out", "run", "--training.steps", "9"]
-    if where == "yaml":
-        (tmp_path / "mini.yaml").write_text("preset: mini\n")
-        words[1:3] = ["--config", str(tmp_path / "mini.yaml")]
-    asked = options_of(words)
-    assert asked[1]["training"] == PretrainingConfig.preset("mini", steps=9).to_dict()
-    with pytest.raises(SystemExit) as ended:
-        options_of([*words, "--print_config"])
-    assert ended.value.code == 0
-    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
-    assert options_of(["pretrain", "--config", str(tmp_path / "printed.yaml")]) == asked
-    with pytest.raises(SystemExit) as ended:  # as a beginning to be filled in
-        options_of(["pretrain", "--preset", "mini", "--print_config"])
-    assert ended.value.code == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
-    assert printed["training"] == PretrainingConfig.preset("mini").to_dict()
-    assert (printed["train"], printed["out"]) == (None, None)
 
 
 def test_files_of_home_and_what_is_done(files, options, tmp_path, monkeypatch, caplog):

@@ -20,7 +20,6 @@ QUICKER = {
     "generate": ["--n_cells", "2"],
     "perturb": ["--n_cells", "10"],
     "grn": ["--sources", "[SPI1]"],
-    "entropy": ["--min_genes", "1"],
 }
 TINY = {
     "training": {"steps": 2, "batch_size": 8, "context": 40, "precision": "fp32", "warmup_steps": 0},

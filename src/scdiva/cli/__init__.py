@@ -34,64 +34,50 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     from scdiva.cli._parser import options_of
 
-    command, options = options_of(argv)
-    out, debug = options.get("out"), options.get("verbosity") == "debug"
+    command, options = options_of(list(sys.argv[1:] if argv is None else argv))
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *where, **more: _say(command, f"warning: {message}")
-            written = _run(command, options)
+            written = _run(command, dict(options))
     except _EXPECTED as error:
-        if debug:
+        if options["verbosity"] == "debug":
             traceback.print_exc()
-        message = error.args[0] if isinstance(error, KeyError) and error.args else error
-        _say(command, _as_options(str(message) or type(error).__name__, options))
+        message = str(error.args[0] if isinstance(error, KeyError) and error.args else error) or type(error).__name__
+        # arguments are written as options
+        _say(command, re.sub(r"\b(\w+)=True\b", lambda one: f"--{one[1]}" if one[1] in options else one[0], message))
         return 1
     except KeyboardInterrupt:
         how = {
-            "pretrain": f" Go on with the same options and --resume true (out: {out})",
+            "pretrain": f" Go on with the same options and --resume true (out: {options.get('out')})",
             "embed": " The same command goes on where it stopped.",
         }
         _say(command, f"stopped.{how.get(command, '')}")
         return 130
-    if _writes(command):
+    if written is not None:
         sys.stdout.write(f"{written}\n")
     return 0
 
 
 def _run(command: str, options: dict[str, Any]) -> Any:
+    """Run a command; give what is printed, of several processes that pretrain together in the first alone."""
     from scdiva._settings import settings
     from scdiva.cli._calls import CALLS, SETTINGS, run_call
-    from scdiva.cli._entropy import entropy
     from scdiva.cli._info import info
-    from scdiva.train._pretrain import pretrain
+    from scdiva.train import _pretrain
     from scdiva.train.config import PretrainingConfig
 
-    kept = {name: options[name] for name in SETTINGS if name in options}
-    with settings.override(**kept):
-        if command in CALLS:
-            return run_call(command, {name: value for name, value in options.items() if name not in kept})
-        if command == "pretrain":
-            training = PretrainingConfig(**options["training"])
-            del options["verbosity"]
-            return pretrain(**options | {"training": training})
-        options = {name: value for name, value in options.items() if name not in kept}
-        return entropy(**options) if command == "entropy" else info(**options)
+    if command == "pretrain":  # it shows its progress itself
+        with settings.override(verbosity=options.pop("verbosity")):
+            preset, fields = options["preset"], options.pop("training", {})
+            training = PretrainingConfig(**fields) if preset is None else PretrainingConfig.preset(preset, **fields)
+            folder = _pretrain.pretrain(**options, training=training)
+            from scdiva.train.runner import is_first_process
 
-
-def _writes(command: str) -> bool:
-    """Whether this process prints what was written: of several that pretrain together the first does."""
-    if command != "pretrain":
-        return True
-    from scdiva.train.runner import is_first_process
-
-    return is_first_process()
+            return folder if is_first_process() else None
+    with settings.override(**{name: options.pop(name) for name in SETTINGS if name in options}):
+        return run_call(CALLS[command], options) if command in CALLS else info(**options)
 
 
 def _say(command: str, text: str) -> None:
     """Write to stderr, in one line."""
     sys.stderr.write(f"scdiva {command}: {' '.join(text.split())}\n")
-
-
-def _as_options(text: str, options: dict[str, Any]) -> str:
-    """Write arguments in a message as options."""
-    return re.sub(r"\b(\w+)=True\b", lambda match: f"--{match[1]}" if match[1] in options else match[0], text)

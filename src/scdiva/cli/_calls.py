@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scdiva._checks import refuse_unwritable
 from scdiva._constants import INTEGRATE, UNS
@@ -15,14 +14,12 @@ from scdiva.tokenizer.names import read_species
 if TYPE_CHECKING:
     from anndata import AnnData
 
-TABLES = (".csv", ".tsv", ".parquet")
-STORES = (".h5ad", ".zarr")
+TABLE = ".csv"
 SETTINGS = ("progress", "threads", "verbosity")
 """Settings that are options of every such command."""
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(NamedTuple):
     """A command.
 
     Attributes
@@ -35,15 +32,15 @@ class Call:
         The kind of what it fits that can be kept; empty for none.
     makes
         Whether it makes new cells, which are written, and not those that were read.
-    table
-        Whether it can write its result as a table instead.
+    endings
+        Of the files that it can write.
     """
 
     name: str
     line: str
     fits: str = ""
     makes: bool = False
-    table: bool = False
+    endings: tuple[str, ...] = (".h5ad", ".zarr")
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -56,32 +53,31 @@ class Call:
 
 CALLS = {
     "embed": Call("embed_file", 'Embed cells, zero-shot and in flat memory: obsm["X_scdiva"], without the matrix.'),
-    "integrate": Call("integrate", 'Correct batch effects: obsm["X_scdiva_integrated"].', fits="model"),
-    "annotate": Call("annotate", 'Name cell types by labelled cells: obs["scdiva_label"].', fits="annotator"),
+    "integrate": Call("integrate", 'Correct batch effects: obsm["X_scdiva_integrated"].', "model"),
+    "annotate": Call("annotate", 'Name cell types by labelled cells: obs["scdiva_label"].', "annotator"),
     "generate": Call("generate", "Draw new cells like those of a file.", makes=True),
     "perturb": Call(
-        "predict_perturbation",
-        "Predict cells under perturbations that were not measured.",
-        fits="perturbation_model",
-        makes=True,
+        "predict_perturbation", "Predict cells under perturbations that were not measured.", "perturbation_model", True
     ),
-    "grn": Call("grn", 'Infer a network of genes: varp["scdiva_grn"], or a table of edges.', table=True),
+    "grn": Call(
+        "grn", 'Infer a network of genes: varp["scdiva_grn"], or a table of edges.', endings=(".h5ad", ".zarr", TABLE)
+    ),
 }
 
 
-def run_call(command: str, options: dict[str, Any]) -> str:
+def run_call(call: Call, options: dict[str, Any]) -> str:
     """Run a command.
 
     Parameters
     ----------
-    command
-        Its name.
+    call
+        The command.
     options
         As its parser gives them, without settings.
 
     Returns
     -------
-    What was written.
+    What was written, each in a line.
 
     Raises
     ------
@@ -93,27 +89,18 @@ def run_call(command: str, options: dict[str, Any]) -> str:
     KeyboardInterrupt
         On Ctrl-C, also where the call itself would end with what it has; nothing is written.
     """
-    call, options = CALLS[command], dict(options)
-    file, out = Path(options.pop("file")).expanduser(), Path(options.pop("out")).expanduser()
-    overwrite, save = options.pop("overwrite"), options.pop("save", None)
-    options["species"] = read_species(options["species"])
-    endings = (*STORES, *(TABLES if call.table else ()))
-    if out.suffix not in endings:
-        raise ValueError(f"{str(out)!r} must end in {', '.join(endings)}.")
-    if command == "embed":
-        return str(call.function(file, out, overwrite=overwrite, **options))
-    return "\n".join(map(str, _on_cells(call, file, out, options, overwrite, save)))
-
-
-def _on_cells(
-    call: Call, file: Path, out: Path, options: dict[str, Any], overwrite: bool, save: str | None
-) -> list[Path]:
-    """Read the cells, call, and write what was asked for."""
     from scdiva.data.output import refuse_target, write_cells
     from scdiva.models.hub import find_model
 
+    file, out = Path(options.pop("file")).expanduser(), Path(options.pop("out")).expanduser()
+    overwrite, save = options.pop("overwrite"), options.pop("save", None)
+    options["species"] = read_species(options["species"])
+    if out.suffix not in call.endings:
+        raise ValueError(f"{str(out)!r} must end in {', '.join(call.endings)}.")
+    if call.name == "embed_file":
+        return str(call.function(file, out, overwrite=overwrite, **options))
     # all of this before anything is read, and before torch is loaded
-    files = {"file": file}
+    files = {"adata": file}
     if options.get("reference") is not None:
         files["reference"] = Path(options["reference"]).expanduser()
     for one in files.values():
@@ -124,22 +111,22 @@ def _on_cells(
         _refuse_folder(Path(save).expanduser(), overwrite, out, call.fits)
     if isinstance(options.get("model"), str):
         find_model(options["model"])
-    cells = {name: _read(one) for name, one in files.items()}
-    adata = cells.pop("file")
-    options |= cells
+    options |= {name: _read(one) for name, one in files.items()}
+    adata = options["adata"]
     if call.makes and save is not None:  # what it returns is the cells
-        options["model"] = _fitted_screen(adata, options)
-    made = call.function(adata, **options)
+        options["model"] = _fitted_screen(options)
+    made = call.function(**options)
     noted = INTEGRATE if call.name == "integrate" else options.get("key_added")
     if adata.uns.get(UNS, {}).get(noted, {}).get("stopped") == "interrupted":
         raise KeyboardInterrupt  # a session keeps what was fitted by then; a file would not show that it is unfinished
-    if out.suffix in TABLES:
+    if out.suffix == TABLE:
         _write_edges(adata, options["key_added"], out)
     else:
         write_cells(made if call.makes else adata, out)
+    if save is None:
+        return str(out)
     # after the result, which stands even if the folder can't be written
-    saved = [] if save is None else [(options["model"] if call.makes else made).save(save, overwrite=overwrite)]
-    return [out, *saved]
+    return f"{out}\n{(options['model'] if call.makes else made).save(save, overwrite=overwrite)}"
 
 
 def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
@@ -172,7 +159,7 @@ def _read(file: Path) -> AnnData:
         raise ValueError(f"{str(file)!r} can't be read: {error}") from error
 
 
-def _fitted_screen(adata: AnnData, options: dict[str, Any]) -> Any:
+def _fitted_screen(options: dict[str, Any]) -> Any:
     """Fit what `perturb` would fit, apart, so that it can be kept."""
     from scdiva.models._fitted import is_fitted
     from scdiva.tl import fit_perturbation
@@ -182,7 +169,7 @@ def _fitted_screen(adata: AnnData, options: dict[str, Any]) -> Any:
     if options["perturbation_key"] is None:
         raise ValueError("name the column with the perturbations, --perturbation_key.")
     taken = inspect.signature(fit_perturbation).parameters
-    return fit_perturbation(adata, **{name: value for name, value in options.items() if name in taken})
+    return fit_perturbation(**{name: value for name, value in options.items() if name in taken})
 
 
 def _write_edges(adata: AnnData, key: str, out: Path) -> None:
@@ -194,10 +181,6 @@ def _write_edges(adata: AnnData, key: str, out: Path) -> None:
 
     groups = [str(group) for group in adata.uns[UNS][key].get("groups", [])]
     tables = [grn_df(adata, key=key, group=group).assign(group=group) for group in groups]
-    edges = pd.concat(tables) if tables else grn_df(adata, key=key)
     out.parent.mkdir(parents=True, exist_ok=True)
     with whole_or_not(out) as new:
-        if out.suffix == ".parquet":
-            edges.to_parquet(new, index=False)
-        else:
-            edges.to_csv(new, index=False, sep="," if out.suffix == ".csv" else "\t")
+        (pd.concat(tables) if tables else grn_df(adata, key=key)).to_csv(new, index=False)

@@ -86,7 +86,7 @@ def pretrain(
         Studies of `train` that validate instead: names, or a share of the studies, drawn from the seed.
     vocabulary
         A name, a model folder or the file of a vocabulary. If it holds no entropies, they are counted first, over the
-        cells that are trained on; `scdiva entropy` does it apart.
+        cells that are trained on; :func:`scdiva.pp.corpus_entropy` does it apart.
     %(layer)s
     %(use_raw)s
     %(input)s

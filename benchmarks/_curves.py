@@ -39,6 +39,17 @@ def learning_curve(result: dict) -> str:
     return f"{table(header, rows)}\n" + "\n".join(lines) + "\n"
 
 
+def learning_curve_mouse(result: dict) -> str:
+    """Scores of each set and arm: trained with the cells of mice, and without."""
+    rows = [row for row in result["rows"] if "arm" in row]
+    lines = [
+        [f"{row['set']} ({row['n_cells']:,})", f"{row['arm']} ({row['trained_on']:,} cells)",
+         *(_spread(row[f"{key}_seeds"]) for key in MEASURES)]
+        for row in rows
+    ]  # fmt: skip
+    return table(["set (cells scored)", "trained", *MEASURES.values()], lines)
+
+
 def attempts(result: dict) -> str:
     """Scores of each attempt, mean over the sets, its mean of NMI, ARI and ASW on each, its accuracy on few counts."""
     arms: dict[str, list[dict]] = {}

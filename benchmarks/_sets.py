@@ -13,6 +13,8 @@ from scdiva.metrics.annotation import labelled
 SETS = ("pbmc3k_raw", "kang_pbmc_12k_1287g", "kang_ifnb_2800", "sc_mixology_cell_lines", "panc8_small_500")
 BLOOD = SETS[:3]
 """The sets of a tissue that the corpus of scdiva-mini holds."""
+NO_TYPE = ("unlabelled", "None", "ND", "Other", "nan")
+"""Labels of cells that were given no type."""
 
 
 def load_set(folder: Path, name: str) -> tuple[ad.AnnData, np.ndarray]:
@@ -38,6 +40,11 @@ def thinned(adata: ad.AnnData, share: float, seed: int) -> ad.AnnData:
     less = sp.csr_matrix((kept.astype(np.float32), counts.indices.copy(), counts.indptr.copy()), shape=counts.shape)
     less.eliminate_zeros()
     return ad.AnnData(less, obs=adata.obs.copy(), var=adata.var.copy())
+
+
+def typed(labels: np.ndarray) -> np.ndarray:
+    """The labels, those of `NO_TYPE` left empty."""
+    return np.where(np.isin(labels, NO_TYPE), "", labels)
 
 
 def scored(labels: np.ndarray) -> np.ndarray:

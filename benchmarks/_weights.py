@@ -74,6 +74,7 @@ READS: dict[str, tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {
     "scaling": (NONE, {"embedding": ENCODER}),
     "ablation": (WHOLE, {}),
     "learning_curve": (ENCODER, {}),
+    "learning_curve_mouse": (ENCODER, {}),
     "attempts": (ENCODER, {}),
 }  # fmt: skip
 """By result: what an arm reads if nothing else is said, and what arms read that differ. An arm that is new here counts
@@ -81,6 +82,7 @@ as one that reads the model. Results that are not named read no shipped weights;
 OWN_WEIGHTS = {
     "ablation": "each arm trains its own weights",
     "learning_curve": "each point trains its own set encoder; the encoder that is shipped is a later one",
+    "learning_curve_mouse": "each arm trains its own set encoder",
     "attempts": "each arm trains its own set encoder",
     "denoising": "set encoder and state head trained as the bundled ones, without the studies that are scored",
     "sister_studies left_out": "a set encoder trained as the bundled one's, without kang_pbmc_stim_2000",

@@ -67,7 +67,7 @@ from _ablation_arms import (
     thinned_stream,
 )
 from _record import RESULTS, commit, record
-from _sets import load_set, scored
+from _sets import load_set, scored, typed
 from zero_shot import scores
 
 import scdiva as sd
@@ -104,7 +104,6 @@ NOT_TRAINED_ON = (
     "zheng_aml027_pre_bmmc",
 )
 """What is scored, and the other studies of the publication that the first of them is from."""
-NO_TYPE = ("unlabelled", "None", "ND", "Other", "nan")
 MAX_CELLS = 500
 """Labelled cells of a set that are scored."""
 VALIDATION_CELLS = 128
@@ -218,7 +217,7 @@ def open_work(prepared: Path, corpus: Path, seconds: float) -> Work:
 def held_out(corpus: Path, name: str) -> tuple[ad.AnnData, np.ndarray]:
     """Labelled cells of a study, the same ones for all arms and seeds."""
     adata, labels = load_set(corpus, name)
-    rows = scored(np.where(np.isin(labels, NO_TYPE), "", labels))
+    rows = scored(typed(labels))
     rows = np.sort(np.random.default_rng(0).permutation(rows)[:MAX_CELLS])
     return adata[rows].copy(), labels[rows]
 

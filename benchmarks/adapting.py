@@ -32,7 +32,7 @@ import torch
 from _judge import across, judge, over_seeds, share_of_cells
 from _record import commit, record, replaced, rows_so_far
 from _rivals import NO_SCVI, fit_pca, fit_scvi, has_scvi, scdiva_arm
-from _sets import load_set, scored
+from _sets import NO_TYPE, load_set, scored, typed
 from _timing import report
 from zero_shot import SCORES, scores, timed
 
@@ -68,7 +68,6 @@ DESIGN = (
 LEAST_CELLS = 100
 """Of fewer labelled cells a score says nothing: one cell is more than the margin."""
 ARMS = ("zero-shot", "adapted", "adapted without batches", "join", "pca", "harmony", "scvi")
-NO_TYPE = ("unlabelled", "None", "ND", "Other", "nan")
 MARGIN = 0.01
 
 
@@ -220,7 +219,7 @@ def main() -> None:
     notes = {"design": list(DESIGN), **({} if has_scvi() else {"left_out": NO_SCVI})}
     for group, folder, name, model, batch_key in work:
         adata, labels = load_set(folder, name)
-        labels = np.where(np.isin(labels, NO_TYPE), "", labels)
+        labels = typed(labels)
         for made in make_rows(name, adata, labels, arms_of(adata, model, batch_key, seeds, arguments.arms), seeds):
             weights = {} if model is bundled else {"weights_note": "trained as the bundled ones, without these studies"}
             row = {"group": group, **made, **weights, "commit": code}

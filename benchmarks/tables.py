@@ -17,7 +17,7 @@ from pathlib import Path
 from _ablation_table import ablation
 from _about import ABOUT, CHOSEN, JUDGED
 from _annotation_table import annotation_tables, literature
-from _curves import adapting, added_by_training, attempts, learning_curve, sister_studies
+from _curves import adapting, added_by_training, attempts, learning_curve, learning_curve_mouse, sister_studies
 from _denoising_table import denoising
 from _few_genes_table import few_genes
 from _grn_table import grn_tables
@@ -45,7 +45,7 @@ TOPICS = {
     "perturbation": ("Perturbation", ("perturbation", "perturbation_attempts")),
     "networks": ("Gene networks", ("grn",)),
     "generation": ("Reconstruction, imputation, generation", ("reconstruction", "denoising")),
-    "training": ("Training", ("ablation", "learning_curve", "attempts")),
+    "training": ("Training", ("ablation", "learning_curve", "learning_curve_mouse", "attempts")),
     "speed": (
         "Speed and memory",
         ("scaling", "embedding", "training", "serialisation", "loss", "loading", "activations", "gpu"),
@@ -102,6 +102,11 @@ def adapting_page(result: dict) -> str:
     """Scores of each set and arm, then the goals."""
     judged = [row for row in result["rows"] if "met" in row]
     return "\n".join([adapting(result), *([goals(judged)] if judged else [])])
+
+
+def mouse(result: dict) -> str:
+    """Scores with cells of mice in training and without, then whether they help."""
+    return "\n".join([learning_curve_mouse(result), goals([row for row in result["rows"] if "met" in row])])
 
 
 def thinning(result: dict) -> str:
@@ -319,6 +324,7 @@ WRITERS = {
     "sister_studies": sister_studies,
     "ablation": ablation,
     "learning_curve": learning_curve,
+    "learning_curve_mouse": mouse,
     "attempts": attempts,
     "scaling": scaling,
     "faults": faults,

@@ -31,6 +31,20 @@ def test_learning_curve(curves):
     assert "0.900 at ten times 30,000" in text
 
 
+def test_cells_of_mice(curves, script):
+    def row(arm, cells, accuracy):
+        scores = {f"{key}_seeds": [0.5, 0.5] for key in curves.MEASURES} | {"accuracy_seeds": accuracy}
+        return {"set": "brain", "arm": arm, "n_cells": 320, "trained_on": cells, **scores}
+
+    result = {"rows": [row("without mouse", 19000, [0.6, 0.8]), row("with mouse", 21000, [0.8, 0.8])]}
+    text = curves.learning_curve_mouse(result)
+    trained = "without mouse (19,000 cells)"
+    assert lines(text)[2] == ["brain (320)", trained, "0.700 ± 0.141", *["0.500 ± 0.000"] * 3]
+    goal = script("_timing").goal("brain: accuracy", 0.1, at_least=0.0, interval=(-0.1, 0.3), over="2 seeds")
+    page = script("tables").mouse({"rows": [*result["rows"], goal]})
+    assert "| brain: accuracy | 0.1 | -0.1 to 0.3 (2 seeds) | ≥ 0 | within noise |" in page
+
+
 def test_what_training_added_has_an_interval(script):
     def row(arm, accuracy, bio):
         spread = {"n_seeds": 3, "n_cells": 1000, "accuracy_sd": 0.001, "average_bio_sd": 0.002}

@@ -81,7 +81,8 @@ def ablation(result: dict) -> str:
         f"{result['n_studies']} are trained on, each base for {result['seconds']:g} CPU seconds. "
         f"Scored: {', '.join(result['sets'])}. Arms "
         f"done: {', '.join(f'{n} with seed {seed}' for seed, n in done.items())}. "
-        "The options `pooled` and `two_view` were removed after this: their rows can't be made again.\n"
+        "The options `pooled`, `two_view`, `contrast` (of the transformer arms) and `inv_t` were removed after this: "
+        "their rows can't be made again.\n"
     )
     for name, base in result["bases"].items():
         some = [row for row in rows if row["family"] == name or row["arm"] == base]

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
+from _scripts import Asked, QueryModule
 from torch import Tensor, nn
 
 from scdiva._constants import MASK, N_SPECIAL
@@ -20,7 +21,6 @@ from scdiva.populations.imputation import RIDGE as RIDGE_IMPUTED
 from scdiva.populations.states import Fitted, States, predicted
 from scdiva.tokenizer import Vocabulary
 from scdiva.tokenizer.serialize import score_denominator
-from scdiva.train.queries import Asked, QueryModule
 
 MASKED = 32
 """Genes that a transformer is asked of at once."""

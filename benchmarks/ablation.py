@@ -67,6 +67,7 @@ from _ablation_arms import (
     thinned_stream,
 )
 from _record import RESULTS, commit, record
+from _scripts import AnchorConfig, AnchorModule
 from _sets import load_set, scored, typed
 from zero_shot import scores
 
@@ -77,17 +78,9 @@ from scdiva.diffusion import masked_cross_entropy
 from scdiva.models import ScDiVa
 from scdiva.models.gene_vectors import init_gene_embedding
 from scdiva.tokenizer import Vocabulary
-from scdiva.train import (
-    AnchorConfig,
-    AnchorModule,
-    LinearMap,
-    PretrainingConfig,
-    PretrainingModule,
-    TaskModule,
-    fit_linear_map,
-)
+from scdiva.train import LinearMap, PretrainingConfig, PretrainingModule, TaskModule, fit_linear_map
+from scdiva.train.linear_map import set_linear_map
 from scdiva.train.runner import resolve_precision
-from scdiva.train.stages import set_linear_map
 
 SCORED = (
     "zheng_pbmc14k_scminer_3500",

@@ -83,7 +83,7 @@ def training_bytes(model: ScDiVa, lengths: list[int], dtype: torch.dtype | None)
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
             out = model(corrupted.tokens, corrupted.values, cu_seqlens, value_mask=corrupted.value_mask)
             predicted = model.values(out, tokens)
-            known = tokens, values, corrupted, cu_seqlens, times
+            known = tokens, values, corrupted, cu_seqlens
             return dual_loss(out.hidden, model.gene_weight, predicted, *known)[0]
 
     found = saved_bytes(step, model)

@@ -26,7 +26,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -51,6 +50,7 @@ from _denoising_arms import (
     unigram,
 )
 from _record import record, replaced, rows_so_far
+from _scripts import Asked, StudyBatches, draw_queries, load_head, n_query_cells
 from _timing import goal, report
 from scipy.stats import rankdata
 from sklearn.metrics import average_precision_score
@@ -61,7 +61,6 @@ from scdiva.data.packed import PackedCells, pack_files
 from scdiva.diffusion.thinning import Counts, counts_of
 from scdiva.models import ScDiVa, load_model
 from scdiva.populations.corrections import shift_to
-from scdiva.train.queries import Asked, StudyBatches, draw_queries, n_query_cells
 
 HELD_OUT = (
     "accordion_bone_marrow_1482",
@@ -260,7 +259,7 @@ def main(argv: list[str] | None = None) -> int:
     notes = {}
     for entry in arguments.heads:
         name, _, file = entry.partition("=")
-        module = script("train_denoiser").load_head(model, Path(file))
+        module = load_head(model, Path(file))
         notes[name] = module.config.to_dict()
         arms |= {name: queries(module, context=False), f"{name}, context": queries(module, context=True)}
 
@@ -288,18 +287,6 @@ def main(argv: list[str] | None = None) -> int:
     judged = goals(rows, heads)
     record("denoising", [*rows, *judged], held_out=list(HELD_OUT), context=CONTEXT, heads=notes)
     return report(judged)
-
-
-def script(name: str) -> object:
-    """A script of the repository as a module."""
-    file = Path(__file__).parents[1] / "scripts" / f"{name}.py"
-    sys.path.insert(0, str(file.parent))  # scripts import each other
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 if __name__ == "__main__":

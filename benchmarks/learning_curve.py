@@ -35,6 +35,7 @@ import torch
 from _ablation_arms import ARMS, Arm, Cells, ThinnedViews, load_cells, stream
 from _judge import across, judge, of_row, over_seeds, share_of_cells
 from _record import RESULTS, record
+from _scripts import AnchorConfig, AnchorModule
 from _sets import SETS, load_set, scored, typed
 from _timing import report
 from zero_shot import scores
@@ -44,7 +45,7 @@ from scdiva._rng import step_generator
 from scdiva.data.packed import PackedCells, pack_files
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer import Vocabulary
-from scdiva.train import AnchorConfig, AnchorModule, LinearMap, fit_linear_map
+from scdiva.train import LinearMap, fit_linear_map
 
 BATCH = 256
 MEASURES = ("accuracy", "average_bio")

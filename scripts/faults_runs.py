@@ -129,7 +129,7 @@ class Toy:
         training = PretrainingConfig(
             steps=self.steps, batch_size=6, accumulate=1 if self.wide else 2, warmup_steps=3, precision="fp32",
             context=32, log_every=5, validate_every=7, checkpoint_every=1 if noted is not None else self.every,
-            ema_decay=0.9, anchor_objective="genes+contrast",
+            anchor_objective="genes",
         )  # fmt: skip
         data = CellDataModule(
             self.cells[:2], validation=self.cells[2], vocabulary=self.vocabulary, batch_size=6, context=32

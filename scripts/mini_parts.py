@@ -6,22 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from mini_stages import AnchorConfig, AnchorModule, StateHeadConfig, StateHeadModule, start_state_head
 
 from scdiva._rng import step_generator
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa
 from scdiva.tokenizer import Vocabulary
 from scdiva.tokenizer.serialize import score_denominator
-from scdiva.train import (
-    AnchorConfig,
-    AnchorModule,
-    LinearMap,
-    PretrainingConfig,
-    PretrainingModule,
-    StateHeadConfig,
-    StateHeadModule,
-)
-from scdiva.train.stages import start_state_head
+from scdiva.train import LinearMap, PretrainingConfig, PretrainingModule
 
 STREAM_SCALE = 0.3
 """By which the last norm is scaled before the transformer is trained on: its logits then start as a correction to what

@@ -25,14 +25,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from query_training import QueryConfig, QueryModule, StudyDataModule
 from train_mini import BUNDLED, trained_seconds
 
 from scdiva._rng import step_generator
 from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa, load_model, save_model
 from scdiva.train import fit
-from scdiva.train.config import QueryConfig
-from scdiva.train.queries import QueryModule, StudyDataModule
 
 
 def module_of(model: ScDiVa, config: QueryConfig, measured: torch.Tensor) -> QueryModule:

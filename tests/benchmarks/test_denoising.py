@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from scdiva._constants import N_SPECIAL
-from scdiva.train.queries import Asked
 
 
 @pytest.fixture
@@ -17,17 +16,17 @@ def denoising(script):
     return script("denoising")
 
 
-def asked_of(cell, gene, present, values=((0, 0, 1.0),)):
+def asked_of(denoising, cell, gene, present, values=((0, 0, 1.0),)):
     value_cell, value_gene, value = zip(*values, strict=True)
     empty = torch.zeros(0, dtype=torch.long), torch.zeros(0), torch.zeros(max(cell) + 2, dtype=torch.int32)
-    return Asked(
+    return denoising.Asked(
         empty, torch.tensor(cell), torch.tensor(gene) + N_SPECIAL, torch.tensor(present, dtype=torch.float32),
         torch.tensor(value_cell), torch.tensor(value_gene) + N_SPECIAL, torch.tensor(value), True,
     )  # fmt: skip
 
 
 def test_scores_of_answers_that_know_all_or_nothing(denoising):
-    asked = asked_of([0, 0, 0, 0], [0, 1, 2, 3], [1, 0, 1, 0], [(0, 0, 1.0), (0, 1, 3.0)])
+    asked = asked_of(denoising, [0, 0, 0, 0], [0, 1, 2, 3], [1, 0, 1, 0], [(0, 0, 1.0), (0, 1, 3.0)])
     perfect = denoising.scores((torch.tensor([9.0, -9, 9, -9]), torch.tensor([1.0, 3.0])), asked)
     assert perfect["log_loss"] < 0.01
     assert perfect["average_precision"] == 1

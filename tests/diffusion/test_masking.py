@@ -10,13 +10,7 @@ import torch
 from scipy import stats
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.diffusion import (
-    cell_of_token,
-    forward_step_probability,
-    mask_tokens,
-    stratified_times,
-    unmask_probability,
-)
+from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
 
 SIGMAS = 5.0
 
@@ -35,6 +29,16 @@ def ragged(lengths: list[int], seed: int = 0) -> tuple[torch.Tensor, torch.Tenso
 
 def within(count: int, n: int, p: float) -> bool:
     return abs(count - n * p) <= SIGMAS * max(np.sqrt(n * p * (1 - p)), 1e-9)
+
+
+def forward_step_probability(earlier: float, later: float) -> float:
+    """Probability that a visible token is masked between two times of the paper's discretised chain."""
+    return (later - earlier) / (1 - earlier)
+
+
+def unmask_probability(later: float, earlier: float) -> float:
+    """Probability that a token masked at the later time was visible at the earlier one: what a reverse step reveals."""
+    return (later - earlier) / later
 
 
 def test_marginal_is_the_papers_kernel():

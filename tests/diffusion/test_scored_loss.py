@@ -27,12 +27,12 @@ def case():
     weight = torch.randn(N_GENES, DIM, generator=g, requires_grad=True)
     predicted = torch.rand(len(tokens), generator=g, requires_grad=True)
     scored = torch.rand(len(tokens), generator=g) < 0.6
-    return (hidden, weight, predicted, tokens, values, corrupted, cu, times), scored
+    return (hidden, weight, predicted, tokens, values, corrupted, cu), scored
 
 
 def slow(arguments, scored, logits):
     """Mean over cells of the mean cross-entropy of their scored positions; of the values all that are hidden."""
-    hidden, weight, predicted, tokens, values, corrupted, cu, _ = arguments
+    hidden, weight, predicted, tokens, values, corrupted, cu = arguments
     identity, value, row = [], [], 0
     for a, b in itertools.pairwise(cu.tolist()):
         terms, errors = [], []

@@ -36,9 +36,7 @@ def test_fields_of_the_network(field, ours, paper, said):
     ("field", "ours", "paper", "said"),
     [
         ("value_mask_rate", 0.1, 0.0, "`value_mask_rate` = 0.1 loses its value alone; 0 in the paper's preset"),
-        ("min_time", 1e-3, 1e-3, "`min_time` = 0.001"),
         ("value_weight", 10.0, 10.0, "λ = 10 (`value_weight`)"),
-        ("loss_norm", "per_cell", "per_cell", '`"per_cell"` (the\ndefault)'),
         ("anchor_objective", "genes", "none", '`"genes"`, the\ndefault'),
     ],
 )

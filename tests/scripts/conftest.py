@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,14 @@ from scdiva.datasets import toy
 from scdiva.tokenizer import load_vocabulary
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
+sys.path.insert(0, str(SCRIPTS))  # as where one of them runs: they import each other
+
+_spec = importlib.util.spec_from_file_location("of_training", Path(__file__).parents[1] / "train" / "conftest.py")
+_of_training = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(_of_training)
+batch, config, corpus, stream, tiny, vocabulary = (
+    getattr(_of_training, name) for name in ("batch", "config", "corpus", "stream", "tiny", "vocabulary")
+)
 
 
 @pytest.fixture

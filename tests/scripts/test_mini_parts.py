@@ -13,6 +13,12 @@ from scdiva.models.hub import find_model
 from scdiva.tokenizer import Vocabulary
 from scdiva.train import fit_linear_map
 
+FIXED = {
+    "beta1": 0.9, "beta2": 0.95, "ema_decay": 0.0, "loss_norm": "per_cell", "min_time": 0.001, "anchor_max_time": 0.8,
+    "genes_weight": 1.0, "contrast_weight": 0.2, "contrast_temperature": 0.1, "two_view_weight": 0.5,
+}  # fmt: skip
+"""What were options when the model was trained, and have these values now, or played no part."""
+
 
 @pytest.fixture
 def parts(script):
@@ -56,7 +62,9 @@ def test_settings_are_those_of_the_bundled_model(parts, model, cells, vocabulary
     for name, module in made.items():
         training = module.config.to_dict()
         then = recorded[name]["training"]
-        assert {field: training[field] for field in then} == then, name
+        gone = {field: value for field, value in then.items() if field not in training}
+        assert gone.items() <= FIXED.items(), name
+        assert {field: training[field] for field in then if field not in gone} | gone == then, name
         later = {field: value for field, value in training.items() if field not in then}
-        defaults = {"scored_genes": None, "place_prior": False, "micro_batches": 1, "ema_decay": 0.0}
+        defaults = {"scored_genes": None, "place_prior": False, "micro_batches": 1}
         assert later.items() <= defaults.items(), name

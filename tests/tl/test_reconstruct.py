@@ -142,6 +142,8 @@ def test_a_cell_depends_neither_on_the_others_nor_on_the_order_of_genes(few, hea
 )
 def test_no_sample_is_malformed(few, headed, **how):
     """A place has one gene that is measured, no gene has two places, and no value is negative or not finite."""
+    if how["remasking"] == "low_confidence":
+        how["temperature"] = 0.0
     data = reconstructed(few[:3].copy(), headed, **how)
     found = layers(data)
     for i in range(3):
@@ -235,6 +237,7 @@ def test_the_bundled_model_finds_more_hidden_genes_than_chance(blood):
         ({"remasking": "none"}, ValueError, "remasking must be 'low_confidence' or 'random', got 'none'"),
         ({"temperature": -1.0}, ValueError, "temperature must be 0 or positive"),
         ({"temperature": np.inf}, ValueError, "temperature must be 0 or positive"),
+        ({"temperature": 1.0}, ValueError, "pass remasking='random'"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"layer": "scaled"}, ValueError, "negative"),
         ({"layer": "blank"}, ValueError, "1 of 12 cells have no counts at all .first: .cell0"),

@@ -45,12 +45,12 @@ def test_frozen_weights_are_left_out(tiny, config):
 
 
 def test_optimiser_is_adamw_with_the_configured_numbers(tiny, config):
-    module = PretrainingModule(tiny(), config(learning_rate=0.01, warmup_steps=4, beta1=0.8, beta2=0.9))
+    module = PretrainingModule(tiny(), config(learning_rate=0.01, warmup_steps=4))
     made = module.configure_optimizers()
     optimizer, scheduler = made["optimizer"], made["lr_scheduler"]["scheduler"]
     assert isinstance(optimizer, torch.optim.AdamW)
     assert made["lr_scheduler"]["interval"] == "step"
-    assert optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+    assert optimizer.param_groups[0]["betas"] == (0.9, 0.95)
     rates = []
     for _ in range(5):
         rates.append(optimizer.param_groups[0]["lr"])

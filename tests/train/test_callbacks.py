@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import csv
 import errno
-import importlib.util
 import os
 import signal
-import sys
 import time
 
 import pytest
@@ -18,7 +16,7 @@ from pytorch_lightning.callbacks import Callback
 from scdiva.data.datamodule import CellDataModule
 from scdiva.datasets import toy
 from scdiva.train import PretrainingModule, fit
-from scdiva.train.callbacks import RATE, TERMINATED, AtomicIO, run_logs
+from scdiva.train.callbacks import RATE, TERMINATED, AtomicIO
 
 
 @pytest.fixture
@@ -48,8 +46,8 @@ def test_the_rate_is_cells_by_time_without_validation(run, tmp_path, monkeypatch
     run(tmp_path, settings={"steps": 12, "validate_every": 4, "log_every": 2}, callbacks=[Slow()])
     rates = logged(tmp_path / "log" / "version_0", RATE)
     assert [step for step, _ in rates] == [1, 3, 5, 7, 9, 11]
-    # six cells a step, and a look at its end; the clock is looked at once more where validation ends
-    assert all(4.0 <= rate <= 6.0 for _, rate in rates)
+    # six cells a step, and a look at its end; the clock starts anew where validation ends
+    assert all(rate == 6.0 for _, rate in rates)
 
 
 def test_accumulated_batches_count(run, tmp_path, monkeypatch):
@@ -68,7 +66,6 @@ def test_the_bar_shows_steps_loss_rate_and_time_left(run, tmp_path, capsys, monk
     assert "6/6" in last
     assert "cells/s, loss" in last
     assert "<00:00" in last
-    assert "validating" in said
     run(tmp_path, settings={"steps": 10}, resume_from=tmp_path, progress=True)
     said = capsys.readouterr().err.replace("\r", "\n").strip().splitlines()
     assert "6/10" in said[0]
@@ -94,30 +91,12 @@ def test_logs_are_on_the_disk_when_a_checkpoint_is(run, tmp_path):
     assert [step for step, _ in look.seen][:4] == [0, 1, 2, 3]
 
 
-def test_tensorboard_that_is_missing_is_named_with_what_brings_it(tmp_path, monkeypatch):
-    for name in ("tensorboard", "tensorboardX"):
-        monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=r"pip install 'scdiva\[watch\]'"):
-        run_logs(tmp_path, 10, tensorboard=True)
-    assert len(run_logs(tmp_path, 10)) == 1
-
-
-@pytest.mark.skipif(
-    not any(importlib.util.find_spec(name) for name in ("tensorboard", "tensorboardX")), reason="needs the watch extra"
-)
-def test_tensorboard_stands_beside_the_table(run, tmp_path):
-    run(tmp_path, settings={"steps": 5}, tensorboard=True)
-    found = {path.name.split(".")[0] for path in (tmp_path / "log" / "version_0").iterdir()}
-    assert {"metrics", "validation", "events"} <= found
-    assert [path.name for path in (tmp_path / "log").iterdir()] == ["version_0"]
-
-
 TRYING = {
     "accumulate": 2,
     "validate_every": 4,
     "checkpoint_every": 3,
     "steps": 12,
-    "anchor_objective": "genes+contrast",
+    "anchor_objective": "genes",
 }
 
 
@@ -160,37 +139,16 @@ def small_run(tiny, config, stream):
 
 
 @pytest.mark.fault("SIGKILL in fit")
-@pytest.mark.parametrize("decay", [0.0, 0.8])
-def test_a_run_goes_on_bit_for_bit_from_any_step(small_run, tmp_path, decay):
-    settings = {"ema_decay": decay}
-    straight, _ = small_run(tmp_path / "straight", settings=settings)
+def test_a_run_goes_on_bit_for_bit_from_any_step(small_run, tmp_path):
+    straight, _ = small_run(tmp_path / "straight")
     for stop in (1, 4, 6, 11):  # before, at and after a validation; at a checkpoint's time and between two
         out = tmp_path / str(stop)
-        small_run(out, settings=settings, max_steps=stop)
+        small_run(out, max_steps=stop)
         torch.rand(3)  # global state must not matter
-        resumed, trainer = small_run(out, settings=settings, resume_from=out)
+        resumed, trainer = small_run(out, resume_from=out)
         assert trainer.global_step == 12
         assert torch.equal(weights(resumed), weights(straight)), stop
         assert not (out / "last.ckpt.part").exists()
-
-
-def test_the_running_mean_is_what_training_leaves(small_run, tmp_path):
-    seen = []
-
-    class Seen(pl.Callback):
-        def on_train_batch_end(self, trainer, module, *args):
-            if trainer.global_step > len(seen):
-                seen.append(weights(module).clone())
-
-    averaged, _ = small_run(tmp_path / "ema", settings={"ema_decay": 0.8}, callbacks=[Seen()])
-    mean = seen[0]
-    for one in seen[1:]:
-        mean = 0.8 * mean + 0.2 * one
-    torch.testing.assert_close(weights(averaged), mean)
-    plain, _ = small_run(tmp_path / "plain")
-    assert torch.equal(weights(plain), seen[-1]), "the mean does not disturb the weights that it is of"
-    saved = torch.load(tmp_path / "ema" / "last.ckpt", weights_only=True)
-    assert torch.equal(torch.cat([saved["state_dict"][n].flatten() for n, _ in averaged.named_parameters()]), mean)
 
 
 @pytest.mark.fault("SIGTERM and Ctrl-C in training")
@@ -278,14 +236,9 @@ def test_a_loss_or_gradient_that_is_no_number_stops_before_the_weights(small_run
     good, _ = small_run(tmp_path / "good", data=cells(), model={"n_genes": 40}, max_steps=4)
     with pytest.raises(FloatingPointError, match="optimiser step 4") as error:
         small_run(tmp_path / "bad", Broken, data=cells(), model={"n_genes": 40})
-    first = 9 if where == "loss" else 8
-    file = tmp_path / "bad" / f"not_finite_batch_{first}.csv"
-    assert str(file) in str(error.value)
+    assert ("at batch 9," if where == "loss" else "at batch 8, 9,") in str(error.value)
+    assert "cells_of_batch" in str(error.value)
     assert "last.ckpt is from before" in str(error.value)
-    with file.open() as lines:
-        rows = list(csv.DictReader(lines))
-    wanted = [cell for number in range(first, 10) for cell in cells().cells_of_batch(number)]
-    assert [(row["study"], row["file"], int(row["row"]), row["cell"]) for row in rows] == wanted
     assert torch.equal(weights(small_run.module), weights(good))
     assert torch.load(tmp_path / "bad" / "last.ckpt", weights_only=True)["global_step"] == 3
 
@@ -296,7 +249,7 @@ def test_out_of_memory_halves_what_runs_at_a_time(small_run, tmp_path, where, mo
     """Memory for three cells at a time: batches of six run in two parts, and the steps are those of whole batches."""
     from scdiva.nn.layers import Block
 
-    settings = {"anchor_objective": "genes+contrast", "steps": 5}
+    settings = {"steps": 5}
     plain, _ = small_run(tmp_path / "plain", PretrainingModule, settings=settings)
     forward, sizes = Block.forward, []
 

@@ -2,29 +2,16 @@ from __future__ import annotations
 
 import pytest
 
-from scdiva.train import (
-    AnchorConfig,
-    AnnotationConfig,
-    IntegrationConfig,
-    OptimiserConfig,
-    PretrainingConfig,
-    StateHeadConfig,
-)
+from scdiva.train import AnnotationConfig, IntegrationConfig, OptimiserConfig, PretrainingConfig
 
 
 def test_paper_preset():
     c = PretrainingConfig.paper()
-    assert (c.batch_size, c.value_weight, c.value_mask_rate, c.loss_norm) == (768, 10.0, 0.0, "per_cell")
-    assert c.anchor_objectives == ()
+    assert (c.batch_size, c.value_weight, c.value_mask_rate, c.anchor_objective) == (768, 10.0, 0.0, "none")
     assert c.steps == 308_138
     assert c.steps * c.batch_size == pytest.approx(4 * 59_162_450, abs=384)
     assert (c.learning_rate, c.warmup_steps) == (PretrainingConfig().learning_rate, PretrainingConfig().warmup_steps)
     assert PretrainingConfig.preset("paper", steps=5).steps == 5
-
-
-def test_objectives_can_be_joined():
-    assert PretrainingConfig(anchor_objective="genes+contrast").anchor_objectives == ("genes", "contrast")
-    assert PretrainingConfig(**PretrainingConfig(steps=7).to_dict()) == PretrainingConfig(steps=7)
 
 
 @pytest.mark.parametrize(
@@ -45,21 +32,14 @@ def test_objectives_can_be_joined():
         ("final_learning_rate", 1.5),
         ("warmup_steps", -1),
         ("weight_decay", -0.1),
-        ("beta2", 1.0),
         ("clip", -1),
         ("seed", -1),
         ("precision", "fp16"),
         ("context", 0),
-        ("loss_norm", "mean"),
         ("value_weight", float("inf")),
         ("value_mask_rate", 1.1),
-        ("min_time", 0.0),
-        ("min_time", 1.0),
-        ("anchor_objective", "genes+nothing"),
-        ("anchor_objective", "two_view"),
-        ("anchor_max_time", 1.5),
-        ("anchor_max_time", 1e-4),
-        ("contrast_temperature", 0),
+        ("anchor_objective", "contrast"),
+        ("anchor_objective", None),
         ("compile_blocks", True),
         ("autotune", 1),
         ("checkpoint_every", "often"),
@@ -74,27 +54,6 @@ def test_values_without_sense_are_refused_by_name(field, value):
     ("field", "value"),
     [
         ("steps", 0),
-        ("genes_weight", -1.0),
-        ("contrast_weight", float("nan")),
-        ("contrast_temperature", 0.0),
-        ("max_time", 0.0),
-        ("max_time", 1.1),
-        ("panel_rate", -0.1),
-        ("panel_rate", 1.1),
-        ("min_panel", 0.0),
-        ("min_panel", 2.0),
-        ("study_power", -0.5),
-    ],
-)
-def test_the_anchors_values_without_sense_are_refused_by_name(field, value):
-    with pytest.raises(ValueError, match=field):
-        AnchorConfig(**{field: value})
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("steps", 0),
         ("target_weight", -1.0),
         ("supervised_weight", float("nan")),
         ("temperature", 0.0),
@@ -103,7 +62,7 @@ def test_the_anchors_values_without_sense_are_refused_by_name(field, value):
         ("n_neighbors", 0),
         ("n_neighbors", 2.5),
         ("alike", float("nan")),
-        ("alike", -1.1),
+        ("alike", -0.1),
         ("reversal_weight", -0.1),
         ("reversal_rise", float("inf")),
         ("max_time", -0.1),
@@ -142,8 +101,8 @@ def test_presets():
 @pytest.mark.parametrize(
     "kind",
     [
-        OptimiserConfig, PretrainingConfig, AnchorConfig, StateHeadConfig, IntegrationConfig, AnnotationConfig,
-        ],
+        OptimiserConfig, PretrainingConfig, IntegrationConfig, AnnotationConfig,
+    ],
 )  # fmt: skip
 def test_every_configuration_comes_back_and_refuses_unknown_keys(kind):
     config = kind(seed=3)

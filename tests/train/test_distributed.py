@@ -58,7 +58,7 @@ def two(corpus, vocabulary, tmp_path_factory):
 def test_two_processes_are_one_with_twice_the_batches(two, one):
     """Masks, times and dropout drawn as always: batch s of process r is batch 2 s + r of one process."""
     (first, second), folder = two
-    alone = one.run(folder, "alone", accumulate=4, ema_decay=0.5)
+    alone = one.run(folder, "alone", accumulate=4)
     assert first["plain"]["error"] == alone["error"] == "None"
     assert first["plain"]["world_size"] == 2
     torch.testing.assert_close(first["plain"]["weights"], alone["weights"], rtol=0, atol=1e-5)
@@ -74,7 +74,7 @@ def test_two_processes_are_one_with_a_batch_twice_as_large(two, one, monkeypatch
     """The same where masks are a function of the cell: the gradient of the mean is the mean of the gradients."""
     (first, _), folder = two
     monkeypatch.setattr(pretraining, "mask_tokens", one.every_other)
-    monkeypatch.setattr(pretraining, "stratified_times", lambda n, generator, least: torch.full((n,), 0.5))
+    monkeypatch.setattr(pretraining, "stratified_times", lambda n, generator: torch.full((n,), 0.5))
     alone = one.run(folder, "twice", batch_size=10, **one.CELLWISE)
     assert first["cellwise"]["error"] == alone["error"] == "None"
     torch.testing.assert_close(first["cellwise"]["weights"], alone["weights"], rtol=0, atol=1e-5)
@@ -90,10 +90,9 @@ def test_a_signal_to_one_process_stops_both_and_they_go_on(two, one):
 
 
 def test_one_process_without_a_finite_loss_stops_both(two):
-    (first, second), folder = two
+    (first, second), _ = two
     assert "another process" in first["broken"]["error"]
     assert "nan at batch 5, optimiser step 2" in second["broken"]["error"]
-    assert [file.name for file in (folder / "broken").glob("*.csv")] == ["not_finite_batch_5.csv"]
 
 
 def test_a_run_is_resumed_by_as_many_processes(two, one):
@@ -102,16 +101,27 @@ def test_a_run_is_resumed_by_as_many_processes(two, one):
     assert "began with 2 processes and cannot be resumed with 1" in found["error"]
 
 
-def test_what_a_launcher_started():
-    torchrun = {"TORCHELASTIC_RUN_ID": "a", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8", "SLURM_NTASKS": "2"}
-    assert launched(torchrun) == (4, 2)
-    srun = {"SLURM_NTASKS": "16", "SLURM_NNODES": "2", "SLURM_PROCID": "3", "SLURM_JOB_NAME": "pretrain"}
-    assert launched(srun) == (8, 2)
-    assert launched({**srun, "SLURM_JOB_NAME": "interactive"}) is None
-    assert launched({"SLURM_NTASKS": "16"}) is None, "a batch script is not started by srun"
-    assert launched({}) is None
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"TORCHELASTIC_RUN_ID": "a", "LOCAL_WORLD_SIZE": "4", "WORLD_SIZE": "8", "SLURM_NTASKS": "2"}, (4, 2)),
+        ({"SLURM_NTASKS": "16", "SLURM_NNODES": "2", "SLURM_PROCID": "3", "SLURM_JOB_NAME": "pretrain"}, (8, 2)),
+        ({"SLURM_NTASKS": "16", "SLURM_PROCID": "3", "SLURM_JOB_NAME": "interactive"}, None),
+        ({"SLURM_NTASKS": "16"}, None),  # a batch script is not started by srun
+        ({}, None),
+    ],
+)
+def test_what_a_launcher_started(environment, expected, monkeypatch):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert launched() == expected
+
+
+def test_tasks_that_are_not_spread_evenly_are_refused(monkeypatch):
+    for name, value in {"SLURM_NTASKS": "7", "SLURM_NNODES": "2", "SLURM_PROCID": "3"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match="7 tasks on 2 nodes"):
-        launched({**srun, "SLURM_NTASKS": "7"})
+        launched()
 
 
 SLURM = {

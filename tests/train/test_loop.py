@@ -11,10 +11,11 @@ from torch import nn
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
-from scdiva.train import AnchorConfig, AnchorModule, LinearMap, PretrainingConfig, PretrainingModule
+from scdiva.train import OptimiserConfig, PretrainingConfig, PretrainingModule, TaskModule
 from scdiva.train import loop as L
 from scdiva.train.adaptation import AdaptationCells
 from scdiva.train.loop import RANK, LowRankUpdate, add_low_rank, merge_low_rank, train_states
+from scdiva.train.objectives import GeneDecoder, gene_multinomial_loss, thinned_at_random
 
 N_GENES = 30
 LIMITS = L.Limits(max_epochs=10, patience=3, seconds=np.inf)
@@ -38,16 +39,25 @@ def make_cells(n: int = 240, n_batches: int = 2) -> AdaptationCells:
     )
 
 
-def config(**fields) -> AnchorConfig:
-    return AnchorConfig(**{"batch_size": 32, "learning_rate": 1e-2, "warmup_steps": 1, "precision": "fp32"} | fields)
+class GenesModule(TaskModule):
+    """The genes of a cell from the learned part of its state, which a set encoder gives of the thinned cell."""
+
+    def __init__(self, model, config, n_studies):
+        super().__init__(model, config)
+        frequency = np.full(model.config.n_tokens, 1 / N_GENES)
+        self.decoder = GeneDecoder(model.config.anchor_learned_dim, model.config.n_genes, n_studies, frequency)
+        model.requires_grad_(False)
+        model.anchor.mlp.requires_grad_(True)
+
+    def compute_loss(self, batch, generator):
+        view = thinned_at_random(batch, 0.8, generator)
+        state = self.model.anchor.parts(*view.packed, torch.ones_like(view.tokens, dtype=torch.bool))[1]
+        return gene_multinomial_loss(self.decoder(state, batch.study), batch).mean(), {}
 
 
-def module_of(model, cells, **fields) -> AnchorModule:
-    """A set encoder's module, whose linear part is the model's own."""
-    encoder = model.anchor
-    weight, bias = encoder.table.weight.detach().numpy().copy(), encoder.bias.detach().numpy().copy()
-    start = LinearMap(weight, bias, np.ones(len(bias)), np.full(model.config.n_tokens, 1 / N_GENES), 1.0)
-    return AnchorModule(model, config(**fields), start, np.bincount(cells.batch))
+def module_of(model, cells, **fields) -> GenesModule:
+    settings = {"batch_size": 32, "learning_rate": 1e-2, "warmup_steps": 1, "precision": "fp32"} | fields
+    return GenesModule(model, OptimiserConfig(**settings), cells.n_batches)
 
 
 def states(model, cells):

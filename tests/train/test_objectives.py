@@ -15,7 +15,6 @@ from scdiva.data.batch import CellBatch
 from scdiva.train.objectives import (
     LEAST_FREQUENCY,
     GeneDecoder,
-    contrast_loss,
     gene_multinomial_loss,
     pair_contrast_loss,
     supervised_contrast_loss,
@@ -62,26 +61,6 @@ def test_thinned_keeps_order_and_boundaries(batch):
         assert torch.equal(kept_values, values[keep])
         start += len(tokens)
     assert torch.equal(thin.study, batch.study)
-
-
-def test_contrast_is_its_formula_with_negatives_of_one_study():
-    one, other = torch.randn(5, 4, generator=rng(6)), torch.randn(5, 4, generator=rng(7))
-    study = [0, 1, 0, 0, 2]
-    tau, total = 0.2, 0.0
-    for i in range(5):
-        peers = [j for j in range(5) if study[j] == study[i]]
-        for a, b in ((one, other), (other, one)):
-            s = [float(torch.cosine_similarity(a[i], b[j], dim=0)) / tau for j in peers]
-            own = float(torch.cosine_similarity(a[i], b[i], dim=0)) / tau
-            total += math.log(sum(math.exp(x) for x in s)) - own
-    assert float(contrast_loss(one, other, torch.tensor(study), tau)) == pytest.approx(total / 10, rel=1e-5)
-    # alone in its study, a cell has nothing to be told from
-    assert float(contrast_loss(one, other, torch.arange(5), tau)) == pytest.approx(0, abs=1e-6)
-    assert float(contrast_loss(one[:0], other[:0], torch.tensor(study)[:0], tau)) == 0
-    # without studies all others are negatives
-    everything = contrast_loss(one, other, None, tau)
-    assert float(everything) == pytest.approx(float(contrast_loss(one, other, torch.zeros(5), tau)))
-    assert float(everything) > 0.1
 
 
 def slow_supervised_contrast(state, labels, tau):

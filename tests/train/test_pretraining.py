@@ -11,16 +11,14 @@ import torch
 
 from scdiva.diffusion import dual_loss, mask_tokens, stratified_times
 from scdiva.train import PretrainingModule
-from scdiva.train.objectives import contrast_loss, thinned
 
 
 def rng(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("loss_norm", ["per_cell", "inv_t"])
-def test_plain_loss_is_one_masked_pass(tiny, config, batch, loss_norm):
-    module = PretrainingModule(tiny(), config(anchor_objective="none", value_mask_rate=0.3, loss_norm=loss_norm))
+def test_plain_loss_is_one_masked_pass(tiny, config, batch):
+    module = PretrainingModule(tiny(), config(anchor_objective="none", value_mask_rate=0.3))
     loss, parts = module.compute_loss(batch, rng())
     g = rng()
     times = stratified_times(batch.n_cells, g, 1e-3)
@@ -28,23 +26,21 @@ def test_plain_loss_is_one_masked_pass(tiny, config, batch, loss_norm):
     out = module.model(corrupted.tokens, corrupted.values, batch.cu_seqlens, value_mask=corrupted.value_mask)
     expected, _ = dual_loss(
         out.hidden, module.model.gene_weight, module.model.values(out, batch.tokens), batch.tokens,
-        batch.values, corrupted, batch.cu_seqlens, times, value_mask_rate=0.3, loss_norm=loss_norm,
+        batch.values, corrupted, batch.cu_seqlens,
     )  # fmt: skip
     assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-6)
     assert set(parts) == {"identity", "value", "identity_per_token", "value_per_token", "n_masked"}
 
 
 def test_the_loss_is_the_weighted_sum_of_its_parts(tiny, config, batch):
-    weights = {"value_weight": 3.0, "genes_weight": 0.5, "contrast_weight": 0.2}
-    module = PretrainingModule(tiny(), config(anchor_objective="genes+contrast", **weights), n_studies=2)
+    module = PretrainingModule(tiny(), config(anchor_objective="genes", value_weight=3.0), n_studies=2)
     loss, parts = module.compute_loss(batch, rng(1))
-    expected = parts["identity"] + 3.0 * parts["value"] + 0.5 * parts["genes"] + 0.2 * parts["contrast"]
-    assert float(parts["contrast"]) > 0
+    expected = parts["identity"] + 3.0 * parts["value"] + parts["genes"]
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-6)
 
 
 @pytest.mark.parametrize("anchor", ["learned", "encoder"])
-@pytest.mark.parametrize("objective", ["none", "genes", "contrast", "genes+contrast"])
+@pytest.mark.parametrize("objective", ["none", "genes"])
 def test_every_objective_reaches_every_weight(tiny, config, batch, anchor, objective):
     module = PretrainingModule(tiny(anchor=anchor), config(anchor_objective=objective), n_studies=2)
     if module.decoder is not None:  # it starts from zeros, which pass no gradient on
@@ -57,8 +53,7 @@ def test_every_objective_reaches_every_weight(tiny, config, batch, anchor, objec
     # the state's residual is only reached where the state is used
     assert without == ({"model.anchor_out.weight"} if (anchor, objective) == ("encoder", "none") else set())
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
-    assert ("genes" in parts) == ("genes" in objective)
-    assert ("contrast" in parts) == ("contrast" in objective)
+    assert ("genes" in parts) == (objective == "genes")
 
 
 def test_untrained_decoder_knows_nothing(tiny, config, batch):
@@ -68,30 +63,14 @@ def test_untrained_decoder_knows_nothing(tiny, config, batch):
     assert float(parts["genes"]) == pytest.approx(math.log(30), rel=1e-5)
 
 
-def test_cells_corrupted_too_far_are_not_asked_for_their_genes(tiny, config, batch):
-    """With the limit just above min_time all but the least corrupted cells fall away; the term stays finite."""
-    chosen = config(anchor_objective="genes+contrast", anchor_max_time=0.0011)
-    module = PretrainingModule(tiny(), chosen, n_studies=2)
+def test_cells_corrupted_too_far_are_not_asked_for_their_genes(tiny, config, batch, monkeypatch):
+    """With the limit just above the least time all but the least corrupted cells fall away; the term stays finite."""
+    monkeypatch.setattr("scdiva.train.pretraining.DECODED_TIME", 0.0011)
+    module = PretrainingModule(tiny(), config(anchor_objective="genes"), n_studies=2)
     loss, parts = module.compute_loss(batch, rng(8))
-    assert float(parts["genes"]) == float(parts["contrast"]) == 0.0  # none below it in this batch of 6 strata
+    assert float(parts["genes"]) == 0.0  # none below it in this batch of 6 strata
     loss.backward()
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
-
-
-def test_the_contrast_is_between_the_cells_that_are_not_corrupted_too_far(tiny, config, batch):
-    module = PretrainingModule(tiny(), config(anchor_objective="contrast", anchor_max_time=0.6))
-    _, parts = module.compute_loss(batch, rng(8))
-    g = rng(8)
-    times = stratified_times(batch.n_cells, g, 1e-3)
-    corrupted = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, times, g, value_mask_rate=0.1)
-    view_times = stratified_times(batch.n_cells, g, 1e-3) * 0.6
-    view = thinned(batch, mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, view_times, g).masked)
-    one = module.model(corrupted.tokens, corrupted.values, batch.cu_seqlens, value_mask=corrupted.value_mask).cell_state
-    other = module.model(view.tokens, view.values, view.cu_seqlens).cell_state
-    near = [i for i, t in enumerate(times.tolist()) if t <= 0.6]
-    assert 2 <= len(near) < batch.n_cells
-    expected = contrast_loss(one[near], other[near], batch.study[near], 0.1)
-    assert float(parts["contrast"]) == pytest.approx(float(expected.detach()), rel=1e-5)
 
 
 def test_the_decoder_is_told_the_study(tiny, config, batch):
@@ -122,7 +101,7 @@ def test_construction_leaves_torchs_stream(tiny, config):
 
 
 def test_bf16_autocast_gives_nearly_the_same_loss(tiny, config, batch):
-    module = PretrainingModule(tiny(), config(anchor_objective="genes+contrast"), n_studies=2)
+    module = PretrainingModule(tiny(), config(anchor_objective="genes"), n_studies=2)
     exact, _ = module.compute_loss(batch, rng(9))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss, _ = module.compute_loss(batch, rng(9))

@@ -14,10 +14,8 @@ from scdiva.diffusion.loss import dual_loss, loss_weights, masked_cross_entropy
 from scdiva.diffusion.masking import (
     Corrupted,
     cell_of_token,
-    forward_step_probability,
     mask_tokens,
     stratified_times,
-    unmask_probability,
 )
 from scdiva.diffusion.ranks import rank_log_prior, values_at_ranks
 from scdiva.diffusion.sampler import sample
@@ -26,7 +24,6 @@ __all__ = [
     "Corrupted",
     "cell_of_token",
     "dual_loss",
-    "forward_step_probability",
     "log_likelihood",
     "loss_weights",
     "mask_tokens",
@@ -34,7 +31,6 @@ __all__ = [
     "rank_log_prior",
     "sample",
     "stratified_times",
-    "unmask_probability",
     "values_at_ranks",
 ]
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
 from scdiva.diffusion.masking import Corrupted, cell_of_token
-
-LossNorm = Literal["per_cell", "inv_t", "sum"]
-"""How the positions of a cell are weighted, see :func:`loss_weights`."""
-
 
 CPU_CHUNK, GPU_CHUNK = 1024, 4096
 """Rows of logits held at once by default. Measured on a CPU, 1,024 to 4,096 differ by 5%."""
@@ -78,9 +74,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor, grad_nll: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
             raise RuntimeError(
-                "masked_cross_entropy has its gradients from the forward pass and no second derivative: call "
-                "backward or autograd.grad without create_graph=True, or, where a gradient of the gradient is needed, "
-                "take F.cross_entropy(hidden @ weight.T, targets) on few rows."
+                "masked_cross_entropy has no second derivative: call backward without create_graph=True, or take "
+                "F.cross_entropy(hidden @ weight.T, targets) on few rows."
             )
         grad_hidden, grad_weight, largest = ctx.saved_tensors
         if grad_hidden is not None:
@@ -143,7 +138,7 @@ def masked_cross_entropy(
     Raises
     ------
     ValueError
-        If shapes, kinds of numbers or devices disagree, `row_weight` requires a gradient, or a target is no row of
+        If there is not one target and weight for each row, `row_weight` requires a gradient, or a target is no row of
         `weight`. A GPU is waited for once to know that.
     RuntimeError
         In backward under `create_graph=True`.
@@ -157,26 +152,11 @@ def masked_cross_entropy(
     >>> [round(float(x), 1) for x in each.exp()]  # nothing is known: one gene of eight
     [8.0, 8.0]
     """
-    if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
-        raise ValueError(
-            f"hidden (N, dim) and weight (n_genes, dim) must agree in dim, got {tuple(hidden.shape)} and "
-            f"{tuple(weight.shape)}."
-        )
     if targets.shape != hidden.shape[:1] or (row_weight is not None and row_weight.shape != hidden.shape[:1]):
         raise ValueError(f"targets and row_weight need one entry for each of the {hidden.shape[0]} rows of hidden.")
-    if targets.dtype != torch.int64 or not hidden.is_floating_point() or not weight.is_floating_point():
-        raise ValueError(
-            f"hidden and weight must be floats and targets int64, got {hidden.dtype}, {weight.dtype} and "
-            f"{targets.dtype}."
-        )
-    devices = {str(x.device) for x in (hidden, weight, targets, row_weight) if x is not None}
-    if len(devices) > 1:
-        raise ValueError(f"hidden, weight, targets and row_weight must be on one device, got {sorted(devices)}.")
     kind = hidden.device.type
     if chunk is None:
         chunk = CPU_CHUNK if kind == "cpu" else GPU_CHUNK
-    if chunk < 1:
-        raise ValueError(f"chunk must be at least 1, got {chunk}.")
     if row_weight is not None and row_weight.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             "row_weight requires a gradient, and none would reach it: pass row_weight.detach(). (The gradient of a "
@@ -202,20 +182,11 @@ def masked_cross_entropy(
     return loss, nll
 
 
-def loss_weights(
-    hidden_mask: Tensor, cu_seqlens: Tensor, probability: Tensor, loss_norm: LossNorm = "per_cell"
-) -> Tensor:
-    """Weight of each position in the loss, so that `loss = Σ weight · error`.
+def loss_weights(hidden_mask: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Weight of each position in the loss, `1 / |M| / B`, so that `loss = Σ weight · error`.
 
-    ==========  ==================================  ================================================================
-    loss_norm   weight of a masked position         what it estimates
-    ==========  ==================================  ================================================================
-    per_cell    1 / abs(M_b) / (cells with any M)   the paper's training algorithm; with t ~ U(0, 1) the any-order
-                                                    bound on log p(cell) per gene
-    inv_t       1 / (t_b L_b) / B                   the same bound by the continuous-time weight 1 / t, `tL` being
-                                                    the expectation of abs(M)
-    sum         1 / B                               the plain sum of the paper's main text; no bound
-    ==========  ==================================  ================================================================
+    M are the masked positions of a cell, B the cells that have any. It is the paper's training algorithm; with
+    t ~ U(0, 1) it is the any-order bound on log p(cell) per gene. The sum of the paper's main text is no bound.
 
     Parameters
     ----------
@@ -223,43 +194,24 @@ def loss_weights(
         bool, shape `(T,)`.
     cu_seqlens
         Shape `(B + 1,)`.
-    probability
-        Shape `(B,)`: with which probability a position of the cell was masked (`t` for identities). Read by "inv_t".
-    loss_norm
-        See the table.
 
     Returns
     -------
     float32 of shape `(T,)`, 0 where nothing is masked.
-
-    Raises
-    ------
-    ValueError
-        For an unknown `loss_norm`, or "inv_t" with a probability of 0.
 
     Examples
     --------
     >>> import torch
     >>> from scdiva.diffusion import loss_weights
     >>> hidden = torch.tensor([True, True, False, True, False])
-    >>> loss_weights(hidden, torch.tensor([0, 3, 5]), torch.tensor([0.5, 0.5])).tolist()
+    >>> loss_weights(hidden, torch.tensor([0, 3, 5])).tolist()
     [0.25, 0.25, 0.0, 0.5, 0.0]
     """
-    if loss_norm not in get_args(LossNorm):
-        raise ValueError(f"loss_norm must be one of {', '.join(get_args(LossNorm))}, got {loss_norm!r}.")
     n_cells = cu_seqlens.numel() - 1
     cells = cell_of_token(cu_seqlens, hidden_mask.numel())
     picked = hidden_mask.float()
-    if loss_norm == "sum":
-        return picked / n_cells
-    if loss_norm == "inv_t":
-        if bool((probability <= 0).any()):
-            raise ValueError('loss_norm="inv_t" divides by t: draw times with min_time > 0.')
-        lengths = (cu_seqlens[1:] - cu_seqlens[:-1]).clamp_min(1)
-        per_cell = 1.0 / (probability.to(picked) * lengths) / n_cells
-    else:
-        count = torch.zeros(n_cells, device=picked.device).index_add_(0, cells, picked)
-        per_cell = 1.0 / count.clamp_min(1) / (count > 0).sum().clamp_min(1)
+    count = torch.zeros(n_cells, device=picked.device).index_add_(0, cells, picked)
+    per_cell = 1.0 / count.clamp_min(1) / (count > 0).sum().clamp_min(1)
     return picked * per_cell[cells]
 
 
@@ -271,14 +223,10 @@ def dual_loss(
     values: Tensor,
     corrupted: Corrupted,
     cu_seqlens: Tensor,
-    times: Tensor,
     *,
-    loss_norm: LossNorm = "per_cell",
     value_weight: float = 10.0,
-    value_mask_rate: float = 0.0,
     scored: Tensor | None = None,
     logits: Tensor | None = None,
-    chunk: int | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Dual denoising loss: identity cross-entropy plus λ times the squared error of the value.
 
@@ -298,22 +246,16 @@ def dual_loss(
         The clean batch, `(T,)` each.
     corrupted
         What the denoiser saw.
-    cu_seqlens, times
-        Shapes `(B + 1,)` and `(B,)`.
-    loss_norm
-        See :func:`loss_weights`.
+    cu_seqlens
+        Shape `(B + 1,)`.
     value_weight
         λ; 10 in the paper's table "Training configuration".
-    value_mask_rate
-        With which `corrupted` was drawn: a value is masked with probability `t + (1 - t) * rate` (read by "inv_t").
     scored
-        bool `(T,)`: masked positions whose identity is scored, drawn evenly from each cell's; None: all. "per_cell"
-        divides by their number.
+        bool `(T,)`: masked positions whose identity is scored, drawn evenly from each cell's; None: all. Weights are
+        divided by their number.
     logits
         `(N, n_genes)`, of the scored positions in their order, where the denoiser predicts them by more than its gene
         head (:meth:`scdiva.models.ScDiVa.logits`). None: `hidden @ gene_weight.T`, of which only a chunk is ever held.
-    chunk
-        Rows of logits held at once, see :func:`masked_cross_entropy`.
 
     Returns
     -------
@@ -327,24 +269,19 @@ def dual_loss(
     >>> tokens, values = torch.tensor([3, 4, 5, 3, 6]), torch.tensor([2.0, 1.5, 1.0, 3.0, 0.5])
     >>> cu_seqlens = torch.tensor([0, 3, 5])  # two cells, of 3 and of 2 genes
     >>> generator = torch.Generator().manual_seed(0)
-    >>> times = torch.tensor([1.0, 1.0])
-    >>> hidden = mask_tokens(tokens, values, cu_seqlens, times, generator)
-    >>> loss, parts = dual_loss(
-    ...     torch.zeros(5, 4), torch.zeros(8, 4), values, tokens, values, hidden, cu_seqlens, times
-    ... )
+    >>> hidden = mask_tokens(tokens, values, cu_seqlens, torch.tensor([1.0, 1.0]), generator)
+    >>> loss, parts = dual_loss(torch.zeros(5, 4), torch.zeros(8, 4), values, tokens, values, hidden, cu_seqlens)
     >>> round(parts["identity"].exp().item(), 1), parts["value"].item()
     (8.0, 0.0)
     """
-    times = times.to(hidden.device)
     masked, hidden_value = corrupted.masked, corrupted.value_mask
     masked = masked if scored is None else masked & scored
-    w_identity = loss_weights(masked, cu_seqlens, times, loss_norm)
-    w_value = loss_weights(hidden_value, cu_seqlens, times + (1 - times) * value_mask_rate, loss_norm)
+    w_identity, w_value = loss_weights(masked, cu_seqlens), loss_weights(hidden_value, cu_seqlens)
     # by row numbers, found once: each boolean index would make the host wait for the device again
     rows = masked.nonzero().squeeze(1)
     genes, weight = tokens[rows] - N_SPECIAL, w_identity[rows]
     if logits is None:
-        identity, nll = masked_cross_entropy(hidden.index_select(0, rows), gene_weight, genes, weight, chunk=chunk)
+        identity, nll = masked_cross_entropy(hidden.index_select(0, rows), gene_weight, genes, weight)
     else:
         each = torch.nn.functional.cross_entropy(logits, genes, reduction="none")
         identity, nll = (each * weight).sum(), each.detach()

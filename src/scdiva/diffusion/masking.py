@@ -88,47 +88,6 @@ def cell_of_token(cu_seqlens: Tensor, n_tokens: int) -> Tensor:
     return torch.repeat_interleave(cells, lengths, output_size=n_tokens)
 
 
-def forward_step_probability(earlier: Tensor | float, later: Tensor | float) -> Tensor | float:
-    """Probability that a visible token is masked between two times, `(t_k - t_{k-1}) / (1 - t_{k-1})`.
-
-    The discretised forward chain of the paper's ELBO derivation (appendix "ELBO Derivation for Masked Discrete
-    Diffusion"); chaining it from 0 gives back the marginal `t`.
-
-    Parameters
-    ----------
-    earlier, later
-        `t_{k-1} < t_k` in [0, 1].
-
-    Examples
-    --------
-    >>> from scdiva.diffusion import forward_step_probability
-    >>> forward_step_probability(0.5, 0.75)
-    0.5
-    """
-    return (later - earlier) / (1 - earlier)
-
-
-def unmask_probability(later: Tensor | float, earlier: Tensor | float) -> Tensor | float:
-    """Probability that a token masked at `t_k` was still visible at `t_{k-1}`: `(t_k - t_{k-1}) / t_k`.
-
-    The posterior q(x_{t_{k-1}} visible | x_{t_k} hidden, x_0) of the absorbing process, and so the share of hidden
-    tokens that a reverse step reveals (paper, algorithm "scDiVa Inference"). By Bayes it is
-    `(1 - t_{k-1}) * (t_k - t_{k-1}) / (1 - t_{k-1}) / t_k`.
-
-    Parameters
-    ----------
-    later, earlier
-        `t_k > t_{k-1}` in [0, 1].
-
-    Examples
-    --------
-    >>> from scdiva.diffusion import unmask_probability
-    >>> unmask_probability(0.8, 0.4)
-    0.5
-    """
-    return (later - earlier) / later
-
-
 def stratified_times(n_cells: int, generator: torch.Generator, min_time: float = 1e-3) -> Tensor:
     """One diffusion time per cell, spread evenly over the batch.
 

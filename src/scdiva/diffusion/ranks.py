@@ -52,9 +52,6 @@ def rank_log_prior(
     expected: Tensor,
     denominator: Tensor,
     genes: Tensor | None = None,
-    *,
-    spread: float = SPREAD,
-    floor: float = FLOOR,
 ) -> Tensor:
     r"""Log-probability of the rank of a masked gene, were it this gene. Ours, not the paper's.
 
@@ -88,10 +85,6 @@ def rank_log_prior(
         (:func:`scdiva.tokenizer.serialize.score_denominator`).
     genes
         int64 `(n,)`, tokens that may be masked there; None: all.
-    spread
-        :math:`\sigma`, log-normalised.
-    floor
-        Probability given to every rank, whatever the gene.
 
     Returns
     -------
@@ -132,27 +125,25 @@ def rank_log_prior(
         before = torch.searchsorted(seen, at)
         # masked genes side by side have one pair of neighbours
         runs, of_run = torch.unique(before, return_inverse=True)
-        prior = _of_runs(ends[runs], ends[runs + 1], shown, expected[cell].float(), of_gene, spread, floor)
+        prior = _of_runs(ends[runs], ends[runs + 1], shown, expected[cell].float(), of_gene)
         rows.append(prior[of_run])
     return torch.cat(rows) if rows else values.new_zeros((0, len(of_gene)), dtype=torch.float32)
 
 
-def _of_runs(
-    above: Tensor, below: Tensor, shown: Tensor, expected: Tensor, denominator: Tensor, spread: float, floor: float
-) -> Tensor:
+def _of_runs(above: Tensor, below: Tensor, shown: Tensor, expected: Tensor, denominator: Tensor) -> Tensor:
     """Log-prior of each run of masked genes between two visible scores, float32 `(runs, n_genes)`."""
     grid, number = torch.unique(shown, return_counts=True)
     if len(grid) > GRID:  # continuous values: even groups of them, each by its mean
         group = torch.arange(len(shown), device=shown.device) * GRID // len(shown)
         number = torch.bincount(group, minlength=GRID)
         grid = torch.bincount(group, shown.sort().values, minlength=GRID) / number
-    likely = number.log() - (grid - expected[:, None]).square() / (2 * spread**2)
+    likely = number.log() - (grid - expected[:, None]).square() / (2 * SPREAD**2)
     total = torch.nn.functional.pad(likely.softmax(dim=1).cumsum(dim=1), (1, 0)).float()
     last = torch.searchsorted(grid, above[:, None] * denominator * (1 + _SLACK), right=True)
     first = torch.searchsorted(grid, below[:, None] * denominator * (1 - _SLACK))
     gene = torch.arange(len(denominator), device=denominator.device)
     inside = (total[gene, last] - total[gene, first]).clamp_min(0)
-    return (inside * (1 - floor) + floor).log()
+    return (inside * (1 - FLOOR) + FLOOR).log()
 
 
 def values_at_ranks(

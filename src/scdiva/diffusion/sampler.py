@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from scdiva._constants import MASK, N_SPECIAL
-from scdiva.diffusion.masking import cell_of_token, check_packed, unmask_probability
+from scdiva.diffusion.masking import cell_of_token, check_packed
 
 Denoiser = Callable[[Tensor, Tensor, Tensor, Tensor], "tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]"]
 """`(tokens, values, cu_seqlens, value_mask) -> (logits, values[, gene_values])`, see :func:`sample`."""
@@ -209,31 +209,14 @@ def _revealed(
     logits: Tensor, cells: Tensor, share: float, remasking: Remasking, temperature: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Rows to reveal in a step, int64 `(n,)` ascending, and their genes `(n,)`; see :func:`sample`."""
-    if remasking == "low_confidence" and temperature == 0:
+    if remasking == "low_confidence":
         return likeliest_genes(logits, cells, share)
     draws = torch.rand(logits.shape[0], generator=generator, device=generator.device, dtype=torch.float64)
-    # ancestral: each masked token on its own with the posterior probability; the second use of the same draw as an
-    # order is harmless, because among the revealed it is still uniform
+    # each masked token on its own with the posterior probability; the second use of the same draw as an order is
+    # harmless, because among the revealed it is still uniform
     priority = draws.to(logits.device)
-    reveal = priority < share
-    if remasking == "low_confidence":
-        priority = torch.softmax(logits.double(), dim=1).amax(1)
-        reveal = _first_of_each_cell(priority, cells, share)
-    rows = reveal.nonzero().squeeze(1)
+    rows = (priority < share).nonzero().squeeze(1)
     return rows, assign_genes(logits[rows], cells[rows], priority[rows], temperature, generator)
-
-
-def _first_of_each_cell(priority: Tensor, cells: Tensor, share: float) -> Tensor:
-    """Bool `(N,)`: a share of each cell's rows, those of the highest priority."""
-    order = torch.argsort(priority, descending=True, stable=True)
-    order = order[torch.argsort(cells[order], stable=True)]
-    _, counts = torch.unique_consecutive(cells[order], return_counts=True)
-    starts = torch.cumsum(counts, 0) - counts
-    rank = torch.arange(order.numel(), device=order.device) - torch.repeat_interleave(starts, counts)
-    quota = torch.repeat_interleave((counts * share).round().long(), counts)
-    chosen = torch.empty(order.shape, dtype=torch.bool, device=order.device)
-    chosen[order] = rank < quota
-    return chosen
 
 
 def _order_by_score(tokens: Tensor, values: Tensor, cells: Tensor, denominator: Tensor) -> Tensor:
@@ -266,11 +249,11 @@ def sample(
     `(t_k - t_{k-1}) / t_k` of what is still masked, with `t_k = k / n_steps`. A gene that the cell shows is never
     drawn again, within a step neither. One step is what the paper's benchmarks use; 32 are its multi-step setting.
 
-    `remasking="low_confidence"` reveals the surest first (for reconstruction): at temperature 0 the genes that are
-    surest to be masked in the cell, at positions that suit them (:func:`likeliest_genes`); else the positions whose
-    likeliest available gene has the highest probability. `"random"` reveals each masked position with the posterior
-    probability of the process (ancestral: for drawing populations; use it with `temperature=1`). With it and many more
-    steps than masked positions the draws follow the any-order model whose likelihood :func:`log_likelihood` bounds.
+    `remasking="low_confidence"` reveals the surest first (for reconstruction): the genes that are surest to be masked
+    in the cell, at positions that suit them (:func:`likeliest_genes`). `"random"` reveals each masked position with the
+    posterior probability of the process (ancestral: for drawing populations; use it with `temperature=1`). With it and
+    many more steps than masked positions the draws follow the any-order model whose likelihood :func:`log_likelihood`
+    bounds.
 
     Parameters
     ----------
@@ -290,7 +273,7 @@ def sample(
     remasking
         See above.
     temperature
-        0 is greedy; 1 samples the model; noise is Gumbel in float64.
+        Of `"random"`: 0 is greedy; 1 samples the model; noise is Gumbel in float64.
     allowed
         bool `(n_genes,)`: genes that may appear, for instance those that a panel measures. None: all.
     draw_values
@@ -338,7 +321,7 @@ def sample(
         if bool(masked.any()):
             where = masked.nonzero().squeeze(1)
             logits = available_logits(logits, tokens, cells, n_cells, allowed)
-            share = float(unmask_probability(k / n_steps, (k - 1) / n_steps))
+            share = (k / n_steps - (k - 1) / n_steps) / (k / n_steps)
             rows, genes = _revealed(logits, cells[where], share, remasking, temperature, generator)
             at, own = where[rows], cells[where[rows]]
             expected = predicted[at] + (of_genes[0][own, genes].to(values.dtype) if of_genes else 0.0)
@@ -369,6 +352,8 @@ def _check_sampling(
         raise ValueError(f"remasking must be one of {', '.join(get_args(Remasking))}, got {remasking!r}.")
     if not temperature >= 0:
         raise ValueError(f"temperature must be 0 or positive, got {temperature}.")
+    if temperature and remasking == "low_confidence":
+        raise ValueError(f"temperature={temperature} draws genes at random: pass remasking='random' with it.")
     if bool(((tokens < N_SPECIAL) & (tokens != MASK)).any()):
         raise ValueError("Cells to complete may hold gene tokens and MASK only, neither PAD nor LAT.")
     if value_mask is not None and (value_mask.shape != tokens.shape or value_mask.dtype != torch.bool):

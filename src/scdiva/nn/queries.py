@@ -17,8 +17,8 @@ GENE_DIM = 32
 CELL_DIM = 32
 HIDDEN = 128
 """Width of the two hidden layers that answer a query."""
-_LEAST = 1e-5
-_FEW = 0.3
+LEAST = 1e-5
+FEW = 0.3
 """Cells beside those counted that keep logarithms finite."""
 
 
@@ -31,18 +31,14 @@ class Context(NamedTuple):
         `(M, state_dim)`.
     n_genes
         `(M,)`, genes that each shows.
-    missed
-        `(M, n)`, probability :math:`2^{-c}` that half of a cell's counts, drawn at random, misses a gene of which it
-        has c; of the n genes that are asked about.
     values
-        `(M, n)`, log-normalised expression of these genes.
+        `(M, n)`, log-normalised expression of the n genes that are asked about.
     log_odds
         `(n,)`, mean over the cells of the state head's log-odds.
     """
 
     state: Tensor
     n_genes: Tensor
-    missed: Tensor
     values: Tensor
     log_odds: Tensor
 
@@ -51,13 +47,13 @@ class QueryHead(nn.Module):
     r"""Answer queries by the cell's state and by attention over other cells of its study. Ours, not the paper's.
 
     Each head h weighs the M context cells by :math:`a_{hm} = \mathrm{softmax}_m(e^{\tau_h} \cos(Q_h z, K_h z_m))`; one
-    more weighs all equally. Of gene g it reads how often cells so weighted that miss the gene in one half of their
-    counts show it in the other, :math:`\sum_m a_{hm} 2^{-c_{mg}} [c_{mg} > 0] / \sum_m a_{hm} 2^{-c_{mg}}` (of a gene
-    that is hidden, how often they show it at all), and the mean of its value where it is expressed. Both are shrunk
-    towards what the state head predicts, the more the smaller the effective number of cells,
-    :math:`1 / \sum_m a_{hm}^2`. A linear map of these, and two hidden layers that also see an embedding of the gene and
-    the state, add to the state head's log-odds and value. Queries do not see each other. Without context the head reads
-    the state and the gene alone.
+    more weighs all equally. Of gene g it reads how often cells so weighted show the gene, and the mean of its value
+    where it is expressed. Both are shrunk towards what the state head predicts, the more the smaller the effective
+    number of cells, :math:`1 / \sum_m a_{hm}^2`. A linear map of these, and two hidden layers that also see an
+    embedding of the gene and the state, add to the state head's log-odds and value. Queries do not see each other.
+
+    How it is trained, on single queries, with and without context and of thinned cells, is
+    `scripts/query_head.py`.
 
     Parameters
     ----------
@@ -102,54 +98,6 @@ class QueryHead(nn.Module):
             near = near.masked_fill((own[:, None] == torch.arange(len(k), device=own.device))[:, None], -torch.inf)
         return near.softmax(dim=2)
 
-    def forward(
-        self,
-        state: Tensor,
-        read: Tensor,
-        n_genes: Tensor,
-        cell: Tensor,
-        gene: Tensor,
-        column: Tensor,
-        log_odds: Tensor,
-        values: Tensor,
-        *,
-        thinned: bool,
-        context: Context | None = None,
-        own: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Answer N queries.
-
-        Parameters
-        ----------
-        state, read, n_genes
-            `(B, state_dim)`, `(B, read_dim)` and `(B,)`: of the cells asked about, what they show.
-        cell, gene, column
-            int64 `(N,)`: the cell and the gene of each query, and the gene's column in `context`.
-        log_odds, values
-            `(N,)`, what the state head predicts.
-        thinned
-            Whether the genes are not detected in a half of the cells' counts, or masked.
-        context
-            Other cells of the study, all of these cells'.
-        own
-            As for :meth:`weigh`.
-
-        Returns
-        -------
-        `(N,)` log-odds that the gene is expressed, and its log-normalised value if it is.
-        """
-        if context is None:
-            found, mean = log_odds.new_zeros(len(cell), 4 * (HEADS + 1)), log_odds
-        else:
-            weights = self.weigh(state, context, own)
-            found = self._seen(weights, cell, column, log_odds, values, context, thinned=thinned)
-            mean = context.log_odds[column]
-        of_cell = self.cell(self._of_cell(read, n_genes, context, thinned=thinned))
-        base = torch.stack([log_odds, values, log_odds - mean], dim=1)
-        line = torch.cat([found, base], dim=1)
-        added = self.line(line) + self.out(self.hidden(torch.cat([line, self.gene(gene), of_cell[cell]], dim=1)))
-        return log_odds + added[:, 0], values + added[:, 1]
-
     def table(
         self,
         state: Tensor,
@@ -161,10 +109,26 @@ class QueryHead(nn.Module):
         context: Context,
         own: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """As :meth:`forward`, of all genes `(n,)` of the context, masked in every cell.
+        """Answer for all genes of the context, masked in every cell.
 
-        `log_odds`, `values` and the answers are `(B, n)`. What depends on the gene or the cell alone is computed once
-        for it, and no number is copied to the queries: a third of the time.
+        What depends on the gene or the cell alone is computed once for it, and no number is copied to the queries.
+
+        Parameters
+        ----------
+        state, read, n_genes
+            `(B, state_dim)`, `(B, read_dim)` and `(B,)`: of the cells asked about, what they show.
+        gene
+            int64 `(n,)`, the genes of the context.
+        log_odds, values
+            `(B, n)`, what the state head predicts.
+        context
+            Other cells of the study, all of these cells'.
+        own
+            As for :meth:`weigh`.
+
+        Returns
+        -------
+        `(B, n)` log-odds that each gene is expressed, and its log-normalised value if it is.
         """
         weights = self.weigh(state, context, own)
         shown = (context.values > 0).to(weights.dtype)
@@ -172,17 +136,20 @@ class QueryHead(nn.Module):
         n = (1 / weights.square().sum(dim=2))[:, :, None]
         few = F.softplus(self.prior)
         p, base = log_odds.sigmoid()[:, None], values[:, None]
-        odds = (there * n + few[0] * p).clamp_min(_LEAST) / ((1 - there) * n + few[0] * (1 - p)).clamp_min(_LEAST)
+        odds = (there * n + few[0] * p).clamp_min(LEAST) / ((1 - there) * n + few[0] * (1 - p)).clamp_min(LEAST)
         value = (total * n + few[1] * base) / (there * n + few[1]) - base
-        missed = torch.full_like(there, math.log(1 + _FEW / 30))
+        missed = torch.full_like(there, math.log(1 + FEW / 30))
         line = torch.cat(
             [
-                odds.log() + 3, missed, value, (there * n + _FEW).log(),
+                odds.log() + 3, missed, value, (there * n + FEW).log(),
                 torch.stack([log_odds, values, log_odds - context.log_odds], dim=1),
             ],
             dim=1,
         )  # fmt: skip
-        of_cell = self.cell(self._of_cell(read, n_genes, context, thinned=False))
+        known = torch.log1p(n_genes.to(read.dtype)) - 6
+        around = (torch.log1p(context.n_genes.to(read.dtype)).mean() - 6).expand_as(known)
+        flags = read.new_tensor([True, False]).expand(len(read), 2)  # with context, of cells that are not thinned
+        of_cell = self.cell(torch.cat([read, known[:, None], around[:, None], flags], dim=1))
         first, second = self.hidden[0], self.hidden[2]
         assert isinstance(first, nn.Linear)
         assert isinstance(second, nn.Linear)
@@ -199,47 +166,3 @@ class QueryHead(nn.Module):
         added = product(self.line.weight, line) + product(self.out.weight, F.silu(hidden, inplace=True))
         added += self.out.bias[:, None]
         return log_odds + added[:, 0], values + added[:, 1]
-
-    def _of_cell(self, read: Tensor, n_genes: Tensor, context: Context | None, *, thinned: bool) -> Tensor:
-        """Give what the head reads of each cell, `(B, read_dim + 4)`."""
-        known = torch.log1p(n_genes.to(read.dtype)) - 6
-        around = torch.zeros_like(known)
-        if context is not None:
-            around = (torch.log1p(context.n_genes.to(read.dtype)).mean() - 6).expand_as(known)
-        flags = read.new_tensor([context is not None, thinned]).expand(len(read), 2)
-        return torch.cat([read, known[:, None], around[:, None], flags], dim=1)
-
-    def _seen(
-        self,
-        weights: Tensor,
-        cell: Tensor,
-        column: Tensor,
-        log_odds: Tensor,
-        values: Tensor,
-        context: Context,
-        *,
-        thinned: bool,
-    ) -> Tensor:
-        """Give what each head reads of the gene of each query, `(N, 4 (HEADS + 1))`."""
-        shown = (context.values > 0).to(weights.dtype)
-        numbers = torch.stack([context.missed * shown, context.missed, shown, context.values])
-        # heads and cells in one product: (4, B H, n)
-        rows = weights.flatten(0, 1) @ numbers
-        rows = rows.view(4, *weights.shape[:2], -1)[:, cell, :, column]  # (N, 4, H): numbers of queries come first
-        late, missed, there, total = rows.unbind(1)
-        if not thinned:  # of a masked gene nothing is known yet
-            late, missed = there, torch.ones_like(there)
-        n = (1 / weights.square().sum(dim=2))[cell]
-        few = F.softplus(self.prior)
-        p = log_odds.sigmoid()[:, None]
-        odds = (late * n + few[0] * p).clamp_min(_LEAST) / ((missed - late) * n + few[0] * (1 - p)).clamp_min(_LEAST)
-        value = (total * n + few[1] * values[:, None]) / (there * n + few[1])
-        return torch.cat(
-            [
-                odds.log() + 3,
-                (missed + _FEW / 30).log(),
-                value - values[:, None],
-                (there * n + _FEW).log(),
-            ],
-            dim=1,
-        )

@@ -93,7 +93,7 @@ def reconstruct(
     remasking
         `"low_confidence"`: the surest first; `"random"`: any.
     temperature
-        0 takes the likeliest gene; 1 draws from the model.
+        Of `remasking="random"`: 0 takes the likeliest gene; 1 draws from the model.
     use_places
         Whether masked genes keep their true ranks; without, all that is known of them is how many there are.
     %(reading)s
@@ -189,6 +189,8 @@ def _check(mask_ratio: float, filling: Filling) -> None:
         raise ValueError(f"remasking must be 'low_confidence' or 'random', got {filling.remasking!r}.")
     if not 0 <= filling.temperature < np.inf:
         raise ValueError(f"temperature must be 0 or positive, got {filling.temperature!r}.")
+    if filling.temperature and filling.remasking == "low_confidence":
+        raise ValueError(f"temperature={filling.temperature} draws genes at random: pass remasking='random' with it.")
 
 
 def _around(

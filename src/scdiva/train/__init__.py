@@ -9,23 +9,18 @@ if TYPE_CHECKING:
     from scdiva.train._pretrain import pretrain
     from scdiva.train.base import TaskModule
     from scdiva.train.config import (
-        AnchorConfig,
         AnnotationConfig,
         IntegrationConfig,
         OptimiserConfig,
         PretrainingConfig,
-        StateHeadConfig,
     )
     from scdiva.train.finetuning import AnnotationModule
     from scdiva.train.integration import IntegrationModule
     from scdiva.train.linear_map import LinearMap, fit_linear_map
     from scdiva.train.pretraining import PretrainingModule
     from scdiva.train.runner import fit
-    from scdiva.train.stages import AnchorModule, StateHeadModule
 
 _WHERE = {
-    "AnchorConfig": "config",
-    "AnchorModule": "stages",
     "AnnotationConfig": "config",
     "AnnotationModule": "finetuning",
     "IntegrationConfig": "config",
@@ -34,8 +29,6 @@ _WHERE = {
     "OptimiserConfig": "config",
     "PretrainingConfig": "config",
     "PretrainingModule": "pretraining",
-    "StateHeadConfig": "config",
-    "StateHeadModule": "stages",
     "TaskModule": "base",
     "fit": "runner",
     "fit_linear_map": "linear_map",
@@ -43,8 +36,6 @@ _WHERE = {
 }
 
 __all__ = [
-    "AnchorConfig",
-    "AnchorModule",
     "AnnotationConfig",
     "AnnotationModule",
     "IntegrationConfig",
@@ -53,8 +44,6 @@ __all__ = [
     "OptimiserConfig",
     "PretrainingConfig",
     "PretrainingModule",
-    "StateHeadConfig",
-    "StateHeadModule",
     "TaskModule",
     "fit",
     "fit_linear_map",

@@ -57,7 +57,6 @@ def pretrain(
     num_nodes: int = 1,
     resume: bool = False,
     progress: bool = True,
-    tensorboard: bool = False,
 ) -> Path:
     """Pretrain a model on files and save it.
 
@@ -109,8 +108,6 @@ def pretrain(
         Go on from `out/last.ckpt`.
     progress
         Whether to show a progress bar.
-    tensorboard
-        Whether to log for TensorBoard too, which needs the extra `watch`.
 
     Returns
     -------
@@ -166,10 +163,10 @@ def pretrain(
     from scdiva.models.network import save_model
     from scdiva.tokenizer.vocabulary import load_vocabulary
     from scdiva.train.callbacks import find_checkpoint
-    from scdiva.train.runner import check_run, fit
+    from scdiva.train.runner import fit, make_trainer
 
     checkpoint = find_checkpoint(folder) if resume else None
-    check_run(training, accelerator=accelerator, devices=devices, num_nodes=num_nodes, tensorboard=tensorboard)
+    make_trainer(accelerator, devices, num_nodes, logger=False, enable_checkpointing=False)  # refuses devices
     genes = load_vocabulary(folder / VOCABULARY if resume else vocabulary)
     config = replace(config, n_genes=genes.n_genes)
     data = CellDataModule(
@@ -208,7 +205,6 @@ def pretrain(
             num_nodes=num_nodes,
             resume_from=checkpoint,
             progress=progress,
-            tensorboard=tensorboard,
         )
     finally:
         data.close()
@@ -324,9 +320,8 @@ def _module(
     from scdiva.models.scdiva import ScDiVa
     from scdiva.nn import SetEncoder
     from scdiva.tokenizer.serialize import score_denominator
-    from scdiva.train.linear_map import fit_linear_map
+    from scdiva.train.linear_map import fit_linear_map, set_linear_map
     from scdiva.train.pretraining import PretrainingModule
-    from scdiva.train.stages import set_linear_map
 
     network, frequency = ScDiVa(config, generator=step_generator(training.seed, 0, "weights")), None
     if svd_of is not None:

@@ -23,6 +23,8 @@ MAY_CHANGE = {
     "precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every", "micro_batches",
 }  # fmt: skip
 """Fields of a configuration that a resumed run may set anew: they do not enter the path of the weights by design."""
+BETAS = (0.9, 0.95)
+"""AdamW's moments."""
 STREAM = "train/0"
 """Name of the draws of training: ranks once had streams of their own, and the first one's is kept."""
 
@@ -89,8 +91,8 @@ class TaskModule(pl.LightningModule):
     batches_seen
         Batches (not optimiser steps) that each process trained on so far, over all resumed runs; saved with every
         checkpoint.
-    bad_batches
-        Numbers of the batches without a finite loss or gradient, once that has stopped the run.
+    micro_batches
+        Parts of a batch that the network runs over in turn; doubled when memory runs out, saved with every checkpoint.
     """
 
     def __init__(self, model: nn.Module, config: OptimiserConfig) -> None:
@@ -98,10 +100,9 @@ class TaskModule(pl.LightningModule):
         self.model = model
         self.config = config
         self.batches_seen = 0
-        self.bad_batches: list[int] = []
+        self.micro_batches = config.micro_batches
         # batches since the last optimiser step, with their numbers: run again when memory runs out halfway
         self._window: list[tuple[CellBatch, int]] = []
-        self.micro_batches = config.micro_batches
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its parts, by name; to be written by the task.
@@ -130,14 +131,8 @@ class TaskModule(pl.LightningModule):
                 torch.cuda.manual_seed(seed)
             yield
 
-    @property
-    def micro_batches(self) -> int:
-        """Parts of a batch that the network runs over in turn; doubled when memory runs out, kept in checkpoints."""
-        return self._micro_batches
-
-    @micro_batches.setter
-    def micro_batches(self, number: int) -> None:
-        self._micro_batches = number
+    def _run_in(self, number: int) -> None:
+        """Have the network run over batches in so many parts."""
         for part in self.model.modules():
             if hasattr(part, "micro_batches"):
                 setattr(part, "micro_batches", number)  # noqa: B010, for mypy: a module's attributes are tensors
@@ -145,14 +140,12 @@ class TaskModule(pl.LightningModule):
     def on_fit_start(self) -> None:
         """Begin without batches; set in how many parts the network runs. Called by Lightning."""
         self._window.clear()
-        self.bad_batches = []
-        self.micro_batches = self._micro_batches
+        self._run_in(self.micro_batches)
 
     def release(self) -> None:
         """Leave the network as it came, after a run: no batch is kept, and it runs over whole batches."""
         self._window.clear()
-        number, self.micro_batches = self._micro_batches, 1
-        self._micro_batches = number
+        self._run_in(1)
 
     @property
     def _world_size(self) -> int:
@@ -191,6 +184,7 @@ class TaskModule(pl.LightningModule):
         def in_parts(n: int) -> Result:
             if n != self.micro_batches:
                 self.micro_batches = n
+                self._run_in(n)
             return run(n)
 
         return run_in_parts(
@@ -244,14 +238,11 @@ class TaskModule(pl.LightningModule):
         finite = everywhere = bool(torch.isfinite(loss))
         if self._world_size > 1:  # else the others would wait for this one's gradient
             everywhere = self.trainer.strategy.reduce_boolean_decision(finite, all=True)
-        if everywhere:
-            return
-        self.bad_batches = [] if finite else [number]
-        raise FloatingPointError(
-            f"The loss is {float(loss.detach())} at batch {number}{self._at_step()}."
-            if not finite
-            else f"The loss of another process is not finite{self._at_step()}; its message names the batch."
-        )
+        at = "" if self._trainer is None else f", optimiser step {self._trainer.global_step}"
+        if not finite:
+            raise FloatingPointError(f"The loss is {float(loss.detach())} at batch {number}{at}.")
+        if not everywhere:
+            raise FloatingPointError(f"The loss of another process is not finite{at}; its message names the batch.")
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Stop before a gradient that is not finite enters the weights. Called by Lightning.
@@ -264,11 +255,11 @@ class TaskModule(pl.LightningModule):
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         norms = torch._foreach_norm(gradients) if gradients else []
         if norms and not bool(torch.isfinite(torch.stack(list(norms))).all()):
-            self.bad_batches = [number for _, number in self._window]
-            raise FloatingPointError(f"The gradient is not finite{self._at_step()}, though each loss is.")
-
-    def _at_step(self) -> str:
-        return "" if self._trainer is None else f", optimiser step {self._trainer.global_step}"
+            batches = ", ".join(str(number) for _, number in self._window)
+            raise FloatingPointError(
+                f"The gradient is not finite at batch {batches}, optimiser step {self.trainer.global_step}, though "
+                "each loss is."
+            )
 
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
         """One batch of the fixed validation set; it is corrupted in the same way each time. Called by Lightning."""
@@ -289,7 +280,7 @@ class TaskModule(pl.LightningModule):
         optimizer = torch.optim.AdamW(
             decay_groups(self, c.weight_decay),
             lr=c.learning_rate,
-            betas=(c.beta1, c.beta2),
+            betas=BETAS,
             weight_decay=0.0,
             fused=self.device.type == "cuda" or None,
         )

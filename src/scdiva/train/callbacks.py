@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import importlib.util
 import io
 import os
 import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -18,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback, Checkpoint
-from pytorch_lightning.loggers import CSVLogger, Logger, TensorBoardLogger
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from scdiva._checks import from_extra
 from scdiva._progress import progress_bar
 
 if TYPE_CHECKING:
@@ -59,7 +54,6 @@ class AtomicIO(TorchCheckpointIO):
             If it cannot be written. An older file of this name is untouched then.
         """
         path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
         content = io.BytesIO()
         torch.save(checkpoint, content)
         beside = path.with_name(f"{path.name}.part")
@@ -83,46 +77,6 @@ class AtomicIO(TorchCheckpointIO):
                 f"{before}",
                 str(path),
             ) from error
-
-
-class Saver(Checkpoint):
-    """Write the checkpoint every so many optimiser steps, at the last one, and when asked to.
-
-    Always from the hook after a batch that ended an optimiser step, so that a resumed run counts as the first one did,
-    and holds no half-summed gradient.
-
-    Parameters
-    ----------
-    file
-        Where to.
-    every
-        Optimiser steps between two checkpoints.
-    """
-
-    def __init__(self, file: Path, every: int) -> None:
-        self.file, self.every = file, every
-        self.saved = -1
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take what a run starts from as saved. Called by Lightning."""
-        self.saved = trainer.global_step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
-        """Write a checkpoint if one is due. Called by Lightning."""
-        if trainer.global_step % self.every == 0 or trainer.global_step == trainer.max_steps:
-            self.save(trainer)
-
-    def save(self, trainer: pl.Trainer) -> None:
-        """Write a checkpoint now, unless this step has one; to be called by all processes of a run.
-
-        Parameters
-        ----------
-        trainer
-            The run's.
-        """
-        if trainer.global_step != self.saved:
-            trainer.save_checkpoint(self.file)
-            self.saved = trainer.global_step
 
 
 def find_checkpoint(path: str | Path) -> Path:
@@ -170,20 +124,24 @@ IMPATIENT = 2.0
 """Seconds after which a second Ctrl-C counts as one: launchers pass the first on to those who have it already."""
 
 
-class Stopper(Callback):
-    """On SIGTERM or Ctrl-C end the run after the optimiser step under way, with a checkpoint; all processes together.
+class Keeper(Checkpoint):
+    """Write the checkpoint every so many optimiser steps and at the last one; end the run on SIGTERM or Ctrl-C.
 
-    Lightning's own handlers would leave the loop in the middle of a step, and talk to other processes from inside a
-    signal handler, where those may be waiting for something else.
+    Always at the end of a batch that ended an optimiser step, so that a resumed run counts as the first one did, and
+    holds no half-summed gradient. A signal ends the run there, with a checkpoint, all processes together: Lightning's
+    own handlers would leave the loop in the middle of a step, and talk to other processes from inside a signal handler,
+    where those may be waiting for something else.
 
     Parameters
     ----------
-    saver
-        Writes the checkpoint.
+    file
+        Where to.
+    every
+        Optimiser steps between two checkpoints.
     """
 
-    def __init__(self, saver: Saver) -> None:
-        self.saver = saver
+    def __init__(self, file: Path, every: int) -> None:
+        self.file, self.every = file, every
         self.signal: int | None = None
         self._since = 0.0
 
@@ -199,91 +157,35 @@ class Stopper(Callback):
         if self.signal is None:
             self.signal, self._since = number, time.monotonic()
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Stop if a signal was received, at the end of an optimiser step. Called by Lightning."""
+    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+        """Write a checkpoint if one is due, and stop if a signal was received. Called by Lightning."""
         if trainer.fit_loop._should_accumulate():
             return
-        stops = self.signal is not None
+        stops, step = self.signal is not None, trainer.global_step
         if trainer.world_size > 1:
             stops = trainer.strategy.reduce_boolean_decision(stops, all=False)
-        if not stops:
-            return
-        self.signal = self.signal or signal.SIGTERM  # another process received it
-        if trainer.global_step != trainer.max_steps:
-            self.saver.save(trainer)
+        if stops or step % self.every == 0 or step == trainer.max_steps:
+            trainer.save_checkpoint(self.file)
+        if stops and step != trainer.max_steps:
+            self.signal = self.signal or signal.SIGTERM  # another process received it
             trainer.limit_val_batches = 0  # a run that is stopped would be validated first
             trainer.should_stop = True
-
-
-def write_cells(folder: Path, datamodule: Any, numbers: Sequence[int]) -> Path | None:
-    """Write which cells some batches of the training stream hold.
-
-    Parameters
-    ----------
-    folder
-        Where `not_finite_batch_<number>.csv` is to appear, the number that of the first batch: one line a cell, with
-        batch, study, file, row and, if the file is no packed corpus, the cell's name.
-    datamodule
-        The run's; one without `cells_of_batch` does not know which cells a batch has.
-    numbers
-        Of the batches, counted over all processes.
-
-    Returns
-    -------
-    The file, or None if nothing is known of the cells.
-    """
-    if not numbers or not hasattr(datamodule, "cells_of_batch"):
-        return None
-    file = folder / f"not_finite_batch_{numbers[0]}.csv"
-    with file.open("w", newline="") as lines:
-        out = csv.writer(lines)
-        out.writerow(["batch", "study", "file", "row", "cell"])
-        for number in numbers:
-            out.writerows([number, *cell] for cell in datamodule.cells_of_batch(number))
-    return file
 
 
 RATE = "train/cells_per_second"
 """Name of the rate in the logs."""
 
 
-def run_logs(out: Path, log_every: int, *, tensorboard: bool = False) -> list[Logger]:
-    """Make the logs of a run, in one folder for each start: `log/version_<n>`.
-
-    Parameters
-    ----------
-    out
-        Folder of the run.
-    log_every
-        Optimiser steps from line to line.
-    tensorboard
-        Whether TensorBoard's events are written beside `metrics.csv`.
-
-    Raises
-    ------
-    ImportError
-        If nothing that writes them is installed.
-    """
-    table = CSVLogger(out, name="log", flush_logs_every_n_steps=max(log_every, 100))
-    if not tensorboard:
-        return [table]
-    if importlib.util.find_spec("tensorboardX") is None:  # which Lightning takes as well
-        from_extra("tensorboard", "watch", "tensorboard=True needs tensorboard")
-    return [table, TensorBoardLogger(out, name="log", version=table.version)]
-
-
 class Watch(Callback):
     """Measure cells a second, log them, show the run as one bar, and write the logs whenever a checkpoint is written.
 
-    The rate is of all processes together; the time of checkpoints counts, that of validation does not. The bar is over
+    The rate is of all processes together, since the last validation; the time of checkpoints counts. The bar is over
     the optimiser steps of the whole run, with loss, rate and the time left; of several processes the first draws it.
 
     Parameters
     ----------
     n_steps
-        Optimiser steps over which the rate is taken, the last ones.
+        Optimiser steps over which the rate is taken at most, the last ones.
     progress
         Whether to show the bar.
     """
@@ -291,31 +193,30 @@ class Watch(Callback):
     def __init__(self, n_steps: int, *, progress: bool = False) -> None:
         self.progress = progress
         self._bar: tqdm[Any] | None = None
-        self._cells = 0
-        self._paused = 0.0
-        self._since = 0.0
+        self._cells = self._step = 0
         self._marks: deque[tuple[float, int]] = deque(maxlen=n_steps + 1)
-        self._step = 0
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock, and show the bar. Called by Lightning."""
-        self._cells, self._paused, self._step = 0, 0.0, trainer.global_step
-        self._marks.clear()
-        self._marks.append((time.perf_counter(), 0))
+        self._step = trainer.global_step
+        self.on_validation_end(trainer, pl_module)
         if self.progress and trainer.is_global_zero:
             total = None if trainer.max_steps < 0 else trainer.max_steps
-            self._bar = progress_bar(desc="training", unit="step", total=total, initial=trainer.global_step, shown=True)
+            self._bar = progress_bar(desc="training", unit="step", total=total, initial=self._step, shown=True)
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock anew. Called by Lightning."""
+        self._marks.clear()
+        self._marks.append((time.perf_counter(), self._cells))
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Count the batch's cells, and move the bar on after a step. Called by Lightning."""
-        n_cells = batch.n_cells
-        self._cells += n_cells * trainer.world_size
-        now = time.perf_counter() - self._paused
-        then, cells = self._marks[0]
+        self._cells += batch.n_cells * trainer.world_size
+        now, (then, cells) = time.perf_counter(), self._marks[0]
         rate = (self._cells - cells) / max(now - then, 1e-9)
-        pl_module.log(RATE, rate, batch_size=n_cells)
+        pl_module.log(RATE, rate, batch_size=batch.n_cells)
         if trainer.global_step == self._step:
             return
         if self._bar is not None:
@@ -325,18 +226,6 @@ class Watch(Callback):
             self._bar.update(trainer.global_step - self._step)
         self._step = trainer.global_step
         self._marks.append((now, self._cells))
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stop the clock. Called by Lightning."""
-        self._since = time.perf_counter()
-        if self._bar is not None:
-            self._bar.set_description_str("validating")
-
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Start the clock again. Called by Lightning."""
-        self._paused += time.perf_counter() - self._since
-        if self._bar is not None:
-            self._bar.set_description_str("training")
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

@@ -10,54 +10,34 @@ from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
 from scdiva._checks import or_nearest, refuse_unknown
 from scdiva._constants import MAX_LENGTH, PRESETS
 
-ANCHOR_OBJECTIVES = ("genes", "contrast")
-
-
-_LEAST = {
-    **dict.fromkeys(("steps", "batch_size", "batch_tokens", "accumulate", "micro_batches"), 1),
-    **dict.fromkeys(("log_every", "validate_every", "checkpoint_every", "context", "scored_genes"), 1),
-    **dict.fromkeys(("n_neighbors", "hidden", "probe_steps"), 1),
-    "context_cells": 16,
-    "queries": 2,
-    "alike": -1,
-}
-"""Least values of numbers by name of the field; that of all others is 0."""
-_ABOVE_0 = {
-    "learning_rate", "probe_learning_rate", "temperature", "pairs_temperature", "contrast_temperature", "min_time",
-    "anchor_max_time", "min_panel", "inverse_penalty",
+_FROM_1 = {
+    "steps", "batch_size", "batch_tokens", "accumulate", "micro_batches", "log_every", "validate_every",
+    "checkpoint_every", "context", "scored_genes", "n_neighbors", "hidden", "probe_steps",
 }  # fmt: skip
-_BELOW_1 = {"beta1", "beta2", "ema_decay", "min_time"}
-_AT_MOST_1 = {"final_learning_rate", "value_mask_rate", "anchor_max_time", "max_time", "panel_rate", "min_panel"}
+_ABOVE_0 = {"learning_rate", "probe_learning_rate", "temperature", "pairs_temperature", "inverse_penalty"}
+_AT_MOST_1 = {"final_learning_rate", "value_mask_rate", "max_time"}
+"""Numbers by name of the field; all others are 0 or more."""
 
 
 def _check(config: OptimiserConfig) -> None:
     """Raise ValueError if a field of a configuration is not of its type, or a number out of its bounds."""
     for name, kind in get_type_hints(type(config)).items():
         value, kinds = getattr(config, name), get_args(kind)
-        if get_origin(kind) is Literal:
-            if value not in kinds:
-                raise ValueError(f"{name} must be one of {', '.join(map(repr, kinds))}, got {value!r}.")
-        elif kind is bool:
-            if not isinstance(value, bool):
-                raise ValueError(f"{name} must be True or False, got {value!r}.")
-        elif kind is not str and not (value is None and type(None) in kinds):
-            _check_number(name, value, whole=kind is not float)
-
-
-def _check_number(name: str, value: Any, *, whole: bool) -> None:
-    number = int if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, number) or not isfinite(value):
-        raise ValueError(f"{name} must be a {'whole' if whole else 'finite'} number, got {value!r}.")
-    least = _LEAST.get(name, 0)
-    wrong = (
-        (value < least, f"at least {least}"),
-        (value <= 0 and name in _ABOVE_0, "above 0"),
-        (value >= 1 and name in _BELOW_1, "below 1"),
-        (value > 1 and name in _AT_MOST_1, "at most 1"),
-    )
-    for is_wrong, bound in wrong:
-        if is_wrong:
-            raise ValueError(f"{name} must be {bound}, got {value}.")
+        if kind is bool or get_origin(kind) is Literal:
+            choices = kinds or (True, False)
+            if value not in choices or type(value) is not type(choices[0]):
+                raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}.")
+        elif value is not None or type(None) not in kinds:
+            number, which = ((int, float), "finite") if kind is float else (int, "whole")
+            if isinstance(value, bool) or not isinstance(value, number) or not isfinite(value):
+                raise ValueError(f"{name} must be a {which} number, got {value!r}.")
+            least = 1 if name in _FROM_1 else 0
+            if value < least:
+                raise ValueError(f"{name} must be at least {least}, got {value}.")
+            if value == 0 and name in _ABOVE_0:
+                raise ValueError(f"{name} must be above 0.")
+            if value > 1 and name in _AT_MOST_1:
+                raise ValueError(f"{name} must be at most 1, got {value}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +69,8 @@ class OptimiserConfig:
     weight_decay
         Decoupled decay of matrices; norms, biases and embedding tables are spared (a gene that is absent from a batch
         must not fade because of it).
-    beta1, beta2
-        AdamW's moments.
     clip
         Largest norm of the gradient; 0 does not clip.
-    ema_decay
-        Share of the running mean of the weights that stays at each optimiser step, such as 0.999; 0 keeps none. With it
-        validation uses the mean, and the mean is what training leaves in the model.
     precision
         `"bf16"`: bfloat16 autocast; `"fp32"`; `"auto"`: bf16 where the device has bfloat16 arithmetic, else fp32.
     compile_blocks
@@ -125,10 +100,7 @@ class OptimiserConfig:
     final_learning_rate: float = 0.1
     warmup_steps: int = 500
     weight_decay: float = 0.05
-    beta1: float = 0.9
-    beta2: float = 0.95
     clip: float = 1.0
-    ema_decay: float = 0.0
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile_blocks: Literal["auto", "yes", "no"] = "auto"
     autotune: bool = True
@@ -170,72 +142,38 @@ class PretrainingConfig(OptimiserConfig):
     ----------
     context
         Genes of a cell seen in training: the first so many of its ranking.
-    loss_norm
-        See :func:`scdiva.diffusion.loss_weights`. `"per_cell"` is the paper's algorithm.
     value_weight
         λ of the value term; 10 in the paper.
     value_mask_rate
         Share of visible genes whose value alone is masked. 0 in the paper, which never trains "the value of gene g in
         this context", the question that imputation and perturbation ask.
-    min_time
-        Least diffusion time.
     scored_genes
         Most masked genes of a cell (in expectation) whose identity is scored in a step, drawn at random; None scores
-        all. The gene head is most of a small model's work, and the masked genes of one cell are largely redundant. Only
-        with `loss_norm="per_cell"`, which stays unbiased.
+        all. The gene head is most of a small model's work, and the masked genes of one cell are largely redundant. The
+        loss stays unbiased.
     place_prior
         Whether the network is given what the rank of a masked gene implies
         (:func:`scdiva.diffusion.rank_log_prior`), so that it learns the rest. Needs a state head, which predicts
         values, and `scored_genes`.
     anchor_objective
         What makes the cell state carry the cell; in a plain denoising pass nothing does directly. `"none"` (the
-        paper), or one or more of these joined by `"+"`:
-
-        - `"genes"`: a linear decoder predicts the cell's genes from its state, study as covariate of the decoder;
-        - `"contrast"`: InfoNCE between two corruption levels of a cell, negatives from its own study only, so that
-          distinguishing studies earns nothing.
-    anchor_max_time
-        A view leaves out at most this share of the genes in expectation, and cells corrupted beyond it enter neither
-        `"genes"` nor `"contrast"`: of an almost empty cell nothing can be known.
-    genes_weight, contrast_weight
-        Weights of these terms.
-    contrast_temperature
-        Of InfoNCE.
+        paper), or `"genes"`: a linear decoder predicts the cell's genes from its state, study as covariate of the
+        decoder, of cells with at most 80% of their genes masked: of an almost empty cell nothing can be known.
     """
 
     context: int = MAX_LENGTH
-    loss_norm: Literal["per_cell", "inv_t", "sum"] = "per_cell"
     value_weight: float = 10.0
     value_mask_rate: float = 0.1
-    min_time: float = 1e-3
     scored_genes: int | None = None
     place_prior: bool = False
-    anchor_objective: str = "genes"
-    anchor_max_time: float = 0.8
-    genes_weight: float = 1.0
-    contrast_weight: float = 0.2
-    contrast_temperature: float = 0.1
+    anchor_objective: Literal["none", "genes"] = "genes"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.scored_genes is not None and self.loss_norm != "per_cell":
-            raise ValueError(f'scored_genes needs loss_norm="per_cell", got {self.loss_norm!r}.')
         if self.place_prior and self.scored_genes is None:
             raise ValueError("place_prior needs scored_genes: all logits of a batch would be held at once.")
         if self.batch_tokens is not None and self.batch_tokens <= self.context:
             raise ValueError(f"batch_tokens must be above context, got {self.batch_tokens} and {self.context}.")
-        if self.anchor_max_time <= self.min_time:
-            raise ValueError(f"anchor_max_time must be above min_time, got {self.anchor_max_time} and {self.min_time}.")
-        wrong = [name for name in self.anchor_objectives if name not in ANCHOR_OBJECTIVES]
-        if wrong:
-            raise ValueError(
-                f'anchor_objective must be "none" or of {", ".join(ANCHOR_OBJECTIVES)} joined by "+", got {wrong[0]!r}.'
-            )
-
-    @property
-    def anchor_objectives(self) -> tuple[str, ...]:
-        """The parts of `anchor_objective`; empty for `"none"`."""
-        return () if self.anchor_objective == "none" else tuple(self.anchor_objective.split("+"))
 
     @classmethod
     def paper(cls) -> PretrainingConfig:
@@ -286,66 +224,6 @@ class PretrainingConfig(OptimiserConfig):
             },
         }[name]  # fmt: skip
         return cls(**{**shared, **run, **changes})
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnchorConfig(OptimiserConfig):
-    """Training of the set encoder alone (:class:`~scdiva.train.AnchorModule`), before the transformer.
-
-    The paper has no such stage; its figure shows a latent encoder and its text none. Defaults are ours.
-
-    Attributes
-    ----------
-    genes_weight, contrast_weight
-        Weights of the two objectives.
-    contrast_temperature
-        Of InfoNCE.
-    max_time
-        A view leaves out at most this share of a cell's genes in expectation, t ~ U(0, max_time) per cell.
-    panel_rate
-        Share of the views of a batch that go through a random gene panel, one for all its cells, as targeted and
-        filtered data do.
-    min_panel
-        Smallest panel, as a share of the genes; the share is drawn log-uniformly up to 1.
-    study_power
-        Cells are weighted by the size of their study to minus this power.
-    """
-
-    genes_weight: float = 1.0
-    contrast_weight: float = 0.2
-    contrast_temperature: float = 0.1
-    max_time: float = 0.8
-    panel_rate: float = 0.3
-    min_panel: float = 0.05
-    study_power: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.max_time == 0:
-            raise ValueError("max_time must be above 0: two views of a cell would be the same.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class StateHeadConfig(OptimiserConfig):
-    """Training of the state head alone (:class:`~scdiva.train.StateHeadModule`). Ours, not the paper's.
-
-    Attributes
-    ----------
-    batch_size, learning_rate, warmup_steps, weight_decay
-        With defaults of their own.
-    value_weight
-        λ of the value term.
-    min_time
-        Least diffusion time.
-    """
-
-    batch_size: int = 256
-    learning_rate: float = 2e-3
-    warmup_steps: int = 20
-    weight_decay: float = 0.1
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    value_weight: float = 1.0
-    min_time: float = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -429,35 +307,3 @@ class AnnotationConfig(OptimiserConfig):
     probe_steps: int = 600
     probe_learning_rate: float = 1e-3
     max_time: float = 0.3
-
-
-@dataclass(frozen=True, kw_only=True)
-class QueryConfig(OptimiserConfig):
-    """Training of a query head (:class:`~scdiva.train.QueryModule`). Ours, not the paper's.
-
-    Attributes
-    ----------
-    batch_size, learning_rate, warmup_steps, weight_decay
-        With defaults of their own; the first counts the cells of a batch that are queried.
-    context_cells
-        Most cells of the study around them.
-    queries
-        Queries of presence, and of values, of a cell, at most.
-    value_weight
-        λ of the value term.
-    alone_rate
-        Share of the batches without context.
-    captured_rate
-        Share of the batches whose genes are captured with efficiencies of their own.
-    """
-
-    batch_size: int = 24
-    learning_rate: float = 2e-3
-    warmup_steps: int = 50
-    weight_decay: float = 0.01
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    context_cells: int = 256
-    queries: int = 320
-    value_weight: float = 1.0
-    alone_rate: float = 0.2
-    captured_rate: float = 0.5

@@ -8,9 +8,11 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 import scipy.sparse as sp
+import torch
 
 from scdiva._constants import TARGET_SUM
 from scdiva._progress import progress_bar
+from scdiva.nn.encoder import SetEncoder
 
 DISPERSION_OFFSET = 1e-3
 """Added to the mean before the dispersion var / mean is taken, so that hardly seen genes do not lead."""
@@ -174,6 +176,33 @@ def fit_linear_map(
     frequency = (share * shares).sum(axis=0) / np.maximum(covered, 1e-12)
     full_total = FULL_SHARE * total / float((weight * sizes).sum())
     return LinearMap(table, bias.astype(np.float32), values / trace, frequency, full_total)
+
+
+@torch.no_grad()
+def set_linear_map(encoder: SetEncoder, linear_map: LinearMap) -> None:
+    """Make a linear map the linear part of a set encoder.
+
+    Parameters
+    ----------
+    encoder
+        Changed in place.
+    linear_map
+        Of the same vocabulary and width.
+
+    Raises
+    ------
+    ValueError
+        If it does not fit.
+    """
+    if linear_map.weight.shape != tuple(encoder.table.weight.shape):
+        raise ValueError(
+            f"The linear map is {linear_map.weight.shape} (tokens, dimensions); the set encoder's table is "
+            f"{tuple(encoder.table.weight.shape)}. Fit it on the model's vocabulary with "
+            f"n_dims={encoder.table.embedding_dim}."
+        )
+    encoder.table.weight.copy_(torch.from_numpy(linear_map.weight))
+    encoder.bias.copy_(torch.from_numpy(linear_map.bias))
+    encoder.full_total.fill_(float(linear_map.full_total))
 
 
 def _leading_directions(

@@ -157,34 +157,6 @@ def thinned_at_random(batch: CellBatch, max_time: float, generator: torch.Genera
     return thinned(batch, dropped.to(batch.tokens.device))
 
 
-def contrast_loss(one: Tensor, other: Tensor, study: Tensor | None, temperature: float) -> Tensor:
-    """InfoNCE between two views of each cell, negatives from the cell's own study only.
-
-    Mean over cells and both directions of `-log exp(s_ii / τ) / Σ_j exp(s_ij / τ)` with cosine similarity s and j over
-    the cells of i's study (van den Oord et al. 2018; the restriction takes away the reward for distinguishing studies).
-
-    Parameters
-    ----------
-    one, other
-        States `(B, dim)` of the same cells.
-    study
-        `(B,)`, or None: all cells are of one study.
-    temperature
-        τ.
-
-    Returns
-    -------
-    A scalar in nats; 0 without cells.
-    """
-    high = torch.promote_types(one.dtype, torch.float32)
-    similarity = F.normalize(one.to(high), dim=1) @ F.normalize(other.to(high), dim=1).T / temperature
-    if study is not None:
-        similarity = similarity.masked_fill(study[:, None] != study[None, :], -torch.inf)
-    own = torch.arange(one.shape[0], device=one.device)
-    both = F.cross_entropy(similarity, own, reduction="sum") + F.cross_entropy(similarity.T, own, reduction="sum")
-    return 0.5 * both / max(1, len(own))
-
-
 def supervised_contrast_loss(state: Tensor, labels: Tensor, temperature: float) -> Tensor:
     """Supervised contrast: cells of one label near each other, those of others away (Khosla et al. 2020; paper).
 

@@ -25,8 +25,10 @@ from scdiva.models.scdiva import ScDiVa
 from scdiva.train.base import TaskModule
 from scdiva.train.callbacks import CHECKPOINT_KEY
 from scdiva.train.config import PretrainingConfig
-from scdiva.train.objectives import GeneDecoder, contrast_loss, gene_multinomial_loss, thinned
+from scdiva.train.objectives import GeneDecoder, gene_multinomial_loss
 
+DECODED_TIME = 0.8
+"""Cells with a greater share of their genes masked are not asked for their genes: of almost none, nothing is known."""
 MASK_RATIOS = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Shares of masked genes in validation; each cell has one of them, always the same."""
 MOST_SCORED = 32
@@ -45,8 +47,7 @@ class MaskedScores(NamedTuple):
     n_cells
         Cells.
     perplexity
-        exp of the mean cross-entropy of masked genes. All genes
-        equally likely give the number of genes.
+        exp of the mean cross-entropy of masked genes. All genes equally likely give the number of genes.
     accuracy
         Share of masked genes that the network predicts as the likeliest.
     value_error
@@ -140,22 +141,6 @@ def scores_of(each: np.ndarray) -> MaskedScores:
     return MaskedScores(len(each), math.exp(min(mean, 700.0)), accuracy, root)
 
 
-def by_ratio(each: np.ndarray) -> list[tuple[float, MaskedScores]]:
-    """Score the cells of each share of masked genes.
-
-    Parameters
-    ----------
-    each
-        `(n_cells, 5)` of all validation cells in order, from :func:`score_cells`.
-
-    Returns
-    -------
-    The shares, ascending, that some cell has, with the scores.
-    """
-    n = len(MASK_RATIOS)
-    return [(ratio, scores_of(each[i::n])) for i, ratio in enumerate(MASK_RATIOS) if len(each[i::n])]
-
-
 def write_table(file: Path, step: int, each: np.ndarray, names: Sequence[str], study: np.ndarray | None) -> None:
     """Add the scores of one validation to a table, as lines of step, study, mask_ratio and scores.
 
@@ -170,7 +155,9 @@ def write_table(file: Path, step: int, each: np.ndarray, names: Sequence[str], s
     names, study
         Names of the studies, and the number of each cell's, int `(n_cells,)`; None if that is not known.
     """
-    lines = [(step, "", "", *scores_of(each)), *((step, "", ratio, *scores) for ratio, scores in by_ratio(each))]
+    n = len(MASK_RATIOS)
+    lines = [(step, "", "", *scores_of(each))]
+    lines += [(step, "", ratio, *scores_of(each[i::n])) for i, ratio in enumerate(MASK_RATIOS) if i < len(each)]
     if study is not None:
         lines += [(step, name, "", *scores_of(each[study == i])) for i, name in enumerate(names)]
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -187,11 +174,11 @@ class PretrainingModule(TaskModule):
 
     Each batch: a time per cell, stratified; genes masked with that probability; one pass; identity cross-entropy on
     the masked positions plus λ times the squared error of masked values. The gene head sees masked positions only.
-    The anchor objectives of :class:`PretrainingConfig` come on top; what they need beyond the model (a linear decoder)
-    belongs to this module and is not part of a saved model.
+    The anchor objective of :class:`PretrainingConfig` comes on top; its linear decoder belongs to this module and is
+    not part of a saved model.
 
-    Validation logs, beside the loss, perplexity and accuracy of masked genes and the error of masked values, at 10, 30,
-    50, 70 and 90% of genes masked, and keeps a table with those of each study (:mod:`scdiva.train.pretraining`).
+    Validation logs, beside the loss, perplexity and accuracy of masked genes and the error of masked values, and keeps
+    a table with those at 10, 30, 50, 70 and 90% of genes masked and of each study, `validation.csv`.
 
     Parameters
     ----------
@@ -233,7 +220,7 @@ class PretrainingModule(TaskModule):
         self.denominator = None if denominator is None else torch.from_numpy(np.asarray(denominator, np.float32))
         self._scores: list[np.ndarray] = []
         self.decoder: GeneDecoder | None = None
-        if "genes" in config.anchor_objectives:
+        if config.anchor_objective == "genes":
             self.decoder = GeneDecoder(model.state_dim, model.config.n_genes, n_studies, frequency)
 
     def on_train_start(self) -> None:
@@ -276,7 +263,7 @@ class PretrainingModule(TaskModule):
         self.attention_plan = checkpoint[CHECKPOINT_KEY].get("attention_plan")
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
-        """Dual loss and anchor terms of one batch.
+        """Dual loss and anchor term of one batch.
 
         Parameters
         ----------
@@ -287,8 +274,8 @@ class PretrainingModule(TaskModule):
 
         Returns
         -------
-        The loss, and `identity`, `value`, `identity_per_token`, `value_per_token`, `n_masked`, and `genes` and
-        `contrast` where these are asked for.
+        The loss, and `identity`, `value`, `identity_per_token`, `value_per_token`, `n_masked`, and `genes` where it is
+        asked for.
 
         Raises
         ------
@@ -296,9 +283,8 @@ class PretrainingModule(TaskModule):
             If studies are needed and missing, or their numbers are out of range.
         """
         c = self.config
-        times = stratified_times(batch.n_cells, generator, c.min_time).to(batch.tokens.device)
+        times = stratified_times(batch.n_cells, generator).to(batch.tokens.device)
         corrupted = self._corrupted(batch, times, generator, c.value_mask_rate)
-        view_state = self._view_state(batch, generator) if "contrast" in c.anchor_objectives else None
         out = self._denoised(corrupted, batch)
         scored = self._scored(corrupted.masked, batch.cu_seqlens, generator)
         logits = None
@@ -312,26 +298,16 @@ class PretrainingModule(TaskModule):
             batch.values,
             corrupted,
             batch.cu_seqlens,
-            times,
-            loss_norm=c.loss_norm,
             value_weight=c.value_weight,
-            value_mask_rate=c.value_mask_rate,
             scored=scored,
             logits=logits,
         )
-        # of an almost empty cell nothing can be known; a view is never emptied so far
-        asked = times <= c.anchor_max_time
         if self.decoder is not None:
-            weight = asked.to(times)
+            weight = (times <= DECODED_TIME).to(times)
             terms = gene_multinomial_loss(self.decoder(out.cell_state, batch.study), batch)
             genes = (terms * weight).sum() / weight.sum().clamp_min(1)
-            loss = loss + c.genes_weight * genes
+            loss = loss + genes
             parts["genes"] = genes.detach()
-        if view_state is not None:
-            study = None if batch.study is None else batch.study[asked]
-            contrast = contrast_loss(out.cell_state[asked], view_state[asked], study, c.contrast_temperature)
-            loss = loss + c.contrast_weight * contrast
-            parts["contrast"] = contrast.detach()
         return loss, parts
 
     def on_validation_epoch_start(self) -> None:
@@ -360,21 +336,14 @@ class PretrainingModule(TaskModule):
     def on_validation_epoch_end(self) -> None:
         """Log the scores, and add those of each study to the run's table. Called by Lightning."""
         each = np.concatenate(self._scores) if self._scores else np.zeros((0, 5))
-        whole = {f"val/{name}": value for name, value in scores_of(each)._asdict().items()}
-        of_ratio = {
-            f"val/{name}_{ratio:.0%}".rstrip("%"): value
-            for ratio, scores in by_ratio(each)
-            for name, value in scores._asdict().items()
-        }
-        values = {name: value for name, value in (whole | of_ratio).items() if "n_cells" not in name}
+        values = {f"val/{name}": value for name, value in scores_of(each)._asdict().items() if name != "n_cells"}
         # every process has seen all of it, so that their mean is that of each
         self.log_dict({name: value for name, value in values.items() if np.isfinite(value)}, sync_dist=True)
-        if self.trainer.sanity_checking or not self.trainer.is_global_zero or not len(each):
+        if not self.trainer.is_global_zero or not len(each):
             return
         batches = getattr(self.trainer.val_dataloaders, "dataset", None)
         names, study = batches.studies() if isinstance(batches, ValidationBatches) else ([], None)
-        if study is not None and len(study) != len(each):  # Lightning looks at some batches only
-            study = study[: len(each)]
+        study = None if study is None else study[: len(each)]  # Lightning may look at some batches only
         for log in self.trainer.loggers:
             if isinstance(log, CSVLogger):
                 write_table(Path(log.log_dir) / TABLE, self.trainer.global_step, each, names, study)
@@ -410,14 +379,3 @@ class PretrainingModule(TaskModule):
         cells = cell_of_token(cu_seqlens, masked.numel())
         number = torch.bincount(cells[masked], minlength=cu_seqlens.numel() - 1).clamp_min(1)
         return torch.rand(masked.numel(), generator=generator).to(masked.device) < (most / number)[cells]
-
-    def _view_state(self, batch: CellBatch, generator: torch.Generator) -> Tensor:
-        """State of another view of the cells, with up to `anchor_max_time` of their genes left out, `(B, state_dim)`.
-
-        Left out, not masked: at inference a cell comes without masks too, and it is half the work.
-        """
-        c = self.config
-        times = stratified_times(batch.n_cells, generator, c.min_time).to(batch.tokens.device) * c.anchor_max_time
-        dropped = mask_tokens(batch.tokens, batch.values, batch.cu_seqlens, times, generator).masked
-        view = thinned(batch, dropped)
-        return self.model.encode(view.tokens, view.values, view.cu_seqlens)

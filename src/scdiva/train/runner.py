@@ -8,32 +8,21 @@ import logging
 import os
 import signal
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
 from pytorch_lightning.callbacks import Callback
+from pytorch_lightning.loggers import CSVLogger
 from pytorch_lightning.plugins.environments import ClusterEnvironment, SLURMEnvironment
 from pytorch_lightning.plugins.io import CheckpointIO
 from pytorch_lightning.utilities.exceptions import MisconfigurationException
 
 from scdiva._settings import logger, multiplies_bf16
 from scdiva.train.base import TaskModule
-from scdiva.train.callbacks import (
-    CHECKPOINT,
-    TERMINATED,
-    AtomicIO,
-    Saver,
-    Stopper,
-    Watch,
-    batches_seen,
-    find_checkpoint,
-    run_logs,
-    write_cells,
-)
-from scdiva.train.config import OptimiserConfig
+from scdiva.train.callbacks import CHECKPOINT, TERMINATED, AtomicIO, Keeper, Watch, batches_seen, find_checkpoint
 
 # of Lightning, about choices made here on purpose
 _EXPECTED_WARNINGS = (
@@ -48,13 +37,8 @@ _EXPECTED_WARNINGS = (
 )
 
 
-def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int] | None:
+def launched() -> tuple[int, int] | None:
     """Read from the environment what a launcher started.
-
-    Parameters
-    ----------
-    environment
-        None takes the process's.
 
     Returns
     -------
@@ -65,7 +49,7 @@ def launched(environment: Mapping[str, str] | None = None) -> tuple[int, int] | 
     ValueError
         If srun's tasks are not spread evenly over its nodes.
     """
-    env = os.environ if environment is None else environment
+    env = os.environ
     if "TORCHELASTIC_RUN_ID" in env:
         here = int(env["LOCAL_WORLD_SIZE"])
         return here, int(env["WORLD_SIZE"]) // here
@@ -120,46 +104,46 @@ def resolve_precision(
     return "bf16-mixed" if multiplies_bf16("cuda" if on_gpu else "cpu") else "32-true"
 
 
-def check_run(
-    config: OptimiserConfig,
-    *,
-    accelerator: str = "auto",
-    devices: int | str | list[int] = 1,
-    num_nodes: int = 1,
-    tensorboard: bool = False,
-) -> None:
-    """Refuse what :func:`fit` would refuse of devices and packages, before data are read for it.
+def make_trainer(
+    accelerator: str, devices: int | str | list[int], num_nodes: int, *, plugins: Any = None, **options: Any
+) -> pl.Trainer:
+    """Build a Trainer.
 
     Parameters
     ----------
-    config
-        Of the task.
-    accelerator, devices, num_nodes, tensorboard
+    accelerator, devices, num_nodes
         As for :func:`fit`.
+    plugins
+        Of the caller, beside ours: checkpoints that are whole, and jobs that do not put themselves back in queue.
+    **options
+        Of Lightning's Trainer.
 
     Raises
     ------
     ValueError
         If there is no such accelerator, or not so many of it.
-    ImportError
-        As for :func:`fit`.
     """
-    _averaging(config.ema_decay)
-    run_logs(Path(), config.log_every, tensorboard=tensorboard)
     if devices == 1 and num_nodes == 1:
         devices, num_nodes = launched() or (1, 1)
+    plugins = list(plugins) if isinstance(plugins, (list, tuple)) else [] if plugins is None else [plugins]
+    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+        plugins.append(AtomicIO())
+    by_srun = launched() and "TORCHELASTIC_RUN_ID" not in os.environ
+    if by_srun and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+        plugins.append(SLURMEnvironment(auto_requeue=False))
+    ours = {
+        "accelerator": accelerator,
+        "devices": devices,
+        "num_nodes": num_nodes,
+        # some objectives leave a weight without gradient
+        "strategy": "auto" if (devices, num_nodes) == (1, 1) else "ddp_find_unused_parameters_true",
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "plugins": plugins,
+    }
     try:
         with _quiet_lightning():
-            pl.Trainer(
-                accelerator=accelerator,
-                devices=devices,
-                num_nodes=num_nodes,
-                logger=False,
-                enable_checkpointing=False,
-                enable_progress_bar=False,
-                enable_model_summary=False,
-                plugins=_plugins(None),
-            )
+            return pl.Trainer(**(ours | options))
     except MisconfigurationException as error:
         raise ValueError(str(error)) from error
 
@@ -176,7 +160,6 @@ def fit(
     resume_from: str | Path | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool = True,
-    tensorboard: bool = False,
     **trainer_options: Any,
 ) -> pl.Trainer:
     """Train a task.
@@ -209,13 +192,11 @@ def fit(
         Checkpoint file or run folder to continue. Data order, masks and dropout then go on as if the run had never
         stopped.
     callbacks
-        Further Lightning callbacks.
+        Further Lightning callbacks, such as its `EMAWeightAveraging`.
     progress
         Whether to show a progress bar: steps, loss, cells a second and the time left.
-    tensorboard
-        Whether TensorBoard's events are written beside `metrics.csv`; needs the extra `watch`.
     **trainer_options
-        Anything else for Lightning's Trainer, such as `strategy="ddp"`.
+        Anything else for Lightning's Trainer, such as `strategy="ddp"` or a `logger`.
 
     Returns
     -------
@@ -224,12 +205,13 @@ def fit(
     Raises
     ------
     ValueError
-        If the checkpoint is of another run, or the datamodule cannot start in the middle.
+        If the checkpoint is of another run, the datamodule cannot start in the middle, or there are no such devices.
     FileNotFoundError
         If there is no checkpoint at `resume_from`.
     FloatingPointError
-        If a loss or gradient becomes NaN or infinite. The weights are those before that step, and which cells it saw
-        stands in `out_dir/not_finite_batch_<n>.csv`.
+        If a loss or gradient becomes NaN or infinite. The weights are those before that step; the message has the
+        number of the batch, whose cells :meth:`CellDataModule.cells_of_batch
+        <scdiva.data.datamodule.CellDataModule.cells_of_batch>` lists.
     OSError
         If a checkpoint cannot be written, as on a full disk; the one before is intact.
     KeyboardInterrupt
@@ -237,8 +219,6 @@ def fit(
         holds the weights of that step.
     SystemExit
         After SIGTERM, with code 143.
-    ImportError
-        If `ema_decay` is set and pytorch-lightning is older than 2.6, or `tensorboard` is asked for and not installed.
 
     Examples
     --------
@@ -264,45 +244,30 @@ def fit(
     else:
         datamodule.start_step = module.batches_seen if checkpoint is None else batches_seen(checkpoint)
     out.mkdir(parents=True, exist_ok=True)
-    if devices == 1 and num_nodes == 1:
-        devices, num_nodes = launched() or (1, 1)
-    saver = Saver(out / CHECKPOINT, c.checkpoint_every)
-    stopper = Stopper(saver)
-    with _quiet_lightning():
-        trainer = pl.Trainer(
-            **{
-                "max_steps": c.steps if max_steps is None else max_steps,
-                "max_epochs": -1,
-                "accelerator": accelerator,
-                "devices": devices,
-                "num_nodes": num_nodes,
-                # some objectives leave a weight without gradient
-                "strategy": "auto" if (devices, num_nodes) == (1, 1) else "ddp_find_unused_parameters_true",
-                "precision": resolve_precision(c.precision, accelerator),
-                "accumulate_grad_batches": c.accumulate,
-                "gradient_clip_val": c.clip or None,
-                "logger": run_logs(out, c.log_every, tensorboard=tensorboard),
-                # in this order: a checkpoint holds the mean of its step, and is written before a run stops
-                "callbacks": [
-                    *_averaging(c.ema_decay),
-                    Watch(c.log_every, progress=progress),
-                    *callbacks,
-                    stopper,
-                    saver,
-                ],
-                "log_every_n_steps": c.log_every,
-                # the stream of batches has no end, hence no epochs: validation is counted in batches
-                "val_check_interval": c.validate_every * c.accumulate,
-                "check_val_every_n_epoch": None,
-                "num_sanity_val_steps": 0,
-                "enable_progress_bar": False,
-                "enable_model_summary": False,
-                "use_distributed_sampler": False,
-                "default_root_dir": out,
-                **trainer_options,
-                "plugins": _plugins(trainer_options.get("plugins")),
-            }
-        )
+    keeper = Keeper(out / CHECKPOINT, c.checkpoint_every)
+    trainer = make_trainer(
+        accelerator,
+        devices,
+        num_nodes,
+        **{
+            "max_steps": c.steps if max_steps is None else max_steps,
+            "max_epochs": -1,
+            "precision": resolve_precision(c.precision, accelerator),
+            "accumulate_grad_batches": c.accumulate,
+            "gradient_clip_val": c.clip or None,
+            "logger": CSVLogger(out, name="log", flush_logs_every_n_steps=max(c.log_every, 100)),
+            # a checkpoint comes last: it holds what the others did in its step
+            "callbacks": [Watch(c.log_every, progress=progress), *callbacks, keeper],
+            "log_every_n_steps": c.log_every,
+            # the stream of batches has no end, hence no epochs: validation is counted in batches
+            "val_check_interval": c.validate_every * c.accumulate,
+            "check_val_every_n_epoch": None,
+            "num_sanity_val_steps": 0,
+            "use_distributed_sampler": False,
+            "default_root_dir": out,
+            **trainer_options,
+        },
+    )
     # Lightning from 2.6 on can leave out unpickling; batches_seen has read the file in that way in any case
     safe = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
     # data loaders draw from torch's global stream, which is the user's
@@ -316,52 +281,21 @@ def fit(
                 raise KeyboardInterrupt from error
             raise
         except FloatingPointError as error:
-            raise FloatingPointError(_not_finite(error, module, datamodule, out)) from error
+            kept = f"{keeper.file} is from before" if keeper.file.exists() else "there is no checkpoint yet"
+            raise FloatingPointError(
+                f"{error} The weights were left as they were, and {kept}. Inspect the batch's cells "
+                "(CellDataModule.cells_of_batch), resume with precision='fp32', or start anew with a lower "
+                "learning_rate."
+            ) from error
         finally:
             module.release()
-    if stopper.signal is not None and trainer.global_step != trainer.max_steps:
-        if stopper.signal == signal.SIGINT:
+    if keeper.signal is not None and trainer.global_step != trainer.max_steps:
+        if keeper.signal == signal.SIGINT:
             raise KeyboardInterrupt
         if trainer.is_global_zero:
             logger.warning(
                 "Stopped by SIGTERM after step %d of %d, which %s holds. Go on with resume_from=%r, or --resume true.",
-                trainer.global_step, trainer.max_steps, saver.file, str(out),
+                trainer.global_step, trainer.max_steps, keeper.file, str(out),
             )  # fmt: skip
         raise SystemExit(TERMINATED)
     return trainer
-
-
-def _averaging(decay: float) -> list[Callback]:
-    """Make the callback that keeps a running mean of the weights, if there is one."""
-    if not decay:
-        return []
-    try:
-        from pytorch_lightning.callbacks import EMAWeightAveraging
-    except ImportError as error:
-        raise ImportError(
-            "ema_decay needs pytorch-lightning 2.6 or later: pip install -U pytorch-lightning."
-        ) from error
-    return [EMAWeightAveraging(decay=decay, use_buffers=False)]
-
-
-def _plugins(given: Any) -> list[Any]:
-    """Add ours to a caller's plugins: checkpoints that are whole, and jobs that do not put themselves back in queue."""
-    plugins = list(given) if isinstance(given, (list, tuple)) else [] if given is None else [given]
-    if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-        plugins.append(AtomicIO())
-    by_srun = launched() and "TORCHELASTIC_RUN_ID" not in os.environ
-    if by_srun and not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
-        plugins.append(SLURMEnvironment(auto_requeue=False))
-    return plugins
-
-
-def _not_finite(error: FloatingPointError, module: TaskModule, datamodule: Any, out: Path) -> str:
-    """Say what is known of a loss that is not finite, and what to do."""
-    file = write_cells(out, datamodule, module.bad_batches)
-    cells = "" if file is None else f" The cells of the batch are listed in {file}."
-    saved = out / CHECKPOINT
-    kept = f"{saved} is from before" if saved.exists() else "there is no checkpoint yet"
-    return (
-        f"{error}{cells} The weights were left as they were, and {kept}. Inspect those cells, resume with "
-        'precision="fp32", or start anew with a lower learning_rate.'
-    )

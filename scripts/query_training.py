@@ -1,15 +1,20 @@
-"""Training of a query head over many studies: a network that takes the study it has not seen from its other cells."""
+"""Training of a query head over many studies: a network that takes the study it has not seen from its other cells.
+
+`train_denoiser.py` runs it; `benchmarks/denoising.py` asks the same queries of other arms.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 import torch.nn.functional as F
+from query_head import Context, SingleQueries
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -20,10 +25,9 @@ from scdiva.data.packed import PackedCells, take_cells
 from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised
 from scdiva.models.scdiva import ScDiVa
-from scdiva.nn.queries import Context, QueryHead
 from scdiva.tokenizer.vocabulary import Vocabulary
 from scdiva.train.base import TaskModule
-from scdiva.train.config import QueryConfig
+from scdiva.train.config import OptimiserConfig
 
 Packed = tuple[Tensor, Tensor, Tensor]
 ODDS_ERROR, VALUE_ERROR = 1.5, 0.4
@@ -33,6 +37,38 @@ steps, the log-loss with context was 0.538, with them 0.493."""
 LEAST_CONTEXT = 16
 STUDY_POWER = 0.6
 """A study is drawn as often as this power of its size says: large ones have more to teach, and not all of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryConfig(OptimiserConfig):
+    """Training of a query head (:class:`QueryModule`). Ours, not the paper's.
+
+    Attributes
+    ----------
+    batch_size, learning_rate, warmup_steps, weight_decay
+        With defaults of their own; the first counts the cells of a batch that are queried.
+    context_cells
+        Most cells of the study around them.
+    queries
+        Queries of presence, and of values, of a cell, at most.
+    value_weight
+        λ of the value term.
+    alone_rate
+        Share of the batches without context.
+    captured_rate
+        Share of the batches whose genes are captured with efficiencies of their own.
+    """
+
+    batch_size: int = 24
+    learning_rate: float = 2e-3
+    warmup_steps: int = 50
+    weight_decay: float = 0.01
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    context_cells: int = 256
+    queries: int = 320
+    value_weight: float = 1.0
+    alone_rate: float = 0.2
+    captured_rate: float = 0.5
 
 
 class Asked(NamedTuple):
@@ -171,7 +207,7 @@ class QueryModule(TaskModule):
                 'state_head=True and anchor="encoder".'
             )
         c = model.config
-        self.head = QueryHead(c.state_dim, c.state_rank + 1, c.n_genes)
+        self.head = SingleQueries(c.state_dim, c.state_rank + 1, c.n_genes)
         self.measured: Tensor
         self.register_buffer("measured", torch.as_tensor(measured), persistent=False)
         model.requires_grad_(False)

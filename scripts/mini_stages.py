@@ -1,9 +1,16 @@
-"""Parts of a model trained alone, in minutes: the set encoder before the transformer, and the state head."""
+"""Parts of a model trained alone, in minutes: the set encoder before the transformer, and the state head.
+
+`mini_parts.py` says with which settings the bundled model's were trained.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
@@ -13,52 +20,100 @@ from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.encoder import SetEncoder
 from scdiva.nn.heads import hidden_gene_logits
 from scdiva.train.base import TaskModule
-from scdiva.train.config import AnchorConfig, StateHeadConfig
-from scdiva.train.linear_map import LinearMap
-from scdiva.train.objectives import GeneDecoder, contrast_loss, gene_multinomial_loss, thinned, thinned_at_random
+from scdiva.train.config import OptimiserConfig
+from scdiva.train.linear_map import LinearMap, set_linear_map
+from scdiva.train.objectives import GeneDecoder, gene_multinomial_loss, thinned, thinned_at_random
 
 PRIOR_CELLS = 0.5
 """Cells that a gene is taken to be expressed in beside those counted, so that logarithms stay finite."""
 
 
-def check_linear_map(encoder: SetEncoder, linear_map: LinearMap) -> None:
-    """Raise ValueError if a linear map is not of a set encoder's shape.
+@dataclass(frozen=True, kw_only=True)
+class AnchorConfig(OptimiserConfig):
+    """Training of the set encoder alone (:class:`AnchorModule`), before the transformer.
+
+    The paper has no such stage; its figure shows a latent encoder and its text none. Defaults are ours.
+
+    Attributes
+    ----------
+    genes_weight, contrast_weight
+        Weights of the two objectives.
+    contrast_temperature
+        Of InfoNCE.
+    max_time
+        A view leaves out at most this share of a cell's genes in expectation, t ~ U(0, max_time) per cell.
+    panel_rate
+        Share of the views of a batch that go through a random gene panel, one for all its cells, as targeted and
+        filtered data do.
+    min_panel
+        Smallest panel, as a share of the genes; the share is drawn log-uniformly up to 1.
+    study_power
+        Cells are weighted by the size of their study to minus this power.
+    """
+
+    genes_weight: float = 1.0
+    contrast_weight: float = 0.2
+    contrast_temperature: float = 0.1
+    max_time: float = 0.8
+    panel_rate: float = 0.3
+    min_panel: float = 0.05
+    study_power: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_time == 0:
+            raise ValueError("max_time must be above 0: two views of a cell would be the same.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateHeadConfig(OptimiserConfig):
+    """Training of the state head alone (:class:`StateHeadModule`). Ours, not the paper's.
+
+    Attributes
+    ----------
+    batch_size, learning_rate, warmup_steps, weight_decay
+        With defaults of their own.
+    value_weight
+        λ of the value term.
+    min_time
+        Least diffusion time.
+    """
+
+    batch_size: int = 256
+    learning_rate: float = 2e-3
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    value_weight: float = 1.0
+    min_time: float = 1e-3
+
+
+def contrast_loss(one: Tensor, other: Tensor, study: Tensor | None, temperature: float) -> Tensor:
+    """InfoNCE between two views of each cell, negatives from the cell's own study only.
+
+    Mean over cells and both directions of `-log exp(s_ii / τ) / Σ_j exp(s_ij / τ)` with cosine similarity s and j over
+    the cells of i's study (van den Oord et al. 2018; the restriction takes away the reward for distinguishing studies).
 
     Parameters
     ----------
-    encoder
-        Of a model.
-    linear_map
-        Of a corpus.
+    one, other
+        States `(B, dim)` of the same cells.
+    study
+        `(B,)`, or None: all cells are of one study.
+    temperature
+        τ.
+
+    Returns
+    -------
+    A scalar in nats; 0 without cells.
     """
-    if linear_map.weight.shape != tuple(encoder.table.weight.shape):
-        raise ValueError(
-            f"The linear map is {linear_map.weight.shape} (tokens, dimensions); the set encoder's table is "
-            f"{tuple(encoder.table.weight.shape)}. Fit it on the model's vocabulary with "
-            f"n_dims={encoder.table.embedding_dim}."
-        )
-
-
-@torch.no_grad()
-def set_linear_map(encoder: SetEncoder, linear_map: LinearMap) -> None:
-    """Make a linear map the linear part of a set encoder.
-
-    Parameters
-    ----------
-    encoder
-        Changed in place.
-    linear_map
-        Of the same vocabulary and width.
-
-    Raises
-    ------
-    ValueError
-        If it does not fit.
-    """
-    check_linear_map(encoder, linear_map)
-    encoder.table.weight.copy_(torch.from_numpy(linear_map.weight))
-    encoder.bias.copy_(torch.from_numpy(linear_map.bias))
-    encoder.full_total.fill_(float(linear_map.full_total))
+    high = torch.promote_types(one.dtype, torch.float32)
+    similarity = F.normalize(one.to(high), dim=1) @ F.normalize(other.to(high), dim=1).T / temperature
+    if study is not None:
+        similarity = similarity.masked_fill(study[:, None] != study[None, :], -torch.inf)
+    own = torch.arange(one.shape[0], device=one.device)
+    both = F.cross_entropy(similarity, own, reduction="sum") + F.cross_entropy(similarity.T, own, reduction="sum")
+    return 0.5 * both / max(1, len(own))
 
 
 class AnchorModule(TaskModule):
@@ -94,7 +149,6 @@ class AnchorModule(TaskModule):
         anchor = model.anchor
         if not isinstance(anchor, SetEncoder):
             raise ValueError(f'The model has anchor={model.config.anchor!r}; only anchor="encoder" is trained alone.')
-        check_linear_map(anchor, linear_map)
         self.decoder = GeneDecoder(
             model.config.anchor_learned_dim, model.config.n_genes, len(study_sizes), linear_map.frequency
         )

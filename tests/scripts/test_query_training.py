@@ -3,6 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from query_training import QueryConfig, QueryModule, StudyBatches, StudyDataModule, draw_queries
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
@@ -13,8 +14,6 @@ from scdiva.diffusion.thinning import counts_of, log_normalised
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer import load_vocabulary
 from scdiva.train import fit
-from scdiva.train.config import QueryConfig
-from scdiva.train.queries import QueryModule, StudyBatches, StudyDataModule, draw_queries
 
 SMALL = {
     "dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24, "max_length": 60, "anchor_linear_dim": 8,

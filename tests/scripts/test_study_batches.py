@@ -4,11 +4,11 @@ import itertools
 
 import pytest
 import torch
+from query_training import LEAST_CONTEXT, StudyBatches, StudyDataModule, n_query_cells
 
 import scdiva as sd
 from scdiva.data.packed import PackedCells, pack_files
 from scdiva.tokenizer import load_vocabulary
-from scdiva.train.queries import LEAST_CONTEXT, StudyBatches, StudyDataModule, n_query_cells
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from query_head import Context, SingleQueries
 
-from scdiva.nn.queries import HEADS, Context, QueryHead
+from scdiva.nn.queries import HEADS
 
 B, M, N, GENES, STATE, READ = 3, 5, 11, 7, 6, 4
 
@@ -11,7 +12,7 @@ B, M, N, GENES, STATE, READ = 3, 5, 11, 7, 6, 4
 @pytest.fixture
 def head():
     torch.manual_seed(0)
-    head = QueryHead(STATE, READ, GENES)
+    head = SingleQueries(STATE, READ, GENES)
     torch.nn.init.normal_(head.out.weight)
     return head.double()
 
@@ -105,7 +106,7 @@ def test_the_order_of_the_context_changes_nothing_and_its_cells_do(head, asked, 
 
 
 def test_untrained_it_says_what_the_state_head_says(asked, context):
-    head = QueryHead(STATE, READ, GENES).double()
+    head = SingleQueries(STATE, READ, GENES).double()
     odds, values = head(**asked, thinned=True, context=context)
     assert torch.equal(odds, asked["log_odds"])
     assert torch.equal(values, asked["values"])

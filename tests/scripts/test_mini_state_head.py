@@ -127,7 +127,7 @@ def test_the_start_is_better_than_none(tiny, batch):
     assert all(float(after[name]) < float(before[name]) for name in ("identity", "value"))
 
 
-@pytest.mark.parametrize(("field", "value"), [("min_time", 0.0), ("min_time", 1.0), ("value_weight", -1), ("steps", 0)])
+@pytest.mark.parametrize(("field", "value"), [("value_weight", -1), ("steps", 0)])
 def test_values_without_sense_are_refused_by_name(field, value):
     with pytest.raises(ValueError, match=field):
         StateHeadConfig(**{field: value})

@@ -99,18 +99,10 @@ def test_presets():
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        OptimiserConfig, PretrainingConfig, IntegrationConfig, AnnotationConfig,
-    ],
-)  # fmt: skip
-def test_every_configuration_comes_back_and_refuses_unknown_keys(kind):
+    "kind", [OptimiserConfig, PretrainingConfig, IntegrationConfig, AnnotationConfig]
+)
+def test_every_configuration_comes_back(kind):
     config = kind(seed=3)
-    assert kind.from_dict(config.to_dict()) == config
-    assert kind.from_dict({"seed": 3}) == config
-    with pytest.raises(
-        ValueError, match=rf"^{kind.__name__} has no learning_rat \(did you mean 'learning_rate'\?\)\.$"
-    ):
-        kind.from_dict({"learning_rat": 1.0})
+    assert kind(**config.to_dict()) == config
     with pytest.raises(ValueError, match="steps must be at least 1"):
-        kind.from_dict({"steps": 0})
+        kind(steps=0)

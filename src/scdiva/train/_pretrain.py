@@ -159,6 +159,8 @@ def pretrain(
     counted = _training_files(train, validation, validation_studies, training.seed)
     reading = Reading(layer, use_raw, input, gene_ids, read_species(species))
 
+    import torch
+
     from scdiva.data.datamodule import CellDataModule
     from scdiva.models.network import save_model
     from scdiva.tokenizer.vocabulary import load_vocabulary
@@ -166,7 +168,8 @@ def pretrain(
     from scdiva.train.runner import fit, make_trainer
 
     checkpoint = find_checkpoint(folder) if resume else None
-    make_trainer(accelerator, devices, num_nodes, logger=False, enable_checkpointing=False)  # refuses devices
+    where: dict[str, Any] = {"accelerator": accelerator, "devices": devices, "num_nodes": num_nodes}
+    make_trainer(**where, logger=False, enable_checkpointing=False)  # refuses devices
     genes = load_vocabulary(folder / VOCABULARY if resume else vocabulary)
     config = replace(config, n_genes=genes.n_genes)
     data = CellDataModule(
@@ -186,7 +189,8 @@ def pretrain(
     )
     data.vocabulary = genes = _with_entropies(genes, counted, min_genes, reading)
     if checkpoint is not None:  # before everything is read
-        data.load_state_dict(_noted(checkpoint))
+        content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+        data.load_state_dict(content.get("CellDataModule", {}))
     data.setup()
     if species is not None and not isinstance(species, str):
         given["species"] = reading.species
@@ -196,16 +200,7 @@ def pretrain(
     _write_start(folder, resolved, data, genes, resume)
     module = _module(config, training, data, train[0] if svd_start and not resume else None)
     try:
-        trainer = fit(
-            module,
-            data,
-            out_dir=folder,
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=num_nodes,
-            resume_from=checkpoint,
-            progress=progress,
-        )
+        trainer = fit(module, data, out_dir=folder, resume_from=checkpoint, progress=progress, **where)
     finally:
         data.close()
     metadata = {
@@ -280,15 +275,6 @@ def _with_entropies(genes: Vocabulary, train: list[str], min_genes: int, reading
     if not counted.n_cells:
         raise ValueError(f"no training cell has {min_genes} known genes or more.")
     return genes.with_entropy(counted.entropy()[N_SPECIAL:])
-
-
-def _noted(checkpoint: Path) -> dict[str, Any]:
-    """Read what a run's data noted of themselves in its checkpoint."""
-    import torch
-
-    content = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    noted: dict[str, Any] = content.get("CellDataModule", {})
-    return noted
 
 
 def _write_start(folder: Path, resolved: dict[str, Any], data: CellDataModule, genes: Vocabulary, resume: bool) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from math import isfinite
-from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from scdiva._checks import or_nearest, refuse_unknown
 from scdiva._constants import MAX_LENGTH, PRESETS
@@ -115,23 +114,6 @@ class OptimiserConfig:
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as plain Python values, for a checkpoint or a model card."""
         return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Make a configuration of its fields, such as those of a YAML file; what is not given is the default.
-
-        Parameters
-        ----------
-        values
-            Fields by name.
-
-        Raises
-        ------
-        ValueError
-            If a field is unknown (the message names the nearest one) or makes no sense.
-        """
-        refuse_unknown(values, [field.name for field in fields(cls)], cls.__name__)
-        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)

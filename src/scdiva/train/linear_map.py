@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -28,29 +28,6 @@ LEAST_EIGENVALUE = 1e-6
 """Eigenvalues below this share of the largest are rounding, and their directions noise."""
 BLOCK_ROWS = 2048
 """Cells read at once; a product of so many rows is summed in float32, those of blocks in float64."""
-
-
-class Corpus(Protocol):
-    """Cells of several studies, as :class:`~scdiva.data.packed.PackedCells` has them on disk."""
-
-    @property
-    def n_tokens(self) -> int:
-        """Special tokens and genes."""
-
-    @property
-    def study(self) -> np.ndarray:
-        """Number of each cell's study, `(n_obs,)`; cells of a study stand together."""
-
-    @property
-    def study_names(self) -> list[str]:
-        """Names of the studies."""
-
-    @property
-    def measured(self) -> np.ndarray:
-        """Bool `(n_studies, n_tokens)`, the genes that each study has a column for."""
-
-    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Cells `start` to `stop`: row bounds from 0, tokens, values."""
 
 
 class LinearMap(NamedTuple):
@@ -78,7 +55,7 @@ class LinearMap(NamedTuple):
 
 
 def fit_linear_map(
-    cells: Corpus,
+    cells: Any,
     n_dims: int = 128,
     *,
     n_genes: int = 8000,
@@ -97,7 +74,8 @@ def fit_linear_map(
     Parameters
     ----------
     cells
-        The corpus. Cells should be packed whole (a large `max_length`): what is cut off counts as zero.
+        The corpus, as :class:`~scdiva.data.packed.PackedCells` has it: `n_tokens`, `study`, `study_names`, `measured`
+        and `read`. Cells should be packed whole (a large `max_length`): what is cut off counts as zero.
     n_dims
         Number of directions, k.
     n_genes
@@ -138,7 +116,7 @@ def fit_linear_map(
     means = np.zeros((len(sizes), cells.n_tokens))
     squares, shares = np.zeros_like(means), np.zeros_like(means)
     total = 0.0
-    for study, block in _shown(cells, "summing up"):
+    for study, block in _blocks(cells, "summing up"):
         means[study] += np.asarray(block.sum(axis=0)).ravel() / sizes[study]
         squares[study] += np.asarray(block.multiply(block).sum(axis=0)).ravel() / sizes[study]
         total += weight[study] * float(block.sum())
@@ -157,7 +135,7 @@ def fit_linear_map(
     deviation = np.sqrt(variance[kept]) + DEVIATION_OFFSET
 
     def standardised() -> Iterator[np.ndarray]:
-        for study, block in _shown(cells, "covariance"):
+        for study, block in _blocks(cells, "covariance"):
             # 0 - 0 for a gene that the study did not measure
             dense = (block[:, kept].toarray() - means[study, kept]) / deviation
             yield np.sqrt(weight[study]) * np.clip(dense, -CLIP, CLIP)
@@ -238,23 +216,16 @@ def _leading_directions(
     return vectors * signs, values, float(np.trace(products))
 
 
-def _shown(cells: Corpus, desc: str) -> Iterator[tuple[int, sp.csr_matrix]]:
-    """Yield the row blocks, and show how far they are."""
-    with progress_bar(desc=desc, unit="cell", total=len(cells.study)) as bar:
-        for study, block in _blocks(cells):
-            yield study, block
-            bar.update(block.shape[0])
-
-
-def _blocks(cells: Corpus) -> Iterator[tuple[int, sp.csr_matrix]]:
-    """Yield row blocks of one study each, in token space."""
+def _blocks(cells: Any, desc: str) -> Iterator[tuple[int, sp.csr_matrix]]:
+    """Yield row blocks of one study each, in token space, and show how far they are."""
     bounds = np.flatnonzero(np.diff(cells.study, prepend=-1, append=-1))
-    for start, end in itertools.pairwise(bounds.tolist()):
-        for lo in range(start, end, BLOCK_ROWS):
-            hi = min(lo + BLOCK_ROWS, end)
-            indptr, tokens, values = cells.read(lo, hi)
-            # float64 sums: the moments must not depend on where blocks end
-            parts = values.astype(np.float64), tokens, indptr
-            # copied: scipy sorts the very arrays that a matrix was made of, and cells in memory would lose their order
-            block = sp.csr_matrix(parts, shape=(hi - lo, cells.n_tokens), copy=True)
-            yield int(cells.study[start]), block
+    with progress_bar(desc=desc, unit="cell", total=len(cells.study)) as bar:
+        for start, end in itertools.pairwise(bounds.tolist()):
+            for lo in range(start, end, BLOCK_ROWS):
+                hi = min(lo + BLOCK_ROWS, end)
+                indptr, tokens, values = cells.read(lo, hi)
+                # float64 sums: the moments must not depend on where blocks end
+                parts = values.astype(np.float64), tokens, indptr
+                # copied: scipy sorts the arrays that a matrix was made of, and cells in memory would lose their order
+                yield int(cells.study[start]), sp.csr_matrix(parts, shape=(hi - lo, cells.n_tokens), copy=True)
+                bar.update(hi - lo)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from scdiva._constants import N_SPECIAL
 from scdiva.data.batch import CellBatch
 from scdiva.diffusion import cell_of_token
+from scdiva.diffusion.thinning import chosen
 
 LEAST_FREQUENCY = 1e-7
 """A gene's share of counts below which it is taken as this, so that logarithms stay finite."""
@@ -132,11 +133,8 @@ def thinned(batch: CellBatch, dropped: Tensor) -> CellBatch:
     -------
     The batch of the genes that are left, in their order; a cell may end up empty.
     """
-    kept = ~dropped
-    counts = torch.zeros(batch.n_cells, dtype=torch.int64, device=kept.device)
-    counts.index_add_(0, cell_of_token(batch.cu_seqlens, kept.numel()), kept.long())
-    cu_seqlens = F.pad(counts.cumsum(0), (1, 0)).to(batch.cu_seqlens.dtype)
-    return CellBatch(batch.tokens[kept], batch.values[kept], cu_seqlens, batch.study)
+    tokens, cu_seqlens = chosen(batch.tokens, batch.cu_seqlens, ~dropped)
+    return CellBatch(tokens, batch.values[~dropped], cu_seqlens, batch.study)
 
 
 def thinned_at_random(batch: CellBatch, max_time: float, generator: torch.Generator) -> CellBatch:

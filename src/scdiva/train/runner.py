@@ -210,8 +210,7 @@ def fit(
         If there is no checkpoint at `resume_from`.
     FloatingPointError
         If a loss or gradient becomes NaN or infinite. The weights are those before that step; the message has the
-        number of the batch, whose cells :meth:`CellDataModule.cells_of_batch
-        <scdiva.data.datamodule.CellDataModule.cells_of_batch>` lists.
+        number of the batch, whose cells `CellDataModule.cells_of_batch` lists.
     OSError
         If a checkpoint cannot be written, as on a full disk; the one before is intact.
     KeyboardInterrupt

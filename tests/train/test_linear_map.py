@@ -104,7 +104,7 @@ def test_blocks_are_of_one_study_even_where_studies_alternate(corpus, monkeypatc
     cells.study[[3, 50, 51, 100]] = [2, 1, 1, 0]
     x = dense(cells)
     row = 0
-    for study, block in module._blocks(cells):
+    for study, block in module._blocks(cells, "reading"):
         rows = slice(row, row + block.shape[0])
         assert block.shape[0] <= 16
         assert (cells.study[rows] == study).all()

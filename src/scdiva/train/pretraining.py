@@ -156,7 +156,7 @@ def write_table(file: Path, step: int, each: np.ndarray, names: Sequence[str], s
         Names of the studies, and the number of each cell's, int `(n_cells,)`; None if that is not known.
     """
     n = len(MASK_RATIOS)
-    lines = [(step, "", "", *scores_of(each))]
+    lines: list[tuple[Any, ...]] = [(step, "", "", *scores_of(each))]
     lines += [(step, "", ratio, *scores_of(each[i::n])) for i, ratio in enumerate(MASK_RATIOS) if i < len(each)]
     if study is not None:
         lines += [(step, name, "", *scores_of(each[study == i])) for i, name in enumerate(names)]

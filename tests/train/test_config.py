@@ -98,9 +98,7 @@ def test_presets():
         PretrainingConfig.preset("base", step=3)
 
 
-@pytest.mark.parametrize(
-    "kind", [OptimiserConfig, PretrainingConfig, IntegrationConfig, AnnotationConfig]
-)
+@pytest.mark.parametrize("kind", [OptimiserConfig, PretrainingConfig, IntegrationConfig, AnnotationConfig])
 def test_every_configuration_comes_back(kind):
     config = kind(seed=3)
     assert kind(**config.to_dict()) == config

@@ -2,7 +2,7 @@
 
     python benchmarks/serialisation.py [--cells 50000] [--repeats 5]
 
-`serialize` takes cells in token space to ranked tokens. Beside it stand its twin in numpy; a loop over rows with
+`serialize` takes cells in token space to ranked tokens. Beside it stand a loop over rows with
 numpy's lexsort, to the bit the same ranking; a copy of the cells' three arrays, the floor of whatever reads and writes
 as much; and tokenizers of other models, written out here as plain references. `EntropyHistogram` counts values by gene
 and bin; beside it stands numpy's bincount.
@@ -143,10 +143,10 @@ def bincount(parts: list[sp.csr_matrix], measured: np.ndarray, n_tokens: int) ->
     return counts
 
 
-def histogram(parts: list[sp.csr_matrix], measured: np.ndarray, n_tokens: int, backend: str) -> np.ndarray:
+def histogram(parts: list[sp.csr_matrix], measured: np.ndarray, n_tokens: int) -> np.ndarray:
     found = EntropyHistogram(n_tokens)
     for part in parts:
-        found.update(part, measured, backend=backend)  # type: ignore[arg-type]
+        found.update(part, measured)
     return found.counts
 
 
@@ -178,35 +178,26 @@ def main(arguments: list[str] | None = None) -> int:
     raw, parts = blocks(counts), blocks(cells)
 
     ranked = serialize(cells, denominator)
-    for other in (serialize(cells, denominator, backend="numpy"), lexsort_loop(cells, denominator)):
-        if not all(map(np.array_equal, ranked, other)):
-            raise AssertionError("the rankings differ")
+    if not all(map(np.array_equal, ranked, lexsort_loop(cells, denominator))):
+        raise AssertionError("the rankings differ")
     tied = ties(ranked, denominator)
-    del ranked, other
+    del ranked
     measured = np.sort(token_of)
-    expected = bincount(parts, measured, n_tokens)
-    if not all(np.array_equal(histogram(parts, measured, n_tokens, b), expected) for b in ("numba", "numpy")):
+    if not np.array_equal(histogram(parts, measured, n_tokens), bincount(parts, measured, n_tokens)):
         raise AssertionError("the histograms differ")
 
     arms: dict[str, Callable[[], object]] = {
-        "serialize, numba": lambda: serialize(fresh(cells), denominator, backend="numba"),
-        "serialize, numpy": lambda: serialize(fresh(cells), denominator, backend="numpy"),
+        "serialize, numba": lambda: serialize(fresh(cells), denominator),
         "lexsort, row by row": lambda: lexsort_loop(cells, denominator),
         "copy of the arrays": lambda: (cells.indptr.copy(), cells.indices.copy(), cells.data.copy()),
         "counts to ranks: to_token_space + serialize": lambda: [
-            serialize(to_token_space(part, token_of, n_tokens, backend="numba"), denominator, backend="numba")
-            for part in raw
+            serialize(to_token_space(part, token_of, n_tokens), denominator) for part in raw
         ],
-        "histograms, numba": lambda: histogram(parts, measured, n_tokens, "numba"),
-        "histograms, numpy": lambda: histogram(parts, measured, n_tokens, "numpy"),
+        "histograms, numba": lambda: histogram(parts, measured, n_tokens),
         "histograms, bincount": lambda: bincount(parts, measured, n_tokens),
     }
     rivals: dict[str, Callable[[], object]] = {
         "serialize, numba": arms["serialize, numba"],
-        "counts to ranks in numpy": lambda: [
-            serialize(to_token_space(part, token_of, n_tokens, backend="numpy"), denominator, backend="numpy")
-            for part in raw
-        ],
         "Geneformer-style, dense": lambda: geneformer(theirs, medians, token_of[known]),
         "Geneformer-style, rows of scipy": lambda: geneformer_sparse(theirs, medians, token_of[known]),
         "Geneformer-style, slices": lambda: geneformer_slices(theirs, medians, token_of[known]),
@@ -224,7 +215,6 @@ def main(arguments: list[str] | None = None) -> int:
     ours = "serialize, numba"
     rows = [
         times("serialize: times as fast as the lexsort loop", "lexsort, row by row", ours, at_least=5),
-        times("its numpy code: the same", "lexsort, row by row", "serialize, numpy", at_least=1.9),
         times("serialize: times as fast as Geneformer-style", "Geneformer-style, dense", ours, at_least=15),
         times("serialize: times as slow as a copy", ours, "copy of the arrays", at_most=10),
         times("histograms: times as fast as bincount", "histograms, bincount", "histograms, numba", at_least=1.8),

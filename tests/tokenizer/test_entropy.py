@@ -34,18 +34,17 @@ def random_values(seed: int, n_cells: int = 40, n_tokens: int = 9) -> np.ndarray
 MEASURED = np.arange(3, 9)
 
 
-def histogram_of(v: np.ndarray, measured: np.ndarray = MEASURED, backend: str = "auto") -> EntropyHistogram:
+def histogram_of(v: np.ndarray, measured: np.ndarray = MEASURED) -> EntropyHistogram:
     histogram = EntropyHistogram(v.shape[1])
-    histogram.update(sp.csr_matrix(v), measured, backend=backend)
+    histogram.update(sp.csr_matrix(v), measured)
     return histogram
 
 
-@pytest.mark.parametrize("backend", ["numba", "numpy"])
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1))
-def test_equals_a_dense_histogram(seed, backend):
+def test_equals_a_dense_histogram(seed):
     v = random_values(seed)
-    entropy = histogram_of(v, backend=backend).entropy()
+    entropy = histogram_of(v).entropy()
     assert entropy.dtype == np.float32
     assert np.isnan(entropy[:3]).all()
     np.testing.assert_allclose(entropy[3:], slow_entropy(v)[3:], rtol=1e-6, atol=1e-7)
@@ -73,18 +72,16 @@ def test_any_division_and_order_gives_equal_histograms(seed, cuts, random):
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.lists(st.integers(0, 60), max_size=3))
-def test_numba_and_numpy_count_alike(seed, cuts):
+def test_every_value_is_counted_in_its_bin(seed, cuts):
     v = random_values(seed, 60, 12)
     measured = np.random.default_rng(seed).permutation(np.arange(-1, 12))
-    compiled, plain = EntropyHistogram(12), EntropyHistogram(12)
+    found, slow = EntropyHistogram(12), np.zeros((12, N_BINS), np.int64)
     for a, b in itertools.pairwise(sorted({0, 60, *cuts})):
-        block = sp.csr_matrix(v[a:b])
-        block.data[::7] = 0  # stored zeros are zeros
-        compiled.update(block, measured, backend="numba")
-        plain.update(block, measured, backend="numpy")
-    np.testing.assert_array_equal(compiled.counts, plain.counts)
-    assert compiled.counts.sum() == 60 * 12
-    assert compiled == plain
+        found.update(sp.csr_matrix(v[a:b]), measured)
+    for token in range(12):
+        np.add.at(slow[token], np.ceil(v[:, token] / np.float32(0.5)).astype(int), 1)
+    np.testing.assert_array_equal(found.counts, slow)
+    assert found.counts.sum() == 60 * 12
 
 
 def test_addition_leaves_its_terms_alone():
@@ -123,25 +120,25 @@ def test_bins_are_closed_on_the_right():
     assert counts[0] == 0
 
 
-@pytest.mark.parametrize("backend", ["numba", "numpy"])
-def test_a_block_that_is_refused_leaves_no_count(backend):
+def test_a_block_that_is_refused_leaves_no_count():
     histogram = histogram_of(random_values(5))
     before = histogram.counts.copy()
     good = sp.csr_matrix(random_values(6))
+    refused = pytest.raises(ValueError, match="values outside of 0 to 10, or tokens that are not among the measured")
     for token in (9, -1):
         bad = good.copy()
         bad.indices[-1] = token
-        with pytest.raises(ValueError, match=r"outside of 0 \.\.\. 8: damaged"):
-            histogram.update(bad, MEASURED, backend=backend)
-    with pytest.raises(ValueError, match="cells hold token 8, which is not among the measured"):
-        histogram.update(good, MEASURED[:-1], backend=backend)
-    for value in (-1.0, 11.0, np.nan, np.inf):
+        with refused:
+            histogram.update(bad, MEASURED)
+    with refused:
+        histogram.update(good, MEASURED[:-1])
+    for value in (-1.0, 0.0, 11.0, np.nan, np.inf):
         bad = good.copy()
         bad.data[-1] = value
-        with pytest.raises(ValueError, match="values must lie in 0 to 10"):
-            histogram.update(bad, MEASURED, backend=backend)
+        with refused:
+            histogram.update(bad, MEASURED)
     with pytest.raises(ValueError, match="must be float32"):
-        histogram.update(good.astype(np.float64), MEASURED, backend=backend)
+        histogram.update(good.astype(np.float64), MEASURED)
     np.testing.assert_array_equal(histogram.counts, before)
     assert histogram.n_cells == 40
 
@@ -151,17 +148,12 @@ def test_wrong_cells_are_refused():
     v = random_values(4)
     with pytest.raises(ValueError, match="cells have 8 tokens, the histogram 9"):
         histogram.update(sp.csr_matrix(v[:, :8]), MEASURED)
-    with pytest.raises(ValueError, match="not among the measured"):
-        histogram.update(sp.csr_matrix(v), MEASURED[1:])
-    for bad in (-1.0, 11.0, np.nan):
-        with pytest.raises(ValueError, match="values must lie in 0 to 10"):
-            histogram.update(sp.csr_matrix(np.full((1, 9), bad, np.float32)), np.arange(9))
     assert histogram.n_cells == 0
     assert not histogram.counts.any()
     with pytest.raises(ValueError, match="different vocabularies"):
-        histogram.merge(EntropyHistogram(8))
+        histogram + EntropyHistogram(8)
     with pytest.raises(ValueError, match="different vocabularies"):
-        EntropyHistogram(9, "a").merge(EntropyHistogram(9, "b"))
+        EntropyHistogram(9, "a") + EntropyHistogram(9, "b")
     with pytest.raises(ValueError, match="must exceed the 3 special tokens"):
         EntropyHistogram(3)
 
@@ -186,7 +178,7 @@ def test_damaged_and_foreign_files_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"h\.npz' is no entropy histogram"):
         EntropyHistogram.load(path)
     np.savez(path, counts=np.zeros((4, N_BINS), np.int64))
-    with pytest.raises(ValueError, match="lacks edges, fingerprint, format, n_cells"):
+    with pytest.raises(ValueError, match=r"is no entropy histogram: .*format"):
         EntropyHistogram.load(path)
     parts = {
         "format": 1,

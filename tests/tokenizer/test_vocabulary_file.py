@@ -1,20 +1,15 @@
-"""A vocabulary's file by somebody who means harm, or who knows no better; and the first format, converted."""
+"""A vocabulary's file by somebody who means harm, or who knows no better."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load, save
 
 from scdiva.tokenizer import Vocabulary, _vocabulary_file, load_vocabulary
-from scdiva.tokenizer.convert import convert
 
 
 @pytest.fixture
@@ -90,41 +85,7 @@ def test_a_line_break_would_end_a_name(small, column):
         Vocabulary(small.table, foreign=["D\n"])
 
 
-# --- the first format ------------------------------------------------------------------------------------------------
-def write_parquet(vocabulary, foreign, path):
-    metadata = {b"scdiva_vocabulary": b"1", b"scdiva_foreign": json.dumps(foreign).encode()}
-    table = pa.Table.from_pandas(vocabulary.table, preserve_index=False)
-    pq.write_table(table.replace_schema_metadata(metadata), path)
-
-
-def test_parquet_is_refused_with_the_command_that_converts_it(small, tmp_path):
-    old = tmp_path / "genes.parquet"
-    write_parquet(small, ["D", "E|F"], old)
-    with pytest.raises(ValueError, match=r"scdiva\.tokenizer\.convert .*genes\.parquet"):
-        load_vocabulary(old)
-    convert(old)
-    assert old.exists()
-    assert load_vocabulary(old.with_suffix(".safetensors")) == small
-
-
-def test_a_model_folder_is_converted_with_its_sums(small, tmp_path):
-    folder = tmp_path / "fitted"
-    inner = folder / "model"
-    inner.mkdir(parents=True)
-    write_parquet(small, ["D", "E|F"], inner / "vocabulary.parquet")
-    (inner / "config.json").write_text("{}")
-    (inner / "SHA256SUMS").write_text("0  config.json\n1  vocabulary.parquet\n")
-    (folder / "SHA256SUMS").write_text("2  fitted.json\n3  model/SHA256SUMS\n")
-    with pytest.raises(ValueError, match="convert"):
-        load_vocabulary(inner)
-    convert(folder)
-    assert load_vocabulary(inner) == small
-    assert not (inner / "vocabulary.parquet").exists()
-
-    def sha256(path):
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-
-    # what it did not write keeps the sum that it had, right or wrong
-    new = sha256(inner / "vocabulary.safetensors")
-    assert (inner / "SHA256SUMS").read_text() == f"0  config.json\n{new}  vocabulary.safetensors\n"
-    assert (folder / "SHA256SUMS").read_text() == f"2  fitted.json\n{sha256(inner / 'SHA256SUMS')}  model/SHA256SUMS\n"
+def test_parquet_is_refused_with_the_command_that_converts_it(tmp_path):
+    (tmp_path / "genes.parquet").write_bytes(b"PAR1 and more")
+    with pytest.raises(ValueError, match=r"scripts/convert_vocabulary\.py .*genes\.parquet"):
+        load_vocabulary(tmp_path / "genes.parquet")

@@ -96,7 +96,7 @@ def read_sums(folder: Path, names: Sequence[str] = SUMMED, kind: str = "model") 
             mend = "under these names"
             if (folder / VOCABULARY).with_suffix(".parquet").is_file():
                 whole = folder.parent if (folder.parent / CHECKSUMS).is_file() else folder
-                mend = f"earlier versions kept the last as parquet: python -m scdiva.tokenizer.convert {str(whole)!r}"
+                mend = f"earlier versions kept the last as parquet: python scripts/convert_vocabulary.py {str(whole)!r}"
             raise FileNotFoundError(
                 f"{folder} lacks {name}: the folder of a saved {kind.replace('_', ' ')} holds {CHECKSUMS}, "
                 f"{', '.join(names)}; {mend}"

@@ -1,9 +1,8 @@
-"""The loops of ranking and counting, compiled by numba. Only :mod:`scdiva.tokenizer.serialize` imports this file.
+"""The loops of ranking and counting, compiled by numba when they are first called for: `serialize.py`, `entropy.py`.
 
-Each kernel has a twin in numpy, in `serialize.py` or `entropy.py`, and the tests hold the two to equal bits: hence no
-fastmath, and nothing here that numpy computes in another way (log1p stays in numpy). Signatures are spelled out: one
-version of a kernel is compiled, when this file is imported, whatever comes in later. Kernels run without the
-interpreter's lock and start no threads.
+The tests hold each kernel to the bits of a slow reference in numpy: hence no fastmath, and nothing here that numpy
+computes in another way (log1p stays in numpy). Signatures are spelled out: one version of a kernel is compiled, when
+this file is imported, whatever comes in later. Kernels run without the interpreter's lock and start no threads.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import numba
 import numpy as np
 from numba import types
 
-if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # the loops would run in the interpreter, a hundred times slower than numpy
-    raise ImportError("NUMBA_DISABLE_JIT is set")
+if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]  # the loops would take hours in the interpreter
+    raise ImportError("NUMBA_DISABLE_JIT is set: unset it, genes are ranked by loops that numba compiles.")
 
 _WIDEST = 11
 """Bits of a digit, at most: three digits hold 32 bits, and 3 × 2,048 counters fit the first cache."""
@@ -62,42 +61,25 @@ def _sort(bits, n, keys, ordered, counters):
         needed += 1
     width = max((needed + 2) // 3, 1)
     size, digit = 1 << width, np.uint64((1 << width) - 1)
-    first, second, third = np.uint64(32), np.uint64(32 + width), np.uint64(32 + 2 * width)
-    of_first, of_second, of_third = counters[0], counters[1], counters[2]
-    for j in range(size):
-        of_first[j], of_second[j], of_third[j] = 0, 0, 0
+    counters[:, :size] = 0
     for i in range(n):
         key = np.uint64(bits[i] - lowest) << np.uint64(32) | np.uint64(i)
         keys[i] = key
-        of_first[key >> first & digit] += 1
-        of_second[key >> second & digit] += 1
-        of_third[key >> third & digit] += 1
-    start_first, start_second, start_third = 0, 0, 0
-    for j in range(size):
-        many = of_first[j]
-        of_first[j] = start_first
-        start_first += many
-        many = of_second[j]
-        of_second[j] = start_second
-        start_second += many
-        many = of_third[j]
-        of_third[j] = start_third
-        start_third += many
-    for i in range(n):
-        key = keys[i]
-        at = of_first[key >> first & digit]
-        of_first[key >> first & digit] = at + 1
-        ordered[at] = key
-    for i in range(n):
-        key = ordered[i]
-        at = of_second[key >> second & digit]
-        of_second[key >> second & digit] = at + 1
-        keys[at] = key
-    for i in range(n):
-        key = keys[i]
-        at = of_third[key >> third & digit]
-        of_third[key >> third & digit] = at + 1
-        ordered[at] = key
+        for d in range(3):
+            counters[d, key >> np.uint64(32 + d * width) & digit] += 1
+    source, target = keys, ordered
+    for d in range(3):
+        start, shift, place = 0, np.uint64(32 + d * width), counters[d]
+        for j in range(size):
+            many = place[j]
+            place[j] = start
+            start += many
+        for i in range(n):
+            key = source[i]
+            at = place[key >> shift & digit]
+            place[key >> shift & digit] = at + 1
+            target[at] = key
+        source, target = target, source
 
 
 @compiled(
@@ -110,7 +92,7 @@ def rank(indptr, indices, data, denominator, out_indptr, tokens, values):
     """Write the genes of each row by falling score; `out_indptr` says how many of them are kept.
 
     False, at the first row whose tokens do not ascend or lie outside, or that holds a value that is not positive and
-    finite: the caller corrects it or says what is wrong.
+    finite.
     """
     longest = 0
     for i in range(len(indptr) - 1):
@@ -213,8 +195,7 @@ def normalise(indptr, indices, counts, tokens, fixed_bits, target_sum, out_indpt
 def count(indices, data, is_measured, n_cells, per_width, highest, counts):
     """Count every value into its gene and bin, of which there are `per_width`, a power of two, to 1 of the value.
 
-    False, and nothing counted, if some value is not in (0, highest], or a token is not measured, or is none. The caller
-    looks what it is: to look at each value and gene here, one by one, would take longer than to count them.
+    False, and nothing counted, if some value is not in (0, highest], or a token is not measured, or is none.
     """
     n_tokens, bits = np.uint32(len(is_measured)), data.view(np.uint32)
     # Bits of floats, as integers: the positive ones ascend, then come infinity and NaN, then all that is negative. A

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._constants import N_SPECIAL
-from scdiva.tokenizer.serialize import Backend, kernels, plain
+from scdiva.tokenizer.serialize import plain
 
 BIN_WIDTH = 0.5
 BIN_EDGES = np.arange(0.0, 10.0 + BIN_WIDTH, BIN_WIDTH)
@@ -19,6 +19,8 @@ N_BINS = len(BIN_EDGES)
 """The bin of zero and one bin between each two edges."""
 
 _FORMAT = 1
+_PARTS = ("format", "edges", "counts", "n_cells", "fingerprint")
+"""Arrays of a file."""
 
 
 class EntropyHistogram:
@@ -53,7 +55,7 @@ class EntropyHistogram:
         """Size of the token space."""
         return self.counts.shape[0]
 
-    def update(self, cells: sp.csr_matrix, measured_tokens: np.ndarray, *, backend: Backend = "auto") -> None:
+    def update(self, cells: sp.csr_matrix, measured_tokens: np.ndarray) -> None:
         """Count a block of cells.
 
         Parameters
@@ -63,17 +65,15 @@ class EntropyHistogram:
         measured_tokens
             Tokens of the genes that these cells' study has a column for (negative ones are ignored). A gene without a
             column was not seen to be zero, so nothing is counted for it.
-        backend
-            ``"auto"``, ``"numba"`` or ``"numpy"``: who counts; the counts are the same.
 
         Raises
         ------
-        ImportError
-            If `backend` is ``"numba"`` and numba can't be used.
         ValueError
             If the cells have another token space, hold values outside of the bins, or genes that were not measured.
             Then none of them is counted.
         """
+        from scdiva.tokenizer import _kernels
+
         if cells.shape[1] != self.n_tokens:
             raise ValueError(f"cells have {cells.shape[1]} tokens, the histogram {self.n_tokens}.")
         if cells.dtype != np.float32:
@@ -81,59 +81,23 @@ class EntropyHistogram:
         measured = np.asarray(measured_tokens)
         is_measured = np.zeros(self.n_tokens, dtype=bool)
         is_measured[measured[measured >= 0]] = True
-        compiled = kernels(backend)
-        if compiled is None or not compiled.count(
-            plain(cells.indices, np.int32), plain(cells.data, np.float32), is_measured, cells.shape[0],
-            1 / BIN_WIDTH, BIN_EDGES[-1], self.counts,
-        ):  # fmt: skip
-            self._count_numpy(cells, is_measured)  # which also says what it was that the loop did not like
-        self.n_cells += cells.shape[0]
-
-    def _count_numpy(self, cells: sp.csr_matrix, is_measured: np.ndarray) -> None:
-        if len(cells.data):
-            low, high = int(cells.indices.min()), int(cells.indices.max())
-            if low < 0 or high >= self.n_tokens:
-                raise ValueError(f"cells hold tokens {low} to {high}, outside of 0 ... {self.n_tokens - 1}: damaged.")
-            unknown = ~is_measured[cells.indices]
-            if unknown.any():
-                first = int(cells.indices[unknown][0])
-                raise ValueError(f"cells hold token {first}, which is not among the measured tokens.")
-            if not (cells.data.min() >= 0 and cells.data.max() <= BIN_EDGES[-1]):
-                raise ValueError(
-                    f"values must lie in 0 to {BIN_EDGES[-1]:g}, got {cells.data.min()} to {cells.data.max()}; "
-                    "pass what to_token_space returns."
-                )
-        # ceil(v / 0.5): the division is exact, so the bins are (a, b] to the bit.
-        bins = np.ceil(cells.data / np.float32(BIN_WIDTH)).astype(np.int64)
-        flat = np.bincount(cells.indices.astype(np.int64) * N_BINS + bins, minlength=self.counts.size)
-        seen = flat.reshape(self.counts.shape)
-        seen[is_measured, 0] += cells.shape[0] - seen[is_measured].sum(axis=1)
-        self.counts += seen
-
-    def merge(self, other: EntropyHistogram) -> EntropyHistogram:
-        """Add another histogram to this one, in place, and return this one.
-
-        Parameters
-        ----------
-        other
-            A histogram over the same vocabulary.
-
-        Raises
-        ------
-        ValueError
-            If the two count over different vocabularies.
-        """
-        if other.n_tokens != self.n_tokens or (
-            self.fingerprint and other.fingerprint and self.fingerprint != other.fingerprint
-        ):
-            raise ValueError("histograms of different vocabularies cannot be added.")
-        self.counts += other.counts
-        self.n_cells += other.n_cells
-        self.fingerprint = self.fingerprint or other.fingerprint
-        return self
+        columns, data = plain(cells.indices, np.int32), plain(cells.data, np.float32)
+        n_cells, bins_per_unit = cells.shape[0], 1 / BIN_WIDTH
+        if not _kernels.count(columns, data, is_measured, n_cells, bins_per_unit, BIN_EDGES[-1], self.counts):
+            raise ValueError(
+                f"the cells hold values outside of 0 to {BIN_EDGES[-1]:g}, or tokens that are not among the measured "
+                "ones: pass what to_token_space returns of a matrix, and the tokens of its columns."
+            )
+        self.n_cells += n_cells
 
     def __add__(self, other: EntropyHistogram) -> EntropyHistogram:
-        return EntropyHistogram(self.n_tokens, self.fingerprint).merge(self).merge(other)
+        """Add histograms over one vocabulary; ValueError for those of different ones."""
+        names = {self.fingerprint, other.fingerprint} - {""}
+        if other.n_tokens != self.n_tokens or len(names) > 1:
+            raise ValueError("histograms of different vocabularies cannot be added.")
+        total = EntropyHistogram(self.n_tokens, self.fingerprint or other.fingerprint)
+        total.counts, total.n_cells = self.counts + other.counts, self.n_cells + other.n_cells
+        return total
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EntropyHistogram):
@@ -166,16 +130,10 @@ class EntropyHistogram:
         """
         path = Path(path)
         part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        parts = (np.int64(_FORMAT), BIN_EDGES, self.counts, np.int64(self.n_cells), np.array(self.fingerprint))
         try:
             with part.open("wb") as file:
-                np.savez_compressed(
-                    file,
-                    format=np.int64(_FORMAT),
-                    edges=BIN_EDGES,
-                    counts=self.counts,
-                    n_cells=np.int64(self.n_cells),
-                    fingerprint=np.array(self.fingerprint),
-                )
+                np.savez_compressed(file, **dict(zip(_PARTS, parts, strict=True)))
             part.replace(path)
         finally:
             part.unlink(missing_ok=True)
@@ -196,21 +154,16 @@ class EntropyHistogram:
         """
         try:
             with np.load(path, allow_pickle=False) as held:
-                parts = {name: held[name] for name in held.files}
+                version, edges, counts, n_cells, fingerprint = (held[name] for name in _PARTS)
         except FileNotFoundError:
             raise
-        except Exception as error:  # zip and numpy errors of many kinds; all mean a damaged or foreign file
+        except Exception as error:  # zip, key and numpy errors of many kinds; all mean a damaged or foreign file
             raise ValueError(f"{str(path)!r} is no entropy histogram: {error}") from error
-        missing = {"format", "edges", "counts", "n_cells", "fingerprint"} - set(parts)
-        if missing:
-            raise ValueError(f"{str(path)!r} is no entropy histogram: it lacks {', '.join(sorted(missing))}.")
-        if parts["format"].tolist() != _FORMAT or not np.array_equal(parts["edges"], BIN_EDGES):
+        if version.tolist() != _FORMAT or not np.array_equal(edges, BIN_EDGES):
             raise ValueError(f"{str(path)!r} was counted with other bins or by another version; count the corpus anew.")
-        counts = parts["counts"]
         fits = counts.dtype == np.int64 and counts.ndim == 2 and counts.shape[1] == N_BINS and len(counts) > N_SPECIAL
-        if not fits or (counts < 0).any() or parts["n_cells"].shape != ():
+        if not fits or (counts < 0).any() or n_cells.shape != ():
             raise ValueError(f"{str(path)!r} is damaged: counts of {counts.dtype} {counts.shape}.")
-        histogram = cls(counts.shape[0], str(parts["fingerprint"]))
-        histogram.counts = counts
-        histogram.n_cells = int(parts["n_cells"])
+        histogram = cls(counts.shape[0], str(fingerprint))
+        histogram.counts, histogram.n_cells = counts, int(n_cells)
         return histogram

@@ -1,4 +1,4 @@
-"""`python -m scdiva.tokenizer.convert PATH`: vocabularies in parquet, as they were kept at first, become safetensors.
+"""`python scripts/convert_vocabulary.py PATH`: vocabularies in parquet, as they were kept at first, become safetensors.
 
 PATH is such a file, or the folder of a model or of what was fitted with one; sums in it are written anew. arrow takes
 what a parquet file states of its size at its word, so convert only files whose source you trust.

@@ -29,7 +29,8 @@ ABOUT = {
     "pooling": (
         "Read-outs",
         "`pooling` of `tl.embed`: the cell state, the mean of the genes' final hidden states, both side by side. Each "
-        "seed draws the cells anew. The transformer of the bundled model was trained for masked genes, not for this.",
+        "seed draws the cells anew. The transformer of the bundled model was trained for masked genes, not for this. "
+        "`pooling` and its script were removed after this.",
     ),
     "adapting": (
         "Adapting to one's own cells",

@@ -21,7 +21,7 @@ from scipy.stats import rankdata
 
 import scdiva as sd
 from scdiva._constants import UNKNOWN
-from scdiva.networks import attention
+from scdiva.networks.methods import attention_weights
 
 KEY = "scdiva_grn"
 N_BINS = 4
@@ -37,10 +37,8 @@ def values(adata: ad.AnnData, genes: list[str]) -> np.ndarray:
 
 def ours(adata: ad.AnnData, job: dict) -> np.ndarray:
     """`tl.grn` by its defaults, all pairs kept: which genes take part was settled on all cells."""
-    of_presence = job["arm"] == "knockout_presence"
-    how = {"method": "knockout", "effect": "presence"} if of_presence else {"method": job["arm"]}
     sd.tl.grn(
-        adata, **how, sources=job["sources"], targets=job["targets"], n_targets=None, min_fraction=0.0,
+        adata, method=job["arm"], sources=job["sources"], targets=job["targets"], n_targets=None, min_fraction=0.0,
         model=job["model"], rng=job["seed"], key_added=KEY,
     )  # fmt: skip
     rows, columns = (adata.var_names.get_indexer(job[key]) for key in ("sources", "targets"))
@@ -115,7 +113,7 @@ def cooccurrence(adata: ad.AnnData, job: dict) -> np.ndarray:
     sources, targets = (there[:, adata.var_names.get_indexer(job[key])] for key in ("sources", "targets"))
     length = there[:, (adata.var[TOKEN] != UNKNOWN).to_numpy()].getnnz(axis=1)
     both, holding = (sources.T @ targets).toarray(), targets.getnnz(axis=0)
-    return np.nan_to_num(attention.weights(both, holding, sources.T @ length, length.sum()))
+    return np.nan_to_num(attention_weights(None, both, holding, sources.T @ length, length.sum()))
 
 
 def expression(adata: ad.AnnData, job: dict) -> np.ndarray:

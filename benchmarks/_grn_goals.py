@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from _grn_scores import N_RANDOM
+from _grn_scores import N_RANDOM, REMOVED
 from _judge import Score, across, judge, judge_number, share_error
 
-NETWORK = ("embedding", "attention", "knockout", "knockout_presence")
+NETWORK = ("embedding", "attention", *REMOVED)
 """Our graphs; the correlation is the baseline beside them."""
 BASELINE = "correlation"
 N_DRAWS = N_RANDOM

@@ -22,7 +22,9 @@ SIGNIFICANT = 0.05
 PAPER_TARGETS = ("HBG1", "HBG2", "MS4A3", "FTH1")
 """Genes that the scDiVa paper names among the 20 that attend most to SPI1."""
 PAPER_PAIR = ("TNFSF13B", "TNFRSF13B")
-OURS = ("embedding", "attention", "knockout", "knockout_presence", "correlation")
+OURS = ("embedding", "attention", "correlation")
+REMOVED = ("knockout", "knockout_presence")
+"""Methods that `tl.grn` had and has no more: their rows stay as they were recorded."""
 """Arms that are methods of `tl.grn`."""
 SIGNED = ("correlation", "spearman")
 """Arms whose weights below 0 are as strong as those above."""

@@ -233,9 +233,9 @@ def of_training_cells(work: Work, seed: int, by_type: bool) -> dict[str, float]:
     return {"n_cells": len(cells), **means(recall, ("masked_recall",)), **value_scores(cells, told)}
 
 
-def in_steps(n_steps: int, remasking: str = "low_confidence") -> Callable[[Work, int], dict[str, float]]:
+def in_steps(n_steps: int) -> Callable[[Work, int], dict[str, float]]:
     def run(work: Work, seed: int) -> dict[str, float]:
-        return of_ours(*filled(work, seed, work.sizes.steps, n_steps=n_steps, remasking=remasking))
+        return of_ours(*filled(work, seed, work.sizes.steps, n_steps=n_steps))
 
     return run
 
@@ -247,7 +247,6 @@ MASKED: dict[str, tuple[Callable[[Work, int], dict], int]] = {
     "type_means": (lambda work, seed: of_training_cells(work, seed, True), 3),
     "ours_1_step": (in_steps(1), 1),
     **{f"ours_{n}_steps": (in_steps(n), 1) for n in (2, 4, 8, 16, 32)},
-    "ours_8_random": (in_steps(8, "random"), 1),
 }
 """Arms, and the seeds that each takes at most."""
 PAPER_ARMS: dict[str, tuple[Callable[[Work, int], dict], int]] = {

@@ -130,13 +130,7 @@ POPULATION: dict[str, tuple[Callable[[Work, int], dict], int]] = {
     "ours": (drawn_cells(lambda work: halves(work)[0].n_obs), 3),
     "by_type": (by_type, 1),
     "ours_few": (drawn_cells(lambda work: work.sizes.generated), 3),
-    "transformer_1": (drawn_cells(lambda work: work.sizes.generated, use_transformer=True, n_steps=1), 3),
-    "transformer_32": (drawn_cells(lambda work: work.sizes.generated, use_transformer=True, n_steps=32), 3),
-    "no_state_32": (drawn_cells(lambda work: work.sizes.alone, from_state=False, n_steps=32), 1),
-    "no_state_transformer_32": (
-        drawn_cells(lambda work: work.sizes.alone, from_state=False, use_transformer=True, n_steps=32),
-        1,
-    ),
+    "no_state": (drawn_cells(lambda work: work.sizes.alone, from_state=False), 1),
 }
 
 
@@ -166,36 +160,29 @@ def doublets(adata: ad.AnnData, n: int, rng: np.random.Generator) -> sp.csr_matr
     return sp.vstack(found, format="csr")
 
 
-def likely(use_transformer: bool) -> Callable[[Work, int], dict[str, float]]:
+def likely(work: Work, seed: int) -> dict[str, float]:
     """Bounds of real cells, of the same with other genes, and of doublets."""
+    from sklearn.metrics import roc_auc_score
 
-    def run(work: Work, seed: int) -> dict[str, float]:
-        from sklearn.metrics import roc_auc_score
-
-        adata, rng = often(work.adata), np.random.default_rng(seed)
-        n = min(work.sizes.likely, adata.n_obs)
-        real = adata.X[np.sort(rng.permutation(adata.n_obs)[:n])]
-        kinds = {"real": real, "shuffled": other_genes(real, rng), "doublets": doublets(adata, n, rng)}
-        cells = ad.AnnData(sp.vstack(list(kinds.values()), format="csr"), var=adata.var.copy())
-        begun = time.perf_counter()
-        sd.tl.log_likelihood(cells, work.model, n_samples=SAMPLES, use_transformer=use_transformer, rng=seed)
-        seconds = (time.perf_counter() - begun) / cells.n_obs
-        bound = cells.obs[f"{C.OBS_LIKELIHOOD}_{C.PER_GENE}"].to_numpy().reshape(len(kinds), n)
-        n_genes = cells.X.getnnz(axis=1).reshape(len(kinds), n).mean(axis=1)
-        is_real = np.repeat([1, 0], n)
-        return {
-            "n_cells": n, "seconds_per_cell": seconds,
-            **{f"bound_{kind}": float(bound[i].mean()) for i, kind in enumerate(kinds)},
-            **{f"bound_{kind}_error": float(bound[i].std(ddof=1) / n**0.5) for i, kind in enumerate(kinds)},
-            **{f"genes_{kind}": float(n_genes[i]) for i, kind in enumerate(kinds)},
-            "auroc_shuffled": float(roc_auc_score(is_real, np.concatenate([bound[0], bound[1]]))),
-            "auroc_doublets": float(roc_auc_score(is_real, np.concatenate([bound[0], bound[2]]))),
-        }  # fmt: skip
-
-    return run
+    adata, rng = often(work.adata), np.random.default_rng(seed)
+    n = min(work.sizes.likely, adata.n_obs)
+    real = adata.X[np.sort(rng.permutation(adata.n_obs)[:n])]
+    kinds = {"real": real, "shuffled": other_genes(real, rng), "doublets": doublets(adata, n, rng)}
+    cells = ad.AnnData(sp.vstack(list(kinds.values()), format="csr"), var=adata.var.copy())
+    begun = time.perf_counter()
+    sd.tl.log_likelihood(cells, work.model, n_samples=SAMPLES, rng=seed)
+    seconds = (time.perf_counter() - begun) / cells.n_obs
+    bound = cells.obs[f"{C.OBS_LIKELIHOOD}_{C.PER_GENE}"].to_numpy().reshape(len(kinds), n)
+    n_genes = cells.X.getnnz(axis=1).reshape(len(kinds), n).mean(axis=1)
+    is_real = np.repeat([1, 0], n)
+    return {
+        "n_cells": n, "seconds_per_cell": seconds,
+        **{f"bound_{kind}": float(bound[i].mean()) for i, kind in enumerate(kinds)},
+        **{f"bound_{kind}_error": float(bound[i].std(ddof=1) / n**0.5) for i, kind in enumerate(kinds)},
+        **{f"genes_{kind}": float(n_genes[i]) for i, kind in enumerate(kinds)},
+        "auroc_shuffled": float(roc_auc_score(is_real, np.concatenate([bound[0], bound[1]]))),
+        "auroc_doublets": float(roc_auc_score(is_real, np.concatenate([bound[0], bound[2]]))),
+    }  # fmt: skip
 
 
-LIKELIHOOD: dict[str, tuple[Callable[[Work, int], dict], int]] = {
-    "ours": (likely(True), 3),
-    "ours_no_transformer": (likely(False), 3),
-}
+LIKELIHOOD: dict[str, tuple[Callable[[Work, int], dict], int]] = {"ours_no_transformer": (likely, 3)}

@@ -85,7 +85,8 @@ WORDS_OF = {
     "steps": (
         "The same, fewer cells, hidden genes' ranks given, hidden genes revealed the surest first if nothing else is "
         "said. With more steps more genes stand at their ranks and fewer are found. `remdm`, which hid a tenth of what "
-        "it had revealed again in each step (Wang et al. 2025), was removed after this."
+        "it had revealed again in each step (Wang et al. 2025), and `random`, any gene and not the surest first, were "
+        "removed after this."
     ),
     "paper": (
         "The upper rows are the paper's own figures, of models and sets that are not at hand. A masked-diffusion model "
@@ -112,7 +113,7 @@ WORDS_OF = {
         "classifier separates drawn from real cells, 0.5 not at all. MMD² is unbiased, its floor is one draw of what "
         "chance gives. Few cells train the classifiers less, so their figures are comparable only with the same number "
         "of cells, and rough. Copies are looked for among the cells learned from. Genes resampled one by one are the "
-        "training cells with each gene shuffled."
+        "training cells with each gene shuffled. Drawing with the transformer was removed after this."
     ),
     "types": (
         "60 cells drawn of each type with 30 training cells, named by a logistic regression of the real training half "
@@ -121,7 +122,8 @@ WORDS_OF = {
     "likelihood": (
         "`tl.log_likelihood` with 8 samples, genes that 10 cells express. Other genes: a cell's counts given to random "
         "genes. Doublets: two cells of different types summed and thinned to the mean of their totals; they show more "
-        "genes than either, which by itself changes the bound of a gene."
+        "genes than either, which by itself changes the bound of a gene. The transformer is left out wherever a state "
+        "head says what cells express; to ask for it was removed after this."
     ),
 }
 TITLES = {"masked": "Hidden genes", "steps": "In more steps", "paper": "Beside the paper's table 1",

@@ -7,7 +7,7 @@
 target and mor (1 activates, -1 represses, 0 unknown), and of the gene sets of MSigDB: `human_hallmark_v2025.gmt` and
 `human_reactome_v2025.gmt`. Genes that the model knows and that more than 1% of the cells express take part.
 
-Ours are the methods of `tl.grn`: embedding, attention, knockout, knockout_presence (`effect="presence"`), correlation.
+Ours are the methods of `tl.grn`: embedding, attention, correlation.
 Rivals: spearman; mutual_information (quantile bins of expressing cells, zero a bin of its own); forest (GENIE3: a
 random forest for each target); cooccurrence (which genes the same cells express: attention with all its ranks alike);
 expression (product of the means, which knows of no pair); random.
@@ -44,6 +44,7 @@ from _grn_scores import (
     FAMILIES,
     LEAST_MEMBERS,
     PAPER_PAIR,
+    REMOVED,
     comparable,
     edge_scores,
     family_scores,
@@ -224,13 +225,11 @@ def of_speed(work: Work, arm: str) -> list[dict]:
 
 OFTEN = tuple(arm for arm in ARMS if arm != "forest")
 """Arms of which more than one graph is made."""
-QUICK = tuple(arm for arm in OFTEN if not arm.startswith("knockout"))
-"""Arms of which large or many graphs are made; a knock-out is a pass through the network for each gene and cell."""
 PARTS: dict[str, tuple[Callable[[Work, str], list[dict]], tuple[str, ...]]] = {
     "edges": (of_edges, tuple(ARMS)),
-    "families": (of_families, QUICK),
+    "families": (of_families, OFTEN),
     "modules": (of_modules, ("embedding", "correlation")),
-    "stability": (of_stability, QUICK),
+    "stability": (of_stability, OFTEN),
     "regulon": (of_regulon, OFTEN),
     "speed": (of_speed, ("attention",)),
 }
@@ -242,7 +241,7 @@ def keep(new: list[dict], **notes: object) -> list[dict]:
     rows = rows_so_far(NAME)
     for row in new:
         rows = replaced(rows, row, KEYS)
-    first = {key: list(order) for key, order in (("part", PARTS), ("set", SETS), ("arm", ARMS))}
+    first = {key: list(order) for key, order in (("part", PARTS), ("set", SETS), ("arm", (*ARMS, *REMOVED)))}
     rows.sort(key=lambda row: [order.index(row[key]) for key, order in first.items()])
     judged = goals(rows)
     record(NAME, [*rows, *judged], **notes)

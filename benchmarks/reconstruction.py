@@ -42,8 +42,10 @@ SETS: dict[str, tuple[int | None, Sizes]] = {
     "pbmc3k_raw": (None, Sizes(hidden=40, steps=6, generated=16, alone=6, likely=30)),
 }
 """Most cells of a set, and what slow arms take of them: a pass over the many genes of the second takes long."""
-REMOVED = ("ours_8_remdm",)
-"""Arms of options that the package had and has no more: their rows stay as they were recorded."""
+REMOVED = ("ours_8_random", "ours_8_remdm", "transformer_1", "transformer_32", "no_state_32", "no_state_transformer_32",
+           "ours")  # fmt: skip
+"""Arms of options that the package had and has no more: their rows stay as they were recorded. `"ours"` is of the
+likelihood with the transformer."""
 PARTS = {"masked": MASKED, "paper": PAPER_ARMS, "impute": IMPUTE, "population": POPULATION, "likelihood": LIKELIHOOD}
 KEYS = ("part", "set", "arm")
 

@@ -93,8 +93,6 @@ def prepare(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
 def embed(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
     sd.tl.embed(adata, **how)
     yield adata
-    sd.tl.embed(adata, pooling="lat+mean", key_added="both", **how)
-    yield adata.obsm["both"]
     with tempfile.TemporaryDirectory() as folder:
         adata.write_h5ad(f"{folder}/cells.h5ad")
         out = sd.tl.embed_file(f"{folder}/cells.h5ad", f"{folder}/out.h5ad", key_added="from_file", **how)
@@ -142,13 +140,12 @@ def reconstruct(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
 
 def generate(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
     yield sd.tl.generate(adata, 4, groupby="cell_type", **how)
-    yield sd.tl.generate(adata, 4, use_transformer=True, n_steps=2, **how)
+    yield sd.tl.generate(adata, 4, from_state=False, **how)
 
 
 def likelihood(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
     adata = adata[:24].copy()
     sd.tl.log_likelihood(adata, n_samples=2, **how)
-    sd.tl.log_likelihood(adata, n_samples=2, use_transformer=True, key_added="with_transformer", **how)
     yield adata
 
 
@@ -189,7 +186,6 @@ def networks(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
         sd.tl.grn(few, method, key_added="few", **sources, **how)
         yield few.varp["few"]
     sd.tl.gene_embedding(adata, **how)
-    sd.tl.gene_embedding(adata, groupby="cell_type", key_added="X_scdiva_groups", **how)
     yield dict(adata.varm)
 
 

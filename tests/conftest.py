@@ -262,7 +262,7 @@ def reconstruct():
         types = {"": "f4", "_rank": "i4", "_true": "f4", "_true_rank": "i4", "_hidden": bool}
         for ending, dtype in types.items():
             adata.layers[key + ending] = sp.csr_matrix(layers[ending].astype(dtype))
-        note = {"mask_ratio": mask_ratio, "n_steps": n_steps, "remasking": "none", "temperature": 1.0, "scores": {}}
+        note = {"mask_ratio": mask_ratio, "n_steps": n_steps, "scores": {}}
         adata.uns["scdiva"] = {**adata.uns.get("scdiva", {}), key: note}
         return adata
 

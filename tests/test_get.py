@@ -61,10 +61,9 @@ def test_annotations_of_other_keys_are_told_apart(annotated):
 
 @pytest.mark.parametrize(
     "read",
-    [get.annotation_df, get.perturbation_df, lambda adata: get.gene_embedding_df(adata, group="T cell")],
+    [get.annotation_df, get.perturbation_df],
 )
 def test_a_users_own_entry_of_our_name_is_named(annotated, read):
-    annotated.varm["X_scdiva_groups"] = np.zeros((1, 1, 2), np.float32)
     annotated.uns["scdiva"] = "mine"
     with pytest.raises(ValueError, match="is a str, but scdiva keeps a dictionary there"):
         read(annotated)

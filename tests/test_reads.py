@@ -119,7 +119,6 @@ CALLS = {
     "pp.corpus_entropy": sd.pp.corpus_entropy,
     "pp.entropy_serialize": lambda a: sd.pp.entropy_serialize(a, "scdiva-mini"),
     "tl.embed": sd.tl.embed,
-    "tl.embed, mean": lambda a: sd.tl.embed(a, pooling="lat+mean"),
     "tl.integrate": lambda a: sd.tl.integrate(a, "batch", steps=3),
     "tl.integrate, corrected": lambda a: sd.tl.integrate(a, "batch", steps=3, corrected=True),
     "tl.integrate, labels": lambda a: sd.tl.integrate(a, "batch", "cell_type", steps=3),
@@ -132,11 +131,10 @@ CALLS = {
     "tl.generate": lambda a: sd.tl.generate(a, 3, groupby="cell_type"),
     "tl.reconstruct": lambda a: sd.tl.reconstruct(a, n_steps=2),
     "tl.log_likelihood": lambda a: sd.tl.log_likelihood(a, n_samples=2),
-    "tl.gene_embedding": lambda a: sd.tl.gene_embedding(a, groupby="cell_type"),
+    "tl.gene_embedding": sd.tl.gene_embedding,
     "tl.grn": sd.tl.grn,
     "tl.grn, correlation": lambda a: sd.tl.grn(a, "correlation"),
     "tl.grn, attention": lambda a: sd.tl.grn(a, "attention", n_cells=10),
-    "tl.grn, knock-outs": lambda a: sd.tl.grn(a, "knockout", sources=[gene(a)], n_cells=10),
     "tl.fit_perturbation": lambda a: sd.tl.fit_perturbation(a, "perturbation"),
     "tl.predict_perturbation": lambda a: sd.tl.predict_perturbation(
         a, "perturbation", predict=[f"{gene(a)}+{a.var_names[2]}"]

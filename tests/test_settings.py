@@ -174,7 +174,7 @@ class TestTakesEffect:
         drawn = {}
         for seed in (0, 1):
             with settings.override(seed=seed):
-                drawn[seed] = [generate(cells, 2, use_transformer=False).X.toarray() for _ in range(2)]
+                drawn[seed] = [generate(cells, 2).X.toarray() for _ in range(2)]
             assert (drawn[seed][0] == drawn[seed][1]).all()
         assert drawn[0][0].shape != drawn[1][0].shape or (drawn[0][0] != drawn[1][0]).any()
 
@@ -264,7 +264,7 @@ class TestTakesEffect:
         for verbosity, wanted in (("warning", False), ("info", True)):
             said.clear()
             with settings.override(verbosity=verbosity):
-                generate(cells, 2, use_transformer=False)
+                generate(cells, 2)
             assert any("drew 2 cells" in line for line in said) is wanted
 
 

@@ -55,11 +55,7 @@ OBS_LIKELIHOOD, SE, PER_GENE, OUTLIER = "scdiva_log_likelihood", "se", "per_gene
 """Column of the bound on a cell's log-likelihood, and the endings of those beside it."""
 VARM_EMBEDDING = "X_scdiva"
 GENES = "genes"
-"""Ending of the `uns` entry of static gene embeddings; `obsm` and `varm` may hold the same key."""
-GROUPS = "groups"
-"""Ending of the keys of gene embeddings by group of cells."""
-N_CELLS = "n_cells"
-"""Ending, after `GROUPS`, of the numbers of cells behind them."""
+"""Ending of the `uns` entry of gene embeddings; `obsm` and `varm` may hold the same key."""
 
 # --- tokens ----------------------------------------------------------------------------------------------------------
 PAD = 0

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from scdiva.data.source import CellSource, Ragged
     from scdiva.models import ScDiVa
-    from scdiva.models.inference import Pooling, ReadOut
+    from scdiva.models.inference import ReadOut
 
 Item = TypeVar("Item")
 
@@ -59,19 +59,17 @@ class Running(NamedTuple):
 
     def width(self, model: ScDiVa) -> int:
         """Width of a row of the result."""
-        from scdiva.models.inference import pooled_dim
+        from scdiva.models.inference import width_of
 
-        if callable(self.what):
-            raise TypeError("what a function makes of a batch has a width of its own.")
-        return model.config.dim if self.what == "genes" else pooled_dim(model, self.what)
+        return width_of(model, self.what)
 
 
-def how_to_run(batch_size: int | None, device: str | None, precision: str | None, pooling: Pooling = "lat") -> Running:
+def how_to_run(batch_size: int | None, device: str | None, precision: str | None) -> Running:
     """Settle how cells are run, before anything is read.
 
     Parameters
     ----------
-    batch_size, device, precision, pooling
+    batch_size, device, precision
         As for :func:`scdiva.tl.embed`; None takes the setting.
 
     Raises
@@ -79,13 +77,11 @@ def how_to_run(batch_size: int | None, device: str | None, precision: str | None
     ValueError
         As :func:`scdiva.tl.embed` does.
     """
-    if pooling not in ("lat", "mean", "lat+mean"):
-        raise ValueError(f"pooling must be 'lat', 'mean' or 'lat+mean', got {pooling!r}.")
     batch_size = settings.batch_size if batch_size is None else operator.index(batch_size)
     if batch_size is not None and batch_size < 1:
         raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
     device = settings.resolve_device(device)
-    return Running(batch_size, device, settings.resolve_precision(precision, device), pooling)
+    return Running(batch_size, device, settings.resolve_precision(precision, device), "embedding")
 
 
 def open_for(
@@ -124,7 +120,6 @@ def open_for(
         **cells.reading.parameters(),
         "empty": cells.reading.empty,
         "input": cells.kind,
-        "pooling": running.what,
         "precision": running.precision if runs_transformer(loaded, running.what) else "fp32",
         **{key: cells.report[key] for key in ("share_genes", "share_counts")},
     }

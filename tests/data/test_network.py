@@ -13,7 +13,7 @@ from scdiva.data.network import genes_of, network_of
 NAMES = ["SPI1", "CSF1R", "LYZ", "CST3", "alone"]
 
 
-def about(method="knockout", groups=(), keys=("net",), **fields):
+def about(method="attention", groups=(), keys=("net",), **fields):
     return {
         "method": method, "signed": True, "reference": "", "groups": np.array(groups, dtype=object),
         "keys": np.array(keys, dtype=object), "sources": np.array(["SPI1"]), "targets": np.array(NAMES[:4]), **fields,
@@ -42,11 +42,11 @@ def test_a_network_of_all_cells(adata):
     assert network.names.tolist() == NAMES
     assert network.sources.tolist() == [True, False, False, False, False]
     assert network.targets.tolist() == [True, True, True, True, False]
-    assert (network.method, network.group, network.reference) == ("knockout", "", "")
+    assert (network.method, network.group, network.reference) == ("attention", "", "")
     assert network.signed
     assert network.directed
-    assert network.title == "knockout"
-    assert "fall of the target" in network.unit
+    assert network.title == "attention"
+    assert network.unit == "excess attention rank"
     np.testing.assert_array_equal(network.strength(np.array([-2.0, 1.0])), [2.0, 1.0])
 
 

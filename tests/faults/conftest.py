@@ -21,7 +21,7 @@ ENTRIES = {
     "pp.gene_entropy": lambda a, _: sd.pp.gene_entropy(a),
     "pp.entropy_serialize": lambda a, _: sd.pp.entropy_serialize(a),
     "tl.embed": lambda a, m: sd.tl.embed(a, m),
-    "tl.gene_embedding": lambda a, m: sd.tl.gene_embedding(a, m, groupby="cell_type"),
+    "tl.gene_embedding": lambda a, m: sd.tl.gene_embedding(a, m),
     "tl.integrate": lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=2, **QUICK),
     "tl.annotate": lambda a, m: sd.tl.annotate(
         a, "cell_type", model=m, method="centroid", unlabeled_category="unknown", **QUICK

@@ -21,7 +21,6 @@ QUICK = {"rng": 0, "device": "cpu"}
 # --- no GPU, no Triton ------------------------------------------------------------------------------------------------
 ON_DEVICE = {
     "tl.embed": lambda a, m, d: sd.tl.embed(a, m, device=d),
-    "tl.gene_embedding": lambda a, m, d: sd.tl.gene_embedding(a, m, device=d),
     "tl.integrate": lambda a, m, d: sd.tl.integrate(a, "batch", model=m, steps=2, device=d),
     "tl.annotate": lambda a, m, d: sd.tl.annotate(a, "cell_type", model=m, device=d),
     "tl.adapt": lambda a, m, d: sd.tl.adapt(a, m, device=d),

@@ -38,7 +38,6 @@ LABELLED = {
     "tl.adapt": (lambda a, m: sd.tl.adapt(a, m, batch_key="batch", **FIT), "batch"),
     "tl.predict_perturbation": (perturb, "perturbation"),
     "tl.predict_perturbation, groups": (lambda a, m: perturb(a, m, groupby="batch"), "batch"),
-    "tl.gene_embedding": (lambda a, m: sd.tl.gene_embedding(a, m, groupby="batch"), "batch"),
     "tl.grn": (lambda a, m: sd.tl.grn(a, model=m, groupby="batch", **FIT), "batch"),
     "tl.generate": (lambda a, m: sd.tl.generate(a, 4, model=m, groupby="batch", rng=0), "batch"),
     "pp.split_perturbations": (
@@ -72,7 +71,6 @@ KEYS = {
     "tl.predict_perturbation": (lambda a, m: perturb(a, m, "pertubation"), "perturbation"),
     "tl.predict_perturbation, groups": (lambda a, m: perturb(a, m, groupby="bacth"), "batch"),
     "tl.predict_perturbation, dose": (lambda a, m: perturb(a, m, dose_key="perturbatio"), "perturbation"),
-    "tl.gene_embedding": (lambda a, m: sd.tl.gene_embedding(a, m, groupby="cell_tpye"), "cell_type"),
     "tl.grn": (lambda a, m: sd.tl.grn(a, model=m, groupby="cell type", **FIT), "cell_type"),
     "tl.generate": (lambda a, m: sd.tl.generate(a, 4, model=m, groupby="cell.type", rng=0), "cell_type"),
     "tl.embed, layer": (lambda a, m: sd.tl.embed(a, m, layer="count"), "counts"),
@@ -177,7 +175,7 @@ def test_one_type_alone_is_no_choice(cells, model, refused, method):
 
 
 @pytest.mark.fault("unused categories")
-@pytest.mark.parametrize("call", ["tl.integrate", "tl.annotate", "tl.gene_embedding", "tl.grn"])
+@pytest.mark.parametrize("call", ["tl.integrate", "tl.annotate", "tl.grn"])
 def test_categories_without_cells_change_nothing(drawn, model, call):
     def run(unused):
         adata = drawn.copy()
@@ -192,9 +190,6 @@ def test_categories_without_cells_change_nothing(drawn, model, call):
             annotate(adata, model)
             ours = adata.uns["scdiva"]["scdiva_label"]
             return adata.obsm["scdiva_label_probability"], tuple(ours["labels"])
-        if call == "tl.gene_embedding":
-            sd.tl.gene_embedding(adata, model, groupby="cell_type")
-            return np.nan_to_num(adata.varm["X_scdiva_groups"]), tuple(adata.uns["scdiva"]["X_scdiva_groups"]["groups"])
         sd.tl.grn(adata, "correlation", model=model, groupby="batch", **FIT)
         keys = [key for key in adata.varp if key.startswith("scdiva_grn")]
         return adata.varp[keys[0]].toarray(), tuple(keys)

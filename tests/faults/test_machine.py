@@ -221,7 +221,6 @@ def test_an_interrupt_while_data_are_read(cells, enter, refused, monkeypatch):
 
 RUNS = {
     "tl.embed": lambda a, m: sd.tl.embed(a, m),
-    "tl.gene_embedding": lambda a, m: sd.tl.gene_embedding(a, m, groupby="cell_type"),
     "tl.integrate": lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=2, **QUICK),
     "tl.reconstruct": lambda a, m: sd.tl.reconstruct(a, m, rng=0),
     "tl.log_likelihood": lambda a, m: sd.tl.log_likelihood(a, m, n_samples=2, rng=0),

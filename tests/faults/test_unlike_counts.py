@@ -256,7 +256,7 @@ def panel(bundled):
 
 CALLS = {
     "tl.embed": lambda a, m: sd.tl.embed(a, m, empty="nan"),
-    "tl.gene_embedding": lambda a, m: sd.tl.gene_embedding(a[:3].copy(), m, empty="nan"),
+    "tl.gene_embedding": lambda a, m: sd.tl.gene_embedding(a, m),
     "tl.integrate": lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=1, rng=0, device="cpu"),
     "tl.impute": lambda a, m: sd.tl.impute(a, model=m, rng=0),
     "tl.generate": lambda a, m: sd.tl.generate(a, 2, m, rng=0),

@@ -37,7 +37,6 @@ CALLS = {
     ),
     "tl.embed": lambda a, m, key=None: sd.tl.embed(a, m, key_added=key),
     "tl.gene_embedding": lambda a, m, key="X_scdiva": sd.tl.gene_embedding(a, m, key_added=key),
-    "tl.gene_embedding, groups": lambda a, m, key="X_scdiva": sd.tl.gene_embedding(a, m, groupby="odd", key_added=key),
     "tl.integrate": lambda a, m, key="X_scdiva_integrated": sd.tl.integrate(
         a, "batch", model=m, steps=2, corrected=True, key_added=key, **FIT
     ),
@@ -67,7 +66,7 @@ TOGETHER = {
     "pp": ["pp.match_genes", "pp.gene_entropy", "pp.entropy_serialize", "pp.split_perturbations"],
     "cells": ["tl.embed", "tl.integrate", "tl.annotate", "tl.log_likelihood"],
     "genes": ["tl.gene_embedding", "tl.grn", "tl.grn_modules", "tl.reconstruct", "tl.impute"],
-    "groups": ["tl.gene_embedding, groups", "tl.grn, groups", "tl.annotate, finetune"],
+    "groups": ["tl.grn, groups", "tl.annotate, finetune"],
 }
 """Calls whose results stand in one adata, which goes through the files once for all of them."""
 KEYED = [name for name in CALLS if name != "pp.match_genes"]

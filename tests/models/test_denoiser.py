@@ -7,7 +7,7 @@ import torch
 
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion import cell_of_token, log_likelihood, rank_log_prior, sample
-from scdiva.models.denoiser import Prompt, denoiser_of
+from scdiva.models.denoiser import denoiser_of
 from scdiva.nn.heads import hidden_gene_logits
 
 LENGTHS = (6, 1, 11)
@@ -125,29 +125,6 @@ def test_places_may_be_known_by_what_was_given_alone(network, packed):
     assert not torch.allclose(found, denoiser_of(model, denominator=DENOMINATOR)(*packed)[0])
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("genes", [None, torch.arange(3, 33)[torch.randperm(30, generator=seeded(1))]])
-def test_a_prompt_takes_the_place_of_what_cells_show(network, packed, stream, genes):
-    model = network(state_head=True)
-    tokens, values, cu, value_mask = packed
-    columns = slice(None) if genes is None else genes - N_SPECIAL
-    g = seeded(5)
-    log_odds, of_genes = torch.randn(3, 30, generator=g), torch.rand(3, 30, generator=g)
-    prompt = Prompt(torch.randn(3, model.state_dim, generator=g), log_odds[:, columns], of_genes[:, columns])
-    denoise = denoiser_of(model, prompt=prompt, genes=genes, stream=stream, denominator=DENOMINATOR)
-    logits, _, found = denoise(*packed)
-    masked, cells = tokens == MASK, cell_of_token(cu, len(tokens))
-    share = torch.tensor([2 / 6, 0, 3 / 11])
-    expected = hidden_gene_logits(log_odds, share)[cells[masked]]
-    expected = expected + rank_log_prior(tokens, values, masked, ~value_mask, cu, of_genes, DENOMINATOR)
-    if stream:
-        out = model(tokens, values, cu, value_mask=value_mask, anchor_state=prompt.state)
-        expected = expected + out.hidden[masked] @ model.gene_weight.T
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found, of_genes)
-
-
 def test_cells_can_be_drawn_and_scored(network, packed):
     model = network(state_head=True)
     tokens, values, cu, _ = packed
@@ -158,9 +135,7 @@ def test_cells_can_be_drawn_and_scored(network, packed):
     assert (found[0] < 0).all()
 
 
-@pytest.mark.parametrize(
-    "options", [{"denominator": DENOMINATOR}, {"stream": False}, {"prompt": Prompt(*[torch.zeros(1, 1)] * 3)}]
-)
+@pytest.mark.parametrize("options", [{"denominator": DENOMINATOR}, {"stream": False}])
 def test_what_needs_a_state_head_says_so(network, options):
     with pytest.raises(ValueError, match=r"no state head.*Take a model with state_head=True"):
         denoiser_of(network(), **options)

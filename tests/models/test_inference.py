@@ -10,7 +10,7 @@ from torch import nn
 
 from scdiva._constants import N_SPECIAL
 from scdiva.models import ScDiVa, ScDiVaConfig
-from scdiva.models.inference import open_encoder, pooled_dim, read_out, runs_transformer
+from scdiva.models.inference import open_encoder, read_out, runs_transformer, width_of
 
 
 def seeded(seed: int) -> torch.Generator:
@@ -112,9 +112,8 @@ def test_without_transformer_precision_plays_no_role(cells):
     np.testing.assert_array_equal(encoded(model, cells, precision="bf16"), encoded(model, cells))
 
 
-@pytest.mark.parametrize("what", ["lat", "mean", "lat+mean", "genes"])
 @pytest.mark.parametrize("residual", [True, False])
-def test_cells_of_one_batch_are_read_out_apart(cells, what, residual):
+def test_cells_of_one_batch_are_read_out_apart(cells, residual):
     """As on a GPU; cells of up to fifty genes, of which the transformer sees thirty."""
     model = build(anchor="encoder", anchor_residual=residual)
     object.__setattr__(model.config, "max_length", 30)
@@ -123,13 +122,11 @@ def test_cells_of_one_batch_are_read_out_apart(cells, what, residual):
     bounds = torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]).int()
     batch = (torch.cat([cell[0] for cell in cells]), torch.cat([cell[1] for cell in cells]), bounds)
     with torch.inference_mode():
-        together, alone = read_out(model, batch, what), [read_out(model, cell, what) for cell in cells]
+        together, alone = (read_out(model, batch, "embedding"), [read_out(model, cell, "embedding") for cell in cells])
     np.testing.assert_allclose(together, torch.cat(alone), atol=1e-4)
-    if what == "genes":
-        assert [len(found) for found in alone] == lengths.clamp_max(30).tolist()
-    else:
-        assert together.shape == (40, pooled_dim(model, what))
-    assert runs_transformer(model, what) == (residual or what != "lat")
+    assert together.shape == (40, width_of(model))
+    assert runs_transformer(model) == residual
+    assert runs_transformer(model, lambda *_: torch.zeros(1))
 
 
 def state_of(model) -> tuple:
@@ -202,19 +199,12 @@ def test_blocks_side_by_side_give_back_the_threads_once_all_have_ended(model, ce
 def test_an_integrated_model_is_read_through_its_head(cells, fields):
     model = build(integrated=True, integrated_own_dim=5, integrated_hidden=9, **fields)
     width = model.state_dim + 5
-    assert (pooled_dim(model, "lat"), pooled_dim(model, "mean"), pooled_dim(model, "lat+mean")) == (
-        width,
-        64,
-        width + 64,
-    )
+    assert (width_of(model), width_of(model, "state")) == (width, width - 5)
     with torch.inference_mode():
         for cell in cells[:5]:
             expected = model.integration(model.encode(*cell), *cell)
-            torch.testing.assert_close(read_out(model, cell, "lat"), expected)
-            both, mean = read_out(model, cell, "lat+mean"), read_out(model, cell, "mean")
-            torch.testing.assert_close(both[:, :width], expected, atol=1e-6, rtol=0)
-            torch.testing.assert_close(both[:, width:], nn.functional.normalize(mean))
-            assert read_out(model, cell, "genes").shape == (cell[0].numel(), 64)
+            torch.testing.assert_close(read_out(model, cell, "embedding"), expected)
+            torch.testing.assert_close(read_out(model, cell, "state"), model.encode(*cell))
     np.testing.assert_allclose(np.linalg.norm(encoded(model, cells[:5]), axis=1), 1, rtol=1e-5)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scdiva.models.inference import open_encoder, read_out
-from scdiva.networks.attention import attention_ranks
+from scdiva.networks.methods import attention_ranks
 
 
 def test_ranks_of_averaged_attention(model, cell):

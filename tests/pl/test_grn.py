@@ -37,7 +37,7 @@ def test_looks_as_it_did(with_network, looks_as_it_did, module):
 
 
 def test_arrows_look_as_they_did(with_network, looks_as_it_did):
-    adata, _ = with_network("knockout")
+    adata, _ = with_network("attention")
     looks_as_it_did(grn(adata, n_edges=40, n_labels=10, return_fig=True), "grn_arrows")
 
 

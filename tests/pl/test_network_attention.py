@@ -72,7 +72,7 @@ def test_the_strongest_genes_are_drawn(with_network):
 
 def test_sources_and_targets_may_differ(with_network):
     factors = ["GENE1", "GENE5", "GENE13", "GENE21"]
-    adata, weights = with_network("knockout", signed=False, sources=factors)
+    adata, weights = with_network("attention", signed=False, sources=factors)
     fig = attention(adata, n_genes=10, return_fig=True)
     rows, columns, fields = drawn(fig)
     assert set(columns) == set(factors)

@@ -189,12 +189,9 @@ def grouped(adata):
 
 @pytest.fixture
 def infer(one):
-    """Call `scdiva.tl.grn` for all edges, of a few sources where each costs passes of the model."""
+    """Call `scdiva.tl.grn` for all edges."""
 
     def run(cells, method="correlation", **options):
-        names = list(cells.var_names if options.get("gene_ids") is None else cells.var[options["gene_ids"]])
-        if method == "knockout" and "sources" not in options:
-            options["sources"] = sorted(names)[10:14]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ad.ImplicitModificationWarning)
             return sd.tl.grn(cells, method, **{"model": one, "n_targets": None, "min_fraction": 0} | options)

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import torch
 
 import scdiva as sd
-from scdiva.models.inference import pooled_dim
+from scdiva.models.inference import width_of
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_the_new_model_embeds_later_cells_and_is_saved_with_its_choice(plain, ba
     whole = sd.tl.embed(batched, new, copy=True).obsm["X_scdiva"]
     np.testing.assert_array_equal(states[1], states[2])
     np.testing.assert_allclose(states[1], whole[:7], atol=1e-6)
-    assert states[1].shape[1] == pooled_dim(new, "lat")
+    assert states[1].shape[1] == width_of(new, "embedding")
     loaded = sd.models.load_model(folder)
     assert loaded.adaptation == new.adaptation
     again = sd.tl.adapt(batched, loaded, rng=1)  # its components are replaced, not joined by others

@@ -306,7 +306,7 @@ def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, mo
     def scaled(network, tokens, values, bounds, number):
         return network.encode(tokens, values, bounds) * number[:, None]
 
-    for what, beside in (("lat", None), (scaled, numbers)):
+    for what, beside in (("embedding", None), (scaled, numbers)):
         seen = []
         for rows, ragged, results in run_cells(model, source, running._replace(what=what), only=only, beside=beside):
             assert len(ragged[0]) == len(rows) + 1

@@ -16,8 +16,9 @@ import pytest
 import scipy.sparse as sp
 
 import scdiva as sd
-from scdiva.tl import _embed_file, _embed_parts
-from scdiva.tl._embed_parts import open_parts
+from scdiva.data.output import open_alone
+from scdiva.tl import _embed_file
+from scdiva.tl._embed_file import Parts
 
 N = 4096 * 3 + 100
 """Four windows."""
@@ -61,15 +62,15 @@ def starts(monkeypatch):
 @contextlib.contextmanager
 def cut_off(parts, error=KeyboardInterrupt):
     """Let a run end after some parts."""
-    append = _embed_parts.Parts.append
+    save = Parts.save
 
-    def failing(self, states):
-        if self.n_rows >= parts * 4096:
+    def failing(self, first, *given):
+        if first >= parts * 4096:
             raise error
-        append(self, states)
+        save(self, first, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_embed_parts.Parts, "append", failing)
+        patch.setattr(Parts, "save", failing)
         yield
 
 
@@ -82,16 +83,14 @@ def same(one: Path, other: Path) -> bool:
 KILLED = """
 import os, signal, sys
 import scdiva as sd
-from scdiva.tl import _embed_parts
+from scdiva.tl._embed_file import Parts
 sd.settings.progress, sd.settings.device = False, "cpu"
-append = _embed_parts.Parts.append
-def killed(self, states):
-    if self.n_rows == 8192:  # in the middle of a part
-        self._file.write(_embed_parts._PART.pack(len(states), 7) + states.tobytes()[:1000])
-        self._file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    append(self, states)
-_embed_parts.Parts.append = killed
+save = Parts.save
+def killed(self, first, *given):
+    if first == 8192:  # as the part is written and has no name yet
+        os.fsync = lambda number: os.kill(os.getpid(), signal.SIGKILL)
+    save(self, first, *given)
+Parts.save = killed
 sd.tl.embed_file(sys.argv[1], sys.argv[2], model=sys.argv[3], empty="nan")
 """
 
@@ -101,7 +100,7 @@ def test_a_killed_run_goes_on_and_gives_the_same_bits(plain, file, whole, tmp_pa
     model, out = str(sd.models.save_model(plain, plain.vocabulary, tmp_path / "model")), tmp_path / "z.h5ad"
     done = subprocess.run([sys.executable, "-c", KILLED, file, out, model], capture_output=True, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".z.h5ad.part", "model"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".z.h5ad.parts", "model"]
     sd.tl.embed_file(file, out, model=model, empty="nan")
     assert starts == [8192]
     assert same(out, whole)
@@ -130,7 +129,7 @@ def test_parts_end_where_windows_do(plain, file, whole, tmp_path, starts, error,
     out = tmp_path / "z.h5ad"
     with cut_off(parts, error), pytest.raises(error):
         sd.tl.embed_file(file, out, model=plain, empty="nan")
-    assert [path.name for path in tmp_path.iterdir()] == [".z.h5ad.part"]
+    assert [path.name for path in tmp_path.iterdir()] == [".z.h5ad.parts"]
     sd.tl.embed_file(file, out, model=plain, empty="nan")
     assert starts == [0, parts * 4096]
     assert same(out, whole)
@@ -150,7 +149,7 @@ def test_a_result_that_stands_is_replaced_only_by_a_whole_one(plain, file, whole
     with pytest.raises(OSError, match="no space"):
         sd.tl.embed_file(file, out, model=plain, empty="nan", overwrite=True)
     assert same(out, whole)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".z.h5ad.part", "z.h5ad"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".z.h5ad.parts", "z.h5ad"]
 
 
 def other_model(plain, file):
@@ -218,16 +217,16 @@ def test_a_file_that_changes_meanwhile_is_an_error(plain, file, tmp_path, monkey
 @pytest.mark.fault("two processes on one cache")
 def test_two_at_once_do_not_mix(plain, file, whole, tmp_path, monkeypatch):
     """The second is refused while the first runs, and the first gives what it gives alone."""
-    out, append, refused = tmp_path / "z.h5ad", _embed_parts.Parts.append, []
+    out, save, refused = tmp_path / "z.h5ad", Parts.save, []
 
-    def beside(self, states):
+    def beside(self, *given):
         if not refused:
             with pytest.raises(RuntimeError, match="another call is writing"):
                 sd.tl.embed_file(file, out, model=plain, empty="nan", overwrite=True)
             refused.append(True)
-        append(self, states)
+        save(self, *given)
 
-    monkeypatch.setattr(_embed_parts.Parts, "append", beside)
+    monkeypatch.setattr(Parts, "save", beside)
     sd.tl.embed_file(file, out, model=plain, empty="nan")
     assert refused
     assert same(out, whole)
@@ -246,31 +245,35 @@ def test_a_lock_on_a_deleted_file_is_no_lock(tmp_path, monkeypatch):
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", late)
-    with open_parts(path, {"a": 1}, 2) as parts:
+    with open_alone(path):
         assert path.exists()
-        parts.append(np.ones((3, 2), np.float32))
-    assert path.exists()
 
 
 @pytest.mark.fault("SIGKILL in embed_file")
-def test_spoilt_parts_are_done_again(tmp_path):
-    path, rows = tmp_path / "parts", np.arange(24, dtype=np.float32).reshape(12, 2)
-    with open_parts(path, {"a": 1}, 2) as parts:
-        for first in (0, 4, 8):
-            parts.append(rows[first : first + 4])
-    stored = path.read_bytes()
-    for at, left in [(-1, 2), (-33, 2), (-50, 1), (-44, 2), (-120, 0)]:
-        spoilt = bytearray(stored)
-        spoilt[at] ^= 255
-        path.write_bytes(spoilt)
-        with open_parts(path, {"a": 1}, 2) as parts:
-            assert parts.n_rows == 4 * left, at
-            assert [(first, part.tolist()) for first, part in parts.read()] == [
-                (4 * i, rows[first : first + 4].tolist()) for i, first in enumerate((0, 4, 8)[:left])
-            ]
-            parts.append(rows[:4])
-            assert parts.n_rows == 4 * left + 4
-    path.write_bytes(b"something else")
-    with open_parts(path, {"a": 1}, 2) as parts:
-        assert parts.n_rows == 0
-    assert not path.exists()
+@pytest.mark.parametrize("at", [0, 30, 200, -1, -60, -200])
+def test_spoilt_parts_are_done_again(tmp_path, at):
+    """A bit is never taken for another: the part is as it was written, or none."""
+    parts, rows = Parts(tmp_path, 12, 4, 50), np.arange(600, dtype=np.float32).reshape(12, 50)
+    for first in (0, 4, 8):
+        parts.save(first, np.arange(first, first + 4), rows[first : first + 4])
+    assert parts.gaps(0, 12) == []
+    path = tmp_path / "000000000004.npz"
+    spoilt = bytearray(path.read_bytes())
+    spoilt[at] ^= 255
+    path.write_bytes(spoilt)
+    if (left := parts.load(4)) is not None:
+        np.testing.assert_array_equal(left, rows[4:8])
+    path.write_bytes(bytes(spoilt)[:1000])  # cut off
+    assert parts.gaps(0, 12) == [(4, 8)]
+    assert parts.missing() == [4]  # and deleted
+    np.testing.assert_array_equal(parts.load(8), rows[8:])
+
+
+def test_rows_that_are_left_out_are_nan(tmp_path):
+    parts = Parts(tmp_path, 6, 4, 2)
+    parts.save(0, np.array([1, 3]), np.ones((2, 2), np.float32))
+    parts.save(4)
+    assert (
+        np.isnan(np.concatenate([parts.load(0), parts.load(4)])[:, 0]).tolist()
+        == [True, False, True, False] + [True] * 2
+    )

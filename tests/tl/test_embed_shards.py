@@ -19,8 +19,8 @@ import scipy.sparse as sp
 
 import scdiva as sd
 from scdiva.data import cells
-from scdiva.tl import _embed_file, _embed_parts
-from scdiva.tl._embed_parts import Shards, as_shard, scan_once
+from scdiva.tl import _embed_file
+from scdiva.tl._embed_file import Parts, as_shard, scan_once
 
 N = 4096 * 4 + 100
 """Five windows."""
@@ -88,21 +88,19 @@ def test_one_shard_and_as_many_as_windows(embed, whole, tmp_path):
 KILLED = """
 import os, signal, sys
 import scdiva as sd
-from scdiva.tl import _embed_file, _embed_parts
+from scdiva.tl import _embed_file
 sd.settings.progress, sd.settings.device = False, "cpu"
-append = _embed_parts.Parts.append
-def killed(self, states):
-    if self.n_rows == 4096:  # in the middle of a part
-        self._file.write(_embed_parts._PART.pack(len(states), 7) + states.tobytes()[:1000])
-        self._file.flush()
-        os.kill(os.getpid(), signal.SIGKILL)
-    append(self, states)
-def killed_joining(*args):
+save = _embed_file.Parts.save
+def killed(*args):
     os.kill(os.getpid(), signal.SIGKILL)
+def killed_in_it(self, first, *given):
+    if first == 12288:  # as the part is written and has no name yet
+        os.fsync = killed
+    save(self, first, *given)
 if sys.argv[4] == "part":
-    _embed_parts.Parts.append = killed
+    _embed_file.Parts.save = killed_in_it
 else:
-    _embed_file.new_rows = killed_joining
+    _embed_file.new_rows = killed
 sd.tl.embed_file(sys.argv[1], sys.argv[2], model=sys.argv[3], empty="nan", shard=(1, 2))
 """
 
@@ -138,7 +136,7 @@ def test_the_matrix_is_checked_once_for_all_jobs(embed, whole, tmp_path, monkeyp
     embed(out, (1, 3))
     embed(out, (0, 3))
     assert len(passes) == 1
-    (tmp_path / ".z.h5ad.shards" / "scan.npz").write_bytes(b"damaged")
+    (tmp_path / ".z.h5ad.parts" / "scan.npz").write_bytes(b"damaged")
     embed(out, (2, 3))
     assert len(passes) == 2
     assert digest(out) == whole
@@ -179,24 +177,32 @@ def test_shards_of_other_arguments_are_not_mixed(embed, tmp_path):
     assert digest(out) == digest(one)
 
 
-def test_a_damaged_shard_is_refused_and_made_again(embed, whole, tmp_path):
+def test_a_damaged_part_is_refused_and_made_again(embed, whole, tmp_path):
     out = tmp_path / "z.h5ad"
     embed(out, (0, 2))
-    part = next((tmp_path / ".z.h5ad.shards").glob("00000-*.done"))
+    part = next((tmp_path / ".z.h5ad.parts").glob("*/000000004096.npz"))
     data = bytearray(part.read_bytes())
-    data[-5] ^= 1
+    data[len(data) // 2] ^= 1
     part.write_bytes(data)
-    with pytest.raises(ValueError, match=r"shard 0 of 2 is damaged: 4096 of its 8192 rows .* Run it again"):
+    with pytest.raises(ValueError, match="part from row 4096 on is damaged"):
         embed(out, (1, 2))
     assert not out.exists()
     embed(out, (0, 2))
     assert digest(out) == whole
 
 
-def test_the_log_says_what_is_missing(embed, tmp_path, caplog):
+def test_parts_serve_any_number_of_shards(embed, whole, tmp_path):
+    out = tmp_path / "z.h5ad"
+    embed(out, (1, 5))
+    for i in range(2):
+        embed(out, (i, 2))
+    assert digest(out) == whole
+
+
+def test_the_log_says_that_some_are_missing(embed, tmp_path, caplog):
     with caplog.at_level(logging.INFO, logger="scdiva"):
         embed(tmp_path / "z.h5ad", (1, 4))
-    assert "shard 1 of 4 is finished; 3 are not: 0, 2, 3" in caplog.text
+    assert "shard 1 of 4 is finished; 4 parts of others are not" in caplog.text
 
 
 def test_a_job_leaves_the_joining_to_the_one_that_is_at_it(embed, whole, tmp_path, caplog):
@@ -204,7 +210,7 @@ def test_a_job_leaves_the_joining_to_the_one_that_is_at_it(embed, whole, tmp_pat
 
     out = tmp_path / "z.h5ad"
     embed(out, (0, 2))
-    held = open_alone(tmp_path / ".z.h5ad.joining")
+    held = open_alone(tmp_path / ".z.h5ad.parts" / "joining.lock")
     with caplog.at_level(logging.INFO, logger="scdiva"):
         embed(out, (1, 2))
     assert "another call joins them" in caplog.text
@@ -232,8 +238,8 @@ def test_a_file_that_changes_is_refused(plain, file, tmp_path, monkeypatch):
     path.touch()
     sd.tl.embed_file(path, out, model=plain, empty="nan", shard=(1, 2))
     assert not out.exists()  # the first shard is of another file now
-    append = _embed_parts.Parts.append
-    monkeypatch.setattr(_embed_parts.Parts, "append", lambda *args: path.touch() or append(*args))
+    save = Parts.save
+    monkeypatch.setattr(Parts, "save", lambda *args: path.touch() or save(*args))
     with pytest.raises(ValueError, match="was changed while it was embedded"):
         sd.tl.embed_file(path, out, model=plain, empty="nan", shard=(0, 2))
 
@@ -249,7 +255,7 @@ def test_what_is_no_shard_is_refused(embed, tmp_path, shard):
 def test_shards_cover_all_rows_once_and_end_where_windows_do(n_obs, window):
     n_windows = -(-n_obs // window)
     for n in range(1, n_windows + 1):
-        rows = [Shards(Path("z.h5ad"), n, {}, n_obs, window, 2).rows(as_shard((i, n))[0]) for i in range(n)]
+        rows = [Parts(Path("z"), n_obs, window, 2).range_of(*as_shard((i, n))) for i in range(n)]
         assert rows[0][0] == 0
         assert rows[-1][1] == n_obs
         assert all(a[1] == b[0] and a[1] % window == 0 for a, b in itertools.pairwise(rows))
@@ -257,4 +263,4 @@ def test_shards_cover_all_rows_once_and_end_where_windows_do(n_obs, window):
         sizes = [-(-(stop - first) // window) for first, stop in rows]
         assert max(sizes) - min(sizes) <= 1
     with pytest.raises(ValueError, match=f"at most {n_windows} shards"):
-        Shards(Path("z.h5ad"), n_windows + 1, {}, n_obs, window, 2).rows(0)
+        Parts(Path("z"), n_obs, window, 2).range_of(0, n_windows + 1)

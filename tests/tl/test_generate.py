@@ -60,13 +60,8 @@ def test_what_is_documented_is_returned(adata, headed, contents, weights, same):
     notes = made.uns["scdiva"]["generate"]
     assert set(made.uns) == {"scdiva"}
     assert list(notes["groups"]) == ["type C", "type A"]
-    assert (notes["model"], notes["input"], notes["groupby"], notes["n_steps"]) == ("ScDiVa", "counts", "cell_type", 8)
-    assert (notes["temperature"], notes["use_transformer"], notes["from_state"], notes["fixed"]) == (
-        1.0,
-        False,
-        True,
-        {},
-    )
+    assert (notes["model"], notes["input"], notes["groupby"]) == ("ScDiVa", "counts", "cell_type")
+    assert (notes["from_state"], notes["fixed"]) == (True, {})
 
 
 def test_a_new_cell_shows_as_many_genes_as_its_source(made, adata):
@@ -93,7 +88,7 @@ def test_the_depth_is_that_of_the_sources(made, adata):
     assert abs(np.log(made.layers["counts"].sum(1).A1 / depth).mean()) < 1 / 3
 
 
-@pytest.mark.parametrize("how", [{}, {"use_transformer": True, "n_steps": 2}, {"from_state": False}])
+@pytest.mark.parametrize("how", [{}, {"from_state": False}])
 def test_the_same_seed_gives_the_same_bits_on_any_number_of_threads(adata, headed, how):
     one = drawn(adata, headed, n_cells=4, **how)
     with sd.settings.override(threads=3):
@@ -146,7 +141,7 @@ def test_between_two_groups_cells_go_from_one_to_the_other(typed):
 
 @pytest.mark.parametrize(
     "how",
-    [{}, {"use_transformer": True, "n_steps": 2}, {"from_state": False}],
+    [{}, {"from_state": False}],
 )
 def test_fixed_genes_have_their_values_in_every_cell(adata, headed, how):
     one, two, gone = adata.var_names[[3, 20, 7]]
@@ -166,9 +161,6 @@ def test_fixed_genes_have_their_values_in_every_cell(adata, headed, how):
 @given(
     how=st.fixed_dictionaries(
         {
-            "n_steps": st.integers(1, 6),
-            "temperature": st.sampled_from([0.0, 0.5, 1.0, 3.0]),
-            "use_transformer": st.booleans(),
             "from_state": st.booleans(),
             "rng": st.integers(0, 99),
         }
@@ -239,8 +231,6 @@ BETWEEN = {"groupby": "cell_type", "between": ("type A", "type B")}
     [
         ({"n_cells": 0}, ValueError, "n_cells must be at least 1, got 0"),
         ({"n_cells": 1.5}, TypeError, "float"),
-        ({"n_steps": 0}, ValueError, "n_steps must be at least 1, got 0"),
-        ({"temperature": -1.0}, ValueError, "temperature must be 0 or positive"),
         ({**BETWEEN, "fraction": 1.5}, ValueError, r"fraction must lie in \[0, 1\], got \[1.5\]"),
         ({**BETWEEN, "fraction": np.nan}, ValueError, "fraction must lie in"),
         ({**BETWEEN, "fraction": []}, ValueError, "fraction must lie in"),
@@ -270,7 +260,7 @@ BETWEEN = {"groupby": "cell_type", "between": ("type A", "type B")}
         ({"fixed": {0: 9.0, 1: 9.0}}, ValueError, "stand for 16,204 of the 10,000 counts"),
         ({"fixed": dict.fromkeys(range(54), 0.0)}, ValueError, "fixed leaves 1 of the genes"),
         (
-            {"fixed": dict.fromkeys(range(40), 1.0), "use_transformer": True},
+            {"fixed": dict.fromkeys(range(40), 1.0), "from_state": False},
             ValueError,
             "fixed shows 40 genes, and .* 40",
         ),

@@ -13,13 +13,12 @@ import torch
 
 import scdiva as sd
 
-METHODS = ("embedding", "attention", "knockout", "correlation")
+METHODS = ("embedding", "attention", "correlation")
 OF_THE_CALL = {
     "method", "model", "vocabulary", "groupby", "groups", "keys", "reference", "sources", "targets", "n_targets",
     "min_fraction", "n_cells", "cells", "signed", "seed", "seconds", "layer", "use_raw", "input", "gene_ids",
     "species", "duplicates", "empty", "share_genes", "share_counts",
 }  # fmt: skip
-OWN = {"knockout": {"effect"}}
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def cells(grouped):
 
 def near(found, expected, method):
     """Alike but for the order of sums and, for attention, ranks of keys that differ by a rounding."""
-    np.testing.assert_allclose(found, expected, atol={"attention": 5e-3, "knockout": 1e-5}.get(method, 2e-5))
+    np.testing.assert_allclose(found, expected, atol=5e-3 if method == "attention" else 2e-5)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -47,7 +46,7 @@ def test_writes_what_it_says_and_h5ad_holds_it(cells, infer, method, tmp_path):
         assert (graph.diagonal() == 0).all()
     assert cells.uns["scdiva"]["mine"] == 1
     whole, by = cells.uns["scdiva"]["scdiva_grn"], cells.uns["scdiva"]["by"]
-    assert set(whole) == set(by) == OF_THE_CALL | OWN.get(method, set())
+    assert set(whole) == set(by) == OF_THE_CALL
     assert (list(whole["groups"]), list(whole["keys"]), whole["groupby"]) == ([], ["scdiva_grn"], "")
     assert (list(by["groups"]), list(by["keys"]), by["groupby"]) == (
         ["plain", "CD4/CD8"],
@@ -102,16 +101,15 @@ def test_columns_and_storage_change_nothing(cells, infer, edges, method, tmp_pat
 def test_blocks_windows_and_workers_change_little_or_nothing(cells, infer, edges, method, monkeypatch):
     from scdiva.data.cells import open_cells
 
-    infer(cells, method, groupby="kind", groups=["plain"], reference="rest")
+    infer(cells, method, groupby="kind", groups=["plain"], reference="CD4/CD8")
     expected = edges(cells, "scdiva_grn_plain")
     with sd.settings.override(threads=3):
-        infer(cells, method, groupby="kind", groups=["plain"], reference="rest", key_added="t")
+        infer(cells, method, groupby="kind", groups=["plain"], reference="CD4/CD8", key_added="t")
     np.testing.assert_array_equal(edges(cells, "t_plain"), expected)
     monkeypatch.setattr("scdiva.data.batch.WINDOW", 10)
     monkeypatch.setitem(open_cells.__kwdefaults__, "block_rows", 5)
-    for part in ("attention", "knockout"):
-        monkeypatch.setattr(f"scdiva.networks.{part}._HELD_TOKENS", 60)
-    infer(cells, method, groupby="kind", groups=["plain"], reference="rest", key_added="b")
+    monkeypatch.setattr("scdiva.networks.methods._HELD_TOKENS", 60)
+    infer(cells, method, groupby="kind", groups=["plain"], reference="CD4/CD8", key_added="b")
     near(edges(cells, "b_plain"), expected, method)
 
 

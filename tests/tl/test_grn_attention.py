@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva.networks.attention import PRIOR_CELLS
+from scdiva.networks.methods import PRIOR_CELLS
 
 
 @pytest.fixture
@@ -78,12 +78,12 @@ def test_cells_longer_than_the_transformer_sees_are_cut(cells, build, edges, by_
     close(found, expected)
 
 
-def test_of_groups_and_against_the_rest(cells, one, edges, by_hand):
+def test_of_groups_and_against_another(cells, one, edges, by_hand):
     kind = cells.obs["kind"].to_numpy()
-    of_a, others = by_hand(cells, one, kind == "A"), by_hand(cells, one, kind != "A")
+    of_a, others = by_hand(cells, one, kind == "A"), by_hand(cells, one, kind == "B")
     attend(cells, one, groupby="kind", groups="A")
     close(edges(cells, "scdiva_grn_A"), of_a)
-    attend(cells, one, groupby="kind", groups="A", reference="rest", key_added="d")
+    attend(cells, one, groupby="kind", groups="A", reference="B", key_added="d")
     close(edges(cells, "d_A"), np.where(of_a == others, np.nan, of_a - others))
     assert cells.uns["scdiva"]["d"]["signed"]
     assert cells.varp["d_A"].data.min() < 0 < cells.varp["d_A"].data.max()

@@ -51,10 +51,6 @@ def test_of_groups_and_their_differences(cells, one, known, edges):
     correlate(cells, one, groupby="kind", reference="B", key_added="d")
     assert sorted(key for key in cells.varp if key.startswith("d")) == ["d_A", "d_C"]
     np.testing.assert_allclose(edges(cells, "d_C"), of["C"] - of["B"], atol=1e-6)
-    correlate(cells, one, groupby="kind", groups=["B"], reference="rest", key_added="r")
-    others = by_hand(cells, known, (cells.obs["kind"] != "B").to_numpy())
-    np.testing.assert_allclose(edges(cells, "r_B"), of["B"] - others, atol=1e-6)
-    assert list(cells.uns["scdiva"]["r"]["groups"]) == ["B"]
 
 
 def test_what_does_not_vary_has_no_edge(cells, one, known, edges):

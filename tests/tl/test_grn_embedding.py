@@ -9,7 +9,7 @@ from sklearn.linear_model import Ridge
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
-from scdiva.networks.embedding import RIDGE, whitened
+from scdiva.networks.methods import RIDGE, whitened
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 
@@ -70,11 +70,11 @@ def test_is_its_formula(cells, columns, one, plain, edges, kind):
     assert cells.varp["scdiva_grn"].data.min() < 0 < cells.varp["scdiva_grn"].data.max()
 
 
-def test_of_groups_and_against_the_rest(cells, columns, plain, edges):
+def test_of_groups_and_against_another(cells, columns, plain, edges):
     a = (cells.obs["kind"] == "A").to_numpy()
     options = {"model": plain, "n_targets": None, "min_fraction": 0, "groupby": "kind"}
     sd.tl.grn(cells, **options)
-    sd.tl.grn(cells, **options, reference="rest", key_added="d")
+    sd.tl.grn(cells, **options, reference="A", key_added="d")
     of_a, of_b = expected(cells, plain, columns, a), expected(cells, plain, columns, ~a)
     off, at = ~np.eye(len(columns), dtype=bool), np.ix_(columns, columns)
     np.testing.assert_allclose(edges(cells, "scdiva_grn_A")[at][off], of_a[off], atol=1e-3)

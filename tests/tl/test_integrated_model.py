@@ -74,14 +74,6 @@ def test_files_are_embedded_with_it(fitted, tmp_path):
     np.testing.assert_allclose(ad.read_h5ad(out).obsm["found"], data.obsm[KEY], atol=1e-6)
 
 
-def test_poolings_of_it(fitted):
-    model, data = fitted
-    both, mean = embedded(data, model, pooling="lat+mean"), embedded(data, model, pooling="mean")
-    width = data.obsm[KEY].shape[1]
-    assert both.shape[1] == width + mean.shape[1]
-    np.testing.assert_allclose(both[:, :width], data.obsm[KEY], atol=1e-6)
-
-
 def test_it_is_neither_integrated_again_nor_adapted(fitted):
     model, data = fitted
     given = data.copy()

@@ -19,7 +19,7 @@ COLUMNS = [KEY, f"{KEY}_se", f"{KEY}_per_gene", f"{KEY}_outlier"]
 
 def scored(adata, model="scdiva-mini", **arguments):
     """The columns written to a copy. Precision is named, since fixtures are made before the settings of a test hold."""
-    how = {"rng": 3, "precision": "fp32", "use_transformer": True} | arguments
+    how = {"rng": 3, "precision": "fp32"} | arguments
     return sd.tl.log_likelihood(adata, model, copy=True, **how).obs[COLUMNS]
 
 
@@ -46,7 +46,7 @@ def test_what_is_documented_is_written_and_nothing_else(few, headed, contents, w
     lengths = np.minimum((few.X[:, :55].toarray() > 0).sum(1), headed.config.max_length)
     np.testing.assert_allclose(by_gene, bound / lengths)
     notes = data.uns["scdiva"][KEY]
-    assert (notes["n_samples"], notes["use_transformer"], notes["input"]) == (4, False, "counts")
+    assert (notes["n_samples"], notes["input"]) == (4, "counts")
 
 
 def test_a_copy_shares_no_notes_with_the_original(adata, headed):
@@ -57,7 +57,7 @@ def test_a_copy_shares_no_notes_with_the_original(adata, headed):
     assert few.uns["scdiva"] == {"earlier": {"seed": "1"}}
 
 
-def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_out(few, headed):
+def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_out(few, headed, one):
     """Genes are numbered anew among those measured; here they are not, and logits of the others are -inf."""
     from scdiva._rng import generator, step_generator
     from scdiva.data.cells import open_cells
@@ -71,12 +71,12 @@ def test_the_bound_is_that_of_the_whole_vocabulary_with_unmeasured_genes_ruled_o
     ((_, (indptr, tokens, values)),) = source.windows(4)
     genes = torch.from_numpy(source.measured_tokens.astype(np.int64))
     assert len(genes) == 45
-    for transformer in (True, False):
-        found = scored(data, headed, n_samples=2, use_transformer=transformer)
+    for model in (headed, one):  # the second has no state head
+        found = scored(data, model, n_samples=2)
         for row in range(4):
             cell = slice(indptr[row], min(indptr[row + 1], indptr[row] + config.max_length))
             bound = log_likelihood(
-                denoiser_of(headed, genes=genes, stream=transformer),
+                denoiser_of(model, genes=genes, stream=model is one),
                 torch.from_numpy(tokens[cell].astype(np.int64)),
                 torch.from_numpy(values[cell]),
                 torch.tensor([0, cell.stop - cell.start], dtype=torch.int32),
@@ -107,12 +107,12 @@ def test_more_samples_give_a_smaller_error_around_the_same_bound(few, headed):
     assert off < 5 * little[f"{KEY}_se"].mean()
 
 
-@pytest.mark.parametrize(("n_cells", "use_transformer"), [(30, False), (5, True)])
-def test_cells_with_shuffled_genes_are_less_likely(blood, n_cells, use_transformer):
+def test_cells_with_shuffled_genes_are_less_likely(blood):
+    n_cells = 30
     real = blood[:n_cells].X.toarray()
     shuffled = np.random.default_rng(0).permuted(real, axis=1)
     cells = ad.AnnData(sp.csr_matrix(np.concatenate([real, shuffled])), var=blood.var)
-    found = scored(cells, n_samples=4, use_transformer=use_transformer)
+    found = scored(cells, n_samples=4)
     assert roc_auc_score(np.arange(2 * n_cells) < n_cells, found[f"{KEY}_per_gene"]) > 0.99
 
 
@@ -121,7 +121,7 @@ def test_a_planted_odd_cell_is_an_outlier(blood):
     values = blood.X.toarray()
     values[7] = np.random.default_rng(1).permutation(values[7])
     cells = ad.AnnData(sp.csr_matrix(values), var=blood.var)
-    found = scored(cells, use_transformer=False)
+    found = scored(cells)
     assert found[f"{KEY}_outlier"].iloc[7]
     assert found[f"{KEY}_outlier"].sum() <= 2
 
@@ -163,11 +163,9 @@ def test_a_refused_call_leaves_all_as_it_was(few, headed, contents, arguments, e
     assert contents(data) == was
 
 
-def test_some_models_need_the_transformer(few, one, build):
-    assert np.isfinite(scored(few, one, n_samples=2)[KEY]).all()
-    for model, said in ((one, "state_head=False"), (build(anchor="learned", state_head=True), "anchor='learned'")):
-        with pytest.raises(ValueError, match=f"{said}.*Pass use_transformer=True"):
-            sd.tl.log_likelihood(few.copy(), model)
+def test_models_without_a_state_to_read_run_their_transformer(few, one, build):
+    for model in (one, build(anchor="learned", state_head=True)):
+        assert np.isfinite(scored(few, model, n_samples=2)[KEY]).all()
 
 
 def test_only_anndata_is_taken(headed):

@@ -53,13 +53,8 @@ def test_what_is_documented_is_written_and_nothing_else(few, headed, contents, w
         assert layer.has_sorted_indices
     assert set(data.uns) == {"truth", "scdiva"}
     notes = data.uns["scdiva"][KEY]
-    assert (notes["mask_ratio"], notes["n_steps"], notes["remasking"]) == (0.4, 2, "low_confidence")
-    assert (notes["temperature"], notes["use_places"], notes["input"], notes["model"]) == (
-        0.0,
-        True,
-        "counts",
-        "ScDiVa",
-    )
+    assert (notes["mask_ratio"], notes["n_steps"], notes["use_places"]) == (0.4, 2, True)
+    assert (notes["input"], notes["model"]) == ("counts", "ScDiVa")
     assert {"masked_recall", "marginal_recall", "l_dist", "bleu", "n_masked"} <= set(notes["scores"])
 
 
@@ -112,7 +107,7 @@ def test_with_everything_hidden_cells_keep_their_length(few, headed):
 
 
 def test_the_same_seed_gives_the_same_bits_on_any_number_of_threads(few, headed):
-    how = {"n_steps": 3, "remasking": "random", "temperature": 1.0}
+    how = {"n_steps": 3}
     one = reconstructed(few, headed, **how)
     with sd.settings.override(threads=3):
         again = reconstructed(few, headed, **how)
@@ -135,8 +130,6 @@ def test_a_cell_depends_neither_on_the_others_nor_on_the_order_of_genes(few, hea
 @given(
     mask_ratio=st.floats(0, 1),
     n_steps=st.integers(1, 6),
-    remasking=st.sampled_from(["low_confidence", "random"]),
-    temperature=st.sampled_from([0.0, 0.5, 1.0, 3.0]),
     use_places=st.booleans(),
     rng=st.integers(0, 99),
 )
@@ -159,13 +152,13 @@ def test_no_sample_is_malformed(few, headed, **how):
 @pytest.mark.parametrize("n_steps", [1, 4])
 def test_without_places_nothing_depends_on_the_ranks_of_hidden_genes(headed, n_steps):
     """Two cells that show the same genes and hide others, as many, at other ranks, are reconstructed alike."""
-    from scdiva.tl._reconstruct import Filling, _filled_in
+    from scdiva.tl._reconstruct import _filled_in
 
     measured, length = np.arange(3, 58), 30
     visible, values = np.arange(3, 24), np.linspace(4.0, 0.5, 21, dtype=np.float32)
     found = {}
     for use_places in (False, True):
-        fill = _filled_in(headed, 0.3, Filling(n_steps, "low_confidence", 0.0, use_places), measured, seed=1)
+        fill = _filled_in(headed, 0.3, n_steps, measured, 1, by_rank=use_places, around=None)
         made = []
         for row, others in ((0, np.arange(24, 33)), (1, np.arange(40, 49))):
             bounds, at = torch.tensor([0, length], dtype=torch.int32), torch.tensor([row])
@@ -234,10 +227,6 @@ def test_the_bundled_model_finds_more_hidden_genes_than_chance(blood):
         ({"mask_ratio": np.nan}, ValueError, "mask_ratio must be in"),
         ({"n_steps": 0}, ValueError, "n_steps must be at least 1, got 0"),
         ({"n_steps": 1.5}, TypeError, "float"),
-        ({"remasking": "none"}, ValueError, "remasking must be 'low_confidence' or 'random', got 'none'"),
-        ({"temperature": -1.0}, ValueError, "temperature must be 0 or positive"),
-        ({"temperature": np.inf}, ValueError, "temperature must be 0 or positive"),
-        ({"temperature": 1.0}, ValueError, "pass remasking='random'"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"layer": "scaled"}, ValueError, "negative"),
         ({"layer": "blank"}, ValueError, "1 of 12 cells have no counts at all .first: .cell0"),

@@ -45,7 +45,7 @@ def correlations(cells, rows=slice(None)) -> np.ndarray:
 
 
 def test_lists_the_strongest_targets(cells):
-    data = cells("knockout", signed=True)
+    data = cells("correlation", signed=True)
     name = data.var_names
     found = sd.tl.regulon(data, name[3], key="whole", n_targets=4)
     assert list(found) == ["source", "target", "weight", "correlation", "sign"]

@@ -172,7 +172,7 @@ def test_the_embedding_is_the_join_at_its_weight(tiny, weight):
     cells, model = make_counts(150), tiny()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     new = O.with_own_components(model, cells, weight)
-    state, joined = encoded(model, cells).double().numpy(), encoded(new, cells, what="lat").double().numpy()
+    state, joined = encoded(model, cells).double().numpy(), encoded(new, cells, what="embedding").double().numpy()
     assert np.array_equal(encoded(new, cells).numpy(), encoded(model, cells).numpy())
     own = joined if np.isinf(weight) else joined[:, state.shape[1] :]
     assert own.shape[1] == new.config.adapted_dim
@@ -186,7 +186,7 @@ def test_the_embedding_is_the_join_at_its_weight(tiny, weight):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     again = O.with_own_components(new, cells, 1.0)  # of a model that has components, they are replaced
     assert again.config.adapted == "joined"
-    assert encoded(again, cells, what="lat").shape[1] == state.shape[1] + again.config.adapted_dim
+    assert encoded(again, cells, what="embedding").shape[1] == state.shape[1] + again.config.adapted_dim
     assert O.with_own_components(new, cells, 0.0).config == model.config
 
 
@@ -194,8 +194,8 @@ def test_a_cell_is_embedded_alone_as_among_others(tiny):
     cells = make_counts()
     new = O.with_own_components(tiny(), cells, 1.0)
     with torch.no_grad():
-        whole = read_out(new, cells.take(np.arange(20)).packed, "lat")
-        alone = torch.cat([read_out(new, cells.take(np.array([i])).packed, "lat") for i in range(20)])
+        whole = read_out(new, cells.take(np.arange(20)).packed, "embedding")
+        alone = torch.cat([read_out(new, cells.take(np.array([i])).packed, "embedding") for i in range(20)])
     torch.testing.assert_close(whole, alone)
 
 

@@ -42,7 +42,7 @@ def read(adata: ad.AnnData) -> pd.DataFrame:
     sd.pl.umap(adata, color="cell_type", save="map.png")
     assert_type(sd.cite(), str)
     sd.print_versions()
-    sd.tl.embed(adata, pooling="median")  # type: ignore[arg-type]  # what a reader's editor marks
+    sd.tl.embed(adata, precision="median")  # type: ignore[arg-type]  # what a reader's editor marks
     sd.tl.embed(adata, laier="counts")  # type: ignore[call-arg]
     frame = sd.get.grn_df(adata)
     assert_type(frame, pd.DataFrame)

@@ -17,12 +17,10 @@ from scdiva.data.writing import our_uns
 if TYPE_CHECKING:
     from anndata import AnnData
 
-_DIRECTED = ("attention", "knockout")
 _WEIGHTS = {
     "attention": "excess attention rank",
     "correlation": "Pearson correlation",
     "embedding": "similarity of genes (z-score)",
-    "knockout": "fall of the target\nwithout the source",
 }
 """What the weights of each method are."""
 
@@ -42,7 +40,7 @@ class Network(NamedTuple):
     @property
     def directed(self) -> bool:
         """Whether an edge and its reverse are two things."""
-        return self.method in _DIRECTED
+        return self.method == "attention"
 
     def strength(self, weight: NDArray[np.floating]) -> NDArray[np.floating]:
         """Give what edges are ranked by: how far a signed weight is from 0, else how high it is."""

@@ -9,17 +9,17 @@ import numpy as np
 import pandas as pd
 
 from scdiva._checks import check_least, or_nearest
-from scdiva._constants import GROUPS, PREDICTED, UNS, VARM_EMBEDDING, VARP_GRN
+from scdiva._constants import PREDICTED, VARM_EMBEDDING, VARP_GRN
 from scdiva.data.network import genes_of, network_of
 from scdiva.data.predictions import read_prediction
-from scdiva.data.writing import check_anndata, our_uns
+from scdiva.data.writing import check_anndata
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from numpy.typing import NDArray
 
 
-def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING, group: str | None = None) -> pd.DataFrame:
+def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING) -> pd.DataFrame:
     """Give the genes that have an embedding, one row each.
 
     Parameters
@@ -28,8 +28,6 @@ def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING, group: str |
         Data that :func:`scdiva.tl.gene_embedding` wrote to.
     key
         Its `key_added`.
-    group
-        A group of cells, for contextual embeddings; None gives the static ones.
 
     Returns
     -------
@@ -38,7 +36,7 @@ def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING, group: str |
     Raises
     ------
     KeyError
-        If there is no such embedding or group.
+        If there is no such embedding.
 
     Examples
     --------
@@ -49,25 +47,11 @@ def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING, group: str |
     (89, 128)
     """
     check_anndata(adata)
-    if group is None:
-        if key not in adata.varm:
-            raise KeyError(
-                f"adata.varm has no {key!r}{or_nearest(key, adata.varm)}: call scdiva.tl.gene_embedding(adata) first."
-            )
-        values = np.asarray(adata.varm[key])
-        if values.ndim != 2:
-            raise KeyError(
-                f"adata.varm[{key!r}] has one embedding for each group of cells: name the group, "
-                f"scdiva.get.gene_embedding_df(adata, key={key.removesuffix(f'_{GROUPS}')!r}, group=...)."
-            )
-    else:
-        at = f"{key}_{GROUPS}"
-        if at not in adata.varm or at not in our_uns(adata):
-            raise KeyError(f"adata.varm has no {at!r}: call scdiva.tl.gene_embedding(adata, groupby=...) first.")
-        names = [str(name) for name in adata.uns[UNS][at]["groups"]]
-        if group not in names:
-            raise KeyError(f"there is no group {group!r}; the groups: {names}.")
-        values = np.asarray(adata.varm[at])[:, names.index(group)]
+    if key not in adata.varm:
+        raise KeyError(
+            f"adata.varm has no {key!r}{or_nearest(key, adata.varm)}: call scdiva.tl.gene_embedding(adata) first."
+        )
+    values = np.asarray(adata.varm[key])
     known = ~np.isnan(values).any(axis=1)
     return pd.DataFrame(values[known], index=adata.var_names[known])
 
@@ -101,7 +85,7 @@ def grn_df(
     -------
     Columns `source`, `target` (var names) and `weight` (float64), the strongest first; what decoupler takes as `net`.
     Strong is an edge of large weight, or of large absolute weight where one below 0 is as strong
-    (`"correlation"`, knock-outs of values, differences).
+    (`"correlation"`, differences of groups).
 
     Raises
     ------

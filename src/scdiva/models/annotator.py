@@ -12,7 +12,7 @@ from torch import Tensor
 
 from scdiva.models._fitted import MODEL, Fitted, arrays, check_shapes, check_sizes, put_into, shapes
 from scdiva.models._summary import table
-from scdiva.models.inference import pooled_dim
+from scdiva.models.inference import width_of
 from scdiva.models.network import of_model
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import ZERO_SHOT, AnnotationHead, HeadSizes
@@ -123,7 +123,7 @@ class Annotator(Fitted):
         check_sizes(sizes, _MOST)
         if len(labels) != sizes.n_labels or len(labels) < 2:
             raise ValueError("labels out of range")
-        width = pooled_dim(model, "lat" if sizes.method in ZERO_SHOT else "state")
+        width = width_of(model, "embedding" if sizes.method in ZERO_SHOT else "state")
         if (sizes.n_tokens, sizes.state_dim) != (model.config.n_tokens, width):
             raise ValueError(f"its head is for another model than {MODEL}")
         with torch.device("meta"):  # nothing of the sizes that a file names is set aside before they prove true

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
@@ -16,30 +14,11 @@ from scdiva.nn.heads import Expected
 from scdiva.nn.queries import Context
 
 
-class Prompt(NamedTuple):
-    """What is known of the cells that are to be drawn, beside what they show.
-
-    Attributes
-    ----------
-    state
-        `(B, state_dim)`, the state that `[LAT]` starts from.
-    log_odds
-        `(B, n)`, that a cell expresses a gene, of the genes that may be drawn.
-    values
-        `(B, n)`, the log-normalised value expected of a gene where it is expressed.
-    """
-
-    state: Tensor
-    log_odds: Tensor
-    values: Tensor
-
-
 def denoiser_of(
     model: ScDiVa,
     *,
     denominator: Tensor | None = None,
     given: Tensor | None = None,
-    prompt: Prompt | None = None,
     context: Context | None = None,
     own: Tensor | None = None,
     genes: Tensor | None = None,
@@ -60,8 +39,6 @@ def denoiser_of(
     given
         bool `(T,)`, the positions by which ranks are known: those given, and not those drawn since. None: all that is
         visible.
-    prompt
-        What is known of the cells. None: what they show, read anew at each step.
     context, own
         Other cells, and which of them are those asked about, as :meth:`scdiva.nn.QueryHead.weigh` takes it: the query
         head then predicts in the place of the state head, and `stream` is off. The context has the columns `genes`.
@@ -84,22 +61,20 @@ def denoiser_of(
         If the model has no state head and one is needed, or none of its cell states can be had without the
         transformer.
     """
-    if model.state_head is None and (denominator is not None or prompt is not None or not stream):
+    if model.state_head is None and (denominator is not None or not stream):
         raise ValueError(
-            "The model has no state head: it can neither use ranks nor a prompt, nor do without the transformer. "
-            "Take a model with state_head=True, as the bundled one."
+            "The model has no state head: it can neither use ranks nor do without the transformer. Take a model with "
+            "state_head=True, as the bundled one."
         )
-    if context is not None and (model.query_head is None or stream or prompt is not None or genes is None):
-        raise ValueError("context needs a model with query_head=True, stream=False, genes, and no prompt.")
-    if not stream and prompt is None and model.config.anchor == "learned":
+    if context is not None and (model.query_head is None or stream or genes is None):
+        raise ValueError("context needs a model with query_head=True, stream=False, and genes.")
+    if not stream and model.config.anchor == "learned":
         raise ValueError('With anchor="learned" the cell state comes from the transformer: pass stream=True.')
 
     n_genes = model.config.n_genes
     drawn = None if genes is None else genes.to(next(model.parameters()).device)
 
     def expected_of(out: ScDiVaOutput, visible: Tensor) -> Expected:
-        if prompt is not None:
-            return Expected(prompt.log_odds, prompt.values)
         assert model.state_head is not None
         assert out.read is not None
         expected = model.state_head.expected(out.read, drawn)
@@ -118,12 +93,10 @@ def denoiser_of(
     ) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
         masked = tokens == MASK
         visible = ~(value_mask | masked)
-        state = None if prompt is None else prompt.state
-        out = model(tokens, values, cu_seqlens, value_mask=value_mask, anchor_state=state, use_transformer=stream)
+        out = model(tokens, values, cu_seqlens, value_mask=value_mask, use_transformer=stream)
         if model.state_head is None:
-            return _spread(model.logits(out, masked, genes=drawn), drawn, n_genes, -torch.inf), model.values(
-                out, tokens
-            )
+            logits = model.logits(out, masked, genes=drawn)
+            return _spread(logits, drawn, n_genes, -torch.inf) if spread else logits, model.values(out, tokens)
         expected = expected_of(out, visible)
         ranked = None
         if denominator is not None:

@@ -16,7 +16,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import torch
@@ -33,25 +33,22 @@ Batch = tuple[Tensor, ...]
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Encode = Callable[[Callable[[Item], Batch], Iterable[Item]], Iterator[np.ndarray]]
-Pooling = Literal["lat", "mean", "lat+mean"]
-"""What is made of a cell: the state of `[LAT]`, the mean of its genes' final hidden states, or both."""
-ReadOut = Pooling | Literal["state", "genes"] | Callable[..., Tensor]
-"""What is read out of a batch: `"state"` is the cell state, before any last step of the embedding, `"genes"` are the
-final hidden states of its genes, not pooled; or a function of the model and a batch's tensors that makes something of
-its own."""
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+ReadOut = Literal["embedding", "state"] | Callable[..., Tensor]
+"""What is read out of a batch: its cells' embeddings; their states, before any last step of the embedding; or what a
+function makes of the model and the batch's tensors."""
 
 
-def runs_transformer(model: ScDiVa, what: ReadOut = "lat") -> bool:
+def runs_transformer(model: ScDiVa, what: ReadOut = "embedding") -> bool:
     """Whether what is read out depends on the transformer: not the state of a set encoder without residual."""
-    return what not in ("lat", "state") or model.config.anchor != "encoder" or model.config.anchor_residual
+    return callable(what) or model.config.anchor != "encoder" or model.config.anchor_residual
 
 
-def pooled_dim(model: ScDiVa, what: Pooling | Literal["state"]) -> int:
+def width_of(model: ScDiVa, what: ReadOut = "embedding") -> int:
     """Width of what :func:`read_out` makes of a cell."""
+    if callable(what):
+        raise TypeError("what a function makes of a batch has a width of its own.")
     last = None if what == "state" else model.integration or model.own
-    state = model.state_dim if last is None else last.dim
-    return {"state": state, "lat": state, "mean": model.config.dim, "lat+mean": state + model.config.dim}[what]
+    return model.state_dim if last is None else last.dim
 
 
 def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
@@ -64,42 +61,21 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
     batch
         B cells of at most `config.input_length` genes.
     what
-        `"lat"`, the embedding: the cell state, integrated or joined with own components where the model does so;
-        `"state"`, the cell state itself; `"mean"`, the mean over the cell's genes of their final hidden states;
-        `"lat+mean"`, both, each divided by its length, side by side; `"genes"`, the final hidden states themselves; a
-        function, what that returns. Of a cell longer than `config.max_length` the transformer sees the first so many
-        genes, and these are the genes meant.
+        `"embedding"`, the cell state, integrated or joined with own components where the model does so; `"state"`, the
+        cell state itself; a function, what that returns.
 
     Returns
     -------
-    `(B, n)` with n from :func:`pooled_dim`; for `"genes"` `(T, dim)`, cells one after the other. The mean of a cell
-    without genes is NaN.
+    `(B, n)` with n from :func:`width_of`, or what the function returns.
     """
     if callable(what):
         return what(model, *batch)
     tokens, values, cu_seqlens = batch
-    packed = tokens, values, cu_seqlens
-    if what == "lat":
-        return _embedding(model, model.encode(*packed), packed)
-    if what == "state":
-        return model.encode(*packed)
-    found = model.read(*packed)
-    if what == "genes":
-        return found.hidden
-    lengths = packed[2].diff().clamp_max(model.config.max_length)
-    # sums within each cell in the order of its genes, without atomics: two runs agree bit for bit
-    mean = torch.segment_reduce(found.hidden.float(), "mean", lengths=lengths.long())
-    if what == "mean":
-        return mean
-    state = _embedding(model, found.cell_state, packed)
-    return torch.cat([F.normalize(state.float()), F.normalize(mean)], dim=1)
-
-
-def _embedding(model: ScDiVa, state: Tensor, batch: Packed) -> Tensor:
+    state = model.encode(tokens, values, cu_seqlens)
     last = model.integration or model.own
-    if last is None:
+    if what == "state" or last is None:
         return state
-    found: Tensor = last(state.float(), *batch)
+    found: Tensor = last(state.float(), tokens, values, cu_seqlens)
     return found
 
 
@@ -110,7 +86,7 @@ def open_encoder(
     device: str = "cpu",
     precision: str = "fp32",
     threads: int | None = None,
-    what: ReadOut = "lat",
+    what: ReadOut = "embedding",
 ) -> Iterator[Encode[Any]]:
     """Get a model ready to encode batch after batch; leave it as it was when the ``with`` block ends, however it ends.
 
@@ -261,7 +237,7 @@ def _one_thread_each() -> Iterator[int]:
                 torch.set_num_threads(_threads_before)
 
 
-def at_precision(model: ScDiVa, precision: str, what: ReadOut = "lat") -> ScDiVa:
+def at_precision(model: ScDiVa, precision: str, what: ReadOut = "embedding") -> ScDiVa:
     """Copy a model so that its blocks multiply in another precision; all else is shared with the original.
 
     Parameters

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from scdiva._constants import N_SPECIAL
 from scdiva._version import __version__
 from scdiva.models._folder import (
     CARD,
@@ -87,6 +88,12 @@ class Network(nn.Module):
                 "with save_model(model, vocabulary, folder) and load that"
             )
         return self.vocabulary
+
+    @property
+    def seen_tokens(self) -> np.ndarray:
+        """Which tokens are genes of the model's corpus, bool `(n_tokens,)`."""
+        seen = self.vocabulary.table["entropy"].notna().to_numpy()
+        return np.concatenate([np.zeros(N_SPECIAL, bool), seen])
 
     @property
     def state_dim(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -23,8 +22,6 @@ MIN_CELLS = 10
 """Cells of a group, at least."""
 MOST_BYTES = 4 * 2**30
 """Of the sums over cells, for all pairs and groups."""
-REST = "rest"
-"""The reference that is made of all other groups."""
 
 
 class Groups(NamedTuple):
@@ -34,48 +31,37 @@ class Groups(NamedTuple):
     ----------
     code
         int (n_obs,), number of the group of a cell; -1: none.
-    drawn
-        The groups that get a network; the first of those numbered. `""` is all cells.
-    numbered
-        All groups whose cells are read.
+    names
+        Of the groups that get a network, the first of those numbered. `""` is all cells.
     reference
-        The group whose network is taken from those of the others, or `"rest"`; None: nothing is.
+        The group, numbered last, whose network is taken from those of the others; None: nothing is.
     """
 
     code: NDArray[np.int64]
-    drawn: list[str]
-    numbered: list[str]
+    names: list[str]
     reference: str | None
 
-    def sums_of_reference(self, sums: Sequence[NDArray[np.number]], number: int) -> list[NDArray[np.number]]:
-        """Give the sums over the cells of the reference, for the group of a number."""
-        if self.reference == REST:
-            return [part.sum(axis=0) - part[number] for part in sums]
-        return [part[self.numbered.index(str(self.reference))] for part in sums]
+    @property
+    def numbered(self) -> list[str]:
+        """All groups whose cells are read."""
+        return self.names if self.reference is None else [*self.names, self.reference]
 
-    def check(self) -> Groups:
-        """Refuse groups of too few cells, with the first of them; return these."""
-        sizes = np.bincount(self.code[self.code >= 0], minlength=len(self.numbered)).tolist()
-        size = dict(zip(self.numbered, sizes, strict=True))
-        if self.drawn == [""] and size[""] < MIN_CELLS:
-            raise ValueError(f"there are {size['']} cells: a network of fewer than {MIN_CELLS} says nothing.")
-        counted = [name for name in self.numbered if name in self.drawn or name == self.reference]
-        if small := [name for name in counted if size[name] < MIN_CELLS]:
+    def without(self, cells: NDArray[np.bool_]) -> Groups:
+        """Give the groups without some cells, in none of them fewer than `MIN_CELLS`, or raise ValueError."""
+        code = np.where(cells, -1, self.code)
+        sizes = np.bincount(code[code >= 0], minlength=len(self.numbered))
+        if self.names == [""] and sizes[0] < MIN_CELLS:
+            raise ValueError(f"there are {sizes[0]} cells: a network of fewer than {MIN_CELLS} says nothing.")
+        if len(small := np.flatnonzero(sizes < MIN_CELLS)):
             raise ValueError(
-                f"{len(small)} of {len(counted)} groups have fewer than {MIN_CELLS} cells (first: {small[0]!r}, "
-                f"{size[small[0]]}): a network of so few says nothing. Name the others with groups=[...]."
+                f"{len(small)} of {len(sizes)} groups have fewer than {MIN_CELLS} cells (first: "
+                f"{self.numbered[small[0]]!r}, {sizes[small[0]]}): a network of so few says nothing. Name the others "
+                "with groups=[...]."
             )
-        rest = {name: sum(sizes) - size[name] for name in self.drawn}
-        if self.reference == REST and (alone := [name for name in self.drawn if rest[name] < MIN_CELLS]):
-            raise ValueError(
-                f"only {rest[alone[0]]} cells are not of group {alone[0]!r}: a network of fewer than {MIN_CELLS} says "
-                'nothing. Leave out reference="rest".'
-            )
-        return self
+        return self._replace(code=code)
 
 
-@dataclass(frozen=True)
-class Pairs:
+class Pairs(NamedTuple):
     """Sources, targets and cells of a network.
 
     Attributes
@@ -223,28 +209,22 @@ def choose_groups(
     KeyError
         If there is no such column.
     ValueError
-        If there is no such group, or one is too small.
+        If there is no such group.
     """
-    reference = None if reference is None else str(reference)  # names of groups are text, here as in `groups`
     if groupby is None:
         if groups is not None or reference is not None:
             raise ValueError("groups or reference are given without the column that holds them: groupby=...")
-        return Groups(np.zeros(adata.n_obs, dtype=np.int64), [""], [""], None).check()
+        return Groups(np.zeros(adata.n_obs, dtype=np.int64), [""], None)
     of_cell = column(adata, groupby)
-    present = sorted(set(of_cell.tolist()))
-    lack = f"are not in adata.obs[{groupby!r}]"
-    wanted = wanted_groups(groups, present, lack)
-    named = [] if reference in (None, REST) else wanted_groups(reference, present, lack)
-    if reference == REST and REST in present:
-        raise ValueError(f'adata.obs[{groupby!r}] has a group named "rest": give it another name.')
-    drawn = [name for name in wanted if name != reference]
-    if not drawn or (reference == REST and len(present) < 2):
+    present, lack = sorted(set(of_cell.tolist())), f"are not in adata.obs[{groupby!r}]"
+    if reference is not None:  # names of groups are text, here as in `groups`
+        (reference,) = wanted_groups(str(reference), present, lack)
+    names = [name for name in wanted_groups(groups, present, lack) if name != reference]
+    if not names:
         raise ValueError(f"there is no group but the reference {reference!r} to compare it with.")
-    # the rest is made of the sums over all other groups
-    numbered = list(dict.fromkeys([*drawn, *(present if reference == REST else named)]))
-    number = {name: i for i, name in enumerate(numbered)}
-    code = np.array([number.get(name, -1) for name in of_cell], dtype=np.int64)
-    return Groups(code, drawn, numbered, reference).check()
+    found = Groups(np.empty(0, dtype=np.int64), names, reference)
+    number = {name: i for i, name in enumerate(found.numbered)}
+    return found._replace(code=np.array([number.get(name, -1) for name in of_cell], dtype=np.int64))
 
 
 def check_size(shape: tuple[int, int, int], bytes_each: int, min_fraction: float) -> None:

@@ -86,7 +86,7 @@ def grn(
     negative. Dots are genes with an edge, their area grows with the sum of their drawn weights, their colour
     is their module. Names are those of the strongest genes, shared out between modules by their drawn weights. Where an
     edge and its reverse are one thing (``"embedding"``, ``"correlation"``) they are one line, of the larger weight;
-    where they are two (``"attention"``, ``"knockout"``), up to 60 edges are drawn with heads. Places depend on the
+    where they are two (``"attention"``), up to 60 edges are drawn with heads. Places depend on the
     edges alone: the same network looks the same every time.
 
     Parameters

@@ -20,7 +20,7 @@ from scdiva._rng import step_generator, step_seed
 from scdiva._settings import settings
 from scdiva.diffusion import sample
 from scdiva.models import ScDiVa
-from scdiva.models.denoiser import Prompt, denoiser_of
+from scdiva.models.denoiser import denoiser_of
 from scdiva.models.inference import open_encoder
 from scdiva.populations.corrections import Matrix, shift_to
 from scdiva.populations.states import Fitted, States
@@ -28,6 +28,8 @@ from scdiva.train.adaptation import AdaptationCells
 
 BATCH = 64
 """Cells whose log-odds are worked out together."""
+N_STEPS = 8
+"""Steps in which genes are revealed where no state is given."""
 _CERTAIN = 1e-7
 """Odds of a gene at least this far from certain either way: a race needs finite rates."""
 N_COUNTS = 96
@@ -48,15 +50,6 @@ class Order(NamedTuple):
     name: str
     fraction: float
     n_cells: int
-
-
-class Drawing(NamedTuple):
-    """How cells are drawn, see :func:`scdiva.tl.generate`."""
-
-    n_steps: int
-    temperature: float
-    use_transformer: bool
-    from_state: bool
 
 
 class Prompts(NamedTuple):
@@ -127,7 +120,7 @@ def draw_cells(
     states: States,
     orders: list[Order],
     fixed: dict[int, float],
-    drawing: Drawing,
+    from_state: bool,
     seed: int,
 ) -> Drawn:
     """Draw all cells.
@@ -142,8 +135,8 @@ def draw_cells(
         Of :func:`place_orders`.
     fixed
         Values of genes that every cell shows, by token.
-    drawing
-        How.
+    from_state
+        Whether the states are given, or read from what of a cell is drawn already.
     seed
         Of all draws, with a cell's number.
     """
@@ -162,7 +155,7 @@ def draw_cells(
         for start in range(0, len(source), BATCH):
             numbers = np.arange(start, min(start + BATCH, len(source)))
             prompts = _prompts(fitted, cells, numbers, mixed.take(numbers), source[numbers], fixed)
-            for cell in _batch(fitted, prompts, fixed, drawing, seed):
+            for cell in _batch(fitted, prompts, fixed, from_state, seed):
                 found.append(cell)
                 bar.update()
     parts = [np.concatenate([cell[part] for cell in found]) for part in range(3)]
@@ -194,14 +187,14 @@ def _prompts(
     return Prompts(numbers, states, log_odds, values, n_genes, own)
 
 
-def _batch(fitted: Fitted, prompts: Prompts, fixed: dict[int, float], drawing: Drawing, seed: int) -> Iterator[Cell]:
+def _batch(fitted: Fitted, prompts: Prompts, fixed: dict[int, float], from_state: bool, seed: int) -> Iterator[Cell]:
     """Draw the genes of each cell, and their counts."""
     draws = [np.random.default_rng(step_seed(seed, int(number), "cell")) for number in prompts.numbers]
-    if drawing.use_transformer or not drawing.from_state:
-        chosen = _sampled(fitted, prompts, fixed, drawing, seed)
-    else:
+    if from_state:
         raced = (_race(*given) for given in zip(prompts.log_odds, prompts.n_genes, draws, strict=True))
         chosen = ((genes, prompts.values[i, genes]) for i, genes in enumerate(raced))
+    else:
+        chosen = _sampled(fitted, prompts, fixed, seed)
     for i, (genes, mean) in enumerate(chosen):
         yield _counted(fitted, genes, mean, prompts.own[i], fixed, draws[i])
 
@@ -235,9 +228,9 @@ def _counted(
 
 
 def _sampled(
-    fitted: Fitted, prompts: Prompts, fixed: dict[int, float], drawing: Drawing, seed: int
+    fitted: Fitted, prompts: Prompts, fixed: dict[int, float], seed: int
 ) -> Iterator[tuple[NDArray[np.int64], Matrix]]:
-    """Draw genes, and the values expected of them, by the sampler; as many cells at a time as there are threads."""
+    """Draw genes, and the values expected of them, step by step; as many cells at a time as there are threads."""
     shown = {token: value for token, value in fixed.items() if value > 0}
     start, given = torch.tensor(list(shown), dtype=torch.int64), torch.tensor(list(shown.values()))
     genes = torch.from_numpy(fitted.genes)
@@ -251,10 +244,6 @@ def _sampled(
         length = len(shown) + int(min(prompts.n_genes[at], most))
         tokens, values = torch.full((length,), MASK, dtype=torch.int64), torch.zeros(length)
         tokens[: len(shown)], values[: len(shown)] = start, given
-        state, log_odds, expected_values = (
-            torch.from_numpy(part[at : at + 1]) for part in (prompts.states.state, prompts.log_odds, prompts.values)
-        )
-        prompt = Prompt(state, log_odds, expected_values) if drawing.from_state else None
         cell, depth = int(prompts.numbers[at]), total_count(prompts.own[at])
         by_count = np.random.default_rng(step_seed(seed, cell, "values"))
         mean = torch.zeros(int(genes.max()) + 1)
@@ -266,13 +255,13 @@ def _sampled(
             return torch.from_numpy(np.log1p(TARGET_SUM * counts / depth)).to(expected.dtype)
 
         made = sample(
-            denoiser_of(model, prompt=prompt, genes=genes, stream=drawing.use_transformer),
+            denoiser_of(model, genes=genes, stream=False),
             tokens,
             values,
             torch.tensor([0, length], dtype=torch.int32),
-            n_steps=drawing.n_steps,
+            n_steps=N_STEPS,
             remasking="random",
-            temperature=drawing.temperature,
+            temperature=1.0,
             allowed=allowed,
             draw_values=drawn,
             generator=step_generator(seed, cell, "generate"),

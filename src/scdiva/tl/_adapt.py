@@ -193,7 +193,7 @@ def _warn_of_batches(model: ScDiVa, cells: AdaptationCells, obs: pd.DataFrame, s
     from scdiva.train.adaptation import encoded
 
     some = np.sort(np.random.default_rng([seed, 2]).permutation(cells.n_cells)[:LOOKED_AT])
-    embedding = encoded(model, cells.subset(some), what="lat").numpy()
+    embedding = encoded(model, cells.subset(some), what="embedding").numpy()
     near = NearestNeighbors(n_neighbors=min(15, len(some) - 1)).fit(embedding).kneighbors(return_distance=False)
     worst, name, shared, expected = 0.0, "", 0.0, 0.0
     for column, values in likely.items():

@@ -83,7 +83,7 @@ def reads(running: Running, method: str) -> Running:
     """Say what a method reads of the model: the embedding if it is zero-shot, the state if it is trained."""
     from scdiva.nn.annotation import ZERO_SHOT
 
-    return running._replace(what="lat" if method in ZERO_SHOT else "state")
+    return running._replace(what="embedding" if method in ZERO_SHOT else "state")
 
 
 def fit_annotator(

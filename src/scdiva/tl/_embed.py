@@ -25,7 +25,6 @@ def embed(
     adata: AnnData,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     *,
-    pooling: Literal["lat", "mean", "lat+mean"] = "lat",
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -39,11 +38,12 @@ def embed(
     key_added: str | None = None,
     copy: bool = False,
 ) -> AnnData | None:
-    """Embed cells zero-shot: what a trained model makes of each, by default the state of its latent anchor.
+    """Embed cells zero-shot: what a trained model makes of each, the state of its latent anchor.
 
     Genes are matched to the model's vocabulary by name, cells are serialised with the entropies of the model's own
     corpus (paper, section 3.2) and read by row blocks, so backed, zarr and dask data are never loaded whole. Nothing
-    is fitted: the embedding of a cell depends neither on the other cells nor on the order of rows or columns.
+    is fitted: the embedding of a cell depends neither on the other cells nor on the order of rows or columns. A model
+    whose state comes from the set encoder alone, as that of `"scdiva-mini"` does, needs no transformer for it.
 
     Parameters
     ----------
@@ -51,13 +51,6 @@ def embed(
         Cells × genes, raw counts or log-normalised expression.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
-    pooling
-        What is read out of a cell: `"lat"`, the state of the latent anchor; `"mean"`, the mean over the cell's genes of
-        the transformer's final hidden states, nothing masked; `"lat+mean"`, both, each brought to length one, side by
-        side. Of a cell longer than the model's `max_length` the transformer sees the first so many genes. `"lat"` of a
-        model whose state comes from the set encoder alone, as `"scdiva-mini"`'s does, needs no transformer and is
-        faster by far; `"lat+mean"` separates cell types no better, `"mean"` much worse (measured on three sets of
-        blood, see the benchmarks in the docs).
     %(reading)s
     empty
         A cell without any gene of the vocabulary is an error, or gets a row of NaN (`"nan"`).
@@ -80,8 +73,7 @@ def embed(
     `None`, or the copy if `copy=True`. Written are
 
     `adata.obsm[key_added]`
-        float32 array of shape `(n_cells, state_dim)`, wider for a model of :func:`integrate`; `(n_cells, dim)` for
-        `"mean"`, and their sum for `"lat+mean"`.
+        float32 array of shape `(n_cells, state_dim)`, wider for a model of :func:`integrate`.
     `adata.uns["scdiva"][key_added]`
         The parameters of the call, and the share of genes and counts that the model's vocabulary holds.
 
@@ -91,8 +83,8 @@ def embed(
         If the matrix is not counts or log-normalised expression (NaN, negative, scaled), if less than half of the
         counts belong to genes that the model knows, or a cell has none of them and `empty="error"`; if `adata` is
         backed and would have to be copied, or its `uns["scdiva"]` is not ours; if `key_added` is none for a file, or
-        something that scdiva did not write stands there; if the device is not there or cannot do
-        the precision asked for, or there is no such `pooling`.
+        something that scdiva did not write stands there; or if the device is not there or cannot do
+        the precision asked for.
     KeyError
         If `layer` or `gene_ids` does not exist.
     TypeError
@@ -114,7 +106,7 @@ def embed(
     """
     check_writable(adata, copy=copy)
     check_key(C.OBSM_EMBEDDING if key_added is None else key_added, "key_added")
-    running = how_to_run(batch_size, device, precision, pooling)
+    running = how_to_run(batch_size, device, precision)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
 
     from scdiva.models.pretrained import load_for

@@ -1,13 +1,27 @@
-"""Embed a file of any size into another file, in a memory that does not grow with it."""
+"""Embed a file of any size into another file, in a memory that does not grow with it.
+
+Finished parts stand on disk beside the result, so that what a killed run had done is not done again. A part is a window
+of rows in a file of its own, which numpy writes with a checksum and which gets its name once it is whole. Parts lie in
+a folder that is named by all that their bits depend on: another model, file or argument is another folder. Jobs of an
+array fill one folder together, and whoever finds it complete writes the result.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
+import json
+import operator
+import os
+import shutil
+import uuid
+import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -15,18 +29,20 @@ from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
 from scdiva._running import Running, embed_cells, embedding_key, how_to_run, model_name, open_for
 from scdiva._settings import logger
+from scdiva._validate import Scan
 from scdiva._version import __version__
 from scdiva.data.blocks import open_path
 from scdiva.data.cells import open_cells
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_key
-from scdiva.tl._embed_parts import Parts, Shards, as_shard, open_parts, scan_once, stamp
 
 if TYPE_CHECKING:
-    from scdiva._validate import Scan
     from scdiva.data.source import CellSource
     from scdiva.models import ScDiVa
+
+_DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+"""What numpy raises of a file that is not there, or not whole."""
 
 
 @with_shared_docs
@@ -35,7 +51,6 @@ def embed_file(
     out: str | PathLike[str],
     *,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
-    pooling: Literal["lat", "mean", "lat+mean"] = "lat",
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -55,10 +70,10 @@ def embed_file(
     As :func:`embed`, for files that do not fit into memory: neither the matrix nor the embedding is ever held whole.
     The new file holds the embedding and the annotation of the cells, no matrix.
 
-    A run that is cut off, by a kill, an interrupt or an error, leaves its finished parts beside `out`, in a hidden file
-    that ends in ``.part``. The same call goes on after them, once it has checked the matrix anew, and gives the same to
-    the bit. If file, model, versions or arguments have changed, it starts anew; at ``scdiva.settings.verbosity =
-    "info"`` the log says which.
+    A run that is cut off, by a kill, an interrupt or an error, leaves its finished parts beside `out`, in a hidden
+    folder that ends in ``.parts``. The same call goes on after them, once it has checked the matrix anew, and gives the
+    same to the bit. If file, model, versions or arguments have changed, it starts anew; at ``scdiva.settings.verbosity
+    = "info"`` the log says which.
 
     Parameters
     ----------
@@ -67,7 +82,7 @@ def embed_file(
     out
         The file to write: a ``.zarr`` folder if its name ends so, else an ``.h5ad`` file. It is written beside `out`
         and renamed, so it is there whole or not at all.
-    model, pooling
+    model
         As in :func:`embed`.
     %(reading)s
     empty, batch_size, device, precision
@@ -78,9 +93,8 @@ def embed_file(
         Replace `out` if it exists.
     shard
         `(i, n)`: do only the i-th of n ranges of rows, i from 0. Call it n times, in any order, on any number of
-        machines that share the disk, otherwise with the same arguments; the call that finds all ranges finished joins
-        them, to the same bits as one call without shards. Unfinished ranges are taken up by calling again. Ranges and
-        notes of which are finished stand in a hidden folder beside `out` that ends in ``.shards``.
+        machines that share the disk, otherwise with the same arguments; the call that finds all parts finished joins
+        them, to the same bits as one call without shards. Unfinished ranges are taken up by calling again.
 
     Returns
     -------
@@ -121,95 +135,270 @@ def embed_file(
         raise FileNotFoundError(f"no file {str(path)!r}.")
     refuse_target(out, overwrite, path)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
+    number, n_shards = (0, 1) if shard is None else as_shard(shard)
     from scdiva.data.batch import WINDOW  # torch comes after what can be refused without it
     from scdiva.models.pretrained import load_for
 
     with _naming(path):  # before its content is hashed, which of a large file or a folder takes long
         open_path(path, layer, use_raw).close()
-    only = None if shard is None else as_shard(shard)
-    running = how_to_run(batch_size, device, precision, pooling)
+    running = how_to_run(batch_size, device, precision)
     loaded = load_for(model, running.device)
     key = embedding_key(loaded) if key_added is None else key_added
     at_first = stamp(path)
     given = {**vars(reading), "file": at_first}
+
+    def scan() -> Scan:
+        opened = open_cells(path, loaded, reading)
+        opened.close()
+        return opened.scan
+
     with _naming(path):
-        scanned = None if only is None else _scanned(loaded, path, reading, out, given)
+        of_scan = given | {"vocabulary": loaded.vocabulary.fingerprint, "scdiva": __version__}
+        scanned = None if shard is None else scan_once(out, of_scan, scan)
         _, source, parameters = open_for(loaded, path, running, reading, scanned=scanned)
     parameters["model"] = model_name(model)
-    # parts end where windows do: which cells share a batch must not depend on where a run was cut off
+    # parts are windows: which cells share a batch must not depend on where a run was cut off
     window = -(-WINDOW // source.block_rows) * source.block_rows
-    of_rows = _key(loaded, source, running, given, parameters["precision"]) | {"window": window}
-    shards = Shards(out, 1 if only is None else only[1], of_rows, source.n_obs, window, running.width(loaded))
-
-    def embed_rows(parts: Parts, first: int, stop: int) -> None:
-        """Embed the rows of a range that are not yet among its parts."""
-        if parts.n_rows:
-            logger.info("going on after %d rows, which %s holds", parts.n_rows, parts.path)
-        for rows, states in embed_cells(loaded, source, running, start=first + parts.n_rows, stop=stop):
-            end = min(-(-(int(rows[-1]) + 1) // window) * window, stop)
-            parts.append(_between(first + parts.n_rows, end, rows, states))
-
-    def write(parts: Parts | Shards) -> None:
-        """Write the result, unless the file has changed, and remove what it was made of."""
-        refuse_full(out, 4 * source.n_obs * parts.width)
-        with whole_or_not(out) as new:
-            _write(new, path, parts, (source.n_obs, parts.width), key, parameters)
-            if stamp(path) != at_first:
-                parts.remove()
-                raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")
-        parts.remove()
-
+    run = _run(loaded, source, running, given, parameters["precision"]) | {"window": window}
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if only is None:
-            with open_parts(out.with_name(f".{out.name}.part"), of_rows, shards.width) as parts:
-                refuse_target(out, overwrite, path)  # another call may have finished it
-                embed_rows(parts, 0, source.n_obs)
-                write(parts)
-            return out
-        number = only[0]
-        first, stop = shards.rows(number)
-        if number in shards.missing():
-            with shards.open(number) as parts:
-                embed_rows(parts, first, stop)
-                if missing := stop - first - parts.n_rows:  # a joined file has all rows of each shard
-                    parts.append(np.full((missing, shards.width), np.nan, dtype=np.float32))
-                shards.finish(number, parts)
-        _join(shards, number, write)
+        parts = Parts(_folder_of(out) / _digest(run), source.n_obs, window, running.width(loaded))
+        first, stop = parts.range_of(number, n_shards)
+        with _alone(parts.folder.parent, f"{number}-of-{n_shards}"):
+            refuse_target(out, overwrite, path)  # another call may have finished it
+            _begin(parts, run, discard=shard is None)
+            try:
+                for start, end in parts.gaps(first, stop):
+                    if start > first:
+                        logger.info("going on at row %d, after those that %s holds", start, parts.folder)
+                    for rows, states in embed_cells(loaded, source, running, start=start, stop=end):
+                        parts.save(int(rows[0]) // window * window, rows, states)
+                    for left_out in parts.missing(start, end):  # no cell of these has a known gene
+                        parts.save(left_out)
+            finally:
+                if len(parts.missing()) == parts.n_parts:  # nothing to go on from
+                    shutil.rmtree(parts.folder, ignore_errors=True)
+            if left := len(parts.missing()):
+                logger.info("shard %d of %d is finished; %d parts of others are not", number, n_shards, left)
+            else:
+                _join(out, path, parts, key, parameters, at_first)
     finally:
         source.close()
     return out
 
 
-def _scanned(model: ScDiVa, path: Path, reading: Reading, out: Path, given: dict[str, Any]) -> Scan:
-    """Check the matrix for all jobs, unless one has."""
+@dataclass(frozen=True)
+class Parts:
+    """The finished parts of one embedding.
 
-    def scan() -> Scan:
-        source = open_cells(path, model, reading)
-        source.close()
-        return source.scan
+    Attributes
+    ----------
+    folder
+        Where they are.
+    n_obs, window, width
+        Rows of all, rows of a part, numbers in a row.
+    """
 
-    return scan_once(out, given | {"vocabulary": model.vocabulary.fingerprint, "scdiva": __version__}, scan)
+    folder: Path
+    n_obs: int
+    window: int
+    width: int
 
+    @property
+    def n_parts(self) -> int:
+        """Number of parts of the whole."""
+        return -(-self.n_obs // self.window)
 
-def _join(shards: Shards, number: int, write: Callable[[Shards], None]) -> None:
-    """Write the result if all shards are finished, and no other call is at it."""
-    if left := shards.missing():
-        some = ", ".join(str(one) for one in left[:10]) + (", ..." if len(left) > 10 else "")
-        logger.info("shard %d of %d is finished; %d are not: %s", number, shards.n, len(left), some)
-        return
-    lock = shards.out.with_name(f".{shards.out.name}.joining")
-    try:
-        held = open_alone(lock)
-    except RuntimeError:
-        logger.info("all %d shards are finished; another call joins them", shards.n)
-        return
-    with held:
+    def range_of(self, number: int, n_shards: int) -> tuple[int, int]:
+        """Give a shard's first row and that after its last: whole windows, so that cells share batches as in one run.
+
+        Raises
+        ------
+        ValueError
+            If there are more shards than windows.
+        """
+        if n_shards > max(self.n_parts, 1):
+            raise ValueError(
+                f"{self.n_obs:,} cells are {self.n_parts} windows of {self.window:,}, which are not divided: ask for "
+                f"at most {self.n_parts} shards, not {n_shards}."
+            )
+        first, stop = (self.n_parts * at // n_shards * self.window for at in (number, number + 1))
+        return first, min(stop, self.n_obs)
+
+    def save(self, first: int, rows: np.ndarray | None = None, states: np.ndarray | None = None) -> None:
+        """Put states `(n, width)` of some rows down as the part that begins at a row; its other rows are NaN."""
+        part = np.full((min(self.window, self.n_obs - first), self.width), np.nan, dtype=np.float32)
+        if rows is not None:
+            part[rows - first] = states
+        _put(self._path(first), lambda file: np.savez(file, states=part))
+
+    def load(self, first: int) -> np.ndarray | None:
+        """Read a part, float32; None if it is not there, or damaged, and then it is deleted."""
         try:
-            if not shards.missing():  # else the other call has done it
-                write(shards)
+            with np.load(self._path(first)) as stored:
+                states: np.ndarray = stored["states"]
+            if states.shape == (min(self.window, self.n_obs - first), self.width):
+                return states
+        except FileNotFoundError:
+            return None
+        except _DAMAGED as error:
+            logger.warning("%s is damaged (%s) and is made again", self._path(first), error)
+        self._path(first).unlink(missing_ok=True)
+        return None
+
+    def missing(self, first: int = 0, stop: int | None = None) -> list[int]:
+        """List the rows at which parts begin that are not there."""
+        stop = self.n_obs if stop is None else stop
+        return [at for at in range(first, stop, self.window) if not self._path(at).exists()]
+
+    def gaps(self, first: int, stop: int) -> list[tuple[int, int]]:
+        """Give the ranges of rows of which no whole part is there."""
+        found: list[tuple[int, int]] = []
+        for at in range(first, stop, self.window):
+            if self.load(at) is None:
+                begin = found.pop()[0] if found and found[-1][1] == at else at
+                found.append((begin, min(at + self.window, stop)))
+        return found
+
+    def _path(self, first: int) -> Path:
+        return self.folder / f"{first:012d}.npz"
+
+
+def _begin(parts: Parts, run: dict[str, Any], *, discard: bool) -> None:
+    """Make the folder of parts, and say of parts of another run why they are of no use; jobs leave them to each other.
+
+    Parameters
+    ----------
+    parts
+        Those of this run.
+    run
+        What they depend on.
+    discard
+        Whether those of others are deleted.
+    """
+    for other in parts.folder.parent.glob("*/run.json"):
+        if other.parent != parts.folder:
+            with contextlib.suppress(*_DAMAGED):
+                before = json.loads(other.read_text())
+                differ = [name for name in {**before, **run} if before.get(name) != run.get(name)]
+                logger.info("%s is of another run (%s differ): starting anew", other.parent, ", ".join(differ))
+            if discard:
+                shutil.rmtree(other.parent, ignore_errors=True)
+    parts.folder.mkdir(parents=True, exist_ok=True)
+    _put(parts.folder / "run.json", lambda file: file.write(json.dumps(run).encode()))
+
+
+def _join(out: Path, path: Path, parts: Parts, key: str, parameters: dict[str, Any], at_first: str) -> None:
+    """Write the result and delete what it was made of, unless another call is at it or has done it."""
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(_alone(parts.folder.parent, "joining"))
+        except RuntimeError:
+            logger.info("all parts are finished; another call joins them")
+            return
+        if parts.missing():
+            return
+        refuse_full(out, 4 * parts.n_obs * parts.width)
+        with whole_or_not(out) as new:
+            _write(new, path, parts, key, parameters)
+            if stamp(path) != at_first:
+                shutil.rmtree(parts.folder.parent, ignore_errors=True)
+                raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")
+        shutil.rmtree(parts.folder.parent, ignore_errors=True)
+
+
+def _write(new: Path, path: Path, parts: Parts, key: str, parameters: dict[str, Any]) -> None:
+    """Write the new file: obs copied, no genes, the embedding part by part."""
+    import anndata.io
+    import pandas as pd
+
+    with open_store(new, "w") as file, open_store(path) as old:
+        copy_frame(old["obs"], file, "obs")
+        anndata.io.write_elem(file, "var", pd.DataFrame(index=pd.Index([], dtype=str)))
+        anndata.io.write_elem(file, "obsm", {})
+        embedding = new_rows(file["obsm"], key, (parts.n_obs, parts.width))
+        for first in range(0, parts.n_obs, parts.window):
+            if (states := parts.load(first)) is None:
+                raise ValueError(f"the part from row {first} on is damaged: run the shard of that row again.")
+            embedding[first : first + len(states)] = states
+        anndata.io.write_elem(file, "uns", {C.UNS: {key: parameters}})
+
+
+def scan_once(out: Path, key: dict[str, Any], make: Callable[[], Scan]) -> Scan:
+    """Scan a matrix, unless another job has; of several that come at once, one does it and the others wait.
+
+    Parameters
+    ----------
+    out
+        The result, beside which it is kept.
+    key
+        What it depends on, as plain JSON values.
+    make
+        Scans the matrix.
+    """
+    text, kept = json.dumps(key, sort_keys=True), _folder_of(out) / "scan.npz"
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    with kept.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:  # some network file systems have no locks: then each job scans
+            logger.warning("%s can't be locked (%s); jobs that start at once all check the whole matrix", kept, error)
+        with contextlib.suppress(*_DAMAGED), np.load(kept) as found:
+            if str(found["key"]) == text:
+                stored = {field.name: found[field.name] for field in fields(Scan)}
+                return Scan(**{name: value if value.ndim else value.item() for name, value in stored.items()})
+        scan = make()
+        _put(kept, lambda file: np.savez(file, key=text, **asdict(scan)))
+        return scan
+
+
+def _put(path: Path, write: Callable[[BinaryIO], Any]) -> None:
+    """Write a file that is there whole or not at all, on the disk before it has its name."""
+    beside = path.with_name(f".{uuid.uuid4().hex}.{path.name}")
+    with beside.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, what: str) -> Iterator[None]:
+    """Hold a lock in the folder of a result's parts for the block; RuntimeError if another call holds it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{what}.lock"
+    with open_alone(path):
+        try:
+            yield
         finally:
-            lock.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # unless it holds anything
+                folder.rmdir()
+
+
+def _folder_of(out: Path) -> Path:
+    return out.with_name(f".{out.name}.parts")
+
+
+def stamp(path: Path) -> str:
+    """Sizes and times of change of a file, or of all files of a folder: another stamp, another content."""
+    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    found = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return _digest(found)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+
+
+def as_shard(given: tuple[int, int]) -> tuple[int, int]:
+    """Check what a caller gave as one of several ranges of rows: which, from 0, of how many; else ValueError."""
+    try:
+        number, n = (operator.index(one) for one in given)
+        if 0 <= number < n:
+            return number, n
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(f"shard must be (number from 0, how many), such as (0, 64) to (63, 64); got {given!r}.")
 
 
 def _one_path(given: Any, name: str) -> Path:
@@ -235,7 +424,7 @@ def _naming(path: Path) -> Iterator[None]:
         raise kind(f"{str(path)!r} can't be embedded: {said}") from error
 
 
-def _key(model: ScDiVa, source: CellSource, running: Running, given: dict[str, Any], precision: str) -> dict[str, Any]:
+def _run(model: ScDiVa, source: CellSource, running: Running, given: dict[str, Any], precision: str) -> dict[str, Any]:
     """Gather what every bit of the embedding depends on, as JSON values; the precision is that of what is run."""
     import torch
 
@@ -255,31 +444,4 @@ def _key(model: ScDiVa, source: CellSource, running: Running, given: dict[str, A
         "batch_size": running.batch_size,
         "device": running.device,
         "precision": precision,
-        "pooling": str(running.what),
     }
-
-
-def _between(first: int, end: int, rows: np.ndarray, states: np.ndarray) -> np.ndarray:
-    """Put states at their rows of `first` to `end`; other rows, left out for lack of a known gene, are NaN."""
-    if len(rows) == end - first:
-        return states
-    spread = np.full((end - first, states.shape[1]), np.nan, dtype=np.float32)
-    spread[rows - first] = states
-    return spread
-
-
-def _write(
-    new: Path, path: Path, parts: Parts | Shards, shape: tuple[int, int], key: str, parameters: dict[str, Any]
-) -> None:
-    """Write the new file: obs copied, no genes, the embedding part by part; rows after the last part are NaN."""
-    import anndata.io
-    import pandas as pd
-
-    with open_store(new, "w") as file, open_store(path) as old:
-        copy_frame(old["obs"], file, "obs")
-        anndata.io.write_elem(file, "var", pd.DataFrame(index=pd.Index([], dtype=str)))
-        anndata.io.write_elem(file, "obsm", {})
-        embedding = new_rows(file["obsm"], key, shape)
-        for first, states in parts.read():
-            embedding[first : first + len(states)] = states
-        anndata.io.write_elem(file, "uns", {C.UNS: {key: parameters}})

@@ -12,6 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
+from scdiva._checks import check_least
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import model_name
@@ -41,9 +42,6 @@ def generate(
     fraction: float | Sequence[float] | None = None,
     fixed: Mapping[str, float] | None = None,
     from_state: bool = True,
-    n_steps: int = 8,
-    temperature: float = 1.0,
-    use_transformer: bool = False,
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -54,14 +52,13 @@ def generate(
 ) -> AnnData:
     r"""Draw new cells like those of a data set, of a group of it, or between two groups.
 
-    A cell of the data is drawn and its state read, the prompt; from that state a new cell of as many genes and the
-    same depth, all masked at first and then revealed (reverse process; paper, algorithm "scDiVa Inference"). What
+    A cell of the data is drawn and its state read; from that state a new cell of as many genes and the same depth. What
     cells of a state express is what the model's state head says, corrected by the cells of `adata` gene by gene
     and, with `groupby`, group by group (:func:`scdiva.populations.corrections.fit_population`). Values are drawn as
     counts (:func:`scdiva.populations.drawing.draw_counts`). No gene occurs twice in a cell, and no value is negative.
 
-    Without the transformer genes are independent, given the state and their number: they are revealed all at once, and
-    `n_steps` and `temperature` have no effect.
+    Given the state and their number, genes are independent and are drawn all at once. The transformer is not run:
+    cells that it draws step by step are told from real ones far better than these (the benchmarks in the docs).
 
     Parameters
     ----------
@@ -79,17 +76,11 @@ def generate(
         between those of a cell of either. Of several fractions so many cells each are drawn; None: half-way.
     fixed
         Genes that every new cell shows, and their log-normalised values on the scale of the result, such as
-        `{"CD3D": 2.0}`; 0: not expressed. Without the transformer and with a state, the rest is drawn as it would be.
+        `{"CD3D": 2.0}`; 0: not expressed. With a state, the rest is drawn as it would be.
     from_state
-        False: no state is given; it is read from what of the cell is drawn already, from nothing at first. Only the
-        number of genes and the depth are the data's.
-    n_steps
-        Steps in which genes are revealed.
-    temperature
-        1 draws from the model; less sharpens, 0 takes the likeliest.
-    use_transformer
-        Whether the transformer says its part, how genes go together beyond the state: a pass for each step and cell, so
-        slower by far. Measured on the benchmarks page.
+        False: no state is given; genes are revealed in eight steps (reverse process; paper, algorithm "scDiVa
+        Inference"), and in each the state is read from those that are there, the fixed ones at first. Only the number
+        of genes and the depth are the data's.
     %(reading)s
     rng
         Seed, or a generator; None takes `scdiva.settings.seed`. A new cell depends on the seed and its number, not on
@@ -123,13 +114,8 @@ def generate(
     """
     check_anndata(adata)
     begun = time.monotonic()
+    check_least(n_cells=(n_cells, 1))
     n_cells = operator.index(n_cells)
-    if n_cells < 1:
-        raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
-    if operator.index(n_steps) < 1:
-        raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
-    if not 0 <= temperature < np.inf:
-        raise ValueError(f"temperature must be 0 or positive, got {temperature!r}.")
     group, plan = _plan(adata, n_cells, groupby, groups, between, fraction)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
@@ -138,17 +124,15 @@ def generate(
     from scdiva.data.cells import open_cells
     from scdiva.data.genes import columns_of
     from scdiva.models.pretrained import load_for
-    from scdiva.populations.drawing import Drawing, draw_cells, place_orders
+    from scdiva.populations.drawing import draw_cells, place_orders
     from scdiva.populations.states import check_head, fit_to, on_cpu, states_of
     from scdiva.train.adaptation import read_cells
 
-    drawing = Drawing(int(n_steps), float(temperature), bool(use_transformer), bool(from_state))
     seed = seed_of(rng)
     loaded = load_for(model, "cpu")
     check_head(loaded)
     opened = open_cells(adata, loaded, reading, empty="nan")
-    in_steps = use_transformer or not from_state
-    shown = _fixed(fixed or {}, opened.tokens, opened.var.index, loaded.config.max_length if in_steps else None)
+    shown = _fixed(fixed or {}, opened.tokens, opened.var.index, None if from_state else loaded.config.max_length)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with on_cpu(loaded):
         with torch_threads_kept(1):  # products too small to share
@@ -159,7 +143,7 @@ def generate(
                 states = states._replace(group=(of_cell[:, None] == np.unique(of_cell)).astype(np.float32))
             fitted = fit_to(loaded, cells, states, draw)
         orders = place_orders(plan, rows, draw)
-        made = draw_cells(fitted, cells, states, orders, shown, drawing, seed)
+        made = draw_cells(fitted, cells, states, orders, shown, from_state, seed)
     columns = columns_of(opened.tokens, opened.scan.counts_per_gene)
     result = _result(adata, opened.var, made, columns, orders, rows, groupby, between)
     names, values = list(fixed or {}), list((fixed or {}).values())
@@ -172,7 +156,7 @@ def generate(
             "groupby": groupby or "",
             "groups": np.array(list(dict.fromkeys(order.name for order in plan)) if groupby else [], dtype=object),
             "fraction": np.array([order.fraction for order in plan] if between is not None else [], dtype=float),
-            **drawing._asdict(),
+            "from_state": bool(from_state),
             # not by name: a gene may have a name that is no key of a file
             "fixed": {"gene": np.array(names, dtype=object), "value": np.array(values, float)} if fixed else {},
             "seed": str(seed),
@@ -249,7 +233,7 @@ def _fixed(
     if max_length is not None and n_shown >= max_length:
         raise ValueError(
             f"fixed shows {n_shown:,} genes, and the model reads {max_length:,} of a cell: fix fewer, or draw with "
-            "use_transformer=False and from_state=True."
+            "from_state=True."
         )
     return shown
 

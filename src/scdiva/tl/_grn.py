@@ -6,12 +6,13 @@ import operator
 import time
 from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
+from scdiva._checks import check_choices
 from scdiva._docs import with_shared_docs
 from scdiva._rng import given_seed, step_seed
 from scdiva._running import how_to_run, open_for
@@ -26,13 +27,11 @@ if TYPE_CHECKING:
 
     from scdiva.models import ScDiVa
 
-Method = Literal["embedding", "attention", "knockout", "correlation"]
-
 
 @with_shared_docs
 def grn(
     adata: AnnData,
-    method: Method = "embedding",
+    method: Literal["embedding", "attention", "correlation"] = "embedding",
     *,
     sources: Sequence[str] | str | None = None,
     targets: Sequence[str] | str | None = None,
@@ -42,7 +41,6 @@ def grn(
     n_targets: int | None = 100,
     min_fraction: float = 0.01,
     n_cells: int | None = None,
-    effect: Literal["value", "presence"] = "value",
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     layer: str | None = None,
     use_raw: bool = False,
@@ -78,11 +76,6 @@ def grn(
             do. Targets of few cells are drawn towards 0, as if a hundred cells more attended as usual. Known targets of
             factors stand out in it about as far as they do by which genes are expressed together alone, gene families
             further (the benchmarks in the docs).
-        `"knockout"`
-            How much less the model expects of the target, on average over cells, when the source is taken out of a cell
-            that expresses it; drawn towards 0, as if ten cells more had shown no change. A quarter of a cell's genes is
-            masked and predicted, and `effect` says what of it is read. Below 0 it expects more, which is ranked last:
-            among known regulation such edges are no more frequent than by chance. The model has seen no intervention.
         `"correlation"`
             Pearson's correlation of log-normalised expression. It needs no model but for the names of genes, and is
             there to be compared with.
@@ -96,20 +89,14 @@ def grn(
     groups
         Those to make networks of; None: all.
     reference
-        A group, or `"rest"`, all other groups together: the weights become differences from its network's.
+        A group: the weights become differences from its network's.
     n_targets
         Edges kept of each source, those of largest weight (for `"correlation"` and differences, of largest absolute
         weight); None keeps all.
     min_fraction
         Genes expressed in a smaller share of the cells, in each group, take no part.
     n_cells
-        Cells read of each group, drawn at random; None: all. For `"knockout"`, cells in which each source is knocked
-        out, drawn among those of the group that express it; None: 50. Each takes a pass of the model.
-    effect
-        For `"knockout"`: `"value"` reads the log-normalised expression that the model predicts of the target where it
-        would stand among the masked genes; `"presence"` how often it is expected among them, as a logarithm: a weight
-        of 0.01 is 1% less, and what one gene loses others gain. The two find other targets; of the strongest edges
-        more are known by presence in most of the benchmarks.
+        Cells read of each group, drawn at random; None: all.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     %(reading)s
@@ -144,8 +131,8 @@ def grn(
         If `groupby`, `layer` or `gene_ids` does not exist.
     ValueError
         If a gene that is named is unknown, not measured or expressed too rarely; if a group does not exist or has fewer
-        than 10 cells; if the sums over cells would take more than 4 GiB; if an argument is out of range or belongs to
-        another method; or for what :func:`embed` refuses.
+        than 10 cells; if the sums over cells would take more than 4 GiB; if an argument is out of range; or
+        for what :func:`embed` refuses.
     TypeError
         If `adata` is no AnnData object.
 
@@ -158,55 +145,49 @@ def grn(
     100
     """
     begun = time.monotonic()
-    check_writable(adata, copy=copy, call="tl.grn", entry=key_added)
-    _check_arguments(method, n_targets, min_fraction, n_cells, effect)
-
-    from scdiva.networks import attention, correlation, embedding, knockout
+    from scdiva.networks.methods import METHODS
     from scdiva.networks.pairs import Pairs, check_size, choose_genes, choose_groups, expressed_share, some_cells
 
-    groups_of = choose_groups(adata, groupby, groups, reference)
-    keys = [key_added] if groupby is None else _keys(key_added, groups_of.drawn)
+    check_choices(method=(method, tuple(METHODS)))
+    for name, number in (("n_targets", n_targets), ("n_cells", n_cells)):
+        if number is not None and operator.index(number) < 1:
+            raise ValueError(f"{name} must be at least 1 or None, got {number}.")
+    if not 0 <= min_fraction <= 1:
+        raise ValueError(f"min_fraction must be a share, from 0 to 1, got {min_fraction}.")
+    check_writable(adata, copy=copy, call="tl.grn", entry=key_added)
+    chosen = choose_groups(adata, groupby, groups, reference)
+    keys = [key_added] if groupby is None else _keys(key_added, chosen.names)
     check_writable(adata, copy=copy, call="tl.grn", entry=key_added, varp=keys)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
     running = how_to_run(None, device, "fp32")
     loaded, source, parameters = open_for(model, adata, running, reading, empty=empty, embeds=method != "correlation")
-    for unused in ("pooling", "precision"):
-        del parameters[unused]
-    if (empty_cells := source.lengths == 0).any():
-        groups_of = groups_of._replace(code=np.where(empty_cells, -1, groups_of.code)).check()
-    group, n_groups = groups_of.code, len(groups_of.numbered)
+    del parameters["precision"]
+
+    chosen, n_groups = chosen.without(source.lengths == 0), len(chosen.numbered)
     column_of, names = _columns(adata, source)
-    share = expressed_share(source, group, n_groups)
-    known = embedding.seen_tokens(loaded) & (column_of >= 0)
+    share = expressed_share(source, chosen.code, n_groups)
+    known = loaded.seen_tokens & (column_of >= 0)
     tokens, of_sources, of_targets = choose_genes(sources, targets, source, share, known, min_fraction)
-    of_method: Any = {
-        "attention": attention, "correlation": correlation, "embedding": embedding, "knockout": knockout,
-    }[method]  # fmt: skip
-    check_size((n_groups, len(of_sources), len(of_targets)), of_method.BYTES, min_fraction)
+    way = METHODS[method]
+    check_size((n_groups, len(of_sources), len(of_targets)), way.bytes_each, min_fraction)
     seed = given_seed(rng)
-    draw = np.random.default_rng(step_seed(seed, 0, "gene network"))
-    own: dict[str, Any] = {}
-    if method == "knockout":
-        own = {"n_cells": n_cells or knockout.N_CELLS, "effect": effect, "rng": draw}
-    else:
-        group = some_cells(group, n_groups, n_cells, draw)
+    group = some_cells(chosen.code, n_groups, n_cells, np.random.default_rng(step_seed(seed, 0, "gene network")))
     pairs = Pairs(loaded, source, tokens, of_sources, of_targets, group, n_groups)
-    sums = of_method.sums(pairs, running, **own)
-    signed = method == "correlation" or groups_of.reference is not None
-    columns = column_of[tokens]
+
+    sums = way.sums(pairs, running)
+    signed, columns = way.signed or chosen.reference is not None, column_of[tokens]
+    base = 0.0 if chosen.reference is None else way.weights(pairs, *(part[-1] for part in sums))
     graphs = {}
     for number, key in enumerate(keys):
-        weights = of_method.weights(pairs, *(part[number] for part in sums))
-        if groups_of.reference is not None:
-            weights = weights - of_method.weights(pairs, *groups_of.sums_of_reference(sums, number))
+        weights = way.weights(pairs, *(part[number] for part in sums)) - base
         strength = np.abs(weights) if signed else weights
         graphs[key] = _matrix(weights, strength, columns[of_sources], columns[of_targets], n_targets, adata.n_vars)
     parameters |= {
         "method": method,
         "groupby": groupby or "",
-        "groups": np.array([] if groupby is None else groups_of.drawn, dtype=object),
+        "groups": np.array([] if groupby is None else chosen.names, dtype=object),
         "keys": np.array(keys, dtype=object),
-        "reference": groups_of.reference or "",
+        "reference": chosen.reference or "",
         "sources": names[columns[of_sources]],
         "targets": names[columns[of_targets]],
         "n_targets": n_targets or 0,
@@ -216,7 +197,6 @@ def grn(
         "signed": signed,
         "seed": str(seed),
         "seconds": time.monotonic() - begun,
-        **({"effect": effect} if method == "knockout" else {}),
     }
     return write(adata, "tl.grn", key_added, parameters, copy=copy, varp=graphs)
 
@@ -227,20 +207,6 @@ def _keys(key_added: str, groups: Sequence[str]) -> list[str]:
     if repeated := sorted({key for key in keys if keys.count(key) > 1}):
         raise ValueError(f"two groups would be written to adata.varp[{repeated[0]!r}]: rename the one with a slash.")
     return keys
-
-
-def _check_arguments(method: str, n_targets: int | None, min_fraction: float, n_cells: int | None, effect: str) -> None:
-    if method not in get_args(Method):
-        raise ValueError(f"method must be one of {', '.join(map(repr, get_args(Method)))}, got {method!r}.")
-    for name, number in (("n_targets", n_targets), ("n_cells", n_cells)):
-        if number is not None and operator.index(number) < 1:
-            raise ValueError(f"{name} must be at least 1 or None, got {number}.")
-    if not 0 <= min_fraction <= 1:
-        raise ValueError(f"min_fraction must be a share, from 0 to 1, got {min_fraction}.")
-    if effect not in ("presence", "value"):
-        raise ValueError(f'effect must be "value" or "presence", got {effect!r}.')
-    if effect != "value" and method != "knockout":
-        raise ValueError(f"method {method!r} takes no effect.")
 
 
 def _columns(adata: AnnData, source: Any) -> tuple[NDArray[np.int64], NDArray[np.object_]]:

@@ -40,7 +40,6 @@ def log_likelihood(
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     *,
     n_samples: int = 8,
-    use_transformer: bool = False,
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -58,8 +57,11 @@ def log_likelihood(
     Monte-Carlo estimate of the any-order bound (:func:`scdiva.diffusion.log_likelihood`; paper, appendix "ELBO
     Derivation"): a share of a cell's genes is masked, and how surely the model names them is scored, over all shares.
     It is of the set of a cell's genes given how many they are, not of their values, and over the genes that `adata`
-    measures; with the transformer, which reads masked genes at their true ranks, of the genes in their order. A long
-    cell has a lower likelihood, so cells are compared by gene.
+    measures. A long cell has a lower likelihood, so cells are compared by gene.
+
+    The model's state head names the genes. Its transformer is run where there is no such head, as in the paper: it
+    takes two to five times as long, and separated doublets from cells no better (the benchmarks in the docs). It reads
+    masked genes at their true ranks, so that the bound is then of the genes in their order.
 
     Parameters
     ----------
@@ -69,9 +71,6 @@ def log_likelihood(
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     n_samples
         Samples per cell; even. The standard error falls with its root.
-    use_transformer
-        Whether the transformer is run, beside the state head. It takes two to five times as long and separated doublets
-        from cells no better (the benchmarks page), so it is left out by default; a model without a state head needs it.
     %(reading)s
     rng
         Seed, or a generator; None takes `scdiva.settings.seed`. A cell's result depends on the seed and its row, not on
@@ -94,8 +93,7 @@ def log_likelihood(
     Raises
     ------
     ValueError
-        If `n_samples` is odd or below 2, the transformer is left out of a model that has no state head, or no cell
-        state without it; if a cell has no known gene, or the matrix is refused as by :func:`embed`.
+        If `n_samples` is odd or below 2, a cell has no known gene, or the matrix is refused as by :func:`embed`.
     TypeError
         If `adata` is no AnnData object.
 
@@ -119,13 +117,9 @@ def log_likelihood(
 
     seed = seed_of(rng)
     loaded, source, parameters = open_for(model, adata, running, reading, empty="error")
-    if not use_transformer and (loaded.state_head is None or loaded.config.anchor == "learned"):
-        raise ValueError(
-            f"The model has state_head={loaded.config.state_head} and anchor={loaded.config.anchor!r}: without its "
-            "transformer it says nothing of a cell's genes. Pass use_transformer=True."
-        )
+    stream = loaded.state_head is None or loaded.config.anchor == "learned"
     measured = torch.from_numpy(source.measured_tokens.astype(np.int64))
-    running = running._replace(what=_scored_by(measured, n_samples, use_transformer, seed), batch_size=1)
+    running = running._replace(what=_scored_by(measured, n_samples, stream, seed), batch_size=1)
 
     found = np.empty((adata.n_obs, 2))
     for rows, _, results in run_cells(loaded, source, running, held_tokens=_HELD_TOKENS, beside=row_numbers):
@@ -135,9 +129,8 @@ def log_likelihood(
     by_gene = found[:, 0] / lengths
     columns = dict(zip(written, (*found.T, by_gene, unusually_low(by_gene, lengths)), strict=True))
     parameters = {
-        **{name: value for name, value in parameters.items() if name != "pooling"},
+        **parameters,
         "n_samples": n_samples,
-        "use_transformer": bool(use_transformer),
         "seed": str(seed),
     }
     return write(adata, "tl.log_likelihood", key_added, parameters, copy=copy, obs=columns)
@@ -159,7 +152,7 @@ def unusually_low(by_gene: NDArray[np.float64], lengths: NDArray[np.integer]) ->
     return found
 
 
-def _scored_by(genes: Tensor, n_samples: int, use_transformer: bool, seed: int) -> Callable[..., Any]:
+def _scored_by(genes: Tensor, n_samples: int, stream: bool, seed: int) -> Callable[..., Any]:
     """Make a read-out of one cell: its bound and the standard error, `(1, 2)`."""
     import torch
 
@@ -171,7 +164,7 @@ def _scored_by(genes: Tensor, n_samples: int, use_transformer: bool, seed: int) 
     def score(network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row: Tensor) -> Tensor:
         most = network.config.max_length
         panel = genes.to(tokens.device)
-        denoise = denoiser_of(network, genes=genes, stream=use_transformer, spread=False)
+        denoise = denoiser_of(network, genes=genes, stream=stream, spread=False)
 
         def of_panel(numbers: Tensor, *rest: Tensor) -> Any:
             there = panel[(numbers - N_SPECIAL).clamp_min(0)].masked_fill(numbers == MASK, MASK)

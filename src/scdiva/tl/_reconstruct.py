@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import operator
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
+from scdiva._checks import check_least
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import how_to_run, open_for, row_numbers, run_cells
@@ -34,15 +34,6 @@ _HELD_TOKENS = 65_536
 """Genes of the cells whose results wait to be taken."""
 
 
-class Filling(NamedTuple):
-    """How masked genes are filled in, as :func:`scdiva.diffusion.sample` takes it."""
-
-    n_steps: int
-    remasking: Literal["low_confidence", "random"]
-    temperature: float
-    use_places: bool
-
-
 @with_shared_docs
 def reconstruct(
     adata: AnnData,
@@ -50,8 +41,6 @@ def reconstruct(
     *,
     mask_ratio: float = 0.3,
     n_steps: int = 1,
-    remasking: Literal["low_confidence", "random"] = "low_confidence",
-    temperature: float = 0.0,
     use_places: bool = True,
     layer: str | None = None,
     use_raw: bool = False,
@@ -89,11 +78,7 @@ def reconstruct(
     mask_ratio
         Share of each cell's genes that is masked, 0 to 1; drawn at random, at least one where above 0.
     n_steps
-        Steps in which masked genes are revealed.
-    remasking
-        `"low_confidence"`: the surest first; `"random"`: any.
-    temperature
-        Of `remasking="random"`: 0 takes the likeliest gene; 1 draws from the model.
+        Steps in which masked genes are revealed, the surest first. Each is the likeliest.
     use_places
         Whether masked genes keep their true ranks; without, all that is known of them is how many there are.
     %(reading)s
@@ -143,8 +128,9 @@ def reconstruct(
     """
     written = [f"{key_added}{ending}" for ending in _ENDINGS]
     check_writable(adata, copy=copy, call="tl.reconstruct", entry=key_added, layers=written)
-    filling = Filling(operator.index(n_steps), remasking, float(temperature), bool(use_places))
-    _check(mask_ratio, filling)
+    check_least(n_steps=(n_steps, 1))
+    if not 0 <= mask_ratio <= 1:
+        raise ValueError(f"mask_ratio must be in [0, 1], got {mask_ratio!r}.")
     running = how_to_run(None, device, precision)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
 
@@ -156,7 +142,7 @@ def reconstruct(
         raise ValueError("This model has no state head, so that ranks can't be used: pass use_places=False.")
     measured = source.measured_tokens.astype(np.int64)
     around = None if use_places else _around(loaded, source, measured, seed)
-    what = _filled_in(loaded, float(mask_ratio), filling, measured, seed, around)
+    what = _filled_in(loaded, float(mask_ratio), n_steps, measured, seed, by_rank=use_places, around=around)
     running = running._replace(what=what, batch_size=1)
 
     cells: list[Any] = [None] * adata.n_obs
@@ -168,29 +154,16 @@ def reconstruct(
             true = slice(indptr[cell], min(indptr[cell + 1], indptr[cell] + most))
             cells[rows[cell]] = (tokens[true], values[true], found)
     layers = _layers(cells, columns_of(source.tokens, source.scan.counts_per_gene), adata.shape, written)
-    scores = _scores(cells, source.n_tokens, by_rank=filling.use_places)
-    parameters = {
-        **{name: value for name, value in parameters.items() if name != "pooling"},
+    scores = _scores(cells, source.n_tokens, by_rank=use_places)
+    parameters |= {
         "mask_ratio": float(mask_ratio),
-        **filling._asdict(),
+        "n_steps": int(n_steps),
+        "use_places": bool(use_places),
         "seed": str(seed),
         "scores": scores,
     }
     logger.info("reconstructed %d cells: recall of masked genes %.3f", adata.n_obs, scores["masked_recall"])
     return write(adata, "tl.reconstruct", key_added, parameters, copy=copy, layers=layers)
-
-
-def _check(mask_ratio: float, filling: Filling) -> None:
-    if not 0 <= mask_ratio <= 1:
-        raise ValueError(f"mask_ratio must be in [0, 1], got {mask_ratio!r}.")
-    if filling.n_steps < 1:
-        raise ValueError(f"n_steps must be at least 1, got {filling.n_steps}.")
-    if filling.remasking not in ("low_confidence", "random"):
-        raise ValueError(f"remasking must be 'low_confidence' or 'random', got {filling.remasking!r}.")
-    if not 0 <= filling.temperature < np.inf:
-        raise ValueError(f"temperature must be 0 or positive, got {filling.temperature!r}.")
-    if filling.temperature and filling.remasking == "low_confidence":
-        raise ValueError(f"temperature={filling.temperature} draws genes at random: pass remasking='random' with it.")
 
 
 def _around(
@@ -222,10 +195,12 @@ def _around(
 def _filled_in(
     model: ScDiVa,
     mask_ratio: float,
-    filling: Filling,
+    n_steps: int,
     measured: np.ndarray,
     seed: int,
-    around: tuple[Context, dict[int, int]] | None = None,
+    *,
+    by_rank: bool,
+    around: tuple[Context, dict[int, int]] | None,
 ) -> Callable[..., Tensor]:
     """Make a read-out of one cell: its new tokens and values, and which true ranks were masked, `(L, 3)`."""
     import torch
@@ -237,7 +212,7 @@ def _filled_in(
     from scdiva.tokenizer.serialize import score_denominator
 
     denominator = torch.from_numpy(score_denominator(model.vocabulary.entropy, model.config.entropy_floor))
-    genes, by_rank = torch.from_numpy(measured), filling.use_places
+    genes = torch.from_numpy(measured)
     context, among = around or (None, {})
 
     def fill(network: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, row: Tensor) -> Tensor:
@@ -266,9 +241,7 @@ def _filled_in(
             tokens[order].masked_fill(masked_last, MASK),
             values[order],
             bounds,
-            n_steps=filling.n_steps,
-            remasking=filling.remasking,
-            temperature=filling.temperature,
+            n_steps=n_steps,
             score_denominator=None if by_rank else denominator,
             generator=generator,
         )

@@ -53,8 +53,8 @@ def regulon(
     Returns
     -------
     `source`, `target`; `weight` of the edge; `correlation`, Pearson's, of log-normalised expression over the cells of
-    the network's group; `sign`, 1 or -1, of the weight if the method distinguishes more from less (`"knockout"`,
-    `"correlation"`; not of differences of groups), else of the correlation, 0 if that is 0. With `known` also `known`:
+    the network's group; `sign`, 1 or -1, of the weight if the method distinguishes more from less (`"correlation"`;
+    not of differences of groups), else of the correlation, 0 if that is 0. With `known` also `known`:
     1, -1 or 0 (sign not known) for a pair that it holds, else NaN. The strongest first.
 
     Raises

@@ -152,9 +152,9 @@ def read_cells(
 
 @torch.no_grad()
 def encoded(
-    model: ScDiVa, cells: AdaptationCells, block: int = 1024, *, what: Literal["state", "lat"] = "state"
+    model: ScDiVa, cells: AdaptationCells, block: int = 1024, *, what: Literal["state", "embedding"] = "state"
 ) -> Tensor:
-    """Cell states, or embeddings (`"lat"`), `(n_cells, dim)`, on the CPU."""
+    """Cell states, or embeddings (`"embedding"`), `(n_cells, dim)`, on the CPU."""
     device, parts = next(model.parameters()).device, []
     size = 1 if runs_transformer(model) and device.type == "cpu" else block
     for start in range(0, cells.n_cells, size):

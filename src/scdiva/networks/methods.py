@@ -1,0 +1,273 @@
+"""What each method makes of genes, cells and groups: sums over the cells of each group, and weights of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from scdiva._running import Running, run_cells
+from scdiva.models import ScDiVa
+from scdiva.networks.pairs import Pairs
+
+Name = Literal["embedding", "attention", "correlation"]
+PRIOR_CELLS = 100
+"""Cells that attend as usual and stand beside those read: whether a source is there differs far more between two cells
+than the share of cells that have it differs between targets, so that a few cells say little of a pair."""
+RIDGE = 1e-3
+"""Of the largest variance of the states: directions in which cells hardly differ say nothing of a gene."""
+_HELD_TOKENS = 16_384
+"""Genes of the cells whose ranks wait to be added up: 75 MB where cells are 1,200 genes long."""
+
+
+class Method(NamedTuple):
+    """A way to make a network.
+
+    Attributes
+    ----------
+    sums
+        Adds up over the cells of each group: arrays whose first axis is groups.
+    weights
+        Makes weights, sources × targets, of the sums of one group.
+    bytes_each
+        Held for each group, source and target while cells are read.
+    signed
+        Whether a weight below 0 is as strong as one above.
+    """
+
+    sums: Callable[[Pairs, Running], tuple[NDArray[Any], ...]]
+    weights: Callable[..., NDArray[np.float64]]
+    bytes_each: int
+    signed: bool = False
+
+
+# --- correlation: what every other method is to be compared with
+
+
+def correlation_sums(pairs: Pairs, _: Running) -> tuple[NDArray[np.float64], ...]:
+    """Add up moments of log-normalised expression.
+
+    Returns
+    -------
+    Cells (n_groups,); sums and sums of squares of sources (n_groups, 2, n_sources) and of targets; sums of products
+    (n_groups, n_sources, n_targets).
+    """
+    n_groups, n_sources, n_targets = pairs.shape
+    n = np.zeros(n_groups)
+    of_sources, of_targets = np.zeros((n_groups, 2, n_sources)), np.zeros((n_groups, 2, n_targets))
+    products = np.zeros(pairs.shape)
+    for first, block in pairs.source.expression_blocks():
+        values = block[:, pairs.tokens]
+        for number in range(n_groups):
+            rows = np.flatnonzero(pairs.group[first : first + block.shape[0]] == number)
+            if not len(rows):
+                continue
+            # in float64: of a gene that all cells express the variance is a small part of the squares
+            x = values[rows].toarray().astype(np.float64)
+            s, t = x[:, pairs.sources], x[:, pairs.targets]
+            n[number] += len(rows)
+            for total, part in ((of_sources[number], s), (of_targets[number], t)):
+                total += np.stack([part.sum(axis=0), np.square(part).sum(axis=0)])
+            products[number] += s.T @ t
+    return n, of_sources, of_targets, products
+
+
+def correlation_weights(
+    _: Pairs,
+    n: NDArray[np.float64],
+    of_sources: NDArray[np.float64],
+    of_targets: NDArray[np.float64],
+    products: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    """Give Pearson's correlation of each source with each target; NaN without variance."""
+    scale = []
+    for total, squares in (of_sources, of_targets):
+        variance = squares - total**2 / n
+        scale.append(np.sqrt(np.where(variance > 1e-9 * squares, variance, np.nan)))  # the rest is rounding
+    covariance = products - np.outer(of_sources[0], of_targets[0]) / n
+    return np.clip(covariance / np.outer(*scale), -1, 1)
+
+
+# --- attention: which genes the model reads when it reads a gene
+
+
+def attention_sums(
+    pairs: Pairs, running: Running
+) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """Add up rank-normalised attention, one cell at a time.
+
+    Returns
+    -------
+    Sums of ranks, float32 (n_groups, n_sources, n_targets); cells that hold each target (n_groups, n_targets); sums of
+    the ranks of each source over all queries, whatever their gene (n_groups, n_sources); and their number (n_groups,).
+    """
+    n_groups, n_sources, n_targets = pairs.shape
+    total, n = np.zeros(pairs.shape, dtype=np.float32), np.zeros((n_groups, n_targets), dtype=np.int64)
+    of_all, n_queries = np.zeros((n_groups, n_sources)), np.zeros(n_groups, dtype=np.int64)
+    of_source, of_target = pairs.rows_of(pairs.sources), pairs.rows_of(pairs.targets)
+    for rows, (indptr, tokens, _), results in run_cells(
+        pairs.model,
+        pairs.source,
+        running._replace(what=attention_ranks, batch_size=1),
+        held_tokens=_HELD_TOKENS,
+        only=pairs.group >= 0,
+    ):
+        for (cell,), ranks in results:
+            genes = tokens[indptr[cell] : indptr[cell + 1]][: len(ranks)]
+            keys, queries = np.flatnonzero(of_source[genes] >= 0), np.flatnonzero(of_target[genes] >= 0)
+            sources, targets = of_source[genes[keys]], of_target[genes[queries]]
+            group = pairs.group[rows[cell]]
+            total[group][np.ix_(sources, targets)] += ranks.T[np.ix_(keys, queries)]  # from key to query
+            n[group][targets] += 1
+            of_all[group][sources] += ranks[:, keys].sum(axis=0)
+            n_queries[group] += len(ranks)
+    return total, n, of_all, n_queries
+
+
+def attention_weights(
+    _: Pairs | None,
+    total: NDArray[np.float32],
+    n: NDArray[np.int64],
+    of_all: NDArray[np.float64],
+    n_queries: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Give mean ranks above those of any query, drawn towards 0; NaN without a cell."""
+    usual = of_all / n_queries
+    with np.errstate(invalid="ignore"):
+        return np.where(n > 0, (total - np.outer(usual, n)) / (n + PRIOR_CELLS), np.nan)
+
+
+def attention_ranks(model: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> Tensor:
+    r"""Read out how the genes of one cell attend to each other.
+
+    Attention weights (paper, eq. `mha`), without the column of `[LAT]`, are averaged over layers and heads; then the
+    keys of each query are ranked and the ranks divided by their number (paper, section "Gene Regulatory Network
+    Inference and Logic", rank-normalised weights), so that long and short cells count equally.
+
+    Parameters
+    ----------
+    model
+        The model.
+    tokens, values, cu_seqlens
+        One cell, packed, of which the first `max_length` genes are read.
+
+    Returns
+    -------
+    float32 `(L, L)` (query, key): ranks in (0, 1], 1 for the key that the query attends to most.
+    """
+    most = model.config.max_length
+    by_layer = model.attention_weights(tokens[:most], values[:most], cu_seqlens.clamp_max(most))
+    total = next(by_layer)[2][:, 1:, 1:].mean(dim=0)
+    for _, _, of_layer in by_layer:
+        total += of_layer[:, 1:, 1:].mean(dim=0)
+    order = total.cpu().numpy().argsort(axis=1)  # numpy sorts rows several times faster than torch
+    ranks = np.empty(order.shape, dtype=np.float32)
+    np.put_along_axis(ranks, order, np.arange(1, len(order) + 1, dtype=np.float32) / len(order), axis=1)
+    return torch.from_numpy(ranks)
+
+
+# --- embedding: what the model knows of two genes, and how they go with the states of these cells
+
+
+def embedding_sums(pairs: Pairs, running: Running) -> tuple[NDArray[np.float64], ...]:
+    """Add up moments of expression and cell states: those of genes and states are enough.
+
+    Returns
+    -------
+    Cells (n_groups,), sums and sums of squares of expression (n_groups, 2, n_genes), sums of states (n_groups, dim),
+    their products (n_groups, dim, dim), products of expression and states (n_groups, n_genes, dim).
+    """
+    n_groups, n_genes, width = pairs.n_groups, len(pairs.tokens), running.width(pairs.model)
+    n, of_genes = np.zeros(n_groups), np.zeros((n_groups, 2, n_genes))
+    of_states, squares = np.zeros((n_groups, width)), np.zeros((n_groups, width, width))
+    products = np.zeros((n_groups, n_genes, width))
+    for rows, _, results in run_cells(pairs.model, pairs.source, running, only=pairs.group >= 0):
+        states = np.empty((len(rows), width))
+        for cells, found in results:
+            states[cells] = found
+        first = int(rows[0])
+        values = pairs.source.expression(first, int(rows[-1]) + 1)[rows - first][:, pairs.tokens].astype(np.float64)
+        group = pairs.group[rows]
+        for number in np.unique(group):
+            x, z = values[group == number], states[group == number]
+            n[number] += len(z)
+            of_genes[number] += np.stack([x.sum(axis=0), x.multiply(x).sum(axis=0)]).reshape(2, -1)
+            of_states[number] += z.sum(axis=0)
+            squares[number] += z.T @ z
+            products[number] += x.T @ z
+    return n, of_genes, of_states, squares, products
+
+
+def embedding_weights(
+    pairs: Pairs,
+    n: NDArray[np.float64],
+    of_genes: NDArray[np.float64],
+    of_states: NDArray[np.float64],
+    squares: NDArray[np.float64],
+    products: NDArray[np.float64],
+) -> NDArray[np.float64]:
+    r"""Give the similarity of each source and target.
+
+    The mean of two similarities, each in standard deviations over all pairs of genes from their mean: the cosine of the
+    whitened embeddings of the model (:func:`whitened`), and the covariance of the two genes' standardised expression as
+    far as it is linear in the cell states.
+    """
+    states = of_states / n
+    values, directions = np.linalg.eigh(squares / n - np.outer(states, states))
+    values = np.maximum(values, 0)
+    variance = of_genes[1] / n - (of_genes[0] / n) ** 2
+    varies = variance > 1e-9 * of_genes[1] / n
+    scale = np.where(varies, np.sqrt(np.where(varies, variance, 1.0)), np.inf)  # what does not vary goes with nothing
+    covariance = (products / n - np.outer(of_genes[0] / n, states)) / scale[:, None]
+    spread = np.where(values > 0, np.sqrt(values) / (values + RIDGE * values.max() + np.finfo(float).tiny), 0.0)
+    loadings = covariance @ (directions * spread)
+    total = np.zeros((len(pairs.sources), len(pairs.targets)))
+    for vectors in (whitened(pairs.model)[pairs.tokens], loadings):
+        # mean and standard deviation of the inner products of all pairs, a gene with itself among them
+        mean = float(np.square(vectors.mean(axis=0)).sum())
+        square = float(np.square(vectors.T @ vectors / len(vectors)).sum())
+        if (sd := max(square - mean**2, 0.0) ** 0.5) > 0:
+            total += (vectors[pairs.sources] @ vectors[pairs.targets].T - mean) / (2 * sd)
+    return total
+
+
+def whitened(model: ScDiVa) -> NDArray[np.float64]:
+    """Whiten the gene embeddings of a model, and bring each to length one.
+
+    The first directions of such a table hold how widely a gene is expressed and in which kinds of cells, and outweigh
+    the rest in a plain cosine; whitening lets all directions count equally (Su et al. 2021).
+
+    Parameters
+    ----------
+    model
+        The model.
+
+    Returns
+    -------
+    float64 (n_tokens, n), rows of special tokens and of genes that the model has not seen are 0.
+
+    References
+    ----------
+    .. [1] Su et al., Whitening sentence representations for better semantics and faster retrieval, arXiv 2021.
+    """
+    table = model.embedding.gene.weight.detach().double().cpu().numpy()
+    rows = np.flatnonzero(model.seen_tokens)
+    centred = table[rows] - table[rows].mean(axis=0)
+    _, singular, directions = np.linalg.svd(centred, full_matrices=False)
+    kept = singular > 1e-6 * singular[0]
+    white = centred @ (directions[kept].T / singular[kept])
+    length = np.linalg.norm(white, axis=1, keepdims=True)
+    result = np.zeros((len(table), white.shape[1]))
+    result[rows] = white / np.where(length > 0, length, 1.0)
+    return result
+
+
+METHODS: dict[Name, Method] = {
+    "embedding": Method(embedding_sums, embedding_weights, 0),
+    "attention": Method(attention_sums, attention_weights, 4),
+    "correlation": Method(correlation_sums, correlation_weights, 8, signed=True),
+}

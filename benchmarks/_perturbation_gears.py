@@ -92,7 +92,7 @@ def _trained(cells: ad.AnnData, asked: list[list[str]], job: dict, folder: Path)
 
 
 def as_predicted(task: Task, job: dict, values: sp.csr_matrix, means: np.ndarray) -> ad.AnnData:
-    """Means in the form that `tl.predict_perturbation` gives, without baselines and spread."""
+    """Means in the form that `tl.predict_perturbation` gives, with the train mean for a baseline, and without spread."""
     labels = task.train.obs[CONDITION].astype(str).to_numpy()
     of_label = {name: np.asarray(values[labels == name].mean(axis=0)).ravel() for name in np.unique(labels)}
     control = of_label.pop(job["control"])
@@ -101,6 +101,9 @@ def as_predicted(task: Task, job: dict, values: sp.csr_matrix, means: np.ndarray
         means.astype(np.float32), obs={CONDITION: task.asked}, var=task.train.var.copy(),
         varm={C.VARM_MEAN: means.T, C.VARM_CONTROL: np.repeat(control[:, None], len(means), axis=1)},
     )  # fmt: skip
+    # from where a change is measured too; of the baselines those in the rows of `ours` count
+    train_mean = np.mean(list(of_label.values()), axis=0).astype(np.float32)
+    found.varm[C.VARM_BASELINE + "train_mean"] = np.repeat(train_mean[:, None], len(means), axis=1)
     found.uns[C.UNS] = {
         C.PERTURBATION: {
             "perturbation_key": CONDITION, "control": job["control"], "groupby": "", "dose_key": "",
@@ -110,7 +113,6 @@ def as_predicted(task: Task, job: dict, values: sp.csr_matrix, means: np.ndarray
             "n_parts": np.array([len(these) for these in parts]),
             "n_seen": np.array([sum(part in of_label for part in these) for these in parts]),
             "trained": np.zeros(len(parts), dtype=bool),
-            "train_mean": np.mean(list(of_label.values()), axis=0).astype(np.float32),
         }
     }  # fmt: skip
     return found

@@ -115,7 +115,7 @@ def test_a_mapping_is_followed_and_may_name_parts_combinations_and_the_control(h
 
 def test_what_most_labels_are_has_to_be_said(human):
     labels = ["KLF1g1", "KLF1g2", "GATA1g1", "TAL1g1", "drug"]
-    said = r"4 of 5 perturbations in adata.obs\['guide'\] .*'GATA1g1' -> 'GATA1', 'KLF1g1' -> 'KLF1', .*guides='auto'"
+    said = r"4 of 5 perturbations in adata.obs\['guide'\] .*guides='auto'"
     with pytest.raises(ValueError, match=said) as caught:
         read(labels, None, human)
     assert "guides={'GATA1g1': 'GATA1', 'KLF1g1': 'KLF1', 'KLF1g2': 'KLF1', ...}" in str(caught.value)
@@ -126,7 +126,7 @@ def test_what_most_labels_are_has_to_be_said(human):
 
 
 def test_a_few_are_told(human):
-    with pytest.warns(UserWarning, match=r"1 of 3 .*'TAL1g1' -> 'TAL1'\. Pass guides='auto'") as told:
+    with pytest.warns(UserWarning, match=r"1 of 3 .*Pass guides='auto'.*'TAL1g1': 'TAL1'") as told:
         assert read(["KLF1", "GATA1", "TAL1g1"], None, human) == {}
     assert told[0].filename == __file__
     with warnings.catch_warnings():
@@ -135,13 +135,13 @@ def test_a_few_are_told(human):
 
 
 def test_one_label_alone_is_told_and_not_refused(human):
-    with pytest.warns(UserWarning, match="1 of 1 perturbations .*'rest' -> 'REST'"):
+    with pytest.warns(UserWarning, match="1 of 1 perturbations .*'rest': 'REST'"):
         assert read(["rest"], None, human) == {}
 
 
 def test_guides_of_the_control_have_to_be_said_where_there_is_no_other(human):
     how = {"key": "guide", "control": "NTC", "separator": "+"}
-    with pytest.raises(ValueError, match=r"2 of 5 .*'NTC_1' -> 'NTC'"):
+    with pytest.raises(ValueError, match=r"2 of 5 .*'NTC_1': 'NTC'"):
         read_guides(["KLF1", "GATA1", "TAL1", "NTC_1", "NTC_2"], None, genes_among(human), **how)
 
 

@@ -122,7 +122,6 @@ def test_what_cannot_be_drawn_is_refused(predicted_screen, tmp_path):
             delta_scatter(predicted, condition, observed, **options)
     for key in [key for key in predicted.varm if key.startswith(C.VARM_BASELINE)]:
         del predicted.varm[key]
-    del predicted.uns["scdiva"]["perturbation"]["train_mean"]
     with pytest.raises(ValueError, match="take reference='control'"):
         delta_scatter(predicted, "A", observed, reference="mean")
     with pytest.raises(ValueError, match=r"'A'\) was observed"):

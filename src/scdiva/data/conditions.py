@@ -404,15 +404,13 @@ def read_guides(
         rest = [label for label in every if label not in found and label != control]
         unsaid = genes_of_guides(rest, known, control, separator)
         if unsaid:
-            more = ", ..." * (len(unsaid) > _SHOWN)
-            shown = dict(list(unsaid.items())[:_SHOWN])
-            mapping = ", ".join([*["**guides"] * bool(found), *(f"{a!r}: {b!r}" for a, b in shown.items())]) + more
+            shown = [f"{label!r}: {gene!r}" for label, gene in list(unsaid.items())[:_SHOWN]]
+            mapping = ", ".join(["**guides"] * bool(found) + shown + ["..."] * (len(unsaid) > _SHOWN))
             message = (
                 f"{len(unsaid)} of {len(rest)} perturbations in adata.obs[{key!r}] are no genes as they are written, "
-                "but are once a guide's number or prefix is taken off, or in capitals: "
-                f"{', '.join(f'{a!r} -> {b!r}' for a, b in shown.items())}{more}. Pass guides='auto' to take them all "
-                f"so, or guides={{{mapping}}} to name the genes yourself; guides={{}} leaves labels as they are, each "
-                "a perturbation of its own."
+                "but are once a guide's number or prefix is taken off, or in capitals. Pass guides='auto' to take them "
+                f"all so, or guides={{{mapping}}} to name the genes yourself; guides={{}} leaves labels as they are, "
+                "each a perturbation of its own."
             )
             no_control = control not in every and control in unsaid.values()
             _refuse_or_warn(message, no_control or _most(unsaid, rest))

@@ -70,20 +70,18 @@ def changed(
     The cell before and after.
     """
     own = np.isin(cell.tokens, sources)
-    turn = np.where(own, -1, cell.turn)
-    there = np.ones(len(own), dtype=bool)
-    there[np.flatnonzero(~own)[max_length - int(own.sum()) :]] = False
-    before = Ranked(cell.tokens[there], cell.expression[there], turn[there])
-    left = there & ~own
-    rest = Ranked(cell.tokens[left], cell.expression[left], turn[left])
+    cell = cell._replace(turn=np.where(own, -1, cell.turn))
+    before = Ranked(*(part[own | (np.cumsum(~own) <= max_length - own.sum())] for part in cell))
+    others = ~np.isin(before.tokens, sources)
     if raised is None:
-        return before, rest
-    was = {int(token): float(value) for token, value in zip(cell.tokens[own], cell.expression[own], strict=True)}
-    high = np.array([max(was.get(int(s), 0.0), float(r)) for s, r in zip(sources, raised, strict=True)], np.float32)
+        return before, Ranked(*(part[others] for part in before))
+    was = dict(zip(cell.tokens[own].tolist(), cell.expression[own].tolist(), strict=True))
+    high = [max(was.get(int(s), 0.0), float(r)) for s, r in zip(sources, raised, strict=True)]
     room = max_length - len(sources)
-    tokens = np.concatenate([sources, rest.tokens[:room]])
-    values = np.concatenate([high, rest.expression[:room]])
-    turns = np.concatenate([np.full(len(sources), -1), rest.turn[:room]])
+    tokens, values, turns = (part[others][:room] for part in before)
+    tokens = np.concatenate([sources, tokens])
+    values = np.concatenate([np.array(high, np.float32), values])
+    turns = np.concatenate([np.full(len(sources), -1), turns])
     order = np.lexsort((tokens, -values / denominator[tokens]))  # ties as the serialiser breaks them
     return before, Ranked(tokens[order], values[order], turns[order])
 

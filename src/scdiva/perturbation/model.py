@@ -158,19 +158,17 @@ class PerturbationModel(Fitted):
             If what predicts is not defined for a target.
         """
         screen = self.screen
-        expected, sd = expected_response(screen, targets, similarities_of(self.model, screen, targets, states, species))
-        simple = baselines(screen, targets)
+        made, sd = by_every_method(screen, targets, similarities_of(self.model, screen, targets, states, species))
         named = [self.base[kind] for kind in kinds(targets, screen.conditions)]
-        change = expected.copy()
-        for row, name in enumerate(named):
-            if name != EXPECTED:
-                change[row] = simple[name][row]
-            if np.isnan(change[row]).any():
-                raise ValueError(
-                    f"base {name!r} of this model is not defined for {self.separator.join(targets.parts[row])!r}, "
-                    "which was not measured in another group: fit again, scdiva.tl.fit_perturbation."
-                )
-        return Predicted(change, sd, simple, named)
+        change = np.stack([made[name][row] for row, name in enumerate(named)])
+        undefined = np.isnan(change).any(axis=1)
+        if undefined.any():
+            row = int(undefined.argmax())
+            raise ValueError(
+                f"base {named[row]!r} of this model is not defined for {self.separator.join(targets.parts[row])!r}, "
+                "which was not measured in another group: fit again, scdiva.tl.fit_perturbation."
+            )
+        return Predicted(change, sd, {name: made[name] for name in BASELINES}, named)
 
     def _contents(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         c = self.screen.conditions
@@ -318,6 +316,20 @@ def fit(opened: PerturbationModel, species: Species, seed: int) -> PerturbationM
     return replace(opened, base=best_base(scores), notes=notes)
 
 
+def by_every_method(
+    screen: Screen, targets: Conditions, similarities: Similarities
+) -> tuple[dict[str, NDArray[np.float64]], NDArray[np.float64]]:
+    """Predict the mean change by each of :data:`METHODS`; the standard deviation of the expected response beside.
+
+    Parameters
+    ----------
+    screen, targets, similarities
+        As for :func:`scdiva.perturbation.response.expected_response`.
+    """
+    expected, sd = expected_response(screen, targets, similarities)
+    return {**baselines(screen, targets), EXPECTED: expected}, sd
+
+
 def kinds(targets: Conditions, measured: Conditions) -> list[Kind]:
     """Say of each target what is new about it, given what was measured.
 
@@ -409,11 +421,9 @@ def validate(screen: Screen, similarities: Similarities, seed: int) -> Scores:
     kind_of, mse, pearson = [], [np.empty((0, len(METHODS)))], [np.empty((0, len(METHODS)))]
     for kind in KINDS:
         for kept, out in folds(screen, kind, seed):
-            known, targets = screen.only(kept), screen.conditions.only(out)
-            simple, expected = baselines(known, targets), expected_response(known, targets, similarities)[0]
-            for i, row in enumerate(out):
-                made = np.stack([*(simple[name][i] for name in BASELINES), expected[i]])
-                predicted = made.astype(np.float32).astype(np.float64)
+            made, _ = by_every_method(screen.only(kept), screen.conditions.only(out), similarities)
+            every = np.stack([made[name] for name in METHODS], axis=1).astype(np.float32).astype(np.float64)
+            for row, predicted in zip(out, every, strict=True):
                 truth = screen.delta[row].astype(np.float64)
                 error = np.square(predicted - truth).mean(axis=1)
                 p, t = predicted - predicted.mean(axis=1, keepdims=True), truth - truth.mean()

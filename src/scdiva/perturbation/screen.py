@@ -443,15 +443,9 @@ def known_tokens(
     tokens = gene_tokens(model, asked, species)
     unknown = [part for part in asked if part not in tokens and part not in measured]
     if unknown:
-        of_vocabulary = genes_among(model.vocabulary, species)
-
-        def known(names: Iterable[str]) -> set[str]:
-            listed = set(names)
-            return of_vocabulary(listed) | (listed & set(measured))
-
-        of_guide = genes_of_guides(unknown[:1], known, "", "").values()
-        like_it = nearest(unknown[0], [*measured, *model.vocabulary.symbols])
-        near = list(dict.fromkeys([*of_guide, *like_it]))[:3]
+        of_guide = genes_of_guides(unknown[:1], genes_among(model.vocabulary, species), "", "").values()
+        near = [*of_guide, *nearest(unknown[0], [*measured, *model.vocabulary.symbols])]
+        near = list(dict.fromkeys(near))[:3]
         missing_in = "neither in the screen nor" if measured else "not"
         raise ValueError(
             f"{len(unknown)} of {len(asked)} perturbed genes or labels are {missing_in} in the model's "

@@ -13,8 +13,14 @@ from numpy.typing import NDArray
 from scdiva import metrics
 from scdiva._constants import BASELINES, PREDICTED
 from scdiva.data.genes import check_unique
-from scdiva.data.observed import OURS, Responses, observed_responses, response_score
-from scdiva.data.predictions import Prediction, read_prediction
+from scdiva.data.predictions import (
+    OURS,
+    Prediction,
+    Responses,
+    observed_responses,
+    read_prediction,
+    response_score,
+)
 from scdiva.get import perturbation_df
 from scdiva.pl._figure import axes_for, draw_legend, plot
 from scdiva.pl._groups import gene_names

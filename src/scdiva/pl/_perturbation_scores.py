@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from scdiva import metrics
 from scdiva._constants import PREDICTED
-from scdiva.data.observed import OURS, Responses, observed_responses, response_score
-from scdiva.data.predictions import read_prediction
+from scdiva.data.predictions import OURS, Responses, observed_responses, read_prediction, response_score
 from scdiva.pl._figure import axes_for, plot
 from scdiva.pl._heatmap import draw_heatmap, similar_order, text_inches
 from scdiva.pl._response import COLOURS, methods_of, reference_mean, written_name

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from scdiva._checks import nearest
 from scdiva._constants import OBS_CONDITION
 from scdiva.data.conditions import perturbation_parts
-from scdiva.data.observed import OURS, REFERENCES, Responses
-from scdiva.data.predictions import Prediction
+from scdiva.data.predictions import OURS, REFERENCES, Prediction, Responses
 
 if TYPE_CHECKING:
     from anndata import AnnData

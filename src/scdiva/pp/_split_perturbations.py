@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
+from scdiva._checks import check_choices, check_least
 from scdiva._constants import OBS_SPLIT, SEEN, UNS
 from scdiva._settings import settings
 from scdiva.data.conditions import Perturbations, column, read_perturbations, stored_guides
@@ -144,24 +145,22 @@ def split_perturbations(
 
 def _checked(by: str, groupby: str | None, n_splits: int, fold: int, rng: int | None) -> int:
     """Refuse arguments that do not go together; return the seed."""
-    if by not in ("single", "combination", "group"):
-        raise ValueError(f"by must be 'single', 'combination' or 'group', got {by!r}.")
+    check_choices(by=(by, ("single", "combination", "group")))
     if (groupby is not None) != (by == "group"):
         raise ValueError(
             "by='group' needs groupby=, a column of adata.obs."
             if groupby is None
             else f"groupby={groupby!r} goes with by='group', not with by={by!r}; leave it out."
         )
-    if by != "group" and n_splits < 2:
-        raise ValueError(f"n_splits must be 2 or more, got {n_splits}: with one fold nothing is left to train on.")
+    if by != "group":
+        check_least(n_splits=(n_splits, 2))
     if fold < 0 or (by != "group" and fold >= n_splits):
         raise ValueError(f"there is no fold {fold}: folds go from 0{'' if by == 'group' else f' to {n_splits - 1}'}.")
     if rng is None:
         return settings.seed
     if isinstance(rng, bool) or not isinstance(rng, int | np.integer):
         raise TypeError(f"rng must be an int or None, so that all folds come from one seed; got {type(rng).__name__}.")
-    if rng < 0:
-        raise ValueError(f"rng must not be negative, got {rng}.")
+    check_least(rng=(rng, 0))
     return int(rng)
 
 

@@ -16,10 +16,10 @@ from scdiva.tl._perturbation import (
     in_silico_perturbation,
     predict_perturbation,
     rank_perturbations,
+    score_perturbation,
 )
 from scdiva.tl._reconstruct import reconstruct
 from scdiva.tl._regulon import regulon
-from scdiva.tl._score_perturbation import score_perturbation
 
 __all__ = [
     "adapt",

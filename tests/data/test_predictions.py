@@ -5,8 +5,7 @@ import pytest
 from scipy.stats import ttest_ind
 
 from scdiva import _constants as C
-from scdiva.data.observed import OURS, observed_responses, response_score
-from scdiva.data.predictions import read_prediction
+from scdiva.data.predictions import OURS, observed_responses, read_prediction, response_score
 
 
 def logs(observed, name: str, group: str = "") -> np.ndarray:
@@ -66,7 +65,6 @@ def test_what_rests_on_one_cell_or_on_nothing_has_no_score(screen, by_hand):
     assert response_score(found, 1) is not None
     for key in [key for key in predicted.varm if key.startswith(C.VARM_BASELINE)]:
         del predicted.varm[key]
-    del predicted.uns["scdiva"]["perturbation"]["train_mean"]
     found = observed_responses(read_prediction(predicted), observed)
     assert [found.reference(at, "mean") for at in found.rows] == [None] * 5
     assert response_score(found, 1, "mean") is None

@@ -349,25 +349,3 @@ def test_without_residual_the_cell_state_is_the_encoders_and_no_block_runs():
     tokens, values, cu = batch([25, 7])
     model.blocks = None  # would fail if it were run
     torch.testing.assert_close(model.encode(tokens, values, cu), model.encode_anchor(tokens, values, cu))
-
-
-@pytest.mark.parametrize("anchor", ["learned", "encoder"])
-def test_a_prompt_is_added_to_what_its_place_enters_with(anchor):
-    """As if the gene's embedding were another: the prompts of a gene are the same wherever it stands."""
-    model, other = build(anchor), build(anchor)
-    tokens, values, cu = batch([7, 12])
-    shift = torch.randn(43, 16, generator=seeded(3))
-    shift[LAT] = 0
-    with torch.no_grad():
-        other.embedding.gene.weight += shift
-    found, expected = model(tokens, values, cu, prompt=shift[tokens]), other(tokens, values, cu)
-    torch.testing.assert_close(found.hidden, expected.hidden, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(found.cell_state, expected.cell_state, rtol=1e-4, atol=1e-5)
-    plain, nothing = model(tokens, values, cu), model(tokens, values, cu, prompt=torch.zeros(19, 16))
-    assert torch.equal(plain.hidden, nothing.hidden)
-    assert not torch.allclose(plain.hidden, found.hidden, atol=1e-2)
-    one = torch.zeros(19, 16)
-    one[8] = 1.0  # of the second cell
-    hidden = model(tokens, values, cu, prompt=one).hidden
-    torch.testing.assert_close(hidden[:7], plain.hidden[:7])
-    assert ((hidden - plain.hidden)[7:].abs().amax(dim=1) > 1e-4).all()

@@ -231,23 +231,6 @@ def test_what_the_state_comes_from_is_trained(tiny, fields, how):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-@pytest.mark.parametrize("how", ["lora", "full"])
-def test_the_transformer_is_trained_where_that_is_said(tiny, how):
-    """Though the state is the set encoder's alone."""
-    model = tiny(anchor_residual=False)
-    before, names = copy.deepcopy(model.state_dict()), {name for name, _ in model.named_parameters()}
-    train_states(model, how, 0, transformer=True)
-    found = trained(model)
-    if how == "full":
-        assert found == names
-    else:
-        layers = [m for m in model.blocks.modules() if isinstance(m, nn.Linear)]
-        assert len(found) == 2 * len(layers)
-        assert all(name.startswith("blocks.") and name.rsplit(".", 1)[1] in ("a", "b") for name in found)
-    merge_low_rank(model)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-
-
 def test_the_seed_determines_the_updates(tiny):
     updates = []
     for seed in (0, 0, 1):

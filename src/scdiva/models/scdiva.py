@@ -77,7 +77,6 @@ class ScDiVa(Network):
         *,
         value_mask: Tensor | None = None,
         anchor_state: Tensor | None = None,
-        prompt: Tensor | None = None,
         backend: str | None = None,
         use_transformer: bool = True,
     ) -> ScDiVaOutput:
@@ -96,8 +95,6 @@ class ScDiVa(Network):
             bool `(T,)`, `True` where the value is masked. The value of a `MASK` token always is. `None`: only there.
         anchor_state
             `(B, state_dim)`, the cell state to start `[LAT]` from; `None`: that of the visible tokens of this input.
-        prompt
-            `(T, dim)`, added to what each position enters with, such as the mark of a perturbed gene; `None`: nothing.
         backend
             Attention backend of this call; `None`: the configured one.
         use_transformer
@@ -123,7 +120,7 @@ class ScDiVa(Network):
             anchor = self.anchor(tokens, values, cu_seqlens, ~value_mask)
 
         if use_transformer:
-            x, bounds, lat_rows, gene_rows = self._embed(tokens, values, cu_seqlens, value_mask, anchor, prompt)
+            x, bounds, lat_rows, gene_rows = self._embed(tokens, values, cu_seqlens, value_mask, anchor)
             x = self.norm(self.blocks(x, bounds, longest + 1, backend))
             hidden, cell_state = x[gene_rows], x[lat_rows]
             if anchor is not None and c.anchor == "encoder":
@@ -146,11 +143,9 @@ class ScDiVa(Network):
         cu_seqlens: Tensor,
         value_mask: Tensor,
         anchor: Tensor | None,
-        prompt: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Make what enters the first block `(T + B, dim)`, its cell boundaries, the rows of `[LAT]` and of genes."""
         genes = self.embedding(tokens, values, value_mask)
-        genes = genes if prompt is None else genes + prompt
         lat = self.embedding.gene.weight[LAT].expand(cu_seqlens.numel() - 1, -1)
         lat = lat if anchor is None else lat + self.anchor_in(anchor)
 

@@ -45,6 +45,10 @@ class Ranked(NamedTuple):
     expression: Values
     turn: NDArray[np.int64]
 
+    def only(self, chosen: NDArray[np.bool_]) -> Ranked:
+        """Return some of its genes."""
+        return Ranked(self.tokens[chosen], self.expression[chosen], self.turn[chosen])
+
 
 def changed(
     cell: Ranked, sources: Tokens, raised: Values | None, denominator: NDArray[np.float32], max_length: int
@@ -71,17 +75,16 @@ def changed(
     """
     own = np.isin(cell.tokens, sources)
     cell = cell._replace(turn=np.where(own, -1, cell.turn))
-    before = Ranked(*(part[own | (np.cumsum(~own) <= max_length - own.sum())] for part in cell))
-    others = ~np.isin(before.tokens, sources)
+    before = cell.only(own | (np.cumsum(~own) <= max_length - own.sum()))
+    rest = before.only(~np.isin(before.tokens, sources))
     if raised is None:
-        return before, Ranked(*(part[others] for part in before))
+        return before, rest
     was = dict(zip(cell.tokens[own].tolist(), cell.expression[own].tolist(), strict=True))
     high = [max(was.get(int(s), 0.0), float(r)) for s, r in zip(sources, raised, strict=True)]
     room = max_length - len(sources)
-    tokens, values, turns = (part[others][:room] for part in before)
-    tokens = np.concatenate([sources, tokens])
-    values = np.concatenate([np.array(high, np.float32), values])
-    turns = np.concatenate([np.full(len(sources), -1), turns])
+    tokens = np.concatenate([sources, rest.tokens[:room]])
+    values = np.concatenate([np.array(high, np.float32), rest.expression[:room]])
+    turns = np.concatenate([np.full(len(sources), -1), rest.turn[:room]])
     order = np.lexsort((tokens, -values / denominator[tokens]))  # ties as the serialiser breaks them
     return before, Ranked(tokens[order], values[order], turns[order])
 

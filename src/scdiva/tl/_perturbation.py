@@ -1,4 +1,4 @@
-"""`tl.fit_perturbation`, `predict_...`, `score_...`, `rank_perturbations`, `in_silico_perturbation`: open, run, write."""
+"""`tl.fit_perturbation`, `predict_...`, `score_...`, `rank_perturbations` and `in_silico_...`: open, run, write."""
 
 from __future__ import annotations
 

@@ -362,7 +362,7 @@ def merge_low_rank(model: nn.Module) -> None:
             parametrize.remove_parametrizations(module, "weight", leave_parametrized=True)
 
 
-def train_states(model: ScDiVa, how: Literal["lora", "full"], seed: int, *, transformer: bool | None = None) -> None:
+def train_states(model: ScDiVa, how: Literal["lora", "full"], seed: int) -> None:
     """Train what a model's cell state comes from, and nothing else; in place.
 
     That is the set encoder where the state is its alone, else the transformer.
@@ -375,11 +375,9 @@ def train_states(model: ScDiVa, how: Literal["lora", "full"], seed: int, *, tran
         `"lora"`: low-rank updates of the linear layers. `"full"`: all weights.
     seed
         Of the updates.
-    transformer
-        True: train the transformer, wherever the state comes from.
     """
     model.requires_grad_(False)
-    through = runs_transformer(model) if transformer is None else transformer
+    through = runs_transformer(model)
     source = model if through else model.anchor
     assert source is not None
     if how == "full":

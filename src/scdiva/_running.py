@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import Tensor
 
-    from scdiva.data.source import CellSource, Ragged
+    from scdiva.data.cells import CellSource, Ragged
     from scdiva.models import ScDiVa
     from scdiva.models.inference import ReadOut
 
@@ -29,14 +29,14 @@ Item = TypeVar("Item")
 
 
 class Cells(Protocol):
-    """Cells that are read in windows: a :class:`scdiva.data.source.CellSource`, or cells in memory."""
+    """Cells that are read in windows: a :class:`scdiva.data.cells.CellSource`, or cells in memory."""
 
     @property
     def n_obs(self) -> int:
         """Number of cells."""
 
     def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
-        """Give cells in order, see :meth:`scdiva.data.source.CellSource.windows`."""
+        """Give cells in order, see :meth:`scdiva.data.cells.CellSource.windows`."""
 
 
 class Running(NamedTuple):

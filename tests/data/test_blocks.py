@@ -145,10 +145,8 @@ def test_nan_and_infinity_pass_through():
 
 
 def test_ranges_and_their_errors(x):
-    assert [(start, block.shape[0]) for start, block in row_blocks(x, 4, 6, 15)] == [(6, 4), (10, 4), (14, 1)]
-    assert list(row_blocks(x, 4, 6, 6)) == []
-    with pytest.raises(ValueError, match="rows 6 to 24 are not within the matrix of 23 rows"):
-        next(row_blocks(x, 4, 6, 24))
+    assert [(start, block.shape[0]) for start, block in row_blocks(x[:9], 4)] == [(0, 4), (4, 4), (8, 1)]
+    assert list(row_blocks(x[:0], 4)) == []
     with pytest.raises(ValueError, match="block_rows must be at least 1, got 0"):
         next(row_blocks(x, 0))
     with pytest.raises(ValueError, match="cells × genes"):
@@ -170,20 +168,22 @@ def test_what_is_no_matrix_of_numbers_is_refused(x):
 
 def test_choosing_a_matrix_names_what_exists(x, tmp_path):
     adata = ad.AnnData(x, layers={"counts": x, "spliced": x})
-    with pytest.raises(KeyError, match=r"no layer 'count' \(did .* 'counts'\?\); its layers: 'counts' \| 'spliced'"):
+    with pytest.raises(
+        KeyError, match=r"no layer 'count' \(did .* 'counts'\?\)\. Pass layer='counts' or layer='spliced'"
+    ):
         open_matrix(adata, layer="count")
-    with pytest.raises(ValueError, match=r"adata\.raw is None"):
+    with pytest.raises(ValueError, match="adata has no raw"):
         open_matrix(adata, use_raw=True)
     with pytest.raises(ValueError, match="exclude each other"):
         open_matrix(adata, layer="counts", use_raw=True)
-    with pytest.raises(ValueError, match=r"adata\.X is None\. Pass layer='counts'"):
+    with pytest.raises(ValueError, match=r"adata has no X\. Pass layer='counts'"):
         open_matrix(ad.AnnData(obs=adata.obs, var=adata.var, layers={"counts": x}))
     with pytest.raises(TypeError, match="expected an AnnData object, got ndarray"):
         open_matrix(x)
 
     path = tmp_path / "cells.h5ad"
     ad.AnnData(obs=adata.obs, var=adata.var, layers={"counts": x}).write_h5ad(path)
-    with pytest.raises(KeyError, match=r"no layer 'count' \(did you mean 'counts'\?\); its layers: 'counts'"):
+    with pytest.raises(KeyError, match=r"no layer 'count' \(did you mean 'counts'\?\)\. Pass layer='counts'"):
         open_matrix(path, layer="count")
     with pytest.raises(ValueError, match="has no raw"):
         open_matrix(path, use_raw=True)

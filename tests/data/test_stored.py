@@ -14,7 +14,7 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data import blocks, stored
+from scdiva.data import blocks
 from scdiva.data.blocks import open_matrix, read_ranges, row_blocks, row_readable
 from scdiva.data.stored import StoredRows, whole
 
@@ -188,7 +188,6 @@ def test_a_block_that_cannot_be_decompressed_names_the_file(tmp_path):
     content[chunk.byte_offset : chunk.byte_offset + chunk.size] = bytes(chunk.size)
     path.write_bytes(content)
     with (
-        pytest.warns(UserWarning, match="gzip"),
         open_matrix(path) as opened,
         pytest.raises(ValueError, match=r"X of '.*rotten\.h5ad' is damaged: it can't be read"),
     ):
@@ -253,60 +252,12 @@ def test_bounds_beyond_the_values_are_refused():
         StoredRows(group).read([(1, 2)])
 
 
-def test_slow_compression_is_told_of_once_a_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "_warned", set())
-    for name in ("a", "b"):
-        ad.AnnData(counts()).write_h5ad(tmp_path / f"{name}.h5ad", compression="gzip")
-    dense = tmp_path / "dense.h5ad"
-    ad.AnnData(counts().toarray()).write_h5ad(dense, compression="gzip")
-    for path in (tmp_path / "a.h5ad", tmp_path / "b.h5ad", dense):
-        with pytest.warns(UserWarning, match=r"gzip.*4 to 6 times.*write_h5ad\(new_path\)") as caught:
-            open_matrix(path).close()
-        assert str(path) in str(caught[0].message)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        open_matrix(tmp_path / "a.h5ad").close()
-
-
-@pytest.mark.parametrize("kind", ["h5ad", "lzf", "zarr2", "zarr3"])
-def test_fast_compression_is_not_told_of(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "_warned", set())
-    if kind == "lzf":
-        path = tmp_path / "cells.h5ad"
-        ad.AnnData(counts()).write_h5ad(path, compression="lzf")
-    else:
-        path = write(tmp_path, counts(), kind)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        open_matrix(path).close()
-
-
-@pytest.mark.parametrize(
-    ("zarr_format", "compressor"), [(2, "numcodecs.GZip"), (2, "numcodecs.BZ2"), (3, "zarr.codecs.GzipCodec")]
-)
-def test_slow_compression_of_zarr(zarr_format, compressor, tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "_warned", set())
-    module, _, name = compressor.rpartition(".")
-    codec = getattr(__import__(module, fromlist=[name]), name)()
-    path = write(tmp_path, counts().toarray(), f"zarr{zarr_format}")
-    root = zarr.open_group(path, mode="r+", use_consolidated=False)
-    attributes = dict(root["X"].attrs)
-    del root["X"]
-    root.create_array("X", data=counts().toarray(), compressors=codec)
-    root["X"].attrs.update(attributes)
-    zarr.consolidate_metadata(root.store)
-    with pytest.warns(UserWarning, match=r"X of .*cells\.zarr.*write_zarr\(new_path\)"):
-        open_matrix(path).close()
-
-
-def test_a_large_matrix_by_columns_is_told_of_then_refused(tmp_path, monkeypatch):
+def test_a_large_matrix_by_columns_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path, counts().tocsc(), "h5ad")
     n_bytes = counts().nnz * 8
-    monkeypatch.setattr(blocks, "CSC_WARNING", n_bytes - 1)
     mend = r"X of '.*cells\.h5ad' is compressed by columns \(CSC\).*adata\.X\.tocsr\(\)"
     with open_matrix(path) as opened:
-        with pytest.warns(UserWarning, match=mend):
-            row_readable(opened.matrix)
+        row_readable(opened.matrix)
         monkeypatch.setattr(blocks, "CSC_LIMIT", n_bytes - 1)
         with pytest.raises(ValueError, match=mend):
             list(row_blocks(opened.matrix))

@@ -99,17 +99,9 @@ def test_mudata_itself(drawn, model):
 @pytest.mark.parametrize(
     ("name", "within", "said"),
     [
-        ("cells.h5mu", "mod", r"by mudata and holds 2 modalities \(prot, rna\)\. .*\['rna'\]\.write_h5ad"),
-        (
-            "cells.zarr",
-            "mod",
-            r"by mudata .* the path of the one of RNA, such as '.*cells\.zarr/mod/rna'",
-        ),
-        (
-            "cells.zarr",
-            "tables",
-            r"by spatialdata .* 2 tables .* of RNA, such as '.*cells\.zarr/tables/rna'",
-        ),
+        ("cells.h5mu", "mod", r"holds several AnnData objects: prot, rna\. .*\['rna'\]\.write_h5ad"),
+        ("cells.zarr", "mod", r"the one of RNA: of .zarr its own path, such as '.*cells\.zarr/mod/rna'"),
+        ("cells.zarr", "tables", r"the one of RNA: of .zarr its own path, such as '.*cells\.zarr/tables/rna'"),
     ],
 )
 def test_a_file_of_a_container(tmp_path, model, drawn, name, within, said):

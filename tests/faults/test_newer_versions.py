@@ -227,7 +227,7 @@ def test_x_as_a_layer_is_no_other_matrix(drawn, model, expected, name):
 @pytest.mark.parametrize("layer", ["None", "Nones", "count"])
 def test_x_is_not_offered_as_a_layer(drawn, model, refused, layer):
     message = refused(
-        lambda a: sd.tl.embed(a, model, layer=layer), with_nameless_layer(drawn), KeyError, "its layers: 'counts'"
+        lambda a: sd.tl.embed(a, model, layer=layer), with_nameless_layer(drawn), KeyError, "Pass layer='counts'"
     )
     assert "'None'" not in message.replace("layer 'None'", "")
     assert ("did you mean 'counts'" in message) == (layer == "count")

@@ -122,7 +122,7 @@ def test_raw_has_genes_of_its_own(adata, human):
         (lambda a: [a.var_names[0]] * 2 + list(a.var_names[2:]), {"duplicates": "error"}, ValueError, "1 names mean"),
         (lambda a: a.var_names, {"gene_ids": "nothing"}, KeyError, "no column 'nothing'"),
         (lambda a: a.var_names, {"layer": "nothing"}, KeyError, "nothing"),
-        (lambda a: a.var_names, {"use_raw": True}, ValueError, "adata.raw is None"),
+        (lambda a: a.var_names, {"use_raw": True}, ValueError, "adata has no raw"),
         (lambda a: a.var_names, {"vocabulary": "no model"}, FileNotFoundError, "no vocabulary 'no model'"),
     ],
 )

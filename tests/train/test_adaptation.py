@@ -8,8 +8,7 @@ import scipy.sparse as sp
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
-from scdiva.data.cells import open_cells
-from scdiva.data.source import restricted
+from scdiva.data.cells import open_cells, restricted
 from scdiva.tokenizer import Vocabulary
 from scdiva.train import adaptation as A
 

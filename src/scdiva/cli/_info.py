@@ -122,7 +122,7 @@ def about_cells(path: Path, model: str) -> dict[str, Any]:
 def _expression(path: Path, model: str) -> dict[str, Any]:
     """Check the first cells of a matrix, and match its genes to the model's."""
     from scdiva._validate import scan
-    from scdiva.data.blocks import BLOCK_ROWS, open_path, row_blocks
+    from scdiva.data.blocks import BLOCK_ROWS, open_matrix, row_blocks
     from scdiva.data.genes import judge_genes, match_columns
     from scdiva.models._folder import VOCABULARY
     from scdiva.models.hub import find_model
@@ -131,7 +131,7 @@ def _expression(path: Path, model: str) -> dict[str, Any]:
     folder = find_model(model)
     fitted = folder / "model"
     genes = Vocabulary.read((fitted if fitted.is_dir() else folder) / VOCABULARY)
-    with open_path(path) as opened:
+    with open_matrix(path) as opened:
         matched = match_columns(opened.var, genes)
         known = {"name": model, "n_genes": genes.n_genes, "n_known": int((matched.tokens >= 0).sum())}
         holds: dict[str, Any] = {"cells_read": min(opened.shape[0], CELLS_READ)}

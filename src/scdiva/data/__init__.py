@@ -9,7 +9,7 @@ _WHERE = {
     "open_matrix": "blocks",
     "row_blocks": "blocks",
     "CellBatch": "batch",
-    "CellSource": "source",
+    "CellSource": "cells",
     "open_cells": "cells",
     "PackedCells": "packed",
     "pack_files": "packed",

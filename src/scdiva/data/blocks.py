@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._checks import or_nearest, warn
-from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, warn_if_slow, whole
+from scdiva._checks import or_nearest
+from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, whole
 from scdiva.data.writing import check_anndata
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 BLOCK_ROWS = 1024
 """Rows read at once. Checking a block takes about 80 bytes a stored value for a moment: 160 MB for 1,024 cells of 2,000
 detected genes."""
-CSC_WARNING, CSC_LIMIT = 1 << 28, 1 << 32
-"""Bytes of values and indices from which a column-compressed matrix of a file is converted with a warning, and from
-which it is refused: it cannot be read by rows, and is held whole."""
+CSC_LIMIT = 1 << 32
+"""Bytes of values and indices from which a column-compressed matrix of a file is refused: it can't be read by rows, and
+is held whole."""
 
 
 @dataclass
@@ -39,8 +39,6 @@ class OpenMatrix:
         Names of the cells; annotation of the genes (its index are the gene names).
     where
         What errors call the matrix, for instance ``adata.layers['counts']``.
-    element
-        Of a file, the stored array or group; else None.
     """
 
     matrix: Any
@@ -48,7 +46,6 @@ class OpenMatrix:
     var: pd.DataFrame
     where: str
     _file: Any = field(default=None, repr=False)
-    element: Any = field(default=None, repr=False)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -101,74 +98,53 @@ def open_matrix(data: AnnData | str | Path, layer: str | None = None, use_raw: b
             f"layer={layer!r} and use_raw=True exclude each other: adata.raw has no layers; pass one of them."
         )
     if isinstance(data, str | Path):
-        opened = open_path(Path(data), layer, use_raw)
-        warn_if_slow(opened.element, opened.where.split(" of ")[0])
-        return opened
+        return _open_file(Path(data), layer, use_raw)
     check_anndata(data)
+    _refuse_absent("adata", data.layers, data.raw is not None, data.X is not None, layer, use_raw)
     if use_raw:
-        if data.raw is None:
-            raise ValueError(
-                "use_raw=True, but adata.raw is None. Pass use_raw=False, or layer=" + _layers(data.layers) + "."
-            )
         return OpenMatrix(data.raw.X, data.obs_names, data.raw.var, "adata.raw.X")
     if layer is not None:
-        if layer not in data.layers:
-            raise KeyError(
-                f"adata has no layer {layer!r}{or_nearest(layer, data.layers)}; its layers: {_layers(data.layers)}."
-            )
         return OpenMatrix(data.layers[layer], data.obs_names, data.var, f"adata.layers[{layer!r}]")
-    if data.X is None:
-        raw = " or use_raw=True" if data.raw is not None else ""
-        raise ValueError(f"adata.X is None. Pass layer={_layers(data.layers)}{raw}.")
     return OpenMatrix(data.X, data.obs_names, data.var, "adata.X")
 
 
-def _layers(layers: Any) -> str:
-    # anndata 0.13 lists adata.X among the layers, by the name None
-    return " | ".join(repr(str(k)) for k in layers if k is not None) or "(adata has no layers)"
+def _refuse_absent(where: str, layers: Any, has_raw: bool, has_x: bool, layer: str | None, use_raw: bool) -> None:
+    """Refuse a matrix that is not there, and name those that are."""
+    names = [str(name) for name in layers if name is not None]  # anndata 0.13 lists adata.X among them, as None
+    held = " or ".join([*(f"layer={name!r}" for name in names), *(["use_raw=True"] if has_raw and not use_raw else [])])
+    mend = f"Pass {held}." if held else "It has no layers either."
+    if use_raw and not has_raw:
+        raise ValueError(f"use_raw=True, but {where} has no raw. {'Pass use_raw=False.' if has_x else mend}")
+    if layer is not None and layer not in names:
+        raise KeyError(f"{where} has no layer {layer!r}{or_nearest(layer, names)}. {mend}")
+    if not use_raw and layer is None and not has_x:
+        raise ValueError(f"{where} has no X. {mend}")
 
 
-def open_path(path: Path, layer: str | None = None, use_raw: bool = False) -> OpenMatrix:
-    """Do what :func:`open_matrix` does with a path, without a warning of slow compression: for a file opened again.
-
-    Parameters
-    ----------
-    path, layer, use_raw
-        As there.
-    """
+def _open_file(path: Path, layer: str | None, use_raw: bool) -> OpenMatrix:
     import anndata.io
 
     root, file = open_root(path)
     try:
-        for within, writer, part in (("mod", "mudata", "modalities"), ("tables", "spatialdata", "tables")):
+        for within in ("mod", "tables"):
             if within in root and "X" not in root:
-                names = sorted(root[within])
-                raise ValueError(_of_several(path, writer, part, names, within))
+                raise ValueError(
+                    f"{str(path)!r} holds several AnnData objects: {', '.join(sorted(root[within]))}. Pass the one of "
+                    f"RNA: of .zarr its own path, such as {str(path / within / 'rna')!r}; of .h5mu write it to a file "
+                    f"first, mudata.read({path.name!r})['rna'].write_h5ad(new)."
+                )
         if "obs" not in root or "var" not in root:
             raise ValueError(f"{str(path)!r} has no obs and var: expected an .h5ad or .zarr that AnnData wrote.")
-        if use_raw:
-            if "raw" not in root:
-                raise ValueError(f"use_raw=True, but {str(path)!r} has no raw. Pass use_raw=False.")
-            group, key = root["raw"], "X"
-        elif layer is not None:
-            layers = root.get("layers", {})
-            if layer not in layers:
-                raise KeyError(
-                    f"{str(path)!r} has no layer {layer!r}{or_nearest(layer, layers)}; its layers: {_layers(layers)}."
-                )
-            group, key = root["layers"], layer
-        else:
-            group, key = root, "X"
-        if key not in group or dict(group[key].attrs).get("encoding-type") == "null":
-            layers = root.get("layers", {})
-            raise ValueError(f"{str(path)!r} has no {key}. Pass layer={_layers(layers)}.")
+        has_x = "X" in root and dict(root["X"].attrs).get("encoding-type") != "null"
+        _refuse_absent(repr(str(path)), root.get("layers", {}), "raw" in root, has_x, layer, use_raw)
+        of = root["raw"] if use_raw else root
         what = "raw.X" if use_raw else f"layers[{layer!r}]" if layer is not None else "X"
         names = names_of(root, "obs", path)
-        names_of(root["raw"] if use_raw else root, "var", path)
-        var = anndata.io.read_elem((root["raw"] if use_raw else root)["var"])
+        names_of(of, "var", path)
+        var = anndata.io.read_elem(of["var"])
         # Only the index of obs: annotation of an atlas can be larger than memory allows.
         obs_names = StoredNames(names) if hasattr(names, "shape") else pd.Index(anndata.io.read_elem(names)).astype(str)
-        element = group[key]
+        element = of["X"] if layer is None else root["layers"][layer]
         matrix = whole(element, f"{what} of {str(path)!r}") if hasattr(element, "shape") else _stored_sparse(element)
         if len(matrix.shape) == 2 and tuple(matrix.shape) != (len(obs_names), len(var)):
             raise ValueError(
@@ -179,16 +155,7 @@ def open_path(path: Path, layer: str | None = None, use_raw: bool = False) -> Op
         if file is not None:
             file.close()
         raise
-    return OpenMatrix(matrix, obs_names, var, f"{what} of {path.name}", file, element)
-
-
-def _of_several(path: Path, writer: str, what: str, names: Sequence[str], within: str) -> str:
-    """Say how the one AnnData object of a file of several is read."""
-    said = f"{str(path)!r} was written by {writer} and holds {len(names)} {what} ({', '.join(names)}). "
-    rna = next((name for name in names if name.lower() == "rna"), names[0] if names else "rna")
-    if path.is_dir():  # each is a .zarr of its own
-        return f"{said}Pass the path of the one of RNA, such as {str(path / within / rna)!r}."
-    return f"{said}Write the one of RNA to a file of its own: mudata.read({path.name!r})[{rna!r}].write_h5ad(new)."
+    return OpenMatrix(matrix, obs_names, var, f"{what} of {path.name}", file)
 
 
 def _stored_sparse(group: Any) -> Any:
@@ -205,9 +172,7 @@ def _stored_sparse(group: Any) -> Any:
     )
 
 
-def row_blocks(
-    matrix: Any, block_rows: int = BLOCK_ROWS, start: int = 0, stop: int | None = None
-) -> Iterator[tuple[int, sp.csr_matrix]]:
+def row_blocks(matrix: Any, block_rows: int = BLOCK_ROWS) -> Iterator[tuple[int, sp.csr_matrix]]:
     """Read a matrix as canonical CSR blocks of rows, whatever its storage.
 
     Rows come in order. A block is a fresh float32 CSR matrix with sorted, unique indices and no explicit zeros; what
@@ -218,11 +183,9 @@ def row_blocks(
     matrix
         (n_obs, n_vars): scipy sparse of any format, numpy array or matrix, AnnData view, backed sparse or dense matrix
         (HDF5 or zarr), or dask array with dense or sparse chunks. Column-compressed storage cannot be read by rows and
-        is converted once, whole, in memory; of a file with a warning from 256 MiB on, and not at all above 4 GiB.
+        is converted once, whole, in memory; of a file not above 4 GiB.
     block_rows
         Rows of a block; the last one may be shorter.
-    start, stop
-        Range of rows; `None` is the last row.
 
     Yields
     ------
@@ -233,8 +196,8 @@ def row_blocks(
     TypeError
         If the matrix holds no real numbers, or has a mask.
     ValueError
-        If `block_rows` is not positive, the range leaves the matrix, or sparse indices point outside of it; if a file
-        is damaged, or holds a large matrix by columns.
+        If `block_rows` is not positive, or sparse indices point outside of the matrix; if a file is damaged, or holds a
+        large matrix by columns.
 
     Examples
     --------
@@ -247,37 +210,8 @@ def row_blocks(
         raise ValueError(f"block_rows must be at least 1, got {block_rows}.")
     matrix = row_readable(matrix)
     n_obs = int(matrix.shape[0])
-    stop = n_obs if stop is None else stop
-    if not 0 <= start <= stop <= n_obs:
-        raise ValueError(f"rows {start} to {stop} are not within the matrix of {n_obs} rows.")
-    for lo in range(start, stop, block_rows):
-        yield lo, read_rows(matrix, lo, min(lo + block_rows, stop))
-
-
-class KeptRows:
-    """A matrix as the blocks that :func:`row_blocks` gave of it, kept in memory: no row is made canonical twice.
-
-    Parameters
-    ----------
-    blocks
-        All blocks in order; as many rows each, but for the last.
-    """
-
-    def __init__(self, blocks: Sequence[sp.csr_matrix]) -> None:
-        self._blocks, self._step = blocks, blocks[0].shape[0]
-        self.shape = sum(block.shape[0] for block in blocks), blocks[0].shape[1]
-
-    def read(self, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix:
-        """Give ranges of rows, one after another; what is one block is that block itself, which must not be changed."""
-        parts = []
-        for start, stop in ranges:
-            for number in range(start // self._step, -(-stop // self._step)):
-                block, first = self._blocks[number], number * self._step
-                inside = start <= first and first + block.shape[0] <= stop
-                parts.append(block if inside else block[max(start - first, 0) : stop - first])
-        if len(parts) == 1:
-            return parts[0]
-        return sp.vstack(parts, format="csr") if parts else self._blocks[0][:0]
+    for start in range(0, n_obs, block_rows):
+        yield start, read_ranges(matrix, [(start, min(start + block_rows, n_obs))])
 
 
 def row_readable(matrix: Any) -> Any:
@@ -305,38 +239,17 @@ def row_readable(matrix: Any) -> Any:
 def _csc_to_memory(matrix: Any) -> sp.csr_matrix:
     group = matrix.group
     n_bytes = sum(int(np.prod(group[k].shape)) * group[k].dtype.itemsize for k in ("data", "indices"))
-    where = f"{group.name.strip('/')} of {file_of(group)!r}"
-    said = (
-        f"{where} is compressed by columns (CSC) and cannot be read by rows; converting it takes about "
-        f"{2 * n_bytes / 2**30:.1f} GiB of memory"
-    )
-    mend = "Write it anew by rows: adata = anndata.read_h5ad(path); adata.X = adata.X.tocsr(); adata.write_h5ad(new)."
     if n_bytes > CSC_LIMIT:
-        raise ValueError(f"{said}, which is refused. {mend}")
-    if n_bytes > CSC_WARNING:
-        warn(f"{said}. {mend}")
+        raise ValueError(
+            f"{group.name.strip('/')} of {file_of(group)!r} is compressed by columns (CSC) and cannot be read by rows; "
+            f"converting it would take about {2 * n_bytes / 2**30:.1f} GiB of memory. Write it anew by rows: "
+            "adata = anndata.read_h5ad(path); adata.X = adata.X.tocsr(); adata.write_h5ad(new)."
+        )
     return matrix.to_memory().tocsr()
 
 
-def read_rows(matrix: Any, start: int, stop: int) -> sp.csr_matrix:
-    """Read rows `start` to `stop` as one canonical float32 CSR block (see :func:`row_blocks`).
-
-    Parameters
-    ----------
-    matrix
-        What :func:`row_readable` returned.
-    start, stop
-        Range of rows within the matrix.
-
-    Returns
-    -------
-    (stop - start, n_vars), owned by the caller.
-    """
-    return read_ranges(matrix, [(start, stop)])
-
-
 def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix:
-    """Read several ranges of rows, one after another, as one block: faster than one by one and joined.
+    """Read ranges of rows, one after another, as one canonical float32 CSR block (see :func:`row_blocks`).
 
     Parameters
     ----------
@@ -347,19 +260,17 @@ def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix
 
     Returns
     -------
-    A block as :func:`read_rows` returns, with the rows in the order of the ranges.
+    The rows in the order of the ranges, owned by the caller.
 
     Raises
     ------
     TypeError, ValueError
         As :func:`row_blocks` does.
     """
-    if isinstance(matrix, KeptRows):
-        return matrix.read(ranges)
     if isinstance(matrix, StoredRows):
         return _canonical(*matrix.read(ranges), int(matrix.shape[1]), matrix.where)
     if len(ranges) != 1:
-        parts = [read_rows(matrix, start, stop) for start, stop in ranges]
+        parts = [read_ranges(matrix, [one]) for one in ranges]
         return sp.vstack(parts, format="csr") if parts else sp.csr_matrix((0, int(matrix.shape[1])), dtype=np.float32)
     start, stop = ranges[0]
     if sp.issparse(matrix):

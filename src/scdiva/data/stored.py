@@ -10,11 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from scdiva._checks import warn
-
-_SLOW = ("gzip", "zlib", "bz2", "lzma", "szip")
-"""Compressions that take several times as long to read as none; lz4, zstd and lzf do not."""
-_warned: set[str] = set()
 _BLOSC_HEAD = 16
 """Bytes of it; the last four are the size of the chunk."""
 
@@ -213,16 +208,6 @@ def file_of(element: Any) -> str:
     return str(getattr(element.store, "root", element.store))
 
 
-def _inside(folder: Path) -> str:
-    """Say what a folder holds that could have been meant; folders in it are not searched."""
-    held = sorted(path.name for path in folder.iterdir() if path.suffix in (".h5ad", ".zarr", ".h5"))
-    if held:
-        return f" It holds {', '.join(held[:5])}{', ...' if len(held) > 5 else ''}: name one of them."
-    if any((folder / name).exists() for name in ("matrix.mtx", "matrix.mtx.gz")):
-        return " It is of Cell Ranger: adata = scanpy.read_10x_mtx(folder)."
-    return ""
-
-
 def open_root(path: Path) -> tuple[Any, Any]:
     """Open an ``.h5ad`` or ``.zarr`` (format 2 or 3) for reading.
 
@@ -252,7 +237,9 @@ def open_root(path: Path) -> tuple[Any, Any]:
         try:
             return zarr.open_group(str(path), mode="r"), None
         except (FileNotFoundError, ValueError) as error:
-            raise ValueError(f"{str(path)!r} is a folder, but no .zarr that AnnData wrote.{_inside(path)}") from error
+            held = sorted(one.name for one in path.iterdir() if one.suffix in (".h5ad", ".zarr", ".h5"))[:5]
+            inside = f"It holds {', '.join(held)}: name one of them." if held else "Cell Ranger's: scanpy.read_10x_mtx."
+            raise ValueError(f"{str(path)!r} is a folder, but no .zarr that AnnData wrote. {inside}") from error
     if not os.access(path, os.R_OK):
         raise PermissionError(f"{str(path)!r} may not be read by this user.")
     if not h5py.is_hdf5(path):
@@ -316,41 +303,3 @@ def names_of(root: Any, axis: str, path: Path) -> Any:
         raise ValueError(f"{str(path)!r} has no names of its {what} ({axis} lacks its index). Write it anew with them.")
     names = frame[index]
     return names["values"] if hasattr(names, "keys") and "values" in names else names
-
-
-def warn_if_slow(element: Any, what: str) -> None:
-    """Warn, once a file, of a compression that makes reading by rows slow.
-
-    Parameters
-    ----------
-    element
-        The group or array of the matrix.
-    what
-        What it is called in the file.
-    """
-    path = file_of(element)
-    if path in _warned:
-        return
-    found = next((slow for slow in map(_compression, _arrays(element)) if slow), None)
-    if found:
-        _warned.add(path)
-        write = "write_h5ad(new_path)" if hasattr(element, "file") else "write_zarr(new_path)"
-        read = "read_h5ad" if hasattr(element, "file") else "read_zarr"
-        warn(
-            f"{what} of {path!r} is compressed with {found}, which makes reading it 4 to 6 times slower. If it is read "
-            f"often, write it anew: anndata.{read}(path).{write}, or for training scdiva.data.pack_files.",
-        )
-
-
-def _arrays(element: Any) -> list[Any]:
-    return [element] if hasattr(element, "shape") else [element[k] for k in ("data", "indices") if k in element]
-
-
-def _compression(array: Any) -> str | None:
-    """Name of an array's compression if it is a slow one."""
-    if hasattr(array, "read_direct"):
-        names = [str(array.compression)]
-    else:
-        # repr holds the codec in both formats: GZip(level=5), GzipCodec(level=5), numcodecs.bz2(...)
-        names = [type(c).__name__ + str(getattr(c, "codec_name", "")) for c in array.compressors]
-    return next((slow for slow in _SLOW for name in names if slow in name.lower()), None)

@@ -17,7 +17,7 @@ from scdiva.data.order import BlockShuffle
 from scdiva.data.packed import PackedCells
 
 if TYPE_CHECKING:  # a packed corpus is read without AnnData
-    from scdiva.data.source import CellSource
+    from scdiva.data.cells import CellSource
 
 Source: TypeAlias = "CellSource | PackedCells"
 Buffers = tuple[int, range]

@@ -15,7 +15,7 @@ from scdiva.data.conditions import column, wanted_groups
 if TYPE_CHECKING:
     from anndata import AnnData
 
-    from scdiva.data.source import CellSource
+    from scdiva.data.cells import CellSource
     from scdiva.models import ScDiVa
 
 MIN_CELLS = 10

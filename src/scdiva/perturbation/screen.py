@@ -15,7 +15,7 @@ from scdiva._checks import nearest, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._progress import progress_bar
 from scdiva._settings import settings
-from scdiva.data.cells import open_cells
+from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.conditions import (
     Perturbations,
     column,
@@ -28,7 +28,6 @@ from scdiva.data.conditions import (
 from scdiva.data.genes import check_unique
 from scdiva.data.packed import take_cells, warn_left_out
 from scdiva.data.reading import Reading, Species
-from scdiva.data.source import CellSource
 from scdiva.models.inference import open_encoder
 from scdiva.models.scdiva import ScDiVa
 from scdiva.train.adaptation import AdaptationCells

@@ -15,10 +15,9 @@ from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL, UNS
 from scdiva._docs import with_shared_docs
 from scdiva._progress import progress_bar
 from scdiva._validate import Input
-from scdiva.data.cells import open_cells
+from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.output import new_sparse, open_store, refuse_target, whole_or_not
 from scdiva.data.reading import Empty, Reading, Species
-from scdiva.data.source import CellSource
 from scdiva.data.writing import check_anndata, check_key, check_writable, noted
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary

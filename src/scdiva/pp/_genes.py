@@ -13,10 +13,9 @@ from scdiva._docs import with_shared_docs
 from scdiva._progress import progress_bar
 from scdiva._validate import Input
 from scdiva.data.blocks import BLOCK_ROWS
-from scdiva.data.cells import open_cells
+from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Duplicates, Reading, Species
-from scdiva.data.source import CellSource
 from scdiva.data.writing import check_writable, noted
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary

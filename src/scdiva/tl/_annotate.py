@@ -194,8 +194,7 @@ def annotate(
     True
     >>> same = sd.tl.annotate(later, model=annotator)
     """
-    from scdiva.data.cells import open_cells
-    from scdiva.data.source import restricted
+    from scdiva.data.cells import open_cells, restricted
     from scdiva.models._fitted import given_fitted
     from scdiva.models.annotator import Annotator
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from torch import Tensor
 
-    from scdiva.data.source import CellSource, Ragged
+    from scdiva.data.cells import CellSource, Ragged
     from scdiva.models import Annotator, ScDiVa
     from scdiva.train.annotation import Reference
     from scdiva.train.config import AnnotationConfig

@@ -31,14 +31,14 @@ from scdiva._running import Running, embed_cells, embedding_key, how_to_run, mod
 from scdiva._settings import logger
 from scdiva._validate import Scan
 from scdiva._version import __version__
-from scdiva.data.blocks import open_path
+from scdiva.data.blocks import open_matrix
 from scdiva.data.cells import open_cells
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_key
 
 if TYPE_CHECKING:
-    from scdiva.data.source import CellSource
+    from scdiva.data.cells import CellSource
     from scdiva.models import ScDiVa
 
 _DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
@@ -140,7 +140,7 @@ def embed_file(
     from scdiva.models.pretrained import load_for
 
     with _naming(path):  # before its content is hashed, which of a large file or a folder takes long
-        open_path(path, layer, use_raw).close()
+        open_matrix(path, layer, use_raw).close()
     running = how_to_run(batch_size, device, precision)
     loaded = load_for(model, running.device)
     key = embedding_key(loaded) if key_added is None else key_added

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from anndata import AnnData
     from torch import Tensor
 
-    from scdiva.data.source import CellSource
+    from scdiva.data.cells import CellSource
     from scdiva.models import ScDiVa
     from scdiva.nn.queries import Context
 

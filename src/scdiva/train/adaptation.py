@@ -13,8 +13,8 @@ from torch import Tensor
 from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
 from scdiva.data.batch import CellBatch, from_ragged
+from scdiva.data.cells import CellSource, Ragged
 from scdiva.data.packed import take_cells, warn_left_out
-from scdiva.data.source import CellSource, Ragged
 from scdiva.models.inference import read_out, runs_transformer
 from scdiva.models.scdiva import ScDiVa
 

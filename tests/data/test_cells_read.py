@@ -10,8 +10,7 @@ import scipy.sparse as sp
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.cells import open_cells
-from scdiva.data.source import restricted
+from scdiva.data.cells import open_cells, restricted
 
 
 def read(source):

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 import scdiva as sd
 from scdiva.models import Annotator, ScDiVa, ScDiVaConfig, _fitted, load, save_model
 from scdiva.models import annotator as annotators
-from scdiva.models._folder import sha256
+from scdiva.models._folder import kind_of, write_sums
 from scdiva.nn.annotation import METHODS
 from scdiva.tokenizer.vocabulary import load_vocabulary
 from scdiva.train import config as training
@@ -86,8 +86,7 @@ def written(annotator, cells) -> list:
 
 def signed(folder):
     """Write the sums anew, so that what was changed passes for whole."""
-    names = FILES[:3]
-    (folder / "SHA256SUMS").write_text("".join(f"{sha256((folder / n).read_bytes())}  {n}\n" for n in names))
+    write_sums(folder, FILES[:3])
     return folder
 
 
@@ -180,7 +179,7 @@ def test_one_flipped_byte_is_found(folder, name, place):
 def test_no_folder_at_all(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         load(tmp_path / "nowhere")
-    assert not _fitted.is_fitted(tmp_path / "nowhere", "annotator")
+    assert kind_of(tmp_path / "nowhere") is None
 
 
 def test_another_model_is_refused(folder, cells):
@@ -199,7 +198,7 @@ def test_another_model_is_refused(folder, cells):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda s: s.update(format="scdiva"), "format 'scdiva'"),
+        (lambda s: s.update(format="scdiva"), "has no entry format ="),
         (lambda s: s.update(format_version=2), "version 2"),
         (lambda s: s.pop("labels"), "'labels'"),
         (lambda s: s.pop("notes"), "'notes'"),
@@ -227,7 +226,7 @@ def test_settings_that_do_not_fit_are_refused(folder, change, match):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\xff"])
 def test_settings_that_are_none_are_refused(folder, text):
     (folder / "annotator.json").write_bytes(text.encode("latin1"))
-    with pytest.raises(ValueError, match=r"annotator\.json does not describe a saved annotator"):
+    with pytest.raises(ValueError, match=r"annotator\.json (is no JSON|has no entry format = .scdiva annotator)"):
         load(signed(folder))
 
 
@@ -291,7 +290,7 @@ def test_what_stands_there_is_not_overwritten(fitted, folder, tmp_path):
     shutil.copytree(folder / "model", model)
     for taken in (other, model, other / "thesis.txt"):
         for overwrite in (False, True):
-            with pytest.raises(FileExistsError, match="no annotator; choose another path"):
+            with pytest.raises(FileExistsError, match="no annotator folder; choose another path"):
                 fitted["knn"].save(taken, overwrite=overwrite)
     assert (other / "thesis.txt").read_text() == "all of it"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["annotator", "mine", "model"]
@@ -313,7 +312,7 @@ def test_a_save_that_fails_leaves_nothing_behind(fitted, folder, tmp_path, monke
 def test_a_path_below_home(fitted, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert fitted["knn"].save("~/one") == tmp_path / "one"
-    assert _fitted.is_fitted("~/one", "annotator")
+    assert kind_of(tmp_path / "one") == "annotator"
     assert isinstance(load("~/one"), Annotator)
 
 

@@ -124,10 +124,10 @@ def one_line(info) -> str:
 
 def test_what_is_not_there_is_said_in_one_line(hub, folder):
     hub.put("lab/atlas", folder)
-    with pytest.raises(FileNotFoundError, match="no such model, or it is private") as info:
+    with pytest.raises(FileNotFoundError, match="hf://lab/other is not there") as info:
         load("hf://lab/other")
     one_line(info)
-    with pytest.raises(FileNotFoundError, match="that revision is not") as info:
+    with pytest.raises(FileNotFoundError, match="hf://lab/atlas@v2 is not there") as info:
         load("hf://lab/atlas@v2")
     one_line(info)
     hub.commit("lab/data", {"table.csv": b"a,b\n"})
@@ -147,7 +147,7 @@ def test_without_a_connection_it_says_so_in_one_line(hub, how, monkeypatch):
         hub.leave()
     else:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(FileNotFoundError, match="not in the cache, and the Hub can't be reached") as info:
+    with pytest.raises(FileNotFoundError, match="the Hub can't be reached and the cache does not hold it") as info:
         load("hf://lab/atlas")
     one_line(info)
 
@@ -159,16 +159,8 @@ def test_pushing_without_connection_or_right_is_said_in_one_line(hub, folder, mo
         push(folder, "hf://lab/atlas")
     one_line(info)
     hub.leave()
-    with pytest.raises(ConnectionError, match="can't be put there") as info:
+    with pytest.raises(ConnectionError, match="can't be reached") as info:
         push(folder, "hf://lab/atlas")
-    one_line(info)
-
-
-def test_asking_what_an_owner_has_without_connection_is_said_in_one_line(hub, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)
-    hub.leave()
-    with pytest.raises(ConnectionError, match="hf://lab can't be fetched") as info:
-        available("lab")
     one_line(info)
 
 
@@ -205,7 +197,7 @@ def test_nothing_damaged_is_pushed(hub, folder, model):
     assert hub.repos == {}
 
 
-def test_available_are_the_bundled_the_cached_and_those_of_an_owner(hub, folder, tmp_path):
+def test_available_are_the_bundled_and_the_cached(hub, folder, tmp_path):
     bundled = available()
     assert "scdiva-mini" in bundled
     assert not any(name.startswith("hf://") for name in bundled)
@@ -218,7 +210,6 @@ def test_available_are_the_bundled_the_cached_and_those_of_an_owner(hub, folder,
     load(f"hf://lab/second@{hub.repos['lab/second'][-1][0]}", device="cpu")
     second = f"hf://lab/second@{hub.repos['lab/second'][-1][0]}"
     assert available() == [*bundled, "hf://lab/atlas", second]
-    assert available("lab") == [*bundled, "hf://lab/atlas", second, "hf://lab/second"]
     for name in available():
         if name.startswith("hf://"):
             load(name, device="cpu")

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from scdiva._constants import BASELINES
 from scdiva.models import PerturbationModel, _fitted, load, save_model
-from scdiva.models._folder import sha256
+from scdiva.models._folder import kind_of, write_sums
 from scdiva.perturbation import model as P
 from scdiva.perturbation.model import KINDS
 from scdiva.perturbation.screen import Conditions
@@ -113,7 +113,7 @@ def test_new_groups_are_predicted_from_their_states(fitted, asked):
 def test_saved_and_loaded_it_predicts_the_same_to_the_bit(make, asked, tmp_path):
     given = make(doses=[1, 2, 1, 1, 4, 1], single="linear")
     folder = given.save(tmp_path / "here" / "fitted")
-    assert _fitted.is_fitted(folder, "perturbation_model")
+    assert kind_of(folder) == "perturbation_model"
     stream = torch.random.get_rng_state()
     found = load(str(folder), device="cpu")
     assert torch.equal(torch.random.get_rng_state(), stream)
@@ -155,13 +155,12 @@ def test_one_flipped_byte_is_found(folder, name, place):
 def test_no_folder_at_all(tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere"):
         load(tmp_path / "nowhere")
-    assert not _fitted.is_fitted(tmp_path / "nowhere", "perturbation_model")
+    assert kind_of(tmp_path / "nowhere") is None
 
 
 def signed(folder):
     """Write the sums anew, so that what was changed passes for whole."""
-    names = FILES[:3]
-    (folder / "SHA256SUMS").write_text("".join(f"{sha256((folder / n).read_bytes())}  {n}\n" for n in names))
+    write_sums(folder, FILES[:3])
     return folder
 
 
@@ -200,7 +199,7 @@ def test_one_of_before_is_read_unless_it_holds_a_network(folder, fitted, asked):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda s: s.update(format="scdiva annotator"), "format 'scdiva annotator'"),
+        (lambda s: s.update(format="scdiva annotator"), "has no entry format ="),
         (lambda s: s.update(format_version=2), "version 2"),
         (lambda s: s.pop("genes"), "'genes'"),
         (lambda s: s.pop("notes"), "'notes'"),
@@ -228,7 +227,9 @@ def test_settings_that_do_not_fit_are_refused(folder, change, match):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\xff"])
 def test_settings_that_are_none_are_refused(folder, text):
     (folder / "perturbation_model.json").write_bytes(text.encode("latin1"))
-    with pytest.raises(ValueError, match=r"perturbation_model\.json does not describe a saved perturbation model"):
+    with pytest.raises(
+        ValueError, match=r"perturbation_model\.json (is no JSON|has no entry format = .scdiva perturbation)"
+    ):
         load(signed(folder))
 
 
@@ -274,7 +275,7 @@ def test_what_stands_there_is_not_overwritten(make, folder, tmp_path):
     shutil.copytree(folder / "model", tmp_path / "model")
     for taken in (tmp_path / "mine", tmp_path / "model", tmp_path / "mine" / "thesis.txt"):
         for overwrite in (False, True):
-            with pytest.raises(FileExistsError, match="no perturbation model; choose another path"):
+            with pytest.raises(FileExistsError, match="no perturbation model folder; choose another path"):
                 plain.save(taken, overwrite=overwrite)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "all of it"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fitted", "mine", "model"]

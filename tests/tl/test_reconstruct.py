@@ -135,8 +135,6 @@ def test_a_cell_depends_neither_on_the_others_nor_on_the_order_of_genes(few, hea
 )
 def test_no_sample_is_malformed(few, headed, **how):
     """A place has one gene that is measured, no gene has two places, and no value is negative or not finite."""
-    if how["remasking"] == "low_confidence":
-        how["temperature"] = 0.0
     data = reconstructed(few[:3].copy(), headed, **how)
     found = layers(data)
     for i in range(3):

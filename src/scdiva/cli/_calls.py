@@ -131,17 +131,17 @@ def run_call(call: Call, options: dict[str, Any]) -> str:
 
 def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
     """Refuse a folder for `--save` before hours are spent on what it would hold."""
-    from scdiva.models._fitted import is_fitted
-    from scdiva.models._folder import is_model_folder
+    from scdiva.models._folder import in_words, kind_of
 
     refuse_unwritable(folder)
     if folder.resolve() == out.resolve():
         raise FileExistsError(f"{str(folder)!r} is the --out. Pass another folder to --save.")
     if folder.exists() and not overwrite:
         raise FileExistsError(f"{str(folder)!r} exists. Pass another folder to --save, or --overwrite.")
-    if folder.exists() and not (is_model_folder(folder) if kind == "model" else is_fitted(folder, kind)):
-        name = kind.replace("_", " ")
-        raise FileExistsError(f"{str(folder)!r} exists and is no {name} folder: choose another path for --save.")
+    if folder.exists() and kind_of(folder) != kind:
+        raise FileExistsError(
+            f"{str(folder)!r} exists and is no {in_words(kind)} folder: choose another path for --save."
+        )
 
 
 def _read(file: Path) -> AnnData:
@@ -161,10 +161,10 @@ def _read(file: Path) -> AnnData:
 
 def _fitted_screen(options: dict[str, Any]) -> Any:
     """Fit what `perturb` would fit, apart, so that it can be kept."""
-    from scdiva.models._fitted import is_fitted
+    from scdiva.models._folder import kind_of
     from scdiva.tl import fit_perturbation
 
-    if is_fitted(options["model"], "perturbation_model"):
+    if kind_of(Path(options["model"]).expanduser()) == "perturbation_model":
         raise ValueError(f"--model {options['model']} is fitted already: there is nothing to --save.")
     if options["perturbation_key"] is None:
         raise ValueError("name the column with the perturbations, --perturbation_key.")

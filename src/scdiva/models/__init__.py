@@ -10,10 +10,9 @@ if TYPE_CHECKING:
     from scdiva.models.annotator import Annotator
     from scdiva.models.config import ScDiVaConfig
     from scdiva.models.gene_vectors import init_gene_embedding
-    from scdiva.models.hub import available
-    from scdiva.models.network import save_model
-    from scdiva.models.passes import ScDiVaOutput
-    from scdiva.models.pretrained import load_model, push
+    from scdiva.models.hub import available, push
+    from scdiva.models.network import ScDiVaOutput, save_model
+    from scdiva.models.pretrained import load_model
     from scdiva.models.scdiva import ScDiVa
     from scdiva.perturbation.model import PerturbationModel
 
@@ -22,14 +21,14 @@ _WHERE = {
     "PerturbationModel": "scdiva.perturbation.model",
     "ScDiVa": "scdiva",
     "ScDiVaConfig": "config",
-    "ScDiVaOutput": "passes",
+    "ScDiVaOutput": "network",
     "available": "hub",
     "init_gene_embedding": "gene_vectors",
     "load": "scdiva._loading",
     "load_annotator": "scdiva._loading",
     "load_model": "pretrained",
     "load_perturbation_model": "scdiva._loading",
-    "push": "pretrained",
+    "push": "hub",
     "save_model": "network",
 }
 

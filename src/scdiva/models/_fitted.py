@@ -18,17 +18,24 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
 from scdiva._version import __version__
-from scdiva.models._folder import CHECKSUMS, read_checked, read_sums, write_sums, written_beside
+from scdiva.models._folder import (
+    CHECKSUMS,
+    FORMAT_VERSION,
+    MODEL,
+    in_words,
+    kind_of,
+    read_checked,
+    read_json,
+    read_sums,
+    write_sums,
+    written_beside,
+)
 from scdiva.models.network import save_model
-from scdiva.models.pretrained import load_model
+from scdiva.models.pretrained import load_model, read_tensors
 from scdiva.models.scdiva import ScDiVa
-
-MODEL = "model"
-FORMAT_VERSION = 1
 
 
 class Fitted:
@@ -81,11 +88,11 @@ class Fitted:
         """
         from safetensors.torch import save
 
-        folder, name = Path(path).expanduser(), _name(self.kind)
+        folder = Path(path).expanduser()
         settings, tensors = self._contents()
-        head = {"format": f"scdiva {name}", "format_version": FORMAT_VERSION, "scdiva_version": __version__}
+        head = {"format": _format(self.kind), "format_version": FORMAT_VERSION, "scdiva_version": __version__}
         described, weights, _ = files = _files(self.kind)
-        with written_beside(folder, overwrite, name, ours=is_fitted(folder, self.kind)) as part:
+        with written_beside(folder, overwrite, self.kind) as part:
             save_model(self.model, self.model.vocabulary, part / MODEL)
             text = json.dumps(head | plain(settings), indent=2, allow_nan=False)
             (part / described).write_text(text + "\n", encoding="utf-8")
@@ -95,11 +102,6 @@ class Fitted:
 
 
 AnyFitted = TypeVar("AnyFitted", bound=Fitted)
-
-
-def is_fitted(path: str | os.PathLike[str], kind: str) -> bool:
-    """Whether a folder holds what was fitted, of this kind; it may be damaged."""
-    return any((Path(path).expanduser() / name).is_file() for name in _files(kind)[:2])
 
 
 def load_fitted(cls: type[AnyFitted], path: str | os.PathLike[str], device: str | None) -> AnyFitted:
@@ -122,12 +124,16 @@ def load_fitted(cls: type[AnyFitted], path: str | os.PathLike[str], device: str 
         If one is damaged, was changed, or is of another format.
     """
     folder = Path(path).expanduser()
-    settings, tensors = _read(folder, cls.kind)
+    described, weights, _ = files = _files(cls.kind)
+    sums = read_sums(folder, files, cls.kind)
+    data = {name: read_checked(folder, name, sums) for name in files}
+    settings = read_json(folder / described, data[described], _format(cls.kind))
+    tensors = read_tensors(folder / weights, data[weights])
     model = load_model(folder / MODEL, device=device)
     try:
         return cls._restored(model, settings, tensors)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise ValueError(f"{folder} holds no {_name(cls.kind)} that scdiva {__version__} reads: {error}") from error
+        raise ValueError(f"{folder} holds no {in_words(cls.kind)} that scdiva {__version__} reads: {error}") from error
 
 
 def given_fitted(cls: type[AnyFitted], model: object, device: str | None) -> AnyFitted | None:
@@ -144,42 +150,17 @@ def given_fitted(cls: type[AnyFitted], model: object, device: str | None) -> Any
     """
     if isinstance(model, cls):
         return model
-    if isinstance(model, str | os.PathLike) and is_fitted(model, cls.kind):
+    if isinstance(model, str | os.PathLike) and kind_of(Path(model).expanduser()) == cls.kind:
         return load_fitted(cls, model, device)
     return None
-
-
-def _read(folder: Path, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Read settings and finite arrays, all files held against their sums."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load
-
-    described, weights, _ = files = _files(kind)
-    sums = read_sums(folder, files, kind)
-    data = {name: read_checked(folder, name, sums) for name in files}
-    try:
-        settings = json.loads(data[described].decode("utf-8"))
-        if settings["format"] != f"scdiva {_name(kind)}" or settings["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"format {settings['format']!r}, version {settings['format_version']}")
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(
-            f"{folder / described} does not describe a saved {_name(kind)} that scdiva {__version__} reads: {error}"
-        ) from error
-    try:
-        tensors = load(data[weights])
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise ValueError(f"{folder / weights} is damaged or no safetensors file: {error}") from error
-    if any(not bool(torch.isfinite(value).all()) for value in tensors.values() if value.is_floating_point()):
-        raise ValueError(f"{folder / weights} holds NaN or infinite values")
-    return settings, tensors
 
 
 def _files(kind: str) -> tuple[str, str, str]:
     return f"{kind}.json", f"{kind}.safetensors", f"{MODEL}/{CHECKSUMS}"
 
 
-def _name(kind: str) -> str:
-    return kind.replace("_", " ")
+def _format(kind: str) -> str:
+    return f"scdiva {in_words(kind)}"
 
 
 def check_sizes(sizes: object, most: Mapping[str, int]) -> None:

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from scdiva.models._fitted import MODEL, Fitted, arrays, check_shapes, check_sizes, put_into, shapes
-from scdiva.models._summary import table
+from scdiva.models._fitted import Fitted, arrays, check_shapes, check_sizes, put_into, shapes
+from scdiva.models._folder import MODEL
 from scdiva.models.inference import width_of
-from scdiva.models.network import of_model
+from scdiva.models.network import of_model, table
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import ZERO_SHOT, AnnotationHead, HeadSizes
 

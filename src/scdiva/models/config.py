@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf, isfinite
-from typing import Any, Literal
+from typing import Any, Literal, get_args, get_type_hints
 
 from scdiva._checks import or_nearest, refuse_unknown
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, PRESETS
-from scdiva.models._summary import table
 
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "anchor": ("learned", "encoder"),
-    "adapted": ("no", "joined", "own"),
-    "position": ("rope", "none"),
-    "attention_backend": ("auto", "sdpa", "reference", "triton"),
-}
 _LATER = ("adapted", "adapted_dim", "adapted_scale", "query_head")
 """Fields that older files do without; written where they are not at their default."""
 _GONE: dict[str, Any] = {"time_conditioning": False}
@@ -156,9 +149,8 @@ class ScDiVaConfig:
             if not isfinite(number) or number < 0 or (number == 0 and name not in ("entropy_floor", "adapted_scale")):
                 raise ValueError(f"{name} must be finite and positive; got {value!r:.80}.")
             object.__setattr__(self, name, number)
-        elif value not in _CHOICES[name]:
-            gone = " That one was removed: no figure spoke for it." if (name, value) == ("anchor", "pooled") else ""
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, _CHOICES[name]))}; got {value!r:.80}.{gone}")
+        elif value not in (choices := get_args(get_type_hints(type(self))[name])):
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r:.80}.")
 
     @classmethod
     def paper(cls) -> ScDiVaConfig:
@@ -220,9 +212,6 @@ class ScDiVaConfig:
     def input_length(self) -> int:
         """Most genes of a cell that the model reads: those of the set encoder where there is one, else `max_length`."""
         return max(self.anchor_length, self.max_length) if self.anchor == "encoder" else self.max_length
-
-    def _repr_html_(self) -> str:
-        return table("ScDiVaConfig", self.to_dict())
 
     def to_dict(self) -> dict[str, Any]:
         """Return every field as plain Python, ready for JSON; those that came later only where they say something."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva.diffusion.ranks import Ranked
 from scdiva.diffusion.sampler import Denoiser
-from scdiva.models.passes import ScDiVaOutput
+from scdiva.models.network import ScDiVaOutput
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.heads import Expected
 from scdiva.nn.queries import Context

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scdiva._checks import from_extra
 from scdiva._constants import DEFAULT_MODEL
-from scdiva.models._folder import CHECKSUMS, CONFIG, SUMMED, read_checked, read_sums
+from scdiva.models._folder import CARD, CHECKSUMS, CONFIG, SUMMED, read_checked, read_config, read_sums, write_sums
+
+if TYPE_CHECKING:
+    from scdiva.models.scdiva import ScDiVa
 
 _BUNDLED = Path(__file__).parents[1] / "checkpoints"
 SCHEME = "hf://"
@@ -74,26 +78,14 @@ def bundled_models() -> list[str]:
     return sorted(path.parent.name for path in _BUNDLED.glob(f"*/{CONFIG}"))
 
 
-def available(owner: str | None = None) -> list[str]:
-    """List the models that can be loaded by name.
-
-    Parameters
-    ----------
-    owner
-        Also ask the Hub which models with the tag of this package this user or organisation has. None asks nobody.
+def available() -> list[str]:
+    """List the models that can be loaded by name, without a connection.
 
     Returns
     -------
     list of str
-        What :func:`load_model` takes: bundled names; addresses of models that the Hub's cache holds, which load without
-        a connection; and those of `owner`.
-
-    Raises
-    ------
-    ConnectionError, PermissionError
-        If `owner` is given and the Hub can't be reached, or refuses.
-    ImportError
-        If `owner` is given and huggingface_hub is not installed.
+        What :func:`load_model` takes: bundled names, and addresses of models that the Hub's cache holds whole, by
+        branch or tag, else by commit.
 
     Examples
     --------
@@ -102,8 +94,18 @@ def available(owner: str | None = None) -> list[str]:
     'scdiva-mini'
     >>> model = sd.models.load("scdiva-mini")
     """
-    found = [*bundled_models(), *cached(), *(of_owner(owner) if owner is not None else [])]
-    return list(dict.fromkeys(found))
+    try:
+        import huggingface_hub.constants
+    except ImportError:
+        return bundled_models()
+    # named, as its own default is settled at import and need not be where downloads go
+    cache, found = Path(huggingface_hub.constants.HF_HUB_CACHE), []
+    for repository in huggingface_hub.scan_cache_dir(cache).repos if cache.is_dir() else ():
+        for revision in repository.revisions if repository.repo_type == "model" else ():
+            if {file.file_name for file in revision.files} >= {*SUMMED, CHECKSUMS}:
+                names = sorted(revision.refs) or [revision.commit_hash]
+                found += [f"{SCHEME}{repository.repo_id}" + ("" if name == "main" else f"@{name}") for name in names]
+    return [*bundled_models(), *sorted(found)]
 
 
 def fetch(address: str) -> Path:
@@ -131,7 +133,7 @@ def fetch(address: str) -> Path:
         If huggingface_hub is not installed.
     """
     repository, revision = parsed(address)
-    hub = client(address)
+    hub = _client(address)
     with _said_in_one_line(address):
         folder = Path(hub.snapshot_download(repository, revision=revision, allow_patterns=[*SUMMED, CHECKSUMS]))
     anew = f"huggingface_hub.snapshot_download({repository!r}, revision={revision!r}, force_download=True)"
@@ -146,40 +148,85 @@ def fetch(address: str) -> Path:
     return folder
 
 
-def send(folder: Path, address: str, *, private: bool, message: str | None) -> str:
-    """Put a model folder onto the main branch of a repository, which is made if need be.
+def push(
+    model: ScDiVa | str | os.PathLike[str],
+    address: str,
+    *,
+    card: str | None = None,
+    private: bool = False,
+    message: str | None = None,
+) -> str:
+    """Put a model on the Hugging Face Hub, with its card.
+
+    You must be logged in (``hf auth login``, or the variable `HF_TOKEN`). The repository is made if need be; in one
+    that is there, a new commit replaces the model's files, and earlier ones stay under their revisions.
 
     Parameters
     ----------
-    folder, address, private, message
-        As for :func:`scdiva.models.push`.
+    model
+        A model with its vocabulary (as :func:`load_model` gives it), a model folder, or the name of a bundled model.
+        The sums are checked before anything is sent.
+    address
+        ``"hf://owner/name"``; it goes to the main branch.
+    card
+        Markdown for its README.md; None takes the folder's, or for a loaded model the short one that
+        :func:`save_model` writes. A card without a head for the Hub gets one, with the tag of this package.
+    private
+        Whether a new repository is private.
+    message
+        Of the commit.
 
     Returns
     -------
     str
-        The address with the commit's hash.
+        The address with the commit's hash, ``"hf://owner/name@<hash>"``: what loads this very model from now on.
+
+    Raises
+    ------
+    ValueError
+        If `address` is none or names a revision, the model has no vocabulary, or its folder is damaged.
+    FileNotFoundError
+        If there is no such model, or the Hub does not know the owner.
+    PermissionError
+        If you are not logged in, or may not write there.
+    ConnectionError
+        If the Hub can't be reached.
+    ImportError
+        If huggingface_hub is not installed.
+
+    Examples
+    --------
+    >>> sd.models.push(model, "hf://lab/atlas", card="# Our atlas ...")  # doctest: +SKIP
     """
-    repository, _ = parsed(address)
-    hub = client(address)
-    with _said_in_one_line(address, writing=True), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*about to commit a data file.*")  # the vocabulary
-        api = hub.HfApi()
-        api.create_repo(repository, private=private, exist_ok=True)
-        commit = api.upload_folder(
-            repo_id=repository,
-            folder_path=folder,
-            commit_message=message or f"Model of {TAG}",
-            allow_patterns=[*SUMMED, CHECKSUMS],
-        )
+    repository, revision = parsed(address)
+    if revision is not None:
+        raise ValueError(f"{address!r}: models go to the main branch; leave @{revision} out.")
+    hub = _client(address)  # before any work
+    with tempfile.TemporaryDirectory(prefix="scdiva-push-") as beside:
+        folder = Path(beside) / "model"
+        if isinstance(model, str | os.PathLike):
+            found = find_model(model)
+            sums = read_sums(found)
+            read_config(found, sums)
+            folder.mkdir()
+            for name in SUMMED:
+                (folder / name).write_bytes(read_checked(found, name, sums))
+        else:
+            model.save(folder)
+        text = (folder / CARD).read_text(encoding="utf-8") if card is None else card
+        (folder / CARD).write_text(text if text.startswith("---\n") else FRONT + text, encoding="utf-8")
+        write_sums(folder, SUMMED)
+        with _said_in_one_line(address), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*about to commit a data file.*")  # the vocabulary
+            api = hub.HfApi()
+            api.create_repo(repository, private=private, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=repository,
+                folder_path=folder,
+                commit_message=message or f"Model of {TAG}",
+                allow_patterns=[*SUMMED, CHECKSUMS],
+            )
     return f"{SCHEME}{repository}@{commit.oid}"
-
-
-def of_owner(owner: str) -> list[str]:
-    """List the models of this package that a user or organisation has on the Hub."""
-    address = f"{SCHEME}{owner}"
-    hub = client(address)
-    with _said_in_one_line(address):
-        return sorted(f"{SCHEME}{info.id}" for info in hub.HfApi().list_models(author=owner, filter=TAG))
 
 
 def parsed(address: str) -> tuple[str, str | None]:
@@ -190,67 +237,37 @@ def parsed(address: str) -> tuple[str, str | None]:
     return repository, revision or None
 
 
-def client(address: str) -> Any:
+def _client(address: str) -> Any:
     """Give huggingface_hub; ImportError if it is not installed."""
     return from_extra("huggingface_hub", "hub", f"{address} needs huggingface_hub")
 
 
 @contextlib.contextmanager
-def _said_in_one_line(address: str, *, writing: bool = False) -> Iterator[None]:
+def _said_in_one_line(address: str) -> Iterator[None]:
     """Turn what huggingface_hub raises, with its advice over many lines, into one line that says what to do."""
     from huggingface_hub import errors
 
     # of a broken connection the library beneath tells, which changed: requests once, httpx now
     broken: Any = (OSError, errors.HfHubHTTPError.__bases__[0])
+    absent = (errors.LocalEntryNotFoundError, errors.RevisionNotFoundError, errors.RepositoryNotFoundError)
     try:
         yield
     except errors.HFValidationError as error:
         raise ValueError(f"{address!r} is no address of a model: {_first_line(error)}") from error
-    except errors.LocalEntryNotFoundError as error:  # first: once it was an HfHubHTTPError
-        raise FileNotFoundError(
-            f"{address} is not in the cache, and the Hub can't be reached: connect once, or copy the model's folder "
-            "here and pass its path"
-        ) from error
-    except errors.RevisionNotFoundError as error:
-        raise FileNotFoundError(f"{address}: the model is there, that revision is not.") from error
-    except errors.GatedRepoError as error:
-        raise PermissionError(f"{address} is gated: ask for access on its page, then log in: hf auth login") from error
-    except errors.RepositoryNotFoundError as error:
-        raise FileNotFoundError(
-            f"{address}: the Hub has no such model, or it is private: check the name, or log in: hf auth login"
-        ) from error
-    except errors.HfHubHTTPError as error:
-        status = getattr(error.response, "status_code", None)
+    except broken as error:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if isinstance(error, absent) and not isinstance(error, errors.GatedRepoError):
+            raise FileNotFoundError(
+                f"{address} is not there, or it is private, or the Hub can't be reached and the cache does not hold "
+                "it: check name and revision, log in (hf auth login), connect once, or pass a folder"
+            ) from error
         if status in (401, 403):
             raise PermissionError(
-                f"{address}: the Hub refuses ({status}): log in with a token that may do this: hf auth login"
+                f"{address}: the Hub refuses ({status}): ask for access on its page, or log in with a token that may "
+                "do this: hf auth login"
             ) from error
-        raise ConnectionError(f"{address}: the Hub answered {status}: try again later") from error
-    except broken as error:
-        what = "put there" if writing else "fetched"
-        raise ConnectionError(f"{address} can't be {what}: {_first_line(error)}") from error
+        raise ConnectionError(f"{address}: the Hub can't be reached, try again later: {_first_line(error)}") from error
 
 
 def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
-
-
-def cached() -> list[str]:
-    """List the models of this package that the Hub's cache holds whole: by branch or tag, else by commit."""
-    try:
-        import huggingface_hub
-    except ImportError:
-        return []
-    try:
-        # named, as its own default is settled at import and need not be where downloads go
-        repositories = huggingface_hub.scan_cache_dir(huggingface_hub.constants.HF_HUB_CACHE).repos
-    except (OSError, ValueError, huggingface_hub.CacheNotFound):
-        return []
-    found = []
-    for repository in repositories:
-        for revision in repository.revisions if repository.repo_type == "model" else ():
-            if not {file.file_name for file in revision.files} >= {*SUMMED, CHECKSUMS}:
-                continue
-            names = sorted(revision.refs) or [revision.commit_hash]
-            found += [f"{SCHEME}{repository.repo_id}" + ("" if name == "main" else f"@{name}") for name in names]
-    return sorted(found)

@@ -1,21 +1,23 @@
-"""A network beside its passes: what it carries with it, how it shows itself, and how it is written to a folder."""
+"""A network beside its passes: what goes in and comes out, how it shows itself, and how it is written to a folder."""
 
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from scdiva._constants import N_SPECIAL
+from scdiva._constants import MASK, N_SPECIAL
 from scdiva._version import __version__
+from scdiva.kernels._attention import longest_cell
 from scdiva.models._folder import (
     CARD,
     CONFIG,
@@ -25,11 +27,9 @@ from scdiva.models._folder import (
     SUMMED,
     VOCABULARY,
     WEIGHTS,
-    is_model_folder,
     write_sums,
     written_beside,
 )
-from scdiva.models._summary import corpus_said, steps_said, table
 from scdiva.models.config import ScDiVaConfig
 from scdiva.nn.layers import Blocks
 
@@ -40,6 +40,109 @@ MOST_HASHED = 50_000_000
 """Parameters of the largest model whose hash is shown: it takes a tenth of a second for ten million."""
 CARD_VALUE = 300
 """Characters of the longest value that a model card written from the metadata repeats."""
+LONGEST = 200
+"""Characters of an entry that a table in a notebook shows."""
+
+
+class ScDiVaOutput(NamedTuple):
+    """What one pass gives.
+
+    Attributes
+    ----------
+    hidden
+        `(T, dim)`, the gene positions after the final norm, in the order of the input; `(0, dim)` without transformer.
+    cell_state
+        `(B, state_dim)`: `[LAT]` after the final norm; with the set encoder, its state `z`, or `z + R·[LAT]` under
+        `anchor_residual`.
+    anchor
+        `(B, state_dim)`, the state that `[LAT]` started from; `None` with `anchor="learned"` unless one was given.
+    cells
+        int64 `(T,)`, the cell of each position.
+    read
+        `(B, state_rank + 1)`, what a state head makes of each cell; `None` without one.
+    hidden_share
+        `(B,)`, share of each cell's identities that is masked.
+    """
+
+    hidden: Tensor
+    cell_state: Tensor
+    anchor: Tensor | None
+    cells: Tensor
+    read: Tensor | None
+    hidden_share: Tensor
+
+
+def check_input(
+    config: ScDiVaConfig,
+    tokens: Tensor,
+    values: Tensor,
+    cu_seqlens: Tensor,
+    value_mask: Tensor | None,
+    anchor_state: Tensor | None,
+    *,
+    max_length: int | None = None,
+) -> int:
+    """Check what a network is given.
+
+    Parameters
+    ----------
+    config
+        Of the network.
+    tokens, values, cu_seqlens, value_mask, anchor_state
+        As :meth:`scdiva.models.ScDiVa.forward` takes them.
+    max_length
+        Most genes of a cell; None takes the configuration's.
+
+    Returns
+    -------
+    Number of genes of the longest cell.
+
+    Raises
+    ------
+    ValueError
+        If the tensors don't fit each other, a token isn't one of this vocabulary, or a cell is too long.
+    """
+    c = config
+    max_length = c.max_length if max_length is None else max_length
+    if tokens.dim() != 1 or tokens.dtype != torch.int64:
+        raise ValueError(f"tokens must be a packed int64 vector (T,); got {tokens.dtype} {tuple(tokens.shape)}.")
+    if values.shape != tokens.shape or not values.is_floating_point():
+        raise ValueError(
+            f"values must be floating and as long as tokens, {tokens.numel()}; "
+            f"got {values.dtype} {tuple(values.shape)}."
+        )
+    if value_mask is not None and (value_mask.shape != tokens.shape or value_mask.dtype != torch.bool):
+        raise ValueError(
+            f"value_mask must be bool and as long as tokens, {tokens.numel()}; "
+            f"got {value_mask.dtype} {tuple(value_mask.shape)}."
+        )
+    if cu_seqlens.dtype != torch.int32:
+        raise ValueError(f"cu_seqlens must be int32; got {cu_seqlens.dtype}.")
+    n_cells, lengths = cu_seqlens.numel() - 1, cu_seqlens.diff()
+    too_long = lengths > max_length
+    bad = (tokens != MASK) & ((tokens < N_SPECIAL) | (tokens >= c.n_tokens))
+    longest, n_too_long, n_bad = longest_cell(cu_seqlens, tokens.numel(), too_long.sum(), bad.sum())
+    if n_too_long:
+        cell = int(too_long.nonzero()[0])
+        raise ValueError(
+            f"{n_too_long} cell(s) have more than the {max_length} genes that the model reads, the first "
+            f"is cell {cell} of the batch with {int(lengths[cell])}; serialize with max_length={max_length}."
+        )
+    if n_bad:
+        raise ValueError(
+            f"{n_bad} token(s) are neither MASK nor one of this model's {c.n_genes} genes, the first is "
+            f"{int(tokens[bad][0])}; serialize with the vocabulary that the model was trained with."
+        )
+    if anchor_state is not None and anchor_state.shape != (n_cells, c.state_dim):
+        raise ValueError(f"anchor_state must be {(n_cells, c.state_dim)}; got {tuple(anchor_state.shape)}.")
+    return longest
+
+
+def mean_of_cells(flags: Tensor, cu_seqlens: Tensor, dtype: torch.dtype) -> Tensor:
+    """Share of each cell's positions that are flagged, `(B,)`; 0 of an empty cell."""
+    lengths = cu_seqlens.diff().long()
+    total = torch.segment_reduce(flags.to(dtype), "sum", lengths=lengths, unsafe=True)
+    return total / lengths.clamp_min(1)
 
 
 class Network(nn.Module):
@@ -134,10 +237,6 @@ class Network(nn.Module):
             For `torch.compile`, such as `mode` or `backend`. `fullgraph=True` refuses a graph break.
         """
         self.blocks.compile_each(**options)
-
-    def release_blocks(self) -> None:
-        """Undo :meth:`compile_blocks`."""
-        self.blocks.release_each()
 
     def gene_logits(self, *args: Any, **options: Any) -> Tensor:
         """Give :meth:`ScDiVa.logits`, under its former name."""
@@ -261,7 +360,7 @@ def save_model(
             f"metadata must hold plain JSON values (str, int, finite float, bool, list, dict): {error}"
         ) from error
 
-    with written_beside(folder, overwrite, "model folder", ours=is_model_folder(folder)) as part:
+    with written_beside(folder, overwrite, "model") as part:
         (part / CONFIG).write_text(text, encoding="utf-8")
         (part / WEIGHTS).write_bytes(save(weights, metadata={"format": "pt"}))
         vocabulary.write(part / VOCABULARY)
@@ -300,31 +399,64 @@ def _default_card(config: dict[str, Any]) -> str:
 
 def model_rows(model: Network) -> dict[str, object]:
     """Describe a network, with or without a vocabulary, as far as it knows itself."""
-    c = model.config
-    metadata = getattr(model, "metadata", None) or {}
+    c, metadata = model.config, model.metadata or {}
     vocabulary: Vocabulary | None = getattr(model, "vocabulary", None)
-    hashed = vocabulary is not None and _device(model) != "meta" and model.n_parameters <= MOST_HASHED
-    return {
-        "comes from": getattr(model, "origin", None),
+    corpus = metadata.get("corpus")
+    n_cells, studies = (corpus.get(name) if isinstance(corpus, Mapping) else None for name in ("n_cells", "studies"))
+    trained = f"{n_cells:,} cells" if isinstance(n_cells, int) else None
+    parts = {part: notes.get("steps") for part, notes in metadata.items() if isinstance(notes, Mapping)}
+    steps = {"": metadata.get("steps"), **parts}
+    rows: dict[str, object] = {
+        "comes from": model.origin,
         "size": f"{model.n_parameters:,} parameters",
         "architecture": f"{c.n_layers} layers of width {c.dim}, {c.n_heads} heads; anchor {c.anchor!r}",
         "reads of a cell": f"{c.input_length:,} genes, {c.max_length:,} of them in the transformer",
         "cell state": f"{c.state_dim} numbers",
-        "genes": f"{c.n_genes:,}" if vocabulary is None else _vocabulary(vocabulary),
-        "species": metadata.get("species", None if vocabulary is None else vocabulary.species),
-        "trained on": corpus_said(metadata),
-        "training": steps_said(metadata),
+        "genes": f"{c.n_genes:,}",
+        "trained on": f"{trained} of {len(studies):,} studies" if trained and isinstance(studies, list) else trained,
+        "training": ", ".join(
+            f"{part.replace('_', ' ')} {n:,} steps".strip() for part, n in steps.items() if isinstance(n, int)
+        )
+        or None,
         "integrates batches": None if model.integration is None else "yes",
-        "SHA-256": f"{fingerprint(model)[:16]} of configuration, genes and weights" if hashed else None,
         "device": _device(model),
     }
+    if vocabulary is not None:
+        rows["genes"] = f"{vocabulary.n_genes:,}, fingerprint {vocabulary.fingerprint[:12]}"
+        rows["species"] = metadata.get("species", vocabulary.species)
+        if _device(model) != "meta" and model.n_parameters <= MOST_HASHED:
+            rows["SHA-256"] = f"{fingerprint(model)[:16]} of configuration, genes and weights"
+    return rows
 
 
 def of_model(model: Network) -> dict[str, object]:
     """Describe the network of what was fitted on it."""
-    rows = model_rows(model)
     names = {"comes from": "model", "size": "model size", "genes": "vocabulary", "SHA-256": "SHA-256 of the model"}
-    return {names.get(name, name): rows[name] for name in (*names, "species", "device")}
+    rows = model_rows(model)
+    return {names.get(name, name): rows.get(name) for name in (*names, "species", "device")}
+
+
+def table(title: str, rows: Mapping[str, object]) -> str:
+    """Lay out a title and rows as HTML for a notebook, in which nothing of them is markup.
+
+    Parameters
+    ----------
+    title
+        Name of the class.
+    rows
+        What is said of it, by name. Entries that are None are left out, long ones cut.
+    """
+
+    def shown(value: object) -> str:
+        text = str(value)
+        return html.escape(text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…")
+
+    lines = "".join(
+        f"<tr><th style='text-align:left'>{shown(name)}</th><td style='text-align:left'>{shown(value)}</td></tr>"
+        for name, value in rows.items()
+        if value is not None
+    )
+    return f"<div><strong>{shown(title)}</strong><table>{lines}</table></div>"
 
 
 def fingerprint(model: Network) -> str:
@@ -336,11 +468,6 @@ def fingerprint(model: Network) -> str:
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
     return digest.hexdigest()
-
-
-def _vocabulary(vocabulary: Vocabulary) -> str:
-    """Say how many genes, and which vocabulary."""
-    return f"{vocabulary.n_genes:,}, fingerprint {vocabulary.fingerprint[:12]}"
 
 
 def _device(model: Network) -> str:

@@ -1,4 +1,4 @@
-"""Load a model from its folder, strictly and without pickle; put one on the Hub.
+"""Load a model from its folder, strictly and without pickle.
 
 A model is a folder of plain files::
 
@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import copy
 import os
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load as load_tensors
+from safetensors.torch import load
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from scdiva._constants import DEFAULT_MODEL
@@ -37,11 +38,9 @@ from scdiva.models._folder import (
     read_checked,
     read_config,
     read_sums,
-    write_sums,
 )
 from scdiva.models.config import ScDiVaConfig
-from scdiva.models.hub import FRONT, client, find_model, parsed, send
-from scdiva.models.network import save_model
+from scdiva.models.hub import find_model
 from scdiva.models.scdiva import ScDiVa
 from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -146,112 +145,21 @@ def _copied(network: ScDiVa) -> ScDiVa:
 
 def _read_network(folder: Path, config: dict[str, Any], data: dict[str, bytes]) -> ScDiVa:
     """Make the network that a folder's files describe, from their contents."""
-    vocabulary = Vocabulary.read(folder / VOCABULARY, data[VOCABULARY])
-    _check_vocabulary(folder, config, vocabulary)
-    model_config = _model_config(folder, config)
-    if model_config.n_genes != vocabulary.n_genes:
+    vocabulary, expected = Vocabulary.read(folder / VOCABULARY, data[VOCABULARY]), config["vocabulary"]
+    if {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint} != expected:
         raise ValueError(
-            f"{folder}: {CONFIG} describes a model of {model_config.n_genes:,} genes, but {VOCABULARY} holds "
+            f"{folder / VOCABULARY} is not the vocabulary that the model was trained with: it has {vocabulary.n_genes} "
+            f"genes, fingerprint {vocabulary.fingerprint[:12]}, but {CONFIG} says {expected!s:.300}"
+        )
+    described = _model_config(folder, config)
+    if described.n_genes != vocabulary.n_genes:
+        raise ValueError(
+            f"{folder}: {CONFIG} describes a model of {described.n_genes:,} genes, but {VOCABULARY} holds "
             f"{vocabulary.n_genes:,}"
         )
-    network = _filled(model_config, data[WEIGHTS], folder / WEIGHTS)
+    network = _filled(described, data[WEIGHTS], folder / WEIGHTS)
     network.vocabulary, network.metadata = vocabulary, config["metadata"]
     return network.eval()
-
-
-def push(
-    model: ScDiVa | str | os.PathLike[str],
-    address: str,
-    *,
-    card: str | None = None,
-    private: bool = False,
-    message: str | None = None,
-) -> str:
-    """Put a model on the Hugging Face Hub, with its card.
-
-    You must be logged in (``hf auth login``, or the variable `HF_TOKEN`). The repository is made if need be; in one
-    that is there, a new commit replaces the model's files, and earlier ones stay under their revisions.
-
-    Parameters
-    ----------
-    model
-        A model with its vocabulary (as :func:`load_model` gives it), a model folder, or the name of a bundled model.
-        The sums are checked before anything is sent.
-    address
-        ``"hf://owner/name"``; it goes to the main branch.
-    card
-        Markdown for its README.md; None takes the folder's, or for a loaded model the short one that
-        :func:`save_model` writes. A card without a head for the Hub gets one, with the tag by which :func:`available`
-        finds it.
-    private
-        Whether a new repository is private.
-    message
-        Of the commit.
-
-    Returns
-    -------
-    str
-        The address with the commit's hash, ``"hf://owner/name@<hash>"``: what loads this very model from now on.
-
-    Raises
-    ------
-    ValueError
-        If `address` is none or names a revision, the model has no vocabulary, or its folder is damaged.
-    FileNotFoundError
-        If there is no such model, or the Hub does not know the owner.
-    PermissionError
-        If you are not logged in, or may not write there.
-    ConnectionError
-        If the Hub can't be reached.
-    ImportError
-        If huggingface_hub is not installed.
-
-    Examples
-    --------
-    >>> sd.models.push(model, "hf://lab/atlas", card="# Our atlas ...")  # doctest: +SKIP
-    """
-    _, revision = parsed(address)
-    if revision is not None:
-        raise ValueError(f"{address!r}: models go to the main branch; leave @{revision} out.")
-    client(address)  # before any work
-    with tempfile.TemporaryDirectory(prefix="scdiva-push-") as beside:
-        folder = _to_send(model, Path(beside) / "model", card)
-        return send(folder, address, private=private, message=message)
-
-
-def _filled(config: ScDiVaConfig, blob: bytes, file: Path) -> ScDiVa:
-    """Make a network of stored weights; no memory is taken before their names and shapes are those of the model."""
-    try:
-        stored = load_tensors(blob)
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise ValueError(f"{file} is damaged or no safetensors file: {error!s:.300}") from error
-    if config.n_layers > len(stored):
-        raise ValueError(f"{file} lacks tensors: {CONFIG} describes {config.n_layers} layers, it holds {len(stored)}")
-    try:
-        network = without_memory(config)
-    except ValueError as error:
-        raise ValueError(f"{file.parent / CONFIG}: the entry 'model': {error}") from error
-    expected = network.state_dict()
-    if missing := sorted(expected.keys() - stored.keys()):
-        raise ValueError(
-            f"{file} lacks {len(missing)} tensors of the model that {CONFIG} describes, first {missing[0]!r:.80}"
-        )
-    if extra := sorted(stored.keys() - expected.keys()):
-        raise ValueError(
-            f"{file} holds {len(extra)} tensors that the model in {CONFIG} does not have, first {extra[0]!r:.80}"
-        )
-    kinds = {getattr(torch, dtype) for dtype in DTYPES}  # float64 may not fit into float32, float8 has no arithmetic
-    for name, tensor in expected.items():
-        value = stored[name]
-        if value.shape != tensor.shape:
-            raise ValueError(f"{file}: {name!r} has shape {tuple(value.shape)}, the model needs {tuple(tensor.shape)}")
-        if value.dtype not in kinds if tensor.is_floating_point() else value.dtype != tensor.dtype:
-            raise ValueError(f"{file}: {name!r} is stored as {value.dtype}, the model needs {tensor.dtype}")
-        if value.is_floating_point() and value.numel() and not torch.isfinite(torch.stack(value.aminmax())).all():
-            raise ValueError(f"{file}: {name!r} holds NaN or infinite values")
-        stored[name] = value.to(tensor.dtype, copy=True)  # the blob's own memory can't be written to
-    network.load_state_dict(stored, assign=True)
-    return network
 
 
 def _model_config(folder: Path, config: dict[str, Any]) -> ScDiVaConfig:
@@ -262,14 +170,45 @@ def _model_config(folder: Path, config: dict[str, Any]) -> ScDiVaConfig:
         raise ValueError(f"{folder / CONFIG}: the entry 'model' is no ScDiVaConfig of this version: {error}") from error
 
 
-def _check_vocabulary(folder: Path, config: dict[str, Any], vocabulary: Vocabulary) -> None:
-    """Refuse a vocabulary that is not the one the model was trained with."""
-    expected = config["vocabulary"]
-    if {"n_genes": vocabulary.n_genes, "fingerprint": vocabulary.fingerprint} != expected:
-        raise ValueError(
-            f"{folder / VOCABULARY} is not the vocabulary that the model was trained with: it has {vocabulary.n_genes} "
-            f"genes, fingerprint {vocabulary.fingerprint[:12]}, but {CONFIG} says {expected!s:.300}"
-        )
+def _filled(config: ScDiVaConfig, data: bytes, file: Path) -> ScDiVa:
+    """Make a network of stored weights; no memory is taken before their names and shapes are those of the model."""
+    stored = read_tensors(file, data, DTYPES)  # float64 may not fit into float32
+    if config.n_layers > len(stored):
+        raise ValueError(f"{file} lacks tensors: {CONFIG} describes {config.n_layers} layers, it holds {len(stored)}")
+    try:
+        network = without_memory(config)
+    except ValueError as error:
+        raise ValueError(f"{file.parent / CONFIG}: the entry 'model': {error}") from error
+    expected = network.state_dict()
+    for said, names in (("lacks", expected.keys() - stored.keys()), ("has in excess", stored.keys() - expected.keys())):
+        if names:
+            raise ValueError(
+                f"{file} {said} {len(names)} tensors, by the model that {CONFIG} describes, first {min(names)!r:.80}"
+            )
+    for name, tensor in expected.items():
+        value = stored[name]
+        if value.shape != tensor.shape:
+            raise ValueError(f"{file}: {name!r} has shape {tuple(value.shape)}, the model needs {tuple(tensor.shape)}")
+        if value.is_floating_point() != tensor.is_floating_point():
+            raise ValueError(f"{file}: {name!r} is stored as {value.dtype}, the model needs {tensor.dtype}")
+        stored[name] = value.to(tensor.dtype, copy=True)  # the file's own memory can't be written to
+    network.load_state_dict(stored, assign=True)
+    return network
+
+
+def read_tensors(file: Path, data: bytes, dtypes: Sequence[str] = (*DTYPES, "float64")) -> dict[str, Tensor]:
+    """Read tensors of a file's contents, whose floating numbers are of one of these types and finite."""
+    try:
+        tensors = load(data)
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise ValueError(f"{file} is damaged or no safetensors file: {error!s:.300}") from error
+    for name, value in tensors.items():
+        if value.is_floating_point():
+            if value.dtype not in {getattr(torch, dtype) for dtype in dtypes}:
+                raise ValueError(f"{file}: {name!r:.80} is stored as {value.dtype}, not as {' or '.join(dtypes)}")
+            if value.numel() and not torch.isfinite(torch.stack(value.aminmax())).all():
+                raise ValueError(f"{file}: {name!r:.80} holds NaN or infinite values")
+    return tensors
 
 
 class _Undrawn(TorchFunctionMode):
@@ -301,22 +240,3 @@ def without_memory(config: ScDiVaConfig) -> ScDiVa:
     except (RuntimeError, OverflowError, TypeError, MemoryError) as error:
         said = next(iter(str(error).splitlines()), type(error).__name__)  # torch adds a trace of its own
         raise ValueError(f"no network has these sizes: {said:.200}") from error
-
-
-def _to_send(model: Any, folder: Path, card: str | None) -> Path:
-    """Lay out the folder that is sent: checked, with a card that the Hub can read."""
-    if isinstance(model, ScDiVa):
-        save_model(model, model.known_vocabulary(), folder, card, model.metadata)
-    else:
-        found = find_model(model)
-        sums = read_sums(found)
-        read_config(found, sums)
-        folder.mkdir(parents=True)
-        for name in SUMMED:
-            (folder / name).write_bytes(read_checked(found, name, sums))
-    text = (folder / CARD).read_text(encoding="utf-8") if card is None else card
-    if not text.startswith("---\n"):
-        text = FRONT + text
-    (folder / CARD).write_text(text, encoding="utf-8")
-    write_sums(folder, SUMMED)
-    return folder

@@ -16,8 +16,7 @@ from scdiva._constants import LAT, MASK, N_SPECIAL
 from scdiva.diffusion import cell_of_token
 from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import positions
-from scdiva.models.network import Network
-from scdiva.models.passes import ScDiVaOutput, check_input, mean_of_cells
+from scdiva.models.network import Network, ScDiVaOutput, check_input, mean_of_cells
 from scdiva.nn.encoder import SetEncoder
 from scdiva.nn.heads import DualHeads, Expected, IntegrationHead, OwnComponents, StateHead, hidden_gene_logits
 from scdiva.nn.layers import INIT_STD, Block, Blocks, GeneValueEmbedding, RMSNorm, linear

@@ -20,8 +20,7 @@ from scdiva.data.conditions import Guides, guides_as_noted, perturbations, read_
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_columns
 from scdiva.models._fitted import Fitted, arrays, check_shapes
-from scdiva.models._summary import table
-from scdiva.models.network import of_model
+from scdiva.models.network import of_model, table
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.response import Similarities, baselines, expected_response, similarities_of
 from scdiva.perturbation.screen import (

@@ -20,7 +20,7 @@ from scdiva.data.stream import ValidationBatches
 from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, stratified_times
 from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend
-from scdiva.models.passes import ScDiVaOutput
+from scdiva.models.network import ScDiVaOutput
 from scdiva.models.scdiva import ScDiVa
 from scdiva.train.base import TaskModule
 from scdiva.train.callbacks import CHECKPOINT_KEY
@@ -233,7 +233,7 @@ class PretrainingModule(TaskModule):
 
     def on_train_end(self) -> None:
         """Leave the network as it came, for any device. Called by Lightning."""
-        self.model.release_blocks()
+        self.model.blocks.release_each()
 
     def _tune_attention(self) -> None:
         """Tune the fused kernel, once a run: all ranks, and the run when it is resumed, add in the same order."""

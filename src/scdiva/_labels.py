@@ -135,6 +135,45 @@ def refuse_continuous(values: pd.Series, where: str, kind: Kind) -> None:
     )
 
 
+def read_labels(
+    adata: AnnData, key: str, *, where: str = "adata", kind: Kind = "group", meant: Collection[str] = ()
+) -> NDArray[np.str_]:
+    """Read a column of labels as text.
+
+    Parameters
+    ----------
+    adata
+        The cells.
+    key
+        A column of `adata.obs`.
+    where
+        What the cells are called in messages.
+    kind, meant
+        As for :func:`check_labels`.
+
+    Raises
+    ------
+    KeyError
+        If there is no such column.
+    ValueError
+        If a label is missing, there is no cell, or the column holds no labels.
+    """
+    if key not in adata.obs:
+        raise no_column(f"{where}.obs", key, adata.obs.columns)
+    if not adata.n_obs:
+        raise ValueError(f"{where} is empty: 0 cells × {adata.n_vars} genes.")
+    missing = adata.obs[key].isna().to_numpy()
+    if missing.any():
+        raise ValueError(
+            f"{where}.obs[{key!r}] is missing for {missing.sum()} of {adata.n_obs} cells, the first is "
+            f"{adata.obs_names[missing.argmax()]!r}: leave them out with "
+            f"{where}[{where}.obs[{key!r}].notna()].copy(), or name their {kind}."
+        )
+    check_labels(adata.obs[key], f"{where}.obs[{key!r}]", kind, meant=meant)
+    found: NDArray[np.str_] = adata.obs[key].astype(str).to_numpy().astype(str)
+    return found
+
+
 def batch_numbers(adata: AnnData, batch_key: str | None, *, where: str = "adata") -> np.ndarray:
     """Return the number of each cell's batch, int64 from 0; 0 for all without a key.
 
@@ -156,17 +195,8 @@ def batch_numbers(adata: AnnData, batch_key: str | None, *, where: str = "adata"
     """
     if batch_key is None:
         return np.zeros(adata.n_obs, dtype=np.int64)
-    if batch_key not in adata.obs:
-        raise no_column(f"{where}.obs", batch_key, adata.obs.columns)
-    missing = adata.obs[batch_key].isna().to_numpy()
-    if missing.any():
-        raise ValueError(
-            f"{where}.obs[{batch_key!r}] is missing for {missing.sum()} of {adata.n_obs} cells, the first is "
-            f"{adata.obs_names[missing.argmax()]!r}: name their batch, or leave them out with "
-            f"{where}[{where}.obs[{batch_key!r}].notna()].copy()."
-        )
-    check_labels(adata.obs[batch_key], f"{where}.obs[{batch_key!r}]", "batch")
-    return np.unique(adata.obs[batch_key].astype(str).to_numpy(), return_inverse=True)[1].astype(np.int64)
+    labels = read_labels(adata, batch_key, where=where, kind="batch")
+    return np.unique(labels, return_inverse=True)[1].astype(np.int64)
 
 
 def label_numbers(

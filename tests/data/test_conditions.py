@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scdiva.data.conditions import column, perturbation_parts, perturbations
+from scdiva._labels import read_labels
+from scdiva.data.conditions import perturbation_parts, perturbations
 
 GENES = st.lists(st.sampled_from(["A", "B", "KLF1", "ctrl"]), min_size=1, max_size=4)
 
@@ -63,7 +64,7 @@ def test_what_names_no_perturbation_is_refused():
     with pytest.raises(KeyError, match="no column 'q'; it has 'p'"):
         perturbations(cells(["ctrl"]), "q")
     with pytest.raises(ValueError, match=r"query.obs\['p'\] is missing for 2 of 3 cells, the first is 'c1'"):
-        column(cells(["A", None, np.nan]), "p", where="query")
+        read_labels(cells(["A", None, np.nan]), "p", where="query")
     with pytest.raises(ValueError, match=r"never is 'control'; it holds 'A', 'ctrl'.*control="):
         perturbations(cells(["A", "ctrl"]), "p")
     with pytest.raises(ValueError, match=r"with control=, perhaps control='Control'\."):

@@ -14,7 +14,7 @@ import pandas as pd
 
 from scdiva._checks import nearest, no_column, warn
 from scdiva._constants import UNKNOWN
-from scdiva._labels import Kind, check_labels
+from scdiva._labels import read_labels
 from scdiva.data.reading import Species
 from scdiva.tokenizer.names import looks_like_mouse, repeated_name
 from scdiva.tokenizer.vocabulary import Vocabulary
@@ -150,7 +150,7 @@ def perturbations(
     ValueError
         If a label is missing or has an empty part, or no cell is a control.
     """
-    labels = column(adata, perturbation_key, where=where, kind="perturbation", meant=(control,))
+    labels = read_labels(adata, perturbation_key, where=where, kind="perturbation", meant=(control,))
     names, number = np.unique(labels, return_inverse=True)
     genes = {} if guides is None else guides(names.tolist())
     if genes:
@@ -173,52 +173,13 @@ def perturbations(
     return Perturbations(tuple(known), chosen, codes[number], genes)
 
 
-def column(
-    adata: AnnData, key: str, *, where: str = "adata", kind: Kind = "group", meant: Collection[str] = ()
-) -> NDArray[np.str_]:
-    """Read a column of labels as text.
-
-    Parameters
-    ----------
-    adata
-        The cells.
-    key
-        A column of `adata.obs`.
-    where
-        What the cells are called in messages.
-    kind, meant
-        As for :func:`scdiva._labels.check_labels`.
-
-    Raises
-    ------
-    KeyError
-        If there is no such column.
-    ValueError
-        If a label is missing, there is no cell, or the column holds no labels.
-    """
-    if key not in adata.obs:
-        raise no_column(f"{where}.obs", key, adata.obs.columns)
-    if not adata.n_obs:
-        raise ValueError(f"{where} is empty: 0 cells × {adata.n_vars} genes.")
-    missing = adata.obs[key].isna().to_numpy()
-    if missing.any():
-        raise ValueError(
-            f"{where}.obs[{key!r}] is missing for {missing.sum()} of {adata.n_obs} cells, the first is "
-            f"{adata.obs_names[missing.argmax()]!r}: leave them out with "
-            f"{where}[{where}.obs[{key!r}].notna()].copy(), or name what they are."
-        )
-    check_labels(adata.obs[key], f"{where}.obs[{key!r}]", kind, meant=meant)
-    found: NDArray[np.str_] = adata.obs[key].astype(str).to_numpy().astype(str)
-    return found
-
-
 def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float64]:
     """Read a column of doses, NaN where there is no number.
 
     Parameters
     ----------
     adata, key, where
-        As for :func:`column`.
+        As for :func:`scdiva._labels.read_labels`.
 
     Raises
     ------

@@ -22,9 +22,10 @@ from scdiva._constants import (
     VARM_MEAN,
     VARM_SD,
 )
+from scdiva._labels import read_labels
 from scdiva._validate import Input
 from scdiva.data.cells import log_normalised
-from scdiva.data.conditions import column, doses, guides_as_noted, perturbation_parts, perturbations
+from scdiva.data.conditions import doses, guides_as_noted, perturbation_parts, perturbations
 from scdiva.data.genes import check_unique
 from scdiva.data.writing import check_anndata, our_uns
 from scdiva.metrics import de_scores
@@ -310,7 +311,7 @@ def _observed_rows(
     predicted = {part for label in conditions["perturbation"] for part in perturbation_parts(label, name, separator)}
     guides = guides_as_noted(ours, predicted, name, separator)
     known = perturbations(observed, key, name, separator, guides, where="observed")
-    group = column(observed, groupby, where="observed") if groupby else np.full(observed.n_obs, "")
+    group = read_labels(observed, groupby, where="observed") if groupby else np.full(observed.n_obs, "")
     dose = doses(observed, dose_key, where="observed") if dose_key else None
     codes = {parts: code for code, parts in enumerate(known.parts)}
     perturbed: dict[int, NDArray[np.intp]] = {}

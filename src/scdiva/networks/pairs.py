@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from scdiva._checks import nearest
 from scdiva._constants import N_SPECIAL
-from scdiva.data.conditions import column, wanted_groups
+from scdiva._labels import read_labels
+from scdiva.data.conditions import wanted_groups
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -215,7 +216,7 @@ def choose_groups(
         if groups is not None or reference is not None:
             raise ValueError("groups or reference are given without the column that holds them: groupby=...")
         return Groups(np.zeros(adata.n_obs, dtype=np.int64), [""], None)
-    of_cell = column(adata, groupby)
+    of_cell = read_labels(adata, groupby)
     present, lack = sorted(set(of_cell.tolist())), f"are not in adata.obs[{groupby!r}]"
     if reference is not None:  # names of groups are text, here as in `groups`
         (reference,) = wanted_groups(str(reference), present, lack)

@@ -125,15 +125,10 @@ class PerturbationModel(Fitted):
 
         `"control"` and `"+"`, which stand there by default, count as not given.
         """
-        given = {
-            "perturbation_key": perturbation_key,
-            "groupby": groupby,
-            "dose_key": dose_key,
-            "control": None if control == "control" else control,
-            "separator": None if separator == "+" else separator,
-        }
+        given = dict(zip(COLUMNS, (perturbation_key, control, groupby, dose_key, separator), strict=True))
+        unsaid = {"control": "control", "separator": "+"}
         for name, value in given.items():
-            if value is not None and value != getattr(self, name):
+            if value not in (None, unsaid.get(name), getattr(self, name)):
                 raise ValueError(
                     f"this model was fitted with {name}={getattr(self, name)!r}, not {value!r}: leave it out, or name "
                     "a model to fit one."

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 
 from scdiva import _constants as C
 from scdiva._checks import warn
+from scdiva._labels import read_labels
 from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
 from scdiva.data.cells import open_cells
-from scdiva.data.conditions import column, listed, perturbation_parts, refuse_twice, wanted_groups
+from scdiva.data.conditions import listed, perturbation_parts, refuse_twice, wanted_groups
 from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading
 from scdiva.perturbation.model import COLUMNS, PerturbationModel
@@ -366,7 +367,7 @@ def ranked(
     reading
         What to read.
     """
-    states = column(adata, state_key)
+    states = read_labels(adata, state_key)
     for name in (start, target):
         if name not in states:
             there = ", ".join(map(repr, sorted(set(states.tolist()))[:10]))

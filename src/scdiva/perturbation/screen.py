@@ -13,18 +13,11 @@ from numpy.typing import NDArray
 
 from scdiva._checks import nearest, warn
 from scdiva._constants import N_SPECIAL
+from scdiva._labels import read_labels
 from scdiva._progress import progress_bar
 from scdiva._settings import settings
 from scdiva.data.cells import CellSource, open_cells
-from scdiva.data.conditions import (
-    Perturbations,
-    column,
-    doses,
-    genes_among,
-    genes_of_guides,
-    match_perturbed,
-    species_of,
-)
+from scdiva.data.conditions import Perturbations, doses, genes_among, genes_of_guides, match_perturbed, species_of
 from scdiva.data.genes import check_unique
 from scdiva.data.packed import take_cells, warn_left_out
 from scdiva.data.reading import Reading, Species
@@ -292,7 +285,7 @@ def read_screen(
 
 def group_names(adata: AnnData, groupby: str | None) -> np.ndarray:
     """Give the group of each cell, `""` without a column."""
-    return column(adata, groupby).astype(object) if groupby else np.full(adata.n_obs, "", dtype=object)
+    return read_labels(adata, groupby).astype(object) if groupby else np.full(adata.n_obs, "", dtype=object)
 
 
 def _doses(adata: AnnData, dose_key: str | None, treated: NDArray[np.bool_]) -> NDArray[np.float64]:

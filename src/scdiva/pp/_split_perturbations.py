@@ -10,8 +10,9 @@ import pandas as pd
 
 from scdiva._checks import check_choices, check_least
 from scdiva._constants import OBS_SPLIT, SEEN, UNS
+from scdiva._labels import read_labels
 from scdiva._settings import settings
-from scdiva.data.conditions import Perturbations, column, read_perturbations, stored_guides
+from scdiva.data.conditions import Perturbations, read_perturbations, stored_guides
 from scdiva.data.writing import check_anndata, check_key, check_writable, noted
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
@@ -186,7 +187,7 @@ def _conditions(
 
 def _group(adata: AnnData, known: Perturbations, groupby: str, fold: int) -> tuple[NDArray[np.bool_], list[str]]:
     """Hold out the perturbed cells of a group."""
-    group = column(adata, groupby)
+    group = read_labels(adata, groupby)
     names = np.unique(group[~known.is_control])
     if len(names) < 2:
         shown = f" ({str(names[0])!r})" if len(names) else ""

@@ -14,10 +14,11 @@ import scipy.sparse as sp
 from scdiva import _constants as C
 from scdiva._checks import check_least
 from scdiva._docs import with_shared_docs
+from scdiva._labels import read_labels
 from scdiva._rng import seed_of
 from scdiva._running import model_name
 from scdiva._settings import logger
-from scdiva.data.conditions import column, listed, wanted_groups
+from scdiva.data.conditions import listed, wanted_groups
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_columns
 
@@ -191,7 +192,7 @@ def _plan(
     check_columns(groupby)
     if groups is not None and between is not None:
         raise ValueError("Give groups or between, not both.")
-    group = column(adata, groupby)
+    group = read_labels(adata, groupby)
     present, lack = sorted(set(group.tolist())), f"are not in adata.obs[{groupby!r}]"
 
     def rows_of(name: str) -> np.ndarray:

@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._labels import read_labels
 from scdiva.data.cells import log_normalised
-from scdiva.data.conditions import column
 from scdiva.data.network import network_of
 from scdiva.data.writing import check_anndata
 
@@ -90,7 +90,7 @@ def regulon(
     values, var = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
     about = adata.uns[C.UNS][key]
     if network.group:
-        values = values[np.flatnonzero(column(adata, str(about["groupby"])) == network.group)]
+        values = values[np.flatnonzero(read_labels(adata, str(about["groupby"])) == network.group)]
     columns = np.array([at[0], *targets])
     if use_raw:  # its columns are others
         first = np.flatnonzero(~var.index.duplicated())

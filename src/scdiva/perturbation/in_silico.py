@@ -51,7 +51,11 @@ class Ranked(NamedTuple):
 
 
 def changed(
-    cell: Ranked, sources: Tokens, raised: Values | None, denominator: NDArray[np.float32], max_length: int
+    cell: Ranked,
+    sources: Tokens,
+    raised: NDArray[np.floating] | None,
+    denominator: NDArray[np.float32],
+    max_length: int,
 ) -> tuple[Ranked, Ranked]:
     """Rank a cell's genes as they are, and without some of them, or with these raised.
 
@@ -80,7 +84,7 @@ def changed(
     if raised is None:
         return before, rest
     was = dict(zip(cell.tokens[own].tolist(), cell.expression[own].tolist(), strict=True))
-    high = [max(was.get(int(s), 0.0), float(r)) for s, r in zip(sources, raised, strict=True)]
+    high = [max(was.get(int(s), 0.0), float(np.float32(r))) for s, r in zip(sources, raised, strict=True)]
     room = max_length - len(sources)
     tokens = np.concatenate([sources, rest.tokens[:room]])
     values = np.concatenate([np.array(high, np.float32), rest.expression[:room]])
@@ -160,8 +164,7 @@ def perturbed_in_silico(
     if not adata.n_obs:
         raise ValueError(f"adata is empty: 0 cells × {adata.n_vars} genes.")
     species = species_of(list(map(str, reading.var(adata).index)), model.vocabulary, reading.species)
-    tokens = known_tokens(model, parts, species)
-    _refuse_too_many(names, parts, tokens, model.config.max_length)
+    sources = _sources(names, parts, known_tokens(model, parts, species), model.config.max_length)
     group = group_names(adata, groupby)
     wanted = wanted_groups(groups, sorted(set(group)), f"are not in adata.obs[{groupby!r}]")
     warn(
@@ -169,7 +172,7 @@ def perturbed_in_silico(
         "causes. With a screen, use scdiva.tl.predict_perturbation."
     )
     controls = read_controls(adata, np.isin(group.astype(str), wanted), group, model, None, reading)
-    levels = _levels(controls, parts, tokens, kind)
+    levels = _levels(controls, names, sources, kind)
     of_column = column_tokens(controls.var, model.vocabulary, reading)
     home = next(model.parameters()).device
     origin, means, after = [], [], []
@@ -181,7 +184,7 @@ def perturbed_in_silico(
                 draw = np.random.default_rng(step_seed(seed, 0, f"in silico in {name}"))
                 own = np.sort(draw.permutation(controls.of_group(name))[:n_cells])
                 before = controls.expression[controls.rows[own]].toarray()
-                for change in _changes(model, controls, own, parts, tokens, levels, kind, of_column, draw):
+                for change in _changes(model, controls, own, sources, levels, of_column, draw):
                     made = np.maximum(before + change, 0.0)
                     error = (made - before).std(axis=0, ddof=1 if len(own) > 1 else 0) / len(own) ** 0.5
                     means.append((made.mean(axis=0), error, before.mean(axis=0)))
@@ -192,7 +195,8 @@ def perturbed_in_silico(
     number = np.repeat(np.arange(len(wanted)), len(names))
     conditions = Conditions(tuple(parts) * len(wanted), number, np.ones(len(number)))
     targets = Targets(conditions, names * len(wanted), [wanted[i] for i in number], np.zeros((0, 0)))
-    columns = C.PERTURBATION, "", groupby or "", "", separator
+    nothing = conditions.only(np.zeros(0, dtype=np.int64))
+    design = dict(zip(COLUMNS, (C.PERTURBATION, "", groupby or "", "", separator), strict=True))
     notes: dict[str, Any] = {
         "base": np.full(len(number), "none", dtype=object),
         "trained_on_interventions": False,
@@ -201,73 +205,63 @@ def perturbed_in_silico(
         "seconds": time.monotonic() - begun,
     }
     by_key = dict(zip((C.VARM_MEAN, C.VARM_SD, C.VARM_CONTROL), map(np.array, zip(*means, strict=True)), strict=True))
-    nothing = conditions.only(np.zeros(0, dtype=np.int64))
-    design = dict(zip(COLUMNS, columns, strict=True))
     return laid_out(after, origin, controls.var, by_key, targets, nothing, design, notes)
 
 
-def _refuse_too_many(names: list[str], parts: list[tuple[str, ...]], tokens: dict[str, int], most: int) -> None:
-    """Refuse a gene that is named twice, and more genes than the model reads."""
-    for name, these in zip(names, parts, strict=True):
-        if len({tokens[part] for part in these}) < len(these):
+def _sources(names: list[str], parts: list[tuple[str, ...]], tokens: dict[str, int], most: int) -> list[Tokens]:
+    """Give the tokens of each perturbation; refuse a gene that is named twice, and more genes than the model reads."""
+    sources = [np.array([tokens[part] for part in these], dtype=np.int64) for these in parts]
+    for name, these in zip(names, sources, strict=True):
+        if len(np.unique(these)) < len(these):
             raise ValueError(f"{name!r} names one gene twice, once by another name.")
         if len(these) > most:
             raise ValueError(f"{len(these)} genes are perturbed together, more than the {most} that the model reads.")
+    return sources
 
 
-def _levels(
-    controls: Controls, parts: list[tuple[str, ...]], tokens: dict[str, int], kind: str
-) -> dict[str, float | None]:
-    """Give what each gene is raised to, None where no cell expresses it; refuse what can't be changed."""
+def _levels(controls: Controls, names: list[str], sources: list[Tokens], kind: str) -> list[NDArray[np.float64] | None]:
+    """Give what the genes of each perturbation are raised to, None in a knock-out; refuse what can't be changed."""
     values, of = controls.cells.values, controls.cells.tokens
-    expressed = {name: values[of == token] for name, token in tokens.items()}
-    levels = {name: float(np.quantile(v, RAISED)) if len(v) else None for name, v in expressed.items()}
-    never = [name for name, level in levels.items() if level is None]
-    if kind == "overexpression" and never:
+    enough, does = (np.any, "take away") if kind == "knockout" else (np.all, "raise")
+    lacking = [name for name, these in zip(names, sources, strict=True) if not enough(np.isin(these, of))]
+    if lacking:
         raise ValueError(
-            f"{len(never)} of the genes to raise are expressed by none of these cells, the first is {never[0]!r}: "
-            "nothing says how high they can be."
+            f"{len(lacking)} of {len(names)} perturbations {does} what none of these cells expresses, the first is "
+            f"{lacking[0]!r}: leave such genes out."
         )
-    absent = [names for names in parts if set(names) <= set(never)]
-    if absent:
-        raise ValueError(
-            f"{len(absent)} of {len(parts)} perturbations take away what none of these cells expresses, the first is "
-            f"{' and '.join(absent[0])!r}: that changes nothing."
-        )
-    return levels
+    if kind == "knockout":
+        return [None] * len(names)
+    return [np.array([np.quantile(values[of == token], RAISED) for token in these]) for these in sources]
 
 
 def _changes(
     model: ScDiVa,
     controls: Controls,
     own: NDArray[np.int64],
-    parts: list[tuple[str, ...]],
-    tokens: dict[str, int],
-    levels: dict[str, float | None],
-    kind: str,
+    sources: list[Tokens],
+    levels: list[NDArray[np.float64] | None],
     of_column: NDArray[np.int32],
     draw: np.random.Generator,
 ) -> list[NDArray[np.float64]]:
     """Perturb cells, by their numbers among the controls: for each perturbation the change, cells × genes."""
     denominator = score_denominator(model.vocabulary.entropy, model.config.entropy_floor)
     first_column = {int(token): j for j, token in reversed(list(enumerate(of_column))) if token >= 0}
-    changes = [np.zeros((len(own), len(of_column))) for _ in parts]
+    changes = [np.zeros((len(own), len(of_column))) for _ in sources]
     for i, cell in enumerate(progress_bar(own, desc="perturbing", unit="cell")):
         ranked, expression, _ = (part.numpy() for part in controls.cells.take(np.array([cell])).packed)
         whole = Ranked(ranked, expression, draw.permutation(len(ranked)) % PARTS)
-        for change, names in zip(changes, parts, strict=True):
-            sources = np.array([tokens[name] for name in names], dtype=np.int64)
-            if kind == "knockout" and not np.isin(sources, whole.tokens).any():
+        for change, these, raised in zip(changes, sources, levels, strict=True):
+            if raised is None and not np.isin(these, whole.tokens).any():
                 continue
-            high = None if kind == "knockout" else np.array([levels[name] for name in names], dtype=np.float32)
-            before, after = changed(whole, sources, high, denominator, model.config.max_length)
+            before, after = changed(whole, these, raised, denominator, model.config.max_length)
             expected, now = masked_values(model, before), masked_values(model, after)
             for token in expected.keys() & now.keys():
                 change[i, first_column[token]] = now[token] - expected[token]
-            for source, name in zip(sources, names, strict=True):
-                if kind == "knockout":
-                    change[i, of_column == source] = -np.inf  # nothing falls below 0, and none of it is left
-                elif int(source) in first_column:
+            if raised is None:
+                change[i, np.isin(of_column, these)] = -np.inf  # nothing falls below 0, and none of it is left
+                continue
+            for source, level in zip(these.tolist(), raised.tolist(), strict=True):
+                if source in first_column:
                     was = whole.expression[whole.tokens == source].sum()
-                    change[i, first_column[int(source)]] = max(was, levels[name] or 0.0) - was
+                    change[i, first_column[source]] = max(was, level) - was
     return changes

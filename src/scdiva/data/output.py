@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 ROWS_PER_CHUNK = 4096
-ENTRIES_PER_CHUNK = 2**17
 
 
 def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
@@ -313,35 +312,6 @@ def _copy(old: Any, parent: Any, name: str) -> None:
         for start in range(0, old.shape[0], ROWS_PER_CHUNK):
             new[start : start + ROWS_PER_CHUNK] = old[start : start + ROWS_PER_CHUNK]
     new.attrs.update(old.attrs)
-
-
-def new_sparse(parent: Any, name: str, shape: tuple[int, int], n_stored: int) -> Any:
-    """Lay out an int32 CSR matrix to be filled by blocks: `data` and `indices` of `n_stored` entries, no `indptr` yet.
-
-    Parameters
-    ----------
-    parent, name
-        Group of h5py or zarr, and the name there.
-    shape
-        Rows and columns.
-    n_stored
-        Most entries; what is not needed is cut off by resizing both arrays.
-
-    Returns
-    -------
-    The group of the matrix.
-    """
-    group = parent.create_group(name)
-    group.attrs.update({"encoding-type": "csr_matrix", "encoding-version": "0.1.0"})
-    group.attrs["shape"] = list(shape)
-    chunks = (min(ENTRIES_PER_CHUNK, max(n_stored, 1)),)
-    for part in ("data", "indices"):
-        if hasattr(group, "create_array"):  # zarr
-            array = group.create_array(part, shape=(n_stored,), dtype=np.int32, chunks=chunks)
-        else:
-            array = group.create_dataset(part, (n_stored,), np.int32, chunks=chunks, maxshape=(None,))
-        array.attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-    return group
 
 
 def new_rows(parent: Any, name: str, shape: tuple[int, int]) -> Any:

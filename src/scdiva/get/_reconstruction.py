@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from scdiva._checks import check_least, or_nearest
 from scdiva._constants import HIDDEN, IMPUTED, RANK, RECONSTRUCTED, TRUE, TRUE_RANK, UNS
-from scdiva.data.writing import check_anndata
+from scdiva.data.writing import check_anndata, our_uns
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -54,16 +54,16 @@ def reconstruction_df(adata: AnnData, *, key: str = RECONSTRUCTED) -> pd.DataFra
     for names, what in ((adata.obs_names, "obs_names"), (adata.var_names, "var_names")):
         if not names.is_unique:
             raise ValueError(f"adata.{what} repeat names: call adata.{what}_make_unique() first.")
-    positions = positions_of(adata, key)
+    found = recovered_of(adata, key)
     return pd.DataFrame(
         {
-            "obs_name": pd.Categorical.from_codes(positions.cell, adata.obs_names),
-            "place": positions.rank,
-            "gene": pd.Categorical.from_codes(positions.gene, adata.var_names),
-            "reconstructed_gene": pd.Categorical.from_codes(positions.reconstructed_gene, adata.var_names),
-            "value": positions.value,
-            "reconstructed_value": positions.reconstructed_value,
-            "hidden": positions.hidden,
+            "obs_name": pd.Categorical.from_codes(found.cell, adata.obs_names),
+            "place": found.rank,
+            "gene": pd.Categorical.from_codes(found.gene, adata.var_names),
+            "reconstructed_gene": pd.Categorical.from_codes(found.gene_there, adata.var_names),
+            "value": found.value,
+            "reconstructed_value": found.value_there,
+            "hidden": found.hidden,
         }
     )
 
@@ -178,33 +178,24 @@ def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key:
     return found[names].copy()
 
 
-class Positions(NamedTuple):
-    """The ranks of all cells, one element each, by cell and rank."""
-
-    cell: NDArray[np.intp]
-    rank: NDArray[np.int32]
-    gene: NDArray[np.intp]
-    """Column of the gene that stands there in the cell as it was."""
-    reconstructed_gene: NDArray[np.intp]
-    """Column of the gene that the reconstructed cell has there; -1: none."""
-    value: NDArray[np.float32]
-    reconstructed_value: NDArray[np.float32]
-    """Of the gene reconstructed there; NaN: none."""
-    hidden: NDArray[np.bool_]
-
-
 class Recovered(NamedTuple):
     """The genes of all cells as they were, one element each, by cell and rank, and what became of them."""
 
     cell: NDArray[np.intp]
     gene: NDArray[np.intp]
+    """Column of the gene."""
     rank: NDArray[np.int32]
+    """In the cell as it was, from 1."""
     reconstructed_rank: NDArray[np.int32]
     """0: the reconstructed cell does not have the gene."""
     value: NDArray[np.float32]
     reconstructed_value: NDArray[np.float32]
     """NaN where the reconstructed cell does not have the gene."""
     hidden: NDArray[np.bool_]
+    gene_there: NDArray[np.intp]
+    """Column of the gene that the reconstructed cell has at this rank; -1: none."""
+    value_there: NDArray[np.float32]
+    """Its value; NaN: none."""
 
 
 def parameters_of(adata: AnnData, key: str) -> Mapping[str, Any]:
@@ -224,16 +215,16 @@ def parameters_of(adata: AnnData, key: str) -> Mapping[str, Any]:
     """
     wanted = [key, *(f"{key}_{ending}" for ending in (RANK, TRUE, TRUE_RANK, HIDDEN))]
     missing = [name for name in wanted if name not in adata.layers]
-    ours = adata.uns.get(UNS, {})
-    if missing or not isinstance(ours, Mapping) or key not in ours:
+    ours = our_uns(adata)
+    if missing or key not in ours:
         where = f"adata.layers has no {missing[0]!r}" if missing else f"adata.uns[{UNS!r}] has no {key!r}"
         raise KeyError(f"{where}: call scdiva.tl.reconstruct(adata, ..., key_added={key!r}) first.")
     found: Mapping[str, Any] = ours[key]
     return found
 
 
-def positions_of(adata: AnnData, key: str) -> Positions:
-    """Set the cells as they were beside the reconstructed ones, rank by rank.
+def recovered_of(adata: AnnData, key: str) -> Recovered:
+    """Set the cells as they were beside the reconstructed ones, gene by gene and rank by rank.
 
     Parameters
     ----------
@@ -244,7 +235,7 @@ def positions_of(adata: AnnData, key: str) -> Positions:
 
     Returns
     -------
-    One element for each rank of each cell, from 1.
+    One element for each gene, and so each rank, of each cell as it was.
 
     Raises
     ------
@@ -254,66 +245,43 @@ def positions_of(adata: AnnData, key: str) -> Positions:
         If the layers do not belong together, or columns were dropped since they were written.
     """
     parameters_of(adata, key)
-    cell, gene, rank, starts = _sequences(adata, key)
+    true = _entries(adata, f"{key}_{TRUE_RANK}")
+    order = np.lexsort((true.data, true.row))
+    cell, gene, rank = true.row[order].astype(np.intp), true.col[order].astype(np.intp), true.data[order]
+    n_genes = np.bincount(cell, minlength=adata.n_obs)
+    starts = np.cumsum(n_genes) - n_genes
+    broken = rank != np.arange(len(rank)) - starts[cell] + 1
+    if broken.any():
+        cells = np.unique(cell[broken])
+        raise ValueError(
+            f"adata.layers[{f'{key}_{TRUE_RANK}'!r}] skips or repeats ranks in {len(cells):,} of {adata.n_obs:,} "
+            f"cells (first: {adata.obs_names[cells[0]]!r}). Were genes dropped after scdiva.tl.reconstruct? Keep all "
+            "columns, or reconstruct the cells anew."
+        )
+    hidden = _values_at(adata, f"{key}_{HIDDEN}", cell, gene).astype(bool)
     other = _entries(adata, f"{key}_{RANK}")
-    n = np.diff(starts)[other.row]
-    bad = (other.data < 1) | (other.data > n)
-    if bad.any():
-        at = int(np.argmax(bad))
-        raise ValueError(
-            f"adata.layers[{f'{key}_{RANK}'!r}] has {bad.sum():,} ranks that the cell as it was does not have (first: "
-            f"{other.data[at]} in cell {adata.obs_names[other.row[at]]!r} with {n[at]} genes): {_ANEW}"
-        )
     at = starts[other.row] + other.data - 1
-    if np.bincount(at, minlength=1).max() > 1:
-        first = at[np.argmax(np.bincount(at)[at] > 1)]
-        raise ValueError(
-            f"adata.layers[{f'{key}_{RANK}'!r}] has two genes at one rank (first: rank {rank[first]} of cell "
-            f"{adata.obs_names[cell[first]]!r}): {_ANEW}"
-        )
-    reconstructed = np.full(len(gene), -1, dtype=np.intp)
-    reconstructed[at] = other.col
-    there = reconstructed >= 0
-    value = np.full(len(gene), np.nan, dtype=np.float32)
-    value[there] = _values_at(adata, key, cell[there], reconstructed[there])
-    return Positions(
-        cell,
-        rank,
-        gene,
-        reconstructed,
-        _values_at(adata, f"{key}_{TRUE}", cell, gene),
-        value,
-        _hidden_at(adata, key, cell, gene),
+    ranked = (other.data >= 1) & (other.data <= n_genes[other.row])
+    for ending, fits in (
+        (HIDDEN, _entries(adata, f"{key}_{HIDDEN}").nnz == hidden.sum()),
+        (RANK, ranked.all() and len(np.unique(at)) == len(at)),
+    ):
+        if not fits:
+            raise ValueError(
+                f"adata.layers[{f'{key}_{ending}'!r}] holds other genes or ranks than the cells as they were: it was "
+                "changed since scdiva.tl.reconstruct wrote it. Reconstruct the cells anew."
+            )
+    gene_there, value_there = np.full(len(gene), -1, dtype=np.intp), np.full(len(gene), np.nan, dtype=np.float32)
+    gene_there[at] = other.col
+    there = gene_there >= 0
+    value_there[there] = _values_at(adata, key, cell[there], gene_there[there])
+    reconstructed_rank = _values_at(adata, f"{key}_{RANK}", cell, gene).astype(np.int32)
+    value = _values_at(adata, key, cell, gene).astype(np.float32)
+    value[reconstructed_rank == 0] = np.nan
+    true_value = _values_at(adata, f"{key}_{TRUE}", cell, gene)
+    return Recovered(
+        cell, gene, rank.astype(np.int32), reconstructed_rank, true_value, value, hidden, gene_there, value_there
     )
-
-
-def recovered_of(adata: AnnData, key: str) -> Recovered:
-    """Look up each gene of the cells as they were in the reconstructed cells.
-
-    Parameters
-    ----------
-    adata
-        Cells that `scdiva.tl.reconstruct` wrote to, or some of them.
-    key
-        Its `key_added`.
-
-    Returns
-    -------
-    One element for each gene of each cell as it was.
-
-    Raises
-    ------
-    KeyError, ValueError
-        As :func:`positions_of`.
-    """
-    positions = positions_of(adata, key)
-    rank = _values_at(adata, f"{key}_{RANK}", positions.cell, positions.gene).astype(np.int32)
-    value = _values_at(adata, key, positions.cell, positions.gene).astype(np.float32)
-    value[rank == 0] = np.nan
-    return Recovered(positions.cell, positions.gene, positions.rank, rank, positions.value, value, positions.hidden)
-
-
-_ANEW = "they were changed since scdiva.tl.reconstruct wrote them. Reconstruct the cells anew."
 
 
 def _entries(adata: AnnData, key: str) -> sp.coo_matrix:
@@ -327,34 +295,3 @@ def _values_at(adata: AnnData, key: str, rows: NDArray[np.intp], columns: NDArra
     """Read a layer at some cells and genes; what it does not store is 0."""
     matrix = sp.csr_matrix(adata.layers[key]).sorted_indices()  # unsorted, each value is searched for by all of a row
     return np.asarray(matrix[rows, columns]).ravel() if len(rows) else np.zeros(0, matrix.dtype)
-
-
-def _sequences(
-    adata: AnnData, key: str
-) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int32], NDArray[np.intp]]:
-    """Give cell, gene and rank of each position, and where those of each cell begin, (n_obs + 1,)."""
-    ranks = _entries(adata, f"{key}_{TRUE_RANK}")
-    order = np.lexsort((ranks.data, ranks.row))
-    cell, gene, rank = (part[order] for part in (ranks.row, ranks.col, ranks.data))
-    starts = np.concatenate([[0], np.cumsum(np.bincount(cell, minlength=adata.n_obs))]).astype(np.intp)
-    broken = rank != np.arange(len(rank)) - starts[cell] + 1
-    if broken.any():
-        cells = np.unique(cell[broken])
-        raise ValueError(
-            f"adata.layers[{f'{key}_{TRUE_RANK}'!r}] skips or repeats ranks in {len(cells):,} of {adata.n_obs:,} "
-            f"cells (first: {adata.obs_names[cells[0]]!r}). Were genes dropped after scdiva.tl.reconstruct? Keep all "
-            "columns, or reconstruct the cells anew."
-        )
-    return cell.astype(np.intp), gene.astype(np.intp), rank.astype(np.int32), starts
-
-
-def _hidden_at(adata: AnnData, key: str, cell: NDArray[np.intp], gene: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Say at which ranks the gene was masked."""
-    hidden = _values_at(adata, f"{key}_{HIDDEN}", cell, gene).astype(bool)
-    n = _entries(adata, f"{key}_{HIDDEN}").nnz
-    if n != hidden.sum():
-        raise ValueError(
-            f"adata.layers[{f'{key}_{HIDDEN}'!r}] masks {n:,} genes, of which the cells as they were have "
-            f"{hidden.sum():,}: {_ANEW}"
-        )
-    return hidden

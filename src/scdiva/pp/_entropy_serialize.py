@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import scipy.sparse as sp
 
-from scdiva._checks import or_nearest
+from scdiva._checks import check_least, or_nearest
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL, UNS
 from scdiva._docs import with_shared_docs
 from scdiva._progress import progress_bar
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
-from scdiva.data.output import new_sparse, open_store, refuse_target, whole_or_not
+from scdiva.data.genes import tokens_of_var
+from scdiva.data.output import open_store, refuse_target, whole_or_not
 from scdiva.data.reading import Empty, Reading, Species
 from scdiva.data.writing import check_anndata, check_key, check_writable, noted
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
@@ -54,8 +55,8 @@ def entropy_serialize(
     this one is for looking.
 
     The matrix is read by row blocks, so backed, zarr and dask data are never loaded whole. The ranks are held, 8 bytes
-    each: AnnData keeps layers in memory even where X is backed by a file. Where that is too much, `out` has them
-    written to a file.
+    each and twice that while they are put together: AnnData keeps layers in memory even where X is backed by a file.
+    Where that is too much, `out` has them written to a file.
 
     Parameters
     ----------
@@ -115,8 +116,7 @@ def entropy_serialize(
     >>> adata.layers["scdiva_rank"].dtype
     dtype('int32')
     """
-    if max_length < 1:
-        raise ValueError(f"max_length must be at least 1, got {max_length}.")
+    check_least(max_length=(max_length, 1))
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
     if out is None:
         check_writable(adata, copy=copy, call="pp.entropy_serialize", layers=[key_added], uns=[key_added])
@@ -138,8 +138,6 @@ def entropy_serialize(
     column = _columns_of_tokens(adata, source, use_raw)
     if entropy_key is not None:
         denominator = score_denominator(_entropy_of_tokens(adata, column, entropy_key), entropy_floor)
-
-    bound = int(np.minimum(source.lengths, max_length).sum(dtype=np.int64))
     found = {
         "n_truncated": 0,
         "kind": source.kind,
@@ -150,17 +148,11 @@ def entropy_serialize(
         **reading.parameters(),
         "empty": empty,
     }
-    blocks = _ranked(source, denominator, column, max_length, found)
+    blocks = _ranked(source, denominator, column, max_length, adata.n_vars, found)
     if out is not None:
-        _write(Path(out), adata, blocks, bound, key_added, found, overwrite)
+        _write(Path(out), adata, blocks, key_added, found, overwrite)
         return None
-    # One allocation of the size that is known: parts put together at the end would be held twice.
-    index_type = np.int32 if bound <= np.iinfo(np.int32).max else np.int64
-    data, indices = np.empty(bound, np.int32), np.empty(bound, index_type)
-    indptr = _fill(blocks, data, indices, adata.n_obs)
-    n_stored = int(indptr[-1])
-    ranks = sp.csr_matrix((data[:n_stored], indices[:n_stored], indptr.astype(index_type)), shape=adata.shape)
-    ranks.has_sorted_indices = True
+    ranks = sp.csr_matrix(sp.vstack(list(blocks), format="csr"))
     target = adata.copy() if copy else adata
     target.layers[key_added] = ranks
     target.uns[key_added] = found
@@ -169,7 +161,7 @@ def entropy_serialize(
 
 
 def _ranked(
-    source: CellSource, denominator: np.ndarray, column: np.ndarray, max_length: int, found: dict[str, Any]
+    source: CellSource, denominator: np.ndarray, column: np.ndarray, max_length: int, n_vars: int, found: dict[str, Any]
 ) -> Iterator[sp.csr_matrix]:
     """Rank the cells block by block, (rows, columns of `adata`); cells with too many genes are added to `found`."""
     with progress_bar(desc="ranking genes", unit="cell", total=source.n_obs) as bar:
@@ -177,33 +169,14 @@ def _ranked(
             found["n_truncated"] += int((np.diff(cells.indptr) > max_length).sum())
             indptr, tokens, _ = serialize(cells, denominator, max_length)
             rank = np.arange(1, len(tokens) + 1) - np.repeat(indptr[:-1], np.diff(indptr))
-            shape = (cells.shape[0], int(column.max(initial=0)) + 1)
-            block = sp.csr_matrix((rank.astype(np.int32), column[tokens], indptr), shape=shape)
+            block = sp.csr_matrix((rank.astype(np.int32), column[tokens], indptr), shape=(cells.shape[0], n_vars))
             block.sort_indices()
             yield block
             bar.update(cells.shape[0])
 
 
-def _fill(blocks: Iterator[sp.csr_matrix], data: Any, indices: Any, n_obs: int) -> np.ndarray:
-    """Put blocks one after the other into arrays in memory or on disk; gives indptr, int64 (n_obs + 1,)."""
-    indptr, row = np.zeros(n_obs + 1, np.int64), 0
-    for block in blocks:
-        first, n_rows = int(indptr[row]), block.shape[0]
-        indptr[row + 1 : row + n_rows + 1] = first + block.indptr[1:]
-        data[first : first + block.nnz] = block.data
-        indices[first : first + block.nnz] = block.indices
-        row += n_rows
-    return indptr
-
-
 def _write(
-    out: Path,
-    adata: AnnData,
-    blocks: Iterator[sp.csr_matrix],
-    bound: int,
-    key: str,
-    found: dict[str, Any],
-    overwrite: bool,
+    out: Path, adata: AnnData, blocks: Iterator[sp.csr_matrix], key: str, found: dict[str, Any], overwrite: bool
 ) -> None:
     """Write annotation and ranks to a new file, the ranks block by block."""
     import anndata.io
@@ -216,11 +189,10 @@ def _write(
                 frame = getattr(adata, name)
                 anndata.io.write_elem(file, name, frame.to_memory() if hasattr(frame, "to_memory") else frame)
             anndata.io.write_elem(file, "layers", {})
-            ranks = new_sparse(file["layers"], key, adata.shape, bound)
-            indptr = _fill(blocks, ranks["data"], ranks["indices"], adata.n_obs)
-            anndata.io.write_elem(ranks, "indptr", indptr)
-            for part in ("data", "indices"):
-                ranks[part].resize((int(indptr[-1]),))
+            anndata.io.write_elem(file["layers"], key, next(blocks), dataset_kwargs={"indptr_dtype": np.int64})
+            ranks = anndata.io.sparse_dataset(file["layers"][key])
+            for block in blocks:
+                ranks.append(block)
             anndata.io.write_elem(file, "uns", {key: found})
 
 
@@ -230,26 +202,22 @@ def _refuse(out: Path, adata: AnnData, overwrite: bool) -> None:
 
 def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.ndarray:
     """First column of `adata` that holds each token, int32 (n_tokens,), -1 where there is none."""
-    tokens = source.tokens
-    place = np.arange(len(tokens))
-    if use_raw:
-        if not adata.var_names.is_unique:
-            raise ValueError(
-                "adata.var_names repeat names, so adata.raw can't be matched with them: call "
-                "adata.var_names_make_unique() first, or work on adata.raw.to_adata()."
-            )
-        place = adata.var_names.get_indexer(adata.raw.var_names)
-        lost = (tokens >= 0) & (place < 0)
-        if lost.any():
-            raise ValueError(
-                f"adata.raw holds {int(lost.sum())} known genes that adata lacks (first: "
-                f"{str(adata.raw.var_names[np.flatnonzero(lost)[0]])!r}); their ranks would have no place. "
-                "Work on adata.raw.to_adata()."
-            )
+    tokens = tokens_of_var(adata, source.tokens, use_raw)
+    if use_raw and not adata.var_names.is_unique:
+        raise ValueError(
+            "adata.var_names repeat names, so adata.raw can't be matched with them: call "
+            "adata.var_names_make_unique() first, or work on adata.raw.to_adata()."
+        )
+    known = np.flatnonzero(tokens >= 0)[::-1]
     column = np.full(source.n_tokens, -1, dtype=np.int32)
-    known = np.flatnonzero(tokens >= 0)
-    known = known[np.argsort(-place[known])]
-    column[tokens[known]] = place[known]  # the last one written, the first column, stays
+    column[tokens[known]] = known  # the last one written, the first column, stays
+    lost = (source.tokens >= 0) & (column[source.tokens] < 0)
+    if lost.any():
+        raise ValueError(
+            f"adata.raw holds {int(lost.sum())} known genes that adata lacks (first: "
+            f"{str(adata.raw.var_names[np.flatnonzero(lost)[0]])!r}); their ranks would have no place. "
+            "Work on adata.raw.to_adata()."
+        )
     return column
 
 

@@ -78,7 +78,7 @@ def test_what_is_not_there_is_named(annotated):
     with pytest.raises(ValueError, match=r"shape \(4, 3\), but there are 4 cells and 2 labels"):
         get.annotation_df(annotated)
     del annotated.uns["scdiva"]
-    with pytest.raises(KeyError, match=r"uns\['scdiva'\] has no 'scdiva_label'"):
+    with pytest.raises(KeyError, match=r"uns\['scdiva'\]\['scdiva_label'\] names no labels"):
         get.annotation_df(annotated)
 
 

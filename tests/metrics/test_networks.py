@@ -93,7 +93,7 @@ def test_the_best_ranking_and_none():
         ([[1.0, 2.0]], [[True]], None, r"weights has shape \(1, 2\) and known \(1, 1\)"),
         ([1.0, 2.0], [True, False], None, r"known has shape \(2,\)"),
         ([[1.0, 2.0]], [[True, False]], [[True]], r"candidates \(1, 1\)"),
-        ([[1.0, np.nan]], [[True, False]], None, r"1 of 2 candidates have weights .* number 0, 1"),
+        ([[1.0, np.nan]], [[True, False]], None, r"1 of 2 weights are those of candidates .* number 0, 1"),
         ([[1.0, 2.0]], [[0.3, 1.0]], None, "known must hold truth values"),
         ([[1.0, 2.0]], [[True, False]], [[2, 1]], "candidates must hold truth values"),
         ([[1.0, 2.0]], [[False, False]], None, "None of 2 candidates is known"),

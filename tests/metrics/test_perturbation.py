@@ -208,7 +208,7 @@ def test_discrimination_by_hand():
 
 def test_discrimination_refuses_what_it_cannot_compare():
     one = np.ones((3, 4))
-    with pytest.raises(ValueError, match=r"\(3, 4\) and observed \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"same shape .*\(3, 4\).*\(2, 4\)"):
         discrimination(one, one[:2])
     with pytest.raises(ValueError, match="n_conditions, n_genes"):
         discrimination(one[0], one[0])

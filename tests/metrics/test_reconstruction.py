@@ -267,9 +267,9 @@ def test_other_numbers_are_refused():
         bleu([1], [1], max_n=0)
     with pytest.raises(ValueError, match="true has 2 genes and predicted 3: predict as many"):
         recall_at_k([1, 2], [1, 2, 3])
-    with pytest.raises(ValueError, match=r"true values have shape \(2,\) and predicted ones \(3,\)"):
+    with pytest.raises(ValueError, match=r"same shape .*\(2,\).*\(3,\)"):
         value_spearman([1, 2], [1, 2, 3])
-    with pytest.raises(ValueError, match=r"1 of 2 predicted values are not finite \(the first is number 1\)"):
+    with pytest.raises(ValueError, match=r"1 of 2 values of predicted are not finite \(the first is number 1\)"):
         value_spearman([1, 2], [1, np.nan])
 
 
@@ -300,7 +300,7 @@ def test_marginal_recall_refuses_what_it_cannot_rank(true, shown, frequency, mes
         ({"true_values": [1, 2], "predicted_values": [1, 2]}, r"'values': \(2,\)"),
         ({"masked": [0, 1, 2]}, "masked must hold truth values, not int64 such as"),
         ({"true": [1, 1, 2]}, "genes of true occur more than once"),
-        ({"true_values": [1, 2, np.inf]}, r"1 of 3 true values are not finite \(the first is number 2\)"),
+        ({"true_values": [1, 2, np.inf]}, r"1 of 3 values of true_values are not finite \(the first is number 2\)"),
         (
             {**{k: [] for k in ("true", "predicted", "true_values", "predicted_values")}, "masked": []},
             "true holds no gene",

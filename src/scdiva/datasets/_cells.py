@@ -132,11 +132,6 @@ def pbmc68k_reduced() -> AnnData:
     AnnData
         `obs["bulk_labels"]` holds ten cell types (correlation with sorted populations), `obs["louvain"]` clusters.
 
-    Raises
-    ------
-    ImportError
-        If scanpy is not installed.
-
     Examples
     --------
     >>> import scdiva as sd
@@ -144,8 +139,6 @@ def pbmc68k_reduced() -> AnnData:
     >>> adata.shape
     (700, 765)
     """
-    try:
-        import scanpy as sc
-    except ImportError as error:
-        raise ImportError("pbmc68k_reduced comes with scanpy: pip install scanpy") from error
+    import scanpy as sc
+
     return sc.datasets.pbmc68k_reduced()

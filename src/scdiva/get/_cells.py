@@ -84,16 +84,6 @@ def serialized_df(
     return frame.reset_index(drop=True)
 
 
-def _lost(adata: AnnData, at: str) -> str:
-    """Say where the names of labels may have been lost, if their probabilities are there."""
-    if at not in adata.obsm:
-        return ""
-    return (
-        " Were annotated cells put together by anndata.concat? That leaves out `uns`, and with it the names of the "
-        "labels: keep what all parts agree on with anndata.concat(..., uns_merge='same'), or annotate afterwards."
-    )
-
-
 def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd.DataFrame:
     """List the most probable labels of cells, one row per cell and label.
 
@@ -135,11 +125,12 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
     check_least(top_k=(top_k, 1))
     at = f"{key}_{PROBABILITY}"
     ours = our_uns(adata)
-    if at not in adata.obsm or key not in ours:
-        where = f"adata.obsm has no {at!r}" if at not in adata.obsm else f"adata.uns[{UNS!r}] has no {key!r}"
-        raise KeyError(f"{where}: call scdiva.tl.annotate(adata, ..., key_added={key!r}) first.{_lost(adata, at)}")
-    if "labels" not in ours[key]:
-        raise KeyError(f"adata.uns[{UNS!r}][{key!r}] names no labels.{_lost(adata, at)}")
+    if at not in adata.obsm or "labels" not in ours.get(key, ()):
+        where = f"adata.obsm has no {at!r}" if at not in adata.obsm else f"adata.uns[{UNS!r}][{key!r}] names no labels"
+        raise KeyError(
+            f"{where}: call scdiva.tl.annotate(adata, ..., key_added={key!r}) first. anndata.concat leaves out `uns`, "
+            "and with it the names of labels; uns_merge='same' keeps what all parts agree on."
+        )
     labels = np.asarray(ours[key]["labels"])
     if labels.dtype.kind not in "biuf":  # zarr gives text in a type of numpy's own
         labels = np.array([str(name) for name in labels], dtype=object)

@@ -32,7 +32,21 @@ def labelled(labels: ArrayLike) -> np.ndarray:
 def refuse_where(bad: NDArray[np.bool_], what: str, mend: str = "Leave them out before scoring.") -> None:
     """Refuse values, one or more of which are bad: say how many, which is the first, and how to fix it."""
     if bad.any():
-        raise ValueError(f"{bad.sum()} of {len(bad)} {what} (the first is number {int(bad.argmax())}). {mend}")
+        first = ", ".join(str(int(i)) for i in np.argwhere(bad)[0])
+        raise ValueError(f"{bad.sum()} of {bad.size} {what} (the first is number {first}). {mend}")
+
+
+def finite_arrays(shape: str, *, empty: bool = False, **given: ArrayLike) -> dict[str, NDArray[np.float64]]:
+    """Give arrays as float64; refuse others than of one shape with so many axes, and values that are not finite."""
+    arrays = {name: np.asarray(values, dtype=np.float64) for name, values in given.items()}
+    shapes = {name: values.shape for name, values in arrays.items()}
+    n_dim = len(shape.strip("(,)").split(","))
+    fits = all(values.ndim == n_dim and (empty or values.size) for values in arrays.values())
+    if len(set(shapes.values())) > 1 or not fits:
+        raise ValueError(f"all must have the same shape {shape}, got {shapes}.")
+    for name, values in arrays.items():
+        refuse_where(~np.isfinite(values), f"values of {name} are not finite", "Leave out what is not defined.")
+    return arrays
 
 
 def check_coordinates(embedding: ArrayLike, scored: NDArray[np.bool_] | None = None) -> NDArray[np.floating]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ._input import truth_values
+from ._input import refuse_where, truth_values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -332,13 +332,11 @@ def ranked_pairs(
     given = np.asarray(weights, dtype=np.float64)
     if given.shape != truth.shape:
         raise ValueError(f"weights has shape {given.shape} and known {truth.shape}; both (n_sources, n_targets).")
-    bad = allowed & ~np.isfinite(given)
-    if bad.any():
-        first = ", ".join(str(int(i)) for i in np.argwhere(bad)[0])
-        raise ValueError(
-            f"{bad.sum()} of {allowed.sum()} candidates have weights that are not finite (the first is number {first})."
-            " Leave them out of candidates, or give pairs without an edge the weight 0."
-        )
+    refuse_where(
+        allowed & ~np.isfinite(given),
+        "weights are those of candidates and not finite",
+        "Leave them out of candidates, or give pairs without an edge the weight 0.",
+    )
     positive, weight = truth[allowed], given[allowed]
     if positive.all() or not positive.any():
         raise ValueError(
@@ -451,10 +449,7 @@ def checked_graph(graph: Any, name: str = "graph") -> Any:
         matrix.sum_duplicates()
     values = matrix.data if sparse else matrix
     bad = ~np.isfinite(values) if sparse else np.isinf(values)
-    if bad.any():
-        raise ValueError(
-            f"{bad.sum()} of {bad.size} weights of {name} are not finite. Store no pair that was not measured."
-        )
+    refuse_where(bad, f"weights of {name} are not finite", "Store no pair that was not measured.")
     return matrix
 
 

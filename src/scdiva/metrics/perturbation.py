@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from ._input import finite_arrays, refuse_where
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
 
@@ -81,16 +83,12 @@ def perturbation_response(
     if de_score is not None:
         given["de_score"] = de_score
     given["weights"] = reference if weights is None else weights
-    arrays = _genes(given)
+    arrays = finite_arrays("(n_genes,)", **given)
     p, o, ref = arrays["predicted"], arrays["observed"], arrays["reference"]
     if not len(top) or min(top) < 1:
         raise ValueError(f"top must hold numbers of genes from 1 on, got {tuple(top)!r}.")
     v = arrays["weights"]
-    if (v < 0).any():
-        raise ValueError(
-            f"{(v < 0).sum()} of {len(v)} weights are negative (the first is number {int((v < 0).argmax())}): they are "
-            "mean expression, not changes."
-        )
+    refuse_where(v < 0, "weights are negative", "They are mean expression, not changes.")
     change, true_change = _change(p, ref), _change(o, ref)
     score = arrays.get("de_score", true_change)
     order = np.argsort(-np.abs(score), kind="stable")
@@ -140,7 +138,7 @@ def hit_rate(predicted_delta: ArrayLike, observed_score: ArrayLike, k: ArrayLike
     >>> sd.metrics.hit_rate([3.0, -2.0, 0.1, 0.0], [2.5, 0.0, 0.2, -3.0], [1, 2]).tolist()
     [0.0, 0.5]
     """
-    arrays = _genes({"predicted_delta": predicted_delta, "observed_score": observed_score})
+    arrays = finite_arrays("(n_genes,)", predicted_delta=predicted_delta, observed_score=observed_score)
     size, score = np.abs(arrays["predicted_delta"]), np.abs(arrays["observed_score"])
     given = np.asarray(k)
     if given.dtype.kind not in "iu":
@@ -235,7 +233,9 @@ def discrimination_matrix(
 
     if values not in ("rank", "similarity"):
         raise ValueError(f"values must be 'rank' or 'similarity', got {values!r}.")
-    similarity = _similarity(_conditions(predicted, "predicted"), _conditions(observed, "observed"), metric)
+    similarity = _similarity(
+        *finite_arrays("(n_conditions, n_genes)", predicted=predicted, observed=observed).values(), metric
+    )
     if values == "similarity":
         return similarity
     n = len(similarity)
@@ -275,46 +275,15 @@ def de_scores(
     """
     from scipy.stats import ttest_ind_from_stats
 
-    arrays = _genes({"mean_a": mean_a, "var_a": var_a, "mean_b": mean_b, "var_b": var_b})
+    arrays = finite_arrays("(n_genes,)", mean_a=mean_a, var_a=var_a, mean_b=mean_b, var_b=var_b)
     if min(n_a, n_b) < 2:
         raise ValueError(f"a variance needs 2 cells in each group, there are {n_a} and {n_b}.")
     for name in ("var_a", "var_b"):
-        if (arrays[name] < 0).any():
-            raise ValueError(f"{(arrays[name] < 0).sum()} of {len(arrays[name])} values of {name} are negative.")
+        refuse_where(arrays[name] < 0, f"values of {name} are negative", "Pass variances.")
     spread_a, spread_b = np.sqrt(arrays["var_a"]), np.sqrt(arrays["var_b"])
     with np.errstate(divide="ignore", invalid="ignore"):
         t, _ = ttest_ind_from_stats(arrays["mean_a"], spread_a, n_a, arrays["mean_b"], spread_b, n_b, equal_var=False)
     return np.where((spread_a == 0) & (spread_b == 0), 0.0, t)
-
-
-def _genes(given: dict[str, ArrayLike]) -> dict[str, NDArray[np.float64]]:
-    """Give arrays over genes as float64; refuse other shapes and values that are not finite."""
-    arrays = {name: np.asarray(values, dtype=np.float64) for name, values in given.items()}
-    shapes = {name: values.shape for name, values in arrays.items()}
-    if len(set(shapes.values())) > 1 or any(len(shape) != 1 or not shape[0] for shape in shapes.values()):
-        raise ValueError(f"all must have the same shape (n_genes,), got {shapes}.")
-    for name, values in arrays.items():
-        _refuse_not_finite(values, name)
-    return arrays
-
-
-def _conditions(given: ArrayLike, name: str) -> NDArray[np.float64]:
-    """Give conditions × genes as float64; refuse other shapes and values that are not finite."""
-    changes = np.asarray(given, dtype=np.float64)
-    if changes.ndim != 2 or not changes.size:
-        raise ValueError(f"{name} has shape {changes.shape}; it must be (n_conditions, n_genes).")
-    _refuse_not_finite(changes, name)
-    return changes
-
-
-def _refuse_not_finite(values: NDArray[np.float64], name: str) -> None:
-    bad = ~np.isfinite(values)
-    if bad.any():
-        first = ", ".join(str(int(i)) for i in np.argwhere(bad)[0])
-        raise ValueError(
-            f"{bad.sum()} of {values.size} values of {name} are not finite (the first is number {first}). Leave out "
-            "what is not defined."
-        )
 
 
 def _change(mean: NDArray[np.float64], reference: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -340,11 +309,6 @@ def _similarity(predicted: NDArray[np.float64], observed: NDArray[np.float64], m
     """Similarity of each row of the one to each of the other."""
     from scipy.spatial.distance import cdist
 
-    if predicted.shape != observed.shape:
-        raise ValueError(
-            f"predicted has shape {predicted.shape} and observed {observed.shape}; both must be the same conditions × "
-            "the same genes."
-        )
     if metric in ("l1", "l2"):
         apart: NDArray[np.float64] = cdist(predicted, observed, "cityblock" if metric == "l1" else "euclidean")
         return -apart / (predicted.shape[1] if metric == "l1" else 1)

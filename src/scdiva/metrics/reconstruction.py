@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ._input import refuse_where, truth_values
+from ._input import finite_arrays, refuse_where, truth_values
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -75,7 +75,6 @@ def l_dist(true: ArrayLike, predicted: ArrayLike) -> LDist:
         If either does not hold integers.
     """
     genes, guessed = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
-    _refuse_empty(genes)
     _, place, predicted_place = _common(genes, guessed)
     length = len(genes)
     mean = float(np.abs(place - predicted_place).mean()) if len(place) else np.nan
@@ -126,7 +125,6 @@ def bleu(true: ArrayLike, predicted: ArrayLike, max_n: int = 4) -> float:
     if max_n < 1:
         raise ValueError(f"max_n must be 1 or more, got {max_n}.")
     genes, guessed = _sequence(true, "true"), _sequence(predicted, "predicted")
-    _refuse_empty(genes)
     if len(genes) < max_n:
         return np.nan
     log_precision = 0.0
@@ -160,7 +158,7 @@ def value_spearman(true: ArrayLike, predicted: ArrayLike) -> float:
     """
     from scipy.stats import spearmanr
 
-    a, b = _aligned_values(true, predicted)
+    a, b = finite_arrays("(n,)", empty=True, true=true, predicted=predicted).values()
     if len(a) < 2 or not (np.ptp(a) > 0 and np.ptp(b) > 0):
         return np.nan
     return float(spearmanr(a, b).statistic)
@@ -191,7 +189,6 @@ def recall_at_k(true: ArrayLike, predicted: ArrayLike) -> float:
         If either does not hold integers.
     """
     genes, guessed = _sequence(true, "true", once=True), _sequence(predicted, "predicted", once=True)
-    _refuse_empty(genes)
     if len(guessed) != len(genes):
         raise ValueError(f"true has {len(genes)} genes and predicted {len(guessed)}: predict as many as are hidden.")
     return _found(genes, guessed)
@@ -223,7 +220,6 @@ def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> 
         If genes are no integers.
     """
     genes, seen = _sequence(true, "true", once=True), _sequence(shown, "shown", once=True)
-    _refuse_empty(genes)
     often = np.asarray(frequency, dtype=np.float64)
     if often.ndim != 1:
         raise ValueError(f"frequency has shape {often.shape}; it must be (n_genes,).")
@@ -293,7 +289,8 @@ def reconstruction_scores(
     1.0
     """
     genes, guessed = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
-    values, predicted_values = _aligned_values(true_values, predicted_values)
+    given = finite_arrays("(n,)", empty=True, true_values=true_values, predicted_values=predicted_values)
+    values, predicted_values = given.values()
     hidden = np.asarray(masked)
     shapes = {"true": genes.shape, "predicted": guessed.shape, "values": values.shape, "masked": hidden.shape}
     if len(set(shapes.values())) > 1:
@@ -357,6 +354,8 @@ def _sequence(given: ArrayLike, name: str, *, once: bool = False) -> NDArray[np.
     if genes.ndim != 1:
         raise ValueError(f"{name} has shape {genes.shape}; it must be the genes of one cell, (n,).")
     if not genes.size:
+        if name == "true":
+            raise ValueError("true holds no gene: there is nothing to score. Leave the cell out.")
         return np.empty(0, dtype=np.int64)  # an empty list is float64
     if not np.issubdtype(genes.dtype, np.integer):
         raise TypeError(f"{name} must hold genes as integers, not {genes.dtype} such as {genes[0]!r}.")
@@ -369,18 +368,3 @@ def _sequence(given: ArrayLike, name: str, *, once: bool = False) -> NDArray[np.
                 f"{numbers[times > 1][0]}); each may stand once."
             )
     return genes.astype(np.int64)
-
-
-def _refuse_empty(genes: NDArray[np.int64]) -> None:
-    if not len(genes):
-        raise ValueError("true holds no gene: there is nothing to score. Leave the cell out.")
-
-
-def _aligned_values(true: ArrayLike, predicted: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give both as float64; refuse other shapes and values that are not finite."""
-    a, b = np.asarray(true, dtype=np.float64), np.asarray(predicted, dtype=np.float64)
-    if a.ndim != 1 or a.shape != b.shape:
-        raise ValueError(f"true values have shape {a.shape} and predicted ones {b.shape}; both must be (n,).")
-    for name, values in (("true", a), ("predicted", b)):
-        refuse_where(~np.isfinite(values), f"{name} values are not finite")
-    return a, b

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -106,7 +106,7 @@ def match_genes(
 
 @with_shared_docs
 def gene_entropy(
-    adata: AnnData | Sequence[AnnData],
+    adata: AnnData,
     vocabulary: Vocabulary | str | Path = "human",
     *,
     layer: str | None = None,
@@ -114,10 +114,10 @@ def gene_entropy(
     input: Input = "auto",
     gene_ids: str | None = None,
     species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
+    duplicates: Duplicates = "sum",
     key_added: str = VAR_ENTROPY,
     copy: bool = False,
-) -> AnnData | list[AnnData] | None:
+) -> AnnData | None:
     r"""Compute the Shannon entropy of each gene's expression over cells.
 
     :math:`H_g = -\sum_b p_{g,b} \log p_{g,b}` over bins b of log-normalised expression (paper, appendix, eq.
@@ -128,8 +128,7 @@ def gene_entropy(
     Parameters
     ----------
     adata
-        Cells by genes; or a list of such, whose cells are counted together, each gene over the data sets that have a
-        column for it.
+        Cells by genes. Many data sets are counted together by :func:`scdiva.pp.corpus_entropy`.
     vocabulary
         A vocabulary, "human", the name of a bundled model, the folder of a saved model, or the file of a vocabulary.
         Genes that it does not hold get no entropy.
@@ -141,7 +140,7 @@ def gene_entropy(
 
     Returns
     -------
-    None, or the copy (a list of copies for a list). Written are
+    None, or the copy. Written are
 
     `adata.var[key_added]`
         float32, nats; NaN for genes that the vocabulary does not hold. Columns of one gene get that of
@@ -163,33 +162,22 @@ def gene_entropy(
     dtype('float32')
     """
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
-    several = isinstance(adata, list | tuple)
-    adatas: list[AnnData] = list(adata) if several else [adata]
-    if not adatas:
-        raise ValueError("the list holds no AnnData.")
-    for one in adatas:
-        check_writable(one, copy=copy, call="pp.gene_entropy", entry=key_added, var=[key_added])
+    check_writable(adata, copy=copy, call="pp.gene_entropy", entry=key_added, var=[key_added])
     genes = load_vocabulary(vocabulary)
     histogram = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
-    tokens: list[np.ndarray] = []
-    for one in adatas:
-        source = open_cells(one, genes, reading, ranked=False)
-        _count(source, histogram)
-        tokens.append(tokens_of_var(one, source.tokens, use_raw))
-    entropy = histogram.entropy()
+    source = open_cells(adata, genes, reading, ranked=False)
+    _count(source, histogram)
+    tokens, entropy = tokens_of_var(adata, source.tokens, use_raw), histogram.entropy()
     found = {
         "n_cells": histogram.n_cells,
         "vocabulary": genes.fingerprint,
         "bin_width": BIN_WIDTH,
         **reading.parameters(),
     }
-    targets = [one.copy() for one in adatas] if copy else adatas
-    for target, of_var in zip(targets, tokens, strict=True):
-        target.var[key_added] = np.where(of_var >= 0, entropy[of_var], np.float32(np.nan)).astype(np.float32)
-        target.uns[UNS] = noted(target, "pp.gene_entropy", key_added, dict(found), var=[key_added])
-    if not copy:
-        return None
-    return targets if several else targets[0]
+    target = adata.copy() if copy else adata
+    target.var[key_added] = np.where(tokens >= 0, entropy[tokens], np.float32(np.nan)).astype(np.float32)
+    target.uns[UNS] = noted(target, "pp.gene_entropy", key_added, found, var=[key_added])
+    return target if copy else None
 
 
 @with_shared_docs
@@ -202,7 +190,7 @@ def corpus_entropy(
     input: Input = "auto",
     gene_ids: str | None = None,
     species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
+    duplicates: Duplicates = "sum",
     min_genes: int = 0,
     block_rows: int = BLOCK_ROWS,
 ) -> EntropyHistogram:

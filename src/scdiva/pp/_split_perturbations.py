@@ -148,21 +148,17 @@ def _checked(by: str, groupby: str | None, n_splits: int, fold: int, rng: int | 
     """Refuse arguments that do not go together; return the seed."""
     check_choices(by=(by, ("single", "combination", "group")))
     if (groupby is not None) != (by == "group"):
-        raise ValueError(
-            "by='group' needs groupby=, a column of adata.obs."
-            if groupby is None
-            else f"groupby={groupby!r} goes with by='group', not with by={by!r}; leave it out."
-        )
+        raise ValueError(f"groupby=, a column of adata.obs, goes with by='group' alone; got {groupby!r} and by={by!r}.")
+    check_least(fold=(fold, 0))
     if by != "group":
         check_least(n_splits=(n_splits, 2))
-    if fold < 0 or (by != "group" and fold >= n_splits):
-        raise ValueError(f"there is no fold {fold}: folds go from 0{'' if by == 'group' else f' to {n_splits - 1}'}.")
-    if rng is None:
-        return settings.seed
-    if isinstance(rng, bool) or not isinstance(rng, int | np.integer):
+        if fold >= n_splits:
+            raise ValueError(f"there is no fold {fold}: folds go from 0 to {n_splits - 1}.")
+    seed = settings.seed if rng is None else rng
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
         raise TypeError(f"rng must be an int or None, so that all folds come from one seed; got {type(rng).__name__}.")
-    check_least(rng=(rng, 0))
-    return int(rng)
+    check_least(rng=(int(seed), 0))
+    return int(seed)
 
 
 def _conditions(

@@ -46,8 +46,8 @@ def read_file(data: bytes, path: Path) -> tuple[pd.DataFrame, list[str]]:
 
     if data.startswith(b"PAR1"):
         raise ValueError(
-            f"{path} is parquet, in which vocabularies were kept at first. If you trust its source, convert it once, in "
-            f"the repository: python scripts/convert_vocabulary.py {str(path)!r}"
+            f"{path} is parquet, in which vocabularies were kept at first. If you trust its source, convert it once "
+            f"with the repository's script: python scripts/convert_vocabulary.py {str(path)!r}"
         )
     if len(data) > MOST_BYTES:
         raise ValueError(f"{path} is no vocabulary: it has {len(data):,} bytes; at most {MOST_BYTES:,} are read")

@@ -178,21 +178,13 @@ def test_allowed_genes_and_their_end():
         sample(Fixed(), tokens, torch.zeros(7), torch.tensor([0, 3, 7]), allowed=allowed, generator=rng(0))
 
 
-def test_values_asked_for_of_shown_genes():
-    tokens, values, cu = partly_masked(lengths=(10,), share=0.3)
-    asked = torch.zeros(10, dtype=torch.bool)
-    asked[(tokens != MASK).nonzero().squeeze(1)[:3]] = True
+def test_a_cell_without_masks_is_given_back_unasked():
+    tokens, values, cu = partly_masked(share=0.0)
     denoiser = Fixed()
-    out = sample(denoiser, tokens, values, cu, value_mask=asked, n_steps=2, generator=rng(1))
-    assert all(value_mask[asked].all() for _, value_mask in denoiser.calls)
-    assert torch.equal(out.tokens[asked], tokens[asked])
-    assert torch.equal(out.values[asked], (torch.arange(10).float() - 2).clamp_min(0)[asked])
-    # nothing masked at all: one call, at the last step
-    complete = out.tokens
-    denoiser = Fixed()
-    again = sample(denoiser, complete, values, cu, value_mask=asked, n_steps=8, generator=rng(1))
-    assert len(denoiser.calls) == 1
-    assert torch.equal(again.tokens, complete)
+    out = sample(denoiser, tokens, values, cu, n_steps=8, generator=rng(1))
+    assert denoiser.calls == []
+    assert torch.equal(out.tokens, tokens)
+    assert torch.equal(out.values, values)
 
 
 def test_result_is_sorted_by_score_when_asked():
@@ -307,7 +299,6 @@ def test_values_are_drawn_where_asked():
         ({"temperature": 1.0}, "temperature=1.0 .* remasking='random'"),
         ({"temperature": float("nan")}, "temperature"),
         ({"tokens": torch.tensor([3, PAD, MASK])}, "neither PAD nor LAT"),
-        ({"value_mask": torch.zeros(2, dtype=torch.bool)}, "value_mask"),
         ({"cu_seqlens": torch.tensor([0, 2])}, "rise from 0"),
         ({"denoiser": lambda *_: (torch.zeros(2, N_GENES), torch.zeros(3))}, "one row of logits"),
         ({"denoiser": lambda *_: (torch.full((1, N_GENES), torch.nan), torch.zeros(3))}, "40 logits that are NaN"),

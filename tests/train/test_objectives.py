@@ -223,18 +223,6 @@ def test_it_starts_from_the_frequencies():
     assert torch.equal(even, torch.zeros(1, 4))
 
 
-@pytest.mark.parametrize(
-    ("frequency", "said"),
-    [
-        (np.ones(4), r"must be finite and \(7,\).*got shape \(4,\)"),
-        (np.full(7, np.nan), "7 values not finite"),
-    ],
-)
-def test_frequencies_that_do_not_fit_are_refused(frequency, said):
-    with pytest.raises(ValueError, match=said):
-        GeneDecoder(2, 4, 0, frequency)
-
-
 def test_construction_leaves_torchs_stream():
     before = torch.get_rng_state()
     GeneDecoder(4, 7, 3)

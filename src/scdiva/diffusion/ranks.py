@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -110,24 +112,34 @@ def rank_log_prior(
         raise ValueError(f"{int((asked & visible).sum())} positions are visible and asked about.")
     of_gene = (denominator[N_SPECIAL:] if genes is None else denominator[genes.cpu()]).to(values.device).float()
     rows = []
-    for cell, (start, stop) in enumerate(zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True)):
-        part = slice(start, stop)
-        at = asked[part].nonzero().squeeze(1)
-        seen = visible[part].nonzero().squeeze(1)
-        if not len(at):
-            continue
-        if not len(seen):
+    cells = _each_cell(tokens, values.float(), asked, visible, cu_seqlens, denominator)
+    for cell, (_, at, shown, before, ends) in enumerate(cells):
+        if not len(shown):
             rows.append(torch.zeros(len(at), len(of_gene), dtype=torch.float32, device=values.device))
-            continue
-        shown = values[part][seen].float()
-        score = shown / denominator.to(values.device)[tokens[part][seen]]
-        ends = torch.cat([score.new_tensor([torch.inf]), score, score.new_zeros(1)])
-        before = torch.searchsorted(seen, at)
-        # masked genes side by side have one pair of neighbours
-        runs, of_run = torch.unique(before, return_inverse=True)
-        prior = _of_runs(ends[runs], ends[runs + 1], shown, expected[cell].float(), of_gene)
-        rows.append(prior[of_run])
+        elif len(at):
+            # masked genes side by side have one pair of neighbours
+            runs, of_run = torch.unique(before, return_inverse=True)
+            prior = _of_runs(ends[runs], ends[runs + 1], shown, expected[cell].float(), of_gene)
+            rows.append(prior[of_run])
     return torch.cat(rows) if rows else values.new_zeros((0, len(of_gene)), dtype=torch.float32)
+
+
+def _each_cell(
+    tokens: Tensor, values: Tensor, hidden: Tensor, visible: Tensor, cu_seqlens: Tensor, denominator: Tensor
+) -> Iterator[tuple[slice, Tensor, Tensor, Tensor, Tensor]]:
+    """Give of each cell what a rank is judged by.
+
+    Its positions, the hidden ones among them, the visible values, how many of these stand before each hidden one, and
+    the scores of the visible ones between infinity and zero.
+    """
+    scale = denominator.to(values.device)
+    for start, stop in itertools.pairwise(cu_seqlens.tolist()):
+        part = slice(start, stop)
+        at, seen = hidden[part].nonzero().squeeze(1), visible[part].nonzero().squeeze(1)
+        shown = values[part][seen]
+        score = shown / scale[tokens[part][seen]]
+        ends = torch.cat([score.new_tensor([torch.inf]), score, score.new_zeros(1)])
+        yield part, at, shown, torch.searchsorted(seen, at), ends
 
 
 def _of_runs(above: Tensor, below: Tensor, shown: Tensor, expected: Tensor, denominator: Tensor) -> Tensor:
@@ -179,16 +191,9 @@ def values_at_ranks(
     >>> values_at_ranks(tokens, values, hidden, ~hidden, cu_seqlens, torch.ones(11)).shape
     torch.Size([5])
     """
-    found = values.clone()
-    scale = denominator.to(values.device)
-    for start, stop in zip(cu_seqlens[:-1].tolist(), cu_seqlens[1:].tolist(), strict=True):
-        part = slice(start, stop)
-        at, seen = hidden[part].nonzero().squeeze(1), visible[part].nonzero().squeeze(1)
-        score = values[part][seen] / scale[tokens[part][seen]]
-        ends = torch.cat([score.new_tensor([torch.inf]), score, score.new_zeros(1)])
-        before = torch.searchsorted(seen, at)
-        unit = scale[tokens[part][at]]
-        own = values[part][at]
+    found, scale = values.clone(), denominator.to(values.device)
+    for part, at, _, before, ends in _each_cell(tokens, values, hidden, visible, cu_seqlens, denominator):
+        unit, own = scale[tokens[part][at]], values[part][at]
         fits = own.clamp(min=ends[before + 1] * unit, max=ends[before] * unit)
         found[part][at] = fits.clamp(own - SPREAD, own + SPREAD)
     return found

@@ -234,7 +234,6 @@ def sample(
     values: Tensor,
     cu_seqlens: Tensor,
     *,
-    value_mask: Tensor | None = None,
     n_steps: int = 1,
     remasking: Remasking = "low_confidence",
     temperature: float = 0.0,
@@ -265,9 +264,6 @@ def sample(
         as many cells at a time as they allow.
     tokens, values, cu_seqlens
         Packed batch, `MASK` where a gene is asked for. Not changed.
-    value_mask
-        bool `(T,)`: positions whose value is asked for as well, their gene being shown. They are filled from the last
-        step, which sees the most. None: only the masked tokens.
     n_steps
         K.
     remasking
@@ -307,44 +303,6 @@ def sample(
     >>> len(set(found[0][:3].tolist()))  # no gene twice in a cell
     3
     """
-    _check_sampling(tokens, values, cu_seqlens, value_mask, n_steps, remasking, temperature)
-    n_cells = cu_seqlens.numel() - 1
-    cells = cell_of_token(cu_seqlens.to(tokens.device), tokens.numel())
-    asked = torch.zeros_like(tokens, dtype=torch.bool) if value_mask is None else value_mask & (tokens != MASK)
-    tokens, values = tokens.clone(), values.masked_fill(asked | (tokens == MASK), 0.0)
-    for k in range(n_steps, 0, -1):
-        masked = tokens == MASK
-        if not bool(masked.any()) and (k > 1 or not bool(asked.any())):
-            continue
-        logits, predicted, *of_genes = denoiser(tokens, values, cu_seqlens, masked | asked)
-        predicted = _checked_values(predicted, masked | asked).to(values.dtype)
-        if bool(masked.any()):
-            where = masked.nonzero().squeeze(1)
-            logits = available_logits(logits, tokens, cells, n_cells, allowed)
-            share = (k / n_steps - (k - 1) / n_steps) / (k / n_steps)
-            rows, genes = _revealed(logits, cells[where], share, remasking, temperature, generator)
-            at, own = where[rows], cells[where[rows]]
-            expected = predicted[at] + (of_genes[0][own, genes].to(values.dtype) if of_genes else 0.0)
-            expected = expected.clamp_min(0)
-            tokens[at] = genes + N_SPECIAL
-            values[at] = expected if draw_values is None else draw_values(expected, own, genes)
-        if k == 1:
-            values[asked] = predicted[asked].clamp_min(0)
-    if score_denominator is not None:
-        order = _order_by_score(tokens, values, cells, score_denominator)
-        tokens, values = tokens[order], values[order]
-    return Sampled(tokens, values)
-
-
-def _check_sampling(
-    tokens: Tensor,
-    values: Tensor,
-    cu_seqlens: Tensor,
-    value_mask: Tensor | None,
-    n_steps: int,
-    remasking: str,
-    temperature: float,
-) -> None:
     check_packed(tokens, values, cu_seqlens)
     if n_steps < 1:
         raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
@@ -356,8 +314,28 @@ def _check_sampling(
         raise ValueError(f"temperature={temperature} draws genes at random: pass remasking='random' with it.")
     if bool(((tokens < N_SPECIAL) & (tokens != MASK)).any()):
         raise ValueError("Cells to complete may hold gene tokens and MASK only, neither PAD nor LAT.")
-    if value_mask is not None and (value_mask.shape != tokens.shape or value_mask.dtype != torch.bool):
-        raise ValueError("value_mask must be a bool tensor of the shape of tokens.")
+    n_cells = cu_seqlens.numel() - 1
+    cells = cell_of_token(cu_seqlens.to(tokens.device), tokens.numel())
+    tokens, values = tokens.clone(), values.masked_fill(tokens == MASK, 0.0)
+    for k in range(n_steps, 0, -1):
+        masked = tokens == MASK
+        if not bool(masked.any()):
+            break
+        logits, predicted, *of_genes = denoiser(tokens, values, cu_seqlens, masked)
+        predicted = _checked_values(predicted, masked).to(values.dtype)
+        where = masked.nonzero().squeeze(1)
+        logits = available_logits(logits, tokens, cells, n_cells, allowed)
+        share = (k / n_steps - (k - 1) / n_steps) / (k / n_steps)
+        rows, genes = _revealed(logits, cells[where], share, remasking, temperature, generator)
+        at, own = where[rows], cells[where[rows]]
+        expected = predicted[at] + (of_genes[0][own, genes].to(values.dtype) if of_genes else 0.0)
+        expected = expected.clamp_min(0)
+        tokens[at] = genes + N_SPECIAL
+        values[at] = expected if draw_values is None else draw_values(expected, own, genes)
+    if score_denominator is not None:
+        order = _order_by_score(tokens, values, cells, score_denominator)
+        tokens, values = tokens[order], values[order]
+    return Sampled(tokens, values)
 
 
 def _checked_values(predicted: Tensor, asked: Tensor) -> Tensor:

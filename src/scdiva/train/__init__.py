@@ -6,19 +6,18 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scdiva.train._pretrain import pretrain
-    from scdiva.train.base import TaskModule
-    from scdiva.train.config import (
-        AnnotationConfig,
-        IntegrationConfig,
-        OptimiserConfig,
-        PretrainingConfig,
-    )
-    from scdiva.train.finetuning import AnnotationModule
-    from scdiva.train.integration import IntegrationModule
-    from scdiva.train.linear_map import LinearMap, fit_linear_map
-    from scdiva.train.pretraining import PretrainingModule
-    from scdiva.train.runner import fit
+    from scdiva.train._pretrain import pretrain as pretrain
+    from scdiva.train.base import TaskModule as TaskModule
+    from scdiva.train.config import AnnotationConfig as AnnotationConfig
+    from scdiva.train.config import IntegrationConfig as IntegrationConfig
+    from scdiva.train.config import OptimiserConfig as OptimiserConfig
+    from scdiva.train.config import PretrainingConfig as PretrainingConfig
+    from scdiva.train.finetuning import AnnotationModule as AnnotationModule
+    from scdiva.train.integration import IntegrationModule as IntegrationModule
+    from scdiva.train.linear_map import LinearMap as LinearMap
+    from scdiva.train.linear_map import fit_linear_map as fit_linear_map
+    from scdiva.train.pretraining import PretrainingModule as PretrainingModule
+    from scdiva.train.runner import fit as fit
 
 _WHERE = {
     "AnnotationConfig": "config",
@@ -34,21 +33,7 @@ _WHERE = {
     "fit_linear_map": "linear_map",
     "pretrain": "_pretrain",
 }
-
-__all__ = [
-    "AnnotationConfig",
-    "AnnotationModule",
-    "IntegrationConfig",
-    "IntegrationModule",
-    "LinearMap",
-    "OptimiserConfig",
-    "PretrainingConfig",
-    "PretrainingModule",
-    "TaskModule",
-    "fit",
-    "fit_linear_map",
-    "pretrain",
-]
+__all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:

@@ -33,20 +33,10 @@ class GeneDecoder(nn.Module):
     frequency
         Mean share of the counts of each token, `(n_genes + N_SPECIAL,)`, whose logarithm the logits start from; None
         starts with all genes equal, which takes thousands of steps to unlearn.
-
-    Raises
-    ------
-    ValueError
-        If `frequency` has another shape or is not finite.
     """
 
     def __init__(self, state_dim: int, n_genes: int, n_studies: int = 0, frequency: np.ndarray | None = None) -> None:
         super().__init__()
-        if frequency is not None and (frequency.shape != (n_genes + N_SPECIAL,) or not np.isfinite(frequency).all()):
-            raise ValueError(
-                f"frequency must be finite and ({n_genes + N_SPECIAL},), one share for each token; "
-                f"got shape {frequency.shape}, {int((~np.isfinite(frequency)).sum())} values not finite."
-            )
         # inside a fork because the constructors draw from torch's global stream
         with torch.random.fork_rng(devices=[]):
             self.linear = nn.Linear(state_dim, n_genes)

@@ -106,18 +106,12 @@ def score_cells(
     values, and their squared error.
     """
     cells = cell_of_token(batch.cu_seqlens, batch.tokens.numel())
-    asked = corrupted.masked & scored
-    rows = asked.nonzero().squeeze(1)
-    nll, right = [], []
-    for some in rows.split(_ROWS):
-        genes = batch.tokens[some] - N_SPECIAL
-        logits = logits_of(some).float()
-        nll.append(torch.nn.functional.cross_entropy(logits, genes, reduction="none"))
-        right.append(logits.argmax(1) == genes)
     each = torch.zeros(batch.n_cells, 5, dtype=torch.float64)
-    if nll:
-        of_scored = [torch.ones(len(rows)), torch.cat(nll).cpu(), torch.cat(right).cpu()]
-        each[:, :3].index_add_(0, cells[rows].cpu(), torch.stack([column.double() for column in of_scored], 1))
+    for rows in (corrupted.masked & scored).nonzero().squeeze(1).split(_ROWS):
+        genes, logits = batch.tokens[rows] - N_SPECIAL, logits_of(rows).float()
+        nll = torch.nn.functional.cross_entropy(logits, genes, reduction="none")
+        of_scored = torch.stack([torch.ones_like(nll), nll, (logits.argmax(1) == genes).to(nll)], 1)
+        each[:, :3].index_add_(0, cells[rows].cpu(), of_scored.cpu().double())
     error = (predicted_values.float() - batch.values.float()).square()[corrupted.masked].cpu().double()
     each[:, 3:].index_add_(0, cells[corrupted.masked].cpu(), torch.stack([torch.ones_like(error), error], 1))
     return each.numpy()
@@ -290,18 +284,9 @@ class PretrainingModule(TaskModule):
         logits = None
         if self.model.state_head is not None and scored is not None:
             logits = self._logits(out, (corrupted.masked & scored).nonzero().squeeze(1), corrupted, batch)
-        loss, parts = dual_loss(
-            out.hidden,
-            self.model.gene_weight,
-            self.model.values(out, batch.tokens),
-            batch.tokens,
-            batch.values,
-            corrupted,
-            batch.cu_seqlens,
-            value_weight=c.value_weight,
-            scored=scored,
-            logits=logits,
-        )
+        made = out.hidden, self.model.gene_weight, self.model.values(out, batch.tokens)
+        cells = batch.tokens, batch.values, corrupted, batch.cu_seqlens
+        loss, parts = dual_loss(*made, *cells, value_weight=c.value_weight, scored=scored, logits=logits)
         if self.decoder is not None:
             weight = (times <= DECODED_TIME).to(times)
             terms = gene_multinomial_loss(self.decoder(out.cell_state, batch.study), batch)

@@ -194,8 +194,8 @@ def test_no_tokens_at_all():
 @pytest.mark.parametrize(
     ("shape", "dtype", "said"),
     [
-        ((3, 1, 48), torch.float32, "heads of 32, 64, 128 numbers, not 48; pass backend='sdpa'"),
-        ((3, 1, 64), torch.float64, "not torch.float64; pass backend='sdpa'"),
+        ((3, 1, 48), torch.float32, "heads have 32, 64, 128 numbers (dim / n_heads), not 48. Pass backend='auto'"),
+        ((3, 1, 64), torch.float64, "not torch.float64. Pass backend='auto'"),
         ((3, 1, 64), torch.float32, "needs a CUDA device, and the tensors are on 'cpu'. Pass backend='auto'"),
     ],
 )

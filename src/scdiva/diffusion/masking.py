@@ -48,13 +48,11 @@ def check_packed(tokens: Tensor, values: Tensor, cu_seqlens: Tensor) -> None:
     ValueError
         If lengths disagree, or `cu_seqlens` does not rise from 0 to `T`.
     """
-    if tokens.ndim != 1 or values.shape != tokens.shape:
+    if tokens.ndim != 1 or values.shape != tokens.shape or tokens.is_floating_point() or not values.is_floating_point():
         raise ValueError(
-            f"A packed batch has tokens and values of one shape (T,), got {tuple(tokens.shape)} and "
-            f"{tuple(values.shape)}."
+            "A packed batch has integer tokens and float values of one shape (T,), got "
+            f"{tokens.dtype} {tuple(tokens.shape)} and {values.dtype} {tuple(values.shape)}."
         )
-    if tokens.is_floating_point() or not values.is_floating_point():
-        raise ValueError(f"Tokens must be integers and values floats, got {tokens.dtype} and {values.dtype}.")
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 1 or cu_seqlens.is_floating_point():
         raise ValueError("cu_seqlens must be an integer tensor of shape (B + 1,) that starts with 0.")
     bounds = cu_seqlens.tolist()
@@ -193,10 +191,9 @@ def mask_tokens(
         raise ValueError(f"value_mask_rate must be in [0, 1], got {value_mask_rate}.")
     special = tokens < N_SPECIAL
     if bool(special.any()):
-        first = int(special.nonzero()[0])
         raise ValueError(
-            f"{int(special.sum())} of {tokens.numel()} tokens are no genes (first: token {int(tokens[first])} at "
-            f"position {first}). Only gene tokens, {N_SPECIAL} and up, can be masked; pass the cells as serialised."
+            f"{int(special.sum())} of {tokens.numel()} tokens are no genes (first: {int(tokens[special][0])}). Only "
+            f"gene tokens, {N_SPECIAL} and up, can be masked; pass the cells as serialised."
         )
     draws = torch.rand(2, tokens.numel(), generator=generator, device=generator.device).to(tokens.device)
     times_per_token = times.to(tokens.device)[cell_of_token(cu_seqlens.to(tokens.device), tokens.numel())]

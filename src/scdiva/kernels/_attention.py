@@ -232,30 +232,25 @@ def resolve_backend(backend: str, *, head_dim: int, dtype: torch.dtype, device: 
     """
     if backend not in BACKENDS:
         raise ValueError(f"Unknown attention backend {backend!r}; choose one of {', '.join(map(repr, BACKENDS))}.")
-    if backend == "triton":
-        if head_dim not in HEAD_DIMS:
-            raise ValueError(
-                f"The Triton kernels have heads of {', '.join(map(str, HEAD_DIMS))} numbers, not {head_dim}; "
-                "pass backend='sdpa', or choose dim and n_heads so that dim / n_heads is one of them."
-            )
-        if dtype not in _TRITON_DTYPES:
-            raise ValueError(f"The Triton kernels take bfloat16, float16 or float32, not {dtype}; pass backend='sdpa'.")
-        # while a graph is traced the device can't be asked; the operator itself will fail there
-        if not torch.compiler.is_compiling() and (obstacle := _triton_obstacle(device.type, device.index)):
-            kind = ImportError if "installed" in obstacle else ValueError
-            raise kind(f"backend='triton' can't run: {obstacle}. Pass backend='auto' or 'sdpa' to do without.")
-        return "triton"
-    if backend != "auto":
+    if backend not in ("triton", "auto"):
         return backend
-    if device.type != "cuda":
+    if backend == "auto" and device.type != "cuda":
         return "sdpa"
-    if head_dim not in HEAD_DIMS or dtype not in _TRITON_DTYPES:
-        _log_once(f"no Triton kernel for heads of {head_dim} numbers in {dtype}")
-        return "sdpa"
-    if obstacle := _triton_obstacle(device.type, device.index):
+    obstacle = ""
+    if head_dim not in HEAD_DIMS:
+        obstacle = f"its heads have {', '.join(map(str, HEAD_DIMS))} numbers (dim / n_heads), not {head_dim}"
+    elif dtype not in _TRITON_DTYPES:
+        obstacle = f"it takes bfloat16, float16 or float32, not {dtype}"
+    # while a graph is traced the device can't be asked; the operator itself will fail there
+    elif backend == "auto" or not torch.compiler.is_compiling():
+        obstacle = _triton_obstacle(device.type, device.index)
+    if not obstacle:
+        return "triton"
+    if backend == "auto":
         _log_once(obstacle)
         return "sdpa"
-    return "triton"
+    kind = ImportError if "installed" in obstacle else ValueError
+    raise kind(f"backend='triton' can't run: {obstacle}. Pass backend='auto' or 'sdpa' to do without.")
 
 
 @functools.cache

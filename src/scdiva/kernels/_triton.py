@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -84,39 +85,33 @@ def tune(
     """
     head_dim, limit = q.shape[-1], shared_limit(q.device)
     start = device_plan(q.device, head_dim, q.dtype)
-    out, lse = forward(q, k, v, cos, sin, cu_seqlens, max_seqlen, start)
-    grad = v  # any numbers but zeros will do
+    cells = q, k, v, cos, sin, cu_seqlens, max_seqlen
+    out, lse = forward(*cells, start)
+    back = v, q, k, v, out, lse, cos, sin, cu_seqlens, max_seqlen  # as gradient any numbers but zeros will do
     timings: list[tuple[Kernel, Tiles, bool, float]] = []
-    rotations = (True, False) if cos is not None else (True,)
-    totals: dict[bool, tuple[float, Plan]] = {}
-    for once in rotations:
+    totals: list[tuple[float, Plan]] = []
+    for once in (True, False) if cos is not None else (True,):
         plan, total = start._replace(rotate_once=once), 0.0
         for kernel in KERNELS:
-            best: tuple[float, Tiles] | None = None
+            found: list[tuple[Kernel, Tiles, bool, float]] = []
             for tiles in candidates(kernel, head_dim, q.element_size(), limit):
                 tried = plan.having(kernel, tiles)
-
-                def call(tried: Plan = tried, kernel: Kernel = kernel) -> object:
-                    if kernel == "forward":
-                        return forward(q, k, v, cos, sin, cu_seqlens, max_seqlen, tried)
-                    return backward(grad, q, k, v, out, lse, cos, sin, cu_seqlens, max_seqlen, tried)
-
+                call = partial(forward, *cells, tried) if kernel == "forward" else partial(backward, *back, tried)
                 try:
                     call()
-                    seconds = time(call)
+                    found.append((kernel, tiles, once, time(call)))
                 except (errors.OutOfResources, errors.PTXASError):
                     continue
-                timings.append((kernel, tiles, once, seconds))
-                if best is None or seconds < best[0]:
-                    best = (seconds, tiles)
-            if best is not None:
-                plan = plan.having(kernel, best[1])
+            timings += found
+            if found:
+                _, tiles, _, seconds = min(found, key=lambda row: row[3])
+                plan = plan.having(kernel, tiles)
                 # a backward time holds both kernels, with the best of the first when the second is tried
-                total = total + best[0] if kernel in ("forward", "dq") else total
-        totals[once] = (total, plan)
-    _, best_plan = min(totals.values(), key=lambda entry: entry[0])
-    keep(best_plan, q.device, head_dim, q.dtype)
-    return best_plan, timings
+                total += seconds if kernel in ("forward", "dq") else 0.0
+        totals.append((total, plan))
+    best = min(totals, key=lambda entry: entry[0])[1]
+    keep(best, q.device, head_dim, q.dtype)
+    return best, timings
 
 
 def _strides(*tensors: Tensor) -> list[int]:

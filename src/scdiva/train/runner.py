@@ -29,10 +29,8 @@ _EXPECTED_WARNINGS = (
     ".*does not have many workers.*",
     ".*GPU available but not used.*",
     ".*`IterableDataset` has `__len__` defined.*",
-    ".*Checkpoint directory .* exists and is not empty.*",
     ".*You're resuming from a checkpoint that ended before the epoch ended.*",
     ".*isinstance.treespec, LeafSpec.*",
-    ".*The dirpath has changed from.*",
     ".*Total length of `list` across ranks is zero.*",
 )
 

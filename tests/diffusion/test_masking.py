@@ -161,7 +161,7 @@ def test_cell_of_token_counts_empty_cells():
     ("change", "message"),
     [
         ({"tokens": torch.tensor([3, MASK, 5])}, r"1 of 3 tokens are no genes .first: 1"),
-        ({"tokens": torch.tensor([3.0, 4.0, 5.0])}, "integers"),
+        ({"tokens": torch.tensor([3.0, 4.0, 5.0])}, "integer tokens"),
         ({"values": torch.ones(2)}, "one shape"),
         ({"cu_seqlens": torch.tensor([0, 2])}, "rise from 0"),
         ({"cu_seqlens": torch.tensor([0, 4, 3]), "times": torch.tensor([0.5, 0.5])}, "rise from 0"),

@@ -119,10 +119,11 @@ def test_tuning_keeps_what_was_fastest(monkeypatch, fast):
     once, blocks = fast
 
     def seconds(call):
-        plan, kernel = call.__defaults__
-        if plan.of(kernel) == (32, 32, 1, 1):
+        plan = call.args[-1]
+        tiles = [plan.of(kernel) for kernel in KERNELS]
+        if (32, 32, 1, 1) in tiles:
             raise OutOfResources(1, 1, "shared memory")
-        return 1.0 + (plan.of(kernel)[:2] != blocks) + (plan.rotate_once != once)
+        return 1.0 + sum(one[:2] != blocks for one in tiles) + (plan.rotate_once != once)
 
     monkeypatch.setattr(_triton, "median_seconds", seconds)
     kind = {"head_dim": 32, "dtype": torch.float32, "device": "cpu"}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence, Sized
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
@@ -34,6 +34,17 @@ _FIRST_CELLS = 100
 """Cells, of at least so many genes, whose values are looked at one by one."""
 _MIN_BINARY = 1000
 """Values above zero that are all 1 in a binarised matrix, and hardly ever in one of counts."""
+_ZERO = "Find out where they come from; if they stand for missing counts, set them to zero: "
+_NAN = f"{_ZERO}adata.X = np.nan_to_num(adata.X, posinf=0, neginf=0) (for sparse X, adata.X.data)."
+_OTHERS = "Pass the counts, or their log1p, with layer=... or use_raw=True."
+_COUNTS = "Pass the counts with layer=... or use_raw=True; if these are the counts, pass input='counts'."
+_IMPOSSIBLE: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str]] = {
+    "NaN values": (np.isnan, _NAN),
+    "infinite values": (np.isinf, _NAN),
+    "negative values": (lambda x: x < 0, f"A scaled, centred or regressed matrix? {_OTHERS}"),
+    f"values of {MAX_COUNT:,} or more": (lambda x: x >= MAX_COUNT, f"{_ZERO}adata.X[adata.X >= {MAX_COUNT}] = 0."),
+}
+"""What no matrix may hold, how it is found, and what to do about it."""
 
 
 @dataclass(frozen=True)
@@ -137,16 +148,13 @@ def scan(
         for start, block in blocks:
             seen.add(start, block, known)
             bar.update(block.shape[0])
-    genes_per_cell = np.concatenate(seen.genes_per_cell) if seen.genes_per_cell else np.zeros(0, np.int32)
-    known_per_cell = (
-        np.concatenate(seen.known_per_cell) if known is not None and seen.known_per_cell else genes_per_cell
-    )
-    if not len(genes_per_cell) or not n_vars:
-        raise ValueError(f"{where} is empty: {len(genes_per_cell)} cells × {n_vars} genes.")
-    seen.refuse_impossible(where)
+    if not seen.n_obs or not n_vars:
+        raise ValueError(f"{where} is empty: {seen.n_obs} cells × {n_vars} genes.")
     kind = _decide(seen, input, where)
     counts = seen.sum if kind == "counts" else seen.sum_expm1
-    return Scan(kind, seen.n_fraction == 0, seen.max, counts, genes_per_cell, known_per_cell)
+    genes_per_cell = np.concatenate(seen.genes_per_cell)
+    known_per_cell = genes_per_cell if known is None else np.concatenate(seen.known_per_cell)
+    return Scan(kind, seen.fraction.count == 0, seen.max, counts, genes_per_cell, known_per_cell)
 
 
 @dataclass
@@ -157,56 +165,48 @@ class _Finding:
     first: str = ""
 
 
-@dataclass
 class _Seen:
     """Running totals of a scan."""
 
-    n_vars: int
-    obs_names: Names | None
-    var_names: Sequence[str] | None
-    n_values: int = 0
-    n_fraction: int = 0
-    max: float = 0.0
-    genes_per_cell: list[np.ndarray] = field(default_factory=list)
-    known_per_cell: list[np.ndarray] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.sum = np.zeros(self.n_vars)
-        self.sum_squares = np.zeros(self.n_vars)
-        self.sum_expm1 = np.zeros(self.n_vars)
-        self.nan, self.inf, self.negative, self.fraction = _Finding(), _Finding(), _Finding(), _Finding()
-        self.huge = _Finding()
-        self.fractional, self.whole = _Finding(), _Finding()  # cells with, and without, values that are not integer
-        self.detected, self.small = np.zeros(self.n_vars), np.zeros(3)  # cells of each gene; values 1, 2 and 3
+    def __init__(self, n_vars: int, obs_names: Names | None, var_names: Sequence[str] | None) -> None:
+        self.n_vars, self.obs_names, self.var_names = n_vars, obs_names, var_names
+        self.n_values, self.max = 0, 0.0
+        self.genes_per_cell: list[np.ndarray] = []
+        self.known_per_cell: list[np.ndarray] = []
+        # of each gene; `detected` are the cells
+        self.sum, self.sum_squares, self.sum_expm1, self.detected = np.zeros((4, n_vars))
+        self.small = np.zeros(3)  # values 1, 2 and 3
+        self.impossible = {what: _Finding() for what in _IMPOSSIBLE}
+        self.fraction = _Finding()  # values that are not integer
+        self.fractional, self.whole = _Finding(), _Finding()  # cells with, and without, such values
         self.first: list[np.ndarray] = []  # values of the first cells of enough genes
         self.sample: list[np.ndarray] = []  # values of the first fractional cells, cell by cell
         self.n_sampled = 0
 
+    @property
+    def n_obs(self) -> int:
+        return sum(len(part) for part in self.genes_per_cell)
+
     def add(self, start: int, block: sp.csr_matrix, known: np.ndarray | None) -> None:
         if block.shape[1] != self.n_vars:
             raise ValueError(f"the block at row {start} has {block.shape[1]} columns, expected {self.n_vars}.")
-        per_cell = np.diff(block.indptr)
+        per_cell, genes = np.diff(block.indptr), block.indices
         self.genes_per_cell.append(per_cell.astype(np.int32))
         row = np.repeat(np.arange(block.shape[0]), per_cell)
         if known is not None:
-            self.known_per_cell.append(
-                np.bincount(row, weights=known[block.indices], minlength=block.shape[0]).astype(np.int32)
-            )
+            of_known = np.bincount(row, weights=known[genes], minlength=block.shape[0])
+            self.known_per_cell.append(of_known.astype(np.int32))
         x = block.data.astype(np.float64)
-        self._find(self.nan, np.isnan(x), start, block, row)
-        self._find(self.inf, np.isinf(x), start, block, row)
-        self._find(self.negative, x < 0, start, block, row)
-        self._find(self.huge, (x >= MAX_COUNT) & np.isfinite(x), start, block, row)
-        if self.nan.count or self.inf.count or self.negative.count or self.huge.count or not len(x):
+        for what, (holds, _) in _IMPOSSIBLE.items():
+            self._find(self.impossible[what], holds(x), start, block, row)
+        if any(found.count for found in self.impossible.values()) or not len(x):
             return  # the call will fail: only go on counting how much is wrong
         self.n_values += len(x)
         # Counts recovered from float32 logarithms miss an integer by rounding only.
         fraction = np.abs(x - np.rint(x)) > np.maximum(1e-3, 1e-5 * x)
         fraction |= x < 0.5  # rounds to no count at all
         self._find(self.fraction, fraction, start, block, row)
-        self.n_fraction = self.fraction.count
         self.max = max(self.max, float(x.max()))
-        genes = block.indices
         self.sum += np.bincount(genes, weights=x, minlength=self.n_vars)
         self.sum_squares += np.bincount(genes, weights=x * x, minlength=self.n_vars)
         self.detected += np.bincount(genes, minlength=self.n_vars)
@@ -239,29 +239,6 @@ class _Seen:
             what.first = f"first {block.data[at]:g} at {cell}, {gene}"
         what.count += n
 
-    def refuse_impossible(self, where: str) -> None:
-        if self.nan.count or self.inf.count:
-            which = " and ".join(
-                f"{found.count} {name} values ({found.first})"
-                for found, name in ((self.nan, "NaN"), (self.inf, "infinite"))
-                if found.count
-            )
-            raise ValueError(
-                f"{where} holds {which}. Find out where they come from; if they stand for missing counts, "
-                "set them to zero: adata.X = np.nan_to_num(adata.X, posinf=0, neginf=0) (for sparse X, adata.X.data)."
-            )
-        if self.negative.count:
-            raise ValueError(
-                f"{where} holds {self.negative.count} negative values ({self.negative.first}): a scaled, centred or "
-                "regressed matrix? Pass the counts, or their log1p, with layer=... or use_raw=True."
-            )
-        if self.huge.count:
-            raise ValueError(
-                f"{where} holds {self.huge.count} values of {MAX_COUNT:,} or more ({self.huge.first}): no counts, but "
-                "what stands for missing values, or an overflow. Find out where they come from; if they stand for "
-                f"missing counts, set them to zero: adata.X[adata.X >= {MAX_COUNT}] = 0."
-            )
-
     def scale(self) -> str | None:
         """Scale of the fractional cells."""
         if not self.sample:
@@ -275,27 +252,26 @@ class _Seen:
         even = np.array([cell.max() < _TOP_OVER_MEAN * cell.mean() and (cell == 1).mean() < _ONES for cell in many])
         return len(many) >= 10 and float(even.mean()) > 0.5
 
-    def unit_variance_share(self, n_obs: int) -> float:
+    def unit_variance_share(self) -> float:
         """Share of the genes with any variance whose variance over cells is 1."""
-        variance = (self.sum_squares - self.sum**2 / n_obs) / max(n_obs - 1, 1)
+        variance = (self.sum_squares - self.sum**2 / self.n_obs) / max(self.n_obs - 1, 1)
         varying = variance > 1e-6
         return float(np.mean(np.abs(variance[varying] - 1) < 0.02)) if varying.any() else 0.0
 
 
 def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm"]:
-    share = seen.n_fraction / max(seen.n_values, 1)
-    n_obs = sum(len(part) for part in seen.genes_per_cell)
-    found = (
-        f"{seen.n_fraction} of {seen.n_values} values ({100 * share:.3g}%) are not integer ({seen.fraction.first}), "
-        f"the largest value is {seen.max:g}"
+    """Tell the kind, or refuse the matrix."""
+    for what, found in seen.impossible.items():
+        if found.count:
+            raise ValueError(f"{where} holds {found.count} {what} ({found.first}). {_IMPOSSIBLE[what][1]}")
+    share = seen.fraction.count / max(seen.n_values, 1)
+    said = (
+        f"{seen.fraction.count} of {seen.n_values} values ({100 * share:.3g}%) are not integer "
+        f"({seen.fraction.first}), the largest value is {seen.max:g}"
     )
-    log_like = share > LOG_SHARE and seen.max <= MAX_LOGNORM
-    if share > LOG_SHARE and n_obs >= 10 and seen.unit_variance_share(n_obs) > 0.9:
-        raise ValueError(
-            f"{where} is scaled: its genes have variance 1 ({found}). Pass the counts, or their log1p, with layer=... "
-            "or use_raw=True."
-        )
-    scale = seen.scale() if seen.n_fraction and input != "counts" else None
+    if share > LOG_SHARE and seen.n_obs >= 10 and seen.unit_variance_share() > 0.9:
+        raise ValueError(f"{where} is scaled: its genes have variance 1 ({said}). {_OTHERS}")
+    scale = seen.scale() if seen.fraction.count and input != "counts" else None
     if scale not in (None, "linear", "unlike counts") and seen.whole.count:
         raise ValueError(
             f"{where} mixes scales: {seen.whole.count} cells hold integer counts (first: {seen.whole.first}), "
@@ -304,83 +280,76 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
             "fractional = np.array([(x % 1).any() for x in adata.X.toarray()]); "
             "adata.X[fractional] = np.expm1(adata.X[fractional]) for log1p."
         )
+    log_like = share > LOG_SHARE and seen.max <= MAX_LOGNORM
     if input == "counts":
-        if log_like:
-            raise ValueError(
-                f"{where} looks log-normalised, not like counts: {found}. Pass input='lognorm', or the counts with "
-                "layer=... or use_raw=True. If these are corrected counts, round them: adata.X = np.rint(adata.X)."
-            )
-        if seen.n_fraction:
-            raise ValueError(
-                f"{where} holds no integer counts: {found}. Pass input='auto' to take corrected counts or TPM as they "
-                "are, or the raw counts with layer=... or use_raw=True."
-            )
+        if seen.fraction.count:
+            kind = "looks log-normalised, not like counts" if log_like else "holds no integer counts"
+            mend = "input='lognorm'" if log_like else "input='auto' to take corrected counts or TPM as they are"
+            raise ValueError(f"{where} {kind}: {said}. Pass {mend}, or the raw counts with layer=... or use_raw=True.")
         return "counts"
+    if input == "auto":
+        if are_ranks(seen.first):
+            raise ValueError(
+                f"{where} holds ranks of genes within each cell, the largest {seen.max:g}, no counts: how much more of "
+                f"one gene there is than of another is lost. {_COUNTS}"
+            )
+        if not seen.fraction.count:
+            _check_integers(seen, where)
+            return "counts"
+    _refuse_other_scale(scale, where)
     if input == "lognorm":
-        _refuse_other_scale(scale, where)
         if seen.max > MAX_LOGNORM:
             raise ValueError(
                 f"{where} holds values up to {seen.max:g}, too large for a logarithm (at most {MAX_LOGNORM:g}). "
                 "Pass input='counts', or input='auto'."
             )
-        if seen.n_values and not seen.n_fraction:
+        if seen.n_values and not seen.fraction.count:
             raise ValueError(f"{where} holds integers only: counts, not log-normalised values. Pass input='counts'.")
         if scale == "linear":
-            raise ValueError(f"{where} holds normalised values, no logarithms ({found}). Pass input='auto'.")
+            raise ValueError(f"{where} holds normalised values, no logarithms ({said}). Pass input='auto'.")
         return "lognorm"
-    if are_ranks(seen.first):
-        raise ValueError(
-            f"{where} holds ranks of genes within each cell, the largest {seen.max:g}, no counts: how much more of one "
-            "gene there is than of another is lost. Pass the counts with layer=... or use_raw=True; if these are "
-            "counts, pass input='counts'."
+    if not log_like or scale == "linear":
+        warn(
+            f"{where} is taken as counts although {said}. Corrected counts, TPM and counts recovered from logarithms "
+            "look like this; if it holds something else, pass the counts with layer=... or use_raw=True.",
         )
-    if not seen.n_fraction:
-        if seen.max == 1 and seen.n_values >= _MIN_BINARY:
-            raise ValueError(
-                f"{where} is binary: its {seen.n_values} values above zero are all 1. Pass the counts with layer=... "
-                "or use_raw=True; if these are the counts, pass input='counts'."
-            )
-        why = unlike_counts(n_obs, seen.sum, seen.sum_squares, seen.detected, seen.small)
-        if why is not None and seen.max <= MAX_EXPONENT:
-            raise ValueError(
-                f"{where} holds integers of at most {seen.max:g}, but no counts: {why}. Rounded logarithms, bins and "
-                "clipped counts are like this. Pass the counts with layer=... or use_raw=True; if these are the "
-                "counts, pass input='counts'."
-            )
-        if seen.vary_too_little():
-            warn(
-                f"{where} is taken as counts, but within most cells values differ less than counts do: the largest is "
-                f"less than {_TOP_OVER_MEAN} times their mean, and hardly any is 1. Bins, ranks and rounded logarithms "
-                "are like this; if it holds something else than counts, pass those with layer=... or use_raw=True.",
-            )
         return "counts"
-    _refuse_other_scale(scale, where)
-    if log_like and scale != "linear":
-        if scale == "unlike counts":
-            warn(
-                f"{where} is taken as log(1 + x), but its exponentials are not those of counts, nor have cells one "
-                f"total ({found}). Imputed, corrected or scaled values look like this, and results may be wrong: "
-                "better pass the counts with layer=... or use_raw=True.",
-            )
-        return "lognorm"
-    warn(
-        f"{where} is taken as counts although {found}. Corrected counts, TPM and counts recovered from logarithms look "
-        "like this; if it holds something else, pass the counts with layer=... or use_raw=True.",
-    )
-    return "counts"
+    if scale == "unlike counts":
+        warn(
+            f"{where} is taken as log(1 + x), but its exponentials are not those of counts, nor have cells one "
+            f"total ({said}). Imputed, corrected or scaled values look like this, and results may be wrong: "
+            "better pass the counts with layer=... or use_raw=True.",
+        )
+    return "lognorm"
+
+
+def _check_integers(seen: _Seen, where: str) -> None:
+    """Refuse integers that are no counts, and warn of those that may be none."""
+    if seen.max == 1 and seen.n_values >= _MIN_BINARY:
+        raise ValueError(f"{where} is binary: its {seen.n_values} values above zero are all 1. {_COUNTS}")
+    why = unlike_counts(seen.n_obs, seen.sum, seen.sum_squares, seen.detected, seen.small)
+    if why is not None and seen.max <= MAX_EXPONENT:
+        raise ValueError(
+            f"{where} holds integers of at most {seen.max:g}, but no counts: {why}. Rounded logarithms, bins and "
+            f"clipped counts are like this. {_COUNTS}"
+        )
+    if seen.vary_too_little():
+        warn(
+            f"{where} is taken as counts, but within most cells values differ less than counts do: the largest is "
+            f"less than {_TOP_OVER_MEAN} times their mean, and hardly any is 1. Bins, ranks and rounded logarithms "
+            "are like this; if it holds something else than counts, pass those with layer=... or use_raw=True.",
+        )
 
 
 def _refuse_other_scale(scale: str | None, where: str) -> None:
     if scale == SCALED_LOG:
         raise ValueError(
             f"{where} holds logarithms that were scaled in each cell by a factor of its own, to one total (PFlog), one "
-            "length or one maximum: that can't be undone. Pass the counts, or their log1p, with layer=... or "
-            "use_raw=True."
+            f"length or one maximum: that can't be undone. {_OTHERS}"
         )
-    if scale not in MENDS:
-        return
-    what = "logarithms to base " + scale[3:] if scale in ("log2", "log10") else f"values on the scale {scale!r}"
-    raise ValueError(
-        f"{where} holds {what}: undone so, cells have one total or their values are multiples of one count. scdiva "
-        f"reads counts and natural logarithms, log(1 + x): {MENDS[scale]} makes them so."
-    )
+    if scale in MENDS:
+        what = "logarithms to base " + scale[3:] if scale in ("log2", "log10") else f"values on the scale {scale!r}"
+        raise ValueError(
+            f"{where} holds {what}: undone so, cells have one total or their values are multiples of one count. scdiva "
+            f"reads counts and natural logarithms, log(1 + x): {MENDS[scale]} makes them so."
+        )

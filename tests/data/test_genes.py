@@ -107,10 +107,10 @@ def test_retired_ids_fall_back_on_the_symbol(human):
     ("names", "counts", "message"),
     [
         ([], [], "no genes to match"),
-        (["CD3E"], [1, 2], r"1 gene names need counts_per_gene of shape \(1,\), got \(2,\)"),
+        (["CD3E"], [1, 2], "counts_per_gene must hold a sum of counts for each of 1 genes"),
         (["CD3E", "CD8A"], [0, 0], "holds no counts"),
-        (["CD3E", "CD8A"], [1, np.nan], "non-finite"),
-        (["CD3E", "CD8A"], [3, -1], "negative"),
+        (["CD3E", "CD8A"], [1, np.nan], "counts_per_gene"),
+        (["CD3E", "CD8A"], [3, -1], "counts_per_gene"),
     ],
 )
 def test_bad_arguments(human, names, counts, message):
@@ -154,7 +154,7 @@ def test_names_with_a_genome_are_told_how_to_take_it_off(human, prefix, other):
     with pytest.raises(ValueError, match="begin with a genome") as said:
         resolve_genes(names, human, np.ones(len(names)))
     mended = {"adata": ad.AnnData(np.ones((2, len(names)), np.float32), var=pd.DataFrame(index=names))}
-    exec(re.split("take that off: |then their genes: ", str(said.value))[1], mended)
+    exec(str(said.value).split("then their genes: ")[1], mended)
     assert list(mended["adata"].var_names) == symbols
 
 

@@ -33,6 +33,27 @@ _NOT_GENES = (
 """Values of `var["feature_types"]`, as Cell Ranger and its users write it, for columns that hold no RNA of a gene."""
 _GENOME = re.compile(r"((?:GRC[a-z]+\d+|hg\d+|mm\d+|rn\d+)_+).+")
 """Names of a Cell Ranger reference of several genomes: "GRCh38_CD4", "mm10___Cd4"."""
+_SPECIES = "pass species=, a dict from them to human symbols or Ensembl ids"
+_ADVICE = (
+    (
+        r"[\d.]+$",
+        "The names are numbers: pass as gene_ids= the column of adata.var that holds symbols or Ensembl ids, or set "
+        "adata.var_names",
+    ),
+    (
+        r".*ENSG\d{11}",
+        "The names hold an Ensembl id and more: adata.var['id'] = adata.var_names.str.extract(r'(ENSG\\d{11})', "
+        "expand=False).fillna(''), and pass gene_ids='id'",
+    ),
+    (r"ENS(?!G\d)[A-Z]*G\d", f"These are Ensembl ids of another species: {_SPECIES}"),
+    (r"ENST\d", "These are transcripts: sum them to genes first"),
+    (
+        "",
+        "Human symbols or Ensembl ids are expected: if another column of adata.var holds them, pass it as gene_ids=; "
+        f"if these are genes of another species, {_SPECIES}",
+    ),
+)
+"""How names may look that are no list of human genes, and what to do then; the last of all others."""
 
 
 def gene_names(var: pd.DataFrame, reading: Reading = AS_IT_IS) -> tuple[list[str], list[str] | None]:
@@ -209,10 +230,8 @@ def judge_genes(
     counts = np.asarray(counts_per_gene, dtype=np.float64)
     if not names:
         raise ValueError("there are no genes to match: the data set has no columns")
-    if counts.shape != (len(names),):
-        raise ValueError(f"{len(names)} gene names need counts_per_gene of shape ({len(names)},), got {counts.shape}")
-    if not (np.isfinite(counts).all() and (counts >= 0).all()):
-        raise ValueError("counts_per_gene holds negative or non-finite sums: the matrix is not one of counts")
+    if counts.shape != (len(names),) or not (np.isfinite(counts).all() and (counts >= 0).all()):
+        raise ValueError(f"counts_per_gene must hold a sum of counts for each of {len(names)} genes")
     total = counts.sum()
     if total == 0:
         raise ValueError(f"the matrix holds no counts: all values of its {len(names)} genes are zero")
@@ -296,49 +315,28 @@ def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
             "With a table of your own, from these genes to human ones, pass species=table; with human symbols in a "
             "column of adata.var, pass that as gene_ids="
         )
-    if sum(bool(re.fullmatch(r"[\d.]+", name)) for name in names) > len(names) / 2:
-        return (
-            "The names are numbers: pass as gene_ids= the column of adata.var that holds symbols or Ensembl ids, or "
-            "set adata.var_names"
-        )
-    prefixes = sorted({found.group(1) for name in names if (found := _GENOME.fullmatch(name))})
-    if prefixes and sum(name.startswith(tuple(prefixes)) for name in names) > len(names) / 2:
-        human = next((prefix for prefix in prefixes if prefix.startswith(("GRCh", "hg"))), None)
+    prefixes = [found[1] for name in names if (found := _GENOME.fullmatch(name))]
+    if len(prefixes) > len(names) / 2:
+        human = next((prefix for prefix in sorted(set(prefixes)) if prefix.startswith(("GRCh", "hg"))), None)
         if human is None:
-            return f"The names begin with {', '.join(map(repr, prefixes))}, another genome: the vocabulary is human"
-        several = len(prefixes) > 1
+            return f"The names begin with {prefixes[0]!r}, another genome: the vocabulary is human"
         return (
-            f"The names begin with a genome, {', '.join(map(repr, prefixes))}: "
-            + ("keep the human cells, then their genes: " if several else "take that off: ")
-            + (f"adata = adata[:, adata.var_names.str.startswith({human!r})].copy(); " if several else "")
-            + f"adata.var_names = adata.var_names.str.removeprefix({human!r})"
+            f"The names begin with a genome, such as {human!r}: keep the human cells, then their genes: "
+            f"adata = adata[:, adata.var_names.str.startswith({human!r})].copy(); "
+            f"adata.var_names = adata.var_names.str.removeprefix({human!r})"
         )
-    if sum(bool(re.search(r"ENSG\d{11}", name)) for name in names) > len(names) / 2:
-        return (
-            "The names hold an Ensembl id and more: adata.var['id'] = adata.var_names.str.extract(r'(ENSG\\d{11})', "
-            "expand=False).fillna(''), and pass gene_ids='id'"
-        )
-    if sum(bool(re.match(r"ENS(?!G\d)[A-Z]*G\d", name)) for name in names) > len(names) / 2:
-        return "These are Ensembl ids of another species: pass species=, a dict from them to human symbols or ids"
-    if sum(bool(re.match(r"ENST\d", name)) for name in names) > len(names) / 2:
-        return "These are transcripts: sum them to genes first"
-    return (
-        "Human symbols or Ensembl ids are expected: if another column of adata.var holds them, pass it as gene_ids=; "
-        "if these are genes of another species, pass species=, a dict from them to human symbols or Ensembl ids"
-    )
+    half = len(names) / 2
+    return next(said for like, said in _ADVICE if sum(re.match(like, name) is not None for name in names) > half)
 
 
 def _about_duplicates(names: Sequence[str], tokens: NDArray[np.int32], vocabulary: Vocabulary, n_repeats: int) -> str:
-    """Name the first pairs of names that mean one gene."""
-    first_of: dict[int, str] = {}
-    pairs = []
-    for name, token in zip(names, tokens.tolist(), strict=True):
-        if token != UNKNOWN and token in first_of:
-            symbol = vocabulary.symbols[int(np.searchsorted(vocabulary.tokens, token))]
-            pairs.append(f"{first_of[token]!r} and {name!r} ({symbol})")
-        first_of.setdefault(token, name)
-        if len(pairs) == _N_SHOWN:
-            break
+    """Name the first genes that several names mean."""
+    genes = pd.DataFrame({"name": names, "token": tokens})[tokens != UNKNOWN]
+    twice = genes[genes.duplicated("token", keep=False)].groupby("token", sort=False)["name"].agg(list)[:_N_SHOWN]
+    pairs = [
+        f"{' and '.join(map(repr, of))} ({vocabulary.symbols[int(np.searchsorted(vocabulary.tokens, token))]})"
+        for token, of in twice.items()
+    ]
     return (
         f"{n_repeats} names mean a gene that another name means already: {', '.join(pairs)}. Pass "
         'duplicates="sum" to sum their counts, or remove columns'

@@ -17,8 +17,8 @@ from torch import Tensor
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch, from_ragged
+from scdiva.data.corpus import PackedCells, take_cells
 from scdiva.data.order import BlockShuffle
-from scdiva.data.packed import PackedCells, take_cells
 from scdiva.data.stream import CellPool, TrainingStream
 from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
 from scdiva.diffusion.thinning import chosen, counts_of, keep_counts, log_normalised

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
+from scdiva.data.corpus import PackedCells
 from scdiva.data.order import BlockShuffle
-from scdiva.data.packed import PackedCells
 from scdiva.data.stream import CellPool, TrainingStream
 from scdiva.diffusion import cell_of_token, mask_tokens
 from scdiva.diffusion.masking import Corrupted

@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from faults_runs import EVERY, Board, Toy, saved
 
-from scdiva.data.files import data_files
+from scdiva.data.corpus import data_files
 from scdiva.train.callbacks import CHECKPOINT
 
 

@@ -48,8 +48,8 @@ from pytorch_lightning.callbacks import Callback
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
+from scdiva.data.corpus import PackedCells, pack_files
 from scdiva.data.datamodule import CellDataModule
-from scdiva.data.packed import PackedCells, pack_files
 from scdiva.models import ScDiVa, ScDiVaConfig, save_model
 from scdiva.models.gene_vectors import init_gene_embedding
 from scdiva.tokenizer import Vocabulary, load_vocabulary

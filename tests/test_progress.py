@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import scdiva as sd
-from scdiva import _progress
-from scdiva._progress import progress_bar, progress_clock
+from scdiva import _settings
+from scdiva._settings import progress_bar, progress_clock
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def clock(monkeypatch):
     import tqdm.std
 
     now = [1000.0]
-    monkeypatch.setattr(_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(_settings.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(tqdm.std, "time", lambda: now[0])
 
     def wait(seconds):
@@ -68,7 +68,7 @@ def test_bars_within_bars_are_lines_of_their_own(clock, capsys):
 
 
 def test_a_clock_ticks_while_its_block_runs(clock, monkeypatch, capsys):
-    monkeypatch.setattr(_progress, "TICK", 0.001)
+    monkeypatch.setattr(_settings, "TICK", 0.001)
 
     def ticking():
         return "scdiva-clock" in [thread.name for thread in threading.enumerate()]
@@ -115,11 +115,11 @@ def test_a_terminal_gets_a_bar_that_is_drawn_over(clock, monkeypatch):
 
 
 def test_a_notebook_counts_as_a_place_to_draw_in(monkeypatch):
-    assert not _progress._can_draw()
+    assert not _settings._can_draw()
     for config, drawn in (({"IPKernelApp": {}}, True), ({}, False)):
         shell = SimpleNamespace(config=config)
         monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
-        assert _progress._can_draw() is drawn
+        assert _settings._can_draw() is drawn
 
 
 def cells():
@@ -176,7 +176,7 @@ CALLS = {
 @pytest.mark.parametrize("name", CALLS)
 def test_long_calls_show_what_they_do(name, monkeypatch, capsys):
     call, bars = CALLS[name]
-    monkeypatch.setattr(_progress, "SHORT", 0.0)
+    monkeypatch.setattr(_settings, "SHORT", 0.0)
     with warnings.catch_warnings(), sd.settings.override(device="cpu"):
         warnings.simplefilter("ignore")  # toy data are small and say so
         call(cells())
@@ -189,7 +189,7 @@ def test_long_calls_show_what_they_do(name, monkeypatch, capsys):
 
 @pytest.mark.parametrize("name", ["tl.annotate", "tl.integrate"])
 def test_without_progress_they_say_nothing(name, monkeypatch, capsys):
-    monkeypatch.setattr(_progress, "SHORT", 0.0)
+    monkeypatch.setattr(_settings, "SHORT", 0.0)
     with warnings.catch_warnings(), sd.settings.override(device="cpu", progress=False):
         warnings.simplefilter("ignore")
         CALLS[name][0](cells())
@@ -200,4 +200,4 @@ def test_there_is_one_way_to_make_a_bar():
     """What is silent and bounded here is so everywhere."""
     source = Path(sd.__file__).parent
     users = {path.name for path in source.rglob("*.py") if re.search(r"(from|import) tqdm\b", path.read_text("utf-8"))}
-    assert users == {"_progress.py", "callbacks.py", "loop.py"}  # the latter two for its type alone
+    assert users == {"_settings.py", "callbacks.py", "loop.py"}  # the latter two for its type alone

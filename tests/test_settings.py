@@ -245,10 +245,10 @@ class TestTakesEffect:
         assert set(pools) == {3}
 
     def test_progress(self, cells, monkeypatch, capsys):
-        from scdiva import _progress
+        from scdiva import _settings
         from scdiva.tl import embed
 
-        monkeypatch.setattr(_progress, "SHORT", 0.0)
+        monkeypatch.setattr(_settings, "SHORT", 0.0)
         for progress in (True, False):
             with settings.override(progress=progress):
                 embed(cells)

@@ -19,7 +19,6 @@ FLOORS = {
         "_settings",
         "_version",
         "_about",
-        "_progress",
         "_rng",
         "_scale",
         "_labels",
@@ -43,8 +42,6 @@ SIDEWAYS = {
     # The seed of a call that names none is a setting.
     "_rng": {"_constants", "_version", "_settings"},
     "_about": {"_version"},
-    # Whether a bar is shown is a setting.
-    "_progress": {"_settings"},
     # What is no label, and which extra is missing, is one matter, whoever asks.
     "metrics": {"_checks", "_labels"},
     # What is wrong with a column is said as every check says it.

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
-from scdiva._progress import progress_bar
-from scdiva._settings import settings
+from scdiva._settings import progress_bar, settings
 from scdiva.data.reading import AS_IT_IS, Reading
 
 if TYPE_CHECKING:
@@ -218,7 +217,7 @@ def run_cells(
     for.
     """
     from scdiva.data.batch import WINDOW, fill_batches, from_ragged, portions
-    from scdiva.data.packed import take_cells
+    from scdiva.data.corpus import take_cells
     from scdiva.models.inference import open_encoder, runs_transformer
 
     through_blocks = runs_transformer(model, running.what)

@@ -10,8 +10,8 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._checks import check_choices, warn
-from scdiva._progress import progress_bar
 from scdiva._scale import MAX_EXPONENT, MENDS, SCALED_LOG, are_ranks, find_scale, unlike_counts
+from scdiva._settings import progress_bar
 
 Input = Literal["auto", "counts", "lognorm"]
 

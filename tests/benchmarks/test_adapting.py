@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import scdiva as sd
-from scdiva.data.packed import pack_files
+from scdiva.data.corpus import pack_files
 from scdiva.models import save_model
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import scdiva as sd
-from scdiva.data.packed import pack_files
+from scdiva.data.corpus import pack_files
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scdiva.data.corpus import check_manifest, data_files, file_note, held_out_studies, pack_files
 from scdiva.data.datamodule import CellDataModule
-from scdiva.data.files import check_manifest, data_files, file_note, held_out_studies
-from scdiva.data.packed import pack_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:(study|adata)2", "ignore:Writing zarr v2")
 
@@ -97,9 +96,9 @@ def test_large_files_are_hashed_in_pieces(folder, tmp_path, monkeypatch):
     file, store = folder / "study0.h5ad", folder / "study2.zarr"
     whole = file_note(file)
     assert whole == {"size": file.stat().st_size, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}
-    monkeypatch.setattr("scdiva.data.files.WHOLE", 100)
-    monkeypatch.setattr("scdiva.data.files.PIECES", 3)
-    monkeypatch.setattr("scdiva.data.files.PIECE", 64)
+    monkeypatch.setattr("scdiva.data.corpus.WHOLE", 100)
+    monkeypatch.setattr("scdiva.data.corpus.PIECES", 3)
+    monkeypatch.setattr("scdiva.data.corpus.PIECE", 64)
     before = file_note(file), file_note(store)
     assert before[0].keys() == before[1].keys() == {"size", "sampled_sha256"}
     shutil.copy(file, tmp_path / "copy.h5ad")

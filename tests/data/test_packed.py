@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from scdiva.data.cells import open_cells
+from scdiva.data.corpus import PackedCells, is_packed, pack_files, study_names, take_cells
 from scdiva.data.datamodule import CellDataModule
-from scdiva.data.files import study_names
 from scdiva.data.order import BlockShuffle
-from scdiva.data.packed import PackedCells, is_packed, pack_files, take_cells
 from scdiva.data.stream import CellPool, TrainingStream
 
 
@@ -69,7 +68,7 @@ def test_min_genes(study_files, vocabulary, tmp_path, packed_path):
 def test_it_is_read_without_anndata_and_scanpy(packed_path):
     code = (
         "import sys; sys.modules.update(anndata=None, scanpy=None)\n"  # None makes an import fail
-        "from scdiva.data.packed import PackedCells\n"
+        "from scdiva.data.corpus import PackedCells\n"
         "from scdiva.data.stream import BlockShuffle, CellPool, TrainingStream\n"
         f"packed = PackedCells({str(packed_path)!r})\n"
         "pool = CellPool([packed], [packed.study], 1, 1200, 8)\n"

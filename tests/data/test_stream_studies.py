@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 
 from scdiva.data.cells import open_cells
+from scdiva.data.corpus import PackedCells, pack_files
 from scdiva.data.datamodule import CellDataModule
-from scdiva.data.packed import PackedCells, pack_files
 from scdiva.data.stream import CellPool, ValidationBatches
 from scdiva.datasets import toy
 from scdiva.tokenizer.vocabulary import Vocabulary

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import scdiva as sd
-from scdiva.data.packed import pack_files
+from scdiva.data.corpus import pack_files
 from scdiva.models import Annotator, PerturbationModel, load_model, save_model
 from scdiva.models._fitted import load_fitted
 

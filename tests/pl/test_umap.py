@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from scdiva import _progress
+from scdiva import _settings
 from scdiva._settings import settings
 from scdiva.pl import _maps, _umap, umap
 from scdiva.pl._labels import free_places, main_point
@@ -65,7 +65,7 @@ def test_the_map_is_kept_under_its_own_key_and_nothing_else_changes(drawn):
 
 @pytest.mark.parametrize("progress", [True, False])
 def test_a_bar_shows_how_far_the_map_is_if_asked_for(drawn, progress, monkeypatch, capfd):
-    monkeypatch.setattr(_progress, "SHORT", 0.0)  # the bars of short calls too
+    monkeypatch.setattr(_settings, "SHORT", 0.0)  # the bars of short calls too
     adata = cells()
     with settings.override(progress=progress):
         umap(adata)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scdiva.data.packed import PackedCells
+from scdiva.data.corpus import PackedCells
 
 
 def same(one, other):

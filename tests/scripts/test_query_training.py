@@ -8,7 +8,7 @@ from query_training import QueryConfig, QueryModule, StudyBatches, StudyDataModu
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
-from scdiva.data.packed import PackedCells, pack_files
+from scdiva.data.corpus import PackedCells, pack_files
 from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import counts_of, log_normalised
 from scdiva.models import ScDiVa, ScDiVaConfig

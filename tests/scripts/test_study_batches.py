@@ -7,7 +7,7 @@ import torch
 from query_training import LEAST_CONTEXT, StudyBatches, StudyDataModule, n_query_cells
 
 import scdiva as sd
-from scdiva.data.packed import PackedCells, pack_files
+from scdiva.data.corpus import PackedCells, pack_files
 from scdiva.tokenizer import load_vocabulary
 
 

@@ -61,8 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(command: str, options: dict[str, Any]) -> Any:
     """Run a command; give what is printed, of several processes that pretrain together in the first alone."""
     from scdiva._settings import settings
-    from scdiva.cli._calls import CALLS, SETTINGS, run_call
-    from scdiva.cli._info import info
+    from scdiva.cli._calls import CALLS, SETTINGS, info, run_call
     from scdiva.train import _pretrain
     from scdiva.train.config import PretrainingConfig
 

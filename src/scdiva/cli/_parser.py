@@ -26,8 +26,7 @@ from scdiva import tl
 from scdiva._checks import or_nearest
 from scdiva._settings import Settings, settings
 from scdiva._version import __version__
-from scdiva.cli._calls import CALLS, SETTINGS, TABLE
-from scdiva.cli._info import info
+from scdiva.cli._calls import CALLS, SETTINGS, TABLE, info
 from scdiva.models.config import ScDiVaConfig
 from scdiva.train._pretrain import pretrain
 from scdiva.train.config import PretrainingConfig

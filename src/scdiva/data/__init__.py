@@ -11,8 +11,8 @@ _WHERE = {
     "CellBatch": "batch",
     "CellSource": "cells",
     "open_cells": "cells",
-    "PackedCells": "packed",
-    "pack_files": "packed",
+    "PackedCells": "corpus",
+    "pack_files": "corpus",
     "CellDataModule": "datamodule",
 }
 

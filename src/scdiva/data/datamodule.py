@@ -17,9 +17,17 @@ from scdiva._checks import check_least
 from scdiva._constants import MAX_LENGTH
 from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
-from scdiva.data.files import check_manifest, data_files, held_out_studies, manifest_of, study_names
+from scdiva.data.corpus import (
+    PackedCells,
+    check_manifest,
+    data_files,
+    held_out_studies,
+    is_packed,
+    manifest_of,
+    study_names,
+    warn_left_out,
+)
 from scdiva.data.order import BlockShuffle
-from scdiva.data.packed import PackedCells, is_packed, warn_left_out
 from scdiva.data.reading import Reading
 from scdiva.data.stream import LEFT_OUT, CellPool, Source, TrainingStream, ValidationBatches
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR
@@ -69,7 +77,7 @@ class CellDataModule(pl.LightningDataModule):
         The same for validation; None = no other files. Split by study, not by cell: cells of one study are too similar.
     validation_studies
         Studies of `train` that are not trained on but validate: names, or a share of the studies, drawn from `seed`.
-        See :func:`scdiva.data.files.held_out_studies`.
+        See :func:`scdiva.data.corpus.held_out_studies`.
     vocabulary
         Genes and entropies.
     batch_size
@@ -252,7 +260,7 @@ class CellDataModule(pl.LightningDataModule):
         Returns
         -------
         `vocabulary` (its fingerprint), `min_genes`, `files` (by part and name: path, size, and what
-        :func:`scdiva.data.files.file_note` says of the content) and `studies` (name, part, cells kept and dropped,
+        :func:`scdiva.data.corpus.file_note` says of the content) and `studies` (name, part, cells kept and dropped,
         columns of the file, genes matched).
         """
         self.setup()

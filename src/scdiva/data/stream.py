@@ -13,8 +13,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from scdiva.data.batch import WINDOW, CellBatch, deal_batches, from_ragged, n_dealt
 from scdiva.data.blocks import BLOCK_ROWS
+from scdiva.data.corpus import PackedCells
 from scdiva.data.order import BlockShuffle
-from scdiva.data.packed import PackedCells
 
 if TYPE_CHECKING:  # a packed corpus is read without AnnData
     from scdiva.data.cells import CellSource

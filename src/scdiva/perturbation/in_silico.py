@@ -13,9 +13,8 @@ from torch import Tensor
 
 from scdiva import _constants as C
 from scdiva._checks import warn
-from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
-from scdiva._settings import torch_threads_kept
+from scdiva._settings import progress_bar, torch_threads_kept
 from scdiva.data.conditions import listed, species_of, wanted_groups
 from scdiva.data.genes import column_tokens
 from scdiva.data.reading import Reading

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from scdiva import _constants as C
 from scdiva._checks import warn
 from scdiva._labels import read_labels
-from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
+from scdiva._settings import progress_bar
 from scdiva.data.cells import open_cells
 from scdiva.data.conditions import listed, perturbation_parts, refuse_twice, wanted_groups
 from scdiva.data.genes import check_unique

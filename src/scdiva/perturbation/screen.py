@@ -14,12 +14,11 @@ from numpy.typing import NDArray
 from scdiva._checks import nearest, warn
 from scdiva._constants import N_SPECIAL
 from scdiva._labels import read_labels
-from scdiva._progress import progress_bar
-from scdiva._settings import settings
+from scdiva._settings import progress_bar, settings
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.conditions import Perturbations, doses, genes_among, genes_of_guides, match_perturbed, species_of
+from scdiva.data.corpus import take_cells, warn_left_out
 from scdiva.data.genes import check_unique
-from scdiva.data.packed import take_cells, warn_left_out
 from scdiva.data.reading import Reading, Species
 from scdiva.models.inference import open_encoder
 from scdiva.models.scdiva import ScDiVa

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from scdiva._checks import or_nearest, warn
 from scdiva._constants import UNS
-from scdiva._progress import tqdm_keywords
-from scdiva._settings import logger, settings, torch_threads_kept
+from scdiva._settings import logger, settings, torch_threads_kept, tqdm_keywords
 from scdiva.data.writing import check_writable, our_uns
 from scdiva.pl._figure import axes_for, draw_legend, grid_of_axes
 from scdiva.pl._groups import MAX_GROUPS, MISSING

@@ -15,9 +15,8 @@ from scipy.special import expit
 from torch import Tensor
 
 from scdiva._constants import MASK, N_SPECIAL, TARGET_SUM
-from scdiva._progress import progress_bar
 from scdiva._rng import step_generator, step_seed
-from scdiva._settings import settings
+from scdiva._settings import progress_bar, settings
 from scdiva.diffusion import sample
 from scdiva.models import ScDiVa
 from scdiva.models.denoiser import denoiser_of

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 
-from scdiva._progress import progress_bar
+from scdiva._settings import progress_bar
 from scdiva.models import ScDiVa
 from scdiva.populations.corrections import Matrix, fit_population
 from scdiva.populations.states import (

@@ -13,7 +13,7 @@ import scipy.sparse as sp
 from scdiva._checks import check_least, or_nearest
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL, UNS
 from scdiva._docs import with_shared_docs
-from scdiva._progress import progress_bar
+from scdiva._settings import progress_bar
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import tokens_of_var

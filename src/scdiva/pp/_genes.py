@@ -10,7 +10,7 @@ import numpy as np
 
 from scdiva._constants import MATCH, N_SPECIAL, UNS, VAR_ENTROPY, VAR_TOKEN
 from scdiva._docs import with_shared_docs
-from scdiva._progress import progress_bar
+from scdiva._settings import progress_bar
 from scdiva._validate import Input
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.cells import CellSource, open_cells

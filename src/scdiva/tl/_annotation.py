@@ -187,7 +187,7 @@ def annotated(
     import torch
 
     from scdiva.data.batch import from_ragged
-    from scdiva.data.packed import take_cells
+    from scdiva.data.corpus import take_cells
     from scdiva.nn.annotation import Read
 
     def encoded() -> Iterator[tuple[np.ndarray, Ragged, Tensor]]:

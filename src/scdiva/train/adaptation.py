@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from scdiva._progress import progress_bar
 from scdiva._rng import step_seed
+from scdiva._settings import progress_bar
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.cells import CellSource, Ragged
-from scdiva.data.packed import take_cells, warn_left_out
+from scdiva.data.corpus import take_cells, warn_left_out
 from scdiva.models.inference import read_out, runs_transformer
 from scdiva.models.scdiva import ScDiVa
 

@@ -13,8 +13,8 @@ from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
-from scdiva._progress import progress_bar, progress_clock
 from scdiva._rng import step_generator, step_seed
+from scdiva._settings import progress_bar, progress_clock
 from scdiva.metrics.annotation import calibration
 from scdiva.nn.annotation import CENTROID_SCALE, CLIP, AnnotationHead, HeadSizes, Neighbors, Read
 from scdiva.train.adaptation import AdaptationCells

@@ -17,7 +17,7 @@ import torch
 from pytorch_lightning.callbacks import Callback, Checkpoint
 from pytorch_lightning.plugins.io import TorchCheckpointIO
 
-from scdiva._progress import progress_bar
+from scdiva._settings import progress_bar
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from scdiva._rng import step_seed
 from scdiva.data.batch import CellBatch
-from scdiva.data.packed import take_cells
+from scdiva.data.corpus import take_cells
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.annotation import AnnotationHead, Read

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from scdiva._progress import progress_bar, progress_clock
 from scdiva._rng import step_generator, step_seed
+from scdiva._settings import progress_bar, progress_clock
 from scdiva.data.batch import CellBatch
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa

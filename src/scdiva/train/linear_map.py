@@ -11,7 +11,7 @@ import scipy.sparse as sp
 import torch
 
 from scdiva._constants import TARGET_SUM
-from scdiva._progress import progress_bar
+from scdiva._settings import progress_bar
 from scdiva.nn.encoder import SetEncoder
 
 DISPERSION_OFFSET = 1e-3
@@ -74,7 +74,7 @@ def fit_linear_map(
     Parameters
     ----------
     cells
-        The corpus, as :class:`~scdiva.data.packed.PackedCells` has it: `n_tokens`, `study`, `study_names`, `measured`
+        The corpus, as :class:`~scdiva.data.corpus.PackedCells` has it: `n_tokens`, `study`, `study_names`, `measured`
         and `read`. Cells should be packed whole (a large `max_length`): what is cut off counts as zero.
     n_dims
         Number of directions, k.

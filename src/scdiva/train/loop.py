@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from scdiva._progress import progress_bar
 from scdiva._rng import step_generator, step_seed
+from scdiva._settings import progress_bar
 from scdiva.data.batch import CellBatch
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa

@@ -1,29 +1,224 @@
-"""A corpus serialised once into one HDF5 file, which training reads without AnnData."""
+"""A corpus to train on: files, each a study; or all of them serialised once, into one that is read without AnnData."""
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from scdiva._checks import check_least, warn
+from scdiva._checks import check_least, or_nearest, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva.data.blocks import BLOCK_ROWS
-from scdiva.data.files import data_files, study_names
 from scdiva.data.output import refuse_target, whole_or_not
 from scdiva.data.reading import Reading
 from scdiva.data.stored import open_hdf5
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
+WHOLE = 1 << 30
+"""Bytes from which on a file is not hashed whole."""
+PIECES, PIECE = 256, 1 << 20
+"""Pieces that are hashed of such a file, and bytes of each."""
 _FORMAT = 1
 _CHUNK = 1 << 16  # values of a chunk of the file: 256 kB
 _PARTS = ("indptr", "tokens", "values", "study", "study_names", "measured", "denominator")
 _ATTRIBUTES = ("max_length", "n_tokens", "fingerprint", "entropy_floor")
+
+
+def data_files(data: Iterable[Any]) -> list[Any]:
+    """Replace each folder of files by its files, in the order of their paths.
+
+    Parameters
+    ----------
+    data
+        Paths and AnnData objects. A folder that is no ``.zarr`` itself stands for every ``.h5ad`` and ``.zarr`` below
+        it.
+
+    Returns
+    -------
+    The paths and objects; whether a path that is no folder exists is not asked.
+
+    Raises
+    ------
+    ValueError
+        If a folder holds no such file.
+    """
+    out: list[Any] = []
+    for one in data:
+        if not isinstance(one, str | Path) or not Path(one).is_dir() or _is_zarr(Path(one)):
+            out.append(one)
+            continue
+        found = sorted(_below(Path(one)))
+        if not found:
+            raise ValueError(f"the folder {str(one)!r} holds no .h5ad or .zarr; name the folder that does.")
+        out += found
+    return out
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if path.is_dir() and not _is_zarr(path):
+            yield from _below(path)
+        elif path.is_dir() or path.suffix in (".h5ad", ".zarr"):
+            yield path
+
+
+def _is_zarr(folder: Path) -> bool:
+    # format 2 and format 3
+    return folder.suffix == ".zarr" or (folder / ".zgroup").exists() or (folder / "zarr.json").exists()
+
+
+def study_names(files: Sequence[Path]) -> list[str]:
+    """Give each file's study its name: the file's name without suffix.
+
+    Parameters
+    ----------
+    files
+        Paths of the files.
+
+    Raises
+    ------
+    ValueError
+        If there are no files, or two would have one name.
+    """
+    names = [path.stem for path in files]
+    if not names:
+        raise ValueError("no files were given.")
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"{len(twice)} names stand for more than one file (first: {twice[0]!r}); rename one of them.")
+    return names
+
+
+def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, seed: int) -> list[str]:
+    """Choose the studies that validate instead of being trained on.
+
+    Parameters
+    ----------
+    names
+        All studies.
+    asked
+        Names, or a share of the studies (not of the cells) between 0 and 1: so many, rounded, but one at least, are
+        drawn. None: no study.
+    seed
+        Of the draw; with the names, in whatever order, it settles it.
+
+    Returns
+    -------
+    Their names, in the order of `names`.
+
+    Raises
+    ------
+    ValueError
+        If a name is unknown or given twice, the share is not between 0 and 1, or no study would be left to train on.
+    """
+    if asked is None:
+        return []
+    if isinstance(asked, str):
+        asked = [asked]
+    if isinstance(asked, int | float):
+        if isinstance(asked, bool) or not 0 < asked < 1:
+            raise ValueError(f"validation_studies must be names, or a share between 0 and 1; got {asked!r}.")
+        n = max(1, round(asked * len(names)))
+        # The second number keeps this draw apart from those of the order.
+        drawn = np.random.default_rng([seed, len(names), 0, 3]).permutation(len(names))[:n]
+        chosen = {sorted(names)[i] for i in drawn}
+    else:
+        chosen = set(asked)
+        if len(chosen) < len(asked):
+            raise ValueError("validation_studies names a study twice.")
+        for name in sorted(chosen - set(names)):
+            raise ValueError(f"validation_studies: there is no study {name!r}{or_nearest(name, names)}.")
+    if len(chosen) == len(names):
+        raise ValueError(
+            f"all {len(names)} studies would validate and none be trained on; name fewer, or give more files."
+        )
+    return [name for name in names if name in chosen]
+
+
+def file_note(path: str | Path) -> dict[str, Any]:
+    """Note how large a file is and what it holds.
+
+    Parameters
+    ----------
+    path
+        An existing file or folder.
+
+    Returns
+    -------
+    `size` in bytes, and `sha256` of all of it if that is below 1 GiB. To read all of an atlas would take minutes, so of
+    more it is `sampled_sha256`: of 256 pieces of 1 MiB at even distances. Both are of the names and sizes of the files
+    of a folder too. A file that was written anew differs; values overwritten in place between two pieces would not be
+    noticed.
+    """
+    path = Path(path)
+    parts = sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]
+    sizes = [part.stat().st_size for part in parts]
+    ends, size = np.cumsum(sizes), sum(sizes)
+    digest = hashlib.sha256()
+    if path.is_dir():
+        for part, n in zip(parts, sizes, strict=True):
+            digest.update(f"{part.relative_to(path).as_posix()}\0{n}\n".encode())
+    if size < WHOLE:
+        for part in parts:
+            with part.open("rb") as file:
+                while piece := file.read(PIECE):
+                    digest.update(piece)
+        return {"size": size, "sha256": digest.hexdigest()}
+    for at in np.linspace(0, size - PIECE, PIECES).astype(np.int64).tolist():
+        number = int(np.searchsorted(ends, at, side="right"))
+        with parts[number].open("rb") as file:
+            file.seek(at - int(ends[number]) + sizes[number])
+            digest.update(file.read(PIECE))
+    return {"size": size, "sampled_sha256": digest.hexdigest()}
+
+
+def manifest_of(data: Iterable[Any]) -> dict[str, dict[str, Any]]:
+    """Note the content of each file under its name; AnnData objects are left out.
+
+    Parameters
+    ----------
+    data
+        Paths and objects.
+
+    Returns
+    -------
+    What :func:`file_note` says, by the name of the file.
+    """
+    return {Path(one).name: file_note(one) for one in data if isinstance(one, str | Path)}
+
+
+def check_manifest(noted: dict[str, Any], found: dict[str, Any]) -> None:
+    """Raise an error that names the first file that is not what it was when the manifest was written.
+
+    Parameters
+    ----------
+    noted, found
+        What :func:`manifest_of` gave then and now.
+
+    Raises
+    ------
+    ValueError
+        If a file changed, is gone or is new, or their order is another one.
+    """
+    changed = [name for name in noted if name in found and noted[name] != found[name]]
+    gone, new = [name for name in noted if name not in found], [name for name in found if name not in noted]
+    for names, what in (
+        (changed, "have changed"),
+        (gone, "are no longer given"),
+        (new, "are new"),
+        ([] if list(noted) == list(found) else list(found), "stand in another order"),
+    ):
+        if names:
+            raise ValueError(
+                f"{len(names)} of {len(noted)} files {what} since the run began (first: {names[0]!r}): resumed, it "
+                "would not see the cells that it would have seen. Give the same files as then, or begin a new run."
+            )
 
 
 def pack_files(

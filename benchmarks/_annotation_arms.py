@@ -226,7 +226,7 @@ def ours(adata: ad.AnnData, task: Task, job: dict) -> Made:
 
 
 ARMS = {
-    "ours": ours, "ours_knn": ours, "ours_centroid": ours, "ours_probe": ours, "ours_finetune": ours,
+    "ours": ours, "ours_knn": ours, "ours_finetune": ours,
     "logistic": logistic, "logistic_balanced": logistic_balanced, "svm": svm, "centroid": centroid, "knn": knn,
     "scanvi": scanvi,
 }  # fmt: skip

@@ -32,7 +32,8 @@ WORDS = (
     "bins, all queries of a set together. Seeds draw the fits and which labels are given; logistic regression, SVM, "
     "centroids and 15-NN draw nothing. The fits of a row ran on one thread in a process of their own; seconds are of "
     "one fit and its annotation, peak MiB is all that the process held, libraries included; the machine had other work "
-    "to do."
+    'to do. `method="centroid"` and `method="probe"` were removed after this, and `method="finetune"` trained low-rank '
+    "updates, where it now trains all weights that the state comes from."
 )
 
 LITERATURE = {

@@ -72,7 +72,7 @@ def ours(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
         reference = {} if query is None else {"reference": adata}
         sd.tl.annotate(asked, **told, **reference, model=fitted, batch_key=BATCH, rng=job["seed"])
         found["predicted"] = asked.obs["scdiva_label"].to_numpy().astype(str)
-    return found, {"strategy": str(adata.uns["scdiva"]["integrate"]["strategy"])}
+    return found, {}
 
 
 def ours_hvg(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
@@ -100,14 +100,14 @@ def teacher(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
     from scdiva.data.cells import open_cells
     from scdiva.train.adaptation import encoded, read_cells
     from scdiva.train.batch_correction import correct_batches
-    from scdiva.train.integration import fit_projection, head_features, with_head
+    from scdiva.train.integration import fit_projection, of_cells, with_head
 
     given, seed = sd.models.load_model(job["model"]), seed_of(job["seed"])
     batches = batch_numbers(adata, BATCH)
     cells, rows = read_cells(open_cells(adata, given, empty="nan"), batches)
     model = with_head(given, seed)
     fit_projection(model.integration, cells)
-    features = head_features(model.integration, cells, encoded(given, cells))
+    features = of_cells(model.integration.features, cells, encoded(given, cells))
     rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
     found = np.full((adata.n_obs, model.integration.dim), np.nan, dtype=np.float32)
     found[rows] = correct_batches(features.numpy(), [batches[rows]], rng)

@@ -111,7 +111,7 @@ def integrate(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
 
 def annotate(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
     reference, query = adata[::2].copy(), adata[1::2].copy()
-    for method in ("linear", "knn", "centroid", "probe"):
+    for method in ("linear", "knn"):
         copy = query.copy()
         sd.tl.annotate(copy, "cell_type", reference, method=method, reject=0.05, key_added="predicted", **how)
         yield copy

@@ -16,7 +16,7 @@ def saved(tmp_path_factory):
     with sd.settings.override(progress=False, device="cpu"):
         made = {
             "model": sd.models.load(),
-            "annotator": sd.tl.annotate(cells[:40].copy(), "cell_type", cells[40:].copy(), method="centroid"),
+            "annotator": sd.tl.annotate(cells[:40].copy(), "cell_type", cells[40:].copy(), method="knn"),
             "screen": sd.tl.fit_perturbation(cells, "perturbation"),
             "integrated": sd.tl.integrate(cells, "batch", steps=1),
             "adapted": sd.tl.adapt(cells),

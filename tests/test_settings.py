@@ -198,7 +198,7 @@ class TestTakesEffect:
         known = str(cells.var_names[load_model(device="cpu").vocabulary.match(list(cells.var_names)).tokens > 0][0])
         given = {
             "embed": ((), {"device": "cpu"}),
-            "annotate": (("cell_type", cells.copy()), {"device": "cpu", "method": "centroid"}),
+            "annotate": (("cell_type", cells.copy()), {"device": "cpu", "method": "knn"}),
             "integrate": (("cell_type",), {"device": "cpu", "steps": 1}),
             "in_silico_perturbation": ((known,), {"device": "cpu", "n_cells": 1}),
             "generate": ((2,), {}),

@@ -22,7 +22,7 @@ def test_an_annotated_object_shows_itself_as_anndata_makes_it():
         warnings.simplefilter("ignore")  # toy data are small and say so
         sd.pp.gene_entropy(adata)
         sd.tl.embed(adata)
-        sd.tl.annotate(adata, "cell_type", adata.copy(), method="centroid")
+        sd.tl.annotate(adata, "cell_type", adata.copy(), method="knn")
         sd.tl.integrate(adata, "batch", steps=2)
         sd.tl.grn(adata, method="correlation")
         made = sd.tl.generate(adata, 3)

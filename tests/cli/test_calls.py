@@ -245,12 +245,12 @@ def test_a_write_that_fails_or_is_stopped_leaves_nothing(refused, small, monkeyp
 
 
 def test_a_training_that_is_stopped_writes_nothing(refused, small, monkeypatch, tmp_path):
-    from scdiva.train.integration import IntegrationModule
+    from scdiva.train.integration import IntegrationLoss
 
     def stopped(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(IntegrationModule, "compute_loss", stopped)
+    monkeypatch.setattr(IntegrationLoss, "losses", stopped)
     words = ["integrate", "cells.h5ad", "--batch_key", "batch", "--model", small, "--save", tmp_path / "kept"]
     assert refused(*words, code=130) == "scdiva integrate: stopped."
 

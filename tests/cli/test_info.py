@@ -82,7 +82,7 @@ def test_an_embedding_without_a_matrix_and_one_that_is_refused(told, small, cell
 
 def test_what_was_fitted_is_told(told, small, cells, tmp_path):
     adata = ad.read_h5ad(cells / "cells.h5ad")
-    labelled = sd.tl.annotate(ad.read_h5ad(cells / "query.h5ad"), "cell_type", adata, method="centroid", model=small)
+    labelled = sd.tl.annotate(ad.read_h5ad(cells / "query.h5ad"), "cell_type", adata, method="knn", model=small)
     found = told(labelled.save(tmp_path / "kept"))
     assert found["kind"] == "annotator"
     assert found["labels"] == list(labelled.labels)

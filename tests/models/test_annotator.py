@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import shutil
 from dataclasses import replace
@@ -20,7 +19,6 @@ from scdiva.models import annotator as annotators
 from scdiva.models._folder import kind_of, write_sums
 from scdiva.nn.annotation import METHODS
 from scdiva.tokenizer.vocabulary import load_vocabulary
-from scdiva.train import config as training
 
 FILES = ["annotator.json", "annotator.safetensors", "model/SHA256SUMS", "SHA256SUMS"]
 MODEL_FILES = [f"model/{name}" for name in ("config.json", "model.safetensors", "vocabulary.safetensors", "README.md")]
@@ -51,11 +49,7 @@ def make_model(cells, seed: int = 0, **changes) -> ScDiVa:
 
 @pytest.fixture(scope="module", autouse=True)
 def _quick():
-    """No progress bar, and a probe of few steps."""
-    with pytest.MonkeyPatch.context() as patch, sd.settings.override(progress=False, device="cpu", precision="fp32"):
-        patch.setattr(
-            training, "AnnotationConfig", functools.partial(training.AnnotationConfig, hidden=8, probe_steps=10)
-        )
+    with sd.settings.override(progress=False, device="cpu", precision="fp32"):
         yield
 
 
@@ -66,7 +60,7 @@ def fitted(cells, model):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("warnings.warn", lambda *_, **__: None)  # fine-tuning may not help, and says so
             made[method] = sd.tl.annotate(
-                cells[:20].copy(), "cell_type", cells[20:].copy(), method=method, model=model, max_epochs=1, rng=0,
+                cells[:20].copy(), "cell_type", cells[20:].copy(), method=method, model=model, rng=0,
                 parents={"type A": "low", "type B": "low"},
             )  # fmt: skip
     return made
@@ -140,10 +134,13 @@ def test_notes_come_back(fitted, tmp_path):
     for name, column in given.notes["reliability"].items():
         np.testing.assert_array_equal(found["reliability"][name], column)
     assert np.isnan(found["reliability"]["accuracy"]).any()  # of empty bins
-    for name, column in given.notes["history"].items():
-        np.testing.assert_array_equal(found["history"][name], column)
     for name in ("labels_key", "seed", "temperature", "n_held_out", "accuracy", "ece", "improved", "stopped"):
         assert found[name] == given.notes[name], name
+
+
+def test_a_folder_of_an_earlier_version_has_a_width_more(folder, fitted, cells):
+    loaded = load(edited(folder, lambda s: s["sizes"].update(hidden=0)))
+    pd.testing.assert_frame_equal(written(loaded, cells)[0], written(fitted["linear"], cells)[0])
 
 
 def test_without_held_out_cells_nothing_is_lost(fitted, tmp_path):
@@ -210,7 +207,7 @@ def test_another_model_is_refused(folder, cells):
         (lambda s: s["sizes"].update(more=1), "more"),
         (lambda s: s["sizes"].update(n_genes=-1), "n_genes out of range"),
         (lambda s: s["sizes"].update(own_dim=2.5), "float"),
-        (lambda s: s["sizes"].update(hidden=10**12), "hidden out of range"),
+        (lambda s: s["sizes"].update(method="probe"), "method must be one of"),
         (lambda s: s["sizes"].update(n_known=10**12), "n_known out of range"),
         (lambda s: s["sizes"].update(n_tokens=10**12), "another model"),
         (lambda s: s["sizes"].update(state_dim=10**12), "another model"),
@@ -231,8 +228,8 @@ def test_settings_that_are_none_are_refused(folder, text):
 
 
 def test_nothing_is_set_aside_for_sizes_that_a_file_claims(fitted, tmp_path, monkeypatch):
-    """A probe of two layers of 65,536 units would be 17 GB."""
-    folder = edited(fitted["probe"].save(tmp_path / "one"), lambda s: s["sizes"].update(hidden=65_536))
+    """Ten million known cells of a state of 256 would be 10 GB."""
+    folder = edited(fitted["knn"].save(tmp_path / "one"), lambda s: s["sizes"].update(n_known=10_000_000))
     made = annotators.AnnotationHead
 
     def watched(sizes):

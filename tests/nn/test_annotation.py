@@ -16,9 +16,7 @@ N_TOKENS, STATE_DIM = 20, 5
 SIZES = {
     "linear": {"own_dim": 3, "n_genes": 6},
     "finetune": {"own_dim": 3, "n_genes": 6},
-    "probe": {"hidden": 7},
     "knn": {"n_known": 30, "n_neighbors": 4},
-    "centroid": {},
 }
 
 
@@ -77,7 +75,7 @@ def slow(head: AnnotationHead, cell, measured=None) -> tuple[np.ndarray, float]:
     if s.own_dim:
         own = sum((v * p["own.weight"][t] for t, v in zip(tokens, values, strict=True)), np.zeros(s.own_dim))
         u = np.concatenate([u, unit(own)]) / np.sqrt(2)
-    x = u if s.method in ("knn", "centroid") else (u - p["feature_mean"]) / p["feature_scale"]
+    x = u if s.method == "knn" else (u - p["feature_mean"]) / p["feature_scale"]
     genes = []
     for k in range(s.n_genes):
         here = [v for t, v in zip(tokens, values, strict=True) if t == p["gene_tokens"][k]]
@@ -90,13 +88,8 @@ def slow(head: AnnotationHead, cell, measured=None) -> tuple[np.ndarray, float]:
         near = np.argsort(((p["classifier.known"] - u) ** 2).sum(axis=1))[:k]
         votes = np.bincount(p["classifier.label"][near].astype(int), minlength=s.n_labels)
         logits = np.log((votes + 1 / s.n_labels) / (k + 1))
-    elif s.method == "probe":
-        for layer in (0, 2):
-            x = p[f"classifier.{layer}.weight"] @ x + p[f"classifier.{layer}.bias"]
-            x = x / (1 + np.exp(-x))
-        logits = p["classifier.4.weight"] @ x + p["classifier.4.bias"]
     else:
-        logits = p["classifier.weight"] @ x + (0 if s.method == "centroid" else p["classifier.bias"])
+        logits = p["classifier.weight"] @ x + p["classifier.bias"]
     e = np.exp((logits - logits.max()) / p["temperature"][0])
     c = logits.argmax()
     cosines = p["centroids"] @ unit(state)
@@ -192,10 +185,6 @@ def test_sizes_and_layout():
     assert HeadSizes("linear", 3, 4, 20, own_dim=2, n_genes=9).dim == 6
     head = make_head("linear")
     assert head.classifier.weight.shape == (4, STATE_DIM + 3 + 6)
-    assert make_head("centroid").classifier.bias is None
-    assert [tuple(p.shape) for p in make_head("probe").classifier.parameters()] == [
-        (7, 5), (7,), (7, 7), (7,), (4, 7), (4,),
-    ]  # fmt: skip
     assert make_head("knn").own is None
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import itertools
 import warnings
 
@@ -14,7 +13,6 @@ import torch
 import scdiva as sd
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer.vocabulary import load_vocabulary
-from scdiva.train import config as training
 
 
 @pytest.fixture(autouse=True)
@@ -106,15 +104,6 @@ def same():
     return lambda one, other: (
         one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
     )
-
-
-@pytest.fixture(scope="module")
-def quick_probe():
-    """A probe of few steps."""
-    with pytest.MonkeyPatch.context() as patch:
-        small = functools.partial(training.AnnotationConfig, hidden=8, probe_steps=10)
-        patch.setattr(training, "AnnotationConfig", small)
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from scdiva._constants import N_SPECIAL
 from scdiva.tl._corrected import corrected_expression
 from scdiva.train.adaptation import AdaptationCells
 
-QUICK = {"steps": 6, "batch_size": 64, "rng": 3}
+QUICK = {"steps": 6, "rng": 3}
 LAYER = "scdiva_corrected"
 
 
@@ -144,7 +144,7 @@ def test_of_cells_longer_than_the_model_reads_all_genes_count(build, cells):
     known = model.vocabulary.match(list(data.var_names)).tokens >= N_SPECIAL
     lengths = (data.X.toarray()[:, known] > 0).sum(axis=1)
     assert lengths.max() > model.config.input_length
-    sd.tl.integrate(data, "batch", model=model, corrected=True, steps=2, batch_size=8, rng=0)
+    sd.tl.integrate(data, "batch", model=model, corrected=True, steps=2, rng=0)
     expected = by_regression(data.obsm["X_scdiva_integrated"], lognorm(data), data.obs["batch"])
     np.testing.assert_allclose(data.layers[LAYER][:, known], expected[:, known], atol=1e-3)
     zeros = data.uns["scdiva"]["integrate"]["observed_zeros"]
@@ -156,7 +156,7 @@ def test_markers_tell_types_better_than_before(plain):
     data = sd.datasets.toy(400, 60, n_batches=2, rng=1)
     counts = data.X.toarray()
     data.X = sp.csr_matrix(np.random.default_rng(0).binomial(counts.astype(int), 0.15).astype(np.float32))
-    sd.tl.integrate(data, "batch", model=plain, corrected=True, steps=60, batch_size=128, rng=0)
+    sd.tl.integrate(data, "batch", model=plain, corrected=True, steps=60, rng=0)
     known = plain.vocabulary.match(list(data.var_names)).tokens >= N_SPECIAL
     before = data.X.toarray()
     before = np.log1p(1e4 * before / before.sum(axis=1, keepdims=True))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -31,16 +33,9 @@ def make_cells(n: int = 240, n_batches: int = 2) -> A.AdaptationCells:
     )
 
 
-def test_split_and_subset():
-    cells = make_cells()
-    split = cells.split(0.1, 3)
-    assert (len(split.training), len(split.held_out)) == (216, 24)
-    assert np.array_equal(np.sort(np.concatenate(split)), np.arange(240))
-    assert np.array_equal(cells.split(0.1, 3).held_out, split.held_out)
-    assert not np.array_equal(cells.split(0.1, 4).held_out, split.held_out)
-    assert [len(part) for part in make_cells(2).split(0.01, 0)] == [1, 1]
-    assert [len(part) for part in make_cells(2).split(0.99, 0)] == [1, 1]
-    some, whole = cells.subset(split.held_out), cells.take(split.held_out)
+def test_some_of_the_cells():
+    cells, rows = make_cells(), np.array([3, 8, 200])
+    some, whole = cells.subset(rows), cells.take(rows)
     assert np.array_equal(some.batch, whole.study)
     assert np.array_equal(some.tokens, whole.tokens)
     assert np.array_equal(some.values, whole.values)
@@ -85,6 +80,21 @@ def test_cells_are_ordered_by_batch_and_empty_ones_left_out(opened, data, whole,
         n_known = (counts[row, list(column.values())] > 0).sum()
         assert len(places) == (n_known if whole else min(n_known, 40))
     assert (max(lengths) > 40) == whole
+
+
+@pytest.mark.parametrize("block_rows", [7, 60])
+def test_of_many_cells_some_are_drawn_and_no_other_is_held(opened, data, block_rows):
+    batch, source = data.obs["batch"].cat.codes.to_numpy(), replace(opened, block_rows=block_rows)
+    whole, of_whole = A.read_cells(opened, batch, trains=False)
+    cells, rows = A.read_cells(source, batch, trains=False, most=20, seed=3)
+    drawn = np.sort(np.random.default_rng([3, 1]).choice(58, 20, replace=False))
+    np.testing.assert_array_equal(rows, of_whole[drawn])
+    expected = whole.subset(drawn)
+    for name in ("indptr", "tokens", "values", "batch"):
+        np.testing.assert_array_equal(getattr(cells, name), getattr(expected, name))
+    again, of_again = A.read_cells(source, batch, trains=False, most=58)
+    np.testing.assert_array_equal(of_again, of_whole)
+    np.testing.assert_array_equal(again.values, whole.values)
 
 
 def test_a_batch_of_empty_cells_is_none(opened, data):

@@ -19,8 +19,8 @@ from torch import nn
 from scdiva._constants import N_SPECIAL
 from scdiva.nn.annotation import METHODS, AnnotationHead, HeadSizes
 from scdiva.train import annotation as A
+from scdiva.train import own_components
 from scdiva.train.adaptation import AdaptationCells
-from scdiva.train.config import AnnotationConfig
 
 N_TOKENS, STATE_DIM, N_LABELS = 33, 5, 3
 
@@ -40,15 +40,15 @@ def make_reference(n: int = 90, unlabelled: int = 0, seed: int = 0) -> A.Referen
     indptr = np.concatenate([[0], np.cumsum(lengths)])
     cells = AdaptationCells(
         indptr, np.concatenate(tokens), np.concatenate(values).astype(np.float32),
-        np.arange(n) * 2 // n, np.arange(28) + N_SPECIAL, 2,
+        np.arange(n) * 2 // n, np.arange(30) + N_SPECIAL, 2,
     )  # fmt: skip
     states = torch.from_numpy(draw.normal(size=(n, STATE_DIM)) + 2 * np.eye(N_LABELS, STATE_DIM)[labels]).float()
     labels[:unlabelled] = -1
     return A.Reference(cells, states, labels)
 
 
-def config(**fields) -> AnnotationConfig:
-    return AnnotationConfig(**{"hidden": 8, "probe_steps": 15, "batch_size": 32, "n_neighbors": 5} | fields)
+def fit(reference, method, n_labels=N_LABELS, seed=0) -> AnnotationHead:
+    return A.fit_head(reference, method, n_labels, N_TOKENS, seed, n_neighbors=5)
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +59,8 @@ def reference():
 @pytest.fixture(scope="module")
 def heads(reference):
     """A head of each method, and what held-out cells are called."""
-    fitted = {method: A.fit_head(reference, method, N_LABELS, N_TOKENS, config()) for method in METHODS}
-    return {method: (head, A.held_out(head, reference, config())) for method, head in fitted.items()}
+    fitted = {method: fit(reference, method) for method in METHODS}
+    return {method: (head, A.held_out(head, reference, 0)) for method, head in fitted.items()}
 
 
 def dense(reference) -> np.ndarray:
@@ -95,24 +95,23 @@ def test_moments_are_those_of_the_reference(heads, reference):
 
 def test_genes_are_the_measured_ones_of_highest_dispersion(heads, reference, monkeypatch):
     tokens = heads["linear"][0].gene_tokens.numpy()
-    assert set(tokens) <= set(reference.cells.measured)  # two tokens are in cells, and not measured
+    assert set(tokens) <= set(reference.cells.measured)
     assert (np.diff(tokens) > 0).all()
-    monkeypatch.setattr(A, "N_GENES", 7)
-    few = A.fit_head(reference, "linear", N_LABELS, N_TOKENS, config()).gene_tokens.numpy()
+    monkeypatch.setattr(own_components, "N_GENES", 7)
+    few = fit(reference, "linear").gene_tokens.numpy()
     x = dense(reference)
-    dispersion = x.var(axis=0) / np.maximum(x.mean(axis=0), A.DISPERSION_OFFSET)
+    dispersion = x.var(axis=0) / np.maximum(x.mean(axis=0), own_components.DISPERSION_OFFSET)
     measured = reference.cells.measured
     assert set(few) == set(measured[np.argsort(-dispersion[measured])[:7]])
 
 
-@pytest.mark.parametrize("balanced", [True, False])
-def test_linear_is_the_logistic_regression_of_sklearn(balanced, reference):
+def test_linear_is_the_logistic_regression_of_sklearn(reference, monkeypatch):
+    monkeypatch.setattr(A, "INVERSE_PENALTY", 0.3)
     rare = np.where((reference.labels == 2) & (np.arange(90) > 40), 0, reference.labels)
     given = reference._replace(labels=rare)
-    c = config(balanced=balanced, inverse_penalty=0.3)
-    head = A.fit_head(given, "linear", N_LABELS, N_TOKENS, c)
+    head = fit(given, "linear")
     x = head.inputs(*A.read_cells(head, given, np.arange(90))).detach().numpy()
-    weights = compute_sample_weight("balanced", rare) if balanced else None
+    weights = compute_sample_weight("balanced", rare)
     theirs = LogisticRegression(C=0.3, max_iter=5000, tol=1e-8).fit(x.astype(np.float64), rare, sample_weight=weights)
     found = head.classifier(torch.from_numpy(x)).softmax(dim=1).detach()
     np.testing.assert_allclose(found, theirs.predict_proba(x), atol=3e-3)
@@ -124,54 +123,40 @@ def test_two_classes_and_a_class_that_a_fold_lacks():
     y = (x[:, 0] + 0.5 * torch.from_numpy(draw.normal(size=40)) > 0).long().numpy()
     layer = nn.Linear(4, 3)
     layer.requires_grad_(False)
-    A._train(layer, x, x, np.where(y == 1, 2, 0), config())  # nothing of label 1
-    theirs = LogisticRegression(C=config().inverse_penalty, class_weight="balanced").fit(x.numpy(), y)
+    A._train(layer, x, x, np.where(y == 1, 2, 0))  # nothing of label 1
+    theirs = LogisticRegression(C=A.INVERSE_PENALTY, class_weight="balanced").fit(x.numpy(), y)
     probability = layer(x).softmax(dim=1).numpy()
     np.testing.assert_allclose(probability[:, [0, 2]], theirs.predict_proba(x.numpy()), atol=1e-5)
     assert probability[:, 1].max() < 1e-9
 
 
-def test_centroid_and_knn_are_zero_shot(heads, reference):
-    for method in ("centroid", "knn"):
-        assert heads[method][0].sizes.own_dim == heads[method][0].sizes.n_genes == 0
-    x = nn.functional.normalize(reference.states, dim=1)
+def test_neighbours_are_zero_shot(heads, reference):
     head = heads["knn"][0]
+    assert head.sizes.own_dim == head.sizes.n_genes == 0
+    x = nn.functional.normalize(reference.states, dim=1)
     theirs = KNeighborsClassifier(5).fit(x, reference.labels)
     np.testing.assert_allclose((head.classifier(x).exp() * 6 - 1 / 3) / 5, theirs.predict_proba(x), atol=1e-5)
-    logits = heads["centroid"][0].classifier(x)
-    torch.testing.assert_close(logits, A.CENTROID_SCALE * x @ heads["centroid"][0].centroids.T)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_seed_determines_every_bit_and_the_users_stream_goes_on(method, heads, reference):
     stream, legacy = torch.random.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
-    head = A.fit_head(reference, method, N_LABELS, N_TOKENS, config())
-    found = A.held_out(head, reference, config())
+    head = fit(reference, method)
+    found = A.held_out(head, reference, 0)
     assert torch.equal(torch.random.get_rng_state(), stream)
     assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
     assert same(state_of(head), state_of(heads[method][0]))
     for one, other in zip(found, heads[method][1], strict=True):
         np.testing.assert_array_equal(one, other)
-    other = A.held_out(head, reference, config(seed=1))
+    other = A.held_out(head, reference, 1)
     assert not np.array_equal(other.logits, found.logits)
-
-
-def test_the_probe_learns(reference):
-    head = A.fit_head(
-        reference, "probe", N_LABELS, N_TOKENS, config(probe_steps=150, hidden=16, probe_learning_rate=5e-3)
-    )
-    u, genes = A.read_cells(head, reference, np.arange(90))
-    assert genes is None
-    right = head.classifier(head.inputs(u, None)).argmax(dim=1).numpy() == reference.labels
-    assert right.mean() > 0.8
-    assert not any(p.requires_grad for p in head.classifier.parameters())
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_unlabelled_cells_are_never_a_label(method):
     given = make_reference(unlabelled=20)
-    head = A.fit_head(given, method, N_LABELS, N_TOKENS, config())
-    found = A.held_out(head, given, config())
+    head = fit(given, method)
+    found = A.held_out(head, given, 0)
     assert len(found.labels) == 70
     assert head.centroids.shape == (N_LABELS, STATE_DIM)
     if method == "knn":
@@ -186,10 +171,10 @@ def test_no_held_out_cell_is_in_its_own_fit(method, heads, reference, monkeypatc
     fold = np.arange(90) % A.FOLDS
     monkeypatch.setattr(A, "_dealt", lambda y, rng: fold)
     head, part = heads[method][0], fold == 1
-    before = A.held_out(head, reference, config())
+    before = A.held_out(head, reference, 0)
     np.testing.assert_array_equal(before.labels, np.concatenate([reference.labels[fold == k] for k in range(3)]))
     renamed = np.where(part, (reference.labels + 1) % N_LABELS, reference.labels)
-    after = A.held_out(head, reference._replace(labels=renamed), config())
+    after = A.held_out(head, reference._replace(labels=renamed), 0)
     at = np.sort(fold) == 1
     np.testing.assert_array_equal(after.logits[at], before.logits[at])
     np.testing.assert_array_equal(after.cosines[at], before.cosines[at])
@@ -199,7 +184,7 @@ def test_no_held_out_cell_is_in_its_own_fit(method, heads, reference, monkeypatc
     values[reference.cells.indptr[one] : reference.cells.indptr[one + 1]] *= 3
     states[one] *= -1
     changed = A.Reference(replace(reference.cells, values=values), states, reference.labels)
-    after = A.held_out(head, changed, config())
+    after = A.held_out(head, changed, 0)
     at[np.flatnonzero(at)[4]] = False
     np.testing.assert_allclose(after.logits[at], before.logits[at], atol=1e-5)
     assert np.abs(after.logits[np.sort(fold) != 1] - before.logits[np.sort(fold) != 1]).max() > 1e-4
@@ -209,12 +194,12 @@ def test_held_out_leaves_the_head_as_it_is(heads, reference):
     for method in METHODS:
         head = heads[method][0]
         before = state_of(head)
-        A.held_out(head, reference, config())
+        A.held_out(head, reference, 0)
         assert same(state_of(head), before)
 
 
 def test_held_out_cells_are_told_nearly_as_well_as_they_can_be(heads):
-    for method in ("linear", "finetune", "knn", "centroid"):
+    for method in METHODS:
         found = heads[method][1]
         assert len(found.labels) == 90
         assert (found.logits.argmax(axis=1) == found.labels).mean() > 0.75
@@ -236,13 +221,13 @@ def test_singletons_are_left_out_and_pairs_are_not(reference):
     labels = np.where(reference.labels == 2, 0, reference.labels)
     labels[[3, 8]], labels[50] = 2, 3
     given = reference._replace(labels=labels)
-    head = A.fit_head(given, "linear", 4, N_TOKENS, config())
-    found = A.held_out(head, given, config())
+    head = fit(given, "linear", 4)
+    found = A.held_out(head, given, 0)
     assert np.bincount(found.labels, minlength=4).tolist()[2:] == [2, 0]
     assert len(found.labels) == 89
     alone = reference._replace(labels=np.where(np.arange(90) == 0, 0, np.where(np.arange(90) == 1, 1, -1)))
-    head = A.fit_head(alone, "linear", 2, N_TOKENS, config())
-    found = A.held_out(head, alone, config())
+    head = fit(alone, "linear", 2)
+    found = A.held_out(head, alone, 0)
     assert [part.shape for part in found] == [(0,), (0, 2), (0, 2)]
     before = state_of(head)
     notes = A.calibrate(head, found)
@@ -263,7 +248,7 @@ def made_up(seed: int, n: int = 80, sharp: float = 4.0) -> A.HeldOut:
 @given(st.integers(0, 1000), st.floats(0.3, 8))
 def test_the_temperature_has_the_least_cross_entropy(seed, sharp):
     found = made_up(seed, sharp=sharp)
-    head = AnnotationHead(HeadSizes("centroid", N_LABELS, STATE_DIM, N_TOKENS)).requires_grad_(False)
+    head = AnnotationHead(HeadSizes("linear", N_LABELS, STATE_DIM, N_TOKENS)).requires_grad_(False)
     notes = A.calibrate(head, found)
     own = np.arange(80), found.labels
     grid = np.exp(np.linspace(-3, 3, 300))
@@ -275,7 +260,7 @@ def test_the_temperature_has_the_least_cross_entropy(seed, sharp):
 
 def test_what_calibration_finds():
     found = made_up(0, n=300)
-    head = AnnotationHead(HeadSizes("centroid", N_LABELS, STATE_DIM, N_TOKENS)).requires_grad_(False)
+    head = AnnotationHead(HeadSizes("linear", N_LABELS, STATE_DIM, N_TOKENS)).requires_grad_(False)
     notes = A.calibrate(head, found)
     assert 3 < notes["temperature"] < 5.5  # the truth is 4
     named, y = found.logits.argmax(axis=1), found.labels
@@ -307,17 +292,6 @@ def test_moments_of_few_are_those_of_all():
     assert (A._moments(np.ones(9), np.zeros(9, dtype=int), 2)[1] > 0).all()  # all alike: nothing is divided by 0
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=60))
-def test_weights_of_labels(labels):
-    y = np.array(labels)
-    weights = A.label_weights(y, 6, True)
-    np.testing.assert_allclose(weights[y], compute_sample_weight("balanced", y))
-    assert weights[y].mean() == pytest.approx(1)
-    assert not weights[np.setdiff1d(np.arange(6), y)].any()
-    assert (A.label_weights(y, 6, False) == 1).all()
-
-
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.sampled_from([1, 3, 60, 900]), min_size=1, max_size=5), st.integers(0, 5))
 def test_a_subset_keeps_rare_labels(counts, seed):
@@ -340,8 +314,8 @@ def test_of_many_cells_some_are_fitted_and_held_out(method, reference, monkeypat
     monkeypatch.setattr(A, "MOST_HELD_OUT", 20)
     monkeypatch.setattr(A, "LEAST_OF_LABEL", 2)
     monkeypatch.setattr(A, "BLOCK_CELLS", 7)
-    head = A.fit_head(reference, method, N_LABELS, N_TOKENS, config())
-    assert 17 <= len(A.held_out(head, reference, config()).labels) <= 23
+    head = fit(reference, method)
+    assert 17 <= len(A.held_out(head, reference, 0).labels) <= 23
     if method == "knn":
         assert 37 <= head.sizes.n_known <= 43
 
@@ -355,18 +329,17 @@ def test_cells_read_in_blocks_are_the_same(heads, reference, monkeypatch):
 
 
 def test_of_few_labels_unlabelled_cells_take_part(reference):
-    c = config()
     labels = reference.labels.copy()
     shown = np.concatenate([np.flatnonzero(labels == label)[:3] for label in range(N_LABELS)])
     few = np.full_like(labels, -1)
     few[shown] = labels[shown]
     given = reference._replace(labels=few)
     assert (A._helpers(few, 0) == np.flatnonzero(few < 0)).all()
-    helped = A.fit_head(given, "linear", N_LABELS, N_TOKENS, c)
-    alone = A.fit_head(given, "linear", N_LABELS, N_TOKENS, c)
+    helped = fit(given, "linear")
+    alone = fit(given, "linear")
     u, genes = A.read_cells(alone, given, shown)
     with torch.no_grad():
-        A._train(alone.classifier, alone.inputs(u, genes), u, few[shown], c)
+        A._train(alone.classifier, alone.inputs(u, genes), u, few[shown])
     assert not torch.equal(helped.classifier.weight, alone.classifier.weight)
     hidden = np.flatnonzero(few < 0)
     u, genes = A.read_cells(helped, given, hidden)

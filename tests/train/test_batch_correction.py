@@ -52,22 +52,24 @@ def parts():
     return states, share, np.concatenate([np.eye(3)[first], np.eye(2)[second]], axis=1), (first, second)
 
 
-def test_memberships_by_loops(parts):
+def test_memberships_by_loops(parts, monkeypatch):
+    monkeypatch.setattr(B, "WIDTH", 0.2)
     states, _, _, _ = parts
     centres = unit(rng(5).normal(size=(4, 5)))
     allowed = np.ones((40, 4))
     allowed[7, :3] = 0
-    found = B._memberships(states, centres, 0.2, allowed)
+    found = B._memberships(states, centres, allowed)
     for i, k in itertools.product(range(40), range(4)):
         weights = [math.exp(-2 * (1 - states[i] @ centres[j]) / 0.2) * allowed[i, j] for j in range(4)]
         assert found[i, k] == pytest.approx(weights[k] / sum(weights))
     assert found[7].tolist() == [0, 0, 0, 1]
 
 
-def test_effects_by_loops(parts):
+def test_effects_by_loops(parts, monkeypatch):
     """In each cluster weighted ridge regression, by its normal equations; only batches' coefficients are effects."""
     states, share, design, _ = parts
     ridge, expected = 0.7, np.zeros_like(states)
+    monkeypatch.setattr(B, "RIDGE", ridge)
     for k in range(4):
         full = np.column_stack([np.ones(40), design])
         left, right = np.diag([0, *[ridge] * 5]).astype(float), np.zeros((6, 5))
@@ -77,7 +79,7 @@ def test_effects_by_loops(parts):
         effect = np.linalg.inv(left) @ right
         for i in range(40):
             expected[i] += share[i, k] * design[i] @ effect[1:]
-    np.testing.assert_allclose(B._effects(states, share, design, ridge), expected, atol=1e-9)
+    np.testing.assert_allclose(B._effects(states, share, design), expected, atol=1e-9)
 
 
 def test_a_batch_that_a_cluster_has_no_cell_of_has_no_effect_there(parts):
@@ -85,7 +87,7 @@ def test_a_batch_that_a_cluster_has_no_cell_of_has_no_effect_there(parts):
     share = np.zeros((40, 2))
     share[:, 0] = first == 0
     share[:, 1] = first != 0
-    added = B._effects(states, share, np.eye(3)[first], 0.1)
+    added = B._effects(states, share, np.eye(3)[first])
     assert np.isfinite(added).all()
     np.testing.assert_allclose(added[first == 0], 0, atol=1e-9)  # alone in its cluster: the intercept has it
 
@@ -112,19 +114,19 @@ def slow_cluster(x, share, design, theta, width, blocks):
             found[i] = np.array(weights) / sum(weights)
         for i, weights in found.items():
             share[i] = weights
-    return unit(share.T @ x), share
+    return share
 
 
 def test_one_round_of_clusters_by_loops(parts, monkeypatch):
     states, share, design, _ = parts
     monkeypatch.setattr(B, "CLUSTER_ROUNDS", 1)
-    theta = np.array([2.0, 2.0, 2.0, 1.0, 1.0])
+    monkeypatch.setattr(B, "WIDTH", 0.3)
+    monkeypatch.setattr(B, "DIVERSITY", 1.5)
     blocks = np.array_split(rng(9).permutation(40), 20)
-    expected = slow_cluster(states, share, design, theta, 0.3, blocks)
+    expected = slow_cluster(states, share, design, np.full(5, 1.5), 0.3, blocks)
     given_share = share.copy()
-    centres, found = B._cluster(states, share, design, theta, 0.3, None, rng(9))
-    np.testing.assert_allclose(found, expected[1], atol=1e-10)
-    np.testing.assert_allclose(centres, expected[0], atol=1e-10)
+    found = B._cluster(states, share, design, None, rng(9))
+    np.testing.assert_allclose(found, expected, atol=1e-10)
     np.testing.assert_array_equal(share, given_share)
 
 
@@ -134,9 +136,8 @@ def test_one_round_is_its_steps():
     z, draw, design = unit(states), rng(1), np.eye(2)[batch]
     centres, allowed = B._first_clusters(z, None, 3, draw)
     assert allowed is None
-    share = B._memberships(z, centres, 0.1, None)
-    _, share = B._cluster(z, share, design, np.full(2, 2.0), 0.1, None, draw)
-    np.testing.assert_allclose(found, unit(z - B._effects(z, share, design, 0.1)), atol=1e-12)
+    share = B._cluster(z, B._memberships(z, centres, None), design, None, draw)
+    np.testing.assert_allclose(found, unit(z - B._effects(z, share, design)), atol=1e-12)
 
 
 def test_batches_come_together_and_types_stay_apart():
@@ -204,8 +205,8 @@ def test_clusters_belong_to_labels():
     assert all(allowed[labels == label].any() for label in range(3))
     owned = sum(allowed[labels == label][0] for label in range(3))
     assert (owned == 0).sum() == 2  # a quarter of eight: for types that no labelled cell shows
-    share = B._memberships(z, centres, 0.1, allowed)
-    _, share = B._cluster(z, share, np.eye(2)[np.arange(240) % 2], np.full(2, 2.0), 0.1, allowed, rng())
+    share = B._memberships(z, centres, allowed)
+    share = B._cluster(z, share, np.eye(2)[np.arange(240) % 2], allowed, rng())
     assert not (share * (1 - allowed)).any()
     np.testing.assert_allclose(share.sum(axis=1), 1)
 

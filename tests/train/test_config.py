@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from scdiva.train import AnnotationConfig, IntegrationConfig, OptimiserConfig, PretrainingConfig
+from scdiva.train import OptimiserConfig, PretrainingConfig
 
 
 def test_paper_preset():
@@ -50,30 +50,6 @@ def test_values_without_sense_are_refused_by_name(field, value):
         PretrainingConfig(**{field: value})
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("steps", 0),
-        ("target_weight", -1.0),
-        ("supervised_weight", float("nan")),
-        ("temperature", 0.0),
-        ("pairs_weight", -0.1),
-        ("pairs_temperature", 0.0),
-        ("n_neighbors", 0),
-        ("n_neighbors", 2.5),
-        ("alike", float("nan")),
-        ("alike", -0.1),
-        ("reversal_weight", -0.1),
-        ("reversal_rise", float("inf")),
-        ("max_time", -0.1),
-        ("max_time", 1.1),
-    ],
-)
-def test_the_integrations_values_without_sense_are_refused_by_name(field, value):
-    with pytest.raises(ValueError, match=field):
-        IntegrationConfig(**{field: value})
-
-
 def test_base_has_no_pretraining_fields():
     with pytest.raises(TypeError, match="value_weight"):
         OptimiserConfig(value_weight=1.0)
@@ -98,7 +74,7 @@ def test_presets():
         PretrainingConfig.preset("base", step=3)
 
 
-@pytest.mark.parametrize("kind", [OptimiserConfig, PretrainingConfig, IntegrationConfig, AnnotationConfig])
+@pytest.mark.parametrize("kind", [OptimiserConfig, PretrainingConfig])
 def test_every_configuration_comes_back(kind):
     config = kind(seed=3)
     assert kind(**config.to_dict()) == config

@@ -2,232 +2,146 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_seed
-from scdiva.nn.annotation import Read
 from scdiva.train import annotation as A
-from scdiva.train import finetuning
-from scdiva.train.adaptation import AdaptationCells, Split
-from scdiva.train.config import AnnotationConfig
-from scdiva.train.finetuning import AnnotationModule, _whole_batches, encoded, finetune, split_by_batch
-from scdiva.train.loop import Limits
+from scdiva.train.adaptation import AdaptationCells, encoded
 
-N_GENES, N_LABELS = 30, 2  # genes of the tiny model
-PLAIN = {"anchor_residual": False}
-LEARNED = {"anchor": "learned"}
-FEW = Limits(3, 5, np.inf)
+N_LABELS = 3
 
 
-def make_cells(n: int = 80) -> AdaptationCells:
-    """Cells of two types, ascending by type, which stands as their batch."""
+def make_reference(n: int = 90) -> A.Reference:
+    """Cells of three labels, a few without one; a label has genes of its own, the model makes the states."""
     draw = np.random.default_rng(0)
-    label = np.arange(n) * 2 // n
-    tokens = [draw.permutation(22)[: draw.integers(6, 13)] + 8 * kind + N_SPECIAL for kind in label]
-    indptr = np.concatenate([[0], np.cumsum([len(one) for one in tokens])])
-    values = draw.uniform(0.5, 2, indptr[-1]).astype(np.float32)
-    return AdaptationCells(indptr, np.concatenate(tokens), values, label, np.arange(N_GENES) + N_SPECIAL, N_LABELS)
+    labels = draw.permutation(np.arange(n) % N_LABELS)
+    liked = np.arange(30) // 10 == labels[:, None]
+    dense = draw.gamma(2, np.where(liked, 0.8, 0.4)) * (draw.random((n, 30)) < np.where(liked, 0.8, 0.3))
+    dense[:, 0] += 0.1
+    rows, columns = np.nonzero(dense)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n))])
+    values = dense[rows, columns].astype(np.float32)
+    measured = np.arange(30) + N_SPECIAL
+    cells = AdaptationCells(indptr, columns + N_SPECIAL, values, np.arange(n) * 2 // n, measured, 2)
+    labels[:6] = -1
+    return A.Reference(cells, torch.zeros(n, 1), labels)
 
 
-def config(**fields) -> AnnotationConfig:
-    return AnnotationConfig(**{"batch_size": 32, "warmup_steps": 1, "learning_rate": 1e-2} | fields)
-
-
-def prepared(tiny, fields, **more):
-    """A model, a head on it fitted on the training cells, all cells and the split."""
-    model, cells = tiny(**fields).eval(), make_cells()
-    reference = A.Reference(cells, encoded(model, cells), cells.batch)
-    split = Split(np.flatnonzero(np.arange(80) % 4 != 1), np.flatnonzero(np.arange(80) % 4 == 1))
-    part = A.Reference(cells.subset(split.training), reference.states[split.training], cells.batch[split.training])
-    head = A.fit_head(part, "finetune", N_LABELS, model.config.n_tokens, config(**more))
-    return model, head, reference, split
-
-
-def run(model, head, reference, split, how="full", limits=FEW, **fields):
-    return finetune(model, head, reference, split, how, config(**fields), limits, progress=False)
-
-
-def changed(old, new) -> set[str]:
-    assert old.keys() == new.keys()
-    return {name for name, value in old.items() if not torch.equal(value, new[name])}
+def held_out_batches(labels, batch, seed) -> np.ndarray:
+    return A._held_out_batches(labels, batch, np.random.default_rng(step_seed(seed, 0, "split")))
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=2, max_size=80), st.integers(0, 9))
-def test_what_is_held_out(cells, seed):
+@given(st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 4)), min_size=2, max_size=80), st.integers(0, 9))
+def test_what_fine_tuning_holds_out(cells, seed):
     labels, batch = np.array(cells).T
-    split = split_by_batch(labels, batch, seed)
-    np.testing.assert_array_equal(np.sort(np.concatenate(split)), np.arange(len(labels)))
-    assert all((np.diff(part) > 0).all() for part in split)
-    training, held = (set(labels[part]) for part in split)
-    assert training == set(labels)
-    assert held <= training  # so the one cell of a label is never held out
-    assert len(held) or len(training) == len(labels)  # something is, unless all labels have one cell
-    if _whole_batches(labels, batch, np.random.default_rng(step_seed(seed, 0, "split"))).any():
-        of = {name: set(labels[batch == name]) for name in np.unique(batch)}
-        for name in np.unique(batch[split.held_out]):  # whole batches, but for labels that nobody else has
-            kept = set(labels[np.setdiff1d(np.flatnonzero(batch == name), split.held_out)])
-            others = [of[other] for other in of if other not in batch[split.held_out]]
-            # a batch that was chosen too, and gave no cell, has such labels only
-            assert not any(kept & there and held & there for there in others)
-    again = split_by_batch(labels, batch, seed)
-    assert all(np.array_equal(one, other) for one, other in zip(split, again, strict=True))
+    known = labels >= 0
+    if not known.any():
+        return
+    held = held_out_batches(labels, batch, seed)
+    assert not held[~known].any()
+    training, asked = set(labels[known & ~held]), set(labels[held])
+    assert training == set(labels[known])  # so the one cell of a label is never held out
+    assert asked or len(training) == known.sum()  # something is, unless all labels have one cell
+    np.testing.assert_array_equal(held, held_out_batches(labels, batch, seed))
 
 
-def test_a_tenth_is_held_out():
+def test_a_tenth_is_held_out_and_whole_batches_where_there_are_some():
     labels = np.arange(200) % 3
-    whole = split_by_batch(labels, np.zeros(200, dtype=int), 0)
-    assert len(whole.held_out) == 20
+    assert held_out_batches(labels, np.zeros(200, dtype=int), 0).sum() == 20
     batch = np.repeat([0, 1, 2, 3], [8, 8, 8, 176])
     for seed in range(8):
-        held = set(batch[split_by_batch(labels, batch, seed).held_out])
-        share = np.isin(batch, list(held)).mean()
-        assert (share >= 0.1) or held == {0, 1, 2}
-        assert len(held) < 4
-    seeds = {tuple(split_by_batch(labels, batch, seed).held_out) for seed in range(8)}
-    assert len(seeds) > 1
-    two = split_by_batch(labels, np.repeat([0, 1], 100), 0)
-    assert len(two.held_out) == 100
+        held = held_out_batches(labels, batch, seed)
+        of = set(batch[held])
+        assert held.sum() == np.isin(batch, list(of)).sum()
+        assert held.mean() >= 0.1 or of == {0, 1, 2}
+        assert len(of) < 4
+    assert len({held_out_batches(labels, batch, seed).tobytes() for seed in range(8)}) > 1
+    assert held_out_batches(labels, np.repeat([0, 1], 100), 0).sum() == 100
 
 
 def test_labels_that_stand_in_one_batch_each_are_held_out_cell_by_cell():
     labels = np.repeat([0, 1], [30, 10])
-    split = split_by_batch(labels, labels, 0)
-    assert len(split.held_out) == 4
-    assert not len(split_by_batch(np.arange(5), np.zeros(5, dtype=int), 0).held_out)
+    assert held_out_batches(labels, labels, 0).sum() == 4
+    assert not held_out_batches(np.arange(5), np.zeros(5, dtype=int), 0).any()
 
 
-def test_the_loss_by_hand(tiny):
-    model, head, reference, _ = prepared(tiny, PLAIN)
-    module = AnnotationModule(model, head, config(max_time=0.0), np.array([0.5, 2.0]))
-    batch = reference.cells.take(np.arange(30, 50))
-    with torch.no_grad():
-        packed = batch.tokens, batch.values, batch.cu_seqlens
-        cells = Read(model.encode(*packed), *packed)
-        logits = head.classifier(head.inputs(head.features(cells), head.genes(cells)))
-    y = batch.study.numpy()
-    losses = -F.log_softmax(logits, dim=1).numpy()[np.arange(20), y]
-    weight = np.array([0.5, 2.0])[y]
-    for training in (True, False):
-        module.train(training)
-        loss, parts = module.compute_loss(batch, torch.Generator().manual_seed(0))
-        assert float(loss.detach()) == pytest.approx((weight * losses).sum() / weight.sum(), rel=1e-5)
-        assert float(parts["accuracy"]) == pytest.approx((logits.argmax(dim=1).numpy() == y).mean())
+@pytest.fixture
+def tuned(tiny, monkeypatch):
+    """Fine-tune a tiny model at a rate that shows; the model before, and what came of it."""
+    monkeypatch.setattr(A, "TUNING_RATE", 1e-2)
+    monkeypatch.setattr(A, "TUNING_CELLS", 32)
+
+    def run(seed=0, **fields):
+        model, reference = tiny(**fields).eval(), make_reference()
+        reference = reference._replace(states=encoded(model, reference.cells))
+        batch = np.arange(90) % 4
+        return model, reference, batch, A.finetune(model, reference, batch, N_LABELS, seed, "cpu")
+
+    return run
 
 
-def test_cells_are_thinned_while_training_only(tiny, monkeypatch):
-    model, head, reference, _ = prepared(tiny, PLAIN)
-    module = AnnotationModule(model, head, config(max_time=0.5), np.ones(2))
-    batch, seen = reference.cells.take(np.arange(80)), []
-    logits = module.logits
-    monkeypatch.setattr(module, "logits", lambda given: (seen.append(given.tokens.numel()), logits(given))[1])
-    module.eval().compute_loss(batch, torch.Generator().manual_seed(0))
-    module.train().compute_loss(batch, torch.Generator().manual_seed(0))
-    assert seen[0] == batch.tokens.numel()
-    assert 0.15 < 1 - seen[1] / seen[0] < 0.35  # the mean of U(0, 0.5) is a quarter
-
-
-LAYERS = {f"anchor.mlp.{number}.weight" for number in (0, 2, 4)}
-REST = {"anchor.table.weight", "anchor.bias", *(f"anchor.mlp.{number}.bias" for number in (0, 2, 4))}
-
-
-@pytest.mark.parametrize(("how", "expected"), [("lora", LAYERS), ("full", LAYERS | REST)])
-def test_what_the_state_comes_from_is_trained_and_no_more(tiny, how, expected):
-    model, head, reference, split = prepared(tiny, PLAIN)
-    before, old = copy.deepcopy(model.state_dict()), copy.deepcopy(head.state_dict())
-    few = Limits(15, 20, np.inf)
-    found, heard = run(model, head, reference, split, how, few, learning_rate=1e-3, max_time=0.0)
-    assert found["improved"]
-    assert found["best_loss"] < found["start_loss"]
-    assert changed(before, model.state_dict()) == expected  # the names are the stock ones: updates are merged
-    assert changed(old, head.state_dict()) == {"classifier.weight", "classifier.bias", "centroids"}
-    assert not model.training
-    assert all(p.requires_grad for p in model.parameters())
+def test_fine_tuning_trains_what_the_state_comes_from_and_no_more(tuned):
+    model, reference, batch, (found, notes) = tuned(anchor_residual=False)
+    assert notes["improved"]
+    assert notes["end_loss"] < notes["start_loss"]
+    new, head, predicted = found
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, new.state_dict()[name])}
+    assert changed == {name for name, _ in model.named_parameters() if name.startswith("anchor.")}
+    assert not new.training
+    assert all(p.requires_grad for p in new.parameters())
     assert not any(p.requires_grad for p in head.parameters())
-    if how == "lora":
-        for name in LAYERS:
-            assert np.linalg.matrix_rank((model.state_dict()[name] - before[name]).numpy(), tol=1e-5) <= 8
-    # what is heard is what the new model and head say of held-out cells
-    np.testing.assert_array_equal(heard.labels, reference.labels[split.held_out])
-    new = A.Reference(reference.cells, encoded(model, reference.cells), reference.labels)
-    u, genes = A.read_cells(head, new, split.held_out)
-    np.testing.assert_allclose(heard.logits, head.classifier(head.inputs(u, genes)), atol=1e-5)
-    states = F.normalize(new.states, dim=1)
-    np.testing.assert_allclose(heard.cosines, states[split.held_out] @ head.centroids.T, atol=1e-5)
-    first = states[split.training][torch.from_numpy(reference.labels[split.training] == 0)]
-    torch.testing.assert_close(head.centroids[0], F.normalize(first.sum(dim=0), dim=0))
+    # what is predicted is what the new model and head say of held-out cells
+    held = held_out_batches(reference.labels, batch, 0)
+    np.testing.assert_array_equal(predicted.labels, reference.labels[held])
+    again = reference._replace(states=encoded(new, reference.cells))
+    u, genes = A.read_cells(head, again, np.flatnonzero(held))
+    np.testing.assert_allclose(predicted.logits, head.classifier(head.inputs(u, genes)), atol=1e-5)
+    states = nn.functional.normalize(again.states, dim=1)
+    np.testing.assert_allclose(predicted.cosines, states[torch.from_numpy(held)] @ head.centroids.T, atol=1e-5)
+    first = states[torch.from_numpy(~held & (reference.labels == 0))].sum(dim=0)
+    torch.testing.assert_close(head.centroids[0], nn.functional.normalize(first, dim=0))
 
 
-@pytest.mark.parametrize("how", ["lora", "full"])
-def test_a_transformer_is_trained_where_the_state_comes_through_it(tiny, how):
-    model, head, reference, split = prepared(tiny, LEARNED)
-    before = copy.deepcopy(model.state_dict())
-    found, heard = run(model, head, reference, split, how, limits=Limits(1, 5, np.inf))
-    after = changed(before, model.state_dict())
-    if found["improved"]:
-        assert "blocks.0.attention.qkv.weight" in after
-        assert how == "full" or all(name.startswith("blocks.") and "norm" not in name for name in after)
-    else:  # the best is the start: merging an update of zero changes nothing
-        assert not after
-    assert len(heard.labels) == len(split.held_out)
+def test_fine_tuning_through_a_transformer(tuned):
+    model, _, _, (found, notes) = tuned(anchor="learned", max_length=40)
+    assert notes["steps"] > 0
+    if found is not None:
+        after = found[0].state_dict()
+        changed = {name for name, value in model.state_dict().items() if not torch.equal(value, after[name])}
+        assert "blocks.0.attention.qkv.weight" in changed
 
 
-def test_an_interrupt_leaves_a_usable_result(tiny, monkeypatch):
-    compute, steps = AnnotationModule.compute_loss, []
+def test_an_interrupt_of_fine_tuning_leaves_a_usable_result(tuned, monkeypatch):
+    thin, steps = A.thinned_at_random, []
 
-    def interrupted(self, batch, generator):
-        steps.append(self.training)
-        if sum(steps) == 25:
+    def interrupted(*args):
+        steps.append(1)
+        if len(steps) == 8:
             raise KeyboardInterrupt
-        return compute(self, batch, generator)
+        return thin(*args)
 
-    monkeypatch.setattr(AnnotationModule, "compute_loss", interrupted)
-    model, head, reference, split = prepared(tiny, PLAIN)
-    names = set(model.state_dict())
-    found, heard = run(model, head, reference, split, "lora", limits=Limits(50, 50, np.inf))
-    assert found["stopped"] == "interrupted"
-    assert set(model.state_dict()) == names
-    assert np.isfinite(heard.logits).all()
-    assert len(heard.labels) == len(split.held_out)
+    monkeypatch.setattr(A, "thinned_at_random", interrupted)
+    _, _, _, (found, notes) = tuned(anchor_residual=False)
+    assert (notes["stopped"], notes["steps"]) == ("interrupted", 7)
+    assert found is None or np.isfinite(found[2].logits).all()
 
 
-def test_limits_and_a_loss_that_is_no_number(tiny):
-    model, head, reference, split = prepared(tiny, PLAIN)
-    found, _ = run(model, head, reference, split, limits=Limits(50, 5, 1e-9))
-    assert found["stopped"] == "minutes"
-    model, head, reference, split = prepared(tiny, PLAIN)
-    with pytest.raises(FloatingPointError, match="Lower learning_rate"):
-        run(model, head, reference, split, learning_rate=1e30)
-
-
-def test_the_seed_determines_every_bit_and_the_users_stream_goes_on(tiny):
+def test_the_seed_determines_fine_tuning_and_the_users_stream_goes_on(tuned):
     stream = torch.random.get_rng_state()
-    results = []
-    for seed in (0, 0, 1):
-        model, head, reference, split = prepared(tiny, PLAIN)
-        torch.random.set_rng_state(stream)
-        _, heard = run(model, head, reference, split, "lora", seed=seed)
-        assert torch.equal(torch.random.get_rng_state(), stream)
-        results.append(heard.logits)
-    np.testing.assert_array_equal(results[0], results[1])
-    assert not np.array_equal(results[0], results[2])
+    one, again, other = (tuned(seed, anchor_residual=False)[3][1] for seed in (0, 0, 1))
+    assert torch.equal(torch.random.get_rng_state(), stream)
+    assert one == again
+    assert one != other
 
 
-@pytest.mark.parametrize("fields", [PLAIN, LEARNED])
-def test_states_in_blocks_are_those_of_single_cells(tiny, fields):
-    model, cells = tiny(**fields).eval(), make_cells(20)
-    found = finetuning.encoded(model, cells, block=7)
-    for i in range(20):
-        batch = cells.take(np.array([i]))
-        with torch.no_grad():
-            expected = model.encode(batch.tokens, batch.values, batch.cu_seqlens)
-        torch.testing.assert_close(found[i], expected[0], atol=1e-6, rtol=0)
-    assert not found.requires_grad
+def test_a_loss_that_is_no_number_is_an_error(tuned, monkeypatch):
+    monkeypatch.setattr(A, "TUNING_RATE", 1e30)
+    with pytest.raises(FloatingPointError, match="The loss is"):
+        tuned(anchor_residual=False)

@@ -9,14 +9,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from scdiva._constants import N_SPECIAL
-from scdiva.train import IntegrationConfig
 from scdiva.train import integration as I
 from scdiva.train.adaptation import AdaptationCells, encoded
 from scdiva.train.batch_correction import correct_batches, draw_partners, mutual_neighbors
-from scdiva.train.loop import RANK
 from scdiva.train.objectives import pair_contrast_loss, thinned_at_random
 
 N_GENES = 30  # of the tiny model
@@ -39,12 +36,13 @@ def make_cells(n: int = 120, n_batches: int = 2) -> AdaptationCells:
     )
 
 
-def covariates(cells, labelled=False):
-    return I.Covariates([cells.batch], np.where(np.arange(cells.n_cells) % 4 < 2, 0, 1) if labelled else None)
+def labels_of(cells):
+    return np.where(np.arange(cells.n_cells) % 4 < 2, 0, 1)
 
 
-def config(**fields) -> IntegrationConfig:
-    return IntegrationConfig(**{"steps": 12, "batch_size": 32, "warmup_steps": 1, "learning_rate": 1e-2} | fields)
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(I, "BATCH_SIZE", 32)
 
 
 @pytest.fixture
@@ -65,17 +63,14 @@ def plain(tiny):
     return lambda **fields: I.with_head(tiny(anchor_residual=False, **fields), 3)
 
 
-def run(model, strategy="head", labelled=False, **fields):
+def run(model, labelled=False, steps=12, seed=0):
     cells = make_cells()
-    options = {name: fields.pop(name) for name in ("seconds",) if name in fields}
-    return I.integrate_model(
-        model, cells, encoded(model, cells), covariates(cells, labelled), strategy, config(**fields), progress=False,
-        **options,
-    )  # fmt: skip
+    labels = labels_of(cells) if labelled else None
+    return I.integrate_model(model, cells, encoded(model, cells), [cells.batch], labels, steps=steps, seed=seed)
 
 
 def features_of(model, cells):
-    return I.head_features(model.integration, cells, encoded(model, cells))
+    return I.of_cells(model.integration.features, cells, encoded(model, cells))
 
 
 def changed(old, new):
@@ -87,24 +82,26 @@ def same(one, other):
 
 
 def thinned_features(model, cells, generator):
-    packed = thinned_at_random(cells.take(np.arange(cells.n_cells)), config().max_time, generator).packed
+    packed = thinned_at_random(cells.take(np.arange(cells.n_cells)), I.MAX_TIME, generator).packed
     with torch.no_grad():
         return model.integration.features(model.encode(*packed), *packed)
 
 
-def module_for(model, c=None, labelled=True, frozen=True, thin=True, **fields):
-    """A module with states and targets of its own making; frozen with two views of each cell, or none."""
+def loss_for(model, labelled=True, thin=True):
+    """Objectives with states and targets of their own making, two views of each cell, or none."""
     cells = make_cells(12)
     draw = torch.Generator().manual_seed(5)
     target = F.normalize(torch.randn(12, model.integration.dim, generator=draw), dim=1)
     I.fit_projection(model.integration, make_cells())
-    known = covariates(cells, labelled)
     draw = torch.Generator().manual_seed(8)
     views = [thinned_features(model, cells, draw) for _ in range(2 * thin)]
-    features = torch.stack([features_of(model, cells), *views]) if frozen else None
-    module = I.IntegrationModule(model, c or config(**fields), target, known, features)
-    rows = np.arange(12)
-    return module, I._take(cells, rows, True), cells
+    features = torch.stack([features_of(model, cells), *views])
+    labels = labels_of(cells) if labelled else None
+    return I.IntegrationLoss(model.integration, features, target, [cells.batch], labels, 0), cells
+
+
+def losses(objectives, weight=0.0):
+    return objectives.losses(np.arange(12), weight, torch.Generator().manual_seed(1))
 
 
 def test_the_head_is_put_on_a_copy(tiny):
@@ -122,8 +119,6 @@ def test_the_head_is_put_on_a_copy(tiny):
     assert not same(one.state_dict(), other.state_dict())
     assert one.config == replace(model.config, integrated=True)
     assert not one.training
-    with pytest.raises(ValueError, match="no integration head"):
-        I.IntegrationModule(model, config(), torch.zeros(4, 14), covariates(make_cells(4)))
 
 
 def test_the_projection_is_centred_and_of_these_cells(plain):
@@ -149,7 +144,7 @@ def test_features_in_blocks_are_those_of_single_cells(tiny, fields, monkeypatch)
     I.fit_projection(model.integration, make_cells())
     monkeypatch.setattr(I, "BLOCK_TOKENS", 30)
     found, states = features_of(model, cells), encoded(model, cells)
-    integrated = I.integrated_states(model, cells, states)
+    integrated = I.of_cells(model.integration, cells, states)
     for i in range(20):
         batch = cells.take(np.array([i]))
         packed = batch.tokens, batch.values, batch.cu_seqlens
@@ -161,15 +156,10 @@ def test_features_in_blocks_are_those_of_single_cells(tiny, fields, monkeypatch)
     assert not found.requires_grad
 
 
-def test_the_reversal_rises_along_its_curve(plain):
-    module, *_ = module_for(plain(), steps=100, reversal_weight=0.3, reversal_rise=10.0)
-    found = []
-    for step in (0, 10, 50, 100, 200):
-        module.batches_seen = step
-        found.append(module.reversal())
-    expected = [0.3 * (2 / (1 + np.exp(-10 * p)) - 1) for p in (0, 0.1, 0.5, 1, 1)]
-    assert found == pytest.approx(expected)
-    assert found[0] == 0
+def test_the_reversal_rises_along_its_curve():
+    expected = [1.2 * (2 / (1 + np.exp(-10 * p)) - 1) for p in (0, 0.1, 0.5, 1)]
+    assert [I.reversal_at(p) for p in (0, 0.1, 0.5, 1)] == pytest.approx(expected)
+    assert I.reversal_at(0) == 0
 
 
 def test_the_reversed_gradient_by_hand():
@@ -188,57 +178,53 @@ def test_the_reversed_gradient_by_hand():
 
 def test_the_loss_is_the_sum_of_its_parts_by_hand(plain):
     model = plain()
-    module, batch, cells = module_for(model, supervised_weight=2.0)
-    module.batches_seen = 6
-    loss, parts = module.compute_loss(batch, torch.Generator().manual_seed(1))
-    c, head = module.config, model.integration
+    objectives, cells = loss_for(model)
+    loss, parts = losses(objectives, 0.5)
+    head = model.integration
     with torch.no_grad():
         state = head.integrated(features_of(model, cells))
         drawn = torch.randint(2, (12,), generator=torch.Generator().manual_seed(1))
-        view = head.integrated(module.features[1 + drawn, torch.arange(12)])
+        view = head.integrated(objectives.features[1 + drawn, torch.arange(12)])
         assert not torch.allclose(view, state)
-        whole = np.mean([1 - float(a @ b) for a, b in zip(state, module.target, strict=True)])
-        thinned = np.mean([1 - float(a @ b) for a, b in zip(view, module.target, strict=True)])
-        logits = module.prior0 + module.discriminators[0](state * head.dim**0.5)
-        told = [-float(F.log_softmax(row, 0)[b]) for row, b in zip(logits, cells.batch, strict=True)]
+        whole = np.mean([1 - float(a @ b) for a, b in zip(state, objectives.target, strict=True)])
+        thinned = np.mean([1 - float(a @ b) for a, b in zip(view, objectives.target, strict=True)])
+        logits = objectives.priors[0] + objectives.discriminators[0](state * head.dim**0.5)
+        predicted = [-float(F.log_softmax(row, 0)[b]) for row, b in zip(logits, cells.batch, strict=True)]
     assert float(parts["denoising"]) == pytest.approx((whole + thinned) / 2, rel=1e-5)
-    assert float(parts["reversal"]) == pytest.approx(np.mean(told), rel=1e-5)
+    assert float(parts["reversal"]) == pytest.approx(np.mean(predicted), rel=1e-5)
     assert float(parts["contrast"]) > 0
     assert float(parts["pairs"]) == 0  # with labels
-    expected = c.target_weight * parts["denoising"] + parts["reversal"] + 2.0 * parts["contrast"]
+    expected = I.DENOISING_WEIGHT * parts["denoising"] + parts["reversal"] + I.LABELS_WEIGHT * parts["contrast"]
     assert float(loss.detach()) == pytest.approx(float(expected), rel=1e-6)
     assert not any(part.requires_grad for part in parts.values())
-    without, batch, _ = module_for(plain(), labelled=False)
-    assert float(without.compute_loss(batch, torch.Generator().manual_seed(1))[1]["contrast"]) == 0
+    assert float(losses(loss_for(plain(), labelled=False)[0])[1]["contrast"]) == 0
 
 
-@pytest.mark.parametrize(("thin", "frozen"), [(True, True), (False, True), (True, False)])
-def test_the_contrast_of_pairs_by_hand(plain, thin, frozen):
+@pytest.mark.parametrize("thin", [True, False])
+def test_the_contrast_of_pairs_by_hand(plain, thin, monkeypatch):
+    monkeypatch.setattr(I, "N_NEIGHBORS", 1)
+    monkeypatch.setattr(I, "SIMILAR", 0.3)
     model = plain()
-    c = config(n_neighbors=1, alike=0.3, pairs_weight=2.5, pairs_temperature=0.4)
-    module, batch, cells = module_for(model, c, labelled=False, frozen=frozen, thin=thin)
-    pairs = mutual_neighbors(module.target.numpy(), [cells.batch], 1, np.random.default_rng(0))
-    loss, parts = module.compute_loss(batch, torch.Generator().manual_seed(1))
+    objectives, cells = loss_for(model, labelled=False, thin=thin)
+    pairs = mutual_neighbors(objectives.target.numpy(), [cells.batch], 1, np.random.default_rng(0))
+    loss, parts = losses(objectives)
     draw, positives = torch.Generator().manual_seed(1), []
-    near = module.target @ module.target.T > 0.3
+    near = objectives.target @ objectives.target.T > 0.3
     left_out = near | torch.from_numpy(pairs.toarray())
     assert left_out.sum() > near.sum() > 12
     with torch.no_grad():
         states = model.integration.integrated(features_of(model, cells))
-        if not frozen:
-            packed = thinned_at_random(batch, c.max_time, draw).packed
-            positives.append(model.integration(model.encode(*packed), *packed))
-        elif thin:
+        if thin:
             view = torch.randint(2, (12,), generator=draw)
-            positives.append(model.integration.integrated(module.features[1 + view, torch.arange(12)]))
+            positives.append(model.integration.integrated(objectives.features[1 + view, torch.arange(12)]))
         partners = draw_partners(pairs, np.arange(12), draw)
-        positives.append((states if frozen else module.target)[partners])
+        positives.append(states[partners])
     present = torch.stack([torch.ones(12), partners >= 0][-len(positives) :]).bool()
     assert 0 < present[-1].sum() < 12
-    expected = float(pair_contrast_loss(states, torch.stack(positives), present, left_out, 0.4))
+    expected = float(pair_contrast_loss(states, torch.stack(positives), present, left_out, I.PAIRS_TEMPERATURE))
     assert float(parts["pairs"]) == pytest.approx(expected, rel=1e-5)
-    rest = c.target_weight * parts["denoising"] + parts["reversal"]
-    assert float(loss.detach() - rest) == pytest.approx(2.5 * expected, rel=1e-4)
+    rest = I.DENOISING_WEIGHT * parts["denoising"] + parts["reversal"]
+    assert float(loss.detach() - rest) == pytest.approx(I.PAIRS_WEIGHT * expected, rel=1e-4)
 
 
 def test_a_discriminator_is_given_what_the_kind_of_a_cell_tells(plain):
@@ -247,28 +233,28 @@ def test_a_discriminator_is_given_what_the_kind_of_a_cell_tells(plain):
     batch = np.where(np.arange(400) % 10 < 8, kind, 1 - kind)
     other = np.arange(400) % 3
     target = F.one_hot(torch.from_numpy(kind), plain().integration.dim).float()
-    module = I.IntegrationModule(plain(), config(), target, I.Covariates([batch, other], None))
-    shares = module.prior0.exp().numpy()
+    head = plain().integration
+    module = I.IntegrationLoss(head, torch.zeros(1, 400, head.dim), target, [batch, other], None, 0)
+    shares = module.priors[0].exp().numpy()
     np.testing.assert_allclose(shares[np.arange(400), kind], 0.8, atol=0.02)
-    np.testing.assert_allclose(module.prior1.exp(), 1 / 3, atol=0.01)
+    np.testing.assert_allclose(module.priors[1].exp(), 1 / 3, atol=0.01)
     assert [d[-1].out_features for d in module.discriminators] == [2, 3]
 
 
 @pytest.mark.parametrize("weight", [0.0, 0.5])
-def test_the_reversal_reaches_the_head_with_its_weight(plain, weight):
+def test_the_reversal_reaches_the_head_with_its_weight(plain, weight, monkeypatch):
     """Whatever else is in the loss: the part of the head's gradient that comes from the reversal, and its sign."""
+    monkeypatch.setattr(I, "DENOISING_WEIGHT", 0.0)
+    monkeypatch.setattr(I, "PAIRS_WEIGHT", 0.0)
     grads = []
-    for sign in (0.0, weight):
+    for w in (0.0, weight):
         model = plain()
-        module, batch, _ = module_for(model, labelled=False, target_weight=0.0, pairs_weight=0.0)
-        module.reversal = lambda w=sign: w
-        loss, _ = module.compute_loss(batch, torch.Generator().manual_seed(1))
-        loss.backward()
+        losses(loss_for(model, labelled=False)[0], w)[0].backward()
         grads.append(model.integration.mlp[0].weight.grad)
     model = plain()
-    module, batch, cells = module_for(model, labelled=False)
+    objectives, cells = loss_for(model, labelled=False)
     state = model.integration.integrated(features_of(model, cells))
-    logits = module.prior0 + module.discriminators[0](state * model.integration.dim**0.5)
+    logits = objectives.priors[0] + objectives.discriminators[0](state * model.integration.dim**0.5)
     F.cross_entropy(logits, torch.from_numpy(cells.batch)).backward()
     assert not grads[0].any()
     torch.testing.assert_close(grads[1], -weight * model.integration.mlp[0].weight.grad)
@@ -276,24 +262,14 @@ def test_the_reversal_reaches_the_head_with_its_weight(plain, weight):
 
 HEAD = {f"integration.mlp.{number}.{part}" for number in (0, 2, 4) for part in ("weight", "bias")}
 PROJECTION = {"integration.table.weight"}
-STATE = {f"anchor.{name}" for name in ("table.weight", "bias")}
-LAYERS = {f"anchor.mlp.{number}.weight" for number in (0, 2, 4)}
 
 
-@pytest.mark.parametrize(
-    ("strategy", "more"),
-    [
-        ("head", set()),
-        ("lora", LAYERS),
-        ("full", STATE | LAYERS | {f"anchor.mlp.{number}.bias" for number in (0, 2, 4)}),
-    ],
-)
-def test_a_strategy_changes_its_weights_and_no_other(plain, strategy, more):
-    model = plain()
+@pytest.mark.parametrize("fields", [{"anchor_residual": False}, {"anchor": "learned"}])
+def test_the_head_is_trained_and_what_is_behind_it_stays(tiny, fields):
+    model = I.with_head(tiny(**fields), 3)
     before = copy.deepcopy(model.state_dict())
-    found = run(model, strategy, clip=0.0)  # 0 does not clip: cut to length 0, no gradient would move a bias
-    assert changed(before, model.state_dict()) == HEAD | PROJECTION | more
-    assert sorted(model.state_dict()) == sorted(before)
+    found = run(model)
+    assert changed(before, model.state_dict()) == HEAD | PROJECTION
     assert all(p.requires_grad for p in model.parameters())
     assert not model.training
     assert (found["steps"], found["stopped"]) == (12, "steps")
@@ -302,57 +278,39 @@ def test_a_strategy_changes_its_weights_and_no_other(plain, strategy, more):
         n = I.fit_projection(fitted, make_cells())
     assert n == found["own_directions"]
     assert torch.equal(fitted.table.weight, model.integration.table.weight)  # no training moves the projection
-    if strategy == "lora":
-        for name in LAYERS:
-            assert np.linalg.matrix_rank((model.state_dict()[name] - before[name]).numpy(), tol=1e-5) <= RANK
-
-
-@pytest.mark.parametrize("strategy", ["head", "lora", "full"])
-def test_a_transformer_behind_the_head(tiny, strategy):
-    model = I.with_head(tiny(anchor="learned"), 0)
-    before = copy.deepcopy(model.state_dict())
-    run(model, strategy, steps=3)
-    found = changed(before, model.state_dict())
-    assert found >= HEAD | PROJECTION
-    rest = found - HEAD - PROJECTION
-    if strategy == "head":
-        assert not rest
-    elif strategy == "lora":
-        assert "blocks.0.attention.qkv.weight" in rest
-        assert all(name.startswith("blocks.") and "norm" not in name for name in rest)
-    else:
-        assert {"blocks.0.attention.qkv.weight", "embedding.gene.weight", "norm.weight"} <= rest
-        assert not any(name.startswith("heads.") for name in rest)  # no part of the state
 
 
 @pytest.mark.parametrize(("steps", "n_views"), [(3, 1), (8, 3), (60, 8)])
 def test_cells_are_thinned_as_often_as_the_steps_see_them_and_eight_times_at_most(plain, monkeypatch, steps, n_views):
-    seen, encoded_once = [], I._encoded
-    monkeypatch.setattr(I, "_encoded", lambda model, batch: seen.append(batch.n_cells) or encoded_once(model, batch))
+    seen, thin = [], I.thinned_at_random
+    monkeypatch.setattr(I, "thinned_at_random", lambda batch, *more: seen.append(batch.n_cells) or thin(batch, *more))
     run(plain(), steps=steps)
     assert sum(seen) == 120 * n_views  # none at the steps
 
 
 def test_cells_that_go_through_the_transformer_are_not_thinned(tiny, monkeypatch):
-    monkeypatch.setattr(I, "_encoded", lambda *_: pytest.fail("encoded again"))
+    monkeypatch.setattr(I, "thinned_at_random", lambda *_: pytest.fail("encoded again"))
     run(I.with_head(tiny(anchor="learned"), 0), steps=3)
 
 
-def test_training_lessens_what_it_should(plain):
+def test_training_lessens_what_it_should(plain, monkeypatch):
+    contrast = run(plain(), labelled=True, steps=100)["history"]["contrast"]
+    assert np.mean(contrast[-5:]) < 0.9 * contrast[0]
+    monkeypatch.setattr(I, "REVERSAL_WEIGHT", 0.0)
+    asked = run(plain(), steps=150)["history"]["pairs"]
+    monkeypatch.setattr(I, "PAIRS_WEIGHT", 0.0)
+    monkeypatch.setattr(I, "MAX_TIME", 0.0)
     model, cells = plain(), make_cells()
-    found = run(model, steps=150, learning_rate=2e-3, reversal_weight=0.0, max_time=0.0, pairs_weight=0.0)
+    found = run(model, steps=150)
+    assert np.mean(asked[-5:]) < 0.97 * np.mean(found["history"]["pairs"][-5:])
     features = features_of(model, cells)
     draw = np.random.default_rng(I.step_seed(0, 0, "clusters"))
     target = correct_batches(features.numpy(), [cells.batch], draw)
     state = model.integration.integrated(features).detach().numpy()
     off = [float((1 - (x * target).sum(axis=1)).mean()) for x in (features.numpy(), state)]
-    assert off[1] < 0.7 * off[0]
+    assert off[1] < 0.8 * off[0]
     denoising = found["history"]["denoising"]
-    assert np.mean(denoising[-5:]) < 0.8 * denoising[0]
-    contrast = run(plain(), labelled=True, steps=60)["history"]["contrast"]
-    assert np.mean(contrast[-5:]) < 0.9 * contrast[0]
-    asked, unasked = (run(plain(), steps=30, pairs_weight=w)["history"]["pairs"] for w in (0.8, 1e-9))
-    assert np.mean(asked[-5:]) < 0.95 * np.mean(unasked[-5:])
+    assert np.mean(denoising[-5:]) < 0.9 * denoising[0]
 
 
 def test_the_history_has_about_forty_points(plain):
@@ -381,41 +339,35 @@ def test_the_seed_determines_every_bit_and_the_users_stream_goes_on(plain):
     assert not same(one.state_dict(), other.state_dict())
 
 
-def test_the_budget_of_time_ends_it(plain):
-    model = plain()
-    found = run(model, seconds=0.0)
-    assert (found["stopped"], found["steps"]) == ("minutes", 1)
-    assert not model.training
+def test_an_interrupt_leaves_a_model_that_works(plain, monkeypatch):
+    model, seen = plain(), []
+    layout, compute = sorted(model.state_dict()), I.IntegrationLoss.losses
 
-
-@pytest.mark.parametrize("strategy", ["head", "lora"])
-def test_an_interrupt_leaves_a_model_that_works(plain, monkeypatch, strategy):
-    model = plain()
-    layout, compute = sorted(model.state_dict()), I.IntegrationModule.compute_loss
-
-    def interrupted(self, batch, generator):
-        if self.batches_seen == 5:
+    def interrupted(self, *args):
+        seen.append(1)
+        if len(seen) == 6:
             raise KeyboardInterrupt
-        return compute(self, batch, generator)
+        return compute(self, *args)
 
-    monkeypatch.setattr(I.IntegrationModule, "compute_loss", interrupted)
-    found = run(model, strategy)
+    monkeypatch.setattr(I.IntegrationLoss, "losses", interrupted)
+    found = run(model)
     assert (found["stopped"], found["steps"], len(found["history"]["loss"])) == ("interrupted", 5, 5)
     assert sorted(model.state_dict()) == layout
     assert not model.training
     assert all(p.requires_grad for p in model.parameters())
     assert all(torch.isfinite(value).all() for value in model.state_dict().values())
-    assert not any(nn.utils.parametrize.is_parametrized(part) for part in model.modules())
 
 
 def test_a_loss_that_is_not_finite_is_an_error(plain):
-    with pytest.raises(FloatingPointError, match=r"The loss is nan at step \d+. Lower learning_rate"):
-        run(plain(), learning_rate=1e30, warmup_steps=0)
+    model = plain()
+    with torch.no_grad():
+        model.integration.mlp[4].bias.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="The loss is nan at step 1"):
+        run(model)
 
 
 def test_one_covariate_with_one_value_changes_nothing_but_is_no_error(plain):
-    cells = make_cells()
-    known = I.Covariates([cells.batch, np.zeros(cells.n_cells, dtype=np.int64)], None)
-    model = plain()
-    found = I.integrate_model(model, cells, encoded(model, cells), known, "head", config(), progress=False)
+    cells, model = make_cells(), plain()
+    batches = [cells.batch, np.zeros(cells.n_cells, dtype=np.int64)]
+    found = I.integrate_model(model, cells, encoded(model, cells), batches, None, steps=12, seed=0)
     assert np.isfinite(found["history"]["loss"]).all()

@@ -117,7 +117,7 @@ def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd
     >>> import scdiva as sd
     >>> cells = sd.datasets.toy(120, 100)
     >>> reference, query = cells[:80].copy(), cells[80:].copy()
-    >>> annotator = sd.tl.annotate(query, "cell_type", reference, method="centroid")
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference, method="knn")
     >>> sd.get.annotation_df(query, top_k=2).columns.to_list()
     ['cell', 'rank', 'label', 'probability']
     """

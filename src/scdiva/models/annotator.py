@@ -15,16 +15,9 @@ from scdiva.models._folder import MODEL
 from scdiva.models.inference import width_of
 from scdiva.models.network import of_model, table
 from scdiva.models.scdiva import ScDiVa
-from scdiva.nn.annotation import ZERO_SHOT, AnnotationHead, HeadSizes
+from scdiva.nn.annotation import AnnotationHead, HeadSizes
 
-_MOST = {
-    "n_labels": 100_000,
-    "own_dim": 4096,
-    "n_genes": 200_000,
-    "hidden": 65_536,
-    "n_known": 10_000_000,
-    "n_neighbors": 10_000_000,
-}
+_MOST = {"n_labels": 100_000, "own_dim": 4096, "n_genes": 200_000, "n_known": 10_000_000, "n_neighbors": 10_000_000}
 """Largest sizes that are believed of a file."""
 
 
@@ -106,14 +99,14 @@ class Annotator(Fitted):
             "notes": self.notes,
         }
         tensors = {f"head.{name}": value for name, value in self.head.state_dict().items()}
-        return settings, tensors | {
-            "tokens": torch.from_numpy(self.tokens),
-            "novelty": torch.from_numpy(self.novelty),
-        }
+        tensors |= {"tokens": torch.from_numpy(self.tokens), "novelty": torch.from_numpy(self.novelty)}
+        return settings, tensors
 
     @classmethod
     def _restored(cls, model: ScDiVa, settings: dict[str, Any], tensors: dict[str, Tensor]) -> Self:
-        sizes, labels = HeadSizes(**settings["sizes"]), settings["labels"]
+        # the width of a network that is no more is there in folders of earlier versions
+        sizes = HeadSizes(**{name: size for name, size in settings["sizes"].items() if name != "hidden"})
+        labels = settings["labels"]
         dtype, ordered = str(settings.get("dtype", "object")), bool(settings.get("ordered", False))
         if np.dtype(dtype).kind not in "biuf":  # of earlier versions too
             dtype, labels = "object", list(map(str, labels))
@@ -123,7 +116,7 @@ class Annotator(Fitted):
         check_sizes(sizes, _MOST)
         if len(labels) != sizes.n_labels or len(labels) < 2:
             raise ValueError("labels out of range")
-        width = width_of(model, "embedding" if sizes.method in ZERO_SHOT else "state")
+        width = width_of(model, "embedding" if sizes.method == "knn" else "state")
         if (sizes.n_tokens, sizes.state_dim) != (model.config.n_tokens, width):
             raise ValueError(f"its head is for another model than {MODEL}")
         with torch.device("meta"):  # nothing of the sizes that a file names is set aside before they prove true

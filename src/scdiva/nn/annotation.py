@@ -12,15 +12,10 @@ from torch import Tensor, nn
 from scdiva._checks import check_choices
 from scdiva.diffusion import cell_of_token
 from scdiva.nn.encoder import weighted_sum
-from scdiva.nn.layers import perceptron
 
-METHODS = ("linear", "knn", "centroid", "probe", "finetune")
-ZERO_SHOT = ("knn", "centroid")
-"""Those that train nothing; they read the embedding, the others the state before an integration head."""
+METHODS = ("linear", "knn", "finetune")
 CLIP = 10.0
 """Most standard deviations that a gene may be off its mean."""
-CENTROID_SCALE = 10.0
-"""Logits per unit of cosine, before the temperature is fitted."""
 QUERY_BLOCK = 256
 """Cells whose distances to all known cells are held at once."""
 
@@ -54,8 +49,6 @@ class HeadSizes:
         Labels, width of the model's state, token space.
     own_dim, n_genes
         Width of the head's own projection, and genes that are read one by one; 0 for none.
-    hidden
-        Width of the two hidden layers of `"probe"`.
     n_known
         Known cells of `"knn"`.
     n_neighbors
@@ -68,7 +61,6 @@ class HeadSizes:
     n_tokens: int
     own_dim: int = 0
     n_genes: int = 0
-    hidden: int = 0
     n_known: int = 0
     n_neighbors: int = 15
 
@@ -116,7 +108,7 @@ class AnnotationHead(nn.Module):
     r"""Classifier of cells on a model's state, with calibrated probabilities and a measure of novelty.
 
     A cell's features are :math:`u = [\hat z, \hat x] / \sqrt 2`: the model's state and a projection of the cell's genes
-    fitted on the reference, each at length one (:math:`\hat z` alone without a projection). Of these, or of these
+    fitted on the reference, each at length one (:math:`\hat z` alone for neighbours). Of these, or of these
     standardised beside standardised genes, a classifier makes logits :math:`\ell`; probabilities are
     :math:`\mathrm{softmax}(\ell / T)` with the temperature T fitted on held-out cells of the reference (Guo et al.
     2017).
@@ -146,15 +138,9 @@ class AnnotationHead(nn.Module):
         self.sizes = s = sizes
         # torch sums no rows of width 0
         self.own = nn.Embedding(s.n_tokens, s.own_dim) if s.own_dim else None
-        self.classifier: nn.Module
-        if s.method in ("linear", "finetune"):
-            self.classifier = nn.Linear(s.dim + s.n_genes, s.n_labels)
-        elif s.method == "probe":
-            self.classifier = perceptron(s.dim, s.hidden, s.n_labels)
-        elif s.method == "knn":
+        self.classifier: nn.Module = nn.Linear(s.dim + s.n_genes, s.n_labels)
+        if s.method == "knn":
             self.classifier = Neighbors(s.n_known, s.dim, s.n_labels, s.n_neighbors)
-        else:
-            self.classifier = nn.Linear(s.dim, s.n_labels, bias=False)
         self.feature_mean: Tensor
         self.feature_scale: Tensor
         self.gene_tokens: Tensor
@@ -203,15 +189,13 @@ class AnnotationHead(nn.Module):
         u
             Features `(B, dim)`.
         genes
-            From :meth:`genes`; None where none are read.
+            From :meth:`genes`; None for neighbours, which read the features alone.
         measured
             bool `(n_genes,)`; the others count as average. None: all.
         """
-        if self.sizes.method in ZERO_SHOT:
+        if genes is None:
             return u
         standard = (u - self.feature_mean) / self.feature_scale
-        if genes is None:
-            return standard
         scaled = ((genes - self.gene_mean) / self.gene_scale).clamp(-CLIP, CLIP) * self.gene_weight
         if measured is not None:
             scaled = scaled * measured
@@ -231,6 +215,6 @@ class AnnotationHead(nn.Module):
     def forward(self, cells: Read, measured: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return probabilities `(B, n_labels)` and novelty `(B,)` of cells; `measured` as in :meth:`inputs`."""
         u = self.features(cells)
-        genes = self.genes(cells) if self.sizes.n_genes else None
+        genes = None if self.sizes.method == "knn" else self.genes(cells)
         logits = self.classifier(self.inputs(u, genes, measured))
         return (logits / self.temperature).softmax(dim=1), self.novelty(logits, self.cosines(u, self.centroids))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import time
-import warnings
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from scdiva._checks import warn
 from scdiva._constants import DEFAULT_MODEL
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import torch
     from anndata import AnnData
+    from torch import Tensor
 
     from scdiva.models import ScDiVa
     from scdiva.train.adaptation import AdaptationCells
@@ -70,9 +71,10 @@ def adapt(
     components alone, and seven weights between; of those within two standard errors of the best, the one nearest to
     1.5 is taken. Nothing is trained.
 
-    Of more than 50,000 cells so many are drawn. They are held in memory, 8 bytes per value above zero. Cell states,
-    the state head and the transformer stay those of the model: what :func:`impute` or :func:`generate` find with the
-    new model is what they find with the given one.
+    All cells are read, by blocks of rows, backed or not. Of more than 50,000 so many are drawn, and only these are held
+    in memory, 8 bytes per value above zero: components are fitted to them, and 5,000 of them judge. Cell states, the
+    state head and the transformer stay those of the model: what :func:`impute` or :func:`generate` find with the new
+    model is what they find with the given one.
 
     Parameters
     ----------
@@ -139,7 +141,7 @@ def adapt(
     from scdiva.models.inference import runs_transformer
     from scdiva.models.pretrained import load_for
     from scdiva.train.adaptation import read_cells
-    from scdiva.train.own_components import WEIGHTS, compare_weights, with_own_components
+    from scdiva.train.own_components import MOST_JUDGED, WEIGHTS, compare_weights, sampled, with_own_components
 
     seed = seed_of(rng)
     given = load_for(model, target)
@@ -147,29 +149,24 @@ def adapt(
         raise ValueError(
             "This model has integrated batches, and adapting would change what that was fitted on. Adapt first."
         )
-    cells, rows = read_cells(open_cells(adata, given, reading, empty="nan"), batch)
-    if cells.n_cells > MOST_CELLS:
-        drawn = np.sort(np.random.default_rng([seed, 1]).choice(cells.n_cells, MOST_CELLS, replace=False))
-        cells, rows = cells.subset(drawn), rows[drawn]
+    cells, rows = read_cells(open_cells(adata, given, reading, empty="nan"), batch, most=MOST_CELLS, seed=seed)
     given = given.to(target)
     with torch_threads_kept(None if runs_transformer(given) else 1):  # products of the set encoder are too small
         agreement = compare_weights(given, cells, seed)
         weight = WEIGHTS[agreement.chosen]
-        new = with_own_components(given, cells, weight)
+        sample = sampled(given, cells)
+        new = with_own_components(given, cells, weight, sample)
         if batch_key is None:
-            _warn_of_batches(new, cells, adata.obs.iloc[rows], seed)
+            _warn_of_batches(new, *sample, adata.obs.iloc[rows[:: -(-len(rows) // MOST_JUDGED)]], seed)
     chosen = {"no": "model", "joined": "joined", "own": "own"}[new.config.adapted]
+    agreements = agreement.found.tolist()
     found: dict[str, Any] = {
         "chosen": chosen,
         "weight": None if chosen == "own" else weight,
         "n_components": 0 if new.own is None else new.config.adapted_dim,
-        "agreement": {
-            "model": float(agreement.found[0]),
-            "own": float(agreement.found[-1]),
-            "chosen": float(agreement.found[agreement.chosen]),
-        },
+        "agreement": {"model": agreements[0], "own": agreements[-1], "chosen": agreements[agreement.chosen]},
         "weights": [None if np.isinf(one) else one for one in WEIGHTS],
-        "agreements": agreement.found.tolist(),
+        "agreements": agreements,
         "n_cells": cells.n_cells,
         "n_judged": agreement.n_cells,
         "n_batches": cells.n_batches,
@@ -182,7 +179,7 @@ def adapt(
     return new
 
 
-def _warn_of_batches(model: ScDiVa, cells: AdaptationCells, obs: pd.DataFrame, seed: int) -> None:
+def _warn_of_batches(model: ScDiVa, cells: AdaptationCells, states: Tensor, obs: pd.DataFrame, seed: int) -> None:
     """Say so if cells that lie together share a column that is likely to name batches."""
     likely = {name: obs[name] for name in obs if isinstance(name, str) and LIKELY.search(name)}
     likely = {name: column for name, column in likely.items() if 1 < column.nunique() <= MOST_BATCHES}
@@ -190,11 +187,12 @@ def _warn_of_batches(model: ScDiVa, cells: AdaptationCells, obs: pd.DataFrame, s
         return
     from sklearn.neighbors import NearestNeighbors
 
-    from scdiva.train.adaptation import encoded
-
     some = np.sort(np.random.default_rng([seed, 2]).permutation(cells.n_cells)[:LOOKED_AT])
-    embedding = encoded(model, cells.subset(some), what="embedding").numpy()
-    near = NearestNeighbors(n_neighbors=min(15, len(some) - 1)).fit(embedding).kneighbors(return_distance=False)
+    embedding, device = states[some], next(model.parameters()).device
+    if model.own is not None:
+        embedding = model.own(embedding.to(device), *cells.take(some).to(device).packed)
+    finder = NearestNeighbors(n_neighbors=min(15, len(some) - 1)).fit(embedding.numpy(force=True))
+    near = finder.kneighbors(return_distance=False)
     worst, name, shared, expected = 0.0, "", 0.0, 0.0
     for column, values in likely.items():
         _, number = np.unique(values.astype(str).to_numpy()[some], return_inverse=True)
@@ -204,9 +202,7 @@ def _warn_of_batches(model: ScDiVa, cells: AdaptationCells, obs: pd.DataFrame, s
         if apart > max(worst, APART):
             worst, name, shared, expected = apart, column, same, chance
     if name:
-        warnings.warn(
+        warn(
             f"{shared:.0%} of a cell's nearest neighbours share its adata.obs[{name!r}], {expected:.0%} would by "
-            f"chance: if that is technical, adapt within it, tl.adapt(adata, batch_key={name!r}).",
-            UserWarning,
-            stacklevel=3,
+            f"chance: if that is technical, adapt within it, tl.adapt(adata, batch_key={name!r})."
         )

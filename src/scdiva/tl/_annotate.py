@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from os import PathLike
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import numpy as np
 
 from scdiva import _constants as C
-from scdiva._checks import check_choices, check_least, check_positive
+from scdiva._checks import check_choices, check_least, check_positive, warn
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
@@ -24,11 +23,9 @@ from scdiva.tl._annotation import (
     ancestors,
     annotated,
     as_categories,
-    as_text,
     check_genes,
     fit_annotator,
     named,
-    reads,
     shared_tokens,
 )
 
@@ -46,21 +43,14 @@ def annotate(
     labels_key: str | None = None,
     reference: AnnData | None = None,
     *,
-    method: Literal["linear", "knn", "centroid", "probe", "finetune"] = "linear",
+    method: Literal["linear", "knn", "finetune"] = "linear",
     model: ScDiVa | Annotator | str | PathLike[str] = C.DEFAULT_MODEL,
     batch_key: str | None = None,
     unlabeled_category: str | None = None,
     reject: float | None = None,
     parents: Mapping[str, str] | None = None,
     backoff: float = 0.5,
-    class_weight: Literal["balanced"] | None = "balanced",
     n_neighbors: int = 15,
-    strategy: Literal["lora", "full"] = "lora",
-    max_epochs: int = 100,
-    patience: int = 5,
-    minutes: float | None = None,
-    batch_size: int = 256,
-    learning_rate: float = 3e-4,
     layer: str | None = None,
     use_raw: bool = False,
     input: Literal["auto", "counts", "lognorm"] = "auto",
@@ -77,16 +67,16 @@ def annotate(
     `adata` itself, beside those to be annotated.
 
     - `"linear"`, the default: logistic regression on the state that the model gives a cell, a projection of its genes
-      fitted on the reference (principal components within batches), and 2,000 single genes, all standardised. Of few
-      labels the state decides, of many also what single genes add.
-    - `"knn"` and `"centroid"`: nearest neighbours, or the nearest mean direction of a label, in the embedding. Nothing
-      is trained (zero-shot). Of a model that has integrated batches this is the integrated embedding; the other methods
-      read the state before it, as what batches share with types is then still there.
-    - `"probe"`: a network of two hidden layers on the state, the model frozen (the paper's "zero-shot"; section on
-      annotation).
-    - `"finetune"`: the model itself is trained on with the logistic regression as its last layer (paper, section on
-      annotation). Batches of `batch_key` that hold a tenth of the cells or more are held out, and training ends once
-      they are predicted no better; without batches, or where each label is in one batch only, a tenth of the cells is.
+      fitted on the reference (principal components within batches), and 2,000 single genes, all standardised; every
+      label counts the same in the fit, however few cells it has. Of few labels the state decides, of many also what
+      single genes add.
+    - `"knn"`: nearest neighbours in the embedding. Nothing is trained (zero-shot). Of a model that has integrated
+      batches this is the integrated embedding; the other methods read the state before it, as what batches share with
+      types is then still there.
+    - `"finetune"`: the model itself is trained on by low-rank updates, with the logistic regression as its last layer
+      (paper, section on annotation). Batches of `batch_key` that hold a tenth of the cells or more are held out, and
+      training ends once they are predicted no better; without batches, or where each label is in one batch only, a
+      tenth of the cells is. It was no better than the default on any set that was tried, and took longer.
 
     Probabilities are those of classifiers that held-out cells of the reference have calibrated [1]_: labelled cells
     are dealt out in three parts, each predicted by a fit on the two others. Of few labels they are uncertain: below
@@ -121,14 +111,8 @@ def annotate(
     backoff
         With `parents`: where the probability of a label is below this, the group above it is named, whose probability
         is the sum over its labels.
-    class_weight
-        `"balanced"`: every label counts equally in fitting, however few cells it has. None: every cell does.
     n_neighbors
-        Neighbours that vote; fewer where labels have fewer cells on average.
-    strategy, max_epochs, patience, minutes, batch_size, learning_rate
-        Of `"finetune"`: low-rank updates (rank 8) or all weights of what the state comes from; most passes over the
-        cells; looks at the held-out cells without a better loss after which it ends; most wall time; cells of a step
-        and learning rate of AdamW. `batch_size` is that of `"probe"` too.
+        Neighbours of `"knn"` that vote; fewer where labels have fewer cells on average.
     %(reading)s
     key_added
         Key of `adata.obs` to write; the others begin with it.
@@ -206,15 +190,11 @@ def annotate(
     check_writable(adata, copy=False, call="tl.annotate", entry=key_added, **written)
     if reference is not None:
         check_anndata(reference)
-    check_choices(
-        method=(method, ("linear", "knn", "centroid", "probe", "finetune")),
-        class_weight=(class_weight, ("balanced", None)),
-        strategy=(strategy, ("lora", "full")),
-    )
-    check_least(
-        n_neighbors=(n_neighbors, 1), max_epochs=(max_epochs, 1), patience=(patience, 1), batch_size=(batch_size, 2)
-    )
-    check_positive(reject=reject, backoff=backoff, minutes=minutes, learning_rate=learning_rate)
+    if method in ("centroid", "probe"):
+        raise ValueError(f"method={method!r} was removed: leave it out for the default, 'linear', which is better.")
+    check_choices(method=(method, ("linear", "knn", "finetune")))
+    check_least(n_neighbors=(n_neighbors, 1))
+    check_positive(reject=reject, backoff=backoff)
     if backoff > 1:
         raise ValueError(f"backoff must be at most 1, got {backoff!r}.")
     if reject is not None and reject >= 1:
@@ -225,6 +205,7 @@ def annotate(
     fitted = given_fitted(Annotator, model, running.device)
     cells: Cells
     states: torch.Tensor | None = None
+    rows = np.arange(adata.n_obs)
     if fitted is not None:
         of_a_fit = {
             "labels_key": labels_key is not None,
@@ -240,8 +221,7 @@ def annotate(
         ancestors(fitted.names, fitted.parents)
         source = restricted(open_cells(adata, fitted.model, reading), fitted.tokens)
         check_genes(fitted, source.measured_tokens)
-        running = reads(running, fitted.method)
-        cells, rows, measured = source, np.arange(adata.n_obs), source.measured_tokens
+        cells, measured = source, source.measured_tokens
     else:
         if labels_key is None:
             raise ValueError("Name the column with the labels, labels_key, or a fitted annotator as model=.")
@@ -254,20 +234,10 @@ def annotate(
         from scdiva.models.pretrained import load_for
         from scdiva.train.adaptation import read_cells
         from scdiva.train.annotation import Reference
-        from scdiva.train.config import AnnotationConfig
-        from scdiva.train.finetuning import Tuning
-        from scdiva.train.loop import Limits
 
         given = load_for(cast("ScDiVa | str | PathLike[str]", model), running.device)  # an annotator is dealt with
-        ancestors(as_text(types), groups or {})
+        ancestors(tuple(map(str, types.categories.tolist())), groups or {})
         seed = seed_of(rng)
-        config = AnnotationConfig(
-            batch_size=batch_size,
-            learning_rate=learning_rate,
-            seed=seed,
-            balanced=class_weight == "balanced",
-            n_neighbors=n_neighbors,
-        )
         source = open_cells(adata, given, reading)
         other = source if reference is None else open_cells(reference, given, reading)
         tokens = shared_tokens(other, source)
@@ -275,23 +245,24 @@ def annotate(
             "annotating %d cells by %r, %d labels, %d genes", adata.n_obs, method, len(types.categories), len(tokens)
         )
         source = restricted(source, tokens)
-        running = reads(running, method)
-        known, rows = read_cells(source if reference is None else restricted(other, tokens), batch)
-        states = torch.from_numpy(embed_all(given, known, running))
-        limits = Limits(max_epochs, patience, np.inf if minutes is None else 60 * minutes)
-        tuning = Tuning(strategy, limits, running.device)
-        labelled = Reference(known, states, labels[rows])
-        fitted = fit_annotator(labelled, types, batch[rows], given, method, tokens, config, tuning)
+        known, known_rows = read_cells(source if reference is None else restricted(other, tokens), batch)
+        states = torch.from_numpy(
+            embed_all(given, known, running._replace(what="embedding" if method == "knn" else "state"))
+        )
+        labelled = Reference(known, states, labels[known_rows])
+        fitted = fit_annotator(
+            labelled, types, batch[known_rows], given, method, tokens, seed, n_neighbors, running.device
+        )
         # the seed as text: it is beyond the integers that JSON and h5ad readers agree on
         fitted = replace(
             fitted, parents=groups or {}, notes=fitted.notes | {"labels_key": labels_key, "seed": str(seed)}
         )
         _check_reject(fitted, reject)
-        if reference is None:
-            cells, measured = known, known.measured
-            states = states if fitted.model is given else None
-        else:
-            cells, rows, measured, states = source, np.arange(adata.n_obs), source.measured_tokens, None
+        cells, measured = source, source.measured_tokens
+        if reference is None:  # read already, and encoded too unless the model has been trained on
+            cells, rows = known, known_rows
+        if reference is not None or fitted.model is not given:
+            states = None
     probability = np.full((adata.n_obs, len(fitted.labels)), np.nan, dtype=np.float32)
     novelty = np.full(adata.n_obs, np.nan, dtype=np.float32)
     probability[rows], novelty[rows] = annotated(fitted, cells, measured, running, states)
@@ -323,12 +294,10 @@ def _labelled(
     if reference is None:
         labels, types = label_numbers(adata, labels_key, unlabeled_category)
         if (labels >= 0).all():
-            warnings.warn(
+            warn(
                 f"all {adata.n_obs} cells have a label in adata.obs[{labels_key!r}]: what is predicted of them are "
                 "cells that were fitted on. Name other cells as adata and these as reference, or an "
-                "unlabeled_category.",
-                UserWarning,
-                stacklevel=3,
+                "unlabeled_category."
             )
         return labels, types, batch_numbers(adata, batch_key)
     labels, types = label_numbers(reference, labels_key, unlabeled_category, where="reference")
@@ -339,16 +308,14 @@ def _labelled(
             f"{reference.obs_names[missing.argmax()]!r}: leave them out, reference = "
             f"reference[reference.obs[{labels_key!r}].notna()].copy(), or give them an unlabeled_category."
         )
-    known = as_text(types)
+    known = tuple(map(str, types.categories.tolist()))
     if labels_key in adata.obs:
         own = set(adata.obs[labels_key].dropna().astype(str)) - {str(unlabeled_category), C.REJECTED, ""}
         if own and not own & set(known):
-            warnings.warn(
+            warn(
                 f"adata.obs[{labels_key!r}] and reference.obs[{labels_key!r}] have no label in common "
                 f"({', '.join(map(repr, sorted(own)[:5]))} and {', '.join(map(repr, known[:5]))}). That of adata "
-                "is not read and stays as it is.",
-                UserWarning,
-                stacklevel=3,
+                "is not read and stays as it is."
             )
     return labels, types, batch_numbers(reference, batch_key, where="reference")
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scdiva._checks import warn
 from scdiva._constants import REJECTED
 from scdiva._running import Cells, Running, run_cells
-from scdiva._settings import logger, settings, torch_threads_kept
+from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.genes import advice
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from scdiva.data.cells import CellSource, Ragged
     from scdiva.models import Annotator, ScDiVa
     from scdiva.train.annotation import Reference
-    from scdiva.train.config import AnnotationConfig
-    from scdiva.train.finetuning import Tuning
 
 LEAST_GENES = 50
 """Genes that reference and cells must share."""
@@ -71,19 +69,10 @@ def check_genes(annotator: Annotator, measured: np.ndarray) -> None:
             "Name the column of adata.var that holds symbols or Ensembl ids: gene_ids=..."
         )
     if 2 * n_measured < n_read:
-        warnings.warn(
+        warn(
             f"adata has {n_measured} of the {n_read} genes that the annotator reads. Fitted anew on the genes that "
-            "both have it may do better: tl.annotate(adata, labels_key, reference).",
-            UserWarning,
-            stacklevel=3,
+            "both have it may do better: tl.annotate(adata, labels_key, reference)."
         )
-
-
-def reads(running: Running, method: str) -> Running:
-    """Say what a method reads of the model: the embedding if it is zero-shot, the state if it is trained."""
-    from scdiva.nn.annotation import ZERO_SHOT
-
-    return running._replace(what="embedding" if method in ZERO_SHOT else "state")
 
 
 def fit_annotator(
@@ -93,8 +82,9 @@ def fit_annotator(
     model: ScDiVa,
     method: str,
     tokens: np.ndarray,
-    config: AnnotationConfig,
-    tuning: Tuning,
+    seed: int,
+    n_neighbors: int,
+    device: str,
 ) -> Annotator:
     """Fit an annotator.
 
@@ -108,14 +98,14 @@ def fit_annotator(
         Number of the batch of each cell.
     model
         Not changed.
-    method
+    method, n_neighbors
         See :func:`annotate`.
     tokens
         Genes that are read.
-    config
+    seed
         Of the fit.
-    tuning
-        Of `"finetune"`.
+    device
+        Where `"finetune"` trains.
 
     Raises
     ------
@@ -124,42 +114,31 @@ def fit_annotator(
     """
     from scdiva.models import Annotator
     from scdiva.models.inference import runs_transformer
-    from scdiva.train.annotation import calibrate, fit_head, held_out
-    from scdiva.train.finetuning import fit_with_model
+    from scdiva.train.annotation import calibrate, finetune, fit_head, held_out
 
-    names = as_text(types)
-    lost = np.setdiff1d(np.arange(len(names)), reference.labels)
+    labels = types.categories.tolist()
+    lost = np.setdiff1d(np.arange(len(labels)), reference.labels)
     if len(lost):
         raise ValueError(
-            f"No cell of {len(lost)} label(s), the first is {names[lost[0]]!r}, has a gene that is read: leave these "
-            "cells out of the reference."
+            f"No cell of {len(lost)} label(s), the first is {str(labels[lost[0]])!r}, has a gene that is read: leave "
+            "these cells out of the reference."
         )
     notes: dict[str, Any] = {}
     with torch_threads_kept(None if runs_transformer(model, "state") else 1):
         tuned = None
         if method == "finetune":
-            tuned, notes = fit_with_model(
-                model, reference, batch, len(names), tuning, config, progress=settings.progress
-            )
+            tuned, notes = finetune(model, reference, batch, len(labels), seed, device)
         if tuned is None:
-            head = fit_head(reference, method, len(names), model.config.n_tokens, config)
-            predicted = held_out(head, reference, config)
+            head = fit_head(reference, method, len(labels), model.config.n_tokens, seed, n_neighbors)
+            predicted = held_out(head, reference, seed)
         else:
             model, head, predicted = tuned
-        found = calibrate(head, predicted)
+        notes |= calibrate(head, predicted)
     head.requires_grad_(False).eval()
-    novelty = found.pop("novelty")
-    notes |= {**found, "own_directions": head.sizes.own_dim, "n_labelled": int((reference.labels >= 0).sum())}
-    return Annotator(
-        model,
-        head,
-        tuple(types.categories.tolist()),
-        tokens,
-        novelty,
-        notes=notes,
-        dtype=str(types.categories.dtype),
-        ordered=bool(types.ordered),
-    )
+    novelty = notes.pop("novelty")
+    notes |= {"own_directions": head.sizes.own_dim, "n_labelled": int((reference.labels >= 0).sum())}
+    dtype = str(types.categories.dtype)
+    return Annotator(model, head, tuple(labels), tokens, novelty, notes=notes, dtype=dtype, ordered=bool(types.ordered))
 
 
 def annotated(
@@ -176,7 +155,7 @@ def annotated(
     measured
         Tokens that they have a column for.
     running
-        How they are run, see :func:`reads`.
+        How they are run.
     states
         What the model makes of cells in memory, if that is known.
 
@@ -195,8 +174,10 @@ def annotated(
         if states is not None:
             yield from ((rows, ragged, states) for rows, ragged in cells.windows(cells.n_obs))
             return
-        for rows, ragged, results in run_cells(annotator.model, cells, running):
-            found = torch.empty(len(rows), running.width(annotator.model))
+        # neighbours look at the embedding, the others at the state before what an integrated model makes of it
+        how = running._replace(what="embedding" if annotator.method == "knn" else "state")
+        for rows, ragged, results in run_cells(annotator.model, cells, how):
+            found = torch.empty(len(rows), how.width(annotator.model))
             for at, part in results:
                 found[at] = torch.from_numpy(part)
             yield rows, ragged, found
@@ -215,11 +196,6 @@ def annotated(
     if left_out := int(np.isnan(novelty).sum()):
         logger.info("%d cells have no gene that is read; they get no label", left_out)
     return probability, novelty
-
-
-def as_text(types: pd.CategoricalDtype) -> tuple[str, ...]:
-    """Give labels as text."""
-    return tuple(map(str, types.categories.tolist()))
 
 
 def named(
@@ -272,12 +248,10 @@ def as_categories(names: np.ndarray, fitted: Annotator) -> pd.Categorical:
         order = dict.fromkeys([*fitted.names, *groups, REJECTED])
         return pd.Categorical(names, categories=[name for name in order if name in used])
     if REJECTED in used:
-        warnings.warn(
+        warn(
             f"{(names == REJECTED).sum()} of {len(names)} cells are rejected, and missing among the labels: these "
             f"are {'ordered categories' if fitted.dtype == 'object' else fitted.dtype}, which {REJECTED!r} is not. "
-            "Labels that are text hold it.",
-            UserWarning,
-            stacklevel=4,
+            "Labels that are text hold it."
         )
     numbers = {name: number for number, name in enumerate(fitted.names) if name in used}
     categories = pd.Index([fitted.labels[number] for number in numbers.values()], dtype=fitted.dtype)

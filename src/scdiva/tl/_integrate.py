@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Sequence
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from scdiva import _constants as C
-from scdiva._checks import check_choices, check_least, check_positive
+from scdiva._checks import check_least, warn
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
 from scdiva._running import embed_all, how_to_run, model_name, open_for
-from scdiva._settings import logger, settings, torch_threads_kept
+from scdiva._settings import logger, torch_threads_kept
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, write
 from scdiva.tl._corrected import corrected_expression, gene_columns
@@ -29,8 +28,6 @@ if TYPE_CHECKING:
 
 CONFOUNDED = 0.5
 """Cramér's V of batch and label above which a warning is given."""
-MANY_CELLS = 10_000
-"""From so many cells a GPU also trains what is behind the head."""
 
 
 @with_shared_docs
@@ -47,11 +44,7 @@ def integrate(
     species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     unlabeled_category: str | None = None,
-    strategy: Literal["auto", "head", "lora", "full"] = "auto",
     steps: int = 1000,
-    minutes: float | None = None,
-    batch_size: int = 256,
-    learning_rate: float = 1e-3,
     corrected: bool | Sequence[str] = False,
     key_added: str = C.OBSM_INTEGRATED,
     layer_added: str = C.LAYER_CORRECTED,
@@ -60,8 +53,8 @@ def integrate(
 ) -> ScDiVa:
     r"""Integrate batches, with or without labels, and return a model that embeds later cells in the same space.
 
-    A head is put on the model that maps the state of a cell, and a projection of its genes fitted on these cells
-    (principal components within batches), to an integrated state. It learns by
+    A head is put on the model, which stays as it is. It maps the state of a cell, and a projection of its genes fitted
+    on these cells (principal components within batches), to an integrated state. It learns by
 
     - denoising: of the whole cell, and of the cell with each gene left out with probability t ~ U(0, 0.3), it is to
       give the state of the whole cell, corrected for batch effects cluster by cluster [1]_;
@@ -89,18 +82,8 @@ def integrate(
     %(reading)s
     unlabeled_category
         Value of `labels_key` that means "no label", as a missing value always does.
-    strategy
-        What is trained: `"head"`, the head alone, minutes on a CPU; `"lora"`, and low-rank updates (rank 8) of the
-        network that the state comes from; `"full"`, and all of that network's weights. `"auto"` takes `"lora"` on a GPU
-        from 10,000 cells on, else `"head"`, and says so in the log and in `uns`.
     steps
-        Steps of training; the reversal rises over them.
-    minutes
-        Most wall time of the training; None sets no limit. A run that meets it depends on the machine's speed.
-    batch_size
-        Cells of a step.
-    learning_rate
-        Of AdamW; falls along a cosine.
+        Steps of training, of 256 cells; the reversal rises over them.
     corrected
         Also write corrected expression: True, of all genes that the model knows, or the names of some.
     key_added
@@ -124,11 +107,11 @@ def integrate(
         of each gene (ridge regression within batches), at the mean over all cells of every batch. NaN for genes not
         asked for or not known to the model.
     `adata.uns["scdiva"]["integrate"]`
-        `strategy`, `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `own_directions`, `steps`, `seconds`,
-        `stopped` (`"steps"`, `"minutes"`, `"interrupted"`, or `"one batch"`), `history` (arrays `step`, `loss`,
-        `denoising`, `reversal`, `contrast` (0 without labels), `pairs` (0 with)), `model` and `seed`; with `corrected`
-        also `observed_zeros`, the share of the values of those genes that were measured as 0, and `corrected_zeros`,
-        the share that is 0 in the layer.
+        `batch_key`, `labels_key`, `cramers_v` (NaN without labels), `own_directions`, `steps`, `seconds`, `stopped`
+        (`"steps"`, `"interrupted"`, or `"one batch"`), `history` (arrays `step`, `loss`, `denoising`, `reversal`,
+        `contrast` (0 without labels), `pairs` (0 with)), `model` and `seed`; with `corrected` also `observed_zeros`,
+        the share of the values of those genes that were measured as 0, and `corrected_zeros`, the share that is 0 in
+        the layer.
 
     Raises
     ------
@@ -175,9 +158,7 @@ def integrate(
     keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     if not keys or len(set(keys)) < len(keys):
         raise ValueError(f"batch_key must name a column of adata.obs, or several, each once; got {keys}.")
-    check_choices(strategy=(strategy, ("auto", "head", "lora", "full")))
-    check_least(steps=(steps, 1), batch_size=(batch_size, 2))
-    check_positive(minutes=minutes, learning_rate=learning_rate)
+    check_least(steps=(steps, 1))
     if labels_key is None and unlabeled_category is not None:
         raise ValueError(f"unlabeled_category={unlabeled_category!r} is a value of labels_key: name that column too.")
     running = how_to_run(None, device, None)
@@ -192,8 +173,7 @@ def integrate(
 
     from scdiva.models.pretrained import load_for
     from scdiva.train.adaptation import read_cells
-    from scdiva.train.config import IntegrationConfig
-    from scdiva.train.integration import HISTORY, Covariates, integrate_model, integrated_states, with_head
+    from scdiva.train.integration import HISTORY, integrate_model, of_cells, with_head
 
     given = load_for(model, running.device)
     if given.integration is not None:
@@ -203,51 +183,34 @@ def integrate(
         )
     columns = gene_columns(adata, corrected, given.vocabulary, reading)
     seed = seed_of(rng)
-    many = running.device.startswith("cuda") and adata.n_obs >= MANY_CELLS
-    chosen = ("lora" if many else "head") if strategy == "auto" else strategy
 
     _, source, parameters = open_for(given, adata, running, reading)
     _, together = np.unique(np.stack(batches), axis=1, return_inverse=True)
     whole, rows = read_cells(source, together.ravel(), whole=columns is not None)
     cells = whole if columns is None else whole.subset(np.arange(whole.n_cells), given.config.input_length)
-    found: dict[str, Any] = {"own_directions": 0, "steps": 0, "stopped": "one batch"}
-    found["history"] = {name: [] for name in HISTORY}
     if cells.n_batches == 1:
-        warnings.warn(
+        warn(
             f"adata.obs[{keys[0]!r}] names one batch only: there is nothing to integrate, and the embedding of the "
-            "model as it is is written.",
-            UserWarning,
-            stacklevel=2,
+            "model as it is is written."
         )
-        new = given
-        integrated = embed_all(given, cells, running)
+        new, integrated = given, embed_all(given, cells, running)
+        found: dict[str, Any] = {"own_directions": 0, "steps": 0, "stopped": "one batch"}
+        found["history"] = {name: [] for name in HISTORY}
     else:
         if associated > CONFOUNDED:
-            warnings.warn(
+            warn(
                 f"batch and label are confounded (Cramér's V {associated:.2f}): what differs between types that come "
-                "from one batch each may be taken for an effect of the batch, or the other way round.",
-                UserWarning,
-                stacklevel=2,
+                "from one batch each may be taken for an effect of the batch, or the other way round."
             )
-        logger.info("integrating %d cells, strategy %r on %s", adata.n_obs, chosen, running.device)
-        state = running._replace(what="state")
-        states = torch.from_numpy(embed_all(given, cells, state))
+        logger.info("integrating %d cells on %s", adata.n_obs, running.device)
+        states = torch.from_numpy(embed_all(given, cells, running._replace(what="state"))).to(running.device)
         new = with_head(given, seed).to(running.device)
-        config = IntegrationConfig(
-            steps=steps,
-            batch_size=min(batch_size, cells.n_cells),
-            learning_rate=learning_rate,
-            seed=seed,
-        )
-        known = Covariates([_from_zero(batch[rows]) for batch in batches], None if labels is None else labels[rows])
-        seconds = np.inf if minutes is None else 60 * minutes
-        with torch_threads_kept(1 if chosen == "head" else None):  # products too small to share
-            found = integrate_model(
-                new, cells, states, known, chosen, config, seconds=seconds, progress=settings.progress
-            )
-        if chosen != "head":  # cells were encoded by weights that have changed since
-            states = torch.from_numpy(embed_all(new, cells, state))
-        integrated = integrated_states(new, cells, states).numpy(force=True)
+        known = None if labels is None else labels[rows]
+        with torch_threads_kept(1):  # products too small to share
+            numbers = [np.unique(batch[rows], return_inverse=True)[1].astype(np.int64) for batch in batches]
+            found = integrate_model(new, cells, states, numbers, known, steps=steps, seed=seed)
+        assert new.integration is not None
+        integrated = of_cells(new.integration, cells, states).numpy(force=True)
     embedding = np.full((adata.n_obs, integrated.shape[1]), np.nan, dtype=np.float32)
     embedding[rows] = integrated
 
@@ -257,7 +220,6 @@ def integrate(
         values[:, columns[0]], zeros = corrected_expression(embedding, whole, rows, columns[1])
         found |= {"observed_zeros": zeros, "corrected_zeros": float((values[:, columns[0]] == 0).mean())}
     notes: dict[str, Any] = {
-        "strategy": chosen,
         "batch_key": keys,
         "labels_key": labels_key or "",
         "cramers_v": float(associated),
@@ -278,18 +240,13 @@ def cramers_v(one: np.ndarray, other: np.ndarray) -> float:
     Parameters
     ----------
     one, other
-        Group numbers from 0, `(n,)`.
+        Group numbers, `(n,)`.
     """
-    table = np.zeros((int(one.max()) + 1, int(other.max()) + 1))
-    np.add.at(table, (one, other), 1)
-    table = table[table.sum(axis=1) > 0][:, table.sum(axis=0) > 0]
+    from scipy.stats import chi2_contingency
+    from scipy.stats.contingency import crosstab
+
+    table = crosstab(one, other).count
     smaller = min(table.shape) - 1
     if smaller < 1:
         return 0.0
-    expected = np.outer(table.sum(axis=1), table.sum(axis=0)) / table.sum()
-    return float(np.sqrt(((table - expected) ** 2 / expected).sum() / (table.sum() * smaller)))
-
-
-def _from_zero(numbers: np.ndarray) -> np.ndarray:
-    """Return the same groups, numbered without gaps."""
-    return np.unique(numbers, return_inverse=True)[1].astype(np.int64)
+    return float(np.sqrt(chi2_contingency(table, correction=False).statistic / (table.sum() * smaller)))

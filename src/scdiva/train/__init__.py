@@ -8,22 +8,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from scdiva.train._pretrain import pretrain as pretrain
     from scdiva.train.base import TaskModule as TaskModule
-    from scdiva.train.config import AnnotationConfig as AnnotationConfig
-    from scdiva.train.config import IntegrationConfig as IntegrationConfig
     from scdiva.train.config import OptimiserConfig as OptimiserConfig
     from scdiva.train.config import PretrainingConfig as PretrainingConfig
-    from scdiva.train.finetuning import AnnotationModule as AnnotationModule
-    from scdiva.train.integration import IntegrationModule as IntegrationModule
     from scdiva.train.linear_map import LinearMap as LinearMap
     from scdiva.train.linear_map import fit_linear_map as fit_linear_map
     from scdiva.train.pretraining import PretrainingModule as PretrainingModule
     from scdiva.train.runner import fit as fit
 
 _WHERE = {
-    "AnnotationConfig": "config",
-    "AnnotationModule": "finetuning",
-    "IntegrationConfig": "config",
-    "IntegrationModule": "integration",
     "LinearMap": "linear_map",
     "OptimiserConfig": "config",
     "PretrainingConfig": "config",

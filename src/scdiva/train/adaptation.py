@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from scdiva._rng import step_seed
 from scdiva._settings import progress_bar
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.cells import CellSource, Ragged
@@ -20,13 +19,6 @@ from scdiva.models.scdiva import ScDiVa
 
 LEAST_CELLS = 20
 """Fewest cells that a model is fitted to."""
-
-
-class Split(NamedTuple):
-    """Numbers of the cells that are trained on, and of those held out; both ascending."""
-
-    training: np.ndarray
-    held_out: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -92,25 +84,18 @@ class AdaptationCells:
         ragged = take_cells((self.indptr, self.tokens, self.values), rows, max_length)
         return replace(self, indptr=ragged[0], tokens=ragged[1], values=ragged[2], batch=self.batch[rows])
 
-    def split(self, held_out: float, seed: int) -> Split:
-        """Hold a share of the cells out, at least one, and leave at least one.
-
-        Parameters
-        ----------
-        held_out
-            Share, above 0 and below 1.
-        seed
-            Of the choice.
-        """
-        order = np.random.default_rng(step_seed(seed, 0, "split")).permutation(self.n_cells)
-        n = min(max(1, round(held_out * self.n_cells)), self.n_cells - 1)
-        return Split(np.sort(order[n:]), np.sort(order[:n]))
-
 
 def read_cells(
-    source: CellSource, batch: np.ndarray, *, whole: bool = False, trains: bool = True, least: int = LEAST_CELLS
+    source: CellSource,
+    batch: np.ndarray,
+    *,
+    whole: bool = False,
+    trains: bool = True,
+    least: int = LEAST_CELLS,
+    most: int | None = None,
+    seed: int = 0,
 ) -> tuple[AdaptationCells, np.ndarray]:
-    """Read all cells into memory, ordered by batch, without those that have no known gene.
+    """Read cells into memory, ordered by batch, without those that have no known gene; block by block.
 
     Parameters
     ----------
@@ -124,6 +109,10 @@ def read_cells(
         Whether the cells are trained on: those left out are then warned of.
     least
         Cells with a known gene that are needed.
+    most
+        Of more cells so many are drawn, and no other is held in memory; None: all are.
+    seed
+        Of the draw.
 
     Returns
     -------
@@ -134,20 +123,29 @@ def read_cells(
     ValueError
         If too few cells have a known gene.
     """
-    n_known = int((source.lengths > 0).sum())
-    if n_known < least:
+    wanted = np.flatnonzero(source.lengths > 0)
+    if len(wanted) < least:
         what = "training" if trains else "a fit to them"
-        raise ValueError(f"{n_known} cells have a known gene; {what} needs {least} or more.")
+        raise ValueError(f"{len(wanted)} cells have a known gene; {what} needs {least} or more.")
     if whole:
         source = replace(source, max_length=source.vocabulary.n_genes)
     if trains:
-        warn_left_out("adata", source.n_obs - n_known, source.n_obs, 1)
+        warn_left_out("adata", source.n_obs - len(wanted), source.n_obs, 1)
+    wanted = wanted[np.argsort(batch[wanted], kind="stable")]
+    if most is not None and len(wanted) > most:
+        wanted = wanted[np.sort(np.random.default_rng([seed, 1]).choice(len(wanted), most, replace=False))]
+    kept, parts = np.zeros(source.n_obs, dtype=bool), []
+    kept[wanted] = True
     with progress_bar(desc="reading", unit="cell", total=source.n_obs) as bar:
-        (rows, ragged), *_ = source.windows(source.n_obs, on_read=bar.update)
-    names, kept = np.unique(batch[rows], return_inverse=True)
-    order = np.argsort(kept, kind="stable")
-    cells = AdaptationCells(*take_cells(ragged, order), kept[order], source.measured_tokens, len(names))
-    return cells, rows[order]
+        for rows, part in source.windows(source.block_rows, on_read=bar.update):
+            parts.append(part if kept[rows].all() else take_cells(part, np.flatnonzero(kept[rows])))
+    lengths, tokens, values = (
+        np.concatenate([np.diff(part[0]) if i == 0 else part[i] for part in parts]) for i in range(3)
+    )
+    ragged = (np.concatenate([[0], np.cumsum(lengths)]), tokens, values)
+    ragged = take_cells(ragged, np.searchsorted(np.flatnonzero(kept), wanted))
+    names, numbers = np.unique(batch[wanted], return_inverse=True)
+    return AdaptationCells(*ragged, numbers, source.measured_tokens, len(names)), wanted
 
 
 @torch.no_grad()

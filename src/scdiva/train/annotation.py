@@ -1,30 +1,35 @@
-"""Fit an annotation head on labelled cells held in memory, and calibrate its predictions on held-out ones."""
+"""Fit an annotation head on labelled cells held in memory, and calibrate its predictions on held-out ones.
+
+:func:`fit_head` fits it, :func:`held_out` predicts cells that fits anew have not seen, :func:`calibrate` settles by
+these temperature and novelty. :func:`finetune` does the first two in one, and trains the model behind the head.
+"""
 
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
 from torch import Tensor, nn
 
+from scdiva._checks import warn
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import progress_bar, progress_clock
 from scdiva.metrics.annotation import calibration
-from scdiva.nn.annotation import CENTROID_SCALE, CLIP, AnnotationHead, HeadSizes, Neighbors, Read
-from scdiva.train.adaptation import AdaptationCells
-from scdiva.train.config import AnnotationConfig
-from scdiva.train.linear_map import DEVIATION_OFFSET, DISPERSION_OFFSET
-from scdiva.train.loop import train_steps
-from scdiva.train.own_components import N_DIRECTIONS, centred, own_directions
+from scdiva.models.inference import runs_transformer
+from scdiva.models.scdiva import ScDiVa
+from scdiva.nn.annotation import CLIP, AnnotationHead, HeadSizes, Neighbors, Read
+from scdiva.train.adaptation import AdaptationCells, encoded
+from scdiva.train.linear_map import DEVIATION_OFFSET
+from scdiva.train.objectives import thinned_at_random
+from scdiva.train.own_components import N_DIRECTIONS, centred, dispersed_genes, own_directions
 
-N_GENES = 2000
-"""Genes that are read one by one, those of the highest dispersion."""
+INVERSE_PENALTY = 0.1
+"""C of the logistic regression: its quadratic penalty is 1 / (2 C)."""
 FOLDS = 3
 """Parts in which cells are held out to see how good predictions are."""
 MOST_FITTED, MOST_HELD_OUT, LEAST_OF_LABEL = 20_000, 5_000, 50
@@ -42,6 +47,12 @@ ABSENT = -30.0
 """Logit of a label that a fold has no cell of."""
 BLOCK_CELLS = 2048
 """Cells read at once."""
+TUNING_HELD_OUT = 0.1
+"""Least share of the labelled cells that fine-tuning never sees."""
+TUNING_CELLS, TUNING_EPOCHS, TUNING_RATE = 256, 10, 3e-4
+"""Cells of a step of fine-tuning, passes over the cells, and learning rate."""
+TUNING_GENES, TUNING_TIME = 256, 0.3
+"""Genes of a cell that a transformer is trained on, and the t up to which they are masked, t ~ U(0, 0.3) a cell."""
 
 
 class Reference(NamedTuple):
@@ -80,7 +91,7 @@ class HeldOut(NamedTuple):
 
 @torch.no_grad()
 def fit_head(
-    reference: Reference, method: str, n_labels: int, n_tokens: int, config: AnnotationConfig
+    reference: Reference, method: str, n_labels: int, n_tokens: int, seed: int, n_neighbors: int = 15
 ) -> AnnotationHead:
     """Fit a head on a reference; `"finetune"` begins with what this gives for it.
 
@@ -98,17 +109,20 @@ def fit_head(
         See :class:`~scdiva.nn.AnnotationHead`.
     n_labels, n_tokens
         Sizes.
-    config
-        Of the fit.
+    seed
+        Of the cells that are drawn from many.
+    n_neighbors
+        Neighbours that vote.
 
     Returns
     -------
     The head; its temperature and what novelty is measured by are not settled yet (:func:`calibrate`).
     """
-    cells, linear = reference.cells, method in ("linear", "finetune")
+    cells, linear = reference.cells, method != "knn"
     own = own_directions(cells, n_tokens, N_DIRECTIONS) if linear else torch.zeros(n_tokens, 0)
-    genes = _variable_genes(cells, n_tokens) if linear else np.zeros(0, dtype=np.int64)
-    n_known = len(_subset(reference.labels, MOST_FITTED, config.seed)) if method == "knn" else 0
+    genes = np.sort(dispersed_genes(cells, n_tokens)[0]) if linear else np.zeros(0, dtype=np.int64)
+    rows = _subset(reference.labels, MOST_FITTED, seed)
+    known = len(rows)
     sizes = HeadSizes(
         method,
         n_labels,
@@ -116,17 +130,15 @@ def fit_head(
         n_tokens,
         own_dim=own.shape[1],
         n_genes=len(genes),
-        hidden=config.hidden if method == "probe" else 0,
-        n_known=n_known,
-        n_neighbors=config.n_neighbors,
+        n_known=0 if linear else known,
+        n_neighbors=n_neighbors,
     )
     with torch.random.fork_rng(devices=[]):  # what layers begin with is overwritten, and the user's stream stays
         head = AnnotationHead(sizes)
     if head.own is not None:
         head.own.weight.copy_(centred(own, cells))
     head.gene_tokens.copy_(torch.from_numpy(genes))
-    rows = np.arange(cells.n_cells)[:: -(-cells.n_cells // MOST_FITTED)]
-    u, expression = read_cells(head, reference, rows)
+    u, expression = read_cells(head, reference, np.arange(cells.n_cells)[:: -(-cells.n_cells // MOST_FITTED)])
     head.feature_mean.copy_(u.mean(dim=0))
     head.feature_scale.copy_(u.std(dim=0).clamp_min(1e-6))
     if expression is not None:
@@ -135,20 +147,17 @@ def fit_head(
         scaled = ((expression - head.gene_mean) / head.gene_scale).clamp_(-CLIP, CLIP)
         # genes and features weigh the same, however many genes there are
         head.gene_weight.fill_((sizes.dim / float(scaled.square().sum(dim=1).mean().clamp_min(1e-12))) ** 0.5)
-    rows = _subset(reference.labels, MOST_FITTED, config.seed)
-    known = len(rows)
-    if linear:
-        rows = np.concatenate([rows, _helpers(reference.labels, config.seed)])
+        rows = np.concatenate([rows, _helpers(reference.labels, seed)])
     y = reference.labels[rows]
     with progress_clock("fitting"):
         u, expression = read_cells(head, reference, rows)
-        _train(head.classifier, head.inputs(u, expression), u, y, config)
+        _train(head.classifier, head.inputs(u, expression), u, y)
     head.centroids.copy_(state_centroids(head, u[:known], y[:known]))
     return head
 
 
 @torch.no_grad()
-def held_out(head: AnnotationHead, reference: Reference, config: AnnotationConfig) -> HeldOut:
+def held_out(head: AnnotationHead, reference: Reference, seed: int) -> HeldOut:
     """Fit classifiers anew on all but a part of the labelled cells, and predict that part, in turn.
 
     Each label is dealt out over the parts, so that a label of two cells or more is known to every classifier but that
@@ -158,31 +167,138 @@ def held_out(head: AnnotationHead, reference: Reference, config: AnnotationConfi
     ----------
     head
         From :func:`fit_head`; not changed.
-    reference, config
+    reference, seed
         As there.
     """
-    rows, n_labels = _subset(reference.labels, MOST_HELD_OUT, config.seed), head.sizes.n_labels
-    fold = _dealt(reference.labels[rows], np.random.default_rng(step_seed(config.seed, 0, "folds")))
-    if head.sizes.method in ("linear", "finetune"):  # unlabelled cells are in no part, and help every fit
-        others = _helpers(reference.labels, config.seed)
+    rows, s = _subset(reference.labels, MOST_HELD_OUT, seed), head.sizes
+    fold = _dealt(reference.labels[rows], np.random.default_rng(step_seed(seed, 0, "folds")))
+    if s.method != "knn":  # unlabelled cells are in no part, and help every fit
+        others = _helpers(reference.labels, seed)
         rows, fold = np.concatenate([rows, others]), np.concatenate([fold, np.full(len(others), -1)])
     u, expression = read_cells(head, reference, rows)
     x, y = head.inputs(u, expression), reference.labels[rows]
-    parts = []
+    none = np.zeros((0, s.n_labels), dtype=np.float32)
+    parts = [(np.zeros(0, dtype=np.int64), none, none)]
     for number in progress_bar(range(FOLDS), desc="calibrating", unit="fold"):
         training = fold != number
-        present = np.unique(y[training & (y >= 0)])
+        known = training & (y >= 0)
+        present = np.unique(y[known])
         asked = np.flatnonzero(~training & np.isin(y, present))
         if len(present) < 2 or not len(asked):
             continue
-        fitted = _blank(head, int(training.sum()))
-        _train(fitted, x[training], u[training], y[training], config)
-        known = training & (y >= 0)
+        fitted = copy.deepcopy(head.classifier)
+        if s.method == "knn":
+            fitted = Neighbors(int(training.sum()), s.dim, s.n_labels, s.n_neighbors)
+        _train(fitted, x[training], u[training], y[training])
         cosines = head.cosines(u[asked], state_centroids(head, u[known], y[known]))
         parts.append((y[asked], fitted(x[asked]).numpy(), cosines.numpy()))
-    if not parts:
-        return HeldOut(np.zeros(0, dtype=np.int64), np.zeros((0, n_labels)), np.zeros((0, n_labels)))
     return HeldOut(*(np.concatenate(part) for part in zip(*parts, strict=True)))
+
+
+def finetune(
+    model: ScDiVa, reference: Reference, batch: np.ndarray, n_labels: int, seed: int, device: str
+) -> tuple[tuple[ScDiVa, AnnotationHead, HeldOut] | None, dict[str, Any]]:
+    """Fit a head on some of the labelled cells, and train on with what the model's state comes from (paper).
+
+    Parameters
+    ----------
+    model
+        Not changed.
+    reference
+        Labelled cells, and perhaps unlabelled ones beside them.
+    batch
+        Number of the batch of each cell.
+    n_labels
+        Number of labels.
+    seed
+        Of what is held out, of order and thinning.
+    device
+        Torch device to train on.
+
+    Returns
+    -------
+    The trained model, the head on it, and the predictions for held-out cells; None where no cell could be held out, or
+    training did not help. And what was found in training.
+
+    Warns
+    -----
+    UserWarning
+        If the first of these is None.
+    """
+    from scdiva.train.base import decay_groups
+    from scdiva.train.loop import shuffled, train_steps
+
+    cells, labels = reference.cells, reference.labels
+    instead = "what is returned is the logistic regression that it would begin with, fitted on all labelled cells."
+    held = _held_out_batches(labels, batch, np.random.default_rng(step_seed(seed, 0, "split")))
+    if not held.any():
+        warn(f"no labelled cell can be held out to judge fine-tuning by, as each label has one cell: {instead}")
+        return None, {"improved": False}
+    training, asked, rest = np.flatnonzero(~held & (labels >= 0)), np.flatnonzero(held), np.flatnonzero(~held)
+    part = Reference(cells.subset(rest), reference.states[rest], labels[rest])
+    head = fit_head(part, "finetune", n_labels, model.config.n_tokens, seed).to(device).requires_grad_(False)
+    head.classifier.requires_grad_(True)
+    new = copy.deepcopy(model).to(device).requires_grad_(False)
+    through = runs_transformer(new)
+    (new if through or new.anchor is None else new.anchor).requires_grad_(True)
+    weights = torch.from_numpy(len(training) / n_labels / np.bincount(labels[training])).float().to(device)
+    longest = min(TUNING_GENES, model.config.max_length) if through else None
+
+    def loss_of(rows: np.ndarray, generator: torch.Generator | None = None) -> Tensor:
+        taken = cells.take(rows, longest).to(device)
+        taken = taken if generator is None else thinned_at_random(taken, TUNING_TIME, generator)
+        read = Read(new.encode(*taken.packed), *taken.packed)
+        logits = head.classifier(head.inputs(head.features(read), head.genes(read)))
+        return F.cross_entropy(logits, torch.from_numpy(labels[rows]).to(device), weight=weights)
+
+    @torch.no_grad()
+    def held_out_loss() -> float:
+        parts = [asked[start : start + TUNING_CELLS] for start in range(0, len(asked), TUNING_CELLS)]
+        return float(np.average([float(loss_of(part)) for part in parts], weights=[len(part) for part in parts]))
+
+    trained, start, rows = nn.ModuleList([new, head]), held_out_loss(), shuffled(training, TUNING_CELLS, seed)
+    steps, stopped = train_steps(
+        trained,
+        lambda step: loss_of(next(rows), step_generator(seed, step, "train")),
+        lambda step: TUNING_RATE * min(1.0, step / 20),
+        steps=TUNING_EPOCHS * -(-len(training) // TUNING_CELLS),
+        groups=decay_groups(trained, 0.01),
+        clip=1.0,
+        desc="fine-tuning",
+    )
+    new.requires_grad_(True).eval()
+    head.requires_grad_(False)
+    end = held_out_loss()
+    notes = {"improved": end < start, "steps": steps, "stopped": stopped, "start_loss": start, "end_loss": end}
+    head.cpu()
+    if not end < start:
+        warn(f"fine-tuning did not predict the {len(asked)} held-out cells any better: {instead}")
+        return None, notes
+    known = reference._replace(states=encoded(new, cells))
+    with torch.no_grad():
+        head.centroids.copy_(state_centroids(head, read_cells(head, known, training)[0], labels[training]))
+        u, genes = read_cells(head, known, asked)
+        predicted = head.classifier(head.inputs(u, genes)).numpy(), head.cosines(u, head.centroids).numpy()
+    return (new, head, HeldOut(labels[asked], *predicted)), notes
+
+
+def _held_out_batches(labels: np.ndarray, batch: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Mark labelled cells to hold out: whole batches, a tenth of the cells at least; where that leaves none, a tenth.
+
+    A cell whose label no other cell would be left of is trained on, so nothing is held out where all labels have one.
+    """
+    known = np.flatnonzero(labels >= 0)
+    names, held = rng.permutation(np.unique(batch[known])), np.zeros(len(labels), dtype=bool)
+    shares = np.array([(batch[known] == name).mean() for name in names]).cumsum()
+    whole = np.isin(batch, names[: min(int(np.searchsorted(shares, TUNING_HELD_OUT)) + 1, len(names) - 1)])
+    held[known] = whole[known] & np.isin(labels[known], labels[~whole])
+    if not held.any():  # one batch, or every label in one only
+        left = np.bincount(labels[known])
+        for cell in rng.permutation(known):
+            if left[labels[cell]] > 1 and held.sum() < max(1, round(TUNING_HELD_OUT * len(known))):
+                held[cell] = True
+                left[labels[cell]] -= 1
+    return held
 
 
 @torch.no_grad()
@@ -204,16 +320,9 @@ def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
     `confidence`, `accuracy`, `n_cells`), and `novelty`, their novelties, ascending.
     """
     y, n_labels = found.labels, head.sizes.n_labels
+    notes: dict[str, Any] = {"temperature": 1.0, "n_held_out": len(y), "accuracy": np.nan, "ece": np.nan}
     if not len(y):
-        nothing = np.zeros(0, dtype=np.float32)
-        return {
-            "temperature": 1.0,
-            "n_held_out": 0,
-            "accuracy": np.nan,
-            "ece": np.nan,
-            "reliability": {},
-            "novelty": nothing,
-        }
+        return notes | {"reliability": {}, "novelty": np.zeros(0, dtype=np.float32)}
     own = np.arange(len(y)), y
 
     def cross_entropy(log_temperature: float) -> float:
@@ -230,53 +339,24 @@ def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
     logits, cosines = (torch.from_numpy(part).float() for part in (found.logits, found.cosines))
     head.novelty_mean.zero_()
     head.novelty_mean.fill_(float(head.novelty(logits, cosines).mean()))
-    return {
-        "temperature": float(head.temperature),
-        "n_held_out": len(y),
-        "accuracy": float((named == y).mean()),
-        "ece": judged.pop("ece"),
-        "reliability": judged,
-        "novelty": np.sort(head.novelty(logits, cosines).numpy()),
-    }
+    notes |= {"temperature": float(head.temperature), "accuracy": float((named == y).mean()), "ece": judged.pop("ece")}
+    return notes | {"reliability": judged, "novelty": np.sort(head.novelty(logits, cosines).numpy())}
 
 
 def read_cells(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
-    """Features `(n, dim)` of some cells, and their genes that are read one by one `(n, n_genes)`, None without such."""
+    """Features `(n, dim)` of some cells, and their single genes `(n, n_genes)`, None for neighbours."""
     features, genes = [], []
     for start in range(0, len(rows), BLOCK_CELLS):
         block = rows[start : start + BLOCK_CELLS]
-        batch = reference.cells.take(block)
-        read = Read(reference.states[block], *batch.packed)
+        read = Read(reference.states[block], *reference.cells.take(block).packed)
         features.append(head.features(read))
-        if head.sizes.n_genes:
-            genes.append(head.genes(read))
-    return torch.cat(features), torch.cat(genes) if genes else None
+        genes.append(head.genes(read))
+    return torch.cat(features), None if head.sizes.method == "knn" else torch.cat(genes)
 
 
 def state_centroids(head: AnnotationHead, u: Tensor, y: np.ndarray) -> Tensor:
     """Centroids `(n_labels, state_dim)` of the states in features u `(n, dim)`."""
     return _centroids(F.normalize(u[:, : head.sizes.state_dim], dim=1), y, head.sizes.n_labels)
-
-
-def label_weights(y: np.ndarray, n_labels: int, balanced: bool) -> np.ndarray:
-    """Weight of each label in a loss: inverse to its number of cells if balanced, 1 on average over the cells."""
-    counts = np.bincount(y, minlength=n_labels)
-    if not balanced:
-        return np.ones(n_labels)
-    return np.where(counts > 0, len(y) / np.maximum(counts, 1) / max(1, (counts > 0).sum()), 0.0)
-
-
-def _variable_genes(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
-    """Tokens of the measured genes of the highest dispersion, ascending."""
-    matrix = sp.csr_matrix(
-        (cells.values.astype(np.float64), cells.tokens.copy(), cells.indptr), shape=(cells.n_cells, n_tokens)
-    )
-    mean = np.asarray(matrix.mean(axis=0)).ravel()
-    variance = np.maximum(np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel() - mean**2, 0)
-    dispersion = np.full(n_tokens, -1.0)
-    dispersion[cells.measured] = (variance / np.maximum(mean, DISPERSION_OFFSET))[cells.measured]
-    kept = np.argsort(-dispersion, kind="stable")[: min(N_GENES, len(cells.measured))]
-    return np.sort(kept[dispersion[kept] > 0]).astype(np.int64)
 
 
 def _subset(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
@@ -329,42 +409,28 @@ def _centroids(u: Tensor, y: np.ndarray, n_labels: int) -> Tensor:
     return F.normalize(sums, dim=1)
 
 
-def _blank(head: AnnotationHead, n_known: int) -> nn.Module:
-    """Make a classifier like a head's, for another number of cells."""
-    s = head.sizes
-    if s.method == "knn":
-        return Neighbors(n_known, s.dim, s.n_labels, s.n_neighbors)
-    return copy.deepcopy(head.classifier)
-
-
-def _train(classifier: nn.Module, x: Tensor, u: Tensor, y: np.ndarray, config: AnnotationConfig) -> None:
-    """Fit a classifier of any kind on inputs x and labels; in place. Logistic regression takes labels of -1 too."""
+def _train(classifier: nn.Module, x: Tensor, u: Tensor, y: np.ndarray) -> None:
+    """Fit a classifier on inputs x and labels; in place. Logistic regression takes labels of -1 too."""
     if isinstance(classifier, Neighbors):
         classifier.known.copy_(x)
         classifier.label.copy_(torch.from_numpy(y))
-    elif isinstance(classifier, nn.Linear) and classifier.bias is None:
-        classifier.weight.copy_(CENTROID_SCALE * _centroids(x, y, classifier.out_features))
-    elif isinstance(classifier, nn.Linear):
-        known = y >= 0
-        _train_linear(classifier, x[known], y[known], None, config)
-        if not known.all():
-            cosines = u @ _centroids(u[known], y[known], classifier.out_features).T
-            guess = (classifier(x).log_softmax(dim=1) + (SHARPNESS * cosines).log_softmax(dim=1)).softmax(dim=1)
-            sure, named = (part.numpy() for part in guess.max(dim=1))
-            named[known] = y[known]
-            _train_linear(classifier, x, named, np.where(known, 1.0, sure.astype(np.float64) ** 2), config)
-    else:
-        _train_network(cast(nn.Sequential, classifier), x, y, config)
+        return
+    assert isinstance(classifier, nn.Linear)
+    known = y >= 0
+    _train_linear(classifier, x[known], y[known])
+    if not known.all():
+        cosines = u @ _centroids(u[known], y[known], classifier.out_features).T
+        guess = (classifier(x).log_softmax(dim=1) + (SHARPNESS * cosines).log_softmax(dim=1)).softmax(dim=1)
+        sure, named = (part.numpy() for part in guess.max(dim=1))
+        named[known] = y[known]
+        _train_linear(classifier, x, named, np.where(known, 1.0, sure.astype(np.float64) ** 2))
 
 
-def _train_linear(
-    classifier: nn.Linear, x: Tensor, y: np.ndarray, sample_weight: np.ndarray | None, config: AnnotationConfig
-) -> None:
-    """Multinomial logistic regression with a quadratic penalty."""
+def _train_linear(classifier: nn.Linear, x: Tensor, y: np.ndarray, sample_weight: np.ndarray | None = None) -> None:
+    """Multinomial logistic regression with a quadratic penalty, in which every label counts the same."""
     from sklearn.linear_model import LogisticRegression
 
-    weights = "balanced" if config.balanced else None
-    model = LogisticRegression(C=config.inverse_penalty, class_weight=weights, max_iter=500)
+    model = LogisticRegression(C=INVERSE_PENALTY, class_weight="balanced", max_iter=500)
     found = model.fit(x.numpy(), y, sample_weight=sample_weight)
     weight, bias = found.coef_, found.intercept_
     if len(found.classes_) == 2:  # one column for both
@@ -374,29 +440,3 @@ def _train_linear(
     classes = torch.from_numpy(found.classes_)
     classifier.weight[classes] = torch.from_numpy(weight).float()
     classifier.bias[classes] = torch.from_numpy(bias).float()
-
-
-def _train_network(classifier: nn.Sequential, x: Tensor, y: np.ndarray, config: AnnotationConfig) -> None:
-    """AdamW from weights that the seed alone gives; the learning rate falls along a line."""
-    labels, n_labels = torch.from_numpy(y), cast(nn.Linear, classifier[-1]).out_features
-    weight = torch.from_numpy(label_weights(y, n_labels, config.balanced)).float()
-
-    def loss_of(step: int) -> Tensor:
-        draw = step_generator(config.seed, step - 1, "probe")
-        rows = torch.randint(len(y), (min(config.batch_size, len(y)),), generator=draw)
-        return F.cross_entropy(classifier(x[rows]), labels[rows], weight=weight)
-
-    with torch.random.fork_rng(devices=[]), torch.enable_grad():
-        torch.default_generator.manual_seed(step_seed(config.seed, 0, "probe"))
-        for layer in classifier:
-            if isinstance(layer, nn.Linear):
-                layer.reset_parameters()
-        classifier.requires_grad_(True)
-        train_steps(
-            classifier,
-            loss_of,
-            lambda step: config.probe_learning_rate * (1 - (step - 1) / config.probe_steps),
-            steps=config.probe_steps,
-            groups=[{"params": list(classifier.parameters()), "weight_decay": config.weight_decay}],
-        )
-    classifier.requires_grad_(False)

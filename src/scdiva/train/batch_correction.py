@@ -74,9 +74,8 @@ def correct_batches(
     design = np.concatenate([np.eye(int(b.max()) + 1)[b] for b in batches], axis=1)
     n_clusters = int(np.clip(round(n / CELLS_PER_CLUSTER), 2, MOST_CLUSTERS))
     centres, allowed = _first_clusters(start, labels, n_clusters, rng)
-    share = _memberships(start, centres, WIDTH, allowed)
-    _, share = _cluster(start, share, design, np.full(design.shape[1], DIVERSITY), WIDTH, allowed, rng)
-    return _unit(start - _effects(start, share, design, RIDGE))
+    share = _cluster(start, _memberships(start, centres, allowed), design, allowed, rng)
+    return _unit(start - _effects(start, share, design))
 
 
 def batch_prior(corrected: NDArray[Any], batch: NDArray[Any], rng: np.random.Generator) -> Matrix:
@@ -137,9 +136,8 @@ def mutual_neighbors(
         inside, outside = np.flatnonzero(batch == number), np.flatnonzero(batch != number)
         if len(outside):
             k = min(n_neighbors, len(inside))
-            near = (
-                NearestNeighbors(n_neighbors=k).fit(states[inside]).kneighbors(states[outside], return_distance=False)
-            )
+            searched = NearestNeighbors(n_neighbors=k).fit(states[inside])
+            near = searched.kneighbors(states[outside], return_distance=False)
             named.append((np.repeat(drawn[outside], k), drawn[inside[near.ravel()]]))
     cells, nearest = (np.concatenate(column) for column in zip(*named, strict=True))
     names = sp.csr_matrix((np.ones(len(cells), dtype=bool), (cells, nearest)), shape=(n, n))
@@ -197,8 +195,8 @@ def _first_clusters(
     return np.concatenate(parts), allowed.astype(np.float64)
 
 
-def _memberships(x: Matrix, centres: Matrix, width: float, allowed: Matrix | None) -> Matrix:
-    logits = -2 * (1 - x @ centres.T) / width
+def _memberships(x: Matrix, centres: Matrix, allowed: Matrix | None) -> Matrix:
+    logits = -2 * (1 - x @ centres.T) / WIDTH
     if allowed is not None:
         logits = np.where(allowed > 0, logits, -np.inf)
     share = np.exp(logits - logits.max(axis=1, keepdims=True))
@@ -206,28 +204,20 @@ def _memberships(x: Matrix, centres: Matrix, width: float, allowed: Matrix | Non
     return found
 
 
-def _cluster(
-    x: Matrix,
-    share: Matrix,
-    design: Matrix,
-    theta: Matrix,
-    width: float,
-    allowed: Matrix | None,
-    rng: np.random.Generator,
-) -> tuple[Matrix, Matrix]:
+def _cluster(x: Matrix, share: Matrix, design: Matrix, allowed: Matrix | None, rng: np.random.Generator) -> Matrix:
     """Soft k-means with the penalty on clusters of few batches, until the centres rest."""
     share, frequency = share.copy(), design.mean(axis=0)
     n_blocks = max(1, round(1 / BLOCK_SHARE))
     centres = _unit(share.T @ x)
     for _ in range(CLUSTER_ROUNDS):
-        near = _memberships(x, centres, width, allowed)
+        near = _memberships(x, centres, allowed)
         observed, size = share.T @ design, share.sum(axis=0)
         for rows in np.array_split(rng.permutation(len(x)), n_blocks):
             observed -= share[rows].T @ design[rows]
             size -= share[rows].sum(axis=0)
             expected = size[:, None] * frequency
             # logarithms of the penalty, summed over a cell's batches
-            penalty = (theta * (np.log(np.maximum(expected, 0) + 1) - np.log(np.maximum(observed, 0) + 1))).T
+            penalty = (DIVERSITY * (np.log(np.maximum(expected, 0) + 1) - np.log(np.maximum(observed, 0) + 1))).T
             weight = design[rows] @ penalty
             found = near[rows] * np.exp(weight - weight.max(axis=1, keepdims=True))
             share[rows] = found / np.maximum(found.sum(axis=1, keepdims=True), 1e-300)
@@ -238,13 +228,13 @@ def _cluster(
         centres = moved
         if rest < TOLERANCE:
             break
-    return centres, share
+    return share
 
 
-def _effects(states: Matrix, share: Matrix, design: Matrix, ridge: float) -> Matrix:
+def _effects(states: Matrix, share: Matrix, design: Matrix) -> Matrix:
     """Give what batches add to each cell: by cluster, a ridge regression on them; its intercept is no effect."""
     full = np.concatenate([np.ones((len(design), 1)), design], axis=1)
-    penalty = np.diag([0.0, *np.full(design.shape[1], ridge)])
+    penalty = np.diag([0.0, *np.full(design.shape[1], RIDGE)])
     added = np.zeros_like(states)
     for k in range(share.shape[1]):
         weighted = full * share[:, k : k + 1]

@@ -11,10 +11,10 @@ from scdiva._constants import MAX_LENGTH, PRESETS
 
 _FROM_1 = {
     "steps", "batch_size", "batch_tokens", "accumulate", "micro_batches", "log_every", "validate_every",
-    "checkpoint_every", "context", "scored_genes", "n_neighbors", "hidden", "probe_steps",
+    "checkpoint_every", "context", "scored_genes",
 }  # fmt: skip
-_ABOVE_0 = {"learning_rate", "probe_learning_rate", "temperature", "pairs_temperature", "inverse_penalty"}
-_AT_MOST_1 = {"final_learning_rate", "value_mask_rate", "max_time"}
+_ABOVE_0 = {"learning_rate"}
+_AT_MOST_1 = {"final_learning_rate", "value_mask_rate"}
 """Numbers by name of the field; all others are 0 or more."""
 
 
@@ -206,86 +206,3 @@ class PretrainingConfig(OptimiserConfig):
             },
         }[name]  # fmt: skip
         return cls(**{**shared, **run, **changes})
-
-
-@dataclass(frozen=True, kw_only=True)
-class IntegrationConfig(OptimiserConfig):
-    """Training of an integration head (:class:`~scdiva.train.integration.IntegrationModule`).
-
-    The paper names a discriminator of batches with gradient reversal, and supervised contrast (section on integration),
-    without schedule or weights. The schedule is that of Ganin & Lempitsky 2015; denoising and weights are ours.
-
-    Attributes
-    ----------
-    steps, batch_size, learning_rate, final_learning_rate, warmup_steps, weight_decay
-        As in every task, with defaults of their own.
-    target_weight
-        Weight of the denoising loss: a thinned cell is to get the corrected state of the whole one.
-    supervised_weight, temperature
-        Weight and temperature τ of the supervised contrast.
-    pairs_weight, pairs_temperature
-        Weight and τ of the contrast without labels: of a cell with itself thinned and with a partner in another batch.
-    n_neighbors
-        Cells of another batch are partners where each is among so many nearest of the other.
-    alike
-        Cells whose corrected states have a cosine above this are not pushed apart.
-    reversal_weight, reversal_rise
-        Weight of the reversed gradient at the end of its schedule, and the γ of
-        `2 / (1 + exp(-γ p)) - 1` with p the share of the steps done.
-    max_time
-        Genes are masked with probability t ~ U(0, max_time), drawn for each cell.
-    """
-
-    steps: int = 1000
-    batch_size: int = 256
-    learning_rate: float = 1e-3
-    final_learning_rate: float = 0.01
-    warmup_steps: int = 20
-    weight_decay: float = 0.01
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    target_weight: float = 10.0
-    supervised_weight: float = 3.0
-    temperature: float = 0.1
-    pairs_weight: float = 0.8
-    pairs_temperature: float = 0.2
-    n_neighbors: int = 10
-    alike: float = 0.85
-    reversal_weight: float = 1.2
-    reversal_rise: float = 10.0
-    max_time: float = 0.3
-
-
-@dataclass(frozen=True, kw_only=True)
-class AnnotationConfig(OptimiserConfig):
-    """Fit of an annotation head (:mod:`scdiva.train.annotation`).
-
-    The paper probes a frozen backbone with an MLP and fine-tunes, without details; all values here are ours.
-
-    Attributes
-    ----------
-    batch_size, learning_rate, warmup_steps, weight_decay
-        Of the fine-tuning, with defaults of their own; the first and the last also of the probe.
-    balanced
-        Whether labels count equally in the loss, or cells.
-    inverse_penalty
-        C of the logistic regression: its quadratic penalty is 1 / (2 C).
-    n_neighbors
-        Neighbours that vote.
-    hidden, probe_steps, probe_learning_rate
-        Width of the probe's two hidden layers, and its training.
-    max_time
-        While fine-tuning, genes are masked with probability t ~ U(0, max_time), drawn for each cell.
-    """
-
-    batch_size: int = 256
-    learning_rate: float = 3e-4
-    warmup_steps: int = 20
-    weight_decay: float = 0.01
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    balanced: bool = True
-    inverse_penalty: float = 0.1
-    n_neighbors: int = 15
-    hidden: int = 256
-    probe_steps: int = 600
-    probe_learning_rate: float = 1e-3
-    max_time: float = 0.3

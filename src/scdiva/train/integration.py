@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,42 +14,39 @@ from torch import Tensor, nn
 
 from scdiva._rng import step_generator, step_seed
 from scdiva._settings import progress_bar, progress_clock
-from scdiva.data.batch import CellBatch
 from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.heads import IntegrationHead
 from scdiva.nn.layers import perceptron
 from scdiva.train.adaptation import AdaptationCells
-from scdiva.train.base import TaskModule, decay_groups, learning_rate_factor
+from scdiva.train.base import decay_groups, learning_rate_factor
 from scdiva.train.batch_correction import batch_prior, correct_batches, draw_partners, mutual_neighbors
-from scdiva.train.config import IntegrationConfig
-from scdiva.train.loop import merge_low_rank, shuffled, train_states, train_steps
+from scdiva.train.config import OptimiserConfig
+from scdiva.train.loop import shuffled, train_steps
 from scdiva.train.objectives import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
 from scdiva.train.own_components import centred, own_directions
 
 DISCRIMINATOR_WIDTH = 128
 BLOCK_TOKENS = 1_000_000
 """Tokens of cells that are encoded at once."""
+BATCH_SIZE = 256
+"""Cells of a step."""
 MOST_VIEWS = 8
-"""Most times that a cell is thinned, where what is behind the head stays as it is: the steps draw among these."""
-Strategy = Literal["head", "lora", "full"]
+"""Most times that a cell is thinned: the steps draw among these."""
+MAX_TIME = 0.3
+"""A view leaves each gene out with probability t ~ U(0, 0.3), drawn for each cell."""
+DENOISING_WEIGHT, LABELS_WEIGHT, PAIRS_WEIGHT = 10.0, 3.0, 0.8
+"""Weights of the objectives but the reversal's; ours, as the paper gives none."""
+LABELS_TEMPERATURE, PAIRS_TEMPERATURE = 0.1, 0.2
+"""τ of the two contrasts."""
+N_NEIGHBORS = 10
+"""Cells of another batch are partners where each is among so many nearest of the other."""
+SIMILAR = 0.85
+"""Cells whose corrected states have a cosine above this are not pushed apart."""
+REVERSAL_WEIGHT, REVERSAL_RISE = 1.2, 10.0
+"""Weight of the reversed gradient at the end of its schedule, and the schedule's γ."""
 HISTORY = ("step", "loss", "denoising", "reversal", "contrast", "pairs")
 """What is recorded of the training."""
-
-
-class Covariates(NamedTuple):
-    """Batches and labels of the cells.
-
-    Attributes
-    ----------
-    batches
-        Batch numbers from 0 by covariate, int64 `(n_cells,)` each.
-    labels
-        Label numbers from 0, -1 for none, int64 `(n_cells,)`; None without labels.
-    """
-
-    batches: list[np.ndarray]
-    labels: np.ndarray | None
 
 
 class _Reversed(torch.autograd.Function):
@@ -65,7 +62,7 @@ class _Reversed(torch.autograd.Function):
         return -ctx.weight * gradients[0], None
 
 
-class IntegrationModule(TaskModule):
+class IntegrationLoss(nn.Module):
     """Objectives of batch integration; reversal and supervised contrast are the paper's (section on integration).
 
     - denoising: of the whole cell, and of the same cell thinned, the head gives the corrected state of the whole
@@ -78,128 +75,95 @@ class IntegrationModule(TaskModule):
     - without labels, contrast of pairs: what should be near a cell is picked out among others, the same cell thinned
       (the other corruption level) and a partner, drawn from its mutual nearest neighbours in other batches among the
       corrected states (:func:`~scdiva.train.batch_correction.mutual_neighbors`). Similar cells are not pushed apart:
-      mutual neighbours, and those whose corrected states have a cosine above `alike`.
+      mutual neighbours, and those whose corrected states have a cosine above 0.85.
 
     Parameters
     ----------
-    model
-        With an integration head; trained in place.
-    config
-        See :class:`~scdiva.train.IntegrationConfig`.
+    head
+        Trained; it is given no batch.
+    features
+        The head's input of each cell, whole and then thinned in several ways, float32 `(1 + n_views, n_cells, dim)`.
     target
         Corrected states, float32 `(n_cells, dim)`.
-    covariates
-        Of the same cells.
-    features
-        The head's input of each cell, whole and then thinned in several ways, float32 `(1 + n_views, n_cells, dim)`,
-        where nothing behind the head is trained. None: cells are encoded at each step, whole and thinned; whole only
-        where they have to go through the transformer, as two passes a step would be too dear.
+    batches
+        Batch numbers from 0 by covariate, int64 `(n_cells,)` each.
+    labels
+        Label numbers from 0, -1 for none, int64 `(n_cells,)`; None without labels.
+    seed
+        Of discriminators, clusters and pairs.
     """
-
-    config: IntegrationConfig
-    model: ScDiVa
 
     def __init__(
         self,
-        model: ScDiVa,
-        config: IntegrationConfig,
+        head: IntegrationHead,
+        features: Tensor,
         target: Tensor,
-        covariates: Covariates,
-        features: Tensor | None = None,
+        batches: list[np.ndarray],
+        labels: np.ndarray | None,
+        seed: int,
     ) -> None:
-        super().__init__(model, config)
-        head = model.integration
-        if head is None:
-            raise ValueError("The model has no integration head: its configuration needs integrated=True.")
+        super().__init__()
+        device, corrected = features.device, target.numpy(force=True)
+        self.head, self.features, self.target = head, features, target.to(device)
         with torch.random.fork_rng(devices=[]):
-            torch.default_generator.manual_seed(step_seed(config.seed, 0, "discriminators"))
+            torch.default_generator.manual_seed(step_seed(seed, 0, "discriminators"))
             self.discriminators = nn.ModuleList(
-                perceptron(head.dim, DISCRIMINATOR_WIDTH, int(batch.max()) + 1, nn.LeakyReLU(0.2))
-                for batch in covariates.batches
-            )
-        labels = np.full(len(target), -1) if covariates.labels is None else covariates.labels
-        kept = {"target": target, "labels": torch.from_numpy(labels), "features": features}
-        for number, batch in enumerate(covariates.batches):
-            rng = np.random.default_rng(step_seed(config.seed, number, "batch prior"))
-            prior = batch_prior(target.cpu().numpy(), batch, rng)
-            kept |= {f"batch{number}": torch.from_numpy(batch), f"prior{number}": torch.from_numpy(prior).float()}
-        for name, value in kept.items():
-            self.register_buffer(name, value, persistent=False)
+                perceptron(head.dim, DISCRIMINATOR_WIDTH, int(batch.max()) + 1, nn.LeakyReLU(0.2)) for batch in batches
+            ).to(device)
+        self.batches = [torch.from_numpy(batch).to(device) for batch in batches]
+        self.priors = []
+        for number, batch in enumerate(batches):
+            prior = batch_prior(corrected, batch, np.random.default_rng(step_seed(seed, number, "batch prior")))
+            self.priors.append(torch.from_numpy(prior).float().to(device))
+        self.labels = None if labels is None else torch.from_numpy(labels).to(device)
         self.pairs: sp.csr_matrix | None = None
-        if covariates.labels is None and config.pairs_weight > 0:
-            rng = np.random.default_rng(step_seed(config.seed, 0, "pairs"))
-            self.pairs = mutual_neighbors(target.numpy(force=True), covariates.batches, config.n_neighbors, rng)
+        if labels is None:
+            rng = np.random.default_rng(step_seed(seed, 0, "pairs"))
+            self.pairs = mutual_neighbors(corrected, batches, N_NEIGHBORS, rng)
 
-    def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
+    def losses(
+        self, rows: np.ndarray, reversal_weight: float, generator: torch.Generator
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Sum of the objectives; parts `denoising`, `reversal` (discriminators' cross-entropy), `contrast`, `pairs`.
 
         Parameters
         ----------
-        batch
-            Complete cells, `study` their row numbers.
+        rows
+            Numbers of the cells of a step.
+        reversal_weight
+            From :func:`reversal_at`.
         generator
-            Source of the thinning, and of partners.
+            Source of views and partners.
         """
-        c, rows = self.config, batch.study
-        assert rows is not None
-        head = _head(self.model)
-        buffers = dict(self.named_buffers(recurse=False))
-        target = buffers["target"][rows]
-        whole, thinned = self._inputs(batch, generator)
-        state = head.integrated(whole)
-        denoising, view = (1 - (state * target).sum(dim=1)).mean(), None
-        if thinned is not None:
-            view = head.integrated(thinned)
+        head, at = self.head, torch.from_numpy(rows).to(self.target.device)
+        target, state, view = self.target[at], head.integrated(self.features[0, at]), None
+        denoising = (1 - (state * target).sum(dim=1)).mean()
+        if len(self.features) > 1:
+            drawn = torch.randint(len(self.features) - 1, (len(rows),), generator=generator).to(at.device)
+            view = head.integrated(self.features[1 + drawn, at])
             denoising = (denoising + (1 - (view * target).sum(dim=1)).mean()) / 2
-        reversed_state = _Reversed.apply(state, self.reversal())  # type: ignore[no-untyped-call]
-        reversal = state.new_zeros(())
-        for number, discriminator in enumerate(self.discriminators):
-            logits = buffers[f"prior{number}"][rows] + discriminator(reversed_state * head.dim**0.5)
-            reversal = reversal + F.cross_entropy(logits, buffers[f"batch{number}"][rows])
-        contrast = supervised_contrast_loss(state, buffers["labels"][rows], c.temperature)
-        pairs = self._pairs(state, view, rows, generator)
-        loss = c.target_weight * denoising + reversal + c.supervised_weight * contrast + c.pairs_weight * pairs
+        reversed_state = _Reversed.apply(state, reversal_weight)  # type: ignore[no-untyped-call]
+        reversal = contrast = pairs = state.new_zeros(())
+        for discriminator, prior, batch in zip(self.discriminators, self.priors, self.batches, strict=True):
+            reversal = reversal + F.cross_entropy(prior[at] + discriminator(reversed_state * head.dim**0.5), batch[at])
+        if self.labels is not None:
+            contrast = supervised_contrast_loss(state, self.labels[at], LABELS_TEMPERATURE)
+        if self.pairs is not None:
+            partners = draw_partners(self.pairs, rows, generator).to(at.device)
+            near = head.integrated(self.features[0, partners.clamp_min(0)])
+            positives = torch.stack([near if view is None else view, near])
+            present = torch.stack([torch.full_like(partners, view is not None, dtype=torch.bool), partners >= 0])
+            similar = torch.from_numpy(self.pairs[rows][:, rows].toarray()).to(at.device)
+            similar |= target @ target.T > SIMILAR
+            pairs = pair_contrast_loss(state, positives, present, similar, PAIRS_TEMPERATURE)
+        loss = DENOISING_WEIGHT * denoising + reversal + LABELS_WEIGHT * contrast + PAIRS_WEIGHT * pairs
         parts = {"denoising": denoising, "reversal": reversal, "contrast": contrast, "pairs": pairs}
         return loss, {name: part.detach() for name, part in parts.items()}
 
-    def _pairs(self, state: Tensor, view: Tensor | None, rows: Tensor, generator: torch.Generator) -> Tensor:
-        """Contrast of cells with themselves thinned and with partners; 0 with labels."""
-        if self.pairs is None:
-            return state.new_zeros(())
-        head, buffers, numbers = _head(self.model), dict(self.named_buffers(recurse=False)), rows.numpy(force=True)
-        drawn = draw_partners(self.pairs, numbers, generator).to(rows.device)
-        paired, partners = drawn >= 0, drawn.clamp_min(0)
-        # where cells are encoded at each step a partner would have to be, too; its corrected state is at hand
-        if "features" in buffers:
-            near = head.integrated(buffers["features"][0, partners])
-        else:
-            near = buffers["target"][partners]
-        positives = torch.stack([near if view is None else view, near])
-        present = torch.stack([torch.full_like(paired, view is not None), paired])
-        target = buffers["target"][rows]
-        similar = torch.from_numpy(self.pairs[numbers][:, numbers].toarray()).to(rows.device)
-        similar |= target @ target.T > self.config.alike
-        return pair_contrast_loss(state, positives, present, similar, self.config.pairs_temperature)
 
-    def _inputs(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, Tensor | None]:
-        """Give the head's input of whole cells, and of the same cells thinned, None where they are not looked at."""
-        rows, features = batch.study, dict(self.named_buffers(recurse=False)).get("features")
-        if features is None:
-            whole = _encoded(self.model, batch)
-            if runs_transformer(self.model):
-                return whole, None
-            return whole, _encoded(self.model, thinned_at_random(batch, self.config.max_time, generator))
-        n_views = len(features) - 1
-        if not n_views:
-            return features[0, rows], None
-        view = torch.randint(n_views, (batch.n_cells,), generator=generator).to(features.device)
-        return features[0, rows], features[1 + view, rows]
-
-    def reversal(self) -> float:
-        """Weight of the reversed gradient at this step: from 0 along a logistic curve (Ganin & Lempitsky 2015)."""
-        c = self.config
-        progress = min(1.0, self.batches_seen / c.steps)
-        return c.reversal_weight * float(2 / (1 + np.exp(-c.reversal_rise * progress)) - 1)
+def reversal_at(progress: float) -> float:
+    """Weight of the reversed gradient when this share of the steps is done (Ganin & Lempitsky 2015)."""
+    return REVERSAL_WEIGHT * float(2 / (1 + np.exp(-REVERSAL_RISE * progress)) - 1)
 
 
 def with_head(model: ScDiVa, seed: int) -> ScDiVa:
@@ -242,34 +206,33 @@ def fit_projection(head: IntegrationHead, cells: AdaptationCells) -> int:
 
 
 @torch.no_grad()
-def integrated_states(model: ScDiVa, cells: AdaptationCells, states: Tensor) -> Tensor:
-    """Integrated state of each cell, float32 `(n_cells, dim)`, of what the model makes of it before its head."""
-    head, device = _head(model), next(model.parameters()).device
-    batches = ((rows, cells.take(rows).to(device)) for rows in _blocks(cells))
-    return torch.cat([head(states[rows].to(device), *batch.packed) for rows, batch in batches])
+def of_cells(read: Callable[..., Tensor], cells: AdaptationCells, states: Tensor) -> Tensor:
+    """Run a head, or its `features`, over all cells: float32 `(n_cells, dim)`.
 
-
-@torch.no_grad()
-def head_features(head: IntegrationHead, cells: AdaptationCells, states: Tensor) -> Tensor:
-    """Input of the integration head for each cell, float32 `(n_cells, dim)`, of states `(n_cells, state_dim)`."""
+    Parameters
+    ----------
+    read
+        Given states and packed cells.
+    cells, states
+        All cells, and what the model makes of each before its head, on the head's device.
+    """
     batches = ((rows, cells.take(rows).to(states.device)) for rows in _blocks(cells))
-    return torch.cat([head.features(states[rows], *batch.packed) for rows, batch in batches])
+    return torch.cat([read(states[rows], *batch.packed) for rows, batch in batches])
 
 
 @torch.no_grad()
-def _views(model: ScDiVa, cells: AdaptationCells, config: IntegrationConfig, progress: bool) -> list[Tensor]:
-    """Input of the head for cells thinned at random, so often that no step need see a view again, at most 8 times.
+def _views(model: ScDiVa, head: IntegrationHead, cells: AdaptationCells, n_views: int, seed: int) -> list[Tensor]:
+    """Input of the head for cells thinned at random.
 
     Made once, as thinning and encoding anew at each step costs several times what the step itself does.
     """
-    n_views = min(MOST_VIEWS, -(-config.steps * config.batch_size // cells.n_cells))
     device, views = next(model.parameters()).device, []
-    with progress_bar(desc="thinning", unit="cell", total=n_views * cells.n_cells, shown=progress) as bar:
+    with progress_bar(desc="thinning", unit="cell", total=n_views * cells.n_cells) as bar:
         for number in range(n_views):
-            generator, parts = step_generator(config.seed, number, "views"), []
+            generator, parts = step_generator(seed, number, "views"), []
             for rows in _blocks(cells):
-                batch = thinned_at_random(cells.take(rows), config.max_time, generator).to(device)
-                parts.append(_encoded(model, batch))
+                packed = thinned_at_random(cells.take(rows), MAX_TIME, generator).to(device).packed
+                parts.append(head.features(model.encode(*packed).float(), *packed))
                 bar.update(len(rows))
             views.append(torch.cat(parts))
     return views
@@ -281,123 +244,91 @@ def _blocks(cells: AdaptationCells) -> list[np.ndarray]:
     return [np.arange(start, min(start + size, cells.n_cells)) for start in range(0, cells.n_cells, size)]
 
 
-def _encoded(model: ScDiVa, batch: CellBatch) -> Tensor:
-    """Input of the head for a batch of cells."""
-    return _head(model).features(model.encode(*batch.packed).float(), *batch.packed)
-
-
-def _head(model: ScDiVa) -> IntegrationHead:
-    head = model.integration
-    assert isinstance(head, IntegrationHead)
-    return head
-
-
 def integrate_model(
     model: ScDiVa,
     cells: AdaptationCells,
     states: Tensor,
-    covariates: Covariates,
-    strategy: Strategy,
-    config: IntegrationConfig,
+    batches: list[np.ndarray],
+    labels: np.ndarray | None,
     *,
-    seconds: float = np.inf,
-    progress: bool = True,
+    steps: int,
+    seed: int,
 ) -> dict[str, Any]:
-    """Fit an integration head, and with it, by strategy, the model behind it.
+    """Fit an integration head; the model behind it stays as it is.
 
     Parameters
     ----------
     model
-        From :func:`with_head`; changed in place.
+        From :func:`with_head`; its head is changed in place.
     cells
         All cells.
     states
-        What the model makes of each, float32 `(n_cells, state_dim)`.
-    covariates
-        Their batches and labels, in the same order.
-    strategy
-        `"head"`: the head alone. `"lora"`: and low-rank updates of what gives the state. `"full"`: and all of its
-        weights.
-    config
-        Of the training. Of what all tasks share, steps, batch size, learning rate and its schedule, weight decay,
-        clipping and seed are looked at.
-    seconds
-        Most wall time of the training.
-    progress
-        Whether to show a progress bar.
+        What the model makes of each, float32 `(n_cells, state_dim)`, on its device.
+    batches, labels
+        Of the cells, as for :class:`IntegrationLoss`.
+    steps
+        Steps of training.
+    seed
+        Of everything that is drawn.
 
     Returns
     -------
-    `own_directions`, `steps`, `stopped` (`"steps"`, `"minutes"` or `"interrupted"`) and `history`: lists `step`,
-    `loss`, `denoising`, `reversal`, `contrast`, `pairs`, about forty points.
+    `own_directions`, `steps`, `stopped` (`"steps"` or `"interrupted"`) and `history`: lists `step`, `loss`,
+    `denoising`, `reversal`, `contrast`, `pairs`, about forty points.
 
     Raises
     ------
     FloatingPointError
         If the loss becomes NaN or infinite.
     """
-    begun, device = time.monotonic(), next(model.parameters()).device
-    n_own = fit_projection(_head(model), cells)
-    features = head_features(_head(model), cells, states.to(device))
-    rng = np.random.default_rng(step_seed(config.seed, 0, "clusters"))
-    with progress_clock("finding batch effects", shown=progress):
-        corrected = correct_batches(features.numpy(force=True), covariates.batches, rng, labels=covariates.labels)
+    head = model.integration
+    assert head is not None
+    n_own = fit_projection(head, cells)
+    features = of_cells(head.features, cells, states)
+    with progress_clock("finding batch effects"):
+        rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
+        corrected = correct_batches(features.numpy(force=True), batches, rng, labels=labels)
+    config = OptimiserConfig(
+        steps=steps,
+        batch_size=min(BATCH_SIZE, cells.n_cells),
+        learning_rate=1e-3,
+        final_learning_rate=0.01,
+        warmup_steps=20,
+        weight_decay=0.01,
+        seed=seed,
+    )
+    # so many that no step need see a view again; two passes through a transformer would be too dear
+    n_views = 0 if runs_transformer(model) else min(MOST_VIEWS, -(-steps * config.batch_size // cells.n_cells))
+    views = _views(model, head, cells, n_views, seed)
+    model.requires_grad_(False)
+    head.mlp.requires_grad_(True)
+    with progress_clock("finding pairs"):
         target = torch.from_numpy(corrected.astype(np.float32))
-    frozen = strategy == "head"
-    views = _views(model, cells, config, progress) if frozen and not runs_transformer(model) else []
-    _choose_weights(model, strategy, config.seed)
-    with progress_clock("finding pairs", shown=progress):
-        seen = torch.stack([features, *views]) if frozen else None
-        module = IntegrationModule(model, config, target, covariates, seen).to(device)
+        objectives = IntegrationLoss(head, torch.stack([features, *views]), target, batches, labels, seed)
     history: dict[str, list[float]] = {name: [] for name in HISTORY}
-    every, parts = max(1, config.steps // 40), {}
-    rows = shuffled(np.arange(cells.n_cells), min(config.batch_size, cells.n_cells), config.seed, whole=True)
+    every, parts = max(1, steps // 40), {}
+    rows = shuffled(np.arange(cells.n_cells), config.batch_size, seed, whole=True)
 
     def loss_of(step: int) -> Tensor:
-        batch = _take(cells, next(rows), not frozen).to(device)
-        loss, of_loss = module.drawn_loss(batch, step, "train")
+        generator = step_generator(seed, step, "train")
+        loss, of_loss = objectives.losses(next(rows), reversal_at((step - 1) / steps), generator)
         parts.update(of_loss)
         return loss
 
     def after(step: int, loss: Tensor) -> None:
-        module.batches_seen = step
-        if step % every == 0 or step == config.steps:
+        if step % every == 0 or step == steps:
             for name, column in history.items():
                 column.append(step if name == "step" else float({"loss": loss, **parts}[name]))
 
-    module.train()
-    with progress_bar(desc="integrating", unit="step", total=config.steps, shown=progress) as bar:
-        found = train_steps(
-            module,
-            loss_of,
-            lambda step: config.learning_rate * learning_rate_factor(step - 1, config),
-            steps=config.steps,
-            groups=decay_groups(module, config.weight_decay),
-            clip=config.clip,
-            ends=begun + seconds,
-            after=after,
-            bar=bar,
-        )
-    merge_low_rank(model)
+    done, stopped = train_steps(
+        objectives,
+        loss_of,
+        lambda step: config.learning_rate * learning_rate_factor(step - 1, config),
+        steps=steps,
+        groups=decay_groups(objectives, config.weight_decay),
+        clip=config.clip,
+        desc="integrating",
+        after=after,
+    )
     model.requires_grad_(True).eval()
-    return {"own_directions": n_own, "steps": found.steps, "stopped": found.stopped, "history": history}
-
-
-def _choose_weights(model: ScDiVa, strategy: Strategy, seed: int) -> None:
-    """Say which weights are trained: the head's network, and by strategy those that the state comes from."""
-    head = _head(model)
-    if strategy == "head":
-        model.requires_grad_(False)
-    else:
-        train_states(model, strategy, seed)
-        head.requires_grad_(False)
-    head.mlp.requires_grad_(True)
-
-
-def _take(cells: AdaptationCells, rows: np.ndarray, whole: bool) -> CellBatch:
-    """Cells with their row numbers as `study`; without their genes where those are not looked at."""
-    if whole:
-        batch = cells.take(rows)
-        return CellBatch(batch.tokens, batch.values, batch.cu_seqlens, torch.from_numpy(rows))
-    empty = torch.zeros(len(rows) + 1, dtype=torch.int32)
-    return CellBatch(torch.zeros(0, dtype=torch.int64), torch.zeros(0), empty, torch.from_numpy(rows))
+    return {"own_directions": n_own, "steps": done, "stopped": stopped, "history": history}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import NamedTuple
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
@@ -12,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from scdiva._rng import step_generator
+from scdiva.data.corpus import take_cells
 from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised
 from scdiva.models.config import ScDiVaConfig
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.encoder import weighted_sum
-from scdiva.nn.heads import OwnComponents, by_root_of_length
+from scdiva.nn.heads import by_root_of_length
 from scdiva.train.adaptation import AdaptationCells, encoded
 from scdiva.train.linear_map import DISPERSION_OFFSET, fit_linear_map
 
@@ -44,33 +46,6 @@ N_NEIGHBORS, LEAST_NEIGHBORS = 10, 3
 """An eighth of the cells of a batch where that is fewer."""
 N_TARGETS = 500
 """Genes whose expression is predicted: of the 2,000 of the highest dispersion those of the highest variance."""
-
-
-@dataclass(frozen=True)
-class _AsCorpus:
-    """Cells in memory, grouped by batch, as the corpus that :func:`fit_linear_map` reads."""
-
-    cells: AdaptationCells
-    n_tokens: int
-
-    @property
-    def study(self) -> np.ndarray:
-        return self.cells.batch
-
-    @property
-    def study_names(self) -> list[str]:
-        return [str(number) for number in range(self.cells.n_batches)]
-
-    @property
-    def measured(self) -> np.ndarray:
-        row = np.zeros(self.n_tokens, dtype=bool)
-        row[self.cells.measured] = True
-        return np.tile(row, (self.cells.n_batches, 1))
-
-    def read(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        first, last = self.cells.indptr[start], self.cells.indptr[stop]
-        bounds = self.cells.indptr[start : stop + 1] - first
-        return bounds, self.cells.tokens[first:last], self.cells.values[first:last]
 
 
 def own_directions(cells: AdaptationCells, n_tokens: int, most: int, genes: np.ndarray | None = None) -> Tensor:
@@ -101,12 +76,26 @@ def own_directions(cells: AdaptationCells, n_tokens: int, most: int, genes: np.n
         cells = _of_genes(cells, genes)
     n_genes = N_GENES if genes is None else len(genes)
     found = fit_linear_map(
-        _AsCorpus(cells, n_tokens), n, n_genes=n_genes, study_power=0.0, spectral_power=0.0, fewer=True
+        _as_corpus(cells, n_tokens), n, n_genes=n_genes, study_power=0.0, spectral_power=0.0, fewer=True
     )
     noise = np.median(found.explained[len(found.explained) // 2 :])
     signal = 1 - noise / found.explained[: min(most, len(found.explained) // 2)]
     kept = signal > 0
     return torch.from_numpy(found.weight[:, : len(signal)][:, kept] * np.sqrt(signal[kept]).astype(np.float32))
+
+
+def _as_corpus(cells: AdaptationCells, n_tokens: int) -> Any:
+    """Give cells, each batch a study, as what :func:`fit_linear_map` reads."""
+    measured = np.zeros((cells.n_batches, n_tokens), dtype=bool)
+    measured[:, cells.measured] = True
+    ragged = cells.indptr, cells.tokens, cells.values
+    return SimpleNamespace(
+        n_tokens=n_tokens,
+        study=cells.batch,
+        study_names=list(map(str, range(cells.n_batches))),
+        measured=measured,
+        read=lambda start, stop: take_cells(ragged, np.arange(start, stop)),
+    )
 
 
 def components_of(cells: AdaptationCells, n_tokens: int) -> Tensor:
@@ -129,7 +118,7 @@ def variable_genes(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
 
     adata = AnnData(_matrix(cells, n_tokens)[:, cells.measured].astype(np.float32))
     sc.pp.highly_variable_genes(adata, n_top_genes=N_GENES)
-    return np.union1d(_dispersed(cells, n_tokens)[0], cells.measured[np.flatnonzero(adata.var["highly_variable"])])
+    return np.union1d(dispersed_genes(cells, n_tokens)[0], cells.measured[np.flatnonzero(adata.var["highly_variable"])])
 
 
 def centred(table: Tensor, cells: AdaptationCells) -> Tensor:
@@ -232,14 +221,26 @@ def _compared(
     own = components_of(others, n_tokens)
     if not own.shape[1] or shown.n_cells < 2:
         return None
-    state = _unit(encoded(model, shown).double().numpy(), shown.batch)
-    components = _unit(_by_root_of_length(own, shown), shown.batch)
-    target = _dense(hidden, _targets(others, n_tokens), n_tokens)
+    state, components = (
+        x / max(spread_within(x, shown.batch), 1e-12)
+        for x in (encoded(model, shown).double().numpy(), _by_root_of_length(own, shown))
+    )
+    genes, variance = dispersed_genes(others, n_tokens)
+    genes = np.sort(genes[np.argsort(-variance, kind="stable")[:N_TARGETS]])
+    target = torch.from_numpy(_matrix(hidden, n_tokens)[:, genes].toarray()).float()
     return _predicted_by_neighbors(state, components, target, shown.batch)
 
 
+def sampled(model: ScDiVa, cells: AdaptationCells) -> tuple[AdaptationCells, Tensor]:
+    """Take at most 5,000 of the cells, evenly, and encode them: the cells and their states."""
+    some = cells.subset(np.arange(0, cells.n_cells, -(-cells.n_cells // MOST_JUDGED)))
+    return some, encoded(model, some)
+
+
 @torch.no_grad()
-def with_own_components(model: ScDiVa, cells: AdaptationCells, weight: float) -> ScDiVa:
+def with_own_components(
+    model: ScDiVa, cells: AdaptationCells, weight: float, sample: tuple[AdaptationCells, Tensor] | None = None
+) -> ScDiVa:
     """Copy a model, with components of these cells beside its state.
 
     Parameters
@@ -250,6 +251,8 @@ def with_own_components(model: ScDiVa, cells: AdaptationCells, weight: float) ->
         What they are fitted to.
     weight
         Their spread within batches, in units of the state's; inf: they stand alone, 0: there are none.
+    sample
+        From :func:`sampled`, what the state's spread is that of; None: made here.
     """
     c, default = model.config, ScDiVaConfig()
     own = components_of(cells, c.n_tokens) if weight else torch.zeros(c.n_tokens, 0)
@@ -257,8 +260,8 @@ def with_own_components(model: ScDiVa, cells: AdaptationCells, weight: float) ->
     if own.shape[1]:
         scale = 1 / max(spread_within(_by_root_of_length(own, cells), cells.batch), 1e-12)
         if not np.isinf(weight):
-            some = cells.subset(np.arange(0, cells.n_cells, -(-cells.n_cells // MOST_JUDGED)))
-            scale *= weight * spread_within(encoded(model, some).double().numpy(), some.batch)
+            some, states = sample or sampled(model, cells)
+            scale *= weight * spread_within(states.double().numpy(), some.batch)
         config = replace(
             c, adapted="own" if np.isinf(weight) else "joined", adapted_dim=own.shape[1], adapted_scale=scale
         )
@@ -267,7 +270,7 @@ def with_own_components(model: ScDiVa, cells: AdaptationCells, weight: float) ->
     new.load_state_dict(known | {name: value for name, value in new.state_dict().items() if name.startswith("own.")})
     if hasattr(model, "vocabulary"):
         new.vocabulary = model.vocabulary
-    if isinstance(new.own, OwnComponents):
+    if new.own is not None:
         new.own.table.weight.copy_(own)
     return new.to(next(model.parameters()).device).eval()
 
@@ -282,10 +285,6 @@ def spread_within(x: np.ndarray, batch: np.ndarray) -> float:
     size, sums = np.bincount(batch), np.zeros((int(batch.max()) + 1, x.shape[1]))
     np.add.at(sums, batch, x)
     return float(np.sqrt(np.square(x - (sums / np.maximum(size, 1)[:, None])[batch]).sum() / len(x)))
-
-
-def _unit(x: np.ndarray, batch: np.ndarray) -> np.ndarray:
-    return x / max(spread_within(x, batch), 1e-12)
 
 
 def _of_genes(cells: AdaptationCells, genes: np.ndarray) -> AdaptationCells:
@@ -317,23 +316,14 @@ def _matrix(cells: AdaptationCells, n_tokens: int) -> sp.csr_matrix:
     return sp.csr_matrix((cells.values, cells.tokens, cells.indptr), shape=(cells.n_cells, n_tokens))
 
 
-def _dispersed(cells: AdaptationCells, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """Give the genes of the highest dispersion, as tokens, highest first, and their variances."""
+def dispersed_genes(cells: AdaptationCells, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
+    """Give the 2,000 genes of the highest dispersion, as tokens, highest first, and their variances."""
     matrix = _matrix(cells, n_tokens).astype(np.float64)
     mean = np.asarray(matrix.mean(axis=0)).ravel()
     variance = np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel() - mean**2
     genes = np.argsort(-variance / np.maximum(mean, DISPERSION_OFFSET), kind="stable")[:N_GENES]
     genes = genes[variance[genes] > 0]
     return genes, variance[genes]
-
-
-def _targets(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
-    genes, variance = _dispersed(cells, n_tokens)
-    return np.sort(genes[np.argsort(-variance, kind="stable")[:N_TARGETS]])
-
-
-def _dense(cells: AdaptationCells, genes: np.ndarray, n_tokens: int) -> Tensor:
-    return torch.from_numpy(_matrix(cells, n_tokens)[:, genes].toarray()).float()
 
 
 def _predicted_by_neighbors(state: np.ndarray, components: np.ndarray, target: Tensor, batch: np.ndarray) -> np.ndarray:

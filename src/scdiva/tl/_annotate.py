@@ -246,9 +246,8 @@ def annotate(
         )
         source = restricted(source, tokens)
         known, known_rows = read_cells(source if reference is None else restricted(other, tokens), batch)
-        states = torch.from_numpy(
-            embed_all(given, known, running._replace(what="embedding" if method == "knn" else "state"))
-        )
+        reads = running._replace(what="embedding" if method == "knn" else "state")
+        states = torch.from_numpy(embed_all(given, known, reads))
         labelled = Reference(known, states, labels[known_rows])
         fitted = fit_annotator(
             labelled, types, batch[known_rows], given, method, tokens, seed, n_neighbors, running.device

@@ -144,7 +144,7 @@ def bincount(parts: list[sp.csr_matrix], measured: np.ndarray, n_tokens: int) ->
 
 
 def histogram(parts: list[sp.csr_matrix], measured: np.ndarray, n_tokens: int) -> np.ndarray:
-    found = EntropyHistogram(n_tokens)
+    found = EntropyHistogram.empty(n_tokens)
     for part in parts:
         found.update(part, measured)
     return found.counts

@@ -227,9 +227,7 @@ def test_settings_that_do_not_fit_are_refused(folder, change, match):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\xff"])
 def test_settings_that_are_none_are_refused(folder, text):
     (folder / "perturbation_model.json").write_bytes(text.encode("latin1"))
-    with pytest.raises(
-        ValueError, match=r"perturbation_model\.json (is no JSON|has no entry format = )"
-    ):
+    with pytest.raises(ValueError, match=r"perturbation_model\.json (is no JSON|has no entry format = )"):
         load(signed(folder))
 
 

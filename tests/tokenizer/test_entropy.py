@@ -35,7 +35,7 @@ MEASURED = np.arange(3, 9)
 
 
 def histogram_of(v: np.ndarray, measured: np.ndarray = MEASURED) -> EntropyHistogram:
-    histogram = EntropyHistogram(v.shape[1])
+    histogram = EntropyHistogram.empty(v.shape[1])
     histogram.update(sp.csr_matrix(v), measured)
     return histogram
 
@@ -58,13 +58,13 @@ def test_any_division_and_order_gives_equal_histograms(seed, cuts, random):
     parts = [histogram_of(v[a:b]) for a, b in itertools.pairwise(edges)]
     random.shuffle(parts)
     whole = histogram_of(v)
-    total = EntropyHistogram(9)
+    total = EntropyHistogram.empty(9)
     for part in parts:
         total = total + part
     assert total == whole
     assert total.n_cells == 40
     np.testing.assert_array_equal(total.entropy(), whole.entropy())
-    streamed = EntropyHistogram(9)
+    streamed = EntropyHistogram.empty(9)
     for a, b in itertools.pairwise(edges):
         streamed.update(sp.csr_matrix(v[a:b]), MEASURED)
     assert streamed == whole
@@ -75,7 +75,7 @@ def test_any_division_and_order_gives_equal_histograms(seed, cuts, random):
 def test_every_value_is_counted_in_its_bin(seed, cuts):
     v = random_values(seed, 60, 12)
     measured = np.random.default_rng(seed).permutation(np.arange(-1, 12))
-    found, slow = EntropyHistogram(12), np.zeros((12, N_BINS), np.int64)
+    found, slow = EntropyHistogram.empty(12), np.zeros((12, N_BINS), np.int64)
     for a, b in itertools.pairwise(sorted({0, 60, *cuts})):
         found.update(sp.csr_matrix(v[a:b]), measured)
     for token in range(12):
@@ -107,7 +107,7 @@ def test_zeros_count_only_where_the_gene_was_measured():
 
 
 def test_never_measured_genes_have_no_entropy():
-    assert np.isnan(EntropyHistogram(6).entropy()).all()
+    assert np.isnan(EntropyHistogram.empty(6).entropy()).all()
 
 
 def test_bins_are_closed_on_the_right():
@@ -144,65 +144,40 @@ def test_a_block_that_is_refused_leaves_no_count():
 
 
 def test_wrong_cells_are_refused():
-    histogram = EntropyHistogram(9)
+    histogram = EntropyHistogram.empty(9)
     v = random_values(4)
     with pytest.raises(ValueError, match="cells have 8 tokens, the histogram 9"):
         histogram.update(sp.csr_matrix(v[:, :8]), MEASURED)
     assert histogram.n_cells == 0
     assert not histogram.counts.any()
     with pytest.raises(ValueError, match="different vocabularies"):
-        histogram + EntropyHistogram(8)
+        histogram + EntropyHistogram.empty(8)
     with pytest.raises(ValueError, match="different vocabularies"):
-        EntropyHistogram(9, "a") + EntropyHistogram(9, "b")
-    with pytest.raises(ValueError, match="must exceed the 3 special tokens"):
-        EntropyHistogram(3)
+        EntropyHistogram.empty(9, "a") + EntropyHistogram.empty(9, "b")
+    with pytest.raises(ValueError, match="more than 3 tokens"):
+        EntropyHistogram.empty(3)
 
 
 def test_a_saved_histogram_comes_back(tmp_path):
     histogram = histogram_of(random_values(6))
     histogram.fingerprint = "abc"
-    histogram.save(tmp_path / "h.npz")
-    histogram.save(tmp_path / "h.npz")  # over an older one
-    back = EntropyHistogram.load(tmp_path / "h.npz")
+    np.savez(tmp_path / "h.npz", **vars(histogram))
+    back = EntropyHistogram(**np.load(tmp_path / "h.npz"))
     assert back == histogram
     assert back.fingerprint == "abc"
-    assert [p.name for p in tmp_path.iterdir()] == ["h.npz"]
     assert (back + histogram).n_cells == 80
 
 
-def test_damaged_and_foreign_files_are_refused(tmp_path):
-    path = tmp_path / "h.npz"
-    histogram_of(random_values(7)).save(path)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-30])
-    with pytest.raises(ValueError, match=r"h\.npz' is no entropy histogram"):
-        EntropyHistogram.load(path)
-    np.savez(path, counts=np.zeros((4, N_BINS), np.int64))
-    with pytest.raises(ValueError, match=r"is no entropy histogram: .*format"):
-        EntropyHistogram.load(path)
-    parts = {
-        "format": 1,
-        "edges": BIN_EDGES,
-        "counts": np.zeros((4, N_BINS), np.int64),
-        "n_cells": 0,
-        "fingerprint": "",
-    }
-    np.savez(path, **(parts | {"edges": BIN_EDGES * 2}))
-    with pytest.raises(ValueError, match="other bins"):
-        EntropyHistogram.load(path)
-    np.savez(path, **(parts | {"format": [1, 1]}))
-    with pytest.raises(ValueError, match="another version"):
-        EntropyHistogram.load(path)
-    for changes in (
-        {"counts": np.zeros((4, 3), np.int64)},
-        {"counts": np.zeros((2, N_BINS), np.int64)},
-        {"n_cells": [0, 0]},
-    ):
-        np.savez(path, **(parts | changes))
-        with pytest.raises(ValueError, match=r"h\.npz' is damaged"):
-            EntropyHistogram.load(path)
-    np.savez(path, **(parts | {"fingerprint": np.array([{}], dtype=object)}))  # a pickle inside
-    with pytest.raises(ValueError, match="is no entropy histogram"):
-        EntropyHistogram.load(path)
-    with pytest.raises(FileNotFoundError):
-        EntropyHistogram.load(tmp_path / "absent.npz")
+@pytest.mark.parametrize(
+    "counts",
+    [
+        np.zeros((4, 3), np.int64),
+        np.zeros((2, N_BINS), np.int64),
+        np.zeros((4, N_BINS), np.int32),
+        np.full((4, N_BINS), -1),
+        np.zeros(4, np.int64),
+    ],
+)
+def test_counts_of_no_histogram_are_refused(counts):
+    with pytest.raises(ValueError, match="counts must be int64"):
+        EntropyHistogram(counts, 4)

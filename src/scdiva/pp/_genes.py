@@ -164,7 +164,7 @@ def gene_entropy(
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty="nan")
     check_writable(adata, copy=copy, call="pp.gene_entropy", entry=key_added, var=[key_added])
     genes = load_vocabulary(vocabulary)
-    histogram = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
+    histogram = EntropyHistogram.empty(genes.n_genes + N_SPECIAL, genes.fingerprint)
     source = open_cells(adata, genes, reading, ranked=False)
     _count(source, histogram)
     tokens, entropy = tokens_of_var(adata, source.tokens, use_raw), histogram.entropy()
@@ -246,7 +246,7 @@ def corpus_entropy(
     if not studies:
         raise ValueError("no files were given.")
     genes = load_vocabulary(vocabulary)
-    histogram = EntropyHistogram(genes.n_genes + N_SPECIAL, genes.fingerprint)
+    histogram = EntropyHistogram.empty(genes.n_genes + N_SPECIAL, genes.fingerprint)
     for number, study in enumerate(studies):
         try:
             source = open_cells(study, genes, reading, ranked=False, block_rows=block_rows)

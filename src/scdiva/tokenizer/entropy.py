@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import scipy.sparse as sp
 
@@ -18,37 +15,42 @@ possible v is log(10001) = 9.21. The edges are part of the definition of the ent
 N_BINS = len(BIN_EDGES)
 """The bin of zero and one bin between each two edges."""
 
-_FORMAT = 1
-_PARTS = ("format", "edges", "counts", "n_cells", "fingerprint")
-"""Arrays of a file."""
-
 
 class EntropyHistogram:
     """Counts of cells per gene and expression bin, and the entropy that follows from them.
 
     Counts are integers, so that any division of a corpus into files, blocks and workers gives the same histogram.
 
-    Parameters
-    ----------
-    n_tokens
-        Size of the token space: genes and specials.
-    fingerprint
-        Fingerprint of the vocabulary; histograms of different vocabularies are not added.
+    What ``np.savez(path, **vars(histogram))`` keeps, ``EntropyHistogram(**np.load(path))`` gives back.
 
-    Attributes
+    Parameters
     ----------
     counts
         int64 (n_tokens, n_bins). Column 0 counts zeros, only of cells in whose study the gene was measured.
     n_cells
         Number of cells counted.
+    fingerprint
+        Fingerprint of the vocabulary; histograms of different vocabularies are not added.
+
+    Raises
+    ------
+    ValueError
+        If the counts are of another type or shape, or negative.
     """
 
-    def __init__(self, n_tokens: int, fingerprint: str = "") -> None:
-        if n_tokens <= N_SPECIAL:
-            raise ValueError(f"n_tokens must exceed the {N_SPECIAL} special tokens, got {n_tokens}.")
-        self.counts = np.zeros((n_tokens, N_BINS), dtype=np.int64)
-        self.n_cells = 0
-        self.fingerprint = fingerprint
+    def __init__(self, counts: np.ndarray, n_cells: int = 0, fingerprint: str = "") -> None:
+        bins = counts.shape[1:] == (N_BINS,) and len(counts) > N_SPECIAL
+        if counts.dtype != np.int64 or not bins or (counts < 0).any():
+            raise ValueError(
+                f"counts must be int64 (n_tokens, {N_BINS}) of more than {N_SPECIAL} tokens, none negative; got "
+                f"{counts.dtype} {counts.shape}."
+            )
+        self.counts, self.n_cells, self.fingerprint = counts, int(n_cells), str(fingerprint)
+
+    @classmethod
+    def empty(cls, n_tokens: int, fingerprint: str = "") -> EntropyHistogram:
+        """Make a histogram of no cell over `n_tokens` genes and specials."""
+        return cls(np.zeros((n_tokens, N_BINS), dtype=np.int64), 0, fingerprint)
 
     @property
     def n_tokens(self) -> int:
@@ -95,9 +97,8 @@ class EntropyHistogram:
         names = {self.fingerprint, other.fingerprint} - {""}
         if other.n_tokens != self.n_tokens or len(names) > 1:
             raise ValueError("histograms of different vocabularies cannot be added.")
-        total = EntropyHistogram(self.n_tokens, self.fingerprint or other.fingerprint)
-        total.counts, total.n_cells = self.counts + other.counts, self.n_cells + other.n_cells
-        return total
+        fingerprint = self.fingerprint or other.fingerprint
+        return EntropyHistogram(self.counts + other.counts, self.n_cells + other.n_cells, fingerprint)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, EntropyHistogram):
@@ -119,51 +120,3 @@ class EntropyHistogram:
             terms = np.where(self.counts > 0, -p * np.log(p), 0.0)
         entropy = np.where(n > 0, terms.sum(axis=1), np.nan)
         return entropy.astype(np.float32)
-
-    def save(self, path: str | Path) -> None:
-        """Write the histogram to an ``.npz`` file, whole or not at all.
-
-        Parameters
-        ----------
-        path
-            File to write; replaced if it exists.
-        """
-        path = Path(path)
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        parts = (np.int64(_FORMAT), BIN_EDGES, self.counts, np.int64(self.n_cells), np.array(self.fingerprint))
-        try:
-            with part.open("wb") as file:
-                np.savez_compressed(file, **dict(zip(_PARTS, parts, strict=True)))
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
-
-    @classmethod
-    def load(cls, path: str | Path) -> EntropyHistogram:
-        """Read what :meth:`save` wrote. Nothing is unpickled.
-
-        Parameters
-        ----------
-        path
-            File to read.
-
-        Raises
-        ------
-        ValueError
-            If the file is no such histogram, or was counted with other bins.
-        """
-        try:
-            with np.load(path, allow_pickle=False) as held:
-                version, edges, counts, n_cells, fingerprint = (held[name] for name in _PARTS)
-        except FileNotFoundError:
-            raise
-        except Exception as error:  # zip, key and numpy errors of many kinds; all mean a damaged or foreign file
-            raise ValueError(f"{str(path)!r} is no entropy histogram: {error}") from error
-        if version.tolist() != _FORMAT or not np.array_equal(edges, BIN_EDGES):
-            raise ValueError(f"{str(path)!r} was counted with other bins or by another version; count the corpus anew.")
-        fits = counts.dtype == np.int64 and counts.ndim == 2 and counts.shape[1] == N_BINS and len(counts) > N_SPECIAL
-        if not fits or (counts < 0).any() or n_cells.shape != ():
-            raise ValueError(f"{str(path)!r} is damaged: counts of {counts.dtype} {counts.shape}.")
-        histogram = cls(counts.shape[0], str(fingerprint))
-        histogram.counts, histogram.n_cells = counts, int(n_cells)
-        return histogram

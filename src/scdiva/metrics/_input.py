@@ -36,7 +36,7 @@ def refuse_where(bad: NDArray[np.bool_], what: str, mend: str = "Leave them out 
         raise ValueError(f"{bad.sum()} of {bad.size} {what} (the first is number {first}). {mend}")
 
 
-def finite_arrays(shape: str, *, empty: bool = False, **given: ArrayLike) -> dict[str, NDArray[np.float64]]:
+def finite_arrays(shape: str, given: dict[str, ArrayLike], *, empty: bool = False) -> dict[str, NDArray[np.float64]]:
     """Give arrays as float64; refuse others than of one shape with so many axes, and values that are not finite."""
     arrays = {name: np.asarray(values, dtype=np.float64) for name, values in given.items()}
     shapes = {name: values.shape for name, values in arrays.items()}

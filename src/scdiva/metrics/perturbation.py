@@ -83,7 +83,7 @@ def perturbation_response(
     if de_score is not None:
         given["de_score"] = de_score
     given["weights"] = reference if weights is None else weights
-    arrays = finite_arrays("(n_genes,)", **given)
+    arrays = finite_arrays("(n_genes,)", given)
     p, o, ref = arrays["predicted"], arrays["observed"], arrays["reference"]
     if not len(top) or min(top) < 1:
         raise ValueError(f"top must hold numbers of genes from 1 on, got {tuple(top)!r}.")
@@ -138,7 +138,7 @@ def hit_rate(predicted_delta: ArrayLike, observed_score: ArrayLike, k: ArrayLike
     >>> sd.metrics.hit_rate([3.0, -2.0, 0.1, 0.0], [2.5, 0.0, 0.2, -3.0], [1, 2]).tolist()
     [0.0, 0.5]
     """
-    arrays = finite_arrays("(n_genes,)", predicted_delta=predicted_delta, observed_score=observed_score)
+    arrays = finite_arrays("(n_genes,)", {"predicted_delta": predicted_delta, "observed_score": observed_score})
     size, score = np.abs(arrays["predicted_delta"]), np.abs(arrays["observed_score"])
     given = np.asarray(k)
     if given.dtype.kind not in "iu":
@@ -233,9 +233,8 @@ def discrimination_matrix(
 
     if values not in ("rank", "similarity"):
         raise ValueError(f"values must be 'rank' or 'similarity', got {values!r}.")
-    similarity = _similarity(
-        *finite_arrays("(n_conditions, n_genes)", predicted=predicted, observed=observed).values(), metric
-    )
+    arrays = finite_arrays("(n_conditions, n_genes)", {"predicted": predicted, "observed": observed})
+    similarity = _similarity(arrays["predicted"], arrays["observed"], metric)
     if values == "similarity":
         return similarity
     n = len(similarity)
@@ -275,7 +274,7 @@ def de_scores(
     """
     from scipy.stats import ttest_ind_from_stats
 
-    arrays = finite_arrays("(n_genes,)", mean_a=mean_a, var_a=var_a, mean_b=mean_b, var_b=var_b)
+    arrays = finite_arrays("(n_genes,)", {"mean_a": mean_a, "var_a": var_a, "mean_b": mean_b, "var_b": var_b})
     if min(n_a, n_b) < 2:
         raise ValueError(f"a variance needs 2 cells in each group, there are {n_a} and {n_b}.")
     for name in ("var_a", "var_b"):

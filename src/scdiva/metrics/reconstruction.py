@@ -158,7 +158,7 @@ def value_spearman(true: ArrayLike, predicted: ArrayLike) -> float:
     """
     from scipy.stats import spearmanr
 
-    a, b = finite_arrays("(n,)", empty=True, true=true, predicted=predicted).values()
+    a, b = finite_arrays("(n,)", {"true": true, "predicted": predicted}, empty=True).values()
     if len(a) < 2 or not (np.ptp(a) > 0 and np.ptp(b) > 0):
         return np.nan
     return float(spearmanr(a, b).statistic)
@@ -289,8 +289,8 @@ def reconstruction_scores(
     1.0
     """
     genes, guessed = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
-    given = finite_arrays("(n,)", empty=True, true_values=true_values, predicted_values=predicted_values)
-    values, predicted_values = given.values()
+    given = {"true_values": true_values, "predicted_values": predicted_values}
+    values, predicted_values = finite_arrays("(n,)", given, empty=True).values()
     hidden = np.asarray(masked)
     shapes = {"true": genes.shape, "predicted": guessed.shape, "values": values.shape, "masked": hidden.shape}
     if len(set(shapes.values())) > 1:

@@ -55,7 +55,7 @@ class EntropyHistogram:
     @property
     def n_tokens(self) -> int:
         """Size of the token space."""
-        return self.counts.shape[0]
+        return len(self.counts)
 
     def update(self, cells: sp.csr_matrix, measured_tokens: np.ndarray) -> None:
         """Count a block of cells.

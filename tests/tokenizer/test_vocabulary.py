@@ -212,7 +212,7 @@ def test_read_refuses_and_names_the_file(small, tmp_path):
         (lambda t: t.iloc[:0], "at least one gene"),
         (
             lambda t: t.assign(alias=[None, "", "", ""]),
-            "column 'alias' holds 1 values that are no strings, first in row 0",
+            "column 'alias' holds 1 values that are no strings or hold a line break, first in row 0",
         ),
         (lambda t: t.assign(entropy="high"), "column 'entropy' holds (object|str), not numbers"),
     ],

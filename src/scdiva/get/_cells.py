@@ -69,19 +69,17 @@ def serialized_df(
         if not names.is_unique:
             raise KeyError("adata.obs_names repeat names: call adata.obs_names_make_unique() first.")
         rows = names.get_indexer(wanted)
-    ranks = sp.csr_matrix(adata.layers[key])[rows]
-    frame = pd.DataFrame(
+    ranks = sp.csr_matrix(adata.layers[key])[rows].tocoo()
+    order = np.lexsort((ranks.data, ranks.row))
+    if max_rank is not None:
+        order = order[ranks.data[order] <= max_rank]
+    return pd.DataFrame(
         {
-            "cell": np.asarray(names)[np.repeat(rows, np.diff(ranks.indptr))],
-            "rank": ranks.data,
-            "gene": np.asarray(adata.var_names)[ranks.indices],
+            "cell": np.asarray(names)[rows[ranks.row[order]]],
+            "rank": ranks.data[order],
+            "gene": np.asarray(adata.var_names)[ranks.col[order]],
         }
     )
-    place = np.repeat(np.arange(len(rows)), np.diff(ranks.indptr))
-    frame = frame.iloc[np.lexsort((ranks.data, place))]
-    if max_rank is not None:
-        frame = frame[frame["rank"] <= max_rank]
-    return frame.reset_index(drop=True)
 
 
 def annotation_df(adata: AnnData, *, key: str = OBS_LABEL, top_k: int = 1) -> pd.DataFrame:

@@ -39,7 +39,7 @@ def ours(adata: ad.AnnData, job: dict) -> np.ndarray:
     """`tl.grn` by its defaults, all pairs kept: which genes take part was settled on all cells."""
     sd.tl.grn(
         adata, method=job["arm"], sources=job["sources"], targets=job["targets"], n_targets=None, min_fraction=0.0,
-        model=job["model"], rng=job["seed"], key_added=KEY,
+        model=job["model"], key_added=KEY,
     )  # fmt: skip
     rows, columns = (adata.var_names.get_indexer(job[key]) for key in ("sources", "targets"))
     return sp.csr_matrix(adata.varp[KEY])[rows][:, columns].toarray()
@@ -137,7 +137,7 @@ ARMS = {
 def modules(adata: ad.AnnData, job: dict) -> dict[str, np.ndarray]:
     """Modules of the graph over all genes that take part, `tl.grn` and `tl.grn_modules` by their defaults."""
     sd.tl.grn(adata, method=job["arm"], sources=job["targets"], targets=job["targets"], min_fraction=0.0,
-              model=job["model"], rng=job["seed"], key_added=KEY)  # fmt: skip
+              model=job["model"], key_added=KEY)  # fmt: skip
     sd.tl.grn_modules(adata, key=KEY, rng=job["seed"], key_added="module")
     graph = abs(sp.csr_matrix(adata.varp[KEY]))
     strength = np.asarray(graph.sum(axis=0)).ravel() + np.asarray(graph.sum(axis=1)).ravel()

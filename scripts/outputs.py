@@ -180,7 +180,7 @@ def networks(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
     yield sd.tl.enrich_modules(adata, sets)
     yield sd.get.grn_df(adata, top=200)
     yield sd.tl.regulon(adata, gene, **how)
-    for method in ("correlation", "attention", "knockout"):
+    for method in ("correlation", "attention"):
         few = adata[:16].copy()
         sources = {} if method == "correlation" else {"sources": [gene]}
         sd.tl.grn(few, method, key_added="few", **sources, **how)

@@ -134,7 +134,7 @@ CALLS = {
     "tl.gene_embedding": sd.tl.gene_embedding,
     "tl.grn": sd.tl.grn,
     "tl.grn, correlation": lambda a: sd.tl.grn(a, "correlation"),
-    "tl.grn, attention": lambda a: sd.tl.grn(a, "attention", n_cells=10),
+    "tl.grn, attention": lambda a: sd.tl.grn(a, "attention", sources=[gene(a)]),
     "tl.fit_perturbation": lambda a: sd.tl.fit_perturbation(a, "perturbation"),
     "tl.predict_perturbation": lambda a: sd.tl.predict_perturbation(
         a, "perturbation", predict=[f"{gene(a)}+{a.var_names[2]}"]

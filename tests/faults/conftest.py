@@ -26,7 +26,7 @@ ENTRIES = {
     "tl.annotate": lambda a, m: sd.tl.annotate(
         a, "cell_type", model=m, method="centroid", unlabeled_category="unknown", **QUICK
     ),
-    "tl.grn": lambda a, m: sd.tl.grn(a, model=m, **QUICK),
+    "tl.grn": lambda a, m: sd.tl.grn(a, model=m, device="cpu"),
     "tl.reconstruct": lambda a, m: sd.tl.reconstruct(a, m, rng=0),
     "tl.impute": lambda a, m: sd.tl.impute(a, model=m, rng=0),
     "tl.generate": lambda a, m: sd.tl.generate(a, 4, model=m, rng=0),

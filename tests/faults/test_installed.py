@@ -111,7 +111,7 @@ def extras():
 def test_a_missing_extra_is_named_with_the_line_that_installs_it(cells, model, refused, monkeypatch, name):
     module, extra, call = HINTS[name]
     if module == "igraph" and extra == "grn":
-        sd.tl.grn(cells, "correlation", model=model, **QUICK)
+        sd.tl.grn(cells, "correlation", model=model, device="cpu")
     monkeypatch.setitem(__import__("sys").modules, module, None)
     refused(call, cells, ImportError, rf"pip install 'scdiva\[{extra}\]'")
     assert any(wanted.startswith(module.replace("_", "-")) for wanted in extras()[extra])

@@ -34,7 +34,7 @@ LABELLED = {
     ),
     "tl.adapt": lambda a, m: sd.tl.adapt(a, m, batch_key="batch", **QUICK) and None,
     "tl.generate, groups": lambda a, m: sd.tl.generate(a, 4, groupby="cell_type", model=m, rng=0),
-    "tl.grn, groups": lambda a, m: sd.tl.grn(a, "correlation", groupby="batch", model=m, **QUICK),
+    "tl.grn, groups": lambda a, m: sd.tl.grn(a, "correlation", groupby="batch", model=m, device="cpu"),
     "pp.split_perturbations": lambda a, _: sd.pp.split_perturbations(
         a, "perturbation", by="single", n_splits=2, key_added="split", rng=0
     ),

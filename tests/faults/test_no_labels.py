@@ -38,7 +38,7 @@ BATCHES = {
     "tl.adapt": lambda a, m, key: sd.tl.adapt(a, m, batch_key=key, rng=0),
 }
 GROUPS = {
-    "tl.grn": lambda a, m, key: sd.tl.grn(a, model=m, groupby=key, **FIT),
+    "tl.grn": lambda a, m, key: sd.tl.grn(a, model=m, groupby=key, device="cpu"),
     "tl.generate": lambda a, m, key: sd.tl.generate(a, 3, groupby=key, model=m, rng=0),
     "tl.in_silico_perturbation": lambda a, m, key: sd.tl.in_silico_perturbation(
         a, a.uns["gene"], groupby=key, model=m, **FIT

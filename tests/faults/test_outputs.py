@@ -196,7 +196,7 @@ def test_what_a_file_lacks_is_said_before_it_is_hashed(file, model, tmp_path, mo
 # --- models of another kind -------------------------------------------------------------------------------------------
 TAKE_MODELS = {
     "tl.embed": ("a model", lambda a, m: sd.tl.embed(a, m)),
-    "tl.grn": ("a model", lambda a, m: sd.tl.grn(a, model=m, rng=0)),
+    "tl.grn": ("a model", lambda a, m: sd.tl.grn(a, model=m)),
     "tl.integrate": ("a model", lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=1, rng=0)),
     "models.load_model": ("a model", lambda _, m: load_model(m, device="cpu")),
     "models.load_annotator": ("an annotator", lambda _, m: load_fitted(Annotator, m, "cpu")),

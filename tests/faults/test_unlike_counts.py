@@ -75,7 +75,7 @@ def without_warnings(adata, embed):
 READ = {
     "tl.embed": sd.tl.embed,
     "pp.gene_entropy": lambda a, _: sd.pp.gene_entropy(a),
-    "tl.grn": lambda a, m: sd.tl.grn(a, model=m, rng=0),
+    "tl.grn": lambda a, m: sd.tl.grn(a, model=m),
     "tl.impute": lambda a, m: sd.tl.impute(a, model=m, rng=0),
 }
 
@@ -301,7 +301,7 @@ def test_enough_genes_are_not(panel, embed, bundled, tmp_path, how):
 def test_what_does_not_embed_does_not_warn(panel, bundled):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="the data have .* of the .* genes")
-        sd.tl.grn(panel[:, :50].copy(), "correlation", model=bundled, rng=0, empty="nan")
+        sd.tl.grn(panel[:, :50].copy(), "correlation", model=bundled, empty="nan")
         sd.pp.match_genes(panel.copy())
 
 

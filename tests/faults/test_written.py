@@ -14,7 +14,7 @@ FIT = {"rng": 0, "device": "cpu"}
 
 
 def grn(a, m, key="scdiva_grn", **more):
-    sd.tl.grn(a, model=m, sources=list(a.var_names[:8]), key_added=key, **FIT | more)
+    sd.tl.grn(a, model=m, sources=list(a.var_names[:8]), key_added=key, device="cpu", **more)
 
 
 def modules(a, m, key="scdiva_grn_module"):

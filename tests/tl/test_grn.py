@@ -16,7 +16,7 @@ import scdiva as sd
 METHODS = ("embedding", "attention", "correlation")
 OF_THE_CALL = {
     "method", "model", "vocabulary", "groupby", "groups", "keys", "reference", "sources", "targets", "n_targets",
-    "min_fraction", "n_cells", "cells", "signed", "seed", "seconds", "layer", "use_raw", "input", "gene_ids",
+    "min_fraction", "cells", "signed", "seconds", "layer", "use_raw", "input", "gene_ids",
     "species", "duplicates", "empty", "share_genes", "share_counts",
 }  # fmt: skip
 
@@ -246,21 +246,11 @@ def test_the_users_state_is_left_alone(cells, infer, one, method):
     seeded()
     weights = {name: value.clone() for name, value in one.state_dict().items()}
     one.train()
-    infer(cells, method, n_cells=12)
+    infer(cells, method)
     assert one.training
     one.eval()
     assert drawn() == expected
     assert all(torch.equal(weights[name], value) for name, value in one.state_dict().items())
-
-
-def test_the_seed_is_the_settings_unless_given(cells, infer, edges):
-    for key, rng, seed in (("a", None, 5), ("b", 5, 0), ("c", np.random.default_rng(5), 0), ("d", None, 6)):
-        with sd.settings.override(seed=seed):
-            infer(cells, n_cells=15, rng=rng, key_added=key)
-    np.testing.assert_array_equal(edges(cells, "a"), edges(cells, "b"))
-    assert not np.array_equal(edges(cells, "a"), edges(cells, "d"), equal_nan=True)
-    infer(cells, n_cells=15, rng=np.random.default_rng(5), key_added="again")
-    np.testing.assert_array_equal(edges(cells, "c"), edges(cells, "again"))
 
 
 def test_groups_may_be_named_by_numbers(cells, infer, edges):

@@ -96,22 +96,3 @@ def test_some_sources_and_targets(cells, one, edges):
     expected = np.full((60, 60), np.nan)
     expected[np.ix_([3, 8], [1, 3, 20])] = edges(cells)[np.ix_([3, 8], [1, 3, 20])]
     np.testing.assert_allclose(edges(cells, "some"), expected, atol=1e-6)
-
-
-def test_only_some_cells(cells, one, edges, by_hand):
-    attend(cells, one, n_cells=12, rng=4)
-    assert cells.uns["scdiva"]["scdiva_grn"]["cells"].tolist() == [12]
-    attend(cells, one, n_cells=12, rng=4, key_added="again")
-    np.testing.assert_array_equal(edges(cells, "again"), edges(cells))
-    attend(cells, one, n_cells=12, rng=5, key_added="other")
-    assert np.nanmax(np.abs(edges(cells, "other") - edges(cells))) > 0.01
-
-
-@pytest.mark.parametrize("make", [np.random.default_rng, lambda seed: torch.Generator().manual_seed(seed)])
-def test_a_generator_goes_on(cells, one, edges, make):
-    draw, found = make(4), []
-    for rng in (draw, draw, make(4)):
-        attend(cells, one, n_cells=12, rng=rng)
-        found.append(edges(cells))
-    np.testing.assert_array_equal(found[2], found[0])
-    assert np.nanmax(np.abs(found[1] - found[0])) > 0.01

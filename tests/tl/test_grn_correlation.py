@@ -64,16 +64,3 @@ def test_what_does_not_vary_has_no_edge(cells, one, known, edges):
     assert np.isnan(found[3]).all()
     assert np.isnan(found[:, 3]).all()
     np.testing.assert_allclose(found, by_hand(cells, known & (np.arange(60) != 3)), atol=1e-6)
-
-
-def test_only_some_cells(cells, one, known, edges):
-    correlate(cells, one, n_cells=30, rng=1)
-    first = edges(cells)
-    assert cells.uns["scdiva"]["scdiva_grn"]["cells"].tolist() == [30]
-    assert np.nanmax(np.abs(first - by_hand(cells, known))) > 0.1
-    correlate(cells, one, n_cells=30, rng=1, key_added="again")
-    np.testing.assert_array_equal(edges(cells, "again"), first)
-    correlate(cells, one, n_cells=30, rng=2, key_added="other")
-    assert np.nanmax(np.abs(first - edges(cells, "other"))) > 0.1
-    correlate(cells, one, n_cells=1000, key_added="all")
-    np.testing.assert_allclose(edges(cells, "all"), by_hand(cells, known), atol=1e-6)

@@ -47,8 +47,7 @@ def scaled(c):
     ("spoil", "options", "kind", "said"),
     [
         (None, {"method": "pearson"}, ValueError, "method must be one of 'embedding', 'attention'.*got 'pearson'"),
-        (None, {"n_targets": 0}, ValueError, "n_targets must be at least 1 or None, got 0"),
-        (None, {"n_cells": 0}, ValueError, "n_cells must be at least 1 or None, got 0"),
+        (None, {"n_targets": 0}, ValueError, "n_targets must be at least 1, got 0"),
         (None, {"n_targets": 2.5}, TypeError, "float"),
         (None, {"min_fraction": 1.5}, ValueError, "min_fraction must be a share, from 0 to 1, got 1.5"),
         (None, {"min_fraction": float("nan")}, ValueError, "min_fraction must be a share"),

@@ -99,18 +99,6 @@ class Pairs(NamedTuple):
         return row
 
 
-def some_cells(
-    group: NDArray[np.int64], n_groups: int, n_cells: int | None, rng: np.random.Generator
-) -> NDArray[np.int64]:
-    """Draw at most so many cells of each group, None takes all; the others are of none. int (n_obs,)."""
-    if n_cells is None:
-        return group
-    found = np.full(len(group), -1)
-    for number in range(n_groups):
-        found[rng.permutation(np.flatnonzero(group == number))[:n_cells]] = number
-    return found
-
-
 def expressed_share(source: CellSource, group: NDArray[np.int64], n_groups: int) -> NDArray[np.float64]:
     """Count in which share of the cells of each group a gene is expressed: (n_groups, n_tokens)."""
     n_expressing = np.zeros((n_groups, source.n_tokens))

@@ -51,35 +51,6 @@ class Order(NamedTuple):
     n_cells: int
 
 
-class Prompts(NamedTuple):
-    """Cells that are drawn together: their numbers and states, and what is expected of each gene in them.
-
-    Attributes
-    ----------
-    numbers
-        `(n,)`, of all cells drawn.
-    states
-        Between those of cells of the data.
-    log_odds, values
-        `(n, n_genes)`, of genes that may be drawn -inf where they may not; log-normalised values where expressed.
-    n_genes
-        `(n,)`, genes to draw.
-    own
-        Values of the cells of the data whose number of genes and depth they have.
-    """
-
-    numbers: NDArray[np.int64]
-    states: States
-    log_odds: Matrix
-    values: Matrix
-    n_genes: NDArray[np.int64]
-    own: list[Matrix]
-
-
-Cell = tuple[NDArray[np.int64], Matrix, NDArray[np.int64]]
-"""Tokens, values and counts."""
-
-
 class Drawn(NamedTuple):
     """Cells drawn, ragged: tokens, log-normalised values, counts; and the number of the cell that each is like."""
 
@@ -149,53 +120,44 @@ def draw_cells(
         np.rint((1 - fraction) * states.n_genes[one] + fraction * states.n_genes[two]).astype(np.int64),
         None if states.group is None else (1 - share) * states.group[one] + share * states.group[two],
     )
-    found: list[Cell] = []
+    found: list[tuple[NDArray[np.int64], Matrix, NDArray[np.int64]]] = []
     with progress_bar(desc="drawing cells", unit="cell", total=len(source)) as bar:
         for start in range(0, len(source), BATCH):
             numbers = np.arange(start, min(start + BATCH, len(source)))
-            prompts = _prompts(fitted, cells, numbers, mixed.take(numbers), source[numbers], fixed)
-            for cell in _batch(fitted, prompts, fixed, from_state, seed):
-                found.append(cell)
+            shown = [slice(cells.indptr[cell], cells.indptr[cell + 1]) for cell in source[numbers]]
+            log_odds, values, n_genes = _expected(fitted, cells, mixed.take(numbers), shown, fixed)
+            own = [cells.values[at] for at in shown]
+            draws = [np.random.default_rng(step_seed(seed, int(number), "cell")) for number in numbers]
+            if from_state:
+                raced = map(_race, log_odds, n_genes, draws)
+                chosen = ((genes, values[i, genes]) for i, genes in enumerate(raced))
+            else:
+                chosen = _sampled(fitted, numbers, n_genes, own, fixed, seed)
+            for i, (genes, mean) in enumerate(chosen):
+                found.append(_counted(fitted, genes, mean, own[i], fixed, draws[i]))
                 bar.update()
     parts = [np.concatenate([cell[part] for cell in found]) for part in range(3)]
     indptr = np.concatenate([[0], np.cumsum([len(cell[0]) for cell in found])])
     return Drawn(indptr, parts[0], parts[1], parts[2], source)
 
 
-def _prompts(
-    fitted: Fitted,
-    cells: AdaptationCells,
-    numbers: NDArray[np.int64],
-    states: States,
-    source: NDArray[np.int64],
-    fixed: dict[int, float],
-) -> Prompts:
-    """Work out what is expected of cells that are as deep as those of the data, and show as many genes."""
+def _expected(
+    fitted: Fitted, cells: AdaptationCells, states: States, shown: list[slice], fixed: dict[int, float]
+) -> tuple[Matrix, Matrix, NDArray[np.int64]]:
+    """Work out log-odds and values `(n, n_genes)` of cells as deep as those of the data, and how many genes they show.
+
+    The odds of genes that may not be drawn are -inf.
+    """
     log_odds, values = fitted.expected(states)
     never = np.isin(fitted.genes, list(fixed))
     log_odds[:, never] = -np.inf
-    own = []
-    # a cell of little depth has high values: what all of its genes share
-    for i, cell in enumerate(source):
-        at = slice(cells.indptr[cell], cells.indptr[cell + 1])
-        own.append(cells.values[at])
-        values[i] += float(np.mean(own[i] - values[i, np.searchsorted(fitted.genes, cells.tokens[at])]))
+    for i, at in enumerate(shown):  # a cell of little depth has high values: what all of its genes share
+        own = cells.values[at]
+        values[i] += float(np.mean(own - values[i, np.searchsorted(fitted.genes, cells.tokens[at])]))
     n_fixed = sum(value > 0 for value in fixed.values())
-    n_genes = np.clip([len(shown) - n_fixed for shown in own], 1, (~never).sum() - 1)
+    n_genes = np.clip([at.stop - at.start - n_fixed for at in shown], 1, (~never).sum() - 1)
     log_odds += shift_to(log_odds, n_genes)[:, None].astype(np.float32)
-    return Prompts(numbers, states, log_odds, values, n_genes, own)
-
-
-def _batch(fitted: Fitted, prompts: Prompts, fixed: dict[int, float], from_state: bool, seed: int) -> Iterator[Cell]:
-    """Draw the genes of each cell, and their counts."""
-    draws = [np.random.default_rng(step_seed(seed, int(number), "cell")) for number in prompts.numbers]
-    if from_state:
-        raced = (_race(*given) for given in zip(prompts.log_odds, prompts.n_genes, draws, strict=True))
-        chosen = ((genes, prompts.values[i, genes]) for i, genes in enumerate(raced))
-    else:
-        chosen = _sampled(fitted, prompts, fixed, seed)
-    for i, (genes, mean) in enumerate(chosen):
-        yield _counted(fitted, genes, mean, prompts.own[i], fixed, draws[i])
+    return log_odds, values, n_genes
 
 
 def _race(log_odds: Matrix, n_genes: int, draw: np.random.Generator) -> NDArray[np.int64]:
@@ -213,8 +175,8 @@ def _counted(
     own: Matrix,
     fixed: dict[int, float],
     draw: np.random.Generator,
-) -> Cell:
-    """Draw counts of the genes of a cell; values are relative to their sum, as those of the source are to its own."""
+) -> tuple[NDArray[np.int64], Matrix, NDArray[np.int64]]:
+    """Draw counts of the genes of a cell; give tokens, values, whose sum is that of the source's own, and counts."""
     depth, total = total_count(own), float(np.expm1(own.astype(np.float64)).sum())
     counts = draw_counts(expected, fitted.corrections.spread[genes], depth, draw)
     shown = np.array([token for token, value in fixed.items() if value > 0], dtype=np.int64)
@@ -227,7 +189,12 @@ def _counted(
 
 
 def _sampled(
-    fitted: Fitted, prompts: Prompts, fixed: dict[int, float], seed: int
+    fitted: Fitted,
+    numbers: NDArray[np.int64],
+    n_genes: NDArray[np.int64],
+    own: list[Matrix],
+    fixed: dict[int, float],
+    seed: int,
 ) -> Iterator[tuple[NDArray[np.int64], Matrix]]:
     """Draw genes, and the values expected of them, step by step; as many cells at a time as there are threads."""
     shown = {token: value for token, value in fixed.items() if value > 0}
@@ -240,10 +207,10 @@ def _sampled(
     def draw(model: ScDiVa, number: Tensor) -> Tensor:
         """Draw one cell: tokens and the values expected of them, `(n, 2)`."""
         at = int(number)
-        length = len(shown) + int(min(prompts.n_genes[at], most))
+        length = len(shown) + int(min(n_genes[at], most))
         tokens, values = torch.full((length,), MASK, dtype=torch.int64), torch.zeros(length)
         tokens[: len(shown)], values[: len(shown)] = start, given
-        cell, depth = int(prompts.numbers[at]), total_count(prompts.own[at])
+        cell, depth = int(numbers[at]), total_count(own[at])
         by_count = np.random.default_rng(step_seed(seed, cell, "values"))
         mean = torch.zeros(int(genes.max()) + 1)
 
@@ -270,7 +237,7 @@ def _sampled(
         return torch.stack([new.float(), mean[new]], dim=1)
 
     with open_encoder(fitted.model, threads=settings.threads, what=draw) as encode:
-        for found in encode(lambda at: (torch.tensor(at),), range(len(prompts.numbers))):
+        for found in encode(lambda at: (torch.tensor(at),), range(len(numbers))):
             yield np.searchsorted(fitted.genes, found[:, 0].astype(np.int64)), found[:, 1]
 
 

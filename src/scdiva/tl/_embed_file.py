@@ -72,8 +72,8 @@ def embed_file(
 
     A run that is cut off, by a kill, an interrupt or an error, leaves its finished parts beside `out`, in a hidden
     folder that ends in ``.parts``. The same call goes on after them, once it has checked the matrix anew, and gives the
-    same to the bit. If file, model, versions or arguments have changed, it starts anew; at ``scdiva.settings.verbosity
-    = "info"`` the log says which.
+    same to the bit. If file, model, versions or arguments have changed, it starts anew, and says so at
+    ``scdiva.settings.verbosity = "info"``.
 
     Parameters
     ----------
@@ -165,7 +165,10 @@ def embed_file(
         first, stop = parts.range_of(number, n_shards)
         with _alone(parts.folder.parent, f"{number}-of-{n_shards}"):
             refuse_target(out, overwrite, path)  # another call may have finished it
-            _begin(parts, run, discard=shard is None)
+            for other in set(parts.folder.parent.glob("*/")) - {parts.folder} if shard is None else ():
+                logger.info("%s is of another run: starting anew", other)
+                shutil.rmtree(other, ignore_errors=True)
+            parts.folder.mkdir(parents=True, exist_ok=True)
             try:
                 for start, end in parts.gaps(first, stop):
                     if start > first:
@@ -175,7 +178,7 @@ def embed_file(
                     for left_out in parts.missing(start, end):  # no cell of these has a known gene
                         parts.save(left_out)
             finally:
-                if len(parts.missing()) == parts.n_parts:  # nothing to go on from
+                if shard is None and len(parts.missing()) == parts.n_parts:  # nothing to go on from
                     shutil.rmtree(parts.folder, ignore_errors=True)
             if left := len(parts.missing()):
                 logger.info("shard %d of %d is finished; %d parts of others are not", number, n_shards, left)
@@ -261,30 +264,6 @@ class Parts:
 
     def _path(self, first: int) -> Path:
         return self.folder / f"{first:012d}.npz"
-
-
-def _begin(parts: Parts, run: dict[str, Any], *, discard: bool) -> None:
-    """Make the folder of parts, and say of parts of another run why they are of no use; jobs leave them to each other.
-
-    Parameters
-    ----------
-    parts
-        Those of this run.
-    run
-        What they depend on.
-    discard
-        Whether those of others are deleted.
-    """
-    for other in parts.folder.parent.glob("*/run.json"):
-        if other.parent != parts.folder:
-            with contextlib.suppress(*_DAMAGED):
-                before = json.loads(other.read_text())
-                differ = [name for name in {**before, **run} if before.get(name) != run.get(name)]
-                logger.info("%s is of another run (%s differ): starting anew", other.parent, ", ".join(differ))
-            if discard:
-                shutil.rmtree(other.parent, ignore_errors=True)
-    parts.folder.mkdir(parents=True, exist_ok=True)
-    _put(parts.folder / "run.json", lambda file: file.write(json.dumps(run).encode()))
 
 
 def _join(out: Path, path: Path, parts: Parts, key: str, parameters: dict[str, Any], at_first: str) -> None:

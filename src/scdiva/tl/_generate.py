@@ -16,7 +16,7 @@ from scdiva._checks import check_least
 from scdiva._docs import with_shared_docs
 from scdiva._labels import read_labels
 from scdiva._rng import seed_of
-from scdiva._running import model_name
+from scdiva._running import how_to_run, open_for
 from scdiva._settings import logger
 from scdiva.data.conditions import listed, wanted_groups
 from scdiva.data.reading import Reading, Species
@@ -122,17 +122,14 @@ def generate(
 
     from scdiva._rng import step_seed
     from scdiva._settings import torch_threads_kept
-    from scdiva.data.cells import open_cells
     from scdiva.data.genes import columns_of
-    from scdiva.models.pretrained import load_for
     from scdiva.populations.drawing import draw_cells, place_orders
     from scdiva.populations.states import check_head, fit_to, on_cpu, states_of
     from scdiva.train.adaptation import read_cells
 
     seed = seed_of(rng)
-    loaded = load_for(model, "cpu")
+    loaded, opened, parameters = open_for(model, adata, how_to_run(None, "cpu", "fp32"), reading, empty="nan")
     check_head(loaded)
-    opened = open_cells(adata, loaded, reading, empty="nan")
     shown = _fixed(fixed or {}, opened.tokens, opened.var.index, None if from_state else loaded.config.max_length)
     draw = np.random.default_rng(step_seed(seed, 0, "generate"))
     with on_cpu(loaded):
@@ -150,10 +147,7 @@ def generate(
     names, values = list(fixed or {}), list((fixed or {}).values())
     result.uns[C.UNS] = {
         C.GENERATE: {
-            "model": model_name(model),
-            "vocabulary": loaded.vocabulary.fingerprint,
-            **reading.parameters(),
-            "input": opened.kind,
+            **parameters,
             "groupby": groupby or "",
             "groups": np.array(list(dict.fromkeys(order.name for order in plan)) if groupby else [], dtype=object),
             "fraction": np.array([order.fraction for order in plan] if between is not None else [], dtype=float),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Sequence
 from os import PathLike
@@ -12,16 +11,14 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._checks import check_choices
+from scdiva._checks import check_choices, check_least
 from scdiva._docs import with_shared_docs
-from scdiva._rng import given_seed, step_seed
 from scdiva._running import how_to_run, open_for
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, write
 
 if TYPE_CHECKING:
-    import torch
     from anndata import AnnData
     from numpy.typing import NDArray
 
@@ -40,7 +37,6 @@ def grn(
     reference: str | None = None,
     n_targets: int | None = 100,
     min_fraction: float = 0.01,
-    n_cells: int | None = None,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
     layer: str | None = None,
     use_raw: bool = False,
@@ -49,7 +45,6 @@ def grn(
     species: Species = None,
     duplicates: Literal["sum", "error"] = "sum",
     empty: Literal["error", "nan"] = "error",
-    rng: int | np.random.Generator | torch.Generator | None = None,
     device: str | None = None,
     key_added: str = C.VARP_GRN,
     copy: bool = False,
@@ -95,15 +90,11 @@ def grn(
         weight); None keeps all.
     min_fraction
         Genes expressed in a smaller share of the cells, in each group, take no part.
-    n_cells
-        Cells read of each group, drawn at random; None: all.
     model
         A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
     %(reading)s
     empty
         As for :func:`embed`.
-    rng
-        Seed of the choice of cells; None takes `scdiva.settings.seed`.
     device
         Torch device; None takes `scdiva.settings.device`.
     key_added
@@ -146,12 +137,10 @@ def grn(
     """
     begun = time.monotonic()
     from scdiva.networks.methods import METHODS
-    from scdiva.networks.pairs import Pairs, check_size, choose_genes, choose_groups, expressed_share, some_cells
+    from scdiva.networks.pairs import Pairs, check_size, choose_genes, choose_groups, expressed_share
 
     check_choices(method=(method, tuple(METHODS)))
-    for name, number in (("n_targets", n_targets), ("n_cells", n_cells)):
-        if number is not None and operator.index(number) < 1:
-            raise ValueError(f"{name} must be at least 1 or None, got {number}.")
+    check_least(n_targets=(1 if n_targets is None else n_targets, 1))
     if not 0 <= min_fraction <= 1:
         raise ValueError(f"min_fraction must be a share, from 0 to 1, got {min_fraction}.")
     check_writable(adata, copy=copy, call="tl.grn", entry=key_added)
@@ -170,9 +159,7 @@ def grn(
     tokens, of_sources, of_targets = choose_genes(sources, targets, source, share, known, min_fraction)
     way = METHODS[method]
     check_size((n_groups, len(of_sources), len(of_targets)), way.bytes_each, min_fraction)
-    seed = given_seed(rng)
-    group = some_cells(chosen.code, n_groups, n_cells, np.random.default_rng(step_seed(seed, 0, "gene network")))
-    pairs = Pairs(loaded, source, tokens, of_sources, of_targets, group, n_groups)
+    pairs = Pairs(loaded, source, tokens, of_sources, of_targets, chosen.code, n_groups)
 
     sums = way.sums(pairs, running)
     signed, columns = way.signed or chosen.reference is not None, column_of[tokens]
@@ -192,10 +179,8 @@ def grn(
         "targets": names[columns[of_targets]],
         "n_targets": n_targets or 0,
         "min_fraction": float(min_fraction),
-        "n_cells": n_cells or 0,
-        "cells": np.bincount(group[group >= 0], minlength=n_groups)[: len(keys)],
+        "cells": np.bincount(chosen.code[chosen.code >= 0], minlength=n_groups)[: len(keys)],
         "signed": signed,
-        "seed": str(seed),
         "seconds": time.monotonic() - begun,
     }
     return write(adata, "tl.grn", key_added, parameters, copy=copy, varp=graphs)

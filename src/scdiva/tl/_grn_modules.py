@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import random
 from collections.abc import Iterable, Mapping
@@ -15,7 +14,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._checks import from_extra, no_column
+from scdiva._checks import check_least, check_positive, from_extra, no_column
 from scdiva._rng import given_seed, step_seed
 from scdiva.data.network import network_of
 from scdiva.data.writing import check_anndata, check_writable, write
@@ -101,10 +100,8 @@ def grn_modules(
     igraph = from_extra("igraph", "grn", "Leiden modules need igraph")
     written = [key_added, f"{key_added}_{C.HUB}"]
     check_writable(adata, copy=copy, call="tl.grn_modules", entry=key_added, var=written)
-    if operator.index(n_neighbors) < 1:
-        raise ValueError(f"n_neighbors must be at least 1, got {n_neighbors}.")
-    if not resolution > 0:
-        raise ValueError(f"resolution must be above 0, got {resolution}.")
+    check_least(n_neighbors=(n_neighbors, 1))
+    check_positive(resolution=resolution)
     network = network_of(adata, key, group)
     seed = given_seed(rng)
     graph = strongest(network.weights, n_neighbors)
@@ -113,21 +110,14 @@ def grn_modules(
         raise ValueError(f"the network {key!r} has no edge of positive weight, and so no modules.")
     number = _leiden(igraph, graph[taking_part][:, taking_part], resolution, seed)
     names, size = np.unique(number, return_counts=True)
-    rank = np.empty(len(names), dtype=np.int64)
-    rank[np.lexsort((names, -size))] = np.arange(len(names))
     code = np.full(adata.n_vars, -1)
-    code[taking_part] = rank[number]
+    code[taking_part] = np.argsort(np.lexsort((names, -size)))[number]  # the largest is 0
     hubs = np.full(adata.n_vars, np.nan, dtype=np.float32)
     sources = np.flatnonzero(network.sources)
     hubs[sources] = hub_scores(abs(network.weights[sources]))
     found = pd.Categorical.from_codes(code, [str(i) for i in range(len(names))])
-    parameters = {
-        "key": key,
-        "group": network.group,
-        "n_neighbors": int(n_neighbors),
-        "resolution": float(resolution),
-        "seed": str(seed),
-    }
+    given = {"n_neighbors": int(n_neighbors), "resolution": float(resolution)}
+    parameters = {"key": key, "group": network.group, **given, "seed": str(seed)}
     columns = dict(zip(written, (found, hubs), strict=True))
     return write(adata, "tl.grn_modules", key_added, parameters, copy=copy, var=columns)
 
@@ -189,18 +179,14 @@ def enrich_modules(
         raise KeyError(f"adata.var has no column {key!r}: call scdiva.tl.grn_modules(adata, key_added={key!r}) first.")
     if gene_symbols is not None and gene_symbols not in adata.var:
         raise no_column("adata.var", gene_symbols, adata.var.columns)
-    names = adata.var_names if gene_symbols is None else adata.var[gene_symbols]
-    module = adata.var[key]
-    known = module.notna().to_numpy()
-    if not known.any():
+    names = np.asarray((adata.var_names if gene_symbols is None else adata.var[gene_symbols]).astype(str))
+    module = adata.var[key].astype("category")
+    if module.isna().all():
         raise ValueError(f"no gene of adata has a module in adata.var[{key!r}].")
-    of_gene = pd.DataFrame(
-        {"name": np.asarray(names.astype(str))[known], "module": module[known].astype(str).to_numpy()}
-    )
-    order = [str(name) for name in module.astype("category").cat.categories]
-    modules = {name: of_gene.loc[of_gene["module"] == name, "name"].tolist() for name in order}
+    modules = {str(name): names[(module == name).to_numpy()].tolist() for name in module.cat.categories}
     modules = {name: genes for name, genes in modules.items() if genes}
-    return enrichment(modules, _read(gene_sets), of_gene["name"], min_genes=min_genes, max_genes=max_genes)
+    background = names[module.notna().to_numpy()]
+    return enrichment(modules, _read(gene_sets), background, min_genes=min_genes, max_genes=max_genes)
 
 
 def _read(gene_sets: str | os.PathLike[str] | Mapping[str, Iterable[str]] | pd.DataFrame) -> dict[str, list[str]]:
@@ -211,24 +197,19 @@ def _read(gene_sets: str | os.PathLike[str] | Mapping[str, Iterable[str]] | pd.D
                 f"gene_sets has no column {sorted(missing)[0]!r}; it needs source (the set) and target (a gene), and "
                 f"has {', '.join(map(repr, gene_sets.columns))}."
             )
-        by_set = gene_sets.groupby("source", observed=True, sort=False)["target"]
-        return {str(name): [str(gene) for gene in genes] for name, genes in by_set}
-    if isinstance(gene_sets, Mapping):
-        return {str(name): [str(gene) for gene in genes] for name, genes in gene_sets.items()}
-    path = Path(gene_sets)
-    sets = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        name, *rest = line.rstrip("\r").split("\t")
-        if len(rest) < 2:
+        gene_sets = dict(iter(gene_sets.groupby("source", observed=True, sort=False)["target"]))
+    elif not isinstance(gene_sets, Mapping):
+        path = Path(gene_sets)
+        text = path.read_text(encoding="utf-8").splitlines()
+        lines = [(number, line.split("\t")) for number, line in enumerate(text, 1) if line.strip()]
+        if short := [number for number, line in lines if len(line) < 3]:
             raise ValueError(
-                f"{path} is no GMT file: line {number} is not name, description and genes, with tabs between them."
+                f"{path} is no GMT file: line {short[0]} is not name, description and genes, with tabs between them."
             )
-        sets[name] = [gene for gene in rest[1:] if gene]
-    if not sets:
-        raise ValueError(f"{path} holds no gene sets.")
-    return sets
+        if not lines:
+            raise ValueError(f"{path} holds no gene sets.")
+        gene_sets = {name: [gene for gene in genes if gene] for _, (name, _, *genes) in lines}
+    return {str(name): [str(gene) for gene in genes] for name, genes in gene_sets.items()}
 
 
 def strongest(weights: sp.csr_matrix, n_neighbors: int) -> sp.csr_matrix:

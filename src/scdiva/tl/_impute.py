@@ -13,7 +13,7 @@ from scdiva import _constants as C
 from scdiva._checks import or_nearest
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
-from scdiva._running import model_name
+from scdiva._running import how_to_run, open_for
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_writable, write
 
@@ -138,17 +138,14 @@ def impute(
 
     from scdiva._scale import one_count
     from scdiva._settings import torch_threads_kept
-    from scdiva.data.cells import open_cells
     from scdiva.data.genes import columns_of
-    from scdiva.models.pretrained import load_for
     from scdiva.populations.imputation import impute_genes
     from scdiva.populations.states import check_head, on_cpu
     from scdiva.train.adaptation import read_cells
 
     seed = seed_of(rng)
-    loaded = load_for(model, "cpu")
+    loaded, source, parameters = open_for(model, adata, how_to_run(None, "cpu", "fp32"), reading)
     check_head(loaded)
-    source = open_cells(adata, loaded, reading)
     columns = columns_of(source.tokens, source.scan.counts_per_gene)
     names = reading.var(adata).index.to_numpy()
     if genes is not None:
@@ -163,11 +160,7 @@ def impute(
         for some, *found in impute_genes(loaded, cells, own, seed, keep_observed, expressed, one):
             place = np.ix_(rows, target[some])
             mean[place], deviation[place] = found
-    parameters = {
-        "model": model_name(model),
-        "vocabulary": loaded.vocabulary.fingerprint,
-        **reading.parameters(),
-        "input": source.kind,
+    parameters |= {
         "n_genes": len(own),
         "keep_observed": bool(keep_observed),
         "expressed": bool(expressed),

@@ -91,42 +91,25 @@ def print_versions() -> None:
 
 def _versions() -> str:
     """Give the lines of :func:`print_versions`."""
-    core, extras = _requirements()
+    try:
+        wanted = metadata.requires("scdiva") or []
+    except metadata.PackageNotFoundError:  # run from its source, never installed
+        wanted = ["numpy", "scipy", "pandas", "anndata", "scanpy", "torch", "pytorch-lightning"]
+    names = {found[0] for line in wanted if (found := re.match(r"[\w.-]+", line))} - {"scdiva"}
     rows = [
         ("scdiva", __version__),
         ("Python", platform.python_version()),
         ("platform", platform.platform()),
         ("processor", f"{platform.machine()}, {os.cpu_count()} cores"),
-        *((name, _installed(name)) for name in core),
+        *((name, _installed(name)) for name in sorted(names)),
         *_of_torch(),
     ]
-    wide = max(len(name) for name in [*(name for name, _ in rows), *(name for name, _ in extras)]) + 2
-    lines = [f"{name:<{wide}}{value}" for name, value in rows]
-    lines += ["", "optional:"] + [f"{name:<{wide}}{_installed(name)} ({extra})" for name, extra in extras]
-    return "\n".join(lines) + "\n"
+    return "".join(f"{name:<20} {value}\n" for name, value in rows)
 
 
 def _entry(kind: str, key: str, values: dict[str, str]) -> str:
     lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in values.items())
     return f"@{kind}{{{key},\n{lines}\n}}"
-
-
-def _requirements() -> tuple[list[str], list[tuple[str, str]]]:
-    """Give names of the packages that scdiva needs, and of others with the extras that bring them."""
-    try:
-        wanted = metadata.requires("scdiva") or []
-    except metadata.PackageNotFoundError:  # run from its source, never installed
-        return ["numpy", "scipy", "pandas", "anndata", "scanpy", "torch", "pytorch-lightning"], []
-    core: list[str] = []
-    extras: dict[str, list[str]] = {}
-    for line in wanted:
-        found = re.match(r"[\w.-]+", line)
-        name, extra = found[0] if found else line, re.search(r"""extra\s*==\s*['"]([\w-]+)['"]""", line)
-        if extra is None:
-            core.append(name)
-        elif name != "scdiva" and extra[1] != "all":
-            extras.setdefault(name, []).append(extra[1])
-    return sorted(core), sorted((name, ", ".join(dict.fromkeys(of))) for name, of in extras.items())
 
 
 def _installed(name: str) -> str:

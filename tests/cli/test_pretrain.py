@@ -195,7 +195,6 @@ def test_a_packed_corpus_gives_the_svd_start(files, options, model_options, tmp_
         (["--validation", "[missing.h5ad]"], "no file 'missing.h5ad'"),
         (["--min_genes", "0"], "min_genes must be at least 1"),
         (["--validation_cells", "0"], "validation_cells must be at least 1"),
-        (["--num_workers", "-1"], "num_workers must "),
         (["--training.context", "5000"], "exceeds the model's max_length"),
         (["--accelerator", "abacus"], "invalid accelerator"),
         (["--devices", "0"], "devices=0"),
@@ -229,7 +228,7 @@ def test_config_and_manifest_are_there_from_the_start(files, options, monkeypatc
     assert written["training"].keys() == PretrainingConfig().to_dict().keys()
     assert written["training"]["learning_rate"] == 3e-4  # nobody said
     assert (written["model"]["dim"], written["model"]["anchor_balance"]) == (16, 2.0)
-    assert (written["validation_cells"], written["num_workers"], written["preset"]) == (30, 0, None)
+    assert (written["validation_cells"], written["preset"]) == (30, None)
     manifest = json.loads((run / "manifest.json").read_text())
     a = files / "a.h5ad"
     assert manifest["files"]["train"]["a.h5ad"] == {"path": str(a)} | file_note(a)

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import pickle
 import warnings
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 
 import anndata as ad
 import dask.array as da
@@ -118,7 +115,6 @@ def test_files_equal_memory(cells, vocabulary, tmp_path, backend, store):
     getattr(ad.AnnData(store(cells.X), cells.obs, cells.var), f"write_{backend}")(path)
     source = open_cells(path, vocabulary, block_rows=16)
     assert_equal_cells(as_lists(source), expected)
-    assert_equal_cells(as_lists(pickle.loads(pickle.dumps(source))), expected)
     source.close()
     assert_equal_cells(as_lists(source), expected)  # opened anew
     source.close()
@@ -126,20 +122,6 @@ def test_files_equal_memory(cells, vocabulary, tmp_path, backend, store):
         backed = ad.read_h5ad(path, backed="r")
         assert_equal_cells(as_lists(open_cells(backed, vocabulary)), expected)
         backed.file.close()
-
-
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_source_of_a_file_can_be_read_in_another_process(cells, vocabulary, tmp_path, start):
-    cells.write_h5ad(tmp_path / "cells.h5ad")
-    source = open_cells(tmp_path / "cells.h5ad", vocabulary)
-    expected = source.read(10, 20)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # fork of a process with threads
-        with ProcessPoolExecutor(1, mp_context=get_context(start)) as pool:
-            got = pool.submit(source.read, 10, 20).result()
-    for a, b in zip(got, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
-    source.close()
 
 
 def test_lognormalised_cells_are_ranked_like_their_counts(cells, vocabulary):

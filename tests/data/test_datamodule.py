@@ -85,14 +85,6 @@ def test_a_resumed_stream_goes_on_where_it_stopped(study_files, vocabulary, star
     assert [as_cells(batch) for batch in data.train_dataloader()] == whole[start_step:]
 
 
-@pytest.mark.filterwarnings("ignore:study2|.*fork")
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_workers_change_nothing(study_files, vocabulary, num_workers):
-    alone = [as_cells(batch) for batch in module_of(study_files, vocabulary, max_steps=10).train_dataloader()]
-    loader = module_of(study_files, vocabulary, max_steps=10, num_workers=num_workers).train_dataloader()
-    assert [as_cells(batch) for batch in loader] == alone
-
-
 @pytest.mark.filterwarnings("ignore:study2")
 def test_ranks_share_the_stream(study_files, vocabulary, monkeypatch):
     data = module_of(study_files, vocabulary, max_steps=5)
@@ -135,7 +127,7 @@ def test_token_batches_mix_lengths(study_files, vocabulary):
     assert np.std(medians) < 0.3 * spread
 
 
-@pytest.mark.filterwarnings("ignore:study2|.*fork")
+@pytest.mark.filterwarnings("ignore:study2")
 def test_any_token_batch_can_be_had_alone(study_files, vocabulary, tmp_path, monkeypatch):
     monkeypatch.setattr("scdiva.data.stream.WINDOW", 25)
     options = {"batch_tokens": 90, "max_steps": 100}
@@ -144,8 +136,6 @@ def test_any_token_batch_can_be_had_alone(study_files, vocabulary, tmp_path, mon
     for data in (study_files, tmp_path / "corpus.h5"):
         resumed = module_of(data, vocabulary, **options, start_step=93).train_dataloader()
         assert [as_cells(batch) for batch in resumed] == whole[93:]
-    workers = module_of(study_files, vocabulary, batch_tokens=90, max_steps=20, num_workers=2).train_dataloader()
-    assert [as_cells(batch) for batch in workers] == whole[:20]
     stream = module_of(study_files, vocabulary, **options).training_stream()
     assert [as_cells(stream.batch(number)) for number in (99, 3, 60)] == [whole[99], whole[3], whole[60]]
     assert as_cells(module_of(study_files, vocabulary, seed=4, **options).training_stream().batch(0)) != whole[0]
@@ -182,9 +172,8 @@ def test_seeds_differ(study_files, vocabulary):
 
 
 @pytest.mark.filterwarnings("ignore:study2")
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_validation_is_fixed_and_in_order(study_files, vocabulary, num_workers):
-    data = module_of(study_files[:1], vocabulary, validation=study_files[1:], batch_size=10, num_workers=num_workers)
+def test_validation_is_fixed_and_in_order(study_files, vocabulary):
+    data = module_of(study_files[:1], vocabulary, validation=study_files[1:], batch_size=10)
     data.setup("fit")
     assert data.study_names == ["study0"]
     first, second = ([as_cells(b) for b in data.val_dataloader()] for _ in range(2))

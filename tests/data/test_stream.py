@@ -1,10 +1,9 @@
-"""For any cells, blocks, ranks and workers each epoch is seen once, with and without reading ahead."""
+"""For any cells, blocks and ranks each epoch is seen once, with and without reading ahead."""
 
 from __future__ import annotations
 
 import itertools
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -61,12 +60,10 @@ def cells_of(batch) -> list[int]:
     return tokens[ends[:-1]].tolist()
 
 
-def seen_by(stream: TrainingStream, rank: int, world_size: int, worker: int, workers: int) -> list[list[int]]:
-    """Batches of one worker of one rank."""
+def seen_by(stream: TrainingStream, rank: int, world_size: int) -> list[list[int]]:
+    """Batches of one rank."""
     stream.rank, stream.world_size = rank, world_size
-    here = SimpleNamespace(id=worker, num_workers=workers) if workers else None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "get_worker_info", lambda: here)
         patch.setattr(module, "WINDOW", 20)
         return [cells_of(batch) for batch in stream]
 
@@ -77,7 +74,6 @@ worlds = {
     "n_blocks": st.integers(1, 6),
     "seed": st.integers(0, 99),
     "world_size": st.integers(1, 3),
-    "workers": st.integers(0, 3),
     "batch": st.one_of(st.integers(1, 30), st.none()),
     "prefetch": st.booleans(),
 }
@@ -85,9 +81,7 @@ worlds = {
 
 @settings(max_examples=60, deadline=None)
 @given(**worlds)
-def test_ranks_and_workers_together_see_each_epoch_once(
-    sizes, block_rows, n_blocks, seed, world_size, workers, batch, prefetch
-):
+def test_ranks_together_see_each_epoch_once(sizes, block_rows, n_blocks, seed, world_size, batch, prefetch):
     pool = pool_of(sizes, block_rows, seed)
     order = BlockShuffle(pool.block_sizes, seed, n_blocks)
     options = {"batch_tokens": 24} if batch is None else {}
@@ -102,12 +96,10 @@ def test_ranks_and_workers_together_see_each_epoch_once(
     steps = -(-n_batches // world_size) + 1
     by_number: dict[int, list[int]] = {}
     for rank in range(world_size):
-        for worker in range(max(workers, 1)):
-            stream = TrainingStream(pool, order, batch or 1, max_steps=steps, prefetch=prefetch, **options)
-            seen = seen_by(stream, rank, world_size, worker, workers)
-            mine = range(worker, steps, max(workers, 1))
-            assert len(seen) == len(mine)
-            by_number |= {step * world_size + rank: cells for step, cells in zip(mine, seen, strict=True)}
+        stream = TrainingStream(pool, order, batch or 1, max_steps=steps, prefetch=prefetch, **options)
+        seen = seen_by(stream, rank, world_size)
+        assert len(seen) == steps
+        by_number |= {step * world_size + rank: cells for step, cells in enumerate(seen)}
     assert sorted(by_number) == list(range(steps * world_size))
     cells = [cell for number in range(steps * world_size) for cell in by_number[number]]
     for epoch in range(2):

@@ -52,7 +52,7 @@ def multimodal(rna, names=("rna", "prot"), kinds=None):
 @pytest.mark.fault("MuData and SpatialData")
 @pytest.mark.parametrize(("function", "parameter"), [*calls()])
 def test_a_container_of_anndata(drawn, function, parameter):
-    with pytest.raises(TypeError, match=r"got a MuData of 2 AnnData objects\. Pass the one of RNA: mdata\['rna'\]"):
+    with pytest.raises(TypeError, match=r"got a MuData of 2 AnnData objects\. Pass the one of RNA: .*mdata\['rna'\]"):
         called(function, parameter, multimodal(drawn), drawn)
     spatial = SpatialData(tables={"cells": drawn}, images={}, shapes={})
     with pytest.raises(
@@ -65,15 +65,7 @@ def test_a_container_of_anndata(drawn, function, parameter):
 @pytest.mark.parametrize(
     ("names", "kinds", "said"),
     [
-        (("GEX", "ADT"), (), r": mdata\['GEX'\]\.$"),
-        (("a", "b"), ("Gene Expression", "Antibody Capture"), r": mdata\['a'\]\.$"),
-        (("rna", "b"), ("Peaks", "Gene Expression"), r": mdata\['b'\]\.$"),
         (("a", "b"), (), r": mdata\['a'\] or mdata\['b'\]\.$"),
-        (
-            ("spliced", "rna:2"),
-            ("Gene Expression", "Gene Expression"),
-            r": mdata\['spliced'\] or mdata\['rna:2'\]\.$",
-        ),
         (("only",), (), r": mdata\['only'\]\.$"),
         ((), (), "holds none"),
     ],
@@ -90,7 +82,9 @@ def test_mudata_itself(drawn, model):
     proteins.var_names = [f"protein {i}" for i in range(5)]
     both = mudata.MuData({"rna": drawn.copy(), "prot": proteins})
     for one in (both, both[:20]):
-        with pytest.raises(TypeError, match=r"got a MuData of 2 AnnData objects\. Pass the one of RNA: mdata\['rna'\]"):
+        with pytest.raises(
+            TypeError, match=r"got a MuData of 2 AnnData objects\. Pass the one of RNA: .*mdata\['rna'\]"
+        ):
             sd.tl.embed(one, model)
     sd.tl.embed(both["rna"], model)
 
@@ -131,12 +125,12 @@ OTHERS = {
     "a list": (lambda a: [a, a], "a list of 2. Pass one at a time, or join them: .*anndata.concat"),
     "a dictionary": (lambda a: {"one": a}, "a dict of 1. Pass one at a time, or join them"),
     "raw": (lambda a: a.raw, "Raw, which is adata.raw. .*use_raw=True"),
-    "an array": (lambda a: a.X.toarray(), "ndarray, which has no names of genes"),
-    "a sparse matrix": (lambda a: a.X, "csr_matrix, which has no names of genes"),
-    "a table": (lambda a: a.to_df(), r"DataFrame\. Of a table of counts"),
-    "annotation": (lambda a: a.obs, r"DataFrame\..*adata\.obs or adata\.var, holds no counts: pass adata"),
+    "an array": (lambda a: a.X.toarray(), "ndarray. If it holds counts, cells × genes, make one"),
+    "a sparse matrix": (lambda a: a.X, "csr_matrix. If it holds counts, cells × genes"),
+    "a table": (lambda a: a.to_df(), r"DataFrame\. If it holds counts"),
+    "annotation": (lambda a: a.obs, r"DataFrame\..*If it is part of one, pass that"),
     "a column": (lambda a: a.obs["batch"], "Series"),
-    "a number": (lambda a: 3, r"int\. Read one with anndata\.read_h5ad"),
+    "a number": (lambda a: 3, r"int\. Of a file: adata = anndata\.read_h5ad"),
 }
 
 

@@ -146,11 +146,11 @@ def test_every_call_goes_through_a_file():
 
 BAD = {
     "": "it is empty",
-    "  ": "it is blank",
+    "  ": "it is empty",
     "a/b": "it holds a slash",
     "/a": "it holds a slash",
-    "a\\b": "it holds a backslash",
-    "a\0b": "it holds a null character",
+    "a\\b": "it holds a slash, a backslash",
+    "a\0b": "or a null character",
     ".": "keep something of their own",
     "..": "keep something of their own",
     "_index": "keep something of their own",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,18 +58,15 @@ class CellBatch:
         non_blocking
             As in :meth:`torch.Tensor.to`.
         """
-        study = None if self.study is None else self.study.to(device, non_blocking=non_blocking)
-        return CellBatch(
-            self.tokens.to(device, non_blocking=non_blocking),
-            self.values.to(device, non_blocking=non_blocking),
-            self.cu_seqlens.to(device, non_blocking=non_blocking),
-            study,
-        )
+        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> CellBatch:
         """Return the batch in page-locked memory (what a data loader calls before copying to a GPU)."""
-        study = None if self.study is None else self.study.pin_memory()
-        return CellBatch(self.tokens.pin_memory(), self.values.pin_memory(), self.cu_seqlens.pin_memory(), study)
+        return self._each(torch.Tensor.pin_memory)
+
+    def _each(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> CellBatch:
+        study = None if self.study is None else moved(self.study)
+        return CellBatch(*(moved(part) for part in self.packed), study)
 
 
 def from_ragged(

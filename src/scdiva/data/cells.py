@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -271,8 +270,7 @@ class CellSource:
     """Cells of one AnnData object or file, ready to be read. Made by :func:`scdiva.data.open_cells`.
 
     Held in memory are what was found out about each gene and the number of known genes of each cell, and the matrix
-    itself if it is small: the user's own is then read once. A source of a file may be sent to another process; it
-    opens the file there anew.
+    itself if it is small: the user's own is then read once.
 
     Attributes
     ----------
@@ -309,7 +307,6 @@ class CellSource:
     path: Path | None = None
     _opened: OpenMatrix | None = field(default=None, repr=False)
     _matrix: Any = field(default=None, repr=False)
-    _process: int = field(default_factory=os.getpid, repr=False)
     columns: np.ndarray | None = None
     name: str = ""
 
@@ -349,27 +346,18 @@ class CellSource:
         return np.unique(self.tokens[self.tokens >= 0])
 
     def _open(self) -> OpenMatrix:
-        # HDF5 handles do not survive a fork: a data loader's worker opens the file anew.
-        if self.path is not None and (self._opened is None or self._process != os.getpid()):
+        if self._opened is None:
+            assert self.path is not None  # only a source of a file lets go of it
             self._opened = open_matrix(self.path, self.reading.layer, self.reading.use_raw)
-            self._matrix = self._matrix if sp.issparse(self._matrix) else None  # in memory it lives on
-            self._process = os.getpid()
-        assert self._opened is not None  # only a source of a file lets go of it
         if self._matrix is None:
             self._matrix = row_readable(self._opened.matrix)
         return self._opened
 
-    def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        if self.path is not None:
-            state["_opened"] = state["_matrix"] = None
-        return state
-
     def close(self) -> None:
-        """Close the file, if there is one. It is opened anew when read."""
-        if self.path is not None and self._opened is not None and self._process == os.getpid():
+        """Close the file, if there is one. It is opened anew when read; what is in memory stays there."""
+        if self.path is not None and self._opened is not None:
             self._opened.close()
-            self._opened = self._matrix = None
+            self._opened, self._matrix = None, self._matrix if sp.issparse(self._matrix) else None
 
     def expression(self, start: int, stop: int) -> sp.csr_matrix:
         """Read cells `start` to `stop` as log-normalised expression in token space.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -417,7 +416,6 @@ class PackedCells:
         if not is_packed(self.path):
             raise ValueError(f"{str(path)!r} is no packed corpus; make one with scdiva.data.pack_files.")
         self._file: h5py.File | None = None
-        self._process = -1
         file = self._open()
         missing = [name for name in _PARTS if name not in file] + [n for n in _ATTRIBUTES if n not in file.attrs]
         if file.attrs["scdiva_packed"] != _FORMAT or missing:
@@ -451,17 +449,13 @@ class PackedCells:
             )
 
     def _open(self) -> h5py.File:
-        # HDF5 handles do not survive a fork: a data loader's worker opens the file anew.
-        if self._file is None or self._process != os.getpid():
-            self._file, self._process = h5py.File(self.path, "r"), os.getpid()
+        if self._file is None:
+            self._file = h5py.File(self.path, "r")
         return self._file
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_file": None}
 
     def close(self) -> None:
         """Close the file. It is opened anew when read."""
-        if self._file is not None and self._process == os.getpid():
+        if self._file is not None:
             self._file.close()
             self._file = None
 

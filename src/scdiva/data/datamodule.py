@@ -100,8 +100,6 @@ class CellDataModule(pl.LightningDataModule):
         Cells with fewer known genes are left out, with a warning that says how many.
     validation_cells
         Number of validation cells, taken evenly; None takes all.
-    num_workers
-        Processes that read ahead; 0 reads in the training process.
     entropy_floor
         As in :func:`scdiva.data.cells.open_cells`. A packed corpus has it settled, and what is read.
     **reading
@@ -133,7 +131,6 @@ class CellDataModule(pl.LightningDataModule):
         n_blocks: int = 64,
         min_genes: int = 1,
         validation_cells: int | None = None,
-        num_workers: int = 0,
         entropy_floor: float = ENTROPY_FLOOR,
         **reading: Any,
     ) -> None:
@@ -147,7 +144,6 @@ class CellDataModule(pl.LightningDataModule):
             validation_cells=(1 if validation_cells is None else validation_cells, 1),
             start_step=(start_step, 0),
             seed=(seed, 0),
-            num_workers=(num_workers, 0),
         )
         if batch_tokens is not None and operator.index(batch_tokens) <= context:
             raise ValueError(
@@ -156,7 +152,7 @@ class CellDataModule(pl.LightningDataModule):
             )
         self.vocabulary = load_vocabulary(vocabulary)
         self.batch_size, self.batch_tokens, self.context, self.seed = batch_size, batch_tokens, context, seed
-        self.start_step, self.max_steps, self.num_workers = start_step, max_steps, num_workers
+        self.start_step, self.max_steps = start_step, max_steps
         self.block_rows, self.n_blocks, self.min_genes = block_rows, n_blocks, min_genes
         self.validation_cells, self.validation_studies = validation_cells, validation_studies
         self._train, self._validation = _as_list(train), [] if validation is None else _as_list(validation)
@@ -333,13 +329,8 @@ class CellDataModule(pl.LightningDataModule):
         return self._loader(batches)
 
     def _loader(self, batches: IterableDataset[CellBatch]) -> DataLoader[CellBatch]:
-        return DataLoader(
-            batches,
-            batch_size=None,  # they are batches already
-            num_workers=self.num_workers,
-            pin_memory=torch.cuda.is_available(),
-            persistent_workers=False,
-        )
+        # they are batches already
+        return DataLoader(batches, batch_size=None, pin_memory=torch.cuda.is_available())
 
     def transfer_batch_to_device(self, batch: CellBatch, device: torch.device, dataloader_idx: int) -> CellBatch:
         """Move a batch (Lightning calls this).

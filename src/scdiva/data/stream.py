@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from scdiva.data.batch import WINDOW, CellBatch, deal_batches, from_ragged, n_dealt
 from scdiva.data.blocks import BLOCK_ROWS
@@ -176,14 +176,12 @@ class CellPool:
 class TrainingStream(IterableDataset[CellBatch]):
     """Endless training batches. Batch s is a function of (cells, batch size or tokens, seed, s) and of nothing else.
 
-    With several processes (distributed training), step s takes the batches ``s * world_size + rank``. Workers of a data
-    loader take turns, so their number changes nothing in what is seen. Together they see each epoch's permutation
-    exactly once. An epoch need not fill its last step: then the processes that it has no batch for begin with the next
-    epoch, and no cell is left out or repeated. Without `batch_tokens` a batch may hold the end of one epoch and the
-    beginning of the next.
+    With several processes (distributed training), step s takes the batches ``s * world_size + rank``. Together they see
+    each epoch's permutation exactly once. An epoch need not fill its last step: then the processes that it has no batch
+    for begin with the next epoch, and no cell is left out or repeated. Without `batch_tokens` a batch may hold the end
+    of one epoch and the beginning of the next.
 
-    A thread reads the next buffer while the present one is used, so that there are two in memory. Each worker reads
-    its own copies: one worker overlaps the rest of the work with training too, more than two seldom pay.
+    A thread reads the next buffer while the present one is used, so that there are two in memory.
 
     Parameters
     ----------
@@ -220,7 +218,6 @@ class TrainingStream(IterableDataset[CellBatch]):
         self._epochs: list[int] = [0]
         self._windows: dict[int, tuple[list[range], np.ndarray]] = {}
         self.rank, self.world_size = 0, 1
-        # asked here: a data loader's worker that is not forked knows nothing of the process group
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self.rank, self.world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
 
@@ -325,13 +322,11 @@ class TrainingStream(IterableDataset[CellBatch]):
         return np.concatenate([self.pool.n_tokens(int(block)) for block in self._blocks((epoch, buffers))])
 
     def _numbers(self) -> Iterator[int]:
-        """Numbers of the batches of this process and worker."""
-        worker = get_worker_info()
-        turn, turns = (worker.id, worker.num_workers) if worker is not None else (0, 1)
-        step = self.start_step + turn
+        """Numbers of the batches of this process."""
+        step = self.start_step
         while self.max_steps is None or step < self.max_steps:
             yield step * self.world_size + self.rank
-            step += turns
+            step += 1
 
     def _needed(self) -> Iterator[Buffers]:
         """List what is read for these batches, in order, each as often as it is read."""
@@ -382,20 +377,14 @@ class ValidationBatches(IterableDataset[CellBatch]):
             self._ends = _ends_in_order(lengths, batch_tokens)
 
     def __iter__(self) -> Iterator[CellBatch]:
-        worker = get_worker_info()
-        if worker is not None and worker.id > 0:
-            return  # one worker reads them all, so that the order holds
-        starts = np.concatenate([[0], np.cumsum(self.pool.block_sizes)])
-        block_of = np.searchsorted(starts, self.chosen, side="right") - 1
-        last, held = -1, None
-        for start, stop in itertools.pairwise([0, *self._ends]):
-            pieces = []
-            for block in np.unique(block_of[start:stop]).tolist():
-                if held is None or block != last:
-                    last, held = block, self.pool.read_blocks([block])
-                rows = self.chosen[start:stop][block_of[start:stop] == block] - starts[block]
-                pieces.append(held.take(rows))
-            yield _joined(pieces)
+        sizes = np.array(self.pool.block_sizes)
+        starts = np.cumsum(sizes) - sizes
+        for first, last in itertools.pairwise([0, *self._ends]):
+            cells = self.chosen[first:last]
+            read, at = np.unique(np.searchsorted(starts, cells, side="right") - 1, return_inverse=True)
+            before = np.cumsum(sizes[read]) - sizes[read]  # cells of the blocks read before each
+            held = self.pool.read_blocks(read)
+            yield from_ragged(*held.take(before[at] + cells - starts[read[at]]), copy=False)
 
     def studies(self) -> tuple[list[str], np.ndarray]:
         """Name the study of each cell, without reading any: batches say only whether it is trained on.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from os import PathLike
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +13,6 @@ if TYPE_CHECKING:
     from anndata import AnnData
 
 _PARTS = ("obs_names", "var_names", "layers", "uns", "is_view")
-_RNA = ("rna", "gex", "gene expression", "gene_expression", "expression", "transcriptome")
-"""Names of a modality that holds RNA, in small letters."""
-_MARKS = {"/": "slash", "\\": "backslash", "\0": "null character"}
 _RESERVED = {".", "..", "_index", "zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata"}
 _MOST_BYTES = 255
 """Of the name of a file, which zarr makes of a key."""
@@ -57,38 +53,23 @@ def _what_it_is(other: object) -> str:
             "None. Calls that write into adata return None: scdiva.tl.embed(adata), not adata = scdiva.tl.embed(adata)."
         )
     # known by their attributes: neither package is needed for it
-    for attribute, call in (("mod", "mdata[{!r}]"), ("tables", "sdata.tables[{!r}]")):
+    for attribute, name in (("mod", "mdata"), ("tables", "sdata.tables")):
         if isinstance(parts := getattr(other, attribute, None), Mapping):
-            named = " or ".join(call.format(name) for name in _of_rna(parts)) or "it holds none"
+            named = " or ".join(f"{name}[{part!r}]" for part in parts) or "it holds none"
             return f"a {kind} of {len(parts)} AnnData objects. Pass the one of RNA: {named}."
-    if isinstance(other, str | PathLike):
-        return f"{kind}. Of a file: adata = anndata.read_h5ad(path, backed='r'), or scdiva.tl.embed_file(path, out)."
-    if hasattr(other, "to_adata"):
-        return f"{kind}, which is adata.raw? Pass adata with use_raw=True, or adata.raw.to_adata()."
     if isinstance(other, list | tuple | Mapping):
         return (
             f"a {kind} of {len(other)}. Pass one at a time, or join them: "
             "adata = anndata.concat(adatas, label='batch', index_unique='-')."
         )
-    if hasattr(other, "columns") and hasattr(other, "index"):
+    if hasattr(other, "to_adata"):
+        return f"{kind}, which is adata.raw? Pass adata with use_raw=True, or adata.raw.to_adata()."
+    if hasattr(other, "shape"):
         return (
-            f"{kind}. Of a table of counts, cells × genes: adata = anndata.AnnData(table). The annotation of cells or "
-            "genes alone, adata.obs or adata.var, holds no counts: pass adata."
+            f"{kind}. If it holds counts, cells × genes, make one: adata = anndata.AnnData(counts); adata.var_names = "
+            "symbols, the symbols or Ensembl ids of its columns. If it is part of one, pass that."
         )
-    if hasattr(other, "shape") and hasattr(other, "dtype"):
-        return (
-            f"{kind}, which has no names of genes. Of a matrix of cells × genes: adata = anndata.AnnData(matrix); "
-            "adata.var_names = symbols, the symbols or Ensembl ids of its columns."
-        )
-    return f"{kind}. Read one with anndata.read_h5ad(path), or make one: anndata.AnnData(matrix, obs=cells, var=genes)."
-
-
-def _of_rna(parts: Mapping[str, Any]) -> list[str]:
-    """Name the one part of a container that holds RNA by its annotation of genes or its name; all where that fails."""
-    kinds = {name: getattr(part, "var", {}).get("feature_types", ()) for name, part in parts.items()}
-    by_annotation = [name for name, kind in kinds.items() if set(map(str, kind)) == {"Gene Expression"}]
-    by_name = [name for name in parts if str(name).lower() in _RNA]
-    return next((names for names in (by_annotation, by_name) if len(names) == 1), list(parts))
+    return f"{kind}. Of a file: adata = anndata.read_h5ad(path, backed='r'), or scdiva.tl.embed_file(path, out)."
 
 
 def check_writable(
@@ -166,22 +147,19 @@ def check_key(key: object, argument: str = "a key that is written") -> None:
     """
     if not isinstance(key, str):
         raise TypeError(f"{argument} must be text, such as 'scdiva_mine', not {key!r} ({type(key).__name__}).")
-    wrong = None
     if not key.strip():
-        wrong = "it is empty" if not key else "it is blank"
-    elif held := [name for mark, name in _MARKS.items() if mark in key]:
-        wrong = f"it holds a {held[0]}"
+        wrong = "it is empty"
+    elif any(mark in key for mark in "/\\\0"):
+        wrong = "it holds a slash, a backslash or a null character"
     elif key in _RESERVED:
         wrong = "such files keep something of their own under that name"
+    elif len(encoded := key.encode(errors="replace")) > _MOST_BYTES:
+        wrong = f"it has {len(encoded)} bytes, more than {_MOST_BYTES}"
+    elif encoded.decode() != key:
+        wrong = "it is no valid Unicode"
     else:
-        try:
-            n_bytes = len(key.encode())
-        except UnicodeEncodeError:
-            wrong = "it is no valid Unicode"
-        else:
-            wrong = f"it has {n_bytes} bytes, more than {_MOST_BYTES}" if n_bytes > _MOST_BYTES else None
-    if wrong:
-        raise ValueError(f"{argument} can't be {key[:60]!r}: h5ad and zarr could not hold it, since {wrong}.")
+        return
+    raise ValueError(f"{argument} can't be {key[:60]!r}: h5ad and zarr could not hold it, since {wrong}.")
 
 
 def check_columns(*keys: str | None) -> None:

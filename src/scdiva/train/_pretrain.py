@@ -50,7 +50,6 @@ def pretrain(
     svd_start: bool = False,
     min_genes: int = 200,
     validation_cells: int | None = 2000,
-    num_workers: int = 0,
     accelerator: str = "auto",
     devices: int = 1,
     num_nodes: int = 1,
@@ -99,8 +98,6 @@ def pretrain(
         Cells with fewer known genes are left out, and counted.
     validation_cells
         At most so many cells are validated on, taken evenly.
-    num_workers
-        Processes that read ahead.
     accelerator, devices, num_nodes
         As for :func:`scdiva.train.fit`.
     resume
@@ -182,7 +179,6 @@ def pretrain(
         seed=training.seed,
         min_genes=min_genes,
         validation_cells=validation_cells,
-        num_workers=num_workers,
         entropy_floor=config.entropy_floor,
         **reading.arguments(),
     )

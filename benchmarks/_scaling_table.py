@@ -8,12 +8,12 @@ from _markdown import table
 
 WORDS = (
     "From file to file on one thread: `pp.gene_entropy` of a backed h5ad, `pp.entropy_serialize` of one to another "
-    "with `out=`, `tl.embed_file` with the bundled model. Counts are synthetic, an uncompressed h5ad: where cells "
-    "vary, numbers of genes per cell as in pbmc3k_raw (median 817) of 20,000; where genes vary, 10,000 cells of 500. "
-    "The bundled model knows 19,623 genes and passes over the others, so that it reads fewer than 500 of a cell where "
-    "there are 40,000. Slopes are exponents of a power law, by least squares over the sizes that are named: below "
-    "them, what a call costs whatever the size is most of it. Peak memory is that of a process, libraries and model "
-    "included, which for 200 cells stand in brackets."
+    "with `out=` (removed after this), `tl.embed_file` with the bundled model. Counts are synthetic, an "
+    "uncompressed h5ad: where cells vary, numbers of genes per cell as in pbmc3k_raw (median 817) of 20,000; where "
+    "genes vary, 10,000 cells of 500. The bundled model knows 19,623 genes and passes over the others, so that it "
+    "reads fewer than 500 of a cell where there are 40,000. Slopes are exponents of a power law, by least squares "
+    "over the sizes that are named: below them, what a call costs whatever the size is most of it. Peak memory is "
+    "that of a process, libraries and model included, which for 200 cells stand in brackets."
 )
 CALLS = {"entropy": "`pp.gene_entropy`", "ranks": "`pp.entropy_serialize`", "embedding": "`tl.embed_file`"}
 PARTS = {"cells": "n_cells", "genes": "n_genes"}

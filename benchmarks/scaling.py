@@ -1,13 +1,13 @@
-"""Time and peak memory against the number of cells and of genes: entropy, ranks, embedding, from file to file.
+"""Time and peak memory against the number of cells and of genes: entropy, ranks, embedding, from a file.
 
     python benchmarks/scaling.py [--quick]
 
 Counts are synthetic: numbers of genes per cell as in pbmc3k_raw, values above zero as 1 / n², genes by a power law.
 They are written by blocks to an uncompressed CSR h5ad in the working folder, deleted once it is measured: a million
-cells take 7 GB, and their ranks another 7. 16 blocks of 256 cells are drawn once and repeated. Every point is a process
-of its own with one thread. It first makes the same call on 200 cells, so that what is loaded once a process does not
-count. Time is CPU time of the call, best of some; memory is the peak of the process, libraries and model included
-(Linux).
+cells take 7 GB, and their ranks, in memory, another 7. 16 blocks of 256 cells are drawn once and repeated. Every point
+is a process of its own with one thread. It first makes the same call on 200 cells, so that what is loaded once a
+process does not count. Time is CPU time of the call, best of some; memory is the peak of the process, libraries and
+model included (Linux).
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def write_counts(path: Path, n_cells: int, n_genes: int, n_found: int | None = N
 
 
 def call(name: str, path: Path, out: Path) -> None:
-    """Do what a user would, from file to file."""
+    """Do what a user would, from a file."""
     import anndata as ad
 
     import scdiva as sd
@@ -118,7 +118,7 @@ def call(name: str, path: Path, out: Path) -> None:
     if name == "entropy":
         sd.pp.gene_entropy(cells)
     else:
-        sd.pp.entropy_serialize(cells, entropy_key="entropy", out=out, overwrite=True)
+        sd.pp.entropy_serialize(cells, entropy_key="entropy")
     cells.file.close()
 
 

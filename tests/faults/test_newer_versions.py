@@ -162,9 +162,6 @@ def stored(request, drawn, tmp_path):
 
 FROM_FILE = {
     "tl.embed_file": lambda file, out, m: sd.tl.embed_file(file, out, model=m),
-    "pp.entropy_serialize": lambda file, out, m: sd.pp.entropy_serialize(
-        ad.read_h5ad(file, backed="r") if file.suffix == ".h5ad" else ad.read_zarr(file), out=out
-    ),
     "written whole": lambda file, out, m: output.write_cells(
         ad.read_h5ad(file) if file.suffix == ".h5ad" else ad.read_zarr(file), out
     ),

@@ -58,9 +58,6 @@ def plot(name):
 WRITES = {
     "tl.embed_file": lambda out, _, model, file: sd.tl.embed_file(file, out.with_suffix(".h5ad"), model=model),
     "tl.embed_file, zarr": lambda out, _, model, file: sd.tl.embed_file(file, out.with_suffix(".zarr"), model=model),
-    "pp.entropy_serialize": lambda out, a, model, _: sd.pp.entropy_serialize(
-        a, vocabulary=model.vocabulary, out=out.with_suffix(".h5ad")
-    ),
     "data.pack_files": lambda out, _, model, file: pack_files([file], model.vocabulary, out.with_suffix(".h5")),
     "models.save_model": lambda out, _, model, __: save_model(model, model.vocabulary, out),
     **{f"pl.{name}": plot(name) for name in PLOTS},
@@ -119,10 +116,6 @@ def test_the_input_is_no_output(drawn, model, file, tmp_path, overwrite):
         sd.tl.embed_file(own, own, model=model, overwrite=overwrite)
     with pytest.raises(FileExistsError, match="is the file that is read"):
         pack_files([own], model.vocabulary, own)
-    backed = ad.read_h5ad(own, backed="r")
-    with pytest.raises(FileExistsError, match="is the file that is read"):
-        sd.pp.entropy_serialize(backed, vocabulary=model.vocabulary, out=own, overwrite=overwrite)
-    backed.file.close()
     assert own.read_bytes() == before
 
 

@@ -105,6 +105,7 @@ def test_rank_of_summed_columns_stands_at_the_first(adata, vocabulary):
     entropy_serialize(twice, vocabulary)
     ranks = twice.layers["scdiva_rank"].toarray()
     assert not ranks[:, 60:].any()
+    assert twice.layers["scdiva_rank"].nnz < twice.X.nnz
     assert ((ranks[:, 3] > 0) == ((adata.X[:, [3]].toarray() + adata.X[:, [5]].toarray())[:, 0] > 0)).all()
     with pytest.raises(ValueError, match="already"):
         entropy_serialize(twice, vocabulary, duplicates="error")
@@ -176,51 +177,3 @@ def test_table_of_ranks(adata, vocabulary, tmp_path):
         get.serialized_df(adata, cells=[two[0], "nobody"])
     with pytest.raises(ValueError, match="max_rank must be at least 1, got 0"):
         get.serialized_df(adata, max_rank=0)
-
-
-@pytest.mark.parametrize("name", ["ranks.h5ad", "ranks.zarr"])
-def test_a_file_holds_what_the_layer_holds(adata, vocabulary, tmp_path, name):
-    """Also where columns of one gene are summed, so that there are fewer ranks than room was made for."""
-    double = ad.concat([adata, adata[:, :9]], axis=1, merge="same")
-    double.var_names = [*adata.var_names, *adata.var_names[:9]]
-    before = double.copy()
-    assert entropy_serialize(double, vocabulary, max_length=30, out=tmp_path / "deep" / name) is None
-    assert not double.layers
-    assert "scdiva_rank" not in double.uns
-    found = (ad.read_zarr if name.endswith("zarr") else ad.read_h5ad)(tmp_path / "deep" / name)
-    entropy_serialize(before, vocabulary, max_length=30)
-    ranks = found.layers["scdiva_rank"]
-    assert (ranks != before.layers["scdiva_rank"]).nnz == 0
-    assert ranks.nnz == before.layers["scdiva_rank"].nnz
-    assert found.uns["scdiva_rank"] == before.uns["scdiva_rank"]
-    assert found.obs.equals(before.obs)
-    assert found.var.equals(before.var)
-    assert found.X is None
-    assert [path.name for path in (tmp_path / "deep").iterdir()] == [name]
-
-
-def test_a_file_is_replaced_when_asked_and_never_the_input(adata, vocabulary, tmp_path):
-    path = tmp_path / "cells.h5ad"
-    adata.write_h5ad(path)
-    with pytest.raises(FileExistsError, match="overwrite=True"):
-        entropy_serialize(adata, vocabulary, out=path)
-    backed = ad.read_h5ad(path, backed="r")
-    with pytest.raises(FileExistsError, match="not the input"):
-        entropy_serialize(backed, vocabulary, out=path, overwrite=True)
-    backed.file.close()
-    with pytest.raises(ValueError, match="copy=True exclude"):
-        entropy_serialize(adata, vocabulary, out=tmp_path / "new.h5ad", copy=True)
-    entropy_serialize(adata, vocabulary, out=path, overwrite=True)
-    assert "scdiva_rank" in ad.read_h5ad(path).layers
-
-
-def test_a_call_that_fails_leaves_no_file(adata, vocabulary, tmp_path, monkeypatch):
-    from scdiva.pp import _entropy_serialize
-
-    def failing(*args):
-        raise OSError("no space left")
-
-    monkeypatch.setattr(_entropy_serialize, "serialize", failing)
-    with pytest.raises(OSError, match="no space"):
-        entropy_serialize(adata, vocabulary, out=tmp_path / "new.h5ad")
-    assert not list(tmp_path.iterdir())

@@ -47,7 +47,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_from_wherever(plain, adata, files, tmp_path, kind):
+def test_the_same_from_wherever(plain, adata, files, kind):
     expected, cells = adata.copy(), KINDS[kind](files)
     for one in (expected, cells):
         sd.pp.gene_entropy(one)
@@ -56,10 +56,6 @@ def test_the_same_from_wherever(plain, adata, files, tmp_path, kind):
     np.testing.assert_array_equal(np.asarray(cells.var[KEY]), expected.var[KEY])
     assert (cells.layers["scdiva_rank"] != expected.layers["scdiva_rank"]).nnz == 0
     np.testing.assert_array_equal(cells.obsm["X_scdiva"], expected.obsm["X_scdiva"])
-    sd.pp.entropy_serialize(cells, entropy_key=KEY, out=tmp_path / "ranks.h5ad")
-    written = ad.read_h5ad(tmp_path / "ranks.h5ad")
-    assert (written.layers["scdiva_rank"] != expected.layers["scdiva_rank"]).nnz == 0
-    assert written.obs["cell_type"].tolist() == expected.obs["cell_type"].tolist()
     assert not isinstance(cells.X, np.ndarray | sp.spmatrix)  # it is where it was
     if cells.isbacked:
         cells.file.close()
@@ -92,23 +88,20 @@ def large(adata, tmp_path_factory):
 
 
 CALLS = {
-    "gene_entropy": lambda cells, plain, folder: sd.pp.gene_entropy(cells, plain.vocabulary),
-    "entropy_serialize": lambda cells, plain, folder: sd.pp.entropy_serialize(cells, plain.vocabulary),
-    "entropy_serialize to a file": lambda cells, plain, folder: sd.pp.entropy_serialize(
-        cells, plain.vocabulary, out=folder / "ranks.h5ad", overwrite=True
-    ),
-    "embed": lambda cells, plain, folder: sd.tl.embed(cells, plain),
+    "gene_entropy": lambda cells, plain: sd.pp.gene_entropy(cells, plain.vocabulary),
+    "entropy_serialize": lambda cells, plain: sd.pp.entropy_serialize(cells, plain.vocabulary),
+    "embed": lambda cells, plain: sd.tl.embed(cells, plain),
 }
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_neither_x_nor_a_second_copy_of_the_result_is_held(plain, adata, large, tmp_path, monkeypatch, call):
+def test_neither_x_nor_a_second_copy_of_the_result_is_held(plain, adata, large, monkeypatch, call):
     path, size = large
     monkeypatch.setattr("scdiva.data.cells.KEPT_BYTES", 2**20)  # this matrix stands for one too large to be kept
-    CALLS[call](adata.copy(), plain, tmp_path)  # what is loaded once does not count
+    CALLS[call](adata.copy(), plain)  # what is loaded once does not count
     cells = ad.read_h5ad(path, backed="r")
     tracemalloc.start()
-    CALLS[call](cells, plain, tmp_path)
+    CALLS[call](cells, plain)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     cells.file.close()
@@ -127,7 +120,7 @@ def test_the_page_says_what_works(tmp_path, monkeypatch):
     sd.datasets.toy(70, 200).write_h5ad(tmp_path / "atlas.h5ad")
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", page, flags=re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 4
     names: dict = {}
     with sd.settings.override():
         for block in blocks:
@@ -137,5 +130,4 @@ def test_the_page_says_what_works(tmp_path, monkeypatch):
     written = ad.read_h5ad("atlas.h5ad")
     assert np.array_equal(written.obsm["X_scdiva"], ad.read_h5ad("atlas_scdiva.h5ad").obsm["X_scdiva"])
     assert written.obsm["X_scdiva"].nbytes == 768 * 70
-    assert ad.read_h5ad("ranks.h5ad").layers["scdiva_rank"].nnz > 0
-    assert {path.name for path in tmp_path.iterdir()} == {"atlas.h5ad", "atlas_scdiva.h5ad", "ranks.h5ad"}
+    assert {path.name for path in tmp_path.iterdir()} == {"atlas.h5ad", "atlas_scdiva.h5ad"}

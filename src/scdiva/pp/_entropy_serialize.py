@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,9 +15,8 @@ from scdiva._settings import progress_bar
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import tokens_of_var
-from scdiva.data.output import open_store, refuse_target, whole_or_not
 from scdiva.data.reading import Empty, Reading, Species
-from scdiva.data.writing import check_anndata, check_key, check_writable, noted
+from scdiva.data.writing import check_writable, noted
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -43,8 +40,6 @@ def entropy_serialize(
     duplicates: Literal["sum", "error"] = "sum",
     empty: Empty = "error",
     key_added: str = LAYER_RANK,
-    out: str | PathLike[str] | None = None,
-    overwrite: bool = False,
     copy: bool = False,
 ) -> AnnData | None:
     r"""Rank the genes of each cell by entropy-normalised expression.
@@ -55,8 +50,7 @@ def entropy_serialize(
     this one is for looking.
 
     The matrix is read by row blocks, so backed, zarr and dask data are never loaded whole. The ranks are held, 8 bytes
-    each and twice that while they are put together: AnnData keeps layers in memory even where X is backed by a file.
-    Where that is too much, `out` has them written to a file.
+    each: AnnData keeps layers in memory even where X is backed by a file.
 
     Parameters
     ----------
@@ -76,17 +70,12 @@ def entropy_serialize(
         Cells without a known gene: "error", or "nan" to give them no ranks.
     key_added
         Layer, and entry of `uns`, to write.
-    out
-        Write the ranks block by block to this new file instead of into `adata`: a ``.zarr`` folder if its name ends so,
-        else an ``.h5ad`` file. It is written beside `out` and renamed, so it is there whole or not at all.
-    overwrite
-        Replace `out` if it exists.
     copy
         Write into a copy and return it.
 
     Returns
     -------
-    None, or the copy. Written are, into `adata`, the copy or a new file of `obs` and `var` alone,
+    None, or the copy. Written are
 
     `adata.layers[key_added]`
         int32 CSR (n_obs, n_vars): ranks 1 to `max_length`, nothing where a gene is not expressed, not known, or ranked
@@ -99,13 +88,7 @@ def entropy_serialize(
     ------
     KeyError, ValueError
         As :func:`scdiva.pp.match_genes`; if `adata.raw` is read and holds known genes that `adata` does not, whose
-        ranks would have no place; if the entropies are absent or incomplete; if cells have no known gene; for
-        `out` with `copy=True`.
-    FileExistsError
-        If `out` exists and `overwrite` is False, or is the file that `adata` is backed by, or a folder that is no
-        ``.zarr``.
-    RuntimeError
-        If another call is writing the same `out`.
+        ranks would have no place; if the entropies are absent or incomplete; if cells have no known gene.
 
     Examples
     --------
@@ -118,14 +101,7 @@ def entropy_serialize(
     """
     check_least(max_length=(max_length, 1))
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
-    if out is None:
-        check_writable(adata, copy=copy, call="pp.entropy_serialize", layers=[key_added], uns=[key_added])
-    elif copy:
-        raise ValueError("out and copy=True exclude each other: with out nothing is written into adata.")
-    else:
-        check_anndata(adata)
-        check_key(key_added, "key_added")
-        _refuse(Path(out), adata, overwrite)
+    check_writable(adata, copy=copy, call="pp.entropy_serialize", layers=[key_added], uns=[key_added])
     genes = load_vocabulary(vocabulary)
     if entropy_key is None:
         denominator = score_denominator(genes.entropy, entropy_floor)
@@ -148,56 +124,25 @@ def entropy_serialize(
         **reading.parameters(),
         "empty": empty,
     }
-    blocks = _ranked(source, denominator, column, max_length, adata.n_vars, found)
-    if out is not None:
-        _write(Path(out), adata, blocks, key_added, found, overwrite)
-        return None
-    ranks = sp.csr_matrix(sp.vstack(list(blocks), format="csr"))
+    # One allocation, of the size that is known: parts put together at the end would be held twice.
+    bound = int(np.minimum(source.lengths, max_length).sum(dtype=np.int64))
+    data, indices, indptr = np.empty(bound, np.int32), np.empty(bound, np.int32), np.zeros(adata.n_obs + 1, np.int64)
+    with progress_bar(desc="ranking genes", unit="cell", total=adata.n_obs) as bar:
+        for start, cells in source.expression_blocks():
+            found["n_truncated"] += int((np.diff(cells.indptr) > max_length).sum())
+            bounds, tokens, _ = serialize(cells, denominator, max_length)
+            first, n_rows = int(indptr[start]), len(bounds) - 1
+            indptr[start + 1 : start + n_rows + 1] = first + bounds[1:]
+            data[first : first + len(tokens)] = np.arange(1, len(tokens) + 1) - np.repeat(bounds[:-1], np.diff(bounds))
+            indices[first : first + len(tokens)] = column[tokens]
+            bar.update(n_rows)
+    ranks = sp.csr_matrix((data[: indptr[-1]], indices[: indptr[-1]], indptr), shape=adata.shape)
+    ranks.sort_indices()
     target = adata.copy() if copy else adata
     target.layers[key_added] = ranks
     target.uns[key_added] = found
     target.uns[UNS] = noted(target, "pp.entropy_serialize", None, layers=[key_added], uns=[key_added])
     return target if copy else None
-
-
-def _ranked(
-    source: CellSource, denominator: np.ndarray, column: np.ndarray, max_length: int, n_vars: int, found: dict[str, Any]
-) -> Iterator[sp.csr_matrix]:
-    """Rank the cells block by block, (rows, columns of `adata`); cells with too many genes are added to `found`."""
-    with progress_bar(desc="ranking genes", unit="cell", total=source.n_obs) as bar:
-        for _, cells in source.expression_blocks():
-            found["n_truncated"] += int((np.diff(cells.indptr) > max_length).sum())
-            indptr, tokens, _ = serialize(cells, denominator, max_length)
-            rank = np.arange(1, len(tokens) + 1) - np.repeat(indptr[:-1], np.diff(indptr))
-            block = sp.csr_matrix((rank.astype(np.int32), column[tokens], indptr), shape=(cells.shape[0], n_vars))
-            block.sort_indices()
-            yield block
-            bar.update(cells.shape[0])
-
-
-def _write(
-    out: Path, adata: AnnData, blocks: Iterator[sp.csr_matrix], key: str, found: dict[str, Any], overwrite: bool
-) -> None:
-    """Write annotation and ranks to a new file, the ranks block by block."""
-    import anndata.io
-
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with whole_or_not(out) as new:
-        _refuse(out, adata, overwrite)  # another call may have made it meanwhile
-        with open_store(new, "w") as file:
-            for name in ("obs", "var"):
-                frame = getattr(adata, name)
-                anndata.io.write_elem(file, name, frame.to_memory() if hasattr(frame, "to_memory") else frame)
-            anndata.io.write_elem(file, "layers", {})
-            anndata.io.write_elem(file["layers"], key, next(blocks), dataset_kwargs={"indptr_dtype": np.int64})
-            ranks = anndata.io.sparse_dataset(file["layers"][key])
-            for block in blocks:
-                ranks.append(block)
-            anndata.io.write_elem(file, "uns", {key: found})
-
-
-def _refuse(out: Path, adata: AnnData, overwrite: bool) -> None:
-    refuse_target(out, overwrite, *([Path(adata.filename)] if adata.isbacked else []))
 
 
 def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.ndarray:

@@ -34,7 +34,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	$(PIP) --upgrade pip
 	$(PIP) "$$(grep '^torch==' constraints.txt)"
 	$(PIP) hatchling editables
-	$(PIP) --no-build-isolation --editable ".[plot]"
+	$(PIP) --no-build-isolation --editable .
 	touch $@
 
 $(VENV)/.groups: $(VENV)/.core
@@ -42,7 +42,7 @@ $(VENV)/.groups: $(VENV)/.core
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.core
-	$(PIP) --no-build-isolation --editable ".[plot,bench]"
+	$(PIP) --no-build-isolation --editable ".[bench]"
 	touch $@
 
 demo: $(VENV)/.core

@@ -72,7 +72,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr("scanpy.pp.neighbors", lambda adata, use_rep: adata.obsm[use_rep])
     monkeypatch.setattr("scanpy.tl.leiden", lambda adata, *, flavor, n_iterations: None)  # wants those neighbours
     for module in ("_maps", "_umap"):
-        monkeypatch.setattr(f"scdiva.pl.{module}.umap_of", lambda z, **_: np.ascontiguousarray(z[:, :2]))
+        monkeypatch.setattr(f"scdiva.pl.{module}.umap_of", lambda z, seed: np.ascontiguousarray(z[:, :2]))
     monkeypatch.setattr(sd.datasets, "pbmc68k_reduced", cells_like_a_users)
     with sd.settings.override(progress=False):
         yield tmp_path

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 import matplotlib.pyplot as plt
+import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
-import scipy.sparse as sp
-from matplotlib.collections import LineCollection
+from matplotlib.collections import LineCollection, PathCollection
 from matplotlib.colors import to_rgba
 from matplotlib.patches import FancyArrowPatch
+from scipy.spatial.distance import pdist
 
 from scdiva.pl import grn
-from scdiva.pl._network import DOWN, UP
+from scdiva.pl._network import DOWN, UP, _places
 
 
 def lines(fig) -> LineCollection:
@@ -18,7 +20,7 @@ def lines(fig) -> LineCollection:
 
 
 def dots(fig):
-    return fig.axes[0].collections[-1]
+    return next(c for c in fig.axes[0].collections if isinstance(c, PathCollection))
 
 
 def heads(fig) -> list[FancyArrowPatch]:
@@ -29,11 +31,9 @@ def legend(fig) -> list[str]:
     return [text.get_text() for text in fig.axes[0].get_legend().get_texts()]
 
 
-@pytest.mark.parametrize("module", [None, "1"])
-def test_looks_as_it_did(with_network, looks_as_it_did, module):
+def test_looks_as_it_did(with_network, looks_as_it_did):
     adata, _ = with_network()
-    fig = grn(adata, module=module, n_labels=12, return_fig=True)
-    looks_as_it_did(fig, "grn" if module is None else "grn_module")
+    looks_as_it_did(grn(adata, n_labels=12, return_fig=True), "grn")
 
 
 def test_arrows_look_as_they_did(with_network, looks_as_it_did):
@@ -61,8 +61,9 @@ def test_lines_are_the_strongest_pairs(with_network, n_edges):
 def test_lines_end_at_their_genes_and_have_the_colour_of_their_sign(with_network):
     adata, weights = with_network()
     fig = grn(adata, n_edges=500, n_labels=0, return_fig=True)
-    place = np.asarray(dots(fig).get_offsets())  # of the genes with an edge, in their order
+    place = np.asarray(dots(fig).get_offsets())  # of the genes with an edge, by name
     genes = np.flatnonzero((weights != 0).any(axis=0))
+    genes = genes[np.argsort(adata.var_names[genes])]
     drawn = lines(fig)
     colours = drawn.get_colors()
     for ends, colour in zip(drawn.get_segments(), colours, strict=True):
@@ -74,21 +75,21 @@ def test_lines_end_at_their_genes_and_have_the_colour_of_their_sign(with_network
     area = dots(fig).get_sizes()
     strength = np.abs(weights).sum(axis=0)[genes]
     np.testing.assert_allclose((area / area.max() - 0.15) / 0.85, strength / strength.max(), rtol=1e-4)
-    assert sum(text.startswith("−") for text in legend(fig)) == 2
+    assert legend(fig)[-2:] == ["above 0", "below 0"]
 
 
 def test_a_weight_without_sign_has_one_colour(with_network):
     adata, _ = with_network("embedding", signed=False)
     fig = grn(adata, return_fig=True)
     assert (np.array(lines(fig).get_colors())[:, :3] == to_rgba("0.45")[:3]).all()
-    assert not any(text.startswith("−") for text in legend(fig))
+    assert "below 0" not in legend(fig)
 
 
 def test_modules_are_apart_and_named(with_network):
     adata, weights = with_network()
     fig = grn(adata, n_edges=500, n_labels=0, return_fig=True)
     place = np.asarray(dots(fig).get_offsets())
-    kind = adata.var["scdiva_grn_module"].to_numpy()[(weights != 0).any(axis=0)]
+    kind = adata.var["scdiva_grn_module"][(weights != 0).any(axis=0)].sort_index().to_numpy()
     colours = dots(fig).get_facecolors()
     middles = {}
     for name in "012":
@@ -99,10 +100,22 @@ def test_modules_are_apart_and_named(with_network):
     for a, b in ("01", "02", "12"):
         assert np.linalg.norm(middles[a][0] - middles[b][0]) > middles[a][1] + middles[b][1]
     assert legend(fig)[:4] == ["module (genes)", "0 (12)", "1 (8)", "2 (5)"]
-    one = grn(adata, module="1", return_fig=True)
-    assert len(dots(one).get_offsets()) == 8
-    np.testing.assert_allclose(dots(one).get_facecolors()[0], colours[kind == "1"][0])
-    assert ", module 1: " in one.axes[0].get_title()
+
+
+@pytest.mark.parametrize("n", [2, 30, 150])
+def test_genes_are_apart_and_placed_the_same_every_time(n):
+    rng = np.random.default_rng(n)
+    ends = rng.integers(n, size=(2 * n, 2))
+    graph = nx.Graph([(f"G{a}", f"G{b}") for a, b in ends if a != b])
+    code = pd.Series(rng.integers(-1, 3, graph.number_of_nodes()), sorted(graph))
+    state = np.random.get_state()[1].copy()  # noqa: NPY002
+    for kind in (None, code):
+        places = _places(graph, kind)
+        assert set(places) == set(graph)
+        assert pdist(np.array(list(places.values()))).min() > 0.05
+        again = _places(graph, kind)
+        assert all(np.array_equal(places[gene], again[gene]) for gene in places)
+    np.testing.assert_array_equal(state, np.random.get_state()[1])  # noqa: NPY002
 
 
 def test_without_modules_genes_have_one_colour(with_network):
@@ -158,24 +171,15 @@ def test_only_some_genes(with_network):
         grn(adata, genes=["TNF", "GENE3", "GENE20"])
 
 
-def test_pairs_are_left_out_on_request(with_network):
-    adata, weights = with_network()
-    few = np.zeros_like(weights)
-    few[[0, 2, 3], [1, 3, 4]] = 0.5  # a pair, and three in a row
-    adata.varp["scdiva_grn"] = sp.csr_matrix(few)
-    assert len(dots(grn(adata, return_fig=True)).get_offsets()) == 5
-    assert len(dots(grn(adata, min_size=3, return_fig=True)).get_offsets()) == 3
-    with pytest.raises(ValueError, match="in a component of 4 genes or more"):
-        grn(adata, min_size=4)
-
-
 def test_a_group_has_a_network_of_its_own(with_network, tmp_path):
     adata, _ = with_network(groups=("T cell", "B cell"), reference="rest")
     _, (left, right) = plt.subplots(1, 2)
     assert grn(adata, group="B cell", ax=right, save=tmp_path / "a.png") is None
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
     assert right.get_title().startswith("correlation, B cell: ")
-    assert "difference of\nPearson correlation\nB cell − rest" in [t.get_text() for t in right.get_legend().get_texts()]
+    assert "difference of\nPearson correlation\nB cell − rest" in "".join(
+        text.get_text() for text in right.get_legend().get_texts()
+    )
     assert not left.collections
     before = adata.copy()
     grn(adata, group="T cell")
@@ -194,12 +198,8 @@ def test_what_cannot_be_drawn_is_refused(with_network, tmp_path):
         (adata, {"genes": "GENE1"}, TypeError, "must be a list"),
         (adata, {"genes": ["lone", "GENE1"]}, ValueError, "no edge between the 2 genes asked for"),
         (adata, {"modules": "other"}, KeyError, r"call scdiva.tl.grn_modules\(adata, ..., key_added='other'\)"),
-        (adata, {"module": "7"}, KeyError, "module='7' is none of 0, 1, 2"),
-        (adata, {"modules": None, "module": "1"}, ValueError, "there are no modules: call scdiva.tl.grn_modules"),
-        (adata, {"modules": None, "layout": "modules"}, ValueError, "there are no modules"),
-        (adata, {"layout": "circle"}, ValueError, "layout must be 'auto', 'modules' or 'components'"),
-        (adata, {"n_edges": 0}, ValueError, "n_edges must be 1 or more"),
-        (adata, {"n_labels": -1}, ValueError, "n_labels must be 0 or more"),
+        (adata, {"n_edges": 0}, ValueError, "n_edges must be"),
+        (adata, {"n_labels": -1}, ValueError, "n_labels must be"),
         (adata, {"gene_symbols": "name"}, KeyError, "'name' is no column of adata.var"),
         (adata, {"save": tmp_path / "picture"}, ValueError, "picture format"),
     ]:

@@ -68,11 +68,11 @@ def test_a_later_start_takes_the_place_of_what_a_killed_one_logged(tmp_path):
     assert y.tolist() == [5.0] * 20 + [1.0] * 10
 
 
-@pytest.mark.parametrize(("metric", "worst"), [("perplexity", 2), ("value_error", 2), ("accuracy", 0)])
-def test_studies_told_worst_stand_on_top(run, metric, worst):
-    studies = training(run, metric=metric, n_studies=2, return_fig=True).axes[2]
-    assert [label.get_text() for label in studies.get_yticklabels()] == ["study 1", f"study {worst}"]
-    assert "the worst 2 of 3 studies" in studies.get_title()
+def test_studies_predicted_worst_stand_on_top(tmp_path):
+    write_log(tmp_path / "log" / "version_0", 0, 70, studies=23)
+    studies = training(tmp_path, return_fig=True).axes[2]
+    assert [label.get_text() for label in studies.get_yticklabels()] == [f"study {i}" for i in range(3, 23)]
+    assert "the worst 20 of 23 studies" in studies.get_title()
 
 
 def test_what_was_not_logged_is_left_out(tmp_path):
@@ -88,13 +88,9 @@ def test_a_line_that_a_kill_cut_off_is_not_drawn(run):
     assert training(run, return_fig=True).axes[0].lines[0].get_xdata()[-1] == 120
 
 
-def test_what_cannot_be_drawn_is_refused(run, tmp_path):
+def test_what_cannot_be_drawn_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match="no log at"):
         training(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="metric must be one of perplexity"):
-        training(run, metric="loss")
-    with pytest.raises(ValueError, match="n_studies"):
-        training(run, n_studies=0)
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="no column 'step'"):
         training(tmp_path / "other.csv")

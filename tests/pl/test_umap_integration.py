@@ -60,7 +60,7 @@ def test_a_cell_has_the_same_colour_before_and_after():
         dots = ax.collections[0]
         at = {tuple(p): tuple(c) for p, c in zip(dots.get_offsets(), dots.get_facecolors()[:, :3], strict=True)}
         for i, donor in enumerate(adata.obs["donor"]):
-            expected = (0.83,) * 3 if i == 7 else {"Anna": (1.0, 0.0, 0.0), "Ben": (0.0, 0.0, 1.0)}[donor]
+            expected = (212 / 255,) * 3 if i == 7 else {"Anna": (1.0, 0.0, 0.0), "Ben": (0.0, 0.0, 1.0)}[donor]
             assert at[tuple(adata.obsm[key][i])] == expected
 
 
@@ -68,13 +68,13 @@ def test_both_maps_are_computed_once_and_kept(monkeypatch):
     adata = cells()
     del adata.obsm["X_scdiva_umap"], adata.obsm["X_scdiva_integrated_umap"]
     before = adata.copy()
-    integration(adata, "donor", "cell type", n_neighbors=5, rng=3)
+    integration(adata, "donor", "cell type", rng=3)
     assert set(adata.obsm) == {*before.obsm, "X_scdiva_umap", "X_scdiva_integrated_umap"}
     assert set(adata.uns["scdiva"]["umap"]) == {"X_scdiva_umap", "X_scdiva_integrated_umap"}
     assert adata.obsm["X_scdiva_umap"].shape == (90, 2)
     pd.testing.assert_frame_equal(adata.obs, before.obs)
     monkeypatch.delattr(_maps, "umap_of")
-    integration(adata, "donor", n_neighbors=5, rng=3)
+    integration(adata, "donor", rng=3)
 
 
 def test_other_embeddings_can_be_compared():

@@ -99,7 +99,7 @@ def test_the_adata_that_is_given_reads_like_the_cells_that_are_returned(one, per
     np.testing.assert_array_equal(given.notes["validation"]["mse"], validation["mse"])
     condition = frame["condition"].iloc[0]
     for draw in (
-        lambda one: sd.pl.delta_scatter(one, condition, data, uncertainty=True, return_fig=True),
+        lambda one: sd.pl.delta_scatter(one, condition, data, return_fig=True),
         lambda one: sd.pl.hit_rate(one, data, return_fig=True),
         lambda one: sd.pl.discrimination(one, data, group="a", return_fig=True),
         lambda one: sd.pl.delta_scatter(one, condition, data, gene_symbols="n", return_fig=True),

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from scdiva.pl._annotation import annotation, confusion_matrix, marker_heatmap, reliability
-from scdiva.pl._grn import grn
-from scdiva.pl._network import attention, regulon
-from scdiva.pl._perturbation import delta_scatter, perturbation
-from scdiva.pl._perturbation_scores import discrimination, hit_rate, perturbation_scores
+from scdiva.pl._annotation import confusion_matrix, marker_heatmap, reliability
+from scdiva.pl._network import attention, grn, regulon
+from scdiva.pl._perturbation import delta_scatter, discrimination, hit_rate, perturbation, perturbation_scores
 from scdiva.pl._reconstruction import gene_overlap, reconstruction
 from scdiva.pl._training import training
-from scdiva.pl._umap import generated, integration, umap
+from scdiva.pl._umap import annotation, generated, integration, umap
 
 __all__ = [
     "annotation",

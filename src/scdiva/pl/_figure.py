@@ -1,13 +1,15 @@
-"""What every plot does before and after it draws: checks, axes, legends, files."""
+"""What every plot does before and after it draws: checks, axes, legends, names, heatmaps, files."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import numpy as np
 
 from scdiva._checks import refuse_unwritable
 from scdiva._docs import with_shared_docs
@@ -16,14 +18,21 @@ from scdiva.data.writing import check_anndata
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
+
+    Names = Sequence[str] | NDArray[np.object_]
 
 F = TypeVar("F", bound=Callable[..., "Figure | None"])
 
+_REACH, _STEP = 150.0, 8.0
+"""Pixels that a name may stand off its anchor, and between the places that are tried."""
+_MOST_DOTS = 3_000
+"""Dots that names are kept off; of more, every so many-th."""
+_MOST_NAMES = 120
+"""Rows or columns of a heatmap up to which they are named."""
 _LEGENDS: dict[str, dict[str, Any]] = {
     "right": {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)},
     "above": {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2},
-    "below": {"loc": "upper center", "bbox_to_anchor": (0.5, 0.0)},
 }
 
 
@@ -43,10 +52,10 @@ def plot(function: F) -> F:
         for name in cells & given.keys():
             if given[name] is not None or signature.parameters[name].default is inspect.Parameter.empty:
                 check_anndata(given[name])
-        check_file(given.get("save"))
+        _check_file(given.get("save"))
         fig = cast("Figure", function(*args, **kwargs))
         own = given.get("ax") is None
-        return finish(fig, own=own, return_fig=given.get("return_fig", False), save=given.get("save"))
+        return _finish(fig, own=own, return_fig=given.get("return_fig", False), save=given.get("save"))
 
     return cast("F", drawn)
 
@@ -67,11 +76,145 @@ def grid_of_axes(n_rows: int, n_columns: int, size: tuple[float, float], **optio
 
 
 def draw_legend(axes: Axes, where: str = "right", **options: Any) -> Any:
-    """Draw a legend beside the axes, ``"right"``, ``"above"`` or ``"below"``, so that it never covers data."""
+    """Draw a legend beside the axes, ``"right"`` or ``"above"``, so that it never covers data."""
     return axes.legend(**{"frameon": False, "fontsize": 8, "handletextpad": 0.4, **_LEGENDS[where], **options})
 
 
-def check_file(save: str | os.PathLike[str] | None) -> None:
+def text_inches(names: Names, fontsize: float = 8.0) -> float:
+    """Give the inches that the longest name takes, about."""
+    return max(map(len, names), default=0) * fontsize * 0.0088
+
+
+def write_names(
+    axes: Axes,
+    dots: ArrayLike,
+    anchors: ArrayLike,
+    names: Sequence[str],
+    colours: Sequence[Any],
+    *,
+    fontsize: float = 8.0,
+    clear: float = 0.0,
+) -> None:
+    """Write each name as near its anchor as there is room, outlined in white, with a thin line where it stands off.
+
+    Parameters
+    ----------
+    axes
+        Axes on which everything else is drawn already.
+    dots
+        Points that names should not hide, (n, 2), in data coordinates.
+    anchors
+        Point that each name belongs to, (n_names, 2).
+    names, colours
+        Names and their colours; the first have the choice of room.
+    fontsize
+        Size of the letters in points.
+    clear
+        Pixels around dots that names keep off.
+    """
+    from matplotlib import patheffects
+
+    axes.autoscale_view()
+    axes.autoscale(False)
+    axes.figure.canvas.draw()  # a constrained layout settles only now, and pixels count from here on
+    pixels, frame = axes.transData, axes.get_window_extent()
+    at_dots = pixels.transform(np.asarray(dots))
+    at_dots = at_dots[:: max(len(at_dots) // _MOST_DOTS, 1)]
+    turn, radii = np.arange(16) * np.pi / 8, np.arange(_STEP, _REACH, _STEP)
+    rings = radii[:, None, None] * np.stack([np.cos(turn), np.sin(turn)], axis=1)
+    steps = np.concatenate([np.zeros((1, 2)), rings.reshape(-1, 2)])
+    share = np.linspace(0, 1, 16)[:, None, None]
+    taken: list[NDArray[np.float64]] = []
+    lines = np.zeros((0, 2))
+    for anchor, name, colour in zip(np.asarray(anchors, dtype=np.float64), names, colours, strict=True):
+        text = axes.text(anchor[0], anchor[1], name, ha="center", va="center", color=colour, zorder=5)
+        outline = patheffects.withStroke(linewidth=2.5, foreground="white")
+        text.set(fontsize=fontsize, weight="bold", in_layout=False, path_effects=[outline])
+        half = np.array(text.get_window_extent().size) / 2 + 2
+        low = np.array(frame.min) + half
+        start = pixels.transform(anchor)
+        places = np.clip(start + steps, low, np.maximum(np.array(frame.max) - half, low))
+        to_places = start + share * (places - start)
+        hidden = (np.abs(places[:, None] - at_dots) < half + clear).all(axis=2).mean(axis=1)
+        cost = 40 * hidden + np.linalg.norm(steps, axis=1) / _REACH
+        cost += 3 * (np.abs(places[:, None] - lines) < half).all(axis=2).any(axis=1)
+        for centre, size in taken:
+            cost += 10 * (np.abs(places - centre) < half + size).all(axis=1)
+            cost += 3 * (np.abs(to_places - centre) < size).all(axis=2).any(axis=0)
+        best = int(cost.round(6).argmin())  # rounded: ties fall the same way on every machine
+        taken.append(np.stack([places[best], half]))
+        x, y = pixels.inverted().transform(places[best])
+        text.set_position((x, y))
+        if (np.abs(places[best] - start) > half).any():
+            lines = np.concatenate([lines, to_places[:, best]])
+            axes.plot([anchor[0], x], [anchor[1], y], color="0.3", linewidth=0.6, zorder=4)
+
+
+def draw_heatmap(
+    axes: Axes,
+    values: NDArray[np.floating],
+    rows: Names,
+    columns: Names,
+    label: str,
+    *,
+    framed: Collection[tuple[int, int]] = (),
+    extend: str = "neither",
+    **look: Any,
+) -> None:
+    """Draw `values`, (n_rows, n_columns), from the top, NaN as grey, with names and a colour bar.
+
+    Parameters
+    ----------
+    axes, values, rows, columns
+        Where, what, and the names of rows and columns, which are left out where there are too many to be read.
+    label
+        What the colours are.
+    framed
+        Row and column of fields with a frame.
+    extend
+        At which ends of the colour bar values go on, as matplotlib's ``colorbar`` has it.
+    **look
+        Passed to matplotlib's ``pcolormesh``.
+    """
+    from matplotlib.patches import Rectangle
+
+    axes.set_facecolor("0.88")
+    image = axes.pcolormesh(np.ma.masked_invalid(values), **look)
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0, labelsize=7)
+    for names, set_ticks, angle in ((columns, axes.set_xticks, 90), (rows, axes.set_yticks, 0)):
+        shown = list(names) if len(names) <= _MOST_NAMES else []
+        set_ticks(np.arange(len(shown)) + 0.5, shown, rotation=angle)
+    for row, column in framed:
+        axes.add_patch(Rectangle((column, row), 1, 1, fill=False, clip_on=False, edgecolor="0.2", zorder=3))
+    bar = axes.figure.colorbar(image, ax=axes, shrink=0.6, aspect=15, extend=extend, pad=0.02)
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=8)
+
+
+def similar_order(profiles: NDArray[np.floating], metric: str = "euclidean") -> NDArray[np.intp]:
+    """Order rows by hierarchical clustering, so that similar ones stand beside each other.
+
+    Parameters
+    ----------
+    profiles
+        What is compared, (n, n_features).
+    metric
+        Distance, as scipy's ``pdist`` has it; of a constant row, which has no correlation, it is 1.
+    """
+    from scipy.cluster.hierarchy import leaves_list, linkage
+    from scipy.spatial.distance import pdist
+
+    if len(profiles) < 3:
+        return np.arange(len(profiles))
+    distance = np.clip(np.nan_to_num(pdist(profiles, metric), nan=1.0), 0, None)
+    order = leaves_list(linkage(distance, method="average", optimal_ordering=True)).astype(np.intp)
+    found: NDArray[np.intp] = order if order[0] < order[-1] else order[::-1]
+    return found
+
+
+def _check_file(save: str | os.PathLike[str] | None) -> None:
     """Refuse a file that names no picture format, or can't be written, before anything is computed."""
     from matplotlib.backend_bases import FigureCanvasBase
 
@@ -87,7 +230,7 @@ def check_file(save: str | os.PathLike[str] | None) -> None:
         raise IsADirectoryError(f"save={os.fspath(save)!r} is a folder. Name a file, in it or beside it.")
 
 
-def finish(fig: Figure, *, own: bool, return_fig: bool, save: str | os.PathLike[str] | None) -> Figure | None:
+def _finish(fig: Figure, *, own: bool, return_fig: bool, save: str | os.PathLike[str] | None) -> Figure | None:
     """Write the figure if asked to, and close it where nobody else will see it.
 
     A figure is written beside its file and renamed, so that a broken-off call leaves the old picture.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import itertools
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,27 +81,25 @@ def predicted_groups(adata: AnnData, key: str) -> pd.Series:
     return groups_of(adata, key, made_by=f"scdiva.tl.annotate(adata, ..., key_added={key!r})")
 
 
-def palette(adata: AnnData, key: str, groups: pd.Series) -> dict[Hashable, Any]:
-    """Give a colour to each category: the user's in ``uns``, where scanpy puts them, else well-separated ones."""
-    names = list(groups.cat.categories)
-    given = adata.uns.get(f"{key}_colors")
-    if given is None or len(given) < len(names):
-        given = distinct_colours(len(names))
-    return dict(zip(names, given, strict=False))
+def palette(adata: AnnData, key: str, names: Sequence[Hashable]) -> dict[Hashable, Any]:
+    """Give a colour to each category: the user's in ``uns``, where scanpy puts them, then well-separated ones."""
+    from matplotlib.colors import to_rgb
+
+    given = [to_rgb(colour) for colour in adata.uns.get(f"{key}_colors", ())]
+    others = [colour for colour in distinct_colours(len(names)) if colour not in given]
+    return dict(zip(names, itertools.cycle([*given, *others]), strict=False))
 
 
 def distinct_colours(n: int) -> list[tuple[float, float, float]]:
-    """Give n colours as far apart as may be, for colour-blind readers too up to 21: seven hues, then darker, paler."""
-    from matplotlib.colors import hsv_to_rgb, to_rgb
+    """Give up to 102 colours: up to 21 for colour-blind readers too, seven hues, then darker, paler; else scanpy's."""
+    from matplotlib.colors import to_rgb
 
+    if n > 3 * len(_HUES):
+        from scanpy.plotting.palettes import godsnot_102
+
+        return [to_rgb(colour) for colour in godsnot_102[:n]]
     hues = np.array([to_rgb(hue) for hue in _HUES])
-    colours = np.concatenate([hues, 0.55 * hues, 0.5 + 0.5 * hues])
-    if n > len(colours):
-        i = np.arange(n)
-        turn = i * 0.618 % 1.0  # golden angle: neighbours in the list are far apart in hue
-        light = 0.5 + 0.45 * ((i + i // 21) % 3) / 2  # hues come again after 21, in another lightness
-        colours = hsv_to_rgb(np.stack([turn, np.full(n, 0.75), light], axis=1))
-    return [(float(r), float(g), float(b)) for r, g, b in colours[:n]]
+    return [(float(r), float(g), float(b)) for r, g, b in np.concatenate([hues, 0.55 * hues, 0.5 + 0.5 * hues])[:n]]
 
 
 def gene_names(var: pd.DataFrame, gene_symbols: str | None, called: str = "adata.var") -> NDArray[np.object_]:

@@ -1,4 +1,4 @@
-"""A network of genes as a matrix, a factor amid its targets, and how edges are drawn."""
+"""Networks of genes: their strongest edges, modules apart; their weights as a matrix; a factor's strongest targets."""
 
 from __future__ import annotations
 
@@ -10,47 +10,236 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scdiva._constants import VARP_GRN
+from scdiva._checks import check_least
+from scdiva._constants import VAR_MODULE, VARP_GRN
 from scdiva.data.network import Network, genes_of, network_of
-from scdiva.pl._figure import axes_for, draw_legend, plot
-from scdiva.pl._groups import gene_names
-from scdiva.pl._heatmap import correlation_tree, draw_heatmap, draw_tree, text_inches
+from scdiva.get import grn_df
+from scdiva.pl._figure import axes_for, draw_heatmap, draw_legend, plot, similar_order, text_inches, write_names
+from scdiva.pl._groups import distinct_colours, gene_names
 
 if TYPE_CHECKING:
+    import networkx as nx
     from anndata import AnnData
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.lines import Line2D
 
 UP, DOWN = "#c8553d", "#3a7ca5"
 """Colours of edges with a weight above and below 0."""
+_COLOURED = 14
+"""Modules that are named and have a colour of their own, the largest; the others share a grey."""
+_SMALL = 3
+"""Genes drawn of a module below which it gets no place of its own."""
+_SPRINGS = 120
+"""Genes of a module from which on they are placed by springs: Kamada and Kawai's layout would be slow."""
+_ARROWS = 60
+"""Edges up to which they have heads: more are a thicket."""
+_GREY, _ONE_COLOUR = (0.72, 0.72, 0.72), (0.30, 0.47, 0.66)
 _FIELD = 0.135
 """Inches of a field of the matrix, which hold a name."""
 _MOST = 400
 """Genes of a side of the matrix: more can't be distinguished."""
-_LINE = 0.17
-"""Inches between the names of two targets of one side."""
-_DASHES = (0, (3, 1.5))
-_FILLS = {1: UP, -1: DOWN, 0: "0.6"}
-"""Colour of the dot of a known target, by what the literature says."""
-_KNOWN = {1: "known, activates", -1: "known, represses", 0: "known"}
 
 
-def edge_looks(weight: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give width (points) and opacity of edges, by the size of their weight among those drawn."""
-    size = np.abs(weight)
-    span = size.max() - size.min()
-    share = (size - size.min()) / span if span > 0 else np.ones_like(size)
-    return 0.5 + 2.0 * share, 0.35 + 0.55 * share
+@plot
+def grn(
+    adata: AnnData,
+    *,
+    key: str = VARP_GRN,
+    group: str | None = None,
+    genes: Sequence[str] | None = None,
+    modules: str | None = VAR_MODULE,
+    n_edges: int = 300,
+    n_labels: int = 30,
+    gene_symbols: str | None = None,
+    ax: Axes | None = None,
+    return_fig: bool = False,
+    save: str | os.PathLike[str] | None = None,
+) -> Figure | None:
+    """Draw the strongest edges of a network of genes, its modules apart.
 
+    Lines are edges, the wider and darker the stronger; where weights have a sign, red ones are positive and blue ones
+    negative. Dots are genes with an edge, their area grows with the sum of their drawn weights, their colour
+    is their module. Names are those of the strongest genes, as many of each module. Where an
+    edge and its reverse are one thing (``"embedding"``, ``"correlation"``) they are one line, of the larger weight;
+    where they are two (``"attention"``), up to 60 edges are drawn with heads. networkx lays out each
+    module, or what hangs together where there are none; the same network looks the same every time.
 
-def edge_colours(weight: NDArray[np.float64], signed: bool) -> NDArray[np.float64]:
-    """Give edges the colour of their sign, or one grey where no drawn weight is below 0, (n, 4)."""
+    Parameters
+    ----------
+    adata
+        Data with the network; nothing is written to it.
+    key
+        What `scdiva.tl.grn` called it (`key_added`).
+    group
+        One of the groups that it was made for (`groupby`).
+    genes
+        Edges between these genes only, such as ``scdiva.datasets.gene_family("HLA")``; None takes all. Those that the
+        network does not have are left out, with a warning.
+    modules
+        A column of ``adata.var`` with modules, as `scdiva.tl.grn_modules` wrote it; where the default column does not
+        exist, or with None, genes have one colour.
+    n_edges
+        Strongest edges drawn, as :func:`scdiva.get.grn_df` has them.
+    n_labels
+        Genes named, at most.
+    gene_symbols
+        A column of ``adata.var`` with names to write instead of the var names.
+    %(ax)s
+    %(return_fig)s
+    %(save)s
+
+    Returns
+    -------
+    Figure or None
+        The figure if `return_fig`, else None.
+
+    Raises
+    ------
+    KeyError
+        If there is no such network, group, column or module, or none of `genes` is in the network.
+    ValueError
+        If a number is out of range, no edge is left, or `save` ends in no picture format.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> adata = sd.datasets.pbmc68k_reduced()
+    >>> sd.tl.grn(adata, use_raw=True)
+    >>> sd.tl.grn_modules(adata)
+    >>> sd.pl.grn(adata, save="network.png")
+    >>> sd.pl.grn(adata, genes=sd.datasets.gene_family("HLA"), save="hla.png")
+    """
+    import networkx as nx
     from matplotlib.colors import to_rgba_array
 
-    if not signed or not (weight < 0).any():
-        return to_rgba_array("0.45", 1.0).repeat(len(weight), axis=0)
-    return np.where((weight > 0)[:, None], to_rgba_array(UP), to_rgba_array(DOWN))
+    check_least(n_edges=(n_edges, 1), n_labels=(n_labels, 0))
+    network = network_of(adata, key, group)
+    module = _modules_of(adata, modules)
+    shown = gene_names(adata.var, gene_symbols)
+    edges = _strongest(
+        adata, network, key, None if genes is None else list(network.names[genes_of(network, genes, key)]), n_edges
+    )
+    size = edges["weight"].abs()
+    strength = pd.concat([size.groupby(edges[end]).sum() for end in ("source", "target")]).groupby(level=0).sum()
+    code = pd.Series(0, strength.index) if module is None else module.cat.codes.loc[strength.index].astype(int)
+    heads = network.directed and len(edges) <= _ARROWS
+    graph = nx.from_pandas_edgelist(edges, create_using=nx.DiGraph if heads else nx.Graph)
+    places = _places(graph, None if module is None else code)
+
+    fig, axes = axes_for(ax, (8.2, 6.2))
+    axes.set_title(f"{network.title}: {len(edges):,} strongest edges, {len(strength):,} genes", fontsize=10)
+    axes.axis("off")
+    axes.set_aspect("equal")
+    axes.margins(0.08)
+    share = ((size - size.min()) / (np.ptp(size) or 1.0)).to_numpy()
+    signed = network.signed and bool((edges["weight"] < 0).any())
+    shades = to_rgba_array(np.where(edges["weight"] > 0, UP, DOWN) if signed else ["0.45"] * len(edges))
+    shades[:, 3] = 0.35 + 0.55 * share
+    widest = np.clip(6_000 / len(strength), 40, 180)
+    areas = widest * (0.15 + 0.85 * strength / strength.max()).to_numpy()
+    look: dict[str, Any] = {"arrows": True, "arrowsize": 8, "node_size": areas} if heads else {"arrows": False}
+    weakest_first = slice(None, None, -1)
+    ends = list(zip(edges["source"], edges["target"], strict=True))
+    nx.draw_networkx_edges(
+        graph, places, edgelist=ends[weakest_first], width=(0.5 + 2.0 * share)[weakest_first],
+        edge_color=shades[weakest_first], ax=axes, nodelist=list(strength.index), **look,
+    )  # fmt: skip
+    table = np.array([_ONE_COLOUR] if module is None else [*distinct_colours(_COLOURED), _GREY])
+    colours = table[code.where((code >= 0) & (code < len(table)), len(table) - 1)]
+    xy = np.array([places[gene] for gene in strength.index])
+    axes.scatter(xy[:, 0], xy[:, 1], s=areas, c=colours, edgecolors="white", linewidths=0.6, zorder=3)
+    _explain(axes, None if module is None else module.cat.categories, code, table, edges, network)
+    # the strongest of each module, then the second strongest
+    rank = strength.groupby(code).rank(ascending=False, method="first")
+    named = np.lexsort((-strength, rank))[:n_labels]
+    at = pd.Index(network.names).get_indexer(strength.index[named])
+    write_names(axes, xy, xy[named], list(shown[at]), [tuple(0.6 * colours[i]) for i in named], fontsize=7, clear=5)
+    return fig
+
+
+def _modules_of(adata: AnnData, modules: str | None) -> pd.Series | None:
+    """Give the modules of genes as categories; None where there are none and nobody named a column."""
+    if modules is None or (modules == VAR_MODULE and modules not in adata.var):
+        return None
+    if modules not in adata.var:
+        raise KeyError(
+            f"modules={modules!r} is no column of adata.var: call scdiva.tl.grn_modules(adata, ..., "
+            f"key_added={modules!r}) first."
+        )
+    return adata.var[modules].astype("category").set_axis(adata.var_names.astype(str))
+
+
+def _strongest(adata: AnnData, network: Network, key: str, genes: Sequence[str] | None, n_edges: int) -> pd.DataFrame:
+    """List the edges of the largest weights, one for both directions where these are one thing."""
+    edges = grn_df(adata, key=key, group=network.group or None, sources=genes, targets=genes, top=2 * n_edges)
+    edges = edges[np.isfinite(edges["weight"]) & (edges["weight"] != 0) & (edges["source"] != edges["target"])]
+    if not network.directed:
+        pairs = pd.DataFrame(np.sort(edges[["source", "target"]].to_numpy(dtype=str), axis=1), edges.index)
+        edges = edges[~pairs.duplicated()]
+    if edges.empty:
+        raise ValueError(
+            f"no edge between the {len(network.names) if genes is None else len(genes):,} genes asked for is in the "
+            "network. scdiva.tl.grn(adata, n_targets=None) keeps all edges."
+        )
+    return edges.head(n_edges)
+
+
+def _places(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.float64]]:
+    """Place genes of a module, or what hangs together, in a disc, and discs side by side, the largest first."""
+    import networkx as nx
+
+    parts = enumerate(nx.connected_components(graph.to_undirected()))
+    block = pd.Series({gene: -1 - i for i, genes in parts for gene in genes}).sort_index()
+    if code is not None:
+        block.update(code[(code >= 0) & (code.groupby(code).transform("size") >= _SMALL)])
+    turn = np.linspace(0, 2 * np.pi, 72, endpoint=False)
+    rays = np.column_stack([np.cos(turn), np.sin(turn)])
+    places: dict[str, NDArray[np.float64]] = {}
+    discs: list[tuple[NDArray[np.float64], float]] = []
+    for name in block.value_counts(sort=False).sort_values(ascending=False, kind="stable").index:
+        genes = list(block.index[block == name])
+        part = nx.Graph()
+        part.add_nodes_from(genes)
+        part.add_edges_from(graph.subgraph(genes).edges)
+        # what hangs apart is laid out as if it hung on the largest component
+        pieces = sorted((sorted(piece) for piece in nx.connected_components(part)), key=lambda piece: -len(piece))
+        nx.add_star(part, [max(piece, key=part.degree) for piece in pieces])
+        few = len(genes) < _SPRINGS
+        found = nx.kamada_kawai_layout(part, weight=None) if few else nx.spring_layout(part, weight=None, seed=0)
+        xy = np.sqrt(len(genes)) * np.array([found[gene] for gene in genes])
+        radius = float(np.linalg.norm(xy, axis=1).max()) + 1
+        tries = np.zeros((1, 2))
+        if discs:
+            tries = np.concatenate([centre + (other + radius) * rays for centre, other in discs])
+            gaps = [np.linalg.norm(tries - centre, axis=1) - 0.999 * (other + radius) for centre, other in discs]
+            tries = tries[np.min(gaps, axis=0) >= 0]
+        centre = tries[np.linalg.norm(tries * (0.8, 1), axis=1).round(6).argmin()]  # pictures are wider than high
+        discs.append((centre, radius))
+        places |= dict(zip(genes, xy + centre, strict=True))
+    return places
+
+
+def _explain(
+    axes: Axes, modules: pd.Index | None, code: pd.Series, table: NDArray[Any], edges: pd.DataFrame, network: Network
+) -> None:
+    """Name modules with their drawn genes, and what width and colour of lines mean, at the right."""
+    from matplotlib.lines import Line2D
+
+    handles = []
+    if modules is not None:
+        handles.append(Line2D([], [], linestyle="", label="module (genes)"))
+        counts = code[(code >= 0) & (code < _COLOURED)].value_counts().sort_index()
+        listed = [(f"{modules[i]} ({n:,})", table[i]) for i, n in counts.items()]
+        if rest := len(code) - counts.sum():
+            listed.append((f"other ({rest:,})", table[-1]))
+        handles += [Line2D([], [], color=ink, label=name, linestyle="", marker="o") for name, ink in listed]
+    low, high = edges["weight"].abs().min(), edges["weight"].abs().max()
+    handles.append(
+        Line2D([], [], linestyle="", label=f"{network.unit}\n{low:.2g} to {high:.2g}, the wider the stronger")
+    )
+    if network.signed and (edges["weight"] < 0).any():
+        handles += [Line2D([], [], color=ink, label=name) for ink, name in ((UP, "above 0"), (DOWN, "below 0"))]
+    draw_legend(axes, handles=handles)
 
 
 @plot
@@ -61,7 +250,6 @@ def attention(
     group: str | None = None,
     genes: Sequence[str] | None = None,
     n_genes: int = 40,
-    dendrogram: bool = False,
     gene_symbols: str | None = None,
     ax: Axes | None = None,
     return_fig: bool = False,
@@ -72,8 +260,8 @@ def attention(
     Rows are targets (queries of attention), columns are sources (keys). Genes are ordered by hierarchical clustering of
     their weights to and from the others (average linkage, correlation, optimal leaf order), the same on both sides
     where both have the same genes. Weights with a sign, and differences between groups, have a colour map with white at
-    0. Grey fields are not in the network: a gene with itself, and what `scdiva.tl.grn` did not keep
-    (``n_targets=None`` keeps all).
+    0; colours end at the weight that one in a hundred fields passes. Grey fields are not in the network: a gene with
+    itself, and what `scdiva.tl.grn` did not keep (``n_targets=None`` keeps all).
 
     Parameters
     ----------
@@ -88,8 +276,6 @@ def attention(
         largest sum of absolute weights.
     n_genes
         How many, if `genes` is None: on each side, where sources and targets are not the same.
-    dendrogram
-        Whether to draw the tree of the sources above.
     gene_symbols
         A column of ``adata.var`` with names to write instead of the var names.
     %(ax)s
@@ -117,53 +303,42 @@ def attention(
     >>> sd.pl.attention(adata, group="type A", save="attention.png")
     """
     network = network_of(adata, key, group)
-    if not 1 <= n_genes <= _MOST:
-        raise ValueError(f"n_genes must be between 1 and {_MOST}, got {n_genes}.")
+    check_least(n_genes=(n_genes, 1))
     sources, targets = _sides(network, None if genes is None else genes_of(network, genes, key), n_genes)
     if not len(sources) or not len(targets) or max(len(sources), len(targets)) > _MOST:
         raise ValueError(
             f"genes hold {len(sources):,} sources and {len(targets):,} targets of the network {key!r}, and 1 to "
             f"{_MOST} of each can be drawn."
         )
+    same = set(sources) == set(targets)
+    targets = sources if same else targets
     values = _dense(network, sources, targets)
     if np.isnan(values).all():
         raise ValueError("no weight between these genes is kept: call scdiva.tl.grn(adata, ..., n_targets=None).")
-    if set(sources) == set(targets):
-        square = _profiles(network, sources, sources)
-        tree, order = correlation_tree(np.concatenate([square, square.T], axis=1))
-        rows, columns = sources[order], sources[order]
+    profiles = np.nan_to_num(values)
+    if same:
+        rows = columns = sources[similar_order(np.concatenate([profiles, profiles.T], axis=1), "correlation")]
     else:
-        profiles = _profiles(network, sources, targets)
-        tree, order = correlation_tree(profiles.T)
-        rows, columns = targets[correlation_tree(profiles)[1]], sources[order]
+        rows = targets[similar_order(profiles, "correlation")]
+        columns = sources[similar_order(profiles.T, "correlation")]
+    values = _dense(network, columns, rows)
     names = gene_names(adata.var, gene_symbols)
     inches = text_inches(names[np.union1d(rows, columns)], 7) + 0.4
     width, height = (min(max(_FIELD * n, 1.8) + inches, 18.5) for n in (len(columns), len(rows)))
     fig, axes = axes_for(ax, (width + 1.4, height + 0.5))
-    low, high, cmap = _scale(values[np.isfinite(values)], network)
+    low, high = np.nanquantile(values, [0.01, 0.99])
+    if both := network.signed or bool(network.reference):
+        high = np.nanquantile(np.abs(values), 0.99)
+        low = -high
     draw_heatmap(
-        axes, _dense(network, columns, rows), names[rows], names[columns], network.unit.replace("\n", " ", 1),
-        low=low, high=high, cmap=cmap, fontsize=7, rasterized=True,
+        axes, values, names[rows], names[columns], network.unit.replace("\n", " ", 1), extend="both",
+        vmin=low, vmax=high, cmap="RdBu_r" if both else "Blues", rasterized=True,
     )  # fmt: skip
     keys, queries = ("source (key)", "target (query)") if network.method == "attention" else ("source", "target")
     axes.set_xlabel(keys, fontsize=9)
     axes.set_ylabel(queries, fontsize=9)
-    with_tree = dendrogram and len(tree) > 0
-    if with_tree:
-        draw_tree(axes, tree, inches=0.5, lowest=0.0)
-    axes.set_title(network.title, fontsize=10, pad=46 if with_tree else 6)
+    axes.set_title(network.title, fontsize=10)
     return fig
-
-
-def _scale(found: NDArray[np.float64], network: Network) -> tuple[float, float, str]:
-    """Give where colours end, at the weight that one in a hundred fields passes, and the colours."""
-    if network.signed or network.reference:
-        high = float(np.quantile(np.abs(found), 0.99)) or float(np.abs(found).max()) or 1.0
-        return -high, high, "RdBu_r"
-    low, high = (float(x) for x in np.quantile(found, [0.01, 0.99]))
-    if low == high:
-        low, high = low - 0.5 * abs(low) - 1e-9, high + 0.5 * abs(high) + 1e-9
-    return low, high, "Blues"
 
 
 def _sides(
@@ -174,14 +349,8 @@ def _sides(
         return chosen[network.sources[chosen]], chosen[network.targets[chosen]]
     size = abs(network.weights)
     size.data[~np.isfinite(size.data)] = 0
-    out, into = (np.asarray(size.sum(axis=axis)).ravel() for axis in (1, 0))
-    if (network.sources == network.targets).all():
-        out = into = out + into
-    best = []
-    for strength, among in ((out, network.sources), (into, network.targets)):
-        order = np.argsort(-np.where(among, strength, -1.0), kind="stable")
-        best.append(order[: min(n_genes, int(among.sum()))])
-    return best[0], best[1]
+    order = np.argsort(-np.asarray(size.sum(axis=1).A1 + size.sum(axis=0).A1), kind="stable")
+    return order[network.sources[order]][:n_genes], order[network.targets[order]][:n_genes]
 
 
 def _dense(network: Network, sources: NDArray[np.intp], targets: NDArray[np.intp]) -> NDArray[np.float64]:
@@ -189,13 +358,6 @@ def _dense(network: Network, sources: NDArray[np.intp], targets: NDArray[np.intp
     kept = network.weights[sources][:, targets].tocoo()
     values = np.full((len(targets), len(sources)), np.nan)
     values[kept.col, kept.row] = kept.data
-    values[targets[:, None] == sources] = np.nan
-    return values
-
-
-def _profiles(network: Network, sources: NDArray[np.intp], targets: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Give what genes are compared by: the weights, 0 where no edge is kept, NaN of a gene with itself."""
-    values = np.nan_to_num(_dense(network, sources, targets), nan=0.0)
     values[targets[:, None] == sources] = np.nan
     return values
 
@@ -210,12 +372,11 @@ def regulon(
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
-    """Draw a factor amid its strongest targets.
+    """Draw a factor's strongest targets by the size of their weight, the strongest on top.
 
-    Targets stand around it by the size of their weight, the largest at the top right and on clockwise. Lines are the
-    wider and darker the larger the weight, red for targets that rise with the factor and blue for those that fall.
-    Where known targets were asked for (`known` of `scdiva.tl.regulon`), lines to them are whole and their dots filled,
-    red for activation, blue for repression, grey for a mode that is not known; lines to the others are dashed.
+    Lines are red for targets that rise with the factor and blue for those that fall. Where known targets were asked for
+    (`known` of `scdiva.tl.regulon`), their names are bold and their dots filled, red for activation, blue for
+    repression, grey for a mode that is not known; the dots of the others are hollow.
 
     Parameters
     ----------
@@ -238,10 +399,10 @@ def regulon(
     Raises
     ------
     KeyError
-        If a column is missing, or the frame has no such factor.
+        If a column is missing, the frame has no such factor, or has several and none is named.
     ValueError
-        If the frame has several factors and none is named, it has no target with a weight, a target comes twice,
-        `n_targets` is below 1, or `save` ends in no picture format.
+        If it has no target with a weight, a target comes twice, `n_targets` is below 1, or `save` ends in no picture
+        format.
 
     Examples
     --------
@@ -250,101 +411,58 @@ def regulon(
     >>> sd.tl.grn(adata, sources="tf", use_raw=True)
     >>> sd.pl.regulon(sd.tl.regulon(adata, "SPI1", use_raw=True), save="SPI1.png")
     """
-    if n_targets < 1:
-        raise ValueError(f"n_targets must be 1 or more, got {n_targets}.")
+    from matplotlib.lines import Line2D
+
+    check_least(n_targets=(n_targets, 1))
     rows, factor = _rows_of(regulon, source)
     rows = rows.iloc[:n_targets]
     weight = rows["weight"].to_numpy(dtype=np.float64)
     sign = np.sign(rows["sign"].to_numpy(dtype=np.float64) if "sign" in rows else weight)
-    known = rows["known"].to_numpy(dtype=np.float64) if "known" in rows else None
+    known = rows["known"].to_numpy(dtype=np.float64) if "known" in rows else np.full(len(rows), np.nan)
 
     n = len(rows)
-    height = _LINE * 1.25 * max((n + 1) // 2, 6)
-    fig, axes = axes_for(ax, (5.4, height + 0.9))
-    places, right = _around(n)
-    widths, inks = edge_looks(weight)
-    for i in range(n):
-        signed = known is None or not np.isnan(known[i])
-        axes.plot(
-            [0, places[i, 0]], [0, places[i, 1]], color=_colour(sign[i]), alpha=inks[i], linewidth=widths[i],
-            linestyle="-" if signed else _DASHES, zorder=2,
-        )  # fmt: skip
-        fill = "white" if known is None or not signed else _FILLS[int(np.sign(known[i]))]
-        axes.scatter(
-            places[i, 0], places[i, 1], s=34, color=fill, edgecolors=_colour(sign[i]), linewidths=1.2, zorder=3
-        )
-        axes.annotate(
-            rows["target"].iloc[i], places[i], (7 if right[i] else -7, 0), textcoords="offset points",
-            ha="left" if right[i] else "right", va="center", fontsize=8, annotation_clip=False,
-            weight="bold" if known is not None and signed else "normal",
-        )  # fmt: skip
-    axes.text(
-        0, 0, factor, ha="center", va="center", fontsize=10, weight="bold", zorder=4,
-        bbox={"boxstyle": "round,pad=0.45", "facecolor": "white", "edgecolor": "0.2", "linewidth": 1.2},
-    )  # fmt: skip
-    axes.set(xlim=(-1.75, 1.75), ylim=(-1.08, 1.08))
-    axes.axis("off")
+    fig, axes = axes_for(ax, (5.4 + text_inches(list(rows["target"])), 0.19 * n + 1.2))
+    inks = [_colour(one) for one in sign]
+    fills = ["white" if np.isnan(mode) else _colour(mode) for mode in known]
+    axes.hlines(np.arange(n), 0, np.abs(weight), color=inks, linewidth=1.6, zorder=2)
+    axes.scatter(np.abs(weight), np.arange(n), s=34, c=fills, edgecolors=inks, linewidths=1.2, zorder=3)
+    axes.set_yticks(np.arange(n), rows["target"], fontsize=8)
+    axes.set(xlabel="size of the weight", xlim=(0, None), ylim=(n - 0.5, -0.5))
+    axes.spines[["top", "right"]].set_visible(False)
+    for text, mode in zip(axes.get_yticklabels(), known, strict=True):
+        text.set_fontweight("normal" if np.isnan(mode) else "bold")
+    handles = [
+        Line2D([], [], color=_colour(value), linewidth=2, label=label)
+        for value, label in ((1, "with more of the target"), (-1, "with less"))
+        if (sign == value).any()
+    ]
+    handles += [
+        Line2D([], [], linestyle="", marker="o", markeredgecolor="0.3", markerfacecolor=_colour(mode), label=label)
+        for mode, label in ((1, "known, activates"), (-1, "known, represses"), (0, "known"))
+        if (np.sign(known) == mode).any()
+    ]
     title = f"{factor}: {n} strongest target{'s' * (n > 1)}"
-    if known is not None:
-        title += f", {int((~np.isnan(known)).sum())} known"
-    axes.set_title(title, fontsize=10)
-    draw_legend(axes, "below", handles=_keys_of(weight, sign, known), ncols=3, handlelength=2.2, columnspacing=1.2)
+    axes.set_title(title + (f", {np.isfinite(known).sum()} known" if "known" in rows else ""), fontsize=10)
+    draw_legend(axes, handles=handles)
     return fig
 
 
 def _rows_of(regulon: pd.DataFrame, source: str | None) -> tuple[pd.DataFrame, str]:
     """Give the rows of one factor that have a weight, and its name."""
-    missing = [name for name in ("source", "target", "weight") if name not in regulon]
-    if missing:
-        columns = ", ".join(map(str, regulon.columns)) or "none"
-        raise KeyError(
-            f"regulon has no column {missing[0]!r}, it has {columns}: give what scdiva.tl.regulon or scdiva.get.grn_df "
-            "returned."
-        )
+    if missing := {"source", "target", "weight"} - set(regulon):
+        raise KeyError(f"regulon has no column {min(missing)!r}: give what scdiva.tl.regulon or get.grn_df returned.")
     factors = list(dict.fromkeys(regulon["source"].astype(str)))
-    if source is None and len(factors) > 1:
-        raise ValueError(f"regulon has {len(factors):,} sources ({', '.join(factors[:3])}, ...): name one as source.")
-    if source is not None and source not in factors:
-        raise KeyError(f"source={source!r} is none of the {len(factors):,} of the frame: {', '.join(factors[:5])}.")
-    factor = factors[0] if source is None and factors else source
+    if source not in factors and (source is not None or len(factors) > 1):
+        raise KeyError(f"source={source!r} must be one of the {len(factors):,} of the frame: {', '.join(factors[:5])}.")
+    factor = source or "".join(factors)
     rows = regulon[(regulon["source"].astype(str) == factor) & regulon["weight"].notna()]
     if not len(rows):
         raise ValueError("regulon has no target with a weight: call scdiva.tl.regulon(adata, ...) for another gene.")
     if (twice := rows["target"].duplicated()).any():
         raise ValueError(f"{twice.sum():,} targets of {factor} come twice, first {rows['target'][twice].iloc[0]!r}.")
-    return rows, str(factor)
-
-
-def _around(n: int) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Give places clockwise from the top right, (n, 2), and which are at the right; no two of a side share a height."""
-    first = (n + 1) // 2
-    sides = []
-    for count, side in ((first, 1.0), (n - first, -1.0)):
-        y = 1 - (2 * np.arange(count) + 1) / max(count, 1)
-        sides.append(np.column_stack([side * np.sqrt(1 - 0.85 * y**2), y])[:: int(side)])
-    places = np.concatenate(sides)
-    return places, places[:, 0] > 0
+    return rows, factor
 
 
 def _colour(sign: float) -> str:
     """Give the colour of a sign."""
     return UP if sign > 0 else DOWN if sign < 0 else "0.45"
-
-
-def _keys_of(weight: NDArray[Any], sign: NDArray[Any], known: NDArray[Any] | None) -> list[Line2D]:
-    """Give what the legend says lines and dots mean, of what is drawn."""
-    from matplotlib.lines import Line2D
-
-    handles = []
-    for value, label in ((1, "with more of the target"), (-1, "with less")):
-        if (sign == value).any():
-            handles.append(Line2D([], [], color=_colour(value), linewidth=2, label=label))
-    if known is not None:
-        kinds: list[tuple[str, Any, str, NDArray[Any]]]
-        kinds = [(_FILLS[mode], "-", label, np.sign(known) == mode) for mode, label in _KNOWN.items()]
-        for fill, dashes, label, drawn in [*kinds, ("white", _DASHES, "not known", np.isnan(known))]:
-            if drawn.any():
-                look: dict[str, Any] = {"color": "0.45", "marker": "o", "markersize": 5, "markeredgecolor": "0.45"}
-                handles.append(Line2D([], [], markerfacecolor=fill, linestyle=dashes, label=label, **look))
-    low, high = np.abs(weight).min(), np.abs(weight).max()
-    return [*handles, Line2D([], [], linestyle="", label=f"weight {low:.2g} to {high:.2g}")]

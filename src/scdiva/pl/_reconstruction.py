@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scdiva._checks import from_extra, warn
+from scdiva._checks import warn
 from scdiva._constants import TRUE_RANK, UNS
-from scdiva._settings import settings
 from scdiva.get._reconstruction import Recovered, parameters_of, recovered_of
 from scdiva.pl._figure import axes_for, draw_legend, grid_of_axes, plot
-from scdiva.pl._groups import distinct_colours
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -28,10 +25,9 @@ _VISIBLE, _MASKED = "0.5", "#d1495b"
 _BINS = 61
 _WITHIN = 0.995
 """Share of errors that histograms reach to at least, so that a few large ones leave the others their room."""
-_CIRCLES = 3
-"""Sets up to which circles can show every overlap in its size."""
+_MOST_POINTS = 20_000
+"""Points drawn in a panel; of more, so many are drawn at random."""
 _MAX_SETS, _MAX_OVERLAPS = 12, 40
-_NEEDS = "Plots of overlaps need matplotlib-venn and marsilea"
 
 
 @plot
@@ -39,20 +35,18 @@ def reconstruction(
     adata: AnnData,
     keys: Sequence[str] | str | None = None,
     *,
-    max_points: int = 20_000,
-    rng: int | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
     """Draw reconstructed cells against the cells as they were, one column for each reconstruction.
 
     A point is a gene of a cell that the reconstructed cell has too, grey where it was visible to the model, red where
-    it was masked. Above, its rank in the cell; in the middle, its log-normalised value; on the dashed lines both agree.
-    Below, the errors of the values of masked genes, predicted − true; where none was masked, those of all genes, in
-    grey. It reaches as far as 99.5% of them; the few beyond are in the outermost bars. The paper's figure of generation
-    has these columns: nothing masked, one step, 32 steps.
+    it was masked; of more than 20,000, so many are drawn at random. Above, its rank in the cell; in the middle, its
+    log-normalised value; on the dashed lines both agree. Below, the errors of the values of masked genes, predicted −
+    true; where none was masked, those of all genes, in grey. It reaches as far as 99.5% of them; the few beyond are in
+    the outermost bars. The paper's figure of generation has these columns: nothing masked, one step, 32 steps.
 
-    In the corners stands Spearman's correlation, ties at their mean rank, within each cell and then the mean over the
+    Over the panels stands Spearman's correlation, ties at their mean rank, within each cell and then the mean over the
     cells; over cells together it would be higher, since cells differ in their number of genes. Cells with fewer than
     three points, or whose values are all the same, have none. A masked gene that is not recovered has no point: the
     share of those that are is written below, with the root mean squared error of their values.
@@ -64,9 +58,6 @@ def reconstruction(
     keys
         Its `key_added`, one or several, in the order of the columns. None takes all that adata has, those with fewer
         masked genes first, then those of fewer steps.
-    max_points
-        Points drawn in a panel; of more, so many are drawn at random. Numbers and histograms are of all.
-    %(rng)s
     %(return_fig)s
     %(save)s
 
@@ -80,8 +71,8 @@ def reconstruction(
     KeyError
         If there is no such reconstruction, or none at all.
     ValueError
-        If `max_points` is below 1, `keys` is empty or repeats a key, no gene of a cell is recovered, the layers do not
-        belong together, or `save` ends in no picture format.
+        If `keys` is empty or repeats a key, no gene of a cell is recovered, the layers do not belong together, or
+        `save` ends in no picture format.
 
     Examples
     --------
@@ -91,38 +82,28 @@ def reconstruction(
     >>> sd.tl.reconstruct(adata, n_steps=4, key_added="four_steps")
     >>> sd.pl.reconstruction(adata, ["one_step", "four_steps"], save="reconstruction.png")
     """
-    if max_points < 1:
-        raise ValueError(f"max_points must be at least 1, got {max_points}.")
     chosen = _keys_of(adata, keys)
-    titles = _titles(adata, chosen)
     genes = {key: _in_both(adata, key) for key in chosen}
-    errors = {key: _errors(both) for key, (both, _) in genes.items()}
-    reach = max(float(np.quantile(np.abs(error), _WITHIN)) for error, _ in errors.values()) or 1.0
-    draw = np.random.default_rng(settings.seed if rng is None else int(rng))
-
     n = len(chosen)
-    fig, axes = grid_of_axes(3, n, (2.8 * n + 1.2, 8.8), sharex="row", sharey="row")
-    for column, key, title in zip(axes.T, chosen, titles, strict=True):
+    errors = {key: _errors(both) for key, (both, _) in genes.items()}
+    reach = max(float(np.quantile(np.abs(error), _WITHIN)) for error in errors.values()) or 1.0
+    fig, axes = grid_of_axes(3, n, (2.8 * n + 1.2, 9.4), sharex="row", sharey="row")
+    for column, key in zip(axes.T, chosen, strict=True):
         both, recall = genes[key]
-        shown = draw.permutation(len(both.cell))[:max_points]
-        column[0].set_title(title, fontsize=10)
-        _scatter(column[0], both.rank, both.reconstructed_rank, both, shown)
-        _scatter(column[1], both.value, both.reconstructed_value, both, shown)
-        _histogram(column[2], *errors[key], reach, recall)
-    _square(axes[0], 0, max(max(both.rank.max(), both.reconstructed_rank.max()) for both, _ in genes.values()))
-    _square(axes[1])
-    axes[0, 0].set_ylabel("reconstructed rank")
-    axes[1, 0].set_ylabel("reconstructed value (log1p)")
-    axes[2, 0].set_ylabel("share of values")
-    for row, name in zip(axes, ("true rank", "true value (log1p)", "predicted − true value"), strict=True):
-        for ax in row:
-            ax.set_xlabel(name)
-            ax.spines[["top", "right"]].set_visible(False)
-            ax.set_box_aspect(1)
-    masked = any(both.hidden.any() for both, _ in genes.values())
-    for name, colour in (("visible", _VISIBLE), ("masked", _MASKED))[: 1 + masked]:
-        axes[0, -1].scatter([], [], color=colour, s=16, linewidths=0, label=name)
-    draw_legend(axes[0, -1])
+        ratio, steps = _settings_of(adata, key)
+        title = f"{ratio:.0%} masked, {steps} step{'s' * (steps != 1)}" if ratio else "nothing masked"
+        _scatter(
+            column[0], both.rank, both.reconstructed_rank, both, "rank", f"{title}\n{key}\n" if n > 1 else f"{title}\n"
+        )
+        _scatter(column[1], both.value, both.reconstructed_value, both, "value (log1p)")
+        _histogram(column[2], errors[key], reach, recall)
+    for first in axes[:2, 0]:  # one scale in both directions, of all panels of a row
+        ends = [*first.get_xlim(), *first.get_ylim()]
+        first.set(xlim=(min(ends), max(ends)), ylim=(min(ends), max(ends)))
+    for ax in axes.flat:
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.set_box_aspect(1)
+    draw_legend(axes[0, -1], markerscale=2)
     return fig
 
 
@@ -146,15 +127,6 @@ def _settings_of(adata: AnnData, key: str) -> tuple[float, int]:
     return float(note["mask_ratio"]), int(note["n_steps"])
 
 
-def _titles(adata: AnnData, keys: list[str]) -> list[str]:
-    """Say how each was made; with its key where that does not tell them apart."""
-    titles = []
-    for key in keys:
-        ratio, steps = _settings_of(adata, key)
-        titles.append(f"{ratio:.0%} masked, {steps} step{'s' if steps != 1 else ''}" if ratio else "nothing masked")
-    return [f"{title}\n{key}" if titles.count(title) > 1 else title for key, title in zip(keys, titles, strict=True)]
-
-
 def _in_both(adata: AnnData, key: str) -> tuple[Recovered, float]:
     """Give the genes that a cell and its reconstruction share, and which share of the masked ones they are."""
     genes = recovered_of(adata, key)
@@ -165,77 +137,54 @@ def _in_both(adata: AnnData, key: str) -> tuple[Recovered, float]:
     return Recovered._make(part[there] for part in genes), float(hidden.mean()) if len(hidden) else np.nan
 
 
-def _errors(both: Recovered) -> tuple[NDArray[np.float64], bool]:
-    """Give the errors that are counted, and whether they are those of masked genes."""
-    error = both.reconstructed_value.astype(np.float64) - both.value
-    return (error[both.hidden], True) if both.hidden.any() else (error, False)
-
-
-def spearman_within(
-    x: NDArray[np.generic], y: NDArray[np.generic], cell: NDArray[np.intp], *, at_least: int = 3
-) -> float:
-    """Give the mean over cells of Spearman's correlation within each, ties at their mean rank.
-
-    Parameters
-    ----------
-    x, y
-        What is compared, (n,).
-    cell
-        Number of the cell of each, (n,).
-    at_least
-        Values that a cell must have to count.
-
-    Returns
-    -------
-    NaN if no cell has a correlation.
-    """
+def spearman_within(x: NDArray[np.generic], y: NDArray[np.generic], cell: NDArray[np.intp]) -> float:
+    """Give the mean over cells of Spearman's correlation within each of three values or more; NaN if none has one."""
     ranks = pd.DataFrame({"x": x, "y": y}).groupby(cell).rank()
     a, b = (ranks - ranks.groupby(cell).transform("mean")).to_numpy(dtype=np.float64).T
     xy, xx, yy = (np.bincount(cell, product) for product in (a * b, a * a, b * b))
-    known = (np.bincount(cell) >= at_least) & (xx > 0) & (yy > 0)
+    known = (np.bincount(cell) >= 3) & (xx > 0) & (yy > 0)
     return float((xy[known] / np.sqrt(xx[known] * yy[known])).mean()) if known.any() else np.nan
 
 
 def _scatter(
-    ax: Axes, x: NDArray[np.generic], y: NDArray[np.generic], both: Recovered, shown: NDArray[np.intp]
+    ax: Axes, x: NDArray[np.generic], y: NDArray[np.generic], both: Recovered, what: str, title: str = ""
 ) -> None:
-    """Draw points, masked genes on top, and write the correlations into the corner."""
-    look: dict[str, Any] = {"linewidths": 0, "rasterized": True, "s": float(np.clip(20_000 / len(shown), 2, 9))}
-    for these, colour, order in ((~both.hidden[shown], _VISIBLE, 2), (both.hidden[shown], _MASKED, 3)):
-        at = shown[these]
-        ink = float(np.clip(1_500 / max(len(at), 1), 0.12, 0.8))  # many points are faint, so that their density shows
-        ax.scatter(x[at], y[at], color=colour, alpha=ink, zorder=order, **look)
-    ax.axline((0, 0), slope=1, color="0.3", linewidth=0.8, linestyle="--", zorder=4)
-    groups = {"all": np.ones(len(both.cell), dtype=bool)}
+    """Draw points, masked genes on top, and write the correlations above."""
+    shown = np.random.default_rng(0).permutation(len(x))[:_MOST_POINTS]
+    texts = [f"ρ {spearman_within(x, y, both.cell):.2f} (all)"]
+    for name, these, colour in (("visible", ~both.hidden, _VISIBLE), ("masked", both.hidden, _MASKED)):
+        at = shown[these[shown]]
+        if len(at):
+            ink = float(np.clip(1_500 / len(at), 0.12, 0.8))  # many points are faint, so that their density shows
+            size = float(np.clip(20_000 / len(shown), 2, 9))
+            ax.scatter(x[at], y[at], s=size, color=colour, alpha=ink, linewidths=0, rasterized=True, label=name)
     if both.hidden.any():
-        groups["masked"] = both.hidden
-    each = {name: spearman_within(x[these], y[these], both.cell[these]) for name, these in groups.items()}
-    lines = [f"ρ {value:.2f} ({name})" if np.isfinite(value) else f"no ρ ({name})" for name, value in each.items()]
-    box = {"facecolor": "white", "alpha": 0.75, "linewidth": 0, "pad": 1.0}
-    ax.text(
-        0.02, 0.98, "\n".join(lines), transform=ax.transAxes, ha="left", va="top", fontsize=8, zorder=6, bbox=box
-    )  # fmt: skip
+        texts.append(f"{spearman_within(x[both.hidden], y[both.hidden], both.cell[both.hidden]):.2f} (masked)")
+    ax.axline((0, 0), slope=1, color="0.3", linewidth=0.8, linestyle="--", zorder=4)
+    ax.set(xlabel=f"true {what}", ylabel=f"reconstructed {what}")
+    ax.set_title(title + ", ".join(texts), fontsize=9)
 
 
-def _histogram(ax: Axes, error: NDArray[np.float64], masked: bool, reach: float, recall: float) -> None:
+def _errors(both: Recovered) -> NDArray[np.float64]:
+    """Give the errors of the values of masked genes, or of all where none was masked."""
+    error = both.reconstructed_value.astype(np.float64) - both.value
+    return error[both.hidden] if both.hidden.any() else error
+
+
+def _histogram(ax: Axes, error: NDArray[np.float64], reach: float, recall: float) -> None:
     """Draw how errors are spread, and write how large they are."""
-    bins = np.linspace(-reach, reach, _BINS + 1)
-    share = np.histogram(np.clip(error, -reach, reach), bins)[0] / len(error)
-    ax.stairs(share, bins, fill=True, color=_MASKED if masked else _VISIBLE)
-    ax.axvline(0, color="0.3", linewidth=0.8, linestyle="--", zorder=4)
-    lines = [f"RMSE {np.sqrt(np.mean(error**2)):.2f}", f"{len(error):,} values"]
-    if np.isfinite(recall):
-        lines.append(f"{recall:.0%} of masked\ngenes recovered")
-    ax.text(0.98, 0.98, "\n".join(lines), transform=ax.transAxes, ha="right", va="top", fontsize=8, zorder=6)
-
-
-def _square(row: Sequence[Axes], low: float | None = None, top: float | None = None) -> None:
-    """Give both directions of all panels of a row one scale."""
-    ends = np.concatenate([[*ax.dataLim.intervalx, *ax.dataLim.intervaly] for ax in row])
-    lower, upper = (ends.min() if low is None else low), (ends.max() if top is None else top)
-    edge = 0.03 * (upper - lower) or 1.0
-    for ax in row:
-        ax.set(xlim=(lower - edge, upper + edge), ylim=(lower - edge, upper + edge))
+    share = np.full(len(error), 1 / len(error))
+    ax.hist(
+        np.clip(error, -reach, reach),
+        _BINS,
+        range=(-reach, reach),
+        weights=share,
+        color=_MASKED if recall > 0 else _VISIBLE,
+    )
+    ax.axvline(0, color="0.3", linewidth=0.8, linestyle="--")
+    text = f"RMSE {np.sqrt(np.mean(error**2)):.2f}, {len(error):,} values"
+    ax.set_title(text + (f"\n{recall:.0%} of masked genes recovered" if np.isfinite(recall) else ""), fontsize=9)
+    ax.set(xlabel="predicted − true value", ylabel="share of values")
 
 
 @plot
@@ -248,18 +197,15 @@ def gene_overlap(
 ) -> Figure | None:
     """Draw how many genes sets of genes share, such as those well reconstructed in each of several data sets.
 
-    Two or three sets are drawn as circles (Venn); areas follow the numbers as far as circles can, so read the numbers.
-    From four sets on (UpSet [1]_) a column is an overlap: the genes that are in the sets with a dot and in no other.
-    The largest come first, at most 40 of them, or all of the largest size where more are of that; bars at the side are
-    the sets. In both every gene is counted once.
+    A column (UpSet [1]_) is an overlap: the genes that are in the sets with a dark dot and in no other, so that every
+    gene is counted once. The largest come first, at most 40 of them.
 
     Parameters
     ----------
     gene_sets
         Names of genes of each set, by the name of the set; a gene that a set names twice counts once. See
         `scdiva.get.reconstructed_genes`. Sets of different data must use the same gene names.
-    ax
-        The matplotlib axes to draw on, for two or three sets; None makes a figure.
+    %(ax)s
     %(return_fig)s
     %(save)s
 
@@ -273,10 +219,7 @@ def gene_overlap(
     TypeError
         If `gene_sets` is no mapping, a set is one string, or a gene is no string.
     ValueError
-        If there are fewer than 2 sets or more than 12, a set is empty, `ax` is given for more than three sets, or
-        `save` ends in no picture format.
-    ImportError
-        If matplotlib-venn or marsilea is not installed.
+        If there are fewer than 2 sets or more than 12, a set is empty, or `save` ends in no picture format.
 
     Warns
     -----
@@ -295,11 +238,30 @@ def gene_overlap(
     >>> sd.pl.gene_overlap(found, save="overlap.png")
     """
     sets = _checked(gene_sets)
-    if len(sets) <= _CIRCLES:
-        return _venn(sets, ax)
-    if ax is not None:
-        raise ValueError(f"{len(sets)} sets take a figure of their own: leave ax out, or draw at most {_CIRCLES} sets.")
-    return _upset(sets)
+    genes = sorted(set().union(*sets.values()))
+    member = pd.DataFrame({name: [gene in these for gene in genes] for name, these in sets.items()})
+    sizes = member.groupby(list(member)).size().sort_values(ascending=False, kind="stable")
+    if len(sizes) > _MAX_OVERLAPS:
+        warn(f"{len(sizes) - _MAX_OVERLAPS:,} of {len(sizes):,} overlaps, the smallest, are not drawn")
+        sizes = sizes.iloc[:_MAX_OVERLAPS]
+    n, places = len(sets), np.arange(len(sizes))
+    fig, axes = axes_for(ax, (0.32 * len(sizes) + 2.6, 0.25 * n + 2.8))
+    axes.axis("off")
+    share = n / (n + 8)
+    below = axes.inset_axes((0.0, 0.0, 1.0, share))
+    above = axes.inset_axes((0.0, share, 1.0, 1.0 - share), sharex=below)
+    above.bar_label(above.bar(places, sizes, color="0.25"), fmt="{:,.0f}", fontsize=7)
+    above.set_ylabel("genes of the overlap")
+    above.spines[["top", "right", "bottom"]].set_visible(False)
+    inside = np.array(sizes.index.tolist())
+    for x, y in np.ndindex(inside.shape):
+        below.plot(x, y, "o", color="0.25" if inside[x, y] else "0.88")
+    below.vlines(places, inside.argmax(axis=1), n - 1 - inside[:, ::-1].argmax(axis=1), color="0.25", linewidth=1.5)
+    below.set_yticks(np.arange(n), [f"{name} ({len(these):,})" for name, these in sets.items()], fontsize=8)
+    below.set(ylim=(n - 0.5, -0.5), xticks=[])
+    below.tick_params(length=0)
+    below.spines[:].set_visible(False)
+    return fig
 
 
 def _checked(gene_sets: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
@@ -308,15 +270,9 @@ def _checked(gene_sets: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
         raise TypeError(f"gene_sets must be a mapping, {{name: genes}}, got {type(gene_sets).__name__}.")
     sets: dict[str, set[str]] = {}
     for name, genes in gene_sets.items():
-        if isinstance(genes, str):
-            raise TypeError(f"gene_sets[{name!r}] is one string, {genes!r}: give a list of gene names.")
         listed = list(genes)
-        strange = [gene for gene in listed if not isinstance(gene, str)]
-        if strange:
-            raise TypeError(
-                f"gene_sets[{name!r}] holds {len(strange):,} entries that are no gene names (first: {strange[0]!r}): "
-                "give names, such as adata.var_names[chosen]."
-            )
+        if isinstance(genes, str) or not all(isinstance(gene, str) for gene in listed):
+            raise TypeError(f"gene_sets[{name!r}] must be a list of gene names, such as adata.var_names[chosen].")
         if not listed:
             raise ValueError(f"gene_sets[{name!r}] is empty: leave it out.")
         sets[str(name)] = set(listed)
@@ -329,63 +285,3 @@ def _checked(gene_sets: Mapping[str, Iterable[str]]) -> dict[str, set[str]]:
             f"{min(sets[second])!r}): do they use the same gene names?"
         )
     return sets
-
-
-def _venn(sets: dict[str, set[str]], ax: Axes | None) -> Figure:
-    """Draw two or three circles."""
-    venn = from_extra("matplotlib_venn", "plot", _NEEDS)
-    fig, axes = axes_for(ax, (4.2, 3.8))
-    names = [f"{name}\n({len(genes):,})" for name, genes in sets.items()]
-    draw = venn.venn2 if len(sets) == 2 else venn.venn3
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # circles that cannot show an overlap: its number is written all the same
-        drawn = draw(
-            tuple(sets.values()),
-            names,
-            set_colors=distinct_colours(len(sets)),
-            alpha=0.55,
-            ax=axes,
-            subset_label_formatter=lambda n: f"{n:,}",
-        )
-    for text in [*drawn.set_labels, *drawn.subset_labels]:
-        if text is not None:
-            text.set_fontsize(9)
-    return fig
-
-
-def _upset(sets: dict[str, set[str]]) -> Figure:
-    """Draw a column for each overlap."""
-    from_extra("marsilea", "plot", _NEEDS)
-    import matplotlib.pyplot as plt
-    from marsilea.plotter import Numbers
-    from marsilea.upset import Upset, UpsetData
-
-    genes = sorted(set().union(*sets.values()))  # in an order of their own, sets would give ties another one each run
-    member = np.array([[gene in these for these in sets.values()] for gene in genes], dtype=int)
-    data = UpsetData(member, sets_names=list(sets), items=genes)
-    sizes = np.sort(data.cardinality().to_numpy())[::-1]
-    least = 1
-    if len(sizes) > _MAX_OVERLAPS:
-        least = min(sizes[_MAX_OVERLAPS] + 1, sizes[0])
-    if sizes[-1] < least:
-        warn(f"{(sizes < least).sum():,} of {len(sizes):,} overlaps, of fewer than {least:,} genes, are not drawn")
-    # The largest first, in spite of the minus. Bars are added here, as those of Upset leave no way to their axes.
-    upset = Upset(
-        data,
-        color="0.25",
-        sort_subsets="-cardinality",
-        min_cardinality=int(least),
-        add_intersections=False,
-        add_sets_size=False,
-    )
-    bars: dict[str, Any] = {"color": "0.25", "fmt": "{:,.0f}", "props": {"fontsize": 7}}
-    upset.add_top(Numbers(upset.sets_table["cardinality"], **bars), size=1.2, pad=0.1, name="overlaps")
-    upset.add_left(Numbers(upset.sets_size, **bars), size=1.0, pad=0.1, name="sets")
-    upset.set_margin(0.4)  # inches, in which the axes' names stand
-    fig = plt.figure()
-    upset.render(fig)
-    upset.get_ax("overlaps").set_ylabel("genes of the overlap", fontsize=8)
-    upset.get_ax("sets").set_xlabel("genes of the set", fontsize=8)
-    for name in ("overlaps", "sets"):
-        upset.get_ax(name).tick_params(labelsize=7)
-    return fig

@@ -6,7 +6,7 @@ import io
 import os
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,31 +17,27 @@ if TYPE_CHECKING:
 
     import pandas as pd
     from matplotlib.axes import Axes
-    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
-_NAMES = {
-    "perplexity": "perplexity of masked genes",
-    "accuracy": "masked-gene accuracy",
-    "value_error": "error of masked values (log1p)",
-}
 _TRAIN, _VALIDATION, _SPREAD = "#3b6ea5", "#d1495b", "0.75"
+_MEASURE = "perplexity of masked genes"
+_MOST = 20
+"""Studies drawn, those predicted worst."""
 
 
 @plot
 def training(
     path: str | os.PathLike[str],
     *,
-    metric: Literal["perplexity", "accuracy", "value_error"] = "perplexity",
-    n_studies: int = 20,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
     """Draw what a training run logged, also while it runs.
 
-    Up to four panels: loss in training (each logged step faint, their running mean drawn out) and in validation; the
-    metric at each share of masked genes; the metric of each validation study, at the first validation (hollow) and the
-    last (filled); cells a second. A panel of which nothing was logged is left out.
+    Up to four panels: loss in training (each logged step faint, their running mean drawn out) and in validation;
+    perplexity of masked genes (exp of the mean cross-entropy: among how many genes the network hesitates) at each share
+    of masked genes; that of the 20 validation studies predicted worst, at the first validation (hollow) and the last
+    (filled); cells a second. A panel of which nothing was logged is left out.
 
     Of a run that was resumed the parts are joined: what a later start logged replaces what an earlier one had logged
     from that step on.
@@ -51,12 +47,6 @@ def training(
     path
         Folder of a run (the `out_dir` of :func:`scdiva.train.fit`, the `out` of ``scdiva pretrain``), or one
         `metrics.csv`, with its `validation.csv` beside it.
-    metric
-        What is drawn of the validation: ``"perplexity"`` of masked genes (exp of the mean cross-entropy: among how many
-        genes the network hesitates), ``"accuracy"`` (share of masked genes that it predicts), or
-        ``"value_error"`` (root of the mean squared error of masked values, log-normalised).
-    n_studies
-        At most so many studies, those predicted worst.
     %(return_fig)s
     %(save)s
 
@@ -70,18 +60,13 @@ def training(
     FileNotFoundError
         If there is no log at `path`.
     ValueError
-        If nothing was logged yet, the file is no log of a training run, `metric` is another, `n_studies` is below 1, or
-        `save` ends in no picture format.
+        If nothing was logged yet, the file is no log of a training run, or `save` ends in no picture format.
 
     Examples
     --------
     >>> import scdiva as sd
     >>> sd.pl.training("run", save="training.png")  # doctest: +SKIP
     """
-    if metric not in _NAMES:
-        raise ValueError(f"metric must be one of {', '.join(_NAMES)}, got {metric!r}.")
-    if n_studies < 1:
-        raise ValueError(f"n_studies must be at least 1, got {n_studies}.")
     files = _logs(Path(path))
     log = _joined(files)
     if log is None or "train/loss" not in log or not log["train/loss"].notna().any():
@@ -90,9 +75,9 @@ def training(
 
     drawn: list[Callable[[Axes], None]] = [lambda ax: _draw_loss(ax, log)]
     if table is not None:
-        drawn.append(lambda ax: _draw_ratios(ax, table, metric))
+        drawn.append(lambda ax: _draw_ratios(ax, table))
         if table["study"].notna().any():
-            drawn.append(lambda ax: _draw_studies(ax, table, metric, n_studies))
+            drawn.append(lambda ax: _draw_studies(ax, table))
     if "train/cells_per_second" in log:
         drawn.append(lambda ax: _draw_rate(ax, log))
     n_rows, n_columns = -(-len(drawn) // 2), min(2, len(drawn))
@@ -150,7 +135,7 @@ def _draw_loss(ax: Axes, log: pd.DataFrame) -> None:
     ax.set(xlabel="optimiser step", ylabel="loss")
 
 
-def _draw_ratios(ax: Axes, table: pd.DataFrame, metric: str) -> None:
+def _draw_ratios(ax: Axes, table: pd.DataFrame) -> None:
     """Draw a line for each share of masked genes."""
     import matplotlib as mpl
 
@@ -158,44 +143,26 @@ def _draw_ratios(ax: Axes, table: pd.DataFrame, metric: str) -> None:
     colours = mpl.colormaps["viridis"](np.linspace(0, 0.85, len(ratios)))
     for ratio, colour in zip(ratios, colours, strict=True):
         of_ratio = table[table["mask_ratio"] == ratio]
-        ax.plot(of_ratio["step"], of_ratio[metric], color=colour, marker="o", markersize=3, label=f"{ratio:.0%}")
+        ax.plot(of_ratio["step"], of_ratio["perplexity"], color=colour, marker="o", markersize=3, label=f"{ratio:.0%}")
     draw_legend(ax, title="masked", title_fontsize=8)
-    ax.set(xlabel="optimiser step", ylabel=_NAMES[metric])
-    if metric == "perplexity":
-        ax.set_yscale("log")
-        _write_numbers(ax.yaxis)
+    ax.set(xlabel="optimiser step", ylabel=_MEASURE, yscale="log")
 
 
-def _draw_studies(ax: Axes, table: pd.DataFrame, metric: str, most: int) -> None:
+def _draw_studies(ax: Axes, table: pd.DataFrame) -> None:
     """Draw the studies at the last validation, the worst on top, and where they began."""
     of_studies = table[table["study"].notna()]
-    by_step = of_studies.pivot_table(index="study", columns="step", values=metric, aggfunc="last", dropna=False)
-    last = by_step[by_step.columns.max()].dropna().sort_values(ascending=metric == "accuracy")
-    shown = last.iloc[:most][::-1]
+    by_step = of_studies.pivot_table(index="study", columns="step", values="perplexity", aggfunc="last", dropna=False)
+    last = by_step[by_step.columns.max()].dropna().sort_values()
+    shown = last.iloc[-_MOST:]
     first = by_step.loc[shown.index, by_step.columns.min()]
     place = np.arange(len(shown))
     ax.hlines(place, np.fmin(first, shown), np.fmax(first, shown), color=_SPREAD, linewidth=1)
-    ax.plot(first, place, "o", markersize=4, markerfacecolor="none", markeredgecolor="0.5", linestyle="")
-    ax.plot(shown, place, "o", markersize=5, color=_VALIDATION, linestyle="")
-    names = [name if len(name) <= 28 else f"{name[:27]}…" for name in shown.index]
-    ax.set_yticks(place, names, fontsize=max(5, min(8, 110 // max(1, len(shown)))))
-    ax.set_ylim(-0.7, len(shown) - 0.3)
-    ax.set(xlabel=_NAMES[metric])
+    ax.plot(first, place, "o", markersize=4, markerfacecolor="none", markeredgecolor="0.5")
+    ax.plot(shown, place, "o", markersize=5, color=_VALIDATION)
+    ax.set_yticks(place, [name if len(name) <= 28 else f"{name[:27]}…" for name in shown.index], fontsize=6)
+    ax.set(xlabel=_MEASURE, ylim=(-0.7, len(shown) - 0.3))
     worst = f", the worst {len(shown)} of {len(last)} studies" if len(shown) < len(last) else ""
     ax.set_title(f"first validation (○) to last (●){worst}", fontsize=8)
-    if metric == "perplexity":
-        ax.set_xscale("log")
-        _write_numbers(ax.xaxis)
-
-
-def _write_numbers(axis: Axis) -> None:
-    """Write plain numbers on a logarithmic axis, not powers."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
-    axis.set_major_locator(LogLocator(subs=(1, 2, 3, 5)))
-    axis.set_major_formatter(lambda x, _: f"{x:,.0f}" if x >= 10 else f"{x:.3g}")
-    axis.set_minor_formatter(NullFormatter())
-    axis.set_tick_params(labelsize=8)
 
 
 def _draw_rate(ax: Axes, log: pd.DataFrame) -> None:

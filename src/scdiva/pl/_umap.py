@@ -1,28 +1,32 @@
-"""Maps of cells: of one embedding by any colour, before and after integration, generated among real ones."""
+"""Maps of cells: by any colour, before and after integration, annotated and predicted, generated among real ones."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
 import scipy.sparse as sp
-from numpy.typing import NDArray
 
 from scdiva._checks import or_nearest
-from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED, TARGET_SUM
+from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGRATED, REJECTED, TARGET_SUM
 from scdiva._settings import settings
 from scdiva.data.cells import log_normalised
+from scdiva.data.genes import check_unique
 from scdiva.pl._figure import plot
-from scdiva.pl._groups import as_groups, column_of, groups_of, is_number, palette
-from scdiva.pl._maps import MIN_CELLS, ON_SMALL, Panel, coordinates, draw_maps, embedding_of, is_map, umap_of
+from scdiva.pl._groups import as_groups, column_of, groups_of, is_number, palette, predicted_groups
+from scdiva.pl._maps import MIN_CELLS, ON_DATA, Panel, coordinates, draw_maps, embedding_of, is_map, umap_of
 
 if TYPE_CHECKING:
     from anndata import AnnData
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_N_COMPONENTS = 50
+"""Principal components that real and generated cells are compared in."""
+_REJECTED_COLOUR = "#262626"
 
 
 @plot
@@ -33,8 +37,6 @@ def umap(
     basis: str = OBSM_EMBEDDING,
     layer: str | None = None,
     use_raw: bool = False,
-    n_neighbors: int = 15,
-    min_dist: float = 0.5,
     legend: str = "auto",
     size: float | None = None,
     title: str | Sequence[str] | None = None,
@@ -45,11 +47,10 @@ def umap(
 ) -> Figure | None:
     """Draw cells on the UMAP of an embedding, coloured by columns of obs or by genes.
 
-    The map, (n_obs, 2), is computed from ``obsm[basis]`` by UMAP [1]_ and kept in ``obsm[basis + "_umap"]``, with its
-    parameters in ``uns["scdiva"]["umap"]``, so that the next picture is at once the same. It is computed anew when the
-    embedding or the parameters have changed. Neighbours that ``scanpy.pp.neighbors(adata, n_neighbors, use_rep=basis)``
-    has put in ``obsp`` are not searched again. A map of that name that did not come from here is drawn as it is and
-    never written over; ``obsm["X_umap"]`` is never touched.
+    The map, (n_obs, 2), is computed from ``obsm[basis]`` by UMAP [1]_ (15 neighbours, least distance 0.5) and kept in
+    ``obsm[basis + "_umap"]``, with its parameters in ``uns["scdiva"]["umap"]``, so that the next picture is at once the
+    same. It is computed anew when the embedding or the seed has changed. A map of that name that did not come from here
+    is drawn as it is and never written over; ``obsm["X_umap"]`` is never touched.
 
     A `basis` that is a map already is drawn as it is, and nothing is computed: one of two columns, such as
     ``obsm["X_umap"]`` or ``obsm["spatial"]``, or the first two of one whose name ends in ``umap`` or ``tsne``.
@@ -62,7 +63,7 @@ def umap(
         A column of ``adata.obs`` (text, categories and booleans as groups, numbers on a scale) or a gene of
         ``adata.var_names``; or several of them, with a panel each. None draws all cells grey. Colours of groups are
         those in ``uns[color + "_colors"]`` where scanpy has put them. Cells without a value are grey, below the others,
-        and named ``NA`` beside a colour bar or a legend.
+        and named ``NA`` in the legend.
     basis
         Key of the embedding in ``adata.obsm``, (n_obs, dim).
     layer
@@ -70,13 +71,9 @@ def umap(
         each gene, as `scdiva.tl.impute` writes it; None takes ``adata.X``.
     use_raw
         Whether to take genes and their values from ``adata.raw``.
-    n_neighbors
-        Neighbours of each cell in UMAP's graph; at most n_obs - 1 are used.
-    min_dist
-        How close UMAP may put two cells.
     legend
-        Where the names of groups stand: ``"on data"``, ``"right"``, ``"none"``, or ``"auto"``: on the data, up to 30
-        groups (14 where there are several panels), at the right, up to 100, and else nowhere.
+        Where the names of groups stand: ``"on data"``, ``"right"``, ``"none"``, or ``"auto"``: on the data, up to 14
+        groups, at the right, up to 100, and else nowhere.
     size
         Area of a dot in points squared; None fits it to the number of cells.
     title
@@ -122,16 +119,18 @@ def umap(
         raise ValueError(f"title has {len(titles)} entries for {len(colors)} panels: give one for each")
     if ax is not None and len(colors) > 1:
         raise ValueError(f"ax is one panel and color names {len(colors)}: call umap once for each, or leave ax out")
-    genes = _genes(adata, layer, use_raw)
-    values = [None if name is None else _values(adata, name, genes) for name in colors]
+    _check_layer(adata, layer, use_raw)
+    values = [None if name is None else _values(adata, name, layer, use_raw) for name in colors]
     embedding_of(adata, basis)
-    xy = coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, rng=rng)
-    axis = _axis_name(adata, basis)
+    xy = coordinates(adata, basis, rng)
+    drawn_as_is = is_map(adata, basis) and not basis.lower().endswith("umap")
+    axis = basis.removeprefix("X_") if drawn_as_is else "UMAP"
     panels = []
     for name, text, column in zip(colors, titles, values, strict=True):
-        grouped = column is not None and isinstance(column.dtype, pd.CategoricalDtype)
-        colours = palette(adata, str(name), column) if grouped else {}
-        panels.append(Panel(text, xy, column, colours, legend, axis_names=(f"{axis} 1", f"{axis} 2")))
+        colours: dict[Hashable, Any] = {}
+        if column is not None and isinstance(column.dtype, pd.CategoricalDtype):
+            colours = palette(adata, str(name), column.cat.categories)
+        panels.append(Panel(text, xy, column, colours, legend, (f"{axis} 1", f"{axis} 2")))
     return draw_maps(panels, size=size, ax=ax)
 
 
@@ -143,9 +142,6 @@ def integration(
     *,
     before: str = OBSM_EMBEDDING,
     after: str = OBSM_INTEGRATED,
-    n_neighbors: int = 15,
-    min_dist: float = 0.5,
-    size: float | None = None,
     rng: int | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
@@ -171,12 +167,6 @@ def integration(
         Key of the embedding before integration in ``adata.obsm``, (n_obs, dim).
     after
         Key of the embedding after integration in ``adata.obsm``, (n_obs, dim).
-    n_neighbors
-        Neighbours of each cell in UMAP's graph; at most n_obs - 1 are used.
-    min_dist
-        How close UMAP may put two cells.
-    size
-        Area of a dot in points squared; None fits it to the number of cells.
     %(rng)s
     %(return_fig)s
     %(save)s
@@ -209,21 +199,89 @@ def integration(
     # Both before either map is computed: a call that fails leaves adata as it was.
     embedding_of(adata, before)
     embedding_of(adata, after, made_by=f"scdiva.tl.integrate(adata, {batches[0]!r})")
-    maps = {}
-    for when, basis in (("before", before), ("after", after)):
-        name = basis if is_map(adata, basis) else f"UMAP of {basis}"
-        maps[f"{when}: {name}"] = coordinates(adata, basis, n_neighbors=n_neighbors, min_dist=min_dist, rng=rng)
     panels = []
-    for i, (key, values) in enumerate(rows.items()):
-        for j, (title, xy) in enumerate(maps.items()):
+    for when, basis in (("before", before), ("after", after)):
+        title = f"{when}: {basis if is_map(adata, basis) else f'UMAP of {basis}'}"
+        xy = coordinates(adata, basis, rng)
+        for key, values in rows.items():
             # Mixed batches have no place where their names could stand; a few cell types have.
-            on_data = key not in batches and values.nunique() <= ON_SMALL
-            legend = "on data" if on_data else ("none", "right")[j]
-            names = ("", key if j == 0 else "")
-            panels.append(
-                Panel(title if i == 0 else "", xy, values, palette(adata, key, values), legend, axis_names=names)
-            )
-    return draw_maps(panels, n_columns=2, size=size)
+            on_data = key not in batches and values.nunique() <= ON_DATA
+            legend = "on data" if on_data else "none" if when == "before" else "right"
+            names = ("", key if when == "before" else "")
+            panels.append(Panel(title, xy, values, palette(adata, key, values.cat.categories), legend, names))
+            title = ""
+    n = len(rows)
+    return draw_maps([panel for pair in zip(panels[:n], panels[n:], strict=True) for panel in pair], n_columns=2)
+
+
+@plot
+def annotation(
+    adata: AnnData,
+    labels_key: str | None = None,
+    *,
+    key: str = OBS_LABEL,
+    basis: str = OBSM_EMBEDDING,
+    rng: int | None = None,
+    return_fig: bool = False,
+    save: str | os.PathLike[str] | None = None,
+) -> Figure | None:
+    """Draw annotated and predicted types side by side on one UMAP, and the confidence of the prediction.
+
+    A type has one colour in both panels. "unknown" is near black; cells without a label are light grey. The map is
+    computed and kept as `scdiva.pl.umap` does, (n_obs, 2) in ``obsm[basis + "_umap"]``.
+
+    Parameters
+    ----------
+    adata
+        Cells that `scdiva.tl.annotate` annotated, with an embedding.
+    labels_key
+        A column of ``adata.obs`` with the true types; None leaves out its panel.
+    key
+        A column of ``adata.obs`` with the predicted types; the last panel shows ``adata.obs[key + "_confidence"]``, 0
+        to 1, and is left out if there is none.
+    basis
+        Key of the embedding in ``adata.obsm``, (n_obs, dim).
+    %(rng)s
+    %(return_fig)s
+    %(save)s
+
+    Returns
+    -------
+    Figure or None
+        The figure if `return_fig`, else None.
+
+    Raises
+    ------
+    KeyError
+        If a column is not in obs, or `basis` not in obsm.
+    ValueError
+        If a column has no or more than 100 groups, there are fewer than five cells with a finite embedding, or `save`
+        ends in no picture format.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> cells = sd.datasets.toy(120, 100)
+    >>> reference, query = cells[:80].copy(), cells[80:].copy()
+    >>> annotator = sd.tl.annotate(query, "cell_type", reference)
+    >>> sd.tl.embed(query)
+    >>> sd.pl.annotation(query, "cell_type", save="annotation.png")
+    """
+    columns = {} if labels_key is None else {f"annotated: {labels_key}": groups_of(adata, labels_key)}
+    columns[f"predicted: {key}"] = predicted_groups(adata, key)
+    sure = adata.obs.get(f"{key}_{CONFIDENCE}")
+    embedding_of(adata, basis)
+    xy = coordinates(adata, basis, rng)
+    columns = {title: values.cat.rename_categories(str) for title, values in columns.items()}
+    # a name has one colour in both, that which umap gives it in the first column
+    names = list(dict.fromkeys(name for values in columns.values() for name in values.cat.categories))
+    colours = palette(adata, labels_key or key, names) | {REJECTED: _REJECTED_COLOUR}
+    n = len({name for values in columns.values() for name in values.dropna().unique()})
+    legend = "on data" if n <= ON_DATA else "right"
+    maps = [Panel(title, xy, values, colours, legend) for title, values in columns.items()]
+    if sure is not None:
+        maps.append(Panel(CONFIDENCE, xy, sure, limits=(0.0, 1.0)))
+    return draw_maps(maps)
 
 
 @plot
@@ -232,17 +290,13 @@ def generated(
     generated: AnnData,
     *,
     color: str | None = None,
-    n_comps: int = 50,
-    n_neighbors: int = 15,
-    min_dist: float = 0.5,
-    size: float | None = None,
     rng: int | None = None,
     return_fig: bool = False,
     save: str | os.PathLike[str] | None = None,
 ) -> Figure | None:
     """Draw generated cells on one map with real cells, coloured by where they come from and by group.
 
-    The map is a UMAP [1]_ of all cells together, in the first principal components of the real cells' log-normalised
+    The map is a UMAP [1]_ of all cells together, in the first 50 principal components of the real cells' log-normalised
     expression, onto which the generated ones are projected; both are normalised to ten thousand counts a cell over the
     genes that they have here. What generated cells have beside those components is not seen: cells that mix on the map
     may differ still. Neither object is written to; the map is computed at each call.
@@ -258,14 +312,6 @@ def generated(
         A column of obs of both, such as a cell type, for the second panel; colours are those in
         ``real.uns[color + "_colors"]`` where scanpy has put them. Cells without a value are grey. None draws the first
         panel only.
-    n_comps
-        Principal components; at most one fewer than there are real cells, or genes, are used.
-    n_neighbors
-        Neighbours of each cell in UMAP's graph; at most one fewer than there are cells are used.
-    min_dist
-        How close UMAP may put two cells.
-    size
-        Area of a dot in points squared; None fits it to the number of cells.
     %(rng)s
     %(return_fig)s
     %(save)s
@@ -281,8 +327,8 @@ def generated(
         If `color` is not in obs of both.
     ValueError
         If the genes are not the same, repeat or are fewer than three, there are fewer than five real cells or no
-        generated one, `n_comps` is below 2, a matrix holds something else, `color` has no or more than 100 groups, or
-        `save` ends in no picture format.
+        generated one, a matrix holds something else, `color` has no or more than 100 groups, or `save` ends in no
+        picture format.
 
     References
     ----------
@@ -297,48 +343,36 @@ def generated(
     >>> real = adata[:, made.var_names].copy()
     >>> sd.pl.generated(real, made, color="cell_type", save="generated.png")
     """
-    if n_comps < 2 or real.n_vars < 3:
-        raise ValueError(f"a map needs n_comps of at least 2 and 3 genes, got {n_comps} and {real.n_vars}.")
-    if real.n_obs < MIN_CELLS or not generated.n_obs:
+    from sklearn.decomposition import PCA
+
+    if real.n_obs < MIN_CELLS or not generated.n_obs or real.n_vars < 3:
         raise ValueError(
-            f"there are {real.n_obs} real and {generated.n_obs} generated cells: the map needs at least {MIN_CELLS} "
-            "real cells and 1 generated."
+            f"there are {real.n_obs} real and {generated.n_obs} generated cells of {real.n_vars} genes: the map needs "
+            f"at least {MIN_CELLS} real cells, 1 generated and 3 genes."
         )
-    order = _gene_order(real, generated)
+    for cells, what in ((real, "real"), (generated, "generated")):
+        check_unique(cells.var_names, what)
+    if alone := sorted(set(real.var_names) ^ set(generated.var_names)):
+        raise ValueError(
+            f"{len(alone):,} genes are of the real or of the generated cells only (first: {alone[0]!r}). Both must "
+            "have the same: shared = real.var_names.intersection(generated.var_names), then real[:, shared] and "
+            "generated[:, shared], log-normalised before."
+        )
     groups = None if color is None else _groups_of_both(real, generated, color)
     seed = settings.seed if rng is None else int(rng)
-    z = _projected(
-        _to_one_total(real, "real", "auto"), _to_one_total(generated, "generated", "lognorm")[:, order], n_comps, seed
-    )
-    xy = umap_of(z, n_neighbors=n_neighbors, min_dist=min_dist, seed=seed)
+    known = _to_one_total(real, "real", "auto")
+    made = _to_one_total(generated, "generated", "lognorm")[:, generated.var_names.get_indexer(real.var_names)]
+    # arpack reads sparse matrices as they are, and wants fewer components than rows and columns
+    pca = PCA(min(_N_COMPONENTS, min(known.shape) - 1), svd_solver="arpack", random_state=seed).fit(known)
+    xy = umap_of(np.concatenate([pca.transform(known), pca.transform(made)]).astype(np.float32), seed)
 
     names = [f"real ({real.n_obs:,})", f"generated ({generated.n_obs:,})"]
     origin = pd.Series(pd.Categorical.from_codes(np.repeat([0, 1], [real.n_obs, generated.n_obs]), names))
-    colours = dict(zip(names, ("0.6", "#d1495b"), strict=True))
-    maps = [Panel("real and generated cells", xy, origin, colours, "on data", below=names)]
+    colours: dict[Hashable, str] = dict(zip(names, ("0.6", "#d1495b"), strict=True))
+    maps = [Panel("real and generated cells", xy, origin, colours, "right")]
     if groups is not None:
-        maps.append(Panel(str(color), xy, groups, palette(real, str(color), groups)))
-    return draw_maps(maps, size=size)
-
-
-def _gene_order(real: AnnData, generated: AnnData) -> NDArray[np.intp]:
-    """Say where in the generated cells each gene of the real ones stands."""
-    for names, what in ((real.var_names, "real"), (generated.var_names, "generated")):
-        if not names.is_unique:
-            raise ValueError(f"{what}.var_names repeat names: call {what}.var_names_make_unique() first.")
-    for names, others, which in (
-        (real.var_names, generated.var_names, "real"),
-        (generated.var_names, real.var_names, "generated"),
-    ):
-        alone = names[~names.isin(others)]
-        if len(alone):
-            raise ValueError(
-                f"{len(alone):,} of {len(names):,} genes are of the {which} cells only (first: {alone[0]!r}). Both "
-                "must have the same genes: shared = real.var_names.intersection(generated.var_names), then real[:, "
-                "shared] and generated[:, shared], log-normalised before."
-            )
-    found: NDArray[np.intp] = generated.var_names.get_indexer(real.var_names)
-    return found
+        maps.append(Panel(str(color), xy, groups, palette(real, str(color), groups.cat.categories)))
+    return draw_maps(maps)
 
 
 def _groups_of_both(real: AnnData, generated: AnnData, color: str) -> pd.Series:
@@ -354,26 +388,14 @@ def _groups_of_both(real: AnnData, generated: AnnData, color: str) -> pd.Series:
 
 def _to_one_total(cells: AnnData, what: str, input: Literal["auto", "lognorm"]) -> sp.csr_matrix:
     """Read `X`, to one total of counts, and say whose it is where it is refused."""
+    from sklearn.preprocessing import normalize
+
     try:
         values = log_normalised(cells, input=input)[0]
     except ValueError as error:
         raise ValueError(f"the {what} cells: {error}") from error
     # what was normalised over more genes than are here has another scale, which would set the two apart
-    values.data = np.expm1(values.data)
-    total = np.asarray(values.sum(axis=1)).ravel()
-    values = sp.csr_matrix(sp.diags_array(TARGET_SUM / np.where(total > 0, total, 1.0)) @ values)
-    values.data = np.log1p(values.data)
-    return values
-
-
-def _projected(real: sp.csr_matrix, generated: sp.csr_matrix, n_comps: int, seed: int) -> NDArray[np.float32]:
-    """Give all cells, real ones first, in the first principal components of the real ones, (n, n_comps)."""
-    from sklearn.decomposition import PCA
-
-    # arpack reads sparse matrices as they are, and wants fewer components than rows and columns
-    pca = PCA(min(n_comps, min(real.shape) - 1), svd_solver="arpack", random_state=seed).fit(real)
-    parts = [pca.transform(real), pca.transform(generated)]
-    return np.concatenate([np.asarray(part) for part in parts]).astype(np.float32)
+    return sp.csr_matrix(TARGET_SUM * normalize(values.expm1(), norm="l1")).log1p()
 
 
 def _listed(color: str | Sequence[str] | None) -> list[str | None]:
@@ -385,59 +407,47 @@ def _listed(color: str | Sequence[str] | None) -> list[str | None]:
         raise ValueError("color names nothing: leave it out to draw all cells grey")
     if wrong := [name for name in names if not isinstance(name, str)]:
         raise TypeError(f"color must be a column or a gene, or several, by name; got {wrong[0]!r}")
-    return [str(name) for name in names]
+    return names
 
 
-def _axis_name(adata: AnnData, basis: str) -> str:
-    """Name the axes of the map that is drawn of `basis`, without their number."""
-    if not is_map(adata, basis) or basis.lower().endswith("umap"):
-        return "UMAP"
-    name = basis.removeprefix("X_")
-    return {"tsne": "t-SNE", "pca": "PC"}.get(name.lower(), name)
-
-
-def _genes(adata: AnnData, layer: str | None, use_raw: bool) -> tuple[str, pd.Index, Callable[[str], Any]]:
-    """Say where values of genes come from, which genes are there, and how to read one."""
+def _check_layer(adata: AnnData, layer: str | None, use_raw: bool) -> None:
+    """Refuse a place of values that does not exist."""
     if use_raw and layer is not None:
         raise ValueError(f"layer={layer!r} and use_raw=True exclude each other: adata.raw has no layers")
-    if use_raw:
-        raw = adata.raw
-        if raw is None:
-            raise ValueError("use_raw=True, but adata.raw is None: leave it out to draw the values of adata.X")
-        return "adata.raw", raw.var_names, lambda gene: raw[:, gene].X
-    if layer is None:
-        return "adata.var_names", adata.var_names, lambda gene: adata[:, gene].X
-    if layer in adata.layers:
-        return "adata.var_names", adata.var_names, lambda gene: adata[:, gene].layers[layer]
-    frame = adata.obsm.get(layer)
-    if not isinstance(frame, pd.DataFrame):
+    if use_raw and adata.raw is None:
+        raise ValueError("use_raw=True, but adata.raw is None: leave it out to draw the values of adata.X")
+    if layer is not None and layer not in adata.layers and not isinstance(adata.obsm.get(layer), pd.DataFrame):
         raise KeyError(
             f"adata has no layer {layer!r}{or_nearest(layer, adata.layers)}, and no table of genes of that name in "
             f"adata.obsm; its layers: {', '.join(map(repr, adata.layers)) or 'none'}"
         )
-    return f"adata.obsm[{layer!r}]", frame.columns, lambda gene: frame[gene].to_numpy()
 
 
-def _values(adata: AnnData, color: str, genes: tuple[str, pd.Index, Callable[[str], Any]]) -> pd.Series:
+def _values(adata: AnnData, color: str, layer: str | None, use_raw: bool) -> pd.Series:
     """Give what colours the cells: a categorical series for groups, a numeric one for numbers."""
     if color in adata.obs:
         values = column_of(adata, color)
         return values if is_number(values) else as_groups(values, color)
-    where, names, read = genes
+    cells = adata.raw if use_raw else adata
+    table = adata.obsm[layer] if layer is not None and layer not in adata.layers else None
+    names = cells.var_names if table is None else table.columns
     n = int((names == color).sum())
+    if not n:
+        in_raw = not use_raw and adata.raw is not None and color in adata.raw.var_names
+        raise KeyError(
+            f"color={color!r} is neither a gene of {'adata.raw' if use_raw else layer or 'adata'} nor a "
+            f"column of adata.obs{or_nearest(color, [*adata.obs.columns, *names])}, which has "
+            f"{', '.join(map(str, adata.obs.columns)) or 'none'}"
+            f"{'; adata.raw has that gene: pass use_raw=True' if in_raw else ''}"
+        )
     if n > 1:
         raise ValueError(f"{n} columns are called {color!r}: call adata.var_names_make_unique(), or choose one")
-    if n:
-        column = read(color)
-        if column is None:
-            raise ValueError(f"adata.X is None, so there are no values of {color!r}: put the layer to draw there")
-        column = column.compute() if hasattr(column, "compute") else column
-        column = column.toarray() if hasattr(column, "toarray") else column
-        return pd.Series(np.asarray(column).ravel(), adata.obs_names)
-    in_raw = where != "adata.raw" and adata.raw is not None and color in adata.raw.var_names
-    raise KeyError(
-        f"color={color!r} is neither a gene of {where} nor a column of adata.obs"
-        f"{or_nearest(color, [*adata.obs.columns, *names])}, which has "
-        f"{', '.join(map(str, adata.obs.columns)) or 'none'}"
-        f"{'; adata.raw has that gene: pass use_raw=True' if in_raw else ''}"
-    )
+    if table is not None:
+        return table[color]
+    gene = cells[:, color]
+    column = gene.X if layer is None else gene.layers[layer]
+    if column is None:
+        raise ValueError(f"adata.X is None, so there are no values of {color!r}: put the layer to draw there")
+    column = column.compute() if hasattr(column, "compute") else column
+    column = column.toarray() if hasattr(column, "toarray") else column
+    return pd.Series(np.asarray(column).ravel(), adata.obs_names)

@@ -191,6 +191,6 @@ def test_everything_is_read_from_what_annotate_writes(tmp_path):
     known = set(sd.get.annotation_df(query)["label"].cat.categories)
     matrix = sd.pl.confusion_matrix(query, "bulk_labels", return_fig=True).axes[0]
     assert known == {text.get_text() for text in matrix.get_xticklabels()} - {"unknown"}
-    markers = sd.pl.marker_heatmap(query, return_fig=True)
+    markers = sd.pl.marker_heatmap(query, return_fig=True).axes[0]
     named = set(query.obs["scdiva_label"].cat.categories)
-    assert named in [{text.get_text() for text in axes.get_yticklabels()} for axes in markers.axes]
+    assert {text.get_text() for text in markers.get_yticklabels()} == named

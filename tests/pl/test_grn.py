@@ -200,7 +200,7 @@ def test_what_cannot_be_drawn_is_refused(with_network, tmp_path):
         (adata, {"modules": "other"}, KeyError, r"call scdiva.tl.grn_modules\(adata, ..., key_added='other'\)"),
         (adata, {"n_edges": 0}, ValueError, "n_edges must be"),
         (adata, {"n_labels": -1}, ValueError, "n_labels must be"),
-        (adata, {"gene_symbols": "name"}, KeyError, "'name' is no column of adata.var"),
+        (adata, {"gene_symbols": "name"}, KeyError, "has no column 'name'"),
         (adata, {"save": tmp_path / "picture"}, ValueError, "picture format"),
     ]:
         with pytest.raises(error, match=words):

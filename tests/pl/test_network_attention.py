@@ -41,7 +41,7 @@ def test_fields_are_weights_of_sources_in_columns(with_network):
     expected = weights.T[np.ix_(at, at)]
     np.testing.assert_allclose(fields, np.where(expected == 0, np.nan, expected), rtol=1e-6)
     assert bar(fig) == "excess attention rank"
-    assert (fig.axes[0].get_xlabel(), fig.axes[0].get_ylabel()) == ("source (key)", "target (query)")
+    assert (fig.axes[0].get_xlabel(), fig.axes[0].get_ylabel()) == ("source", "target")
 
 
 def test_a_weight_of_0_that_is_kept_is_no_gap(with_network):
@@ -135,7 +135,7 @@ def test_what_cannot_be_drawn_is_refused(with_network, tmp_path):
         ({"genes": ["GENE7", "GENE8"]}, ValueError, "genes hold 0 sources and 2 targets"),
         ({"genes": ["GENE1", "GENE20"]}, ValueError, "no weight between these genes is kept: call scdiva.tl.grn"),
         ({"n_genes": 0}, ValueError, "n_genes must be"),
-        ({"gene_symbols": "name"}, KeyError, "'name' is no column of adata.var"),
+        ({"gene_symbols": "name"}, KeyError, "has no column 'name'"),
         ({"save": tmp_path / "picture"}, ValueError, "picture format"),
     ]:
         with pytest.raises(error, match=words):

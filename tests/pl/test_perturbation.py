@@ -189,7 +189,7 @@ def test_what_cannot_be_drawn_is_refused(predicted_screen, tmp_path):
         ("A in T cell", unlabelled, {}, ValueError, "is missing for 48 of 288 cells"),
         ("A in T cell", observed, {"layer": "mine"}, KeyError, "mine"),
         ("A in T cell", observed, {"n_genes": 0}, ValueError, "n_genes must be at least 1"),
-        ("A in T cell", observed, {"gene_symbols": "name"}, KeyError, "'name' is no column of predicted.var"),
+        ("A in T cell", observed, {"gene_symbols": "name"}, KeyError, "predicted.var has no column 'name'"),
         ("A in T cell", observed, {"save": tmp_path / "picture"}, ValueError, "picture format"),
     ]:
         with pytest.raises(error, match=words):

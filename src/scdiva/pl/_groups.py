@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scdiva._checks import or_nearest, warn
+from scdiva._checks import no_column, or_nearest, warn
 from scdiva._labels import is_missing, refuse_continuous
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def gene_names(var: pd.DataFrame, gene_symbols: str | None, called: str = "adata
     if gene_symbols is None:
         return np.asarray(var.index, dtype=object)
     if gene_symbols not in var:
-        columns = ", ".join(map(str, var.columns)) or "none"
-        raise KeyError(f"gene_symbols={gene_symbols!r} is no column of {called}, which has {columns}")
+        raise no_column(called, gene_symbols, var.columns)
     names = var[gene_symbols]
     written: NDArray[np.object_] = np.where(names.isna(), var.index, names.astype(str)).astype(object)
     return written

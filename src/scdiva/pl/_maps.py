@@ -66,12 +66,8 @@ def coordinates(adata: AnnData, basis: str, rng: int | None) -> NDArray[np.float
         return z[:, :2].astype(np.float64)
     z = np.ascontiguousarray(z, dtype=np.float32)
     key, seed = f"{basis}_umap", settings.seed if rng is None else int(rng)
-    record = {
-        "n_neighbors": _N_NEIGHBORS,
-        "min_dist": _MIN_DIST,
-        "seed": seed,
-        "embedding_sha256": hashlib.sha256(z.tobytes()).hexdigest(),
-    }
+    digest = hashlib.sha256(z.tobytes()).hexdigest()
+    record = {"n_neighbors": _N_NEIGHBORS, "min_dist": _MIN_DIST, "seed": seed, "embedding_sha256": digest}
     made_here = our_uns(adata).get("umap", {}).get(key)
     if key in adata.obsm and (made_here is None or dict(made_here) == record):
         return np.asarray(adata.obsm[key])[:, :2]
@@ -96,14 +92,10 @@ def umap_of(z: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
         with contextlib.suppress(AttributeError, RuntimeError):  # where numba finds no place for it
             function.enable_caching()  # else each process compiles them, for seconds
     # The spectral start needs more points than it has dimensions to solve for; few cells start at random.
-    reducer = UMAP(
-        n_neighbors=min(_N_NEIGHBORS, n - 1),
-        min_dist=_MIN_DIST,
-        init="spectral" if n > 50 else "random",
-        random_state=seed,
-        n_jobs=1,  # what a fixed seed asks for
-        tqdm_kwds={"desc": "laying out cells", "unit": "epoch", "bar_format": None, **tqdm_keywords()},
-    )
+    init = "spectral" if n > 50 else "random"
+    bar = {"desc": "laying out cells", "unit": "epoch", "bar_format": None, **tqdm_keywords()}
+    # One job is what a fixed seed asks for.
+    reducer = UMAP(min(_N_NEIGHBORS, n - 1), min_dist=_MIN_DIST, init=init, random_state=seed, n_jobs=1, tqdm_kwds=bar)
     xy = np.full((len(z), 2), np.nan, dtype=np.float32)
     with torch_threads_kept():
         xy[finite] = reducer.fit_transform(z[finite])

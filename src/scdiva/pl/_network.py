@@ -27,6 +27,9 @@ UP, DOWN = "#c8553d", "#3a7ca5"
 """Colours of edges with a weight above and below 0."""
 _COLOURED = 14
 """Modules that are named and have a colour of their own, the largest; the others share a grey."""
+_SIGNS = {1: "with more of the target", -1: "with less"}
+_KNOWN = {1: "known, activates", -1: "known, represses", 0: "known"}
+"""What the colours of lines and dots of a regulon mean."""
 _SMALL = 3
 """Genes drawn of a module below which it gets no place of its own."""
 _SPRINGS = 120
@@ -116,9 +119,8 @@ def grn(
     network = network_of(adata, key, group)
     module = _modules_of(adata, modules)
     shown = gene_names(adata.var, gene_symbols)
-    edges = _strongest(
-        adata, network, key, None if genes is None else list(network.names[genes_of(network, genes, key)]), n_edges
-    )
+    genes = None if genes is None else list(network.names[genes_of(network, genes, key)])
+    edges = _strongest(adata, network, key, genes, n_edges).iloc[::-1]  # the weakest are drawn first
     size = edges["weight"].abs()
     strength = pd.concat([size.groupby(edges[end]).sum() for end in ("source", "target")]).groupby(level=0).sum()
     code = pd.Series(0, strength.index) if module is None else module.cat.codes.loc[strength.index].astype(int)
@@ -138,12 +140,9 @@ def grn(
     widest = np.clip(6_000 / len(strength), 40, 180)
     areas = widest * (0.15 + 0.85 * strength / strength.max()).to_numpy()
     look: dict[str, Any] = {"arrows": True, "arrowsize": 8, "node_size": areas} if heads else {"arrows": False}
-    weakest_first = slice(None, None, -1)
     ends = list(zip(edges["source"], edges["target"], strict=True))
-    nx.draw_networkx_edges(
-        graph, places, edgelist=ends[weakest_first], width=(0.5 + 2.0 * share)[weakest_first],
-        edge_color=shades[weakest_first], ax=axes, nodelist=list(strength.index), **look,
-    )  # fmt: skip
+    look |= {"edgelist": ends, "nodelist": list(strength.index), "width": 0.5 + 2.0 * share, "edge_color": shades}
+    nx.draw_networkx_edges(graph, places, ax=axes, **look)
     table = np.array([_ONE_COLOUR] if module is None else [*distinct_colours(_COLOURED), _GREY])
     colours = table[code.where((code >= 0) & (code < len(table)), len(table) - 1)]
     xy = np.array([places[gene] for gene in strength.index])
@@ -334,9 +333,7 @@ def attention(
         axes, values, names[rows], names[columns], network.unit.replace("\n", " ", 1), extend="both",
         vmin=low, vmax=high, cmap="RdBu_r" if both else "Blues", rasterized=True,
     )  # fmt: skip
-    keys, queries = ("source (key)", "target (query)") if network.method == "attention" else ("source", "target")
-    axes.set_xlabel(keys, fontsize=9)
-    axes.set_ylabel(queries, fontsize=9)
+    axes.set(xlabel="source", ylabel="target")
     axes.set_title(network.title, fontsize=10)
     return fig
 
@@ -431,16 +428,10 @@ def regulon(
     axes.spines[["top", "right"]].set_visible(False)
     for text, mode in zip(axes.get_yticklabels(), known, strict=True):
         text.set_fontweight("normal" if np.isnan(mode) else "bold")
-    handles = [
-        Line2D([], [], color=_colour(value), linewidth=2, label=label)
-        for value, label in ((1, "with more of the target"), (-1, "with less"))
-        if (sign == value).any()
-    ]
-    handles += [
-        Line2D([], [], linestyle="", marker="o", markeredgecolor="0.3", markerfacecolor=_colour(mode), label=label)
-        for mode, label in ((1, "known, activates"), (-1, "known, represses"), (0, "known"))
-        if (np.sign(known) == mode).any()
-    ]
+    handles = [Line2D([], [], color=_colour(one), label=_SIGNS[one]) for one in _SIGNS if (sign == one).any()]
+    dot: dict[str, Any] = {"linestyle": "", "marker": "o", "markeredgecolor": "0.3"}
+    modes = [mode for mode in _KNOWN if (np.sign(known) == mode).any()]
+    handles += [Line2D([], [], markerfacecolor=_colour(mode), label=_KNOWN[mode], **dot) for mode in modes]
     title = f"{factor}: {n} strongest target{'s' * (n > 1)}"
     axes.set_title(title + (f", {np.isfinite(known).sum()} known" if "known" in rows else ""), fontsize=10)
     draw_legend(axes, handles=handles)

@@ -578,9 +578,7 @@ def discrimination(
         axes, metrics.discrimination_matrix(found, truth), names, names, "share of the others farther away",
         framed=[(i, i) for i in range(n)], vmin=0, vmax=1, cmap="Blues", edgecolors="white", linewidth=0.3,
     )  # fmt: skip
-    axes.set_aspect("equal")
-    axes.set_xlabel("observed", fontsize=9)
-    axes.set_ylabel("predicted", fontsize=9)
+    axes.set(aspect="equal", xlabel="observed", ylabel="predicted")
     where = f" in {name}" if (name := conditions["group"].iloc[0]) else ""
     axes.set_title(f"discrimination {metrics.discrimination(found, truth).mean():.2f}{where}", fontsize=10)
     return fig

@@ -276,9 +276,7 @@ def annotation(
     # a name has one colour in both, that which umap gives it in the first column
     names = list(dict.fromkeys(name for values in columns.values() for name in values.cat.categories))
     colours = palette(adata, labels_key or key, names) | {REJECTED: _REJECTED_COLOUR}
-    n = len({name for values in columns.values() for name in values.dropna().unique()})
-    legend = "on data" if n <= ON_DATA else "right"
-    maps = [Panel(title, xy, values, colours, legend) for title, values in columns.items()]
+    maps = [Panel(title, xy, values, colours) for title, values in columns.items()]
     if sure is not None:
         maps.append(Panel(CONFIDENCE, xy, sure, limits=(0.0, 1.0)))
     return draw_maps(maps)
@@ -354,9 +352,8 @@ def generated(
         check_unique(cells.var_names, what)
     if alone := sorted(set(real.var_names) ^ set(generated.var_names)):
         raise ValueError(
-            f"{len(alone):,} genes are of the real or of the generated cells only (first: {alone[0]!r}). Both must "
-            "have the same: shared = real.var_names.intersection(generated.var_names), then real[:, shared] and "
-            "generated[:, shared], log-normalised before."
+            f"{len(alone):,} genes are of the real or of the generated cells only (first: {alone[0]!r}): take real[:, "
+            "shared] and generated[:, shared], with shared = real.var_names.intersection(generated.var_names)."
         )
     groups = None if color is None else _groups_of_both(real, generated, color)
     seed = settings.seed if rng is None else int(rng)
@@ -417,10 +414,7 @@ def _check_layer(adata: AnnData, layer: str | None, use_raw: bool) -> None:
     if use_raw and adata.raw is None:
         raise ValueError("use_raw=True, but adata.raw is None: leave it out to draw the values of adata.X")
     if layer is not None and layer not in adata.layers and not isinstance(adata.obsm.get(layer), pd.DataFrame):
-        raise KeyError(
-            f"adata has no layer {layer!r}{or_nearest(layer, adata.layers)}, and no table of genes of that name in "
-            f"adata.obsm; its layers: {', '.join(map(repr, adata.layers)) or 'none'}"
-        )
+        raise KeyError(f"adata has no layer {layer!r}{or_nearest(layer, adata.layers)}, nor such a table in adata.obsm")
 
 
 def _values(adata: AnnData, color: str, layer: str | None, use_raw: bool) -> pd.Series:

@@ -89,10 +89,8 @@ class Neighbors(nn.Module):
         self.n_labels = n_labels
         # more would only count how many cells each label has
         self.n_neighbors = min(n_neighbors, max(1, n_known // n_labels))
-        self.known: Tensor
-        self.label: Tensor
-        self.register_buffer("known", torch.zeros(n_known, dim))
-        self.register_buffer("label", torch.zeros(n_known, dtype=torch.int64))
+        self.known = nn.Buffer(torch.zeros(n_known, dim))
+        self.label = nn.Buffer(torch.zeros(n_known, dtype=torch.int64))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits `(B, n_labels)` of features `(B, dim)`."""
@@ -141,26 +139,14 @@ class AnnotationHead(nn.Module):
         self.classifier: nn.Module = nn.Linear(s.dim + s.n_genes, s.n_labels)
         if s.method == "knn":
             self.classifier = Neighbors(s.n_known, s.dim, s.n_labels, s.n_neighbors)
-        self.feature_mean: Tensor
-        self.feature_scale: Tensor
-        self.gene_tokens: Tensor
-        self.gene_mean: Tensor
-        self.gene_scale: Tensor
-        self.gene_weight: Tensor
-        self.temperature: Tensor
-        self.centroids: Tensor
-        self.cosine_mean: Tensor
-        self.cosine_scale: Tensor
-        self.logit_mean: Tensor
-        self.logit_scale: Tensor
-        self.novelty_mean: Tensor
-        for name, size in {"feature": s.dim, "gene": s.n_genes, "cosine": s.n_labels, "logit": s.n_labels}.items():
-            self.register_buffer(f"{name}_mean", torch.zeros(size))
-            self.register_buffer(f"{name}_scale", torch.ones(size))
-        for name, start in {"gene_weight": 1.0, "temperature": 1.0, "novelty_mean": 0.0}.items():
-            self.register_buffer(name, torch.full((1,), start))
-        self.register_buffer("gene_tokens", torch.zeros(s.n_genes, dtype=torch.int64))
-        self.register_buffer("centroids", torch.zeros(s.n_labels, s.state_dim))
+        self.feature_mean, self.feature_scale = nn.Buffer(torch.zeros(s.dim)), nn.Buffer(torch.ones(s.dim))
+        self.gene_tokens = nn.Buffer(torch.zeros(s.n_genes, dtype=torch.int64))
+        self.gene_mean, self.gene_scale = nn.Buffer(torch.zeros(s.n_genes)), nn.Buffer(torch.ones(s.n_genes))
+        self.gene_weight, self.temperature = nn.Buffer(torch.ones(1)), nn.Buffer(torch.ones(1))
+        self.centroids = nn.Buffer(torch.zeros(s.n_labels, s.state_dim))
+        self.cosine_mean, self.cosine_scale = nn.Buffer(torch.zeros(s.n_labels)), nn.Buffer(torch.ones(s.n_labels))
+        self.logit_mean, self.logit_scale = nn.Buffer(torch.zeros(s.n_labels)), nn.Buffer(torch.ones(s.n_labels))
+        self.novelty_mean = nn.Buffer(torch.zeros(1))
 
     def features(self, cells: Read) -> Tensor:
         """Return u, `(B, dim)`."""

@@ -225,7 +225,6 @@ def finetune(
     UserWarning
         If the first of these is None.
     """
-    from scdiva.train.base import decay_groups
     from scdiva.train.loop import shuffled, train_steps
 
     cells, labels = reference.cells, reference.labels
@@ -262,8 +261,6 @@ def finetune(
         lambda step: loss_of(next(rows), step_generator(seed, step, "train")),
         lambda step: TUNING_RATE * min(1.0, step / 20),
         steps=TUNING_EPOCHS * -(-len(training) // TUNING_CELLS),
-        groups=decay_groups(trained, 0.01),
-        clip=1.0,
         desc="fine-tuning",
     )
     new.requires_grad_(True).eval()

@@ -19,7 +19,7 @@ from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.heads import IntegrationHead
 from scdiva.nn.layers import perceptron
 from scdiva.train.adaptation import AdaptationCells
-from scdiva.train.base import decay_groups, learning_rate_factor
+from scdiva.train.base import learning_rate_factor
 from scdiva.train.batch_correction import batch_prior, correct_batches, draw_partners, mutual_neighbors
 from scdiva.train.config import OptimiserConfig
 from scdiva.train.loop import shuffled, train_steps
@@ -49,17 +49,11 @@ HISTORY = ("step", "loss", "denoising", "reversal", "contrast", "pairs")
 """What is recorded of the training."""
 
 
-class _Reversed(torch.autograd.Function):
-    """Identity whose gradient is multiplied by minus a weight (Ganin & Lempitsky 2015)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: float) -> Tensor:
-        ctx.weight = weight
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return -ctx.weight * gradients[0], None
+def reversed_gradient(x: Tensor, weight: float) -> Tensor:
+    """Give x itself, whose gradient is multiplied by minus a weight (Ganin & Lempitsky 2015)."""
+    same = x.view_as(x)
+    same.register_hook(lambda gradient: -weight * gradient)
+    return same
 
 
 class IntegrationLoss(nn.Module):
@@ -142,7 +136,7 @@ class IntegrationLoss(nn.Module):
             drawn = torch.randint(len(self.features) - 1, (len(rows),), generator=generator).to(at.device)
             view = head.integrated(self.features[1 + drawn, at])
             denoising = (denoising + (1 - (view * target).sum(dim=1)).mean()) / 2
-        reversed_state = _Reversed.apply(state, reversal_weight)  # type: ignore[no-untyped-call]
+        reversed_state = reversed_gradient(state, reversal_weight)
         reversal = contrast = pairs = state.new_zeros(())
         for discriminator, prior, batch in zip(self.discriminators, self.priors, self.batches, strict=True):
             reversal = reversal + F.cross_entropy(prior[at] + discriminator(reversed_state * head.dim**0.5), batch[at])
@@ -288,17 +282,10 @@ def integrate_model(
     with progress_clock("finding batch effects"):
         rng = np.random.default_rng(step_seed(seed, 0, "clusters"))
         corrected = correct_batches(features.numpy(force=True), batches, rng, labels=labels)
-    config = OptimiserConfig(
-        steps=steps,
-        batch_size=min(BATCH_SIZE, cells.n_cells),
-        learning_rate=1e-3,
-        final_learning_rate=0.01,
-        warmup_steps=20,
-        weight_decay=0.01,
-        seed=seed,
-    )
+    config = OptimiserConfig(steps=steps, learning_rate=1e-3, final_learning_rate=0.01, warmup_steps=20)
+    batch_size = min(BATCH_SIZE, cells.n_cells)
     # so many that no step need see a view again; two passes through a transformer would be too dear
-    n_views = 0 if runs_transformer(model) else min(MOST_VIEWS, -(-steps * config.batch_size // cells.n_cells))
+    n_views = 0 if runs_transformer(model) else min(MOST_VIEWS, -(-steps * batch_size // cells.n_cells))
     views = _views(model, head, cells, n_views, seed)
     model.requires_grad_(False)
     head.mlp.requires_grad_(True)
@@ -306,29 +293,23 @@ def integrate_model(
         target = torch.from_numpy(corrected.astype(np.float32))
         objectives = IntegrationLoss(head, torch.stack([features, *views]), target, batches, labels, seed)
     history: dict[str, list[float]] = {name: [] for name in HISTORY}
-    every, parts = max(1, steps // 40), {}
-    rows = shuffled(np.arange(cells.n_cells), config.batch_size, seed, whole=True)
+    every = max(1, steps // 40)
+    rows = shuffled(np.arange(cells.n_cells), batch_size, seed, whole=True)
 
     def loss_of(step: int) -> Tensor:
         generator = step_generator(seed, step, "train")
-        loss, of_loss = objectives.losses(next(rows), reversal_at((step - 1) / steps), generator)
-        parts.update(of_loss)
-        return loss
-
-    def after(step: int, loss: Tensor) -> None:
+        loss, parts = objectives.losses(next(rows), reversal_at((step - 1) / steps), generator)
         if step % every == 0 or step == steps:
-            for name, column in history.items():
-                column.append(step if name == "step" else float({"loss": loss, **parts}[name]))
+            for name, value in {"step": step, "loss": loss.detach(), **parts}.items():
+                history[name].append(float(value))
+        return loss
 
     done, stopped = train_steps(
         objectives,
         loss_of,
         lambda step: config.learning_rate * learning_rate_factor(step - 1, config),
         steps=steps,
-        groups=decay_groups(objectives, config.weight_decay),
-        clip=config.clip,
         desc="integrating",
-        after=after,
     )
     model.requires_grad_(True).eval()
     return {"own_directions": n_own, "steps": done, "stopped": stopped, "history": history}

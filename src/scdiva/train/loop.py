@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +11,12 @@ from torch import Tensor, nn
 
 from scdiva._rng import step_seed
 from scdiva._settings import progress_bar
+from scdiva.train.base import decay_groups
+
+WEIGHT_DECAY = 0.01
+"""Of matrices; vectors and embedding tables are spared."""
+CLIP = 1.0
+"""Largest norm of the gradient."""
 
 
 def train_steps(
@@ -20,10 +25,7 @@ def train_steps(
     learning_rate: Callable[[int], float],
     *,
     steps: int,
-    groups: list[dict[str, Any]],
-    clip: float,
     desc: str,
-    after: Callable[[int, Tensor], None] | None = None,
 ) -> tuple[int, str]:
     """Train by AdamW, step by step, with a progress bar. Ctrl-C ends it, and what was learned by then stays.
 
@@ -37,14 +39,8 @@ def train_steps(
         Gives that of a step.
     steps
         Steps to do.
-    groups
-        Parameter groups for the optimiser, as :func:`scdiva.train.base.decay_groups` makes them.
-    clip
-        Largest norm of the gradient.
     desc
         What is done, in a word.
-    after
-        Called with the step and its loss, without gradient, when a step is done.
 
     Returns
     -------
@@ -56,7 +52,7 @@ def train_steps(
         If a loss is NaN or infinite. The weights are those before that step.
     """
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    optimizer = torch.optim.AdamW(groups, lr=learning_rate(1))
+    optimizer = torch.optim.AdamW(decay_groups(module, WEIGHT_DECAY), lr=learning_rate(1))
     done = 0
     with progress_bar(desc=desc, unit="step", total=steps) as bar:
         try:
@@ -71,11 +67,9 @@ def train_steps(
                     )
                 optimizer.zero_grad()
                 loss.backward()
-                nn.utils.clip_grad_norm_(trained, clip)
+                nn.utils.clip_grad_norm_(trained, CLIP)
                 optimizer.step()
                 done = step
-                if after is not None:
-                    after(step, loss.detach())
                 bar.update()
         except KeyboardInterrupt:
             return done, "interrupted"

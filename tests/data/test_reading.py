@@ -252,7 +252,7 @@ def test_files_of_both_species_in_one_folder(mouse, vocabulary, tmp_path):
 @pytest.mark.usefixtures("quiet")
 def test_whatever_asks_for_genes_by_name_goes_by_the_table(rat, table, vocabulary):
     from scdiva.tl._annotation import shared_tokens
-    from scdiva.tl._corrected import gene_columns
+    from scdiva.tl._integrate import gene_columns
 
     expected = column_tokens(rat.var, vocabulary, Reading(gene_ids="human"))
     columns, tokens = gene_columns(rat, ["Rt5-ps", "Rt7-ps"], vocabulary, Reading(species=table))

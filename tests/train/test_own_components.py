@@ -59,7 +59,8 @@ def within(x, batch):
     return x - np.stack([x[batch == b].mean(axis=0) for b in range(batch.max() + 1)])[batch]
 
 
-def test_own_directions_find_what_is_hidden_and_leave_the_noise():
+def test_own_directions_find_what_is_hidden_and_leave_the_noise(monkeypatch):
+    monkeypatch.setattr(O, "centred", lambda table, cells: table)
     cells, dense = make_cells()
     own = O.own_directions(cells, N_TOKENS, 6).numpy()
     x = within(dense.astype(np.float64) @ own, cells.batch)

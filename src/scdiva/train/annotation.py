@@ -26,7 +26,7 @@ from scdiva.nn.annotation import CLIP, AnnotationHead, HeadSizes, Neighbors, Rea
 from scdiva.train.adaptation import AdaptationCells, encoded
 from scdiva.train.linear_map import DEVIATION_OFFSET
 from scdiva.train.objectives import thinned_at_random
-from scdiva.train.own_components import N_DIRECTIONS, centred, dispersed_genes, own_directions
+from scdiva.train.own_components import N_DIRECTIONS, dispersed_genes, own_directions
 
 INVERSE_PENALTY = 0.1
 """C of the logistic regression: its quadratic penalty is 1 / (2 C)."""
@@ -136,7 +136,7 @@ def fit_head(
     with torch.random.fork_rng(devices=[]):  # what layers begin with is overwritten, and the user's stream stays
         head = AnnotationHead(sizes)
     if head.own is not None:
-        head.own.weight.copy_(centred(own, cells))
+        head.own.weight.copy_(own)
     head.gene_tokens.copy_(torch.from_numpy(genes))
     u, expression = read_cells(head, reference, np.arange(cells.n_cells)[:: -(-cells.n_cells // MOST_FITTED)])
     head.feature_mean.copy_(u.mean(dim=0))

@@ -24,7 +24,7 @@ from scdiva.train.batch_correction import batch_prior, correct_batches, draw_par
 from scdiva.train.config import OptimiserConfig
 from scdiva.train.loop import shuffled, train_steps
 from scdiva.train.objectives import pair_contrast_loss, supervised_contrast_loss, thinned_at_random
-from scdiva.train.own_components import centred, own_directions
+from scdiva.train.own_components import own_directions
 
 DISCRIMINATOR_WIDTH = 128
 BLOCK_TOKENS = 1_000_000
@@ -192,10 +192,9 @@ def fit_projection(head: IntegrationHead, cells: AdaptationCells) -> int:
     -------
     The number of components; fewer than the head has room for where cells are few.
     """
-    own = own_directions(cells, head.table.num_embeddings, head.table.embedding_dim).to(head.table.weight.device)
+    own = own_directions(cells, head.table.num_embeddings, head.table.embedding_dim)
     head.table.weight.zero_()
-    if own.shape[1]:  # torch sums no rows of width 0
-        head.table.weight[:, : own.shape[1]] = centred(own, cells)
+    head.table.weight[:, : own.shape[1]] = own.to(head.table.weight.device)
     return own.shape[1]
 
 

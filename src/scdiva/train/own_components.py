@@ -49,7 +49,7 @@ N_TARGETS = 500
 
 
 def own_directions(cells: AdaptationCells, n_tokens: int, most: int, genes: np.ndarray | None = None) -> Tensor:
-    r"""Principal components within batches, above the noise and shrunk by it.
+    r"""Principal components within batches, above the noise and shrunk by it, centred (:func:`centred`).
 
     Each is scaled by :math:`\sqrt{(\lambda - \lambda_0) / \lambda}` with :math:`\lambda_0` the median of the later of
     60 eigenvalues.
@@ -72,16 +72,14 @@ def own_directions(cells: AdaptationCells, n_tokens: int, most: int, genes: np.n
     n = min(N_SPECTRUM, len(cells.measured) // 2, (cells.n_cells - cells.n_batches) // 2)
     if n < 4:
         return torch.zeros(n_tokens, 0)
-    if genes is not None:
-        cells = _of_genes(cells, genes)
-    n_genes = N_GENES if genes is None else len(genes)
-    found = fit_linear_map(
-        _as_corpus(cells, n_tokens), n, n_genes=n_genes, study_power=0.0, spectral_power=0.0, fewer=True
-    )
+    fitted_to, n_genes = (cells, N_GENES) if genes is None else (_of_genes(cells, genes), len(genes))
+    corpus = _as_corpus(fitted_to, n_tokens)
+    found = fit_linear_map(corpus, n, n_genes=n_genes, study_power=0.0, spectral_power=0.0, fewer=True)
     noise = np.median(found.explained[len(found.explained) // 2 :])
     signal = 1 - noise / found.explained[: min(most, len(found.explained) // 2)]
     kept = signal > 0
-    return torch.from_numpy(found.weight[:, : len(signal)][:, kept] * np.sqrt(signal[kept]).astype(np.float32))
+    own = torch.from_numpy(found.weight[:, : len(signal)][:, kept] * np.sqrt(signal[kept]).astype(np.float32))
+    return centred(own, cells) if kept.any() else own
 
 
 def _as_corpus(cells: AdaptationCells, n_tokens: int) -> Any:
@@ -99,9 +97,8 @@ def _as_corpus(cells: AdaptationCells, n_tokens: int) -> Any:
 
 
 def components_of(cells: AdaptationCells, n_tokens: int) -> Tensor:
-    """Centred components for the join, of :func:`variable_genes`: `(n_tokens, m)`, m = 0 of few cells."""
-    own = own_directions(cells, n_tokens, N_DIRECTIONS, variable_genes(cells, n_tokens))
-    return centred(own, cells) if own.shape[1] else own
+    """Components for the join, of :func:`variable_genes`: `(n_tokens, m)`, m = 0 of few cells."""
+    return own_directions(cells, n_tokens, N_DIRECTIONS, variable_genes(cells, n_tokens))
 
 
 def variable_genes(cells: AdaptationCells, n_tokens: int) -> np.ndarray:

@@ -76,7 +76,7 @@ from scdiva._constants import MASK, N_SPECIAL
 from scdiva._rng import step_generator
 from scdiva.diffusion import masked_cross_entropy
 from scdiva.models import ScDiVa
-from scdiva.models.gene_vectors import init_gene_embedding
+from scdiva.models.network import init_gene_embedding
 from scdiva.tokenizer import Vocabulary
 from scdiva.train import LinearMap, PretrainingConfig, PretrainingModule, TaskModule, fit_linear_map
 from scdiva.train.linear_map import set_linear_map

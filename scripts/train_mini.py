@@ -51,7 +51,7 @@ from scdiva._rng import step_generator
 from scdiva.data.corpus import PackedCells, pack_files
 from scdiva.data.datamodule import CellDataModule
 from scdiva.models import ScDiVa, ScDiVaConfig, save_model
-from scdiva.models.gene_vectors import init_gene_embedding
+from scdiva.models.network import init_gene_embedding
 from scdiva.tokenizer import Vocabulary, load_vocabulary
 from scdiva.train import LinearMap, TaskModule, fit, fit_linear_map
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import hashlib
-import shutil
 import subprocess
 import sys
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 import scdiva as sd
-from scdiva.models import ScDiVa, ScDiVaConfig, available, load, push, save_model
+from scdiva.models import ScDiVa, ScDiVaConfig, load, push, save_model
 from scdiva.tokenizer.vocabulary import Vocabulary
 
 pytest.importorskip("huggingface_hub")
@@ -195,26 +193,3 @@ def test_nothing_damaged_is_pushed(hub, folder, model):
         with pytest.raises(ValueError, match="no address"):
             push(model, address)
     assert hub.repos == {}
-
-
-def test_available_are_the_bundled_and_the_cached(hub, folder, tmp_path):
-    bundled = available()
-    assert "scdiva-mini" in bundled
-    assert not any(name.startswith("hf://") for name in bundled)
-    sha = push(folder, "hf://lab/atlas").partition("@")[2]
-    hub.commit("lab/data", {"README.md": b"# no model\n"})
-    hub.put("other/mine", folder)
-    load("hf://lab/atlas", device="cpu")
-    assert available() == [*bundled, "hf://lab/atlas"]
-    push(folder, "hf://lab/second")
-    load(f"hf://lab/second@{hub.repos['lab/second'][-1][0]}", device="cpu")
-    second = f"hf://lab/second@{hub.repos['lab/second'][-1][0]}"
-    assert available() == [*bundled, "hf://lab/atlas", second]
-    for name in available():
-        if name.startswith("hf://"):
-            load(name, device="cpu")
-    # a part of a model is none
-    shutil.rmtree(next((tmp_path / "hub-cache").glob("models--lab--atlas/snapshots/*")) / "config.json", True)
-    next((tmp_path / "hub-cache").glob("models--lab--atlas/snapshots/*/config.json")).unlink()
-    assert "hf://lab/atlas" not in available()
-    assert len(sha) == len(hashlib.sha1().hexdigest())

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from scdiva._settings import settings
 from scdiva.models import ScDiVa, ScDiVaConfig, load_model, pretrained, save_model
-from scdiva.models.hub import bundled_models, find_model
+from scdiva.models.hub import available, find_model
 from scdiva.models.pretrained import load_for
 from scdiva.tokenizer.vocabulary import Vocabulary
 
@@ -335,9 +335,9 @@ def test_an_unknown_name_lists_what_there_is(tmp_path):
 
 def test_bundled_models_load_by_name(tmp_path, monkeypatch):
     monkeypatch.setattr("scdiva.models.hub._BUNDLED", tmp_path)
-    assert bundled_models() == []
+    assert available() == []
     save_model(make_model(), make_vocabulary(), tmp_path / "tiny")
-    assert bundled_models() == ["tiny"]
+    assert available() == ["tiny"]
     assert find_model("tiny") == tmp_path / "tiny"
     assert torch.equal(embed(load_model("tiny", device="cpu")), embed(make_model()))
 

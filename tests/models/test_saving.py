@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from scdiva.models import ScDiVa, ScDiVaConfig, load_model
-from scdiva.models.hub import bundled_models
+from scdiva.models.hub import available
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 
@@ -67,7 +67,7 @@ def test_saving_is_no_part_of_the_network(model):
     assert not any("save" in name for name in (*model.state_dict(), *dict(model.named_modules())))
 
 
-@pytest.mark.parametrize("name", bundled_models())
+@pytest.mark.parametrize("name", available())
 def test_every_model_of_the_package_loads(name):
     model = load_model(name, device="cpu")
     assert model.vocabulary.n_genes == model.config.n_genes

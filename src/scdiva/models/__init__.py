@@ -9,9 +9,8 @@ if TYPE_CHECKING:
     from scdiva._loading import load, load_annotator, load_perturbation_model
     from scdiva.models.annotator import Annotator
     from scdiva.models.config import ScDiVaConfig
-    from scdiva.models.gene_vectors import init_gene_embedding
     from scdiva.models.hub import available, push
-    from scdiva.models.network import ScDiVaOutput, save_model
+    from scdiva.models.network import ScDiVaOutput, init_gene_embedding, save_model
     from scdiva.models.pretrained import load_model
     from scdiva.models.scdiva import ScDiVa
     from scdiva.perturbation.model import PerturbationModel
@@ -23,7 +22,7 @@ _WHERE = {
     "ScDiVaConfig": "config",
     "ScDiVaOutput": "network",
     "available": "hub",
-    "init_gene_embedding": "gene_vectors",
+    "init_gene_embedding": "network",
     "load": "scdiva._loading",
     "load_annotator": "scdiva._loading",
     "load_model": "pretrained",

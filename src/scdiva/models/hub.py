@@ -49,7 +49,7 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
     """
     if isinstance(model, str) and model.startswith(SCHEME):
         return fetch(model)
-    if isinstance(model, str) and model in bundled_models():
+    if isinstance(model, str) and model in available():
         return _BUNDLED / model
     folder = Path(model).expanduser()
     if folder.is_file():
@@ -62,50 +62,27 @@ def find_model(model: str | os.PathLike[str] = DEFAULT_MODEL) -> Path:
             )
         raise FileNotFoundError(
             f"no model {os.fspath(model)!r}: there is no such folder, the bundled models are "
-            f'{", ".join(bundled_models()) or "none"}, and a model on the Hugging Face Hub is written "hf://owner/name"'
+            f'{", ".join(available()) or "none"}, and a model on the Hugging Face Hub is written "hf://owner/name"'
         )
     return folder
 
 
-def bundled_models() -> list[str]:
+def available() -> list[str]:
     """List the models that come with the package.
 
     Returns
     -------
     list of str
-        Names that `load_model` takes.
-    """
-    return sorted(path.parent.name for path in _BUNDLED.glob(f"*/{CONFIG}"))
-
-
-def available() -> list[str]:
-    """List the models that can be loaded by name, without a connection.
-
-    Returns
-    -------
-    list of str
-        What :func:`load_model` takes: bundled names, and addresses of models that the Hub's cache holds whole, by
-        branch or tag, else by commit.
+        Names that :func:`load_model` takes.
 
     Examples
     --------
     >>> import scdiva as sd
-    >>> sd.models.available()[0]
-    'scdiva-mini'
+    >>> sd.models.available()
+    ['scdiva-mini']
     >>> model = sd.models.load("scdiva-mini")
     """
-    try:
-        import huggingface_hub.constants
-    except ImportError:
-        return bundled_models()
-    # named, as its own default is settled at import and need not be where downloads go
-    cache, found = Path(huggingface_hub.constants.HF_HUB_CACHE), []
-    for repository in huggingface_hub.scan_cache_dir(cache).repos if cache.is_dir() else ():
-        for revision in repository.revisions if repository.repo_type == "model" else ():
-            if {file.file_name for file in revision.files} >= {*SUMMED, CHECKSUMS}:
-                names = sorted(revision.refs) or [revision.commit_hash]
-                found += [f"{SCHEME}{repository.repo_id}" + ("" if name == "main" else f"@{name}") for name in names]
-    return [*bundled_models(), *sorted(found)]
+    return sorted(path.parent.name for path in _BUNDLED.glob(f"*/{CONFIG}"))
 
 
 def fetch(address: str) -> Path:

@@ -31,7 +31,7 @@ from scdiva.models._folder import (
     written_beside,
 )
 from scdiva.models.config import ScDiVaConfig
-from scdiva.nn.layers import Blocks
+from scdiva.nn.layers import INIT_STD, Blocks, GeneValueEmbedding
 
 if TYPE_CHECKING:
     from scdiva.tokenizer.vocabulary import Vocabulary
@@ -161,6 +161,7 @@ class Network(nn.Module):
     """
 
     config: ScDiVaConfig
+    embedding: GeneValueEmbedding
     blocks: Blocks
     logits: Callable[..., Tensor]
     values: Callable[..., Tensor]
@@ -220,9 +221,6 @@ class Network(nn.Module):
             f"ScDiVa({self.n_parameters:,} parameters, {c.n_genes:,} genes, {c.n_layers} layers of width {c.dim}, "
             f"on {_device(self)})"
         )
-
-    def _repr_html_(self) -> str:
-        return table("ScDiVa", model_rows(self))
 
     def compile_blocks(self, **options: Any) -> None:
         """Compile each transformer block in place (`torch.compile`), for any number of tokens.
@@ -397,43 +395,72 @@ def _default_card(config: dict[str, Any]) -> str:
     )
 
 
-def model_rows(model: Network) -> dict[str, object]:
-    """Describe a network, with or without a vocabulary, as far as it knows itself."""
-    c, metadata = model.config, model.metadata or {}
-    vocabulary: Vocabulary | None = getattr(model, "vocabulary", None)
-    corpus = metadata.get("corpus")
-    n_cells, studies = (corpus.get(name) if isinstance(corpus, Mapping) else None for name in ("n_cells", "studies"))
-    trained = f"{n_cells:,} cells" if isinstance(n_cells, int) else None
-    parts = {part: notes.get("steps") for part, notes in metadata.items() if isinstance(notes, Mapping)}
-    steps = {"": metadata.get("steps"), **parts}
-    rows: dict[str, object] = {
-        "comes from": model.origin,
-        "size": f"{model.n_parameters:,} parameters",
-        "architecture": f"{c.n_layers} layers of width {c.dim}, {c.n_heads} heads; anchor {c.anchor!r}",
-        "reads of a cell": f"{c.input_length:,} genes, {c.max_length:,} of them in the transformer",
-        "cell state": f"{c.state_dim} numbers",
-        "genes": f"{c.n_genes:,}",
-        "trained on": f"{trained} of {len(studies):,} studies" if trained and isinstance(studies, list) else trained,
-        "training": ", ".join(
-            f"{part.replace('_', ' ')} {n:,} steps".strip() for part, n in steps.items() if isinstance(n, int)
+@torch.no_grad()
+def init_gene_embedding(
+    model: Network, matrix: Tensor | np.ndarray, *, generator: torch.Generator | None = None
+) -> None:
+    """Start the gene embeddings from gene vectors, such as those of a truncated SVD of the corpus.
+
+    The first `k` columns of a gene's embedding become its vector, all scaled by one number so that an average row is
+    as long as a freshly drawn one; the others are drawn at a tenth of the usual size, so that the vectors rule at
+    first. A gene whose vector is all 0 (the corpus never saw it) and the special tokens keep what they have.
+
+    Parameters
+    ----------
+    model
+        Changed in place.
+    matrix
+        `(n_genes, k)`, row `j` for token `j + N_SPECIAL`, leading directions first; `k <= dim`.
+    generator
+        Source of the small random numbers; `None`: torch's global stream.
+
+    Raises
+    ------
+    ValueError
+        If the matrix has another number of genes, too many columns, numbers that aren't finite, or only zeros. The
+        model is then left as it was.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from scdiva.models import ScDiVa, ScDiVaConfig, init_gene_embedding
+    >>> model = ScDiVa(ScDiVaConfig(n_genes=30, dim=16, n_layers=1, n_heads=2, ffn_dim=24))
+    >>> vectors = torch.randn(30, 8, generator=torch.Generator().manual_seed(0))
+    >>> init_gene_embedding(model, vectors)
+    """
+    vectors = torch.as_tensor(matrix)
+    c = model.config
+    if vectors.dim() != 2 or vectors.shape[0] != c.n_genes or not 1 <= vectors.shape[1] <= c.dim:
+        raise ValueError(
+            f"The gene matrix must be ({c.n_genes}, k) with 1 <= k <= dim = {c.dim}; got {tuple(vectors.shape)}."
         )
-        or None,
-        "integrates batches": None if model.integration is None else "yes",
-        "device": _device(model),
-    }
-    if vocabulary is not None:
-        rows["genes"] = f"{vocabulary.n_genes:,}, fingerprint {vocabulary.fingerprint[:12]}"
-        rows["species"] = metadata.get("species", vocabulary.species)
-        if _device(model) != "meta" and model.n_parameters <= MOST_HASHED:
-            rows["SHA-256"] = f"{fingerprint(model)[:16]} of configuration, genes and weights"
-    return rows
+    if not torch.isfinite(vectors).all():
+        row = int((~torch.isfinite(vectors)).any(dim=1).nonzero()[0])
+        raise ValueError(f"The gene matrix holds NaN or infinite numbers, first in row {row}.")
+    if not vectors.any():
+        raise ValueError("The gene matrix holds only zeros.")
+    rows = model.embedding.gene.weight[N_SPECIAL:]
+    vectors = vectors.to(torch.float64)
+    known = vectors.any(dim=1)
+    rms = vectors[known].square().sum(dim=1).mean().sqrt()
+    scale = INIT_STD * rows.shape[1] ** 0.5 / rms
+    fresh = torch.randn(rows.shape, generator=generator) * (INIT_STD / 10)
+    fresh[:, : vectors.shape[1]] = (vectors * scale).to(fresh.dtype)
+    rows[known.to(rows.device)] = fresh[known].to(device=rows.device, dtype=rows.dtype)
 
 
 def of_model(model: Network) -> dict[str, object]:
-    """Describe the network of what was fitted on it."""
-    names = {"comes from": "model", "size": "model size", "genes": "vocabulary", "SHA-256": "SHA-256 of the model"}
-    rows = model_rows(model)
-    return {names.get(name, name): rows.get(name) for name in (*names, "species", "device")}
+    """Describe the network of what was fitted on it, for :func:`table`."""
+    vocabulary, device = model.vocabulary, _device(model)
+    hashed = device != "meta" and model.n_parameters <= MOST_HASHED
+    return {
+        "model": model.origin,
+        "model size": f"{model.n_parameters:,} parameters",
+        "vocabulary": f"{vocabulary.n_genes:,}, fingerprint {vocabulary.fingerprint[:12]}",
+        "SHA-256 of the model": f"{fingerprint(model)[:16]} of configuration, genes and weights" if hashed else None,
+        "species": (model.metadata or {}).get("species", vocabulary.species),
+        "device": device,
+    }
 
 
 def table(title: str, rows: Mapping[str, object]) -> str:

@@ -297,7 +297,7 @@ def _module(
     """Draw a network, or start its gene vectors and its set encoder's linear part from the SVD of a packed corpus."""
     from scdiva._constants import N_SPECIAL
     from scdiva._rng import step_generator
-    from scdiva.models.gene_vectors import init_gene_embedding
+    from scdiva.models.network import init_gene_embedding
     from scdiva.models.scdiva import ScDiVa
     from scdiva.nn import SetEncoder
     from scdiva.tokenizer.serialize import score_denominator

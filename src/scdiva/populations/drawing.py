@@ -128,6 +128,7 @@ def draw_cells(
             log_odds, values, n_genes = _expected(fitted, cells, mixed.take(numbers), shown, fixed)
             own = [cells.values[at] for at in shown]
             draws = [np.random.default_rng(step_seed(seed, int(number), "cell")) for number in numbers]
+            chosen: Iterator[tuple[NDArray[np.int64], Matrix]]
             if from_state:
                 raced = map(_race, log_odds, n_genes, draws)
                 chosen = ((genes, values[i, genes]) for i, genes in enumerate(raced))

@@ -108,7 +108,7 @@ def test_what_cannot_be_ranked_is_refused(weights, known, candidates, message):
 
 
 def test_early_precision_of_no_pairs_is_refused():
-    with pytest.raises(ValueError, match="k must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
         early_precision([[1.0, 2.0]], [[True, False]], k=0)
 
 
@@ -279,7 +279,7 @@ def test_what_has_no_density_is_refused(graph, members, message):
 
 
 def test_no_random_sets_are_refused():
-    with pytest.raises(ValueError, match="n_random must be 1 or more"):
+    with pytest.raises(ValueError, match="n_random must be at least 1"):
         density_test(np.ones((3, 3)), [0, 1], n_random=0)
 
 
@@ -369,5 +369,5 @@ def test_what_cannot_be_enriched_is_refused():
         enrichment({}, sets, GENES)
     with pytest.raises(ValueError, match=r"None of 1 gene sets .* has 7 to 500 of the"):
         enrichment({"m": GENES}, sets, GENES, min_genes=7)
-    with pytest.raises(ValueError, match="min_genes must be 1 or more"):
+    with pytest.raises(ValueError, match="min_genes must be at least 1"):
         enrichment({"m": GENES}, sets, GENES, min_genes=0)

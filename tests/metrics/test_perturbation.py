@@ -232,7 +232,7 @@ def test_de_scores_are_welchs():
 
 def test_de_scores_refuse_what_has_no_variance():
     ones = np.ones(2)
-    with pytest.raises(ValueError, match="there are 1 and 4"):
+    with pytest.raises(ValueError, match="n_a must be at least 2, got 1"):
         de_scores(ones, ones, 1, ones, ones, 4)
     with pytest.raises(ValueError, match="2 of 2 values of var_b are negative"):
         de_scores(ones, ones, 4, ones, -ones, 4)

@@ -263,7 +263,7 @@ def test_repeats_are_refused_where_a_gene_stands_once():
 
 
 def test_other_numbers_are_refused():
-    with pytest.raises(ValueError, match="max_n must be 1 or more, got 0"):
+    with pytest.raises(ValueError, match="max_n must be at least 1, got 0"):
         bleu([1], [1], max_n=0)
     with pytest.raises(ValueError, match="true has 2 genes and predicted 3: predict as many"):
         recall_at_k([1, 2], [1, 2, 3])

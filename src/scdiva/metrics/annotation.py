@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scdiva._checks import check_least
+
 from ._input import labelled, refuse_unlabelled, refuse_where, scored_cells, truth_values
 
 if TYPE_CHECKING:
@@ -165,12 +167,9 @@ def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) 
     """
     p = np.asarray(confidence, dtype=np.float64)
     right = _truth_values(correct, "correct", p)
-    if n_bins < 1:
-        raise ValueError(f"n_bins must be at least 1, got {n_bins}.")
-    refuse_where(
-        ~((p >= 0) & (p <= 1)), "confidences are not from 0 to 1",
-        "Leave out the cells that have none; turn scores into probabilities first.",
-    )  # fmt: skip
+    check_least(n_bins=(n_bins, 1))
+    mend = "Leave out the cells that have none; turn scores into probabilities first."
+    refuse_where(~((p >= 0) & (p <= 1)), "confidences are not from 0 to 1", mend)
     place = np.clip(np.ceil(p * n_bins).astype(int) - 1, 0, n_bins - 1)
     n_cells = np.bincount(place, minlength=n_bins)
     with np.errstate(invalid="ignore"):  # empty bins are NaN

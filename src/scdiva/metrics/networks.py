@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from scdiva._checks import check_least
+
 from ._input import refuse_where, truth_values
 
 if TYPE_CHECKING:
@@ -98,8 +100,7 @@ def early_precision(
     >>> sd.metrics.early_precision(weights, known, k=10) > 1
     True
     """
-    if k is not None and k < 1:
-        raise ValueError(f"k must be 1 or more, got {k}.")
+    check_least(k=(1 if k is None else k, 1))
     is_known, above, upto = ranked_pairs(weights, known, candidates)
     return ratios(above[is_known], upto[is_known], len(is_known), k=k)[1]
 
@@ -210,8 +211,7 @@ def density_test(
     """
     weights = _without_diagonal(checked_graph(graph))
     chosen = _members(members, weights.shape[0])
-    if n_random < 1:
-        raise ValueError(f"n_random must be 1 or more, got {n_random}.")
+    check_least(n_random=(n_random, 1))
     density = _density(weights, chosen)
     if np.isnan(density):
         raise ValueError(f"None of the pairs of {chosen.sum()} genes was measured: they have no density.")
@@ -282,8 +282,7 @@ def enrichment(
     import pandas as pd
     from scipy.stats import false_discovery_control, hypergeom
 
-    if min_genes < 1:
-        raise ValueError(f"min_genes must be 1 or more, got {min_genes}.")
+    check_least(min_genes=(min_genes, 1))
     universe = set(background)
     in_modules = {str(name): set(genes) & universe for name, genes in modules.items()}
     in_sets = {str(name): set(genes) & universe for name, genes in gene_sets.items()}
@@ -401,8 +400,7 @@ def quantile_bins(values: NDArray[np.float64], n_bins: int) -> NDArray[np.intp]:
     """Give each value the number of its quantile bin. Equal values share the bin of their mean rank."""
     from scipy.stats import rankdata
 
-    if n_bins < 1:
-        raise ValueError(f"n_bins must be at least 1, got {n_bins}.")
+    check_least(n_bins=(n_bins, 1))
     found: NDArray[np.intp] = np.floor((rankdata(values) - 0.5) * n_bins / len(values)).astype(np.intp)
     return found
 

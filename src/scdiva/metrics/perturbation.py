@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
+
+from scdiva._checks import check_choices, check_least
 
 from ._input import finite_arrays, refuse_where
 
@@ -231,8 +233,7 @@ def discrimination_matrix(
     """
     from scipy.stats import rankdata
 
-    if values not in ("rank", "similarity"):
-        raise ValueError(f"values must be 'rank' or 'similarity', got {values!r}.")
+    check_choices(values=(values, ("rank", "similarity")), metric=(metric, get_args(Distance)))
     arrays = finite_arrays("(n_conditions, n_genes)", {"predicted": predicted, "observed": observed})
     similarity = _similarity(arrays["predicted"], arrays["observed"], metric)
     if values == "similarity":
@@ -275,8 +276,7 @@ def de_scores(
     from scipy.stats import ttest_ind_from_stats
 
     arrays = finite_arrays("(n_genes,)", {"mean_a": mean_a, "var_a": var_a, "mean_b": mean_b, "var_b": var_b})
-    if min(n_a, n_b) < 2:
-        raise ValueError(f"a variance needs 2 cells in each group, there are {n_a} and {n_b}.")
+    check_least(n_a=(n_a, 2), n_b=(n_b, 2))
     for name in ("var_a", "var_b"):
         refuse_where(arrays[name] < 0, f"values of {name} are negative", "Pass variances.")
     spread_a, spread_b = np.sqrt(arrays["var_a"]), np.sqrt(arrays["var_b"])
@@ -311,9 +311,7 @@ def _similarity(predicted: NDArray[np.float64], observed: NDArray[np.float64], m
     if metric in ("l1", "l2"):
         apart: NDArray[np.float64] = cdist(predicted, observed, "cityblock" if metric == "l1" else "euclidean")
         return -apart / (predicted.shape[1] if metric == "l1" else 1)
-    if metric == "cosine":
-        return _unit(predicted) @ _unit(observed).T
-    raise ValueError(f"metric must be 'l1', 'l2' or 'cosine', got {metric!r}.")
+    return _unit(predicted) @ _unit(observed).T
 
 
 def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:

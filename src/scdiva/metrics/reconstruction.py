@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from scdiva._checks import check_least
+
 from ._input import finite_arrays, refuse_where, truth_values
 
 if TYPE_CHECKING:
@@ -122,8 +124,7 @@ def bleu(true: ArrayLike, predicted: ArrayLike, max_n: int = 4) -> float:
     ----------
     .. [1] Papineni, Roukos, Ward & Zhu, BLEU: a method for automatic evaluation of machine translation, ACL 2002.
     """
-    if max_n < 1:
-        raise ValueError(f"max_n must be 1 or more, got {max_n}.")
+    check_least(max_n=(max_n, 1))
     genes, guessed = _sequence(true, "true"), _sequence(predicted, "predicted")
     if len(genes) < max_n:
         return np.nan

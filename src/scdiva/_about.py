@@ -31,21 +31,12 @@ PAPER_AUTHORS = (
 """Names as (family, given). CITATION.cff says the same, which a test holds against this."""
 
 
-class _Text(str):
-    """Text that an interactive session shows as it is, and not quoted in one line."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
 def cite() -> str:
     """Give what to cite, as BibTeX: this package in its version, and the paper whose method it builds.
 
     Returns
     -------
-    Two BibTeX entries, `scdiva` and `wang2026scdiva`. A notebook shows them as text.
+    Two BibTeX entries, `scdiva` and `wang2026scdiva`.
 
     Examples
     --------
@@ -66,7 +57,7 @@ def cite() -> str:
         "year": str(PAPER_YEAR),
         "note": PAPER_STATUS.capitalize(),
     }
-    return _Text(f"{_entry('software', 'scdiva', software)}\n\n{_entry('misc', 'wang2026scdiva', paper)}")
+    return f"{_entry('software', 'scdiva', software)}\n\n{_entry('misc', 'wang2026scdiva', paper)}"
 
 
 def print_versions() -> None:

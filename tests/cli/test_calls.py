@@ -116,15 +116,14 @@ def test_generate_from_a_file_of_options(run, small, tmp_path):
     same(made, sd.tl.generate(ad.read_h5ad("cells.h5ad"), 3, small, groupby="cell_type", rng=5))
 
 
-def test_perturb_is_the_same_whether_the_fit_is_kept(run, small, tmp_path):
+def test_perturb_and_what_was_fitted_in_python(run, small, tmp_path):
     words = ["screen.h5ad", "--perturbation_key", "perturbation", "--predict", "[A+C]"]
     screen = ad.read_h5ad("screen.h5ad")
     expected = sd.tl.predict_perturbation(screen, "perturbation", predict=["A+C"], model=small, rng=1)
-    kept = tmp_path / "kept"
-    for number, more in enumerate([[], ["--save", kept]]):
-        made = ad.read_h5ad(run("perturb", *words, *more, "--rng", 1, out=f"{number}.h5ad"))
-        np.testing.assert_array_equal(made.X, expected.X)
-        np.testing.assert_array_equal(made.varm["scdiva_sd"], expected.varm["scdiva_sd"])
+    made = ad.read_h5ad(run("perturb", *words, "--rng", 1))
+    np.testing.assert_array_equal(made.X, expected.X)
+    np.testing.assert_array_equal(made.varm["scdiva_sd"], expected.varm["scdiva_sd"])
+    kept = sd.tl.fit_perturbation(screen, "perturbation", model=small, rng=1).save(tmp_path / "kept")
     later = ad.read_h5ad(run("perturb", "screen.h5ad", "--predict", "A+C", "--rng", 1, out="l.h5ad", model=kept))
     np.testing.assert_array_equal(later.X, expected.X)
 
@@ -164,7 +163,6 @@ def test_options_that_are_printed_are_the_options(small, capsys, tmp_path):
         (["integrate", "cells.h5ad", "--batch_key", "bach"], "'bach'"),
         (["integrate", "cells.h5ad", "--batch_key", "batch", "--threads", "0"], "settings.threads"),
         (["generate", "cells.h5ad", "--n_cells", "0"], "n_cells"),
-        (["perturb", "screen.h5ad", "--save", "fitted"], "--perturbation_key"),
         (["grn", "cells.h5ad", "--sources", "[NOGENE]", "--method", "correlation"], "NOGENE"),
         (["embed", "cells.h5ad", "--model", "nothing"], "no model 'nothing'"),
         (["integrate", "broken.h5ad", "--batch_key", "batch"], "'broken.h5ad' is no HDF5 file"),
@@ -197,8 +195,6 @@ def test_a_folder_of_another_kind_is_refused_before_the_work(refused, small, tmp
     assert "is no model folder: choose another path for --save" in refused(*words, tmp_path / "kept")
     annotate = ["annotate", "cells.h5ad", "--labels_key", "cell_type", "--model", small, "--overwrite", "--save"]
     assert f"{str(small)!r} exists and is no annotator folder" in refused(*annotate, small)
-    perturb = ["perturb", "cells.h5ad", "--perturbation_key", "cell_type", "--overwrite", "--save", small]
-    assert "is no perturbation model folder" in refused(*perturb)
     assert "is the --out" in refused(*words, tmp_path / "out.zarr", out="out.zarr")
     assert (tmp_path / "kept" / "mine.txt").read_text() == "mine"
 

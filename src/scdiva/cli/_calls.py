@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import textwrap
 from collections.abc import Callable
@@ -63,9 +62,7 @@ CALLS = {
     "integrate": Call("integrate", 'Correct batch effects: obsm["X_scdiva_integrated"].', "model"),
     "annotate": Call("annotate", 'Name cell types by labelled cells: obs["scdiva_label"].', "annotator"),
     "generate": Call("generate", "Draw new cells like those of a file.", makes=True),
-    "perturb": Call(
-        "predict_perturbation", "Predict cells under perturbations that were not measured.", "perturbation_model", True
-    ),
+    "perturb": Call("predict_perturbation", "Predict cells under perturbations that were not measured.", makes=True),
     "grn": Call(
         "grn", 'Infer a network of genes: varp["scdiva_grn"], or a table of edges.', endings=(".h5ad", ".zarr", TABLE)
     ),
@@ -120,8 +117,6 @@ def run_call(call: Call, options: dict[str, Any]) -> str:
         find_model(options["model"])
     options |= {name: _read(one) for name, one in files.items()}
     adata = options["adata"]
-    if call.makes and save is not None:  # what it returns is the cells
-        options["model"] = _fitted_screen(options)
     made = call.function(**options)
     noted = INTEGRATE if call.name == "integrate" else options.get("key_added")
     if adata.uns.get(UNS, {}).get(noted, {}).get("stopped") == "interrupted":
@@ -133,7 +128,7 @@ def run_call(call: Call, options: dict[str, Any]) -> str:
     if save is None:
         return str(out)
     # after the result, which stands even if the folder can't be written
-    return f"{out}\n{(options['model'] if call.makes else made).save(save, overwrite=overwrite)}"
+    return f"{out}\n{made.save(save, overwrite=overwrite)}"
 
 
 def _refuse_folder(folder: Path, overwrite: bool, out: Path, kind: str) -> None:
@@ -164,19 +159,6 @@ def _read(file: Path) -> AnnData:
         return anndata.read_zarr(file) if file.is_dir() else anndata.read_h5ad(file)
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{str(file)!r} can't be read: {error}") from error
-
-
-def _fitted_screen(options: dict[str, Any]) -> Any:
-    """Fit what `perturb` would fit, apart, so that it can be kept."""
-    from scdiva.models._folder import kind_of
-    from scdiva.tl import fit_perturbation
-
-    if kind_of(Path(options["model"]).expanduser()) == "perturbation_model":
-        raise ValueError(f"--model {options['model']} is fitted already: there is nothing to --save.")
-    if options["perturbation_key"] is None:
-        raise ValueError("name the column with the perturbations, --perturbation_key.")
-    taken = inspect.signature(fit_perturbation).parameters
-    return fit_perturbation(**{name: value for name, value in options.items() if name in taken})
 
 
 def _write_edges(adata: AnnData, key: str, out: Path) -> None:

@@ -134,7 +134,7 @@ class _Parser(ArgumentParser):
         texts = arguments(cls)
         for field in dataclasses.fields(cls):
             if field.name not in skipped:
-                self.add(f"{prefix}{field.name}", sayable(field.type, cls), argparse.SUPPRESS, texts[field.name])
+                self.add(f"{prefix}{field.name}", sayable(str(field.type), cls), argparse.SUPPRESS, texts[field.name])
 
 
 def command_parser(command: str) -> _Parser:

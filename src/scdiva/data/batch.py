@@ -66,7 +66,7 @@ class CellBatch:
 
     def _each(self, moved: Callable[[torch.Tensor], torch.Tensor]) -> CellBatch:
         study = None if self.study is None else moved(self.study)
-        return CellBatch(*(moved(part) for part in self.packed), study)
+        return CellBatch(moved(self.tokens), moved(self.values), moved(self.cu_seqlens), study)
 
 
 def from_ragged(

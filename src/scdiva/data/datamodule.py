@@ -236,7 +236,12 @@ class CellDataModule(pl.LightningDataModule):
 
         # objects have no names: the first of validation is not the first that is trained on
         names = _names(files, "adata" if part == "train" else part)
-        how = {"max_length": self.context, "entropy_floor": self._entropy_floor, "empty": "nan", "keep": False}
+        how: dict[str, Any] = {
+            "max_length": self.context,
+            "entropy_floor": self._entropy_floor,
+            "empty": "nan",
+            "keep": False,
+        }
         sources: list[Source] = []
         for name, one in zip(names, files, strict=True):
             try:

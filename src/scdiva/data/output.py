@@ -270,7 +270,7 @@ def _delete(path: Path) -> None:
 def copy_frame(old: Any, parent: Any, name: str) -> None:
     """Copy annotation (`obs` or `var`) into another file.
 
-    From HDF5 to HDF5 it is copied as it is stored, by blocks. Otherwise a column at a time is held.
+    From HDF5 to HDF5 it is copied as it is stored. A column at a time is held.
 
     Parameters
     ----------
@@ -285,7 +285,7 @@ def copy_frame(old: Any, parent: Any, name: str) -> None:
     if "__categories" in old:  # categories of anndata before 0.8 are references into their own file
         anndata.io.write_elem(parent, name, anndata.io.read_elem(old))
     elif isinstance(old, h5py.Group) and isinstance(parent, h5py.Group):
-        _copy(old, parent, name)
+        old.file.copy(old, parent, name)
     else:
         new = parent.create_group(name)
         columns = [str(column) for column in old.attrs["column-order"]]
@@ -294,24 +294,6 @@ def copy_frame(old: Any, parent: Any, name: str) -> None:
         new.attrs["column-order"] = columns
         for column in dict.fromkeys([str(old.attrs["_index"]), *columns]):
             anndata.io.write_elem(new, column, anndata.io.read_elem(old[column]))
-
-
-def _copy(old: Any, parent: Any, name: str) -> None:
-    """Copy by blocks: HDF5's own copy holds all strings of a column at once."""
-    import h5py
-
-    if isinstance(old, h5py.Group):
-        new = parent.create_group(name)
-        for key, child in old.items():
-            _copy(child, new, key)
-    elif old.shape == () or old.shape is None:
-        old.file.copy(old, parent, name)
-        return
-    else:
-        new = parent.create_dataset(name, old.shape, old.dtype)
-        for start in range(0, old.shape[0], ROWS_PER_CHUNK):
-            new[start : start + ROWS_PER_CHUNK] = old[start : start + ROWS_PER_CHUNK]
-    new.attrs.update(old.attrs)
 
 
 def new_rows(parent: Any, name: str, shape: tuple[int, int]) -> Any:

@@ -397,9 +397,12 @@ class ValidationBatches(IterableDataset[CellBatch]):
         names: list[str] = []
         of_source: list[np.ndarray] = []
         for source in self.pool.sources:  # a pool may hold some of the studies only, so that its numbers are not these
-            packed = source if isinstance(source, PackedCells) else None
-            of_source.append(len(names) + (np.zeros(source.n_obs, np.int64) if packed is None else packed.study))
-            names += [source.name] if packed is None else packed.study_names
+            if isinstance(source, PackedCells):
+                of_source.append(len(names) + source.study)
+                names += source.study_names
+            else:
+                of_source.append(np.full(source.n_obs, len(names)))
+                names.append(source.name)
         study = np.concatenate([of_source[number][rows] for number, rows in self.pool.blocks])[self.chosen]
         present, numbers = np.unique(study, return_inverse=True)
         return [names[i] for i in present], numbers

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytorch_lightning as pl
@@ -120,17 +119,6 @@ class TaskModule(pl.LightningModule):
         """
         raise NotImplementedError(f"{type(self).__name__} must define compute_loss.")
 
-    @contextlib.contextmanager
-    def _seeded(self, seed: int) -> Iterator[None]:
-        """Seed torch's global streams inside the block only."""
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
-            # not torch.manual_seed: it would seed the GPUs that other work runs on too
-            torch.default_generator.manual_seed(seed)
-            if devices:
-                torch.cuda.manual_seed(seed)
-            yield
-
     def _run_in(self, number: int) -> None:
         """Have the network run over batches in so many parts."""
         for part in self.model.modules():
@@ -175,8 +163,13 @@ class TaskModule(pl.LightningModule):
         stream
             Name of the draws.
         """
-        with self._seeded(step_seed(self.config.seed, number, f"dropout/{stream}")):
-            return self.compute_loss(batch, step_generator(self.config.seed, number, stream))
+        seed, devices = self.config.seed, [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            # not torch.manual_seed: it would seed the GPUs that other work runs on too
+            torch.default_generator.manual_seed(step_seed(seed, number, f"dropout/{stream}"))
+            if devices:
+                torch.cuda.manual_seed(step_seed(seed, number, f"dropout/{stream}"))
+            return self.compute_loss(batch, step_generator(seed, number, stream))
 
     def _in_parts(self, run: Callable[[int], Result], n_cells: int) -> Result:
         """Run what runs the network over cells; when memory is out, from then on in smaller parts."""
@@ -252,9 +245,8 @@ class TaskModule(pl.LightningModule):
         FloatingPointError
             If it is not. Processes have added theirs up, so all of them stop.
         """
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        norms = torch._foreach_norm(gradients) if gradients else []
-        if norms and not bool(torch.isfinite(torch.stack(list(norms))).all()):
+        norm = nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
+        if not bool(torch.isfinite(norm)):
             batches = ", ".join(str(number) for _, number in self._window)
             raise FloatingPointError(
                 f"The gradient is not finite at batch {batches}, optimiser step {self.trainer.global_step}, though "
@@ -318,10 +310,10 @@ class TaskModule(pl.LightningModule):
                 f"A resumed run must have the configuration that it began with ({differing}). To go on under another "
                 "one, save the model and start a new run from it."
             )
-        if saved.get("world_size", 1) != self._world_size:
+        if saved["world_size"] != self._world_size:
             raise ValueError(
-                f"The run began with {saved.get('world_size', 1)} processes and cannot be resumed with "
+                f"The run began with {saved['world_size']} processes and cannot be resumed with "
                 f"{self._world_size}: they would see other batches. Start as many, or begin a new run from the model."
             )
         self.batches_seen = saved["batches_seen"]
-        self.micro_batches = max(self.micro_batches, saved.get("micro_batches", 1))
+        self.micro_batches = max(self.micro_batches, saved["micro_batches"])

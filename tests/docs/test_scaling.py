@@ -121,7 +121,7 @@ def test_the_memory_adds_up():
     found = dict(row for row in rows("") if len(row) == 2)
     sizes = {what.split(",")[0].split(":")[0]: size for what, size in found.items()}
     assert float(sizes["weights"]) == pytest.approx(16 * n / 1e9, rel=0.01)
-    assert float(sizes["DDP's buckets"]) == float(sizes["running mean"]) == pytest.approx(4 * n / 1e9, rel=0.02)
+    assert float(sizes["DDP's buckets"]) == pytest.approx(4 * n / 1e9, rel=0.02)
     result = json.loads((ROOT / "benchmarks" / "results" / "activations.json").read_text())
     (token,) = [
         row["bytes_per_token"] for row in result["rows"] if row["what"] == "bfloat16 autocast, whole network and loss"

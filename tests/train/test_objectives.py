@@ -210,7 +210,7 @@ def test_studies_are_checked(decoder):
     with pytest.raises(ValueError, match="3 studies"):
         decoder(state, None)
     for wrong in ([0, 3], [-2, 1]):
-        with pytest.raises(ValueError, match=r"in 0 \.\.\. 2, or -1 for another one; got"):
+        with pytest.raises(ValueError, match="3 studies"):
             decoder(state, torch.tensor(wrong))
 
 

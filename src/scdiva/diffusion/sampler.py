@@ -107,9 +107,7 @@ def gumbel(shape: torch.Size, generator: torch.Generator, device: torch.device) 
     return -torch.log(-torch.log(uniform.clamp_min(torch.finfo(torch.float64).tiny))).to(device)
 
 
-def assign_genes(
-    logits: Tensor, cells: Tensor, priority: Tensor, temperature: float, generator: torch.Generator
-) -> Tensor:
+def assign_genes(logits: Tensor, cells: Tensor, priority: Tensor, generator: torch.Generator) -> Tensor:
     """One gene for each row, no gene twice in a cell.
 
     Rows of a cell are served in order of priority: each draws from its softmax over the genes that no row before it
@@ -124,8 +122,6 @@ def assign_genes(
         int64 `(N,)`: which cell a row belongs to.
     priority
         `(N,)`: higher is served first.
-    temperature
-        0 takes the likeliest gene; otherwise logits are divided by it.
     generator
         Source of the Gumbel noise.
 
@@ -151,8 +147,7 @@ def assign_genes(
         active = counts > rank
         rows = order[starts[active] + rank]
         scores = logits[rows].double().masked_fill(taken[active], -torch.inf)
-        if temperature > 0:
-            scores = scores / temperature + gumbel(scores.shape, generator, scores.device)
+        scores = scores + gumbel(scores.shape, generator, scores.device)
         best, genes = scores.max(1)
         exhausted |= (best == -torch.inf).any()
         chosen[rows] = genes
@@ -206,7 +201,7 @@ def likeliest_genes(logits: Tensor, cells: Tensor, share: float) -> tuple[Tensor
 
 
 def _revealed(
-    logits: Tensor, cells: Tensor, share: float, remasking: Remasking, temperature: float, generator: torch.Generator
+    logits: Tensor, cells: Tensor, share: float, remasking: Remasking, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Rows to reveal in a step, int64 `(n,)` ascending, and their genes `(n,)`; see :func:`sample`."""
     if remasking == "low_confidence":
@@ -216,7 +211,7 @@ def _revealed(
     # harmless, because among the revealed it is still uniform
     priority = draws.to(logits.device)
     rows = (priority < share).nonzero().squeeze(1)
-    return rows, assign_genes(logits[rows], cells[rows], priority[rows], temperature, generator)
+    return rows, assign_genes(logits[rows], cells[rows], priority[rows], generator)
 
 
 def _order_by_score(tokens: Tensor, values: Tensor, cells: Tensor, denominator: Tensor) -> Tensor:
@@ -236,7 +231,6 @@ def sample(
     *,
     n_steps: int = 1,
     remasking: Remasking = "low_confidence",
-    temperature: float = 0.0,
     allowed: Tensor | None = None,
     draw_values: DrawValues | None = None,
     score_denominator: Tensor | None = None,
@@ -250,9 +244,8 @@ def sample(
 
     `remasking="low_confidence"` reveals the surest first (for reconstruction): the genes that are surest to be masked
     in the cell, at positions that suit them (:func:`likeliest_genes`). `"random"` reveals each masked position with the
-    posterior probability of the process (ancestral: for drawing populations; use it with `temperature=1`). With it and
-    many more steps than masked positions the draws follow the any-order model whose likelihood :func:`log_likelihood`
-    bounds.
+    posterior probability of the process and draws its gene (ancestral: for drawing populations). With it and many more
+    steps than masked positions the draws follow the any-order model whose likelihood :func:`log_likelihood` bounds.
 
     Parameters
     ----------
@@ -268,8 +261,6 @@ def sample(
         K.
     remasking
         See above.
-    temperature
-        Of `"random"`: 0 is greedy; 1 samples the model; noise is Gumbel in float64.
     allowed
         bool `(n_genes,)`: genes that may appear, for instance those that a panel measures. None: all.
     draw_values
@@ -308,10 +299,6 @@ def sample(
         raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
     if remasking not in get_args(Remasking):
         raise ValueError(f"remasking must be one of {', '.join(get_args(Remasking))}, got {remasking!r}.")
-    if not temperature >= 0:
-        raise ValueError(f"temperature must be 0 or positive, got {temperature}.")
-    if temperature and remasking == "low_confidence":
-        raise ValueError(f"temperature={temperature} draws genes at random: pass remasking='random' with it.")
     if bool(((tokens < N_SPECIAL) & (tokens != MASK)).any()):
         raise ValueError("Cells to complete may hold gene tokens and MASK only, neither PAD nor LAT.")
     n_cells = cu_seqlens.numel() - 1
@@ -326,7 +313,7 @@ def sample(
         where = masked.nonzero().squeeze(1)
         logits = available_logits(logits, tokens, cells, n_cells, allowed)
         share = (k / n_steps - (k - 1) / n_steps) / (k / n_steps)
-        rows, genes = _revealed(logits, cells[where], share, remasking, temperature, generator)
+        rows, genes = _revealed(logits, cells[where], share, remasking, generator)
         at, own = where[rows], cells[where[rows]]
         expected = predicted[at] + (of_genes[0][own, genes].to(values.dtype) if of_genes else 0.0)
         expected = expected.clamp_min(0)
@@ -340,8 +327,9 @@ def sample(
 
 def _checked_values(predicted: Tensor, asked: Tensor) -> Tensor:
     """Values that a denoiser returned, or an error if they are not one finite number for each position asked about."""
-    if predicted.shape != asked.shape:
-        raise ValueError(f"The denoiser must return {asked.numel()} values, got shape {tuple(predicted.shape)}.")
-    if not bool(torch.isfinite(predicted[asked]).all()):
-        raise ValueError("The denoiser returned values that are not finite: damaged weights?")
+    if predicted.shape != asked.shape or not bool(torch.isfinite(predicted[asked]).all()):
+        raise ValueError(
+            f"The denoiser must return {asked.numel()} values, finite where they are asked for, got shape "
+            f"{tuple(predicted.shape)}. If that is right, the weights may be damaged."
+        )
     return predicted

@@ -87,8 +87,5 @@ class SetEncoder(nn.Module):
 
     def forward(self, tokens: Tensor, values: Tensor, cu_seqlens: Tensor, visible: Tensor) -> Tensor:
         """Encode each cell from its visible tokens; `visible` bool `(T,)`. Returns `(B, linear_dim + learned_dim)`."""
-        return self.join(*self.parts(tokens, values, cu_seqlens, visible))
-
-    def join(self, x: Tensor, y: Tensor) -> Tensor:
-        """Put both parts together."""
+        x, y = self.parts(tokens, values, cu_seqlens, visible)
         return torch.cat([self.balance * x, y], dim=1) / (self.balance**2 + 1) ** 0.5

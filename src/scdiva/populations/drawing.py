@@ -228,7 +228,6 @@ def _sampled(
             torch.tensor([0, length], dtype=torch.int32),
             n_steps=N_STEPS,
             remasking="random",
-            temperature=1.0,
             allowed=allowed,
             draw_values=drawn,
             generator=step_generator(seed, cell, "generate"),

@@ -201,8 +201,8 @@ class Watch(Callback):
         self._step = trainer.global_step
         self.on_validation_end(trainer, pl_module)
         if self.progress and trainer.is_global_zero:
-            total = None if trainer.max_steps < 0 else trainer.max_steps
-            self._bar = progress_bar(desc="training", unit="step", total=total, initial=self._step, shown=True)
+            n = trainer.max_steps
+            self._bar = progress_bar(desc="training", unit="step", total=n, initial=self._step, shown=True)
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock anew. Called by Lightning."""

@@ -68,15 +68,9 @@ class GeneDecoder(nn.Module):
         logits: Tensor = self.linear(F.rms_norm(state, state.shape[-1:]))
         if self.study_bias is None:
             return logits
-        if study is None:
-            raise ValueError(
-                f"The module knows {self.study_bias.num_embeddings} studies; the batch has no study numbers."
-            )
-        if bool(((study < -1) | (study >= self.study_bias.num_embeddings)).any()):
-            raise ValueError(
-                f"Study numbers must be in 0 ... {self.study_bias.num_embeddings - 1}, or -1 for another one; "
-                f"got {int(study.min())} to {int(study.max())}."
-            )
+        n = self.study_bias.num_embeddings
+        if study is None or bool(((study < -1) | (study >= n)).any()):
+            raise ValueError(f"The decoder knows {n} studies: batches need their numbers, from 0; -1 for another.")
         known = torch.ge(study, 0)[:, None]
         common = self.study_bias.weight.mean(0)
         return logits + torch.where(known, self.study_bias(study.clamp_min(0)), common)

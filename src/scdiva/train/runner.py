@@ -64,9 +64,8 @@ def launched() -> tuple[int, int] | None:
 
 def is_first_process() -> bool:
     """Whether this process is the first of a run, or its only one: the one that writes what is written once."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        return os.environ["RANK"] == "0"
-    return launched() is None or os.environ["SLURM_PROCID"] == "0"
+    rank = "RANK" if "TORCHELASTIC_RUN_ID" in os.environ else "SLURM_PROCID"
+    return launched() is None or os.environ[rank] == "0"
 
 
 @contextlib.contextmanager

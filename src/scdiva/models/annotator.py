@@ -41,8 +41,8 @@ class Annotator(Fitted):
     novelty
         Novelties of held-out cells of the reference, float32, ascending: what `reject` is measured by.
     notes
-        What was found in fitting: `labels_key`, `seed`, `temperature`, `n_held_out`, `accuracy`, `ece`, `reliability`,
-        and of a fine-tuned one `history`.
+        What was found in fitting: `labels_key`, `seed`, `temperature`, `n_held_out`, `accuracy`, `ece`, and
+        `reliability`.
     dtype
         Type of the labels: that of the reference's, such as `"int64"`, or `"object"`, text.
     ordered

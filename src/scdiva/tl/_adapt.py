@@ -71,10 +71,10 @@ def adapt(
     components alone, and seven weights between; of those within two standard errors of the best, the one nearest to
     1.5 is taken. Nothing is trained.
 
-    All cells are read, by blocks of rows, backed or not. Of more than 50,000 so many are drawn, and only these are held
-    in memory, 8 bytes per value above zero: components are fitted to them, and 5,000 of them judge. Cell states, the
-    state head and the transformer stay those of the model: what :func:`impute` or :func:`generate` find with the new
-    model is what they find with the given one.
+    All cells are read, by blocks of rows, backed or not; twice where the matrix is beyond 128 MiB, first to check it.
+    Of more than 50,000 cells so many are drawn, and only these are held in memory, 8 bytes per value above zero:
+    components are fitted to them, and 5,000 of them judge. Cell states, the state head and the transformer stay those
+    of the model: what :func:`impute` or :func:`generate` find with the new model is what they find with the given one.
 
     Parameters
     ----------
@@ -158,7 +158,7 @@ def adapt(
         new = with_own_components(given, cells, weight, sample)
         if batch_key is None:
             _warn_of_batches(new, *sample, adata.obs.iloc[rows[:: -(-len(rows) // MOST_JUDGED)]], seed)
-    chosen = {"no": "model", "joined": "joined", "own": "own"}[new.config.adapted]
+    chosen = "model" if new.own is None else new.config.adapted
     agreements = agreement.found.tolist()
     found: dict[str, Any] = {
         "chosen": chosen,

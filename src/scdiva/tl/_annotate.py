@@ -73,10 +73,10 @@ def annotate(
     - `"knn"`: nearest neighbours in the embedding. Nothing is trained (zero-shot). Of a model that has integrated
       batches this is the integrated embedding; the other methods read the state before it, as what batches share with
       types is then still there.
-    - `"finetune"`: the model itself is trained on by low-rank updates, with the logistic regression as its last layer
+    - `"finetune"`: all weights that the state comes from are trained on, with the logistic regression as the last layer
       (paper, section on annotation). Batches of `batch_key` that hold a tenth of the cells or more are held out, and
-      training ends once they are predicted no better; without batches, or where each label is in one batch only, a
-      tenth of the cells is. It was no better than the default on any set that was tried, and took longer.
+      what was trained is kept if they are predicted better; without batches, or where each label is in one batch only,
+      a tenth of the cells is. It was no better than the default on any set that was tried, and took longer.
 
     Probabilities are those of classifiers that held-out cells of the reference have calibrated [1]_: labelled cells
     are dealt out in three parts, each predicted by a fit on the two others. Of few labels they are uncertain: below
@@ -141,7 +141,7 @@ def annotate(
         error of held-out cells), `accuracy` and `n_held_out` (theirs and their number), `reliability` (arrays
         `confidence`, `accuracy`, `n_cells` of 15 bins of confidence), `max_novelty` (the threshold of `reject`, else
         NaN), `n_genes` (that both have), `n_labelled`, `own_directions`, `model`, `seed`, `seconds`; of `"finetune"`
-        also `improved` and, where a cell could be held out, `steps`, `stopped`, `start_loss`, `best_loss`, `history`.
+        also `improved` and, where a cell could be held out, `steps`, `stopped`, `start_loss` and `end_loss`.
 
     Raises
     ------

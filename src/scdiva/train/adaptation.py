@@ -139,11 +139,9 @@ def read_cells(
     with progress_bar(desc="reading", unit="cell", total=source.n_obs) as bar:
         for rows, part in source.windows(source.block_rows, on_read=bar.update):
             parts.append(part if kept[rows].all() else take_cells(part, np.flatnonzero(kept[rows])))
-    lengths, tokens, values = (
-        np.concatenate([np.diff(part[0]) if i == 0 else part[i] for part in parts]) for i in range(3)
-    )
-    ragged = (np.concatenate([[0], np.cumsum(lengths)]), tokens, values)
-    ragged = take_cells(ragged, np.searchsorted(np.flatnonzero(kept), wanted))
+    indptr = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(part[0]) for part in parts]))])
+    tokens, values = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
+    ragged = take_cells((indptr, tokens, values), np.searchsorted(np.flatnonzero(kept), wanted))
     names, numbers = np.unique(batch[wanted], return_inverse=True)
     return AdaptationCells(*ragged, numbers, source.measured_tokens, len(names)), wanted
 

@@ -8,7 +8,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+import scanpy as sc
 import scipy.sparse as sp
+from matplotlib.figure import Figure
 
 import scdiva as sd
 from scdiva.pl import _maps, umap
@@ -162,6 +164,19 @@ def test_one_number_for_all_cells_is_one_colour(adata):
     low, high = fig.axes[1].get_ylim()
     assert low < 3.0 < high
     assert len(np.unique(fig.axes[0].collections[0].to_rgba(np.full(60, 3.0)), axis=0)) == 1
+
+
+def test_other_figures_and_scanpys_settings_are_left_alone(adata, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    before, own = plt.get_fignums(), Figure()
+    sc.settings.autosave = True
+    try:
+        umap(adata, "depth", basis="X_umap", ax=own.add_subplot())
+    finally:
+        sc.settings.autosave = False
+    assert plt.get_fignums() == before
+    assert len(own.axes) == 2  # the colour bar is in the figure of the axes
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_thousand_groups_get_no_legend(adata):

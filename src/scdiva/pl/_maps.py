@@ -183,7 +183,7 @@ def _draw_cells(axes: Axes, panel: Panel, size: float | None) -> None:
     # In no order, so that no group hides another only because its cells come later.
     shown = np.random.default_rng(0).permutation(np.flatnonzero(np.isfinite(panel.xy).all(axis=1)))
     cells = AnnData(shape=(len(shown), 0), obsm={"map": panel.xy[shown]})
-    bar, missing = None, False
+    bar = missing = False
     if panel.column is None:
         pass
     elif panel.groups:
@@ -193,7 +193,7 @@ def _draw_cells(axes: Axes, panel: Panel, size: float | None) -> None:
     else:
         numbers = pd.to_numeric(panel.column.iloc[shown].astype(object), errors="coerce").to_numpy(dtype=np.float64)
         known = np.isfinite(numbers)
-        bar, missing = "right" if known.any() else None, not known.all()
+        bar, missing = known.any(), not known.all()
         cells.obs["value"] = np.where(known, numbers, np.nan)
     sc.pl.embedding(
         cells,
@@ -206,12 +206,14 @@ def _draw_cells(axes: Axes, panel: Panel, size: float | None) -> None:
         vmax=panel.limits[1],
         legend_loc="right margin" if panel.legend == "right" else None,
         legend_fontsize=8,
-        colorbar_loc=bar,
+        colorbar_loc=None,
         ax=axes,
         show=False,
+        save=False,  # whatever scanpy's settings say
     )
-    below = "\ngrey: NA" if missing else ""
-    axes.set(xlabel=panel.axis_names[0] + below, ylabel=panel.axis_names[1])
+    if bar:  # scanpy's would be put into pyplot's current figure
+        axes.figure.colorbar(axes.collections[-1], ax=axes, pad=0.02, shrink=0.7)
+    axes.set(xlabel=panel.axis_names[0] + "\ngrey: NA" * missing, ylabel=panel.axis_names[1])
 
 
 def _name_groups(axes: Axes, panel: Panel) -> None:

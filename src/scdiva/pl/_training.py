@@ -96,9 +96,7 @@ def _logs(path: Path) -> list[Path]:
         return [path]
     found = [path / "metrics.csv"] if (path / "metrics.csv").is_file() else list(path.glob("log/version_*/metrics.csv"))
     if not found:
-        raise FileNotFoundError(
-            f"no log at {str(path)!r}: pass the folder of a run, which holds log/version_0/metrics.csv, or that file."
-        )
+        raise FileNotFoundError(f"no log at {str(path)!r}: pass the folder of a run, or its metrics.csv.")
     return sorted(found, key=lambda file: int(re.sub(r"\D", "", file.parent.name) or 0))
 
 

@@ -149,7 +149,7 @@ LATE = {
     ),
     "a push": (
         "huggingface_hub", "hub", lambda _: sd.models.push("scdiva-mini", "hf://a/b"),
-        ("scdiva.models.pretrained._to_send",),
+        ("scdiva.models.hub.find_model",),
     ),
     "pretraining": (
         "triton", "gpu",

@@ -149,8 +149,8 @@ class ScDiVaConfig:
             if not isfinite(number) or number < 0 or (number == 0 and name not in ("entropy_floor", "adapted_scale")):
                 raise ValueError(f"{name} must be finite and positive; got {value!r:.80}.")
             object.__setattr__(self, name, number)
-        elif value not in (choices := get_args(get_type_hints(type(self))[name])):
-            raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r:.80}.")
+        elif value not in _CHOICES[name]:
+            raise ValueError(f"{name} must be one of {', '.join(map(repr, _CHOICES[name]))}; got {value!r:.80}.")
 
     @classmethod
     def paper(cls) -> ScDiVaConfig:
@@ -249,3 +249,7 @@ class ScDiVaConfig:
             said += [f"missing: {', '.join(missing)}"] * bool(missing)
             raise ValueError(f"Not a complete model configuration ({'; '.join(said)}).")
         return cls(**values)
+
+
+# once: to read annotations is to compile them, which loading a model must never do
+_CHOICES = {name: get_args(hint) for name, hint in get_type_hints(ScDiVaConfig).items()}

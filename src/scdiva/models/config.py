@@ -244,10 +244,9 @@ class ScDiVaConfig:
         known = {field.name for field in fields(cls)}
         unknown, missing = sorted(set(values) - known), sorted(known - set(values) - set(_LATER))
         if unknown or missing:
-            names = [f"{name!s:.80}{or_nearest(name, known)}" for name in unknown[:10]] + ["..."] * (len(unknown) > 10)
-            said = [f"unknown: {', '.join(names)}"] * bool(unknown)
-            said += [f"missing: {', '.join(missing)}"] * bool(missing)
-            raise ValueError(f"Not a complete model configuration ({'; '.join(said)}).")
+            named = [f"{name!s:.80}{or_nearest(name, known)}" for name in unknown[:10]] + ["..."] * (len(unknown) > 10)
+            said = f"unknown: {', '.join(named) or 'none'}; missing: {', '.join(missing) or 'none'}"
+            raise ValueError(f"Not a complete model configuration ({said}).")
         return cls(**values)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scdiva._checks import nearest
+from scdiva._checks import or_nearest
 from scdiva._constants import N_SPECIAL
 from scdiva._labels import read_labels
 from scdiva.data.conditions import wanted_groups
@@ -152,13 +152,12 @@ def choose_genes(
             raise ValueError(f"{what} names no gene; leave it out to take all.")
         tokens = cells.vocabulary.match(wanted, cells.reading.species).tokens.astype(np.int64)
         if missing := [name for name, token in zip(wanted, tokens, strict=True) if token < 0 or not there[token]]:
-            of_adata = cells.reading.species not in (None, "human")
-            near = [] if of_adata else nearest(missing[0], cells.vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL])
-            meant = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-            how = "as the data have them" if of_adata else "by symbol or Ensembl id"
+            human = cells.reading.species in (None, "human")
+            names_there = cells.vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL] if human else []
             raise ValueError(
                 f"{len(missing)} of {len(wanted)} {what} are not among the genes of adata that the model knows (first: "
-                f"{missing[0]!r}){meant}. Name them {how}."
+                f"{missing[0]!r}{or_nearest(missing[0], names_there)}). Name them "
+                f"{'by symbol or Ensembl id' if human else 'as the data have them'}."
             )
         if rare := [name for name, token in zip(wanted, tokens, strict=True) if not wide[token]]:
             found = most[tokens[wanted.index(rare[0])]]

@@ -201,13 +201,9 @@ def _named(adata: AnnData, genes: Sequence[str] | str) -> list[str]:
 def _check_known(genes: list[str], names: np.ndarray, tokens: np.ndarray, columns: np.ndarray) -> None:
     """Raise ValueError for genes that the model does not know, or that another column stands for."""
     known = set(names[columns[columns >= 0]])
-    if not (unknown := [name for name in genes if name not in known]):
-        return
-    first = unknown[0]
-    token = int(tokens[names == first].max(initial=-1))
-    if token >= 0:
-        raise ValueError(
-            f"{first!r} is one of several columns of one gene, of which {names[columns[token]]!r} has most counts: "
-            "name that one."
-        )
-    raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {first!r}.")
+    if unknown := [name for name in genes if name not in known]:
+        if (token := int(tokens[names == unknown[0]].max(initial=-1))) >= 0:
+            raise ValueError(
+                f"{unknown[0]!r} is a column of a gene that {names[columns[token]]!r} stands for: name that."
+            )
+        raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}.")

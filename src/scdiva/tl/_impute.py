@@ -203,7 +203,6 @@ def _check_known(genes: list[str], names: np.ndarray, tokens: np.ndarray, column
     known = set(names[columns[columns >= 0]])
     if unknown := [name for name in genes if name not in known]:
         if (token := int(tokens[names == unknown[0]].max(initial=-1))) >= 0:
-            raise ValueError(
-                f"{unknown[0]!r} is a column of a gene that {names[columns[token]]!r} stands for: name that."
-            )
+            most = names[columns[token]]
+            raise ValueError(f"{unknown[0]!r} is one of several columns of a gene, of which {most!r} has most counts.")
         raise ValueError(f"the model does not know {len(unknown)} of {len(genes)} genes, the first is {unknown[0]!r}.")

@@ -210,9 +210,7 @@ def refuse_unwritable(out: Path) -> None:
     except OSError as error:
         why = "is no folder" if not folder.is_dir() else "can't be written into"
         raise OSError(
-            error.errno,
-            f"{os.strerror(error.errno or 0)}: {str(folder)!r} {why}. Pass another path than",
-            str(out),
+            error.errno, f"{os.strerror(error.errno or 0)}: {str(folder)!r} {why}. Pass another path than", str(out)
         ) from error
 
 

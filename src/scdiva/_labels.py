@@ -243,7 +243,7 @@ def label_numbers(
             warn(
                 f"no cell has the unlabeled_category {str(unlabeled_category)!r}: {where}.obs[{labels_key!r}] holds "
                 f"{', '.join(map(repr, names[:20]))}{', ...' if len(names) > 20 else ''}, and all of these count as "
-                "types.",
+                "types."
             )
         known = known & ~without  # not in place: pandas 3 gives arrays that can't be written to
     check_labels(column[known], f"{where}.obs[{labels_key!r}]", "label")

@@ -225,11 +225,7 @@ def run_cells(
     most = 1 if through_blocks and running.device.startswith("cpu") else running.batch_size
     with (
         open_encoder(
-            model,
-            device=running.device,
-            precision=running.precision,
-            threads=settings.threads,
-            what=running.what,
+            model, device=running.device, precision=running.precision, threads=settings.threads, what=running.what
         ) as encode,
         progress_bar(
             desc="running the model",

@@ -311,14 +311,14 @@ def _decide(seen: _Seen, input: Input, where: str) -> Literal["counts", "lognorm
     if not log_like or scale == "linear":
         warn(
             f"{where} is taken as counts although {said}. Corrected counts, TPM and counts recovered from logarithms "
-            "look like this; if it holds something else, pass the counts with layer=... or use_raw=True.",
+            "look like this; if it holds something else, pass the counts with layer=... or use_raw=True."
         )
         return "counts"
     if scale == "unlike counts":
         warn(
             f"{where} is taken as log(1 + x), but its exponentials are not those of counts, nor have cells one "
             f"total ({said}). Imputed, corrected or scaled values look like this, and results may be wrong: "
-            "better pass the counts with layer=... or use_raw=True.",
+            "better pass the counts with layer=... or use_raw=True."
         )
     return "lognorm"
 
@@ -337,7 +337,7 @@ def _check_integers(seen: _Seen, where: str) -> None:
         warn(
             f"{where} is taken as counts, but within most cells values differ less than counts do: the largest is "
             f"less than {_TOP_OVER_MEAN} times their mean, and hardly any is 1. Bins, ranks and rounded logarithms "
-            "are like this; if it holds something else than counts, pass those with layer=... or use_raw=True.",
+            "are like this; if it holds something else than counts, pass those with layer=... or use_raw=True."
         )
 
 

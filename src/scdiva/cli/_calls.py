@@ -280,7 +280,6 @@ def about_cells(path: Path, model: str) -> dict[str, Any]:
 
 def _expression(path: Path, model: str) -> dict[str, Any]:
     """Check the first cells of a matrix, and match its genes to the model's."""
-    from scdiva._validate import scan
     from scdiva.data.blocks import BLOCK_ROWS, open_matrix, row_blocks
     from scdiva.data.genes import judge_genes, match_columns
     from scdiva.models._folder import VOCABULARY
@@ -296,7 +295,7 @@ def _expression(path: Path, model: str) -> dict[str, Any]:
         holds: dict[str, Any] = {"cells_read": min(opened.shape[0], CELLS_READ)}
         try:
             blocks = itertools.islice(row_blocks(opened.matrix, BLOCK_ROWS), CELLS_READ // BLOCK_ROWS)
-            found = scan(blocks, opened.shape[1], where="X")
+            found = opened.scan(blocks)
             holds |= {"holds": found.kind, "integer": found.integer, "max": float(found.max)}
             known["share_of_counts"] = judge_genes(matched, genes, found.counts_per_gene)["share_counts"]
         except ValueError as error:

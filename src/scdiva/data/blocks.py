@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva._checks import or_nearest
+from scdiva._validate import Input, Scan, scan
 from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, whole
 from scdiva.data.writing import check_anndata
 
@@ -51,6 +52,26 @@ class OpenMatrix:
     def shape(self) -> tuple[int, int]:
         """Number of cells and genes."""
         return int(self.matrix.shape[0]), int(self.matrix.shape[1])
+
+    def scan(
+        self, blocks: Iterable[tuple[int, sp.csr_matrix]], input: Input = "auto", known: np.ndarray | None = None
+    ) -> Scan:
+        """Check blocks of the matrix, with errors that name its cells and genes.
+
+        Parameters
+        ----------
+        blocks, input, known
+            As for :func:`scdiva._validate.scan`.
+        """
+        return scan(
+            blocks,
+            self.shape[1],
+            input=input,
+            known=known,
+            obs_names=self.obs_names,
+            var_names=self.var.index,
+            where=self.where,
+        )
 
     def close(self) -> None:
         """Close the file behind the matrix, if there is one."""

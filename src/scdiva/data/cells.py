@@ -12,7 +12,7 @@ import scipy.sparse as sp
 
 from scdiva._checks import warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM
-from scdiva._validate import Input, Scan, scan
+from scdiva._validate import Input, Scan
 from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
 from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, judge_genes, match_columns
 from scdiva.data.reading import AS_IT_IS, Reading
@@ -132,21 +132,14 @@ def open_cells(
         blocks = row_blocks(matrix, block_rows)
         if keep and not sp.issparse(matrix):
             blocks = _keeping(blocks, kept)
-        found = scanned or scan(
-            blocks,
-            opened.shape[1],
-            input=reading.input,
-            known=matched.tokens >= 0,
-            obs_names=opened.obs_names,
-            var_names=opened.var.index,
-            where=opened.where,
-        )
+        found = scanned or opened.scan(blocks, reading.input, matched.tokens >= 0)
         report = judge_genes(matched, genes, found.counts_per_gene, reading)
     except BaseException:
         opened.close()
         raise
     if report["share_counts"] >= WARNING_SHARE:
         warn_of_foreign(found, opened)
+    path = Path(data) if isinstance(data, str | Path) else None
     source = CellSource(
         genes,
         matched.tokens,
@@ -156,10 +149,10 @@ def open_cells(
         block_rows,
         denominator,
         reading,
-        Path(data) if isinstance(data, str | Path) else None,
+        path,
         opened,
         sp.vstack(kept, format="csr") if kept else matrix,
-        name=Path(data).stem if isinstance(data, str | Path) else "",
+        name="" if path is None else path.stem,
     )
     if reading.empty == "error":
         refuse_empty(source)
@@ -499,14 +492,7 @@ def log_normalised(
     """
     with open_matrix(adata, layer=layer, use_raw=use_raw) as opened:
         blocks = list(row_blocks(opened.matrix))
-        found = scan(
-            blocks,
-            opened.shape[1],
-            input=input,
-            obs_names=opened.obs_names,
-            var_names=opened.var.index,
-            where=opened.where,
-        )
+        found = opened.scan(blocks, input)
         var = opened.var
     return to_log([block for _, block in blocks], found.kind), var
 

@@ -243,7 +243,7 @@ def judge_genes(
         first = _some(name for name, way in zip(names, how, strict=True) if way == "ortholog")
         warn(
             f"these are {kind}, such as {first}: {int(mapped.sum()):,} of {len(names):,} are read as their human "
-            f"orthologs, with {share:.0%} of the counts. The model has learned from human cells alone.",
+            f"orthologs, with {share:.0%} of the counts. The model has learned from human cells alone."
         )
     if share < WARNING_SHARE:
         _refuse_or_warn(names, counts, mapped, share, reading)
@@ -278,7 +278,7 @@ def _refuse_or_warn(
         warn(
             f"{found}: results rest on that part of the data."
             + (" The unknown genes are those of a mouse: keep only the human cells and genes." if mouse else "")
-            + _about_spikes(names, counts),
+            + _about_spikes(names, counts)
         )
         return
     if isinstance(reading.species, dict):

@@ -284,9 +284,10 @@ class PretrainingModule(TaskModule):
         logits = None
         if self.model.state_head is not None and scored is not None:
             logits = self._logits(out, (corrupted.masked & scored).nonzero().squeeze(1), corrupted, batch)
-        made = out.hidden, self.model.gene_weight, self.model.values(out, batch.tokens)
-        cells = batch.tokens, batch.values, corrupted, batch.cu_seqlens
-        loss, parts = dual_loss(*made, *cells, value_weight=c.value_weight, scored=scored, logits=logits)
+        cells = self.model.values(out, batch.tokens), batch.tokens, batch.values, corrupted, batch.cu_seqlens
+        loss, parts = dual_loss(
+            out.hidden, self.model.gene_weight, *cells, value_weight=c.value_weight, scored=scored, logits=logits
+        )
         if self.decoder is not None:
             weight = (times <= DECODED_TIME).to(times)
             terms = gene_multinomial_loss(self.decoder(out.cell_state, batch.study), batch)

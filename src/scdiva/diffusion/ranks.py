@@ -41,8 +41,8 @@ class Ranked(NamedTuple):
 
     def log_prior(self, asked: Tensor, expected: Tensor, genes: Tensor | None = None) -> Tensor:
         """Give :func:`rank_log_prior` of these cells."""
-        tokens, values, cu_seqlens, visible, denominator = self
-        return rank_log_prior(tokens, values, asked, visible, cu_seqlens, expected, denominator, genes)
+        known = self.tokens, self.values, asked, self.visible, self.cu_seqlens
+        return rank_log_prior(*known, expected, self.denominator, genes)
 
 
 def rank_log_prior(

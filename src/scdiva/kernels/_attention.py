@@ -126,7 +126,7 @@ def attention_weights(
     >>> [weights.shape for weights in attention_weights(q, k, cu_seqlens=cu_seqlens)]
     [torch.Size([2, 3, 3]), torch.Size([2, 2, 2])]
     """
-    _check_shapes(q, k, k)
+    _check_shapes(q, k)
     _check_tables(cos, sin, longest_cell(cu_seqlens, q.shape[0])[0], q.shape[-1])
     return _reference.packed_weights(q, k, cos, sin, cu_seqlens)
 
@@ -275,13 +275,11 @@ def _log_once(reason: str) -> None:
     logging.getLogger("scdiva").warning("attention runs through SDPA, not through the fused kernel: %s", reason)
 
 
-def _check_shapes(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if not q.shape == k.shape == v.shape:
-        raise ValueError(f"q, k and v must have one shape; got {[tuple(x.shape) for x in (q, k, v)]}.")
-    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
-        raise ValueError(f"q, k and v must have one floating dtype; got {[str(x.dtype) for x in (q, k, v)]}.")
-    if q.dim() != 3:
-        raise ValueError(f"q, k and v must be packed, (T, H, D); got {tuple(q.shape)}.")
+def _check_shapes(q: Tensor, *others: Tensor) -> None:
+    alike = all(x.shape == q.shape and x.dtype == q.dtype for x in others)
+    if not alike or q.dim() != 3 or not q.is_floating_point():
+        found = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in (q, *others))
+        raise ValueError(f"q, k and v must be packed, (T, H, D), of one shape and one floating dtype; got {found}.")
 
 
 def longest_cell(cu_seqlens: Tensor, n_tokens: int, *also: Tensor) -> tuple[int, ...]:

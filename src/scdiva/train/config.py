@@ -13,7 +13,6 @@ _FROM_1 = {
     "steps", "batch_size", "batch_tokens", "accumulate", "micro_batches", "log_every", "validate_every",
     "checkpoint_every", "context", "scored_genes",
 }  # fmt: skip
-_ABOVE_0 = {"learning_rate"}
 _AT_MOST_1 = {"final_learning_rate", "value_mask_rate"}
 """Numbers by name of the field; all others are 0 or more."""
 
@@ -33,7 +32,7 @@ def _check(config: OptimiserConfig) -> None:
             least = 1 if name in _FROM_1 else 0
             if value < least:
                 raise ValueError(f"{name} must be at least {least}, got {value}.")
-            if value == 0 and name in _ABOVE_0:
+            if value == 0 and name == "learning_rate":
                 raise ValueError(f"{name} must be above 0.")
             if value > 1 and name in _AT_MOST_1:
                 raise ValueError(f"{name} must be at most 1, got {value}.")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 
 import scdiva as sd
 from scdiva._constants import N_SPECIAL
@@ -113,3 +114,15 @@ def test_cells_of_some_genes_alone(opened, data):
     np.testing.assert_array_equal(cells.measured, tokens)
     totals = [np.expm1(cells.values[cells.indptr[i] : cells.indptr[i + 1]]).sum() for i in range(len(rows))]
     np.testing.assert_allclose(totals, 1e4, rtol=1e-4)  # of these genes alone
+
+
+@pytest.mark.parametrize("fields", [{"anchor_residual": False}, {"anchor": "learned"}])
+def test_states_in_blocks_are_those_of_single_cells(tiny, fields, monkeypatch):
+    monkeypatch.setattr(A, "BLOCK_CELLS", 7)
+    model, cells = tiny(**fields).eval(), make_cells(20)
+    found = A.encoded(model, cells)
+    for i in range(20):
+        with torch.no_grad():
+            expected = model.encode(*cells.take(np.array([i])).packed)
+        torch.testing.assert_close(found[i], expected[0], atol=1e-6, rtol=0)
+    assert not found.requires_grad

@@ -55,6 +55,11 @@ def make_counts(n: int = 400, n_batches: int = 1, signal: float = 1.2, seed: int
     return AdaptationCells(indptr, columns + N_SPECIAL, values[rows, columns], batch, measured, n_batches)
 
 
+@torch.no_grad()
+def embedded(model, cells):
+    return read_out(model, cells.take(np.arange(cells.n_cells)).packed, "embedding")
+
+
 def within(x, batch):
     return x - np.stack([x[batch == b].mean(axis=0) for b in range(batch.max() + 1)])[batch]
 
@@ -173,7 +178,7 @@ def test_the_embedding_is_the_join_at_its_weight(tiny, weight):
     cells, model = make_counts(150), tiny()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     new = O.with_own_components(model, cells, weight)
-    state, joined = encoded(model, cells).double().numpy(), encoded(new, cells, what="embedding").double().numpy()
+    state, joined = encoded(model, cells).double().numpy(), embedded(new, cells).double().numpy()
     assert np.array_equal(encoded(new, cells).numpy(), encoded(model, cells).numpy())
     own = joined if np.isinf(weight) else joined[:, state.shape[1] :]
     assert own.shape[1] == new.config.adapted_dim
@@ -187,7 +192,7 @@ def test_the_embedding_is_the_join_at_its_weight(tiny, weight):
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     again = O.with_own_components(new, cells, 1.0)  # of a model that has components, they are replaced
     assert again.config.adapted == "joined"
-    assert encoded(again, cells, what="embedding").shape[1] == state.shape[1] + again.config.adapted_dim
+    assert embedded(again, cells).shape[1] == state.shape[1] + again.config.adapted_dim
     assert O.with_own_components(new, cells, 0.0).config == model.config
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -14,11 +13,13 @@ from scdiva._settings import progress_bar
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.cells import CellSource, Ragged
 from scdiva.data.corpus import take_cells, warn_left_out
-from scdiva.models.inference import read_out, runs_transformer
+from scdiva.models.inference import runs_transformer
 from scdiva.models.scdiva import ScDiVa
 
 LEAST_CELLS = 20
 """Fewest cells that a model is fitted to."""
+BLOCK_CELLS = 1024
+"""Cells that are encoded at once."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +148,11 @@ def read_cells(
 
 
 @torch.no_grad()
-def encoded(
-    model: ScDiVa, cells: AdaptationCells, block: int = 1024, *, what: Literal["state", "embedding"] = "state"
-) -> Tensor:
-    """Cell states, or embeddings (`"embedding"`), `(n_cells, dim)`, on the CPU."""
+def encoded(model: ScDiVa, cells: AdaptationCells) -> Tensor:
+    """Cell states `(n_cells, state_dim)`, on the CPU."""
     device, parts = next(model.parameters()).device, []
-    size = 1 if runs_transformer(model) and device.type == "cpu" else block
+    size = 1 if runs_transformer(model) and device.type == "cpu" else BLOCK_CELLS
     for start in range(0, cells.n_cells, size):
-        batch = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device)
-        parts.append(read_out(model, batch.packed, what).float().cpu())
+        packed = cells.take(np.arange(start, min(start + size, cells.n_cells))).to(device).packed
+        parts.append(model.encode(*packed).float().cpu())
     return torch.cat(parts)

@@ -164,13 +164,6 @@ def perturb(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
     yield sd.tl.rank_perturbations(adata, "state", "now", target="wanted", model=fitted, **how)
 
 
-def in_silico(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
-    names = adata.raw.var_names if how else adata.var_names
-    matrix = adata.raw.X if how else adata.X
-    gene = str(names[np.asarray(matrix.sum(axis=0)).ravel().argmax()])
-    yield sd.tl.in_silico_perturbation(adata, [gene], n_cells=8, **how)
-
-
 def networks(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
     gene = str(adata.var_names[np.asarray((adata.X > 0).sum(axis=0)).ravel().argmax()])
     sd.tl.grn(adata, **how)
@@ -192,8 +185,7 @@ def networks(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
 PARTS = {
     part.__name__: part
     for part in (
-        prepare, embed, integrate, annotate, adapt, impute, reconstruct, generate, likelihood, perturb, in_silico,
-        networks,
+        prepare, embed, integrate, annotate, adapt, impute, reconstruct, generate, likelihood, perturb, networks,
     )
 }  # fmt: skip
 

@@ -153,7 +153,6 @@ def by_hand():
             "perturbation": np.array([p for p, _ in pairs], dtype=object),
             "group": np.array([g for _, g in pairs], dtype=object), "dose": np.full(len(pairs), np.nan),
             "n_parts": n_parts, "n_seen": n_parts, "trained": n_parts == 1,
-            "trained_on_interventions": True,
         }  # fmt: skip
         return ad.AnnData(
             varm["scdiva_mean"].T.copy(),

@@ -164,10 +164,6 @@ CALLS = {
         {"predicting", "running the model"},
     ),
     "tl.rank_perturbations": (rank, {"running the model"}),
-    "tl.in_silico_perturbation": (
-        lambda a: sd.tl.in_silico_perturbation(a, expressed(a), n_cells=2),
-        {"perturbing"},
-    ),
     "tl.reconstruct": (lambda a: sd.tl.reconstruct(a[:2].copy()), {"running the model"}),
 }
 """Calls that take more than a few seconds on many cells, and the bars that they show; others run as `tl.embed` does."""

@@ -139,7 +139,6 @@ CALLS = {
     "tl.predict_perturbation": lambda a: sd.tl.predict_perturbation(
         a, "perturbation", predict=[f"{gene(a)}+{a.var_names[2]}"]
     ),
-    "tl.in_silico_perturbation": lambda a: sd.tl.in_silico_perturbation(a, [gene(a)], n_cells=5),
     "pl.marker_heatmap": lambda a: sd.pl.marker_heatmap(a, "cell_type"),
 }
 PREPARED = {"tl.rank_perturbations": ranked, "tl.score_perturbation": scored, "tl.regulon": regulated}

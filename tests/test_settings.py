@@ -187,7 +187,7 @@ class TestTakesEffect:
         with settings.override(device=absent), pytest.raises(ValueError, match=f"device='{absent}' was asked for"):
             embed(cells)
 
-    @pytest.mark.parametrize("call", ["embed", "annotate", "integrate", "in_silico_perturbation", "generate", "impute"])
+    @pytest.mark.parametrize("call", ["embed", "annotate", "integrate", "generate", "impute"])
     def test_what_a_call_is_told_goes_before_the_setting(self, cells, call):
         """Also where nothing could run on the device of the setting. Generating and imputing run on the CPU."""
         import torch
@@ -200,7 +200,6 @@ class TestTakesEffect:
             "embed": ((), {"device": "cpu"}),
             "annotate": (("cell_type", cells.copy()), {"device": "cpu", "method": "knn"}),
             "integrate": (("cell_type",), {"device": "cpu", "steps": 1}),
-            "in_silico_perturbation": ((known,), {"device": "cpu", "n_cells": 1}),
             "generate": ((2,), {}),
             "impute": (([known],), {}),
         }

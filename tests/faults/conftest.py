@@ -32,7 +32,6 @@ ENTRIES = {
     "tl.generate": lambda a, m: sd.tl.generate(a, 4, model=m, rng=0),
     "tl.log_likelihood": lambda a, m: sd.tl.log_likelihood(a, m, n_samples=2, rng=0),
     "tl.predict_perturbation": lambda a, m: sd.tl.predict_perturbation(a, "perturbation", model=m, **PERTURBED),
-    "tl.in_silico_perturbation": lambda a, m: sd.tl.in_silico_perturbation(a, a.uns["gene"], model=m, **QUICK),
     "get.matrix": lambda a, m: sd.data.open_cells(a, m.vocabulary),
 }
 """Calls that read a matrix. `enter` calls each, and tl.embed_file beside them."""

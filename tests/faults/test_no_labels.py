@@ -40,9 +40,6 @@ BATCHES = {
 GROUPS = {
     "tl.grn": lambda a, m, key: sd.tl.grn(a, model=m, groupby=key, device="cpu"),
     "tl.generate": lambda a, m, key: sd.tl.generate(a, 3, groupby=key, model=m, rng=0),
-    "tl.in_silico_perturbation": lambda a, m, key: sd.tl.in_silico_perturbation(
-        a, a.uns["gene"], groupby=key, model=m, **FIT
-    ),
     "tl.predict_perturbation": lambda a, m, key: sd.tl.predict_perturbation(a, key, model=m, **FIT),
     "tl.predict_perturbation, groups": lambda a, m, key: sd.tl.predict_perturbation(
         a, "perturbation", groupby=key, model=m, **FIT

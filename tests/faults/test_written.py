@@ -59,7 +59,6 @@ MAKERS = {
     "tl.predict_perturbation": lambda a, m: sd.tl.predict_perturbation(
         a, "perturbation", groupby="batch", model=m, n_cells=5, **FIT
     ),
-    "tl.in_silico_perturbation": lambda a, m: sd.tl.in_silico_perturbation(a, a.uns["gene"], model=m, **FIT),
 }
 """Calls that make cells of their own."""
 TOGETHER = {

@@ -19,7 +19,7 @@ OF_CONDITIONS = {
     "condition": "O", "perturbation": "O", "group": "O", "dose": "f", "n_parts": "i", "n_seen": "i", "trained": "b",
     "base": "O",
 }  # fmt: skip
-OF_THE_CALL = {"perturbation_key", "control", "groupby", "dose_key", "separator", "trained_on_interventions"}
+OF_THE_CALL = {"perturbation_key", "control", "groupby", "dose_key", "separator"}
 OF_THE_FIT = {"validation", "labels", "model", "seed", "seconds"}
 VARM = {"scdiva_mean", "scdiva_sd", "scdiva_control", *(f"scdiva_baseline_{name}" for name in BASELINES)}
 
@@ -102,7 +102,6 @@ def test_what_is_documented_is_there_and_nothing_else(one, data, genes, contents
     assert [notes[key] for key in ("perturbation_key", "control", "groupby", "dose_key", "separator")] == [
         "perturbation", "control", "", "", "+",
     ]  # fmt: skip
-    assert notes["trained_on_interventions"] is True
     found.write_h5ad(tmp_path / "predicted.h5ad")
     read = ad.read_h5ad(tmp_path / "predicted.h5ad")
     alike(read, found)

@@ -20,7 +20,7 @@ from scdiva.data.predictions import read_prediction
 NORMAN = (
     Path(__file__).parents[3] / "shared/data/benchmark/perturbench_devel_norman_mcfaline_5961_500g.h5ad"
 )  # fmt: skip
-KEY, IN_SILICO = "scdiva_perturbation", "scdiva_in_silico"
+KEY = "scdiva_perturbation"
 
 
 @pytest.fixture(scope="module")
@@ -149,29 +149,13 @@ def test_a_later_call_replaces_what_stands_there_and_another_key_leaves_it(one, 
     assert set(data.uns) == {KEY, "mine", "scdiva"}
 
 
-def test_an_in_silico_perturbation_is_kept_beside_a_prediction(one, perturbed_cells, genes):
-    data = perturbed_cells(n=20)
-    sd.tl.predict_perturbation(data, "perturbation", predict=genes[0], model=one, rng=0)
-    with pytest.warns(UserWarning, match="no intervention"):
-        found = sd.tl.in_silico_perturbation(data, genes[3:5], model=one, n_cells=4, rng=0)
-    assert set(data.uns) == {KEY, IN_SILICO, "scdiva"}
-    frame = sd.get.perturbation_df(data, key=IN_SILICO)
-    pd.testing.assert_frame_equal(frame, sd.get.perturbation_df(found))
-    assert frame["p"].isna().all()  # as it says nothing of what is true
-    del data.uns[KEY]
-    with pytest.raises(KeyError, match=f"'{KEY}'.* is no prediction: pass key='{IN_SILICO}'"):
-        sd.get.perturbation_df(data)
-
-
 @pytest.mark.parametrize("there", [{"params": 1}, np.arange(3), pd.DataFrame({"a": [1]}), "text"])
-def test_what_the_user_keeps_under_a_key_is_not_overwritten(one, perturbed_cells, genes, there, contents):
+def test_what_the_user_keeps_under_a_key_is_not_overwritten(one, perturbed_cells, there, contents):
     data = perturbed_cells(n=20)
     data.uns["neighbors"] = there
     before = contents(data)
     with pytest.raises(ValueError, match=r"uns\['neighbors'\] would be overwritten.*choose another key"):
         sd.tl.predict_perturbation(data, "perturbation", model=one, key_added="neighbors")
-    with pytest.raises(ValueError, match=r"adata.uns\['neighbors'\] would be overwritten"):
-        sd.tl.in_silico_perturbation(data, genes[0], model=one, key_added="neighbors")
     assert contents(data) == before
 
 

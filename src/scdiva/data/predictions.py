@@ -13,7 +13,6 @@ import scipy.sparse as sp
 from scdiva._checks import warn
 from scdiva._constants import (
     BASELINES,
-    IN_SILICO,
     PERTURBATION,
     PREDICTED,
     UNS,
@@ -45,7 +44,7 @@ _OF_CONDITIONS = ("condition", "perturbation", "group", "dose", "n_parts", "n_se
 _TEXT = ("condition", "perturbation", "group", "genes")
 _VARM = {"mean": VARM_MEAN, "control_mean": VARM_CONTROL, "sd": VARM_SD}
 """Entries of what is kept in `uns`, conditions × genes, by the key in `varm` of the same, genes × conditions."""
-_WHAT = "what scdiva.tl.predict_perturbation or scdiva.tl.in_silico_perturbation returned, or the adata they were given"
+_WHAT = "what scdiva.tl.predict_perturbation returned, or the adata it was given"
 
 
 @dataclass(frozen=True)
@@ -89,8 +88,7 @@ def read_prediction(predicted: AnnData, key: str = PREDICTED) -> Prediction:
     Parameters
     ----------
     predicted
-        What `tl.predict_perturbation` or `tl.in_silico_perturbation` returned, or some of its cells or genes; or the
-        adata that was given to them.
+        What `tl.predict_perturbation` returned, or some of its cells or genes; or the adata that was given to it.
     key
         Of the latter, the entry of `uns`.
 
@@ -111,9 +109,8 @@ def read_prediction(predicted: AnnData, key: str = PREDICTED) -> Prediction:
         return _prediction(parts, notes, predicted.var_names, predicted.var, predicted, f"varm[{VARM_MEAN!r}]")
     stored = predicted.uns.get(key)
     if not is_prediction(stored):
-        others = [name for name in (PREDICTED, IN_SILICO) if is_prediction(predicted.uns.get(name))]
-        if others:
-            raise KeyError(f"adata.uns[{key!r}] is no prediction: pass key={others[0]!r}.")
+        if is_prediction(predicted.uns.get(PREDICTED)):
+            raise KeyError(f"adata.uns[{key!r}] is no prediction: pass key={PREDICTED!r}.")
         where = f"uns[{UNS!r}] has no {PERTURBATION!r}" if notes is None else f"varm has no {VARM_MEAN!r}"
         raise KeyError(f"this is no prediction, it has no uns[{key!r}], and its {where}: pass {_WHAT}.")
     genes, entries = pd.Index(_text(stored["genes"])), {**stored, **stored.get("baselines", {})}

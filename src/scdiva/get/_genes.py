@@ -129,8 +129,7 @@ def perturbation_df(
     Parameters
     ----------
     predicted
-        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned, or the adata that was
-        given to them.
+        What `scdiva.tl.predict_perturbation` returned, or the adata that was given to it.
     condition
         Conditions, in the order wanted; None takes all.
     top
@@ -147,7 +146,6 @@ def perturbation_df(
     the prediction has no standard deviation, z, p and padj are NaN and the largest absolute delta comes first.
 
     p tells how sure the prediction is of a change, not how large it is, and rests on the prediction's own uncertainty.
-    Of an in-silico perturbation p and padj are NaN: its sd is that over cells, and says nothing of what is true.
 
     Raises
     ------
@@ -180,15 +178,12 @@ def perturbation_df(
             f"{len(missing)} of {len(wanted)} conditions are not in the prediction (first: {missing[0]!r}); it has "
             f"{', '.join(map(repr, names[:10]))}{', ...' if len(names) > 10 else ''}."
         )
-    learned = prediction.notes.get("trained_on_interventions", True)
     parts = []
     for name in wanted:
         at = names.index(name)
         mean, control = prediction.mean[:, at].astype(np.float64), prediction.control[:, at].astype(np.float64)
         sd = np.full(len(mean), np.nan) if prediction.sd is None else prediction.sd[:, at].astype(np.float64)
         part = _tested(control, mean, sd)
-        if not learned:
-            part[["p", "padj"]] = np.nan
         order = np.lexsort((-part["delta"].abs(), -part["z"].abs()))[:top]  # NaN stands last
         part = part.iloc[order]
         part.insert(0, "gene", np.asarray(prediction.genes)[order])

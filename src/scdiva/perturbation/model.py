@@ -16,7 +16,9 @@ from scdiva._checks import warn
 from scdiva._constants import BASELINES
 from scdiva._rng import step_seed
 from scdiva._settings import logger
+from scdiva.data.cells import open_cells
 from scdiva.data.conditions import Guides, guides_as_noted, perturbations, read_perturbations, stored_guides
+from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_columns
 from scdiva.models._fitted import Fitted, arrays, check_shapes
@@ -27,9 +29,9 @@ from scdiva.perturbation.screen import (
     Conditions,
     Controls,
     Screen,
+    controls_of,
     gene_tokens,
     group_names,
-    read_controls,
     read_screen,
 )
 
@@ -284,7 +286,11 @@ def open_controls(adata: AnnData, fitted: PerturbationModel, guides: Guides, dev
         chosen = read_perturbations(adata, key, *how, guides, model.vocabulary, reading.species).is_control
     else:  # as in the screen; guides of the control that it did not have are known by its name
         chosen = perturbations(adata, key, *how, guides_as_noted(fitted.notes, (), *how)).is_control
-    return read_controls(adata, chosen, group, model, device, reading)
+    check_unique(reading.var(adata).index)
+    own = adata[chosen]
+    source = open_cells(own.to_memory() if own.isbacked else own, model, reading, empty="nan")
+    rows = np.arange(source.n_obs)
+    return controls_of(source, source.log_normalised(), rows, group[chosen], model, device)
 
 
 def fit(opened: PerturbationModel, species: Species, seed: int) -> PerturbationModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,7 @@ from scdiva.data.conditions import listed, perturbation_parts, refuse_twice, wan
 from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading
 from scdiva.perturbation.model import COLUMNS, PerturbationModel
-from scdiva.perturbation.screen import Conditions, Controls, controls_of, group_names, known_tokens
+from scdiva.perturbation.screen import Conditions, Controls, controls_of, group_names, refuse_unknown
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -92,7 +92,7 @@ def requested(
     if not doses or not all(0 < value < np.inf for value in doses):
         raise ValueError(f"dose must be a number above 0, or several; got {dose!r}.")
     refuse_twice(doses, "dose")
-    known_tokens(fitted.model, parts, controls.species, measured.part_names)
+    refuse_unknown(fitted.model, parts, controls.species, measured.part_names)
     wanted = wanted_groups(groups, controls.groups, "have no control cells in adata")
     new = [name for name in controls.groups if name not in screen.groups]
     number = {name: i for i, name in enumerate((*screen.groups, *new))}
@@ -151,6 +151,8 @@ def predicted_cells(
     UserWarning
         If a group has fewer than 20 control cells.
     """
+    from anndata import AnnData
+
     screen, conditions = fitted.screen, targets.conditions
     columns = gene_columns(controls.var.index, screen.genes)
     _warn_of_few(fitted, controls, list(dict.fromkeys(targets.groups)))
@@ -172,81 +174,42 @@ def predicted_cells(
     from_baseline = np.array([name in C.BASELINES for name in found.base])
     means[C.VARM_SD] = np.where(from_baseline[:, None], np.nan, found.sd)
     design = {name: getattr(fitted, name) for name in COLUMNS}
-    notes = {"base": np.array(found.base, dtype=object), "trained_on_interventions": True, **fitted.notes}
-    return laid_out(values, origin, controls.var.iloc[columns], means, targets, screen.conditions, design, notes)
-
-
-def laid_out(
-    values: list[np.ndarray],
-    origin: list[np.ndarray],
-    var: pd.DataFrame,
-    means: dict[str, np.ndarray],
-    targets: Targets,
-    measured: Conditions,
-    design: dict[str, str],
-    notes: dict[str, Any],
-) -> AnnData:
-    """Put predicted cells one below the other, their means and notes beside.
-
-    Parameters
-    ----------
-    values
-        Of each condition, cells × genes.
-    origin
-        Names of the cells that each was made from.
-    var
-        Of the genes; copied.
-    means
-        By key of `varm`, `(n_conditions, n_genes)`.
-    targets, measured
-        What was predicted, and what was measured.
-    design
-        Columns of the study design, by :data:`scdiva.perturbation.model.COLUMNS`.
-    notes
-        What else `uns` holds of the prediction.
-
-    Returns
-    -------
-    AnnData, with the condition and the cell of origin in `obs`.
-    """
-    from anndata import AnnData
-
-    conditions = targets.conditions
     several = len(set(conditions.dose)) > 1
     labels = [
-        name + (f" in {group}" if design["groupby"] else "") + (f" at {dose:.15g}" if several else "")
-        for name, group, dose in zip(targets.names, targets.groups, conditions.dose.tolist(), strict=True)
+        name + (f" in {of}" if design["groupby"] else "") + (f" at {dose:.15g}" if several else "")
+        for name, of, dose in zip(targets.names, targets.groups, conditions.dose.tolist(), strict=True)
     ]
-    of = np.repeat(np.arange(len(values)), [len(part) for part in values])
-    cells = np.concatenate(origin)
+    condition = np.repeat(np.arange(len(values)), [len(part) for part in values])
+    controlled = np.concatenate(origin)
     obs = pd.DataFrame(
         {
-            C.OBS_CONDITION: pd.Categorical.from_codes(of, categories=np.array(labels, dtype=object)),
-            C.OBS_CONTROL_CELL: cells,
+            C.OBS_CONDITION: pd.Categorical.from_codes(condition, categories=np.array(labels, dtype=object)),
+            C.OBS_CONTROL_CELL: controlled,
         },
-        index=[f"{labels[i]} {name}" for i, name in zip(of, cells, strict=True)],
+        index=[f"{labels[i]} {name}" for i, name in zip(condition, controlled, strict=True)],
     )
-    perturbation, group = np.array(targets.names, dtype=object), np.array(targets.groups, dtype=object)
-    for name, named in ((design["perturbation_key"], perturbation), (design["groupby"], group)):
+    names, groups = np.array(targets.names, dtype=object), np.array(targets.groups, dtype=object)
+    for name, named in ((design["perturbation_key"], names), (design["groupby"], groups)):
         if name:
-            obs[name] = pd.Categorical(named[of], categories=list(dict.fromkeys(named)))
+            obs[name] = pd.Categorical(named[condition], categories=list(dict.fromkeys(named)))
     if design["dose_key"]:
-        obs[design["dose_key"]] = conditions.dose[of]
-    result = AnnData(np.vstack(values).astype(np.float32), obs=obs, var=var.copy())
+        obs[design["dose_key"]] = conditions.dose[condition]
+    result = AnnData(np.vstack(values).astype(np.float32), obs=obs, var=controls.var.iloc[columns].copy())
     for key, part in means.items():
         result.varm[key] = np.asarray(part).T.astype(np.float32)
-    same = conditions.same(measured) & (conditions.group[:, None] == measured.group)
+    same = conditions.same(screen.conditions) & (conditions.group[:, None] == screen.conditions.group)
     result.uns[C.UNS] = {
         C.PERTURBATION: {
             **design,
+            "base": np.array(found.base, dtype=object),
             "condition": np.array(labels, dtype=object),
-            "perturbation": perturbation,
-            "group": group,
+            "perturbation": names,
+            "group": groups,
             "dose": conditions.dose,
             "n_parts": conditions.n_parts,
-            "n_seen": conditions.n_seen(measured),
+            "n_seen": conditions.n_seen(screen.conditions),
             "trained": same.any(axis=1),
-            **{name: dict(value) if isinstance(value, dict) else value for name, value in notes.items()},
+            **{name: dict(value) if isinstance(value, dict) else value for name, value in fitted.notes.items()},
         }
     }
     return result

@@ -155,9 +155,8 @@ class Controls(NamedTuple):
         int64, group of each cell.
     expression
         CSR, cells × genes, log1p of counts per ten thousand.
-    cells, rows
-        The same cells as the model reads them, ordered by group, and the row of `expression` of each; without those of
-        no known gene.
+    rows
+        Rows of `expression` ordered by group, without cells of no known gene.
     states
         float32 `(n_groups, state_dim)`, mean state of each group's cells.
     species
@@ -169,7 +168,6 @@ class Controls(NamedTuple):
     groups: tuple[str, ...]
     number: np.ndarray
     expression: sp.csr_matrix
-    cells: AdaptationCells
     rows: np.ndarray
     states: np.ndarray
     species: Species
@@ -180,7 +178,7 @@ class Controls(NamedTuple):
         return _group_means(self.expression, self.number, len(self.groups)).astype(np.float32)
 
     def of_group(self, name: str) -> np.ndarray:
-        """Give the numbers, in `cells`, of the cells of a group."""
+        """Give the numbers, in `rows`, of the cells of a group."""
         return np.flatnonzero(self.number[self.rows] == self.groups.index(name))
 
 
@@ -302,39 +300,15 @@ def _doses(adata: AnnData, dose_key: str | None, treated: NDArray[np.bool_]) -> 
     return dose
 
 
-def read_controls(
-    adata: AnnData, chosen: np.ndarray, group: np.ndarray, model: ScDiVa, device: str | None, reading: Reading
-) -> Controls:
-    """Open control cells apart from others.
-
-    Parameters
-    ----------
-    adata
-        Cells.
-    chosen
-        bool, which are control cells; others are not looked at.
-    group
-        Name of the group of every cell.
-    model, device
-        As for :func:`controls_of`.
-    reading
-        What to read.
-    """
-    check_unique(reading.var(adata).index)
-    own = adata[chosen]
-    source = open_cells(own.to_memory() if own.isbacked else own, model, reading, empty="nan")
-    return controls_of(source, source.log_normalised(), np.arange(source.n_obs), group[chosen], model, device)
-
-
 def controls_of(
     source: CellSource,
     expression: sp.csr_matrix,
     rows: np.ndarray,
     group: np.ndarray,
     model: ScDiVa,
-    device: str | None,
+    device: str,
 ) -> Controls:
-    """Give the control cells of each group, as the model reads them, and encode them.
+    """Give the control cells of each group, and encode them.
 
     Parameters
     ----------
@@ -347,8 +321,7 @@ def controls_of(
     model
         The model.
     device
-        Torch device to encode them on. None does not: `states` has no columns, and each cell has all of its genes,
-        also those beyond what the model reads at once.
+        Torch device to encode them on.
 
     Raises
     ------
@@ -360,8 +333,6 @@ def controls_of(
     UserWarning
         If cells are left out because they have none.
     """
-    if device is None:
-        source = replace(source, max_length=model.vocabulary.n_genes)
     names, number = np.unique(group.astype(str), return_inverse=True)
     number = number.astype(np.int64)
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
@@ -376,21 +347,17 @@ def controls_of(
             f"first is {str(names[there.argmin()])!r}: leave such groups out."
         )
     cells = AdaptationCells(*take_cells(ragged, order), number[order], source.measured_tokens, len(names))
-    states = np.zeros((len(names), 0))
-    if device is not None:
-        encoded = _states(cells, model, device)
-        states = np.zeros((len(names), encoded.shape[1]))
-        np.add.at(states, cells.batch, encoded)
-        states /= there[:, None]
+    encoded = _states(cells, model, device)
+    states = np.zeros((len(names), encoded.shape[1]))
+    np.add.at(states, cells.batch, encoded)
     return Controls(
         var=source.var,
         names=np.asarray(source.obs_names)[rows],
         groups=tuple(map(str, names)),
         number=number,
         expression=expression[rows] if len(rows) < source.n_obs else expression,
-        cells=cells,
         rows=order,
-        states=states.astype(np.float32),
+        states=(states / there[:, None]).astype(np.float32),
         species=species_of(list(map(str, source.var.index)), model.vocabulary, source.reading.species),
     )
 
@@ -409,10 +376,8 @@ def _states(cells: AdaptationCells, model: ScDiVa, device: str) -> np.ndarray:
     return np.vstack(parts)
 
 
-def known_tokens(
-    model: ScDiVa, parts: Iterable[tuple[str, ...]], species: Species, measured: Sequence[str] = ()
-) -> dict[str, int]:
-    """Give the tokens of perturbed genes, by name; refuse names of which nothing is known.
+def refuse_unknown(model: ScDiVa, parts: Iterable[tuple[str, ...]], species: Species, measured: Sequence[str]) -> None:
+    """Refuse perturbations of which nothing is known.
 
     Parameters
     ----------
@@ -437,14 +402,12 @@ def known_tokens(
         of_guide = genes_of_guides(unknown[:1], genes_among(model.vocabulary, species), "", "").values()
         near = [*of_guide, *nearest(unknown[0], [*measured, *model.vocabulary.symbols])]
         near = list(dict.fromkeys(near))[:3]
-        missing_in = "neither in the screen nor" if measured else "not"
         raise ValueError(
-            f"{len(unknown)} of {len(asked)} perturbed genes or labels are {missing_in} in the model's "
+            f"{len(unknown)} of {len(asked)} perturbed genes or labels are neither in the screen nor in the model's "
             f"vocabulary, the first is {unknown[0]!r}"
             + (f"; close names are {', '.join(map(repr, near))}" if near else "")
             + ". Name genes by symbol or Ensembl id: of what is not known nothing can be predicted."
         )
-    return tokens
 
 
 def gene_tokens(model: ScDiVa, names: Iterable[str], species: Species) -> dict[str, int]:

@@ -79,8 +79,7 @@ def perturbation(
     Parameters
     ----------
     predicted
-        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned, or the adata that was
-        given to them.
+        What `scdiva.tl.predict_perturbation` returned, or the adata that was given to it.
     condition
         One of those that were predicted; the perturbation is enough where it is
         predicted in one group only.
@@ -246,8 +245,7 @@ def delta_scatter(
     Parameters
     ----------
     predicted
-        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned, or the adata that was
-        given to them.
+        What `scdiva.tl.predict_perturbation` returned, or the adata that was given to it.
     condition
         One of those that were predicted; the perturbation is enough where it is
         predicted in one group only.
@@ -353,8 +351,7 @@ def hit_rate(
     Parameters
     ----------
     predicted
-        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned, or the adata that was
-        given to them.
+        What `scdiva.tl.predict_perturbation` returned, or the adata that was given to it.
     observed
         Cells of its conditions and control cells, counts or log-normalised, with the columns of obs by which was
         predicted. Genes are matched by var names.
@@ -522,8 +519,7 @@ def discrimination(
     Parameters
     ----------
     predicted
-        What `scdiva.tl.predict_perturbation` or `scdiva.tl.in_silico_perturbation` returned, or the adata that was
-        given to them.
+        What `scdiva.tl.predict_perturbation` returned, or the adata that was given to it.
     observed
         Cells of its conditions and control cells, counts or log-normalised, with the columns of obs by which was
         predicted. Genes are matched by var names. Conditions without cells are left out.

@@ -13,7 +13,6 @@ from scdiva.tl._integrate import integrate
 from scdiva.tl._log_likelihood import log_likelihood
 from scdiva.tl._perturbation import (
     fit_perturbation,
-    in_silico_perturbation,
     predict_perturbation,
     rank_perturbations,
     score_perturbation,
@@ -33,7 +32,6 @@ __all__ = [
     "grn",
     "grn_modules",
     "impute",
-    "in_silico_perturbation",
     "integrate",
     "log_likelihood",
     "predict_perturbation",

@@ -1,4 +1,4 @@
-"""`tl.fit_perturbation`, `predict_...`, `score_...`, `rank_perturbations` and `in_silico_...`: open, run, write."""
+"""`tl.fit_perturbation`, `predict_...`, `score_...` and `rank_perturbations`: open, run, write."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
-from scdiva._checks import check_choices, check_least
+from scdiva._checks import check_least
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import model_name
@@ -233,8 +233,7 @@ def predict_perturbation(
     `uns["scdiva"]["perturbation"]`
         Of each condition: `condition`, `perturbation`, `group`, `dose`, `n_parts`, `n_seen` (how many of its parts
         were measured alone), `trained` (whether it was measured), `base` (what it is predicted by: the expected
-        response or a baseline). Of the fit: `validation`, `labels`, `seed`, `seconds`, and `trained_on_interventions`,
-        True.
+        response or a baseline). Of the fit: `validation`, `labels`, `seed`, `seconds`.
 
     Raises
     ------
@@ -313,8 +312,7 @@ def score_perturbation(
     Parameters
     ----------
     predicted
-        What :func:`predict_perturbation` or :func:`in_silico_perturbation` returned, or the adata that was given to
-        them.
+        What :func:`predict_perturbation` returned, or the adata that was given to it.
     observed
         Perturbed cells and, of each group, control cells; all columns of `obs` that the prediction was made by. The
         data it was fitted on may be passed whole: `trained` tells which conditions were fitted.
@@ -512,112 +510,3 @@ def rank_perturbations(
     adata.uns[key_added] = {**columns, "state_key": str(state_key), "start": str(start), "target": str(target)}
     adata.uns[C.UNS] = noted(adata, "tl.rank_perturbations", None, uns=[key_added])
     return frame
-
-
-@with_shared_docs
-def in_silico_perturbation(
-    adata: AnnData,
-    genes: Sequence[str] | str,
-    *,
-    kind: Literal["knockout", "overexpression"] = "knockout",
-    groupby: str | None = None,
-    groups: Sequence[str] | str | None = None,
-    separator: str = "+",
-    model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
-    n_cells: int = 50,
-    key_added: str = C.IN_SILICO,
-    layer: str | None = None,
-    use_raw: bool = False,
-    input: Literal["auto", "counts", "lognorm"] = "auto",
-    gene_ids: str | None = None,
-    species: Species = None,
-    duplicates: Literal["sum", "error"] = "sum",
-    rng: int | np.random.Generator | torch.Generator | None = None,
-    device: str | None = None,
-) -> AnnData:
-    """Say how a model's view of a cell changes if a gene is taken away or raised; it was trained on no intervention.
-
-    A model that has only seen unperturbed cells knows which genes go together, not which one causes which: what it
-    expects of the others when a gene is gone is a statement on association. Where there is a screen,
-    :func:`predict_perturbation` learns from it.
-
-    The values of a cell's genes are masked, a quarter at a time, and predicted from all others; this is done once with
-    the cell as it is, and once with the gene taken out of it (knock-out) or raised to the 95th percentile of the cells
-    of these groups that express it (over-expression). The difference is the change of those genes. Genes that a cell
-    does not express do not change, and neither does a cell without the gene that is knocked out.
-
-    Parameters
-    ----------
-    adata
-        Cells × genes, raw counts or log-normalised expression; only `uns[key_added]` is written.
-    genes
-        Genes to perturb, such as `["SPI1", "STAT1+IRF1"]`.
-    kind
-        `"knockout"` or `"overexpression"`.
-    groupby, groups
-        Column with groups of cells, and those in which to predict; None: one group of all cells, or all groups.
-    separator
-        What stands between genes that are perturbed together.
-    model
-        A loaded model, a model folder, the name of a bundled model, or `"hf://owner/name"`.
-    n_cells
-        Cells of each group that are perturbed, drawn at random.
-    key_added
-        Key of `adata.uns` to write; a prediction that stands there is replaced.
-    %(reading)s
-    rng
-        Seed of the choice of cells and of what is masked when; None takes `scdiva.settings.seed`.
-    device
-        Torch device; None takes `scdiva.settings.device`.
-
-    Returns
-    -------
-    AnnData of the perturbed cells × all genes of `adata`, laid out as by :func:`predict_perturbation`: `X`,
-    `obs["scdiva_condition"]`, `obs["perturbation"]`, `varm["scdiva_mean"]`, `varm["scdiva_control"]`, and
-    `varm["scdiva_sd"]`, here the standard error over cells. There are no baselines, and
-    `uns["scdiva"]["perturbation"]["trained_on_interventions"]` is False. Means are those of the cells that were drawn,
-    before and after: hold them against `varm["scdiva_control"]`, not against all cells of the group.
-
-    Means, changes and notes are also written into `adata.uns[key_added]`, as by :func:`predict_perturbation`, for
-    `scdiva.get.perturbation_df(adata, key="scdiva_in_silico")` and the plots.
-
-    Raises
-    ------
-    KeyError
-        If a column or layer does not exist.
-    ValueError
-        If a gene is not known to the model, or expressed by no cell; if a group does not exist; if an
-        argument is out of range, genes repeat a name, or the matrix is refused as by :func:`embed`; if
-        `adata.uns[key_added]` holds what scdiva did not write, or `adata` is a backed view.
-    TypeError
-        If `adata` is no AnnData object.
-
-    Warns
-    -----
-    UserWarning
-        Always: that the model was not trained on interventions.
-
-    Examples
-    --------
-    >>> import scdiva as sd
-    >>> adata = sd.datasets.toy(60, 100)
-    >>> gene = adata.var_names[adata.X.sum(0).A1.argmax()]
-    >>> predicted = sd.tl.in_silico_perturbation(adata, [gene], n_cells=8)
-    >>> bool(predicted.uns["scdiva"]["perturbation"]["trained_on_interventions"])
-    False
-    """
-    from scdiva.models.pretrained import load_for
-    from scdiva.perturbation.in_silico import perturbed_in_silico
-
-    check_writable(adata, call="tl.in_silico_perturbation", uns=[key_added])
-    check_choices(kind=(kind, ("knockout", "overexpression")))
-    check_least(n_cells=(n_cells, 1))
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates)
-    where = settings.resolve_device(device)
-    result = perturbed_in_silico(
-        adata, genes, kind, groupby, groups, separator, load_for(model, where), n_cells, seed_of(rng), where, reading
-    )
-    result.uns[C.UNS][C.PERTURBATION]["model"] = model_name(model)
-    adata.uns[key_added] = stored_prediction(result)
-    adata.uns[C.UNS] = noted(adata, "tl.in_silico_perturbation", None, uns=[key_added])
-    return result

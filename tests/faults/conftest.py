@@ -24,7 +24,7 @@ ENTRIES = {
     "tl.gene_embedding": lambda a, m: sd.tl.gene_embedding(a, m),
     "tl.integrate": lambda a, m: sd.tl.integrate(a, "batch", model=m, steps=2, **QUICK),
     "tl.annotate": lambda a, m: sd.tl.annotate(
-        a, "cell_type", model=m, method="centroid", unlabeled_category="unknown", **QUICK
+        a, "cell_type", model=m, method="knn", unlabeled_category="unknown", **QUICK
     ),
     "tl.grn": lambda a, m: sd.tl.grn(a, model=m, device="cpu"),
     "tl.reconstruct": lambda a, m: sd.tl.reconstruct(a, m, rng=0),

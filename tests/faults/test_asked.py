@@ -86,7 +86,7 @@ def an_empty_folder(path, **_):
 @pytest.fixture(scope="module")
 def annotator(model, drawn):
     return sd.tl.annotate(
-        drawn[:20].copy(), "cell_type", reference=drawn[20:].copy(), model=model, method="centroid", rng=0, device="cpu"
+        drawn[:20].copy(), "cell_type", reference=drawn[20:].copy(), model=model, method="knn", rng=0, device="cpu"
     )
 
 

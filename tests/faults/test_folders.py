@@ -33,7 +33,7 @@ def folder(whole, tmp_path):
 @pytest.fixture(scope="module")
 def annotator(model, drawn, tmp_path_factory):
     fitted = sd.tl.annotate(
-        drawn[:20].copy(), "cell_type", reference=drawn[20:].copy(), model=model, method="centroid", rng=0, device="cpu"
+        drawn[:20].copy(), "cell_type", reference=drawn[20:].copy(), model=model, method="knn", rng=0, device="cpu"
     )
     return fitted.save(tmp_path_factory.mktemp("annotators") / "whole")
 
@@ -163,7 +163,7 @@ def test_addresses_of_the_hub_that_lead_elsewhere(refused, drawn, address):
     "call",
     [
         lambda a, m: sd.tl.embed(a, m),
-        lambda a, m: sd.tl.annotate(a, "cell_type", model=m, method="centroid", rng=0),
+        lambda a, m: sd.tl.annotate(a, "cell_type", model=m, method="knn", rng=0),
         lambda _, m: load_model(m, device="cpu"),
     ],
 )

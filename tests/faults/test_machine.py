@@ -70,7 +70,7 @@ def light(model):
 @pytest.fixture(scope="module")
 def annotator(model, drawn):
     query, reference = drawn[:20].copy(), drawn[20:].copy()
-    return sd.tl.annotate(query, "cell_type", reference=reference, model=model, method="centroid", **QUICK)
+    return sd.tl.annotate(query, "cell_type", reference=reference, model=model, method="knn", **QUICK)
 
 
 # --- no room ----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ LABELLED = {
         a, "batch", labels_key="cell_type", unlabeled_category="type A", model=m, steps=2, **QUICK
     ),
     "tl.annotate, unlabelled": lambda a, m: sd.tl.annotate(
-        a, "cell_type", batch_key="batch", model=m, method="centroid", unlabeled_category="type A", **QUICK
+        a, "cell_type", batch_key="batch", model=m, method="knn", unlabeled_category="type A", **QUICK
     ),
     "tl.annotate, linear": lambda a, m: sd.tl.annotate(
         a, "cell_type", model=m, method="linear", unlabeled_category="type A", **QUICK

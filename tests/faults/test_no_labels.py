@@ -14,11 +14,11 @@ FIT = {"rng": 0, "device": "cpu"}
 
 
 def with_reference(a, m, key="cell_type", **more):
-    return sd.tl.annotate(a[:4].copy(), key, a, model=m, **{"method": "centroid"} | FIT | more)
+    return sd.tl.annotate(a[:4].copy(), key, a, model=m, **{"method": "knn"} | FIT | more)
 
 
 def within(a, m, key="cell_type", **more):
-    return sd.tl.annotate(a, key, model=m, **{"method": "centroid"} | FIT | more)
+    return sd.tl.annotate(a, key, model=m, **{"method": "knn"} | FIT | more)
 
 
 def integrate(a, m, batch="batch", labels=None, **more):
@@ -214,6 +214,6 @@ def test_a_query_with_other_names_is_annotated(cells, model, kind):
     query.obs["cell_type"] = own[kind]
     before = query.obs["cell_type"].copy()
     with pytest.warns(UserWarning, match="have no label in common .*is not read and stays as it is"):
-        sd.tl.annotate(query, "cell_type", reference, model=model, method="centroid", **FIT)
+        sd.tl.annotate(query, "cell_type", reference, model=model, method="knn", **FIT)
     assert query.obs["cell_type"].equals(before)
     assert set(query.obs["scdiva_label"]) <= set(reference.obs["cell_type"])

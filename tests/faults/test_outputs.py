@@ -32,7 +32,7 @@ def folders(model, drawn, tmp_path_factory):
     """A saved model, an annotator and a fitted perturbation model."""
     at = tmp_path_factory.mktemp("folders")
     quick = {"model": model, "rng": 0, "device": "cpu"}
-    annotator = sd.tl.annotate(drawn[:20].copy(), "cell_type", reference=drawn[20:].copy(), method="centroid", **quick)
+    annotator = sd.tl.annotate(drawn[:20].copy(), "cell_type", reference=drawn[20:].copy(), method="knn", **quick)
     return {
         "a model": save_model(model, model.vocabulary, at / "a"),
         "an annotator": annotator.save(at / "b"),

@@ -25,7 +25,7 @@ def modules(a, m, key="scdiva_grn_module"):
 def annotate(a, m, key="scdiva_label", **more):
     labels = a.obs["cell_type"].astype(str).where(np.arange(a.n_obs) % 2 == 0)
     reference = a[labels.notna().to_numpy()].copy()
-    sd.tl.annotate(a, "cell_type", reference, model=m, key_added=key, **{"method": "centroid"} | FIT | more)
+    sd.tl.annotate(a, "cell_type", reference, model=m, key_added=key, **{"method": "knn"} | FIT | more)
 
 
 CALLS = {
@@ -41,8 +41,8 @@ CALLS = {
         a, "batch", model=m, steps=2, corrected=True, key_added=key, **FIT
     ),
     "tl.annotate": annotate,
-    "tl.annotate, finetune": lambda a, m, key="scdiva_label": annotate(
-        a, m, key, method="finetune", max_epochs=1, reject=0.2, parents={"type A": "a/b", "type B": "a/b"}
+    "tl.annotate, parents": lambda a, m, key="scdiva_label": annotate(
+        a, m, key, method="linear", reject=0.2, parents={"type A": "a/b", "type B": "a/b"}
     ),
     "tl.grn": grn,
     "tl.grn, groups": lambda a, m, key="scdiva_grn": grn(a, m, key, groupby="odd"),
@@ -65,7 +65,7 @@ TOGETHER = {
     "pp": ["pp.match_genes", "pp.gene_entropy", "pp.entropy_serialize", "pp.split_perturbations"],
     "cells": ["tl.embed", "tl.integrate", "tl.annotate", "tl.log_likelihood"],
     "genes": ["tl.gene_embedding", "tl.grn", "tl.grn_modules", "tl.reconstruct", "tl.impute"],
-    "groups": ["tl.grn, groups", "tl.annotate, finetune"],
+    "groups": ["tl.grn, groups", "tl.annotate, parents"],
 }
 """Calls whose results stand in one adata, which goes through the files once for all of them."""
 KEYED = [name for name in CALLS if name != "pp.match_genes"]
@@ -266,7 +266,7 @@ def test_results_of_earlier_versions_are_replaced(cells, model):
 def parts(cells, model):
     reference = cells[:40].copy()
     both = [cells[40:60].copy(), cells[60:].copy()]
-    annotator = sd.tl.annotate(both[0], "cell_type", reference, model=model, method="centroid", **FIT)
+    annotator = sd.tl.annotate(both[0], "cell_type", reference, model=model, method="knn", **FIT)
     sd.tl.annotate(both[1], model=annotator)
     return both, pd.concat([sd.get.annotation_df(part) for part in both], ignore_index=True)
 
@@ -291,7 +291,7 @@ def test_annotations_of_other_labels_put_together_are_refused(cells, parts, mode
     reference = cells[:40].copy()
     reference.obs["cell_type"] = reference.obs["cell_type"].cat.rename_categories(lambda name: f"{name}!")
     with pytest.warns(UserWarning, match="no label in common"):
-        sd.tl.annotate(both[1], "cell_type", reference, model=model, method="centroid", **FIT)
+        sd.tl.annotate(both[1], "cell_type", reference, model=model, method="knn", **FIT)
     with pytest.raises(KeyError, match="names no labels"):
         sd.get.annotation_df(ad.concat(both, uns_merge="same"))
 

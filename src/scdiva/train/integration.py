@@ -299,7 +299,8 @@ def integrate_model(
         generator = step_generator(seed, step, "train")
         loss, parts = objectives.losses(next(rows), reversal_at((step - 1) / steps), generator)
         if step % every == 0 or step == steps:
-            for name, value in {"step": step, "loss": loss.detach(), **parts}.items():
+            history["step"].append(step)
+            for name, value in {"loss": loss.detach(), **parts}.items():
                 history[name].append(float(value))
         return loss
 

@@ -315,9 +315,10 @@ def pack_files(
                 stop = min(start + BLOCK_ROWS, source.n_obs)
                 kept = np.flatnonzero(source.lengths[start:stop] >= min_genes)
                 indptr, tokens, values = take_cells(source.read(start, stop), kept)
-                _append(columns["tokens"], tokens)
-                _append(columns["values"], values)
-                _append(columns["study"], np.full(len(kept), number, np.int32))
+                read = {"tokens": tokens, "values": values, "study": np.full(len(kept), number, np.int32)}
+                for name, column in columns.items():
+                    column.resize((len(column) + len(read[name]),))
+                    column[len(column) - len(read[name]) :] = read[name]
                 lengths.append(np.diff(indptr))
                 n_kept += len(kept)
             source.close()
@@ -327,12 +328,6 @@ def pack_files(
         file.create_dataset("measured", data=measured, compression="gzip")
         file["denominator"] = denominator
     return PackedCells(out)
-
-
-def _append(column: h5py.Dataset, values: np.ndarray) -> None:
-    n = len(column)
-    column.resize((n + len(values),))
-    column[n:] = values
 
 
 def warn_left_out(name: str, n_left_out: int, n_obs: int, min_genes: int) -> None:

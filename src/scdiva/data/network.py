@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from scdiva._checks import nearest
+from scdiva._checks import nearest, warn
 from scdiva._constants import UNS
 from scdiva.data.writing import our_uns
 
@@ -108,9 +107,8 @@ def genes_of(network: Network, genes: Sequence[str], key: str) -> NDArray[np.int
             "decides which are."
         )
     if missing:
-        warnings.warn(
+        warn(
             f"{len(missing)} of {len(wanted)} genes are not in the network {key!r} and are left out: "
-            f"{', '.join(missing[:5])}{', ...' * (len(missing) > 5)}.",
-            stacklevel=4,
+            f"{', '.join(missing[:5])}{', ...' * (len(missing) > 5)}."
         )
     return np.array(found, dtype=np.intp)

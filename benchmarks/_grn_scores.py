@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pandas as pd
+from _network_density import density_test
 from _network_metrics import edge_stability, score_edges
 from scipy.stats import hypergeom
 
@@ -85,8 +86,8 @@ def family_scores(graph: np.ndarray, genes: list[str], members: list[str], arm: 
     weight, pairs that `tl.grn` has no weight for are left out.
     """
     rows = np.flatnonzero(np.isin(genes, members))
-    found = sd.metrics.density_test(measured(graph, arm), rows, n_random=N_RANDOM, rng=seed)
-    by_edges = sd.metrics.density_test(network(graph, arm), rows, n_random=N_RANDOM, rng=seed)
+    found = density_test(measured(graph, arm), rows, n_random=N_RANDOM, rng=seed)
+    by_edges = density_test(network(graph, arm), rows, n_random=N_RANDOM, rng=seed)
     return rounded({**found, **{f"edges_{key}": value for key, value in by_edges.items() if key != "n"}})
 
 

@@ -6,17 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from _network_density import N_BINS, matched_subsets, p_value, quantile_bins
 
-from scdiva.metrics.networks import (
-    N_BINS,
-    checked_graph,
-    checked_pairs,
-    matched_subsets,
-    p_value,
-    quantile_bins,
-    ranked_pairs,
-    ratios,
-)
+from scdiva._checks import check_least
+from scdiva.metrics._input import refuse_where, truth_values
+from scdiva.metrics.networks import checked_graph
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike, NDArray
@@ -102,7 +96,7 @@ def matched_null(
     match
         What random targets share with known ones, such as mean expression, shape `(n_targets,)`.
     candidates
-        Pairs that may be taken, as for :func:`scdiva.metrics.auprc_ratio`; known ones outside are left out.
+        Pairs that may be taken, as for :func:`auprc_ratio`; known ones outside are left out.
     n_bins
         Quantile bins of `match`, over the targets of all candidates; equal values share a bin. Within a bin targets
         still differ, most in the last one, so that a score may owe something to `match` where bins are wide: take more
@@ -153,11 +147,11 @@ def score_edges(
     Parameters
     ----------
     weights, known
-        As for :func:`scdiva.metrics.auprc_ratio`.
+        As for :func:`auprc_ratio`.
     match
         What the null's targets share with the known ones, such as mean expression, shape `(n_targets,)`.
     candidates
-        Pairs that are ranked, as for :func:`scdiva.metrics.auprc_ratio`.
+        Pairs that are ranked, as for :func:`auprc_ratio`.
     n_bins, n_permutations
         Of the null, as for :func:`matched_null`.
     n_bootstrap
@@ -176,7 +170,7 @@ def score_edges(
     Raises
     ------
     ValueError
-        As :func:`scdiva.metrics.auprc_ratio` and :func:`matched_null`; or if a number of draws is below 1.
+        As :func:`auprc_ratio` and :func:`matched_null`; or if a number of draws is below 1.
     """
     if min(n_permutations, n_bootstrap) < 1:
         raise ValueError(f"n_permutations and n_bootstrap must be 1 or more, got {n_permutations} and {n_bootstrap}.")
@@ -290,3 +284,150 @@ def _bootstrap(
     drawn = rng.multinomial(n_sources, np.full(n_sources, 1 / n_sources), size=n)
     pairs = is_known, above, upto, source, ranked
     return np.array([times_drawn(*pairs, times) for times in drawn if times[has_known].any()]).reshape(-1, 2)
+
+
+def auprc_ratio(weights: ArrayLike, known: ArrayLike, candidates: ArrayLike | None = None) -> float:
+    """Average precision of a ranking of pairs, beside that of a random one.
+
+    Precision and recall are taken after all pairs of the same weight, as scikit-learn's `average_precision_score` does,
+    so that no order of genes matters.
+
+    Parameters
+    ----------
+    weights
+        Weight of each pair, the largest first, shape `(n_sources, n_targets)`. They rank as they stand: pass their
+        absolute values where the sign only distinguishes activation from repression. 0 for a pair without an edge.
+    known
+        Whether the pair is a known one, of the same shape.
+    candidates
+        Pairs that are ranked, boolean of the same shape; what is known outside of them doesn't count. Leave out pairs
+        of a gene with itself. None takes all.
+
+    Returns
+    -------
+    Average precision / share of the candidates that are known: 1 for a random ranking or one that ties all pairs,
+    1 / share at best.
+
+    Raises
+    ------
+    ValueError
+        If the arrays differ in shape, a candidate's weight is not finite, or no candidate, or every one, is known.
+    """
+    is_known, above, upto = ranked_pairs(weights, known, candidates)
+    return ratios(above[is_known], upto[is_known], len(is_known))[0]
+
+
+def early_precision(
+    weights: ArrayLike, known: ArrayLike, candidates: ArrayLike | None = None, k: int | None = None
+) -> float:
+    """Precision among the best pairs, beside that of random ones: the early precision ratio of BEELINE [1]_.
+
+    Of pairs that tie for the last ranks each is taken with the same chance, and the expected precision returned.
+
+    Parameters
+    ----------
+    weights, known, candidates
+        As for :func:`auprc_ratio`.
+    k
+        Number of best pairs; more than there are take all. None takes the number of known candidates.
+
+    Returns
+    -------
+    Precision / share of the candidates that are known: 1 for a random ranking, 1 / share at best with the `k` of None.
+
+    Raises
+    ------
+    ValueError
+        As :func:`auprc_ratio`; or if `k` is below 1.
+
+    References
+    ----------
+    .. [1] Pratapa, Jalihal, Law, Bharadwaj & Murali, Benchmarking algorithms for gene regulatory network inference from
+       single-cell transcriptomic data, Nature Methods 2020.
+    """
+    check_least(k=(1 if k is None else k, 1))
+    is_known, above, upto = ranked_pairs(weights, known, candidates)
+    return ratios(above[is_known], upto[is_known], len(is_known), k=k)[1]
+
+
+def ranked_pairs(
+    weights: ArrayLike, known: ArrayLike, candidates: ArrayLike | None
+) -> tuple[NDArray[np.bool_], NDArray[np.intp], NDArray[np.intp]]:
+    """Rank the candidates; refuse what cannot be ranked or scored.
+
+    Parameters
+    ----------
+    weights, known, candidates
+        As for :func:`auprc_ratio`.
+
+    Returns
+    -------
+    Of each candidate, row by row: whether it is known, how many have a larger weight, and how many this one or more.
+    """
+    truth, allowed = checked_pairs(known, candidates)
+    given = np.asarray(weights, dtype=np.float64)
+    if given.shape != truth.shape:
+        raise ValueError(f"weights has shape {given.shape} and known {truth.shape}; both (n_sources, n_targets).")
+    refuse_where(
+        allowed & ~np.isfinite(given),
+        "weights are those of candidates and not finite",
+        "Leave them out of candidates, or give pairs without an edge the weight 0.",
+    )
+    positive, weight = truth[allowed], given[allowed]
+    if positive.all() or not positive.any():
+        raise ValueError(
+            f"{'All' if positive.all() else 'None'} of {len(positive)} candidates {'are' if positive.all() else 'is'} "
+            "known: telling known pairs from others needs both. Check that both use the same gene names."
+        )
+    ascending = np.sort(weight)
+    above = len(weight) - np.searchsorted(ascending, weight, side="right")
+    return positive, above, len(weight) - np.searchsorted(ascending, weight, side="left")
+
+
+def ratios(
+    above: NDArray[np.integer],
+    upto: NDArray[np.integer],
+    total: int,
+    *,
+    times: NDArray[np.integer] | None = None,
+    k: int | None = None,
+) -> tuple[float, float]:
+    """Give the AUPRC ratio and the early precision ratio. Only known pairs are visited: recall changes nowhere else.
+
+    Parameters
+    ----------
+    above, upto
+        Of each known pair, how many candidates have a larger weight, and how many this or a larger one.
+    total
+        Number of candidates.
+    times
+        How often each known pair counts; None: once.
+    k
+        As for :func:`early_precision`.
+    """
+    times = np.ones(len(above), dtype=np.intp) if times is None else times
+    order = np.argsort(upto)
+    above, upto, times = above[order], upto[order], times[order]
+    found = np.cumsum(times)
+    n_known = int(found[-1])
+    recalled = found[np.searchsorted(upto, upto, side="right") - 1]
+    average = (times * (recalled / upto)).sum() / n_known
+    best = n_known if k is None else min(k, total)
+    chance = np.clip((best - above) / (upto - above), 0.0, 1.0)
+    precision = (times * chance).sum() / best
+    share = n_known / total
+    return float(average / share), float(precision / share)
+
+
+def checked_pairs(known: ArrayLike, candidates: ArrayLike | None) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Give known and allowed pairs as truth values; refuse other shapes and other numbers."""
+    truth = np.asarray(known)
+    allowed = np.ones(truth.shape, dtype=bool) if candidates is None else np.asarray(candidates)
+    if truth.ndim != 2 or truth.shape != allowed.shape:
+        raise ValueError(
+            f"known has shape {truth.shape} and candidates {allowed.shape}; both must be (n_sources, n_targets)."
+        )
+    truth, allowed = truth_values(truth, "known"), truth_values(allowed, "candidates")
+    if not allowed.any():
+        raise ValueError(f"None of {allowed.size} pairs is a candidate: there is nothing to score.")
+    return truth, allowed

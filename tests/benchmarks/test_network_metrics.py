@@ -12,12 +12,19 @@ from scipy.sparse import coo_array, csr_array, csr_matrix
 from scipy.stats import chi2, spearmanr
 from sklearn.metrics import average_precision_score
 
-from scdiva.metrics import auprc_ratio, early_precision
-from scdiva.metrics.networks import quantile_bins, ranked_pairs
-
 with pytest.MonkeyPatch.context() as patch:
     patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
-    from _network_metrics import TOP_TARGETS, edge_stability, matched_null, score_edges, times_drawn
+    from _network_density import quantile_bins
+    from _network_metrics import (
+        TOP_TARGETS,
+        auprc_ratio,
+        early_precision,
+        edge_stability,
+        matched_null,
+        ranked_pairs,
+        score_edges,
+        times_drawn,
+    )
 
 STEPS = st.integers(-4, 4).map(lambda n: n / 4)
 """Weights that tie often; 0 is no edge."""

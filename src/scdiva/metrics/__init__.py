@@ -2,22 +2,19 @@
 
 from .annotation import calibration, classification, knn_cross_validation, rejection_auroc
 from .integration import avg_batch, avg_bio, shuffle_control
-from .networks import auprc_ratio, density_test, early_precision, enrichment, hub_scores
+from .networks import enrichment, hub_scores
 from .perturbation import de_scores, discrimination, discrimination_matrix, hit_rate, perturbation_response
 from .reconstruction import bleu, l_dist, marginal_recall, recall_at_k, reconstruction_scores, value_spearman
 
 __all__ = [
-    "auprc_ratio",
     "avg_batch",
     "avg_bio",
     "bleu",
     "calibration",
     "classification",
     "de_scores",
-    "density_test",
     "discrimination",
     "discrimination_matrix",
-    "early_precision",
     "enrichment",
     "hit_rate",
     "hub_scores",

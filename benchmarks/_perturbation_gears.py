@@ -92,7 +92,7 @@ def _trained(cells: ad.AnnData, asked: list[list[str]], job: dict, folder: Path)
 
 
 def as_predicted(task: Task, job: dict, values: sp.csr_matrix, means: np.ndarray) -> ad.AnnData:
-    """Means in the form that `tl.predict_perturbation` gives, the train mean as baseline, and without spread."""
+    """Means in the form that `tl.predict_perturbation` gives, the train mean as baseline, without spread."""
     labels = task.train.obs[CONDITION].astype(str).to_numpy()
     of_label = {name: np.asarray(values[labels == name].mean(axis=0)).ravel() for name in np.unique(labels)}
     control = of_label.pop(job["control"])

@@ -179,7 +179,7 @@ def test_one_large_count_changes_its_cell_alone(cells, drawn, model, value):
 
 # --- empty cells, and cells of few genes ------------------------------------------------------------------------------
 @pytest.mark.fault("all-zero cells")
-@pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.gene_embedding, sd.tl.grn, sd.pp.entropy_serialize])
+@pytest.mark.parametrize("call", [sd.tl.embed, sd.tl.grn, sd.pp.entropy_serialize])
 def test_empty_cells_are_named_or_kept_without_a_result(cells, model, refused, call):
     options = {"vocabulary": model.vocabulary} if call is sd.pp.entropy_serialize else {"model": model}
     cells.X[[3, 7]] = 0

@@ -153,10 +153,10 @@ def choose_genes(
         tokens = cells.vocabulary.match(wanted, cells.reading.species).tokens.astype(np.int64)
         if missing := [name for name, token in zip(wanted, tokens, strict=True) if token < 0 or not there[token]]:
             human = cells.reading.species in (None, "human")
-            names_there = cells.vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL] if human else []
+            symbols = cells.vocabulary.symbols[np.flatnonzero(there) - N_SPECIAL]
             raise ValueError(
                 f"{len(missing)} of {len(wanted)} {what} are not among the genes of adata that the model knows (first: "
-                f"{missing[0]!r}{or_nearest(missing[0], names_there)}). Name them "
+                f"{missing[0]!r}{or_nearest(missing[0], symbols if human else ())}). Name them "
                 f"{'by symbol or Ensembl id' if human else 'as the data have them'}."
             )
         if rare := [name for name, token in zip(wanted, tokens, strict=True) if not wide[token]]:

@@ -117,8 +117,6 @@ def test_the_seed_determines_every_bit(plain, query, reference, method):
         ({"batch_key": "nowhere"}, KeyError, r"reference\.obs has no column 'nowhere'"),
         ({"batch_key": "hole"}, ValueError, r"reference\.obs\['hole'\] is missing for 3 of 160"),
         ({"method": "forest"}, ValueError, "method must be one of 'linear', 'knn', .*; got 'forest'"),
-        ({"method": "centroid"}, ValueError, "removed: leave it out for the default, 'linear'"),
-        ({"method": "probe"}, ValueError, "removed: leave it out for the default, 'linear'"),
         ({"reject": 0}, ValueError, "reject must be"),
         ({"reject": 1.0}, ValueError, "reject must be"),
         ({"reject": np.nan}, ValueError, "reject must be"),

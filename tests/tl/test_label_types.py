@@ -25,7 +25,7 @@ def reference(cells):
 def annotate(data, reference, model, **arguments):
     """Annotate a copy; the annotator and the copy."""
     data = data.copy()
-    return sd.tl.annotate(data, "cell_type", reference, model=model, method="centroid", rng=3, **arguments), data
+    return sd.tl.annotate(data, "cell_type", reference, model=model, method="knn", rng=3, **arguments), data
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -82,7 +84,8 @@ def tuned(tiny, monkeypatch):
         model, reference = tiny(**fields).eval(), make_reference()
         reference = reference._replace(states=encoded(model, reference.cells))
         batch = np.arange(90) % 4
-        return model, reference, batch, A.finetune(model, reference, batch, N_LABELS, seed, "cpu")
+        reference = reference._replace(cells=replace(reference.cells, batch=batch, n_batches=4))
+        return model, reference, batch, A.finetune(model, reference, N_LABELS, seed, "cpu")
 
     return run
 

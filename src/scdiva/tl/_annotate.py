@@ -19,15 +19,7 @@ from scdiva._running import Cells, embed_all, how_to_run, model_name
 from scdiva._settings import logger
 from scdiva.data.reading import Reading, Species
 from scdiva.data.writing import check_anndata, check_writable, write
-from scdiva.tl._annotation import (
-    ancestors,
-    annotated,
-    as_categories,
-    check_genes,
-    fit_annotator,
-    named,
-    shared_tokens,
-)
+from scdiva.tl._annotation import ancestors, annotated, as_categories, check_genes, fit_annotator, named, shared_tokens
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -190,8 +182,6 @@ def annotate(
     check_writable(adata, copy=False, call="tl.annotate", entry=key_added, **written)
     if reference is not None:
         check_anndata(reference)
-    if method in ("centroid", "probe"):
-        raise ValueError(f"method={method!r} was removed: leave it out for the default, 'linear', which is better.")
     check_choices(method=(method, ("linear", "knn", "finetune")))
     check_least(n_neighbors=(n_neighbors, 1))
     check_positive(reject=reject, backoff=backoff)
@@ -207,21 +197,16 @@ def annotate(
     states: torch.Tensor | None = None
     rows = np.arange(adata.n_obs)
     if fitted is not None:
-        of_a_fit = {
-            "labels_key": labels_key is not None,
-            "reference": reference is not None,
-            "batch_key": batch_key is not None,
-            "unlabeled_category": unlabeled_category is not None,
-            "method": method not in ("linear", fitted.method),  # the default is as good as not given
-        }
-        if extra := [name for name, given_here in of_a_fit.items() if given_here]:
+        of_a_fit: dict[str, object] = {"labels_key": labels_key, "reference": reference, "batch_key": batch_key}
+        # the default method is as good as not given
+        other_method = None if method in ("linear", fitted.method) else method
+        of_a_fit |= {"unlabeled_category": unlabeled_category, "method": other_method}
+        if extra := [name for name, value in of_a_fit.items() if value is not None]:
             raise ValueError(f"This annotator is fitted: leave {' and '.join(extra)} out, or name a model to fit one.")
         fitted = replace(fitted, parents=fitted.parents if groups is None else groups)
-        _check_reject(fitted, reject)
         ancestors(fitted.names, fitted.parents)
-        source = restricted(open_cells(adata, fitted.model, reading), fitted.tokens)
+        source = cells = restricted(open_cells(adata, fitted.model, reading), fitted.tokens)
         check_genes(fitted, source.measured_tokens)
-        cells, measured = source, source.measured_tokens
     else:
         if labels_key is None:
             raise ValueError("Name the column with the labels, labels_key, or a fitted annotator as model=.")
@@ -244,27 +229,24 @@ def annotate(
         logger.info(
             "annotating %d cells by %r, %d labels, %d genes", adata.n_obs, method, len(types.categories), len(tokens)
         )
-        source = restricted(source, tokens)
+        source = cells = restricted(source, tokens)
         known, known_rows = read_cells(source if reference is None else restricted(other, tokens), batch)
         reads = running._replace(what="embedding" if method == "knn" else "state")
         states = torch.from_numpy(embed_all(given, known, reads))
         labelled = Reference(known, states, labels[known_rows])
-        fitted = fit_annotator(
-            labelled, types, batch[known_rows], given, method, tokens, seed, n_neighbors, running.device
-        )
+        fitted = fit_annotator(labelled, types, given, method, n_neighbors, running.device, seed)
         # the seed as text: it is beyond the integers that JSON and h5ad readers agree on
         fitted = replace(
             fitted, parents=groups or {}, notes=fitted.notes | {"labels_key": labels_key, "seed": str(seed)}
         )
-        _check_reject(fitted, reject)
-        cells, measured = source, source.measured_tokens
         if reference is None:  # read already, and encoded too unless the model has been trained on
             cells, rows = known, known_rows
         if reference is not None or fitted.model is not given:
             states = None
+    _check_reject(fitted, reject)
     probability = np.full((adata.n_obs, len(fitted.labels)), np.nan, dtype=np.float32)
     novelty = np.full(adata.n_obs, np.nan, dtype=np.float32)
-    probability[rows], novelty[rows] = annotated(fitted, cells, measured, running, states)
+    probability[rows], novelty[rows] = annotated(fitted, cells, source.measured_tokens, running, states)
     names, confidence = np.full(adata.n_obs, None, dtype=object), np.full(adata.n_obs, np.nan, dtype=np.float32)
     there = ~np.isnan(novelty)
     names[there], confidence[there] = named(probability[there], fitted.names, fitted.parents, backoff)

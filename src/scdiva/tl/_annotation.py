@@ -78,13 +78,11 @@ def check_genes(annotator: Annotator, measured: np.ndarray) -> None:
 def fit_annotator(
     reference: Reference,
     types: pd.CategoricalDtype,
-    batch: np.ndarray,
     model: ScDiVa,
     method: str,
-    tokens: np.ndarray,
-    seed: int,
     n_neighbors: int,
     device: str,
+    seed: int,
 ) -> Annotator:
     """Fit an annotator.
 
@@ -94,18 +92,14 @@ def fit_annotator(
         Labelled cells, and perhaps unlabelled ones beside them.
     types
         The labels, in the type that they came in.
-    batch
-        Number of the batch of each cell.
     model
         Not changed.
     method, n_neighbors
         See :func:`annotate`.
-    tokens
-        Genes that are read.
-    seed
-        Of the fit.
     device
         Where `"finetune"` trains.
+    seed
+        Of the fit.
 
     Raises
     ------
@@ -127,7 +121,7 @@ def fit_annotator(
     with torch_threads_kept(None if runs_transformer(model, "state") else 1):
         tuned = None
         if method == "finetune":
-            tuned, notes = finetune(model, reference, batch, len(labels), seed, device)
+            tuned, notes = finetune(model, reference, len(labels), seed, device)
         if tuned is None:
             head = fit_head(reference, method, len(labels), model.config.n_tokens, seed, n_neighbors)
             predicted = held_out(head, reference, seed)
@@ -137,7 +131,7 @@ def fit_annotator(
     head.requires_grad_(False).eval()
     novelty = notes.pop("novelty")
     notes |= {"own_directions": head.sizes.own_dim, "n_labelled": int((reference.labels >= 0).sum())}
-    dtype = str(types.categories.dtype)
+    tokens, dtype = reference.cells.measured.astype(np.int32), str(types.categories.dtype)
     return Annotator(model, head, tuple(labels), tokens, novelty, notes=notes, dtype=dtype, ordered=bool(types.ordered))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -153,7 +153,10 @@ def grn(
     del parameters["precision"]
 
     chosen, n_groups = chosen.without(source.lengths == 0), len(chosen.numbered)
-    column_of, names = _columns(adata, source)
+    of_var = tokens_of_var(adata, source.tokens, source.reading.use_raw)
+    column_of, names = np.full(source.n_tokens, -1), np.asarray(adata.var_names).astype(object)
+    known_columns = np.flatnonzero(of_var >= 0)[::-1]  # of several columns of a gene the first is written last
+    column_of[of_var[known_columns]] = known_columns
     share = expressed_share(source, chosen.code, n_groups)
     known = loaded.seen_tokens & (column_of >= 0)
     tokens, of_sources, of_targets = choose_genes(sources, targets, source, share, known, min_fraction)
@@ -192,15 +195,6 @@ def _keys(key_added: str, groups: Sequence[str]) -> list[str]:
     if repeated := sorted({key for key in keys if keys.count(key) > 1}):
         raise ValueError(f"two groups would be written to adata.varp[{repeated[0]!r}]: rename the one with a slash.")
     return keys
-
-
-def _columns(adata: AnnData, source: Any) -> tuple[NDArray[np.int64], NDArray[np.object_]]:
-    """Give the first column of `adata.var` that holds each token, -1 for none, and the names of the columns."""
-    of_var = tokens_of_var(adata, source.tokens, source.reading.use_raw)
-    column = np.full(source.n_tokens, -1)
-    known = np.flatnonzero(of_var >= 0)[::-1]  # so that the first is written last
-    column[of_var[known]] = known
-    return column, np.asarray(adata.var_names).astype(object)
 
 
 def _matrix(

@@ -180,11 +180,10 @@ def enrich_modules(
     if gene_symbols is not None and gene_symbols not in adata.var:
         raise no_column("adata.var", gene_symbols, adata.var.columns)
     names = np.asarray((adata.var_names if gene_symbols is None else adata.var[gene_symbols]).astype(str))
-    module = adata.var[key].astype("category")
+    module = adata.var[key].astype("category").cat.remove_unused_categories()
     if module.isna().all():
         raise ValueError(f"no gene of adata has a module in adata.var[{key!r}].")
     modules = {str(name): names[(module == name).to_numpy()].tolist() for name in module.cat.categories}
-    modules = {name: genes for name, genes in modules.items() if genes}
     background = names[module.notna().to_numpy()]
     return enrichment(modules, _read(gene_sets), background, min_genes=min_genes, max_genes=max_genes)
 

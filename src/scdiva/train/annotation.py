@@ -123,16 +123,8 @@ def fit_head(
     genes = np.sort(dispersed_genes(cells, n_tokens)[0]) if linear else np.zeros(0, dtype=np.int64)
     rows = _subset(reference.labels, MOST_FITTED, seed)
     known = len(rows)
-    sizes = HeadSizes(
-        method,
-        n_labels,
-        reference.states.shape[1],
-        n_tokens,
-        own_dim=own.shape[1],
-        n_genes=len(genes),
-        n_known=0 if linear else known,
-        n_neighbors=n_neighbors,
-    )
+    state_dim, own_dim, n_known = reference.states.shape[1], own.shape[1], 0 if linear else known
+    sizes = HeadSizes(method, n_labels, state_dim, n_tokens, own_dim, len(genes), n_known, n_neighbors)
     with torch.random.fork_rng(devices=[]):  # what layers begin with is overwritten, and the user's stream stays
         head = AnnotationHead(sizes)
     if head.own is not None:
@@ -196,7 +188,7 @@ def held_out(head: AnnotationHead, reference: Reference, seed: int) -> HeldOut:
 
 
 def finetune(
-    model: ScDiVa, reference: Reference, batch: np.ndarray, n_labels: int, seed: int, device: str
+    model: ScDiVa, reference: Reference, n_labels: int, seed: int, device: str
 ) -> tuple[tuple[ScDiVa, AnnotationHead, HeldOut] | None, dict[str, Any]]:
     """Fit a head on some of the labelled cells, and train on with what the model's state comes from (paper).
 
@@ -206,8 +198,6 @@ def finetune(
         Not changed.
     reference
         Labelled cells, and perhaps unlabelled ones beside them.
-    batch
-        Number of the batch of each cell.
     n_labels
         Number of labels.
     seed
@@ -229,7 +219,7 @@ def finetune(
 
     cells, labels = reference.cells, reference.labels
     instead = "what is returned is the logistic regression that it would begin with, fitted on all labelled cells."
-    held = _held_out_batches(labels, batch, np.random.default_rng(step_seed(seed, 0, "split")))
+    held = _held_out_batches(labels, cells.batch, np.random.default_rng(step_seed(seed, 0, "split")))
     if not held.any():
         warn(f"no labelled cell can be held out to judge fine-tuning by, as each label has one cell: {instead}")
         return None, {"improved": False}
@@ -275,8 +265,8 @@ def finetune(
     with torch.no_grad():
         head.centroids.copy_(state_centroids(head, read_cells(head, known, training)[0], labels[training]))
         u, genes = read_cells(head, known, asked)
-        predicted = head.classifier(head.inputs(u, genes)).numpy(), head.cosines(u, head.centroids).numpy()
-    return (new, head, HeldOut(labels[asked], *predicted)), notes
+        logits, cosines = head.classifier(head.inputs(u, genes)).numpy(), head.cosines(u, head.centroids).numpy()
+    return (new, head, HeldOut(labels[asked], logits, cosines)), notes
 
 
 def _held_out_batches(labels: np.ndarray, batch: np.ndarray, rng: np.random.Generator) -> np.ndarray:
@@ -316,28 +306,28 @@ def calibrate(head: AnnotationHead, found: HeldOut) -> dict[str, Any]:
     `temperature`, `n_held_out`, `ece` and `accuracy` of the held-out cells (NaN without), `reliability` (arrays
     `confidence`, `accuracy`, `n_cells`), and `novelty`, their novelties, ascending.
     """
-    y, n_labels = found.labels, head.sizes.n_labels
+    (y, logits, cosines), n_labels = found, head.sizes.n_labels
     notes: dict[str, Any] = {"temperature": 1.0, "n_held_out": len(y), "accuracy": np.nan, "ece": np.nan}
     if not len(y):
         return notes | {"reliability": {}, "novelty": np.zeros(0, dtype=np.float32)}
     own = np.arange(len(y)), y
 
     def cross_entropy(log_temperature: float) -> float:
-        return -float(log_softmax(found.logits / np.exp(log_temperature), axis=1)[own].mean())
+        return -float(log_softmax(logits / np.exp(log_temperature), axis=1)[own].mean())
 
     best = minimize_scalar(cross_entropy, bounds=(-3.0, 3.0), method="bounded")
     head.temperature.fill_(float(np.exp(best.x)))
-    named = found.logits.argmax(axis=1)
-    for name, values, group in (("logit", found.logits.max(axis=1), named), ("cosine", found.cosines[own], y)):
+    named = logits.argmax(axis=1)
+    for name, values, group in (("logit", logits.max(axis=1), named), ("cosine", cosines[own], y)):
         mean, scale = _moments(values, group, n_labels)
         getattr(head, f"{name}_mean").copy_(torch.from_numpy(mean))
         getattr(head, f"{name}_scale").copy_(torch.from_numpy(scale))
-    judged = calibration(softmax(found.logits / float(head.temperature), axis=1).max(axis=1), named == y)
-    logits, cosines = (torch.from_numpy(part).float() for part in (found.logits, found.cosines))
+    judged = calibration(softmax(logits / float(head.temperature), axis=1).max(axis=1), named == y)
     head.novelty_mean.zero_()
-    head.novelty_mean.fill_(float(head.novelty(logits, cosines).mean()))
+    novelty = head.novelty(torch.from_numpy(logits).float(), torch.from_numpy(cosines).float())
+    head.novelty_mean.fill_(float(novelty.mean()))
     notes |= {"temperature": float(head.temperature), "accuracy": float((named == y).mean()), "ece": judged.pop("ece")}
-    return notes | {"reliability": judged, "novelty": np.sort(head.novelty(logits, cosines).numpy())}
+    return notes | {"reliability": judged, "novelty": np.sort((novelty - head.novelty_mean).numpy())}
 
 
 def read_cells(head: AnnotationHead, reference: Reference, rows: np.ndarray) -> tuple[Tensor, Tensor | None]:
@@ -359,8 +349,6 @@ def state_centroids(head: AnnotationHead, u: Tensor, y: np.ndarray) -> Tensor:
 def _subset(labels: np.ndarray, most: int, seed: int) -> np.ndarray:
     """Rows of labelled cells, ascending: all, or about `most`, in proportion, but of no label too few."""
     rows = np.flatnonzero(labels >= 0)
-    if len(rows) <= most:
-        return rows
     rng = np.random.default_rng(step_seed(seed, most, "subset"))
     kept = []
     for label in np.unique(labels[rows]):
@@ -375,10 +363,8 @@ def _helpers(labels: np.ndarray, seed: int) -> np.ndarray:
     rows, known = np.flatnonzero(labels < 0), labels[labels >= 0]
     if len(known) >= FEW_LABELLED * len(np.unique(known)):
         return rows[:0]
-    if len(rows) <= MOST_UNLABELLED:
-        return rows
     rng = np.random.default_rng(step_seed(seed, 0, "unlabelled"))
-    return np.sort(rng.choice(rows, MOST_UNLABELLED, replace=False))
+    return np.sort(rng.choice(rows, min(len(rows), MOST_UNLABELLED), replace=False))
 
 
 def _dealt(y: np.ndarray, rng: np.random.Generator) -> np.ndarray:

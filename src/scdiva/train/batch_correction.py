@@ -8,14 +8,15 @@ import numpy as np
 import scipy.sparse as sp
 import torch
 from numpy.typing import NDArray
+from scipy.special import softmax
 from torch import Tensor
 
 Matrix = NDArray[np.float64]
 
 CELLS_PER_CLUSTER = 30
 MOST_CLUSTERS = 100
-BLOCK_SHARE = 0.05
-"""Share of the cells whose clusters are decided at once, against the tallies of the others."""
+N_BLOCKS = 20
+"""Parts of the cells; the clusters of one are decided at once, against the tallies of the others."""
 CLUSTER_ROUNDS = 20
 TOLERANCE = 1e-4
 PRIOR_CLUSTERS, CELLS_PER_PRIOR = 10, 50
@@ -33,11 +34,7 @@ MOST_CELLS = 20_000
 
 
 def correct_batches(
-    states: NDArray[Any],
-    batches: list[NDArray[Any]],
-    rng: np.random.Generator,
-    *,
-    labels: NDArray[Any] | None = None,
+    states: NDArray[Any], batches: list[NDArray[Any]], rng: np.random.Generator, *, labels: NDArray[Any] | None = None
 ) -> Matrix:
     r"""Correct batch effects, cluster by cluster (Harmony; Korsunsky et al. 2019).
 
@@ -199,20 +196,18 @@ def _memberships(x: Matrix, centres: Matrix, allowed: Matrix | None) -> Matrix:
     logits = -2 * (1 - x @ centres.T) / WIDTH
     if allowed is not None:
         logits = np.where(allowed > 0, logits, -np.inf)
-    share = np.exp(logits - logits.max(axis=1, keepdims=True))
-    found: Matrix = share / share.sum(axis=1, keepdims=True)
+    found: Matrix = softmax(logits, axis=1)
     return found
 
 
 def _cluster(x: Matrix, share: Matrix, design: Matrix, allowed: Matrix | None, rng: np.random.Generator) -> Matrix:
     """Soft k-means with the penalty on clusters of few batches, until the centres rest."""
     share, frequency = share.copy(), design.mean(axis=0)
-    n_blocks = max(1, round(1 / BLOCK_SHARE))
     centres = _unit(share.T @ x)
     for _ in range(CLUSTER_ROUNDS):
         near = _memberships(x, centres, allowed)
         observed, size = share.T @ design, share.sum(axis=0)
-        for rows in np.array_split(rng.permutation(len(x)), n_blocks):
+        for rows in np.array_split(rng.permutation(len(x)), N_BLOCKS):
             observed -= share[rows].T @ design[rows]
             size -= share[rows].sum(axis=0)
             expected = size[:, None] * frequency

@@ -286,9 +286,7 @@ def spread_within(x: np.ndarray, batch: np.ndarray) -> float:
 
 def _of_genes(cells: AdaptationCells, genes: np.ndarray) -> AdaptationCells:
     """Keep these genes alone, tokens that ascend; some cells may show none of them."""
-    known = np.zeros(int(max(cells.tokens.max(), genes.max())) + 1, dtype=bool)
-    known[genes] = True
-    kept = known[cells.tokens]
+    kept = np.isin(cells.tokens, genes)
     indptr = np.concatenate([[0], np.cumsum(kept)])[cells.indptr]
     return replace(cells, indptr=indptr, tokens=cells.tokens[kept], values=cells.values[kept], measured=genes)
 

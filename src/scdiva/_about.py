@@ -6,6 +6,7 @@ import os
 import platform
 import re
 import sys
+from collections.abc import Mapping
 from importlib import metadata
 
 from scdiva._version import __version__
@@ -44,19 +45,9 @@ def cite() -> str:
     >>> print(sd.cite().splitlines()[0])
     @software{scdiva,
     """
-    software = {
-        "title": f"{{{TITLE}}}: {ABSTRACT}".rstrip("."),
-        "author": f"{{{DEVELOPERS}}}",
-        "year": str(YEAR),
-        "version": __version__,
-        "license": LICENSE,
-    }
-    paper = {
-        "title": f"{{{PAPER}}}",
-        "author": " and ".join(f"{family}, {given}" for family, given in PAPER_AUTHORS),
-        "year": str(PAPER_YEAR),
-        "note": PAPER_STATUS.capitalize(),
-    }
+    title, authors = f"{{{TITLE}}}: {ABSTRACT}".rstrip("."), " and ".join(map(", ".join, PAPER_AUTHORS))
+    software = {"title": title, "author": f"{{{DEVELOPERS}}}", "year": YEAR, "version": __version__, "license": LICENSE}
+    paper = {"title": f"{{{PAPER}}}", "author": authors, "year": PAPER_YEAR, "note": PAPER_STATUS.capitalize()}
     return f"{_entry('software', 'scdiva', software)}\n\n{_entry('misc', 'wang2026scdiva', paper)}"
 
 
@@ -77,11 +68,6 @@ def print_versions() -> None:
     Python       3.11.9
     ...
     """
-    sys.stdout.write(_versions())
-
-
-def _versions() -> str:
-    """Give the lines of :func:`print_versions`."""
     try:
         wanted = metadata.requires("scdiva") or []
     except metadata.PackageNotFoundError:  # run from its source, never installed
@@ -95,10 +81,10 @@ def _versions() -> str:
         *((name, _installed(name)) for name in sorted(names)),
         *_of_torch(),
     ]
-    return "".join(f"{name:<20} {value}\n" for name, value in rows)
+    sys.stdout.writelines(f"{name:<20} {value}\n" for name, value in rows)
 
 
-def _entry(kind: str, key: str, values: dict[str, str]) -> str:
+def _entry(kind: str, key: str, values: Mapping[str, object]) -> str:
     lines = ",\n".join(f"  {name} = {{{value}}}" for name, value in values.items())
     return f"@{kind}{{{key},\n{lines}\n}}"
 
@@ -118,10 +104,9 @@ def _of_torch() -> list[tuple[str, str]]:
         return [("torch says", f"{type(error).__name__}: {error}")]
     devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     built = torch.version.cuda or torch.version.hip or "none"
-    found = ", ".join(devices) if devices else "no device"
     threads = f"{torch.get_num_threads()} (OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'unset')})"
     return [
-        ("CUDA", f"{built}, {found}"),
+        ("CUDA", f"{built}, {', '.join(devices) or 'no device'}"),
         ("MPS", "yes" if torch.backends.mps.is_available() else "no"),
         ("threads of torch", threads),
     ]

@@ -238,33 +238,26 @@ def _is_int(value: Any) -> bool:
 
 def _check(name: str, value: Any) -> None:
     """Raise ValueError for a value that the setting `name` can't take."""
+    switch = isinstance(value, bool), "True or False"
+    number = value is None or (_is_int(value) and value > 0), "None or an integer from 1 up"
     valid, what = {
         "seed": (_is_int(value) and 0 <= value < 2**63, "an integer from 0 to 2**63 - 1"),
-        "device": (
-            isinstance(value, str) and _DEVICE.fullmatch(value) is not None,
-            '"auto", "cpu", "cuda", "cuda:N" or "mps"',
-        ),
+        "device": (isinstance(value, str) and _DEVICE.fullmatch(value), '"auto", "cpu", "cuda", "cuda:N" or "mps"'),
         "precision": (value in ("auto", "fp32", "bf16"), '"auto", "fp32" or "bf16"'),
-        "batch_size": (value is None or (_is_int(value) and value > 0), "None or an integer from 1 up"),
-        "progress": (isinstance(value, bool), "True or False"),
-        "keep_model": (isinstance(value, bool), "True or False"),
-        "threads": (value is None or (_is_int(value) and value > 0), "None or an integer from 1 up"),
+        **dict.fromkeys(("batch_size", "threads"), number),
+        **dict.fromkeys(("progress", "keep_model"), switch),
         "verbosity": (isinstance(value, str) and value in _VERBOSITY, f"one of {', '.join(_VERBOSITY)}"),
     }[name]
     if not valid:
         raise ValueError(f"settings.{name} must be {what}, not {value!r}")
 
 
-def _handler() -> logging.Handler:
-    """Make a handler to stderr that stays silent where the user's own logging handles the record already."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("scdiva: %(message)s"))
-    handler.addFilter(lambda record: not logging.getLogger().handlers)
-    return handler
-
-
 if not logger.handlers:
-    logger.addHandler(_handler())
+    _handler = logging.StreamHandler(sys.stderr)
+    _handler.setFormatter(logging.Formatter("scdiva: %(message)s"))
+    # silent where the user's own logging handles the record already
+    _handler.addFilter(lambda record: not logging.getLogger().handlers)
+    logger.addHandler(_handler)
 
 settings = Settings()
 """The settings of this session."""

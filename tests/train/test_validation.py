@@ -144,7 +144,7 @@ def test_training_and_validation_ask_the_model_for_the_same_logits(tiny, config,
     model.state_head.gene.normal_(generator=torch.Generator().manual_seed(1))
     denominator = np.linspace(0.5, 2, 30 + N_SPECIAL, dtype=np.float32)
     module = PretrainingModule(model, config, denominator=denominator)
-    corrupted = module._corrupted(batch, torch.full((batch.n_cells,), 0.5), step_generator(0, 0, "test"))
+    corrupted = mask_tokens(*batch.packed, torch.full((batch.n_cells,), 0.5), step_generator(0, 0, "test"))
     out = module._denoised(corrupted, batch)
     rows = corrupted.masked.nonzero().squeeze(1)
     logits = module._logits(out, rows, corrupted, batch)

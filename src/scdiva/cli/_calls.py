@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import textwrap
-from collections.abc import Callable
 from json import dumps, loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,12 +49,11 @@ class Call(NamedTuple):
     endings: tuple[str, ...] = (".h5ad", ".zarr")
 
     @property
-    def function(self) -> Callable[..., Any]:
+    def function(self) -> Any:
         """The function; `scdiva.tl` is imported here and not before."""
         from scdiva import tl
 
-        function: Callable[..., Any] = getattr(tl, self.name)
-        return function
+        return getattr(tl, self.name)
 
 
 CALLS = {
@@ -254,7 +253,7 @@ def about_cells(path: Path, model: str) -> dict[str, Any]:
     from scdiva.data.stored import names_of, open_root
 
     root, opened = open_root(path)
-    try:
+    with opened or contextlib.nullcontext():
         if missing := [part for part in ("obs", "var") if part not in root]:
             raise ValueError(f"{str(path)!r} lacks {missing[0]}: expected an .h5ad or .zarr that AnnData wrote.")
         names = [names_of(root, axis, path) for axis in ("obs", "var")]
@@ -263,9 +262,6 @@ def about_cells(path: Path, model: str) -> dict[str, Any]:
         keys = {part: list(map(str, of.attrs.get("column-order", list(of)))) for part, of in parts.items()}
         ours = read_elem(root[f"uns/{UNS}"]) if UNS in root.get("uns", ()) else {}
         has_x = "X" in root and n_cells > 0
-    finally:
-        if opened is not None:
-            opened.close()
     ours = ours if isinstance(ours, dict) else {}  # something of the user's own under that name
     written = {part: [name for name in of if name in ours or "scdiva" in name] for part, of in keys.items()}
     found = {"kind": "cells", "file": str(path), "n_cells": n_cells, "n_genes": n_genes}

@@ -145,17 +145,16 @@ def command_parser(command: str) -> _Parser:
     command
         Its name.
     """
+    kept: Sequence[str] = ("verbosity",)
     if command == "info":
         parser = _Parser(command, summary(info), "WHAT")
         parser.add_function(info, arguments(info), ())
-        kept: Sequence[str] = ("verbosity",)
     elif command == "pretrain":
         parser = _Parser(command, summary(pretrain), "--train FILES --out FOLDER")
         parser.add_argument("--config", action=ActionConfigFile, help=_OURS["config"])
         parser.add_function(pretrain, arguments(pretrain), ("model", "training"))
         parser.add_fields(PretrainingConfig, "training.")
         parser.add_fields(ScDiVaConfig, "model.", ("n_genes",))  # that number is the vocabulary's
-        kept = ("verbosity",)
     else:
         call = CALLS[command]
         taken, texts = inspect.signature(call.function).parameters, arguments(call.function)

@@ -11,12 +11,7 @@ from typing import Any
 
 from scdiva.diffusion.likelihood import log_likelihood
 from scdiva.diffusion.loss import dual_loss, loss_weights, masked_cross_entropy
-from scdiva.diffusion.masking import (
-    Corrupted,
-    cell_of_token,
-    mask_tokens,
-    stratified_times,
-)
+from scdiva.diffusion.masking import Corrupted, cell_of_token, mask_tokens, stratified_times
 from scdiva.diffusion.ranks import rank_log_prior, values_at_ranks
 from scdiva.diffusion.sampler import sample
 

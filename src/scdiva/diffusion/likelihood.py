@@ -106,8 +106,7 @@ def log_likelihood(
     n_cells = cu_seqlens.numel() - 1
     cells = cell_of_token(cu_seqlens, tokens.numel())
     if exclude_shown:
-        pairs = torch.stack([cells, tokens])
-        n_repeats = tokens.numel() - torch.unique(pairs, dim=1).shape[1]
+        n_repeats = tokens.numel() - torch.unique(torch.stack([cells, tokens]), dim=1).shape[1]
         if n_repeats:
             raise ValueError(
                 f"{n_repeats} genes occur more than once in their cell, which the model cannot draw; serialise the "
@@ -126,9 +125,10 @@ def log_likelihood(
             masked = _random_subsets(sizes, cells, cu_seqlens, generator)
             seen = tokens.masked_fill(masked, MASK)
             logits = denoiser(seen, values.masked_fill(masked, 0.0), cu_seqlens, masked)[0]
-            logits = checked_logits(logits, int(masked.sum()))
             if exclude_shown:
                 logits = available_logits(logits, seen, cells, n_cells, None)
+            else:
+                logits = checked_logits(logits, int(masked.sum()))
             log_p = torch.log_softmax(logits.double(), dim=1).gather(1, tokens[masked, None] - N_SPECIAL).squeeze(1)
             summed = torch.zeros_like(total).index_add_(0, cells[masked], log_p)
             pair.append(torch.where(lengths > 0, summed * lengths / sizes, 0.0))

@@ -199,9 +199,4 @@ def mask_tokens(
     times_per_token = times.to(tokens.device)[cell_of_token(cu_seqlens.to(tokens.device), tokens.numel())]
     masked = draws[0] < times_per_token
     value_mask = masked | (draws[1] < value_mask_rate)
-    return Corrupted(
-        tokens=tokens.masked_fill(masked, MASK),
-        values=values.masked_fill(value_mask, 0.0),
-        masked=masked,
-        value_mask=value_mask,
-    )
+    return Corrupted(tokens.masked_fill(masked, MASK), values.masked_fill(value_mask, 0.0), masked, value_mask)

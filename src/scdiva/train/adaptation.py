@@ -50,10 +50,8 @@ class AdaptationCells:
         """Number of cells."""
         return len(self.batch)
 
-    @property
-    def n_obs(self) -> int:
-        """The same, as of an opened source."""
-        return len(self.batch)
+    n_obs = n_cells
+    """The same, as of an opened source."""
 
     def windows(self, n_cells: int, start: int = 0, stop: int | None = None) -> Iterator[tuple[np.ndarray, Ragged]]:
         """Give all cells at once, as :func:`scdiva._running.run_cells` takes the windows of a source."""
@@ -92,7 +90,6 @@ def read_cells(
     *,
     whole: bool = False,
     trains: bool = True,
-    least: int = LEAST_CELLS,
     most: int | None = None,
     seed: int = 0,
 ) -> tuple[AdaptationCells, np.ndarray]:
@@ -108,8 +105,6 @@ def read_cells(
         Read all genes of a cell, also those beyond what the model reads.
     trains
         Whether the cells are trained on: those left out are then warned of.
-    least
-        Cells with a known gene that are needed.
     most
         Of more cells so many are drawn, and no other is held in memory; None: all are.
     seed
@@ -122,12 +117,12 @@ def read_cells(
     Raises
     ------
     ValueError
-        If too few cells have a known gene.
+        If fewer than 20 cells have a known gene.
     """
     wanted = np.flatnonzero(source.lengths > 0)
-    if len(wanted) < least:
+    if len(wanted) < LEAST_CELLS:
         what = "training" if trains else "a fit to them"
-        raise ValueError(f"{len(wanted)} cells have a known gene; {what} needs {least} or more.")
+        raise ValueError(f"{len(wanted)} cells have a known gene; {what} needs {LEAST_CELLS} or more.")
     if whole:
         source = replace(source, max_length=source.vocabulary.n_genes)
     if trains:

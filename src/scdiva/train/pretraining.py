@@ -155,10 +155,9 @@ def write_table(file: Path, step: int, each: np.ndarray, names: Sequence[str], s
     if study is not None:
         lines += [(step, name, "", *scores_of(each[study == i])) for i, name in enumerate(names)]
     file.parent.mkdir(parents=True, exist_ok=True)
-    new = not file.exists()
     with file.open("a", newline="") as out:
         writer = csv.writer(out)
-        if new:
+        if not out.tell():
             writer.writerow(["step", "study", "mask_ratio", *MaskedScores._fields])
         writer.writerows(lines)
 
@@ -278,7 +277,7 @@ class PretrainingModule(TaskModule):
         """
         c = self.config
         times = stratified_times(batch.n_cells, generator).to(batch.tokens.device)
-        corrupted = self._corrupted(batch, times, generator, c.value_mask_rate)
+        corrupted = mask_tokens(*batch.packed, times, generator, value_mask_rate=c.value_mask_rate)
         out = self._denoised(corrupted, batch)
         scored = self._scored(corrupted.masked, batch.cu_seqlens, generator)
         logits = None
@@ -308,7 +307,7 @@ class PretrainingModule(TaskModule):
         super().validation_step(batch, batch_idx)
         generator = step_generator(self.config.seed, batch_idx, "validation/ratios")
         ratios = ratios_of(sum(len(each) for each in self._scores), batch.n_cells).to(batch.tokens.device)
-        corrupted = self._corrupted(batch, ratios, generator)
+        corrupted = mask_tokens(*batch.packed, ratios, generator)
         out = self._denoised(corrupted, batch)
         most = min(MOST_SCORED, self.config.scored_genes or MOST_SCORED)
         scored = self._scored(corrupted.masked, batch.cu_seqlens, generator, most)
@@ -333,13 +332,6 @@ class PretrainingModule(TaskModule):
         for log in self.trainer.loggers:
             if isinstance(log, CSVLogger):
                 write_table(Path(log.log_dir) / TABLE, self.trainer.global_step, each, names, study)
-
-    def _corrupted(
-        self, batch: CellBatch, times: Tensor, generator: torch.Generator, value_mask_rate: float = 0.0
-    ) -> Corrupted:
-        """Mask genes of a batch at given times."""
-        cells = batch.tokens, batch.values, batch.cu_seqlens
-        return mask_tokens(*cells, times, generator, value_mask_rate=value_mask_rate)
 
     def _denoised(self, corrupted: Corrupted, batch: CellBatch) -> ScDiVaOutput:
         """Run the network over what is left of a batch."""

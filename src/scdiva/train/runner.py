@@ -80,9 +80,7 @@ def _quiet_lightning() -> Iterator[None]:
         lightning.setLevel(before)
 
 
-def resolve_precision(
-    precision: Literal["auto", "fp32", "bf16"], accelerator: str = "auto"
-) -> Literal["32-true", "bf16-mixed"]:
+def resolve_precision(precision: str, accelerator: str) -> Literal["32-true", "bf16-mixed"]:
     """Turn our names of precisions into Lightning's.
 
     Parameters
@@ -93,12 +91,9 @@ def resolve_precision(
     accelerator
         As for :func:`fit`.
     """
-    if precision not in ("auto", "fp32", "bf16"):
-        raise ValueError(f'precision must be "auto", "fp32" or "bf16", got {precision!r}.')
-    if precision != "auto":
-        return "bf16-mixed" if precision == "bf16" else "32-true"
     on_gpu = accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    return "bf16-mixed" if multiplies_bf16("cuda" if on_gpu else "cpu") else "32-true"
+    in_bf16 = multiplies_bf16("cuda" if on_gpu else "cpu") if precision == "auto" else precision == "bf16"
+    return "bf16-mixed" if in_bf16 else "32-true"
 
 
 def make_trainer(

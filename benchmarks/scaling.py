@@ -202,13 +202,13 @@ def goals(rows: list[dict]) -> list[dict]:
                 value = slope([row[size] for row in some], [row["cpu_seconds"] for row in some])
                 span = f"{min(row[size] for row in some):,} to {max(row[size] for row in some):,}"
                 found.append(judge(f"{name}: slope of CPU time, {span} {part}", value, at_most=1.05))
-    peaks = {row["n_cells"]: row["peaks_mib"] for row in rows if row["part"] == "memory"}
+    peaks = {row["n_cells"]: row.get("peaks_mib", [row["peak_mib"]]) for row in rows if row["part"] == "memory"}
     if len(peaks) > 1:
         least, most = min(peaks), max(peaks)
         what = f"embedding: peak memory, {most:,} cells / {least:,}"
         interval = (min(peaks[most]) / max(peaks[least]), max(peaks[most]) / min(peaks[least]))
         value = np.median(peaks[most]) / np.median(peaks[least])
-        found.append(goal(what, float(value), at_most=1.10, interval=interval, over=f"{PROCESSES} processes"))
+        found.append(goal(what, float(value), at_most=1.10, interval=interval, over=f"{len(peaks[most])} processes"))
     return found
 
 

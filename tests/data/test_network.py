@@ -103,7 +103,7 @@ def test_genes_are_found_in_the_order_asked_for(adata):
     with pytest.warns(UserWarning, match="2 of 3 genes are not in the network 'net' and are left out: alone, CD3E"):
         assert genes_of(network, ["alone", "CST3", "CD3E"], "net").tolist() == [3]
     with pytest.raises(
-        KeyError, match=r"none of 1 genes .SPI2. is in the network 'net' of 4; it has SPI1.*min_fraction"
+        KeyError, match=r"none of 1 genes .SPI2. is in the network 'net' of 4 .did you mean .SPI1.*min_fraction"
     ):
         genes_of(network, ["SPI2"], "net")
     with pytest.raises(KeyError, match="none of 0 genes"):

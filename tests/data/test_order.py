@@ -11,7 +11,8 @@ from scdiva.data.order import BlockShuffle
 def stream(order: BlockShuffle, start: int, stop: int) -> list[tuple[int, int, int]]:
     """(epoch, block, cell within the block) of positions start to stop."""
     out = []
-    for epoch, buffer, cells in order.locate(start, stop):
+    for epoch, buffer, first, last in order.spans(start, stop):
+        cells = order.permutation(epoch, buffer)[first:last]
         blocks = order.buffers(epoch)[0][buffer]
         inside = [(epoch, int(block), i) for block in blocks for i in range(order.block_sizes[block])]
         out += [inside[cell] for cell in cells]

@@ -106,8 +106,8 @@ def test_ranks_together_see_each_epoch_once(sizes, block_rows, n_blocks, seed, w
         assert sorted(cells[epoch * pool.n_cells : (epoch + 1) * pool.n_cells]) == usable(pool)
     if batch is not None:  # the very permutation of the order
         drawn = [
-            usable_in(pool, order.buffers(epoch)[0][buffer])[rows]
-            for epoch, buffer, rows in order.locate(0, len(cells))
+            usable_in(pool, order.buffers(epoch)[0][buffer])[order.permutation(epoch, buffer)[first:last]]
+            for epoch, buffer, first, last in order.spans(0, len(cells))
         ]
         assert cells == np.concatenate(drawn).tolist()
     else:

@@ -152,8 +152,7 @@ def fill_batches(lengths: np.ndarray, budget: int = BATCH_TOKENS, max_cells: int
         while at >= 0:
             length = alive[at]
             n = min(places, count[at] if length == 0 else min(count[at], room // length))
-            if n == 0:  # longer than the whole budget
-                n = 1
+            n = max(n, 1)  # one that is longer than the whole budget
             parts.append(order[start[at] : start[at] + n])
             room -= n * length
             places -= n

@@ -49,10 +49,9 @@ def data_files(data: Iterable[Any]) -> list[Any]:
     """
     out: list[Any] = []
     for one in data:
-        if not isinstance(one, str | Path) or not Path(one).is_dir() or _is_zarr(Path(one)):
-            out.append(one)
-            continue
-        found = sorted(_below(Path(one)))
+        found = [one]
+        if isinstance(one, str | Path) and Path(one).is_dir() and not _is_zarr(Path(one)):
+            found = sorted(_below(Path(one)))
         if not found:
             raise ValueError(f"the folder {str(one)!r} holds no .h5ad or .zarr; name the folder that does.")
         out += found

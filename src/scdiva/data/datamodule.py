@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pytorch_lightning as pl
@@ -40,28 +40,6 @@ if TYPE_CHECKING:
 
 UNSEEN_STUDY = -1
 """Study number of validation cells whose study is not trained on."""
-
-
-class OpenStudies(NamedTuple):
-    """Opened studies.
-
-    Attributes
-    ----------
-    sources
-        One a file, or the packed corpus.
-    names
-        Of the studies.
-    studies
-        For each source, int (n_obs,), the number of each cell's study.
-    report
-        Of each study its name (`study`), `cells` kept, `cells_dropped`, `columns` of its file (None if it is packed)
-        and `genes_matched`.
-    """
-
-    sources: list[Source]
-    names: list[str]
-    studies: list[np.ndarray]
-    report: list[dict[str, Any]]
 
 
 class CellDataModule(pl.LightningDataModule):
@@ -156,7 +134,7 @@ class CellDataModule(pl.LightningDataModule):
         self.block_rows, self.n_blocks, self.min_genes = block_rows, n_blocks, min_genes
         self.validation_cells, self.validation_studies = validation_cells, validation_studies
         self._train, self._validation = _as_list(train), [] if validation is None else _as_list(validation)
-        self._reading, self._entropy_floor = Reading(**reading), entropy_floor
+        self._reading, self._entropy_floor = replace(Reading(**reading), empty="nan"), entropy_floor
         self._pool: CellPool | None = None
         self._validation_pool: CellPool | None = None
         self._study_names: list[str] = []
@@ -175,22 +153,22 @@ class CellDataModule(pl.LightningDataModule):
         if self._pool is not None:
             return
         self._noted()
-        found = self._open("train")
-        held = held_out_studies(found.names, self.validation_studies, self.seed)
-        trained = [name for name in found.names if name not in held]
-        number = np.array([LEFT_OUT if name in held else trained.index(name) for name in found.names])
-        pool = self._pool_of(found.sources, [number[study] for study in found.studies])
+        sources, names, studies, opened = self._open("train")
+        held = held_out_studies(names, self.validation_studies, self.seed)
+        trained = [name for name in names if name not in held]
+        number = np.array([LEFT_OUT if name in held else trained.index(name) for name in names])
+        pool = self._pool_of(sources, [number[study] for study in studies])
         if not pool.n_cells:
             raise ValueError(f"no training cell has {self.min_genes} known genes or more.")
         number = np.where(number == LEFT_OUT, UNSEEN_STUDY, LEFT_OUT)
-        looked_at = [(source, number[study]) for source, study in zip(found.sources, found.studies, strict=True)]
+        looked_at = [(source, number[study]) for source, study in zip(sources, studies, strict=True)]
         looked_at = [(source, study) for source, study in looked_at if (study != LEFT_OUT).any()]
-        report = [{"part": "validation" if one["study"] in held else "train"} | one for one in found.report]
+        report = [{"part": "validation" if one["study"] in held else "train"} | one for one in opened]
         if self._validation:
-            found = self._open("validation")
-            number = np.array([trained.index(name) if name in trained else UNSEEN_STUDY for name in found.names])
-            looked_at += [(source, number[study]) for source, study in zip(found.sources, found.studies, strict=True)]
-            report += [{"part": "validation"} | one for one in found.report]
+            sources, names, studies, opened = self._open("validation")
+            number = np.array([trained.index(name) if name in trained else UNSEEN_STUDY for name in names])
+            looked_at += [(source, number[study]) for source, study in zip(sources, studies, strict=True)]
+            report += [{"part": "validation"} | one for one in opened]
         if looked_at:
             self._validation_pool = self._pool_of(*zip(*looked_at, strict=True))
             if not self._validation_pool.n_cells:
@@ -210,8 +188,15 @@ class CellDataModule(pl.LightningDataModule):
             self._notes = {part: manifest_of(data) for part, data in self._files.items()}
         return self._notes
 
-    def _open(self, part: str) -> OpenStudies:
-        """Open and check the studies of a part, and warn of the cells of each that have too few genes."""
+    def _open(self, part: str) -> tuple[list[Source], list[str], list[np.ndarray], list[dict[str, Any]]]:
+        """Open and check the studies of a part, and warn of the cells of each that have too few genes.
+
+        Returns
+        -------
+        The sources, one a file, or the packed corpus; the names of the studies; for each source, int (n_obs,), the
+        number of each cell's study; and of each study its name (`study`), `cells` kept, `cells_dropped`, `columns` of
+        its file (None if it is packed) and `genes_matched`.
+        """
         files, report = self._files[part], []
 
         def count(name: str, lengths: np.ndarray, columns: int | None, matched: int) -> None:
@@ -230,18 +215,13 @@ class CellDataModule(pl.LightningDataModule):
                     )
             for number, name in enumerate(corpus.study_names):
                 count(name, corpus.lengths[corpus.study == number], None, int(corpus.measured[number].sum()))
-            return OpenStudies([corpus], corpus.study_names, [corpus.study.astype(np.int64)], report)
+            return [corpus], corpus.study_names, [corpus.study.astype(np.int64)], report
 
         from scdiva.data.cells import open_cells  # a packed corpus is read without AnnData
 
         # objects have no names: the first of validation is not the first that is trained on
         names = _names(files, "adata" if part == "train" else part)
-        how: dict[str, Any] = {
-            "max_length": self.context,
-            "entropy_floor": self._entropy_floor,
-            "empty": "nan",
-            "keep": False,
-        }
+        how: dict[str, Any] = {"max_length": self.context, "entropy_floor": self._entropy_floor, "keep": False}
         sources: list[Source] = []
         for name, one in zip(names, files, strict=True):
             try:
@@ -250,7 +230,7 @@ class CellDataModule(pl.LightningDataModule):
                 raise ValueError(f"{name}: {error.args[0]}") from error
             count(name, source.lengths, len(source.tokens), len(source.measured_tokens))
             sources.append(replace(source, name=name))
-        return OpenStudies(sources, names, [np.full(s.n_obs, i, np.int64) for i, s in enumerate(sources)], report)
+        return sources, names, [np.full(s.n_obs, i, np.int64) for i, s in enumerate(sources)], report
 
     def _pool_of(self, sources: Sequence[Source], studies: Sequence[np.ndarray]) -> CellPool:
         return CellPool(sources, studies, self.min_genes, self.context, self.block_rows)

@@ -35,11 +35,7 @@ _GENOME = re.compile(r"((?:GRC[a-z]+\d+|hg\d+|mm\d+|rn\d+)_+).+")
 """Names of a Cell Ranger reference of several genomes: "GRCh38_CD4", "mm10___Cd4"."""
 _SPECIES = "pass species=, a dict from them to human symbols or Ensembl ids"
 _ADVICE = (
-    (
-        r"[\d.]+$",
-        "The names are numbers: pass as gene_ids= the column of adata.var that holds symbols or Ensembl ids, or set "
-        "adata.var_names",
-    ),
+    (r"[\d.]+$", "The names are numbers: pass as gene_ids= a column of adata.var of symbols or ids, or set var_names"),
     (
         r".*ENSG\d{11}",
         "The names hold an Ensembl id and more: adata.var['id'] = adata.var_names.str.extract(r'(ENSG\\d{11})', "
@@ -47,11 +43,7 @@ _ADVICE = (
     ),
     (r"ENS(?!G\d)[A-Z]*G\d", f"These are Ensembl ids of another species: {_SPECIES}"),
     (r"ENST\d", "These are transcripts: sum them to genes first"),
-    (
-        "",
-        "Human symbols or Ensembl ids are expected: if another column of adata.var holds them, pass it as gene_ids=; "
-        f"if these are genes of another species, {_SPECIES}",
-    ),
+    ("", f"Human genes are expected: pass another column of adata.var as gene_ids=, or, of other species, {_SPECIES}"),
 )
 """How names may look that are no list of human genes, and what to do then; the last of all others."""
 
@@ -311,9 +303,8 @@ def advice(names: Sequence[str], first: Sequence[str] = ()) -> str:
     if looks_like_mouse(names):
         return (
             f"these are mouse (or rat) genes, such as {', '.join(map(repr, first or names[:_N_SHOWN]))}; the "
-            "vocabulary is human, and too few have a human ortholog that it holds (scdiva.tokenizer.human_orthologs). "
-            "With a table of your own, from these genes to human ones, pass species=table; with human symbols in a "
-            "column of adata.var, pass that as gene_ids="
+            "vocabulary is human, and too few have a human ortholog that it holds (scdiva.tokenizer.human_orthologs): "
+            f"{_SPECIES}, or a column of adata.var with human symbols as gene_ids="
         )
     prefixes = [found[1] for name in names if (found := _GENOME.fullmatch(name))]
     if len(prefixes) > len(names) / 2:

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from scdiva._checks import nearest, warn
+from scdiva._checks import or_nearest, warn
 from scdiva._constants import UNS
 from scdiva.data.writing import our_uns
 
@@ -99,8 +99,7 @@ def genes_of(network: Network, genes: Sequence[str], key: str) -> NDArray[np.int
     found = [column[name] for name in wanted if name in column]
     missing = [name for name in wanted if name not in column]
     if not found:
-        near = nearest(missing[0], column) if missing else []
-        like = f"; it has {', '.join(near)}" if near else ""
+        like = or_nearest(missing[0], column) if missing else ""
         raise KeyError(
             f"none of {len(wanted)} genes ({', '.join(missing[:3])}{', ...' * (len(missing) > 3)}) is in the network "
             f"{key!r} of {len(column):,}{like}. scdiva.tl.grn(adata, sources=..., targets=..., min_fraction=...) "

@@ -108,30 +108,13 @@ class BlockShuffle:
                 bounds.append(buffer)
         return [range(a, b) for a, b in itertools.pairwise([*bounds, len(starts) - 1])]
 
-    def locate(self, start: int, stop: int) -> list[tuple[int, int, np.ndarray]]:
-        """Find the cells `start` to `stop` of the endless stream.
-
-        Parameters
-        ----------
-        start, stop
-            Positions in the stream, from 0; an epoch has :attr:`n_cells`.
-
-        Returns
-        -------
-        Pieces in order: epoch, buffer, and the numbers of the cells within the buffer.
-        """
-        return [
-            (epoch, buffer, self.permutation(epoch, buffer)[first:last])
-            for epoch, buffer, first, last in self.spans(start, stop)
-        ]
-
     def spans(self, start: int, stop: int) -> list[tuple[int, int, int, int]]:
         """Find where the cells `start` to `stop` of the endless stream are, without drawing their order.
 
         Parameters
         ----------
         start, stop
-            As in :meth:`locate`.
+            Positions in the stream, from 0; an epoch has :attr:`n_cells`.
 
         Returns
         -------

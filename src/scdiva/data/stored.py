@@ -65,35 +65,34 @@ class StoredRows:
         missing = [name for name in ("indptr", "indices", "data") if name not in group]
         shape = group.attrs.get("shape", group.attrs.get("h5sparse_shape"))
         if missing or shape is None:
-            raise self._damaged("it lacks " + ", ".join([*missing, *(["shape"] if shape is None else [])]))
+            raise _damaged(self.where, "it lacks " + ", ".join([*missing, *(["shape"] if shape is None else [])]))
         self.shape = int(shape[0]), int(shape[1])
         self._indptr, self._indices, self._data = (group[name] for name in ("indptr", "indices", "data"))
         self._direct = hasattr(self._data, "read_direct")
         n = self._indptr.shape[0]
         if n != self.shape[0] + 1:
-            raise self._damaged(f"indptr has {n} entries for {self.shape[0]} cells")
+            raise _damaged(self.where, f"indptr has {n} entries for {self.shape[0]} cells")
         if not self._direct:
             for array in (self._indices, self._data):
                 gone = array.nchunks - array.nchunks_initialized  # zarr would fill them with zeros
                 # and writes none that holds nothing else: of one gene that is every index
                 if gone and not (array is self._indices and self.shape[1] == 1):
-                    raise self._damaged(f"{gone} chunks of {array.path} are gone")
+                    raise _damaged(self.where, f"{gone} chunks of {array.path} are gone")
             for array in (self._indptr, self._indices, self._data):
                 whole(array, self.where)
             self._indptr = self._indptr[:]
         last = int(self._indptr[n - 1])
         if not self._indices.shape[0] == self._data.shape[0] == last:
             n_indices, n_values = self._indices.shape[0], self._data.shape[0]
-            raise self._damaged(f"indptr ends at {last}, but there are {n_indices} indices and {n_values} values")
+            raise _damaged(
+                self.where, f"indptr ends at {last}, but there are {n_indices} indices and {n_values} values"
+            )
 
     @property
     def dtype(self) -> np.dtype:
         """Type of the stored values."""
         found: np.dtype = self._data.dtype
         return found
-
-    def _damaged(self, how: str) -> ValueError:
-        return ValueError(f"{self.where} is damaged: {how}. Copy or write the file anew.")
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Read ranges of rows, one after another, as they are stored.
@@ -116,13 +115,13 @@ class StoredRows:
             bounds = [self._indptr[start : stop + 1].astype(np.int64) for start, stop in ranges]
         lengths = [np.diff(bound) for bound in bounds]
         if any((length < 0).any() for length in lengths):
-            raise self._damaged("indptr descends")
+            raise _damaged(self.where, "indptr descends")
         indptr = np.concatenate([[0], *lengths], dtype=np.int64).cumsum()
         spans = [(int(bound[0]), int(bound[-1])) for bound in bounds]
         with naming(self.where):
             values, indices = self._values(self._data, spans), self._values(self._indices, spans)
         if not len(values) == len(indices) == indptr[-1]:  # zarr gives what there is
-            raise self._damaged("indptr points behind the end of data or indices")
+            raise _damaged(self.where, "indptr points behind the end of data or indices")
         return values, indices, indptr
 
     def _values(self, array: Any, spans: list[tuple[int, int]]) -> np.ndarray:
@@ -139,6 +138,10 @@ class StoredRows:
                 array.id.read(h5s.create_simple((b - a,)), space, out[at : at + b - a])
             at += b - a
         return out
+
+
+def _damaged(where: str, how: str) -> ValueError:
+    return ValueError(f"{where} is damaged: {how}. Copy or write the file anew.")
 
 
 @contextmanager
@@ -158,7 +161,7 @@ def naming(where: str) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, ValueError) as error:  # truncated chunks: what is raised depends on the codec
-        raise ValueError(f"{where} is damaged: it can't be read ({error}). Copy or write the file anew.") from error
+        raise _damaged(where, f"it can't be read ({error})") from error
 
 
 def whole(array: Any, where: str) -> Any:
@@ -188,10 +191,7 @@ def whole(array: Any, where: str) -> Any:
             with open(os.path.join(folder, name), "rb", buffering=0) as chunk:
                 head, size = chunk.read(_BLOSC_HEAD), os.fstat(chunk.fileno()).st_size
             if size < _BLOSC_HEAD or size < int.from_bytes(head[12:16], "little"):
-                raise ValueError(
-                    f"{where} is damaged: it can't be read (chunk {name} of {array.path} is cut off). Copy or write "
-                    "the file anew."
-                )
+                raise _damaged(where, f"it can't be read (chunk {name} of {array.path} is cut off)")
     return array
 
 

@@ -103,7 +103,6 @@ class CellPool:
             for rows in of_studies:
                 self.blocks += [(number, rows[i : i + block_rows]) for i in range(0, len(rows), block_rows)]
         self.block_sizes = tuple(len(rows) for _, rows in self.blocks)
-        self.block_studies = [int(self.studies[number][rows[0]]) for number, rows in self.blocks]
         self.n_cells = sum(self.block_sizes)
         self._n_tokens = [np.minimum(source.lengths, context).astype(np.int32) + 1 for source in self.sources]
 
@@ -246,8 +245,8 @@ class TrainingStream(IterableDataset[CellBatch]):
         """
         if self.batch_tokens is None:
             start = number * self.batch_size
-            found = self.order.locate(start, start + self.batch_size)
-            return [((epoch, range(buffer, buffer + 1)), rows) for epoch, buffer, rows in found]
+            found = self.order.spans(start, start + self.batch_size)
+            return [((epoch, range(i, i + 1)), self.order.permutation(epoch, i)[a:b]) for epoch, i, a, b in found]
         key, window, at = self._find(number, self.batch_tokens)
         if self._deal[0] != key:  # all batches of a window are dealt at once
             epoch, buffers = key
@@ -323,28 +322,23 @@ class TrainingStream(IterableDataset[CellBatch]):
 
     def _numbers(self) -> Iterator[int]:
         """Numbers of the batches of this process."""
-        step = self.start_step
-        while self.max_steps is None or step < self.max_steps:
-            yield step * self.world_size + self.rank
-            step += 1
+        steps = itertools.count(self.start_step) if self.max_steps is None else range(self.start_step, self.max_steps)
+        return (step * self.world_size + self.rank for step in steps)
 
     def _needed(self) -> Iterator[Buffers]:
-        """List what is read for these batches, in order, each as often as it is read."""
-        last: Buffers | None = None
+        """List what each of these batches needs, in order."""
         for number in self._numbers():
             if self.batch_tokens is not None:
-                keys = [self._find(number, self.batch_tokens)[0]]
+                yield self._find(number, self.batch_tokens)[0]
             else:
                 at = number * self.batch_size
-                keys = [(epoch, range(i, i + 1)) for epoch, i, *_ in self.order.spans(at, at + self.batch_size)]
-            for key in keys:
-                if key != last:
-                    yield key
-                last = key
+                for epoch, i, *_ in self.order.spans(at, at + self.batch_size):
+                    yield epoch, range(i, i + 1)
 
     def __iter__(self) -> Iterator[CellBatch]:
         how = _read_ahead if self.prefetch else map
-        yield from self._batches(self._numbers(), how(self._read_buffers, self._needed()))
+        read = (key for key, _ in itertools.groupby(self._needed()))  # once for all neighbouring batches that need it
+        yield from self._batches(self._numbers(), how(self._read_buffers, read))
 
 
 class ValidationBatches(IterableDataset[CellBatch]):

@@ -110,20 +110,18 @@ def check_writable(
     if entry is not None:
         check_key(entry)
         _check_entry(ours, call, entry)
-    taken: list[tuple[str, str]] = []
+    taken: list[str] = []
     for slot, names in keys.items():
         for name in names:
             check_key(name)
             if slot == "uns" and name == UNS:
                 raise ValueError(f"adata.uns[{UNS!r}] holds what scdiva records of every call: choose another key.")
             if name in getattr(adata, slot) and not _is_ours(ours, f"{slot}/{name}", entry):
-                taken.append((slot, name))
+                taken.append(f"adata.{slot}[{name!r}]")
     if taken:
-        where = [f"adata.{slot}[{name!r}]" for slot, name in taken]
         raise ValueError(
-            f"{' and '.join(where)} would be overwritten, and adata.uns[{UNS!r}] does not say that scdiva wrote "
-            f"{'it' if len(where) == 1 else 'them'}: choose another key, or take {'it' if len(where) == 1 else 'them'} "
-            f"away first, del {', '.join(where)}."
+            f"{' and '.join(taken)} would be overwritten, and adata.uns[{UNS!r}] does not say that scdiva wrote there: "
+            f"choose another key, or take away what is there first, del {', '.join(taken)}."
         )
 
 
@@ -216,7 +214,7 @@ def noted(adata: AnnData, call: str, entry: str | None, notes: Any = None, **key
 
 
 def write(
-    adata: AnnData, call: str, entry: str, notes: Any, *, copy: bool = False, **parts: Mapping[str, Any]
+    adata: AnnData, call: str, entry: str | None, notes: Any, *, copy: bool = False, **parts: Mapping[str, Any]
 ) -> AnnData | None:
     """Write what a call found and its notes: the last step of a call, once nothing can fail any more.
 

@@ -9,14 +9,14 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._checks import check_least, or_nearest
-from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL, UNS
+from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
 from scdiva._docs import with_shared_docs
 from scdiva._settings import progress_bar
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Empty, Reading, Species
-from scdiva.data.writing import check_writable, noted
+from scdiva.data.writing import check_writable, write
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -138,11 +138,8 @@ def entropy_serialize(
             bar.update(n_rows)
     ranks = sp.csr_matrix((data[: indptr[-1]], indices[: indptr[-1]], indptr), shape=adata.shape)
     ranks.sort_indices()
-    target = adata.copy() if copy else adata
-    target.layers[key_added] = ranks
-    target.uns[key_added] = found
-    target.uns[UNS] = noted(target, "pp.entropy_serialize", None, layers=[key_added], uns=[key_added])
-    return target if copy else None
+    parts = {"layers": {key_added: ranks}, "uns": {key_added: found}}
+    return write(adata, "pp.entropy_serialize", None, None, copy=copy, **parts)
 
 
 def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.ndarray:

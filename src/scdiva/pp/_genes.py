@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from scdiva._constants import MATCH, N_SPECIAL, UNS, VAR_ENTROPY, VAR_TOKEN
+from scdiva._constants import MATCH, N_SPECIAL, VAR_ENTROPY, VAR_TOKEN
 from scdiva._docs import with_shared_docs
 from scdiva._settings import progress_bar
 from scdiva._validate import Input
@@ -16,7 +16,7 @@ from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import tokens_of_var
 from scdiva.data.reading import Duplicates, Reading, Species
-from scdiva.data.writing import check_writable, noted
+from scdiva.data.writing import check_writable, write
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -98,10 +98,7 @@ def match_genes(
         **{name: value for name, value in reading.parameters().items() if name != "input"},
     }
 
-    target = adata.copy() if copy else adata
-    target.var[VAR_TOKEN] = tokens
-    target.uns[UNS] = noted(target, "pp.match_genes", MATCH, report, var=[VAR_TOKEN])
-    return target if copy else None
+    return write(adata, "pp.match_genes", MATCH, report, copy=copy, var={VAR_TOKEN: tokens})
 
 
 @with_shared_docs
@@ -174,10 +171,8 @@ def gene_entropy(
         "bin_width": BIN_WIDTH,
         **reading.parameters(),
     }
-    target = adata.copy() if copy else adata
-    target.var[key_added] = np.where(tokens >= 0, entropy[tokens], np.float32(np.nan)).astype(np.float32)
-    target.uns[UNS] = noted(target, "pp.gene_entropy", key_added, found, var=[key_added])
-    return target if copy else None
+    values = np.where(tokens >= 0, entropy[tokens], np.float32(np.nan)).astype(np.float32)
+    return write(adata, "pp.gene_entropy", key_added, found, copy=copy, var={key_added: values})
 
 
 @with_shared_docs

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
 from scdiva._checks import check_choices, check_least
-from scdiva._constants import OBS_SPLIT, SEEN, UNS
+from scdiva._constants import OBS_SPLIT, SEEN
 from scdiva._labels import read_labels
 from scdiva._settings import settings
 from scdiva.data.conditions import Perturbations, read_perturbations, stored_guides
-from scdiva.data.writing import check_anndata, check_key, check_writable, noted
+from scdiva.data.writing import check_anndata, check_key, check_writable, write
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
 if TYPE_CHECKING:
@@ -109,13 +109,13 @@ def split_perturbations(
     >>> adata.obs["scdiva_split"].value_counts().to_dict()
     {'train': 50, 'test': 10}
     """
-    written = {"obs": [key_added, f"{key_added}_{SEEN}"]}
+    seen_key = f"{key_added}_{SEEN}"
     check_anndata(adata)
     check_key(key_added, "key_added")
     seed = _checked(by, groupby, n_splits, fold, rng)
-    if {key_added, f"{key_added}_{SEEN}"} & {perturbation_key, groupby}:
+    if {key_added, seen_key} & {perturbation_key, groupby}:
         raise ValueError(f"key_added={key_added!r} would overwrite what the split is made from; choose another name.")
-    check_writable(adata, copy=copy, call="pp.split_perturbations", entry=key_added, **written)
+    check_writable(adata, copy=copy, call="pp.split_perturbations", entry=key_added, obs=[key_added, seen_key])
     known = read_perturbations(adata, perturbation_key, control, separator, guides, load_vocabulary())
     if by == "group":
         test, held_out = _group(adata, known, str(groupby), fold)
@@ -125,7 +125,7 @@ def split_perturbations(
     singles = {parts[0] for parts in trained if len(parts) == 1}
     n_seen = np.array([sum(part in singles for part in parts) for parts in known.parts])
     seen = np.where(test, n_seen[known.code], -1).astype(np.int8)
-    found: dict[str, Any] = {
+    found = {
         "held_out": np.array(held_out, dtype=object),
         "perturbation_key": perturbation_key,
         "control": control,
@@ -135,13 +135,11 @@ def split_perturbations(
         "fold": fold,
         "separator": separator,
         "seed": seed,
+        **stored_guides(known.guides),
     }
-    found |= stored_guides(known.guides)
-    target = adata.copy() if copy else adata
-    target.obs[key_added] = pd.Categorical(np.where(test, "test", "train"), categories=["train", "test"])
-    target.obs[f"{key_added}_{SEEN}"] = seen
-    target.uns[UNS] = noted(target, "pp.split_perturbations", key_added, found, **written)
-    return target if copy else None
+    part = pd.Categorical(np.where(test, "test", "train"), categories=["train", "test"])
+    columns = {key_added: part, seen_key: seen}
+    return write(adata, "pp.split_perturbations", key_added, found, copy=copy, obs=columns)
 
 
 def _checked(by: str, groupby: str | None, n_splits: int, fold: int, rng: int | None) -> int:

@@ -100,9 +100,10 @@ class Vocabulary:
 
     # --- making one --------------------------------------------------------------------------------------------------
     @classmethod
+    @cache  # it can't change
     def human(cls) -> Vocabulary:
         """Give the 41,818 human genes that come with the package (rules in `scripts/build_vocabulary.py`)."""
-        return _human()
+        return cls.read(_HUMAN)
 
     @classmethod
     def read(cls, path: str | Path, data: bytes | None = None) -> Vocabulary:
@@ -392,12 +393,6 @@ def load_vocabulary(vocabulary: Vocabulary | str | Path = "human") -> Vocabulary
         f"no vocabulary {str(vocabulary)!r}: give 'human', a bundled model {bundled}, the folder of a saved model "
         f"(it holds {_FILE}), or the file of a vocabulary"
     )
-
-
-@cache
-def _human() -> Vocabulary:
-    """Read the bundled vocabulary once: it can't change."""
-    return Vocabulary.read(_HUMAN)
 
 
 @lru_cache(maxsize=4)

@@ -208,7 +208,8 @@ def goals(rows: list[dict]) -> list[dict]:
         what = f"embedding: peak memory, {most:,} cells / {least:,}"
         interval = (min(peaks[most]) / max(peaks[least]), max(peaks[most]) / min(peaks[least]))
         value = np.median(peaks[most]) / np.median(peaks[least])
-        found.append(goal(what, float(value), at_most=1.10, interval=interval, over=f"{len(peaks[most])} processes"))
+        of = {"interval": interval, "over": f"{len(peaks[most])} processes"} if len(peaks[most]) > 1 else {}
+        found.append(goal(what, float(value), at_most=1.10, **of))
     return found
 
 

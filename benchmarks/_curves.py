@@ -41,7 +41,8 @@ def learning_curve(result: dict) -> str:
 
 def learning_curve_mouse(result: dict) -> str:
     """Scores of each set and arm: trained with the cells of mice, and without."""
-    rows = [row for row in result["rows"] if "arm" in row]
+    arms = [row for row in result["rows"] if "arm" in row]
+    rows = [row for name in dict.fromkeys(row["set"] for row in arms) for row in arms if row["set"] == name]
     lines = [
         [f"{row['set']} ({row['n_cells']:,})", f"{row['arm']} ({row['trained_on']:,} cells)",
          *(_spread(row[f"{key}_seeds"]) for key in MEASURES)]

@@ -33,6 +33,7 @@ GOALS = {
     "zero_shot": "zero_shot",
     "thinning": "thinning",
     "adapting": "adapting",
+    "learning_curve_mouse": "learning_curve",
     "integration": "_integration_goals",
     "annotation": "_annotation_goals",
     "perturbation": "_perturbation_goals",

@@ -41,7 +41,7 @@ def test_counts_are_counts(counts, input):
     found = scan_of(counts, input=input, known=known)
     assert found.kind == "counts"
     assert found.integer
-    assert (found.n_obs, found.n_vars, found.max) == (60, 20, counts.max())
+    assert (found.n_obs, len(found.counts_per_gene), found.max) == (60, 20, counts.max())
     np.testing.assert_array_equal(found.counts_per_gene, counts.sum(0, dtype=np.float64))
     np.testing.assert_array_equal(found.genes_per_cell, (counts > 0).sum(1))
     np.testing.assert_array_equal(found.known_per_cell, (counts[:, :12] > 0).sum(1))

@@ -223,16 +223,12 @@ def run_cells(
     through_blocks = runs_transformer(model, running.what)
     # on a CPU, cells share a call only where they are as good as free
     most = 1 if through_blocks and running.device.startswith("cpu") else running.batch_size
+    total = (source.n_obs if stop is None else stop) if only is None else int(only.sum())
     with (
         open_encoder(
             model, device=running.device, precision=running.precision, threads=settings.threads, what=running.what
         ) as encode,
-        progress_bar(
-            desc="running the model",
-            unit="cell",
-            total=(source.n_obs if stop is None else stop) if only is None else int(only.sum()),
-            initial=start,
-        ) as bar,
+        progress_bar(desc="running the model", unit="cell", total=total, initial=start) as bar,
     ):
 
         def results(rows: np.ndarray, ragged: Ragged) -> Iterator[tuple[np.ndarray, np.ndarray]]:

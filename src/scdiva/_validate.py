@@ -79,11 +79,6 @@ class Scan:
         """Number of cells."""
         return len(self.genes_per_cell)
 
-    @property
-    def n_vars(self) -> int:
-        """Number of genes."""
-        return len(self.counts_per_gene)
-
 
 class Names(Protocol):
     """Names by number: a list, an index, or what reads them from a file one by one."""

@@ -309,7 +309,12 @@ def sample(
         if not bool(masked.any()):
             break
         logits, predicted, *of_genes = denoiser(tokens, values, cu_seqlens, masked)
-        predicted = _checked_values(predicted, masked).to(values.dtype)
+        if predicted.shape != masked.shape or not bool(torch.isfinite(predicted[masked]).all()):
+            raise ValueError(
+                f"The denoiser must return {masked.numel()} values, finite where they are asked for, got shape "
+                f"{tuple(predicted.shape)}. If that is right, the weights may be damaged."
+            )
+        predicted = predicted.to(values.dtype)
         where = masked.nonzero().squeeze(1)
         logits = available_logits(logits, tokens, cells, n_cells, allowed)
         share = (k / n_steps - (k - 1) / n_steps) / (k / n_steps)
@@ -323,13 +328,3 @@ def sample(
         order = _order_by_score(tokens, values, cells, score_denominator)
         tokens, values = tokens[order], values[order]
     return Sampled(tokens, values)
-
-
-def _checked_values(predicted: Tensor, asked: Tensor) -> Tensor:
-    """Values that a denoiser returned, or an error if they are not one finite number for each position asked about."""
-    if predicted.shape != asked.shape or not bool(torch.isfinite(predicted[asked]).all()):
-        raise ValueError(
-            f"The denoiser must return {asked.numel()} values, finite where they are asked for, got shape "
-            f"{tuple(predicted.shape)}. If that is right, the weights may be damaged."
-        )
-    return predicted

@@ -88,12 +88,7 @@ def rope_attention(
 
 
 def attention_weights(
-    q: Tensor,
-    k: Tensor,
-    *,
-    cos: Tensor | None = None,
-    sin: Tensor | None = None,
-    cu_seqlens: Tensor,
+    q: Tensor, k: Tensor, *, cos: Tensor | None = None, sin: Tensor | None = None, cu_seqlens: Tensor
 ) -> Iterator[Tensor]:
     r"""Weights of attention, one cell at a time.
 

@@ -81,11 +81,7 @@ _CANDIDATES_16: dict[Kernel, tuple[Tiles, ...]] = {
     ),
 }  # fmt: skip
 # float32 is for checking, not for speed: full-precision products run outside of the tensor cores.
-_CANDIDATES_32: dict[Kernel, tuple[Tiles, ...]] = {
-    "forward": (Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)),
-    "dkdv": (Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)),
-    "dq": (Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)),
-}
+_CANDIDATES_32 = Tiles(32, 32, 8, 1), Tiles(16, 32, 8, 1), Tiles(16, 16, 4, 1)
 # What runs untuned: no spills by ahead-of-time compilation (`tests/kernels/test_triton_aot.py`). Wide heads need
 # smaller tiles in the backward pass, most of all before Hopper, where the products' operands live in registers.
 _HOPPER = Plan(Tiles(128, 64, 8, 2), Tiles(64, 64, 8, 2), Tiles(64, 64, 8, 2))
@@ -122,7 +118,7 @@ def candidates(kernel: Kernel, head_dim: int, itemsize: int, shared_limit: int) 
     shared_limit
         Shared memory that a program may have on the device, in bytes.
     """
-    tried = (_CANDIDATES_32 if itemsize == 4 else _CANDIDATES_16)[kernel]
+    tried = _CANDIDATES_32 if itemsize == 4 else _CANDIDATES_16[kernel]
     fitting = [tiles for tiles in tried if shared_bytes(kernel, tiles, head_dim, itemsize) <= shared_limit]
     return fitting or [tried[-1]]
 

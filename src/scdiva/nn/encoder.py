@@ -70,8 +70,7 @@ class SetEncoder(nn.Module):
         self.balance = balance
         self.table = nn.Embedding(n_tokens, linear_dim)
         self.bias = nn.Parameter(torch.zeros(linear_dim))
-        self.full_total: Tensor
-        self.register_buffer("full_total", torch.ones(1))  # s
+        self.full_total = nn.Buffer(torch.ones(1))  # s
         self.dim = linear_dim + learned_dim
         self.mlp = perceptron(linear_dim, hidden, learned_dim)
         nn.init.normal_(self.table.weight, std=INIT_STD)

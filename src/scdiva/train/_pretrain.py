@@ -235,10 +235,7 @@ def _model_config(preset: str | None, model: ScDiVaConfig | Mapping[str, Any] | 
 
 
 def _training_files(
-    train: list[str],
-    validation: Sequence[str] | None,
-    validation_studies: float | Sequence[str] | None,
-    seed: int,
+    train: list[str], validation: Sequence[str] | None, validation_studies: float | Sequence[str] | None, seed: int
 ) -> list[str]:
     """Find the files of studies that are trained on; refuse one that is to validate too."""
     others = [str(file) for file in data_files(validation or [])]

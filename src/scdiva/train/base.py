@@ -269,13 +269,8 @@ class TaskModule(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         """AdamW with linear warm-up and cosine, stepped once per optimiser step. Called by Lightning."""
         c = self.config
-        optimizer = torch.optim.AdamW(
-            decay_groups(self, c.weight_decay),
-            lr=c.learning_rate,
-            betas=BETAS,
-            weight_decay=0.0,
-            fused=self.device.type == "cuda" or None,
-        )
+        groups, fused = decay_groups(self, c.weight_decay), self.device.type == "cuda" or None
+        optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=BETAS, fused=fused)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: learning_rate_factor(step, c))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

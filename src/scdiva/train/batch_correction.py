@@ -218,10 +218,8 @@ def _cluster(x: Matrix, share: Matrix, design: Matrix, allowed: Matrix | None, r
             share[rows] = found / np.maximum(found.sum(axis=1, keepdims=True), 1e-300)
             observed += share[rows].T @ design[rows]
             size += share[rows].sum(axis=0)
-        moved = _unit(share.T @ x)
-        rest = float(np.abs(moved - centres).max())
-        centres = moved
-        if rest < TOLERANCE:
+        before, centres = centres, _unit(share.T @ x)
+        if np.abs(centres - before).max() < TOLERANCE:
             break
     return share
 

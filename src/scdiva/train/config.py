@@ -163,8 +163,7 @@ class PretrainingConfig(OptimiserConfig):
         Its 59,162,450 cells make 308,138 steps in four epochs. Learning rate, warm-up and decay, which it does
         not give, are ours.
         """
-        steps = round(4 * 59_162_450 / 768)
-        return cls(steps=steps, batch_size=768, value_mask_rate=0.0, anchor_objective="none")
+        return cls(steps=round(4 * 59_162_450 / 768), batch_size=768, value_mask_rate=0.0, anchor_objective="none")
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> PretrainingConfig:

@@ -20,12 +20,7 @@ CLIP = 1.0
 
 
 def train_steps(
-    module: nn.Module,
-    loss_of: Callable[[int], Tensor],
-    learning_rate: Callable[[int], float],
-    *,
-    steps: int,
-    desc: str,
+    module: nn.Module, loss_of: Callable[[int], Tensor], learning_rate: Callable[[int], float], *, steps: int, desc: str
 ) -> tuple[int, str]:
     """Train by AdamW, step by step, with a progress bar. Ctrl-C ends it, and what was learned by then stays.
 

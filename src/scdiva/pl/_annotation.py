@@ -27,10 +27,6 @@ if TYPE_CHECKING:
 _NONE = "no label"
 _SIDE = 0.36
 """Inches of the side of a field with a count."""
-_LIMIT = 3.0
-"""Standard deviations from a gene's mean at which colours end."""
-_ROUNDING = 1e-6
-"""Differences of mean log expression that are none."""
 
 
 @plot
@@ -216,7 +212,7 @@ def marker_heatmap(
     framed = markers["type"].map(place).to_numpy()
     along = np.argsort(framed, kind="stable")  # the diagonal
     standard = ((shown - shown.mean(axis=0)) / shown.std(axis=0))[order][:, along]
-    limit = min(_LIMIT, float(np.abs(standard).max()))
+    limit = min(3.0, float(np.abs(standard).max()))  # standard deviations from a gene's mean
     wide, high = text_inches(list(place)), text_inches(names[genes])
     fig, axes = axes_for(ax, (0.16 * len(genes) + wide + 1.4, max(0.2 * len(place) + high, 2.0) + 0.6))
     draw_heatmap(
@@ -235,7 +231,8 @@ def _markers(cells: AnnData, key: str, size: pd.Series, n_genes: int) -> pd.Data
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", category=RuntimeWarning)  # genes without variance
         sc.tl.rank_genes_groups(cells, key, groups=enough, method="t-test_overestim_var")
-    differs = cells.var_names[np.ptp(sc.get.aggregate(cells, key, "mean").layers["mean"], axis=0) > _ROUNDING]
+    # what rounding may leave is no difference
+    differs = cells.var_names[np.ptp(sc.get.aggregate(cells, key, "mean").layers["mean"], axis=0) > 1e-6]
     found = pd.concat({name: sc.get.rank_genes_groups_df(cells, name) for name in enough}, names=["type"])
     found = found[(found["scores"] > 0) & found["names"].isin(differs)].reset_index("type")
     best = found.sort_values("scores", ascending=False, kind="stable").drop_duplicates("names")

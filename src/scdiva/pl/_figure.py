@@ -26,10 +26,6 @@ F = TypeVar("F", bound=Callable[..., "Figure | None"])
 
 _REACH, _STEP = 150.0, 8.0
 """Pixels that a name may stand off its anchor, and between the places that are tried."""
-_MOST_DOTS = 3_000
-"""Dots that names are kept off; of more, every so many-th."""
-_MOST_NAMES = 120
-"""Rows or columns of a heatmap up to which they are named."""
 _LEGENDS: dict[str, dict[str, Any]] = {
     "right": {"loc": "center left", "bbox_to_anchor": (1.0, 0.5)},
     "above": {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "borderaxespad": 0.2},
@@ -119,7 +115,7 @@ def write_names(
     axes.figure.canvas.draw()  # a constrained layout settles only now, and pixels count from here on
     pixels, frame = axes.transData, axes.get_window_extent()
     at_dots = pixels.transform(np.asarray(dots))
-    at_dots = at_dots[:: max(len(at_dots) // _MOST_DOTS, 1)]
+    at_dots = at_dots[:: max(len(at_dots) // 3_000, 1)]  # of more, every so many-th
     turn, radii = np.arange(16) * np.pi / 8, np.arange(_STEP, _REACH, _STEP)
     rings = radii[:, None, None] * np.stack([np.cos(turn), np.sin(turn)], axis=1)
     steps = np.concatenate([np.zeros((1, 2)), rings.reshape(-1, 2)])
@@ -184,7 +180,7 @@ def draw_heatmap(
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=7)
     for names, set_ticks, angle in ((columns, axes.set_xticks, 90), (rows, axes.set_yticks, 0)):
-        shown = list(names) if len(names) <= _MOST_NAMES else []
+        shown = list(names) if len(names) <= 120 else []  # more can't be read
         set_ticks(np.arange(len(shown)) + 0.5, shown, rotation=angle)
     for row, column in framed:
         axes.add_patch(Rectangle((column, row), 1, 1, fill=False, clip_on=False, edgecolor="0.2", zorder=3))
@@ -209,9 +205,8 @@ def similar_order(profiles: NDArray[np.floating], metric: str = "euclidean") -> 
     if len(profiles) < 3:
         return np.arange(len(profiles))
     distance = np.clip(np.nan_to_num(pdist(profiles, metric), nan=1.0), 0, None)
-    order = leaves_list(linkage(distance, method="average", optimal_ordering=True)).astype(np.intp)
-    found: NDArray[np.intp] = order if order[0] < order[-1] else order[::-1]
-    return found
+    order: NDArray[np.intp] = leaves_list(linkage(distance, method="average", optimal_ordering=True)).astype(np.intp)
+    return order if order[0] < order[-1] else order[::-1]
 
 
 def _check_file(save: str | os.PathLike[str] | None) -> None:

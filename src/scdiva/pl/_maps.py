@@ -184,13 +184,11 @@ def _draw_cells(axes: Axes, panel: Panel, size: float | None) -> None:
     shown = np.random.default_rng(0).permutation(np.flatnonzero(np.isfinite(panel.xy).all(axis=1)))
     cells = AnnData(shape=(len(shown), 0), obsm={"map": panel.xy[shown]})
     bar = missing = False
-    if panel.column is None:
-        pass
-    elif panel.groups:
+    if panel.groups and panel.column is not None:
         column = panel.column.iloc[shown].cat.set_categories(panel.groups).cat.rename_categories(str)
         cells.uns["value_colors"] = [to_hex(panel.colours[name]) for name in panel.groups]
         cells.obs["value"] = column.array  # keeps the order of the categories, and so their colours
-    else:
+    elif panel.column is not None:
         numbers = pd.to_numeric(panel.column.iloc[shown].astype(object), errors="coerce").to_numpy(dtype=np.float64)
         known = np.isfinite(numbers)
         bar, missing = known.any(), not known.all()

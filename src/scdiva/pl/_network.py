@@ -30,15 +30,7 @@ _COLOURED = 14
 _SIGNS = {1: "with more of the target", -1: "with less"}
 _KNOWN = {1: "known, activates", -1: "known, represses", 0: "known"}
 """What the colours of lines and dots of a regulon mean."""
-_SMALL = 3
-"""Genes drawn of a module below which it gets no place of its own."""
-_SPRINGS = 120
-"""Genes of a module from which on they are placed by springs: Kamada and Kawai's layout would be slow."""
-_ARROWS = 60
-"""Edges up to which they have heads: more are a thicket."""
 _GREY, _ONE_COLOUR = (0.72, 0.72, 0.72), (0.30, 0.47, 0.66)
-_FIELD = 0.135
-"""Inches of a field of the matrix, which hold a name."""
 _MOST = 400
 """Genes of a side of the matrix: more can't be distinguished."""
 
@@ -124,7 +116,7 @@ def grn(
     size = edges["weight"].abs()
     strength = pd.concat([size.groupby(edges[end]).sum() for end in ("source", "target")]).groupby(level=0).sum()
     code = pd.Series(0, strength.index) if module is None else module.cat.codes.loc[strength.index].astype(int)
-    heads = network.directed and len(edges) <= _ARROWS
+    heads = network.directed and len(edges) <= 60  # more are a thicket
     graph = nx.from_pandas_edgelist(edges, create_using=nx.DiGraph if heads else nx.Graph)
     places = _places(graph, None if module is None else code)
 
@@ -190,7 +182,8 @@ def _places(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.flo
     parts = enumerate(nx.connected_components(graph.to_undirected()))
     block = pd.Series({gene: -1 - i for i, genes in parts for gene in genes}).sort_index()
     if code is not None:
-        block.update(code[(code >= 0) & (code.groupby(code).transform("size") >= _SMALL)])
+        # of fewer than three genes a module gets no place of its own
+        block.update(code[(code >= 0) & (code.groupby(code).transform("size") >= 3)])
     turn = np.linspace(0, 2 * np.pi, 72, endpoint=False)
     rays = np.column_stack([np.cos(turn), np.sin(turn)])
     places: dict[str, NDArray[np.float64]] = {}
@@ -203,7 +196,7 @@ def _places(graph: nx.Graph, code: pd.Series | None) -> dict[str, NDArray[np.flo
         # what hangs apart is laid out as if it hung on the largest component
         pieces = sorted((sorted(piece) for piece in nx.connected_components(part)), key=lambda piece: -len(piece))
         nx.add_star(part, [max(piece, key=part.degree) for piece in pieces])
-        few = len(genes) < _SPRINGS
+        few = len(genes) < 120  # of more, Kamada and Kawai's layout would be slow
         found = nx.kamada_kawai_layout(part, weight=None) if few else nx.spring_layout(part, weight=None, seed=0)
         xy = np.sqrt(len(genes)) * np.array([found[gene] for gene in genes])
         radius = float(np.linalg.norm(xy, axis=1).max()) + 1
@@ -323,7 +316,8 @@ def attention(
     values = _dense(network, columns, rows)
     names = gene_names(adata.var, gene_symbols)
     inches = text_inches(names[np.union1d(rows, columns)], 7) + 0.4
-    width, height = (min(max(_FIELD * n, 1.8) + inches, 18.5) for n in (len(columns), len(rows)))
+    # a field has the height of its name
+    width, height = (min(max(0.135 * n, 1.8) + inches, 18.5) for n in (len(columns), len(rows)))
     fig, axes = axes_for(ax, (width + 1.4, height + 0.5))
     low, high = np.nanquantile(values, [0.01, 0.99])
     if both := network.signed or bool(network.reference):

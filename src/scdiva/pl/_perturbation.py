@@ -35,14 +35,8 @@ _COLOURS = {
     "elsewhere": "#8c5a3c",
 }
 """Each way of predicting has one colour in all plots."""
-_KS = 200
-"""Genes up to which hit rates are drawn."""
-_SIDE = 0.2
-"""Inches of a field's side, about."""
 _KINDS = {"control": "0.6", "predicted": _COLOURS[OURS], "observed": "#30638e"}
 """Colours of the three kinds of cells."""
-_ROOM = 0.84
-"""Width that the boxes of a gene share, where genes are 1 apart."""
 _TOP = 20
 """Differentially expressed genes that are scored, and coloured, apart."""
 
@@ -149,7 +143,7 @@ def perturbation(
     for place in places[1::2]:
         axes.axvspan(place - 0.5, place + 0.5, color="0.96", linewidth=0, zorder=0)
     kinds = [kind for kind in _KINDS if kind in cells or kind == "predicted"]
-    step = _ROOM / max(len(kinds), 2)
+    step = 0.84 / max(len(kinds), 2)  # genes are 1 apart
     shifts = dict(zip(kinds, step * (np.arange(len(kinds)) - (len(kinds) - 1) / 2), strict=True))
     for kind, shift in shifts.items():
         if kind in cells:
@@ -391,7 +385,7 @@ def hit_rate(
     responses = observed_responses(read_prediction(predicted, key), observed, layer=layer, use_raw=use_raw, input=input)
     scores = {at: _score_of(responses, at) for at in responses.rows}
     n_genes, n = len(responses.genes), len(responses.rows)
-    most = max(min(_KS, n_genes // 2), 1)
+    most = max(min(200, n_genes // 2), 1)
     numbers = np.arange(5, most + 1, 5) if most >= 10 else np.arange(1, most + 1)
     everywhere = [name for name in responses.means if all(name in responses.methods(at) for at in responses.rows)]
     drawn = [name for name in everywhere if name != "no_change"]  # it ranks nothing, and is the line of chance
@@ -568,7 +562,7 @@ def discrimination(
     names = conditions["perturbation" if conditions["perturbation"].is_unique else "condition"].tolist()  # by dose
 
     n = len(names)
-    side = max(_SIDE, 2.4 / n) * n + text_inches(names)
+    side = max(0.2, 2.4 / n) * n + text_inches(names)
     fig, axes = axes_for(ax, (side + 1.3, side + 0.8))
     draw_heatmap(
         axes, metrics.discrimination_matrix(found, truth), names, names, "share of the others farther away",

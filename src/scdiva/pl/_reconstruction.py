@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 _VISIBLE, _MASKED = "0.5", "#d1495b"
 """Colours of genes that the model saw and of those that it predicted."""
-_BINS = 61
-_WITHIN = 0.995
-"""Share of errors that histograms reach to at least, so that a few large ones leave the others their room."""
 _MOST_POINTS = 20_000
 """Points drawn in a panel; of more, so many are drawn at random."""
 _MAX_SETS, _MAX_OVERLAPS = 12, 40
@@ -86,15 +83,15 @@ def reconstruction(
     genes = {key: _in_both(adata, key) for key in chosen}
     n = len(chosen)
     errors = {key: _errors(both) for key, (both, _) in genes.items()}
-    reach = max(float(np.quantile(np.abs(error), _WITHIN)) for error in errors.values()) or 1.0
+    # a few large errors leave the others their room
+    reach = max(float(np.quantile(np.abs(error), 0.995)) for error in errors.values()) or 1.0
     fig, axes = grid_of_axes(3, n, (2.8 * n + 1.2, 9.4), sharex="row", sharey="row")
     for column, key in zip(axes.T, chosen, strict=True):
         both, recall = genes[key]
         ratio, steps = _settings_of(adata, key)
         title = f"{ratio:.0%} masked, {steps} step{'s' * (steps != 1)}" if ratio else "nothing masked"
-        _scatter(
-            column[0], both.rank, both.reconstructed_rank, both, "rank", f"{title}\n{key}\n" if n > 1 else f"{title}\n"
-        )
+        title += f"\n{key}\n" if n > 1 else "\n"
+        _scatter(column[0], both.rank, both.reconstructed_rank, both, "rank", title)
         _scatter(column[1], both.value, both.reconstructed_value, both, "value (log1p)")
         _histogram(column[2], errors[key], reach, recall)
     for first in axes[:2, 0]:  # one scale in both directions, of all panels of a row
@@ -174,13 +171,8 @@ def _errors(both: Recovered) -> NDArray[np.float64]:
 def _histogram(ax: Axes, error: NDArray[np.float64], reach: float, recall: float) -> None:
     """Draw how errors are spread, and write how large they are."""
     share = np.full(len(error), 1 / len(error))
-    ax.hist(
-        np.clip(error, -reach, reach),
-        _BINS,
-        range=(-reach, reach),
-        weights=share,
-        color=_MASKED if recall > 0 else _VISIBLE,
-    )
+    colour = _MASKED if recall > 0 else _VISIBLE
+    ax.hist(np.clip(error, -reach, reach), 61, range=(-reach, reach), weights=share, color=colour)
     ax.axvline(0, color="0.3", linewidth=0.8, linestyle="--")
     text = f"RMSE {np.sqrt(np.mean(error**2)):.2f}, {len(error):,} values"
     ax.set_title(text + (f"\n{recall:.0%} of masked genes recovered" if np.isfinite(recall) else ""), fontsize=9)

@@ -27,10 +27,7 @@ _MOST = 20
 
 @plot
 def training(
-    path: str | os.PathLike[str],
-    *,
-    return_fig: bool = False,
-    save: str | os.PathLike[str] | None = None,
+    path: str | os.PathLike[str], *, return_fig: bool = False, save: str | os.PathLike[str] | None = None
 ) -> Figure | None:
     """Draw what a training run logged, also while it runs.
 

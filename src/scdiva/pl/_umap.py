@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_N_COMPONENTS = 50
-"""Principal components that real and generated cells are compared in."""
-_REJECTED_COLOUR = "#262626"
-
 
 @plot
 def umap(
@@ -121,7 +117,6 @@ def umap(
         raise ValueError(f"ax is one panel and color names {len(colors)}: call umap once for each, or leave ax out")
     _check_layer(adata, layer, use_raw)
     values = [None if name is None else _values(adata, name, layer, use_raw) for name in colors]
-    embedding_of(adata, basis)
     xy = coordinates(adata, basis, rng)
     drawn_as_is = is_map(adata, basis) and not basis.lower().endswith("umap")
     axis = basis.removeprefix("X_") if drawn_as_is else "UMAP"
@@ -270,12 +265,11 @@ def annotation(
     columns = {} if labels_key is None else {f"annotated: {labels_key}": groups_of(adata, labels_key)}
     columns[f"predicted: {key}"] = predicted_groups(adata, key)
     sure = adata.obs.get(f"{key}_{CONFIDENCE}")
-    embedding_of(adata, basis)
     xy = coordinates(adata, basis, rng)
     columns = {title: values.cat.rename_categories(str) for title, values in columns.items()}
     # a name has one colour in both, that which umap gives it in the first column
     names = list(dict.fromkeys(name for values in columns.values() for name in values.cat.categories))
-    colours = palette(adata, labels_key or key, names) | {REJECTED: _REJECTED_COLOUR}
+    colours = palette(adata, labels_key or key, names) | {REJECTED: "#262626"}
     maps = [Panel(title, xy, values, colours) for title, values in columns.items()]
     if sure is not None:
         maps.append(Panel(CONFIDENCE, xy, sure, limits=(0.0, 1.0)))
@@ -360,7 +354,7 @@ def generated(
     known = _to_one_total(real, "real", "auto")
     made = _to_one_total(generated, "generated", "lognorm")[:, generated.var_names.get_indexer(real.var_names)]
     # arpack reads sparse matrices as they are, and wants fewer components than rows and columns
-    pca = PCA(min(_N_COMPONENTS, min(known.shape) - 1), svd_solver="arpack", random_state=seed).fit(known)
+    pca = PCA(min(50, *(n - 1 for n in known.shape)), svd_solver="arpack", random_state=seed).fit(known)
     xy = umap_of(np.concatenate([pca.transform(known), pca.transform(made)]).astype(np.float32), seed)
 
     names = [f"real ({real.n_obs:,})", f"generated ({generated.n_obs:,})"]

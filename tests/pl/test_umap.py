@@ -266,7 +266,7 @@ def test_bad_input_is_refused_and_adata_left_alone(tmp_path):
     for name in ("map", "map.docx"):
         with pytest.raises(ValueError, match="must end in a picture format"):
             umap(adata, "kind", save=tmp_path / name)
-    with pytest.raises(ValueError, match="has 4 finite rows of 4: a UMAP needs at least 5"):
+    with pytest.raises(ValueError, match="has 4 finite rows of 4: a map of them needs at least 5"):
         umap(adata[:4].copy())
     assert set(adata.obsm) == {"X_scdiva"}
     assert dict(adata.uns) == {}

@@ -86,7 +86,7 @@ def test_a_map_of_few_cells_will_do_but_not_of_none(adata):
         umap(few, basis="X_umap")
     assert told[0].filename == __file__
     few.obsm["X_umap"][:] = np.nan
-    with pytest.raises(ValueError, match=r"obsm\['X_umap'\] has no finite row of 3"):
+    with pytest.raises(ValueError, match=r"obsm\['X_umap'\] has 0 finite rows of 3"):
         umap(few, basis="X_umap")
 
 

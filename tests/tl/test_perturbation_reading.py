@@ -9,9 +9,7 @@ import scipy.sparse as sp
 from scdiva.data.cells import log_normalised
 from scdiva.data.conditions import perturbations
 from scdiva.data.reading import Reading
-from scdiva.perturbation.screen import known_tokens, read_controls, read_screen
-
-READING = Reading()
+from scdiva.perturbation.screen import read_screen, refuse_unknown
 
 
 def read(data, model, groupby=None, dose_key=None, separator="+", control="control", key="perturbation", **reading):
@@ -152,34 +150,17 @@ def test_single_cells_of_a_condition_are_told_and_count_little(one, perturbed_ce
 
 def test_unknown_names_are_refused_with_close_ones(one, genes):
     measured = (genes[0], "aspirin")
-    assert set(known_tokens(one, [(genes[3],), ("aspirin", genes[1])], None, measured)) == {genes[1], genes[3]}
+    refuse_unknown(one, [(genes[3],), ("aspirin", genes[1])], None, measured)
     with pytest.raises(
         ValueError, match=r"2 of 3 perturbed genes or labels are neither .*'aspirine'; close names are 'aspirin'"
     ):
-        known_tokens(one, [("aspirine", genes[1]), ("zzzzzz",)], None, measured)
-    with pytest.raises(ValueError, match=r"not in the model's vocabulary, the first is '000000'[.] Name genes"):
-        known_tokens(one, [("000000",)], None)
+        refuse_unknown(one, [("aspirine", genes[1]), ("zzzzzz",)], None, measured)
+    with pytest.raises(ValueError, match=r"nor in the model's vocabulary, the first is '000000'[.] Name genes"):
+        refuse_unknown(one, [("000000",)], None, ())
 
 
 def test_reading_changes_nothing(one, perturbed_cells, contents):
     data = perturbed_cells(groups=("a", "b"), n=4)
     before = contents(data)
     read(data, one, "line")
-    read_controls(
-        data, data.obs["perturbation"].to_numpy() == "control", data.obs["line"].to_numpy(), one, "cpu", READING
-    )
     assert contents(data) == before
-
-
-def test_control_cells_without_a_model_run_on_them(build, perturbed_cells):
-    """All of their genes, and no states."""
-    model = build(anchor="learned")
-    model.config = type(model.config)(**model.config.to_dict() | {"max_length": 5})
-    data = perturbed_cells(groups=("a", "b"), n=4)
-    given = data, data.obs["perturbation"].to_numpy() == "control", data.obs["line"].to_numpy(), model
-    read_whole, read_short = (read_controls(*given, device, READING) for device in (None, "cpu"))
-    assert read_whole.states.shape == (2, 0)
-    assert np.diff(read_short.cells.indptr).max() == 5
-    n_known = (data.X[given[1]][:, :55] > 0).sum(axis=1)
-    assert np.diff(read_whole.cells.indptr).tolist() == np.asarray(n_known).ravel().tolist()
-    assert read_whole.rows.tolist() == list(range(8))

@@ -42,7 +42,6 @@ _AFFIXES = tuple(
         r"[-_](?i:ko|kd|oe|crispr|crispra|crispri|guide|sgrna|grna)$",  # KLF1_KO
     )
 )
-_MOST_AFFIXES = 3
 _JOINTS = ("+", "_", "|", ",", ";", "&", "/", ":", "-", " ")
 _SHOWN = 3
 
@@ -72,8 +71,7 @@ class Perturbations:
     @property
     def is_control(self) -> NDArray[np.bool_]:
         """Which cells are controls."""
-        found: NDArray[np.bool_] = self.code == 0
-        return found
+        return np.equal(self.code, 0)
 
 
 def perturbation_parts(label: str, control: str = "control", separator: str = "+") -> tuple[str, ...]:
@@ -153,9 +151,7 @@ def perturbations(
     labels = read_labels(adata, perturbation_key, where=where, kind="perturbation", meant=(control,))
     names, number = np.unique(labels, return_inverse=True)
     genes = {} if guides is None else guides(names.tolist())
-    if genes:
-        names, again = np.unique([genes.get(name, name) for name in names.tolist()], return_inverse=True)
-        number = again[number]
+    names, again = np.unique([genes.get(name, name) for name in names.tolist()], return_inverse=True)
     split = [perturbation_parts(str(name), control, separator) for name in names]
     if () not in split:
         shown = ", ".join(repr(str(name)) for name in names[:10])
@@ -170,7 +166,7 @@ def perturbations(
     called = {parts: str(name) for parts, name in zip(reversed(split), reversed(names), strict=True)}
     chosen = tuple(called[parts] for parts in known)
     codes = np.array([code[parts] for parts in split], dtype=np.int64)
-    return Perturbations(tuple(known), chosen, codes[number], genes)
+    return Perturbations(tuple(known), chosen, codes[again[number]], genes)
 
 
 def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float64]:
@@ -188,8 +184,7 @@ def doses(adata: AnnData, key: str, *, where: str = "adata") -> NDArray[np.float
     """
     if key not in adata.obs:
         raise no_column(f"{where}.obs", key, adata.obs.columns)
-    found: NDArray[np.float64] = pd.to_numeric(adata.obs[key].astype(object), errors="coerce").to_numpy(np.float64)
-    return found
+    return np.asarray(pd.to_numeric(adata.obs[key].astype(object), errors="coerce"), dtype=np.float64)
 
 
 def species_of(names: Sequence[str], vocabulary: Vocabulary, species: Species) -> Species:
@@ -261,7 +256,7 @@ def without_affixes(name: str) -> list[str]:
     Not if it has both: "IFNb" and "TNFa" are how cytokines are written.
     """
     found, last = [name], [name]
-    for _ in range(_MOST_AFFIXES):
+    for _ in range(3):
         last = [shorter for one in last for affix in _AFFIXES if (shorter := affix.sub("", one)) not in ("", one)]
         found += last
     return [one for one in dict.fromkeys(form for one in found for form in _in_capitals(one)) if one != name]
@@ -374,7 +369,7 @@ def read_guides(
                 "each a perturbation of its own."
             )
             no_control = control not in every and control in unsaid.values()
-            _refuse_or_warn(message, no_control or _most(unsaid, rest))
+            _refuse_or_warn(message, unsaid, rest, refuse=no_control)
         elif separator:
             _check_separator(rest, known, key, control, separator)
     return found
@@ -423,7 +418,7 @@ def _check_separator(rest: list[str], known: Known, key: str, control: str, sepa
                 f"between them, such as {joined[0]!r}, and would be taken for one: pass separator={joint!r}, or "
                 "guides={} to leave labels as they are."
             )
-            return _refuse_or_warn(message, _most(joined, rest))
+            return _refuse_or_warn(message, joined, rest)
     return None
 
 
@@ -459,13 +454,9 @@ def guides_as_noted(
     return lambda labels: genes_of_guides(set(labels) - before.keys(), genes.intersection, control, separator) | before
 
 
-def _most(some: Collection[str], of: Collection[str]) -> bool:
-    """Whether the labels as a whole were meant otherwise: one alone may be what it is by chance."""
-    return len(some) > 1 and 2 * len(some) > len(of)
-
-
-def _refuse_or_warn(message: str, refuse: bool) -> None:
-    if refuse:
+def _refuse_or_warn(message: str, some: Collection[str], of: Collection[str], *, refuse: bool = False) -> None:
+    """Refuse labels that as a whole were meant otherwise, else warn: one alone may be what it is by chance."""
+    if refuse or (len(some) > 1 and 2 * len(some) > len(of)):
         raise ValueError(message)
     warn(message)
 

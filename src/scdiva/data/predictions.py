@@ -11,16 +11,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva._checks import warn
-from scdiva._constants import (
-    BASELINES,
-    PERTURBATION,
-    PREDICTED,
-    UNS,
-    VARM_BASELINE,
-    VARM_CONTROL,
-    VARM_MEAN,
-    VARM_SD,
-)
+from scdiva._constants import BASELINES, PERTURBATION, PREDICTED, UNS, VARM_BASELINE, VARM_CONTROL, VARM_MEAN, VARM_SD
 from scdiva._labels import read_labels
 from scdiva._validate import Input
 from scdiva.data.cells import log_normalised
@@ -38,13 +29,10 @@ REFERENCES: tuple[Reference, ...] = ("control", "mean")
 """From where changes are measured: the observed control cells of the group, or the mean perturbation of training."""
 OURS = "scdiva"
 """Name of the prediction itself among the methods."""
-_OTHER_SCALE = 2.0
-"""Times that the mean expression of control cells may differ before the two are taken to be of different scales."""
 _OF_CONDITIONS = ("condition", "perturbation", "group", "dose", "n_parts", "n_seen", "trained")
 _TEXT = ("condition", "perturbation", "group", "genes")
 _VARM = {"mean": VARM_MEAN, "control_mean": VARM_CONTROL, "sd": VARM_SD}
 """Entries of what is kept in `uns`, conditions × genes, by the key in `varm` of the same, genes × conditions."""
-_WHAT = "what scdiva.tl.predict_perturbation returned, or the adata it was given"
 
 
 @dataclass(frozen=True)
@@ -112,7 +100,10 @@ def read_prediction(predicted: AnnData, key: str = PREDICTED) -> Prediction:
         if is_prediction(predicted.uns.get(PREDICTED)):
             raise KeyError(f"adata.uns[{key!r}] is no prediction: pass key={PREDICTED!r}.")
         where = f"uns[{UNS!r}] has no {PERTURBATION!r}" if notes is None else f"varm has no {VARM_MEAN!r}"
-        raise KeyError(f"this is no prediction, it has no uns[{key!r}], and its {where}: pass {_WHAT}.")
+        raise KeyError(
+            f"this is no prediction, it has no uns[{key!r}], and its {where}: pass what "
+            "scdiva.tl.predict_perturbation returned, or the adata it was given."
+        )
     genes, entries = pd.Index(_text(stored["genes"])), {**stored, **stored.get("baselines", {})}
     parts = {name: np.asarray(entries[name]).T for name in (*_VARM, *BASELINES) if name in entries}
     var = predicted.var if genes.isin(predicted.var_names).all() or predicted.raw is None else predicted.raw.var
@@ -375,7 +366,7 @@ def _check_scale(prediction: Prediction, genes: NDArray[np.intp], control: dict[
     for at in scored:
         here = float(control[conditions.loc[at, "group"]].mean.mean())
         there = float(prediction.control[genes, at].mean(dtype=np.float64))
-        if not max(here, there) <= _OTHER_SCALE * min(here, there):
+        if not max(here, there) <= 2 * min(here, there):
             raise ValueError(
                 f"control cells have a mean log-normalised expression of {here:.3g} in observed, but {there:.3g} in "
                 f"the prediction (condition {conditions.loc[at, 'condition']!r}): the two are on different scales. "

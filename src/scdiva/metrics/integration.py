@@ -256,8 +256,7 @@ def _nearest(coordinates: NDArray[np.floating], n: int) -> NDArray[np.intp]:
 
     if n >= len(coordinates):
         raise ValueError(f"{n} neighbours of each cell are needed, and only {len(coordinates)} cells can be scored.")
-    found: NDArray[np.intp] = NearestNeighbors(n_neighbors=n).fit(coordinates).kneighbors(return_distance=False)
-    return found
+    return np.asarray(NearestNeighbors(n_neighbors=n).fit(coordinates).kneighbors(return_distance=False))
 
 
 def _graph_connectivity(coordinates: NDArray[np.floating], names: NDArray[np.str_]) -> float:

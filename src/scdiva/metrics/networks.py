@@ -15,9 +15,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from numpy.typing import NDArray
 
-SAME = 1e-9
-"""Difference of the strengths of two blocks, as a share of the larger one, up to which they are the same."""
-
 
 def hub_scores(graph: Any) -> NDArray[np.float64]:
     r"""Score each source as a hub, one that points to what other hubs point to as well [1]_.
@@ -55,7 +52,7 @@ def hub_scores(graph: Any) -> NDArray[np.float64]:
     >>> sd.metrics.hub_scores(graph).shape
     (40,)
     """
-    from scipy.sparse import csr_array
+    from scipy.sparse import block_array, csr_array
     from scipy.sparse.csgraph import connected_components
 
     weights = abs(checked_graph(csr_array(graph)))
@@ -64,7 +61,9 @@ def hub_scores(graph: Any) -> NDArray[np.float64]:
     if not weights.nnz:
         return scores
     weights = weights / weights.max()  # squares of tiny weights would be lost
-    _, block = connected_components(_bipartite(weights), directed=False)
+    # sources and then targets: a source that is a target too stands twice
+    both = block_array([[None, weights], [weights.T, None]]).tocsr()
+    _, block = connected_components(both, directed=False)
     block = block[: weights.shape[0]]
     linked = np.flatnonzero(np.diff(weights.indptr))
     order = linked[np.argsort(block[linked], kind="stable")]
@@ -72,10 +71,9 @@ def hub_scores(graph: Any) -> NDArray[np.float64]:
     solved = [_principal(weights[rows]) for rows in members]
     strongest = max(strength for strength, _ in solved)
     for rows, (strength, vector) in zip(members, solved, strict=True):
-        if strength >= (1 - SAME) * strongest:
+        if strength >= (1 - 1e-9) * strongest:  # or as strong but for rounding
             scores[rows] = vector * vector.sum()  # its share in equal scores
-    found: NDArray[np.float64] = scores / scores.max()
-    return found
+    return np.asarray(scores / scores.max())
 
 
 def enrichment(
@@ -182,10 +180,3 @@ def _principal(weights: Any) -> tuple[float, NDArray[np.float64]]:
     square = LinearOperator((n, n), matvec=lambda h: weights @ (transposed @ h), dtype=np.float64)
     values, vectors = eigsh(square, k=1, which="LA", v0=np.ones(n))
     return float(values[0]), np.abs(vectors[:, 0])
-
-
-def _bipartite(weights: Any) -> Any:
-    """Graph of sources and then targets, in which a source that is a target too stands twice."""
-    from scipy.sparse import block_array
-
-    return block_array([[None, weights], [weights.T, None]]).tocsr()

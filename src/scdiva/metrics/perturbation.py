@@ -86,10 +86,9 @@ def perturbation_response(
         given["de_score"] = de_score
     given["weights"] = reference if weights is None else weights
     arrays = finite_arrays("(n_genes,)", given)
-    p, o, ref = arrays["predicted"], arrays["observed"], arrays["reference"]
+    p, o, ref, v = (arrays[name] for name in ("predicted", "observed", "reference", "weights"))
     if not len(top) or min(top) < 1:
         raise ValueError(f"top must hold numbers of genes from 1 on, got {tuple(top)!r}.")
-    v = arrays["weights"]
     refuse_where(v < 0, "weights are negative", "They are mean expression, not changes.")
     change, true_change = _change(p, ref), _change(o, ref)
     score = arrays.get("de_score", true_change)
@@ -241,8 +240,7 @@ def discrimination_matrix(
     n = len(similarity)
     if n == 1:
         return np.full((1, 1), np.nan)
-    found: NDArray[np.float64] = 1 - (rankdata(-similarity, axis=1) - 1) / (n - 1)
-    return found
+    return 1 - np.asarray(rankdata(-similarity, axis=1) - 1) / (n - 1)
 
 
 def de_scores(

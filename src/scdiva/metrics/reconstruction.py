@@ -77,14 +77,11 @@ def l_dist(true: ArrayLike, predicted: ArrayLike) -> LDist:
         If either does not hold integers.
     """
     genes, guessed = _sequence(true, "true", once=True), _sequence(predicted, "predicted")
-    _, place, predicted_place = _common(genes, guessed)
+    _, place, predicted_place = np.intersect1d(genes, guessed, return_indices=True)
     length = len(genes)
     mean = float(np.abs(place - predicted_place).mean()) if len(place) else np.nan
     return LDist(
-        l_dist=mean,
-        chance=(length**2 - 1) / (3 * length),
-        coverage=len(place) / length,
-        by_length=mean / length,
+        l_dist=mean, chance=(length**2 - 1) / (3 * length), coverage=len(place) / length, by_length=mean / length
     )
 
 
@@ -298,7 +295,7 @@ def reconstruction_scores(
         raise ValueError(f"all must be of the same positions, shape (L,), got {shapes}.")
     hidden = truth_values(hidden, "masked")
     whole = l_dist(genes, guessed)
-    _, place, predicted_place = _common(genes, guessed)
+    _, place, predicted_place = np.intersect1d(genes, guessed, return_indices=True)
     at_masked, at_visible = (
         _at(genes[part], guessed[part], values[part], predicted_values[part]) for part in (hidden, ~hidden)
     )
@@ -335,13 +332,6 @@ def _at(
 def _found(genes: NDArray[np.int64], guessed: NDArray[np.int64]) -> float:
     """Share of genes, none of them twice, that are predicted."""
     return float(np.isin(genes, guessed).mean())
-
-
-def _common(
-    genes: NDArray[np.int64], guessed: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.intp], NDArray[np.intp]]:
-    """Genes in both, the place of each in the one, and its first place in the other."""
-    return np.intersect1d(genes, guessed, return_indices=True)
 
 
 def _n_grams(genes: NDArray[np.int64], n: int) -> Counter[tuple[int, ...]]:

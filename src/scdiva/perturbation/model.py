@@ -25,15 +25,7 @@ from scdiva.models._fitted import Fitted, arrays, check_shapes
 from scdiva.models.network import of_model, table
 from scdiva.models.scdiva import ScDiVa
 from scdiva.perturbation.response import Similarities, baselines, expected_response, similarities_of
-from scdiva.perturbation.screen import (
-    Conditions,
-    Controls,
-    Screen,
-    controls_of,
-    gene_tokens,
-    group_names,
-    read_screen,
-)
+from scdiva.perturbation.screen import Conditions, Controls, Screen, controls_of, gene_tokens, group_names, read_screen
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -342,13 +334,10 @@ def kinds(targets: Conditions, measured: Conditions) -> list[Kind]:
         Conditions with the same numbers of groups.
     """
     found: list[Kind] = []
-    groups: dict[tuple[str, ...], set[int]] = {}
-    for parts, group in zip(measured.parts, measured.group, strict=True):
-        groups.setdefault(parts, set()).add(int(group))
-    for parts, group in zip(targets.parts, targets.group, strict=True):
-        known = groups.get(parts, set())
+    anywhere, there = set(measured.parts), set(zip(measured.parts, measured.group.tolist(), strict=True))
+    for parts, group in zip(targets.parts, targets.group.tolist(), strict=True):
         new: Kind = "combination" if len(parts) > 1 else "single"
-        found.append("measured" if int(group) in known else "group" if known else new)
+        found.append("measured" if (parts, group) in there else "group" if parts in anywhere else new)
     return found
 
 

@@ -84,9 +84,8 @@ def requested(
     else:
         names = listed(predict)
         parts = distinct_parts(names, fitted.control, fitted.separator, argument)
-    for name, given, key in (("dose", dose, fitted.dose_key), ("groups", groups, fitted.groupby)):
-        if given is not None and not key:
-            by = "dose_key" if name == "dose" else "groupby"
+    for name, given, by in (("dose", dose, "dose_key"), ("groups", groups, "groupby")):
+        if given is not None and not getattr(fitted, by):
             raise ValueError(f"{name}= is given, but the screen was read without: name the column, {by}=...")
     doses = [float(np.median(measured.dose))] if dose is None else np.atleast_1d(dose).astype(float).tolist()
     if not doses or not all(0 < value < np.inf for value in doses):
@@ -97,11 +96,7 @@ def requested(
     new = [name for name in controls.groups if name not in screen.groups]
     number = {name: i for i, name in enumerate((*screen.groups, *new))}
     rows = list(itertools.product(wanted, zip(parts, names, strict=True), doses))
-    conditions = Conditions(
-        tuple(these for _, (these, _), _ in rows),
-        np.array([number[group] for group, _, _ in rows], dtype=np.int64),
-        np.array([value for *_, value in rows], dtype=np.float64),
-    )
+    conditions = Conditions.of((these, number[group], value) for group, (these, _), value in rows)
     states = controls.states[[controls.groups.index(name) for name in new]]
     return Targets(conditions, [name for _, (_, name), _ in rows], [group for group, _, _ in rows], states)
 
@@ -298,8 +293,7 @@ def shift_cells(cells: Matrix, mean: Matrix, level: NDArray[np.floating], rng: n
     made[:, gains] = np.where(rank < (k - n_on)[gains], given, made[:, gains])
 
     now = made.mean(axis=0)
-    scaled: Matrix = made * np.divide(aim, now, out=np.zeros_like(aim), where=now > 0)
-    return scaled
+    return np.asarray(made * np.divide(aim, now, out=np.zeros_like(aim), where=now > 0))
 
 
 def _ranks(keys: Matrix) -> NDArray[np.int64]:

@@ -89,10 +89,8 @@ def part_similarity(model: ScDiVa, names: Sequence[str], species: Species = None
     tokens, _ = match_perturbed(names, model.vocabulary, species)
     known = tokens >= N_SPECIAL
     cosines = []
-    tables = [model.embedding.gene.weight]
-    table = getattr(getattr(model.anchor, "table", None), "weight", None)
-    tables.append(tables[0] if table is None else table)
-    for weight in tables:
+    embedding = model.embedding.gene.weight
+    for weight in (embedding, getattr(getattr(model.anchor, "table", None), "weight", embedding)):
         rows = weight.detach().double().cpu().numpy()[N_SPECIAL:]
         own = np.zeros((len(names), rows.shape[1]))
         own[known] = rows[tokens[known] - N_SPECIAL] - rows.mean(axis=0)
@@ -209,8 +207,7 @@ def baselines(screen: Screen, targets: Conditions) -> dict[str, Matrix]:
 
 def _means(chosen: NDArray[np.bool_], delta: Matrix) -> Matrix:
     """Mean over the chosen conditions of each row; zero where none is."""
-    found: Matrix = chosen @ delta / np.maximum(chosen.sum(axis=1, keepdims=True), 1)
-    return found
+    return np.asarray(chosen @ delta / np.maximum(chosen.sum(axis=1, keepdims=True), 1))
 
 
 def _first(*choices: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
@@ -221,8 +218,7 @@ def _first(*choices: NDArray[np.bool_]) -> NDArray[np.bool_] | None:
 def _linear(screen: Screen, targets: Conditions, usable: NDArray[np.bool_]) -> Matrix:
     """Solve Y = b + G W P' by ridge regression, with G the loadings of genes, and P the sums of them over parts."""
     column = {name: j for j, name in enumerate(screen.genes)}
-    names = {part for c in (screen.conditions, targets) for parts in c.parts for part in parts}
-    measured = sorted(name for name in names if name in column)
+    measured = sorted(column.keys() & {*screen.conditions.part_names, *targets.part_names})
     places = [column[name] for name in measured]
     of_train, of_target = screen.conditions.holding(measured), targets.holding(measured)
     predicted = np.zeros((len(targets), len(screen.genes)))
@@ -326,8 +322,7 @@ def expected_response(screen: Screen, targets: Conditions, similarities: Similar
     of_control[: len(screen.n_control)] = 1 / screen.n_control
 
     def common(one: Conditions, other: Conditions) -> Matrix:
-        found: Matrix = of_control[one.group][:, None] * (one.group[:, None] == other.group)
-        return found
+        return of_control[one.group][:, None] * np.equal.outer(one.group, other.group)
 
     error = common(measured, measured) + np.diag(1 / screen.n_cells)
     ratio, scale = _noise(screen, prior, error)
@@ -360,27 +355,26 @@ def shared_changes(screen: Screen) -> Shared:
     screen
         What was measured.
     """
-    guess = GUESSED
     rows = np.flatnonzero(screen.conditions.n_parts == 1)
     c, delta = screen.conditions.only(rows), screen.delta[rows].astype(np.float64)
     if len(rows) < 2:
-        return guess
+        return GUESSED
     variance, by_control = float(screen.variance.mean(dtype=np.float64)), 1 / screen.n_control[c.group]
     together = c.group[:, None] == c.group
     product = delta @ delta.T / delta.shape[1] - variance * by_control[:, None] * together
     signal = float((np.diag(product) - variance / screen.n_cells[rows]).mean())
     same, once = c.same_parts(c), np.triu(np.ones(product.shape, dtype=bool), 1)
     if signal <= 0:
-        return guess
+        return GUESSED
 
     def drawn(pairs: NDArray[np.bool_], n: float, towards: float) -> float:
         found = float(np.clip(product[pairs].mean() / signal, 0.0, 1.0)) if pairs.any() else 0.0
         return (n * found + GUESS * towards) / (n + GUESS)
 
     apart = once & ~same
-    of_all = min(drawn(apart, len(rows) if apart.any() else 0, guess.all / (1 + guess.all)), 0.95)
+    of_all = min(drawn(apart, len(rows) if apart.any() else 0, GUESSED.all / (1 + GUESSED.all)), 0.95)
     both = once & c.same(c) & ~together
-    of_groups = drawn(both, float(both.sum()), of_all + guess.groups * (1 - of_all))
+    of_groups = drawn(both, float(both.sum()), of_all + GUESSED.groups * (1 - of_all))
     return Shared(of_all / (1 - of_all), float(np.clip((of_groups - of_all) / (1 - of_all), 0.0, 1.0)))
 
 

@@ -49,6 +49,12 @@ class Conditions:
     group: NDArray[np.int64]
     dose: NDArray[np.float64]
 
+    @classmethod
+    def of(cls, listed: Iterable[tuple[tuple[str, ...], int, float]]) -> Conditions:
+        """Make them of the parts, group and dose of each."""
+        parts, group, dose = zip(*listed, strict=True)
+        return cls(parts, np.array(group, dtype=np.int64), np.array(dose, dtype=np.float64))
+
     def __len__(self) -> int:
         """Give the number of conditions."""
         return len(self.parts)
@@ -70,14 +76,11 @@ class Conditions:
     def same_parts(self, other: Conditions) -> NDArray[np.bool_]:
         """Whether a condition and one of the others perturb the same, bool `(n, m)`."""
         number = {parts: i for i, parts in enumerate(dict.fromkeys([*self.parts, *other.parts]))}
-        one, two = (np.array([number[parts] for parts in c.parts], dtype=np.int64) for c in (self, other))
-        found: NDArray[np.bool_] = one[:, None] == two
-        return found
+        return np.equal.outer(*([number[parts] for parts in c.parts] for c in (self, other)))
 
     def same(self, other: Conditions) -> NDArray[np.bool_]:
         """Whether they do so at the same dose, bool `(n, m)`."""
-        found: NDArray[np.bool_] = self.same_parts(other) & (self.dose[:, None] == other.dose)
-        return found
+        return self.same_parts(other) & np.equal.outer(self.dose, other.dose)
 
     def holding(self, names: Sequence[str]) -> NDArray[np.bool_]:
         """Whether a condition `(n, 1)` perturbs each of the names `(1, m)`, bool `(n, m)`."""
@@ -258,11 +261,7 @@ def read_screen(
             f"{(n_cells == 1).sum()} of {n} conditions were measured in one cell, the first is {first!r}: "
             "they count for as little as their sampling error, which is taken from the other conditions, lets them."
         )
-    conditions = Conditions(
-        tuple(key[0] for key in measured),
-        np.array([key[1] for key in measured], dtype=np.int64),
-        np.array([key[2] for key in measured], dtype=np.float64),
-    )
+    conditions = Conditions.of(measured)
     labels = dict(zip(known.parts, known.labels, strict=True))
     screen = Screen(
         genes=tuple(map(str, source.var.index)),
@@ -301,12 +300,7 @@ def _doses(adata: AnnData, dose_key: str | None, treated: NDArray[np.bool_]) -> 
 
 
 def controls_of(
-    source: CellSource,
-    expression: sp.csr_matrix,
-    rows: np.ndarray,
-    group: np.ndarray,
-    model: ScDiVa,
-    device: str,
+    source: CellSource, expression: sp.csr_matrix, rows: np.ndarray, group: np.ndarray, model: ScDiVa, device: str
 ) -> Controls:
     """Give the control cells of each group, and encode them.
 
@@ -334,7 +328,6 @@ def controls_of(
         If cells are left out because they have none.
     """
     names, number = np.unique(group.astype(str), return_inverse=True)
-    number = number.astype(np.int64)
     runs = np.split(rows, np.flatnonzero(np.diff(rows) > 1) + 1)
     ragged = source.read_ranges([(int(run[0]), int(run[-1]) + 1) for run in runs])
     order = np.argsort(number, kind="stable")
@@ -420,5 +413,4 @@ def gene_tokens(model: ScDiVa, names: Iterable[str], species: Species) -> dict[s
 def _group_means(matrix: sp.csr_matrix, number: np.ndarray, n: int) -> np.ndarray:
     size = np.bincount(number, minlength=n)
     indicator = sp.csr_matrix((np.ones(len(number)), (number, np.arange(len(number)))), shape=(n, len(number)))
-    found: np.ndarray = (indicator @ matrix).toarray() / np.maximum(size, 1)[:, None]
-    return found
+    return np.asarray((indicator @ matrix).toarray() / np.maximum(size, 1)[:, None])

@@ -109,5 +109,4 @@ def gene_names(var: pd.DataFrame, gene_symbols: str | None, called: str = "adata
     if gene_symbols not in var:
         raise no_column(called, gene_symbols, var.columns)
     names = var[gene_symbols]
-    written: NDArray[np.object_] = np.where(names.isna(), var.index, names.astype(str)).astype(object)
-    return written
+    return np.asarray(np.where(names.isna(), var.index, names.astype(str)), dtype=object)

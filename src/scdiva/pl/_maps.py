@@ -41,11 +41,9 @@ def embedding_of(adata: AnnData, basis: str, *, made_by: str = "scdiva.tl.embed(
     z = np.asarray(z.toarray() if hasattr(z, "toarray") else z)
     z = z if z.ndim > 1 else z[:, None]
     n = int(np.isfinite(z).all(axis=1).sum())
-    if is_map(adata, basis):
-        if not n:
-            raise ValueError(f"obsm[{basis!r}] has no finite row of {len(z)}: there is nothing to draw")
-    elif n < MIN_CELLS:
-        raise ValueError(f"obsm[{basis!r}] has {n} finite rows of {len(z)}: a UMAP needs at least {MIN_CELLS} cells")
+    least = 1 if is_map(adata, basis) else MIN_CELLS
+    if n < least:
+        raise ValueError(f"obsm[{basis!r}] has {n} finite rows of {len(z)}: a map of them needs at least {least}")
     return z
 
 

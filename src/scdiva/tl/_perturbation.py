@@ -372,12 +372,10 @@ def score_perturbation(
     >>> sorted(set(scores["method"]))[:2]
     ['additive', 'linear']
     """
-    check_anndata(observed)
-    prediction = read_prediction(predicted, key)
-    found = observed_responses(prediction, observed, layer=layer, use_raw=use_raw, input=input)
+    found = observed_responses(read_prediction(predicted, key), observed, layer=layer, use_raw=use_raw, input=input)
     among = _discrimination(found, metric)
     de_score = {(at, kind): response_score(found, at, kind) for at in found.perturbed for kind in REFERENCES}
-    rows = []
+    rows, ranks = [], []
     for method, mean in found.means.items():
         for at, cells in found.perturbed.items():
             for reference in REFERENCES:
@@ -388,11 +386,9 @@ def score_perturbation(
                         mean[:, at], cells.mean, start, de_score=de_score[at, reference], weights=weights
                     )
                 about = found.conditions.loc[at, ["condition", "perturbation", "group", "n_parts", "n_seen", "trained"]]
-                named = {"method": method, **about, "n_cells": cells.n}
-                score = among.get((method, at, reference), np.nan)
-                rows.append({**named, "reference": reference, **scores, "discrimination": score})
-    frame = pd.DataFrame(rows)
-    return frame[[*(name for name in frame if name != "discrimination"), "discrimination"]]
+                rows.append({"method": method, **about, "n_cells": cells.n, "reference": reference, **scores})
+                ranks.append(among.get((method, at, reference), np.nan))
+    return pd.DataFrame(rows).assign(discrimination=ranks)  # the last column, whatever scores there are
 
 
 def _discrimination(responses: Responses, metric: Literal["l1", "l2", "cosine"]) -> dict[tuple[str, int, str], float]:
@@ -401,8 +397,8 @@ def _discrimination(responses: Responses, metric: Literal["l1", "l2", "cosine"])
     groups = responses.conditions.loc[list(responses.rows), "group"]
     for _, members in groups.groupby(groups, sort=False):
         for reference in REFERENCES:
-            start_of = {at: responses.reference(at, reference) for at in members.index}
-            starts = {at: start for at, start in start_of.items() if start is not None}
+            measured_from = ((at, responses.reference(at, reference)) for at in members.index)
+            starts = {at: start for at, start in measured_from if start is not None}
             if not starts:
                 continue
             rows, start = list(starts), np.stack(list(starts.values()))

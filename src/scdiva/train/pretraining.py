@@ -232,18 +232,17 @@ class PretrainingModule(TaskModule):
         """Tune the fused kernel, once a run: all ranks, and the run when it is resumed, add in the same order."""
         c = self.model.config
         dtype = torch.bfloat16 if "bf16" in str(self.trainer.precision) else torch.float32
-        if resolve_backend("auto", head_dim=c.head_dim, dtype=dtype, device=self.device) != "triton":
+        kind: dict[str, Any] = {"head_dim": c.head_dim, "dtype": dtype, "device": self.device}
+        if resolve_backend("auto", **kind) != "triton":
             return
         where = [torch.cuda.get_device_name(self.device), c.head_dim, str(dtype)]
         if self.attention_plan is None or self.attention_plan["tuned_on"] != where:
             length = min(c.max_length, self.config.context) + 1
             plan = None
             if self.trainer.is_global_zero:
-                plan = autotune_attention(
-                    n_heads=c.n_heads, head_dim=c.head_dim, length=length, dtype=dtype, device=self.device
-                )
+                plan = autotune_attention(n_heads=c.n_heads, length=length, **kind)
             self.attention_plan = {"tuned_on": where, "plan": self.trainer.strategy.broadcast(plan)}
-        keep_attention_plan(self.attention_plan["plan"], head_dim=c.head_dim, dtype=dtype, device=self.device)
+        keep_attention_plan(self.attention_plan["plan"], **kind)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add what a resumed run must know. Called by Lightning."""

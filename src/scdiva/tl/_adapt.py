@@ -193,15 +193,14 @@ def _warn_of_batches(model: ScDiVa, cells: AdaptationCells, states: Tensor, obs:
         embedding = model.own(embedding.to(device), *cells.take(some).to(device).packed)
     finder = NearestNeighbors(n_neighbors=min(15, len(some) - 1)).fit(embedding.numpy(force=True))
     near = finder.kneighbors(return_distance=False)
-    worst, name, shared, expected = 0.0, "", 0.0, 0.0
-    for column, values in likely.items():
+    found = []
+    for name, values in likely.items():
         _, number = np.unique(values.astype(str).to_numpy()[some], return_inverse=True)
         chance = float(np.square(np.bincount(number) / len(number)).sum())
         same = float((number[near] == number[:, None]).mean())
-        apart = (same - chance) / max(1 - chance, 1e-12)
-        if apart > max(worst, APART):
-            worst, name, shared, expected = apart, column, same, chance
-    if name:
+        found.append(((same - chance) / max(1 - chance, 1e-12), same, chance, name))
+    apart, shared, expected, name = max(found, key=lambda one: one[0])
+    if apart > APART:
         warn(
             f"{shared:.0%} of a cell's nearest neighbours share its adata.obs[{name!r}], {expected:.0%} would by "
             f"chance: if that is technical, adapt within it, tl.adapt(adata, batch_key={name!r})."

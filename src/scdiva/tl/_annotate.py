@@ -193,8 +193,11 @@ def annotate(
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, "nan")
     groups = None if parents is None else {str(label): str(group) for label, group in parents.items()}
     fitted = given_fitted(Annotator, model, running.device)
+    # neighbours look at the embedding, the others at the state before what an integrated model makes of it
+    by_neighbors = (method if fitted is None else fitted.method) == "knn"
+    running = running._replace(what="embedding" if by_neighbors else "state")
     cells: Cells
-    states: torch.Tensor | None = None
+    states: np.ndarray | None = None
     rows = np.arange(adata.n_obs)
     if fitted is not None:
         of_a_fit: dict[str, object] = {"labels_key": labels_key, "reference": reference, "batch_key": batch_key}
@@ -231,14 +234,12 @@ def annotate(
         )
         source = cells = restricted(source, tokens)
         known, known_rows = read_cells(source if reference is None else restricted(other, tokens), batch)
-        reads = running._replace(what="embedding" if method == "knn" else "state")
-        states = torch.from_numpy(embed_all(given, known, reads))
-        labelled = Reference(known, states, labels[known_rows])
+        states = embed_all(given, known, running)
+        labelled = Reference(known, torch.from_numpy(states), labels[known_rows])
         fitted = fit_annotator(labelled, types, given, method, n_neighbors, running.device, seed)
         # the seed as text: it is beyond the integers that JSON and h5ad readers agree on
-        fitted = replace(
-            fitted, parents=groups or {}, notes=fitted.notes | {"labels_key": labels_key, "seed": str(seed)}
-        )
+        found = fitted.notes | {"labels_key": labels_key, "seed": str(seed)}
+        fitted = replace(fitted, parents=groups or {}, notes=found)
         if reference is None:  # read already, and encoded too unless the model has been trained on
             cells, rows = known, known_rows
         if reference is not None or fitted.model is not given:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,9 +15,8 @@ from scdiva.data.genes import advice
 
 if TYPE_CHECKING:
     import pandas as pd
-    from torch import Tensor
 
-    from scdiva.data.cells import CellSource, Ragged
+    from scdiva.data.cells import CellSource
     from scdiva.models import Annotator, ScDiVa
     from scdiva.train.annotation import Reference
 
@@ -136,7 +135,7 @@ def fit_annotator(
 
 
 def annotated(
-    annotator: Annotator, cells: Cells, measured: np.ndarray, running: Running, states: Tensor | None = None
+    annotator: Annotator, cells: Cells, measured: np.ndarray, running: Running, states: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Run an annotator over cells.
 
@@ -149,7 +148,7 @@ def annotated(
     measured
         Tokens that they have a column for.
     running
-        How they are run.
+        How they are run, and what is read out of the annotator's model.
     states
         What the model makes of cells in memory, if that is known.
 
@@ -163,25 +162,18 @@ def annotated(
     from scdiva.data.corpus import take_cells
     from scdiva.nn.annotation import Read
 
-    def encoded() -> Iterator[tuple[np.ndarray, Ragged, Tensor]]:
-        """Rows, genes and states of the cells, window by window."""
-        if states is not None:
-            yield from ((rows, ragged, states) for rows, ragged in cells.windows(cells.n_obs))
-            return
-        # neighbours look at the embedding, the others at the state before what an integrated model makes of it
-        how = running._replace(what="embedding" if annotator.method == "knn" else "state")
-        for rows, ragged, results in run_cells(annotator.model, cells, how):
-            found = torch.empty(len(rows), how.width(annotator.model))
-            for at, part in results:
-                found[at] = torch.from_numpy(part)
-            yield rows, ragged, found
-
+    windows = run_cells(annotator.model, cells, running)
+    if states is not None:
+        windows = ((rows, ragged, iter([(rows, states)])) for rows, ragged in cells.windows(cells.n_obs))
     head = annotator.head
     of_head = torch.from_numpy(np.isin(head.gene_tokens.numpy(), measured))
     probability = np.full((cells.n_obs, len(annotator.labels)), np.nan, dtype=np.float32)
     novelty = np.full(cells.n_obs, np.nan, dtype=np.float32)
     with torch.inference_mode():
-        for rows, ragged, found in encoded():
+        for rows, ragged, results in windows:
+            found = torch.empty(len(rows), head.sizes.state_dim)
+            for at, part in results:
+                found[at] = torch.from_numpy(part)
             for start in range(0, len(rows), BLOCK_CELLS):
                 block = np.arange(start, min(start + BLOCK_CELLS, len(rows)))
                 batch = from_ragged(*take_cells(ragged, block))

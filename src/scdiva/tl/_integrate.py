@@ -157,9 +157,8 @@ def integrate(
     40
     """
     begun = time.monotonic()
-    layers = [] if corrected is False else [layer_added]
     check_writable(adata, call="tl.embed", entry=key_added, obsm=[key_added])
-    check_writable(adata, call="tl.integrate", entry=C.INTEGRATE, layers=layers)
+    check_writable(adata, call="tl.integrate", entry=C.INTEGRATE, layers=[] if corrected is False else [layer_added])
     keys = [batch_key] if isinstance(batch_key, str) else list(batch_key)
     if not keys or len(set(keys)) < len(keys):
         raise ValueError(f"batch_key must name a column of adata.obs, or several, each once; got {keys}.")
@@ -219,9 +218,9 @@ def integrate(
     embedding = np.full((adata.n_obs, integrated.shape[1]), np.nan, dtype=np.float32)
     embedding[rows] = integrated
 
-    values = None
+    layers = {}
     if columns is not None:
-        values = np.full(adata.shape, np.nan, dtype=np.float32)
+        layers[layer_added] = values = np.full(adata.shape, np.nan, dtype=np.float32)
         values[:, columns[0]], zeros = corrected_expression(embedding, whole, rows, columns[1])
         found |= {"observed_zeros": zeros, "corrected_zeros": float((values[:, columns[0]] == 0).mean())}
     notes: dict[str, Any] = {
@@ -235,7 +234,7 @@ def integrate(
         "history": {name: np.asarray(column, dtype=np.float64) for name, column in found["history"].items()},
     }
     write(adata, "tl.embed", key_added, parameters, obsm={key_added: embedding})
-    write(adata, "tl.integrate", C.INTEGRATE, notes, layers={} if values is None else {layer_added: values})
+    write(adata, "tl.integrate", C.INTEGRATE, notes, layers=layers)
     return new
 
 

@@ -88,9 +88,8 @@ def regulon(
     order = np.argsort(-network.strength(edges.data), kind="stable")[:n_targets]
     targets, weight = edges.indices[order], edges.data[order].astype(np.float64)
     values, var = log_normalised(adata, layer=layer, use_raw=use_raw, input=input)
-    about = adata.uns[C.UNS][key]
     if network.group:
-        values = values[np.flatnonzero(read_labels(adata, str(about["groupby"])) == network.group)]
+        values = values[np.flatnonzero(read_labels(adata, str(adata.uns[C.UNS][key]["groupby"])) == network.group)]
     columns = np.array([at[0], *targets])
     if use_raw:  # its columns are others
         first = np.flatnonzero(~var.index.duplicated())

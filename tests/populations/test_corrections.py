@@ -127,8 +127,8 @@ def test_newton_systems_are_solved_gene_by_gene():
     rng = np.random.default_rng(0)
     design = rng.normal(size=(20, 3)).astype(np.float32)
     weight, right = rng.random((20, 5)).astype(np.float32), rng.normal(size=(3, 5)).astype(np.float32)
-    pairs, upper = corrections._products(design)
-    found = corrections._solve(weight.T @ pairs, upper, right, 2.0)
+    pairs = corrections._products(design)
+    found = corrections._solve(weight.T @ pairs, right, 2.0)
     for gene in range(5):
         matrix = sum(weight[i, gene] * np.outer(design[i], design[i]) for i in range(20))
         expected = np.linalg.solve(matrix + 2.0 * np.eye(3), right[:, gene])

@@ -94,20 +94,18 @@ def denoiser_of(
         masked = tokens == MASK
         visible = ~(value_mask | masked)
         out = model(tokens, values, cu_seqlens, value_mask=value_mask, use_transformer=stream)
-        if model.state_head is None:
-            logits = model.logits(out, masked, genes=drawn)
-            return _spread(logits, drawn, n_genes, -torch.inf) if spread else logits, model.values(out, tokens)
-        expected = expected_of(out, visible)
+        expected = None if model.state_head is None else expected_of(out, visible)
         ranked = None
         if denominator is not None:
             known = visible if given is None else given & visible
             ranked = Ranked(tokens, values, cu_seqlens, known, denominator)
         logits = model.logits(out, masked, genes=drawn, expected=expected, ranked=ranked)
+        if spread:
+            logits = _spread(logits, drawn, n_genes, -torch.inf)
+        if expected is None:
+            return logits, model.values(out, tokens)
         of_genes = _spread(expected.values, drawn, n_genes, 0.0)
-        predicted = model.values(out, tokens, of_genes=of_genes)
-        if not spread:
-            return logits, predicted, expected.values
-        return _spread(logits, drawn, n_genes, -torch.inf), predicted, of_genes
+        return logits, model.values(out, tokens, of_genes=of_genes), of_genes if spread else expected.values
 
     return denoise
 

@@ -16,7 +16,7 @@ import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -251,23 +251,19 @@ def at_precision(model: ScDiVa, precision: str, what: ReadOut = "embedding") -> 
     """
     if precision == "fp32" or not runs_transformer(model, what):
         return model
-    network = cast(ScDiVa, _with_linears(model, lambda name: name == "blocks"))
+    network = copy.copy(model)
+    network._modules = {**model._modules, "blocks": _in_bf16(model.blocks)}
     if getattr(model.blocks[0], "_compiled_call_impl", None) is not None:
         network.compile_blocks()
     return network
 
 
-def _with_linears(module: nn.Module, chosen: Callable[[str], bool]) -> nn.Module:
-    """Copy a module with linear layers in bfloat16 in the chosen children; what is not replaced is shared."""
+def _in_bf16(module: nn.Module) -> nn.Module:
+    """Copy a module with its linear layers in bfloat16; what is not replaced is shared."""
+    if isinstance(module, nn.Linear):
+        return _Bf16Linear(module)
     copied = copy.copy(module)
-    copied._modules = {
-        name: child
-        if child is None or not chosen(name)
-        else _Bf16Linear(child)
-        if isinstance(child, nn.Linear)
-        else _with_linears(child, lambda _: True)
-        for name, child in module._modules.items()
-    }
+    copied._modules = {name: child if child is None else _in_bf16(child) for name, child in module._modules.items()}
     return copied
 
 

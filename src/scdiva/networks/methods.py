@@ -95,9 +95,7 @@ def correlation_weights(
 # --- attention: which genes the model reads when it reads a gene
 
 
-def attention_sums(
-    pairs: Pairs, running: Running
-) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+def attention_sums(pairs: Pairs, running: Running) -> tuple[NDArray[Any], ...]:
     """Add up rank-normalised attention, one cell at a time.
 
     Returns

@@ -137,10 +137,7 @@ def shift_to(log_odds: NDArray[np.floating], lengths: ArrayLike, rounds: int = 3
 def _towards(wanted: ArrayLike, p: NDArray[np.floating], axis: int) -> NDArray[np.float64]:
     """Give the Newton step of log-odds by which probabilities add up to what is wanted."""
     slope = (p * (1 - p)).sum(axis=axis, dtype=np.float64)
-    return _bounded((np.asarray(wanted) - p.sum(axis=axis, dtype=np.float64)) / np.maximum(slope, _EPS))
-
-
-def _bounded(step: NDArray[np.float64]) -> NDArray[np.float64]:
+    step: NDArray[np.float64] = (np.asarray(wanted) - p.sum(axis=axis, dtype=np.float64)) / np.maximum(slope, _EPS)
     return step.clip(-_MOST, _MOST)
 
 
@@ -150,7 +147,7 @@ def _fit_odds(design: Matrix, offset: Matrix, observed: sp.csr_matrix, ridge: fl
     # half a cell beside those counted: a gene that all or none express keeps finite odds
     often = np.clip(observed.getnnz(axis=0), 0.5, n - 0.5)
     found, shift = np.zeros((d + 1, n_genes), dtype=np.float32), np.zeros((n, 1), dtype=np.float32)
-    pairs, upper = _products(design)
+    pairs = _products(design)
     of_observed = (_ones(observed).T @ design).T
     step = max(1, BLOCK // n_genes)
     blocks = [slice(start, start + step) for start in range(0, n, step)]
@@ -168,7 +165,7 @@ def _fit_odds(design: Matrix, offset: Matrix, observed: sp.csr_matrix, ridge: fl
                 p = probability(rows)
                 expected += p.sum(axis=0, dtype=np.float64)
                 slope += (p * (1 - p)).sum(axis=0)
-            found[d] += _bounded((often - expected) / np.maximum(slope, _EPS))
+            found[d] += np.clip((often - expected) / np.maximum(slope, _EPS), -_MOST, _MOST)
         if number == ROUNDS:  # the means have the last word
             break
         of_expected, weights = np.zeros((d, n_genes)), np.zeros((n_genes, pairs.shape[1]))
@@ -176,7 +173,7 @@ def _fit_odds(design: Matrix, offset: Matrix, observed: sp.csr_matrix, ridge: fl
             p = probability(rows)
             of_expected += design[rows].T @ p
             weights += (p * (1 - p)).T @ pairs[rows]
-        change = _solve(weights, upper, of_observed - of_expected - ridge * found[:d], ridge)
+        change = _solve(weights, of_observed - of_expected - ridge * found[:d], ridge)
         # of a rare gene a whole step may go far beyond the best
         found[:d] += change * np.minimum(1, _MOST / np.maximum(np.abs(change).max(axis=0, initial=0.0), _EPS))
     return found
@@ -189,12 +186,11 @@ def _fit_values(
     at = observed.tocoo()
     cell, gene = at.row, at.col
     found = np.zeros((d + 1, offset.shape[1]), dtype=np.float32)
-    found[d], left = _biases(observed.data - offset[cell, gene], cell, gene, observed.shape, depth_known)
-    pairs, upper = _products(design)
+    found[d], left = _biases(at, at.data - offset[cell, gene], depth_known)
     of_left = (sp.csr_matrix((left, (cell, gene)), shape=observed.shape).T @ design).T
-    found[:d] = _solve(_ones(observed).T @ pairs, upper, of_left, ridge)
+    found[:d] = _solve(_ones(observed).T @ _products(design), of_left, ridge)
     # cells that express a gene are not spread evenly along the directions: its mean is to be met with them
-    more, left = _biases(left - (design @ found[:d])[cell, gene], cell, gene, observed.shape, depth_known)
+    more, left = _biases(at, left - (design @ found[:d])[cell, gene], depth_known)
     found[d] += more
     spread = np.sqrt(np.bincount(gene, np.square(left), len(n_cells)) / np.maximum(n_cells, 1))
     # of a gene that one or two cells express nothing is known: as the others
@@ -204,19 +200,16 @@ def _fit_values(
 
 
 def _biases(
-    left: NDArray[np.float64],
-    cell: NDArray[np.integer],
-    gene: NDArray[np.integer],
-    shape: tuple[int, int],
-    depth_known: bool,
+    at: sp.coo_matrix, left: NDArray[np.float64], depth_known: bool
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Take each gene's mean off the observed values, and each cell's, its depth.
+    """Take each gene's mean off the observed values, or what is left of them, and each cell's, its depth.
 
     Returns
     -------
     The genes' means `(n_genes,)`, and what is left of each value.
     """
-    number, genes = (np.maximum(np.bincount(at, minlength=n), 1) for at, n in zip((cell, gene), shape, strict=True))
+    cell, gene, shape = at.row, at.col, at.shape
+    number, genes = np.maximum(at.getnnz(axis=1), 1), np.maximum(at.getnnz(axis=0), 1)
     bias = np.zeros(shape[1])
     for step in range(1 if depth_known else STEPS + 1):
         if step:
@@ -232,29 +225,22 @@ def _ones(observed: sp.csr_matrix) -> sp.csr_matrix:
     return sp.csr_matrix((np.ones(observed.nnz, np.float32), observed.indices, observed.indptr), shape=observed.shape)
 
 
-def _products(design: Matrix) -> tuple[Matrix, tuple[NDArray[np.intp], NDArray[np.intp]]]:
-    """Products of all pairs of columns, `(n, d (d + 1) / 2)`, and which pairs they are."""
-    upper = np.triu_indices(design.shape[1])
-    return design[:, upper[0]] * design[:, upper[1]], upper
+def _products(design: Matrix) -> Matrix:
+    """Products of all pairs of columns, `(n, d (d + 1) / 2)`, in the order of `numpy.triu_indices`."""
+    one, two = np.triu_indices(design.shape[1])
+    return design[:, one] * design[:, two]
 
 
-def _solve(
-    weights: NDArray[np.floating],
-    upper: tuple[NDArray[np.intp], NDArray[np.intp]],
-    right: NDArray[np.floating],
-    ridge: float,
-) -> NDArray[np.float64]:
+def _solve(weights: NDArray[np.floating], right: NDArray[np.floating], ridge: float) -> NDArray[np.float64]:
     """Solve `(D' diag(w_g) D + ridge) x_g = r_g` for each gene, given `D' diag(w_g) D` by pairs; `(d, n_genes)`."""
     d = len(right)
     matrix = np.zeros((len(weights), d, d))
-    matrix[:, upper[0], upper[1]] = weights
-    matrix[:, upper[1], upper[0]] = weights
+    one, two = np.triu_indices(d)
+    matrix[:, one, two] = matrix[:, two, one] = weights
     matrix[:, np.arange(d), np.arange(d)] += ridge
-    found = np.linalg.solve(matrix, right.T[:, :, None])[:, :, 0].T
-    return np.asarray(found, dtype=np.float64)
+    return np.asarray(np.linalg.solve(matrix, right.T[:, :, None])[:, :, 0].T, dtype=np.float64)
 
 
 def _probability(log_odds: NDArray[np.floating]) -> NDArray[np.floating]:
     # torch's, as exact as scipy's expit and several times as fast for float32
-    found: NDArray[np.floating] = torch.sigmoid(torch.from_numpy(log_odds)).numpy()
-    return found
+    return torch.sigmoid(torch.from_numpy(log_odds)).numpy()

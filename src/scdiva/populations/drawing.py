@@ -25,6 +25,7 @@ from scdiva.populations.corrections import Matrix, shift_to
 from scdiva.populations.states import Fitted, States
 from scdiva.train.adaptation import AdaptationCells
 
+Ints = NDArray[np.int64]
 BATCH = 64
 """Cells whose log-odds are worked out together."""
 N_STEPS = 8
@@ -36,7 +37,6 @@ N_COUNTS = 96
 N_MEANS, N_SPREADS = 120, 10
 """Fineness of the table of distributions: where they are centred, how wide they are."""
 SPREADS = (0.1, 2.5)
-_LEAST_STEP = 1e-12
 _BELOW = 3.0
 """How far below log1p of a single count a distribution may be centred: nearly all of it is then at that count."""
 
@@ -44,8 +44,8 @@ _BELOW = 3.0
 class Order(NamedTuple):
     """Cells to draw: rows of the cells that their states come from, twice; their name; share of the second; number."""
 
-    one: NDArray[np.int64]
-    two: NDArray[np.int64]
+    one: Ints
+    two: Ints
     name: str
     fraction: float
     n_cells: int
@@ -54,14 +54,14 @@ class Order(NamedTuple):
 class Drawn(NamedTuple):
     """Cells drawn, ragged: tokens, log-normalised values, counts; and the number of the cell that each is like."""
 
-    indptr: NDArray[np.int64]
-    tokens: NDArray[np.int64]
+    indptr: Ints
+    tokens: Ints
     values: NDArray[np.float32]
-    counts: NDArray[np.int64]
-    source: NDArray[np.int64]
+    counts: Ints
+    source: Ints
 
 
-def place_orders(orders: list[Order], rows: NDArray[np.int64], draw: np.random.Generator) -> list[Order]:
+def place_orders(orders: list[Order], rows: Ints, draw: np.random.Generator) -> list[Order]:
     """Turn rows of adata into numbers of cells that were read, and draw as many as each order asks for.
 
     Raises
@@ -120,7 +120,7 @@ def draw_cells(
         np.rint((1 - fraction) * states.n_genes[one] + fraction * states.n_genes[two]).astype(np.int64),
         None if states.group is None else (1 - share) * states.group[one] + share * states.group[two],
     )
-    found: list[tuple[NDArray[np.int64], Matrix, NDArray[np.int64]]] = []
+    found: list[tuple[Ints, Matrix, Ints]] = []
     with progress_bar(desc="drawing cells", unit="cell", total=len(source)) as bar:
         for start in range(0, len(source), BATCH):
             numbers = np.arange(start, min(start + BATCH, len(source)))
@@ -128,7 +128,7 @@ def draw_cells(
             log_odds, values, n_genes = _expected(fitted, cells, mixed.take(numbers), shown, fixed)
             own = [cells.values[at] for at in shown]
             draws = [np.random.default_rng(step_seed(seed, int(number), "cell")) for number in numbers]
-            chosen: Iterator[tuple[NDArray[np.int64], Matrix]]
+            chosen: Iterator[tuple[Ints, Matrix]]
             if from_state:
                 raced = map(_race, log_odds, n_genes, draws)
                 chosen = ((genes, values[i, genes]) for i, genes in enumerate(raced))
@@ -144,7 +144,7 @@ def draw_cells(
 
 def _expected(
     fitted: Fitted, cells: AdaptationCells, states: States, shown: list[slice], fixed: dict[int, float]
-) -> tuple[Matrix, Matrix, NDArray[np.int64]]:
+) -> tuple[Matrix, Matrix, Ints]:
     """Work out log-odds and values `(n, n_genes)` of cells as deep as those of the data, and how many genes they show.
 
     The odds of genes that may not be drawn are -inf.
@@ -161,7 +161,7 @@ def _expected(
     return log_odds, values, n_genes
 
 
-def _race(log_odds: Matrix, n_genes: int, draw: np.random.Generator) -> NDArray[np.int64]:
+def _race(log_odds: Matrix, n_genes: int, draw: np.random.Generator) -> Ints:
     """Draw a number of genes, each as likely as its odds say: the first to arrive at rates -log(1 - p)."""
     p = np.clip(expit(log_odds.astype(np.float64)), 0.0, 1 - _CERTAIN)
     with np.errstate(divide="ignore"):
@@ -171,12 +171,12 @@ def _race(log_odds: Matrix, n_genes: int, draw: np.random.Generator) -> NDArray[
 
 def _counted(
     fitted: Fitted,
-    genes: NDArray[np.int64],
+    genes: Ints,
     expected: NDArray[np.floating],
     own: Matrix,
     fixed: dict[int, float],
     draw: np.random.Generator,
-) -> tuple[NDArray[np.int64], Matrix, NDArray[np.int64]]:
+) -> tuple[Ints, Matrix, Ints]:
     """Draw counts of the genes of a cell; give tokens, values, whose sum is that of the source's own, and counts."""
     depth, total = total_count(own), float(np.expm1(own.astype(np.float64)).sum())
     counts = draw_counts(expected, fitted.corrections.spread[genes], depth, draw)
@@ -190,13 +190,8 @@ def _counted(
 
 
 def _sampled(
-    fitted: Fitted,
-    numbers: NDArray[np.int64],
-    n_genes: NDArray[np.int64],
-    own: list[Matrix],
-    fixed: dict[int, float],
-    seed: int,
-) -> Iterator[tuple[NDArray[np.int64], Matrix]]:
+    fitted: Fitted, numbers: Ints, n_genes: Ints, own: list[Matrix], fixed: dict[int, float], seed: int
+) -> Iterator[tuple[Ints, Matrix]]:
     """Draw genes, and the values expected of them, step by step; as many cells at a time as there are threads."""
     shown = {token: value for token, value in fixed.items() if value > 0}
     start, given = torch.tensor(list(shown), dtype=torch.int64), torch.tensor(list(shown.values()))
@@ -248,7 +243,7 @@ def total_count(values: NDArray[np.floating]) -> float:
 
 def draw_counts(
     expected: NDArray[np.floating], spread: NDArray[np.floating], depth: float, rng: np.random.Generator
-) -> NDArray[np.int64]:
+) -> Ints:
     r"""Draw counts of 1 or more whose log-normalised values have these means and standard deviations.
 
     With :math:`v_k = \log(1 + 10^4 k / N)`, the count k has the probability
@@ -289,7 +284,7 @@ def draw_counts(
         # between two distributions by chance, so that the mean is met
         below, above = mean[number][at - 1], mean[number][at]
         step = above - below
-        part = np.clip(np.divide(expected - below, step, out=np.zeros(len(expected)), where=step > _LEAST_STEP), 0, 1)
+        part = np.clip(np.divide(expected - below, step, out=np.zeros(len(expected)), where=step > 1e-12), 0, 1)
         at = np.where(chance < part, at, at - 1)
         # the mean counts for more than the spread: it is off only where no distribution of this spread has it
         reached = below + part * (above - below)
@@ -297,5 +292,4 @@ def draw_counts(
         better = off < best
         best[better], which[better], where[better] = off[better], number, at[better]
     drawn = (p[which, where].cumsum(axis=1) < rng.random(len(expected))[:, None]).sum(axis=1)
-    found: NDArray[np.int64] = counts[np.minimum(drawn, len(counts) - 1)].astype(np.int64)
-    return found
+    return np.asarray(counts[np.minimum(drawn, len(counts) - 1)], dtype=np.int64)

@@ -81,7 +81,7 @@ def impute_genes(
     whole = states_of(model, cells)
     often = np.bincount(cells.tokens, minlength=int(measured.max()) + 1)[measured]
     known = np.sort(measured[np.argsort(-often, kind="stable")[:KNOWN]])
-    depth = depth_of(fit_to(model, cells, whole, draw, known, RIDGE), cells, whole)
+    odds, depth = depth_of(fit_to(model, cells, whole, draw, known, RIDGE), cells, whole)
 
     rows = drawn(n, len(measured) // N_FOLDS, draw)
     asked = [number for number in range(N_FOLDS) if (fold[wanted] == number).any()]
@@ -98,19 +98,19 @@ def impute_genes(
         observed = expression_of(cells, genes)
         fitted = fit_population(
             states.state[rows],
-            (log_odds + depth.odds[:, None])[rows],
-            (value + depth.value[:, None])[rows],
+            (log_odds + odds[:, None])[rows],
+            (value + depth[:, None])[rows],
             observed[rows],
             draw,
             RIDGE,
             depth_known=True,
         )
         log_odds, value = fitted.added(states.state, log_odds, value)
-        chance = expit(log_odds + depth.odds[:, None])
+        chance = expit(log_odds + odds[:, None])
         for start in range(0, len(part), GENES):
             some = slice(start, start + GENES)
             shown = observed[:, some].toarray()
-            found = _expected(chance[:, some], value[:, some], fitted.spread[some], depth.value, shown, expressed, one)
+            found = _expected(chance[:, some], value[:, some], fitted.spread[some], depth, shown, expressed, one)
             kept = (shown > 0) & keep_observed
             yield part[some], np.where(kept, shown, found[0]), np.where(kept, 0, found[1])
 
@@ -158,5 +158,4 @@ def _where_counted(mean: Matrix, one: NDArray[np.floating]) -> Matrix:
     """Give what a gene of these expected values shows where it has a count at all: Poisson without its zeros."""
     unit = one[:, None]
     rate = np.maximum(np.expm1(mean) / unit, LEAST_COUNT)
-    found: Matrix = np.log1p(unit * rate / -np.expm1(-rate)).astype(np.float32)
-    return found
+    return np.asarray(np.log1p(unit * rate / -np.expm1(-rate)), dtype=np.float32)

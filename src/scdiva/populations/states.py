@@ -52,13 +52,6 @@ class States(NamedTuple):
         return self.state if self.group is None else np.concatenate([self.state, self.group], axis=1)
 
 
-class Depth(NamedTuple):
-    """By how much the log-odds and the values of each cell are above what its state predicts, `(n,)` each."""
-
-    odds: Matrix
-    value: Matrix
-
-
 class Fitted(NamedTuple):
     """A model's state head, fitted to cells.
 
@@ -183,8 +176,11 @@ def drawn(n_cells: int, n_genes: int, rng: np.random.Generator) -> NDArray[np.in
     return rows if n_cells <= most else np.sort(rng.choice(rows, most, replace=False))
 
 
-def depth_of(fitted: Fitted, cells: AdaptationCells, states: States) -> Depth:
-    """Estimate the depth of cells by the genes that were fitted: by their number in each cell, and by their values."""
+def depth_of(fitted: Fitted, cells: AdaptationCells, states: States) -> tuple[Matrix, Matrix]:
+    """Estimate the depth of cells by the genes that were fitted: by their number in each cell, and by their values.
+
+    By how much the log-odds and the values of each cell are above what its state predicts, `(n,)` each.
+    """
     odds, values = np.empty((2, cells.n_cells), dtype=np.float32)
     for start in range(0, cells.n_cells, CELLS):
         rows = np.arange(start, min(start + CELLS, cells.n_cells))
@@ -193,7 +189,7 @@ def depth_of(fitted: Fitted, cells: AdaptationCells, states: States) -> Depth:
         number = (observed > 0).sum(axis=1)
         odds[rows] = shift_to(log_odds, np.clip(number, 0.5, observed.shape[1] - 0.5))
         values[rows] = np.where(observed > 0, observed - expected, 0).sum(axis=1) / np.maximum(number, 1)
-    return Depth(odds, values)
+    return odds, values
 
 
 def expression_of(cells: AdaptationCells, genes: NDArray[np.int64]) -> sp.csr_matrix:

@@ -128,11 +128,7 @@ def log_likelihood(
     lengths = np.minimum(source.lengths, loaded.config.max_length)
     by_gene = found[:, 0] / lengths
     columns = dict(zip(written, (*found.T, by_gene, unusually_low(by_gene, lengths)), strict=True))
-    parameters = {
-        **parameters,
-        "n_samples": n_samples,
-        "seed": str(seed),
-    }
+    parameters |= {"n_samples": n_samples, "seed": str(seed)}
     return write(adata, "tl.log_likelihood", key_added, parameters, copy=copy, obs=columns)
 
 
@@ -148,8 +144,7 @@ def unusually_low(by_gene: NDArray[np.float64], lengths: NDArray[np.integer]) ->
     left = by_gene - slope * size
     left = left - np.median(left)
     spread = _NORMAL * np.median(np.abs(left))
-    found: NDArray[np.bool_] = left < -OUTLIER_MADS * spread
-    return found
+    return np.asarray(left < -OUTLIER_MADS * spread)
 
 
 def _scored_by(genes: Tensor, n_samples: int, stream: bool, seed: int) -> Callable[..., Any]:

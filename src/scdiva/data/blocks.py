@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._checks import or_nearest
+from scdiva._checks import check_least, or_nearest
 from scdiva._validate import Input, Scan, scan
 from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, whole
 from scdiva.data.writing import check_anndata
@@ -115,9 +115,7 @@ def open_matrix(data: AnnData | str | Path, layer: str | None = None, use_raw: b
         If `layer` and `use_raw` are both given, `adata.raw` or `adata.X` is absent, or the file is no AnnData file.
     """
     if layer is not None and use_raw:
-        raise ValueError(
-            f"layer={layer!r} and use_raw=True exclude each other: adata.raw has no layers; pass one of them."
-        )
+        raise ValueError(f"layer={layer!r} and use_raw=True exclude each other: adata.raw has no layers; pass one.")
     if isinstance(data, str | Path):
         return _open_file(Path(data), layer, use_raw)
     check_anndata(data)
@@ -227,8 +225,7 @@ def row_blocks(matrix: Any, block_rows: int = BLOCK_ROWS) -> Iterator[tuple[int,
     >>> [block.shape for _, block in row_blocks(open_matrix(toy(60, 100)).matrix, 40)]
     [(40, 100), (20, 100)]
     """
-    if block_rows < 1:
-        raise ValueError(f"block_rows must be at least 1, got {block_rows}.")
+    check_least(block_rows=(block_rows, 1))
     matrix = row_readable(matrix)
     n_obs = int(matrix.shape[0])
     for start in range(0, n_obs, block_rows):

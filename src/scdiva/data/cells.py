@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import numpy as np
 import scipy.sparse as sp
 
-from scdiva._checks import warn
+from scdiva._checks import check_least, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM
 from scdiva._validate import Input, Scan
 from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
@@ -140,19 +140,10 @@ def open_cells(
     if report["share_counts"] >= WARNING_SHARE:
         warn_of_foreign(found, opened)
     path = Path(data) if isinstance(data, str | Path) else None
+    name = "" if path is None else path.stem
+    held = sp.vstack(kept, format="csr") if kept else matrix
     source = CellSource(
-        genes,
-        matched.tokens,
-        report,
-        found,
-        max_length,
-        block_rows,
-        denominator,
-        reading,
-        path,
-        opened,
-        sp.vstack(kept, format="csr") if kept else matrix,
-        name="" if path is None else path.stem,
+        genes, matched.tokens, report, found, max_length, block_rows, denominator, reading, path, opened, held, name
     )
     if reading.empty == "error":
         refuse_empty(source)
@@ -300,8 +291,8 @@ class CellSource:
     path: Path | None = None
     _opened: OpenMatrix | None = field(default=None, repr=False)
     _matrix: Any = field(default=None, repr=False)
-    columns: np.ndarray | None = None
     name: str = ""
+    columns: np.ndarray | None = None
 
     @property
     def n_obs(self) -> int:
@@ -422,8 +413,7 @@ class CellSource:
         none unless ``empty="nan"`` was given) are left out, and with them a window of nothing else.
         """
         stop = self.n_obs if stop is None else stop
-        if n_cells < 1:
-            raise ValueError(f"n_cells must be at least 1, got {n_cells}.")
+        check_least(n_cells=(n_cells, 1))
         if not 0 <= start <= stop <= self.n_obs:
             raise ValueError(f"rows {start} to {stop} are not within the {self.n_obs} cells.")
         step = -(-n_cells // self.block_rows) * self.block_rows

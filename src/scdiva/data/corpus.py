@@ -133,9 +133,7 @@ def held_out_studies(names: Sequence[str], asked: float | Sequence[str] | None, 
         for name in sorted(chosen - set(names)):
             raise ValueError(f"validation_studies: there is no study {name!r}{or_nearest(name, names)}.")
     if len(chosen) == len(names):
-        raise ValueError(
-            f"all {len(names)} studies would validate and none be trained on; name fewer, or give more files."
-        )
+        raise ValueError(f"all {len(names)} studies would validate and none be trained on; name fewer or add files.")
     return [name for name in names if name in chosen]
 
 
@@ -438,9 +436,7 @@ class PackedCells:
                 f"{vocabulary.fingerprint[:12]}); pack it anew."
             )
         if not np.array_equal(denominator, score_denominator(vocabulary.entropy, self.entropy_floor)):
-            raise ValueError(
-                f"{str(self.path)!r} was packed with other entropies than this vocabulary's; pack it anew."
-            )
+            raise ValueError(f"{str(self.path)!r} was packed with other entropies than the vocabulary's; pack it anew.")
 
     def _open(self) -> h5py.File:
         if self._file is None:

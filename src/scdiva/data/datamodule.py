@@ -306,11 +306,9 @@ class CellDataModule(pl.LightningDataModule):
     def val_dataloader(self) -> DataLoader[CellBatch] | list[Any]:
         """Load the validation batches; an empty list if there are none."""
         self._ready()
-        if self._validation_pool is None:
+        if (pool := self._validation_pool) is None:
             return []
-        batches = ValidationBatches(
-            self._validation_pool, self.batch_size, self.validation_cells, batch_tokens=self.batch_tokens
-        )
+        batches = ValidationBatches(pool, self.batch_size, self.validation_cells, batch_tokens=self.batch_tokens)
         return self._loader(batches)
 
     def _loader(self, batches: IterableDataset[CellBatch]) -> DataLoader[CellBatch]:

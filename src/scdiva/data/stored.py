@@ -84,9 +84,7 @@ class StoredRows:
         last = int(self._indptr[n - 1])
         if not self._indices.shape[0] == self._data.shape[0] == last:
             n_indices, n_values = self._indices.shape[0], self._data.shape[0]
-            raise _damaged(
-                self.where, f"indptr ends at {last}, but there are {n_indices} indices and {n_values} values"
-            )
+            raise _damaged(self.where, f"indptr ends at {last}, with {n_indices} indices and {n_values} values")
 
     @property
     def dtype(self) -> np.dtype:

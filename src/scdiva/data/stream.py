@@ -121,8 +121,7 @@ class CellPool:
         int32 (n,).
         """
         number, rows = self.blocks[block]
-        found: np.ndarray = self._n_tokens[number][rows]
-        return found
+        return np.asarray(self._n_tokens[number][rows])
 
     def read_blocks(self, blocks: Sequence[int] | np.ndarray) -> Held:
         """Read blocks, in the order of the files, many of one file at once.

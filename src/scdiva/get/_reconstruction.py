@@ -122,8 +122,7 @@ def reconstructed_genes(
         )
     n_found = np.bincount(genes.gene[genes.hidden & (genes.reconstructed_rank > 0)], minlength=adata.n_vars)
     kept = (n_hidden >= min_cells) & (n_found / np.maximum(n_hidden, 1) >= min_recall)
-    found: list[str] = adata.var_names[kept].tolist()
-    return found
+    return list(adata.var_names[kept])
 
 
 def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key: str = IMPUTED) -> pd.DataFrame:
@@ -161,9 +160,7 @@ def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key:
     if not isinstance(found, pd.DataFrame):
         if key not in adata.layers:
             near = or_nearest(key, [*adata.obsm, *adata.layers])
-            raise KeyError(
-                f"neither adata.obsm nor adata.layers has {key!r}{near}: call scdiva.tl.impute(adata) first."
-            )
+            raise KeyError(f"neither adata.obsm nor layers has {key!r}{near}: call scdiva.tl.impute(adata) first.")
         layer = np.asarray(adata.layers[key])
         known = ~np.isnan(layer).all(axis=0)
         found = pd.DataFrame(layer[:, known], adata.obs_names, adata.var_names[known])
@@ -219,8 +216,7 @@ def parameters_of(adata: AnnData, key: str) -> Mapping[str, Any]:
     if missing or key not in ours:
         where = f"adata.layers has no {missing[0]!r}" if missing else f"adata.uns[{UNS!r}] has no {key!r}"
         raise KeyError(f"{where}: call scdiva.tl.reconstruct(adata, ..., key_added={key!r}) first.")
-    found: Mapping[str, Any] = ours[key]
-    return found
+    return dict(ours[key])
 
 
 def recovered_of(adata: AnnData, key: str) -> Recovered:

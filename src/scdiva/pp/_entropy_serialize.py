@@ -14,7 +14,7 @@ from scdiva._docs import with_shared_docs
 from scdiva._settings import progress_bar
 from scdiva._validate import Input
 from scdiva.data.cells import CellSource, open_cells
-from scdiva.data.genes import tokens_of_var
+from scdiva.data.genes import check_unique, tokens_of_var
 from scdiva.data.reading import Empty, Reading, Species
 from scdiva.data.writing import check_writable, write
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize
@@ -145,11 +145,8 @@ def entropy_serialize(
 def _columns_of_tokens(adata: AnnData, source: CellSource, use_raw: bool) -> np.ndarray:
     """First column of `adata` that holds each token, int32 (n_tokens,), -1 where there is none."""
     tokens = tokens_of_var(adata, source.tokens, use_raw)
-    if use_raw and not adata.var_names.is_unique:
-        raise ValueError(
-            "adata.var_names repeat names, so adata.raw can't be matched with them: call "
-            "adata.var_names_make_unique() first, or work on adata.raw.to_adata()."
-        )
+    if use_raw:
+        check_unique(adata.var_names)
     known = np.flatnonzero(tokens >= 0)[::-1]
     column = np.full(source.n_tokens, -1, dtype=np.int32)
     column[tokens[known]] = known  # the last one written, the first column, stays

@@ -190,10 +190,8 @@ def _group(adata: AnnData, known: Perturbations, groupby: str, fold: int) -> tup
             "learn from are needed."
         )
     if fold >= len(names):
-        raise ValueError(
-            f"there is no fold {fold}: {len(names)} groups have perturbed cells, so folds go from 0 to "
-            f"{len(names) - 1}."
-        )
+        last = len(names) - 1
+        raise ValueError(f"there is no fold {fold}: {len(names)} groups have perturbed cells, so it is 0 to {last}.")
     name = names[fold]
     if not known.is_control[group == name].any():
         raise ValueError(

@@ -158,9 +158,7 @@ def checked_species(species: Any) -> str | dict[str, str] | None:
             raise ValueError(f"species gives {gene!r} the human gene {human!r}, which is no name: symbols and ids are.")
         name, found = str(gene).strip(), found.strip()
         if table.setdefault(name, found) != found:
-            raise ValueError(
-                f"species gives {name!r} two human genes, {table[name]!r} and {found!r}: keep one of them."
-            )
+            raise ValueError(f"species gives {name!r} two human genes, {table[name]!r} and {found!r}: keep one.")
     if not any(table.values()):
         raise ValueError(f"species is a table of {len(table)} genes without a human one: it maps your genes to those.")
     return table

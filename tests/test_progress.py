@@ -196,4 +196,4 @@ def test_there_is_one_way_to_make_a_bar():
     """What is silent and bounded here is so everywhere."""
     source = Path(sd.__file__).parent
     users = {path.name for path in source.rglob("*.py") if re.search(r"(from|import) tqdm\b", path.read_text("utf-8"))}
-    assert users == {"_settings.py", "callbacks.py", "loop.py"}  # the latter two for its type alone
+    assert users == {"_settings.py", "callbacks.py"}  # the latter for its type alone

@@ -15,6 +15,7 @@ from scdiva.models import ScDiVa
 from scdiva.networks.pairs import Pairs
 
 Name = Literal["embedding", "attention", "correlation"]
+Floats = NDArray[np.float64]
 PRIOR_CELLS = 100
 """Cells that attend as usual and stand beside those read: whether a source is there differs far more between two cells
 than the share of cells that have it differs between targets, so that a few cells say little of a pair."""
@@ -40,7 +41,7 @@ class Method(NamedTuple):
     """
 
     sums: Callable[[Pairs, Running], tuple[NDArray[Any], ...]]
-    weights: Callable[..., NDArray[np.float64]]
+    weights: Callable[..., Floats]
     bytes_each: int
     signed: bool = False
 
@@ -48,7 +49,7 @@ class Method(NamedTuple):
 # --- correlation: what every other method is to be compared with
 
 
-def correlation_sums(pairs: Pairs, _: Running) -> tuple[NDArray[np.float64], ...]:
+def correlation_sums(pairs: Pairs, _: Running) -> tuple[Floats, ...]:
     """Add up moments of log-normalised expression.
 
     Returns
@@ -76,13 +77,7 @@ def correlation_sums(pairs: Pairs, _: Running) -> tuple[NDArray[np.float64], ...
     return n, of_sources, of_targets, products
 
 
-def correlation_weights(
-    _: Pairs,
-    n: NDArray[np.float64],
-    of_sources: NDArray[np.float64],
-    of_targets: NDArray[np.float64],
-    products: NDArray[np.float64],
-) -> NDArray[np.float64]:
+def correlation_weights(_: Pairs, n: Floats, of_sources: Floats, of_targets: Floats, products: Floats) -> Floats:
     """Give Pearson's correlation of each source with each target; NaN without variance."""
     scale = []
     for total, squares in (of_sources, of_targets):
@@ -127,12 +122,8 @@ def attention_sums(pairs: Pairs, running: Running) -> tuple[NDArray[Any], ...]:
 
 
 def attention_weights(
-    _: Pairs | None,
-    total: NDArray[np.float32],
-    n: NDArray[np.int64],
-    of_all: NDArray[np.float64],
-    n_queries: NDArray[np.int64],
-) -> NDArray[np.float64]:
+    _: Pairs | None, total: NDArray[np.float32], n: NDArray[np.int64], of_all: Floats, n_queries: NDArray[np.int64]
+) -> Floats:
     """Give mean ranks above those of any query, drawn towards 0; NaN without a cell."""
     usual = of_all / n_queries
     with np.errstate(invalid="ignore"):
@@ -171,7 +162,7 @@ def attention_ranks(model: ScDiVa, tokens: Tensor, values: Tensor, cu_seqlens: T
 # --- embedding: what the model knows of two genes, and how they go with the states of these cells
 
 
-def embedding_sums(pairs: Pairs, running: Running) -> tuple[NDArray[np.float64], ...]:
+def embedding_sums(pairs: Pairs, running: Running) -> tuple[Floats, ...]:
     """Add up moments of expression and cell states: those of genes and states are enough.
 
     Returns
@@ -201,13 +192,8 @@ def embedding_sums(pairs: Pairs, running: Running) -> tuple[NDArray[np.float64],
 
 
 def embedding_weights(
-    pairs: Pairs,
-    n: NDArray[np.float64],
-    of_genes: NDArray[np.float64],
-    of_states: NDArray[np.float64],
-    squares: NDArray[np.float64],
-    products: NDArray[np.float64],
-) -> NDArray[np.float64]:
+    pairs: Pairs, n: Floats, of_genes: Floats, of_states: Floats, squares: Floats, products: Floats
+) -> Floats:
     r"""Give the similarity of each source and target.
 
     The mean of two similarities, each in standard deviations over all pairs of genes from their mean: the cosine of the
@@ -233,7 +219,7 @@ def embedding_weights(
     return total
 
 
-def whitened(model: ScDiVa) -> NDArray[np.float64]:
+def whitened(model: ScDiVa) -> Floats:
     """Whiten the gene embeddings of a model, and bring each to length one.
 
     The first directions of such a table hold how widely a gene is expressed and in which kinds of cells, and outweigh

@@ -18,7 +18,7 @@ import pytest
 import scipy.sparse as sp
 
 import scdiva as sd
-from scdiva.data import cells
+from scdiva.data.blocks import OpenMatrix
 from scdiva.tl import _embed_file
 from scdiva.tl._embed_file import Parts, as_shard, scan_once
 
@@ -130,8 +130,8 @@ def test_a_killed_job_is_started_again_and_the_result_has_the_same_hash(
 
 
 def test_the_matrix_is_checked_once_for_all_jobs(embed, whole, tmp_path, monkeypatch):
-    passes, scan = [], cells.scan
-    monkeypatch.setattr(cells, "scan", lambda *args, **options: passes.append(1) or scan(*args, **options))
+    passes, scan = [], OpenMatrix.scan
+    monkeypatch.setattr(OpenMatrix, "scan", lambda *args, **options: passes.append(1) or scan(*args, **options))
     out = tmp_path / "z.h5ad"
     embed(out, (1, 3))
     embed(out, (0, 3))

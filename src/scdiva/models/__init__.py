@@ -6,14 +6,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from scdiva._loading import load, load_annotator, load_perturbation_model
-    from scdiva.models.annotator import Annotator
-    from scdiva.models.config import ScDiVaConfig
-    from scdiva.models.hub import available, push
-    from scdiva.models.network import ScDiVaOutput, init_gene_embedding, save_model
-    from scdiva.models.pretrained import load_model
-    from scdiva.models.scdiva import ScDiVa
-    from scdiva.perturbation.model import PerturbationModel
+    from scdiva._loading import load as load
+    from scdiva._loading import load_annotator as load_annotator
+    from scdiva._loading import load_perturbation_model as load_perturbation_model
+    from scdiva.models.annotator import Annotator as Annotator
+    from scdiva.models.config import ScDiVaConfig as ScDiVaConfig
+    from scdiva.models.hub import available as available
+    from scdiva.models.hub import push as push
+    from scdiva.models.network import ScDiVaOutput as ScDiVaOutput
+    from scdiva.models.network import init_gene_embedding as init_gene_embedding
+    from scdiva.models.network import save_model as save_model
+    from scdiva.models.pretrained import load_model as load_model
+    from scdiva.models.scdiva import ScDiVa as ScDiVa
+    from scdiva.perturbation.model import PerturbationModel as PerturbationModel
 
 _WHERE = {
     "Annotator": "annotator",
@@ -30,22 +35,7 @@ _WHERE = {
     "push": "hub",
     "save_model": "network",
 }
-
-__all__ = [
-    "Annotator",
-    "PerturbationModel",
-    "ScDiVa",
-    "ScDiVaConfig",
-    "ScDiVaOutput",
-    "available",
-    "init_gene_embedding",
-    "load",
-    "load_annotator",
-    "load_model",
-    "load_perturbation_model",
-    "push",
-    "save_model",
-]
+__all__ = list(_WHERE)
 
 
 def __getattr__(name: str) -> Any:

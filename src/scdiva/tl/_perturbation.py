@@ -372,6 +372,7 @@ def score_perturbation(
     >>> sorted(set(scores["method"]))[:2]
     ['additive', 'linear']
     """
+    check_anndata(observed)
     found = observed_responses(read_prediction(predicted, key), observed, layer=layer, use_raw=use_raw, input=input)
     among = _discrimination(found, metric)
     de_score = {(at, kind): response_score(found, at, kind) for at in found.perturbed for kind in REFERENCES}

@@ -197,7 +197,7 @@ def test_tables_and_figures_take_what_is_written(done, headed):
     assert (shown["gene"].astype(str) == shown["reconstructed_gene"].astype(str)).all()
     sd.tl.reconstruct(done, headed, mask_ratio=0, key_added="zero")
     fig = sd.pl.reconstruction(done, return_fig=True)
-    assert [ax.get_title() for ax in fig.axes[:2]] == ["nothing masked", "30% masked, 1 step"]
+    assert [ax.get_title().split("\n")[0] for ax in fig.axes[:2]] == ["nothing masked", "30% masked, 1 step"]
     plt.close(fig)
 
 

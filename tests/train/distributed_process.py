@@ -31,7 +31,7 @@ class Watched(PretrainingModule):
         return loss, parts
 
 
-def every_other(tokens, values, cu_seqlens, times, generator, *, value_mask_rate):
+def every_other(tokens, values, cu_seqlens, times, generator, *, value_mask_rate=0.0):
     """Hide what the cell alone decides, whatever batch it is in."""
     masked = tokens % 2 == 0
     masked[cu_seqlens[:-1].long()] = True  # a gene of every cell: the loss then is the plain mean over cells

@@ -234,8 +234,8 @@ def _markers(cells: AnnData, key: str, size: pd.Series, n_genes: int) -> pd.Data
     # what rounding may leave is no difference
     differs = cells.var_names[np.ptp(sc.get.aggregate(cells, key, "mean").layers["mean"], axis=0) > 1e-6]
     found = pd.concat({name: sc.get.rank_genes_groups_df(cells, name) for name in enough}, names=["type"])
-    # scanpy from 1.12 on gives no score beside a single cell, which has no variance: the fold change ranks then
-    found["scores"] = found["scores"].fillna(found["logfoldchanges"])
+    # scanpy from 1.12 on scores 0 beside a single cell, which has no variance: the fold change ranks then
+    found["scores"] = found["scores"].where(found["scores"] != 0, found["logfoldchanges"])
     found = found[(found["scores"] > 0) & found["names"].isin(differs)].reset_index("type")
     best = found.sort_values("scores", ascending=False, kind="stable").drop_duplicates("names")
     return best.groupby("type").head(n_genes)

@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva._scale import MENDS, find_scale, one_count
+from scdiva._scale import REMEDIES, find_scale, one_count
 from scdiva._validate import scan
 from scdiva.data.blocks import row_blocks
 
@@ -67,17 +67,17 @@ def test_too_little_says_nothing():
 @settings(max_examples=40, deadline=None)
 def test_natural_logarithms_and_counts_are_never_refused(seed, depth, n_genes):
     c = np.rint(counts(seed, 20, n_genes) * np.random.default_rng(seed).lognormal(0, 0.5, (20, 1)))
-    assert scale_of(np.log1p(depth * c)) not in MENDS
-    assert scale_of(depth * c) not in MENDS
+    assert scale_of(np.log1p(depth * c)) not in REMEDIES
+    assert scale_of(depth * c) not in REMEDIES
 
 
-@pytest.mark.parametrize("scale", MENDS)
+@pytest.mark.parametrize("scale", REMEDIES)
 @pytest.mark.parametrize("input", ["auto", "lognorm"])
 def test_the_call_in_the_message_mends_it(scale, input):
     x = SCALES[scale](counts() * 0.7)[:, :100]
     with pytest.raises(ValueError, match="scdiva reads counts and natural logarithms"):
         scan(row_blocks(x), 100, input=input)
-    mend = MENDS[scale].split(" (")[0]
+    mend = REMEDIES[scale].split(" (")[0]
     mended = {"adata": type("", (), {"X": x}), "np": np}
     exec(mend, mended)
     with warnings.catch_warnings():

@@ -30,7 +30,7 @@ _UNDO: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
     "linear": (lambda x: x, np.inf),
 }
 SCALED_LOG = "scaled log"
-MENDS = {
+REMEDIES = {
     "log2": "adata.X = adata.X * np.log(2)",
     "log10": "adata.X = adata.X * np.log(10)",
     "log1p twice": "adata.X = np.expm1(adata.X)",

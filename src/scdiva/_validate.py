@@ -10,7 +10,7 @@ import numpy as np
 import scipy.sparse as sp
 
 from scdiva._checks import check_choices, warn
-from scdiva._scale import MAX_EXPONENT, MENDS, SCALED_LOG, are_ranks, find_scale, unlike_counts
+from scdiva._scale import MAX_EXPONENT, REMEDIES, SCALED_LOG, are_ranks, find_scale, unlike_counts
 from scdiva._settings import progress_bar
 
 Input = Literal["auto", "counts", "lognorm"]
@@ -342,9 +342,9 @@ def _refuse_other_scale(scale: str | None, where: str) -> None:
             f"{where} holds logarithms that were scaled in each cell by a factor of its own, to one total (PFlog), one "
             f"length or one maximum: that can't be undone. {_OTHERS}"
         )
-    if scale in MENDS:
+    if scale in REMEDIES:
         what = "logarithms to base " + scale[3:] if scale in ("log2", "log10") else f"values on the scale {scale!r}"
         raise ValueError(
             f"{where} holds {what}: undone so, cells have one total or their values are multiples of one count. scdiva "
-            f"reads counts and natural logarithms, log(1 + x): {MENDS[scale]} makes them so."
+            f"reads counts and natural logarithms, log(1 + x): {REMEDIES[scale]} makes them so."
         )

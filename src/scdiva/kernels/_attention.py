@@ -271,8 +271,8 @@ def _log_once(reason: str) -> None:
 
 
 def _check_shapes(q: Tensor, *others: Tensor) -> None:
-    alike = all(x.shape == q.shape and x.dtype == q.dtype for x in others)
-    if not alike or q.dim() != 3 or not q.is_floating_point():
+    same = all(x.shape == q.shape and x.dtype == q.dtype for x in others)
+    if not same or q.dim() != 3 or not q.is_floating_point():
         found = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in (q, *others))
         raise ValueError(f"q, k and v must be packed, (T, H, D), of one shape and one floating dtype; got {found}.")
 

@@ -59,7 +59,7 @@ def generate(
     counts (:func:`scdiva.populations.drawing.draw_counts`). No gene occurs twice in a cell, and no value is negative.
 
     Given the state and their number, genes are independent and are drawn all at once. The transformer is not run:
-    cells that it draws step by step are told from real ones far better than these (the benchmarks in the docs).
+    a classifier separates cells that it draws step by step from real ones far better than these (see the benchmarks).
 
     Parameters
     ----------

@@ -112,23 +112,24 @@ def replaced(rows: list[dict], row: dict, keys: tuple[str, ...]) -> list[dict]:
     return [*(other for other in rows if [other.get(key) for key in keys] != place), row]
 
 
-def record(name: str, rows: list[dict], **notes: object) -> Path:
-    """Write `results/<name>.json`: the rows, and the command, commit, machine and versions that made them.
+def record(name: str, rows: list[dict], folder: Path | None = None, **notes: object) -> Path:
+    """Write `<name>.json` into `results` or a folder: rows with command, commit, machine and versions.
 
-    Notes stand beside them and win over a field of the same name (`commit=...` where the code runs without its
+    Notes stand beside them in the place of a field of the same name (`commit=...` where the code runs without its
     repository). A row that used a model gets the fingerprint of its weights: those of the note `model`, or of the
     bundled one. NaN and infinity are refused, as they are no JSON and no figure.
     """
     entry = {
         "command": " ".join(["python", *sys.argv]),
-        "commit": commit(),
+        "commit": notes.get("commit") or commit(),
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": machine(),
+        "machine": notes.get("machine") or machine(),
         "versions": versions(),
         **notes,
         "rows": stamped(name, rows, str(notes.get("model", DEFAULT_MODEL))),
     }
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}.json"
+    folder = RESULTS if folder is None else folder
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{name}.json"
     path.write_text(json.dumps(entry, indent=1, allow_nan=False) + "\n")
     return path

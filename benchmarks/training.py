@@ -21,7 +21,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from _gpu_device import spread_lengths, train_flops
+from _gpu import spread_lengths, train_flops
 from _record import record
 from _timing import fast_here, interleaved, report
 from torch import Tensor

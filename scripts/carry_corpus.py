@@ -3,7 +3,7 @@
     python scripts/carry_corpus.py pack PREPARED CARRIED      # a folder of train_mini.py's part 1 -> a small folder
     python scripts/carry_corpus.py unpack CARRIED PREPARED    # and back; needs no anndata
 
-Most of a packed corpus follows from the rest. The order of a cell's genes is their ranking, which `serialize` repeats;
+Most of a packed corpus follows from the rest. The order of a cell's genes is their ranking, which can be repeated;
 a cell's values are log(1 + 1e4 c / C), so small whole numbers c and one C say them all. Left are which genes a cell
 has, written as gaps in the study's genes from the commonest to the rarest, and their counts; both are mostly small, and
 LZMA does the rest. A value that this does not give to the bit is kept as it is; so is one that would depend on the last
@@ -22,10 +22,8 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-import scipy.sparse as sp
 
 from scdiva._constants import TARGET_SUM
-from scdiva.tokenizer.serialize import serialize
 
 FORMAT = 1
 PARTS = ("train", "validation")
@@ -72,6 +70,18 @@ def from_bytes(small: np.ndarray, large: np.ndarray) -> np.ndarray:
     return numbers
 
 
+def ranking(tokens: np.ndarray, values: np.ndarray, rows: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Positions of the genes of cells `rows[i]` to `rows[i + 1]`, each cell's in the order that `serialize` gives them.
+
+    By float32 score, the greatest first, equal ones by token; values are positive. In numpy, since a machine that is
+    lent need not have numba, which takes as long to compile as this takes.
+    """
+    score = values / denominator[tokens]
+    key = (~score.view(np.uint32)).astype(np.uint64) << np.uint64(32) | tokens.astype(np.uint64)
+    empty = [np.zeros(0, np.int64)]
+    return np.concatenate(empty + [np.argsort(key[a:b]) + a for a, b in itertools.pairwise(rows.tolist())])
+
+
 def checksum(content: dict[str, np.ndarray]) -> str:
     """SHA-256 over the columns of a packed corpus, with their types."""
     total = hashlib.sha256()
@@ -94,9 +104,8 @@ def write_packed(file: Path, content: dict[str, np.ndarray], header: dict) -> No
     """Write what :func:`read_packed` read."""
     with h5py.File(file, "w") as packed:
         packed.attrs.update(header["attributes"])
-        for name in ("tokens", "values", "study"):
-            packed.create_dataset(name, data=content[name], maxshape=(None,), chunks=(1 << 16,))
-        packed["indptr"] = content["indptr"]
+        for name in COLUMNS:
+            packed[name] = content[name]
         packed["study_names"] = np.array(header["study_names"], dtype=h5py.string_dtype())
         packed.create_dataset("measured", data=content["measured"], compression="gzip")
         packed["denominator"] = content["denominator"]
@@ -195,9 +204,9 @@ def decode(carried: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], dict]
         order_start += size
         start, stop = int(indptr[first]), int(indptr[last])
         rows = indptr[first : last + 1] - start
-        cells = sp.csr_matrix((values[start:stop], order[places[start:stop]], rows), shape=(last - first, n_tokens))
-        cells.sort_indices()
-        _, tokens[start:stop], values[start:stop] = serialize(cells, denominator, n_tokens)
+        genes, found = order[places[start:stop]], values[start:stop]
+        rank = ranking(genes, found, rows, denominator)
+        tokens[start:stop], values[start:stop] = genes[rank], found[rank]
     n_studies = len(header["study_names"])
     content = {
         "indptr": indptr,

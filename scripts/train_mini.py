@@ -12,7 +12,7 @@ In five parts (`mini_parts.py` says how each is trained), the first left out whe
 5. the transformer trained on at length, told what state and places say; gene table, set encoder and state head frozen.
 
 The model folder appears in OUT/model; `--install` copies it into the package. Needs torch, pytorch-lightning, numpy,
-scipy, pandas, pyarrow, h5py and safetensors; part 1 anndata too.
+scipy, pandas, h5py and safetensors; part 1 anndata too.
 
 On a machine that is lent for minutes, with the corpus packed by `carry_corpus.py` and carried there:
 

@@ -83,8 +83,9 @@ def known_command(line: str, extras: set[str], targets: set[str]) -> bool:
         shown = re.findall(r"^# (\w+\.py)$", "".join(page.read_text() for page in PAGES.values()), flags=re.M)
         scripts = re.findall(r"python (\w+\.py)", match[1])
         return set(options) <= set(inspect.signature(pretrain).parameters) and set(scripts) <= set(shown)
-    if match := re.fullmatch(r"python (scripts/\w+\.py)( .*)?", command):
-        return (ROOT / match[1]).is_file()
+    if match := re.fullmatch(r"(?:PYTHONPATH=src )?python ((?:scripts|benchmarks)/\w+\.py)( .*)?", command):
+        options = re.findall(r"--[a-z-]+", match[2] or "")
+        return (ROOT / match[1]).is_file() and all(f'"{name}"' in (ROOT / match[1]).read_text() for name in options)
     return command == "git clone <this repository> && cd scdiva"
 
 
@@ -104,6 +105,7 @@ def test_commands_of_the_shell_are_known():
     assert not known_command("make tea", extras, targets)
     assert not known_command("pip install -e '.[tea]'", extras, targets)
     assert not known_command("scdiva brew -o tea", extras, targets)
+    assert not known_command("PYTHONPATH=src python benchmarks/gpu.py --tea", extras, targets)
     assert not known_command("scdiva embed cells.h5ad --milk true", extras, targets)
 
 

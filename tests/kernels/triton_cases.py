@@ -1,0 +1,175 @@
+"""What the fused kernel must compute, case by case, against a float64 reference; outputs are poisoned beforehand.
+
+Needs nothing but torch and scdiva: `test_triton_gpu.py` makes a test of each case, and `benchmarks/gpu.py` goes through
+them on a machine without pytest. A case is called with device and backend; it raises AssertionError with what is
+wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+
+from scdiva.kernels import rope_attention, rope_tables
+
+HEADS = 3
+MAX_LENGTH = 4096
+LIMITS = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}
+"""Largest relative error, by norms. float32 products are formed in full; the others have operands of 8 and 11 bits."""
+RAGGED = {
+    "odd lengths": [1, 33, 64, 100, 257],
+    "empty cells": [0, 5, 0, 1201, 17, 0],
+    "one long cell": [MAX_LENGTH],
+    "long and short": [2049, 3, 129, 128, 127],
+}
+
+
+def random_lengths(seed: int) -> list[int]:
+    """Cells as they come: a dozen of 0 to 700 tokens."""
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 701, (12,), generator=draw).tolist()
+
+
+@contextmanager
+def poisoned(device: str) -> Iterator[None]:
+    """Fill all new memory with NaN inside the block, so that what a kernel leaves out shows.
+
+    First what the allocator has at hand, then, by torch's own means, every tensor that is made without a content.
+    """
+    if device == "cuda":
+        sizes = [1 << 19] * 64 + [1 << 28] * 2
+        blocks = [torch.full((size,), 255, dtype=torch.uint8, device=device) for size in sizes]
+        del blocks
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def bounds_of(lengths: list[int], device: str) -> torch.Tensor:
+    """cu_seqlens."""
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32, device=device)
+
+
+def leaves(
+    shape: tuple[int, ...], dtype: torch.dtype, seed: int, device: str
+) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """Random q, k, v and the gradient that comes in."""
+    draw = torch.Generator(device).manual_seed(seed)
+    q, k, v, grad = (torch.randn(shape, generator=draw, device=device).to(dtype) for _ in range(4))
+    return [x.requires_grad_() for x in (q, k, v)], grad
+
+
+def tables(head_dim: int, device: str, *, rotate: bool = True) -> dict[str, torch.Tensor | None]:
+    """Rotations, or none."""
+    cos, sin = rope_tables(MAX_LENGTH, head_dim, device=device) if rotate else (None, None)
+    return {"cos": cos, "sin": sin}
+
+
+def outcome(inputs: list[torch.Tensor], grad: torch.Tensor, **options: object) -> list[torch.Tensor]:
+    """Output and the gradients of q, k and v."""
+    out = rope_attention(*inputs, **options)
+    return [out.detach(), *torch.autograd.grad(out, inputs, grad)]
+
+
+def exact(inputs: list[torch.Tensor], grad: torch.Tensor, **options: object) -> list[torch.Tensor]:
+    """The same from the reference, in float64."""
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    return outcome(wide, grad.double(), **{**options, "backend": "reference"})
+
+
+def check(found: list[torch.Tensor], true: list[torch.Tensor], limit: float, case: str) -> None:
+    """Each result within its limit of the truth; NaN fails."""
+    for name, a, b in zip(("out", "dq", "dk", "dv"), found, true, strict=True):
+        assert a.isfinite().all(), f"{name} of {case}: {int((~a.isfinite()).sum())} of {a.numel()} are not finite"
+        size = float(b.norm())
+        # of cells with one token only, the gradients of q and k are 0
+        error = float((a.double() - b).norm()) / (size if size > 1e-6 * b.numel() ** 0.5 else b.numel() ** 0.5)
+        assert error <= limit, f"{name} of {case}: relative error {error:.3g} > {limit}"
+
+
+def packed(dtype: torch.dtype, head_dim: int, rotate: bool, *, device: str, backend: str) -> None:
+    """Cells of all lengths, one after the other."""
+    cells = {**RAGGED, **{f"random {seed}": random_lengths(seed) for seed in range(3)}}
+    if device == "cpu":  # a dry run
+        cells = {"odd lengths": RAGGED["odd lengths"][:3]}
+    for seed, (case, lengths) in enumerate(cells.items()):
+        inputs, grad = leaves((sum(lengths), HEADS, head_dim), dtype, seed, device)
+        options = {**tables(head_dim, device, rotate=rotate), "cu_seqlens": bounds_of(lengths, device)}
+        true = exact(inputs, grad, **options)
+        with poisoned(device):
+            found = outcome(inputs, grad, **options, backend=backend, max_seqlen=max(lengths))
+        check(found, true, LIMITS[dtype], case)
+
+
+def slices(dtype: torch.dtype, *, device: str, backend: str) -> None:
+    """q, k and v are slices of one projection, as in the model."""
+    lengths = [200, 65, 1]
+    draw = torch.Generator(device).manual_seed(3)
+    qkv = torch.randn(sum(lengths), 3, HEADS, 64, generator=draw, device=device).to(dtype)
+    grad = torch.randn(sum(lengths), HEADS, 64, generator=draw, device=device).to(dtype)
+    options = {**tables(64, device), "cu_seqlens": bounds_of(lengths, device)}
+    true = exact([x.contiguous() for x in qkv.unbind(1)], grad, **options)
+    inputs = [x.requires_grad_() for x in qkv.unbind(1)]
+    with poisoned(device):
+        found = outcome(inputs, grad, **options, backend=backend, max_seqlen=200)
+    check(found, true, LIMITS[dtype], "slices")
+
+
+def same_bits(dtype: torch.dtype, *, device: str, backend: str) -> None:
+    """The same bits every time."""
+    lengths = random_lengths(11)
+    inputs, grad = leaves((sum(lengths), HEADS, 64), dtype, 5, device)
+    options = {
+        **tables(64, device), "cu_seqlens": bounds_of(lengths, device), "backend": backend, "max_seqlen": max(lengths),
+    }  # fmt: skip
+    first = outcome(inputs, grad, **options)
+    for turn in range(5):
+        with poisoned(device):
+            again = outcome(inputs, grad, **options)
+        for name, a, b in zip(("out", "dq", "dk", "dv"), first, again, strict=True):
+            assert torch.equal(a, b), f"{name} has other bits in run {turn + 2}"
+
+
+def poison_works(*, device: str, backend: str) -> None:
+    """New memory is poisoned: otherwise the cases would not see what a kernel leaves out."""
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    for n in (1, 1000, 10_000_000):
+        with poisoned(device):
+            assert torch.empty(n, dtype=torch.bfloat16, device=device).isnan().all()
+            assert torch.empty_like(torch.ones(n, device=device)).isnan().all()
+
+
+def nothing_is_waited_for(*, device: str, backend: str) -> None:
+    """With max_seqlen given, a call asks the device for nothing."""
+    inputs, grad = leaves((100, HEADS, 64), torch.bfloat16, 0, device)
+    bounds = torch.tensor([0, 40, 100], dtype=torch.int32, device=device)
+    options = {**tables(64, device), "cu_seqlens": bounds, "backend": backend, "max_seqlen": 60}
+    outcome(inputs, grad, **options)
+    if device == "cpu":
+        return
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        outcome(inputs, grad, **options)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _cases() -> Iterator[tuple[str, Callable[..., None]]]:
+    yield "new memory is poisoned", poison_works
+    yield "nothing is waited for", nothing_is_waited_for
+    for dtype in LIMITS:  # bf16 first: what a model runs
+        of = str(dtype)[6:]
+        for head_dim in (64, 32, 128):
+            for rotate in (True, False):
+                yield f"{of}, {head_dim}, {'rope' if rotate else 'plain'}", partial(packed, dtype, head_dim, rotate)
+        yield f"{of}, slices", partial(slices, dtype)
+        yield f"{of}, same bits", partial(same_bits, dtype)
+
+
+CASES = dict(_cases())
+"""By name, in the order of their weight."""

@@ -156,8 +156,8 @@ def ratio(setting: Setting, what: str, times: Times, above: str, below: str, arm
     return with_profile(setting, judge_times(what, one, other, **bound), arm)  # type: ignore[arg-type]
 
 
-def with_profile(setting: Setting, row: dict, arm: Arm, top: int = 12) -> dict:
-    """The row; where its goal was missed with the kernels that take longest in one call: name, calls, milliseconds."""
+def with_profile(setting: Setting, row: dict, arm: Arm, top: int = 10) -> dict:
+    """The row; where its goal was missed, with the kernels that take longest in one call."""
     from torch.profiler import ProfilerActivity
 
     if row.get("met") is not False:
@@ -172,8 +172,8 @@ def with_profile(setting: Setting, row: dict, arm: Arm, top: int = 12) -> dict:
         return {**row, "profile": f"{type(error).__name__}: {str(error)[:300]}"}
     unit = "self_device_time_total" if setting.cuda else "self_cpu_time_total"
     spent = sorted(watched.key_averages(), key=lambda event: -getattr(event, unit))[:top]
-    kernels = [{"kernel": e.key[:120], "calls": e.count, "ms": round(getattr(e, unit) / 1e3, 3)} for e in spent]
-    return {**row, "profile": kernels}
+    kernels = [f"{getattr(e, unit) / 1e3:.3g} ms in {e.count} of {e.key[:80]}" for e in spent]
+    return {**row, "profile": "; ".join(kernels)}
 
 
 def ceilings(setting: Setting) -> Iterator[dict]:

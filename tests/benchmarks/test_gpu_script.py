@@ -62,8 +62,9 @@ def test_a_dry_run_goes_through_every_section_without_what_a_gpu_machine_lacks(s
     assert [row for row in promised if not any(goal.startswith(row) for goal in goals)] == []
     missed = [row for row in rows if row.get("met") is False and row["section"] in ("embed", "sdpa", "flex")]
     assert missed, "a CPU does not meet goals of a GPU"
-    assert all(row["profile"][0]["ms"] >= 0 for row in missed if "profile" in row)
-    assert any("profile" in row for row in missed)
+    profiles = [row["profile"] for row in missed if "profile" in row]
+    assert len(profiles) > 5
+    assert all(re.match(r"[\d.e-]+ ms in \d+ of \S+", profile) for profile in profiles)
 
 
 def test_its_seconds_fit_into_nine_minutes(script):

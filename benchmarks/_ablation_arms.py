@@ -18,8 +18,9 @@ from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch, from_ragged
 from scdiva.data.corpus import PackedCells, take_cells
-from scdiva.data.order import BlockShuffle
-from scdiva.data.stream import CellPool, TrainingStream
+from scdiva.data.order import Order
+from scdiva.data.pool import CellPool
+from scdiva.data.stream import TrainingStream
 from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times
 from scdiva.diffusion.thinning import chosen, counts_of, keep_counts, log_normalised
 from scdiva.models import ScDiVaConfig
@@ -278,7 +279,7 @@ Batches = Callable[[int], CellBatch]
 
 def stream(cells: Cells, batch_size: int, context: int, seed: int) -> Batches:
     pool = CellPool([cells], [cells.study], 1, context, BLOCK_ROWS)
-    return TrainingStream(pool, BlockShuffle(pool.block_sizes, seed), batch_size).batch
+    return TrainingStream(Order(pool, seed, batch_size)).batch
 
 
 def thinned_stream(cells: Cells, config: PretrainingConfig, divide_by: np.ndarray) -> Batches:

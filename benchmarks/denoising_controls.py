@@ -30,8 +30,9 @@ from torch import Tensor
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
 from scdiva.data.corpus import PackedCells
-from scdiva.data.order import BlockShuffle
-from scdiva.data.stream import CellPool, TrainingStream
+from scdiva.data.order import Order
+from scdiva.data.pool import CellPool
+from scdiva.data.stream import TrainingStream
 from scdiva.diffusion import cell_of_token, mask_tokens
 from scdiva.diffusion.masking import Corrupted
 from scdiva.models import ScDiVa, load_model, save_model
@@ -145,7 +146,7 @@ def main() -> None:
     base, seed = load_model(arguments.base / "model"), arguments.seed
     cells = PackedCells(arguments.base / "prepared" / "train.h5", base.vocabulary)
     pool = CellPool([cells], [cells.study], 1, CONTEXT, BLOCK_ROWS)
-    batches = TrainingStream(pool, BlockShuffle(pool.block_sizes, seed), BATCH_SIZE).batch
+    batches = TrainingStream(Order(pool, seed, BATCH_SIZE)).batch
     arguments.out.mkdir(parents=True, exist_ok=True)
     for arm in arguments.arms:
         model, file = control(arm, base, seed), arguments.out / f"{arm}.pt"

@@ -40,8 +40,9 @@ from _timing import interleaved, report
 from embedding import MEDIAN, SPREAD
 
 from scdiva.data.blocks import open_matrix, read_ranges
-from scdiva.data.order import BlockShuffle
-from scdiva.data.stream import CellPool, TrainingStream
+from scdiva.data.order import Order
+from scdiva.data.pool import CellPool
+from scdiva.data.stream import TrainingStream
 
 BATCH = BLOCK = BLOCKS = 64
 WHOLE = 1 << 30
@@ -86,8 +87,8 @@ class RawRows:
 def ours(path: Path, n_cells: int, prefetch: bool = False) -> int:
     source = RawRows(path)
     pool = CellPool([source], [np.zeros(source.n_obs, dtype=np.int64)], 1, WHOLE, BLOCK)
-    order = BlockShuffle(pool.block_sizes, 0, BLOCKS)
-    stream = TrainingStream(pool, order, BATCH, max_steps=n_cells // BATCH, prefetch=prefetch)
+    order = Order(pool, 0, BATCH, n_blocks=BLOCKS)
+    stream = TrainingStream(order, stop=n_cells // BATCH, prefetch=prefetch)
     given = sum(batch.n_cells for batch in stream)
     source.close()
     return given

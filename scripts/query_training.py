@@ -303,8 +303,7 @@ class StudyBatches(IterableDataset[CellBatch]):
     """Endless batches of one study each, the first cells asked about, the others their context.
 
     Batch s is a function of (cells, sizes, seed, s) and of nothing else. Of the context there are as many cells as are
-    drawn log-uniformly from 16 to `context_cells`, fewer in a small study. With several processes step s takes the
-    batches ``s * world_size + rank``.
+    drawn log-uniformly from 16 to `context_cells`, fewer in a small study. Of W processes each takes every W-th batch.
 
     Parameters
     ----------
@@ -312,8 +311,10 @@ class StudyBatches(IterableDataset[CellBatch]):
         A packed corpus, read into memory.
     batch_size, context_cells
         Cells asked about, fewer in a small study, and the most around them.
-    seed, start_step, max_steps
-        As for :class:`~scdiva.data.stream.TrainingStream`.
+    seed
+        Of the draws.
+    start_step, max_steps
+        First batch, and the batch to end before, counted over all processes.
     """
 
     def __init__(
@@ -350,10 +351,10 @@ class StudyBatches(IterableDataset[CellBatch]):
         return from_ragged(*take_cells(self.ragged, rows), self.study[rows], copy=False)
 
     def __iter__(self) -> Iterator[CellBatch]:
-        step = self.start_step
-        while self.max_steps is None or step < self.max_steps:
-            yield self.batch(step * self.world_size + self.rank)
-            step += 1
+        number = self.start_step + self.rank
+        while self.max_steps is None or number < self.max_steps:
+            yield self.batch(number)
+            number += self.world_size
 
 
 class StudyDataModule(pl.LightningDataModule):

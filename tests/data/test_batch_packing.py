@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.batch import deal_batches, fill_batches, n_dealt
+from scdiva.data.batch import deal_batches, fill_batches
 
 lengths_of_cells = st.lists(st.integers(0, 60), max_size=120).map(lambda cells: np.array(cells, dtype=np.int32))
 
@@ -54,25 +54,26 @@ def test_a_budget_of_one_puts_every_cell_alone():
     assert [batch.tolist() for batch in fill_batches(lengths, 1)] == [[1], [0], [3], [2]]
 
 
-@settings(max_examples=100, deadline=None)
-@given(lengths_of_cells, st.integers(60, 400))
-def test_dealt_batches_hold_every_cell_once_within_the_budget(lengths, budget):
-    batches = deal_batches(lengths, budget)
-    assert len(batches) == n_dealt(lengths, budget) == n_dealt(lengths[::-1], budget)
-    assert sorted(np.concatenate([*batches, []]).tolist()) == list(range(len(lengths)))
-    sizes = [len(batch) for batch in batches]
-    assert not sizes or max(sizes) - min(sizes) <= 1
+@settings(max_examples=200, deadline=None)
+@given(lengths_of_cells.filter(len), st.data())
+def test_dealt_batches_hold_every_cell_once_and_differ_by_one_cell_at_most(lengths, data):
+    n = data.draw(st.integers(1, len(lengths)))
+    batches = deal_batches(lengths, n)
+    assert len(batches) == n
+    assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
+    sizes, tokens = [len(batch) for batch in batches], [int(lengths[batch].sum()) for batch in batches]
+    assert max(sizes) - min(sizes) <= 1
+    assert max(tokens) - min(tokens) <= lengths.max()
+    assert max(tokens) <= lengths.sum() / n + lengths.max() * (n - 1) / n
     for batch in batches:
-        assert lengths[batch].sum() <= budget
         assert (np.diff(batch) > 0).all()
 
 
-def test_dealt_batches_are_alike_and_nearly_full():
+def test_dealt_batches_are_alike():
     lengths = realistic(4096, 900)
-    batches = deal_batches(lengths, 32768)
+    batches = deal_batches(lengths, 110)
     tokens = np.array([lengths[batch].sum() for batch in batches])
-    assert tokens.mean() >= 0.97 * 32768
-    assert tokens.max() - tokens.min() <= 1201
+    assert tokens.max() - tokens.min() <= 0.02 * tokens.mean()
     medians = [np.median(lengths[batch]) for batch in batches]
     assert np.ptp(medians) < 0.25 * np.median(lengths)  # sorted batches differ by far more than their median
 
@@ -83,9 +84,10 @@ def test_impossible_calls_are_refused():
     with pytest.raises(ValueError, match="cell 1 has a negative length, -2"):
         fill_batches(np.array([3, -2]), 8)
     with pytest.raises(ValueError, match="whole numbers"):
-        deal_batches(np.array([3.5]), 8)
-    with pytest.raises(ValueError, match=r"9 tokens, more than the budget of 8 .* raise batch_tokens"):
-        deal_batches(np.array([3, 9]), 8)
+        deal_batches(np.array([3.5]), 1)
+    for n in (0, 3):
+        with pytest.raises(ValueError, match=f"2 cells can't be dealt into {n} batches"):
+            deal_batches(np.array([3, 9]), n)
 
 
 @pytest.mark.parametrize("max_cells", [1, 3, 7])

@@ -54,13 +54,13 @@ def train(request, study_files, vocabulary, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:study2|adata2")
 def test_an_epoch_holds_every_cell_once(train, vocabulary, expected):
-    data = module_of(train, vocabulary, max_steps=2 * 214 // 8)
+    data = module_of(train, vocabulary, max_steps=2 * 27)
     assert (data.n_cells, data.n_studies) == (214, 3)
-    seen = [cell for batch in data.train_dataloader() for cell in as_cells(batch)]
-    assert len(seen) == 2 * 214 // 8 * 8
-    assert Counter(seen[:214]) == expected
-    rest = Counter(seen[214:])
-    assert all(rest[cell] <= expected[cell] for cell in rest)
+    batches = [as_cells(batch) for batch in data.train_dataloader()]
+    assert {len(batch) for batch in batches} == {7, 8}
+    seen = list(itertools.chain.from_iterable(batches))
+    assert Counter(seen[:214]) == Counter(seen[214:]) == expected
+    assert seen[:214] != seen[214:]
     data.close()
 
 
@@ -87,25 +87,22 @@ def test_a_resumed_stream_goes_on_where_it_stopped(study_files, vocabulary, star
 
 @pytest.mark.filterwarnings("ignore:study2")
 def test_ranks_share_the_stream(study_files, vocabulary, monkeypatch):
-    data = module_of(study_files, vocabulary, max_steps=5)
+    data = module_of(study_files, vocabulary, max_steps=10, lanes=2)
     for rank in (0, 1):
         with monkeypatch.context() as group:
             group.setattr(torch.distributed, "is_initialized", lambda: True)
             group.setattr(torch.distributed, "get_world_size", lambda: 2)
             group.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
             stream = data.training_stream()
-        assert [as_cells(b) for b in stream] == [as_cells(stream.batch(2 * step + rank)) for step in range(5)]
+        assert [as_cells(b) for b in stream] == [as_cells(stream.batch(number)) for number in range(rank, 10, 2)]
 
 
 def batches_of_two_epochs(stream) -> list[list[tuple]]:
-    n = [int(stream._dealt_before(epoch, stream.batch_tokens)[1][-1]) for epoch in (0, 1)]
-    return [as_cells(stream.batch(number)) for number in range(sum(n))]
+    return [as_cells(stream.batch(number)) for number in range(2 * stream.order.deal(0, 0).n_batches)]
 
 
 @pytest.mark.filterwarnings("ignore:study2|adata2")
-@pytest.mark.parametrize("window", [25, 4096])
-def test_with_a_token_budget_an_epoch_holds_every_cell_once(train, vocabulary, expected, monkeypatch, window):
-    monkeypatch.setattr("scdiva.data.stream.WINDOW", window)
+def test_with_a_token_budget_an_epoch_holds_every_cell_once(train, vocabulary, expected):
     stream = module_of(train, vocabulary, batch_tokens=100).training_stream()
     batches = batches_of_two_epochs(stream)
     cells = list(itertools.chain.from_iterable(batches))
@@ -115,7 +112,7 @@ def test_with_a_token_budget_an_epoch_holds_every_cell_once(train, vocabulary, e
     tokens = [sum((len(cell) - 1) // 2 + 1 for cell in batch) for batch in batches]
     assert max(tokens) <= 100
     assert np.mean(tokens) > 75  # of 20 genes and [LAT] a cell, at most four fit
-    assert (len(stream.order.windows(0, window)) > 3) == (window == 25)
+    assert stream.order.deal(0, 0).cuts.shape == (1, 12)
 
 
 @pytest.mark.filterwarnings("ignore:study2")
@@ -128,8 +125,7 @@ def test_token_batches_mix_lengths(study_files, vocabulary):
 
 
 @pytest.mark.filterwarnings("ignore:study2")
-def test_any_token_batch_can_be_had_alone(study_files, vocabulary, tmp_path, monkeypatch):
-    monkeypatch.setattr("scdiva.data.stream.WINDOW", 25)
+def test_any_token_batch_can_be_had_alone(study_files, vocabulary, tmp_path):
     options = {"batch_tokens": 90, "max_steps": 100}
     whole = [as_cells(batch) for batch in module_of(study_files, vocabulary, **options).train_dataloader()]
     pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=25).close()
@@ -143,7 +139,7 @@ def test_any_token_batch_can_be_had_alone(study_files, vocabulary, tmp_path, mon
 
 @pytest.mark.filterwarnings("ignore:study2")
 def test_ranks_share_the_token_batches(study_files, vocabulary, monkeypatch):
-    data = module_of(study_files, vocabulary, max_steps=5, batch_tokens=64)
+    data = module_of(study_files, vocabulary, max_steps=10, batch_tokens=64, lanes=2)
     alone = data.training_stream()
     whole = [as_cells(alone.batch(number)) for number in range(10)]
     for rank in (0, 1):
@@ -217,8 +213,10 @@ def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path):
         module_of(study_files, vocabulary, validation_cells=-3)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         module_of(study_files, vocabulary, batch_size=0)
-    with pytest.raises(ValueError, match="batch_tokens=20 must exceed context=20"):
-        module_of(study_files, vocabulary, batch_tokens=20)
+    with pytest.raises(ValueError, match="batch_tokens=41 must be at least 42"):
+        module_of(study_files, vocabulary, batch_tokens=41)
+    with pytest.raises(ValueError, match="lanes must be at least 1"):
+        module_of(study_files, vocabulary, lanes=0)
     with pytest.raises(ValueError, match="start_step must be at least 0"):
         module_of(study_files, vocabulary, start_step=-1)
     with pytest.raises(FileNotFoundError, match=r"absent\.h5ad"):
@@ -296,6 +294,32 @@ def test_the_cells_of_a_batch_are_found(study_files, vocabulary, tmp_path, batch
             own = batch.tokens[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]]
             np.testing.assert_array_equal(tokens, own.numpy())
     data.close()
+
+
+@pytest.mark.filterwarnings("ignore:study2")
+@pytest.mark.parametrize("batches", [{}, {"batch_tokens": 100}])
+def test_a_run_goes_on_with_another_number_of_lanes(study_files, vocabulary, expected, batches, caplog):
+    """As a checkpoint carries it over: from 2 to 1 to 4 batches a step, in the middle of an epoch."""
+    state, seen, start = None, [], 0
+    for lanes, stop in ((2, 10), (1, 17), (4, 17 + 4 * 30)):
+        data = module_of(study_files, vocabulary, lanes=lanes, start_step=start, max_steps=stop, **batches)
+        if state is not None:
+            data.load_state_dict(state)
+        seen += [as_cells(batch) for batch in data.train_dataloader()]
+        state, start = data.state_dict(), stop
+    assert state["lanes"] == [[0, 2], [10, 1], [17, 4]]
+    assert "Until batch 17 an optimiser step had 1 batches; from there on it has 4." in caplog.text
+    cells = list(itertools.chain.from_iterable(seen))
+    assert len(cells) > 2 * 214
+    assert Counter(cells[:214]) == Counter(cells[214 : 2 * 214]) == expected
+    # of another Python, with the checkpoint alone
+    later = module_of(study_files, vocabulary, **batches)
+    later.load_state_dict(state)
+    stream = data.training_stream()
+    for number in (3, 12, 40):
+        assert later.cells_of_batch(number) == data.cells_of_batch(number)
+        assert as_cells(stream.batch(number)) == seen[number]
+        assert len(later.cells_of_batch(number)) == len(seen[number])
 
 
 def test_cells_of_an_object_have_no_file(cells, vocabulary):

@@ -1,73 +1,174 @@
+"""For any cells, lanes and batches: each epoch holds every cell once, however often the number of lanes changes."""
+
 from __future__ import annotations
+
+import itertools
+from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data.order import BlockShuffle
+from scdiva.data.order import Deal, Order
+from scdiva.data.pool import LEFT_OUT, CellPool
+
+MIN_GENES, CONTEXT = 2, 9
 
 
-def stream(order: BlockShuffle, start: int, stop: int) -> list[tuple[int, int, int]]:
-    """(epoch, block, cell within the block) of positions start to stop."""
+def pool_of(sizes: list[int], block_rows: int, seed: int) -> CellPool:
+    """Two sources of studies of these sizes; some cells have too few genes, and every fourth study is held out."""
+    rng = np.random.default_rng(seed)
+    study = np.repeat(np.arange(len(sizes)), sizes)
+    numbers = np.where(np.arange(len(sizes)) % 4 == 3, LEFT_OUT, np.arange(len(sizes)))
+    cut = len(study) // 2
+    studies = [study[:cut].astype(np.uint16), study[cut:].astype(np.uint16)]
+    sources = [SimpleNamespace(lengths=rng.integers(0, 14, len(s)).astype(np.uint16)) for s in studies]
+    sources[1].lengths[:] = np.maximum(sources[1].lengths, np.arange(len(studies[1])) % 3)
+    return CellPool(sources, studies, MIN_GENES, CONTEXT, block_rows, [numbers, numbers])
+
+
+def batches_of(order: Order, numbers) -> list[list[int]]:
+    """Cells of batches, each buffer drawn once."""
+    drawn = {}
     out = []
-    for epoch, buffer, first, last in order.spans(start, stop):
-        cells = order.permutation(epoch, buffer)[first:last]
-        blocks = order.buffers(epoch)[0][buffer]
-        inside = [(epoch, int(block), i) for block in blocks for i in range(order.block_sizes[block])]
-        out += [inside[cell] for cell in cells]
+    for number in numbers:
+        buffer, at = order.find(number)
+        if buffer not in drawn:
+            drawn[buffer] = order.cells_of(buffer)
+        cells, batches = drawn[buffer]
+        out.append(cells[batches[at]].tolist())
     return out
 
 
-orders = st.builds(
-    BlockShuffle,
-    block_sizes=st.lists(st.integers(1, 6), min_size=1, max_size=9).map(tuple),
+pools = st.builds(
+    pool_of,
+    sizes=st.lists(st.integers(8, 60), min_size=1, max_size=5),
+    block_rows=st.integers(1, 12),
     seed=st.integers(0, 1000),
-    n_blocks=st.integers(1, 10),
 )
+how = st.one_of(st.tuples(st.integers(1, 20), st.none()), st.tuples(st.just(1), st.integers(20, 90)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(pools, how, st.integers(1, 6), st.integers(1, 7), st.integers(0, 99))
+def test_every_epoch_is_every_cell_once_and_no_batch_exceeds_its_limit(pool, how, lanes, n_blocks, seed):
+    size, tokens = how
+    order = Order(pool, seed, size, batch_tokens=tokens, n_blocks=n_blocks, lanes=[(0, lanes)])
+    n = order.deal(0, 0).n_batches * lanes
+    batches = batches_of(order, range(2 * n))
+    for epoch in (batches[:n], batches[n:]):
+        assert sorted(itertools.chain.from_iterable(epoch)) == list(range(pool.n_cells))
+        sizes = [len(batch) for batch in epoch]
+        if tokens is None:
+            assert min(sizes) >= 1
+            assert max(sizes) <= min(sizes) + 1
+            assert max(sizes) <= max(size, 1 + (size == 1))
+        else:
+            assert min(sizes) >= 1
+            assert max(int(pool.n_tokens(np.array(batch)).sum()) for batch in epoch) <= tokens
+    # no cell before its epoch, and a lane in one part of the order
+    assert {order.find(number)[0].epoch for number in range(n)} == {0}
+    assert {order.find(number)[0].lane for number in range(0, n, lanes)} == {0}
 
 
 @settings(max_examples=60, deadline=None)
-@given(orders)
-def test_every_epoch_is_a_permutation_of_all_cells(order):
-    everything = sorted((block, i) for block, size in enumerate(order.block_sizes) for i in range(size))
-    seen = stream(order, 0, 3 * order.n_cells)
-    for epoch in range(3):
-        cells = seen[epoch * order.n_cells : (epoch + 1) * order.n_cells]
-        assert {e for e, _, _ in cells} == {epoch}
-        assert sorted((block, i) for _, block, i in cells) == everything
+@given(pools, how, st.lists(st.tuples(st.integers(1, 25), st.integers(1, 5)), min_size=2, max_size=4))
+def test_no_cell_is_lost_or_seen_twice_when_the_number_of_lanes_changes(pool, how, stretches):
+    """Whatever part of an epoch was seen, with any number of lanes, the rest follows before the next epoch."""
+    size, tokens = how
+    ends = np.cumsum([0, *(n * lanes for n, lanes in stretches)]).tolist()
+    lanes = list(zip(ends, [lanes for _, lanes in stretches], strict=False))
+    order = Order(pool, 3, size, batch_tokens=tokens, n_blocks=3, lanes=lanes)
+    epochs: dict[int, Counter] = {}
+    for number, cells in enumerate(batches_of(order, range(ends[-1]))):
+        epochs.setdefault(order.find(number)[0].epoch, Counter()).update(cells)
+    seen = Counter()
+    for epoch in epochs.values():
+        seen += epoch
+    last = max(epochs)
+    assert all(n <= last + 1 for n in seen.values())
+    assert all(seen[cell] >= last - 1 for cell in range(pool.n_cells))
+    # what came before is not touched by what follows, and comes again
+    short = Order(pool, 3, size, batch_tokens=tokens, n_blocks=3, lanes=lanes[:-1])
+    assert batches_of(short, range(ends[-2])) == batches_of(order, range(ends[-2]))
+
+
+@pytest.mark.parametrize("tokens", [None, 60])
+@pytest.mark.parametrize("seen", [0, 7, 40, 61, 200])
+def test_two_then_one_then_four_lanes_finish_the_epoch_exactly(tokens, seen):
+    pool = pool_of([70, 90, 50, 4, 120], 8, 5)
+    lanes = [(0, 2), (2 * seen, 1), (2 * seen + 9, 4)]
+    order = Order(pool, 1, 5, batch_tokens=tokens, n_blocks=4, lanes=lanes)
+    seen_in: dict[int, list[int]] = {}
+    for number, cells in enumerate(batches_of(order, range(2 * seen + 9 + 4 * 60))):
+        seen_in.setdefault(order.find(number)[0].epoch, []).extend(cells)
+    whole = sorted(seen_in)[:-1]
+    assert len(whole) >= 2
+    for epoch in whole:
+        assert sorted(seen_in[epoch]) == list(range(pool.n_cells))
+
+
+def test_a_rest_of_fewer_cells_than_lanes_joins_the_next_epoch():
+    pool = pool_of([20, 20], 4, 1)
+    n = pool.n_cells
+    order = Order(pool, 0, 1, lanes=[(0, 1), (n - 2, 3)])
+    batches = batches_of(order, range(n - 2 + 3 * order.deal(1, 1).n_batches))
+    assert Counter(itertools.chain.from_iterable(batches)) == Counter(dict.fromkeys(range(n), 2))
+
+
+def test_the_order_of_one_process_is_blocks_permuted_in_buffers():
+    pool = pool_of([400, 300], 8, 0)
+    order = Order(pool, 0, 16, n_blocks=6)
+    (buffer, at), (second, _) = order.find(0), order.find(1)
+    assert at == 0
+    assert buffer == second
+    cells, batches = order.cells_of(buffer)
+    blocks = np.searchsorted(pool.starts, cells, side="right") - 1
+    assert (np.diff(cells)[np.diff(blocks) == 0] == 1).all()
+    assert 5 <= len(set(blocks.tolist())) <= 10
+    assert len({int(blocks[i]) for i in batches[0]}) > 3
+    other = Order(pool, 1, 16, n_blocks=6)
+    assert batches_of(order, range(9)) == batches_of(Order(pool, 0, 16, n_blocks=6), range(9))
+    assert batches_of(order, range(9)) != batches_of(other, range(9))
+    n = order.deal(0, 0).n_batches
+    assert batches_of(order, range(9)) != batches_of(order, range(n, n + 9))
+
+
+@pytest.mark.parametrize("tokens", [None, 120])
+def test_each_block_is_read_by_one_lane_but_for_those_at_a_cut(tokens):
+    pool = pool_of([3000], 8, 2)
+    order = Order(pool, 0, 10, batch_tokens=tokens, n_blocks=16, lanes=[(0, 8)])
+    n = order.deal(0, 0).n_batches
+    readers: dict[int, set[int]] = {}
+    for number in range(8 * n):
+        buffer, _ = order.find(number)
+        if buffer.lane == number % 8:
+            cells, _ = order.cells_of(buffer)
+            for block in np.unique(np.searchsorted(pool.starts, cells, side="right") - 1).tolist():
+                readers.setdefault(block, set()).add(buffer.lane)
+    assert sum(len(lanes) > 1 for lanes in readers.values()) <= 7
+    assert len(readers) == len(pool.sizes)
 
 
 @settings(max_examples=60, deadline=None)
-@given(orders, st.integers(0, 80), st.integers(0, 40))
-def test_any_part_of_the_stream_can_be_had_alone(order, start, n):
-    assert stream(order, start, start + n) == stream(order, 0, start + n)[start:]
-
-
-@settings(max_examples=60, deadline=None)
-@given(orders, st.integers(1, 30))
-def test_windows_hold_every_buffer_once_and_enough_cells(order, least):
-    windows = order.windows(1, least)
-    starts = order.buffers(1)[1]
-    assert [buffer for window in windows for buffer in window] == list(range(len(starts) - 1))
-    sizes = [int(starts[window.stop] - starts[window.start]) for window in windows]
-    assert len(sizes) == 1 or min(sizes) >= least
-    largest = int(np.diff(starts).max())
-    assert max(sizes) < 2 * least + largest
-
-
-def test_order_differs_between_seeds_and_epochs_and_mixes_blocks():
-    order = BlockShuffle((16,) * 12, 0, 6)
-    first = stream(order, 0, 192)
-    assert first == stream(BlockShuffle((16,) * 12, 0, 6), 0, 192)
-    assert first != stream(BlockShuffle((16,) * 12, 1, 6), 0, 192)
-    assert [cell[1:] for cell in first] != [cell[1:] for cell in stream(order, 192, 384)]
-    assert len({block for _, block, _ in first[:32]}) > 3
-    assert np.mean([len({block for _, block, _ in first[i : i + 16]}) for i in range(0, 96, 16)]) > 4
+@given(st.integers(1, 9), st.integers(1, 50), st.integers(1, 6))
+def test_lanes_change_their_buffers_in_turn(lanes, per_lane, n_blocks):
+    pool = pool_of([per_lane * 8 * lanes + 8], 8, 0)
+    deal = Deal(pool, None, lanes, 2, None, n_blocks, [0, 0, 0])
+    assert (np.diff(deal.cuts, axis=1) >= 0).all()
+    assert (deal.cuts[:, 0] == 0).all()
+    assert (deal.cuts[:, -1] == deal.n_batches).all()
+    if deal.cuts.shape[1] > 2:
+        assert (np.diff(deal.cuts[:, 1]) >= 0).all()
 
 
 def test_arguments_are_checked():
-    with pytest.raises(ValueError, match="n_blocks must be at least 1"):
-        BlockShuffle((1,), 0, 0)
+    pool = pool_of([8], 4, 0)
+    with pytest.raises(ValueError, match="too few for 90 batches a step"):
+        Order(pool, 0, 4, lanes=[(0, 90)])
+    with pytest.raises(ValueError, match=r"batch_tokens=12 is below two of them"):
+        Order(pool_of([80], 4, 0), 0, 4, batch_tokens=12)
     with pytest.raises(ValueError, match="no cells to shuffle"):
-        BlockShuffle((), 0)
+        Order(CellPool([], [], MIN_GENES, CONTEXT, 4), 0, 4)

@@ -10,8 +10,9 @@ import pytest
 from scdiva.data.cells import open_cells
 from scdiva.data.corpus import PackedCells, is_packed, pack_files, study_names, take_cells
 from scdiva.data.datamodule import CellDataModule
-from scdiva.data.order import BlockShuffle
-from scdiva.data.stream import CellPool, TrainingStream
+from scdiva.data.order import Order
+from scdiva.data.pool import CellPool
+from scdiva.data.stream import TrainingStream
 
 
 @pytest.fixture(scope="module")
@@ -67,16 +68,17 @@ def test_it_is_read_without_anndata_and_scanpy(packed_path):
     code = (
         "import sys; sys.modules.update(anndata=None, scanpy=None)\n"  # None makes an import fail
         "from scdiva.data.corpus import PackedCells\n"
-        "from scdiva.data.stream import BlockShuffle, CellPool, TrainingStream\n"
+        "from scdiva.data.order import Order\n"
+        "from scdiva.data.stream import CellPool, TrainingStream\n"
         f"packed = PackedCells({str(packed_path)!r})\n"
         "pool = CellPool([packed], [packed.study], 1, 1200, 8)\n"
-        "print(TrainingStream(pool, BlockShuffle(pool.block_sizes, 0, 4), 5).batch(2).tokens.tolist())"
+        "print(TrainingStream(Order(pool, 0, 5, n_blocks=4)).batch(2).tokens.tolist())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     packed = PackedCells(packed_path)
     pool = CellPool([packed], [packed.study], 1, 1200, 8)
-    stream = TrainingStream(pool, BlockShuffle(pool.block_sizes, 0, 4), 5)
+    stream = TrainingStream(Order(pool, 0, 5, n_blocks=4))
     assert done.stdout.strip() == str(stream.batch(2).tokens.tolist())
 
 

@@ -7,19 +7,20 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scdiva.data import stream as module
-from scdiva.data.order import BlockShuffle
-from scdiva.data.stream import CellPool, TrainingStream
+from scdiva.data.order import Order
+from scdiva.data.pool import CellPool
+from scdiva.data.stream import TrainingStream
 
 
 class Numbered:
     """Cells whose genes all are the cell's own number: what was seen can be told."""
 
     def __init__(self, lengths: np.ndarray, first: int, fails_at: int | None = None) -> None:
-        self.lengths, self.first, self.fails_at, self.n_reads = lengths, first, fails_at, 0
+        self.lengths, self.first, self.fails_at, self.n_reads, self.n_rows = lengths, first, fails_at, 0, 0
 
     @property
     def n_obs(self) -> int:
@@ -30,6 +31,7 @@ class Numbered:
         if self.n_reads == self.fails_at:
             raise ValueError("the file is damaged")
         rows = np.concatenate([np.arange(a, b) for a, b in ranges])
+        self.n_rows += len(rows)
         indptr = np.concatenate([[0], np.cumsum(self.lengths[rows])])
         tokens = np.repeat(rows + self.first, self.lengths[rows])
         return indptr, tokens.astype(np.int32), (tokens * 2).astype(np.float32)
@@ -60,20 +62,19 @@ def cells_of(batch) -> list[int]:
     return tokens[ends[:-1]].tolist()
 
 
-def seen_by(stream: TrainingStream, rank: int, world_size: int) -> list[list[int]]:
+def read_by(stream: TrainingStream, rank: int, world_size: int) -> list[list[int]]:
     """Batches of one rank."""
     stream.rank, stream.world_size = rank, world_size
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "WINDOW", 20)
-        return [cells_of(batch) for batch in stream]
+    return [cells_of(batch) for batch in stream]
 
 
 worlds = {
-    "sizes": st.lists(st.integers(1, 40), min_size=1, max_size=3),
+    "sizes": st.lists(st.integers(8, 40), min_size=1, max_size=3),
     "block_rows": st.integers(1, 12),
     "n_blocks": st.integers(1, 6),
     "seed": st.integers(0, 99),
     "world_size": st.integers(1, 3),
+    "accumulate": st.integers(1, 2),
     "batch": st.one_of(st.integers(1, 30), st.none()),
     "prefetch": st.booleans(),
 }
@@ -81,52 +82,54 @@ worlds = {
 
 @settings(max_examples=60, deadline=None)
 @given(**worlds)
-def test_ranks_together_see_each_epoch_once(sizes, block_rows, n_blocks, seed, world_size, batch, prefetch):
+def test_ranks_together_see_each_epoch_once(sizes, block_rows, n_blocks, seed, world_size, accumulate, batch, prefetch):
     pool = pool_of(sizes, block_rows, seed)
-    order = BlockShuffle(pool.block_sizes, seed, n_blocks)
-    options = {"batch_tokens": 24} if batch is None else {}
-    whole = TrainingStream(pool, order, batch or 1, **options)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "WINDOW", 20)
-        if batch is None:
-            ends = np.cumsum([int(whole._dealt_before(epoch, 24)[1][-1]) for epoch in range(2)])
-            n_batches = int(ends[-1])
-        else:
-            n_batches = -(-2 * pool.n_cells // batch)
-    steps = -(-n_batches // world_size) + 1
+    lanes = world_size * accumulate
+    if pool.n_cells < lanes:
+        return
+    order = Order(
+        pool, seed, batch or 1, batch_tokens=24 if batch is None else None, n_blocks=n_blocks, lanes=[(0, lanes)]
+    )
+    per_epoch = lanes * order.deal(0, 0).n_batches
     by_number: dict[int, list[int]] = {}
     for rank in range(world_size):
-        stream = TrainingStream(pool, order, batch or 1, max_steps=steps, prefetch=prefetch, **options)
-        seen = seen_by(stream, rank, world_size)
-        assert len(seen) == steps
-        by_number |= {step * world_size + rank: cells for step, cells in enumerate(seen)}
-    assert sorted(by_number) == list(range(steps * world_size))
-    cells = [cell for number in range(steps * world_size) for cell in by_number[number]]
-    for epoch in range(2):
-        assert sorted(cells[epoch * pool.n_cells : (epoch + 1) * pool.n_cells]) == usable(pool)
-    if batch is not None:  # the very permutation of the order
-        drawn = [
-            usable_in(pool, order.buffers(epoch)[0][buffer])[order.permutation(epoch, buffer)[first:last]]
-            for epoch, buffer, first, last in order.spans(0, len(cells))
-        ]
-        assert cells == np.concatenate(drawn).tolist()
-    else:
-        assert len([c for number in range(ends[0]) for c in by_number[number]]) == pool.n_cells
+        seen = read_by(TrainingStream(order, stop=2 * per_epoch, prefetch=prefetch), rank, world_size)
+        by_number |= dict(zip(range(rank, 2 * per_epoch, world_size), seen, strict=True))
+    cells = [[cell for n in range(e * per_epoch, (e + 1) * per_epoch) for cell in by_number[n]] for e in range(2)]
+    assert sorted(cells[0]) == sorted(cells[1]) == usable(pool)
+    alone = TrainingStream(order, stop=2 * per_epoch)
+    assert read_by(alone, 0, 1) == [by_number[n] for n in range(2 * per_epoch)]
 
 
-def usable_in(pool: CellPool, blocks: np.ndarray) -> np.ndarray:
-    return np.concatenate([pool.sources[n].first + rows for n, rows in (pool.blocks[block] for block in blocks)])
+@pytest.mark.parametrize("options", [{"batch_size": 20}, {"batch_size": 1, "batch_tokens": 160}])
+@pytest.mark.parametrize("world_size", [1, 8])
+def test_ranks_read_no_more_than_they_use(options, world_size):
+    pool = pool_of([9000, 4000], 16, 3)
+    order = Order(pool, 0, **options, n_blocks=8, lanes=[(0, 8)])
+    per_epoch = 8 * order.deal(0, 0).n_batches
+    read = [len(read_by(TrainingStream(order, stop=per_epoch), rank, world_size)) for rank in range(world_size)]
+    assert sum(read) == per_epoch
+    used = pool.n_cells + sum(int((source.lengths == 0).sum()) for source in pool.sources)
+    assert sum(source.n_rows for source in pool.sources) <= 1.01 * used
+
+
+def test_workers_of_a_data_loader_give_the_same_batches():
+    stream = TrainingStream(Order(pool_of([60, 40], 4, 0), 0, 6, n_blocks=4, lanes=[(0, 4)]), start=1, stop=30)
+    stream.rank, stream.world_size = 1, 2
+    alone = [cells_of(batch) for batch in stream]
+    loaded = torch.utils.data.DataLoader(stream, batch_size=None, num_workers=2)
+    assert [cells_of(batch) for batch in loaded] == alone
+    assert len(alone) == 14
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.integers(1, 20), st.booleans(), st.integers(0, 30))
 def test_reading_ahead_changes_no_byte(batch_size, tokens, start):
-    options = {"start_step": start, "max_steps": start + 25, "batch_tokens": 30 if tokens else None}
     got = []
     for prefetch in (True, False):
         pool = pool_of([50, 3, 40], 4, 5)
-        order = BlockShuffle(pool.block_sizes, 1, 3)
-        stream = TrainingStream(pool, order, batch_size, prefetch=prefetch, **options)
+        order = Order(pool, 1, batch_size, batch_tokens=30 if tokens else None, n_blocks=3)
+        stream = TrainingStream(order, start, start + 25, prefetch=prefetch)
         got.append([[part.numpy().tobytes() for part in (*b.packed, b.study)] for b in stream])
         assert got[-1] == [
             [part.numpy().tobytes() for part in (*b.packed, b.study)]
@@ -141,7 +144,7 @@ def readers() -> list[threading.Thread]:
 
 def test_what_goes_wrong_in_the_thread_is_raised_and_no_thread_stays():
     pool = pool_of([60], 4, 0, fails_at=3)
-    stream = TrainingStream(pool, BlockShuffle(pool.block_sizes, 0, 4), 8)
+    stream = TrainingStream(Order(pool, 0, 8, n_blocks=4))
     batches = iter(stream)
     assert cells_of(next(batches))
     assert len(readers()) == 1
@@ -152,7 +155,7 @@ def test_what_goes_wrong_in_the_thread_is_raised_and_no_thread_stays():
 
 def test_a_stream_that_is_left_early_leaves_no_thread():
     pool = pool_of([60], 4, 0)
-    stream = TrainingStream(pool, BlockShuffle(pool.block_sizes, 0, 4), 8)
+    stream = TrainingStream(Order(pool, 0, 8, n_blocks=4))
     two = iter(stream), iter(stream)
     assert [cells_of(next(one)) for one in two] == [cells_of(stream.batch(0))] * 2
     assert len(readers()) == 2
@@ -163,8 +166,7 @@ def test_a_stream_that_is_left_early_leaves_no_thread():
 
 def test_two_buffers_are_read_at_most_ahead_of_use():
     pool = pool_of([400], 4, 0)
-    order = BlockShuffle(pool.block_sizes, 0, 5)
-    batches = iter(TrainingStream(pool, order, 5))
+    batches = iter(TrainingStream(Order(pool, 0, 5, n_blocks=5)))
     next(batches)
     batches.close()
     assert pool.sources[0].n_reads <= 2

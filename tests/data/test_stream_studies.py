@@ -5,7 +5,8 @@ import numpy as np
 from scdiva.data.cells import open_cells
 from scdiva.data.corpus import PackedCells, pack_files
 from scdiva.data.datamodule import CellDataModule
-from scdiva.data.stream import CellPool, ValidationBatches
+from scdiva.data.pool import CellPool
+from scdiva.data.stream import ValidationBatches
 from scdiva.datasets import toy
 from scdiva.tokenizer.vocabulary import Vocabulary
 

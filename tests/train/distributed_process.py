@@ -1,18 +1,27 @@
-"""One of the processes that test_distributed.py starts as torchrun would; and the runs that it compares them with.
+"""The processes of test_distributed.py, started as torchrun would; and the runs that it compares them with.
 
 python distributed_process.py FOLDER     (FOLDER holds corpus.h5 and vocabulary.safetensors)
+
+Packages are imported once: the processes are forks of this one.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
+import shutil
 import signal
+import socket
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
+from torch.utils.data import DataLoader
 
+from scdiva.data.batch import CellBatch
 from scdiva.data.datamodule import CellDataModule
 from scdiva.diffusion.masking import Corrupted
 from scdiva.models import ScDiVa, ScDiVaConfig
@@ -21,7 +30,13 @@ from scdiva.train import PretrainingConfig, PretrainingModule, fit, pretraining
 
 
 class Watched(PretrainingModule):
-    """Keeps the loss of each batch, and draws dropout from torch's global stream."""
+    """Keeps loss, number and cells of each batch, and draws dropout from torch's global stream."""
+
+    def drawn_loss(self, batch, number, stream):
+        ends = batch.cu_seqlens.tolist()
+        cells = [(*batch.tokens[a:b].tolist(), *batch.values[a:b].tolist()) for a, b in itertools.pairwise(ends)]
+        self.seen = [*getattr(self, "seen", []), (number, cells)]
+        return super().drawn_loss(batch, number, stream)
 
     def compute_loss(self, batch, generator):
         loss, parts = super().compute_loss(batch, generator)
@@ -38,7 +53,27 @@ def every_other(tokens, values, cu_seqlens, times, generator, *, value_mask_rate
     return Corrupted(torch.where(masked, 1, tokens), torch.where(masked, 0.0, values), masked, masked)
 
 
-def run(folder: Path, out: str, *, kind=Watched, callbacks=(), resume=False, **settings):
+class Joined(CellDataModule):
+    """Each batch is that of two lanes together."""
+
+    def train_dataloader(self):
+        self.lanes = 2
+        alone = [self.training_stream().batch(number) for number in range(12)]
+        return DataLoader([joined(a, b) for a, b in zip(alone[::2], alone[1::2], strict=True)], batch_size=None)
+
+
+def joined(a, b):
+    assert a.n_cells == b.n_cells == 5
+    ends = torch.cat([a.cu_seqlens, b.cu_seqlens[1:] + a.cu_seqlens[-1]])
+    return CellBatch(
+        torch.cat([a.tokens, b.tokens]), torch.cat([a.values, b.values]), ends, torch.cat([a.study, b.study])
+    )
+
+
+def run(
+    folder: Path, out: str, *, kind=Watched, data_kind=CellDataModule, held=None, callbacks=(), resume=False,
+    stop=None, **settings,
+):  # fmt: skip
     """Train and return the module, the trainer and whatever ended the run."""
     vocabulary = Vocabulary.read(folder / "vocabulary.safetensors")
     training = {
@@ -54,22 +89,23 @@ def run(folder: Path, out: str, *, kind=Watched, callbacks=(), resume=False, **s
         generator=torch.Generator().manual_seed(1),
     )  # fmt: skip
     module = kind(model, config, n_studies=3)
-    data = CellDataModule(
+    data = data_kind(
         folder / "corpus.h5", validation=folder / "corpus.h5", vocabulary=vocabulary, batch_size=config.batch_size,
-        context=16, n_blocks=2, validation_cells=10,
+        context=16, n_blocks=2, validation_cells=10, validation_studies=held,
     )  # fmt: skip
     place = folder / out
     trainer = error = None
     try:
         trainer = fit(
             module, data, out_dir=place, accelerator="cpu", progress=False, callbacks=callbacks,
-            resume_from=place if resume else None,
+            resume_from=place if resume else None, max_steps=stop,
         )  # fmt: skip
     except BaseException as stopped:  # noqa: BLE001, handed over
         error = stopped
     found = {
         "weights": torch.cat([p.detach().flatten() for p in module.parameters()]),
         "losses": getattr(module, "losses", []),
+        "seen": getattr(module, "seen", []),
         "validation": None if trainer is None else float(trainer.callback_metrics["val/loss"]),
         "world_size": None if trainer is None else trainer.world_size,
         "error": repr(error),
@@ -88,11 +124,11 @@ class Terminate(pl.Callback):
 
 
 class Broken(Watched):
-    """A loss that is no number in the second process, in its batch 2."""
+    """A loss that is no number in the second process, in its third batch."""
 
     def compute_loss(self, batch, generator):
         loss, parts = super().compute_loss(batch, generator)
-        return (loss * torch.nan if self.batches_seen == 2 and self.global_rank == 1 else loss), parts
+        return (loss * torch.nan if self.batches_seen == 4 and self.global_rank == 1 else loss), parts
 
 
 def patched():
@@ -101,23 +137,74 @@ def patched():
     pretraining.stratified_times = lambda n, generator: torch.full((n,), 0.5)
 
 
-CELLWISE = {"kind": PretrainingModule}
+CELLWISE = {"kind": PretrainingModule, "held": ["middle", "small"]}
+"""90 cells are left, so that all batches are of five."""
 
 
-def main(folder: Path) -> None:
-    """Do all runs in this process and its sisters."""
-    rank = os.environ["RANK"]
-    torch.set_num_threads(1)
+RESIZED = {"steps": 22, "validate_every": 2}
+
+
+def of_two(folder: Path, rank: int) -> None:
+    """Do all runs of two processes."""
     found = {
         "plain": run(folder, "plain", accumulate=2),
         "stopped": run(folder, "halves", callbacks=[Terminate()]),
-        "resumed": run(folder, "halves", resume=True),
-        "broken": run(folder, "broken", kind=Broken),
     }
+    if rank == 0:
+        shutil.copytree(folder / "halves", folder / "by one")
+    found["resumed"] = run(folder, "halves", resume=True)
+    found["broken"] = run(folder, "broken", kind=Broken)
+    found["resized"] = run(folder, "resized", stop=6, **RESIZED)
     patched()
     found["cellwise"] = run(folder, "cellwise", **CELLWISE)
     torch.save(found, folder / f"rank{rank}.pt")
 
 
+def of_one(folder: Path, rank: int) -> None:
+    """Go on with what two began, and leave the rest to four."""
+    torch.save(run(folder, "resized", stop=10, resume=True, **RESIZED), folder / "resized by one.pt")
+
+
+def of_four(folder: Path, rank: int) -> None:
+    """Finish it."""
+    torch.save(run(folder, "resized", resume=True, **RESIZED), folder / f"resized by four, {rank}.pt")
+
+
+def start(n: int, work: Callable[[Path, int], None], folder: Path) -> None:
+    """Do work in n processes; stop all if one fails."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    children = []
+    for rank in range(n):
+        child = os.fork()
+        if child == 0:
+            os.environ.update({
+                "TORCHELASTIC_RUN_ID": "test", "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(n),
+                "LOCAL_WORLD_SIZE": str(n), "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+            })  # fmt: skip
+            code = 1
+            try:
+                work(folder, rank)
+                code = 0
+            except BaseException:  # noqa: BLE001, told by the log
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        children.append(child)
+    left = set(children)
+    while left:
+        child, status = os.wait()
+        left.discard(child)
+        if status:
+            for other in left:
+                os.kill(other, signal.SIGKILL)
+            raise SystemExit(f"process {children.index(child)} of {n} failed: {os.waitstatus_to_exitcode(status)}")
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    torch.set_num_threads(1)
+    for n, work in ((2, of_two), (1, of_one), (4, of_four)):
+        start(n, work, Path(sys.argv[1]))

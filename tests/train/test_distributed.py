@@ -1,12 +1,15 @@
-"""Two processes do what one does with twice the batch."""
+"""Two processes do what one does with twice the batch, and others can go on from what they did."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import itertools
 import os
-import socket
+import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,6 +20,7 @@ from scdiva.train import PretrainingModule, fit, pretraining
 from scdiva.train.runner import is_first_process, launched
 
 PROCESS = Path(__file__).with_name("distributed_process.py")
+FOUR = [f"four, {rank}" for rank in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -34,24 +38,18 @@ def two(corpus, vocabulary, tmp_path_factory):
     folder = tmp_path_factory.mktemp("distributed")
     (folder / "corpus.h5").write_bytes(corpus.path.read_bytes())
     vocabulary.write(folder / "vocabulary.safetensors")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    processes = []
-    for rank in ("0", "1"):
-        told = {
-            "TORCHELASTIC_RUN_ID": "test", "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-            "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        order = [sys.executable, str(PROCESS), str(folder)]
-        log = (folder / f"log{rank}").open("w")
-        processes.append(subprocess.Popen(order, env={**os.environ, **told}, stdout=log, stderr=subprocess.STDOUT))
-    try:
-        codes = [process.wait(timeout=240) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert codes == [0, 0], "\n".join((folder / f"log{rank}").read_text()[-3000:] for rank in (0, 1))
+    order = [sys.executable, str(PROCESS), str(folder)]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            order, env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=log, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = process.wait(timeout=300)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    assert code == 0, (folder / "log").read_text()[-5000:]
     return [torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)], folder
 
 
@@ -75,7 +73,7 @@ def test_two_processes_are_one_with_a_batch_twice_as_large(two, one, monkeypatch
     (first, _), folder = two
     monkeypatch.setattr(pretraining, "mask_tokens", one.every_other)
     monkeypatch.setattr(pretraining, "stratified_times", lambda n, generator: torch.full((n,), 0.5))
-    alone = one.run(folder, "twice", batch_size=10, **one.CELLWISE)
+    alone = one.run(folder, "twice", data_kind=one.Joined, **one.CELLWISE)
     assert first["cellwise"]["error"] == alone["error"] == "None"
     torch.testing.assert_close(first["cellwise"]["weights"], alone["weights"], rtol=0, atol=1e-5)
     assert first["cellwise"]["validation"] == pytest.approx(alone["validation"], rel=1e-6)
@@ -95,10 +93,34 @@ def test_one_process_without_a_finite_loss_stops_both(two):
     assert "nan at batch 5, optimiser step 2" in second["broken"]["error"]
 
 
-def test_a_run_is_resumed_by_as_many_processes(two, one):
+def test_one_process_goes_on_with_twice_the_accumulation(two, one):
+    """As many batches a step as before: the cells, masks and weights of a run that was never stopped."""
     _, folder = two
-    found = one.run(folder, "halves", resume=True)
-    assert "began with 2 processes and cannot be resumed with 1" in found["error"]
+    alone, straight = one.run(folder, "by one", resume=True, accumulate=2), one.run(folder, "straight 2", accumulate=2)
+    assert alone["error"] == "None"
+    assert alone["seen"] == straight["seen"][6:]
+    torch.testing.assert_close(alone["weights"], straight["weights"], rtol=0, atol=1e-5)
+
+
+def test_a_run_goes_on_with_any_number_of_processes_and_loses_no_cell(two, corpus):
+    """Two, then one, then four: two epochs, in the end, in which each cell was seen once."""
+    runs, folder = two
+    later = [torch.load(folder / f"resized by {name}.pt", weights_only=True) for name in ("one", *FOUR)]
+    found = [*(one["resized"] for one in runs), *later]
+    assert [one["error"] for one in found] == ["None"] * 7
+    assert [one["world_size"] for one in found] == [2, 2, 1, 4, 4, 4, 4]
+    assert [len(one["seen"]) for one in found] == [6, 6, 4, 12, 12, 12, 12]
+    batches = sorted(batch for one in found for batch in one["seen"])
+    # every number once, and so every draw of masks
+    assert [number for number, _ in batches] == list(range(64))
+    indptr, tokens, values = corpus.read(0, corpus.n_obs)
+    everything = Counter(
+        (*tokens[a : min(b, a + 16)].tolist(), *values[a : min(b, a + 16)].tolist())
+        for a, b in itertools.pairwise(indptr.tolist())
+    )
+    cells = [cell for _, of_batch in batches for cell in of_batch]
+    assert Counter(cells[:145]) == Counter(cells[145:]) == everything
+    assert all(torch.equal(one["weights"], found[3]["weights"]) for one in found[3:])
 
 
 @pytest.mark.parametrize(

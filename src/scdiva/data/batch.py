@@ -136,7 +136,9 @@ def fill_batches(lengths: np.ndarray, budget: int = BATCH_TOKENS, max_cells: int
     ValueError
         If the budget or the number of cells is below 1, or a length is negative.
     """
-    lengths = _checked(lengths, budget)
+    lengths = _checked(lengths)
+    if budget < 1:
+        raise ValueError(f"the budget must be at least 1 token per batch, got {budget}.")
     if max_cells is not None and max_cells < 1:
         raise ValueError(f"a batch must have room for at least 1 cell, got {max_cells}.")
     if not len(lengths):
@@ -190,19 +192,18 @@ def portions(batches: list[np.ndarray], lengths: np.ndarray, held: int | None) -
     return runs
 
 
-def deal_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
+def deal_batches(lengths: np.ndarray, n_batches: int) -> list[np.ndarray]:
     """Deal cells into batches of mixed lengths, each a fair sample of all. For training.
 
     Cells are sorted by length and dealt in turn, to the batches forwards, then backwards, and so on; so batches differ
-    by at most one cell in number and by little in tokens, and none is a batch of small cells. There are as many batches
-    as it takes to keep each within the budget.
+    by at most one cell in number and by at most the longest cell in tokens, and none is a batch of small cells.
 
     Parameters
     ----------
     lengths
         Tokens of each cell, int (n,), with `[LAT]`.
-    budget
-        Most tokens of a batch; no cell may be longer.
+    n_batches
+        How many; no more than cells.
 
     Returns
     -------
@@ -211,54 +212,25 @@ def deal_batches(lengths: np.ndarray, budget: int) -> list[np.ndarray]:
     Raises
     ------
     ValueError
-        If the budget is below 1 or below the longest cell, or a length is negative.
+        If there are no batches or fewer cells, or a length is negative.
     """
-    lengths = _checked(lengths, budget)
-    n_batches = n_dealt(lengths, budget)
-    order = np.argsort(lengths, kind="stable")[::-1]
+    lengths = _checked(lengths)
+    if not 1 <= n_batches <= len(lengths):
+        raise ValueError(f"{len(lengths)} cells can't be dealt into {n_batches} batches.")
     batch_of = np.empty(len(lengths), dtype=np.int64)
-    batch_of[order] = _turns(len(lengths), n_batches)
+    batch_of[np.argsort(lengths, kind="stable")[::-1]] = _turns(len(lengths), n_batches)
     by_batch = np.argsort(batch_of, kind="stable")
-    return np.split(by_batch, np.searchsorted(batch_of[by_batch], np.arange(1, n_batches))) if n_batches else []
-
-
-def n_dealt(lengths: np.ndarray, budget: int) -> int:
-    """Count the batches that :func:`deal_batches` makes; faster, and the order of the cells plays no role.
-
-    Parameters
-    ----------
-    lengths, budget
-        As in :func:`deal_batches`.
-
-    Raises
-    ------
-    ValueError
-        As :func:`deal_batches` does.
-    """
-    lengths = _checked(lengths, budget)
-    if not len(lengths):
-        return 0
-    descending = np.sort(lengths)[::-1]
-    if descending[0] > budget:
-        raise ValueError(
-            f"a cell has {descending[0]} tokens, more than the budget of {budget} tokens per batch; raise batch_tokens."
-        )
-    n_batches = max(1, -(-int(lengths.sum()) // budget))
-    while np.bincount(_turns(len(lengths), n_batches), weights=descending).max() > budget:
-        n_batches += 1
-    return n_batches
+    return np.split(by_batch, np.searchsorted(batch_of[by_batch], np.arange(1, n_batches)))
 
 
 def _turns(n_cells: int, n_batches: int) -> np.ndarray:
     """Batch of each cell in turn: 0 1 2 2 1 0 0 1 2 ..."""
-    round_, place = np.divmod(np.arange(n_cells), max(n_batches, 1))
+    round_, place = np.divmod(np.arange(n_cells), n_batches)
     return np.where(round_ % 2 == 0, place, n_batches - 1 - place)
 
 
-def _checked(lengths: np.ndarray, budget: int) -> np.ndarray:
+def _checked(lengths: np.ndarray) -> np.ndarray:
     lengths = np.asarray(lengths)
-    if budget < 1:
-        raise ValueError(f"the budget must be at least 1 token per batch, got {budget}.")
     if lengths.ndim != 1 or (len(lengths) and lengths.dtype.kind not in "iu"):
         raise ValueError(f"lengths must be whole numbers (n,), got {lengths.dtype} {lengths.shape}.")
     if len(lengths) and lengths.min() < 0:

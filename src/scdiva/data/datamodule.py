@@ -27,9 +27,10 @@ from scdiva.data.corpus import (
     study_names,
     warn_left_out,
 )
-from scdiva.data.order import BlockShuffle
+from scdiva.data.order import Order
+from scdiva.data.pool import LEFT_OUT, CellPool, Source
 from scdiva.data.reading import Reading
-from scdiva.data.stream import LEFT_OUT, CellPool, Source, TrainingStream, ValidationBatches
+from scdiva.data.stream import TrainingStream, ValidationBatches
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
@@ -59,19 +60,24 @@ class CellDataModule(pl.LightningDataModule):
     vocabulary
         Genes and entropies.
     batch_size
-        Cells of a batch; without effect if `batch_tokens` is given.
+        Most cells of a batch: batches end with the epoch and differ by one cell at most, so that in a large corpus all
+        but a few are full. Without effect if `batch_tokens` is given.
     batch_tokens
         Most tokens (genes, and `[LAT]` of each cell) of a batch, in place of a number of cells: batches then take the
-        same memory and time whatever the length of their cells. See :class:`~scdiva.data.stream.TrainingStream`.
+        same memory and time whatever the length of their cells. See :class:`~scdiva.data.order.Order`.
     context
         Genes of a cell seen in training: the first of its ranking.
     seed
         Of the order of the cells.
     start_step
-        First batch of the training stream: a resumed run passes the number of batches already seen, and sees exactly
-        what it would have seen. May be set until the data loader is made.
+        First batch of the training stream: a resumed run passes the number of batches that all processes have seen, and
+        sees exactly what it would have seen. May be set until the data loader is made.
     max_steps
         Batch before which the stream ends; None never ends.
+    lanes
+        Parts of an epoch that are read side by side: batch n is of part n mod `lanes`. :func:`scdiva.train.fit` sets
+        the batches of an optimiser step, `accumulate` times the number of processes, so that each process reads parts
+        of its own. The order of the cells depends on it. May be set until the data loader is made.
     block_rows, n_blocks
         Neighbouring cells read together, and such blocks in the buffer that is permuted.
     min_genes
@@ -105,6 +111,7 @@ class CellDataModule(pl.LightningDataModule):
         validation_studies: float | Sequence[str] | None = None,
         start_step: int = 0,
         max_steps: int | None = None,
+        lanes: int = 1,
         block_rows: int = 64,
         n_blocks: int = 64,
         min_genes: int = 1,
@@ -121,20 +128,22 @@ class CellDataModule(pl.LightningDataModule):
             min_genes=(min_genes, 1),
             validation_cells=(1 if validation_cells is None else validation_cells, 1),
             start_step=(start_step, 0),
+            lanes=(lanes, 1),
             seed=(seed, 0),
         )
-        if batch_tokens is not None and operator.index(batch_tokens) <= context:
+        if batch_tokens is not None and operator.index(batch_tokens) < 2 * (context + 1):
             raise ValueError(
-                f"batch_tokens={batch_tokens} must exceed context={context}, so that the longest cell and its [LAT] "
-                "fit into a batch."
+                f"batch_tokens={batch_tokens} must be at least {2 * (context + 1)}, so that two of the longest cells "
+                f"(context={context}, and their [LAT]) fit into a batch."
             )
         self.vocabulary = load_vocabulary(vocabulary)
         self.batch_size, self.batch_tokens, self.context, self.seed = batch_size, batch_tokens, context, seed
-        self.start_step, self.max_steps = start_step, max_steps
+        self.start_step, self.max_steps, self.lanes = start_step, max_steps, lanes
         self.block_rows, self.n_blocks, self.min_genes = block_rows, n_blocks, min_genes
         self.validation_cells, self.validation_studies = validation_cells, validation_studies
         self._train, self._validation = _as_list(train), [] if validation is None else _as_list(validation)
         self._reading, self._entropy_floor = replace(Reading(**reading), empty="nan"), entropy_floor
+        self._stretches: list[tuple[int, int]] = []
         self._pool: CellPool | None = None
         self._validation_pool: CellPool | None = None
         self._study_names: list[str] = []
@@ -157,20 +166,19 @@ class CellDataModule(pl.LightningDataModule):
         held = held_out_studies(names, self.validation_studies, self.seed)
         trained = [name for name in names if name not in held]
         number = np.array([LEFT_OUT if name in held else trained.index(name) for name in names])
-        pool = self._pool_of(sources, [number[study] for study in studies])
+        pool = self._pool_of([(source, study, number) for source, study in zip(sources, studies, strict=True)])
         if not pool.n_cells:
             raise ValueError(f"no training cell has {self.min_genes} known genes or more.")
-        number = np.where(number == LEFT_OUT, UNSEEN_STUDY, LEFT_OUT)
-        looked_at = [(source, number[study]) for source, study in zip(sources, studies, strict=True)]
-        looked_at = [(source, study) for source, study in looked_at if (study != LEFT_OUT).any()]
         report = [{"part": "validation" if one["study"] in held else "train"} | one for one in opened]
+        number = np.where(number == LEFT_OUT, UNSEEN_STUDY, LEFT_OUT)
+        looked_at = [(source, study, number) for source, study in zip(sources, studies, strict=True) if held]
         if self._validation:
             sources, names, studies, opened = self._open("validation")
             number = np.array([trained.index(name) if name in trained else UNSEEN_STUDY for name in names])
-            looked_at += [(source, number[study]) for source, study in zip(sources, studies, strict=True)]
+            looked_at += [(source, study, number) for source, study in zip(sources, studies, strict=True)]
             report += [{"part": "validation"} | one for one in opened]
         if looked_at:
-            self._validation_pool = self._pool_of(*zip(*looked_at, strict=True))
+            self._validation_pool = self._pool_of(looked_at)
             if not self._validation_pool.n_cells:
                 raise ValueError(f"no validation cell has {self.min_genes} known genes or more.")
         self._pool, self._study_names, self._report = pool, trained, report
@@ -193,8 +201,8 @@ class CellDataModule(pl.LightningDataModule):
 
         Returns
         -------
-        The sources, one a file, or the packed corpus; the names of the studies; for each source, int (n_obs,), the
-        number of each cell's study; and of each study its name (`study`), `cells` kept, `cells_dropped`, `columns` of
+        The sources, one a file, or the packed corpus; the names of the studies; for each source, int (n_obs,), which of
+        these each cell is of; and of each study its name (`study`), `cells` kept, `cells_dropped`, `columns` of
         its file (None if it is packed) and `genes_matched`.
         """
         files, report = self._files[part], []
@@ -215,7 +223,7 @@ class CellDataModule(pl.LightningDataModule):
                     )
             for number, name in enumerate(corpus.study_names):
                 count(name, corpus.lengths[corpus.study == number], None, int(corpus.measured[number].sum()))
-            return [corpus], corpus.study_names, [corpus.study.astype(np.int64)], report
+            return [corpus], corpus.study_names, [corpus.study], report
 
         from scdiva.data.cells import open_cells  # a packed corpus is read without AnnData
 
@@ -230,10 +238,11 @@ class CellDataModule(pl.LightningDataModule):
                 raise ValueError(f"{name}: {error.args[0]}") from error
             count(name, source.lengths, len(source.tokens), len(source.measured_tokens))
             sources.append(replace(source, name=name))
-        return sources, names, [np.full(s.n_obs, i, np.int64) for i, s in enumerate(sources)], report
+        return sources, names, [np.broadcast_to(i, s.n_obs) for i, s in enumerate(sources)], report
 
-    def _pool_of(self, sources: Sequence[Source], studies: Sequence[np.ndarray]) -> CellPool:
-        return CellPool(sources, studies, self.min_genes, self.context, self.block_rows)
+    def _pool_of(self, studied: Sequence[tuple[Source, np.ndarray, np.ndarray]]) -> CellPool:
+        sources, studies, numbers = zip(*studied, strict=True)
+        return CellPool(sources, studies, self.min_genes, self.context, self.block_rows, numbers)
 
     def manifest(self) -> dict[str, Any]:
         """Say what the run is trained on, in plain values.
@@ -274,11 +283,28 @@ class CellDataModule(pl.LightningDataModule):
         return self._pool
 
     def training_stream(self) -> TrainingStream:
-        """Make the stream of training batches, from `start_step` on."""
+        """Make the stream of training batches, from `start_step` on.
+
+        Where a run is resumed with other `lanes`, the cells of the present epoch that it has not seen are dealt anew.
+        """
         pool = self._ready()
-        order = BlockShuffle(pool.block_sizes, self.seed, self.n_blocks)
-        steps = self.start_step, self.max_steps
-        return TrainingStream(pool, order, self.batch_size, *steps, batch_tokens=self.batch_tokens)
+        before = [(first, lanes) for first, lanes in self._stretches if first < self.start_step]
+        if before and before[-1][1] != self.lanes:
+            before.append((self.start_step, self.lanes))
+            logger.warning(
+                "Until batch %d an optimiser step had %d batches; from there on it has %d.",
+                *(self.start_step, before[-2][1], self.lanes),
+            )
+        self._stretches = before or [(0, self.lanes)]
+        return self._stream(pool)
+
+    def _stream(self, pool: CellPool) -> TrainingStream:
+        how = self.batch_size, self.batch_tokens, self.n_blocks
+        return TrainingStream(Order(pool, self.seed, *how, self._run_lanes()), self.start_step, self.max_steps)
+
+    def _run_lanes(self) -> list[tuple[int, int]]:
+        """List the number of the first batch and the lanes of each stretch of the run."""
+        return self._stretches or [(0, self.lanes)]
 
     def cells_of_batch(self, number: int) -> list[tuple[str, str, int, str]]:
         """Find the cells of a batch of the training stream, without reading any of their values.
@@ -286,7 +312,8 @@ class CellDataModule(pl.LightningDataModule):
         Parameters
         ----------
         number
-            Number of the batch in the stream, from 0, counted over all processes.
+            Number of the batch in the stream, from 0, counted over all processes. Of a run in another Python, give
+            `lanes`, or first :meth:`load_state_dict` its checkpoint's entry `"CellDataModule"`.
 
         Returns
         -------
@@ -294,7 +321,7 @@ class CellDataModule(pl.LightningDataModule):
         its name if known. Rows of a packed corpus are counted in the packed file.
         """
         found = []
-        for source, row, study in self.training_stream().rows_of(number):
+        for source, row, study in self._stream(self._ready()).rows_of(number):
             name = "" if isinstance(source, PackedCells) else str(source.obs_names[row])
             found.append((self._study_names[study], str(source.path or ""), row, name))
         return found
@@ -327,7 +354,7 @@ class CellDataModule(pl.LightningDataModule):
 
     def state_dict(self) -> dict[str, Any]:
         """Note what every file holds and what settles the order, for the checkpoint; Lightning calls this."""
-        return {"files": self._noted(), "order": self._order()}
+        return {"files": self._noted(), "order": self._order(), "lanes": [list(one) for one in self._run_lanes()]}
 
     def _order(self) -> dict[str, Any]:
         held = self.validation_studies
@@ -335,6 +362,10 @@ class CellDataModule(pl.LightningDataModule):
             "min_genes": self.min_genes,
             "block_rows": self.block_rows,
             "n_blocks": self.n_blocks,
+            "seed": self.seed,
+            "context": self.context,
+            "batch_size": self.batch_size,
+            "batch_tokens": self.batch_tokens,
             "validation_studies": held if held is None or isinstance(held, int | float | str) else list(held),
         }
 
@@ -362,6 +393,7 @@ class CellDataModule(pl.LightningDataModule):
         if changed:
             said = ", ".join(f"{name}: {before[name]} then, {order[name]} now" for name in changed)
             raise ValueError(f"A resumed run must see the cells in the order that it began with ({said}).")
+        self._stretches = [(first, lanes) for first, lanes in state_dict.get("lanes", [])]
 
     def close(self) -> None:
         """Close all files. They are opened anew when read."""

@@ -2,131 +2,321 @@
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-KEPT = 8
-"""Draws that are kept: every batch asks for them."""
+from scdiva.data.batch import deal_batches
+from scdiva.data.pool import CellPool
 
 
-@dataclass(frozen=True, eq=False)
-class BlockShuffle:
-    """Block shuffle: blocks of neighbouring cells in random order, permuted within a buffer of several blocks.
-
-    Reading neighbours together is an order of magnitude faster than reading cells one by one, and a buffer of many
-    blocks mixes studies well. Every epoch is a permutation of all cells, drawn from (seed, epoch); epochs follow one
-    another without a gap, so a batch may span two.
+class Buffer(NamedTuple):
+    """Cells that are read at once: one of the buffers of a lane in an epoch.
 
     Attributes
     ----------
-    block_sizes
-        Cells of each block.
-    seed
-        Seed of all draws.
-    n_blocks
-        Blocks of a buffer.
+    stretch
+        How often the number of lanes had changed.
+    epoch, lane, number
+        Epoch, lane of the batches, and number of the buffer in the lane; each from 0.
+    """
+
+    stretch: int
+    epoch: int
+    lane: int
+    number: int
+
+
+def n_batches(
+    n_cells: int, n_tokens: int, longest: int, lanes: int, batch_size: int, batch_tokens: int | None
+) -> tuple[int, bool]:
+    """Count the batches that a lane has in an epoch, the same in all lanes.
+
+    Parameters
+    ----------
+    n_cells, n_tokens
+        Cells of the epoch and their tokens.
+    longest
+        Tokens of the longest cell.
+    lanes
+        Parts of the epoch.
+    batch_size, batch_tokens
+        Most cells of a batch; or most tokens.
+
+    Returns
+    -------
+    The number, and whether the epoch is cut by tokens. With a budget of B tokens and a longest cell of l, batches of
+    B - l tokens in the mean are sure to fit: cells that are dealt in turn exceed the mean by less than l (see
+    :func:`~scdiva.data.batch.deal_batches`). Where the mean would be below 2 l, a batch might stay empty; then the
+    epoch is cut by cells, B // l to a batch, which fit whatever their length.
 
     Raises
     ------
     ValueError
-        If there are no cells.
+        If the budget is below two of the longest cells, or there are fewer cells than lanes.
+    """
+    if batch_tokens is not None:
+        if batch_tokens < 2 * longest:
+            raise ValueError(f"a cell has {longest} tokens, and batch_tokens={batch_tokens} is below two of them.")
+        n = -(-n_tokens // (lanes * (batch_tokens - longest)))
+        if n_tokens >= 2 * longest * lanes * n:
+            return n, True
+        batch_size = batch_tokens // longest
+    if n_cells < lanes:
+        raise ValueError(f"{n_cells} cells are too few for {lanes} batches a step.")
+    # of batches of one cell, a few must hold two where the lanes don't divide the cells
+    return min(-(-n_cells // (lanes * batch_size)), n_cells // lanes), False
+
+
+class Deal:
+    """An epoch, its blocks in random order, cut into equal parts for lanes, buffers and batches.
+
+    Parameters
+    ----------
+    pool
+        The cells.
+    due
+        uint8 (n_cells,), how often each cell is to be seen in this epoch; None: once.
+    lanes
+        Parts that are read side by side.
+    batch_size, batch_tokens
+        Most cells, or most tokens, of a batch.
+    n_blocks
+        Blocks of a buffer.
+    key
+        Seed of the draws.
+
+    Attributes
+    ----------
+    n_batches
+        Batches of each lane.
     """
 
-    block_sizes: tuple[int, ...]
-    seed: int
-    n_blocks: int = 64
+    def __init__(
+        self,
+        pool: CellPool,
+        due: np.ndarray | None,
+        lanes: int,
+        batch_size: int,
+        batch_tokens: int | None,
+        n_blocks: int,
+        key: Sequence[int],
+    ) -> None:
+        self.pool, self.due, self.lanes, self._key = pool, due, lanes, list(key)
+        sizes, tokens = (pool.sizes, pool.tokens) if due is None else _sums(pool, due)
+        total = int(sizes.sum()), int(tokens.sum())
+        self.n_batches, self.by_tokens = n_batches(*total, pool.longest, lanes, batch_size, batch_tokens)
+        blocks = np.arange(len(sizes), dtype=np.int32) if due is None else np.flatnonzero(sizes).astype(np.int32)
+        self._blocks = np.random.default_rng([*key, 1]).permutation(blocks)
+        self._ends = np.cumsum((tokens if self.by_tokens else sizes)[self._blocks], dtype=np.int64)
+        n_buffers = min(self.n_batches, -(-len(self._blocks) // (lanes * n_blocks)))
+        # The lanes of a process change buffers in turn: a cut between two is moved by up to half of a buffer.
+        cuts = (2 * lanes * np.arange(1, n_buffers)[None] + 2 * np.arange(lanes)[:, None] + 1 - lanes) * self.n_batches
+        self.cuts = np.pad(cuts // (2 * lanes * n_buffers), ((0, 0), (1, 1)), constant_values=(0, self.n_batches))
 
-    def __post_init__(self) -> None:
-        if self.n_blocks < 1:
-            raise ValueError(f"n_blocks must be at least 1, got {self.n_blocks}.")
-        if not self.block_sizes or min(self.block_sizes) < 1:
+    def _ids(self, place: int) -> np.ndarray:
+        """Numbers of the cells of a block, given its place in the order."""
+        block = self._blocks[place]
+        first, size = int(self.pool.starts[block]), int(self.pool.sizes[block])
+        ids = np.arange(first, first + size)
+        return ids if self.due is None else np.repeat(ids, self.due[first : first + size])
+
+    def _cut(self, batch: int) -> tuple[int, int]:
+        """Find where a batch would begin without buffers: place of the block, number of the cell within it."""
+        at = batch * int(self._ends[-1]) // (self.lanes * self.n_batches)
+        place = int(np.searchsorted(self._ends, at, side="right"))
+        if place == len(self._ends):
+            return place, 0
+        at -= int(self._ends[place - 1]) if place else 0
+        if not self.by_tokens:
+            return place, at
+        n_tokens = self.pool.n_tokens(self._ids(place))
+        return place, int(np.searchsorted(np.cumsum(n_tokens) - n_tokens, at))
+
+    def buffer(self, lane: int, number: int) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Draw which cells are in a buffer, and in which batch.
+
+        Parameters
+        ----------
+        lane, number
+            Of the buffer.
+
+        Returns
+        -------
+        Numbers of its cells, int64 (n,), in stored order block by block; and for each batch which of these it holds.
+        """
+        first, last = (lane * self.n_batches + int(cut) for cut in self.cuts[lane, number : number + 2])
+        (block, begin), (end_block, end) = self._cut(first), self._cut(last)
+        ids = [self._ids(place) for place in range(block, end_block)]
+        cells = np.concatenate([*ids, self._ids(end_block)[:end]] if end else ids)[begin:]
+        rng = np.random.default_rng([*self._key, 2, lane, number])
+        drawn = rng.permutation(len(cells))
+        if not self.by_tokens:
+            ends = np.arange(first, last + 1) * int(self._ends[-1]) // (self.lanes * self.n_batches)
+            return cells, np.split(drawn, ends[1:-1] - ends[0])
+        batches = deal_batches(self.pool.n_tokens(cells)[drawn], last - first)
+        return cells, [drawn[batches[i]] for i in rng.permutation(last - first)]
+
+    def left(self, done: Sequence[int]) -> np.ndarray:
+        """Count how often each cell is still to be seen.
+
+        Parameters
+        ----------
+        done
+            Batches that each lane has had.
+
+        Returns
+        -------
+        uint8 (n_cells,).
+        """
+        due = np.zeros(self.pool.n_cells, np.uint8)
+        whole = np.zeros(len(self.pool.sizes), np.uint8)
+        for lane, n in enumerate(done):
+            if n == self.n_batches:
+                continue
+            number = int(np.searchsorted(self.cuts[lane], n, side="right")) - 1
+            cells, batches = self.buffer(lane, number)
+            np.add.at(due, cells[np.concatenate(batches[n - self.cuts[lane, number] :])], 1)
+            place, begin = self._cut(lane * self.n_batches + int(self.cuts[lane, number + 1]))
+            last, end = self._cut((lane + 1) * self.n_batches)
+            if place < last:
+                np.add.at(due, self._ids(place)[begin:], 1)
+                whole[self._blocks[place + 1 : last]] = 1
+                begin = 0
+            if end:
+                np.add.at(due, self._ids(last)[begin:end], 1)
+        rest = np.repeat(whole, self.pool.sizes)
+        if self.due is not None:
+            rest *= self.due
+        due += rest
+        return due
+
+
+def _sums(pool: CellPool, due: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cells and tokens of each block, each cell as often as it is due."""
+    most, least = np.maximum.reduceat(due, pool.starts), np.minimum.reduceat(due, pool.starts)
+    sizes, tokens = pool.sizes * most, pool.tokens * most
+    for block in np.flatnonzero(most != least):
+        ids = np.arange(pool.starts[block], pool.starts[block] + pool.sizes[block])
+        sizes[block], tokens[block] = due[ids].sum(), (pool.n_tokens(ids) * due[ids]).sum()
+    return sizes, tokens
+
+
+class Order:
+    """Which cells each batch of a run holds.
+
+    Every epoch is all cells, each once: blocks of neighbouring cells in random order, cut into `lanes` equal parts,
+    which are read side by side: batch n is of lane n mod `lanes`. A lane is cut into buffers of about `n_blocks`
+    blocks, whose cells are permuted and dealt into batches. Reading neighbours together is an order of magnitude faster
+    than reading cells one by one, a buffer of many blocks mixes studies well, and whoever reads all batches of a lane
+    reads each of its cells once. All lanes have the same number of batches in an epoch, and no batch is of two epochs.
+
+    When the number of lanes changes within an epoch, its cells that were not seen yet are dealt anew, as an epoch of
+    their own; should there be fewer of them than lanes, together with the next epoch.
+
+    Parameters
+    ----------
+    pool
+        The cells.
+    seed
+        Seed of all draws.
+    batch_size
+        Most cells of a batch; the batches of an epoch differ by one cell at most. Without effect if `batch_tokens` is
+        given.
+    batch_tokens
+        Most tokens of a batch. An epoch is then cut into parts of equal numbers of tokens, and the cells of a buffer
+        are sorted by length and dealt (:func:`~scdiva.data.batch.deal_batches`).
+    n_blocks
+        Blocks of a buffer.
+    lanes
+        Number of the first batch of each stretch of the run, ascending from 0, and its number of lanes.
+
+    Raises
+    ------
+    ValueError
+        If there are no cells; and as :func:`n_batches` does.
+    """
+
+    def __init__(
+        self,
+        pool: CellPool,
+        seed: int,
+        batch_size: int,
+        batch_tokens: int | None = None,
+        n_blocks: int = 64,
+        lanes: Sequence[tuple[int, int]] = ((0, 1),),
+    ) -> None:
+        if not pool.n_cells:
             raise ValueError("there are no cells to shuffle.")
+        self.pool, self.seed, self.lanes = pool, seed, list(lanes)
+        self._how = batch_size, batch_tokens, n_blocks
+        self._deals: dict[tuple[int, int], Deal] = {}
+        total = pool.n_cells, int(pool.tokens.sum()), pool.longest
+        self._whole = [n_batches(*total, n, batch_size, batch_tokens)[0] for _, n in self.lanes]
+        # of each stretch: the epoch it begins with, the cells of that (None: all), batches of a lane until the next
+        self._begins: list[tuple[int, np.ndarray | None, int]] = [(0, None, 0)]
+        for stretch in range(1, len(self.lanes)):
+            epoch, due = self._left(stretch)
+            self._begins.append((epoch, due, 0))
+            if due is not None:
+                self._begins[stretch] = epoch, due, self.deal(stretch, epoch).n_batches
 
-    @cached_property
-    def n_cells(self) -> int:
-        """Cells, each counted once."""
-        return sum(self.block_sizes)
-
-    @lru_cache(maxsize=KEPT)  # noqa: B019, a few draws of orders in use
-    def buffers(self, epoch: int) -> tuple[list[np.ndarray], np.ndarray]:
-        """Draw the buffers of an epoch.
-
-        Parameters
-        ----------
-        epoch
-            Number of the epoch, from 0.
-
-        Returns
-        -------
-        The numbers of the blocks of each buffer, and where each buffer's cells start within the epoch (one entry more
-        than there are buffers).
-        """
-        blocks = np.random.default_rng([self.seed, epoch, 0]).permutation(len(self.block_sizes))
-        sizes = np.add.reduceat(np.array(self.block_sizes)[blocks], np.arange(0, len(blocks), self.n_blocks))
-        buffers = [blocks[i : i + self.n_blocks] for i in range(0, len(blocks), self.n_blocks)]
-        return buffers, np.concatenate([[0], np.cumsum(sizes)])
-
-    @lru_cache(maxsize=KEPT)  # noqa: B019, a few draws of orders in use
-    def permutation(self, epoch: int, buffer: int) -> np.ndarray:
-        """Draw the order of the cells within a buffer.
+    def deal(self, stretch: int, epoch: int) -> Deal:
+        """Draw an epoch; two are kept, as the next is asked for while one is read to its end.
 
         Parameters
         ----------
-        epoch, buffer
-            Their numbers, from 0.
-
-        Returns
-        -------
-        Permutation of the buffer's cells, which are counted block after block as :meth:`buffers` lists them.
+        stretch, epoch
+            As in :class:`Buffer`.
         """
-        starts = self.buffers(epoch)[1]
-        # The third number keeps these draws apart from that of the blocks' order.
-        drawn = np.random.default_rng([self.seed, epoch, buffer + 1])
-        return drawn.permutation(int(starts[buffer + 1] - starts[buffer]))
+        if (found := self._deals.get((stretch, epoch))) is None:
+            self._deals = dict([*self._deals.items()][-1:])  # a new one: the thread that reads ahead asks, too
+            first, due, _ = self._begins[stretch]
+            rest = due if epoch == first else None
+            found = Deal(self.pool, rest, self.lanes[stretch][1], *self._how, [self.seed, stretch, epoch])
+            self._deals = self._deals | {(stretch, epoch): found}
+        return found
 
-    def windows(self, epoch: int, least: int) -> list[range]:
-        """Group an epoch's buffers, in order, into windows of at least `least` cells; one window if there are fewer.
+    def _left(self, stretch: int) -> tuple[int, np.ndarray | None]:
+        """Find what the stretch before left: the epoch, and how often each cell is to be seen; None: all once."""
+        (first, lanes), (after, following) = self.lanes[stretch - 1 : stretch + 1]
+        turns, more = divmod(after - first, lanes)
+        epoch, done = self._epoch(stretch - 1, turns)
+        due = self.deal(stretch - 1, epoch).left([done + (lane < more) for lane in range(lanes)])
+        n = int(due.sum(dtype=np.int64))
+        if n < following:
+            epoch, due = epoch + 1, due + np.uint8(1)
+        return epoch, due if n else None
+
+    def _epoch(self, stretch: int, turn: int) -> tuple[int, int]:
+        """Find the epoch of the batches that are number `turn` of their lanes, and which of its batches they are."""
+        first, due, rest = self._begins[stretch]
+        if turn < rest:
+            return first, turn
+        more, turn = divmod(turn - rest, self._whole[stretch])
+        return first + (due is not None) + more, turn
+
+    def find(self, number: int) -> tuple[Buffer, int]:
+        """Find a batch.
 
         Parameters
         ----------
-        epoch
-            Number of the epoch, from 0.
-        least
-            Cells of a window.
+        number
+            Of the batch, from 0.
 
         Returns
         -------
-        The buffers of each window; what is left at the end goes to the last one.
+        Its buffer, and which of the buffer's batches it is.
         """
-        starts = self.buffers(epoch)[1]
-        bounds = [0]
-        for buffer in range(1, len(starts)):
-            if starts[buffer] - starts[bounds[-1]] >= least and starts[-1] - starts[buffer] >= least:
-                bounds.append(buffer)
-        return [range(a, b) for a, b in itertools.pairwise([*bounds, len(starts) - 1])]
+        stretch = int(np.searchsorted([first for first, _ in self.lanes], number, side="right")) - 1
+        first, lanes = self.lanes[stretch]
+        turn, lane = divmod(number - first, lanes)
+        epoch, turn = self._epoch(stretch, turn)
+        cuts = self.deal(stretch, epoch).cuts[lane]
+        buffer = int(np.searchsorted(cuts, turn, side="right")) - 1
+        return Buffer(stretch, epoch, lane, buffer), turn - int(cuts[buffer])
 
-    def spans(self, start: int, stop: int) -> list[tuple[int, int, int, int]]:
-        """Find where the cells `start` to `stop` of the endless stream are, without drawing their order.
-
-        Parameters
-        ----------
-        start, stop
-            Positions in the stream, from 0; an epoch has :attr:`n_cells`.
-
-        Returns
-        -------
-        Pieces in order: epoch, buffer, and which places of the buffer's order, from and to.
-        """
-        pieces = []
-        while start < stop:
-            epoch, within = divmod(start, self.n_cells)
-            starts = self.buffers(epoch)[1]
-            buffer = int(np.searchsorted(starts, within, side="right")) - 1
-            first = within - int(starts[buffer])
-            n = min(stop - start, int(starts[buffer + 1]) - within)
-            pieces.append((epoch, buffer, first, first + n))
-            start += n
-        return pieces
+    def cells_of(self, buffer: Buffer) -> tuple[np.ndarray, list[np.ndarray]]:
+        """Draw which cells are in a buffer, and in which batch: see :meth:`Deal.buffer`."""
+        return self.deal(buffer.stretch, buffer.epoch).buffer(buffer.lane, buffer.number)

@@ -20,8 +20,10 @@ Result = TypeVar("Result")
 
 MAY_CHANGE = {
     "precision", "compile_blocks", "autotune", "log_every", "validate_every", "checkpoint_every", "micro_batches",
+    "accumulate",
 }  # fmt: skip
-"""Fields of a configuration that a resumed run may set anew: they do not enter the path of the weights by design."""
+"""Fields of a configuration that a resumed run may set anew: they do not enter the path of the weights by design. Of
+`accumulate` that holds where it makes up for another number of processes."""
 BETAS = (0.9, 0.95)
 """AdamW's moments."""
 STREAM = "train/0"
@@ -88,8 +90,8 @@ class TaskModule(pl.LightningModule):
     Attributes
     ----------
     batches_seen
-        Batches (not optimiser steps) that each process trained on so far, over all resumed runs; saved with every
-        checkpoint.
+        Batches (not optimiser steps) that all processes together trained on so far, over all resumed runs; saved with
+        every checkpoint.
     micro_batches
         Parts of a batch that the network runs over in turn; doubled when memory runs out, saved with every checkpoint.
     """
@@ -141,14 +143,14 @@ class TaskModule(pl.LightningModule):
 
     def training_step(self, batch: CellBatch, batch_idx: int) -> Tensor:
         """One batch; called by Lightning."""
-        number = self.batches_seen * self._world_size + self.global_rank
+        number = self.batches_seen + self.global_rank
         loss, parts = self._in_parts(lambda _: self.drawn_loss(batch, number, STREAM), batch.n_cells)
         self._check_loss(loss, number)
         if self._trainer is not None:
             self._window.append((batch, number))
         self._log("train", loss, parts, batch.n_cells)
         # counted here, not in a hook: callbacks save checkpoints before the module's hook would run
-        self.batches_seen += 1
+        self.batches_seen += self._world_size
         return loss
 
     def drawn_loss(self, batch: CellBatch, number: int, stream: str) -> tuple[Tensor, dict[str, Tensor]]:
@@ -219,7 +221,7 @@ class TaskModule(pl.LightningModule):
             if alone:
                 raise
             raise RuntimeError(
-                f"Out of memory in the backward pass of batch {self.batches_seen - 1}, in which several processes "
+                f"Out of memory in the backward pass of batch {self._window[-1][1]}, in which several processes "
                 f"share. Resume with micro_batches={2 * whole}: no step changes beyond rounding."
             ) from error
 
@@ -280,7 +282,6 @@ class TaskModule(pl.LightningModule):
             "task": type(self).__name__,
             "config": self.config.to_dict(),
             "batches_seen": self.batches_seen,
-            "world_size": self._world_size,
             "micro_batches": self.micro_batches,
         }
 
@@ -290,8 +291,8 @@ class TaskModule(pl.LightningModule):
         Raises
         ------
         ValueError
-            If the checkpoint is of another task or number of processes, or its configuration differs in a field that
-            the path of the weights depends on.
+            If the checkpoint is of another task, or its configuration differs in a field that the path of the weights
+            depends on.
         """
         saved = checkpoint.get(CHECKPOINT_KEY)
         if saved is None or saved["task"] != type(self).__name__:
@@ -305,10 +306,11 @@ class TaskModule(pl.LightningModule):
                 f"A resumed run must have the configuration that it began with ({differing}). To go on under another "
                 "one, save the model and start a new run from it."
             )
-        if saved["world_size"] != self._world_size:
-            raise ValueError(
-                f"The run began with {saved['world_size']} processes and cannot be resumed with "
-                f"{self._world_size}: they would see other batches. Start as many, or begin a new run from the model."
-            )
+        # Lightning finds the end of a step by the number of batches
+        if self.config.accumulate != then["accumulate"]:
+            more = (self.config.accumulate - then["accumulate"]) * checkpoint["global_step"]
+            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+            for counts in (progress["current"], progress["total"]):
+                counts.update({name: n + more for name, n in counts.items()})
         self.batches_seen = saved["batches_seen"]
         self.micro_batches = max(self.micro_batches, saved["micro_batches"])

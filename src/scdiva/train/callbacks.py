@@ -100,7 +100,7 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def batches_seen(checkpoint: str | Path) -> int:
-    """Read how many batches a checkpoint's run had trained on.
+    """Read how many batches all processes of a checkpoint's run had trained on.
 
     Parameters
     ----------
@@ -110,11 +110,16 @@ def batches_seen(checkpoint: str | Path) -> int:
     Raises
     ------
     ValueError
-        If the file is no checkpoint of a scdiva task.
+        If the file is no checkpoint of a scdiva task, or of one that dealt other cells to each batch.
     """
     content = torch.load(checkpoint, map_location="cpu", weights_only=True)
     if not isinstance(content, dict) or CHECKPOINT_KEY not in content:
         raise ValueError(f"{checkpoint} is no checkpoint of a scdiva training task.")
+    if "world_size" in content[CHECKPOINT_KEY]:  # until November 2026
+        raise ValueError(
+            f"{checkpoint} is of an earlier version, which took the cells in another order: some would be seen twice, "
+            "others not at all. Finish the run with that version, or begin a new one from its model."
+        )
     return int(content[CHECKPOINT_KEY]["batches_seen"])
 
 

@@ -49,12 +49,12 @@ class OptimiserConfig:
     steps
         Optimiser steps of the whole run; the learning rate falls along a cosine to their end.
     batch_size
-        Cells per batch. The global batch is `batch_size * accumulate * devices * nodes`; the paper's is 768.
+        Most cells of a batch. The global batch is `batch_size * accumulate * devices * nodes`; the paper's is 768.
     batch_tokens
         Most tokens (genes, and `[LAT]` of each cell) per batch, in place of `batch_size`: each batch then takes about
         the same memory and time, and holds more cells where they are short. `None`: `batch_size` counts.
     accumulate
-        Batches per optimiser step.
+        Batches per optimiser step and process. Each has a buffer of 4,096 cells in memory, about 30 MB.
     micro_batches
         Parts of a batch that the transformer runs over in turn, for one more forward pass; the step stays that of the
         whole batch. When memory runs out it is doubled, with a warning.
@@ -153,8 +153,11 @@ class PretrainingConfig(OptimiserConfig):
         super().__post_init__()
         if self.place_prior and self.scored_genes is None:
             raise ValueError("place_prior needs scored_genes: all logits of a batch would be held at once.")
-        if self.batch_tokens is not None and self.batch_tokens <= self.context:
-            raise ValueError(f"batch_tokens must be above context, got {self.batch_tokens} and {self.context}.")
+        if self.batch_tokens is not None and self.batch_tokens < 2 * (self.context + 1):
+            raise ValueError(
+                f"batch_tokens={self.batch_tokens} must be at least {2 * (self.context + 1)}: two cells of "
+                f"context={self.context} genes, and their [LAT]."
+            )
 
     @classmethod
     def paper(cls) -> PretrainingConfig:

@@ -168,7 +168,8 @@ def fit(
         Trained in place.
     datamodule
         Gives :class:`~scdiva.data.batch.CellBatch`. To resume from it, it must have an attribute `start_step` that
-        `train_dataloader` obeys: the number of batches to leave out.
+        `train_dataloader` obeys: the number of batches to leave out, of all processes together. If it has an attribute
+        `lanes`, that is set to the number of batches of a step.
     out_dir
         Folder of the run; made if need be.
     max_steps
@@ -182,7 +183,8 @@ def fit(
         W times as large.
     resume_from
         Checkpoint file or run folder to continue. Data order, masks and dropout then go on as if the run had never
-        stopped.
+        stopped, if `accumulate` times the number of processes is what it was. If not, the cells of the epoch that have
+        not been seen are dealt anew: none is lost, none seen twice.
     callbacks
         Further Lightning callbacks, such as its `EMAWeightAveraging`.
     progress
@@ -259,6 +261,8 @@ def fit(
             **trainer_options,
         },
     )
+    if hasattr(datamodule, "lanes"):
+        datamodule.lanes = trainer.world_size * trainer.accumulate_grad_batches
     # Lightning from 2.6 on can leave out unpickling; batches_seen has read the file in that way in any case
     safe = {"weights_only": True} if "weights_only" in inspect.signature(trainer.fit).parameters else {}
     # data loaders draw from torch's global stream, which is the user's

@@ -3,7 +3,8 @@
     python benchmarks/tables.py
 
 writes `docs/benchmarks.md`, one page with a figure and a short table a task, `docs/results/`, a page of all tables a
-topic, and the figures that they show; a test holds the committed ones to the committed results.
+topic, the plan in `docs/scaling.md`, and the figures that they show; a test holds the committed ones to the committed
+results.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from _grn_table import reported as named_by_the_paper
 from _integration_table import integration_tables, paper
 from _markdown import arm_name, table
 from _perturbation_table import perturbation_attempts, perturbation_tables, reported
+from _plan import filled
 from _reconstruction_table import reconstruction_tables
 from _scaling_table import FIGURE as SCALING_FIGURE
 from _scaling_table import draw_scaling, scaling_tables
@@ -347,7 +349,7 @@ def section(name: str) -> str:
 
 
 def pages() -> dict[str, str]:
-    """The benchmarks page and those of all tables, by their paths within the docs, from the results that there are."""
+    """The benchmarks page, those of all tables, and the plan of scaling.md, by their paths in the docs."""
     results = {path.stem: load(path.stem) for path in sorted(RESULTS.glob("*.json"))}
     judged = [row for result in results.values() for row in result["rows"] if "met" in row]  # type: ignore[index]
     links = "".join(f"- [{title}](results/{topic}.md)\n" for topic, (title, _) in TOPICS.items())
@@ -367,6 +369,8 @@ def pages() -> dict[str, str]:
     for topic, (title, names) in TOPICS.items():
         some = [*names, *(rest if topic == list(TOPICS)[-1] else [])]
         found[f"results/{topic}.md"] = "\n".join([f"# {title}\n", *(text for name in some if (text := section(name)))])
+    if results.keys() >= {"training", "scaling"}:
+        found["scaling.md"] = filled((DOCS / "scaling.md").read_text(encoding="utf-8"), results)  # type: ignore[arg-type]
     return found
 
 

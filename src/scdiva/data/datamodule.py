@@ -287,7 +287,6 @@ class CellDataModule(pl.LightningDataModule):
 
         Where a run is resumed with other `lanes`, the cells of the present epoch that it has not seen are dealt anew.
         """
-        pool = self._ready()
         before = [(first, lanes) for first, lanes in self._stretches if first < self.start_step]
         if before and before[-1][1] != self.lanes:
             before.append((self.start_step, self.lanes))
@@ -296,11 +295,11 @@ class CellDataModule(pl.LightningDataModule):
                 *(self.start_step, before[-2][1], self.lanes),
             )
         self._stretches = before or [(0, self.lanes)]
-        return self._stream(pool)
+        return self._stream()
 
-    def _stream(self, pool: CellPool) -> TrainingStream:
-        how = self.batch_size, self.batch_tokens, self.n_blocks
-        return TrainingStream(Order(pool, self.seed, *how, self._run_lanes()), self.start_step, self.max_steps)
+    def _stream(self) -> TrainingStream:
+        how = self.batch_size, self.batch_tokens, self.n_blocks, self._run_lanes()
+        return TrainingStream(Order(self._ready(), self.seed, *how), self.start_step, self.max_steps)
 
     def _run_lanes(self) -> list[tuple[int, int]]:
         """List the number of the first batch and the lanes of each stretch of the run."""
@@ -321,7 +320,7 @@ class CellDataModule(pl.LightningDataModule):
         its name if known. Rows of a packed corpus are counted in the packed file.
         """
         found = []
-        for source, row, study in self._stream(self._ready()).rows_of(number):
+        for source, row, study in self._stream().rows_of(number):
             name = "" if isinstance(source, PackedCells) else str(source.obs_names[row])
             found.append((self._study_names[study], str(source.path or ""), row, name))
         return found

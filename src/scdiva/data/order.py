@@ -80,10 +80,8 @@ class Deal:
         uint8 (n_cells,), how often each cell is to be seen in this epoch; None: once.
     lanes
         Parts that are read side by side.
-    batch_size, batch_tokens
-        Most cells, or most tokens, of a batch.
-    n_blocks
-        Blocks of a buffer.
+    how
+        Most cells, or most tokens, of a batch, and blocks of a buffer.
     key
         Seed of the draws.
 
@@ -94,16 +92,10 @@ class Deal:
     """
 
     def __init__(
-        self,
-        pool: CellPool,
-        due: np.ndarray | None,
-        lanes: int,
-        batch_size: int,
-        batch_tokens: int | None,
-        n_blocks: int,
-        key: Sequence[int],
+        self, pool: CellPool, due: np.ndarray | None, lanes: int, how: tuple[int, int | None, int], key: list[int]
     ) -> None:
-        self.pool, self.due, self.lanes, self._key = pool, due, lanes, list(key)
+        self.pool, self.due, self.lanes, self._key = pool, due, lanes, key
+        batch_size, batch_tokens, n_blocks = how
         sizes, tokens = (pool.sizes, pool.tokens) if due is None else _sums(pool, due)
         total = int(sizes.sum()), int(tokens.sum())
         self.n_batches, self.by_tokens = n_batches(*total, pool.longest, lanes, batch_size, batch_tokens)
@@ -274,7 +266,7 @@ class Order:
             self._deals = dict([*self._deals.items()][-1:])  # a new one: the thread that reads ahead asks, too
             first, due, _ = self._begins[stretch]
             rest = due if epoch == first else None
-            found = Deal(self.pool, rest, self.lanes[stretch][1], *self._how, [self.seed, stretch, epoch])
+            found = Deal(self.pool, rest, self.lanes[stretch][1], self._how, [self.seed, stretch, epoch])
             self._deals = self._deals | {(stretch, epoch): found}
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
@@ -40,13 +41,13 @@ class Held(NamedTuple):
     length: np.ndarray
     study: np.ndarray
 
-    def take(self, rows: np.ndarray) -> Cells:
+    def take(self, rows: np.ndarray | slice) -> Cells:
         """Copy some of the cells.
 
         Parameters
         ----------
         rows
-            int, numbers of the cells; one at least.
+            int, numbers of the cells, or a slice; one at least.
         """
         start, length = self.start[rows], self.length[rows]
         where = list(zip(self.part[rows].tolist(), start.tolist(), (start + length).tolist(), strict=True))
@@ -54,10 +55,6 @@ class Held(NamedTuple):
         tokens = np.concatenate([self.parts[p][0][a:b] for p, a, b in where], dtype=np.int64)
         values = np.concatenate([self.parts[p][1][a:b] for p, a, b in where], dtype=np.float32)
         return np.concatenate([[0], length]).cumsum(), tokens, values, self.study[rows]
-
-    def whole(self) -> Cells:
-        """Copy all cells."""
-        return self.take(np.arange(len(self.study)))
 
 
 class CellPool:
@@ -208,7 +205,9 @@ class CellPool:
         first, stop, of = row[order[bounds[:-1]]], row[order[bounds[1:] - 1]] + 1, source[order[bounds[:-1]]]
         parts: list[tuple[np.ndarray, np.ndarray]] = []
         part, start, length = np.empty((3, len(cells)), np.int64)
-        for a, b in _together(of, stop - first):
+        # of one source, and of a limited number of rows
+        changes = np.diff(of) | np.diff(np.cumsum(stop - first) // BLOCK_ROWS)
+        for a, b in itertools.pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), len(of)]):
             ranges = list(zip(first[a:b].tolist(), stop[a:b].tolist(), strict=True))
             indptr, tokens, values = self.sources[of[a]].read_ranges(ranges)
             mine = order[bounds[a] : bounds[b]]
@@ -227,14 +226,3 @@ def _each(what: Callable[[int, np.ndarray], np.ndarray], source: np.ndarray, row
         mine = source == number
         out[mine] = what(number, row[mine])
     return out
-
-
-def _together(source: np.ndarray, n_rows: np.ndarray) -> Iterator[tuple[int, int]]:
-    """Part ranges of rows so that each part is of one source and of a limited number of rows."""
-    begin = n = 0
-    for at, (number, more) in enumerate(zip(source.tolist(), n_rows.tolist(), strict=True)):
-        if at > begin and (number != source[begin] or n + more > BLOCK_ROWS):
-            yield begin, at
-            begin, n = at, 0
-        n += more
-    yield begin, len(source)

@@ -18,8 +18,6 @@ from scdiva.data.pool import CellPool, Held, Source
 
 Key = TypeVar("Key")
 Item = TypeVar("Item")
-Dealt = tuple[Held, list[np.ndarray]]
-"""Cells of a buffer, and which of them each of its batches holds."""
 
 
 class TrainingStream(IterableDataset[CellBatch]):
@@ -54,7 +52,7 @@ class TrainingStream(IterableDataset[CellBatch]):
         number
             Its number, from 0.
         """
-        return from_ragged(*self.order.pool.read(self._cells(number)).whole(), copy=False)
+        return from_ragged(*self.order.pool.read(self._cells(number)).take(slice(None)), copy=False)
 
     def _cells(self, number: int) -> np.ndarray:
         buffer, at = self.order.find(number)
@@ -77,7 +75,8 @@ class TrainingStream(IterableDataset[CellBatch]):
         rows = zip(*(one.tolist() for one in pool.rows_of(self._cells(number))), strict=True)
         return [(pool.sources[source], row, study) for source, row, study in rows]
 
-    def _read(self, buffer: Buffer) -> Dealt:
+    def _read(self, buffer: Buffer) -> tuple[Held, list[np.ndarray]]:
+        """Read the cells of a buffer, and say which of them each of its batches holds."""
         cells, batches = self.order.cells_of(buffer)
         return self.order.pool.read(cells), batches
 
@@ -88,24 +87,23 @@ class TrainingStream(IterableDataset[CellBatch]):
             first, step = first + worker.id * step, step * worker.num_workers
         return iter(itertools.count(first, step) if self.stop is None else range(first, self.stop, step))
 
-    def _needed(self) -> Iterator[Buffer]:
-        """List the buffers of these batches in the order in which each is needed first."""
+    def _places(self) -> Iterator[tuple[Buffer, int, bool]]:
+        """Find these batches: buffer, place there, and whether that buffer is needed for the first time."""
         present: dict[int, Buffer] = {}
         for number in self._numbers():
-            buffer, _ = self.order.find(number)
-            if present.get(buffer.lane) != buffer:
-                present[buffer.lane] = buffer
-                yield buffer
+            buffer, at = self.order.find(number)
+            yield buffer, at, present.get(buffer.lane) != buffer
+            present[buffer.lane] = buffer
 
     def __iter__(self) -> Iterator[CellBatch]:
-        read = (_read_ahead if self.prefetch else map)(self._read, self._needed())
-        present: dict[int, tuple[Buffer, Dealt]] = {}
-        for number in self._numbers():
-            buffer, at = self.order.find(number)
-            if buffer.lane not in present or present[buffer.lane][0] != buffer:
+        places, ahead = itertools.tee(self._places())
+        read = (_read_ahead if self.prefetch else map)(self._read, (buffer for buffer, _, first in ahead if first))
+        present: dict[int, tuple[Held, list[np.ndarray]]] = {}
+        for buffer, at, first in places:
+            if first:
                 present.pop(buffer.lane, None)  # of two buffers of a lane the first must go before the second comes
-                present[buffer.lane] = buffer, next(read)
-            held, batches = present[buffer.lane][1]
+                present[buffer.lane] = next(read)
+            held, batches = present[buffer.lane]
             yield from_ragged(*held.take(batches[at]), copy=False)
 
 
@@ -139,7 +137,7 @@ class ValidationBatches(IterableDataset[CellBatch]):
 
     def __iter__(self) -> Iterator[CellBatch]:
         for first, last in itertools.pairwise([0, *self._ends]):
-            yield from_ragged(*self.pool.read(self.chosen[first:last]).whole(), copy=False)
+            yield from_ragged(*self.pool.read(self.chosen[first:last]).take(slice(None)), copy=False)
 
     def studies(self) -> tuple[list[str], np.ndarray]:
         """Name the study of each cell, without reading any: batches say only whether it is trained on.

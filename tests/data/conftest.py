@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import anndata as ad
@@ -54,3 +55,22 @@ def study_files(vocabulary, tmp_path_factory) -> list[Path]:
         paths.append(folder / f"study{seed}.h5ad")
         adata.write_h5ad(paths[-1])
     return paths
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """Run a real S3 server in this process, said to fsspec as users say it; give the class of its file systems."""
+    s3fs = pytest.importorskip("s3fs", reason="s3fs, of the extra remote, is not installed")
+    moto = pytest.importorskip("moto.server", reason="moto[s3], flask and flask-cors are not installed")
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = moto.ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ACCESS_KEY_ID", "me")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+        environment.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        environment.setenv("AWS_ENDPOINT_URL", "http://{}:{}".format(*server.get_host_and_port()))
+        s3fs.S3FileSystem.clear_instance_cache()
+        yield s3fs.S3FileSystem
+        s3fs.S3FileSystem.clear_instance_cache()
+    server.stop()

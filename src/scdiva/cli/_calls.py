@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from scdiva._checks import refuse_unwritable
 from scdiva._constants import DEFAULT_MODEL, INTEGRATE, UNS
+from scdiva.data.paths import as_path
 from scdiva.tokenizer.names import read_species
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def run_call(call: Call, options: dict[str, Any]) -> str:
     from scdiva.data.output import refuse_target, write_cells
     from scdiva.models.hub import find_model
 
-    file, out = Path(options.pop("file")).expanduser(), Path(options.pop("out")).expanduser()
+    file, out = as_path(options.pop("file")).expanduser(), Path(options.pop("out")).expanduser()
     overwrite, save = options.pop("overwrite"), options.pop("save", None)
     options["species"] = read_species(options["species"])
     if out.suffix not in call.endings:
@@ -105,9 +106,9 @@ def run_call(call: Call, options: dict[str, Any]) -> str:
     # all of this before anything is read, and before torch is loaded
     files = {"adata": file}
     if options.get("reference") is not None:
-        files["reference"] = Path(options["reference"]).expanduser()
+        files["reference"] = as_path(options["reference"]).expanduser()
     for one in files.values():
-        if not one.exists():
+        if isinstance(one, Path) and not one.exists():
             raise FileNotFoundError(f"no file {str(one)!r}.")
     refuse_target(out, overwrite, *files.values())
     if save is not None:
@@ -151,11 +152,11 @@ def _read(file: Path) -> AnnData:
 
     from scdiva.data.stored import open_root
 
-    _, opened = open_root(file)
+    root, opened = open_root(file)
     if opened is not None:
         opened.close()
     try:
-        return anndata.read_zarr(file) if file.is_dir() else anndata.read_h5ad(file)
+        return anndata.read_zarr(root) if opened is None else anndata.read_h5ad(file)
     except (OSError, KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise ValueError(f"{str(file)!r} can't be read: {error}") from error
 
@@ -198,7 +199,7 @@ def info(what: str, *, model: str = DEFAULT_MODEL, json: bool = False) -> str:
     ValueError
         If it is damaged.
     """
-    path = Path(what).expanduser()
+    path = Path(what).expanduser() if what.startswith("hf://") else as_path(what).expanduser()
     found = about_cells(path, model) if path.suffix in (".h5ad", ".zarr") or path.is_file() else about_model(what)
     # plain values; what is no number is null
     text = dumps(found, indent=2, ensure_ascii=False, default=lambda value: getattr(value, "tolist", value.__str__)())

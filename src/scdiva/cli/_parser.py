@@ -150,9 +150,11 @@ def command_parser(command: str) -> _Parser:
         parser = _Parser(command, summary(info), "WHAT")
         parser.add_function(info, arguments(info), ())
     elif command == "pretrain":
-        parser = _Parser(command, summary(pretrain), "--train FILES --out FOLDER")
+        parser = _Parser(command, summary(pretrain), "--train FILES | --soma URI --out FOLDER")
         parser.add_argument("--config", action=ActionConfigFile, help=_OURS["config"])
-        parser.add_function(pretrain, arguments(pretrain), ("model", "training"))
+        texts = arguments(pretrain)
+        parser.add("train", sayable("Sequence[str] | str | None", pretrain), None, texts["train"])
+        parser.add_function(pretrain, texts, ("train", "model", "training"))
         parser.add_fields(PretrainingConfig, "training.")
         parser.add_fields(ScDiVaConfig, "model.", ("n_genes",))  # that number is the vocabulary's
     else:
@@ -209,6 +211,7 @@ def options_of(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
         sys.stderr.write(f"scdiva: {wrong}: one of {', '.join(COMMANDS)}. See --help.\n")
         raise SystemExit(2)
     parser = command_parser(command)
+    rest = [re.sub(r"^--[\w-]+", lambda option: "--" + option[0][2:].replace("-", "_"), word) for word in rest]
     if rest and not rest[0].startswith("-"):
         rest = ["--what" if command == "info" else "--file", *rest]
     found: dict[str, Any] = parser.parse_args(rest).as_dict()

@@ -14,6 +14,7 @@ _WHERE = {
     "PackedCells": "corpus",
     "pack_files": "corpus",
     "CellDataModule": "datamodule",
+    "open_soma": "soma",
 }
 
 __all__ = sorted(_WHERE)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,8 @@ import scipy.sparse as sp
 
 from scdiva._checks import check_least, or_nearest
 from scdiva._validate import Input, Scan, scan
+from scdiva.data.paths import as_path, is_path, reaching
+from scdiva.data.soma import SomaCells, SomaRows
 from scdiva.data.stored import StoredNames, StoredRows, file_of, names_of, naming, open_root, whole
 from scdiva.data.writing import check_anndata
 
@@ -86,18 +88,19 @@ class OpenMatrix:
         self.close()
 
 
-def open_matrix(data: AnnData | str | Path, layer: str | None = None, use_raw: bool = False) -> OpenMatrix:
-    """Open the expression matrix of an AnnData object, or of an ``.h5ad`` or ``.zarr`` file, without loading it.
+def open_matrix(data: AnnData | SomaCells | str | Path, layer: str | None = None, use_raw: bool = False) -> OpenMatrix:
+    """Open the expression matrix of AnnData, of an ``.h5ad`` or ``.zarr``, or of a SOMA experiment, without loading it.
 
     Of a file only the chosen matrix, the gene table and the cell names are touched.
 
     Parameters
     ----------
     data
-        Annotated data, in memory, a view, backed, or dask-backed, or the path of a file that AnnData wrote. AnnData
-        reads the matrix of a view of a backed object whole; open the file itself to read it by rows.
+        Annotated data, in memory, a view, backed, or dask-backed; the path or URL of a file that AnnData wrote; or what
+        :func:`open_soma` chose. AnnData reads the matrix of a view of a backed object whole; open the file itself to
+        read it by rows.
     layer
-        Key of `adata.layers`; `None` takes `adata.X`.
+        Key of `adata.layers`; `None` takes `adata.X`. Of a SOMA experiment a layer of `X`, see :func:`open_soma`.
     use_raw
         Take `adata.raw.X`, which has genes of its own.
 
@@ -116,15 +119,22 @@ def open_matrix(data: AnnData | str | Path, layer: str | None = None, use_raw: b
     """
     if layer is not None and use_raw:
         raise ValueError(f"layer={layer!r} and use_raw=True exclude each other: adata.raw has no layers; pass one.")
-    if isinstance(data, str | Path):
-        return _open_file(Path(data), layer, use_raw)
+    if isinstance(data, SomaCells):
+        if use_raw:
+            raise ValueError(f"{str(data)!r} has no raw: pass the layer of X that holds counts, as layer.")
+        rows = SomaRows(data, layer)
+        return OpenMatrix(rows, rows.obs_names, rows.var, rows.where, rows)
+    if is_path(data):
+        with reaching(path := as_path(data)):
+            return _open_file(path, layer, use_raw)
     check_anndata(data)
-    _refuse_absent("adata", data.layers, data.raw is not None, data.X is not None, layer, use_raw)
+    adata = cast("AnnData", data)
+    _refuse_absent("adata", adata.layers, adata.raw is not None, adata.X is not None, layer, use_raw)
     if use_raw:
-        return OpenMatrix(data.raw.X, data.obs_names, data.raw.var, "adata.raw.X")
+        return OpenMatrix(adata.raw.X, adata.obs_names, adata.raw.var, "adata.raw.X")
     if layer is not None:
-        return OpenMatrix(data.layers[layer], data.obs_names, data.var, f"adata.layers[{layer!r}]")
-    return OpenMatrix(data.X, data.obs_names, data.var, "adata.X")
+        return OpenMatrix(adata.layers[layer], adata.obs_names, adata.var, f"adata.layers[{layer!r}]")
+    return OpenMatrix(adata.X, adata.obs_names, adata.var, "adata.X")
 
 
 def _refuse_absent(where: str, layers: Any, has_raw: bool, has_x: bool, layer: str | None, use_raw: bool) -> None:
@@ -285,7 +295,7 @@ def read_ranges(matrix: Any, ranges: Sequence[tuple[int, int]]) -> sp.csr_matrix
     TypeError, ValueError
         As :func:`row_blocks` does.
     """
-    if isinstance(matrix, StoredRows):
+    if isinstance(matrix, StoredRows | SomaRows):
         return _canonical(*matrix.read(ranges), int(matrix.shape[1]), matrix.where)
     if len(ranges) != 1:
         parts = [read_ranges(matrix, [one]) for one in ranges]

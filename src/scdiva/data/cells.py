@@ -15,6 +15,7 @@ from scdiva._constants import MAX_LENGTH, N_SPECIAL, TARGET_SUM
 from scdiva._validate import Input, Scan
 from scdiva.data.blocks import BLOCK_ROWS, OpenMatrix, open_matrix, read_ranges, row_blocks, row_readable
 from scdiva.data.genes import ERROR_SHARE, WARNING_SHARE, judge_genes, match_columns
+from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import AS_IT_IS, Reading
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator, serialize, to_token_space
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from anndata import AnnData
 
+    from scdiva.data.soma import SomaCells
     from scdiva.data.stored import StoredNames
 
 KEPT_BYTES = 1 << 27
@@ -45,7 +47,7 @@ class Model(Protocol):
 
 
 def open_cells(
-    data: AnnData | str | Path,
+    data: AnnData | SomaCells | str | Path,
     vocabulary: Model | Vocabulary | str | Path = "human",
     reading: Reading = AS_IT_IS,
     *,
@@ -63,7 +65,8 @@ def open_cells(
     Parameters
     ----------
     data
-        Annotated data, or the path of an ``.h5ad`` or ``.zarr`` file, which is read by row blocks.
+        Annotated data; or what is read by row blocks: the path or URL of an ``.h5ad`` or ``.zarr`` file, or cells of a
+        SOMA experiment (:func:`open_soma`).
     vocabulary
         A loaded model, by which cells are then read, and which warns if they have few of its genes; or what
         :func:`scdiva.tokenizer.vocabulary.load_vocabulary` takes.
@@ -139,11 +142,14 @@ def open_cells(
         raise
     if report["share_counts"] >= WARNING_SHARE:
         warn_of_foreign(found, opened)
-    path = Path(data) if isinstance(data, str | Path) else None
+    path = as_path(data) if is_path(data) else None
     name = "" if path is None else path.stem
     held = sp.vstack(kept, format="csr") if kept else matrix
+    tokens = matched.tokens
+    if getattr(path, "study", ""):  # the table of genes is that of all studies of the experiment
+        tokens = np.where(found.counts_per_gene > 0, tokens, -1)
     source = CellSource(
-        genes, matched.tokens, report, found, max_length, block_rows, denominator, reading, path, opened, held, name
+        genes, tokens, report, found, max_length, block_rows, denominator, reading, path, opened, held, name
     )
     if reading.empty == "error":
         refuse_empty(source)

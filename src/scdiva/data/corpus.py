@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ from scdiva._checks import check_least, or_nearest, warn
 from scdiva._constants import MAX_LENGTH, N_SPECIAL
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.output import refuse_target, whole_or_not
+from scdiva.data.paths import as_path, is_path, listing, reaching
 from scdiva.data.reading import Reading
+from scdiva.data.soma import SomaCells
 from scdiva.data.stored import open_hdf5
 from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
 from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
@@ -50,8 +53,9 @@ def data_files(data: Iterable[Any]) -> list[Any]:
     out: list[Any] = []
     for one in data:
         found = [one]
-        if isinstance(one, str | Path) and Path(one).is_dir() and not _is_zarr(Path(one)):
-            found = sorted(_below(Path(one)))
+        if is_path(one) and not isinstance(one, SomaCells):
+            with reaching(path := as_path(one)):
+                found = sorted(_below(path)) if not _is_zarr(path) and path.is_dir() else found
         if not found:
             raise ValueError(f"the folder {str(one)!r} holds no .h5ad or .zarr; name the folder that does.")
         out += found
@@ -143,7 +147,7 @@ def file_note(path: str | Path) -> dict[str, Any]:
     Parameters
     ----------
     path
-        An existing file or folder.
+        An existing file or folder, here or elsewhere, or cells of a SOMA experiment.
 
     Returns
     -------
@@ -151,8 +155,16 @@ def file_note(path: str | Path) -> dict[str, Any]:
     more it is `sampled_sha256`: of 256 pieces of 1 MiB at even distances. Both are of the names and sizes of the files
     of a folder too. A file that was written anew differs; values overwritten in place between two pieces would not be
     noticed.
+    Of a URL nothing is read: `files` and `size` in bytes together, and `listing_sha256`, of their names, sizes and
+    ETags (:func:`scdiva.data.paths.listing`). Of cells of a SOMA experiment which they are, not what they hold.
     """
-    path = Path(path)
+    path = as_path(path)
+    if isinstance(path, SomaCells):
+        return path.note()
+    if not isinstance(path, Path):
+        found = listing(path)
+        digest = hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        return {"files": len(found), "size": sum(size for _, size, _ in found), "listing_sha256": digest}
     parts = sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]
     sizes = [part.stat().st_size for part in parts]
     ends, size = np.cumsum(sizes), sum(sizes)
@@ -186,7 +198,7 @@ def manifest_of(data: Iterable[Any]) -> dict[str, dict[str, Any]]:
     -------
     What :func:`file_note` says, by the name of the file.
     """
-    return {Path(one).name: file_note(one) for one in data if isinstance(one, str | Path)}
+    return {as_path(one).name: file_note(one) for one in data if is_path(one)}
 
 
 def check_manifest(noted: dict[str, Any], found: dict[str, Any]) -> None:
@@ -277,12 +289,12 @@ def pack_files(
     from scdiva.data.cells import open_cells
 
     check_least(min_genes=(min_genes, 1))
-    if isinstance(paths, str | Path):
+    if is_path(paths):
         raise TypeError(f"paths={str(paths)!r} must be a list of files and folders.")
     how = Reading(**reading, empty="nan")
-    files, out = [Path(path) for path in data_files(paths)], Path(out)
+    files, out = [as_path(path) for path in data_files(paths)], Path(out)
     names = study_names(files)
-    refuse_target(out, True, *(file for file in files if file.exists()))
+    refuse_target(out, True, *files)
     vocabulary = load_vocabulary(vocabulary)
     denominator = score_denominator(vocabulary.entropy, entropy_floor)
     n_tokens = vocabulary.n_genes + N_SPECIAL
@@ -502,7 +514,9 @@ def is_packed(path: str | Path) -> bool:
     ValueError
         If it is an HDF5 file that can't be opened.
     """
-    path = Path(path)
+    path = as_path(path)
+    if not isinstance(path, Path):
+        return False
     if not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
     if path.is_dir() or not h5py.is_hdf5(path):

@@ -28,6 +28,7 @@ from scdiva.data.corpus import (
     warn_left_out,
 )
 from scdiva.data.order import Order
+from scdiva.data.paths import as_path, is_path
 from scdiva.data.pool import LEFT_OUT, CellPool, Source
 from scdiva.data.reading import Reading
 from scdiva.data.stream import TrainingStream, ValidationBatches
@@ -37,7 +38,9 @@ from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 if TYPE_CHECKING:
     from anndata import AnnData
 
-    Data: TypeAlias = AnnData | str | Path
+    from scdiva.data.soma import SomaCells
+
+    Data: TypeAlias = AnnData | SomaCells | str | Path
 
 UNSEEN_STUDY = -1
 """Study number of validation cells whose study is not trained on."""
@@ -49,9 +52,9 @@ class CellDataModule(pl.LightningDataModule):
     Parameters
     ----------
     train
-        List of ``.h5ad`` or ``.zarr`` files or AnnData objects in any mixture, each a study of its own, or one corpus
-        that :func:`scdiva.data.pack_files` wrote (or one file or object). A folder stands for every such file below
-        it, by path. Files may have different genes: each is matched by itself.
+        List of ``.h5ad`` or ``.zarr`` files, their URLs, AnnData objects or cells of SOMA experiments in any mixture,
+        each a study of its own, or one corpus that :func:`scdiva.data.pack_files` wrote (or one file or object). A
+        folder stands for every such file below it, by path. Files may have different genes: each is matched by itself.
     validation
         The same for validation; None = no other files. Split by study, not by cell: cells of one study are too similar.
     validation_studies
@@ -213,7 +216,7 @@ class CellDataModule(pl.LightningDataModule):
             kept = {"study": name, "cells": len(lengths) - dropped, "cells_dropped": dropped}
             report.append(kept | {"columns": columns, "genes_matched": matched})
 
-        if isinstance(files[0], str | Path) and is_packed(files[0]):
+        if is_path(files[0]) and is_packed(files[0]):
             corpus = PackedCells(files[0], self.vocabulary)
             for option, asked in (("context", self.context), ("min_genes", self.min_genes)):
                 if corpus.max_length < asked:
@@ -256,7 +259,7 @@ class CellDataModule(pl.LightningDataModule):
         self.setup()
         files: dict[str, dict[str, Any]] = {}
         for part, notes in self._noted().items():
-            paths = {Path(one).name: str(one) for one in self._files[part] if isinstance(one, str | Path)}
+            paths = {as_path(one).name: str(one) for one in self._files[part] if is_path(one)}
             files[part] = {name: {"path": paths[name]} | note for name, note in notes.items()}
         about = {"vocabulary": self.vocabulary.fingerprint, "min_genes": self.min_genes}
         return about | {"files": files, "studies": [dict(one) for one in self._report]}
@@ -419,7 +422,7 @@ def corpus_files(data: Sequence[Any]) -> list[Any]:
         If there is nothing of a name, a packed corpus does not stand alone, or two files have one name.
     """
     files = data_files(data)
-    packed = [isinstance(one, str | Path) and is_packed(one) for one in files]
+    packed = [is_path(one) and is_packed(one) for one in files]
     if any(packed) and len(files) > 1:
         raise ValueError("a packed corpus stands alone: pack all files into one with scdiva.data.pack_files.")
     if not any(packed):
@@ -428,4 +431,4 @@ def corpus_files(data: Sequence[Any]) -> list[Any]:
 
 
 def _names(files: Sequence[Any], unnamed: str) -> list[str]:
-    return study_names([Path(one if isinstance(one, str | Path) else f"{unnamed}{i}") for i, one in enumerate(files)])
+    return study_names([as_path(one if is_path(one) else f"{unnamed}{i}") for i, one in enumerate(files)])

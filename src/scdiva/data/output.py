@@ -16,6 +16,7 @@ import numpy as np
 
 from scdiva._checks import refuse_unwritable
 from scdiva._settings import logger
+from scdiva.data.stored import open_root
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -46,7 +47,7 @@ def refuse_target(out: Path, overwrite: bool, *sources: Path) -> None:
     refuse_unwritable(out)
     if not out.exists():
         return
-    if any(out.samefile(source) for source in sources):
+    if any(isinstance(source, Path) and source.exists() and out.samefile(source) for source in sources):
         raise FileExistsError(f"{str(out)!r} is the file that is read. Pass another out, not the input.")
     is_store = any((out / name).exists() for name in ("zarr.json", ".zgroup"))
     if out.is_dir() and not (is_store and is_zarr(out)):
@@ -93,7 +94,7 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
     Parameters
     ----------
     path
-        The file. What is there is a ``.zarr`` if it is a folder, what is not there if its name says so.
+        The file, to be read also a URL. What is to be written is a ``.zarr`` if its name says so.
     mode
         ``"r"``, or ``"w"`` to begin it anew as AnnData begins a file.
 
@@ -108,21 +109,24 @@ def open_store(path: Path, mode: str = "r") -> Iterator[Any]:
     """
     import h5py
 
-    if path.is_dir() or (mode == "w" and is_zarr(path)):
+    begun = {"encoding-type": "anndata", "encoding-version": "0.1.0"}
+    if mode == "r":
+        root, file = open_root(path)
+        with file or contextlib.nullcontext():
+            yield root
+    elif is_zarr(path):
         import anndata
         import zarr
 
         with warnings.catch_warnings():  # deprecated since anndata 0.13; then format 3 is all that it writes
             warnings.simplefilter("ignore", DeprecationWarning)
-            version = {"zarr_format": getattr(anndata.settings, "zarr_write_format", 3)} if mode == "w" else {}
-        root = zarr.open_group(str(path), mode=mode, **version)
-        if mode == "w":
-            root.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+            version = getattr(anndata.settings, "zarr_write_format", 3)
+        root = zarr.open_group(str(path), mode=mode, zarr_format=version)
+        root.attrs.update(begun)
         yield root
     else:
         with _said_briefly(path), h5py.File(path, mode) as file:
-            if mode == "w":
-                file.attrs.update({"encoding-type": "anndata", "encoding-version": "0.1.0"})
+            file.attrs.update(begun)
             yield file
 
 

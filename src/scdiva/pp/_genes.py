@@ -15,6 +15,7 @@ from scdiva._validate import Input
 from scdiva.data.blocks import BLOCK_ROWS
 from scdiva.data.cells import CellSource, open_cells
 from scdiva.data.genes import tokens_of_var
+from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import Duplicates, Reading, Species
 from scdiva.data.writing import check_writable, write
 from scdiva.tokenizer.entropy import BIN_WIDTH, EntropyHistogram
@@ -22,6 +23,8 @@ from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
 
 if TYPE_CHECKING:
     from anndata import AnnData
+
+    from scdiva.data.soma import SomaCells
 
 
 @with_shared_docs
@@ -177,7 +180,7 @@ def gene_entropy(
 
 @with_shared_docs
 def corpus_entropy(
-    data: AnnData | str | Path | Sequence[AnnData | str | Path],
+    data: AnnData | SomaCells | str | Path | Sequence[AnnData | SomaCells | str | Path],
     vocabulary: Vocabulary | str | Path = "human",
     *,
     layer: str | None = None,
@@ -246,7 +249,7 @@ def corpus_entropy(
         try:
             source = open_cells(study, genes, reading, ranked=False, block_rows=block_rows)
         except (KeyError, ValueError) as error:
-            name = Path(study).name if isinstance(study, str | Path) else f"data set {number}"
+            name = as_path(study).name if is_path(study) else f"data set {number}"
             raise ValueError(f"{name}: {error.args[0]}") from error
         _count(source, histogram, min_genes)
         source.close()

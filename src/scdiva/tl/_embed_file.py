@@ -34,7 +34,9 @@ from scdiva._version import __version__
 from scdiva.data.blocks import open_matrix
 from scdiva.data.cells import open_cells
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
+from scdiva.data.paths import as_path, is_path, listing
 from scdiva.data.reading import Reading, Species
+from scdiva.data.soma import SomaCells
 from scdiva.data.writing import check_key
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ _DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 @with_shared_docs
 def embed_file(
-    path: str | PathLike[str],
+    path: str | PathLike[str] | SomaCells,
     out: str | PathLike[str],
     *,
     model: ScDiVa | str | PathLike[str] = C.DEFAULT_MODEL,
@@ -78,7 +80,8 @@ def embed_file(
     Parameters
     ----------
     path
-        The ``.h5ad`` file or ``.zarr`` folder to read; it is not changed.
+        The ``.h5ad`` file or ``.zarr`` folder to read, or its URL; or cells that :func:`scdiva.data.open_soma` chose.
+        It is not changed.
     out
         The file to write: a ``.zarr`` folder if its name ends so, else an ``.h5ad`` file. It is written beside `out`
         and renamed, so it is there whole or not at all.
@@ -129,9 +132,11 @@ def embed_file(
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
     """
     path, out = _one_path(path, "path"), _one_path(out, "out")
+    if not isinstance(out, Path):
+        raise ValueError(f"out={str(out)!r} is no path of this machine: embed into a file here, and copy that.")
     if key_added is not None:
         check_key(key_added, "key_added")
-    if not path.exists():
+    if isinstance(path, Path) and not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
     refuse_target(out, overwrite, path)
     reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
@@ -290,8 +295,12 @@ def _write(new: Path, path: Path, parts: Parts, key: str, parameters: dict[str, 
     import anndata.io
     import pandas as pd
 
-    with open_store(new, "w") as file, open_store(path) as old:
-        copy_frame(old["obs"], file, "obs")
+    with open_store(new, "w") as file:
+        if isinstance(path, SomaCells):
+            anndata.io.write_elem(file, "obs", path.obs())
+        else:
+            with open_store(path) as old:
+                copy_frame(old["obs"], file, "obs")
         anndata.io.write_elem(file, "var", pd.DataFrame(index=pd.Index([], dtype=str)))
         anndata.io.write_elem(file, "obsm", {})
         embedding = new_rows(file["obsm"], key, (parts.n_obs, parts.width))
@@ -359,10 +368,8 @@ def _folder_of(out: Path) -> Path:
 
 
 def stamp(path: Path) -> str:
-    """Sizes and times of change of a file, or of all files of a folder: another stamp, another content."""
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-    found = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return _digest(found)
+    """Sizes and times of change, or versions, of a file or all files of a folder: another stamp, another content."""
+    return _digest(path.note() if isinstance(path, SomaCells) else listing(path))
 
 
 def _digest(value: Any) -> str:
@@ -382,8 +389,8 @@ def as_shard(given: tuple[int, int]) -> tuple[int, int]:
 
 def _one_path(given: Any, name: str) -> Path:
     """Give the path; refuse what is none."""
-    if isinstance(given, str | PathLike):
-        return Path(given)
+    if is_path(given):
+        return as_path(given)
     mend = "scdiva.tl.embed(adata) takes cells in memory"
     if isinstance(given, list | tuple | set):
         mend = "call embed_file once for each file, with an out of its own"

@@ -15,7 +15,9 @@ from scdiva._checks import from_extra, refuse_unknown, refuse_unwritable
 from scdiva._docs import with_shared_docs
 from scdiva._validate import Input
 from scdiva.data.corpus import PackedCells, data_files, held_out_studies, is_packed, study_names
+from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import Reading, Species
+from scdiva.data.soma import open_soma
 from scdiva.models.config import ScDiVaConfig
 from scdiva.tokenizer.names import read_species
 from scdiva.train.config import PretrainingConfig
@@ -33,10 +35,13 @@ MANIFEST = "manifest.json"
 
 @with_shared_docs
 def pretrain(
-    train: Sequence[str] | str,
+    train: Sequence[str] | str | None,
     out: str,
     training: PretrainingConfig | None = None,
     *,
+    soma: str | None = None,
+    obs_filter: str | None = None,
+    study_key: str | None = None,
     preset: str | None = None,
     model: ScDiVaConfig | Mapping[str, Any] | None = None,
     validation: Sequence[str] | str | None = None,
@@ -61,8 +66,8 @@ def pretrain(
     Parameters
     ----------
     train
-        ``.h5ad`` or ``.zarr`` files, each a study of its own, and folders of such files, in any mixture; or one packed
-        corpus. Read by row blocks.
+        ``.h5ad`` or ``.zarr`` files, each a study of its own, and folders of such files, or URLs of either, in any
+        mixture; or one packed corpus. Read by row blocks. None: `soma` alone.
     out
         Folder of the run: from the start `config.yaml` (every option, those left at their defaults too),
         `manifest.json` (what each file holds, and of each study how many cells are trained on and how many dropped) and
@@ -70,6 +75,10 @@ def pretrain(
         :func:`scdiva.models.load_model` reads.
     training
         See :class:`~scdiva.train.PretrainingConfig`. None: the preset's, or its defaults.
+    soma, obs_filter
+        A TileDB-SOMA experiment to train on, and which of its cells: see :func:`scdiva.data.open_soma`.
+    study_key
+        Column of its `obs` whose values are studies, such as `"dataset_id"`. None: the cells are one study.
     preset
         `"paper"`, `"base"` or `"mini"`: where model and training start from; options, and fields in a file,
         take precedence. See :meth:`ScDiVaConfig.preset <scdiva.models.ScDiVaConfig.preset>` and
@@ -132,16 +141,20 @@ def pretrain(
     ... )
     >>> sd.tl.embed(sd.datasets.toy(60, 100), folder)
     """
-    train, validation = _paths(train), None if validation is None else _paths(validation)
+    validation = None if validation is None else _paths(validation)
     out, vocabulary = os.path.expanduser(out), os.path.expanduser(vocabulary)
     given = {name: value for name, value in locals().items() if name not in ("out", "training", "model", "resume")}
+    given["train"] = files = [] if train is None else _paths(train)
     # whatever can be refused is, before packages are loaded, and before hours are spent on entropies
     folder = Path(out)
     _refuse_folder(folder, resume)
-    if not train:
-        raise ValueError("train must name at least one file.")
-    train = [str(file) for file in data_files(train)]
-    if svd_start and (len(train) > 1 or not Path(train[0]).is_file() or not is_packed(train[0])):
+    if soma is not None:
+        chosen = open_soma(soma, obs_filter=obs_filter)
+        files = [*files, *([chosen] if study_key is None else chosen.by(study_key))]
+    if not files:
+        raise ValueError("train must name at least one file, or soma an experiment.")
+    files = data_files(files)
+    if svd_start and (len(files) > 1 or not is_packed(files[0])):
         raise ValueError("svd_start needs one packed corpus as train: make it with scdiva.data.pack_files.")
     if svd_start and validation_studies is not None:
         raise ValueError("svd_start would use the studies of validation_studies too: pack those into validation.")
@@ -152,7 +165,7 @@ def pretrain(
         raise ValueError(f"context={training.context} exceeds the model's max_length={config.max_length}.")
     if config.attention_backend == "triton":
         from_extra("triton", "gpu", "attention_backend='triton' needs Triton")
-    counted = _training_files(train, validation, validation_studies, training.seed)
+    counted = _training_files(files, validation, validation_studies, training.seed)
     reading = Reading(layer, use_raw, input, gene_ids, read_species(species))
 
     import torch
@@ -169,7 +182,7 @@ def pretrain(
     genes = load_vocabulary(folder / VOCABULARY if resume else vocabulary)
     config = replace(config, n_genes=genes.n_genes)
     data = CellDataModule(
-        train,
+        files,
         validation=validation,
         validation_studies=validation_studies,
         vocabulary=genes,
@@ -193,7 +206,7 @@ def pretrain(
     resolved = json.loads(json.dumps(resolved, default=str))  # plain values: files may be given as Path
     del resolved["model"]["n_genes"]  # is the vocabulary's
     _write_start(folder, resolved, data, genes, resume)
-    module = _module(config, training, data, train[0] if svd_start and not resume else None)
+    module = _module(config, training, data, files[0] if svd_start and not resume else None)
     try:
         trainer = fit(module, data, out_dir=folder, resume_from=checkpoint, progress=progress, **where)
     finally:
@@ -211,8 +224,9 @@ def pretrain(
     return save_model(module.model.cpu(), genes, folder / MODEL, metadata=metadata)
 
 
-def _paths(files: Sequence[str] | str) -> list[str]:
-    return [os.path.expanduser(file) for file in ([files] if isinstance(files, str | Path) else files)]
+def _paths(files: Any) -> list[Any]:
+    files = [files] if is_path(files) else files
+    return [os.path.expanduser(file) if isinstance(file, str | os.PathLike) else file for file in files]
 
 
 def _refuse_folder(folder: Path, resume: bool) -> None:
@@ -235,16 +249,16 @@ def _model_config(preset: str | None, model: ScDiVaConfig | Mapping[str, Any] | 
 
 
 def _training_files(
-    train: list[str], validation: Sequence[str] | None, validation_studies: float | Sequence[str] | None, seed: int
-) -> list[str]:
+    train: list[Any], validation: Sequence[Any] | None, validation_studies: float | Sequence[str] | None, seed: int
+) -> list[Any]:
     """Find the files of studies that are trained on; refuse one that is to validate too."""
-    others = [str(file) for file in data_files(validation or [])]
-    for file in [*train, *others]:
-        if not Path(file).exists():
-            raise FileNotFoundError(f"no file {file!r}.")
+    others = data_files(validation or [])
+    for file in map(as_path, [*train, *others]):
+        if isinstance(file, Path) and not file.exists():
+            raise FileNotFoundError(f"no file {str(file)!r}.")
     packed = len(train) == 1 and is_packed(train[0])
-    names = PackedCells(train[0]).study_names if packed else study_names([Path(file) for file in train])
-    both = [name for name in names if name in {Path(file).stem for file in others}]
+    names = PackedCells(train[0]).study_names if packed else study_names([as_path(file) for file in train])
+    both = [name for name in names if name in {as_path(file).stem for file in others}]
     if both:
         raise ValueError(
             f"{len(both)} studies are in train and in validation (first: {both[0]!r}): cells of one study are too "
@@ -254,7 +268,7 @@ def _training_files(
     return train if packed else [file for file, name in zip(train, names, strict=True) if name not in held]
 
 
-def _with_entropies(genes: Vocabulary, train: list[str], min_genes: int, reading: Reading) -> Vocabulary:
+def _with_entropies(genes: Vocabulary, train: list[Any], min_genes: int, reading: Reading) -> Vocabulary:
     """Count entropies for a vocabulary that has none."""
     if genes.table["entropy"].notna().any() or any(is_packed(file) for file in train):
         return genes  # a packed corpus was ranked by entropies already; without them the vocabulary itself complains

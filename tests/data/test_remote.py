@@ -1,0 +1,241 @@
+"""Cells are read from object storage as from a disk, to the bit; what can't be reached is named, with the remedy."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import http.server
+import shutil
+import sys
+import threading
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pytest
+import zarr
+
+import scdiva as sd
+from scdiva.data.cells import open_cells
+from scdiva.data.corpus import check_manifest, data_files, file_note, manifest_of, pack_files
+from scdiva.data.paths import as_path, is_path, listing
+from scdiva.models import load_model
+from scdiva.train import PretrainingConfig, pretrain
+
+upath = pytest.importorskip("upath", reason="universal-pathlib, of the extra remote, is not installed")
+
+pytestmark = pytest.mark.filterwarnings("ignore:study2", "ignore:the data have")
+
+
+@pytest.fixture(scope="module")
+def folder(study_files, tmp_path_factory) -> Path:
+    """Three studies as zarr of both formats, one of which says in one place what it holds, and one as h5ad."""
+    where = tmp_path_factory.mktemp("remote") / "train"
+    where.mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for path, version in zip(study_files[:2], (2, 3), strict=True):
+            with ad.settings.override(zarr_write_format=version):
+                ad.read_h5ad(path).write_zarr(where / f"{path.stem}.zarr")
+        zarr.consolidate_metadata(where / "study1.zarr")
+    shutil.copy(study_files[2], where)
+    return where
+
+
+@pytest.fixture(scope="module")
+def bucket(s3, folder) -> str:
+    """A bucket with the studies."""
+    s3().mkdir("atlas")
+    s3().put(str(folder), "atlas/train", recursive=True)
+    return "s3://atlas"
+
+
+@pytest.fixture(scope="module")
+def site(folder):
+    """A web server of the studies that lists no folder, as most don't."""
+
+    class Handler(http.server.SimpleHTTPRequestHandler):
+        def list_directory(self, path):
+            self.send_error(404)
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Handler, directory=str(folder.parent))
+    ) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def same_cells(one, two) -> None:
+    for a, b in zip(one.read(0, one.n_obs), two.read(0, two.n_obs), strict=True):
+        np.testing.assert_array_equal(a, b)
+    assert list(one.var.index) == list(two.var.index)
+    assert str(one.obs_names[3]) == str(two.obs_names[3])
+
+
+@pytest.mark.parametrize("name", ["study0.zarr", "study1.zarr", "study2.h5ad"])
+@pytest.mark.parametrize("where", ["bucket", "site"])
+def test_cells_are_those_of_the_file(where, name, folder, vocabulary, request):
+    url = f"{request.getfixturevalue(where)}/train/{name}"
+    how = {"keep": False, "empty": "nan"}
+    far, near = open_cells(url, vocabulary, **how), open_cells(folder / name, vocabulary, **how)
+    same_cells(far, near)
+    ranges = [(40, 55), (3, 4), (9, 9), (10, 12)] if near.n_obs > 55 else [(20, 25), (0, 3)]
+    for a, b in zip(far.read_ranges(ranges), near.read_ranges(ranges), strict=True):
+        np.testing.assert_array_equal(a, b)
+    far.close()
+    same_cells(far, near)  # opened anew
+
+
+@pytest.mark.parametrize("name", ["study0.zarr", "study1.zarr", "study2.h5ad"])
+def test_an_embedding_from_s3_is_that_of_the_file(bucket, name, folder, tmp_path):
+    how = {"empty": "nan", "batch_size": 16}
+    far = sd.tl.embed_file(f"{bucket}/train/{name}", tmp_path / "far.h5ad", **how)
+    near = sd.tl.embed_file(folder / name, tmp_path / "near.h5ad", **how)
+    one, two = ad.read_h5ad(far), ad.read_h5ad(near)
+    np.testing.assert_array_equal(one.obsm["X_scdiva"], two.obsm["X_scdiva"])
+    assert one.obs.equals(two.obs)
+
+
+def test_a_folder_in_a_bucket_is_its_files(s3, bucket, folder, vocabulary, tmp_path):
+    names = ["study0.zarr", "study1.zarr", "study2.h5ad"]
+    assert [str(one) for one in data_files([f"{bucket}/train"])] == [f"{bucket}/train/{name}" for name in names]
+    assert [str(one) for one in data_files([bucket])] == [f"{bucket}/train/{name}" for name in names]
+    s3().pipe(f"{bucket}/notes/none.txt", b"no cells")
+    with pytest.raises(ValueError, match="folder 's3://atlas/notes' holds no"):
+        data_files([f"{bucket}/notes"])
+    urls = [f"{bucket}/train/{name}" for name in names]
+    assert sd.pp.corpus_entropy(urls, vocabulary) == sd.pp.corpus_entropy([folder / name for name in names], vocabulary)
+    for of, out in ((bucket, "far"), (folder, "near")):
+        pack_files([of], vocabulary, tmp_path / out).close()
+    far, near = (sd.data.PackedCells(tmp_path / out) for out in ("far", "near"))
+    assert far.study_names == near.study_names
+    for a, b in zip(far.read(0, far.n_obs), near.read(0, near.n_obs), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_pretraining_from_s3_is_that_from_the_files(bucket, folder, vocabulary, tmp_path):
+    vocabulary.write(tmp_path / "genes.safetensors")
+    small = {"dim": 16, "n_layers": 1, "n_heads": 2, "ffn_dim": 24}
+    weights = []
+    for out, train in (("far", f"{bucket}/train"), ("near", str(folder))):
+        made = pretrain(
+            train,
+            str(tmp_path / out),
+            PretrainingConfig(steps=2, batch_size=8, precision="fp32"),
+            model=small,
+            vocabulary=str(tmp_path / "genes.safetensors"),
+            min_genes=1,
+            accelerator="cpu",
+            progress=False,
+        )
+        weights.append(load_model(made, device="cpu").state_dict())
+    far, near = weights
+    assert all((far[name] == near[name]).all() for name in far)
+    assert f"path: {bucket}/train" not in (tmp_path / "far" / "config.yaml").read_text()
+    assert f"{bucket}/train/study0.zarr" in (tmp_path / "far" / "manifest.json").read_text()
+
+
+def test_a_note_tells_another_content_of_the_same_size(s3, bucket, folder):
+    files, url = s3(), f"{bucket}/noted/study.zarr"
+    files.put(str(folder / "study0.zarr"), url, recursive=True)
+    note = file_note(url)
+    assert set(note) == {"files", "size", "listing_sha256"}
+    assert note["files"] == len(files.find(url))
+    assert note == file_note(as_path(url))
+    before = manifest_of([url])
+    chunk = next(name for name in files.find(f"{url}/X/data") if name[-1].isdigit())
+    content = files.cat(chunk)
+    files.pipe(chunk, content[:-1] + bytes([content[-1] ^ 1]))
+    assert file_note(url)["size"] == note["size"]
+    with pytest.raises(ValueError, match=r"1 of 1 files have changed .*'study.zarr'"):
+        check_manifest(before, manifest_of([url]))
+
+
+@pytest.mark.parametrize("where", ["bucket", "site"])
+@pytest.mark.parametrize("name", ["study0.zarr", "study1.zarr"])
+def test_a_chunk_that_is_gone_is_no_zero(where, name, folder, s3, bucket, vocabulary, request):
+    lost = f"train/{name}/X/data/{'0' if name == 'study0.zarr' else 'c/0'}"
+    with contextlib.ExitStack() as back:
+        if where == "bucket":
+            files = s3()
+            back.callback(files.pipe, f"{bucket}/{lost}", files.cat(f"{bucket}/{lost}"))
+            files.rm(f"{bucket}/{lost}")
+        else:
+            path = folder.parent / lost
+            path.rename(path.with_name("away"))
+            back.callback(path.with_name("away").rename, path)
+        with pytest.raises(ValueError, match=r"(s3|http)://.*is damaged"):
+            open_cells(f"{request.getfixturevalue(where)}/train/{name}", vocabulary)
+
+
+def test_what_is_not_there_is_named(bucket, site, vocabulary, tmp_path):
+    for url in (
+        "s3://no-such-bucket/x.zarr",
+        f"{bucket}/x.zarr",
+        f"{bucket}/x.h5ad",
+        f"{site}/x.zarr",
+        f"{site}/x.h5ad",
+    ):
+        with pytest.raises(FileNotFoundError, match=f"'{url}' can't be read .*Is there such a bucket"):
+            open_cells(url, vocabulary)
+        with pytest.raises(FileNotFoundError, match=f"'{url}'"):
+            sd.tl.embed_file(url, tmp_path / "out.h5ad")
+        with pytest.raises(FileNotFoundError, match=f"'{url}'"):
+            pretrain(url, str(tmp_path / "run"), vocabulary="scdiva-mini", progress=False)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ValueError, match=r"out='s3://.*' is no path of this machine"):
+        sd.tl.embed_file(f"{bucket}/train/study0.zarr", f"{bucket}/out.zarr")
+
+
+def test_who_may_not_read_is_told_what_to_set(s3, bucket, vocabulary, monkeypatch):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    s3.clear_instance_cache()
+    try:
+        with pytest.raises(OSError, match=r"'s3://atlas/train/study0.zarr' can't be read \(NoCred.*AWS_PROFILE"):
+            open_cells(f"{bucket}/train/study0.zarr", vocabulary)
+    finally:
+        s3.clear_instance_cache()
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "upath", None)
+    with pytest.raises(ImportError, match=r"'s3://a/b.zarr' needs universal-pathlib: pip install 'scdiva\[remote\]'"):
+        as_path("s3://a/b.zarr")
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="'nothing'"):
+        as_path("nothing://a/b.zarr")
+    if find_spec("gcsfs") is not None:
+        pytest.skip("gcsfs is installed")
+    with pytest.raises(ImportError, match=r"'gs://a/b.zarr' .*gcsfs.*pip install 'scdiva\[remote\]'"):
+        as_path("gs://a/b.zarr")
+
+
+def test_any_file_system_of_fsspec_will_do(folder, vocabulary):
+    import fsspec
+
+    memory = fsspec.filesystem("memory")
+    memory.put(str(folder), "/any", recursive=True)
+    assert [path.name for path in data_files(["memory://any"])] == ["study0.zarr", "study1.zarr", "study2.h5ad"]
+    with open_cells(folder / "study0.zarr", vocabulary, keep=False, empty="nan")._open():
+        near = open_cells(folder / "study0.zarr", vocabulary, keep=False, empty="nan")
+    for url in ("memory://any/study0.zarr", "simplecache::memory://any/study0.zarr"):
+        same_cells(open_cells(url, vocabulary, keep=False, empty="nan"), near)
+    memory.rm("/any", recursive=True)
+
+
+def test_paths_of_this_machine_stay_paths(tmp_path):
+    assert as_path("a//b.zarr") == as_path(Path("a/b.zarr")) == Path("a/b.zarr")
+    assert [is_path(one) for one in ("a", tmp_path, upath.UPath("memory://a"), ad.AnnData())] == [True] * 3 + [False]
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "c").write_text("cells")
+    ((name, size, changed),) = listing(tmp_path)
+    assert (name, size, changed) == ("/b/c", 5, str((tmp_path / "b" / "c").stat().st_mtime))

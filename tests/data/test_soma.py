@@ -1,0 +1,201 @@
+"""Cells of a SOMA experiment are read as those of the file that it was made of, by its own query."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.sparse as sp
+
+import scdiva as sd
+from scdiva import cli
+from scdiva.data.cells import open_cells
+from scdiva.data.corpus import PackedCells, file_note, pack_files
+
+tiledbsoma = pytest.importorskip("tiledbsoma.io", reason="tiledbsoma, of the extra census, is not installed")
+
+MINI = "scdiva-mini"
+PRIMARY = "is_primary_data == True"
+
+
+@pytest.fixture(scope="module")
+def cells() -> ad.AnnData:
+    """700 blood cells that scanpy brings, log-normalised; of three donors, one of which lacks genes."""
+    found = Path(find_spec("scanpy").origin).parent / "datasets" / "10x_pbmc68k_reduced.h5ad"
+    adata = ad.read_h5ad(found).raw.to_adata()
+    adata = ad.AnnData(sp.csr_matrix(adata.X), obs=adata.obs[["bulk_labels"]].copy(), var=adata.var[[]].copy())
+    adata.obs["dataset_id"] = pd.Categorical(np.array(["b", "a", "c", "a"])[np.arange(adata.n_obs) % 4])
+    adata.obs["is_primary_data"] = np.arange(adata.n_obs) % 5 != 0
+    adata.obs["depth"] = np.asarray(adata.X.sum(axis=1), np.float64).ravel()
+    absent = np.ix_(adata.obs["dataset_id"] == "c", np.arange(100))
+    x = adata.X.toarray()
+    x[absent] = 0
+    adata.X = sp.csr_matrix(x)
+    return adata
+
+
+@pytest.fixture(scope="module")
+def uri(cells, tmp_path_factory) -> str:
+    """The same as an experiment, named as the Census is."""
+    where = str(tmp_path_factory.mktemp("soma") / "blood.soma")
+    names = {"var_id_name": "feature_id", "obs_id_name": "observation_joinid", "X_layer_name": "raw"}
+    return tiledbsoma.from_anndata(where, cells, "RNA", **names)
+
+
+@pytest.fixture(scope="module")
+def of_anndata(cells, tmp_path_factory) -> str:
+    """The same, named as tiledbsoma does by itself."""
+    return tiledbsoma.from_anndata(str(tmp_path_factory.mktemp("soma") / "blood.soma"), cells, "RNA")
+
+
+def same(one, two) -> None:
+    for a, b in zip(one, two, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", ["uri", "of_anndata"])
+def test_cells_are_those_of_the_file(kind, cells, request):
+    chosen = sd.data.open_soma(request.getfixturevalue(kind))
+    far, near = (open_cells(one, MINI, keep=False) for one in (chosen, cells))
+    expected = cells.obs_names if kind == "of_anndata" else [str(row) for row in range(700)]
+    assert list(chosen.obs().index) == list(expected)
+    assert far.kind == near.kind == "lognorm"
+    assert list(far.var.index) == list(cells.var_names)
+    assert len(far.obs_names) == 700
+    same(far.read(0, 700), near.read(0, 700))
+    for ranges in ([(600, 650), (10, 30)], [(5, 6), (5, 6)], [(699, 700), (0, 1), (1, 64)]):
+        same(far.read_ranges(ranges), near.read_ranges(ranges))
+    far.close()
+    same(far.read(3, 40), near.read(3, 40))
+
+
+def test_an_experiment_on_s3_is_that_on_the_disk(s3, uri, monkeypatch):
+    """TileDB takes what it is told by the environment when it is first called, so this is a process of its own."""
+    s3().mkdir("census")
+    s3().put(uri, "census/blood.soma", recursive=True)
+    script = (
+        "import sys, numpy as np, scdiva as sd; from scdiva.data.cells import open_cells\n"
+        "near, far = (open_cells(sd.data.open_soma(uri), 'scdiva-mini').read(5, 99) for uri in sys.argv[1:3])\n"
+        "print(all(np.array_equal(a, b) for a, b in zip(near, far)), len(near[0]))\n"
+        "try:\n    sd.data.open_soma('s3://census/absent')\nexcept FileNotFoundError as error:\n    print(error)\n"
+    )
+    for name, value in {"REGION": "us-east-1", "SCHEME": "http", "USE_VIRTUAL_ADDRESSING": "false"}.items():
+        monkeypatch.setenv(f"TILEDB_VFS_S3_{name}", value)
+    monkeypatch.setenv("TILEDB_VFS_S3_ENDPOINT_OVERRIDE", os.environ["AWS_ENDPOINT_URL"].removeprefix("http://"))
+    command = [sys.executable, "-c", script, uri, "s3://census/blood.soma"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert said.stdout.startswith("True 95\nno SOMA experiment at 's3://census/absent'"), said.stderr
+
+
+def test_the_filter_chooses_and_a_column_divides(uri, cells):
+    chosen = sd.data.open_soma(uri, obs_filter=f"{PRIMARY} and depth > 430")
+    kept = cells[cells.obs["is_primary_data"] & (cells.obs["depth"] > 430)].copy()
+    assert 0 < kept.n_obs < 560
+    same(open_cells(chosen, MINI).read(0, kept.n_obs), open_cells(kept, MINI).read(0, kept.n_obs))
+    studies = chosen.by("dataset_id")
+    assert [one.stem for one in studies] == ["a", "b", "c"]
+    for one in studies:
+        part = kept[kept.obs["dataset_id"] == one.stem].copy()
+        source = open_cells(one, MINI)
+        same(source.read(0, part.n_obs), open_cells(part, MINI).read(0, part.n_obs))
+        seen = np.asarray(part.X.sum(axis=0)).ravel() > 0
+        assert len(source.measured_tokens) == (open_cells(part, MINI).tokens[seen] >= 0).sum()
+        assert list(one.obs()["observation_joinid"]) == list(part.obs_names)
+
+
+def test_it_is_packed_and_counted_as_files_are(uri, cells, tmp_path):
+    studies = sd.data.open_soma(uri, obs_filter=PRIMARY).by("dataset_id")
+    files = []
+    for name in "abc":
+        files.append(tmp_path / f"{name}.h5ad")
+        cells[cells.obs["is_primary_data"] & (cells.obs["dataset_id"] == name)].copy().write_h5ad(files[-1])
+    for given, out in ((studies, "far"), (files, "near")):
+        pack_files(given, MINI, tmp_path / out).close()
+    far, near = (PackedCells(tmp_path / out) for out in ("far", "near"))
+    assert far.study_names == near.study_names == ["a", "b", "c"]
+    same(far.read(0, far.n_obs), near.read(0, near.n_obs))
+    same([far.study], [near.study])
+    counted = sd.pp.corpus_entropy(studies, MINI, min_genes=1)
+    assert counted.n_cells == sum(len(one.rows) for one in studies)
+
+
+def test_an_embedding_is_that_of_the_file(uri, cells, tmp_path):
+    kept = cells[cells.obs["is_primary_data"]].copy()
+    kept.write_h5ad(tmp_path / "cells.h5ad")
+    chosen = sd.data.open_soma(uri, obs_filter=PRIMARY)
+    far = ad.read_h5ad(sd.tl.embed_file(chosen, tmp_path / "far.h5ad"))
+    near = ad.read_h5ad(sd.tl.embed_file(tmp_path / "cells.h5ad", tmp_path / "near.h5ad"))
+    np.testing.assert_array_equal(far.obsm["X_scdiva"], near.obsm["X_scdiva"])
+    columns = ["bulk_labels", "dataset_id", "is_primary_data", "depth"]
+    pd.testing.assert_frame_equal(
+        far.obs[columns].reset_index(drop=True), near.obs[columns].reset_index(drop=True), check_categorical=False
+    )
+
+
+def test_the_command_line_trains_on_a_query(uri, cells, tmp_path, capsys):
+    arguments = shlex.split(
+        f"--vocabulary {MINI} --min_genes 1 --accelerator cpu --progress false --training.steps 2"
+        " --training.batch_size 8 --training.precision fp32 --model.dim 16 --model.n_layers 1 --model.n_heads 2"
+        " --model.ffn_dim 24"
+    )
+    query = ["--soma", uri, "--obs-filter", PRIMARY, "--study-key", "dataset_id", "--out", str(tmp_path / "far")]
+    assert cli.main(["pretrain", *query, *arguments]) == 0, capsys.readouterr().err
+    files = []
+    for name in "abc":
+        files.append(tmp_path / f"{name}.h5ad")
+        cells[cells.obs["is_primary_data"] & (cells.obs["dataset_id"] == name)].copy().write_h5ad(files[-1])
+    assert (
+        cli.main(["pretrain", "--train", str(list(map(str, files))), "--out", str(tmp_path / "near"), *arguments]) == 0
+    )
+    far, near = (sd.models.load_model(tmp_path / out / "model", device="cpu").state_dict() for out in ("far", "near"))
+    assert all((far[name] == near[name]).all() for name in far)
+    noted = json.loads((tmp_path / "far" / "manifest.json").read_text())
+    assert [one["study"] for one in noted["studies"]] == ["a", "b", "c"]
+    assert noted["files"]["train"]["a"]["path"] == f"{uri}#a"
+    assert cli.main(["pretrain", "--out", str(tmp_path / "none"), *arguments]) == 1
+    assert "soma an experiment" in capsys.readouterr().err
+
+
+def test_a_note_says_which_cells(uri):
+    one, two, other = (sd.data.open_soma(uri, obs_filter=what) for what in (PRIMARY, PRIMARY, "depth > 430"))
+    assert file_note(one) == file_note(two) != file_note(other)
+    assert set(file_note(one)) == {"cells", "soma_joinids_sha256"}
+
+
+def test_what_is_wrong_is_named(uri, cells, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no SOMA experiment at '.*absent'"):
+        sd.data.open_soma(str(tmp_path / "absent"))
+    with pytest.raises(ValueError, match=r"ms' can't be read: .*not a SOMAExperiment"):
+        sd.data.open_soma(f"{uri}/ms")
+    for wrong in ("is_primary = True", "is_primary == True"):
+        with pytest.raises(ValueError, match=rf"blood.soma' can't be read: .*is_primary.*obs_filter='{wrong}'"):
+            sd.data.open_soma(uri, obs_filter=wrong)
+    with pytest.raises(ValueError, match=r"no cell of .* passes obs_filter='depth < 0'"):
+        sd.data.open_soma(uri, obs_filter="depth < 0")
+    with pytest.raises(ValueError, match="no item 'ATAC'"):
+        open_cells(sd.data.open_soma(uri, measurement="ATAC"), MINI)
+    chosen = sd.data.open_soma(uri)
+    with pytest.raises(ValueError, match="No column named dataset"):
+        chosen.by("dataset")
+    with pytest.raises(ValueError, match="no item 'counts'"):
+        open_cells(chosen, MINI, layer="counts")
+    with pytest.raises(ValueError, match="has no raw"):
+        open_cells(chosen, MINI, use_raw=True)
+
+
+def test_a_dense_layer_is_refused(cells, tmp_path):
+    from tiledbsoma import DenseNDArray
+
+    where = str(tmp_path / "dense.soma")
+    tiledbsoma.from_anndata(where, cells[:20].copy(), "RNA", X_kind=DenseNDArray)
+    with pytest.raises(ValueError, match="is dense"):
+        open_cells(sd.data.open_soma(where), MINI)

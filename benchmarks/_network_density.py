@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from scdiva._checks import check_least
-from scdiva.metrics.networks import checked_graph
-
 if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
+    from numpy.typing import NDArray
 
 N_BINS = 10
 """Quantile bins of degree or expression within which genes stand for each other."""
 
 
 def density_test(
-    graph: Any, members: ArrayLike, *, n_random: int = 1000, rng: int | np.random.Generator = 0
+    graph: NDArray[Any], members: NDArray[np.integer], *, n_random: int = 1000, rng: int | np.random.Generator = 0
 ) -> dict[str, float]:
     """Tell whether a set of genes is denser within than sets of genes of the same degree.
 
@@ -30,11 +27,10 @@ def density_test(
     Parameters
     ----------
     graph
-        Weight of each pair, source × target, shape `(n_genes, n_genes)`: sparse, where a pair that is not stored has no
-        edge and counts as 0; or dense, where NaN is a pair that was not measured and counts nowhere. The diagonal is
-        not looked at.
+        Weight of each pair, source × target, shape `(n_genes, n_genes)`; NaN is a pair that was not measured and counts
+        nowhere. The diagonal is not looked at.
     members
-        The genes of the set: their numbers, or a boolean array of shape `(n_genes,)`.
+        Numbers of the genes of the set.
     n_random
         Number of random sets.
     rng
@@ -49,24 +45,19 @@ def density_test(
     Raises
     ------
     ValueError
-        If the graph is not square or holds values that are not finite (NaN in a dense one aside), fewer than two genes
-        are in the set, one is named twice or not in the graph, none of its pairs is measured, or `n_random` is below 1.
+        If none of the pairs of the set, or of all random sets, is measured.
     """
-    weights = _without_diagonal(checked_graph(graph))
-    chosen = _members(members, weights.shape[0])
-    check_least(n_random=(n_random, 1))
+    weights = np.where(np.eye(len(graph), dtype=bool), np.nan, np.asarray(graph, dtype=np.float64))
+    chosen = np.isin(np.arange(len(weights)), members)
     density = _density(weights, chosen)
-    if np.isnan(density):
-        raise ValueError(f"None of the pairs of {chosen.sum()} genes was measured: they have no density.")
-    total = np.nansum if isinstance(weights, np.ndarray) else np.sum
-    degree = np.asarray(total(abs(weights), axis=0) + total(abs(weights), axis=1))
+    degree = np.nansum(abs(weights), axis=0) + np.nansum(abs(weights), axis=1)
     groups = np.zeros(len(degree), dtype=np.intp)
     groups[degree != 0] = 1 + quantile_bins(degree[degree != 0], N_BINS)
     subsets = matched_subsets(chosen, groups, n_random, np.random.default_rng(rng))
     drawn = np.array([_density(weights, subset) for subset in subsets])
     null = drawn[~np.isnan(drawn)]
-    if not len(null):
-        raise ValueError(f"None of {n_random} random sets has a measured pair: there is nothing to compare with.")
+    if np.isnan(density) or not len(null):
+        raise ValueError(f"None of the pairs of {chosen.sum()} genes, or of {n_random} random sets, was measured.")
     mean, sd = float(null.mean()), float(null.std())
     varies = sd > 1e-12 * max(1.0, abs(mean))
     return {
@@ -83,7 +74,6 @@ def quantile_bins(values: NDArray[np.float64], n_bins: int) -> NDArray[np.intp]:
     """Give each value the number of its quantile bin. Equal values share the bin of their mean rank."""
     from scipy.stats import rankdata
 
-    check_least(n_bins=(n_bins, 1))
     found: NDArray[np.intp] = np.floor((rankdata(values) - 0.5) * n_bins / len(values)).astype(np.intp)
     return found
 
@@ -118,42 +108,8 @@ def p_value(null: NDArray[np.float64], seen: float) -> float:
     return float((1 + as_high.sum()) / (1 + len(null)))
 
 
-def _without_diagonal(weights: Any) -> Any:
-    """Drop the weight of each gene with itself: no edge where pairs are stored, not measured in a dense graph."""
-    from scipy.sparse import csr_array
-
-    if weights.shape[0] != weights.shape[1]:
-        raise ValueError(f"graph has shape {weights.shape}; it must be (n_genes, n_genes).")
-    if isinstance(weights, np.ndarray):
-        return np.where(np.eye(len(weights), dtype=bool), np.nan, weights)
-    coo = weights.tocoo()
-    off = coo.row != coo.col
-    return csr_array((coo.data[off], (coo.row[off], coo.col[off])), shape=weights.shape)
-
-
-def _members(members: ArrayLike, n_genes: int) -> NDArray[np.bool_]:
-    """Mark the genes of a set; refuse numbers that name none, and one gene alone."""
-    given = np.asarray(members)
-    numbers = np.flatnonzero(given) if given.dtype == np.bool_ and given.shape == (n_genes,) else given
-    if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
-        raise ValueError(
-            f"members must be numbers of genes or a boolean array ({n_genes},), not {given.dtype} {given.shape}."
-        )
-    chosen = np.isin(np.arange(n_genes), numbers)
-    if chosen.sum() != len(numbers):
-        raise ValueError(
-            f"members must be different numbers from 0 to {n_genes - 1}; {chosen.sum()} of {len(given)} are."
-        )
-    if chosen.sum() < 2:
-        raise ValueError(f"{chosen.sum()} genes have no pairs; a density needs two.")
-    return chosen
-
-
-def _density(weights: Any, chosen: NDArray[np.bool_]) -> float:
+def _density(weights: NDArray[Any], chosen: NDArray[np.bool_]) -> float:
     """Mean weight over the ordered pairs of a set; NaN if none of them was measured."""
-    genes = np.flatnonzero(chosen)
-    if not isinstance(weights, np.ndarray):
-        return float(weights[genes][:, genes].sum() / (len(genes) * (len(genes) - 1)))
-    within = weights[np.ix_(genes, genes)]
+    within = weights[np.ix_(chosen, chosen)]
     measured = within[~np.isnan(within)]
     return float(measured.mean()) if len(measured) else np.nan

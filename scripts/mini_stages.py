@@ -88,7 +88,7 @@ class StateHeadConfig(OptimiserConfig):
     min_time: float = 1e-3
 
 
-def contrast_loss(one: Tensor, other: Tensor, study: Tensor | None, temperature: float) -> Tensor:
+def contrast_loss(one: Tensor, other: Tensor, study: Tensor, temperature: float) -> Tensor:
     """InfoNCE between two views of each cell, negatives from the cell's own study only.
 
     Mean over cells and both directions of `-log exp(s_ii / τ) / Σ_j exp(s_ij / τ)` with cosine similarity s and j over
@@ -99,7 +99,7 @@ def contrast_loss(one: Tensor, other: Tensor, study: Tensor | None, temperature:
     one, other
         States `(B, dim)` of the same cells.
     study
-        `(B,)`, or None: all cells are of one study.
+        `(B,)`.
     temperature
         τ.
 
@@ -109,8 +109,7 @@ def contrast_loss(one: Tensor, other: Tensor, study: Tensor | None, temperature:
     """
     high = torch.promote_types(one.dtype, torch.float32)
     similarity = F.normalize(one.to(high), dim=1) @ F.normalize(other.to(high), dim=1).T / temperature
-    if study is not None:
-        similarity = similarity.masked_fill(study[:, None] != study[None, :], -torch.inf)
+    similarity = similarity.masked_fill(study[:, None] != study[None, :], -torch.inf)
     own = torch.arange(one.shape[0], device=one.device)
     both = F.cross_entropy(similarity, own, reduction="sum") + F.cross_entropy(similarity.T, own, reduction="sum")
     return 0.5 * both / max(1, len(own))
@@ -173,11 +172,10 @@ class AnchorModule(TaskModule):
         """
         c = self.config
         one, other = (self._learned(self._view(batch, generator)) for _ in range(2))
+        assert batch.study is not None
         loss = gene_multinomial_loss(self.decoder(one, batch.study), batch)
-        weight = torch.ones_like(loss)
-        if batch.study is not None:
-            known = torch.ge(batch.study, 0)
-            weight = torch.where(known, self.study_weight[batch.study.clamp_min(0)], weight)
+        known = torch.ge(batch.study, 0)
+        weight = torch.where(known, self.study_weight[batch.study.clamp_min(0)], torch.ones_like(loss))
         genes = (weight * loss).sum() / weight.sum()
         contrast = contrast_loss(one, other, batch.study, c.contrast_temperature)
         parts = {"genes": genes.detach(), "contrast": contrast.detach()}

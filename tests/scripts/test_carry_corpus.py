@@ -24,8 +24,7 @@ def test_every_bit_comes_back(script, prepared, tmp_path, monkeypatch, doubt):
     carry.unpack(tmp_path / "carried", tmp_path / "again")
     for part in carry.PARTS:
         same(carry.read_packed(prepared / f"{part}.h5"), carry.read_packed(tmp_path / "again" / f"{part}.h5"))
-    assert (tmp_path / "again" / "vocabulary.safetensors").read_bytes() == (
-        prepared / "vocabulary.safetensors"
-    ).read_bytes()
+    genes = [folder / "vocabulary.safetensors" for folder in (prepared, tmp_path / "again")]
+    assert genes[0].read_bytes() == genes[1].read_bytes()
     assert PackedCells(tmp_path / "again" / "train.h5").n_obs == 130
     assert size == sum(file.stat().st_size for file in (tmp_path / "carried").iterdir())

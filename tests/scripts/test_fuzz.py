@@ -32,10 +32,3 @@ def test_what_was_kept_is_read_or_refused_by_name(targets, place, target):
     assert set(outcomes.values()) == {True, False}
     if target != "vocabulary":  # what of a table is damage, another version of arrow may see differently
         assert outcomes == {name: name.startswith(f"{target}/accepted") for name in outcomes}
-
-
-def test_whole_files_are_accepted(targets, place):
-    for name, target in zip(targets.KINDS, ("config", "weights", "vocabulary", "sums"), strict=False):
-        assert targets.judge(target, place, place.whole[name]).accepted
-    for i, name in enumerate(targets.KINDS):
-        assert targets.judge("folder", place, bytes([i]) + place.whole[name]).accepted

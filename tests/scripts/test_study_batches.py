@@ -44,13 +44,3 @@ def test_a_batch_depends_on_seed_and_number_alone(packed):
     resumed = next(iter(module.train_dataloader()))
     for part in ("tokens", "values", "cu_seqlens", "study"):
         assert torch.equal(getattr(resumed, part), getattr(first[3], part))
-    other = StudyBatches(PackedCells(packed), 8, 32, seed=4).batch(3)
-    assert other.tokens.shape != resumed.tokens.shape or not torch.equal(other.tokens, resumed.tokens)
-    assert len(list(StudyBatches(PackedCells(packed), 8, 32, seed=3, max_steps=2))) == 2
-
-
-def test_studies_that_are_all_too_small_are_refused(tmp_path):
-    sd.datasets.toy(20, 60).write_h5ad(tmp_path / "small.h5ad")
-    cells = pack_files([tmp_path / "small.h5ad"], "human", tmp_path / "cells.h5")
-    with pytest.raises(ValueError, match="no study has 32 cells"):
-        StudyBatches(cells, 8, 32, seed=0)

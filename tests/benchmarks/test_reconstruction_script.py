@@ -1,4 +1,4 @@
-"""reconstruction.py: what is taken away comes back as the truth, baselines are the obvious ones, goals judge."""
+"""reconstruction.py: what is taken away comes back as the truth, and is scored against it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import scipy.sparse as sp
 
 from scdiva.models import load_model
 
+NAMES = ["CD3D", "LYZ", "CD14", "MS4A1", "CD79A", "GNLY", "NKG7", "FTH1", "ACTB", "CD20", "no gene"]
+
 
 @pytest.fixture
 def cells(script):
@@ -16,44 +18,24 @@ def cells(script):
 
 
 @pytest.fixture
-def table(script):
-    return script("_reconstruction_table")
-
-
-@pytest.fixture(scope="module")
-def model():
-    return load_model("scdiva-mini")
-
-
-NAMES = ["CD3D", "LYZ", "CD14", "MS4A1", "CD79A", "GNLY", "NKG7", "FTH1", "ACTB", "CD20", "no gene"]
-
-
-def toy(n=60) -> ad.AnnData:
+def adata(cells) -> ad.AnnData:
     """Counts of ten genes, one of them twice (MS4A1 is CD20), and of one that nobody knows."""
-    rng = np.random.default_rng(0)
-    counts = rng.poisson(3, (n, len(NAMES)))
+    counts = np.random.default_rng(0).poisson(3, (60, len(NAMES))).astype(np.float32)
     counts[:, 9] = 1  # rarer than MS4A1
     counts[:, 8] += 1
-    adata = ad.AnnData(sp.csr_matrix(counts.astype(np.float32)))
+    adata = ad.AnnData(sp.csr_matrix(counts))
     adata.var_names = NAMES
-    adata.obs["cell_type"] = np.where(np.arange(n) < n // 2, "T", "B")
-    adata.obs.loc[adata.obs_names[-1], "cell_type"] = "unlabelled"
-    return adata
+    adata.obs["cell_type"] = ["T"] * 30 + ["B"] * 29 + ["unlabelled"]
+    return cells.prepared(adata, load_model("scdiva-mini"))
 
 
-def work_of(cells, model, adata):
-    return cells.Work("toy", cells.prepared(adata, model), model, cells.Sizes(4, 2, 4, 2, 2))
-
-
-def test_training_and_test_cells_are_apart(cells, model):
-    train, test = work_of(cells, model, toy()).split()
+def test_training_and_test_cells_are_apart(cells, adata):
+    train, test = cells.Work("toy", adata, load_model("scdiva-mini"), cells.Sizes(4, 2, 4, 2, 2)).split()
     assert not set(train) & set(test)
-    assert len(train) + len(test) == 59
-    assert len(test) == 12
+    assert (len(train), len(test)) == (47, 12)
 
 
-def test_holes_are_a_tenth_and_the_truth_is_what_was_there(cells, model):
-    adata = cells.prepared(toy(), model)
+def test_holes_are_a_tenth_and_the_truth_is_what_was_there(cells, adata):
     holes = cells.with_holes(adata, 1)
     assert len(holes.truth) == round(0.1 * adata.X.nnz)
     assert holes.left.X.nnz + len(holes.truth) == adata.X.nnz
@@ -75,52 +57,5 @@ def test_holes_are_a_tenth_and_the_truth_is_what_was_there(cells, model):
     apart = cells.hole_scores(holes, told + 1, told)  # an arm that says both
     assert (apart["rmse_shown"], apart["rmse"]) == (0, pytest.approx(1))
     told[holes.rows[0], holes.columns[0]] = np.nan
-    with pytest.raises(ValueError, match=r"1 of .* imputed values are not finite"):
+    with pytest.raises(ValueError, match="1 of"):
         cells.hole_scores(holes, told)
-
-
-def rows():
-    made = {"set": "some", "n_cells": 5, "package": "scdiva 0.1.0"}
-    score = {"masked_recall": 0.5, "known_spearman": 0.4, "known_rmse": 0.3}
-    drawn = {"forest": 0.7, "mmd": 0.010, "mmd_floor": -0.002, "exact_copies": 0, "share_closer": 0.03}
-    return [
-        {**made, "part": "masked", "arm": "ours", **score, "masked_recall": 0.9, "masked_recall_sd": 0.01},
-        {**made, "part": "masked", "arm": "ours_no_places", **score, "note": "a note"},
-        {**made, "part": "masked", "arm": "marginals", **score, "masked_recall": 0.6},
-        {**made, "part": "masked", "arm": "ours_8_steps", "masked_recall": 0.5, "seconds_per_cell": 1.0},
-        {**made, "part": "paper", "arm": "mask_free", "l_dist": 0.0, "bleu": 1.0, "value_spearman": 1.0},
-        {**made, "part": "impute", "arm": "ours", "spearman_cell": 0.5, "rmse_shown": 1.0},
-        {**made, "part": "impute", "arm": "knn", "spearman_cell": 0.4, "rmse_shown": 1.2},
-        {**made, "part": "population", "arm": "ours", **drawn},
-        {**made, "part": "population", "arm": "transformer_1", **drawn},
-        {**made, "part": "population", "arm": "transformer_32", **drawn, "mmd": 0.013},
-        {**made, "part": "population", "arm": "by_type", "own_type": 0.75, "real_own_type": 0.9,
-         "each": {"B": 0.9, "T": 0.6}, "real_each": {"B": 1.0, "T": 0.8}},
-        {**made, "part": "likelihood", "arm": "ours", "auroc_shuffled": 1.0, "auroc_doublets": 0.4,
-         "bound_real": -5.0, "bound_doublets": -4.9},
-    ]  # fmt: skip
-
-
-def test_goals(table):
-    found = {row["what"]: (row["value"], row["met"]) for row in table.goals(rows())}
-    assert found == {
-        "some: recall at one step, above training cells": (-0.1, False),
-        "some: Spearman of hidden values, above training cells": (0.0, None),
-        "some: imputation, Spearman per cell above mean of 30 neighbours": (0.1, None),
-        "some: imputation, RMSE of what is expressed below mean of 30 neighbours": (0.2, None),
-        "some: AUROC of the forest, drawn cells": (0.7, None),
-        "some: exact copies": (0.0, True),
-        "some: share nearer to a real cell than real ones": (0.03, None),
-        "some: MMD² of 32 steps less that of one (at most the larger of floor and spread)": (0.003, False),
-        "some: drawn cells named as their type, mean over types": (0.75, None),
-        "some: drawn cells named as their type, B": (0.9, None),
-        "some: drawn cells named as their type, T": (0.6, None),
-        "some: likelihood, scdiva-mini: AUROC of real cells, same counts in other genes": (1.0, None),
-        "some: likelihood, scdiva-mini: nats a gene of real cells above doublets": (-0.1, False),
-    }
-    assert table.goals([]) == []
-    # five cells say nothing of a share; of two thousand these do
-    many = {row["what"]: row["met"] for row in table.goals([{**row, "n_cells": 2000} for row in rows()])}
-    assert many["some: AUROC of the forest, drawn cells"] is True
-    assert many["some: share nearer to a real cell than real ones"] is False
-    assert many["some: drawn cells named as their type, mean over types"] is False

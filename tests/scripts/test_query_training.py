@@ -1,9 +1,21 @@
+"""Batches of a study, and the queries that are drawn of them."""
+
 from __future__ import annotations
+
+import itertools
 
 import numpy as np
 import pytest
 import torch
-from query_training import QueryConfig, QueryModule, StudyBatches, draw_queries
+from query_training import (
+    LEAST_CONTEXT,
+    QueryConfig,
+    QueryModule,
+    StudyBatches,
+    StudyDataModule,
+    draw_queries,
+    n_query_cells,
+)  # fmt: skip
 
 import scdiva as sd
 from scdiva._rng import step_generator
@@ -21,11 +33,12 @@ SMALL = {
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory):
+    """Studies of 90, 80 and 20 cells: the last is too small for a context."""
     folder, files = tmp_path_factory.mktemp("studies"), []
-    cells = sd.datasets.toy(240, 60)
-    for number in range(3):
-        files.append(folder / f"study{number}.h5ad")
-        cells[80 * number : 80 * number + 80].copy().write_h5ad(files[-1])
+    cells = sd.datasets.toy(190, 60)
+    for name, rows in {"a": slice(90), "b": slice(90, 170), "small": slice(170, 190)}.items():
+        files.append(folder / f"{name}.h5ad")
+        cells[rows].copy().write_h5ad(files[-1])
     vocabulary = load_vocabulary("human")
     known = vocabulary.match(list(cells.var_names)).tokens
     vocabulary = vocabulary.subset(np.sort(known[known >= 0]))
@@ -36,6 +49,28 @@ def packed(tmp_path_factory):
 @pytest.fixture
 def batch(packed):
     return StudyBatches(PackedCells(packed[0]), 16, 48, seed=0).batch(0)
+
+
+def test_a_batch_is_of_one_study_and_leaves_cells_around(packed):
+    batches, seen = StudyBatches(PackedCells(packed[0]), 24, 64, seed=0), set()
+    for batch in map(batches.batch, range(40)):
+        (study,) = batch.study.unique().tolist()
+        seen.add(study)
+        asked = n_query_cells(batch.n_cells, 24)
+        assert 1 <= asked <= 24
+        assert LEAST_CONTEXT <= batch.n_cells - asked <= 64
+        cells = {tuple(batch.values[a:b].tolist()) for a, b in itertools.pairwise(batch.cu_seqlens.tolist())}
+        assert len(cells) == batch.n_cells, "a cell that is asked about would be its own context"
+    assert seen == {0, 1}
+
+
+def test_a_batch_depends_on_seed_and_number_alone(packed):
+    module = StudyDataModule(packed[0], vocabulary=packed[1], batch_size=8, context_cells=32, seed=3)
+    first = [batch for batch, _ in zip(module.train_dataloader(), range(5), strict=False)]
+    module.start_step = 3
+    resumed = next(iter(module.train_dataloader()))
+    for part in ("tokens", "values", "cu_seqlens", "study"):
+        assert torch.equal(getattr(resumed, part), getattr(first[3], part))
 
 
 @pytest.mark.parametrize("thinned", [True, False])

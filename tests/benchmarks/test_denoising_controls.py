@@ -9,17 +9,12 @@ import pytest
 import torch
 
 
-@pytest.fixture
-def controls(script):
-    return script("denoising_controls")
-
-
 @pytest.mark.parametrize("behind", [True, False])
-def test_masked_genes_are_moved_and_visible_ones_keep_their_order(controls, behind):
+def test_masked_genes_are_moved_and_visible_ones_keep_their_order(script, behind):
     generator = torch.Generator().manual_seed(0)
     bounds = torch.tensor([0, 40, 40, 90], dtype=torch.int32)
     masked = torch.rand(90, generator=generator) < 0.4
-    order = controls.moved(masked, bounds, generator, behind=behind)
+    order = script("denoising_controls").moved(masked, bounds, generator, behind=behind)
     places = []
     for start, end in itertools.pairwise(bounds.tolist()):
         mine = order[start:end]

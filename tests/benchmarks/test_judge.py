@@ -75,14 +75,6 @@ def test_a_perfect_share_of_few_cells_is_not_sure(judge):
     assert judge.auroc_error(0.893, 54) == pytest.approx(0.032, abs=0.002)
 
 
-def test_a_share_of_the_rival_has_the_error_of_both(judge):
-    ours, theirs = judge.Score(0.95, 0.01, 1e9, "seeds"), judge.Score(1.0, 0.02, 1e9, "seeds")
-    width = 1.96 * 0.95 * sqrt((0.01 / 0.95) ** 2 + 0.02**2)
-    assert judge.judge("x", ours, theirs, at_least=0.95, share=True)["interval"] == between(
-        (0.95 - width, 0.95 + width)
-    )
-
-
 def test_types_and_groups_are_what_is_repeated(judge):
     for leads, met, over in (([0.2, 0.1, 0.3, 0.2], True, "4 types"), ([0.2], None, "one of types")):
         found = judge.judge("x", judge.across(leads, "types"), at_least=0.0)
@@ -106,3 +98,9 @@ def test_times_are_judged_by_their_rounds(judge):
         assert judge.judge_times("x", one, other, at_least=2.5)["met"] is None
     assert judge.judge_times("x", [1.0] * 5, [1.0] * 5, scale=0.5, at_most=0.6)["value"] == 0.5
     assert judge.judge_times("x", [3.0] * 9, steady, at_least=2.5)["over"] == "5 rounds"
+
+
+def test_a_share_of_the_rival_has_the_error_of_both(judge):
+    found = judge.judge("x", judge.Score(0.95, 0.01, 1e9), judge.Score(1.0, 0.02, 1e9), at_least=0.95, share=True)
+    width = 1.96 * 0.95 * sqrt((0.01 / 0.95) ** 2 + 0.02**2)
+    assert found["interval"] == between((0.95 - width, 0.95 + width))

@@ -125,15 +125,6 @@ def test_discriminator_equals_folds_by_hand(population, monkeypatch, classifier)
     assert found == same(np.mean(expected), abs=1e-3)
 
 
-def test_discriminators_tell_what_can_be_told(population, monkeypatch):
-    """The forest sees genes together; to the logistic regression shuffled genes are the same cells."""
-    monkeypatch.setattr(population, "TREES", 50)
-    real, new = cells(150, 30, seed=1), cells(150, 30, seed=2)
-    for made, forest, logistic in ((new, 0.5, 0.5), (new + 1, 1, 1), (shuffled_genes(new), 0.97, 0.5)):
-        assert population.discriminator_auroc(real, made, rng=0) == same(forest, abs=0.12)
-        assert population.discriminator_auroc(real, made, classifier="logistic", rng=0) == same(logistic, abs=0.15)
-
-
 def test_copies_are_found_and_new_cells_are_none(population):
     real, new = cells(200, 400, seed=1), cells(400, 400, seed=2)
     fresh = population.copies(real, new)

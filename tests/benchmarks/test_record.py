@@ -16,10 +16,9 @@ def test_a_result_names_its_origin(script, tmp_path, monkeypatch):
     record = script("_record")
     monkeypatch.setattr(record, "RESULTS", tmp_path / "results")
     monkeypatch.setattr("sys.argv", ["benchmarks/x.py", "--repeats", "2"])
-    entry = json.loads(record.record("x", [{"what": "a", "value": 1.5}], data="toy").read_text())
+    entry = json.loads(record.record("x", [{"what": "a", "value": 1.5}]).read_text())
     assert entry["command"] == "python benchmarks/x.py --repeats 2"
     assert entry["rows"] == [{"what": "a", "value": 1.5}]
-    assert entry["data"] == "toy"
     assert entry["versions"]["torch"] == version("torch")
     assert ("gpu" in entry["machine"]) == torch.cuda.is_available()
     assert entry["machine"]["multiplies_bf16"] == multiplies_bf16("cpu")  # it decides how long bfloat16 takes

@@ -8,15 +8,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from mini_stages import (
-    PRIOR_CELLS,
-    AnchorConfig,
-    AnchorModule,
-    StateHeadConfig,
-    StateHeadModule,
-    contrast_loss,
-    start_state_head,
-)
+from mini_stages import AnchorConfig, AnchorModule, StateHeadConfig, StateHeadModule, contrast_loss
 
 from scdiva._constants import N_SPECIAL
 from scdiva.diffusion import mask_tokens, stratified_times
@@ -104,16 +96,3 @@ def test_loss_of_the_state_head_is_its_formula(with_head, batch, some):
     assert {id(p) for p in module.parameters() if p.requires_grad} == set(map(id, weights))
     for one, other in zip(*(torch.autograd.grad(of, weights) for of in (loss, expected)), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
-
-
-def test_biases_of_the_state_head_start_from_how_often_and_how_much(with_head, batch):
-    before = with_head.state_head.gene.detach().clone()
-    tokens, values = batch.tokens.tolist(), batch.values.tolist()
-    start_state_head(with_head, batch.tokens.numpy(), batch.values.numpy(), batch.n_cells)
-    of_genes, of_values = with_head.state_head.gene.detach(), with_head.state_head.value.detach()
-    for gene in range(30):
-        own = [v for t, v in zip(tokens, values, strict=True) if t == gene + N_SPECIAL]
-        odds = (len(own) + PRIOR_CELLS) / (batch.n_cells - len(own) + PRIOR_CELLS)
-        assert float(of_genes[gene, -1]) == pytest.approx(np.log(odds), rel=1e-5)
-        assert float(of_values[gene, -1]) == pytest.approx(np.mean(own or values), rel=1e-5)
-    assert torch.equal(of_genes[:, :-1], before[:, :-1])

@@ -183,3 +183,11 @@ def test_directions_that_no_cell_spans_are_refused(vocabulary, tmp_path):
     assert fit_linear_map(few, 8).weight.any()
     with pytest.raises(ValueError, match="9 cells span 8 directions only; pass n_dims=8"):
         fit_linear_map(few, 12)
+
+
+def test_a_map_of_another_shape_is_refused_and_changes_nothing(corpus, tiny):
+    encoder = tiny().anchor
+    before = encoder.table.weight.detach().clone()
+    with pytest.raises(ValueError, match=r"\(43, 6\).*\(33, 8\).*n_dims=8"):
+        module.set_linear_map(encoder, fit_linear_map(corpus, K))
+    assert encoder.table.weight.equal(before)

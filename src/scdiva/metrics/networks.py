@@ -55,7 +55,12 @@ def hub_scores(graph: Any) -> NDArray[np.float64]:
     from scipy.sparse import block_array, csr_array
     from scipy.sparse.csgraph import connected_components
 
-    weights = abs(checked_graph(csr_array(graph)))
+    weights: Any = csr_array(graph, dtype=np.float64, copy=True)
+    if weights.ndim != 2 or not min(weights.shape):
+        raise ValueError(f"graph has shape {weights.shape}; it must be (n_sources, n_targets).")
+    weights.sum_duplicates()
+    refuse_where(~np.isfinite(weights.data), "weights of graph are not finite", "Store no pair that was not measured.")
+    weights = abs(weights)
     weights.eliminate_zeros()
     scores = np.zeros(weights.shape[0])
     if not weights.nnz:
@@ -151,22 +156,6 @@ def enrichment(
     frame["p"] = frame["p"].clip(0.0, 1.0)  # a sum of chances may pass 1 in its last digit
     frame.insert(7, "padj", false_discovery_control(frame["p"]))
     return frame.sort_values(["padj", "p", "module", "gene_set"], kind="stable", ignore_index=True)
-
-
-def checked_graph(graph: Any, name: str = "graph") -> Any:
-    """Give a graph as float64, CSR without duplicates or dense; refuse values that are not finite, but NaN if dense."""
-    from scipy.sparse import csr_array, issparse
-
-    sparse = issparse(graph)
-    matrix: Any = csr_array(graph, dtype=np.float64, copy=True) if sparse else np.asarray(graph, dtype=np.float64)
-    if matrix.ndim != 2 or not min(matrix.shape):
-        raise ValueError(f"{name} has shape {matrix.shape}; it must be (n_sources, n_targets).")
-    if sparse:
-        matrix.sum_duplicates()
-    values = matrix.data if sparse else matrix
-    bad = ~np.isfinite(values) if sparse else np.isinf(values)
-    refuse_where(bad, f"weights of {name} are not finite", "Store no pair that was not measured.")
-    return matrix
 
 
 def _principal(weights: Any) -> tuple[float, NDArray[np.float64]]:

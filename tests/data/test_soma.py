@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -126,6 +127,19 @@ def test_it_is_packed_and_counted_as_files_are(uri, cells, tmp_path):
     same([far.study], [near.study])
     counted = sd.pp.corpus_entropy(studies, MINI, min_genes=1)
     assert counted.n_cells == sum(len(one.rows) for one in studies)
+
+
+def test_the_page_leads_from_an_experiment_to_a_corpus(uri, cells, tmp_path, monkeypatch):
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n(# census\.py\n.*?)```", page, flags=re.DOTALL)
+    for shown, here in ((r'uri = "s3:.*"', f"uri = {uri!r}"), (r" and suspension_type == 'cell'", ""), ("=200", "=1")):
+        script, n = re.subn(shown, here, script)
+        assert n
+    monkeypatch.chdir(tmp_path)
+    exec(compile(script, "census.py", "exec"), {})
+    packed = PackedCells("census.h5")
+    assert packed.study_names == ["a", "b", "c"]
+    assert packed.n_obs == cells.obs["is_primary_data"].sum()
 
 
 def test_an_embedding_is_that_of_the_file(uri, cells, tmp_path):

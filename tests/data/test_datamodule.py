@@ -112,7 +112,7 @@ def test_with_a_token_budget_an_epoch_holds_every_cell_once(train, vocabulary, e
     tokens = [sum((len(cell) - 1) // 2 + 1 for cell in batch) for batch in batches]
     assert max(tokens) <= 100
     assert np.mean(tokens) > 75  # of 20 genes and [LAT] a cell, at most four fit
-    assert stream.order.deal(0, 0).cuts.shape == (1, 12)
+    assert stream.order.deal(0, 0).cuts.shape == (1, 11)
 
 
 @pytest.mark.filterwarnings("ignore:study2")

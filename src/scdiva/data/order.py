@@ -102,7 +102,7 @@ class Deal:
         blocks = np.arange(len(sizes), dtype=np.int32) if due is None else np.flatnonzero(sizes).astype(np.int32)
         self._blocks = np.random.default_rng([*key, 1]).permutation(blocks)
         self._ends = np.cumsum((tokens if self.by_tokens else sizes)[self._blocks], dtype=np.int64)
-        n_buffers = min(self.n_batches, -(-len(self._blocks) // (lanes * n_blocks)))
+        n_buffers = min(self.n_batches, max(1, len(self._blocks) // (lanes * n_blocks)))
         # The lanes of a process change buffers in turn: a cut between two is moved by up to half of a buffer.
         cuts = (2 * lanes * np.arange(1, n_buffers)[None] + 2 * np.arange(lanes)[:, None] + 1 - lanes) * self.n_batches
         self.cuts = np.pad(cuts // (2 * lanes * n_buffers), ((0, 0), (1, 1)), constant_values=(0, self.n_batches))
@@ -243,7 +243,7 @@ class Order:
             raise ValueError("there are no cells to shuffle.")
         self.pool, self.seed, self.lanes = pool, seed, list(lanes)
         self._how = batch_size, batch_tokens, n_blocks
-        self._deals: dict[tuple[int, int], Deal] = {}
+        self._dealt: tuple[tuple[int, int], Deal] | None = None
         total = pool.n_cells, int(pool.tokens.sum()), pool.longest
         self._whole = [n_batches(*total, n, batch_size, batch_tokens)[0] for _, n in self.lanes]
         # of each stretch: the epoch it begins with, the cells of that (None: all), batches of a lane until the next
@@ -255,20 +255,21 @@ class Order:
                 self._begins[stretch] = epoch, due, self.deal(stretch, epoch).n_batches
 
     def deal(self, stretch: int, epoch: int) -> Deal:
-        """Draw an epoch; two are kept, as the next is asked for while one is read to its end.
+        """Draw an epoch; the one that was asked for last is kept.
 
         Parameters
         ----------
         stretch, epoch
             As in :class:`Buffer`.
         """
-        if (found := self._deals.get((stretch, epoch))) is None:
-            self._deals = dict([*self._deals.items()][-1:])  # a new one: the thread that reads ahead asks, too
+        kept = self._dealt  # once, as the thread that reads ahead may replace it
+        if kept is None or kept[0] != (stretch, epoch):
+            kept = self._dealt = None  # goes before the next comes
             first, due, _ = self._begins[stretch]
             rest = due if epoch == first else None
             found = Deal(self.pool, rest, self.lanes[stretch][1], self._how, [self.seed, stretch, epoch])
-            self._deals = self._deals | {(stretch, epoch): found}
-        return found
+            kept = self._dealt = (stretch, epoch), found
+        return kept[1]
 
     def _left(self, stretch: int) -> tuple[int, np.ndarray | None]:
         """Find what the stretch before left: the epoch, and how often each cell is to be seen; None: all once."""

@@ -20,7 +20,7 @@ Cells = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 """indptr (n + 1,), tokens (T,), values (T,) of n cells, and the study of each (n,)."""
 LEFT_OUT = -2
 """Study number of cells that a pool leaves out."""
-CHUNK = 1 << 18
+CHUNK = 1 << 16
 """Cells that are looked at at once when blocks are made."""
 
 
@@ -60,8 +60,8 @@ class Held(NamedTuple):
 class CellPool:
     """The usable cells of several studies, counted through, in blocks of neighbours.
 
-    Of a block only its source, first and last row are kept, about 30 bytes, so that 59 M cells take 28 MB; its rows are
-    found again from the lengths and studies of its source, which may be mapped into memory.
+    Of a block only its source, first and last row are kept, 28 bytes with what is counted, 26 MB for 59 M cells. Its
+    rows are found again from the lengths and studies of its source, which may be mapped into memory.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ class CellPool:
         self.sources, self.studies = list(sources), list(studies)
         self.context, self.min_genes, self.numbers, self.longest = context, min_genes, numbers, 0
         self._lengths = [source.lengths for source in self.sources]
-        columns = [array(kind) for kind in "iqiii"]  # which grow in place
+        columns = [array(kind) for kind in "iIiii"]  # 32 bits, and they grow in place
         for number in range(len(self.sources)):
             for blocks in self._blocks(number, block_rows):
                 for column, some in zip(columns, blocks, strict=True):

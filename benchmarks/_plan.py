@@ -18,8 +18,9 @@ PER_GPU_HOUR, PER_CORE_HOUR, PER_GB_MONTH = 3.0, 0.04, 0.023
 """Dollars, assumed: a rented H200, a rented core, object storage."""
 GOAL = 3000
 """Cells of 1,200 genes that an H200 is to embed a second; taken where no GPU has been measured."""
-PACKING = ("packing", "cells per CPU second")
+PACKING = ("packing", "packing, 1 process")
 READING = ("loading", "cells per CPU second, packed parts, 64 processes")
+ORDER = ("loading", "MB of pool and order")
 """Results, and how the names of their rows begin."""
 Figure = tuple[float, str]
 
@@ -65,8 +66,9 @@ def lines(results: dict[str, dict]) -> Iterator[tuple[str, str, Sequence[float],
     yield "packed corpus, GB", f"{genes:.0f} genes a cell, {GENE} bytes each", stored / 1e9, ",.0f"
     yield "its object storage, $ a month", f"$ {PER_GB_MONTH} a GB", stored / 1e9 * PER_GB_MONTH, ",.0f"
     if packing := row_of(results, *PACKING):
-        hours = cells / packing["value"] / 3600
-        yield "packing, core hours", f"{packing['value']:,.0f} cells a CPU second", hours, ",.1f"
+        speed = packing["cells_per_cpu_second"]
+        hours = cells / speed / 3600
+        yield "packing, core hours", f"{speed:,.0f} cells a CPU second", hours, ",.1f"
         yield f"packing, minutes on {CORES} cores", "scanning each file first left out", hours / CORES * 60, ",.0f"
         yield "packing, $", f"$ {PER_CORE_HOUR} a core hour", hours * PER_CORE_HOUR, ",.2f"
     hours = cells * EPOCHS / rate / 3600
@@ -82,6 +84,9 @@ def lines(results: dict[str, dict]) -> Iterator[tuple[str, str, Sequence[float],
     if reading := row_of(results, *READING):
         said = f"{reading['value']:,.0f} cells a CPU second at 64 processes"
         yield "reading, cores a GPU", said, [rate / reading["value"]] * 2, ".2f"
+    if order := row_of(results, *ORDER):
+        said = f"{order['own_mb']:.0f} MB of them its own, the others of all processes of a machine"
+        yield "order of the cells, MB a process", said, order["value"] * cells / SIZES[0], ",.0f"
     bundled = bundled_rate(results)
     hours = cells / bundled / 3600
     said = f"{bundled:,.0f} cells a CPU second, file to file"

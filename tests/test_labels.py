@@ -25,11 +25,11 @@ def test_batches_are_numbered_by_name(data):
 
 
 def test_batches_of_other_cells_are_named_so(data):
-    with pytest.raises(KeyError, match=r"reference\.obs has no column 'nowhere'; it has 'cell_type', 'batch'"):
+    with pytest.raises(KeyError, match=r"reference\.obs.*'nowhere'.*'cell_type'.*'batch'"):
         batch_numbers(data, "nowhere", where="reference")
     holed = data.copy()
     holed.obs["batch"] = holed.obs["batch"].where(np.arange(60) != 7)
-    match = r"reference\.obs\['batch'\] is missing for 1 of 60 cells, the first is 'cell7'.*reference\[reference\.obs"
+    match = r"reference\.obs\['batch'\] .*1 of 60.*'cell7'.*reference\["
     with pytest.raises(ValueError, match=match):
         batch_numbers(holed, "batch", where="reference")
 
@@ -67,15 +67,13 @@ def test_labels_that_are_numbers_or_truth(data):
 
 
 def test_what_is_wrong_with_labels_is_said(data):
-    with pytest.raises(KeyError, match=r"adata\.obs has no column 'nowhere'; it has 'cell_type', 'batch'"):
+    with pytest.raises(KeyError, match=r"adata\.obs.*'nowhere'.*'cell_type'.*'batch'"):
         label_numbers(data, "nowhere")
     given = data.copy()
     given.obs["one"], given.obs["none"] = "a", None
-    with pytest.raises(ValueError, match=r"reference\.obs\['one'\] labels 60 cells with 1 type\(s\); two or more"):
+    with pytest.raises(ValueError, match=r"reference\.obs\['one'\] .*60 cells .*1 type"):
         label_numbers(given, "one", where="reference")
     with pytest.raises(ValueError, match=r"labels 0 cells with 0 type\(s\)"):
         label_numbers(given, "none")
-    with pytest.warns(
-        UserWarning, match=r"no cell has the unlabeled_category 'X': adata\.obs\['cell_type'\] holds 'ty"
-    ):
+    with pytest.warns(UserWarning, match=r"unlabeled_category 'X': adata\.obs\['cell_type'\].*'ty"):
         label_numbers(given, "cell_type", "X")

@@ -78,13 +78,11 @@ def test_near_integers_are_counts(counts):
 
 def test_corrected_counts_are_counts_with_a_warning(counts):
     counts[:, ::3] *= 0.87
-    with pytest.warns(UserWarning, match=r"adata\.X is taken as counts although \d+ of \d+ values .* are not integer"):
+    with pytest.warns(UserWarning, match=r"adata\.X .*counts .*\d+ of \d+ values"):
         found = scan(row_blocks(counts), 20, where="adata.X")
     assert found.kind == "counts"
     assert not found.integer
-    with pytest.raises(
-        ValueError, match=r"no integer counts: .*first .* at cell 'cell\d+', gene 'gene\d+'.*input='auto'"
-    ):
+    with pytest.raises(ValueError, match=r"counts: .*cell 'cell\d+', gene 'gene\d+'.*input='auto'"):
         scan_of(counts, input="counts")
 
 
@@ -119,13 +117,13 @@ def test_impossible_values_are_counted_and_located(counts, value, store):
 
 def test_without_names_the_position_is_told(counts):
     counts[20, 3] = np.nan
-    with pytest.raises(ValueError, match=r"the matrix holds 1 NaN values .*row 20, column 3"):
+    with pytest.raises(ValueError, match=r"1 NaN values .*row 20, column 3"):
         scan(row_blocks(counts, 8), 20)
 
 
 def test_messages_name_the_next_call(counts):
     scaled = (counts - counts.mean(0)) / counts.std(0)
-    with pytest.raises(ValueError, match=r"scaled, centred or regressed matrix\?.*layer=\.\.\. or use_raw=True"):
+    with pytest.raises(ValueError, match=r"scaled.*layer=\.\.\. or use_raw=True"):
         scan_of(scaled)
     counts[0, 0] = np.nan
     with pytest.raises(ValueError, match=r"np\.nan_to_num"):
@@ -198,6 +196,6 @@ def test_recovered_and_corrected_counts_of_real_studies_are_counts(file, integer
 def test_a_real_study_that_joins_counts_and_logarithms_is_refused():
     with (
         open_matrix(DATA / "corpus" / "tidytranscriptomics_pbmc_3000.h5ad") as opened,
-        pytest.raises(ValueError, match=r"mixes scales: 1721 cells .* 900 hold values on the scale 'log1p'"),
+        pytest.raises(ValueError, match=r"1721 cells .* 900 .*'log1p'"),
     ):
         scan(row_blocks(opened.matrix), opened.shape[1])

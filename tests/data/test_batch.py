@@ -33,7 +33,7 @@ def test_to_moves_every_part():
 
 
 def test_parts_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="indptr spans 2 positions; there are 1 tokens and 1 values"):
+    with pytest.raises(ValueError, match=r"indptr.*2 positions.*1 tokens.*1 values"):
         from_ragged(np.int64([0, 2]), np.int32([5]), np.float32([2]))
     with pytest.raises(ValueError, match="indptr spans"):
         from_ragged(np.int64([0, 2, 1]), np.int32([5]), np.float32([2]))

@@ -147,14 +147,14 @@ def test_nan_and_infinity_pass_through():
 def test_ranges_and_their_errors(x):
     assert [(start, block.shape[0]) for start, block in row_blocks(x[:9], 4)] == [(0, 4), (4, 4), (8, 1)]
     assert list(row_blocks(x[:0], 4)) == []
-    with pytest.raises(ValueError, match="block_rows must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"block_rows .*got 0"):
         next(row_blocks(x, 0))
     with pytest.raises(ValueError, match="cells × genes"):
         next(row_blocks(x[0]))
 
 
 def test_what_is_no_matrix_of_numbers_is_refused(x):
-    with pytest.raises(TypeError, match="without a mask: say what masked values stand for"):
+    with pytest.raises(TypeError, match="without a mask"):
         list(row_blocks(np.ma.masked_array(x.toarray() if sp.issparse(x) else x, mask=False)))
     with pytest.raises(TypeError, match="real numbers, got dtype <U1"):
         next(row_blocks(np.array([["a"]])))
@@ -162,15 +162,13 @@ def test_what_is_no_matrix_of_numbers_is_refused(x):
         next(row_blocks(x.astype(complex)))
     damaged = sp.csr_matrix(x)
     damaged.indices[4] = 11
-    with pytest.raises(ValueError, match="indices run from 0 to 11, but the matrix has 11 columns"):
+    with pytest.raises(ValueError, match=r"indices .*0 to 11.*11 columns"):
         list(row_blocks(damaged))
 
 
 def test_choosing_a_matrix_names_what_exists(x, tmp_path):
     adata = ad.AnnData(x, layers={"counts": x, "spliced": x})
-    with pytest.raises(
-        KeyError, match=r"no layer 'count' \(did .* 'counts'\?\)\. Pass layer='counts' or layer='spliced'"
-    ):
+    with pytest.raises(KeyError, match=r"layer 'count'.*layer='counts' or layer='spliced'"):
         open_matrix(adata, layer="count")
     with pytest.raises(ValueError, match="adata has no raw"):
         open_matrix(adata, use_raw=True)
@@ -183,7 +181,7 @@ def test_choosing_a_matrix_names_what_exists(x, tmp_path):
 
     path = tmp_path / "cells.h5ad"
     ad.AnnData(obs=adata.obs, var=adata.var, layers={"counts": x}).write_h5ad(path)
-    with pytest.raises(KeyError, match=r"no layer 'count' \(did you mean 'counts'\?\)\. Pass layer='counts'"):
+    with pytest.raises(KeyError, match=r"layer 'count'.*layer='counts'"):
         open_matrix(path, layer="count")
     with pytest.raises(ValueError, match="has no raw"):
         open_matrix(path, use_raw=True)

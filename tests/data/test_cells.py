@@ -168,7 +168,7 @@ def test_cells_without_counts_are_refused_by_name(cells, vocabulary):
     x = cells.X.toarray()
     x[[3, 50]] = 0
     adata = ad.AnnData(x, cells.obs, cells.var)
-    with pytest.raises(ValueError, match=r"2 of 60 cells have no counts at all \(first: 's0c3', 's0c50'\)") as error:
+    with pytest.raises(ValueError, match=r"2 of 60 cells .*'s0c3', 's0c50'") as error:
         open_cells(adata, vocabulary)
     scope = {"adata": adata, "np": np}
     exec(str(error.value).split("Remove them: ")[1].split(". Calls with")[0], scope)  # the advice works
@@ -181,9 +181,7 @@ def test_cells_of_unknown_genes_are_refused_by_name(cells, vocabulary):
     x[[3, 50]] = 0
     x[3, cells.var_names.get_loc("NOGENE1")] = 4
     adata = ad.AnnData(x, cells.obs, cells.var)
-    with pytest.raises(
-        ValueError, match=r"2 of 60 cells have no count of any gene that the vocabulary holds.*with empty='nan'"
-    ):
+    with pytest.raises(ValueError, match=r"2 of 60 cells.*vocabulary.*empty='nan'"):
         open_cells(adata, vocabulary)
 
 
@@ -232,12 +230,12 @@ def test_wrong_calls_say_what_to_do_and_change_nothing(cells, vocabulary, tmp_pa
         open_cells(tmp_path / "nowhere.h5ad", vocabulary)
     renamed = cells.copy()
     renamed.var_names = [f"GENE{i}" for i in range(80)]
-    with pytest.raises(ValueError, match=r"only 0\.0% of the counts fall on known genes"):
+    with pytest.raises(ValueError, match=r"0\.0% of the counts"):
         open_cells(renamed, vocabulary)
     source = open_cells(cells, vocabulary)
     with pytest.raises(ValueError, match="n_cells must be at least 1"):
         next(source.windows(0))
-    with pytest.raises(ValueError, match="rows 0 to 61 are not within the 60 cells"):
+    with pytest.raises(ValueError, match=r"rows 0 to 61.*60 cells"):
         next(source.windows(8, stop=61))
     assert (cells.X != before.X).nnz == 0
     assert list(cells.var) == list(before.var)
@@ -253,7 +251,7 @@ def test_cells_of_another_species_among_human_ones_are_told_of(cells, vocabulary
     x = sp.vstack([cells.X, sp.csr_matrix((np.ones(2), ([0, 0], [3, 7])), shape=(1, cells.n_vars))])
     names = [*cells.var_names, *(f"Gm{i}" for i in range(40))]
     mixed = ad.AnnData(sp.hstack([x, sp.csr_matrix(foreign)]).tocsr(), var=pd.DataFrame(index=names))
-    with pytest.warns(UserWarning, match=r"in 1 of 61 cells \(first: '60'\) less than half"):
+    with pytest.warns(UserWarning, match="1 of 61 cells.*'60'.*half"):
         open_cells(mixed, vocabulary)
 
 

@@ -63,9 +63,9 @@ def test_cells_are_numbered_by_what_was_done_to_them():
 def test_what_names_no_perturbation_is_refused():
     with pytest.raises(KeyError, match="no column 'q'; it has 'p'"):
         perturbations(cells(["ctrl"]), "q")
-    with pytest.raises(ValueError, match=r"query.obs\['p'\] is missing for 2 of 3 cells, the first is 'c1'"):
+    with pytest.raises(ValueError, match=r"query.obs\['p'\] .*2 of 3 .*'c1'"):
         read_labels(cells(["A", None, np.nan]), "p", where="query")
-    with pytest.raises(ValueError, match=r"never is 'control'; it holds 'A', 'ctrl'.*control="):
+    with pytest.raises(ValueError, match=r"'control'.*'A', 'ctrl'.*control="):
         perturbations(cells(["A", "ctrl"]), "p")
     with pytest.raises(ValueError, match=r"with control=, perhaps control='Control'\."):
         perturbations(cells(["KLF1", "Control"]), "p")

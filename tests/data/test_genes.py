@@ -49,9 +49,7 @@ def test_a_mixture_of_names(human):
 
 def test_duplicates_are_refused_by_name(human):
     names = ["RACK1", "CD3E", "GNB2L1", "SEPT7", "SEPTIN7"]
-    with pytest.raises(
-        ValueError, match=r"2 names .*'RACK1' and 'GNB2L1' \(RACK1\), 'SEPT7' and 'SEPTIN7' \(SEPTIN7\)"
-    ):
+    with pytest.raises(ValueError, match=r"2 names .*'RACK1'.*'GNB2L1'.*'SEPT7'.*'SEPTIN7'"):
         resolve_genes(names, human, np.ones(5), Reading(duplicates="error"))
     resolve_genes(names[:2], human, np.ones(2), Reading(duplicates="error"))
     with pytest.raises(ValueError, match="duplicates must be"):
@@ -63,7 +61,7 @@ def test_share_of_counts_decides(human, unknown, outcome):
     # Two of three names are unknown: only counts matter.
     names, counts = ["CD3E", "xyz1", "xyz2"], [100 - unknown, unknown - 1, 1]
     if outcome == "error":
-        with pytest.raises(ValueError, match=r"only 49.0% of the counts .*\(1 of 3 names; .* 'xyz1', 'xyz2'\)"):
+        with pytest.raises(ValueError, match=r"49.0% of .*1 of 3 names.*'xyz1', 'xyz2'"):
             resolve_genes(names, human, counts)
     elif outcome == "warning":
         with pytest.warns(UserWarning, match=rf"only {100 - unknown}.0% of the counts"):
@@ -77,7 +75,7 @@ def test_share_of_counts_decides(human, unknown, outcome):
 @pytest.mark.parametrize(
     ("names", "advice"),
     [
-        ([str(i) for i in range(20)], "The names are numbers: pass as gene_ids="),
+        ([str(i) for i in range(20)], "numbers.*gene_ids="),
         ([f"GENE{i}" for i in range(20)], "another column of adata.var"),
         ([f"ENSDARG{i:011d}" for i in range(20)], "another species"),
         ([f"ENST{i:011d}.2" for i in range(20)], "sum them to genes"),
@@ -91,7 +89,7 @@ def test_wrong_names_are_told_what_to_do(human, names, advice):
 
 
 def test_unknown_names_stand_by_counts(human):
-    with pytest.raises(ValueError, match=r"most counts: 'GENE7', 'GENE6', 'GENE5', 'GENE4', 'GENE3'\)"):
+    with pytest.raises(ValueError, match=r"'GENE7', 'GENE6', 'GENE5', 'GENE4', 'GENE3'\)"):
         resolve_genes([f"GENE{i}" for i in range(8)], human, np.arange(8))
 
 
@@ -107,7 +105,7 @@ def test_retired_ids_fall_back_on_the_symbol(human):
     ("names", "counts", "message"),
     [
         ([], [], "no genes to match"),
-        (["CD3E"], [1, 2], "counts_per_gene must hold a sum of counts for each of 1 genes"),
+        (["CD3E"], [1, 2], "counts_per_gene .* 1 genes"),
         (["CD3E", "CD8A"], [0, 0], "holds no counts"),
         (["CD3E", "CD8A"], [1, np.nan], "counts_per_gene"),
         (["CD3E", "CD8A"], [3, -1], "counts_per_gene"),
@@ -123,7 +121,7 @@ def test_gene_names():
     assert gene_names(var) == (["A", "B"], None)
     for dtype in ("object", "category", "string"):
         assert gene_names(var.astype({"id": dtype}), Reading(gene_ids="id")) == (["ENSG1", ""], ["A", "B"])
-    with pytest.raises(KeyError, match=r"no column 'ids' \(did you mean 'id'\?\); columns that hold text: \['id'\]"):
+    with pytest.raises(KeyError, match=r"column 'ids' .*'id'.*text.*\['id'\]"):
         gene_names(var, Reading(gene_ids="ids"))
 
 
@@ -131,15 +129,13 @@ def test_columns_that_are_no_genes_are_refused():
     """An antibody against CD4 is called CD4, or CD4-1 once names are made unique, and would be added to its RNA."""
     kinds = pd.Categorical(["Gene Expression", "Gene Expression", "Antibody Capture"])
     var = pd.DataFrame({"feature_types": kinds}, index=["CD4", "CD3E", "CD4-1"])
-    with pytest.raises(
-        ValueError, match=r"1 of 3 columns are no genes, but Antibody Capture \(first: 'CD4-1'\)"
-    ) as said:
+    with pytest.raises(ValueError, match=r"1 of 3 columns.*Antibody Capture.*'CD4-1'") as said:
         gene_names(var)
     adata = ad.AnnData(np.ones((2, 3), np.float32), var=var)
     mended = {"adata": adata}
     exec(str(said.value).split("Leave them out: ")[1], mended)
     assert gene_names(mended["adata"].var)[0] == ["CD4", "CD3E"]
-    with pytest.raises(ValueError, match=r"adata = adata\.raw\.to_adata\(\); adata = adata\["):
+    with pytest.raises(ValueError, match=r"adata\.raw\.to_adata\(\); adata = adata\["):
         gene_names(var, Reading(use_raw=True))
     with pytest.raises(KeyError, match=r"adata\.raw\.var has no column 'x'"):
         gene_names(var.iloc[:2], Reading(use_raw=True, gene_ids="x"))

@@ -133,7 +133,7 @@ def test_cells_are_written_whole_into_folders_that_are_made(tmp_path, name, monk
     assert (read(out).X != adata.X).nnz == 0
     adata.obsm["wide"] = np.ones((12, 5000))
     monkeypatch.setattr("scdiva.data.output.shutil.disk_usage", lambda path: SimpleNamespace(free=12 * 5000 * 8))
-    with pytest.raises(OSError, match=r"No space left on device: it takes 0\.5 MiB"):
+    with pytest.raises(OSError, match=r"No space .*0\.5 MiB"):
         write_cells(adata, out)
     assert "wide" not in read(out).obsm
     assert [path.name for path in out.parent.iterdir()] == [out.name]

@@ -90,7 +90,7 @@ def test_vocabularies_of_other_species(human):
     names = ["Gene3a", "Cd3d"]
     assert mouse.match(names, "mouse").tokens.tolist() == mouse.match(names).tokens.tolist() == [6, -1]
     assert mouse.match(["Rt1"], {"Rt1": "Gene3a"}).tokens.tolist() == [6]
-    with pytest.raises(ValueError, match='species="human", but the vocabulary holds genes of the mouse: leave species'):
+    with pytest.raises(ValueError, match=r'species="human".*mouse'):
         mouse.match(names, "human")
     unsaid = Vocabulary(table.assign(ensembl_id="", previous="", alias=""))
     for species in ("human", "mouse"):
@@ -122,13 +122,13 @@ def test_a_table_decides_alone(human):
 @pytest.mark.parametrize(
     ("species", "said"),
     [
-        ("mause", r'species must be None, "human", "mouse", or a table .* got \'mause\' \(did you mean \'mouse\'\?\)'),
+        ("mause", "species .*got .mause. .*.mouse."),
         (3, "got int"),
         (pd.DataFrame({"a": ["b"]}), "got DataFrame"),
         ({}, "a table of 0 genes without a human one"),
         ({"Rt1": np.nan}, "a table of 1 genes without a human one"),
-        ({"Rt1": 7}, "gives 'Rt1' the human gene 7, which is no name"),
-        (pd.Series(["CD3D", "CD4"], ["Rt1", "Rt1"]), "gives 'Rt1' two human genes, 'CD3D' and 'CD4': keep one"),
+        ({"Rt1": 7}, "'Rt1' the human gene 7"),
+        (pd.Series(["CD3D", "CD4"], ["Rt1", "Rt1"]), "'Rt1' two.*'CD3D' and 'CD4'"),
     ],
 )
 def test_what_is_no_species_is_refused_before_anything_is_read(species, said, rat):
@@ -141,25 +141,21 @@ def test_what_is_no_species_is_refused_before_anything_is_read(species, said, ra
 
 
 def test_species_that_the_names_are_not(human, rat, mouse, table):
-    with pytest.raises(
-        ValueError, match=r"holds none of the 200 genes: its genes are such as 'a', .* 'Rt0-ps', 'Rt1-ps'"
-    ):
+    with pytest.raises(ValueError, match=r"none of the 200 .*'a'.*'Rt0-ps', 'Rt1-ps'"):
         sd.pp.match_genes(rat, species={"a": "CD3D"})
-    with pytest.raises(ValueError, match="the table given as species knows too few"):
+    with pytest.raises(ValueError, match="table given as species"):
         sd.pp.match_genes(rat, species=dict(list(table.items())[:1]))
-    with pytest.raises(ValueError, match="species='human', but by their names they are not"):
+    with pytest.raises(ValueError, match=r"species='human'.*names"):
         sd.pp.match_genes(mouse, species="human")
-    with pytest.raises(ValueError, match="species='mouse', but by their names they are not"):
+    with pytest.raises(ValueError, match=r"species='mouse'.*names"):
         sd.pp.match_genes(sd.datasets.toy(), species="mouse")
     assert "scdiva" not in {*rat.uns, *mouse.uns}
 
 
 def test_notes_say_how_much_is_read(rat, mouse, table):
-    with pytest.warns(UserWarning, match=r"these are mouse genes, such as .* read as their human orthologs, with 100%"):
+    with pytest.warns(UserWarning, match="mouse genes.*human orthologs.* 100%"):
         sd.pp.match_genes(mouse, species="mouse", copy=True)
-    with pytest.warns(
-        UserWarning, match=r"these are genes of another species, such as 'Rt1-ps'.*: 199 of 200 are read"
-    ):
+    with pytest.warns(UserWarning, match="another species.*'Rt1-ps'.*199 of 200"):
         found = sd.pp.match_genes(rat, species=table, copy=True)
     report = found.uns["scdiva"]["match"]
     assert report["how"]["ortholog"] == report["n_mapped"] == 199
@@ -241,7 +237,7 @@ def test_files_of_both_species_in_one_folder(mouse, vocabulary, tmp_path):
     assert matched["a_human"] == matched["b_mouse"] > 100
     data.close()
     forced = CellDataModule(both, vocabulary=vocabulary, species="mouse")
-    with pytest.raises(ValueError, match=r"a_human: only .*species='mouse', but by their names they are not"):
+    with pytest.raises(ValueError, match=r"a_human: .*species='mouse'"):
         forced.setup()
 
 

@@ -175,7 +175,7 @@ def test_what_is_no_sound_file_is_refused_by_name(change, said, tmp_path):
 def test_a_truncated_file_is_refused_by_name(share, tmp_path):
     path = write(tmp_path, counts(), "h5ad", "cut")
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    with pytest.raises(ValueError, match=r"cut\.h5ad' can't be opened: it is truncated, damaged"):
+    with pytest.raises(ValueError, match=r"cut\.h5ad'.*truncated"):
         open_matrix(path)
 
 
@@ -189,7 +189,7 @@ def test_a_block_that_cannot_be_decompressed_names_the_file(tmp_path):
     path.write_bytes(content)
     with (
         open_matrix(path) as opened,
-        pytest.raises(ValueError, match=r"X of '.*rotten\.h5ad' is damaged: it can't be read"),
+        pytest.raises(ValueError, match=r"X of '.*rotten\.h5ad' is damaged"),
     ):
         read_ranges(opened.matrix, [(1, 4)])
 
@@ -199,7 +199,7 @@ def test_a_zarr_that_lacks_a_chunk_is_not_filled_with_zeros(kind, tmp_path):
     path = write(tmp_path, counts(), kind, "torn")
     chunk = path / "X" / "data" / ("0" if kind == "zarr2" else "c")
     shutil.rmtree(chunk) if chunk.is_dir() else chunk.unlink()
-    with pytest.raises(ValueError, match=r"torn\.zarr' is damaged: 1 chunks of X/data are gone"):
+    with pytest.raises(ValueError, match=r"torn\.zarr' .*1 chunks of X/data"):
         open_matrix(path)
 
 
@@ -212,7 +212,7 @@ def test_a_zarr_with_a_truncated_chunk_names_itself(kind, store, tmp_path):
     chunk = chunks[0]
     chunk.write_bytes(chunk.read_bytes()[:-9])
     # a codec that does not notice is not asked
-    with pytest.raises(ValueError, match=r"X of '.*torn\.zarr' is damaged: it can't be"), open_matrix(path) as opened:
+    with pytest.raises(ValueError, match=r"X of '.*torn\.zarr' is damaged"), open_matrix(path) as opened:
         list(row_blocks(opened.matrix))
 
 
@@ -229,7 +229,7 @@ def test_a_chunk_that_blosc_would_read_beyond_is_refused(version, tmp_path):
     content = chunk.read_bytes()
     for end in (-1, -9, 16, 3, 0):
         chunk.write_bytes(content[:end])
-        with pytest.raises(ValueError, match=r"values is damaged: .*chunk 1 of values is cut off"):
+        with pytest.raises(ValueError, match=r"damaged.*chunk 1 of values"):
             whole(array, "values")
     chunk.write_bytes(content)
     assert whole(array, "values") is array
@@ -255,7 +255,7 @@ def test_bounds_beyond_the_values_are_refused():
 def test_a_large_matrix_by_columns_is_refused(tmp_path, monkeypatch):
     path = write(tmp_path, counts().tocsc(), "h5ad")
     n_bytes = counts().nnz * 8
-    mend = r"X of '.*cells\.h5ad' is compressed by columns \(CSC\).*adata\.X\.tocsr\(\)"
+    mend = r"cells\.h5ad' .*CSC.*adata\.X\.tocsr\(\)"
     with open_matrix(path) as opened:
         row_readable(opened.matrix)
         monkeypatch.setattr(blocks, "CSC_LIMIT", n_bytes - 1)

@@ -29,7 +29,7 @@ CALLS = {
 def test_what_the_user_keeps_under_our_name_stays(adata, call, theirs):
     adata.uns["scdiva"] = theirs
     before = (list(adata.obsm), list(adata.var), list(adata.uns))
-    with pytest.raises(ValueError, match=r"adata.uns\['scdiva'\] is a .*adata.uns.pop"):
+    with pytest.raises(ValueError, match=r"adata.uns\['scdiva'\].*adata.uns.pop"):
         CALLS[call](adata)
     assert (list(adata.obsm), list(adata.var), list(adata.uns)) == before
     assert adata.uns["scdiva"] == theirs
@@ -59,5 +59,5 @@ def test_a_backed_view_is_refused_before_anything_is_computed(adata, call, tmp_p
 
 @pytest.mark.parametrize("call", CALLS)
 def test_a_path_is_no_anndata(call):
-    with pytest.raises(TypeError, match=r"expected an AnnData object, got str.*read_h5ad.*embed_file"):
+    with pytest.raises(TypeError, match=r"got str.*read_h5ad.*embed_file"):
         CALLS[call]("cells.h5ad")

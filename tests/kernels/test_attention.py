@@ -194,9 +194,9 @@ def test_no_tokens_at_all():
 @pytest.mark.parametrize(
     ("shape", "dtype", "said"),
     [
-        ((3, 1, 48), torch.float32, "heads have 32, 64, 128 numbers (dim / n_heads), not 48. Pass backend='auto'"),
+        ((3, 1, 48), torch.float32, "not 48. Pass backend='auto'"),
         ((3, 1, 64), torch.float64, "not torch.float64. Pass backend='auto'"),
-        ((3, 1, 64), torch.float32, "needs a CUDA device, and the tensors are on 'cpu'. Pass backend='auto'"),
+        ((3, 1, 64), torch.float32, "on 'cpu'. Pass backend='auto'"),
     ],
 )
 def test_triton_refuses_what_it_cannot_do(shape, dtype, said):
@@ -248,11 +248,11 @@ TABLES = rope_tables(6, 4)
         ({"q": GOOD[None], "k": GOOD[None], "v": GOOD[None]}, r"must be packed, \(T, H, D\)"),
         ({"cu_seqlens": torch.tensor([0.0, 6.0])}, "int32"),
         ({"cu_seqlens": torch.tensor([0], dtype=torch.int32)}, "at least one cell"),
-        ({"cu_seqlens": torch.tensor([0, 5], dtype=torch.int32)}, "number of tokens, 6; it goes from 0 to 5"),
+        ({"cu_seqlens": torch.tensor([0, 5], dtype=torch.int32)}, "tokens, 6; .*0 to 5"),
         ({"cu_seqlens": torch.tensor([1, 6], dtype=torch.int32)}, "it goes from 1 to 6"),
         ({"cu_seqlens": torch.tensor([0, 4, 3, 6], dtype=torch.int32)}, "falls in between"),
         ({"sin": None}, "Pass both cos and sin"),
-        ({"cos": TABLES[0][:5], "sin": TABLES[1][:5]}, "longest cell has 6 tokens, but cos and sin hold 5"),
+        ({"cos": TABLES[0][:5], "sin": TABLES[1][:5]}, "6 tokens.*cos and sin hold 5"),
         ({"cos": TABLES[0][:, :1], "sin": TABLES[1][:, :1]}, r"must be \(max_pos, 4/2\)"),
     ],
 )

@@ -61,7 +61,7 @@ def test_blocks_of_the_same_strength_share_the_first_place():
 def test_hubs_of_no_edges_and_of_no_graph():
     np.testing.assert_array_equal(hub_scores(csr_array((4, 4))), 0.0)
     np.testing.assert_array_equal(hub_scores(np.zeros((4, 4))), 0.0)
-    with pytest.raises(ValueError, match=r"1 of 3 weights of graph are not finite"):
+    with pytest.raises(ValueError, match="1 of 3 weights of graph"):
         hub_scores([[1.0, np.nan], [0.0, 1.0]])
     with pytest.raises(ValueError, match=r"graph has shape \(0, 3\)"):
         hub_scores(np.ones((0, 3)))
@@ -132,11 +132,11 @@ def test_an_enrichment_by_hand():
 
 def test_what_cannot_be_enriched_is_refused():
     sets = {"s": GENES[:6]}
-    with pytest.raises(ValueError, match=r"1 of 2 modules have no gene among the 12 .*'m1'"):
+    with pytest.raises(ValueError, match=r"1 of 2 modules.*12 .*'m1'"):
         enrichment({"m0": ["G1"], "m1": ["ENSG1"]}, sets, GENES)
     with pytest.raises(ValueError, match="0 of 0 modules"):
         enrichment({}, sets, GENES)
-    with pytest.raises(ValueError, match=r"None of 1 gene sets .* has 7 to 500 of the"):
+    with pytest.raises(ValueError, match=r"1 gene sets .*7 to 500"):
         enrichment({"m": GENES}, sets, GENES, min_genes=7)
     with pytest.raises(ValueError, match="min_genes must be at least 1"):
         enrichment({"m": GENES}, sets, GENES, min_genes=0)

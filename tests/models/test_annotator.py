@@ -188,7 +188,7 @@ def test_another_model_is_refused(folder, cells):
     shutil.rmtree(folder / "model")
     wider = make_model(cells, anchor_learned_dim=6)  # the same genes, another state
     save_model(wider, wider.vocabulary, folder / "model")
-    with pytest.raises(ValueError, match="head is for another model than model"):
+    with pytest.raises(ValueError, match=r"head .*another model"):
         load(signed(folder))
 
 
@@ -223,7 +223,7 @@ def test_settings_that_do_not_fit_are_refused(folder, change, match):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\xff"])
 def test_settings_that_are_none_are_refused(folder, text):
     (folder / "annotator.json").write_bytes(text.encode("latin1"))
-    with pytest.raises(ValueError, match=r"annotator\.json (is no JSON|has no entry format = .scdiva annotator)"):
+    with pytest.raises(ValueError, match=r"annotator\.json .*(JSON|format)"):
         load(signed(folder))
 
 

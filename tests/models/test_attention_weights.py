@@ -48,7 +48,7 @@ def test_weights_are_those_that_the_network_uses():
 def test_weights_have_no_gradient_and_other_genes_are_refused():
     model = build(anchor="encoder", anchor_linear_dim=4, anchor_learned_dim=4, anchor_hidden=8)
     assert not any(weights.requires_grad for _, _, weights in model.attention_weights(TOKENS, VALUES, CU))
-    with pytest.raises(ValueError, match="neither MASK nor one of this model's 12 genes"):
+    with pytest.raises(ValueError, match=r"MASK .*12 genes"):
         next(model.attention_weights(TOKENS + 1, VALUES, CU))
 
 

@@ -145,7 +145,7 @@ def test_without_a_connection_it_says_so_in_one_line(hub, how, monkeypatch):
         hub.leave()
     else:
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(FileNotFoundError, match="the Hub can't be reached and the cache does not hold it") as info:
+    with pytest.raises(FileNotFoundError, match=r"Hub .*reached.*cache") as info:
         load("hf://lab/atlas")
     one_line(info)
 
@@ -168,7 +168,7 @@ def test_a_file_that_was_damaged_is_refused_with_the_call_that_mends_it(hub, fol
     data = bytearray(cached.read_bytes())
     data[-3] ^= 1
     cached.resolve().write_bytes(data)
-    with pytest.raises(ValueError, match=r"does not match SHA256SUMS.*To fetch it anew: huggingface_hub\.") as info:
+    with pytest.raises(ValueError, match=r"SHA256SUMS.*: huggingface_hub\.") as info:
         load("hf://lab/atlas")
     exec("import huggingface_hub; " + str(info.value).split("anew: ")[1])
     load("hf://lab/atlas", device="cpu")

@@ -136,7 +136,7 @@ def test_a_loaded_model_is_given_back(folder):
     assert load_model(model) is model
     with pytest.raises(ValueError, match="has no vocabulary"):
         load_model(make_model())
-    with pytest.raises(TypeError, match="model must be a loaded model, a folder or a name, got dict"):
+    with pytest.raises(TypeError, match=r"model must be .*got dict"):
         load_model({})
 
 
@@ -174,7 +174,7 @@ def test_a_save_that_fails_leaves_no_trace_and_keeps_the_old_model(folder, tmp_p
 
 def test_bad_input_to_save_is_refused_before_anything_is_written(tmp_path):
     model, vocabulary, path = make_model(), make_vocabulary(), tmp_path / "model"
-    with pytest.raises(ValueError, match="built for 12 genes and the vocabulary holds 11"):
+    with pytest.raises(ValueError, match=r"12 genes .*vocabulary holds 11"):
         save_model(model, make_vocabulary(n=11), path)
     with pytest.raises(ValueError, match="float8"):
         save_model(model, vocabulary, path, dtype="float8")
@@ -268,10 +268,10 @@ def test_a_wrong_vocabulary_is_refused_even_with_fresh_sums(folder):
         (lambda c: c["model"].update(depth=3), "'model' is no ScDiVaConfig.*depth"),
         (lambda c: c["model"].pop("dim"), "'model' is no ScDiVaConfig.*dim"),
         (lambda c: c["model"].update(dim="16"), "'model' is no ScDiVaConfig.*dim"),
-        (lambda c: c["model"].update(rope_base=10**400), "'model' is no ScDiVaConfig.*rope_base must be finite"),
-        (lambda c: c["model"].update(n_layers=1001), "'model' is no ScDiVaConfig.*n_layers must be at most 1,000"),
+        (lambda c: c["model"].update(rope_base=10**400), "'model' .*rope_base"),
+        (lambda c: c["model"].update(n_layers=1001), "'model' .*n_layers .*1,000"),
         (lambda c: c["model"].update(dict.fromkeys(map(str, range(9999)))), r"unknown: 0, 1, .*, \.\.\."),
-        (lambda c: c["model"].update(n_genes=13), "a model of 13 genes, but vocabulary.safetensors holds 12"),
+        (lambda c: c["model"].update(n_genes=13), "13 genes.*vocabulary.safetensors holds 12"),
         (lambda c: c["model"].update(ffn_dim=32), "has shape"),
         (lambda c: c["model"].update(n_layers=3), "lacks .* tensors"),
         (lambda c: c["model"].update(n_layers=1), "has in excess .* tensors"),
@@ -290,7 +290,7 @@ def test_a_config_that_does_not_fit_is_refused(folder, change, message):
 def test_a_config_that_is_no_json_object_is_refused(folder, text):
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     resum(folder)
-    with pytest.raises(ValueError, match=r"config\.json (is no JSON|has no entry)"):
+    with pytest.raises(ValueError, match=r"config\.json .*(JSON|entry)"):
         load_model(folder, device="cpu")
 
 
@@ -327,7 +327,7 @@ def test_weights_that_are_no_safetensors_are_refused(folder, data):
 
 # --- names -----------------------------------------------------------------------------------------------------------
 def test_an_unknown_name_lists_what_there_is(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no model 'scdiva-maxi'.*bundled models are"):
+    with pytest.raises(FileNotFoundError, match=r"no model 'scdiva-maxi'.*bundled"):
         load_model("scdiva-maxi")
     with pytest.raises(FileNotFoundError, match="bundled models are"):
         load_model(tmp_path / "nothing")

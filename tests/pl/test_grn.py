@@ -167,7 +167,7 @@ def test_only_some_genes(with_network):
     columns = adata.var_names.get_indexer(chosen)
     n = (weights[np.ix_(columns, columns)] != 0).sum() // 2
     assert len(lines(fig).get_segments()) == n > 0
-    with pytest.warns(UserWarning, match="1 of 3 genes are not in the network 'scdiva_grn' and are left out: TNF"):
+    with pytest.warns(UserWarning, match="1 of 3 genes .*'scdiva_grn' .*: TNF"):
         grn(adata, genes=["TNF", "GENE3", "GENE20"])
 
 
@@ -206,6 +206,6 @@ def test_what_cannot_be_drawn_is_refused(with_network, tmp_path):
         with pytest.raises(error, match=words):
             grn(data, **options)
     del adata.varp["scdiva_grn"]
-    with pytest.raises(KeyError, match=r"adata\.varp has no 'scdiva_grn', it has nothing: call scdiva.tl.grn"):
+    with pytest.raises(KeyError, match=r"adata\.varp .*'scdiva_grn'.*call scdiva.tl.grn"):
         grn(adata)
     assert plt.get_fignums() == []

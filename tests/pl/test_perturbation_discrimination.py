@@ -44,9 +44,9 @@ def test_similar_conditions_stand_together(predicted_screen):
 
 def test_one_group_is_drawn(predicted_screen):
     predicted, observed = predicted_screen(("B cell", "T cell"))
-    with pytest.raises(KeyError, match=r"group=None must be one of .*'B cell', 'T cell'"):
+    with pytest.raises(KeyError, match=r"group=None .*'B cell', 'T cell'"):
         discrimination(predicted, observed)
-    with pytest.raises(KeyError, match="group='NK cell' must be one of"):
+    with pytest.raises(KeyError, match="group='NK cell' must"):
         discrimination(predicted, observed, group="NK cell")
     names, _, title = parts(discrimination(predicted, observed, group="T cell", return_fig=True))
     assert sorted(names) == ["A", "A+B", "B", "C", "C+B"]
@@ -74,6 +74,6 @@ def test_what_cannot_be_drawn_is_refused(predicted_screen, tmp_path):
     predicted, observed = predicted_screen()
     with pytest.raises(ValueError, match="picture format"):
         discrimination(predicted, observed, save=tmp_path / "picture")
-    with pytest.raises(ValueError, match="only one of the predicted conditions was observed, 'A'"):
+    with pytest.raises(ValueError, match=r"one of .*observed, 'A'"):
         discrimination(predicted, observed[observed.obs["perturbation"].isin(["A", "control"])].copy())
     assert plt.get_fignums() == []

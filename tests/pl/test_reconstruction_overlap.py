@@ -92,7 +92,7 @@ def test_the_users_axes_are_drawn_on(tmp_path):
 
 
 def test_sets_that_share_nothing_are_drawn_with_a_warning():
-    with pytest.warns(UserWarning, match=r"no two sets share a gene .the first of 'a' is 'ENSG1', of 'b' 'SPI1'"):
+    with pytest.warns(UserWarning, match="share a gene .*'ENSG1'.*'SPI1'"):
         gene_overlap({"a": ["ENSG1"], "b": ["SPI1", "TP53"]})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -102,17 +102,17 @@ def test_sets_that_share_nothing_are_drawn_with_a_warning():
 @pytest.mark.parametrize(
     ("sets", "error", "words"),
     [
-        ([["X"], ["Y"]], TypeError, "gene_sets must be a mapping, .name: genes., got list"),
-        ({"a": "SPI1", "b": ["X"]}, TypeError, "gene_sets.'a'. must be a list of gene names"),
+        ([["X"], ["Y"]], TypeError, "gene_sets .*mapping.*got list"),
+        ({"a": "SPI1", "b": ["X"]}, TypeError, "gene_sets.'a'. must be"),
         (
             {"a": ["X"], "b": [0.5, "X", 1]},
             TypeError,
-            "gene_sets.'b'. must be a list of gene names",
+            "gene_sets.'b'. must be",
         ),
-        ({"a": ["X"], "b": []}, ValueError, "gene_sets.'b'. is empty: leave it out"),
+        ({"a": ["X"], "b": []}, ValueError, "gene_sets.'b'. is empty"),
         ({"a": ["X"]}, ValueError, "gene_sets has 1 sets: give 2 to 12"),
         ({str(i): ["X"] for i in range(13)}, ValueError, "gene_sets has 13 sets: give 2 to 12"),
-        ({1: ["X"], "1": ["Y"]}, ValueError, "gene_sets has 1 sets: give 2 to 12 of different names"),
+        ({1: ["X"], "1": ["Y"]}, ValueError, "gene_sets has 1 sets.*2 to 12"),
     ],
 )
 def test_what_is_no_set_of_genes_is_refused(sets, error, words):

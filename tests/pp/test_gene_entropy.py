@@ -168,7 +168,7 @@ def test_the_message_names_the_file(human, tmp_path):
     adata.X = adata.X.toarray()
     adata.X[3, 4] = np.nan
     adata.write_h5ad(tmp_path / "bad.h5ad")
-    with pytest.raises(ValueError, match=r"bad\.h5ad: X of bad\.h5ad holds 1 NaN values .* at cell '.*', gene '.*'"):
+    with pytest.raises(ValueError, match=r"bad\.h5ad: .*1 NaN values .*cell '.*', gene '.*'"):
         corpus_entropy([tmp_path / "bad.h5ad"], human)
     with pytest.raises(ValueError, match=r"data set 0: adata\.X holds 1 NaN"):
         corpus_entropy([adata], human)

@@ -130,7 +130,7 @@ def test_what_is_written_can_be_stored(tmp_path):
         ({"by": "single", "rng": -1}, ValueError, "rng must be at least 0, got -1"),
         ({"by": "single", "key_added": "p"}, ValueError, "would overwrite"),
         ({"by": "single", "n_splits": 6}, ValueError, r"has 4 perturbations .*'A'.* 6 folds. Pass a smaller n_splits"),
-        ({"by": "combination", "separator": "_"}, ValueError, "has 0 combinations with '_', too few for 5 folds"),
+        ({"by": "combination", "separator": "_"}, ValueError, "0 combinations with '_'.*5 folds"),
         ({"by": "single", "control": "ctrl"}, ValueError, "never is 'ctrl'"),
         ({"by": "group", "groupby": "line"}, KeyError, "no column 'line'"),
         ({"by": "group", "groupby": "g", "fold": 3}, ValueError, "3 groups have perturbed cells, so .* 0 to 2"),
@@ -154,5 +154,5 @@ def test_cells_that_cannot_be_split_are_refused():
         split_perturbations(bare, "p", by="group", groupby="g", fold=1)
     split_perturbations(bare, "p", by="group", groupby="g", fold=0)
     adata.obs["p"] = adata.obs["p"].where(adata.obs_names != "c4")
-    with pytest.raises(ValueError, match=r"missing for 1 of 72 cells, the first is 'c4'"):
+    with pytest.raises(ValueError, match=r"missing for 1 of 72 .*'c4'"):
         split_perturbations(adata, "p", by="single")

@@ -109,14 +109,14 @@ def test_the_seed_determines_every_bit(plain, query, reference, method):
     ("arguments", "error", "match"),
     [
         ({"labels_key": None}, ValueError, "Name the column with the labels"),
-        ({"labels_key": "nowhere"}, KeyError, r"reference\.obs has no column 'nowhere'.*'cell_type'"),
-        ({"labels_key": "hole"}, ValueError, r"reference\.obs\['hole'\] is missing for 3 of 160 cells, the first"),
-        ({"labels_key": "one"}, ValueError, r"reference\.obs\['one'\] labels 160 cells with 1 type\(s\)"),
+        ({"labels_key": "nowhere"}, KeyError, r"reference\.obs.*'nowhere'.*'cell_type'"),
+        ({"labels_key": "hole"}, ValueError, r"reference\.obs\['hole'\].*3 of 160"),
+        ({"labels_key": "one"}, ValueError, r"reference\.obs\['one'\].*160 cells.*1"),
         ({"labels_key": "none"}, ValueError, r"labels 0 cells with 0 type\(s\)"),
         ({"labels_key": "twice", "reference": None, "key_added": "twice"}, ValueError, "would be overwritten"),
         ({"batch_key": "nowhere"}, KeyError, r"reference\.obs has no column 'nowhere'"),
-        ({"batch_key": "hole"}, ValueError, r"reference\.obs\['hole'\] is missing for 3 of 160"),
-        ({"method": "forest"}, ValueError, "method must be one of 'linear', 'knn', .*; got 'forest'"),
+        ({"batch_key": "hole"}, ValueError, r"reference\.obs\['hole'\].*3 of 160"),
+        ({"method": "forest"}, ValueError, "method .*'linear', 'knn', .*got 'forest'"),
         ({"reject": 0}, ValueError, "reject must be"),
         ({"reject": 1.0}, ValueError, "reject must be"),
         ({"reject": np.nan}, ValueError, "reject must be"),
@@ -133,11 +133,11 @@ def test_the_seed_determines_every_bit(plain, query, reference, method):
         ({"rng": "a"}, TypeError, "rng must be"),
         ({"parents": {"type A": "x", "x": "type A"}}, ValueError, "parents goes in a circle: type A > x > type A"),
         ({"parents": {"type A": "x", "x": "y", "y": "x"}}, ValueError, "circle: type A > x > y > x"),
-        ({"parents": {"T": "x"}}, ValueError, r"names 1 label\(s\) that the reference lacks, the first is 'T'"),
-        ({"parents": {"type A": "type B"}}, ValueError, "'type B' as a group, but it is a label too"),
+        ({"parents": {"T": "x"}}, ValueError, "1 label.*reference.*'T'"),
+        ({"parents": {"type A": "type B"}}, ValueError, "'type B' as a group"),
         ({"parents": {"type A": "unknown"}, "reject": 0.1}, ValueError, "'unknown' is a label .* or a group"),
         ({"labels_key": "with unknown", "reject": 0.1}, ValueError, "unlabeled_category='unknown'"),
-        ({"labels_key": "singles", "reject": 0.1}, ValueError, "reject needs labelled cells that can be held out"),
+        ({"labels_key": "singles", "reject": 0.1}, ValueError, "reject .*held out"),
     ],
 )
 def test_what_is_wrong_is_said_and_nothing_is_changed(
@@ -179,12 +179,12 @@ def test_no_anndata_a_foreign_uns_and_too_few_cells_are_refused(plain, query, re
 
 def test_genes_must_overlap(plain, query, reference, contents):
     data = query.copy()
-    with pytest.raises(ValueError, match=r"share 30 genes .* \(30 of adata's 30, 55 of the reference's 60; "):
+    with pytest.raises(ValueError, match=r"30 genes .*30 of adata's 30, 55 of .*60"):
         annotate(data[:, :30].copy(), reference, plain)
     annotator = sd.tl.annotate(data, "cell_type", reference, model=plain, rng=0)
     few = query[:, :30].copy()
     before = contents(few)
-    with pytest.raises(ValueError, match="adata has 30 of the 55 genes that the annotator reads; 50 or"):
+    with pytest.raises(ValueError, match=r"adata has 30 of the 55 .*50"):
         sd.tl.annotate(few, model=annotator)
     assert contents(few) == before
 

@@ -112,7 +112,7 @@ def test_genes_that_the_model_does_not_know_are_named(cells, plain):
     data, unknown = cells.copy(), cells.var_names[58]
     with pytest.raises(KeyError, match=f"1 of 2 genes are not .* the first is '{unknown}'"):
         sd.tl.integrate(data, "batch", model=plain, corrected=[cells.var_names[0], unknown], **QUICK)
-    with pytest.raises(KeyError, match=r"2 of 3 genes are not in adata\.var_names.* the first is 'A'"):
+    with pytest.raises(KeyError, match=r"2 of 3 genes .*adata\.var_names.*'A'"):
         sd.tl.integrate(data, "batch", model=plain, corrected=["A", cells.var_names[0], "B"], **QUICK)
     assert not data.obsm
     assert not data.layers

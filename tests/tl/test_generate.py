@@ -234,15 +234,15 @@ BETWEEN = {"groupby": "cell_type", "between": ("type A", "type B")}
         ({**BETWEEN, "fraction": 1.5}, ValueError, r"fraction must lie in \[0, 1\], got \[1.5\]"),
         ({**BETWEEN, "fraction": np.nan}, ValueError, "fraction must lie in"),
         ({**BETWEEN, "fraction": []}, ValueError, "fraction must lie in"),
-        ({"fraction": 0.5}, ValueError, r"fraction is given without the two groups.*between=\(one, two\)"),
-        ({"groups": "type A"}, ValueError, "groups or between are given without a column"),
-        ({"between": ("type A", "type B")}, ValueError, "groups or between are given without a column"),
+        ({"fraction": 0.5}, ValueError, r"fraction .*between=\(one, two\)"),
+        ({"groups": "type A"}, ValueError, "groups or between .*column"),
+        ({"between": ("type A", "type B")}, ValueError, "groups or between .*column"),
         ({"groupby": "nowhere"}, KeyError, "nowhere"),
         ({"groupby": "cell_type", "groups": []}, ValueError, "groups names no group"),
         (
             {"groupby": "cell_type", "groups": ["type A", "T"]},
             ValueError,
-            "1 of 2 groups are not in .*the first is 'T'",
+            "1 of 2 groups.*'T'",
         ),
         ({"groupby": "cell_type", "groups": "T"}, ValueError, "there are 'type A', 'type B', 'type C', 'type D'"),
         ({"groupby": "cell_type", "between": ("type A",)}, ValueError, "between must name two groups, got 1"),
@@ -252,11 +252,11 @@ BETWEEN = {"groupby": "cell_type", "between": ("type A", "type B")}
             "Give groups or between, not both",
         ),
         ({"groupby": "hole"}, ValueError, "missing for 3 of 90 cells"),
-        ({"groupby": "known", "layer": "blank"}, ValueError, "No cell of 'no' has a gene that the model knows"),
-        ({"fixed": {"nowhere": 1.0}}, ValueError, "fixed names 'nowhere', which is no gene of adata"),
-        ({"fixed": {57: 1.0}}, ValueError, "which is not known to the model"),
-        ({"fixed": {0: -1.0}}, ValueError, "must be a log-normalised value of 0 or more, got -1.0"),
-        ({"fixed": {0: np.nan}}, ValueError, "must be a log-normalised value of 0 or more, got nan"),
+        ({"groupby": "known", "layer": "blank"}, ValueError, "cell of 'no'"),
+        ({"fixed": {"nowhere": 1.0}}, ValueError, "fixed names 'nowhere'.*adata"),
+        ({"fixed": {57: 1.0}}, ValueError, "known to the model"),
+        ({"fixed": {0: -1.0}}, ValueError, "0 or more, got -1.0"),
+        ({"fixed": {0: np.nan}}, ValueError, "0 or more, got nan"),
         ({"fixed": {0: 9.0, 1: 9.0}}, ValueError, "stand for 16,204 of the 10,000 counts"),
         ({"fixed": dict.fromkeys(range(54), 0.0)}, ValueError, "fixed leaves 1 of the genes"),
         (
@@ -284,9 +284,9 @@ def test_refused_calls_say_why(adata, headed, contents, arguments, error, match)
 
 
 def test_a_state_head_enough_cells_and_anndata_are_needed(adata, one, headed):
-    with pytest.raises(ValueError, match=r"state_head=False.*does not say what cells of a state express"):
+    with pytest.raises(ValueError, match="state_head=False"):
         sd.tl.generate(adata, 2, one)
-    with pytest.raises(ValueError, match="10 cells have a known gene; a fit to them needs 20 or more"):
+    with pytest.raises(ValueError, match=r"10 cells .*20 or more"):
         sd.tl.generate(adata[:10].copy(), 2, headed)
     with pytest.raises(TypeError, match="AnnData"):
         sd.tl.generate(np.ones((3, 3)), 2, headed)

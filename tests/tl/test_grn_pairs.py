@@ -46,14 +46,14 @@ def scaled(c):
 @pytest.mark.parametrize(
     ("spoil", "options", "kind", "said"),
     [
-        (None, {"method": "pearson"}, ValueError, "method must be one of 'embedding', 'attention'.*got 'pearson'"),
+        (None, {"method": "pearson"}, ValueError, "method .*'embedding', 'attention'.*got 'pearson'"),
         (None, {"n_targets": 0}, ValueError, "n_targets must be at least 1, got 0"),
         (None, {"n_targets": 2.5}, TypeError, "float"),
-        (None, {"min_fraction": 1.5}, ValueError, "min_fraction must be a share, from 0 to 1, got 1.5"),
+        (None, {"min_fraction": 1.5}, ValueError, "min_fraction .*got 1.5"),
         (None, {"min_fraction": float("nan")}, ValueError, "min_fraction must be a share"),
-        (None, {"groupby": "kinds"}, KeyError, "no column 'kinds' .did you mean 'kind'.*it has"),
-        (None, {"groups": ["plain"]}, ValueError, "without the column that holds them: groupby="),
-        (None, {"reference": "rest"}, ValueError, "without the column that holds them: groupby="),
+        (None, {"groupby": "kinds"}, KeyError, "column 'kinds' .*'kind'"),
+        (None, {"groups": ["plain"]}, ValueError, "groupby="),
+        (None, {"reference": "rest"}, ValueError, "groupby="),
         (None, {"groupby": "kind", "groups": ["plain", "z"]}, ValueError, "1 of 2 groups.*is 'z'; there are 'CD4"),
         (None, {"groupby": "kind", "reference": "z"}, ValueError, "first is 'z'"),
         (None, {"groupby": "kind", "groups": []}, ValueError, "groups names no group"),
@@ -61,10 +61,10 @@ def scaled(c):
         (None, {"groupby": "kind", "groups": "plain", "reference": "plain"}, ValueError, "no group but the reference"),
         (unlabelled, {"groupby": "kind"}, ValueError, "missing for 2 of 36 cells"),
         (small_groups, {"groupby": "kind"}, ValueError, "6 of 7 groups have fewer than 10.*'g30', 1.*groups="),
-        (two_of_one_key, {"groupby": "kind"}, ValueError, "two groups would be written to adata.varp.'scdiva_grn_a_b'"),
-        (no_cells, {}, ValueError, "there are 9 cells: a network of fewer than 10"),
-        (None, {"sources": ["SPI11", "SPI2"]}, ValueError, "2 of 2 sources are not among the genes of adata.*'SPI11'"),
-        (None, {"targets": []}, ValueError, "targets names no gene; leave it out to take all"),
+        (two_of_one_key, {"groupby": "kind"}, ValueError, "two groups .*adata.varp.'scdiva_grn_a_b'"),
+        (no_cells, {}, ValueError, "9 cells: .*10"),
+        (None, {"sources": ["SPI11", "SPI2"]}, ValueError, "2 of 2 sources .*adata.*'SPI11'"),
+        (None, {"targets": []}, ValueError, "targets names no gene"),
         (rare, {"sources": ["3"], "min_fraction": 0.05}, ValueError, "1 of 1 sources.*fewer than 5.00%.*2.78%"),
         (None, {"min_fraction": 1.0, "sources": "tf"}, ValueError, "no transcription factor.*at least 100"),
         (scaled, {}, ValueError, "negative"),
@@ -113,7 +113,7 @@ def test_a_gene_that_no_corpus_saw_has_no_part(cells, infer, build, edges):
     assert np.isnan(edges(cells)[at]).all()
     assert np.isnan(edges(cells)[:, at]).all()
     assert len(cells.uns["scdiva"]["scdiva_grn"]["sources"]) == 54
-    with pytest.raises(ValueError, match="not among the genes of adata that the model knows"):
+    with pytest.raises(ValueError, match="that the model knows"):
         infer(cells, model=model, sources=name)
 
 

@@ -152,10 +152,10 @@ def test_missing_labels_and_the_unlabelled_category_are_the_same(plain, cells):
 def test_an_unlabelled_category_that_no_cell_has_is_warned_of(cells):
     data = cells.copy()
     data.obs["partly"] = data.obs["partly"].astype(str).replace("unknown", "other")
-    with pytest.warns(UserWarning, match="no cell has the unlabeled_category 'othr'.*'other', 'type A'"):
+    with pytest.warns(UserWarning, match="unlabeled_category 'othr'.*'other', 'type A'"):
         numbers = label_numbers(data, "partly", "othr")[0]
     assert numbers.min() == 0
-    said = "'unknown' for 80 of 240 cells.*no type.*unlabeled_category='unknown'"
+    said = "'unknown' for 80 of 240 .*unlabeled_category='unknown'"
     with pytest.warns(UserWarning, match="'unkown'"), pytest.raises(ValueError, match=said):
         label_numbers(cells, "partly", "unkown")
     data.obs["number"] = np.arange(240) % 3 - 1
@@ -237,11 +237,11 @@ def test_a_batch_of_empty_cells_is_no_batch(plain, cells):
     [
         ({"batch_key": "nowhere"}, KeyError, "no column 'nowhere'.*'batch'"),
         ({"batch_key": ["batch", "nowhere"]}, KeyError, "no column 'nowhere'"),
-        ({"batch_key": "hole"}, ValueError, "'hole'.*missing for 3 of 240 cells, the first is 'cell5'"),
+        ({"batch_key": "hole"}, ValueError, "'hole'.*3 of 240 cells.*'cell5'"),
         ({"batch_key": []}, ValueError, "batch_key must name a column"),
         ({"batch_key": ["batch", "batch"]}, ValueError, "each once"),
         ({"labels_key": "nowhere"}, KeyError, "no column 'nowhere'"),
-        ({"labels_key": "one"}, ValueError, r"labels 240 cells with 1 type\(s\); two or more"),
+        ({"labels_key": "one"}, ValueError, "240 cells with 1 type"),
         ({"labels_key": "none"}, ValueError, r"labels 0 cells with 0 type\(s\)"),
         ({"unlabeled_category": "unknown"}, ValueError, "labels_key"),
         ({"steps": 0}, ValueError, "steps must be at least 1"),
@@ -249,7 +249,7 @@ def test_a_batch_of_empty_cells_is_no_batch(plain, cells):
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"layer": "scaled"}, ValueError, "negative"),
         ({"gene_ids": "nowhere"}, KeyError, "nowhere"),
-        ({"corrected": ["GAPDHX"]}, KeyError, "1 of 1 genes are not in adata.var_names.*the first is 'GAPDHX'"),
+        ({"corrected": ["GAPDHX"]}, KeyError, "1 of 1 genes .*adata.var_names.*'GAPDHX'"),
         ({"corrected": []}, ValueError, "corrected"),
         ({"model": "nowhere"}, FileNotFoundError, "no model 'nowhere'"),
         ({"device": "abacus"}, ValueError, "abacus"),

@@ -144,12 +144,12 @@ def test_cells_are_compared_with_those_of_as_many_genes():
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"n_samples": 0}, ValueError, "n_samples must be even and at least 2 .*got 0"),
-        ({"n_samples": 3}, ValueError, "n_samples must be even and at least 2 .*got 3"),
+        ({"n_samples": 0}, ValueError, "n_samples .*even.*got 0"),
+        ({"n_samples": 3}, ValueError, "n_samples .*even.*got 3"),
         ({"n_samples": 2.0}, TypeError, "float"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"layer": "scaled"}, ValueError, "negative"),
-        ({"layer": "blank"}, ValueError, "1 of 25 cells have no count of any gene that the vocabulary holds"),
+        ({"layer": "blank"}, ValueError, "1 of 25 cells .*vocabulary"),
         ({"precision": "fp8"}, ValueError, "precision"),
     ],
 )

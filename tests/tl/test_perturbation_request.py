@@ -55,15 +55,15 @@ def test_one_or_several(make):
     ("arguments", "match"),
     [
         ({"predict": []}, "predict names no perturbation"),
-        ({"predict": "control"}, "predict holds 'control', which is no perturbation"),
+        ({"predict": "control"}, "predict holds 'control'"),
         ({"predict": ["A", "control+control"]}, r"holds 'control\+control', which is no"),
-        ({"predict": ["B+A", "C", "A+B"]}, r"holds 'B\+A' more than once; the order of parts does not count"),
+        ({"predict": ["B+A", "C", "A+B"]}, r"'B\+A' more than once"),
         ({"predict": ["A", "A+control"]}, "holds 'A' more than once"),
         ({"predict": ["A+"]}, r"'A\+' has an empty part"),
-        ({"groups": []}, "groups names no group; leave it out"),
+        ({"groups": []}, "groups names no group"),
         ({"groups": ["x", "line 0", "x"]}, "groups holds 'x' more than once"),
         ({"dose": [1.0, 2.0, 1]}, "dose holds 1.0 more than once"),
-        ({"dose": 0.0}, "dose must be a number above 0, or several; got 0.0"),
+        ({"dose": 0.0}, "dose .*got 0.0"),
         ({"dose": [1, np.nan]}, "dose must be a number above 0"),
         ({"dose": [1, np.inf]}, "dose must be a number above 0"),
         ({"dose": []}, "dose must be a number above 0"),
@@ -75,7 +75,7 @@ def test_what_makes_no_sense_is_refused(make, arguments, match):
 
 
 def test_groups_and_doses_need_a_screen_that_has_them(make):
-    with pytest.raises(ValueError, match="groups= is given, but the screen was read without"):
+    with pytest.raises(ValueError, match="groups= is given"):
         ask(make(groupby=""), groups=["a"])
-    with pytest.raises(ValueError, match="dose= is given, but the screen was read without"):
+    with pytest.raises(ValueError, match="dose= is given"):
         ask(make(dose_key=""), dose=3.0)

@@ -297,9 +297,7 @@ def test_a_group_that_the_screen_does_not_hold(fitted_groups, perturbed_cells, g
     # what is added is that of a new group, whatever else is asked
     alone = predict(new, fitted_groups, genes[0], groups=["new"], n_cells=3)
     np.testing.assert_array_equal(alone.X, found.X[3:])
-    with pytest.raises(
-        ValueError, match="1 of 2 groups have no control cells in adata, the first is 'z'; there are 'a', 'b'"
-    ):
+    with pytest.raises(ValueError, match=r"1 of 2 groups .*control .*'z'; .*'a', 'b'"):
         predict(of_groups, fitted_groups, groups=["a", "z"])
 
 
@@ -315,11 +313,11 @@ def test_a_gene_that_was_not_measured_can_be_perturbed(one, data, genes):
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"predict": ["ALB", "drugg", "ALB+no gene"]}, ValueError, "2 of 3 perturbed .* the first is 'drugg'; close"),
+        ({"predict": ["ALB", "drugg", "ALB+no gene"]}, ValueError, "2 of 3 perturbed .*'drugg'"),
         ({"n_cells": 0}, ValueError, "n_cells must be at least 1, got 0"),
         ({"n_cells": 2.5}, TypeError, "float"),
         ({"groupby": "line"}, ValueError, "fitted with groupby='', not 'line'"),
-        ({"perturbation_key": "line"}, ValueError, "fitted with perturbation_key='perturbation', not 'line'"),
+        ({"perturbation_key": "line"}, ValueError, "perturbation_key='perturbation', not 'line'"),
         ({"dose_key": "dose"}, ValueError, "fitted with dose_key='', not 'dose'"),
         ({"control": "DMSO"}, ValueError, "fitted with control='control', not 'DMSO'"),
         ({"separator": "_"}, ValueError, r"fitted with separator='\+', not '_'"),
@@ -337,11 +335,11 @@ def test_what_makes_no_sense_is_refused_and_nothing_changed(fitted, data, argume
 
 
 def test_what_is_no_screen_is_refused(one, fitted, data, tmp_path):
-    with pytest.raises(ValueError, match="Name the column with the perturbations, perturbation_key, or a fitted model"):
+    with pytest.raises(ValueError, match="perturbation_key, or a fitted model"):
         sd.tl.predict_perturbation(data, model=one)
-    with pytest.raises(ValueError, match=r"no cell of adata is a control: .* never is 'control'"):
+    with pytest.raises(ValueError, match=r"no cell of adata .*'control'"):
         predict(data[data.obs["perturbation"] != "control"].copy(), fitted)
-    with pytest.raises(ValueError, match="1 of 2 perturbed genes or labels are neither in the screen nor"):
+    with pytest.raises(ValueError, match=r"1 of 2 perturbed .*screen"):
         sd.tl.predict_perturbation(data, "perturbation", predict=["drug", "zz"], model=one)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         sd.tl.predict_perturbation(data, "perturbation", model=tmp_path / "nowhere")

@@ -279,9 +279,7 @@ def test_groups(of_groups, states, genes):
             # the group is that of the start cells, whatever the others are of
             mixed = cells[(cells.obs["line"] == "a") | (cells.obs["state"] == "to")].copy()
             assert rank(mixed, fitted)["perturbation"][0] == genes[1]
-            with pytest.raises(
-                ValueError, match=r"start cells are of 2 groups of adata.obs\['line'\], the first are 'a', 'b'"
-            ):
+            with pytest.raises(ValueError, match=r"start .*2 groups of adata.obs\['line'\].*'a', 'b'"):
                 rank(cells, fitted)
     del of_line.obs["line"]
     with pytest.raises(KeyError, match="line"):
@@ -292,15 +290,15 @@ def test_groups(of_groups, states, genes):
     ("arguments", "error", "match"),
     [
         ({"state_key": "nowhere"}, KeyError, "no column 'nowhere'"),
-        ({"start": "zz"}, ValueError, r"adata.obs\['state'\] never is 'zz'; there are 'from', 'to'"),
-        ({"target": "zz"}, ValueError, r"never is 'zz'; there are 'from', 'to'"),
+        ({"start": "zz"}, ValueError, r"adata.obs\['state'\] .*'zz'; .*'from', 'to'"),
+        ({"target": "zz"}, ValueError, "'zz'; .*'from', 'to'"),
         ({"target": "from"}, ValueError, "start and target are both 'from'"),
-        ({"candidates": ["ALB", "drugg", "zz+ALB"]}, ValueError, "2 of 3 perturbed .* the first is 'drugg'; close"),
+        ({"candidates": ["ALB", "drugg", "zz+ALB"]}, ValueError, "2 of 3 perturbed .*'drugg'"),
         ({"candidates": ["drug", "drug"]}, ValueError, "candidates holds 'drug' more than once"),
-        ({"candidates": ["drug", "control"]}, ValueError, "candidates holds 'control', which is no perturbation"),
+        ({"candidates": ["drug", "control"]}, ValueError, "candidates holds 'control'"),
         ({"candidates": ["drug+"]}, ValueError, r"'drug\+' has an empty part"),
         ({"candidates": []}, ValueError, "candidates names no perturbation"),
-        ({"dose": 3.0}, ValueError, "dose= is given, but the screen was read without"),
+        ({"dose": 3.0}, ValueError, "dose= is given"),
         ({"dose": [1.0, 2.0]}, ValueError, "dose must be one number"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"gene_ids": "nowhere"}, KeyError, "nowhere"),
@@ -331,11 +329,11 @@ def test_data_and_models_that_make_no_sense_are_refused(fitted, of_groups, one, 
         rank(twice, fitted)
     equal = ad.concat([cells[:4], cells[:4]], index_unique="-", merge="same")
     equal.obs["state"] = ["from"] * 4 + ["to"] * 4
-    with pytest.raises(ValueError, match="'from' and 'to' have the same mean expression"):
+    with pytest.raises(ValueError, match=r"'from' and 'to' .*same"):
         rank(equal, fitted)
     missing = cells.copy()
     missing.obs.loc[missing.obs_names[2], "state"] = None
-    with pytest.raises(ValueError, match="missing for 1 of 8 cells, the first is 'new2'"):
+    with pytest.raises(ValueError, match=r"missing for 1 of 8 .*'new2'"):
         rank(missing, fitted)
     with pytest.raises(ValueError, match="combinations need a separator"):
         rank(cells, replace(fitted, separator=""), combinations=True)

@@ -183,9 +183,9 @@ def _other_scale(adata):
     [
         (lambda a: a.obs.pop("perturbation"), KeyError, "observed.obs has no column 'perturbation'"),
         (_labels("D", "control"), ValueError,
-         r"none of 5 predicted conditions \(first: 'A'\) .* 1 perturbations \(first: 'D'\)"),
+         "5 predicted .*'A'.*1 perturbations .*'D'"),
         (_labels("A"), ValueError, "no cell of observed is a control"),
-        (_rename, ValueError, r"0 genes in common, by name: 40 such as 'G0' and 40 such as 'X0'"),
+        (_rename, ValueError, "0 genes in common.*40 .*'G0'.*40 .*'X0'"),
         (_repeat, ValueError, "1 of 40 genes of observed repeat a name"),
         (_other_scale, ValueError, "different scales"),
     ],
@@ -202,7 +202,7 @@ def test_groups_without_controls_and_other_objects_are_refused(screen, by_hand):
     observed = screen(groups=("k562", "a172"))
     predicted = by_hand(observed, "line")
     bare = observed[(observed.obs["line"] != "a172") | (observed.obs["perturbation"] != "control")].copy()
-    with pytest.raises(ValueError, match=r"1 of 2 groups have no control cells in observed \(first: 'a172'\)"):
+    with pytest.raises(ValueError, match=r"1 of 2 groups .*observed .*'a172'"):
         sd.tl.score_perturbation(predicted, bare)
     with pytest.raises(KeyError, match="no prediction"):
         sd.tl.score_perturbation(observed, predicted)

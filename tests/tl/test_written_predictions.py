@@ -154,7 +154,7 @@ def test_what_the_user_keeps_under_a_key_is_not_overwritten(one, perturbed_cells
     data = perturbed_cells(n=20)
     data.uns["neighbors"] = there
     before = contents(data)
-    with pytest.raises(ValueError, match=r"uns\['neighbors'\] would be overwritten.*choose another key"):
+    with pytest.raises(ValueError, match=r"uns\['neighbors'\] would be overwritten"):
         sd.tl.predict_perturbation(data, "perturbation", model=one, key_added="neighbors")
     assert contents(data) == before
 
@@ -174,7 +174,7 @@ def test_views_and_backed_files(one, perturbed_cells, genes, tmp_path):
     backed = ad.read_h5ad(tmp_path / "data.h5ad", backed="r")
     sd.tl.predict_perturbation(backed, model=fitted, predict=genes[0])
     assert sd.get.perturbation_df(backed, top=1).shape[0] == 1
-    with pytest.raises(ValueError, match="backed by a file, and it is a view"):
+    with pytest.raises(ValueError, match=r"backed .*view"):
         sd.tl.predict_perturbation(backed[:50], model=fitted, predict=genes[0])
     backed.file.close()
     assert (tmp_path / "data.h5ad").read_bytes() == before
@@ -195,8 +195,8 @@ def test_control_cells_are_run_through_the_model_once(one, perturbed_cells, monk
     ("arguments", "match"),
     [
         ({"predict": ["nothing known"]}, "neither in the screen nor"),
-        ({"predict": "control"}, "predict holds 'control', which is no perturbation"),
-        ({"groups": ["a", "elsewhere"]}, "1 of 2 groups have no control cells in adata, the first is 'elsewhere'"),
+        ({"predict": "control"}, "predict holds 'control'"),
+        ({"groups": ["a", "elsewhere"]}, "1 of 2 groups .*control .*'elsewhere'"),
         ({"dose": 2.0}, "dose= is given"),
     ],
 )

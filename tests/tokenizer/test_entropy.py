@@ -124,7 +124,7 @@ def test_a_block_that_is_refused_leaves_no_count():
     histogram = histogram_of(random_values(5))
     before = histogram.counts.copy()
     good = sp.csr_matrix(random_values(6))
-    refused = pytest.raises(ValueError, match="values outside of 0 to 10, or tokens that are not among the measured")
+    refused = pytest.raises(ValueError, match="0 to 10, or tokens")
     for token in (9, -1):
         bad = good.copy()
         bad.indices[-1] = token

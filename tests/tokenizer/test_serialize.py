@@ -217,7 +217,7 @@ def test_division_ranks_near_ties_that_a_reciprocal_would_swap():
 )
 def test_what_to_token_space_never_returns_is_refused(values, tokens):
     cells = sp.csr_matrix((np.float32(values), np.int32(tokens), np.array([0, 3])), shape=(1, 7))
-    with pytest.raises(ValueError, match=r"the cells are damaged: tokens must ascend within 0 \.\.\. 6 and values"):
+    with pytest.raises(ValueError, match=r"damaged: tokens .*0 \.\.\. 6"):
         serialize(cells, np.ones(7, np.float32))
 
 
@@ -346,7 +346,7 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(ValueError, match="kind must be"):
         to_token_space(block, np.int32([3, 4]), 9, "scaled")
     cells = to_token_space(block, np.int32([3, 4]), 9)
-    with pytest.raises(ValueError, match="max_length must be a whole number from 1 on, got 0"):
+    with pytest.raises(ValueError, match=r"max_length .*got 0"):
         serialize(cells, np.ones(9, np.float32), 0)
     with pytest.raises(ValueError, match="max_length must be a whole number"):
         serialize(cells, np.ones(9, np.float32), 2.5)
@@ -354,7 +354,7 @@ def test_wrong_arguments_are_refused():
         serialize(cells, np.ones(8, np.float32))
     with pytest.raises(ValueError, match="must be float32"):
         serialize(cells, np.ones(9))
-    with pytest.raises(ValueError, match="1 of 3 entropies are negative or not finite, first at token 1"):
+    with pytest.raises(ValueError, match=r"1 of 3 entropies .*token 1"):
         score_denominator(np.float32([0, np.nan, 1]))
     with pytest.raises(ValueError, match="divided by zero"):
         score_denominator(np.float32([0, 1]), floor=0, eps=0)

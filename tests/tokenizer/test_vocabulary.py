@@ -114,7 +114,7 @@ def test_entropy_by_token(small):
 
 @pytest.mark.parametrize("bad", [-0.1, np.inf])
 def test_bad_entropy(small, bad):
-    with pytest.raises(ValueError, match=r"1 entropies are negative or infinite, first of 'C1orf5'"):
+    with pytest.raises(ValueError, match=r"1 entropies .*'C1orf5'"):
         small.with_entropy(np.array([0.0, 1.0, bad, 1.0]))
 
 
@@ -158,14 +158,14 @@ def test_a_dropped_gene_is_not_taken_for_one_that_resembles_it(dropped, kept, as
 
 
 def test_foreign_names_are_of_no_gene_here(small):
-    with pytest.raises(ValueError, match="2 foreign names are those of genes here, first: 'AAA'"):
+    with pytest.raises(ValueError, match=r"2 foreign names .*'AAA'"):
         Vocabulary(small.table, ["HLA-A", "AAA", "BBB"])
 
 
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        ([0, 3], r"1 tokens are no genes \(3 to 6\) here, first: 0"),
+        ([0, 3], "1 tokens .*3 to 6.*first: 0"),
         ([3, 7], "first: 7"),
         ([-1], "first: -1"),
         ([3, 3], "1 tokens stand more than once"),
@@ -200,7 +200,7 @@ def test_read_refuses_and_names_the_file(small, tmp_path):
     with pytest.raises(ValueError, match=r"genes.safetensors is damaged"):
         Vocabulary.read(path)
     path.write_bytes(b"gene,token\nAAA,3\n")
-    with pytest.raises(ValueError, match=r"genes.safetensors is damaged or is no vocabulary"):
+    with pytest.raises(ValueError, match=r"genes.safetensors is damaged"):
         Vocabulary.read(path)
 
 
@@ -212,9 +212,9 @@ def test_read_refuses_and_names_the_file(small, tmp_path):
         (lambda t: t.iloc[:0], "at least one gene"),
         (
             lambda t: t.assign(alias=[None, "", "", ""]),
-            "column 'alias' holds 1 values that are no strings or hold a line break, first in row 0",
+            "column 'alias' holds 1 values .*row 0",
         ),
-        (lambda t: t.assign(entropy="high"), "column 'entropy' holds (object|str), not numbers"),
+        (lambda t: t.assign(entropy="high"), "column 'entropy' holds (object|str)"),
     ],
 )
 def test_constructor_refuses(small, change, message):

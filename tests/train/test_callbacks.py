@@ -190,7 +190,7 @@ def test_a_full_disk_leaves_the_checkpoint_before(small_run, tmp_path, monkeypat
     out = tmp_path / "run"
     with monkeypatch.context() as patch:
         patch.setattr("scdiva.train.callbacks.os.fsync", full)
-        with pytest.raises(OSError, match=r"step 9 could not be written.*No space left.*before is intact"):
+        with pytest.raises(OSError, match=r"step 9 .*No space.*intact"):
             small_run(out)
     assert sorted(file.name for file in out.iterdir()) == ["last.ckpt", "log"]
     assert torch.load(out / "last.ckpt", weights_only=True)["global_step"] == 6

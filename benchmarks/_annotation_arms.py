@@ -36,7 +36,7 @@ Made = tuple[Said, dict]
 
 
 class Task(NamedTuple):
-    """A query, the rows of its reference, those of them whose type is told, and the type taken out, if any."""
+    """A query, the rows of its reference, those of them whose type is given, and the type taken out, if any."""
 
     query: str
     asked: np.ndarray
@@ -45,7 +45,7 @@ class Task(NamedTuple):
     taken_out: str | None = None
 
 
-def told(labels: np.ndarray, rows: np.ndarray, share: float, seed: int) -> np.ndarray:
+def given_labels(labels: np.ndarray, rows: np.ndarray, share: float, seed: int) -> np.ndarray:
     """A random share of the rows, at least two types among them; the same for every arm.
 
     Where the share holds one type alone, the next row of another type is added.
@@ -83,7 +83,7 @@ def tasks(adata: ad.AnnData, job: dict) -> list[Task]:
         if len(types) < 2:
             raise ValueError(f"the reference of {query!r} has {len(types)} types: two are needed.")
         if job["part"] == "few":
-            known = told(labels, known, job["share"], job["seed"])
+            known = given_labels(labels, known, job["share"], job["seed"])
         if job["part"] != "unknown":
             found.append(Task(query, rows, reference, known))
             continue
@@ -94,7 +94,7 @@ def tasks(adata: ad.AnnData, job: dict) -> list[Task]:
 
 
 def parts_of(adata: ad.AnnData, task: Task) -> tuple[ad.AnnData, ad.AnnData]:
-    """Reference, with what is told in `KNOWN`, and query, without any types."""
+    """Reference, with the given types in `KNOWN`, and query, without any types."""
     known = np.full(adata.n_obs, UNLABELLED, dtype=object)
     known[task.known] = adata.obs[LABELS].astype(str).to_numpy()[task.known]
     reference, query = adata[task.reference].copy(), adata[task.asked].copy()
@@ -120,7 +120,7 @@ def scaled(reference: ad.AnnData, query: ad.AnnData) -> tuple[np.ndarray, np.nda
 
 
 def types_of(reference: ad.AnnData) -> tuple[np.ndarray, np.ndarray]:
-    """Mark the cells of the reference whose type is told; and those types."""
+    """Mark the cells of the reference whose type is given; and those types."""
     types = reference.obs[KNOWN].to_numpy().astype(str)
     known = types != UNLABELLED
     return known, types[known]
@@ -180,7 +180,7 @@ def standardised(values: np.ndarray) -> np.ndarray:
 
 
 def knn(adata: ad.AnnData, task: Task, job: dict) -> Made:
-    """The 15 nearest told cells on the reference's PCA; votes are the confidence, their mean distance the novelty."""
+    """The 15 nearest labelled cells on the reference's PCA; votes are confidence, their mean distance novelty."""
     reference, query = parts_of(adata, task)
     known, types = types_of(reference)
     project = fit_pca(reference)
@@ -191,7 +191,7 @@ def knn(adata: ad.AnnData, task: Task, job: dict) -> Made:
 
 
 def scanvi(adata: ad.AnnData, task: Task, job: dict) -> Made:
-    """scANVI, told of batches and of the reference's types, by its own classifier; reference and query are fitted.
+    """scANVI, given batches and the reference's types, by its own classifier; reference and query are fitted.
 
     From an scVI of the first seed on the reference's variable genes, both with their defaults, scVI with early
     stopping.

@@ -36,7 +36,7 @@ def _labels(adata: ad.AnnData) -> np.ndarray:
 
 
 def _shared(labels: np.ndarray, task: Task) -> np.ndarray:
-    """Mark the query's cells of types that the reference has, told or not."""
+    """Mark the query's cells of types that the reference has, labelled or not."""
     return np.array([name is not None and name in set(labels[task.reference]) for name in labels[task.asked]])
 
 

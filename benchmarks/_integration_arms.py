@@ -41,7 +41,7 @@ def hidden_half(labels: np.ndarray, seed: int) -> np.ndarray:
 
 
 def parted(adata: ad.AnnData, job: dict) -> tuple[ad.AnnData, ad.AnnData | None]:
-    """Cells to fit on, with the types that are told in `KNOWN`, and the cells that come later."""
+    """Cells to fit on, with the types that are given in `KNOWN`, and the cells that come later."""
     labels = adata.obs[LABELS].astype(str).to_numpy()
     known = np.where(labelled(labels), labels, UNLABELLED).astype(object)
     if job["part"] == "labelled":
@@ -58,19 +58,19 @@ def parted(adata: ad.AnnData, job: dict) -> tuple[ad.AnnData, ad.AnnData | None]
 
 
 def ours(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
-    """`tl.integrate` with its defaults, told of no labels in the part without; a query is embedded by the fit.
+    """`tl.integrate` with its defaults, without labels in the part that has none; a query is embedded by the fit.
 
     `predicted` is what `tl.annotate` says with its defaults, of the same model and reference.
     """
-    told = {} if job["part"] == "unlabelled" else {"labels_key": KNOWN, "unlabeled_category": UNLABELLED}
-    fitted = sd.tl.integrate(adata, BATCH, model=job["model"], rng=job["seed"], **told)
+    labels = {} if job["part"] == "unlabelled" else {"labels_key": KNOWN, "unlabeled_category": UNLABELLED}
+    fitted = sd.tl.integrate(adata, BATCH, model=job["model"], rng=job["seed"], **labels)
     found = {"embedding": adata.obsm["X_scdiva_integrated"]}
     if query is not None:
         found["query"] = scdiva_arm(fitted)(query)
-    if told:
+    if labels:
         asked = adata if query is None else query
         reference = {} if query is None else {"reference": adata}
-        sd.tl.annotate(asked, **told, **reference, model=fitted, batch_key=BATCH, rng=job["seed"])
+        sd.tl.annotate(asked, **labels, **reference, model=fitted, batch_key=BATCH, rng=job["seed"])
         found["predicted"] = asked.obs["scdiva_label"].to_numpy().astype(str)
     return found, {}
 
@@ -123,7 +123,7 @@ def apart(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
 
 
 def zero_shot(adata: ad.AnnData, query: ad.AnnData | None, job: dict) -> Made:
-    """The model as it is, told of no batches."""
+    """The model as it is, without batches."""
     return {"embedding": scdiva_arm(sd.models.load_model(job["model"]))(adata)}, {}
 
 

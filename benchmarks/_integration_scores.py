@@ -61,7 +61,7 @@ def conserved(embedding: np.ndarray, labels: np.ndarray, seed: int) -> dict[str,
 
 
 def integrated(embedding: np.ndarray, batches: np.ndarray, labels: np.ndarray, seed: int) -> dict[str, float]:
-    """Scores of an embedding that was told of no labels.
+    """Scores of an embedding that was fitted without labels.
 
     `ilisi_even` is iLISI with all 90 neighbours counting alike. `shuffled` are the two if batches were dealt out at
     random: the most that mixing can give. `avg_batch` is the paper's, 1 - silhouette of the batches over all cells.

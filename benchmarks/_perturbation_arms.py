@@ -86,12 +86,12 @@ def run(job: dict) -> tuple[dict[str, np.ndarray], dict]:
             of_seed += [{"fold": fold, **row} for row in conditions(predicted, task.observed)]
         rows += [{"seed": seed, **row} for row in with_discrimination(of_seed, job["by"])]
     cost = {key: float(np.mean([one[key] for one in costs])) for key in costs[0]}
-    told = {key: _told(values) for key, values in notes.items()}
-    cost |= {"peak_mib": max(one["peak_mib"] for one in costs), "fits": len(costs), **told}
+    noted = {key: _noted(values) for key, values in notes.items()}
+    cost |= {"peak_mib": max(one["peak_mib"] for one in costs), "fits": len(costs), **noted}
     return {"rows": np.array(json.dumps(rows))}, cost
 
 
-def _told(values: list) -> object:
+def _noted(values: list) -> object:
     """A note of all fits: what they all say, or how often each was said."""
     texts = [", ".join(value) if isinstance(value, list) else value for value in values]
     counted = {text: texts.count(text) for text in sorted(set(texts))}

@@ -2,7 +2,7 @@
 
 Its graph of perturbations is made from the gene ontology, which it downloads. Where nothing can be downloaded, the same
 graph is made from other gene sets in a GMT file (Reactome): an edge for a Jaccard index of more than 0.1, at most 20 to
-a gene, as GEARS does it itself. A gene of no set has an edge to itself alone. What it is told of a perturbation that it
+a gene, as GEARS does it itself. A gene of no set has an edge to itself alone. What it gets of a perturbation that it
 was not trained on is this graph.
 """
 
@@ -32,7 +32,7 @@ CONTROL = "ctrl"
 """GEARS' name of it; a single perturbation is written `A+ctrl`, and `+` is its separator."""
 
 
-def told(name: str, control: str, separator: str) -> str:
+def name_for_gears(name: str, control: str, separator: str) -> str:
     """A condition as GEARS writes it."""
     parts = name.split(separator)
     return CONTROL if name == control else "+".join(parts if len(parts) > 1 else [*parts, CONTROL])
@@ -51,7 +51,7 @@ def gene_sets(file: Path, genes: set[str]) -> dict[str, set[str]]:
 def gears(task: Task, job: dict) -> tuple[ad.AnnData, dict]:
     """Train GEARS by its defaults on the log-normalised cells; a tenth of the perturbations tell the best epoch."""
     values, _ = log_normalised(task.train)
-    names = [told(name, job["control"], job["separator"]) for name in task.train.obs[CONDITION].astype(str)]
+    names = [name_for_gears(name, job["control"], job["separator"]) for name in task.train.obs[CONDITION].astype(str)]
     cells = ad.AnnData(
         sp.csr_matrix(values.astype(np.float32)), obs={CONDITION: names, "cell_type": "cells"},
         var={"gene_name": task.train.var_names.to_numpy()},

@@ -43,8 +43,8 @@ def conditions(predicted: ad.AnnData, observed: ad.AnnData) -> list[dict]:
     Those are of the prediction and of what was observed.
     """
     frame = sd.tl.score_perturbation(predicted, observed)
-    told = predicted.uns[C.UNS][C.PERTURBATION]
-    place = {str(name): number for number, name in enumerate(told["condition"])}
+    notes = predicted.uns[C.UNS][C.PERTURBATION]
+    place = {str(name): number for number, name in enumerate(notes["condition"])}
     values, var = log_normalised(observed)
     values = values[:, var.index.get_indexer(predicted.var_names)]
     above = frame[frame["reference"] == "mean"].set_index(["method", "condition"])["pearson_delta"]
@@ -56,9 +56,9 @@ def conditions(predicted: ad.AnnData, observed: ad.AnnData) -> list[dict]:
         if row["group"]:
             here &= observed.obs[GROUP] == row["group"]
         key = C.VARM_MEAN if row["method"] == NETWORK else C.VARM_BASELINE + row["method"]
-        told_mean = np.asarray(predicted.varm[key])[:, place[row["condition"]]]
+        predicted_mean = np.asarray(predicted.varm[key])[:, place[row["condition"]]]
         cells = values[here.to_numpy()]
-        means = (told_mean, np.asarray(cells.mean(axis=0)).ravel())
+        means = (predicted_mean, np.asarray(cells.mean(axis=0)).ravel())
         names = ("method", "condition", "group", "n_parts", "n_seen", "n_cells", *METRICS)
         of_mean = float(above[row["method"], row["condition"]])
         rows.append({**{name: row[name] for name in names}, ABOVE_MEAN: of_mean, "means": means})
@@ -68,12 +68,12 @@ def conditions(predicted: ad.AnnData, observed: ad.AnnData) -> list[dict]:
     return rows
 
 
-def _covered(told: np.ndarray, mean: np.ndarray, sd_: np.ndarray, cells: sp.csr_matrix) -> float:
+def _covered(value: np.ndarray, mean: np.ndarray, sd_: np.ndarray, cells: sp.csr_matrix) -> float:
     """Share of expressed genes within 1.96 standard deviations."""
     squares = np.asarray(cells.multiply(cells).mean(axis=0)).ravel()
     error = np.maximum(squares - mean**2, 0.0) / max(1, cells.shape[0] - 1)
     there = (mean > EXPRESSED) & np.isfinite(sd_)  # of a baseline's mean nothing is said of how sure it is
-    return float((np.abs(told - mean) <= 1.96 * np.sqrt(sd_**2 + error))[there].mean()) if there.any() else math.nan
+    return float((np.abs(value - mean) <= 1.96 * np.sqrt(sd_**2 + error))[there].mean()) if there.any() else math.nan
 
 
 def asked_for(row: dict, by: Split) -> bool:

@@ -11,7 +11,7 @@ import scipy.sparse as sp
 
 MAX_CELLS = 6000
 BATCH, LABELS, KNOWN = "batch", "cell_type", "known_type"
-"""Columns of obs: batches and types of the prepared cells, and the types that an arm is told of."""
+"""Columns of obs: batches and types of the prepared cells, and the types that an arm is given."""
 UNLABELLED = "unlabelled"
 
 

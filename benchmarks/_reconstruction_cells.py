@@ -1,4 +1,4 @@
-"""What reconstruction.py does with single cells: hidden genes, and counts that were taken away."""
+"""What reconstruction.py does with single cells: masked genes, and counts that were taken away."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def means(scores: Sequence[tuple[float, ...]], names: Sequence[str]) -> dict[str
     return {name: float(np.nanmean(column)) for name, column in zip(names, zip(*scores, strict=True), strict=True)}
 
 
-# hidden genes
+# masked genes
 
 
 def filled(work: Work, seed: int, n_cells: int, **how: Any) -> tuple[ad.AnnData, float]:
@@ -159,7 +159,7 @@ def context_for(work: Work, n_cells: int) -> tuple[Any, dict[int, int]]:
 
 
 def values_told(work: Work, cells: list[Cell], use_places: bool) -> list[np.ndarray]:
-    """Our values of hidden genes, given which genes they are."""
+    """Our values of masked genes, given which genes they are."""
     model = work.model
     tokens = column_tokens(work.adata.var, model.vocabulary).astype(np.int64)
     measured = torch.from_numpy(np.sort(tokens))
@@ -176,18 +176,20 @@ def values_told(work: Work, cells: list[Cell], use_places: bool) -> list[np.ndar
             if not use_places:  # behind the visible ones, in the order of the vocabulary
                 order = torch.argsort(torch.where(hidden, genes + len(genes), order), stable=True)
             genes, hidden, values = genes[order], hidden[order], values[order]
-            told = denoise(genes, values.masked_fill(hidden, 0.0), bounds, hidden)[1]
-            told = torch.where(hidden, told, values)
+            expected = denoise(genes, values.masked_fill(hidden, 0.0), bounds, hidden)[1]
+            expected = torch.where(hidden, expected, values)
             if use_places:
-                told = values_at_ranks(genes, told, hidden, ~hidden, bounds, denominator)
-            found.append(torch.empty_like(told).index_copy_(0, order, told)[torch.from_numpy(cell.hidden)].numpy())
+                expected = values_at_ranks(genes, expected, hidden, ~hidden, bounds, denominator)
+            found.append(
+                torch.empty_like(expected).index_copy_(0, order, expected)[torch.from_numpy(cell.hidden)].numpy()
+            )
     return found
 
 
-def value_scores(cells: list[Cell], told: list[np.ndarray]) -> dict[str, float]:
-    """Rank correlation and error of the values of hidden genes, cell by cell, mean over cells."""
+def value_scores(cells: list[Cell], predictions: list[np.ndarray]) -> dict[str, float]:
+    """Rank correlation and error of the values of masked genes, cell by cell, mean over cells."""
     scores = []
-    for cell, predicted in zip(cells, told, strict=True):
+    for cell, predicted in zip(cells, predictions, strict=True):
         true = cell.values[cell.hidden]
         scores.append((value_spearman(true, predicted), float(np.sqrt(np.mean((true - predicted) ** 2)))))
     return means(scores, ("known_spearman", "known_rmse"))
@@ -197,7 +199,7 @@ def of_ours(adata: ad.AnnData, seconds: float) -> dict[str, float]:
     """What `tl.reconstruct` says of itself."""
     scores = adata.uns[C.UNS][C.RECONSTRUCTED]["scores"]
     kept = ("masked_recall", "masked_match", "l_dist", "l_dist_chance", "coverage", "bleu", "value_spearman")
-    # without hidden genes those of hidden ones are not defined
+    # without masked genes those of masked ones are not defined
     return {"n_cells": adata.n_obs, "seconds_per_cell": seconds,
             **{name: scores[name] for name in kept if np.isfinite(scores[name])}}  # fmt: skip
 
@@ -225,12 +227,12 @@ def of_training_cells(work: Work, seed: int, by_type: bool) -> dict[str, float]:
     """The genes most frequent in training cells, overall or of the true type, and their mean values there."""
     share, value, group = known_of_training(work, by_type)
     cells, rows = hidden_cells(work, seed), work.split()[1][: work.sizes.hidden]
-    recall, told = [], []
+    recall, predictions = [], []
     for cell, kind in zip(cells, group[rows], strict=True):
         hidden = cell.genes[cell.hidden]
         recall.append((marginal_recall(hidden, cell.genes[~cell.hidden], share[kind]),))
-        told.append(value[kind][hidden])
-    return {"n_cells": len(cells), **means(recall, ("masked_recall",)), **value_scores(cells, told)}
+        predictions.append(value[kind][hidden])
+    return {"n_cells": len(cells), **means(recall, ("masked_recall",)), **value_scores(cells, predictions)}
 
 
 def in_steps(n_steps: int) -> Callable[[Work, int], dict[str, float]]:
@@ -333,15 +335,15 @@ def imputed(left: ad.AnnData, model: ScDiVa, seed: int) -> tuple[np.ndarray, np.
     return layer(False), layer(True)
 
 
-def hole_scores(holes: Holes, told: np.ndarray, expressed: np.ndarray | None = None) -> dict[str, float]:
+def hole_scores(holes: Holes, imputed: np.ndarray, expressed: np.ndarray | None = None) -> dict[str, float]:
     """Rank correlations over the entries of a cell and of a gene, and the error over all of them.
 
-    The entries asked for are not zero; what is told are expectations, zeros among them. So the error is taken of what
+    The entries asked for are not zero; imputed are expectations, zeros among them. So the error is taken of what
     an arm says of values that are above zero, too, which is the count expected of a Poisson variable of its
-    expectation, cut off at zero, if it says nothing else. And of the median gene what is told on average, by the
+    expectation, cut off at zero, if it says nothing else. And of the median gene what is imputed on average, by the
     average that was counted.
     """
-    predicted = told[holes.rows, holes.columns].astype(float)
+    predicted = imputed[holes.rows, holes.columns].astype(float)
     if not np.isfinite(predicted).all():
         raise ValueError(f"{(~np.isfinite(predicted)).sum()} of {len(predicted)} imputed values are not finite.")
     if expressed is None:
@@ -350,26 +352,26 @@ def hole_scores(holes: Holes, told: np.ndarray, expressed: np.ndarray | None = N
         shown = np.log1p(depth * rate / -np.expm1(-rate))
     else:
         shown = expressed[holes.rows, holes.columns].astype(float)
-    most = np.argsort(-np.bincount(holes.columns, minlength=told.shape[1]), kind="stable")[:MOST_HELD_OUT]
+    most = np.argsort(-np.bincount(holes.columns, minlength=imputed.shape[1]), kind="stable")[:MOST_HELD_OUT]
     of_gene = np.isin(holes.columns, most)
     counted = np.asarray(log_normalised(holes.left).expm1().mean(axis=0)).ravel()
     return {
-        "n_cells": told.shape[0], "n_genes": told.shape[1], "n_entries": len(predicted),
+        "n_cells": imputed.shape[0], "n_genes": imputed.shape[1], "n_entries": len(predicted),
         "spearman_cell": grouped_spearman(holes.rows, holes.truth, predicted),
         "spearman_gene": grouped_spearman(holes.columns[of_gene], holes.truth[of_gene], predicted[of_gene]),
         "rmse_shown": float(np.sqrt(np.mean((shown - holes.truth) ** 2))),
         "rmse": float(np.sqrt(np.mean((predicted - holes.truth) ** 2))),
-        "excess": float(np.median(np.expm1(told).mean(axis=0, dtype=float)[counted > 0] / counted[counted > 0])),
+        "excess": float(np.median(np.expm1(imputed).mean(axis=0, dtype=float)[counted > 0] / counted[counted > 0])),
     }  # fmt: skip
 
 
-def grouped_spearman(group: np.ndarray, true: np.ndarray, told: np.ndarray) -> float:
+def grouped_spearman(group: np.ndarray, true: np.ndarray, predicted: np.ndarray) -> float:
     """Mean over groups of the rank correlation within; without those where either is constant."""
     order = np.argsort(group, kind="stable")
     bounds = np.flatnonzero(np.diff(group[order])) + 1
     found = []
     for part in np.split(order, bounds):
-        a, b = rankdata(true[part]), rankdata(told[part])
+        a, b = rankdata(true[part]), rankdata(predicted[part])
         if len(part) > 1 and np.ptp(a) > 0 and np.ptp(b) > 0:
             found.append(np.corrcoef(a, b)[0, 1])
     return float(np.mean(found))
@@ -381,9 +383,9 @@ def imputing(make: Callable[[ad.AnnData, Work, int], Any]) -> Callable[[Work, in
     def run(work: Work, seed: int) -> dict[str, float]:
         holes = work.once(("holes", seed), lambda: with_holes(often(work.adata), seed))
         begun = time.perf_counter()
-        told = make(holes.left, work, seed)
+        made = make(holes.left, work, seed)
         seconds = time.perf_counter() - begun
-        return {"seconds": seconds, **hole_scores(holes, *(told if isinstance(told, tuple) else (told,)))}
+        return {"seconds": seconds, **hole_scores(holes, *(made if isinstance(made, tuple) else (made,)))}
 
     return run
 

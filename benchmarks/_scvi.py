@@ -1,4 +1,4 @@
-"""scVI and scANVI told of batches, for integration.py and annotation.py; fits of scVI are kept."""
+"""scVI and scANVI given batches, for integration.py and annotation.py; fits of scVI are kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rounded(adata: ad.AnnData, genes: list[str]) -> ad.AnnData:
 def fitted_scvi(
     adata: ad.AnnData, job: dict, seed: int, genes: list[str] | None = None, **architecture: object
 ) -> tuple[Any, dict]:
-    """scVI told of the batches, default epochs with early stopping; kept in the job's folder, as a fit takes minutes.
+    """scVI with the batches, default epochs with early stopping; kept in the job's folder, as a fit takes minutes.
 
     Of the cells' own variable genes, or of those given. Gives the network and its epochs. The same cells, genes, seed
     and architecture are fitted once: later calls read the network, and the seconds and memory that its fit took come
@@ -38,9 +38,9 @@ def fitted_scvi(
 
     counts = rounded(adata, variable_genes(adata) if genes is None else genes)
     epochs = job.get("max_epochs")
-    told = [version("scvi-tools"), counts.obs[BATCH].astype(str).tolist(), list(counts.var_names), seed, architecture,
+    given = [version("scvi-tools"), counts.obs[BATCH].astype(str).tolist(), list(counts.var_names), seed, architecture,
             epochs]  # fmt: skip
-    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps(given, sort_keys=True).encode())
     for part in (counts.X.data, counts.X.indices, counts.X.indptr):
         digest.update(part.tobytes())
     folder = Path(job["keep"]) / f"scvi_{digest.hexdigest()[:16]}"
@@ -67,7 +67,7 @@ def set_scvi_seed(seed: int) -> None:
 
 
 def semi_supervised(network: Any, adata: ad.AnnData, job: dict) -> Any:
-    """scANVI that starts from an scVI, told of the types of this job."""
+    """scANVI that starts from an scVI, with the types of this job."""
     from scvi.model import SCANVI
 
     set_scvi_seed(job["seed"])

@@ -303,7 +303,7 @@ def state_scores(model: ScDiVa, arm: Arm, seed: int, work: Work) -> dict:
 
 @torch.no_grad()
 def denoising(model: ScDiVa, arm: Arm, work: Work) -> dict[str, float]:
-    """Errors of the denoiser on the hidden genes of the validation cells."""
+    """Errors of the denoiser on the masked genes of the validation cells."""
     found = {}
     divide_by = denominator(arm, work.vocabulary, work.cells)
     for key, judged in work.judged.items():

@@ -8,7 +8,7 @@
 All arms see the same cells, at most 6,000 of a set, and rivals the reference's 2,000 most variable genes; the fits of
 a row run in a process of their own on as many threads as `--threads` says, one.
 
-- full: all labels of the reference are told.
+- full: all labels of the reference are given.
 - few: 1, 5, 10 and 20% of the reference's cells keep their label, others for each seed, the same for all arms.
 - unknown: each type in turn is taken out of the reference; are its cells noticed among the query's?
 
@@ -105,7 +105,7 @@ def keep(row: dict | None, **notes: object) -> list[dict]:
     return judged
 
 
-def told(row: dict) -> str:
+def in_a_line(row: dict) -> str:
     """A row in a line."""
     what = " ".join(str(row[key]) for key in KEYS if key in row)
     measures = ("accuracy", "macro_f1", "ece", "ece_pooled", "rejection_auroc")
@@ -183,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
                     continue
                 row = made(adata, job, same, folder)
                 keep(row, model=arguments.model)
-                print(told(row), flush=True)
+                print(in_a_line(row), flush=True)
     missed = report(keep(None, model=arguments.model))
     return int(arguments.strict and missed > 0)
 

@@ -248,7 +248,7 @@ def keep(new: list[dict], **notes: object) -> list[dict]:
     return judged
 
 
-def told(row: dict) -> str:
+def in_a_line(row: dict) -> str:
     """A row in a line."""
     what = " ".join(str(row[key]) for key in KEYS if key in row)
     names = ("auprc_ratio", "auprc_ratio_null_high", "auprc_ratio_p", "early_precision", "edges_z", "edges_p", "z", "p",
@@ -315,7 +315,7 @@ def main(argv: list[str] | None = None) -> int:
                     rows = [{**place, **made, **row} for row in function(work, arm)]
                     keep(rows, model=arguments.model)
                     for row in rows:
-                        print(told(row), flush=True)
+                        print(in_a_line(row), flush=True)
     missed = report(keep([], model=arguments.model))
     return int(arguments.strict and missed > 0)
 

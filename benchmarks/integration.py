@@ -7,7 +7,7 @@
 All arms see the same cells, at most 6,000 of a set, and rivals the same 2,000 highly variable genes; each fit runs in a
 process of its own on as many threads as `--threads` says, one.
 
-- unlabelled: no arm is told of labels. ours (`tl.integrate`), ours_hvg (on the rivals' genes alone), own_components
+- unlabelled: no arm gets labels. ours (`tl.integrate`), ours_hvg (on the rivals' genes alone), own_components
   (the same head on components of these cells, without the model), teacher (the corrected input that the head learns
   from, nothing trained), scdiva (the model as it is, no batches), pca, combat, harmony, scvi.
 - labelled: half of the labels are hidden, another half for each seed, and only hidden cells are scored. ours, scanvi.
@@ -139,7 +139,7 @@ def keep(row: dict | None, **notes: object) -> list[dict]:
     return judged
 
 
-def told(row: dict) -> str:
+def in_a_line(row: dict) -> str:
     """A row in a line."""
     what = " ".join(str(row[key]) for key in KEYS if key in row)
     measures = ("accuracy", "own_accuracy", "macro_f1", "average_bio", "ilisi", "batch_asw")
@@ -209,7 +209,7 @@ def main(argv: list[str] | None = None) -> int:
                             continue
                         row = made(adata, job, arguments.seeds, folder, cells)
                         keep(row, model=arguments.model)
-                        print(told(row), flush=True)
+                        print(in_a_line(row), flush=True)
     missed = report(keep(None, model=arguments.model))
     return int(arguments.strict and missed > 0)
 

@@ -97,7 +97,7 @@ def keep(new: list[dict], left_out: dict[str, str], **notes: object) -> list[dic
     return judged
 
 
-def told(row: dict) -> str:
+def in_a_line(row: dict) -> str:
     """A row in a line."""
     scores = " ".join(f"{key} {row[key]:.3f}" for key in (*METRICS[:2], DISCRIMINATION) if key in row)
     cost = f" ({row['cpu_seconds']} s CPU, {row['peak_mib']:.0f} MiB)" if "cpu_seconds" in row else ""
@@ -195,7 +195,7 @@ def main(argv: list[str] | None = None) -> int:
                 rows = rows_of(job, json.loads(str(found["rows"])), cost, same)
                 keep(rows, left_out, model=arguments.model)
                 for row in rows:
-                    print(told(row), flush=True)
+                    print(in_a_line(row), flush=True)
     missed = report(keep([], left_out, model=arguments.model))
     return int(arguments.strict and missed > 0)
 

@@ -89,7 +89,7 @@ def there(part: str, work: Work, arm: str, same: dict) -> dict:
 
 
 def single_runs(row: dict) -> dict[int, dict]:
-    """The scores of each seed of a row; none if they can't be told from those of the others."""
+    """The scores of each seed of a row; none if they can't be separated from those of the others."""
     if any(isinstance(value, dict) for value in row.values()) or len(row.get("seeds", ())) != row.get("n_seeds"):
         return {}
     scores = {name: value for name, value in row.items() if isinstance(value, int | float) and name != "n_seeds"}
@@ -113,7 +113,7 @@ def keep(row: dict | None, **notes: object) -> list[dict]:
     return judged
 
 
-def told(row: dict) -> str:
+def in_a_line(row: dict) -> str:
     """A row in a line."""
     rest = {key: value for key, value in row.items() if isinstance(value, int | float) and not key.endswith("_sd")}
     return f"{' '.join(row[key] for key in KEYS)}: {' '.join(f'{key} {value:.4g}' for key, value in rest.items())}"
@@ -147,7 +147,7 @@ def run_set(work: Work, arguments: argparse.Namespace) -> None:
                 continue
             row = row_of(work, part, arm, arguments.seeds, same, again=arguments.again)
             keep(row, model=arguments.model)
-            print(told(row), flush=True)
+            print(in_a_line(row), flush=True)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -12,7 +12,7 @@ resolution, label silhouette. Seeds shuffle the folds, the clusters and the samp
   corpus as `scripts/train_mini.py` packs it, `--prepared`.
 - pca: fitted on the set; 2,000 highly variable genes, scaled, 50 components.
 - scvi: fitted on the set; the same genes, raw counts, default architecture, epochs and early stopping, no batch_key, as
-  PCA is told of no batches either. Needs scvi-tools. Fitted once for each seed where the first fit takes less than a
+  PCA gets no batches either. Needs scvi-tools. Fitted once for each seed where the first fit takes less than a
   minute, else once: its spread is then that of the folds and clusters alone.
 
 With `--keep`, rows of arms that know nothing of the model (svd, pca, scvi) are taken over from the last results, if

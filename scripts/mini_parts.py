@@ -1,4 +1,4 @@
-"""What each of the parts is told in which `train_mini.py` trains scdiva-mini, and what the later ones start from."""
+"""How each of the parts is run in which `train_mini.py` trains scdiva-mini, and what the later ones start from."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def start_long(model: ScDiVa) -> None:
 def long_module(
     model: ScDiVa, vocabulary: Vocabulary, *, context: int, precision: str, steps: int, look: int, seed: int
 ) -> PretrainingModule:
-    """Part 5, the transformer on nearly whole cells, told state and places."""
+    """Part 5, the transformer on nearly whole cells, given state and ranks."""
     config = PretrainingConfig(
         steps=steps,
         batch_size=8,

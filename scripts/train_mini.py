@@ -9,7 +9,7 @@ In five parts (`mini_parts.py` says how each is trained), the first left out whe
 2. the set encoder: its linear part from the corpus SVD, its learned part trained alone (minutes).
 3. the transformer: masked diffusion with the set encoder frozen as the anchor of [LAT], on the first genes of a cell.
 4. the state head alone: which genes cells of a state express, and how much of them.
-5. the transformer trained on at length, told what state and places say; gene table, set encoder and state head frozen.
+5. the transformer trained on at length, given what state and ranks say; gene table, set encoder and state head frozen.
 
 The model folder appears in OUT/model; `--install` copies it into the package. Needs torch, pytorch-lightning, numpy,
 scipy, pandas, h5py and safetensors; part 1 anndata too.

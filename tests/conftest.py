@@ -173,18 +173,18 @@ def measured():
         from scdiva.perturbation.screen import Conditions, Screen
 
         draw = np.random.default_rng(rng)
-        told = [(label.split("@")[0], int(label.partition("@")[2] or 0)) for label in labels]
-        n, n_groups = len(told), max(group for _, group in told) + 1
+        named = [(label.split("@")[0], int(label.partition("@")[2] or 0)) for label in labels]
+        n, n_groups = len(named), max(group for _, group in named) + 1
         conditions = Conditions(
-            tuple(tuple(sorted(label.split("+"))) for label, _ in told),
-            np.array([group for _, group in told], dtype=np.int64),
+            tuple(tuple(sorted(label.split("+"))) for label, _ in named),
+            np.array([group for _, group in named], dtype=np.int64),
             np.ones(n) if doses is None else np.array(doses, dtype=np.float64),
         )
         return Screen(
             tuple(genes or (f"G{j}" for j in range(n_genes))),
             tuple(f"line {i}" for i in range(n_groups)),
             conditions,
-            tuple(label for label, _ in told),
+            tuple(label for label, _ in named),
             draw.normal(size=(n, n_genes)).astype(np.float32),
             draw.integers(5, 50, n),
             draw.gamma(2.0, 0.5, (n_groups, n_genes)).astype(np.float32),

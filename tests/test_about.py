@@ -1,4 +1,4 @@
-"""What to cite agrees with CITATION.cff and the paper; what is installed is told whole and cheaply."""
+"""What to cite agrees with CITATION.cff and the paper; what is installed is listed whole and cheaply."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ROOT = Path(__file__).parents[1]
 def test_citation_file_and_cite_say_the_same():
     said = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert said["version"] == sd.__version__
-    told = [said[name] for name in ("title", "abstract", "license")]
-    assert told == [_about.TITLE, _about.ABSTRACT, _about.LICENSE]
+    listed = [said[name] for name in ("title", "abstract", "license")]
+    assert listed == [_about.TITLE, _about.ABSTRACT, _about.LICENSE]
     assert [author["name"] for author in said["authors"]] == [_about.DEVELOPERS]
     paper = said["preferred-citation"]
     assert tuple((one["family-names"], one["given-names"]) for one in paper["authors"]) == _about.PAPER_AUTHORS
-    told = [paper[name] for name in ("title", "year", "status")]
-    assert told == [_about.PAPER, _about.PAPER_YEAR, _about.PAPER_STATUS]
+    listed = [paper[name] for name in ("title", "year", "status")]
+    assert listed == [_about.PAPER, _about.PAPER_YEAR, _about.PAPER_STATUS]
     assert f"Copyright (c) {_about.YEAR}" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 
@@ -58,13 +58,13 @@ def test_versions_name_every_package_of_pyproject(capsys, monkeypatch):
     said = capsys.readouterr().out
     names = {re.match(r"[\w-]+", line)[0] for line in requirements()} - {"scdiva"}
     assert len(names) > 25
-    told = {line.split()[0]: line for line in said.splitlines() if line}
-    assert names <= set(told)
-    assert told["torch"].endswith(metadata.version("torch"))
-    assert told["scdiva"].endswith(sd.__version__)
-    assert all("not installed" in told[name] for name in names if not present(name))
+    listed = {line.split()[0]: line for line in said.splitlines() if line}
+    assert names <= set(listed)
+    assert listed["torch"].endswith(metadata.version("torch"))
+    assert listed["scdiva"].endswith(sd.__version__)
+    assert all("not installed" in listed[name] for name in names if not present(name))
     for name in ("Python", "platform", "CUDA", "threads"):
-        assert name in told
+        assert name in listed
 
 
 def present(name):

@@ -147,7 +147,7 @@ def test_what_is_no_prediction_is_refused(screen, by_hand):
     predicted = by_hand(adata)
     with pytest.raises(KeyError, match=r"no 'perturbation': .*predict_perturbation"):
         get.perturbation_df(adata)
-    with pytest.raises(KeyError, match=r"2 of 3 conditions .*first: 'D'.* it has 'A', 'B'"):
+    with pytest.raises(KeyError, match=r"2 of 3 conditions .*the first is 'D'.* it has 'A', 'B'"):
         get.perturbation_df(predicted, condition=["A", "D", "E"])
     with pytest.raises(ValueError, match="top must"):
         get.perturbation_df(predicted, top=0)
@@ -251,7 +251,7 @@ def test_reconstructions_are_listed_place_by_place(tmp_path):
     for ending, rows in {
         "_true_rank": np.array([[2, 1, 0], [0, 0, 1]], np.int32),
         "_true": np.array([[1.0, 2.0, 0], [0, 0, 3.0]], np.float32),
-        "_rank": np.array([[0, 1, 2], [0, 0, 0]], np.int32),  # the gene told in "b" is no column
+        "_rank": np.array([[0, 1, 2], [0, 0, 0]], np.int32),  # the gene predicted in "b" is no column
         "": np.array([[0, 2.5, 0.5], [0, 0, 0]], np.float32),
         "_hidden": np.array([[True, False, False], [False, False, True]]),
     }.items():

@@ -10,7 +10,7 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -132,6 +132,48 @@ def no_column(where: str, key: str, columns: Iterable[str]) -> KeyError:
     """
     columns = list(columns)
     return KeyError(f"{where} has no column {key!r}{or_nearest(key, columns)}; it has {', '.join(map(repr, columns))}.")
+
+
+def no_entry(where: str, key: str, known: Iterable[str], call: str) -> KeyError:
+    """Give the error for what a call would have written, and did not.
+
+    Parameters
+    ----------
+    where, key
+        Where it would be, such as ``"adata.obsm"``, and under which name.
+    known
+        Names of what there is.
+    call
+        The call that writes it.
+    """
+    there = ", ".join(repr(one) for one in known if one is not None) or "nothing"  # anndata 0.13 has a layer None
+    return KeyError(f"{where} has no {key!r}{or_nearest(key, known)}, it has {there}: call {call} first.")
+
+
+def refuse_absent(
+    wanted: Sequence[str], known: Collection[str], lack: str, mend: str = "", kind: type[Exception] = KeyError
+) -> None:
+    """Raise an error that counts the names that are not known, and says the first and the one most like it.
+
+    Parameters
+    ----------
+    wanted, known
+        The names, and those that there are.
+    lack
+        What they are and lack, such as ``"genes are not in adata.var_names"``.
+    mend
+        What ends the sentence.
+    kind
+        Of the error.
+
+    Raises
+    ------
+    KeyError
+        Or of that kind, if there is an unknown one.
+    """
+    if absent := [name for name in wanted if name not in known]:
+        near = or_nearest(str(absent[0]), known)
+        raise kind(f"{len(absent)} of {len(wanted)} {lack}, the first is {absent[0]!r}{near}{mend}.")
 
 
 def refuse_unknown(given: Iterable[Any], known: Iterable[str], what: str) -> None:

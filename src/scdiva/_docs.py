@@ -1,54 +1,45 @@
-"""Parameter descriptions that several public functions share, written once."""
+"""Descriptions of parameters that several public functions share, written once: these, and `reading`, the last six.
 
-from __future__ import annotations
-
-import inspect
-from collections.abc import Callable
-from typing import TypeVar
-
-F = TypeVar("F", bound=Callable[..., object])
-
-_SHARED = {
-    "ax": """\
 ax
-    The matplotlib axes to draw on; None makes a figure.""",
-    "return_fig": """\
+    The matplotlib axes to draw on; None makes a figure.
 return_fig
-    Whether to return the figure.""",
-    "save": """\
+    Whether to return the figure.
 save
-    A file to write the figure to; its ending names the format. None writes none.""",
-    "rng": """\
+    A file to write the figure to; its ending names the format. None writes none.
 rng
-    Seed of the random numbers; None takes `scdiva.settings.seed`. Global random state is never touched.""",
-    "layer": """\
+    Seed of the random numbers; None takes `scdiva.settings.seed`. Global random state is never touched.
 layer
-    Layer to read instead of `X`.""",
-    "use_raw": """\
+    Layer to read instead of `X`.
 use_raw
-    Read `adata.raw`, its matrix and its genes.""",
-    "input": """\
+    Read `adata.raw`, its matrix and its genes.
 input
     Unit of the matrix: `"counts"`, `"lognorm"` (log1p of counts scaled per cell, to any total), or `"auto"` to find
-    out by one pass over the data.""",
-    "gene_ids": """\
+    out by one pass over the data.
 gene_ids
     Column of `var` that holds gene symbols or Ensembl ids; None takes `var_names`. Where its entry is an Ensembl id
-    that is unknown, the gene's name in `var_names` is tried.""",
-    "species": """\
+    that is unknown, the gene's name in `var_names` is tried.
 species
     Whose genes these are. None finds out by their names whether they are a mouse's, which are read as their human
     orthologs, with a note. `"human"` takes the names as they are; `"mouse"` looks up each by its human ortholog
     (:func:`scdiva.tokenizer.human_orthologs`) and by nothing else. Of any other species: a table, as dict or pandas
     Series, from your genes (as `var_names`, or the column `gene_ids`, have them) to human symbols or Ensembl ids; genes
-    that it does not hold, or has `""` or NaN for, are unknown. `var` keeps your names.""",
-    "duplicates": """\
+    that it does not hold, or has `""` or NaN for, are unknown. `var` keeps your names.
 duplicates
-    Several columns that mean one gene: `"sum"` adds their counts, `"error"` refuses them.""",
-}
-_SHARED["reading"] = "\n".join(
-    _SHARED[name] for name in ("layer", "use_raw", "input", "gene_ids", "species", "duplicates")
-)
+    Several columns that mean one gene: `"sum"` adds their counts, `"error"` refuses them.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+F = TypeVar("F", bound=Callable[..., object])
+
+# python -OO leaves no docstring, and nothing to fill in
+_SHARED = {text.partition("\n")[0]: text for text in re.split(r"\n+(?=\S)", (__doc__ or "").rstrip())[1:]}
+_SHARED["reading"] = "\n".join(list(_SHARED.values())[-6:])
 
 
 def with_shared_docs(function: F) -> F:

@@ -162,16 +162,21 @@ def read_labels(
         raise no_column(f"{where}.obs", key, adata.obs.columns)
     if not adata.n_obs:
         raise ValueError(f"{where} is empty: 0 cells × {adata.n_vars} genes.")
+    refuse_missing(adata, key, where, f"name their {kind}")
+    check_labels(adata.obs[key], f"{where}.obs[{key!r}]", kind, meant=meant)
+    found: NDArray[np.str_] = adata.obs[key].astype(str).to_numpy().astype(str)
+    return found
+
+
+def refuse_missing(adata: AnnData, key: str, where: str, mend: str) -> None:
+    """Raise ValueError if cells have no value in a column; `mend` ends the sentence."""
     missing = adata.obs[key].isna().to_numpy()
     if missing.any():
         raise ValueError(
             f"{where}.obs[{key!r}] is missing for {missing.sum()} of {adata.n_obs} cells, the first is "
-            f"{adata.obs_names[missing.argmax()]!r}: leave them out with "
-            f"{where}[{where}.obs[{key!r}].notna()].copy(), or name their {kind}."
+            f"{adata.obs_names[missing.argmax()]!r}: leave them out, {where} = "
+            f"{where}[{where}.obs[{key!r}].notna()].copy(), or {mend}."
         )
-    check_labels(adata.obs[key], f"{where}.obs[{key!r}]", kind, meant=meant)
-    found: NDArray[np.str_] = adata.obs[key].astype(str).to_numpy().astype(str)
-    return found
 
 
 def batch_numbers(adata: AnnData, batch_key: str | None, *, where: str = "adata") -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from scdiva._checks import check_least
 from scdiva._constants import OBSM_EMBEDDING, OBSM_INTEGRATED
 from scdiva._settings import progress_bar, settings
 from scdiva.data.reading import AS_IT_IS, Reading
@@ -77,8 +78,7 @@ def how_to_run(batch_size: int | None, device: str | None, precision: str | None
         As :func:`scdiva.tl.embed` does.
     """
     batch_size = settings.batch_size if batch_size is None else operator.index(batch_size)
-    if batch_size is not None and batch_size < 1:
-        raise ValueError(f"batch_size must be at least 1, got {batch_size}.")
+    check_least(batch_size=(1 if batch_size is None else batch_size, 1))
     device = settings.resolve_device(device)
     return Running(batch_size, device, settings.resolve_precision(precision, device), "embedding")
 

@@ -14,7 +14,7 @@ from scdiva.data.output import write_cells
 
 
 @pytest.fixture
-def told(capsys):
+def described(capsys):
     """Ask for JSON."""
 
     def ask(*words):
@@ -24,14 +24,14 @@ def told(capsys):
     return ask
 
 
-def test_a_model_is_told_without_its_weights(told, small, monkeypatch, capsys):
+def test_a_model_is_described_without_its_weights(described, small, monkeypatch, capsys):
     def read(folder, name, sums):
         assert name == "config.json"
         return (folder / name).read_bytes()
 
     with monkeypatch.context() as patch:
         patch.setattr("scdiva.models._folder.read_checked", read)
-        found = told(small)
+        found = described(small)
     assert found["kind"] == "model"
     assert found["config"]["dim"] == 16
     assert found["metadata"] == {"corpus": "drawn at random"}
@@ -42,12 +42,12 @@ def test_a_model_is_told_without_its_weights(told, small, monkeypatch, capsys):
     assert "  n_genes: 19,623\n" in said
 
 
-def test_a_file_is_told(told, small, cells, tmp_path):
+def test_a_file_is_described(described, small, cells, tmp_path):
     adata = ad.read_h5ad(cells / "cells.h5ad")
     sd.tl.embed(adata, small, key_added="mine")
     adata.write_h5ad(tmp_path / "a.h5ad")
     write_cells(adata, tmp_path / "a.zarr")
-    found = told(tmp_path / "a.h5ad", "--model", small)
+    found = described(tmp_path / "a.h5ad", "--model", small)
     assert (found["n_cells"], found["n_genes"]) == adata.shape
     assert found["expression"]["holds"] == "counts"
     assert found["expression"]["max"] == adata.X.max()
@@ -56,34 +56,34 @@ def test_a_file_is_told(told, small, cells, tmp_path):
     assert found["model"]["share_of_counts"] == pytest.approx(adata.X[:, known].sum() / adata.X.sum())
     assert found["written_by_scdiva"] == {"obsm": ["mine"]}
     assert found["parameters"]["mine"]["model"] == str(small)
-    assert told(tmp_path / "a.zarr", "--model", small) == found | {"file": str(tmp_path / "a.zarr")}
+    assert described(tmp_path / "a.zarr", "--model", small) == found | {"file": str(tmp_path / "a.zarr")}
 
 
-def test_a_users_own_entry_of_our_name_is_passed_over(told, small, cells, tmp_path):
+def test_a_users_own_entry_of_our_name_is_passed_over(described, small, cells, tmp_path):
     adata = ad.read_h5ad(cells / "cells.h5ad")
     adata.uns["scdiva"] = 5
     adata.write_h5ad(tmp_path / "a.h5ad")
-    found = told(tmp_path / "a.h5ad", "--model", small)
+    found = described(tmp_path / "a.h5ad", "--model", small)
     assert found["expression"]["holds"] == "counts"
     assert found["parameters"] == {}
 
 
-def test_an_embedding_without_a_matrix_and_one_that_is_refused(told, small, cells, tmp_path, capsys):
+def test_an_embedding_without_a_matrix_and_one_that_is_refused(described, small, cells, tmp_path, capsys):
     out = sd.tl.embed_file(cells / "cells.h5ad", tmp_path / "e.h5ad", model=small)
-    assert told(out)["expression"] == {"holds": "nothing"}
-    assert told(out)["written_by_scdiva"] == {"obsm": ["X_scdiva"]}
+    assert described(out)["expression"] == {"holds": "nothing"}
+    assert described(out)["written_by_scdiva"] == {"obsm": ["X_scdiva"]}
     adata = ad.read_h5ad(cells / "cells.h5ad")
     adata.X = (adata.X.toarray() - 1.0).astype(np.float32)
     adata.write_h5ad(tmp_path / "scaled.h5ad")
-    assert "negative" in told(tmp_path / "scaled.h5ad")["expression"]["refused"]
+    assert "negative" in described(tmp_path / "scaled.h5ad")["expression"]["refused"]
     assert cli.main(["info", str(tmp_path / "scaled.h5ad")]) == 0
     assert "refused: " in capsys.readouterr().out
 
 
-def test_what_was_fitted_is_told(told, small, cells, tmp_path):
+def test_what_was_fitted_is_described(described, small, cells, tmp_path):
     adata = ad.read_h5ad(cells / "cells.h5ad")
     labelled = sd.tl.annotate(ad.read_h5ad(cells / "query.h5ad"), "cell_type", adata, method="knn", model=small)
-    found = told(labelled.save(tmp_path / "kept"))
+    found = described(labelled.save(tmp_path / "kept"))
     assert found["kind"] == "annotator"
     assert found["labels"] == list(labelled.labels)
     assert found["model"]["config"]["dim"] == 16

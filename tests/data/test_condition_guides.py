@@ -126,9 +126,9 @@ def test_what_most_labels_are_has_to_be_said(human):
 
 
 def test_a_few_are_told(human):
-    with pytest.warns(UserWarning, match=r"1 of 3 .*Pass guides='auto'.*'TAL1g1': 'TAL1'") as told:
+    with pytest.warns(UserWarning, match=r"1 of 3 .*Pass guides='auto'.*'TAL1g1': 'TAL1'") as caught:
         assert read(["KLF1", "GATA1", "TAL1g1"], None, human) == {}
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read(["KLF1", "GATA1", "drug", "TAL1+KLF1"], None, human)

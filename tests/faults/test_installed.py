@@ -184,11 +184,11 @@ def test_every_extra_is_imported_by_the_one_function_that_names_it():
     """Its packages are named nowhere else but where they have been asked for just before, or for types."""
     packages = {re.split(r"[>=\[; ]", wanted)[0].replace("-", "_") for extra in extras().values() for wanted in extra}
     core = {"scdiva", "dask", "triton"}  # not imported, or through a door of its own
-    told = {
+    named = {
         f"{path.name}: {line.strip()}"
         for path in (ROOT / "src").rglob("*.py")
         for line in path.read_text(encoding="utf-8").splitlines()
         if re.match(rf"\s*(?:import|from) (?:{'|'.join(sorted(packages - core))})\b", line)
     }
     allowed = ("hub.py", "neighbors.py", "launch.py")
-    assert {line for line in told if not line.startswith(allowed)} == set()
+    assert {line for line in named if not line.startswith(allowed)} == set()

@@ -1,4 +1,4 @@
-"""Values that look like counts, or like logarithms, by their type alone: told by how they are distributed."""
+"""Values that look like counts, or like logarithms, by their type alone: recognised by how they are distributed."""
 
 from __future__ import annotations
 

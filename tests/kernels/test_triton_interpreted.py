@@ -127,13 +127,13 @@ def test_tuning_keeps_what_was_fastest(monkeypatch, fast):
 
     monkeypatch.setattr(_triton, "median_seconds", seconds)
     kind = {"head_dim": 32, "dtype": torch.float32, "device": "cpu"}
-    told = autotune_attention(n_heads=1, length=20, n_tokens=40, **kind)
+    kept = autotune_attention(n_heads=1, length=20, n_tokens=40, **kind)
     plan = _triton.device_plan(torch.device("cpu"), 32, torch.float32)
     assert plan.rotate_once == once
     assert {plan.of(kernel)[:2] for kernel in KERNELS} == {blocks}
     monkeypatch.setattr(_triton, "_tuned", {})
     assert _triton.device_plan(torch.device("cpu"), 32, torch.float32) != plan
-    keep_attention_plan(json.loads(json.dumps(told)), **kind)  # as from a file
+    keep_attention_plan(json.loads(json.dumps(kept)), **kind)  # as from a file
     assert _triton.device_plan(torch.device("cpu"), 32, torch.float32) == plan
 
 

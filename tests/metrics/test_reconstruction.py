@@ -33,15 +33,15 @@ def slow_bleu(true, predicted, max_n):
     product = 1.0
     for n in range(1, max_n + 1):
         left = [true[i : i + n] for i in range(len(true) - n + 1)]
-        told = [predicted[i : i + n] for i in range(len(predicted) - n + 1)]
+        grams = [predicted[i : i + n] for i in range(len(predicted) - n + 1)]
         right = 0
-        for gram in told:
+        for gram in grams:
             if gram in left:
                 left.remove(gram)
                 right += 1
         if not right:
             return 0.0
-        product *= (right / len(told)) ** (1 / max_n)
+        product *= (right / len(grams)) ** (1 / max_n)
     return product * (1.0 if len(predicted) > len(true) else math.exp(1 - len(true) / len(predicted)))
 
 
@@ -163,11 +163,11 @@ def reconstructed(draw):
     n = len(true)
     lists = [draw(st.lists(VALUES, min_size=n, max_size=n)) for _ in range(2)]
     masked = draw(st.lists(st.booleans(), min_size=n, max_size=n))
-    told = draw(st.lists(st.sampled_from([*true, 31, 32]), min_size=n, max_size=n))
-    return true, [t if m else g for g, t, m in zip(true, told, masked, strict=True)], *lists, masked
+    guessed = draw(st.lists(st.sampled_from([*true, 31, 32]), min_size=n, max_size=n))
+    return true, [t if m else g for g, t, m in zip(true, guessed, masked, strict=True)], *lists, masked
 
 
-def slow_at(true, predicted, values, told, where):
+def slow_at(true, predicted, values, predicted_values, where):
     """Scores of some positions, from lists."""
     if not where:
         return [0, math.nan, math.nan, math.nan, math.nan]
@@ -176,34 +176,34 @@ def slow_at(true, predicted, values, told, where):
         len(where),
         sum(g in guesses for g in genes) / len(where),
         sum(g == t for g, t in zip(genes, guesses, strict=True)) / len(where),
-        slow_spearman([values[i] for i in where], [told[i] for i in where]),
-        math.sqrt(sum((values[i] - told[i]) ** 2 for i in where) / len(where)),
+        slow_spearman([values[i] for i in where], [predicted_values[i] for i in where]),
+        math.sqrt(sum((values[i] - predicted_values[i]) ** 2 for i in where) / len(where)),
     ]
 
 
 @given(reconstructed())
 @settings(deadline=None)
 def test_scores_of_a_cell_equal_loops(cell):
-    true, predicted, values, told, masked = cell
-    found = reconstruction_scores(true, predicted, values, told, masked)
+    true, predicted, values, predicted_values, masked = cell
+    found = reconstruction_scores(true, predicted, values, predicted_values, masked)
     hidden = [i for i, m in enumerate(masked) if m]
     visible = [i for i, m in enumerate(masked) if not m]
     both = [g for g in true if g in predicted]
     moved = l_dist(true, predicted)
     expected = [
-        *slow_at(true, predicted, values, told, hidden),
-        *slow_at(true, predicted, values, told, visible),
+        *slow_at(true, predicted, values, predicted_values, hidden),
+        *slow_at(true, predicted, values, predicted_values, visible),
         moved.l_dist,
         moved.chance,
         moved.by_length,
         moved.coverage,
         slow_bleu(true, predicted, 4),
-        slow_spearman([values[true.index(g)] for g in both], [told[predicted.index(g)] for g in both]),
+        slow_spearman([values[true.index(g)] for g in both], [predicted_values[predicted.index(g)] for g in both]),
     ]
     assert list(found) == same(expected, nan_ok=True, abs=1e-12)
     assert found.n_visible == 0 or found.visible_match == 1
     # turned round, what was hidden was shown
-    turned = reconstruction_scores(true, predicted, values, told, np.logical_not(masked))
+    turned = reconstruction_scores(true, predicted, values, predicted_values, np.logical_not(masked))
     assert turned[:10] == same((*found[5:10], *found[:5]), nan_ok=True)
     assert turned[10:] == same(found[10:], nan_ok=True)
 
@@ -228,7 +228,7 @@ def test_scores_of_a_copy_are_perfect():
 
 
 def test_what_was_shown_does_not_hide_what_was_missed():
-    """Half the cell is told wrong, and BLEU is still high: hence the masked positions apart."""
+    """Half the cell is predicted wrong, and BLEU is still high: hence the masked positions apart."""
     true, masked = np.arange(20), np.arange(20) >= 18
     predicted = np.where(masked, true + 50, true)
     found = reconstruction_scores(true, predicted, true, true, masked)

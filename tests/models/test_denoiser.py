@@ -72,7 +72,7 @@ def test_with_a_state_head_it_is_the_model_and_places(network, packed, anchor, p
     torch.testing.assert_close(of_genes, model.state_head.values(out.read))
     asked = value_mask | (tokens == MASK)  # elsewhere nothing is asked
     torch.testing.assert_close(predicted[asked], expected_values[asked])
-    # what is added to a masked position once its gene is chosen is what the model says when told the gene
+    # what is added to a masked position once its gene is chosen is what the model says when given the gene
     chosen = torch.full_like(tokens, 7)
     masked = tokens == MASK
     cells = cell_of_token(cu, len(tokens))

@@ -17,11 +17,11 @@ LABELS = ("A", "B", "A+B", "B+C")
 
 
 def asked(*labels, doses=None) -> Conditions:
-    told = [(label.split("@")[0], int(label.partition("@")[2] or 0)) for label in labels]
+    conditions = [(label.split("@")[0], int(label.partition("@")[2] or 0)) for label in labels]
     return Conditions(
-        tuple(tuple(sorted(label.split("+"))) for label, _ in told),
-        np.array([group for _, group in told], dtype=np.int64),
-        np.ones(len(told)) if doses is None else np.array(doses, dtype=float),
+        tuple(tuple(sorted(label.split("+"))) for label, _ in conditions),
+        np.array([group for _, group in conditions], dtype=np.int64),
+        np.ones(len(conditions)) if doses is None else np.array(doses, dtype=float),
     )
 
 

@@ -106,7 +106,7 @@ def test_new_groups_are_predicted_from_their_states(fitted, asked):
     assert not np.allclose(found.change, far.change)
     for name in ("train_mean", "additive"):
         np.testing.assert_array_equal(found.baselines[name], far.baselines[name])
-    two = replace(new, group=np.full(2, 2))  # of two groups a new one is told nothing by its state
+    two = replace(new, group=np.full(2, 2))  # of two groups nothing is known of a new one by its state
     np.testing.assert_array_equal(fitted.mean_change(two, state).change, fitted.mean_change(two, -state).change)
 
 

@@ -29,7 +29,7 @@ def similarities_of(screen) -> Similarities:
 @given(LABELS, st.integers(0, 3))
 def test_folds_of_single_perturbations_leave_every_mention_out(measured, labels, seed):
     c = measured(tuple(labels)).conditions
-    told = []
+    predicted = []
     for kept, out in R.folds(measured(tuple(labels)), "single", seed):
         gone = {c.parts[i][0] for i in out}
         assert all(len(c.parts[i]) == 1 for i in out)
@@ -37,24 +37,24 @@ def test_folds_of_single_perturbations_leave_every_mention_out(measured, labels,
         assert all(gone & set(c.parts[i]) for i in set(range(len(c))) - set(kept))
         assert not set(kept) & set(out)
         assert len(kept)
-        told += out.tolist()
-    assert len(set(told)) == len(told)
+        predicted += out.tolist()
+    assert len(set(predicted)) == len(predicted)
     singles = {i for i, parts in enumerate(c.parts) if len(parts) == 1}
-    assert set(told) <= singles
+    assert set(predicted) <= singles
     if len({c.parts[i] for i in singles}) > 1 and singles == set(range(len(c))):
-        assert set(told) == singles
+        assert set(predicted) == singles
 
 
 @given(LABELS, st.integers(0, 3))
 def test_folds_of_combinations(measured, labels, seed):
     c = measured(tuple(labels)).conditions
-    told = []
+    predicted = []
     for kept, out in R.folds(measured(tuple(labels)), "combination", seed):
         assert all(len(c.parts[i]) > 1 for i in out)
         assert not {c.parts[i] for i in out} & {c.parts[i] for i in kept}  # in no group
         assert sorted([*kept, *out]) == list(range(len(c)))
-        told += out.tolist()
-    assert len(set(told)) == len(told)
+        predicted += out.tolist()
+    assert len(set(predicted)) == len(predicted)
 
 
 @given(LABELS, st.integers(0, 3))

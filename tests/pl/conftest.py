@@ -72,12 +72,12 @@ def annotated() -> ad.AnnData:
     adata.obsm["scdiva_label_probability"] = probability.astype(np.float32)
     adata.obsm["X_scdiva"] = rng.normal(size=(n, 4)).astype(np.float32)
     adata.obsm["X_scdiva_umap"] = place + rng.normal(size=(n, 2))
-    told = calibration(sure[::2] ** 2, (best == kind)[::2])
+    scores = calibration(sure[::2] ** 2, (best == kind)[::2])
     adata.uns["scdiva"] = {
         "scdiva_label": {
             "labels": np.array(TYPES),
-            "ece": told["ece"],
-            "reliability": {name: told[name] for name in ("confidence", "accuracy", "n_cells")},
+            "ece": scores["ece"],
+            "reliability": {name: scores[name] for name in ("confidence", "accuracy", "n_cells")},
         }
     }
     return adata
@@ -97,20 +97,20 @@ def predicted_screen(screen, by_hand):
         observed.var["symbol"] = [f"{name}-s" for name in observed.var_names]
         for gene, name in enumerate("ABC"):
             observed.X[observed.obs["perturbation"].str.contains(name).to_numpy(), gene] += 100
-        told = by_hand(observed, "line" if any(groups) else None)
-        names = told.obs["perturbation"].to_numpy()
+        predicted = by_hand(observed, "line" if any(groups) else None)
+        names = predicted.obs["perturbation"].to_numpy()
         cells, obs = [], []
         for i, name in enumerate(names):
-            group = told.obs["line"].iloc[i]
+            group = predicted.obs["line"].iloc[i]
             control = observed[(observed.obs["perturbation"] == "control") & (observed.obs["line"] == group)]
             log = np.log1p(1e4 * control.X / control.X.sum(axis=1, keepdims=True))
-            cells.append(np.maximum(log + told.varm[C.VARM_MEAN][:, i] - told.varm[C.VARM_CONTROL][:, i], 0))
-            condition = told.uns[C.UNS][C.PERTURBATION]["condition"][i]
+            cells.append(np.maximum(log + predicted.varm[C.VARM_MEAN][:, i] - predicted.varm[C.VARM_CONTROL][:, i], 0))
+            condition = predicted.uns[C.UNS][C.PERTURBATION]["condition"][i]
             obs.append(pd.DataFrame({C.OBS_CONDITION: condition, "perturbation": name, "line": group}, index=range(24)))
         about = pd.concat(obs)
         about.index = [f"predicted{i}" for i in range(len(about))]
         x = np.vstack(cells).astype(np.float32)
-        return ad.AnnData(x, obs=about, var=told.var, varm=dict(told.varm), uns=told.uns), observed
+        return ad.AnnData(x, obs=about, var=predicted.var, varm=dict(predicted.varm), uns=predicted.uns), observed
 
     return make
 

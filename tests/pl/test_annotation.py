@@ -101,8 +101,8 @@ def test_the_map_is_computed_once_and_nothing_else_changes(annotated, tmp_path):
 def test_maps_that_cannot_be_drawn_are_refused(annotated, tmp_path):
     del annotated.obsm["X_scdiva_umap"]
     for keys, options, error, words in [
-        (("type",), {}, KeyError, "no 'type'"),
-        ((), {"key": "mine"}, KeyError, r"no 'mine': call scdiva.tl.annotate\(adata, ..., key_added='mine'\)"),
+        (("type",), {}, KeyError, "no column 'type'"),
+        ((), {"key": "mine"}, KeyError, r"no 'mine', it has .*annotate\(adata, ..., key_added='mine'\)"),
         ((), {"basis": "X_pca"}, KeyError, "no 'X_pca'.*call scdiva.tl.embed"),
         ((), {"save": tmp_path / "map"}, ValueError, "must end in a picture format"),
     ]:

@@ -126,7 +126,7 @@ def test_rows_on_a_line_are_ordered_along_it():
 def test_bad_input_is_refused_and_the_users_axes_left_open(annotated, tmp_path):
     annotated.obs["none"] = np.nan
     for keys, options, error, words in [
-        (("type",), {}, KeyError, "no 'type'"),
+        (("type",), {}, KeyError, "no column 'type'"),
         (("cell type", "mine"), {}, KeyError, "call scdiva.tl.annotate"),
         (("none",), {}, ValueError, "has 0 different values in 160 cells"),
         (("cell type",), {"save": tmp_path / "map"}, ValueError, "must end in a picture format"),

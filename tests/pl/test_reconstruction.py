@@ -46,13 +46,13 @@ def test_every_gene_of_both_is_a_point_at_its_rank_and_value(reconstruct):
     adata = reconstruct()
     before = adata.copy()
     axes = reconstruction(adata, return_fig=True).axes
-    told = by_loop(adata)
+    slow = by_loop(adata)
     for ax, (x, y) in zip(axes, (("rank", "back"), ("true", "value")), strict=False):
-        expected = np.column_stack([np.concatenate(told[x]), np.concatenate(told[y])])
+        expected = np.column_stack([np.concatenate(slow[x]), np.concatenate(slow[y])])
         found = points(ax)
         assert len(found) == len(expected)
         np.testing.assert_allclose(found[np.lexsort(found.T)], expected[np.lexsort(expected.T)])
-        assert len(ax.collections[1].get_offsets()) == np.concatenate(told["hidden"]).sum()
+        assert len(ax.collections[1].get_offsets()) == np.concatenate(slow["hidden"]).sum()
         assert ax.get_xlim() == ax.get_ylim()
     assert list(adata.layers) == list(before.layers)
     assert adata.uns.keys() == before.uns.keys()
@@ -60,14 +60,14 @@ def test_every_gene_of_both_is_a_point_at_its_rank_and_value(reconstruct):
 
 def test_corners_hold_correlations_errors_and_how_many_come_back(reconstruct):
     adata = reconstruct()
-    told = by_loop(adata)
+    slow = by_loop(adata)
     axes = reconstruction(adata, return_fig=True).axes
-    hidden = told["hidden"]
+    hidden = slow["hidden"]
     for ax, x, y in ((axes[0], "rank", "back"), (axes[1], "true", "value")):
-        every = np.mean([spearmanr(a, b)[0] for a, b in zip(told[x], told[y], strict=True)])
-        some = np.mean([spearmanr(a[h], b[h])[0] for a, b, h in zip(told[x], told[y], hidden, strict=True)])
+        every = np.mean([spearmanr(a, b)[0] for a, b in zip(slow[x], slow[y], strict=True)])
+        some = np.mean([spearmanr(a[h], b[h])[0] for a, b, h in zip(slow[x], slow[y], hidden, strict=True)])
         assert ax.get_title().splitlines()[-1] == f"ρ {every:.2f} (all), {some:.2f} (masked)"
-    error = np.concatenate([(b - a)[h] for a, b, h in zip(told["true"], told["value"], hidden, strict=True)])
+    error = np.concatenate([(b - a)[h] for a, b, h in zip(slow["true"], slow["value"], hidden, strict=True)])
     recall = len(error) / adata.layers[KEY + "_hidden"].sum()
     assert axes[2].get_title() == (
         f"RMSE {np.sqrt((error**2).mean()):.2f}, {len(error):,} values\n{recall:.0%} of masked genes recovered"

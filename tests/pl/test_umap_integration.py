@@ -117,8 +117,8 @@ def test_bad_input_is_refused_and_adata_left_alone(tmp_path):
     del without.obsm["X_scdiva_integrated"]
     empty.obsm["X_scdiva_integrated"][4:] = np.nan
     calls = [
-        (adata, ("Donor",), {}, KeyError, "adata.obs has no 'Donor'.*: it has cell type, donor, run"),
-        (adata, ("donor", "kind"), {}, KeyError, "adata.obs has no 'kind'"),
+        (adata, ("Donor",), {}, KeyError, "adata.obs has no column 'Donor'.*; it has 'cell type', 'donor', 'run'"),
+        (adata, ("donor", "kind"), {}, KeyError, "adata.obs has no column 'kind'"),
         (adata, ([],), {}, ValueError, "batch_key must name a column of adata.obs, or several; got none"),
         (adata, ("nothing",), {}, ValueError, r"'nothing'\] has 0 different values in 90 cells"),
         (large, ("depth",), {}, ValueError, r"'depth'\] has 180 different values"),

@@ -29,15 +29,15 @@ def simulate(seed: int = 0, n_cells: int = N_CELLS, effect: float = 1.0) -> Simu
     rng = np.random.default_rng(seed)
     states = rng.normal(size=(n_cells, STATE)) @ np.diag([2.0, 1.0, 1.0, 0.5]) + 3.0
     offset = rng.normal(size=(n_cells, N_GENES)).astype(np.float32)
-    told = rng.uniform(1.0, 3.0, size=(n_cells, N_GENES)).astype(np.float32)
+    values = rng.uniform(1.0, 3.0, size=(n_cells, N_GENES)).astype(np.float32)
     standard = (states - states.mean(axis=0)) / states.std(axis=0)
     odds_along = effect * (standard @ rng.normal(size=(STATE, N_GENES)) + rng.normal(size=N_GENES))
     values_along = effect * (standard @ rng.normal(scale=0.3, size=(STATE, N_GENES)))
     there = rng.random((n_cells, N_GENES)) < expit(offset + odds_along)
     there[:, 0], there[:, 1] = True, False  # each cell expresses some genes and not all
     noise = rng.normal(scale=0.2, size=(n_cells, N_GENES))
-    expression = np.where(there, np.maximum(told + values_along + noise, 0.01), 0.0).astype(np.float32)
-    return Simulated(states, offset, told, expression, odds_along, values_along)
+    expression = np.where(there, np.maximum(values + values_along + noise, 0.01), 0.0).astype(np.float32)
+    return Simulated(states, offset, values, expression, odds_along, values_along)
 
 
 @pytest.fixture(scope="module")

@@ -155,7 +155,7 @@ def test_the_users_random_state_is_left_alone(cliques):
         ({"n_neighbors": 0}, ValueError, "n_neighbors must be at least 1, got 0"),
         ({"resolution": 0}, ValueError, "resolution must be a finite number above 0, got 0"),
         ({"resolution": float("nan")}, ValueError, "resolution must be a finite number above 0, got nan"),
-        ({"key": "gone"}, KeyError, r"adata.varp has no 'gone', it has net, by_a_b, by_c: call"),
+        ({"key": "gone"}, KeyError, r"adata.varp has no 'gone', it has 'net', 'by_a_b', 'by_c': call"),
         ({"key": "negative"}, ValueError, "no edge of positive weight"),
     ],
 )

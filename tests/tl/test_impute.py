@@ -220,13 +220,13 @@ def test_counts_that_were_taken_away_are_met_better_than_by_what_their_gene_show
     away = (counts > 0) & (np.random.default_rng(0).random(counts.shape) < 0.1)
     cells.X = sp.csr_matrix(np.where(away, 0, counts))
     values = log_normalised(cells)[0].toarray()
-    told = imputed(cells, "scdiva-mini", expressed=True)[0]
-    away &= np.isfinite(told)
+    predicted = imputed(cells, "scdiva-mini", expressed=True)[0]
+    away &= np.isfinite(predicted)
     truth = np.log1p(counts * (1e4 / cells.X.toarray().sum(axis=1, keepdims=True)))[away]
     of_gene = np.array([column[column > 0].mean() for column in values.T])
-    error, of_mean = (np.sqrt(np.mean((guess[away] - truth) ** 2)) for guess in (told, np.tile(of_gene, (320, 1))))
+    error, of_mean = (np.sqrt(np.mean((guess[away] - truth) ** 2)) for guess in (predicted, np.tile(of_gene, (320, 1))))
     assert error < 0.95 * of_mean
-    assert abs(np.mean(told[away] - truth)) < 0.1
+    assert abs(np.mean(predicted[away] - truth)) < 0.1
 
 
 def test_a_file_holds_the_result(adata, headed, tmp_path):
@@ -295,7 +295,7 @@ def test_a_table_of_what_was_imputed(adata, headed):
     assert (named.obsm[KEY] >= 0).all(axis=None)
     with pytest.raises(KeyError, match=r"1 of 2 genes were not imputed.*call scdiva.tl.impute"):
         sd.get.imputed_df(named, [genes[0], adata.var_names[0]])
-    with pytest.raises(KeyError, match=r"has 'scdiva_imputed': call scdiva\.tl\.impute"):
+    with pytest.raises(KeyError, match=r"has no 'scdiva_imputed', it has nothing: call scdiva\.tl\.impute"):
         sd.get.imputed_df(adata)
     with pytest.raises(KeyError, match=r"did you mean 'scdiva_imputed'"):
         sd.get.imputed_df(named, key="scdiva_imputd")
@@ -304,7 +304,7 @@ def test_a_table_of_what_was_imputed(adata, headed):
 def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, querying):
     """Of a gene that is masked, a cell is not among the cells that it is predicted from."""
     from scdiva.data.cells import open_cells
-    from scdiva.populations.states import context_of, on_cpu, predicted, states_of, without
+    from scdiva.populations.states import context_of, on_cpu, predicted, states_of
     from scdiva.train.adaptation import read_cells
 
     cells, _ = read_cells(open_cells(adata, querying), np.zeros(adata.n_obs, dtype=np.int64), whole=True)
@@ -312,7 +312,8 @@ def test_a_query_head_is_read_and_a_cell_does_not_see_its_own_value(adata, query
     with on_cpu(querying):
         whole = states_of(querying, cells)
         around = context_of(querying, cells, whole, genes)
-        states = states_of(querying, without(cells, genes))._replace(own=np.arange(cells.n_cells))
+        others = cells.keeping(~np.isin(cells.tokens, genes))
+        states = states_of(querying, others)._replace(own=np.arange(cells.n_cells))
         alone = predicted(querying, genes, states)
         found = predicted(querying, genes, states, around)
         values = around.values.clone()  # noqa: PD011

@@ -209,7 +209,7 @@ def test_a_file_holds_the_result(done, tmp_path):
 
 
 def test_the_bundled_model_finds_more_hidden_genes_than_chance(blood):
-    """Against the hidden genes' share of those that are not shown, which is what drawing blindly would find."""
+    """Against the masked genes' share of those that are not visible, which is what drawing blindly would find."""
     data = reconstructed(blood[:12].copy(), "scdiva-mini")
     scores = data.uns["scdiva"][KEY]["scores"]
     blind = scores["n_masked"] / (blood.n_vars - scores["n_visible"])

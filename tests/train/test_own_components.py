@@ -82,7 +82,7 @@ def test_genes_vary_most_by_dispersion_or_among_genes_of_similar_expression(monk
     cells = make_counts()
     assert np.array_equal(O.variable_genes(cells, N_TOKENS), cells.measured)
     monkeypatch.setattr(O, "N_GENES", 10)
-    matrix = O._matrix(cells, N_TOKENS)[:, N_SPECIAL:]
+    matrix = cells.matrix(N_TOKENS)[:, N_SPECIAL:]
     listed = sc.pp.highly_variable_genes(sc.AnnData(matrix), n_top_genes=10, inplace=False)["highly_variable"]
     dense = matrix.toarray()
     dispersed = np.argsort(-dense.var(axis=0) / dense.mean(axis=0))[:10]
@@ -90,7 +90,7 @@ def test_genes_vary_most_by_dispersion_or_among_genes_of_similar_expression(monk
     assert set(genes) == {*(np.flatnonzero(listed) + N_SPECIAL), *(dispersed + N_SPECIAL)}
     own = O.components_of(cells, N_TOKENS)
     assert own.shape[1] > 0
-    new = O._of_genes(cells, np.array([N_SPECIAL + 2, N_SPECIAL + 5]))
+    new = cells.keeping(np.isin(cells.tokens, [N_SPECIAL + 2, N_SPECIAL + 5]))
     assert set(new.tokens) == {N_SPECIAL + 2, N_SPECIAL + 5}
     assert new.n_cells == cells.n_cells
 

@@ -1,4 +1,4 @@
-"""Pretraining with a state head: which positions are scored, and what the network is told of them."""
+"""Pretraining with a state head: which positions are scored, and what the network gets of them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_loss_is_told_state_and_places(tiny, config, batch, anchor, places):
 
 
 def test_logits_are_those_that_the_model_gives(tiny, config, batch):
-    """Without places and with every hidden gene scored, the loss is the model's own cross-entropy."""
+    """Without ranks and with every masked gene scored, the loss is the model's own cross-entropy."""
     model = with_head(tiny)
     module = PretrainingModule(model, config(anchor_objective="none", scored_genes=1000, value_mask_rate=0.0))
     _, parts = module.compute_loss(batch, rng())
@@ -101,11 +101,11 @@ def test_a_frozen_head_stays_and_the_stream_learns(tiny, config, stream, tmp_pat
 
 
 def test_what_is_lacking_is_said(tiny, config):
-    told = {"anchor_objective": "none", "scored_genes": 4, "place_prior": True}
+    fields = {"anchor_objective": "none", "scored_genes": 4, "place_prior": True}
     with pytest.raises(ValueError, match="place_prior needs a model with state_head=True, and the denominator"):
-        PretrainingModule(tiny(), config(**told), denominator=DENOMINATOR)
+        PretrainingModule(tiny(), config(**fields), denominator=DENOMINATOR)
     with pytest.raises(ValueError, match="place_prior needs a model with state_head=True, and the denominator"):
-        PretrainingModule(tiny(state_head=True), config(**told))
+        PretrainingModule(tiny(state_head=True), config(**fields))
     with pytest.raises(ValueError, match="A model with a state head needs scored_genes"):
         PretrainingModule(tiny(state_head=True), config(anchor_objective="none"))
 

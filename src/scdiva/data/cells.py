@@ -123,8 +123,7 @@ def open_cells(
         max_length = MAX_LENGTH if model is None else model.config.input_length
     if entropy_floor is None:
         entropy_floor = ENTROPY_FLOOR if model is None else model.config.entropy_floor
-    if max_length < 1:
-        raise ValueError(f"max_length must be at least 1, got {max_length}.")
+    check_least(max_length=(max_length, 1))
     # before any reading: it may say that there are no entropies
     denominator = score_denominator(genes.entropy, entropy_floor) if ranked else None
     opened = open_matrix(data, layer=reading.layer, use_raw=reading.use_raw)

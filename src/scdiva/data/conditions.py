@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from scdiva._checks import nearest, no_column, warn
+from scdiva._checks import nearest, no_column, refuse_absent, warn
 from scdiva._constants import UNKNOWN
 from scdiva._labels import read_labels
 from scdiva.data.reading import Species
@@ -484,9 +484,5 @@ def wanted_groups(groups: Sequence[str] | str | None, present: Sequence[str], la
     if not wanted:
         raise ValueError("groups names no group; leave it out to take all.")
     refuse_twice(wanted, "groups")
-    if absent := [name for name in wanted if name not in present]:
-        raise ValueError(
-            f"{len(absent)} of {len(wanted)} groups {lack}, the first is {absent[0]!r}; there are "
-            f"{', '.join(map(repr, present[:10]))}."
-        )
+    refuse_absent(wanted, present, f"groups {lack}", f"; there are {', '.join(map(repr, present[:10]))}", ValueError)
     return wanted

@@ -9,7 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from scdiva._checks import or_nearest, warn
+from scdiva._checks import no_entry, or_nearest, warn
 from scdiva._constants import UNS
 from scdiva.data.writing import our_uns
 
@@ -59,10 +59,10 @@ class Network(NamedTuple):
 
 def network_of(adata: AnnData, key: str, group: str | None) -> Network:
     """Read a graph from `varp`; say how it comes about if it is not there."""
-    call = f"call scdiva.tl.grn(adata, ..., key_added={key!r}) first"
+    call = f"scdiva.tl.grn(adata, ..., key_added={key!r})"
     about = our_uns(adata).get(key)
     if about is None or "keys" not in about:
-        raise KeyError(f"adata.uns[{UNS!r}] has no network {key!r}: {call}.")
+        raise KeyError(f"adata.uns[{UNS!r}] has no network {key!r}: call {call} first.")
     groups = [str(name) for name in np.atleast_1d(about["groups"])]
     if not groups and group is not None:
         raise KeyError(
@@ -74,7 +74,7 @@ def network_of(adata: AnnData, key: str, group: str | None) -> Network:
     at = groups.index(group) if group is not None else 0
     stored = str(np.atleast_1d(about["keys"])[at])
     if stored not in adata.varp:
-        raise KeyError(f"adata.varp has no {stored!r}, it has {', '.join(adata.varp) or 'nothing'}: {call}.")
+        raise no_entry("adata.varp", stored, adata.varp, call)
     names = adata.var_names.astype(str)
     return Network(
         weights=sp.csr_matrix(adata.varp[stored]),

@@ -230,7 +230,7 @@ def _held(matrix: Any) -> int:
     return int(getattr(getattr(matrix, "data", None), "nbytes", 0) or getattr(matrix, "nbytes", 0))
 
 
-def open_alone(path: Path) -> BinaryIO:
+def open_alone(path: Path, *, waits: bool = False) -> BinaryIO:
     """Open a file to be appended to, for one call at a time.
 
     The lock goes with the open file, so that a killed process leaves none behind.
@@ -239,25 +239,27 @@ def open_alone(path: Path) -> BinaryIO:
     ----------
     path
         The file; made if it is not there. Who holds it may delete it.
+    waits
+        Whether to wait for whoever has it open.
 
     Raises
     ------
     RuntimeError
-        If it is open elsewhere.
+        If it is open elsewhere, and this does not wait.
     """
     import fcntl
 
     while True:
         file = path.open("a+b")
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
         except BlockingIOError:
             file.close()
             raise RuntimeError(
                 f"{str(path)!r} is in use: another call is writing the same result. Wait for it, or pass another out."
             ) from None
         except OSError as error:  # some network file systems have no locks
-            logger.warning("%s can't be locked (%s); don't let two calls write the same result", path, error)
+            logger.warning("%s can't be locked (%s): calls that begin at once don't know of each other", path, error)
         # its last owner may have deleted it between our opening and our lock
         if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
             return file

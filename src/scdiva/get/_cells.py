@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._checks import check_least, or_nearest
+from scdiva._checks import check_least, no_entry, refuse_absent
 from scdiva._constants import LAYER_RANK, OBS_LABEL, PROBABILITY, UNS
 from scdiva.data.writing import check_anndata, our_uns
 
@@ -55,17 +55,13 @@ def serialized_df(
     check_anndata(adata)
     check_least(max_rank=(1 if max_rank is None else max_rank, 1))
     if key not in adata.layers:
-        raise KeyError(
-            f"adata has no layer {key!r}{or_nearest(key, adata.layers)}: call scdiva.pp.entropy_serialize(adata) first."
-        )
+        raise no_entry("adata.layers", key, adata.layers, "scdiva.pp.entropy_serialize(adata)")
     names = adata.obs_names
     if cells is None:
         rows = np.arange(adata.n_obs)
     else:
         wanted = [cells] if isinstance(cells, str) else list(cells)
-        missing = [cell for cell in wanted if cell not in names]
-        if missing:
-            raise KeyError(f"{len(missing)} of {len(wanted)} cells are not in adata (first: {missing[0]!r}).")
+        refuse_absent(wanted, names, "cells are not in adata")
         if not names.is_unique:
             raise KeyError("adata.obs_names repeat names: call adata.obs_names_make_unique() first.")
         rows = names.get_indexer(wanted)

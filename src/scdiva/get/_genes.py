@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from scdiva._checks import check_least, or_nearest
+from scdiva._checks import check_least, no_entry, refuse_absent
 from scdiva._constants import PREDICTED, VARM_EMBEDDING, VARP_GRN
 from scdiva.data.network import genes_of, network_of
 from scdiva.data.predictions import read_prediction
@@ -48,9 +48,7 @@ def gene_embedding_df(adata: AnnData, *, key: str = VARM_EMBEDDING) -> pd.DataFr
     """
     check_anndata(adata)
     if key not in adata.varm:
-        raise KeyError(
-            f"adata.varm has no {key!r}{or_nearest(key, adata.varm)}: call scdiva.tl.gene_embedding(adata) first."
-        )
+        raise no_entry("adata.varm", key, adata.varm, "scdiva.tl.gene_embedding(adata)")
     values = np.asarray(adata.varm[key])
     known = ~np.isnan(values).any(axis=1)
     return pd.DataFrame(values[known], index=adata.var_names[known])
@@ -172,12 +170,8 @@ def perturbation_df(
     wanted = names if condition is None else [condition] if isinstance(condition, str) else list(condition)
     if not wanted:
         raise ValueError("condition names none: leave it out to list all, or name some.")
-    missing = [name for name in wanted if name not in names]
-    if missing:
-        raise KeyError(
-            f"{len(missing)} of {len(wanted)} conditions are not in the prediction (first: {missing[0]!r}); it has "
-            f"{', '.join(map(repr, names[:10]))}{', ...' if len(names) > 10 else ''}."
-        )
+    shown = f"{', '.join(map(repr, names[:10]))}{', ...' if len(names) > 10 else ''}"
+    refuse_absent(wanted, names, "conditions are not in the prediction", f"; it has {shown}")
     parts = []
     for name in wanted:
         at = names.index(name)

@@ -10,7 +10,7 @@ import pandas as pd
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from scdiva._checks import check_least, or_nearest
+from scdiva._checks import check_least, no_entry, refuse_absent
 from scdiva._constants import HIDDEN, IMPUTED, RANK, RECONSTRUCTED, TRUE, TRUE_RANK, UNS
 from scdiva.data.writing import check_anndata, our_uns
 
@@ -159,19 +159,15 @@ def imputed_df(adata: AnnData, genes: Sequence[str] | str | None = None, *, key:
     found = adata.obsm.get(key)
     if not isinstance(found, pd.DataFrame):
         if key not in adata.layers:
-            near = or_nearest(key, [*adata.obsm, *adata.layers])
-            raise KeyError(f"neither adata.obsm nor layers has {key!r}{near}: call scdiva.tl.impute(adata) first.")
+            there = [*adata.obsm, *adata.layers]
+            raise no_entry("adata, in obsm and layers,", key, there, "scdiva.tl.impute(adata)")
         layer = np.asarray(adata.layers[key])
         known = ~np.isnan(layer).all(axis=0)
         found = pd.DataFrame(layer[:, known], adata.obs_names, adata.var_names[known])
     if genes is None:
         return found.copy()
     names = [genes] if isinstance(genes, str) else list(genes)
-    if absent := [name for name in names if name not in found.columns]:
-        raise KeyError(
-            f"{len(absent)} of {len(names)} genes were not imputed, the first is {absent[0]!r}"
-            f"{or_nearest(absent[0], found.columns)}: call scdiva.tl.impute(adata, [...]) with them."
-        )
+    refuse_absent(names, found.columns, "genes were not imputed", ": call scdiva.tl.impute(adata, [...]) with them")
     return found[names].copy()
 
 

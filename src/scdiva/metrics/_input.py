@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from scdiva._labels import check_labels, is_missing, is_unknown, refuse_continuous
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike
 
 
 def labelled(labels: ArrayLike) -> np.ndarray:

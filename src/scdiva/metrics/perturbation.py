@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from scdiva._checks import check_choices, check_least
 
 from ._input import finite_arrays, refuse_where
-
-if TYPE_CHECKING:
-    from numpy.typing import ArrayLike, NDArray
 
 WMSE_ALPHA = 0.1
 """Log-normalised expression added to every gene's mean before the weights of the WMSE are made (the paper's alpha,

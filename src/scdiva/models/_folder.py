@@ -15,13 +15,8 @@ from scdiva._checks import refuse_unwritable
 from scdiva._version import __version__
 
 FORMAT, FORMAT_VERSION = "scdiva", 1
-CONFIG, WEIGHTS, VOCABULARY, CARD, CHECKSUMS = (
-    "config.json",
-    "model.safetensors",
-    "vocabulary.safetensors",
-    "README.md",
-    "SHA256SUMS",
-)
+CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocabulary.safetensors"
+CARD, CHECKSUMS = "README.md", "SHA256SUMS"
 MODEL = "model"
 """Folder of the model in that of what is fitted."""
 DTYPES = ("float32", "float16", "bfloat16")

@@ -11,7 +11,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from scdiva import _constants as C
-from scdiva._checks import warn
+from scdiva._checks import refuse_absent, warn
 from scdiva._labels import read_labels
 from scdiva._rng import step_seed
 from scdiva._settings import progress_bar
@@ -225,13 +225,9 @@ def gene_columns(names: pd.Index, genes: tuple[str, ...]) -> np.ndarray:
     ValueError
         If some are missing.
     """
-    columns: np.ndarray = pd.Index(names).get_indexer(list(genes))
-    if (columns < 0).any():
-        raise ValueError(
-            f"{(columns < 0).sum()} of {len(genes)} genes of the screen are not in adata.var_names, the first is "
-            f"{genes[int((columns < 0).argmax())]!r}: a fitted model predicts from cells with all genes of its screen."
-        )
-    return columns
+    mend = ": a fitted model predicts from cells with all genes of its screen"
+    refuse_absent(genes, names, "genes of the screen are not in adata.var_names", mend, ValueError)
+    return np.asarray(pd.Index(names).get_indexer(list(genes)))
 
 
 def _warn_of_few(fitted: PerturbationModel, controls: Controls, groups: list[str]) -> None:

@@ -22,7 +22,7 @@ from scdiva.data.genes import check_unique
 from scdiva.data.reading import Reading, Species
 from scdiva.models.inference import open_encoder
 from scdiva.models.scdiva import ScDiVa
-from scdiva.train.adaptation import AdaptationCells
+from scdiva.train.adaptation import AdaptationCells, means_by
 
 if TYPE_CHECKING:
     from anndata import AnnData
@@ -340,9 +340,6 @@ def controls_of(
             f"first is {str(names[there.argmin()])!r}: leave such groups out."
         )
     cells = AdaptationCells(*take_cells(ragged, order), number[order], source.measured_tokens, len(names))
-    encoded = _states(cells, model, device)
-    states = np.zeros((len(names), encoded.shape[1]))
-    np.add.at(states, cells.batch, encoded)
     return Controls(
         var=source.var,
         names=np.asarray(source.obs_names)[rows],
@@ -350,7 +347,7 @@ def controls_of(
         number=number,
         expression=expression[rows] if len(rows) < source.n_obs else expression,
         rows=order,
-        states=(states / there[:, None]).astype(np.float32),
+        states=means_by(_states(cells, model, device), cells.batch, len(names)).astype(np.float32),
         species=species_of(list(map(str, source.var.index)), model.vocabulary, source.reading.species),
     )
 

@@ -315,7 +315,7 @@ def reliability(
             "these cells, labels_key=..."
         )
 
-    fig, axes = axes_for(ax, (4.4, 4.8))
+    fig, axes = axes_for(ax, (4.4, 4.8), framed=True)
     axes.plot([0, 1], [0, 1], color="0.6", linewidth=1.0, linestyle="--", zorder=1)
     for (name, found), colour in zip(drawn.items(), distinct_colours(2), strict=False):
         filled = np.asarray(found["n_cells"]) > 0

@@ -56,12 +56,15 @@ def plot(function: F) -> F:
     return cast("F", drawn)
 
 
-def axes_for(ax: Axes | None, size: tuple[float, float]) -> tuple[Figure, Axes]:
-    """Give the axes to draw on, the user's or those of a new figure (`size` in inches), and their figure."""
-    if ax is not None:
-        return cast("Figure", ax.get_figure(root=True)), ax
-    fig, axes = grid_of_axes(1, 1, size)
-    return fig, axes[0, 0]
+def axes_for(ax: Axes | None, size: tuple[float, float], *, framed: bool = False) -> tuple[Figure, Axes]:
+    """Give the axes to draw on, the user's or those of a new figure (`size` in inches), and their figure.
+
+    Unless `framed`, they have lines at the left and below alone.
+    """
+    axes: Axes = grid_of_axes(1, 1, size)[1][0, 0] if ax is None else ax
+    if not framed:
+        axes.spines[["top", "right"]].set_visible(False)
+    return cast("Figure", axes.get_figure(root=True)), axes
 
 
 def grid_of_axes(n_rows: int, n_columns: int, size: tuple[float, float], **options: Any) -> tuple[Figure, NDArray[Any]]:

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scdiva._checks import no_column, or_nearest, warn
+from scdiva._checks import no_column, no_entry, warn
 from scdiva._labels import is_missing, refuse_continuous
 
 if TYPE_CHECKING:
@@ -61,9 +61,8 @@ def as_groups(values: pd.Series, key: str) -> pd.Series:
 def groups_of(adata: AnnData, key: str, made_by: str | None = None) -> pd.Series:
     """Give a column of obs as categories, numbers in their order; `made_by` is the call that writes it."""
     if key not in adata.obs:
-        columns = ", ".join(map(str, adata.obs.columns)) or "none"
-        hint = f"it has {columns}" if made_by is None else f"call {made_by} first"
-        raise KeyError(f"adata.obs has no {key!r}{or_nearest(key, adata.obs.columns)}: {hint}")
+        asked = "adata.obs", key, adata.obs.columns
+        raise no_column(*asked) if made_by is None else no_entry(*asked, made_by)
     values = as_groups(column_of(adata, key), key)
     n = values.nunique()
     if not 1 <= n <= MAX_GROUPS:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scdiva._checks import or_nearest, warn
+from scdiva._checks import no_entry, warn
 from scdiva._constants import UNS
 from scdiva._settings import settings, torch_threads_kept, tqdm_keywords
 from scdiva.data.writing import check_writable, our_uns
@@ -33,10 +33,7 @@ ON_DATA = 14
 def embedding_of(adata: AnnData, basis: str, *, made_by: str = "scdiva.tl.embed(adata)") -> NDArray[np.floating]:
     """Give the embedding, (n_obs, dim), once it is clear that it has enough cells for a map."""
     if basis not in adata.obsm:
-        raise KeyError(
-            f"adata.obsm has no {basis!r}{or_nearest(basis, adata.obsm)}, it has "
-            f"{', '.join(adata.obsm) or 'nothing'}: call {made_by} first"
-        )
+        raise no_entry("adata.obsm", basis, adata.obsm, made_by)
     z = adata.obsm[basis]
     z = np.asarray(z.toarray() if hasattr(z, "toarray") else z)
     z = z if z.ndim > 1 else z[:, None]
@@ -140,7 +137,7 @@ def draw_maps(
     n_columns = min(n_columns, len(panels))
     room = sum(max(map(_inches_beside, panels[i::n_columns])) for i in range(n_columns))
     if len(panels) == 1:
-        fig, axes = axes_for(ax, (6.0 + room, 5.0))
+        fig, axes = axes_for(ax, (6.0 + room, 5.0), framed=True)
         grid = [axes]
     else:
         n_rows = -(-len(panels) // n_columns)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from scdiva._checks import check_least
+from scdiva._checks import check_least, no_entry
 from scdiva._constants import VAR_MODULE, VARP_GRN
 from scdiva.data.network import Network, genes_of, network_of
 from scdiva.get import grn_df
@@ -153,10 +153,7 @@ def _modules_of(adata: AnnData, modules: str | None) -> pd.Series | None:
     if modules is None or (modules == VAR_MODULE and modules not in adata.var):
         return None
     if modules not in adata.var:
-        raise KeyError(
-            f"modules={modules!r} is no column of adata.var: call scdiva.tl.grn_modules(adata, ..., "
-            f"key_added={modules!r}) first."
-        )
+        raise no_entry("adata.var", modules, adata.var, f"scdiva.tl.grn_modules(adata, ..., key_added={modules!r})")
     return adata.var[modules].astype("category").set_axis(adata.var_names.astype(str))
 
 
@@ -419,7 +416,6 @@ def regulon(
     axes.scatter(np.abs(weight), np.arange(n), s=34, c=fills, edgecolors=inks, linewidths=1.2, zorder=3)
     axes.set_yticks(np.arange(n), rows["target"], fontsize=8)
     axes.set(xlabel="size of the weight", xlim=(0, None), ylim=(n - 0.5, -0.5))
-    axes.spines[["top", "right"]].set_visible(False)
     for text, mode in zip(axes.get_yticklabels(), known, strict=True):
         text.set_fontweight("normal" if np.isnan(mode) else "bold")
     handles = [Line2D([], [], color=_colour(one), label=_SIGNS[one]) for one in _SIGNS if (sign == one).any()]

@@ -161,7 +161,6 @@ def perturbation(
     for text, name, var_name in zip(axes.get_xticklabels(), names[genes], prediction.genes[genes], strict=True):
         text.set_fontweight("bold" if name in perturbed or var_name in perturbed else "normal")
     axes.set(xlim=(-0.6, len(genes) - 0.4), ylabel="log-normalised expression")
-    axes.spines[["top", "right"]].set_visible(False)
     axes.set_title(found["condition"], fontsize=10)
     draw_legend(axes)
     return fig
@@ -307,7 +306,6 @@ def delta_scatter(
     title = f"Pearson r {scores['pearson_delta']:.2f} ({len(x):,} genes)"
     title += f", {scores[f'pearson_delta_top{_TOP}']:.2f} (top {len(top)})"
     axes.set_title(f"{name}\n{title}", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
     named, points = best[:n_names], np.column_stack([x, y])
     inks = [_COLOURS[OURS]] * len(named)
     write_names(axes, points, points[named], list(names[responses.genes][named]), inks, fontsize=7, clear=3)
@@ -403,7 +401,6 @@ def hit_rate(
             axes.fill_between(numbers, curve - error, curve + error, color=_COLOURS[method], alpha=0.15, linewidth=0)
     axes.set(xlabel="k, strongest genes", ylabel="share of them found", ylim=(0, None))
     axes.set_title(f"hit rate, {n} condition{'s' * (n > 1)}, {n_genes:,} genes", fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
     draw_legend(axes, reverse=True)
     return fig
 
@@ -484,7 +481,6 @@ def perturbation_scores(
     axes.set_ylim(len(order) - 0.5, -0.5)
     better = "lower is better" if lower else "higher is better"
     axes.set_xlabel(f"{metric} to {reference}, {most} condition{'s' * (most > 1)} ({better})", fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
     return fig
 
 

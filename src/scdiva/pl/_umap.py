@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import scipy.sparse as sp
 
-from scdiva._checks import or_nearest
+from scdiva._checks import check_choices, or_nearest
 from scdiva._constants import CONFIDENCE, OBS_LABEL, OBSM_EMBEDDING, OBSM_INTEGRATED, REJECTED, TARGET_SUM
 from scdiva._settings import settings
 from scdiva.data.cells import log_normalised
@@ -107,8 +107,7 @@ def umap(
     >>> sd.tl.embed(adata)
     >>> sd.pl.umap(adata, color=["cell_type", adata.var_names[0]], save="umap.png")
     """
-    if legend not in ("auto", "on data", "right", "none"):
-        raise ValueError(f'legend={legend!r} must be "auto", "on data", "right" or "none"')
+    check_choices(legend=(legend, ("auto", "on data", "right", "none")))
     colors = _listed(color)
     titles = [c or "" for c in colors] if title is None else [title] if isinstance(title, str) else list(title)
     if len(titles) != len(colors):

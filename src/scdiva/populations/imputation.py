@@ -11,17 +11,7 @@ from scipy.special import expit
 from scdiva._settings import progress_bar
 from scdiva.models import ScDiVa
 from scdiva.populations.corrections import Matrix, fit_population
-from scdiva.populations.states import (
-    CONTEXT,
-    context_of,
-    depth_of,
-    drawn,
-    expression_of,
-    fit_to,
-    predicted,
-    states_of,
-    without,
-)
+from scdiva.populations.states import CONTEXT, context_of, depth_of, drawn, expression_of, fit_to, predicted, states_of
 from scdiva.train.adaptation import AdaptationCells
 
 GENES = 256
@@ -88,7 +78,8 @@ def impute_genes(
     for number in progress_bar(asked, desc="imputing", unit="part of the genes"):
         part = wanted[fold[wanted] == number]
         genes = measured[part]
-        states = states_of(model, without(cells, measured[fold == number]))._replace(own=among)
+        others = cells.keeping(~np.isin(cells.tokens, measured[fold == number]))
+        states = states_of(model, others)._replace(own=among)
         context = None if model.query_head is None else context_of(model, cells_around, whole.take(around), genes)
         log_odds, value = predicted(model, genes, states, context)
         if context is not None:

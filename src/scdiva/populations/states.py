@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -194,12 +193,4 @@ def depth_of(fitted: Fitted, cells: AdaptationCells, states: States) -> tuple[Ma
 
 def expression_of(cells: AdaptationCells, genes: NDArray[np.int64]) -> sp.csr_matrix:
     """Give log-normalised expression of some genes, by their tokens, float32 CSR `(n_cells, n_genes)`."""
-    shape = (cells.n_cells, max(int(cells.tokens.max(initial=0)), int(genes.max(initial=0))) + 1)
-    return sp.csr_matrix((cells.values, cells.tokens, cells.indptr), shape=shape)[:, genes]
-
-
-def without(cells: AdaptationCells, genes: NDArray[np.int64]) -> AdaptationCells:
-    """Give the cells without some genes; of a cell that shows no others nothing is left."""
-    kept = ~np.isin(cells.tokens, genes)
-    indptr = np.concatenate([[0], np.cumsum(kept)])[cells.indptr]
-    return replace(cells, indptr=indptr, tokens=cells.tokens[kept], values=cells.values[kept])
+    return cells.matrix(max(int(cells.tokens.max(initial=0)), int(genes.max(initial=0))) + 1)[:, genes]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import scipy.sparse as sp
 
-from scdiva._checks import check_least, or_nearest
+from scdiva._checks import check_least, no_entry
 from scdiva._constants import LAYER_RANK, MAX_LENGTH, N_SPECIAL
 from scdiva._docs import with_shared_docs
 from scdiva._settings import progress_bar
@@ -106,10 +106,7 @@ def entropy_serialize(
     if entropy_key is None:
         denominator = score_denominator(genes.entropy, entropy_floor)
     elif entropy_key not in adata.var:
-        raise KeyError(
-            f"adata.var has no column {entropy_key!r}{or_nearest(entropy_key, adata.var.columns)}; "
-            "scdiva.pp.gene_entropy(adata) writes 'scdiva_entropy'."
-        )
+        raise no_entry("adata.var", entropy_key, adata.var.columns, "scdiva.pp.gene_entropy(adata)")
     source = open_cells(adata, genes, reading, ranked=False)
     column = _columns_of_tokens(adata, source, use_raw)
     if entropy_key is not None:

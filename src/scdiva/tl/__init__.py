@@ -11,12 +11,7 @@ from scdiva.tl._grn_modules import enrich_modules, grn_modules
 from scdiva.tl._impute import impute
 from scdiva.tl._integrate import integrate
 from scdiva.tl._log_likelihood import log_likelihood
-from scdiva.tl._perturbation import (
-    fit_perturbation,
-    predict_perturbation,
-    rank_perturbations,
-    score_perturbation,
-)
+from scdiva.tl._perturbation import fit_perturbation, predict_perturbation, rank_perturbations, score_perturbation
 from scdiva.tl._reconstruct import reconstruct
 from scdiva.tl._regulon import regulon
 

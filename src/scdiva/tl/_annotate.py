@@ -13,7 +13,7 @@ import numpy as np
 from scdiva import _constants as C
 from scdiva._checks import check_choices, check_least, check_positive, warn
 from scdiva._docs import with_shared_docs
-from scdiva._labels import batch_numbers, label_numbers
+from scdiva._labels import batch_numbers, label_numbers, refuse_missing
 from scdiva._rng import seed_of
 from scdiva._running import Cells, embed_all, how_to_run, model_name
 from scdiva._settings import logger
@@ -283,13 +283,7 @@ def _labelled(
             )
         return labels, types, batch_numbers(adata, batch_key)
     labels, types = label_numbers(reference, labels_key, unlabeled_category, where="reference")
-    missing = reference.obs[labels_key].isna().to_numpy()
-    if missing.any():
-        raise ValueError(
-            f"reference.obs[{labels_key!r}] is missing for {missing.sum()} of {reference.n_obs} cells, the first is "
-            f"{reference.obs_names[missing.argmax()]!r}: leave them out, reference = "
-            f"reference[reference.obs[{labels_key!r}].notna()].copy(), or give them an unlabeled_category."
-        )
+    refuse_missing(reference, labels_key, "reference", "give them an unlabeled_category")
     known = tuple(map(str, types.categories.tolist()))
     if labels_key in adata.obs:
         own = set(adata.obs[labels_key].dropna().astype(str)) - {str(unlabeled_category), C.REJECTED, ""}

@@ -3,48 +3,45 @@
 Finished parts stand on disk beside the result, so that what a killed run had done is not done again. A part is a window
 of rows in a file of its own, which numpy writes with a checksum and which gets its name once it is whole. Parts lie in
 a folder that is named by all that their bits depend on: another model, file or argument is another folder. Jobs of an
-array fill one folder together, and whoever finds it complete writes the result.
+array fill one folder together, and whoever finds it complete writes the result. So do the workers of a cluster, whose
+client writes it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import operator
-import os
 import shutil
-import uuid
-import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
+from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
 from scdiva import _constants as C
 from scdiva._docs import with_shared_docs
 from scdiva._running import Running, embed_cells, embedding_key, how_to_run, model_name, open_for
-from scdiva._settings import logger
+from scdiva._settings import logger, settings
 from scdiva._validate import Scan
 from scdiva._version import __version__
-from scdiva.data.blocks import open_matrix
+from scdiva.data.blocks import BLOCK_ROWS, open_matrix
 from scdiva.data.cells import open_cells
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
 from scdiva.data.paths import as_path, is_path, listing
 from scdiva.data.reading import Reading, Species
 from scdiva.data.soma import SomaCells
 from scdiva.data.writing import check_key
+from scdiva.tl._shards import DAMAGED, Parts, as_shard, map_shards, named_everywhere, put_whole
 
 if TYPE_CHECKING:
+    from dask.distributed import Client
+
     from scdiva.data.cells import CellSource
     from scdiva.models import ScDiVa
-
-_DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
-"""What numpy raises of a file that is not there, or not whole."""
 
 
 @with_shared_docs
@@ -66,6 +63,7 @@ def embed_file(
     key_added: str | None = None,
     overwrite: bool = False,
     shard: tuple[int, int] | None = None,
+    client: Client | str | None = None,
 ) -> Path:
     """Embed the cells of an ``.h5ad`` or ``.zarr`` file into a new one, block by block.
 
@@ -98,6 +96,11 @@ def embed_file(
         `(i, n)`: do only the i-th of n ranges of rows, i from 0. Call it n times, in any order, on any number of
         machines that share the disk, otherwise with the same arguments; the call that finds all parts finished joins
         them, to the same bits as one call without shards. Unfinished ranges are taken up by calling again.
+    client
+        A client of dask's distributed (extra ``dist``), or the address of its scheduler, such as
+        ``"tcp://scheduler:8786"``: the workers embed ranges of rows, and this call joins them, to the same bits as
+        without one. Workers share the disk and have the same versions and kind of device. If one is lost, another goes
+        on after its last finished part. None: no cluster.
 
     Returns
     -------
@@ -115,11 +118,15 @@ def embed_file(
     FileNotFoundError
         If there is no file at `path`.
     RuntimeError
-        If another call is writing the same `out`.
+        If another call is writing the same `out`; if workers of `client` die again and again of a range, or do not
+        share disk, versions and kind of device.
+    ImportError, TypeError
+        With `client`, if distributed is not installed, or `model` is loaded: name the folder it is saved in.
     KeyError, ValueError
-        If `shard` is no such pair, or there are more shards than windows of 4,096 cells; if `path` is no file that
-        AnnData wrote, is damaged, or was changed while it was read; or for what
-        :func:`embed` refuses. The message names the file.
+        If `shard` is no such pair, or comes with `client`, as do cells of SOMA; or there are more shards than windows
+        of 4,096 cells; if `path` is no file that AnnData wrote, is damaged, or was changed while it was read; or for
+        what :func:`embed` refuses.
+        The message names the file.
 
     Examples
     --------
@@ -130,6 +137,7 @@ def embed_file(
     >>> anndata.read_h5ad("embedded.h5ad").obsm["X_scdiva"].shape
     (60, 192)
     >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", shard=(3, 64))  # job 3 of an array  # doctest: +SKIP
+    >>> sd.tl.embed_file("atlas.h5ad", "atlas_scdiva.h5ad", client=client)  # of dask.distributed  # doctest: +SKIP
     """
     path, out = _one_path(path, "path"), _one_path(out, "out")
     if not isinstance(out, Path):
@@ -139,14 +147,67 @@ def embed_file(
     if isinstance(path, Path) and not path.exists():
         raise FileNotFoundError(f"no file {str(path)!r}.")
     refuse_target(out, overwrite, path)
-    reading = Reading(layer, use_raw, input, gene_ids, species, duplicates, empty)
-    number, n_shards = (0, 1) if shard is None else as_shard(shard)
-    from scdiva.data.batch import WINDOW  # torch comes after what can be refused without it
+    if client is not None and (shard is not None or isinstance(path, SomaCells)):
+        raise ValueError("client runs all shards of a file or its URL: pass one of the two, and for SOMA cells shard.")
+    shard = None if shard is None else as_shard(shard)
+    with _naming(path), open_matrix(path, layer, use_raw) as opened:  # before its content is hashed, which takes long
+        n_obs = opened.shape[0]
+    embed = partial(
+        _embed_shard,
+        reading=Reading(layer, use_raw, input, gene_ids, species, duplicates, empty),
+        # what is set here goes for workers, too
+        how=(
+            settings.batch_size if batch_size is None else batch_size,
+            settings.device if device is None else device,
+            settings.precision if precision is None else precision,
+        ),
+        key_added=key_added,
+        overwrite=overwrite,
+    )
+    if client is None:
+        embed(shard, path, out, model)
+        return out
+    everywhere = partial(embed, path=path.absolute(), out=out.absolute(), model=named_everywhere(model), joins=False)
+    made, *others = map_shards(client, everywhere, -(-n_obs // _window()))
+    if any(made.parts != other.parts for other in others) or made.parts.missing():
+        raise RuntimeError(
+            f"the workers left no whole result in {made.parts.folder}: they don't share the disk, or differ in "
+            "versions of scdiva and torch, or in their kind of device. device='cuda' refuses workers without a GPU."
+        )
+    made.parameters["model"] = model_name(model)
+    _join(out, path, made)
+    return out
+
+
+class _Made(NamedTuple):
+    """What all shards of an embedding have in common: their parts, what the result notes of them, the file's stamp."""
+
+    parts: Parts
+    key: str
+    parameters: dict[str, Any]
+    at_first: str
+
+
+def _embed_shard(
+    shard: tuple[int, int] | None,
+    path: Path,
+    out: Path,
+    model: ScDiVa | str | PathLike[str],
+    *,
+    reading: Reading,
+    how: tuple[int | None, str, str],
+    key_added: str | None,
+    overwrite: bool,
+    joins: bool = True,
+) -> _Made:
+    """Make the parts of a shard, or of all; join them if that makes them complete, or leave it to whoever maps shards.
+
+    A worker that was given up may be alive still. So a mapped shard waits for another call that is at it.
+    """
     from scdiva.models.pretrained import load_for
 
-    with _naming(path):  # before its content is hashed, which of a large file or a folder takes long
-        open_matrix(path, layer, use_raw).close()
-    running = how_to_run(batch_size, device, precision)
+    (number, n_shards), window = shard or (0, 1), _window()
+    running = how_to_run(*how)
     loaded = load_for(model, running.device)
     key = embedding_key(loaded) if key_added is None else key_added
     at_first = stamp(path)
@@ -162,13 +223,12 @@ def embed_file(
         scanned = None if shard is None else scan_once(out, of_scan, scan)
         _, source, parameters = open_for(loaded, path, running, reading, scanned=scanned)
     parameters["model"] = model_name(model)
-    # parts are windows: which cells share a batch must not depend on where a run was cut off
-    window = -(-WINDOW // source.block_rows) * source.block_rows
     run = _run(loaded, source, running, given, parameters["precision"]) | {"window": window}
     try:
         parts = Parts(_folder_of(out) / _digest(run), source.n_obs, window, running.width(loaded))
+        made = _Made(parts, key, parameters, at_first)
         first, stop = parts.range_of(number, n_shards)
-        with _alone(parts.folder.parent, f"{number}-of-{n_shards}"):
+        with _alone(parts.folder.parent, f"{number}-of-{n_shards}", waits=not joins):
             refuse_target(out, overwrite, path)  # another call may have finished it
             for other in set(parts.folder.parent.glob("*/")) - {parts.folder} if shard is None else ():
                 logger.info("%s is of another run: starting anew", other)
@@ -187,92 +247,16 @@ def embed_file(
                     shutil.rmtree(parts.folder, ignore_errors=True)
             if left := len(parts.missing()):
                 logger.info("shard %d of %d is finished; %d parts of others are not", number, n_shards, left)
-            else:
-                _join(out, path, parts, key, parameters, at_first)
+            elif joins:
+                _join(out, path, made)
     finally:
         source.close()
-    return out
+    return made
 
 
-@dataclass(frozen=True)
-class Parts:
-    """The finished parts of one embedding.
-
-    Attributes
-    ----------
-    folder
-        Where they are.
-    n_obs, window, width
-        Rows of all, rows of a part, numbers in a row.
-    """
-
-    folder: Path
-    n_obs: int
-    window: int
-    width: int
-
-    @property
-    def n_parts(self) -> int:
-        """Number of parts of the whole."""
-        return -(-self.n_obs // self.window)
-
-    def range_of(self, number: int, n_shards: int) -> tuple[int, int]:
-        """Give a shard's first row and that after its last: whole windows, so that cells share batches as in one run.
-
-        Raises
-        ------
-        ValueError
-            If there are more shards than windows.
-        """
-        if n_shards > max(self.n_parts, 1):
-            raise ValueError(
-                f"{self.n_obs:,} cells are {self.n_parts} windows of {self.window:,}, which are not divided: ask for "
-                f"at most {self.n_parts} shards, not {n_shards}."
-            )
-        first, stop = (self.n_parts * at // n_shards * self.window for at in (number, number + 1))
-        return first, min(stop, self.n_obs)
-
-    def save(self, first: int, rows: np.ndarray | None = None, states: np.ndarray | None = None) -> None:
-        """Put states `(n, width)` of some rows down as the part that begins at a row; its other rows are NaN."""
-        part = np.full((min(self.window, self.n_obs - first), self.width), np.nan, dtype=np.float32)
-        if rows is not None:
-            part[rows - first] = states
-        _put(self._path(first), lambda file: np.savez(file, states=part))
-
-    def load(self, first: int) -> np.ndarray | None:
-        """Read a part, float32; None if it is not there, or damaged, and then it is deleted."""
-        try:
-            with np.load(self._path(first)) as stored:
-                states: np.ndarray = stored["states"]
-            if states.shape == (min(self.window, self.n_obs - first), self.width):
-                return states
-        except FileNotFoundError:
-            return None
-        except _DAMAGED as error:
-            logger.warning("%s is damaged (%s) and is made again", self._path(first), error)
-        self._path(first).unlink(missing_ok=True)
-        return None
-
-    def missing(self, first: int = 0, stop: int | None = None) -> list[int]:
-        """List the rows at which parts begin that are not there."""
-        stop = self.n_obs if stop is None else stop
-        return [at for at in range(first, stop, self.window) if not self._path(at).exists()]
-
-    def gaps(self, first: int, stop: int) -> list[tuple[int, int]]:
-        """Give the ranges of rows of which no whole part is there."""
-        found: list[tuple[int, int]] = []
-        for at in range(first, stop, self.window):
-            if self.load(at) is None:
-                begin = found.pop()[0] if found and found[-1][1] == at else at
-                found.append((begin, min(at + self.window, stop)))
-        return found
-
-    def _path(self, first: int) -> Path:
-        return self.folder / f"{first:012d}.npz"
-
-
-def _join(out: Path, path: Path, parts: Parts, key: str, parameters: dict[str, Any], at_first: str) -> None:
+def _join(out: Path, path: Path, made: _Made) -> None:
     """Write the result and delete what it was made of, unless another call is at it or has done it."""
+    parts = made.parts
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(_alone(parts.folder.parent, "joining"))
@@ -283,18 +267,19 @@ def _join(out: Path, path: Path, parts: Parts, key: str, parameters: dict[str, A
             return
         refuse_full(out, 4 * parts.n_obs * parts.width)
         with whole_or_not(out) as new:
-            _write(new, path, parts, key, parameters)
-            if stamp(path) != at_first:
+            _write(new, path, made)
+            if stamp(path) != made.at_first:
                 shutil.rmtree(parts.folder.parent, ignore_errors=True)
                 raise ValueError(f"{str(path)!r} was changed while it was embedded. Call again once it is whole.")
         shutil.rmtree(parts.folder.parent, ignore_errors=True)
 
 
-def _write(new: Path, path: Path, parts: Parts, key: str, parameters: dict[str, Any]) -> None:
+def _write(new: Path, path: Path, made: _Made) -> None:
     """Write the new file: obs copied, no genes, the embedding part by part."""
     import anndata.io
     import pandas as pd
 
+    parts = made.parts
     with open_store(new, "w") as file:
         if isinstance(path, SomaCells):
             anndata.io.write_elem(file, "obs", path.obs())
@@ -303,12 +288,12 @@ def _write(new: Path, path: Path, parts: Parts, key: str, parameters: dict[str, 
                 copy_frame(old["obs"], file, "obs")
         anndata.io.write_elem(file, "var", pd.DataFrame(index=pd.Index([], dtype=str)))
         anndata.io.write_elem(file, "obsm", {})
-        embedding = new_rows(file["obsm"], key, (parts.n_obs, parts.width))
+        embedding = new_rows(file["obsm"], made.key, (parts.n_obs, parts.width))
         for first in range(0, parts.n_obs, parts.window):
             if (states := parts.load(first)) is None:
                 raise ValueError(f"the part from row {first} on is damaged: run the shard of that row again.")
             embedding[first : first + len(states)] = states
-        anndata.io.write_elem(file, "uns", {C.UNS: {key: parameters}})
+        anndata.io.write_elem(file, "uns", {C.UNS: {made.key: made.parameters}})
 
 
 def scan_once(out: Path, key: dict[str, Any], make: Callable[[], Scan]) -> Scan:
@@ -325,42 +310,35 @@ def scan_once(out: Path, key: dict[str, Any], make: Callable[[], Scan]) -> Scan:
     """
     text, kept = json.dumps(key, sort_keys=True), _folder_of(out) / "scan.npz"
     kept.parent.mkdir(parents=True, exist_ok=True)
-    with kept.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:  # some network file systems have no locks: then each job scans
-            logger.warning("%s can't be locked (%s); jobs that start at once all check the whole matrix", kept, error)
-        with contextlib.suppress(*_DAMAGED), np.load(kept) as found:
+    with open_alone(kept.with_suffix(".lock"), waits=True):  # where there are no locks, each job scans
+        with contextlib.suppress(*DAMAGED), np.load(kept) as found:
             if str(found["key"]) == text:
                 stored = {field.name: found[field.name] for field in fields(Scan)}
                 return Scan(**{name: value if value.ndim else value.item() for name, value in stored.items()})
         scan = make()
-        _put(kept, lambda file: np.savez(file, key=text, **asdict(scan)))
+        put_whole(kept, lambda file: np.savez(file, key=text, **asdict(scan)))
         return scan
 
 
-def _put(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file that is there whole or not at all, on the disk before it has its name."""
-    beside = path.with_name(f".{uuid.uuid4().hex}.{path.name}")
-    with beside.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
-
-
 @contextlib.contextmanager
-def _alone(folder: Path, what: str) -> Iterator[None]:
-    """Hold a lock in the folder of a result's parts for the block; RuntimeError if another call holds it."""
+def _alone(folder: Path, what: str, *, waits: bool = False) -> Iterator[None]:
+    """Hold a lock in the folder of a result's parts for the block; if another call holds it, wait, or RuntimeError."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{what}.lock"
-    with open_alone(path):
+    with open_alone(path, waits=waits):
         try:
             yield
         finally:
             path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # unless it holds anything
                 folder.rmdir()
+
+
+def _window() -> int:
+    """Give the rows of a part: which cells share a batch must not depend on where a run was cut off."""
+    from scdiva.data.batch import WINDOW  # torch comes after what can be refused without it
+
+    return -(-WINDOW // BLOCK_ROWS) * BLOCK_ROWS
 
 
 def _folder_of(out: Path) -> Path:
@@ -374,17 +352,6 @@ def stamp(path: Path) -> str:
 
 def _digest(value: Any) -> str:
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()
-
-
-def as_shard(given: tuple[int, int]) -> tuple[int, int]:
-    """Check what a caller gave as one of several ranges of rows: which, from 0, of how many; else ValueError."""
-    try:
-        number, n = (operator.index(one) for one in given)
-        if 0 <= number < n:
-            return number, n
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(f"shard must be (number from 0, how many), such as (0, 64) to (63, 64); got {given!r}.")
 
 
 def _one_path(given: Any, name: str) -> Path:

@@ -14,7 +14,7 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._checks import check_least, check_positive, from_extra, no_column
+from scdiva._checks import check_least, check_positive, from_extra, no_column, no_entry
 from scdiva._rng import given_seed, step_seed
 from scdiva.data.network import network_of
 from scdiva.data.writing import check_anndata, check_writable, write
@@ -176,7 +176,7 @@ def enrich_modules(
     """
     check_anndata(adata)
     if key not in adata.var:
-        raise KeyError(f"adata.var has no column {key!r}: call scdiva.tl.grn_modules(adata, key_added={key!r}) first.")
+        raise no_entry("adata.var", key, adata.var, f"scdiva.tl.grn_modules(adata, key_added={key!r})")
     if gene_symbols is not None and gene_symbols not in adata.var:
         raise no_column("adata.var", gene_symbols, adata.var.columns)
     names = np.asarray((adata.var_names if gene_symbols is None else adata.var[gene_symbols]).astype(str))

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
-from scdiva._checks import or_nearest
+from scdiva._checks import refuse_absent
 from scdiva._docs import with_shared_docs
 from scdiva._rng import seed_of
 from scdiva._running import how_to_run, open_for
@@ -184,11 +184,7 @@ def _named(adata: AnnData, genes: Sequence[str] | str) -> list[str]:
     genes = [genes] if isinstance(genes, str) else list(dict.fromkeys(genes))
     if not genes:
         raise ValueError("genes names no gene; leave it out to impute all that the model knows.")
-    if absent := [name for name in genes if name not in adata.var_names]:
-        raise ValueError(
-            f"{len(absent)} of {len(genes)} genes are not in adata.var_names, the first is {absent[0]!r}"
-            f"{or_nearest(str(absent[0]), adata.var_names)}."
-        )
+    refuse_absent(genes, adata.var_names, "genes are not in adata.var_names", kind=ValueError)
     if unfit := [name for name in genes if "/" in name or name == "_index"]:
         raise ValueError(
             f"{len(unfit)} of {len(genes)} genes have names that h5ad and zarr do not take for a column, the first is "

@@ -8,10 +8,9 @@ from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._checks import check_least, warn
+from scdiva._checks import check_least, refuse_absent, warn
 from scdiva._docs import with_shared_docs
 from scdiva._labels import batch_numbers, label_numbers
 from scdiva._rng import seed_of
@@ -295,11 +294,8 @@ def gene_columns(
             "corrected names no gene; corrected=False writes none, corrected=True all that the model knows."
         )
     known = adata.var_names[tokens != C.UNKNOWN]
-    if lacking := [name for name in asked if name not in known]:
-        raise KeyError(
-            f"{len(lacking)} of {len(asked)} genes are not in adata.var_names, or the model does not know them, the "
-            f"first is {lacking[0]!r}; corrected=True takes all that it knows."
-        )
+    lack = "genes are not in adata.var_names, or the model does not know them"
+    refuse_absent(asked, known, lack, "; corrected=True takes all that it knows")
     columns = np.flatnonzero(adata.var_names.isin(asked) & (tokens != C.UNKNOWN))
     return columns, tokens[columns]
 
@@ -326,15 +322,13 @@ def corrected_expression(
     -------
     float32 `(n_obs, n)`, and the share of the cells' values of these genes that were measured as 0.
     """
+    from scdiva.train.adaptation import means_by
+
     n_tokens = int(max(cells.tokens.max(initial=0), tokens.max(initial=0))) + 1
-    matrix = sp.csr_matrix((cells.values.copy(), cells.tokens.copy(), cells.indptr), shape=(cells.n_cells, n_tokens))
     genes, column = np.unique(tokens, return_inverse=True)
-    measured = matrix.tocsc()[:, genes]
+    measured = cells.matrix(n_tokens).tocsc()[:, genes]
     fitted = states[rows].astype(np.float64)
-    sums = np.zeros((cells.n_batches, fitted.shape[1]))
-    np.add.at(sums, cells.batch, fitted)
-    size = np.bincount(cells.batch, minlength=cells.n_batches)
-    within = fitted - (sums / np.maximum(size, 1)[:, None])[cells.batch]
+    within = fitted - means_by(fitted, cells.batch, cells.n_batches)[cells.batch]
     gram = within.T @ within
     penalty = max(RIDGE * float(np.trace(gram)) / len(gram), 1e-12)
     # states are centred within batches, which centres what they are multiplied with

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pandas as pd
 
 from scdiva import _constants as C
+from scdiva._checks import check_least
 from scdiva._labels import read_labels
 from scdiva.data.cells import log_normalised
 from scdiva.data.network import network_of
@@ -74,8 +74,7 @@ def regulon(
     True
     """
     check_anndata(adata)
-    if operator.index(n_targets) < 1:
-        raise ValueError(f"n_targets must be at least 1, got {n_targets}.")
+    check_least(n_targets=(n_targets, 1))
     network = network_of(adata, key, group)
     at = np.flatnonzero((network.names == source) & network.sources)
     if not len(at):

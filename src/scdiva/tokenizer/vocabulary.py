@@ -7,10 +7,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from scdiva._constants import N_SPECIAL, UNKNOWN
 from scdiva.tokenizer._vocabulary_file import COLUMNS, TEXTS, read_file, write_file
@@ -25,9 +26,6 @@ from scdiva.tokenizer.names import (
     species_of,
     usual_spelling,
 )
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 HOW = ("ensembl", "symbol", "previous", "alias", "ortholog", "unknown")
 """The ways a name can be matched, in the order in which they are tried."""

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy.sparse as sp
 import torch
 from torch import Tensor
 
@@ -83,6 +84,15 @@ class AdaptationCells:
         ragged = take_cells((self.indptr, self.tokens, self.values), rows, max_length)
         return replace(self, indptr=ragged[0], tokens=ragged[1], values=ragged[2], batch=self.batch[rows])
 
+    def keeping(self, kept: np.ndarray) -> AdaptationCells:
+        """Take away the entries that a mask, bool (T,), does not keep; cells may be left without any."""
+        indptr = np.concatenate([[0], np.cumsum(kept)])[self.indptr]
+        return replace(self, indptr=indptr, tokens=self.tokens[kept], values=self.values[kept])
+
+    def matrix(self, n_tokens: int) -> sp.csr_matrix:
+        """Give the expression as a matrix, cells × tokens, of the same arrays."""
+        return sp.csr_matrix((self.values, self.tokens, self.indptr), shape=(self.n_cells, n_tokens))
+
 
 def read_cells(
     source: CellSource,
@@ -140,6 +150,13 @@ def read_cells(
     ragged = take_cells((indptr, tokens, values), np.searchsorted(np.flatnonzero(kept), wanted))
     names, numbers = np.unique(batch[wanted], return_inverse=True)
     return AdaptationCells(*ragged, numbers, source.measured_tokens, len(names)), wanted
+
+
+def means_by(x: np.ndarray, number: np.ndarray, n: int) -> np.ndarray:
+    """Give the mean of the rows of each of n groups, float64 `(n, width)`; of a group without rows 0."""
+    sums = np.zeros((n, x.shape[1]))
+    np.add.at(sums, number, x)
+    return sums / np.maximum(np.bincount(number, minlength=n), 1)[:, None]
 
 
 @torch.no_grad()

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.sparse as sp
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,7 +18,7 @@ from scdiva.models.config import ScDiVaConfig
 from scdiva.models.scdiva import ScDiVa
 from scdiva.nn.encoder import weighted_sum
 from scdiva.nn.heads import by_root_of_length
-from scdiva.train.adaptation import AdaptationCells, encoded
+from scdiva.train.adaptation import AdaptationCells, encoded, means_by
 from scdiva.train.linear_map import DISPERSION_OFFSET, fit_linear_map
 
 N_DIRECTIONS = 20
@@ -72,7 +71,9 @@ def own_directions(cells: AdaptationCells, n_tokens: int, most: int, genes: np.n
     n = min(N_SPECTRUM, len(cells.measured) // 2, (cells.n_cells - cells.n_batches) // 2)
     if n < 4:
         return torch.zeros(n_tokens, 0)
-    fitted_to, n_genes = (cells, N_GENES) if genes is None else (_of_genes(cells, genes), len(genes))
+    n_genes, fitted_to = N_GENES, cells
+    if genes is not None:
+        n_genes, fitted_to = len(genes), replace(cells.keeping(np.isin(cells.tokens, genes)), measured=genes)
     corpus = _as_corpus(fitted_to, n_tokens)
     found = fit_linear_map(corpus, n, n_genes=n_genes, study_power=0.0, spectral_power=0.0, fewer=True)
     noise = np.median(found.explained[len(found.explained) // 2 :])
@@ -113,7 +114,7 @@ def variable_genes(cells: AdaptationCells, n_tokens: int) -> np.ndarray:
     import scanpy as sc
     from anndata import AnnData
 
-    adata = AnnData(_matrix(cells, n_tokens)[:, cells.measured].astype(np.float32))
+    adata = AnnData(cells.matrix(n_tokens)[:, cells.measured].astype(np.float32))
     sc.pp.highly_variable_genes(adata, n_top_genes=N_GENES)
     return np.union1d(dispersed_genes(cells, n_tokens)[0], cells.measured[np.flatnonzero(adata.var["highly_variable"])])
 
@@ -224,7 +225,7 @@ def _compared(
     )
     genes, variance = dispersed_genes(others, n_tokens)
     genes = np.sort(genes[np.argsort(-variance, kind="stable")[:N_TARGETS]])
-    target = torch.from_numpy(_matrix(hidden, n_tokens)[:, genes].toarray()).float()
+    target = torch.from_numpy(hidden.matrix(n_tokens)[:, genes].toarray()).float()
     return _predicted_by_neighbors(state, components, target, shown.batch)
 
 
@@ -279,16 +280,8 @@ def _by_root_of_length(table: Tensor, cells: AdaptationCells) -> np.ndarray:
 
 def spread_within(x: np.ndarray, batch: np.ndarray) -> float:
     """Root of the summed variance within batches."""
-    size, sums = np.bincount(batch), np.zeros((int(batch.max()) + 1, x.shape[1]))
-    np.add.at(sums, batch, x)
-    return float(np.sqrt(np.square(x - (sums / np.maximum(size, 1)[:, None])[batch]).sum() / len(x)))
-
-
-def _of_genes(cells: AdaptationCells, genes: np.ndarray) -> AdaptationCells:
-    """Keep these genes alone, tokens that ascend; some cells may show none of them."""
-    kept = np.isin(cells.tokens, genes)
-    indptr = np.concatenate([[0], np.cumsum(kept)])[cells.indptr]
-    return replace(cells, indptr=indptr, tokens=cells.tokens[kept], values=cells.values[kept], measured=genes)
+    within = x - means_by(x, batch, int(batch.max()) + 1)[batch]
+    return float(np.sqrt(np.square(within).sum() / len(x)))
 
 
 def _split(cells: AdaptationCells, generator: torch.Generator) -> tuple[AdaptationCells, AdaptationCells, np.ndarray]:
@@ -307,13 +300,9 @@ def _split(cells: AdaptationCells, generator: torch.Generator) -> tuple[Adaptati
     return parts[0].subset(rows), parts[1].subset(rows), rows
 
 
-def _matrix(cells: AdaptationCells, n_tokens: int) -> sp.csr_matrix:
-    return sp.csr_matrix((cells.values, cells.tokens, cells.indptr), shape=(cells.n_cells, n_tokens))
-
-
 def dispersed_genes(cells: AdaptationCells, n_tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Give the 2,000 genes of the highest dispersion, as tokens, highest first, and their variances."""
-    matrix = _matrix(cells, n_tokens).astype(np.float64)
+    matrix = cells.matrix(n_tokens).astype(np.float64)
     mean = np.asarray(matrix.mean(axis=0)).ravel()
     variance = np.asarray(matrix.multiply(matrix).mean(axis=0)).ravel() - mean**2
     genes = np.argsort(-variance / np.maximum(mean, DISPERSION_OFFSET), kind="stable")[:N_GENES]

@@ -65,20 +65,20 @@ def test_annotations_of_other_keys_are_told_apart(annotated):
 )
 def test_a_users_own_entry_of_our_name_is_named(annotated, read):
     annotated.uns["scdiva"] = "mine"
-    with pytest.raises(ValueError, match="is a str, but scdiva keeps a dictionary there"):
+    with pytest.raises(ValueError, match=r"is a str, .*dictionary"):
         read(annotated)
 
 
 def test_what_is_not_there_is_named(annotated):
-    with pytest.raises(KeyError, match=r"no 'mine_probability': call scdiva.tl.annotate\(adata, ..., key_added='mine'"):
+    with pytest.raises(KeyError, match=r"'mine_probability': call scdiva.tl.annotate\(.*key_added='mine'"):
         get.annotation_df(annotated, key="mine")
     with pytest.raises(ValueError, match="top_k must be at least 1, got 0"):
         get.annotation_df(annotated, top_k=0)
     annotated.uns["scdiva"]["scdiva_label"]["labels"] = ["a", "b"]
-    with pytest.raises(ValueError, match=r"shape \(4, 3\), but there are 4 cells and 2 labels"):
+    with pytest.raises(ValueError, match=r"shape \(4, 3\), .*4 cells and 2 labels"):
         get.annotation_df(annotated)
     del annotated.uns["scdiva"]
-    with pytest.raises(KeyError, match=r"uns\['scdiva'\]\['scdiva_label'\] names no labels"):
+    with pytest.raises(KeyError, match=r"uns\['scdiva'\]\['scdiva_label'\] .*labels"):
         get.annotation_df(annotated)
 
 
@@ -198,14 +198,14 @@ def test_edges_of_some_genes(with_network):
     found = get.grn_df(with_network, sources=["D", "A"], targets=["A", "B", "C"])
     pd.testing.assert_frame_equal(found, part)
     assert get.grn_df(with_network, sources="B")["target"].tolist() == ["A"]
-    with pytest.warns(UserWarning, match="1 of 2 genes are not in the network 'scdiva_grn' and are left out: H"):
+    with pytest.warns(UserWarning, match="1 of 2 genes .*'scdiva_grn' .*: H"):
         assert get.grn_df(with_network, targets=["H", "F"])["source"].tolist() == ["A"]
     empty = get.grn_df(with_network, sources=["B"], targets=["C"])
     assert (len(empty), list(empty)) == (0, ["source", "target", "weight"])
 
 
 def test_networks_that_are_not_there_are_named(with_network):
-    with pytest.raises(KeyError, match=r"no network 'mine': call scdiva.tl.grn\(adata, ..., key_added='mine'"):
+    with pytest.raises(KeyError, match=r"network 'mine': call scdiva.tl.grn\(.*key_added='mine'"):
         get.grn_df(with_network, key="mine")
     with pytest.raises(KeyError, match="leave group out"):
         get.grn_df(with_network, group="a/b")
@@ -295,9 +295,9 @@ def test_reconstructed_genes_come_back_in_enough_cells(reconstruct, min_cells, m
 
 def test_reconstructed_genes_are_refused_where_none_can_be_told(reconstruct):
     adata = reconstruct(mask_ratio=0.0)
-    with pytest.raises(ValueError, match="no gene was masked in 10 cells, the most in 0: take a lower min_cells"):
+    with pytest.raises(ValueError, match=r"masked in 10 cells, .*0: .*min_cells"):
         get.reconstructed_genes(adata)
-    with pytest.raises(ValueError, match="min_cells must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"min_cells .*got 0"):
         get.reconstructed_genes(adata, min_cells=0)
     for wrong in (-0.1, 1.1, math.nan):
         with pytest.raises(ValueError, match="min_recall must be between 0 and 1"):

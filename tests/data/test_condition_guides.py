@@ -115,7 +115,7 @@ def test_a_mapping_is_followed_and_may_name_parts_combinations_and_the_control(h
 
 def test_what_most_labels_are_has_to_be_said(human):
     labels = ["KLF1g1", "KLF1g2", "GATA1g1", "TAL1g1", "drug"]
-    said = r"4 of 5 perturbations in adata.obs\['guide'\] .*guides='auto'"
+    said = r"4 of 5 .*adata.obs\['guide'\] .*guides='auto'"
     with pytest.raises(ValueError, match=said) as caught:
         read(labels, None, human)
     assert "guides={'GATA1g1': 'GATA1', 'KLF1g1': 'KLF1', 'KLF1g2': 'KLF1', ...}" in str(caught.value)
@@ -159,12 +159,12 @@ def test_another_separator_is_noticed(human, joint):
 
 @pytest.mark.parametrize("guides", ["all", 3, ["KLF1g1"]])
 def test_what_is_no_mapping_is_refused(human, guides):
-    with pytest.raises(ValueError, match="guides must be 'auto', a mapping of guides to genes, or None"):
+    with pytest.raises(ValueError, match="guides must be 'auto'"):
         read(["KLF1g1"], guides, human)
 
 
 def test_a_mapping_of_other_labels_is_refused(human):
-    with pytest.raises(ValueError, match=r"none of 1 guides \(first: 'x'\) is a label of adata.obs\['guide'\]"):
+    with pytest.raises(ValueError, match=r"none of 1 guides .*'x'.*adata.obs\['guide'\]"):
         read(["KLF1g1"], {"x": "KLF1"}, human)
     with pytest.raises(ValueError, match="empty part"):
         read(["KLF1g1"], {"KLF1g1": ""}, human)

@@ -121,5 +121,5 @@ def test_the_manifest_says_what_is_trained_on(train, study_files, vocabulary, ca
 
 def test_a_packed_corpus_must_hold_as_many_genes_as_are_asked_for(study_files, vocabulary, tmp_path):
     pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=25).close()
-    with pytest.raises(ValueError, match="holds 25 genes per cell, fewer than min_genes=30; lower the min_genes"):
+    with pytest.raises(ValueError, match=r"25 genes .*min_genes=30"):
         module_of(tmp_path / "corpus.h5", vocabulary, min_genes=30).setup()

@@ -209,9 +209,9 @@ def test_cells_left_out_are_told_of(study_files, vocabulary, expected):
 
 @pytest.mark.filterwarnings("ignore:study2")
 def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path):
-    with pytest.raises(ValueError, match="validation_cells must be at least 1, got -3"):
+    with pytest.raises(ValueError, match=r"validation_cells .*got -3"):
         module_of(study_files, vocabulary, validation_cells=-3)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"batch_size .*got 0"):
         module_of(study_files, vocabulary, batch_size=0)
     with pytest.raises(ValueError, match="batch_tokens=41 must be at least 42"):
         module_of(study_files, vocabulary, batch_tokens=41)
@@ -226,7 +226,7 @@ def test_wrong_calls_say_what_to_do(study_files, vocabulary, tmp_path):
     with pytest.raises(ValueError, match=r"study1: .*no layer 'counts'"):
         module_of(study_files[1:], vocabulary, layer="counts").setup()
     pack_files(study_files, vocabulary, tmp_path / "corpus.h5", max_length=12).close()
-    with pytest.raises(ValueError, match="holds 12 genes per cell, fewer than context=20"):
+    with pytest.raises(ValueError, match=r"12 genes .*context=20"):
         module_of(tmp_path / "corpus.h5", vocabulary).setup()
     with pytest.raises(ValueError, match="stands alone"):
         module_of([tmp_path / "corpus.h5", study_files[0]], vocabulary).setup()

@@ -78,11 +78,11 @@ def test_slices_of_genes_keep_their_names(adata):
         (
             "gone",
             None,
-            r"uns\['scdiva'\] has no network 'gone': call scdiva.tl.grn\(adata, ..., key_added='gone'\) first",
+            r"network 'gone': call scdiva.tl.grn\(.*key_added='gone'",
         ),
         ("other", None, "has no network 'other'"),
-        ("net", "c", "group='c', and the network 'net' is of all cells: leave group out, or call .* groupby=..."),
-        ("by", None, "group=None must be one of those that 'by' has a network of: a/b, c"),
+        ("net", "c", "group='c', .*'net' is of all.*groupby="),
+        ("by", None, "group=None .*'by' .*: a/b, c"),
         ("by", "a_b", "group='a_b' must be one"),
         ("one", "a/b", "group='a/b' must be one"),
         ("lost", None, r"adata.varp has no 'lost', it has 'net', 'by_a_b', 'by_c': call scdiva.tl.grn"),
@@ -100,11 +100,9 @@ def test_what_is_not_there_is_named(adata, key, group, said):
 def test_genes_are_found_in_the_order_asked_for(adata):
     network = network_of(adata, "net", None)
     assert genes_of(network, ["LYZ", "SPI1", "LYZ"], "net").tolist() == [2, 0]
-    with pytest.warns(UserWarning, match="2 of 3 genes are not in the network 'net' and are left out: alone, CD3E"):
+    with pytest.warns(UserWarning, match="2 of 3 genes .*'net' .*: alone, CD3E"):
         assert genes_of(network, ["alone", "CST3", "CD3E"], "net").tolist() == [3]
-    with pytest.raises(
-        KeyError, match=r"none of 1 genes .SPI2. is in the network 'net' of 4 .did you mean .SPI1.*min_fraction"
-    ):
+    with pytest.raises(KeyError, match=r"1 genes .SPI2. .*'net' of 4.*SPI1.*min_fraction"):
         genes_of(network, ["SPI2"], "net")
     with pytest.raises(KeyError, match="none of 0 genes"):
         genes_of(network, [], "net")

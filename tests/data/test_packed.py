@@ -147,7 +147,7 @@ def test_a_file_that_was_cut_off_is_named(packed_path, study_files, vocabulary, 
 def test_arguments_are_checked(study_files, vocabulary, tmp_path):
     with pytest.raises(ValueError, match="no files were given"):
         pack_files([], vocabulary, tmp_path / "x.h5")
-    with pytest.raises(ValueError, match=r"1 names stand for more than one file \(first: 'study0'\)"):
+    with pytest.raises(ValueError, match=r"1 names .*file.*'study0'"):
         study_names([study_files[0], study_files[0]])
     with pytest.raises(ValueError, match="min_genes must be at least 1"):
         pack_files(study_files, vocabulary, tmp_path / "x.h5", min_genes=0)

@@ -189,7 +189,7 @@ def test_what_is_not_there_is_named(bucket, site, vocabulary, tmp_path):
         with pytest.raises(FileNotFoundError, match=f"'{url}'"):
             pretrain(url, str(tmp_path / "run"), vocabulary="scdiva-mini", progress=False)
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ValueError, match=r"out='s3://.*' is no path of this machine"):
+    with pytest.raises(ValueError, match=r"out='s3://.*' is no path"):
         sd.tl.embed_file(f"{bucket}/train/study0.zarr", f"{bucket}/out.zarr")
 
 
@@ -200,7 +200,7 @@ def test_who_may_not_read_is_told_what_to_set(s3, bucket, vocabulary, monkeypatc
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
     s3.clear_instance_cache()
     try:
-        with pytest.raises(OSError, match=r"'s3://atlas/train/study0.zarr' can't be read \(NoCred.*AWS_PROFILE"):
+        with pytest.raises(OSError, match=r"'s3://atlas/train/study0.zarr' .*NoCred.*AWS_PROFILE"):
             open_cells(f"{bucket}/train/study0.zarr", vocabulary)
     finally:
         s3.clear_instance_cache()
@@ -208,14 +208,14 @@ def test_who_may_not_read_is_told_what_to_set(s3, bucket, vocabulary, monkeypatc
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "upath", None)
-    with pytest.raises(ImportError, match=r"'s3://a/b.zarr' needs universal-pathlib: pip install 'scdiva\[remote\]'"):
+    with pytest.raises(ImportError, match=r"'s3://a/b.zarr' .*universal-pathlib: .*'scdiva\[remote\]'"):
         as_path("s3://a/b.zarr")
     monkeypatch.undo()
     with pytest.raises(ValueError, match="'nothing'"):
         as_path("nothing://a/b.zarr")
     if find_spec("gcsfs") is not None:
         pytest.skip("gcsfs is installed")
-    with pytest.raises(ImportError, match=r"'gs://a/b.zarr' .*gcsfs.*pip install 'scdiva\[remote\]'"):
+    with pytest.raises(ImportError, match=r"'gs://a/b.zarr' .*gcsfs.*'scdiva\[remote\]'"):
         as_path("gs://a/b.zarr")
 
 

@@ -193,7 +193,7 @@ def test_what_is_wrong_is_named(uri, cells, tmp_path):
     for wrong in ("is_primary = True", "is_primary == True"):
         with pytest.raises(ValueError, match=rf"blood.soma' can't be read: .*is_primary.*obs_filter='{wrong}'"):
             sd.data.open_soma(uri, obs_filter=wrong)
-    with pytest.raises(ValueError, match=r"no cell of .* passes obs_filter='depth < 0'"):
+    with pytest.raises(ValueError, match=r"no cell .*obs_filter='depth < 0'"):
         sd.data.open_soma(uri, obs_filter="depth < 0")
     with pytest.raises(ValueError, match="no item 'ATAC'"):
         open_cells(sd.data.open_soma(uri, measurement="ATAC"), MINI)

@@ -187,7 +187,7 @@ def test_no_second_derivative_is_refused_not_dropped():
     """Without a refusal, a penalty on the gradient would be a constant to autograd, and train nothing."""
     hidden, weight, targets, row_weight = head()
     loss, _ = masked_cross_entropy(hidden, weight, targets, row_weight)
-    with pytest.raises(RuntimeError, match=r"no second derivative: .* without create_graph=True, or"):
+    with pytest.raises(RuntimeError, match=r"second derivative: .*create_graph=True"):
         torch.autograd.grad(loss, hidden, create_graph=True)
     with pytest.raises(RuntimeError, match="no second derivative"):
         torch.autograd.grad(loss * hidden.sum(), weight, create_graph=True)
@@ -261,7 +261,7 @@ def test_large_logits_stay_finite():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"targets": torch.full((37,), 23)}, "37 targets are no gene of a head with 23 genes"),
+        ({"targets": torch.full((37,), 23)}, "37 targets .*23 genes"),
         ({"targets": torch.full((37,), -1)}, "no gene"),
         ({"targets": torch.zeros(36, dtype=torch.int64)}, "one entry for each"),
         ({"row_weight": torch.ones(3)}, "one entry for each"),

@@ -243,10 +243,10 @@ def test_what_was_shown_does_not_hide_what_was_missed():
         ([], [1], ValueError, "true holds no gene"),
         ([[1, 2]], [1], ValueError, r"true has shape \(1, 2\)"),
         ([1, 2], [[1, 2]], ValueError, r"predicted has shape \(1, 2\)"),
-        ([1.0, 2.0], [1, 2], TypeError, "true must hold genes as integers, not float64 such as"),
-        ([1, 2], [True, False], TypeError, "predicted must hold genes as integers, not bool"),
+        ([1.0, 2.0], [1, 2], TypeError, "true .*integers, not float64"),
+        ([1, 2], [True, False], TypeError, "predicted .*integers, not bool"),
         ([1, 2], ["CD4", "CD8A"], TypeError, "predicted must hold genes as integers"),
-        ([1, 2, 3, 4], [1, -1, 2, -1], ValueError, r"2 of 4 genes of predicted are negative \(the first is number 1"),
+        ([1, 2, 3, 4], [1, -1, 2, -1], ValueError, "2 of 4 genes of predicted .*number 1"),
     ],
 )
 def test_sequences_that_are_none_are_refused(function, true, predicted, error, message):
@@ -255,7 +255,7 @@ def test_sequences_that_are_none_are_refused(function, true, predicted, error, m
 
 
 def test_repeats_are_refused_where_a_gene_stands_once():
-    with pytest.raises(ValueError, match=r"1 of 2 genes of true occur more than once \(such as gene 4\)"):
+    with pytest.raises(ValueError, match=r"1 of 2 genes of true .*gene 4\)"):
         l_dist([4, 5, 4], [4, 5])
     for true, predicted in (([4, 4], [4, 5]), ([4, 5], [5, 5])):
         with pytest.raises(ValueError, match="occur more than once"):
@@ -265,11 +265,11 @@ def test_repeats_are_refused_where_a_gene_stands_once():
 def test_other_numbers_are_refused():
     with pytest.raises(ValueError, match="max_n must be at least 1, got 0"):
         bleu([1], [1], max_n=0)
-    with pytest.raises(ValueError, match="true has 2 genes and predicted 3: predict as many"):
+    with pytest.raises(ValueError, match=r"true has 2 genes .*predicted 3"):
         recall_at_k([1, 2], [1, 2, 3])
     with pytest.raises(ValueError, match=r"same shape .*\(2,\).*\(3,\)"):
         value_spearman([1, 2], [1, 2, 3])
-    with pytest.raises(ValueError, match=r"1 of 2 values of predicted are not finite \(the first is number 1\)"):
+    with pytest.raises(ValueError, match=r"1 of 2 values of predicted .*number 1\)"):
         value_spearman([1, 2], [1, np.nan])
 
 
@@ -277,13 +277,13 @@ def test_other_numbers_are_refused():
     ("true", "shown", "frequency", "message"),
     [
         ([], [1], [1, 1], "true holds no gene"),
-        ([0, 0], [1], [1, 1], "genes of true occur more than once"),
-        ([0], [1, 1], [1, 1], "genes of shown occur more than once"),
-        ([0, 1], [1], [1, 1], r"1 of 2 hidden genes were shown \(such as gene 1\)"),
-        ([2, 0], [], [1, 1], r"1 of 2 genes of true are no row of frequency \(the first is 2 of 2 genes\)"),
-        ([0], [5], [1, 1], "1 of 1 genes of shown are no row of frequency"),
+        ([0, 0], [1], [1, 1], "genes of true occur"),
+        ([0], [1, 1], [1, 1], "genes of shown occur"),
+        ([0, 1], [1], [1, 1], r"1 of 2 hidden .*shown .*gene 1\)"),
+        ([2, 0], [], [1, 1], "1 of 2 genes of true .*frequency .*2 of 2"),
+        ([0], [5], [1, 1], "1 of 1 genes of shown .*frequency"),
         ([0], [], [[1, 1]], r"frequency has shape \(1, 2\)"),
-        ([0], [], [1, np.nan], r"1 of 2 frequencies are negative or not finite \(the first is number 1\)"),
+        ([0], [], [1, np.nan], r"1 of 2 frequencies .*number 1\)"),
         ([0], [], [1, -1], "1 of 2 frequencies are negative"),
     ],
 )
@@ -298,9 +298,9 @@ def test_marginal_recall_refuses_what_it_cannot_rank(true, shown, frequency, mes
         ({"predicted": [1, 2]}, r"same positions, shape \(L,\), got .*'predicted': \(2,\)"),
         ({"masked": [True]}, r"'masked': \(1,\)"),
         ({"true_values": [1, 2], "predicted_values": [1, 2]}, r"'values': \(2,\)"),
-        ({"masked": [0, 1, 2]}, "masked must hold truth values, not int64 such as"),
-        ({"true": [1, 1, 2]}, "genes of true occur more than once"),
-        ({"true_values": [1, 2, np.inf]}, r"1 of 3 values of true_values are not finite \(the first is number 2\)"),
+        ({"masked": [0, 1, 2]}, "masked .*truth values, not int64"),
+        ({"true": [1, 1, 2]}, "genes of true occur"),
+        ({"true_values": [1, 2, np.inf]}, r"1 of 3 values of true_values .*number 2\)"),
         (
             {**{k: [] for k in ("true", "predicted", "true_values", "predicted_values")}, "masked": []},
             "true holds no gene",

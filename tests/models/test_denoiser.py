@@ -137,10 +137,10 @@ def test_cells_can_be_drawn_and_scored(network, packed):
 
 @pytest.mark.parametrize("options", [{"denominator": DENOMINATOR}, {"stream": False}])
 def test_what_needs_a_state_head_says_so(network, options):
-    with pytest.raises(ValueError, match=r"no state head.*Take a model with state_head=True"):
+    with pytest.raises(ValueError, match=r"no state head.*state_head=True"):
         denoiser_of(network(), **options)
 
 
 def test_a_learned_anchor_needs_the_stream(network):
-    with pytest.raises(ValueError, match="the cell state comes from the transformer: pass stream=True"):
+    with pytest.raises(ValueError, match="transformer: pass stream=True"):
         denoiser_of(network(anchor="learned", state_head=True), stream=False)

@@ -289,13 +289,13 @@ TOKENS, VALUES, CU = batch([4, 3])
     [
         ({"tokens": TOKENS.int()}, "tokens must be a packed int64 vector"),
         ({"tokens": TOKENS[None]}, "tokens must be a packed int64 vector"),
-        ({"values": VALUES[:-1]}, "values must be floating and as long as tokens, 7"),
+        ({"values": VALUES[:-1]}, "values must .*tokens, 7"),
         ({"values": VALUES.long()}, "values must be floating"),
         ({"value_mask": torch.zeros(7)}, "value_mask must be bool"),
         ({"value_mask": torch.zeros(6, dtype=torch.bool)}, "value_mask must be bool"),
         ({"cu_seqlens": CU.long()}, "cu_seqlens must be int32"),
         ({"cu_seqlens": CU[:1]}, "at least one cell"),
-        ({"cu_seqlens": torch.tensor([0, 4, 6], dtype=torch.int32)}, "rise from 0 to the number of tokens, 7"),
+        ({"cu_seqlens": torch.tensor([0, 4, 6], dtype=torch.int32)}, "rise from 0 .*tokens, 7"),
         ({"cu_seqlens": torch.tensor([0, 9, 7], dtype=torch.int32)}, "rise from 0"),
         ({"tokens": TOKENS.clone().index_fill(0, torch.tensor(2), LAT)}, r"1 token\(s\) are neither MASK nor"),
         ({"tokens": TOKENS.clone().index_fill(0, torch.tensor(2), PAD)}, "the first is 0"),
@@ -316,9 +316,7 @@ def test_bad_input_is_refused(change, said):
 
 def test_a_cell_that_is_too_long_is_named():
     tokens, values, cu = batch([5, 21, 22])
-    with pytest.raises(
-        ValueError, match=r"2 cell\(s\).*more than the 20 genes.*the first is cell 1 of the batch with 21"
-    ):
+    with pytest.raises(ValueError, match=r"2 cell.*20 genes.*cell 1 .*21"):
         build()(tokens, values, cu)
 
 

@@ -192,7 +192,7 @@ def test_one_of_before_is_read_unless_it_holds_a_network(folder, fitted, asked):
     np.testing.assert_array_equal(load(older).mean_change(asked, NONE).sd, fitted.mean_change(asked, NONE).sd)
     sizes = {"dim": 16, "state_dim": 22, "n_labels": 2, "n_genes": 12, "rank": 3, "hidden": 5}
     retensored(edited(folder, lambda s: s.update(sizes=sizes)), lambda t: t.update({"head.mark": torch.zeros(16)}))
-    with pytest.raises(ValueError, match=r"holds a perturbation network.*Fit again: scdiva\.tl\.fit_perturbation"):
+    with pytest.raises(ValueError, match=r"perturbation network.*scdiva\.tl\.fit_perturbation"):
         load(folder)
 
 
@@ -227,7 +227,7 @@ def test_settings_that_do_not_fit_are_refused(folder, change, match):
 @pytest.mark.parametrize("text", ["", "{", "[1]", "3", "\xff"])
 def test_settings_that_are_none_are_refused(folder, text):
     (folder / "perturbation_model.json").write_bytes(text.encode("latin1"))
-    with pytest.raises(ValueError, match=r"perturbation_model\.json (is no JSON|has no entry format = )"):
+    with pytest.raises(ValueError, match=r"perturbation_model\.json .*(JSON|format)"):
         load(signed(folder))
 
 
@@ -273,7 +273,7 @@ def test_what_stands_there_is_not_overwritten(make, folder, tmp_path):
     shutil.copytree(folder / "model", tmp_path / "model")
     for taken in (tmp_path / "mine", tmp_path / "model", tmp_path / "mine" / "thesis.txt"):
         for overwrite in (False, True):
-            with pytest.raises(FileExistsError, match="no perturbation model folder; choose another path"):
+            with pytest.raises(FileExistsError, match="no perturbation model folder"):
                 plain.save(taken, overwrite=overwrite)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "all of it"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fitted", "mine", "model"]

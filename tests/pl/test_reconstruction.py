@@ -155,7 +155,7 @@ def test_what_cannot_be_drawn_is_refused(reconstruct, tmp_path):
     with pytest.raises(ValueError, match=f"no gene of any cell is recovered in the reconstruction '{KEY}'"):
         reconstruction(adata)
     del adata.uns["scdiva"]
-    with pytest.raises(KeyError, match=r"holds no reconstruction: call scdiva.tl.reconstruct\(adata\) first"):
+    with pytest.raises(KeyError, match=r"no reconstruction: call scdiva.tl.reconstruct\(adata\)"):
         reconstruction(adata)
     assert plt.get_fignums() == []
 

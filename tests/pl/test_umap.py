@@ -266,7 +266,7 @@ def test_bad_input_is_refused_and_adata_left_alone(tmp_path):
     for name in ("map", "map.docx"):
         with pytest.raises(ValueError, match="must end in a picture format"):
             umap(adata, "kind", save=tmp_path / name)
-    with pytest.raises(ValueError, match="has 4 finite rows of 4: a map of them needs at least 5"):
+    with pytest.raises(ValueError, match=r"4 finite rows of 4: .*5"):
         umap(adata[:4].copy())
     assert set(adata.obsm) == {"X_scdiva"}
     assert dict(adata.uns) == {}
@@ -307,7 +307,7 @@ def test_columns_with_missing_values_of_any_type_are_drawn(drawn):
 
 def test_a_gene_that_can_not_be_drawn_is_refused(drawn):
     adata = drawn.copy()
-    with pytest.raises(TypeError, match="color must be a column or a gene, or several, by name; got 3"):
+    with pytest.raises(TypeError, match=r"color must be .*got 3"):
         umap(adata, ["LYZ", 3])
     adata.var_names = ["LYZ", "LYZ", "CD3E", "GNLY"]
     with pytest.raises(ValueError, match="2 columns are called 'LYZ'"):

@@ -104,7 +104,7 @@ def test_several_colours_have_a_panel_each(adata, tmp_path):
 
 def test_several_colours_that_can_not_be_drawn_are_refused_before_anything_is(adata):
     figures = plt.get_fignums()
-    with pytest.raises(KeyError, match=r"'MS4A2' is neither a gene .*did you mean 'MS4A1'"):
+    with pytest.raises(KeyError, match=r"'MS4A2' .*'MS4A1'"):
         umap(adata, ["kind", "MS4A2"], basis="X_umap")
     with pytest.raises(ValueError, match="color names nothing"):
         umap(adata, [], basis="X_umap")
@@ -112,7 +112,7 @@ def test_several_colours_that_can_not_be_drawn_are_refused_before_anything_is(ad
         umap(adata, ["kind", "LYZ"], basis="X_umap", title="both")
     assert plt.get_fignums() == figures
     _, axes = plt.subplots()
-    with pytest.raises(ValueError, match="ax is one panel and color names 2"):
+    with pytest.raises(ValueError, match=r"ax is one.*color names 2"):
         umap(adata, ["kind", "LYZ"], basis="X_umap", ax=axes)
 
 
@@ -210,13 +210,13 @@ def test_genes_that_are_asked_for_elsewhere_are_refused(adata):
     with pytest.raises(ValueError, match=r"adata\.raw is None"):
         umap(adata, "LYZ", basis="X_umap", use_raw=True)
     adata.layers["counts"] = adata.X
-    with pytest.raises(KeyError, match=r"no layer 'count' \(did you mean 'counts'\?\)"):
+    with pytest.raises(KeyError, match=r"layer 'count' .*'counts'"):
         umap(adata, "LYZ", basis="X_umap", layer="count")
     with pytest.raises(ValueError, match="exclude each other"):
         umap(adata, "LYZ", basis="X_umap", layer="counts", use_raw=True)
     adata.raw = adata.copy()
     few = adata[:, :2].copy()
-    with pytest.raises(KeyError, match=r"adata\.raw has that gene: pass use_raw=True"):
+    with pytest.raises(KeyError, match=r"adata\.raw .*use_raw=True"):
         umap(few, "LYZ", basis="X_umap")
 
 

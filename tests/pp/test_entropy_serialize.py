@@ -123,11 +123,11 @@ def test_raw_layer_and_lognormalised(adata, vocabulary):
     assert (other.layers["a"] != expected).nnz == 0
     assert (other.layers["b"] != expected).nnz == 0
     small = other[:, :30].copy()
-    with pytest.raises(ValueError, match=r"adata\.raw holds 30 known genes that adata lacks .*raw\.to_adata"):
+    with pytest.raises(ValueError, match=r"adata\.raw holds 30 .*raw\.to_adata"):
         entropy_serialize(small, vocabulary, use_raw=True)
     twice = other.copy()
     twice.var_names = [twice.var_names[0]] * 2 + list(twice.var_names[2:])
-    with pytest.raises(ValueError, match=r"genes of adata repeat a name.*adata\.var_names_make_unique"):
+    with pytest.raises(ValueError, match=r"adata repeat.*adata\.var_names_make_unique"):
         entropy_serialize(twice, vocabulary, use_raw=True)
 
     logs = adata.copy()

@@ -71,7 +71,7 @@ def test_labelled_and_unlabelled_cells_in_one_object(plain, cells, query, refere
 
 
 def test_all_labelled_warns(plain, query):
-    with pytest.warns(UserWarning, match="all 80 cells have a label in adata.obs"):
+    with pytest.warns(UserWarning, match="all 80 cells .*adata.obs"):
         fit(query, None, plain, method="knn")
 
 
@@ -133,7 +133,7 @@ def test_a_later_query_of_fewer_genes(plain, query, reference):
     later = again(query[:, :52].copy(), annotator)
     assert (later.obs["scdiva_label"] == query.obs["cell_type"]).mean() > 0.85
     annotator.tokens = np.arange(3, 300, dtype=np.int32)  # a wider reference, of which this has a part
-    with pytest.warns(UserWarning, match="adata has 55 of the 297 genes that the annotator reads"):
+    with pytest.warns(UserWarning, match="adata has 55 of the 297"):
         again(query, annotator)
 
 
@@ -204,7 +204,7 @@ def test_a_label_without_a_gene_is_named(plain, query, reference):
     matrix[(reference.obs["cell_type"] == "type C").to_numpy()] = 0
     known.X = sp.csr_matrix(matrix)
     with (
-        pytest.raises(ValueError, match=r"No cell of 1 label\(s\), the first is 'type C', has a gene that is read"),
+        pytest.raises(ValueError, match=r"cell of 1 label.*'type C'"),
         pytest.warns(UserWarning, match="left out"),
     ):
         fit(query, known, plain)

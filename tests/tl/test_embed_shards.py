@@ -82,7 +82,7 @@ def test_one_shard_and_as_many_as_windows(embed, whole, tmp_path):
     for i in range(5):
         embed(tmp_path / "five.h5ad", (i, 5))
     assert digest(tmp_path / "five.h5ad") == whole
-    with pytest.raises(ValueError, match="are 5 windows of 4,096, which are not divided: ask for at most 5 shards"):
+    with pytest.raises(ValueError, match=r"5 windows of 4,096.*5 shards"):
         embed(tmp_path / "six.h5ad", (0, 6))
 
 
@@ -247,7 +247,7 @@ def test_a_file_that_changes_is_refused(plain, file, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("shard", [(2, 2), (-1, 2), (0, 0), (0,), 3, ("a", "b"), (0.5, 2)])
 def test_what_is_no_shard_is_refused(embed, tmp_path, shard):
-    with pytest.raises(ValueError, match=r"shard must be \(number from 0, how many\)"):
+    with pytest.raises(ValueError, match="shard must be"):
         embed(tmp_path / "z.h5ad", shard)
     assert not list(tmp_path.iterdir())
 

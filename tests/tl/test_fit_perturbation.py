@@ -91,19 +91,19 @@ def test_the_same_cells_in_other_forms(one, data, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "error", "match"),
     [
-        ({"perturbation_key": "nowhere"}, KeyError, r"adata\.obs has no column 'nowhere'; it has 'perturbation'"),
+        ({"perturbation_key": "nowhere"}, KeyError, r"adata\.obs.*'nowhere'.*'perturbation'"),
         (
             {"perturbation_key": "hole"},
             ValueError,
-            r"adata\.obs\['hole'\] is missing for 3 of 80 cells, the first is 'c40'",
+            r"adata\.obs\['hole'\].*3 of 80.*'c40'",
         ),
-        ({"control": "DMSO"}, ValueError, r"never is 'DMSO'; it holds .* with control="),
+        ({"control": "DMSO"}, ValueError, "'DMSO'; it holds .*control="),
         ({"perturbation_key": "plus"}, ValueError, r"'CD4\+' has an empty part"),
         ({"groupby": "nowhere"}, KeyError, r"adata\.obs has no column 'nowhere'"),
-        ({"groupby": "hole"}, ValueError, r"adata\.obs\['hole'\] is missing for 3 of 80"),
-        ({"groupby": "perturbation"}, ValueError, "7 of 8 groups have perturbed cells and no control cells, the first"),
+        ({"groupby": "hole"}, ValueError, r"adata\.obs\['hole'\].*3 of 80"),
+        ({"groupby": "perturbation"}, ValueError, "7 of 8 groups .*control cells, the first"),
         ({"dose_key": "nowhere"}, KeyError, r"adata\.obs has no column 'nowhere'"),
-        ({"dose_key": "dose"}, ValueError, r"is no number above 0 for 70 of 70 perturbed cells, the first is 'c10'"),
+        ({"dose_key": "dose"}, ValueError, "above 0 for 70 of 70 .*'c10'"),
         ({"dose_key": "line"}, ValueError, r"is no number above 0 for 70 of 70"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"layer": "scaled"}, ValueError, "negative"),
@@ -146,7 +146,7 @@ def test_what_is_no_anndata_is_refused(one):
 
 
 def test_one_condition_is_told(one, perturbed_cells, genes):
-    with pytest.warns(UserWarning, match="the screen holds one condition.*nothing can be said"):
+    with pytest.warns(UserWarning, match="screen holds one condition"):
         fitted = fit(perturbed_cells(("control", "0")), one)
     assert not len(fitted.notes["validation"]["mse"])
     assert set(fitted.base.values()) == {"expected"}
@@ -202,6 +202,6 @@ def test_groups_and_doses(one, perturbed_cells):
 
 def test_a_bundled_model_by_name(perturbed_cells):
     data = perturbed_cells(("control", "0"), n=3)
-    with pytest.warns(UserWarning, match="holds one condition|fall on known genes"):
+    with pytest.warns(UserWarning, match="one condition|known genes"):
         fitted = sd.tl.fit_perturbation(data, "perturbation")
     assert fitted.notes["model"] == "scdiva-mini"

@@ -239,11 +239,11 @@ def test_a_file_holds_the_result(adata, headed, tmp_path):
     ("genes", "arguments", "error", "match"),
     [
         ([], {}, ValueError, "genes names no gene"),
-        (["nowhere", 3], {}, ValueError, "1 of 2 genes are not in adata.var_names, the first is 'nowhere'"),
-        ([3, 57], {}, ValueError, "does not know 1 of 2 genes, the first is"),
+        (["nowhere", 3], {}, ValueError, "1 of 2 genes .*adata.var_names.*'nowhere'"),
+        ([3, 57], {}, ValueError, "not know 1 of 2 genes"),
         (None, {"layer": "nowhere"}, KeyError, "nowhere"),
         (None, {"layer": "scaled"}, ValueError, "negative"),
-        (None, {"layer": "blank"}, ValueError, "1 of 90 cells have no count of any gene that the vocabulary holds"),
+        (None, {"layer": "blank"}, ValueError, "1 of 90 cells .*vocabulary"),
     ],
 )
 def test_a_refused_call_leaves_all_as_it_was(adata, headed, contents, genes, arguments, error, match):
@@ -260,21 +260,21 @@ def test_a_refused_call_leaves_all_as_it_was(adata, headed, contents, genes, arg
 
 def test_a_result_that_is_too_large_is_refused_before_anything_is_read(adata, headed, monkeypatch):
     monkeypatch.setattr("scdiva.tl._impute.MOST_VALUES", 5_000)
-    with pytest.raises(ValueError, match=r"would hold 90 x 60 values, twice. Name the genes that you need"):
+    with pytest.raises(ValueError, match=r"90 x 60 values, .*Name the genes"):
         sd.tl.impute(adata.copy(), model=headed)
     sd.tl.impute(adata.copy(), list(adata.var_names[:55]), headed)
-    with pytest.raises(ValueError, match=r"would hold 90 x 58 values, twice. Name fewer genes"):
+    with pytest.raises(ValueError, match=r"90 x 58 values, .*fewer genes"):
         sd.tl.impute(adata.copy(), list(adata.var_names[:58]), headed)
 
 
 @pytest.mark.filterwarnings("ignore:Variable names are not unique")
 def test_what_the_model_and_the_cells_must_have(adata, one, headed):
-    with pytest.raises(ValueError, match=r"state_head=False.*does not say what cells of a state express"):
+    with pytest.raises(ValueError, match="state_head=False"):
         sd.tl.impute(adata.copy(), model=one)
-    with pytest.raises(ValueError, match="10 cells have a known gene; a fit to them needs 20 or more"):
+    with pytest.raises(ValueError, match=r"10 cells .*20 or more"):
         sd.tl.impute(adata[:10].copy(), model=headed)
     twice = ad.AnnData(adata.X, var=adata.var.set_axis([adata.var_names[0], *adata.var_names[:-1]]))
-    with pytest.raises(ValueError, match=r"repeat names: call adata.var_names_make_unique"):
+    with pytest.raises(ValueError, match=r"call adata.var_names_make_unique"):
         sd.tl.impute(twice, model=headed)
     with pytest.raises(TypeError, match="AnnData"):
         sd.tl.impute(np.ones((3, 3)), model=headed)

@@ -24,9 +24,7 @@ def test_a_dose_that_is_none_is_named(one, perturbed_cells, dose):
     given.iloc[3] = given.iloc[5] = dose
     given.iloc[0] = np.nan  # of a control cell, where it says nothing
     data.obs["dose"] = given
-    with pytest.raises(
-        ValueError, match=r"'dose'\] is no number above 0 for 2 of 4 perturbed cells, the first is 'c3'"
-    ):
+    with pytest.raises(ValueError, match=r"'dose'\] .*above 0 for 2 of 4 .*'c3'"):
         read(data, one, dose_key="dose")
 
 
@@ -109,19 +107,19 @@ def test_what_tells_nothing_is_refused(one, perturbed_cells):
         read(perturbed_cells(("control",), n=20), one)
     data = perturbed_cells(("control", "0"), ("a", "b", "c"), n=4)
     lacking = data[~((data.obs["perturbation"] == "control") & data.obs["line"].isin(["b", "c"]))].copy()
-    with pytest.raises(ValueError, match="2 of 3 groups have perturbed cells and no control cells, the first is 'b'"):
+    with pytest.raises(ValueError, match=r"2 of 3 groups .*control cells.*'b'"):
         read(lacking, one, "line")
     unread = data.copy()
     unread.X = unread.X.toarray()
     unread.X[(data.obs["line"] == "b").to_numpy(), :-5] = 0
     with (
         pytest.warns(UserWarning, match="4 of 12 cells are left out"),
-        pytest.raises(ValueError, match=r"in 1 of 3 groups no control cell has a gene .*first is 'b': leave"),
+        pytest.raises(ValueError, match=r"1 of 3 groups .*control .*'b': leave"),
     ):
         read(unread, one, "line")
     twice = data.copy()
     twice.var_names = [twice.var_names[3], *twice.var_names[1:4], twice.var_names[3], *twice.var_names[5:]]
-    with pytest.raises(ValueError, match=r"2 of 60 genes of adata repeat a name.*var_names_make_unique"):
+    with pytest.raises(ValueError, match=r"2 of 60 genes .*repeat.*var_names_make_unique"):
         read(twice, one)
 
 
@@ -143,18 +141,16 @@ def test_single_cells_of_a_condition_are_told_and_count_little(one, perturbed_ce
     assert sorted(screen.n_cells.tolist()) == [1, 1, 8]
     assert np.isfinite(screen.variance).all()
     every = perturbed_cells(("control", "0", "1"), n=1)
-    with pytest.raises(ValueError, match=r"each of 2 conditions was measured in one cell.*Two or more control cells"):
+    with pytest.raises(ValueError, match=r"each of 2 conditions .*control cells"):
         read(every, one)
 
 
 def test_unknown_names_are_refused_with_close_ones(one, genes):
     measured = (genes[0], "aspirin")
     refuse_unknown(one, [(genes[3],), ("aspirin", genes[1])], None, measured)
-    with pytest.raises(
-        ValueError, match=r"2 of 3 perturbed genes or labels are neither .*'aspirine'; close names are 'aspirin'"
-    ):
+    with pytest.raises(ValueError, match=r"2 of 3 perturbed .*'aspirine'; .*'aspirin'"):
         refuse_unknown(one, [("aspirine", genes[1]), ("zzzzzz",)], None, measured)
-    with pytest.raises(ValueError, match=r"nor in the model's vocabulary, the first is '000000'[.] Name genes"):
+    with pytest.raises(ValueError, match=r"vocabulary, .*'000000'[.]"):
         refuse_unknown(one, [("000000",)], None, ())
 
 

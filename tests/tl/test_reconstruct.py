@@ -227,7 +227,7 @@ def test_the_bundled_model_finds_more_hidden_genes_than_chance(blood):
         ({"n_steps": 1.5}, TypeError, "float"),
         ({"layer": "nowhere"}, KeyError, "nowhere"),
         ({"layer": "scaled"}, ValueError, "negative"),
-        ({"layer": "blank"}, ValueError, "1 of 12 cells have no counts at all .first: .cell0"),
+        ({"layer": "blank"}, ValueError, "1 of 12 cells .*counts .*cell0"),
     ],
 )
 def test_a_refused_call_leaves_all_as_it_was(few, headed, contents, arguments, error, match):

@@ -117,7 +117,7 @@ def test_what_is_lacking_is_said(tiny, config):
         ({"scored_genes": 2.5}, "scored_genes must be.*2.5"),
         ({"scored_genes": True}, "scored_genes must be"),
         ({"place_prior": True}, "place_prior needs scored_genes"),
-        ({"place_prior": 1}, "place_prior must be True or False"),
+        ({"place_prior": 1}, "place_prior must"),
     ],
 )
 def test_settings_without_sense_are_refused(fields, said):

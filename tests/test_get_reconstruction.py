@@ -93,7 +93,7 @@ def test_layers_that_do_not_belong_together_are_refused(reconstruct):
     at = recovered_of(adata, KEY)
     first, name = at.gene[at.cell == 3], adata.obs_names[3]
 
-    with pytest.raises(ValueError, match=f"skips or repeats ranks in 1 of 40 cells .first: {name!r}.*Keep all columns"):
+    with pytest.raises(ValueError, match=f"ranks in 1 of 40 cells .first: {name!r}"):
         recovered_of(broken(adata, "_true_rank", lambda dense: dense.__setitem__((3, first[4]), 0)), KEY)
     with pytest.raises(ValueError, match="skips or repeats ranks in 1 of 40"):
         recovered_of(broken(adata, "_true_rank", lambda dense: dense.__setitem__((3, first[4]), 2)), KEY)

@@ -175,7 +175,7 @@ def test_a_resumed_run_refuses_a_changed_file(folder, vocabulary, tmp_path, pack
             with pytest.raises(ValueError, match="have changed"):
                 changed_too.load_state_dict({"files": {"validation": noted}})
         name = changed.name
-        with pytest.raises(ValueError, match=rf"1 of \d files have changed since the run began \(first: '{name}'\)"):
+        with pytest.raises(ValueError, match=rf"1 of \d files have changed .*'{name}'"):
             trainer(tmp_path, 4).fit(Probe(), datamodule=module_of(train, vocabulary), ckpt_path=tmp_path / "last.ckpt")
 
 

@@ -82,9 +82,7 @@ def test_a_base_that_is_not_defined_is_refused(make, asked, model):
     fitted = make(combination="elsewhere", group="elsewhere")
     fitted.mean_change(asked.only(np.array([0])), NONE)
     name = "+".join(asked.parts[1])
-    with pytest.raises(
-        ValueError, match=rf"base 'elsewhere' of this model is not defined for '{re.escape(name)}'.*fit again"
-    ):
+    with pytest.raises(ValueError, match=rf"base 'elsewhere' .*'{re.escape(name)}'.*fit again"):
         fitted.mean_change(asked, NONE)
 
 

@@ -142,7 +142,7 @@ def test_empty_cells(adata, vocabulary):
     x = adata.X.toarray()
     x[7] = 0
     adata.X = x
-    with pytest.raises(ValueError, match=rf"1 of 40 cells have no counts at all \(first: '{adata.obs_names[7]}'\)"):
+    with pytest.raises(ValueError, match=rf"1 of 40 cells .*counts .*'{adata.obs_names[7]}'"):
         entropy_serialize(adata, vocabulary)
     assert "scdiva_rank" not in adata.layers
     assert "scdiva_rank" not in adata.uns

@@ -196,7 +196,7 @@ def test_scanpy_takes_the_embedding_unchanged():
 
 @pytest.mark.parametrize("batch_size", [0, -1])
 def test_a_batch_of_no_cells_is_refused(adata, one, batch_size):
-    with pytest.raises(ValueError, match=f"batch_size must be at least 1, got {batch_size}"):
+    with pytest.raises(ValueError, match=f"batch_size .*got {batch_size}"):
         embedded(adata, one, batch_size=batch_size)
 
 

@@ -243,9 +243,7 @@ def test_other_control_cells_in_another_form(fitted, data, perturbed_cells, gene
     assert set(found.obs["scdiva_control_cell"]) <= set(new.obs_names)
     np.testing.assert_allclose(found.X, expected.X, atol=1e-4)
     np.testing.assert_allclose(found.varm["scdiva_mean"], expected.varm["scdiva_mean"], atol=1e-4)
-    with pytest.raises(
-        ValueError, match=f"2 of 60 genes of the screen are not in adata.var_names, the first is '{genes[3]}'"
-    ):
+    with pytest.raises(ValueError, match=f"2 of 60 genes .*adata.var_names, .*'{genes[3]}'"):
         predict(new[:, [i for i in range(60) if i not in (3, 8)]].copy(), fitted)
 
 

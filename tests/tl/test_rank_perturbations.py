@@ -321,7 +321,7 @@ def test_data_and_models_that_make_no_sense_are_refused(fitted, of_groups, one, 
         rank(cells, one)
     with pytest.raises(FileNotFoundError, match="nowhere"):
         rank(cells, tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=f"2 of 60 genes of the screen are not in .*, the first is '{genes[3]}'"):
+    with pytest.raises(ValueError, match=f"2 of 60 genes .*'{genes[3]}'"):
         rank(cells[:, [i for i in range(60) if i not in (3, 8)]].copy(), fitted)
     twice = cells.copy()
     twice.var_names = [genes[1], *genes[1:]]

@@ -173,9 +173,9 @@ ABOUT = {
         "Reading by where cells lie",
         "The same counts as h5ad, zarr (formats 2 and 3) and a SOMA experiment, on a disk and on an S3 server of "
         "another process. `rows`: in their order, 1,024 at a time, as packing and embedding read; `blocks`: 64 random "
-        "blocks of 64 rows at a time, as training on files reads. CPU time is of all threads of the reading process. The "
-        "server is moto's, on the same machine: wall times are its own, and say nothing of S3. Arms in turn, best of "
-        "the rounds.",
+        "blocks of 64 rows at a time, as training on files reads. CPU time is of all threads of the reading process. "
+        "The server is moto's, on the same machine: wall times are its own, and say nothing of S3. Arms in turn, best "
+        "of the rounds.",
     ),
     "activations": (
         "Activation memory",

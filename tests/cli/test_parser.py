@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 
@@ -39,7 +41,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_one(options, capsys, part, n
     else:
         arguments += [f"--{key}", "3"]
     said = refused(arguments, capsys)
-    assert said == f"scdiva pretrain: no option {key} (did you mean {meant!r}?). See --help."
+    assert re.search(rf"no option {re.escape(key)} .*{re.escape(repr(meant))}.*--help", said), said
     assert not run.exists()
 
 

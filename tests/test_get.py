@@ -147,7 +147,7 @@ def test_what_is_no_prediction_is_refused(screen, by_hand):
     predicted = by_hand(adata)
     with pytest.raises(KeyError, match=r"no 'perturbation': .*predict_perturbation"):
         get.perturbation_df(adata)
-    with pytest.raises(KeyError, match=r"2 of 3 conditions .*the first is 'D'.* it has 'A', 'B'"):
+    with pytest.raises(KeyError, match=r"2 of 3 conditions .*'D'.*'A', 'B'"):
         get.perturbation_df(predicted, condition=["A", "D", "E"])
     with pytest.raises(ValueError, match="top must"):
         get.perturbation_df(predicted, top=0)

@@ -85,7 +85,7 @@ def test_slices_of_genes_keep_their_names(adata):
         ("by", None, "group=None .*'by' .*: a/b, c"),
         ("by", "a_b", "group='a_b' must be one"),
         ("one", "a/b", "group='a/b' must be one"),
-        ("lost", None, r"adata.varp has no 'lost', it has 'net', 'by_a_b', 'by_c': call scdiva.tl.grn"),
+        ("lost", None, "adata.varp .*'lost', .*'by_a_b', 'by_c': call scdiva.tl.grn"),
     ],
 )
 def test_what_is_not_there_is_named(adata, key, group, said):

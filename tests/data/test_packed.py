@@ -18,7 +18,7 @@ from scdiva.data.stream import TrainingStream
 @pytest.fixture(scope="module")
 def packed_path(study_files, vocabulary, tmp_path_factory):
     path = tmp_path_factory.mktemp("packed") / "corpus.h5"
-    with pytest.warns(UserWarning, match="study2: 2 of 131 cells are left out: they lack any gene of the vocabulary"):
+    with pytest.warns(UserWarning, match="study2: 2 of 131 cells .*vocabulary"):
         pack_files(study_files, vocabulary, path, max_length=30).close()
     return path
 
@@ -89,7 +89,7 @@ def test_a_failed_pack_leaves_the_older_file(study_files, vocabulary, tmp_path, 
     bad.write_bytes(study_files[0].read_bytes())
     with h5py.File(bad, "r+") as file:
         file["X/data"][5] = np.nan
-    with pytest.raises(ValueError, match=r"bad\.h5ad: X of bad\.h5ad holds 1 NaN values"):
+    with pytest.raises(ValueError, match=r"bad\.h5ad: .*1 NaN values"):
         pack_files([study_files[1], bad], vocabulary, out)
     assert out.read_bytes() == packed_path.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.h5ad", "corpus.h5"]

@@ -257,11 +257,11 @@ def test_save_writes_a_picture_and_closes_its_own_figure(drawn, tmp_path):
 
 def test_bad_input_is_refused_and_adata_left_alone(tmp_path):
     adata = cells()
-    with pytest.raises(KeyError, match=r"no 'X_pca'.*, it has 'X_scdiva'.*tl\.embed"):
+    with pytest.raises(KeyError, match=r"'X_pca'.*'X_scdiva'.*tl\.embed"):
         umap(adata, basis="X_pca")
-    with pytest.raises(KeyError, match=r"'Kind' is neither a gene .* which has kind, depth, flag"):
+    with pytest.raises(KeyError, match=r"'Kind' .*kind, depth, flag"):
         umap(adata, "Kind")
-    with pytest.raises(ValueError, match=r"legend must be one of 'auto', .* got 'left'"):
+    with pytest.raises(ValueError, match=r"legend .*'auto', .* got 'left'"):
         umap(adata, "kind", legend="left")
     for name in ("map", "map.docx"):
         with pytest.raises(ValueError, match="must end in a picture format"):

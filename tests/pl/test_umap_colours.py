@@ -82,7 +82,7 @@ def test_a_map_of_few_cells_will_do_but_not_of_none(adata):
     few = adata[:3].copy()
     assert len(drawn_at(umap(few, basis="X_umap", return_fig=True).axes[0])) == 3
     few.obsm["X_umap"][0] = np.nan
-    with pytest.warns(UserWarning, match="1 of 3 cells have no finite embedding and are not drawn") as caught:
+    with pytest.warns(UserWarning, match=r"1 of 3 cells .*embedding") as caught:
         umap(few, basis="X_umap")
     assert caught[0].filename == __file__
     few.obsm["X_umap"][:] = np.nan

@@ -91,9 +91,7 @@ def test_own_entropies(adata, human):
     expected = slow_ranks(adata.X.toarray(), adata.var["scdiva_entropy"].to_numpy(), tokens, 1200)
     np.testing.assert_array_equal(adata.layers["scdiva_rank"].toarray(), expected)
     assert adata.uns["scdiva_rank"]["entropy_key"] == "scdiva_entropy"
-    with pytest.raises(
-        KeyError, match=r"has no 'entropy' \(did you mean 'scdiva_entropy'\?\),.* call scdiva.pp.gene_entropy"
-    ):
+    with pytest.raises(KeyError, match=r"'entropy' .*'scdiva_entropy'.*call scdiva.pp.gene_entropy"):
         entropy_serialize(adata, human, entropy_key="entropy")
     adata.var.iloc[[4, 9], adata.var.columns.get_loc("scdiva_entropy")] = np.nan
     with pytest.raises(ValueError, match=rf"for 2 of 60 known genes \(first: '{adata.var_names[4]}'\)"):
@@ -175,7 +173,7 @@ def test_table_of_ranks(adata, vocabulary, tmp_path):
     assert few["cell"].tolist() == [two[0]] * 3 + [two[1]] * 3
     assert few["rank"].tolist() == [1, 2, 3] * 2
     assert get.serialized_df(adata, cells=two[0]).equals(table[table["cell"] == two[0]].reset_index(drop=True))
-    with pytest.raises(KeyError, match="1 of 2 cells are not in adata, the first is 'nobody'"):
+    with pytest.raises(KeyError, match=r"1 of 2 cells .*adata, .*'nobody'"):
         get.serialized_df(adata, cells=[two[0], "nobody"])
-    with pytest.raises(ValueError, match="max_rank must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"max_rank .*got 0"):
         get.serialized_df(adata, max_rank=0)

@@ -12,7 +12,6 @@ from query_training import (
     QueryConfig,
     QueryModule,
     StudyBatches,
-    StudyDataModule,
     draw_queries,
     n_query_cells,
 )  # fmt: skip
@@ -62,15 +61,6 @@ def test_a_batch_is_of_one_study_and_leaves_cells_around(packed):
         cells = {tuple(batch.values[a:b].tolist()) for a, b in itertools.pairwise(batch.cu_seqlens.tolist())}
         assert len(cells) == batch.n_cells, "a cell that is asked about would be its own context"
     assert seen == {0, 1}
-
-
-def test_a_batch_depends_on_seed_and_number_alone(packed):
-    module = StudyDataModule(packed[0], vocabulary=packed[1], batch_size=8, context_cells=32, seed=3)
-    first = [batch for batch, _ in zip(module.train_dataloader(), range(5), strict=False)]
-    module.start_step = 3
-    resumed = next(iter(module.train_dataloader()))
-    for part in ("tokens", "values", "cu_seqlens", "study"):
-        assert torch.equal(getattr(resumed, part), getattr(first[3], part))
 
 
 @pytest.mark.parametrize("thinned", [True, False])

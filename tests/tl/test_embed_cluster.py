@@ -114,7 +114,7 @@ def test_a_worker_is_killed_and_nothing_is_lost_or_made_twice(cluster, file, mod
         scheduler.scheduler.allowed_failures = 0
         (folder / "stuck").unlink()
         threading.Thread(target=kill_the_one_that_is_stuck, args=[folder]).start()
-        with pytest.raises(RuntimeError, match=r"workers died.* What is finished is kept"):
+        with pytest.raises(RuntimeError, match=r"workers died.*finished is kept"):
             sd.tl.embed_file(file, "never.h5ad", model=model, client=client)
         assert len(list(tmp_path.glob(".never.h5ad.parts/*/*.npz"))) == 1
 
@@ -138,7 +138,7 @@ def client():
 def test_what_a_worker_warns_of_or_raises_reaches_the_caller(client, model, adata, tmp_path):
     few = ad.AnnData(adata.X[:, :20].copy(), var=adata.var[[]].iloc[:20])
     few.write_h5ad(tmp_path / "few.h5ad")
-    with pytest.warns(UserWarning, match="the data have .* genes that the model knows"):
+    with pytest.warns(UserWarning, match="data have .* model knows"):
         out = sd.tl.embed_file(tmp_path / "few.h5ad", tmp_path / "out.h5ad", model=model, client=client, empty="nan")
     assert ad.read_h5ad(out).n_obs == adata.n_obs
     few.X = sp.csr_matrix(-few.X.toarray())
@@ -151,7 +151,7 @@ def test_what_a_worker_warns_of_or_raises_reaches_the_caller(client, model, adat
 def test_parts_that_differ_are_not_joined(client, file, model, tmp_path, monkeypatch):
     digests = iter("abcdefghijklmnop")
     monkeypatch.setattr(_embed_file, "_digest", lambda value: next(digests))
-    with pytest.raises(RuntimeError, match=r"left no whole result .* differ in versions"):
+    with pytest.raises(RuntimeError, match=r"no whole result .*versions"):
         sd.tl.embed_file(file, tmp_path / "z.h5ad", model=model, client=client)
     assert not (tmp_path / "z.h5ad").exists()
 

@@ -154,9 +154,7 @@ def test_one_condition_is_told(one, perturbed_cells, genes):
 
 def test_one_cell_of_a_condition_is_told(one, data, genes):
     few = data[[*range(20), 20, *range(30, 80)]]
-    with pytest.warns(
-        UserWarning, match=f"1 of 7 conditions were measured in one cell, the first is '{genes[1]}'"
-    ) as caught:
+    with pytest.warns(UserWarning, match=f"1 of 7 conditions .*one cell, .*'{genes[1]}'") as caught:
         fitted = fit(few, one)
     assert {one.filename for one in caught if one.category is UserWarning} == {__file__}
     assert fitted.screen.n_cells.min() == 1

@@ -153,9 +153,9 @@ def test_the_users_random_state_is_left_alone(cliques):
         ({"key": "by"}, KeyError, "group=None must be one"),
         ({"group": "c"}, KeyError, "leave group out"),
         ({"n_neighbors": 0}, ValueError, "n_neighbors must be at least 1, got 0"),
-        ({"resolution": 0}, ValueError, "resolution must be a finite number above 0, got 0"),
-        ({"resolution": float("nan")}, ValueError, "resolution must be a finite number above 0, got nan"),
-        ({"key": "gone"}, KeyError, r"adata.varp has no 'gone', it has 'net', 'by_a_b', 'by_c': call"),
+        ({"resolution": 0}, ValueError, "resolution .*got 0"),
+        ({"resolution": float("nan")}, ValueError, "resolution .*got nan"),
+        ({"key": "gone"}, KeyError, "adata.varp .*'gone', .*'by_a_b', 'by_c': call"),
         ({"key": "negative"}, ValueError, "no edge of positive weight"),
     ],
 )

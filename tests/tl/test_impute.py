@@ -293,9 +293,9 @@ def test_a_table_of_what_was_imputed(adata, headed):
     table = sd.get.imputed_df(named)
     table.iloc[:, 0] = -1.0
     assert (named.obsm[KEY] >= 0).all(axis=None)
-    with pytest.raises(KeyError, match=r"1 of 2 genes were not imputed.*call scdiva.tl.impute"):
+    with pytest.raises(KeyError, match=r"1 of 2 genes .*call scdiva.tl.impute"):
         sd.get.imputed_df(named, [genes[0], adata.var_names[0]])
-    with pytest.raises(KeyError, match=r"has no 'scdiva_imputed', it has nothing: call scdiva\.tl\.impute"):
+    with pytest.raises(KeyError, match=r"'scdiva_imputed', .*call scdiva\.tl\.impute"):
         sd.get.imputed_df(adata)
     with pytest.raises(KeyError, match=r"did you mean 'scdiva_imputed'"):
         sd.get.imputed_df(named, key="scdiva_imputd")

@@ -135,7 +135,7 @@ def test_single_cells_of_a_condition_are_told_and_count_little(one, perturbed_ce
     data = perturbed_cells(("control", "0", "1", "2+1"), n=8)
     kept = np.ones(data.n_obs, dtype=bool)
     kept[17:24] = kept[25:] = False
-    with pytest.warns(UserWarning, match=r"2 of 3 conditions were measured in one cell, the first is '") as caught:
+    with pytest.warns(UserWarning, match=r"2 of 3 conditions .*one cell") as caught:
         screen, _ = read(data[kept].copy(), one)
     assert genes[1] in str(caught[0].message)
     assert sorted(screen.n_cells.tolist()) == [1, 1, 8]

@@ -102,11 +102,11 @@ def test_a_frozen_head_stays_and_the_stream_learns(tiny, config, stream, tmp_pat
 
 def test_what_is_lacking_is_said(tiny, config):
     fields = {"anchor_objective": "none", "scored_genes": 4, "place_prior": True}
-    with pytest.raises(ValueError, match="place_prior needs a model with state_head=True, and the denominator"):
+    with pytest.raises(ValueError, match=r"place_prior .*state_head=True, .*denominator"):
         PretrainingModule(tiny(), config(**fields), denominator=DENOMINATOR)
-    with pytest.raises(ValueError, match="place_prior needs a model with state_head=True, and the denominator"):
+    with pytest.raises(ValueError, match=r"place_prior .*state_head=True, .*denominator"):
         PretrainingModule(tiny(state_head=True), config(**fields))
-    with pytest.raises(ValueError, match="A model with a state head needs scored_genes"):
+    with pytest.raises(ValueError, match="state head needs scored_genes"):
         PretrainingModule(tiny(state_head=True), config(anchor_objective="none"))
 
 

@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import torch
 from packaging.version import Version
 
 triton = pytest.importorskip("triton", reason="Triton is not installed")
@@ -37,8 +38,8 @@ full_precision = pytest.mark.skipif(
 )
 
 # Shared memory that a program may ask for: CUDA C++ Programming Guide, table of technical specifications.
-SHARED_LIMIT = {90: 227 * 1024, 80: 163 * 1024}
-MATRIX_PRODUCT = {90: "HGMMA", 80: "HMMA"}
+SHARED_LIMIT = {100: 227 * 1024, 90: 227 * 1024, 80: 163 * 1024}
+MATRIX_PRODUCT = {100: "UTCHMMA", 90: "HGMMA", 80: "HMMA"}
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 """Disassemblers that come with Triton."""
 TYPES = {"Cu": "*i32", "factor": "fp32", "scale": "fp32"}
@@ -87,7 +88,7 @@ def inspect(compiled, folder: Path) -> tuple[int, int, str]:
     return int(registers), int(stack), code.stdout
 
 
-@pytest.mark.parametrize(("head_dim", "arch"), [(32, 90), (64, 90), (128, 90), (128, 80)])
+@pytest.mark.parametrize(("head_dim", "arch"), [(32, 90), (64, 90), (128, 90), (128, 80), (64, 100), (128, 100)])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_chosen_tiles_do_not_spill_and_use_the_tensor_cores(kernel, head_dim, arch, tmp_path):
     limit = SHARED_LIMIT[arch]
@@ -137,3 +138,40 @@ def test_the_copy_with_rotation_compiles(tmp_path):
 def test_shared_memory_of_the_largest_tiles_is_not_underestimated(kernel):
     largest = max(candidates(kernel, 64, 2, SHARED_LIMIT[90]), key=lambda t: shared_bytes(kernel, t, 64, 2))
     assert build(kernel, largest, 64, 90).metadata.shared <= shared_bytes(kernel, largest, 64, 2)
+
+
+@pytest.mark.parametrize("kernel", ["rotate", *KERNELS])
+def test_no_number_of_tokens_cells_or_tiles_compiles_anew(kernel):
+    """What Triton looks a compiled kernel up by is the same for all."""
+    from triton.compiler.compiler import make_backend
+    from triton.runtime.jit import create_function_from_signature
+
+    from scdiva.kernels import _triton_kernels
+
+    function = getattr(_triton_kernels, f"{kernel}_kernel")
+    binder = create_function_from_signature(
+        function.signature, function.params, make_backend(GPUTarget("cuda", 90, 32))
+    )
+    found = set()
+    for n_tokens, n_tiles in [(1, 1), (16, 1), (17, 2), (4_096, 16), (131_072, 19), (65_530, 10)]:
+        given = {"n_tokens": n_tokens, "n_tiles": n_tiles, "n_heads": 8, "factor": 0.18, "scale": 0.125}
+
+        def value(name: str, given: dict = given) -> object:
+            if name in given:
+                return given[name]
+            numbers = {"Cu": torch.int32} | dict.fromkeys(FLOAT32, torch.float32)
+            return (
+                torch.empty(64, dtype=numbers.get(name, torch.bfloat16))
+                if name[0].isupper() and "_" not in name
+                else 64
+            )
+
+        constants = {
+            p.name: True if p.name in ("ROTATE", "Q_READY", "K_READY") else 64
+            for p in function.params
+            if p.is_constexpr
+        }
+        arguments = {p.name: constants.get(p.name) or value(p.name) for p in function.params}
+        found.add(str(binder(**arguments)[1]))
+    assert len(found) == 1
+    assert "i32" in found.pop()

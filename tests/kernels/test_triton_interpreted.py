@@ -10,6 +10,7 @@ import json
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from triton.runtime.errors import OutOfResources
 
 from scdiva.kernels import (
@@ -170,8 +171,8 @@ def test_a_block_is_one_graph_and_agrees_compiled():
             torch.testing.assert_close(got, expected)
 
 
-def small_model() -> ScDiVa:
-    config = ScDiVaConfig(n_genes=50, dim=64, n_layers=1, n_heads=2, ffn_dim=96, max_length=40, anchor="learned")
+def small_model(n_layers: int = 1) -> ScDiVa:
+    config = ScDiVaConfig(n_genes=50, dim=64, n_layers=n_layers, n_heads=2, ffn_dim=96, max_length=40, anchor="learned")
     return ScDiVa(config, generator=torch.Generator().manual_seed(0)).eval()
 
 
@@ -197,3 +198,19 @@ def test_compiled_blocks_agree_at_any_length_and_keep_their_names():
     for batch, hidden in zip(batches, expected, strict=True):
         torch.testing.assert_close(model(*batch, backend="triton").hidden, hidden)
     assert list(model.state_dict()) == names
+
+
+def test_batches_of_any_length_compile_once():
+    """Both blocks, whatever the numbers of cells and tokens: one graph without gradients, one with."""
+    model = small_model(n_layers=2)
+    seen = CompileCounterWithBackend("aot_eager")
+    model.compile_blocks(backend=seen, fullgraph=True)
+    batches = [[40, 0, 20], [7, 13, 20, 20], [1], [16] * 3, [33, 31], [2] * 9]
+    for n_graphs, grad in enumerate((False, True), start=1):
+        for lengths in batches:
+            n = sum(lengths)
+            with torch.set_grad_enabled(grad):
+                out = model(torch.arange(n) % 50 + 3, torch.ones(n), bounds(lengths), backend="triton")
+            if grad:
+                out.hidden.sum().backward()
+        assert seen.frame_count == n_graphs

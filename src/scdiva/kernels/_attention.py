@@ -50,8 +50,8 @@ def rope_attention(
     backend
         `"triton"`: one fused kernel, on CUDA devices from compute capability 8.0; `"sdpa"`:
         `scaled_dot_product_attention` of rotated tensors, anywhere; `"reference"`: float32, written as in the paper;
-        `"auto"`: Triton on CUDA, SDPA elsewhere, and, with one line in the log, where Triton can't run. An explicit
-        backend that can't run raises.
+        `"auto"`: Triton on CUDA in bfloat16 and float16; SDPA elsewhere, and, with one line in the log, in float32 and
+        where Triton can't run. An explicit backend that can't run raises.
 
     Returns
     -------
@@ -131,8 +131,8 @@ def autotune_attention(
 ) -> dict[str, Any]:
     """Time the fused kernel's launch configurations on this device, and keep the fastest for this process.
 
-    Without it the configurations run that were chosen for the device's architecture. Tuning compiles some 50 kernels,
-    which takes a minute or two the first time (Triton keeps them on disk). Which one wins is a matter of timing, and
+    Without it the configurations run that were chosen for the device's architecture. Tuning compiles some 25 kernels,
+    which takes less than a minute the first time (Triton keeps them on disk). Which one wins is a matter of timing, and
     another one adds in another order: to repeat a run to the last bit, give its plan to :func:`keep_attention_plan`.
 
     Parameters
@@ -166,7 +166,7 @@ def autotune_attention(
 
     cos, sin = rope_tables(length, head_dim, device=q.device)
     bounds = torch.arange(0, (cells + 1) * length, length, dtype=torch.int32, device=q.device)
-    plan, _ = _triton.tune(_triton.median_seconds, q, k, v, cos, sin, bounds, length)
+    plan = _triton.tune(q, k, v, cos, sin, bounds, length)
     logging.getLogger("scdiva").info("attention runs with %s on %s", plan, q.device)
     return plan.to_dict()
 
@@ -236,6 +236,8 @@ def resolve_backend(backend: str, *, head_dim: int, dtype: torch.dtype, device: 
         obstacle = f"its heads have {', '.join(map(str, HEAD_DIMS))} numbers (dim / n_heads), not {head_dim}"
     elif dtype not in _TRITON_DTYPES:
         obstacle = f"it takes bfloat16, float16 or float32, not {dtype}"
+    elif backend == "auto" and dtype == torch.float32:
+        obstacle = "products in full float32 leave the tensor cores idle and spill registers; it is made for bfloat16"
     # while a graph is traced the device can't be asked; the operator itself will fail there
     elif backend == "auto" or not torch.compiler.is_compiling():
         obstacle = _triton_obstacle(device.type, device.index)

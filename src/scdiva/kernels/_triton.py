@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.runtime import errors
 
 from scdiva.kernels import _triton_kernels as kernels
-from scdiva.kernels._triton_configs import KERNELS, Kernel, Plan, Tiles, candidates, default_plan
+from scdiva.kernels._triton_configs import KERNELS, MIN_CAPABILITY, Kernel, Plan, Tiles, candidates, default_plan
 
 INTERPRETED = not isinstance(kernels.forward_kernel, triton.runtime.JITFunction)
 """Whether Triton runs in its interpreter (`TRITON_INTERPRET=1` when this was imported): on a CPU, and slowly."""
@@ -37,8 +37,7 @@ def device_plan(device: torch.device, head_dim: int, dtype: torch.dtype) -> Plan
     if key not in _tuned:
         if device.type != "cuda":
             return INTERPRETED_PLAN
-        capability = torch.cuda.get_device_capability(device)
-        _tuned[key] = default_plan(head_dim, dtype.itemsize, capability, shared_limit(device))
+        _tuned[key] = default_plan(head_dim, dtype.itemsize, capability(device), shared_limit(device))
     return _tuned[key]
 
 
@@ -52,66 +51,61 @@ def shared_limit(device: torch.device) -> int:
     return triton.runtime.driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
 
 
+def capability(device: torch.device) -> tuple[int, int]:
+    """CUDA architecture of a device; where Triton interprets, the oldest."""
+    return torch.cuda.get_device_capability(device) if device.type == "cuda" else MIN_CAPABILITY
+
+
 def median_seconds(call: Callable[[], object]) -> float:
     """Time of a call on the device."""
     return triton.testing.do_bench(call, return_mode="median") / 1e3
 
 
 def tune(
-    time: Callable[[Callable[[], object]], float],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor | None,
-    sin: Tensor | None,
-    cu_seqlens: Tensor,
-    max_seqlen: int,
-) -> tuple[Plan, list[tuple[Kernel, Tiles, bool, float]]]:
-    """Time every plan that fits the device on given cells, and keep the best for this process.
+    q: Tensor, k: Tensor, v: Tensor, cos: Tensor | None, sin: Tensor | None, cu_seqlens: Tensor, max_seqlen: int
+) -> Plan:
+    """Time the plans that fit the device on given cells, and keep the best for this process.
 
     The forward pass is timed alone, the two backward kernels together: each kernel's tiles with what its loop walks
-    over rotated once, and in the loop. A plan that the device refuses (too much shared memory) is left out.
+    over rotated once, then the best of them rotating in the loop. A plan that the device refuses (too much shared
+    memory) is left out.
 
     Parameters
     ----------
-    time
-        Seconds that a call takes, such as `triton.testing.do_bench`.
     q, k, v, cos, sin, cu_seqlens, max_seqlen
         As for :func:`packed`, on a CUDA device.
 
     Returns
     -------
-    The plan kept, and each (kernel, tiles, rotated once, time) that ran.
+    The plan kept.
     """
     head_dim, limit = q.shape[-1], shared_limit(q.device)
-    start = device_plan(q.device, head_dim, q.dtype)
+    plan = device_plan(q.device, head_dim, q.dtype)._replace(rotate_once=True)
     cells = q, k, v, cos, sin, cu_seqlens, max_seqlen
-    out, lse = forward(*cells, start)
+    out, lse = forward(*cells, plan)
     back = v, q, k, v, out, lse, cos, sin, cu_seqlens, max_seqlen  # as gradient any numbers but zeros will do
-    timings: list[tuple[Kernel, Tiles, bool, float]] = []
-    totals: list[tuple[float, Plan]] = []
-    for once in (True, False) if cos is not None else (True,):
-        plan, total = start._replace(rotate_once=once), 0.0
-        for kernel in KERNELS:
-            found: list[tuple[Kernel, Tiles, bool, float]] = []
-            for tiles in candidates(kernel, head_dim, q.element_size(), limit):
-                tried = plan.having(kernel, tiles)
-                call = partial(forward, *cells, tried) if kernel == "forward" else partial(backward, *back, tried)
-                try:
-                    call()
-                    found.append((kernel, tiles, once, time(call)))
-                except (errors.OutOfResources, errors.PTXASError):
-                    continue
-            timings += found
-            if found:
-                _, tiles, _, seconds = min(found, key=lambda row: row[3])
-                plan = plan.having(kernel, tiles)
-                # a backward time holds both kernels, with the best of the first when the second is tried
-                total += seconds if kernel in ("forward", "dq") else 0.0
-        totals.append((total, plan))
-    best = min(totals, key=lambda entry: entry[0])[1]
-    keep(best, q.device, head_dim, q.dtype)
-    return best, timings
+
+    def fastest(kernel: Kernel, tried: list[Plan]) -> tuple[float, Plan]:
+        found = [(math.inf, tried[0])]
+        for one in tried:
+            call = partial(forward, *cells, one) if kernel == "forward" else partial(backward, *back, one)
+            try:
+                call()
+                found.append((median_seconds(call), one))
+            except (errors.OutOfResources, errors.PTXASError):
+                continue
+        return min(found, key=lambda entry: entry[0])
+
+    spent: dict[Kernel, float] = {}
+    for kernel in KERNELS:
+        tiles = candidates(kernel, head_dim, q.element_size(), limit, capability(q.device))
+        spent[kernel], plan = fastest(kernel, [plan.having(kernel, one) for one in tiles])
+    in_loop = plan._replace(rotate_once=False)
+    # the backward time, that of dq, holds both kernels
+    if cos is not None and sum(fastest(k, [in_loop])[0] for k in ("forward", "dq")) < spent["forward"] + spent["dq"]:
+        plan = in_loop
+    keep(plan, q.device, head_dim, q.dtype)
+    return plan
 
 
 def _strides(*tensors: Tensor) -> list[int]:

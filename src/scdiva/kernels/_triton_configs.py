@@ -95,17 +95,20 @@ _FULL_WIDE = _FULL._replace(dkdv=Tiles(16, 32, 8, 1), dq=Tiles(16, 32, 8, 1))
 def shared_bytes(kernel: Kernel, tiles: Tiles, head_dim: int, itemsize: int) -> int:
     """Upper estimate of the shared memory of one program, in bytes.
 
-    Tiles that a loop loads are held once per stage; what it walks past (queries, or keys and values in `dkdv`) and one
-    tile of scores or of their gradients once.
+    Tiles that a loop loads are held once per stage, and in the backward kernels once more (by Blackwell); what it walks
+    past (queries, or keys and values in `dkdv`) and one tile of scores or of their gradients once.
     """
     q, k = tiles.block_q * head_dim, tiles.block_k * head_dim
     fixed, walked = {"forward": (q, 2 * k), "dq": (2 * q, 2 * k), "dkdv": (2 * k, 2 * q)}[kernel]
     scores = tiles.block_q * tiles.block_k * (1 if kernel == "forward" else 2)
-    return (fixed + walked * tiles.stages + scores) * itemsize + 4 * tiles.block_q * tiles.stages * 2
+    held = tiles.stages + (kernel != "forward")
+    return (fixed + walked * held + scores) * itemsize + 4 * tiles.block_q * tiles.stages * 2
 
 
-def candidates(kernel: Kernel, head_dim: int, itemsize: int, shared_limit: int) -> list[Tiles]:
-    """Tile sizes that fit a device, larger ones first.
+def candidates(
+    kernel: Kernel, head_dim: int, itemsize: int, shared_limit: int, capability: tuple[int, int] = MIN_CAPABILITY
+) -> list[Tiles]:
+    """Tile sizes that fit a device.
 
     Parameters
     ----------
@@ -117,8 +120,12 @@ def candidates(kernel: Kernel, head_dim: int, itemsize: int, shared_limit: int) 
         Bytes of a number: 2 or 4.
     shared_limit
         Shared memory that a program may have on the device, in bytes.
+    capability
+        CUDA architecture of the device, such as `(9, 0)`.
     """
     tried = _CANDIDATES_32 if itemsize == 4 else _CANDIDATES_16[kernel]
+    if itemsize == 2 and capability >= (9, 0):  # with fewer than 64 rows a product is made by older instructions
+        tried = tuple(tiles for tiles in tried if (tiles.block_k if kernel == "dkdv" else tiles.block_q) >= 64)
     fitting = [tiles for tiles in tried if shared_bytes(kernel, tiles, head_dim, itemsize) <= shared_limit]
     return fitting or [tried[-1]]
 
@@ -138,7 +145,7 @@ def default_plan(head_dim: int, itemsize: int, capability: tuple[int, int], shar
         narrow, wide = _FULL, _FULL_WIDE
     plan = wide if head_dim == 128 else narrow
     for kernel in KERNELS:
-        fitting = candidates(kernel, head_dim, itemsize, shared_limit)
+        fitting = candidates(kernel, head_dim, itemsize, shared_limit, capability)
         if plan.of(kernel) not in fitting:
             plan = plan.having(kernel, fitting[0])
     return plan

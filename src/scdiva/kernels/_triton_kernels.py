@@ -16,6 +16,8 @@ What the four kernels share:
   factors. Moved out of the loop, the rows that the loop doesn't change would fill the registers; so nothing is moved
   (Triton 3.6 moves them all the same, and spills; 3.9 leaves them there).
 - No atomics: two runs agree bit for bit.
+- What counts tokens or tiles is compiled as any number (`COUNTS`): by default Triton compiles anew for numbers that 16
+  divides, and for 1, so that a run would stop for seconds at the first batch of each kind.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import triton
 import triton.language as tl
 
 LN2 = tl.constexpr(0.6931471805599453)
+COUNTS = ("n_tokens", "n_tiles")
 
 
 @triton.jit
@@ -85,7 +88,7 @@ def _store_pair(
     tl.store(X + at + HALF, second.to(dtype), mask=inside[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS[1:])
 def rotate_kernel(
     X, Y, Cos, Sin, Cu, x_token, x_head, y_token, y_head, n_tiles, n_heads, factor,
     HALF: tl.constexpr, ROTATE: tl.constexpr, TILE: tl.constexpr,
@@ -129,7 +132,7 @@ def _attend(
     return acc, new_max, row_sum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def forward_kernel(
     Q, K, V, Out, Lse, Cos, Sin, Cu,
     q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head, n_tokens, n_tiles, n_heads, factor,
@@ -190,7 +193,7 @@ def _dq_tile(
     return dq1, dq2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def dq_kernel(
     Q, K, V, Out, Grad, Lse, Delta, Dq, Cos, Sin, Cu,
     q_token, q_head, k_token, k_head, v_token, v_head, out_token, out_head, grad_token, grad_head, dq_token, dq_head,
@@ -264,7 +267,7 @@ def _dkdv_tile(
     return dk1, dk2, dv
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def dkdv_kernel(
     Q, K, V, Grad, Lse, Delta, Dk, Dv, Cos, Sin, Cu,
     q_token, q_head, k_token, k_head, v_token, v_head, grad_token, grad_head, dk_token, dk_head, dv_token, dv_head,

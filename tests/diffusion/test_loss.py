@@ -9,6 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from scdiva._constants import N_SPECIAL
 from scdiva.diffusion import Corrupted, dual_loss, log_likelihood, loss_weights, mask_tokens, masked_cross_entropy
+from scdiva.diffusion.loss import ALIGNED, gene_logits
 
 aten = torch.ops.aten
 
@@ -41,6 +42,20 @@ def test_equals_full_logits_in_value_and_gradients(chunk, scale, weighted):
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-10)
     for got, want in zip(grads, expected_grads, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
+
+
+def test_rows_of_zeros_below_the_head_change_nothing(monkeypatch):
+    """As on CUDA, where a row of logits is a multiple of 64; here of 5, and shapes are those of the weights."""
+    hidden, weight, targets, row_weight = head()
+    expected = [gene_logits(hidden, weight), *masked_cross_entropy(hidden, weight, targets, row_weight, chunk=8)]
+    expected += torch.autograd.grad(expected[0].square().sum() + expected[1], (hidden, weight))
+    monkeypatch.setitem(ALIGNED, "cpu", 5)
+    found = [gene_logits(hidden, weight), *masked_cross_entropy(hidden, weight, targets, row_weight, chunk=8)]
+    assert found[0].stride() == (25, 1)
+    found += torch.autograd.grad(found[0].square().sum() + found[1], (hidden, weight))
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 def test_gradient_flows_through_a_network_before_and_a_scalar_after():

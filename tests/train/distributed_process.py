@@ -147,7 +147,7 @@ RESIZED = {"steps": 22, "validate_every": 2}
 def of_two(folder: Path, rank: int) -> None:
     """Do all runs of two processes."""
     found = {
-        "plain": run(folder, "plain", accumulate=2),
+        "plain": run(folder, "plain", accumulate=2, micro_batches=2),  # each block run again; one process holds it all
         "stopped": run(folder, "halves", callbacks=[Terminate()]),
     }
     if rank == 0:

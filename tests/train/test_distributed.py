@@ -62,7 +62,7 @@ def test_two_processes_are_one_with_twice_the_batches(two, one):
     torch.testing.assert_close(first["plain"]["weights"], alone["weights"], rtol=0, atol=1e-5)
     assert torch.equal(first["plain"]["weights"], second["plain"]["weights"])
     turns = [loss for both in zip(first["plain"]["losses"], second["plain"]["losses"], strict=True) for loss in both]
-    assert turns == pytest.approx(alone["losses"], abs=1e-5)
+    assert turns == pytest.approx(alone["losses"], rel=1e-6)
     assert len(turns) == 24
     # what is validated and logged is the same too
     assert first["plain"]["validation"] == second["plain"]["validation"] == pytest.approx(alone["validation"], rel=1e-6)
@@ -84,7 +84,7 @@ def test_a_signal_to_one_process_stops_both_and_they_go_on(two, one):
     assert first["stopped"]["code"] == second["stopped"]["code"] == 143
     alone = one.run(folder, "straight", accumulate=2)
     torch.testing.assert_close(first["resumed"]["weights"], alone["weights"], rtol=0, atol=1e-5)
-    assert len(first["resumed"]["losses"]) == 3, "nothing that was done is done again"
+    assert len(first["resumed"]["losses"]) == 2, "both stop at the step after; nothing that was done is done again"
 
 
 def test_one_process_without_a_finite_loss_stops_both(two):
@@ -98,7 +98,7 @@ def test_one_process_goes_on_with_twice_the_accumulation(two, one):
     _, folder = two
     alone, straight = one.run(folder, "by one", resume=True, accumulate=2), one.run(folder, "straight 2", accumulate=2)
     assert alone["error"] == "None"
-    assert alone["seen"] == straight["seen"][6:]
+    assert alone["seen"] == straight["seen"][8:]
     torch.testing.assert_close(alone["weights"], straight["weights"], rtol=0, atol=1e-5)
 
 
@@ -159,8 +159,8 @@ SLURM = {
     ("environment", "options", "expected"),
     [
         ({}, {}, (1, 1, "auto")),
-        ({}, {"devices": 2, "num_nodes": 3}, (2, 3, "ddp_find_unused_parameters_true")),
-        (SLURM, {}, (4, 2, "ddp_find_unused_parameters_true")),
+        ({}, {"devices": 2, "num_nodes": 3}, (2, 3, "auto")),
+        (SLURM, {}, (4, 2, "auto")),
         (SLURM, {"strategy": "fsdp"}, (4, 2, "fsdp")),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -31,12 +31,16 @@ class CellBatch:
         int32 (B + 1,), starts at 0 and ends at T. A cell may be empty.
     study
         int64 (B,), number of the study that each cell comes from, or None.
+    host
+        The batch on the CPU that this one was copied from, if it was: what follows from the cells alone is worked out
+        there, and no device is waited for.
     """
 
     tokens: torch.Tensor
     values: torch.Tensor
     cu_seqlens: torch.Tensor
     study: torch.Tensor | None = None
+    host: CellBatch | None = None
 
     @property
     def n_cells(self) -> int:
@@ -58,7 +62,12 @@ class CellBatch:
         non_blocking
             As in :meth:`torch.Tensor.to`.
         """
-        return self._each(lambda part: part.to(device, non_blocking=non_blocking))
+        moved = self._each(lambda part: part.to(device, non_blocking=non_blocking))
+        return moved if moved.tokens.device.type == "cpu" else replace(moved, host=self.on_host())
+
+    def on_host(self) -> CellBatch:
+        """Return the batch on the CPU: itself, or what it was copied from; else a device is waited for."""
+        return self if self.tokens.device.type == "cpu" else self.host or self.to("cpu")
 
     def pin_memory(self) -> CellBatch:
         """Return the batch in page-locked memory (what a data loader calls before copying to a GPU)."""

@@ -6,9 +6,6 @@ Layout everywhere: the genes of all cells stand in one row of length `T` (`token
 
 from __future__ import annotations
 
-import warnings
-from typing import Any
-
 from scdiva.diffusion.likelihood import log_likelihood
 from scdiva.diffusion.loss import dual_loss, loss_weights, masked_cross_entropy
 from scdiva.diffusion.masking import Corrupted, cell_of_token, mask_tokens, stratified_times
@@ -28,12 +25,3 @@ __all__ = [
     "stratified_times",
     "values_at_ranks",
 ]
-
-_FORMER = {"place_log_prior": "rank_log_prior", "values_at_places": "values_at_ranks"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _FORMER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warnings.warn(f"scdiva.diffusion.{name} is called {_FORMER[name]} now.", DeprecationWarning, stacklevel=2)
-    return globals()[_FORMER[name]]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
+from scdiva._device import sent
 
 SPREAD = 0.7
 """Standard deviation of a gene's log-normalised value around what is expected of it in a cell."""
@@ -39,8 +40,10 @@ class Ranked(NamedTuple):
     visible: Tensor
     denominator: Tensor
 
-    def log_prior(self, asked: Tensor, expected: Tensor, genes: Tensor | None = None) -> Tensor:
-        """Give :func:`rank_log_prior` of these cells."""
+    def log_prior(self, rows: Tensor, expected: Tensor, genes: Tensor | None = None) -> Tensor:
+        """Give :func:`rank_log_prior` of these cells at positions `rows`, int64 ascending or bool `(T,)`."""
+        asked = torch.zeros_like(self.visible)
+        asked[rows.to(asked.device)] = True
         known = self.tokens, self.values, asked, self.visible, self.cu_seqlens
         return rank_log_prior(*known, expected, self.denominator, genes)
 
@@ -73,7 +76,8 @@ def rank_log_prior(
     Parameters
     ----------
     tokens, values
-        Packed batch, `(T,)` each. Only visible genes and values are read.
+        Packed batch, `(T,)` each. Only visible genes and values are read. On the CPU, with `asked`, `visible` and
+        `cu_seqlens`, no device on which `expected` is has to be waited for.
     asked
         bool `(T,)`: the masked genes that are predicted.
     visible
@@ -110,18 +114,20 @@ def rank_log_prior(
     """
     if bool((asked & visible).any()):
         raise ValueError(f"{int((asked & visible).sum())} positions are visible and asked about.")
-    of_gene = (denominator[N_SPECIAL:] if genes is None else denominator[genes.cpu()]).to(values.device).float()
+    device = expected.device
+    of_gene = denominator[N_SPECIAL:] if genes is None else denominator[genes.to(denominator.device)]
+    of_gene = sent(of_gene.float(), device)
     rows = []
     cells = _each_cell(tokens, values.float(), asked, visible, cu_seqlens, denominator)
     for cell, (_, at, shown, before, ends) in enumerate(cells):
         if not len(shown):
-            rows.append(torch.zeros(len(at), len(of_gene), dtype=torch.float32, device=values.device))
+            rows.append(torch.zeros(len(at), len(of_gene), dtype=torch.float32, device=device))
         elif len(at):
             # masked genes side by side have one pair of neighbours
             runs, of_run = torch.unique(before, return_inverse=True)
             prior = _of_runs(ends[runs], ends[runs + 1], shown, expected[cell].float(), of_gene)
-            rows.append(prior[of_run])
-    return torch.cat(rows) if rows else values.new_zeros((0, len(of_gene)), dtype=torch.float32)
+            rows.append(prior[sent(of_run, device)])
+    return torch.cat(rows) if rows else expected.new_zeros((0, len(of_gene)), dtype=torch.float32)
 
 
 def _each_cell(
@@ -149,6 +155,7 @@ def _of_runs(above: Tensor, below: Tensor, shown: Tensor, expected: Tensor, deno
         group = torch.arange(len(shown), device=shown.device) * GRID // len(shown)
         number = torch.bincount(group, minlength=GRID)
         grid = torch.bincount(group, shown.sort().values, minlength=GRID) / number
+    above, below, grid, number = (sent(x, expected.device) for x in (above, below, grid, number))
     likely = number.log() - (grid - expected[:, None]).square() / (2 * SPREAD**2)
     total = torch.nn.functional.pad(likely.softmax(dim=1).cumsum(dim=1), (1, 0)).float()
     last = torch.searchsorted(grid, above[:, None] * denominator * (1 + _SLACK), right=True)

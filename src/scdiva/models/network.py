@@ -6,8 +6,7 @@ import hashlib
 import html
 import json
 import os
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from scdiva._constants import MASK, N_SPECIAL
 from scdiva._version import __version__
+from scdiva.diffusion import cell_of_token
 from scdiva.kernels._attention import longest_cell
 from scdiva.models._folder import (
     CARD,
@@ -89,7 +89,8 @@ def check_input(
     config
         Of the network.
     tokens, values, cu_seqlens, value_mask, anchor_state
-        As :meth:`scdiva.models.ScDiVa.forward` takes them.
+        As :meth:`scdiva.models.ScDiVa.forward` takes them. With `cu_seqlens` on the CPU and the rest elsewhere, they
+        were checked before they went there.
     max_length
         Most genes of a cell; None takes the configuration's.
 
@@ -102,6 +103,8 @@ def check_input(
     ValueError
         If the tensors don't fit each other, a token isn't one of this vocabulary, or a cell is too long.
     """
+    if cu_seqlens.device != tokens.device:
+        return int(cu_seqlens.diff().max())
     c = config
     max_length = c.max_length if max_length is None else max_length
     if tokens.dim() != 1 or tokens.dtype != torch.int64:
@@ -141,8 +144,9 @@ def check_input(
 def mean_of_cells(flags: Tensor, cu_seqlens: Tensor, dtype: torch.dtype) -> Tensor:
     """Share of each cell's positions that are flagged, `(B,)`; 0 of an empty cell."""
     lengths = cu_seqlens.diff().long()
-    total = torch.segment_reduce(flags.to(dtype), "sum", lengths=lengths, unsafe=True)
-    return total / lengths.clamp_min(1)
+    total = torch.zeros(len(lengths), dtype=torch.promote_types(dtype, torch.float32), device=flags.device)
+    total = total.index_add_(0, cell_of_token(cu_seqlens, flags.numel()), flags.to(total.dtype))
+    return (total / lengths.clamp_min(1)).to(dtype)
 
 
 class Network(nn.Module):
@@ -163,8 +167,6 @@ class Network(nn.Module):
     config: ScDiVaConfig
     embedding: GeneValueEmbedding
     blocks: Blocks
-    logits: Callable[..., Tensor]
-    values: Callable[..., Tensor]
     vocabulary: Vocabulary
     metadata: dict[str, Any] | None = None
     origin: str | None = None
@@ -235,16 +237,6 @@ class Network(nn.Module):
             For `torch.compile`, such as `mode` or `backend`. `fullgraph=True` refuses a graph break.
         """
         self.blocks.compile_each(**options)
-
-    def gene_logits(self, *args: Any, **options: Any) -> Tensor:
-        """Give :meth:`ScDiVa.logits`, under its former name."""
-        warnings.warn("ScDiVa.gene_logits is called logits now.", DeprecationWarning, stacklevel=2)
-        return self.logits(*args, **options)
-
-    def predict_values(self, *args: Any, **options: Any) -> Tensor:
-        """Give :meth:`ScDiVa.values`, under its former name."""
-        warnings.warn("ScDiVa.predict_values is called values now.", DeprecationWarning, stacklevel=2)
-        return self.values(*args, **options)
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
         """Write the model, its vocabulary and its metadata to a folder, which is there whole or not at all.

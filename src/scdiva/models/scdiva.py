@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from scdiva._constants import LAT, MASK, N_SPECIAL
+from scdiva._device import sent
 from scdiva.diffusion import cell_of_token
+from scdiva.diffusion.loss import gene_logits
 from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import positions
 from scdiva.models.network import Network, ScDiVaOutput, check_input, mean_of_cells
@@ -89,7 +91,9 @@ class ScDiVa(Network):
         values
             `(T,)`, log-normalised expression; not read where masked.
         cu_seqlens
-            int32 `(B + 1,)`, cell boundaries. A cell may be empty, and all of its tokens may be masked.
+            int32 `(B + 1,)`, cell boundaries. A cell may be empty, and all of its tokens may be masked. On the CPU with
+            the rest on a device, the batch was checked beforehand (:func:`scdiva.models.network.check_input`), and the
+            device is asked for nothing. Otherwise it is waited for once, by that check.
         value_mask
             bool `(T,)`, `True` where the value is masked. The value of a `MASK` token always is. `None`: only there.
         anchor_state
@@ -112,6 +116,7 @@ class ScDiVa(Network):
         c = self.config
         most = c.max_length if use_transformer else c.input_length
         longest = check_input(c, tokens, values, cu_seqlens, value_mask, anchor_state, max_length=most)
+        bounds, cu_seqlens = _with_lat(cu_seqlens), sent(cu_seqlens, tokens.device)
         masked = tokens == MASK
         value_mask = masked if value_mask is None else value_mask | masked
         anchor = anchor_state
@@ -119,7 +124,7 @@ class ScDiVa(Network):
             anchor = self.anchor(tokens, values, cu_seqlens, ~value_mask)
 
         if use_transformer:
-            x, bounds, lat_rows, gene_rows = self._embed(tokens, values, cu_seqlens, value_mask, anchor)
+            x, lat_rows, gene_rows = self._embed(tokens, values, cu_seqlens, value_mask, anchor)
             x = self.norm(self.blocks(x, bounds, longest + 1, backend))
             hidden, cell_state = x[gene_rows], x[lat_rows]
             if anchor is not None and c.anchor == "encoder":
@@ -142,8 +147,8 @@ class ScDiVa(Network):
         cu_seqlens: Tensor,
         value_mask: Tensor,
         anchor: Tensor | None,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Make what enters the first block `(T + B, dim)`, its cell boundaries, the rows of `[LAT]` and of genes."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Make what enters the first block `(T + B, dim)`, the rows of `[LAT]` and of genes."""
         genes = self.embedding(tokens, values, value_mask)
         lat = self.embedding.gene.weight[LAT].expand(cu_seqlens.numel() - 1, -1)
         lat = lat if anchor is None else lat + self.anchor_in(anchor)
@@ -155,8 +160,7 @@ class ScDiVa(Network):
         source = torch.empty_like(rows)
         source[torch.cat([lat_rows, gene_rows])] = rows
         x = torch.cat([lat, genes])[source]
-        bounds = cu_seqlens + torch.arange(cu_seqlens.numel(), dtype=cu_seqlens.dtype, device=cu_seqlens.device)
-        return x, bounds, lat_rows, gene_rows
+        return x, lat_rows, gene_rows
 
     def logits(
         self,
@@ -178,31 +182,31 @@ class ScDiVa(Network):
         out
             Of a pass over these cells.
         rows
-            Positions, int64 ascending or bool `(T,)`.
+            Positions, int64 ascending or bool `(T,)`; may be on the CPU.
         genes
             int64 `(n,)`, tokens of the columns; `None`: all.
         expected
             What the state predicts of these genes, where the state head is not to be asked.
         ranked
-            The batch, if ranks are to be read; needs a state head. No gradient goes through them.
+            The batch, which may be on the CPU, if ranks are to be read; needs a state head. No gradient goes through
+            them.
 
         Returns
         -------
         `(N, n)`; without `genes` column `j` is of token `j + N_SPECIAL`.
         """
         columns = slice(None) if genes is None else genes - N_SPECIAL
+        at = sent(rows, out.hidden.device)
         if self.state_head is None:
-            return nn.functional.linear(out.hidden[rows], self.gene_weight[columns])
+            return gene_logits(out.hidden[at], self.gene_weight[columns])
         if expected is None:
             assert out.read is not None
             expected = self.state_head.expected(out.read, genes)
-        logits = hidden_gene_logits(expected.log_odds, out.hidden_share)[out.cells[rows]]
+        logits = hidden_gene_logits(expected.log_odds, out.hidden_share)[out.cells[at]]
         if len(out.hidden):
-            logits = logits + nn.functional.linear(out.hidden[rows], self.gene_weight[columns])
+            logits = logits + gene_logits(out.hidden[at], self.gene_weight[columns])
         if ranked is not None:
-            asked = torch.zeros_like(ranked.visible)
-            asked[rows] = True
-            logits = logits + ranked.log_prior(asked, expected.values.detach(), genes)
+            logits = logits + ranked.log_prior(rows, expected.values.detach(), genes)
         return logits
 
     def values(
@@ -247,9 +251,10 @@ class ScDiVa(Network):
         """
         anchor = self.encode_anchor(tokens, values, cu_seqlens)
         if anchor is not None:
-            most = self.config.max_length
-            kept = positions(cu_seqlens, tokens.numel()) < most
-            cu_seqlens = nn.functional.pad(cu_seqlens.diff().clamp_max(most).cumsum(0), (1, 0)).to(cu_seqlens.dtype)
+            starts, lengths = cu_seqlens[:-1], cu_seqlens.diff().clamp_max(self.config.max_length)
+            cu_seqlens = nn.functional.pad(lengths.cumsum(0), (1, 0)).to(cu_seqlens.dtype)
+            n = int(cu_seqlens[-1])
+            kept = sent(positions(cu_seqlens, n) + starts[cell_of_token(cu_seqlens, n)], tokens.device)
             tokens, values = tokens[kept], values[kept]
         return self(tokens, values, cu_seqlens, anchor_state=anchor, backend=backend)
 
@@ -263,7 +268,7 @@ class ScDiVa(Network):
         c = self.config
         check_input(c, tokens, values, cu_seqlens, value_mask, None, max_length=c.input_length)
         hidden = tokens == MASK if value_mask is None else value_mask | (tokens == MASK)
-        return None if self.anchor is None else self.anchor(tokens, values, cu_seqlens, ~hidden)
+        return None if self.anchor is None else self.anchor(tokens, values, sent(cu_seqlens, tokens.device), ~hidden)
 
     @torch.no_grad()
     def attention_weights(
@@ -276,10 +281,15 @@ class ScDiVa(Network):
         """
         longest = check_input(self.config, tokens, values, cu_seqlens, None, None)
         anchor = self.encode_anchor(tokens, values, cu_seqlens)
-        x, bounds, _, _ = self._embed(tokens, values, cu_seqlens, tokens == MASK, anchor)
-        yield from self.blocks.attention_weights(x, bounds, longest + 1)
+        x, _, _ = self._embed(tokens, values, cu_seqlens, tokens == MASK, anchor)
+        yield from self.blocks.attention_weights(x, _with_lat(cu_seqlens), longest + 1)
 
     @property
     def gene_weight(self) -> Tensor:
         """Weight of the gene head, `(n_genes, dim)`; row `j` belongs to token `j + N_SPECIAL`."""
         return self.heads.gene_weight(self.embedding.gene.weight)
+
+
+def _with_lat(cu_seqlens: Tensor) -> Tensor:
+    """Boundaries of cells with `[LAT]` before each."""
+    return cu_seqlens + torch.arange(cu_seqlens.numel(), dtype=cu_seqlens.dtype, device=cu_seqlens.device)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from scdiva._device import sent
 from scdiva.kernels import attention_weights, resolve_backend, rope_attention, rope_tables
 
 INIT_STD = 0.02
@@ -248,32 +249,30 @@ class Blocks(nn.ModuleList):
         """Map packed tokens `(T, dim)` to `(T, dim)`.
 
         Blocks look at one cell at a time, so a batch may be run in parts of whole cells: `micro_batches` of them with
-        about as many tokens each, while gradients are asked for. Of each part only what goes in and out is kept; in
-        the backward pass it is run again (Chen et al. 2016, "Training deep nets with sublinear memory cost"). Gradients
-        then are those of the whole batch, added up in another order, and the activations of one part are the most that
-        is held. It costs one more forward pass.
+        about as many tokens each, while gradients are asked for. Then only what goes into a block is kept, `(T, dim)`;
+        in the backward pass the block is run again on each part (Chen et al. 2016, "Training deep nets with sublinear
+        memory cost"), and the activations of one block on one part are the most that is held beside. Gradients are
+        those of the whole batch, added up in another order. It costs one more forward pass.
 
         Parameters
         ----------
         x
             `(T, dim)`.
         cu_seqlens
-            `(B + 1,)`, cell boundaries; read back from a GPU if `micro_batches` is above 1.
+            `(B + 1,)`, cell boundaries; may be on the CPU. On a device, it is asked for them if `micro_batches` is
+            above 1.
         max_seqlen
             Tokens of the longest cell.
         backend
             Attention backend; None: the one given at first.
         """
         shared = *self._rotations(x.device), self._resolved(backend, x.device), max_seqlen
-
-        def through(part: Tensor, bounds: Tensor) -> Tensor:
-            for block in self:
-                part = block(part, bounds, *shared)
-            return part
-
+        bounds, cu_seqlens = cu_seqlens, sent(cu_seqlens, x.device)
         if self.micro_batches <= 1 or not torch.is_grad_enabled():
-            return through(x, cu_seqlens)
-        bounds = cu_seqlens.cpu()
+            for block in self:
+                x = block(x, cu_seqlens, *shared)
+            return x
+        bounds = bounds.cpu()
         wanted = torch.linspace(0, float(bounds[-1]), self.micro_batches + 1)[1:-1]
         at = torch.searchsorted(bounds, wanted.to(bounds.dtype))
         cells = torch.unique(torch.cat([torch.tensor([0]), at, torch.tensor([len(bounds) - 1])])).tolist()
@@ -281,7 +280,10 @@ class Blocks(nn.ModuleList):
         outs = []
         for first, last in itertools.pairwise(cells):
             start, stop = int(bounds[first]), int(bounds[last])
-            outs.append(again(through, x[start:stop], cu_seqlens[first : last + 1] - start, use_reentrant=False))
+            part, own = x[start:stop], cu_seqlens[first : last + 1] - start
+            for block in self:
+                part = again(block, part, own, *shared, use_reentrant=False, preserve_rng_state=False)
+            outs.append(part)
         return torch.cat(outs)
 
     def attention_weights(self, x: Tensor, cu_seqlens: Tensor, max_seqlen: int) -> Iterator[tuple[int, int, Tensor]]:

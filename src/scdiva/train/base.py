@@ -94,7 +94,14 @@ class TaskModule(pl.LightningModule):
         every checkpoint.
     micro_batches
         Parts of a batch that the network runs over in turn; doubled when memory runs out, saved with every checkpoint.
+    stopping
+        Whether the run is to end: asked of this process, and after each optimiser step of any of them.
+    last_loss
+        That of the last batch before the last optimiser step.
     """
+
+    all_trained = False
+    """Whether each weight gets a gradient from each batch; else processes have to look which ones did."""
 
     def __init__(self, model: nn.Module, config: OptimiserConfig) -> None:
         super().__init__()
@@ -102,8 +109,9 @@ class TaskModule(pl.LightningModule):
         self.config = config
         self.batches_seen = 0
         self.micro_batches = config.micro_batches
-        # batches since the last optimiser step, with their numbers: run again when memory runs out halfway
-        self._window: list[tuple[CellBatch, int]] = []
+        self.stopping, self.last_loss = False, math.nan
+        # batches since the last optimiser step, with numbers and losses: run again when memory runs out halfway
+        self._window: list[tuple[CellBatch, int, Tensor]] = []
 
     def compute_loss(self, batch: CellBatch, generator: torch.Generator) -> tuple[Tensor, dict[str, Tensor]]:
         """Loss of a batch and its parts, by name; to be written by the task.
@@ -145,9 +153,8 @@ class TaskModule(pl.LightningModule):
         """One batch; called by Lightning."""
         number = self.batches_seen + self.global_rank
         loss, parts = self._in_parts(lambda _: self.drawn_loss(batch, number, STREAM), batch.n_cells)
-        self._check_loss(loss, number)
         if self._trainer is not None:
-            self._window.append((batch, number))
+            self._window.append((batch, number, loss.detach()))
         self._log("train", loss, parts, batch.n_cells)
         # counted here, not in a hook: callbacks save checkpoints before the module's hook would run
         self.batches_seen += self._world_size
@@ -210,13 +217,13 @@ class TaskModule(pl.LightningModule):
                 return
             loss.detach_()  # lets go of the activations, which the caller's loss holds
             self.zero_grad(set_to_none=True)
-            for batch, number in self._window:
+            for batch, number, _ in self._window:
                 with self.trainer.precision_plugin.train_step_context():
                     again, _ = self.drawn_loss(batch, number, STREAM)
                 (again / self.trainer.accumulate_grad_batches).backward()
 
         try:
-            self._in_parts(gradient, max((batch.n_cells for batch, _ in self._window), default=1) if alone else 1)
+            self._in_parts(gradient, max((batch.n_cells for batch, *_ in self._window), default=1) if alone else 1)
         except torch.OutOfMemoryError as error:
             if alone:
                 raise
@@ -229,31 +236,34 @@ class TaskModule(pl.LightningModule):
         """Forget the batches of the last optimiser step; the newest is the first of the next. Called by Lightning."""
         del self._window[:-1]
 
-    def _check_loss(self, loss: Tensor, number: int) -> None:
-        finite = everywhere = bool(torch.isfinite(loss))
-        if self._world_size > 1:  # else the others would wait for this one's gradient
-            everywhere = self.trainer.strategy.reduce_boolean_decision(finite, all=True)
-        at = "" if self._trainer is None else f", optimiser step {self._trainer.global_step}"
-        if not finite:
-            raise FloatingPointError(f"The loss is {float(loss.detach())} at batch {number}{at}.")
-        if not everywhere:
-            raise FloatingPointError(f"The loss of another process is not finite{at}; its message names the batch.")
-
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Stop before a gradient that is not finite enters the weights. Called by Lightning.
+        """Stop before a loss or gradient that is not finite enters the weights. Called by Lightning.
+
+        It is the one place in which a step waits for its device. What processes have to know of each other (whether a
+        loss is not finite, or one of them is to stop) goes around beforehand, as one small sum.
 
         Raises
         ------
         FloatingPointError
-            If it is not. Processes have added theirs up, so all of them stop.
+            If one is not, in any process: all of them stop.
         """
         norm = nn.utils.get_total_norm([p.grad for p in self.parameters() if p.grad is not None])
-        if not bool(torch.isfinite(norm)):
-            batches = ", ".join(str(number) for _, number in self._window)
-            raise FloatingPointError(
-                f"The gradient is not finite at batch {batches}, optimiser step {self.trainer.global_step}, though "
-                "each loss is."
-            )
+        read = torch.stack([norm, *(loss.to(norm) for *_, loss in self._window)])
+        wrong = ~read.isfinite()
+        asked = torch.stack([wrong[1:].any(), wrong[0], wrong.new_full((), self.stopping)]).float()
+        if self._world_size > 1:
+            torch.distributed.all_reduce(asked)
+        lost, wild, stopping, _, *losses = torch.cat([asked, read]).tolist()
+        self.stopping, self.last_loss = bool(stopping), losses[-1] if losses else math.nan
+        at = f"optimiser step {self.trainer.global_step}"
+        for (_, number, _), loss in zip(self._window, losses, strict=True):
+            if not math.isfinite(loss):
+                raise FloatingPointError(f"The loss is {loss} at batch {number}, {at}.")
+        if lost:
+            raise FloatingPointError(f"The loss of another process is not finite, {at}; its message names the batch.")
+        if wild:
+            batches = ", ".join(str(number) for _, number, _ in self._window)
+            raise FloatingPointError(f"The gradient is not finite at batch {batches}, {at}, though each loss is.")
 
     def validation_step(self, batch: CellBatch, batch_idx: int) -> None:
         """One batch of the fixed validation set; it is corrupted in the same way each time. Called by Lightning."""
@@ -266,7 +276,9 @@ class TaskModule(pl.LightningModule):
         whole = stage == "val"
         self.log_dict(values, batch_size=n_cells, on_step=not whole, on_epoch=whole, sync_dist=whole)
         if stage == "train" and self.trainer.optimizers:
-            self.log("train/learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"], batch_size=n_cells)
+            # as a tensor, else Lightning makes one on the device, and waits for it
+            rate = torch.tensor(self.trainer.optimizers[0].param_groups[0]["lr"])
+            self.log("train/learning_rate", rate, batch_size=n_cells)
 
     def configure_optimizers(self) -> Any:
         """AdamW with linear warm-up and cosine, stepped once per optimiser step. Called by Lightning."""

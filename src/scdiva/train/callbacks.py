@@ -162,13 +162,16 @@ class Keeper(Checkpoint):
         if self.signal is None:
             self.signal, self._since = number, time.monotonic()
 
-    def on_train_batch_end(self, trainer: pl.Trainer, *args: Any) -> None:
+    def on_before_optimizer_step(self, trainer: pl.Trainer, pl_module: Any, optimizer: Any) -> None:
+        """Pass on a signal to the module, which asks the other processes in any case. Called by Lightning."""
+        pl_module.stopping = self.signal is not None
+
+    def on_train_batch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule, *args: Any) -> None:
         """Write a checkpoint if one is due, and stop if a signal was received. Called by Lightning."""
         if trainer.fit_loop._should_accumulate():
             return
-        stops, step = self.signal is not None, trainer.global_step
-        if trainer.world_size > 1:
-            stops = trainer.strategy.reduce_boolean_decision(stops, all=False)
+        step = trainer.global_step  # several processes have decided before this step, all alike
+        stops = bool(pl_module.stopping) if trainer.world_size > 1 else self.signal is not None
         if stops or step % self.every == 0 or step == trainer.max_steps:
             trainer.save_checkpoint(self.file)
         if stops and step != trainer.max_steps:
@@ -221,13 +224,11 @@ class Watch(Callback):
         self._cells += batch.n_cells * trainer.world_size
         now, (then, cells) = time.perf_counter(), self._marks[0]
         rate = (self._cells - cells) / max(now - then, 1e-9)
-        pl_module.log(RATE, rate, batch_size=batch.n_cells)
+        pl_module.log(RATE, torch.tensor(rate), batch_size=batch.n_cells)
         if trainer.global_step == self._step:
             return
         if self._bar is not None:
-            loss = trainer.callback_metrics.get("train/loss")
-            shown = f"{rate:,.0f} cells/s" + ("" if loss is None else f", loss {float(loss):.3f}")
-            self._bar.set_postfix_str(shown, refresh=False)
+            self._bar.set_postfix_str(f"{rate:,.0f} cells/s, loss {pl_module.last_loss:.3f}", refresh=False)
             self._bar.update(trainer.global_step - self._step)
         self._step = trainer.global_step
         self._marks.append((now, self._cells))

@@ -56,8 +56,9 @@ class OptimiserConfig:
     accumulate
         Batches per optimiser step and process. Each has a buffer of 4,096 cells in memory, about 30 MB.
     micro_batches
-        Parts of a batch that the transformer runs over in turn, for one more forward pass; the step stays that of the
-        whole batch. When memory runs out it is doubled, with a warning.
+        Parts of a batch that each block of the transformer runs over in turn, for one more forward pass; the step stays
+        that of the whole batch. From 2 on only what goes into each block is held. When memory runs out it is doubled,
+        with a warning.
     learning_rate
         Highest learning rate, reached after the warm-up.
     final_learning_rate
@@ -75,7 +76,7 @@ class OptimiserConfig:
         Whether the transformer blocks are compiled (`torch.compile`, about a minute): `"auto"` where there is a CUDA
         device, `"yes"` or `"no"`.
     autotune
-        Time the fused attention kernel's launch configurations on the CUDA device before training (a minute or two the
+        Time the fused attention kernel's launch configurations on the CUDA device before training (under a minute, the
         first time), instead of taking those chosen for its architecture. The winner goes into the checkpoint: the last
         bits of the weights depend on it, so a resumed run keeps it.
     seed

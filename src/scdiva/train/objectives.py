@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from scdiva._constants import N_SPECIAL
+from scdiva._device import sent
 from scdiva.data.batch import CellBatch
 from scdiva.diffusion import cell_of_token
 from scdiva.diffusion.thinning import chosen
@@ -58,7 +59,8 @@ class GeneDecoder(nn.Module):
         state
             `(B, state_dim)`.
         study
-            `(B,)`, where -1 gets what the studies have in common; not used without a covariate.
+            `(B,)`, where -1 gets what the studies have in common; not used without a covariate. On the CPU, no device
+            is waited for.
 
         Raises
         ------
@@ -71,6 +73,7 @@ class GeneDecoder(nn.Module):
         n = self.study_bias.num_embeddings
         if study is None or bool(((study < -1) | (study >= n)).any()):
             raise ValueError(f"The decoder knows {n} studies: batches need their numbers, from 0; -1 for another.")
+        study = sent(study, state.device)
         known = torch.ge(study, 0)[:, None]
         common = self.study_bias.weight.mean(0)
         return logits + torch.where(known, self.study_bias(study.clamp_min(0)), common)

@@ -14,13 +14,14 @@ from pytorch_lightning.loggers import CSVLogger
 from torch import Tensor
 
 from scdiva._constants import N_SPECIAL
+from scdiva._device import sent
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
 from scdiva.data.stream import ValidationBatches
 from scdiva.diffusion import Corrupted, cell_of_token, dual_loss, mask_tokens, stratified_times
 from scdiva.diffusion.ranks import Ranked
 from scdiva.kernels import autotune_attention, keep_attention_plan, resolve_backend
-from scdiva.models.network import ScDiVaOutput
+from scdiva.models.network import ScDiVaOutput, check_input
 from scdiva.models.scdiva import ScDiVa
 from scdiva.train.base import TaskModule
 from scdiva.train.callbacks import CHECKPOINT_KEY
@@ -215,6 +216,9 @@ class PretrainingModule(TaskModule):
         self.decoder: GeneDecoder | None = None
         if config.anchor_objective == "genes":
             self.decoder = GeneDecoder(model.state_dim, model.config.n_genes, n_studies, frequency)
+        # the heads of other tasks, and what only an objective of the state asks for
+        idle = [model.query_head, model.integration, model.own, None if self.decoder else model.anchor_out]
+        self.all_trained = not any(idle)
 
     def on_train_start(self) -> None:
         """Make the network ready for its device, by the configuration. Called by Lightning."""
@@ -274,21 +278,22 @@ class PretrainingModule(TaskModule):
         ValueError
             If studies are needed and missing, or their numbers are out of range.
         """
-        c = self.config
-        times = stratified_times(batch.n_cells, generator).to(batch.tokens.device)
-        corrupted = mask_tokens(*batch.packed, times, generator, value_mask_rate=c.value_mask_rate)
+        # what follows from the cells and the draws is worked out on the CPU: the device is asked for nothing
+        c, host = self.config, batch.on_host()
+        times = stratified_times(host.n_cells, generator)
+        corrupted = mask_tokens(*host.packed, times, generator, value_mask_rate=c.value_mask_rate)
         out = self._denoised(corrupted, batch)
-        scored = self._scored(corrupted.masked, batch.cu_seqlens, generator)
+        scored = self._scored(corrupted.masked, host.cu_seqlens, generator)
         logits = None
         if self.model.state_head is not None and scored is not None:
-            logits = self._logits(out, (corrupted.masked & scored).nonzero().squeeze(1), corrupted, batch)
-        cells = self.model.values(out, batch.tokens), batch.tokens, batch.values, corrupted, batch.cu_seqlens
+            logits = self._logits(out, (corrupted.masked & scored).nonzero().squeeze(1), corrupted, host)
+        cells = self.model.values(out, batch.tokens), host.tokens, host.values, corrupted, host.cu_seqlens
         loss, parts = dual_loss(
             out.hidden, self.model.gene_weight, *cells, value_weight=c.value_weight, scored=scored, logits=logits
         )
         if self.decoder is not None:
-            weight = (times <= DECODED_TIME).to(times)
-            terms = gene_multinomial_loss(self.decoder(out.cell_state, batch.study), batch)
+            weight = sent((times <= DECODED_TIME).to(times), loss.device)
+            terms = gene_multinomial_loss(self.decoder(out.cell_state, host.study), batch)
             genes = (terms * weight).sum() / weight.sum().clamp_min(1)
             loss = loss + genes
             parts["genes"] = genes.detach()
@@ -305,16 +310,17 @@ class PretrainingModule(TaskModule):
         """
         super().validation_step(batch, batch_idx)
         generator = step_generator(self.config.seed, batch_idx, "validation/ratios")
-        ratios = ratios_of(sum(len(each) for each in self._scores), batch.n_cells).to(batch.tokens.device)
-        corrupted = mask_tokens(*batch.packed, ratios, generator)
+        host = batch.on_host()
+        ratios = ratios_of(sum(len(each) for each in self._scores), host.n_cells)
+        corrupted = mask_tokens(*host.packed, ratios, generator)
         out = self._denoised(corrupted, batch)
         most = min(MOST_SCORED, self.config.scored_genes or MOST_SCORED)
-        scored = self._scored(corrupted.masked, batch.cu_seqlens, generator, most)
+        scored = self._scored(corrupted.masked, host.cu_seqlens, generator, most)
         assert scored is not None
 
-        values = self.model.values(out, batch.tokens)
+        values = self.model.values(out, batch.tokens).cpu()
         self._scores.append(
-            score_cells(lambda rows: self._logits(out, rows, corrupted, batch), values, batch, corrupted, scored)
+            score_cells(lambda rows: self._logits(out, rows, corrupted, host).cpu(), values, host, corrupted, scored)
         )
 
     def on_validation_epoch_end(self) -> None:
@@ -334,12 +340,17 @@ class PretrainingModule(TaskModule):
 
     def _denoised(self, corrupted: Corrupted, batch: CellBatch) -> ScDiVaOutput:
         """Run the network over what is left of a batch."""
-        seen = corrupted.tokens, corrupted.values, batch.cu_seqlens
-        out: ScDiVaOutput = self.model(*seen, value_mask=corrupted.value_mask)
+        host = batch.on_host()
+        check_input(self.model.config, *host.packed, None, None)
+        tokens, values, _, value_mask = (sent(x, batch.tokens.device) for x in corrupted)
+        out: ScDiVaOutput = self.model(tokens, values, host.cu_seqlens, value_mask=value_mask)
         return out
 
     def _logits(self, out: ScDiVaOutput, rows: Tensor, corrupted: Corrupted, batch: CellBatch) -> Tensor:
-        """Logits of the genes at masked positions, int64 `(N,)`, with what their ranks imply if that is asked for."""
+        """Logits of the genes at masked positions, int64 `(N,)`, with what their ranks imply if that is asked for.
+
+        All but `out` is on the CPU.
+        """
         ranked = None
         if self.config.place_prior and self.denominator is not None:
             seen = ~corrupted.value_mask
@@ -355,4 +366,4 @@ class PretrainingModule(TaskModule):
             return None
         cells = cell_of_token(cu_seqlens, masked.numel())
         number = torch.bincount(cells[masked], minlength=cu_seqlens.numel() - 1).clamp_min(1)
-        return torch.rand(masked.numel(), generator=generator).to(masked.device) < (most / number)[cells]
+        return torch.rand(masked.numel(), generator=generator) < (most / number)[cells]

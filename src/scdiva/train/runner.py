@@ -127,8 +127,6 @@ def make_trainer(
         "accelerator": accelerator,
         "devices": devices,
         "num_nodes": num_nodes,
-        # some objectives leave a weight without gradient
-        "strategy": "auto" if (devices, num_nodes) == (1, 1) else "ddp_find_unused_parameters_true",
         "enable_progress_bar": False,
         "enable_model_summary": False,
         "plugins": plugins,
@@ -238,11 +236,14 @@ def fit(
         datamodule.start_step = module.batches_seen if checkpoint is None else batches_seen(checkpoint)
     out.mkdir(parents=True, exist_ok=True)
     keeper = Keeper(out / CHECKPOINT, c.checkpoint_every)
+    # where some weight stays without gradient, processes have to look which, after each batch
+    looked_for = not module.all_trained and ((devices, num_nodes) != (1, 1) or launched() is not None)
     trainer = make_trainer(
         accelerator,
         devices,
         num_nodes,
         **{
+            "strategy": "ddp_find_unused_parameters_true" if looked_for else "auto",
             "max_steps": c.steps if max_steps is None else max_steps,
             "max_epochs": -1,
             "precision": resolve_precision(c.precision, accelerator),
@@ -279,8 +280,8 @@ def fit(
             kept = f"{keeper.file} is from before" if keeper.file.exists() else "there is no checkpoint yet"
             raise FloatingPointError(
                 f"{error} The weights were left as they were, and {kept}. Inspect the batch's cells "
-                "(CellDataModule.cells_of_batch), resume with precision='fp32', or start anew with a lower "
-                "learning_rate."
+                "(CellDataModule.cells_of_batch), start anew with a lower learning_rate, or resume with "
+                "precision='fp32', which on a GPU takes many times as long."
             ) from error
         finally:
             module.release()

@@ -1,0 +1,149 @@
+"""What a training step asks its device for. The meta device stands in for a GPU: it holds no numbers to wait for."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from scdiva.data.batch import CellBatch
+from scdiva.diffusion import loss as loss_module
+from scdiva.kernels import _attention
+from scdiva.models import ScDiVa, ScDiVaConfig
+from scdiva.train import PretrainingConfig, PretrainingModule
+
+pytest.importorskip("triton", reason="attention elsewhere asks a GPU for the lengths of cells")
+
+ASKING = {
+    "_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive",
+    "bincount", "equal",
+}  # fmt: skip
+"""Operators whose outcome, or its shape, is a matter of numbers on the device."""
+
+
+class Waits(TorchDispatchMode):
+    """Count how often the host would wait for the device, and by what; answer copies to the host with zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.counted = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        keywords = keywords or {}
+        given = [x for x in tree_leaves((arguments, keywords)) if isinstance(x, torch.Tensor)]
+        name = function.overloadpacket.__name__
+        if any(x.is_meta for x in given):
+            if name == "_to_copy" and torch.device(keywords.get("device") or "meta").type == "cpu":
+                self.counted.append("to cpu")
+                return torch.zeros(given[0].shape, dtype=given[0].dtype)
+            by_mask = name.startswith("index") and any(x.dtype in (torch.bool, torch.uint8) for x in given[1:])
+            if name in ASKING or (by_mask and name not in ("index_fill", "index_fill_")):
+                self.counted.append(name)
+        return function(*arguments, **keywords)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """The meta device, on which attention runs as on a GPU, with rows of logits as wide."""
+    monkeypatch.setattr(_attention, "_triton_obstacle", lambda *_: "")
+    monkeypatch.setitem(loss_module.ALIGNED, "meta", 64)
+    # no autocast for it: asked whether it is on, torch knows no such device
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda *_: False)
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: torch.enable_grad())
+    return torch.device("meta")
+
+
+def test_waits_are_seen():
+    x = torch.ones(4, device="meta")
+    for ask in (lambda: x.tolist(), lambda: x.cpu(), lambda: x.nonzero(), lambda: x[x > 0], lambda: bool(x.sum())):
+        with Waits() as waits, contextlib.suppress(NotImplementedError, RuntimeError):
+            ask()
+        assert waits.counted, ask
+    with Waits() as waits:
+        x[torch.tensor([1, 2], device="meta")] + 1
+    assert not waits.counted
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings"),
+    [
+        ({"anchor": "learned"}, {"anchor_objective": "none", "value_mask_rate": 0.0}),
+        ({}, {}),
+        ({"tie_gene_head": True}, {"scored_genes": 3}),
+        ({"n_layers": 3}, {"micro_batches": 3}),
+        ({"state_head": True, "state_rank": 4}, {"scored_genes": 3, "place_prior": True}),
+    ],
+)
+def test_a_step_waits_once(fields, settings, tiny, config, batch, device):
+    model = tiny(dim=64, attention_backend="triton", **fields)
+    module = PretrainingModule(model, config(**settings), n_studies=2, denominator=np.ones(33)).to(device)
+    module._trainer = SimpleNamespace(world_size=1, global_step=0)
+    module.on_fit_start()
+    generator = torch.Generator().manual_seed(0)
+    on_device = batch.to(device)
+    assert on_device.host is batch
+    with Waits() as waits:
+        for number in range(2):  # two batches are one step
+            loss, _ = module.compute_loss(on_device, generator)
+            module._window.append((on_device, number, loss.detach()))
+            loss.backward()
+        assert waits.counted == []
+        module.on_before_optimizer_step(None)
+    assert waits.counted == ["to cpu"]
+    assert module.last_loss == 0.0
+    untrained = [name for name, weight in module.named_parameters() if weight.grad is None]
+    assert not untrained
+    assert module.all_trained
+
+
+@pytest.mark.parametrize(
+    ("fields", "settings", "untrained"),
+    [
+        ({}, {"anchor_objective": "none"}, "model.anchor_out"),
+        ({"state_head": True, "query_head": True}, {"scored_genes": 3}, "model.query_head"),
+        ({"integrated": True}, {}, "model.integration"),
+        ({"anchor_residual": False}, {"anchor_objective": "none"}, None),
+        ({"anchor": "learned"}, {"anchor_objective": "none"}, None),
+    ],
+)
+def test_weights_without_gradient_are_known_beforehand(fields, settings, untrained, tiny, config, batch):
+    module = PretrainingModule(tiny(**fields), config(**settings), n_studies=2)
+    module.compute_loss(batch, torch.Generator().manual_seed(0))[0].backward()
+    found = {name for name, weight in module.named_parameters() if weight.grad is None}
+    assert module.all_trained == (not found)
+    assert all(name.startswith(str(untrained)) for name in found)
+    assert bool(found) == (untrained is not None)
+
+
+def test_a_billion_weights_train_on_80_gb(device):
+    """What a process holds with `micro_batches=2`, counted on 20 cells and carried over to 131,072 tokens."""
+    config = ScDiVaConfig(
+        n_genes=41_818, dim=1536, n_layers=32, n_heads=24, ffn_dim=4096, anchor="learned", attention_backend="triton"
+    )
+    with device:
+        model = ScDiVa(config)
+    assert model.n_parameters > 1e9
+    module = PretrainingModule(model, PretrainingConfig(anchor_objective="none", micro_batches=2))
+    module.on_fit_start()
+    tokens = torch.arange(24_000) % 1200 + 3
+    bounds = torch.arange(0, 24_001, 1200, dtype=torch.int32)
+    batch = CellBatch(tokens, torch.ones(24_000), bounds).to(device)
+    weights, held = {id(p) for p in model.parameters()}, {}
+
+    def note(tensor):
+        if id(tensor) not in weights and tensor.is_meta:
+            held[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        module.compute_loss(batch, torch.Generator().manual_seed(0))
+    of_stream = sum(storage.nbytes() for storage in held.values()) - 4 * model.gene_weight.numel()
+    assert of_stream / (24_000 * 1536 * 4) < 32 + 12, "the input of each block, and what is before and after them"
+    state = 20 * model.n_parameters  # weight, gradient, two moments of AdamW, bucket of DDP
+    block = 12 * 1536 + 6 * 4096  # numbers of a token within one block
+    assert state + of_stream * 131_072 / 24_000 + 4 * block * 131_072 / 2 < 75e9

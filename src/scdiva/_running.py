@@ -27,6 +27,11 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 
+CUDA_TOKENS = 131_072
+"""Tokens of a batch on CUDA: launching its kernels takes the host far less time than running them takes the device."""
+COMPILED_CELLS = 20_000
+"""Cells from which on the transformer's blocks are compiled on CUDA: fewer take less time than the compiler."""
+
 
 class Cells(Protocol):
     """Cells that are read in windows: a :class:`scdiva.data.cells.CellSource`, or cells in memory."""
@@ -216,18 +221,20 @@ def run_cells(
     batch's cells within the window, and what was read out of them. It must be used up before the next window is asked
     for.
     """
-    from scdiva.data.batch import WINDOW, fill_batches, from_ragged, portions
+    from scdiva.data.batch import BATCH_TOKENS, WINDOW, fill_batches, from_ragged, portions
     from scdiva.data.corpus import take_cells
     from scdiva.models.inference import open_encoder, runs_transformer
 
     through_blocks = runs_transformer(model, running.what)
+    on_cuda = running.device.startswith("cuda")
+    budget = CUDA_TOKENS if on_cuda else BATCH_TOKENS
     # on a CPU, cells share a call only where they are as good as free
     most = 1 if through_blocks and running.device.startswith("cpu") else running.batch_size
     total = (source.n_obs if stop is None else stop) if only is None else int(only.sum())
+    compiled = on_cuda and through_blocks and total - start >= COMPILED_CELLS
+    how: dict[str, Any] = {"device": running.device, "precision": running.precision, "what": running.what}
     with (
-        open_encoder(
-            model, device=running.device, precision=running.precision, threads=settings.threads, what=running.what
-        ) as encode,
+        open_encoder(model, threads=settings.threads, compiled=compiled, **how) as encode,
         progress_bar(desc="running the model", unit="cell", total=total, initial=start) as bar,
     ):
 
@@ -240,7 +247,7 @@ def run_cells(
                 batch = from_ragged(*take_cells(ragged, cells)).packed
                 return batch if beside is None else (*batch, *beside(rows[cells]))
 
-            for batches in portions(fill_batches(lengths, max_cells=most), lengths, held_tokens):
+            for batches in portions(fill_batches(lengths, budget, most), lengths, held_tokens):
                 for cells, found in zip(batches, encode(packed, batches), strict=True):
                     yield cells, found
                     bar.update(len(cells))

@@ -50,8 +50,8 @@ class Settings:
         Arithmetic of the transformer when cells are embedded: ``"fp32"``, ``"bf16"`` or ``"auto"``, see
         :meth:`resolve_precision`.
     batch_size
-        Most cells per forward pass when cells are embedded; None: as many as hold 32,768 genes. It changes speed and
-        memory, and results by no more than rounding: lower it where a GPU's memory runs short.
+        Most cells per forward pass when cells are embedded; None: as many as hold 32,768 genes, on CUDA 131,072. It
+        changes speed and memory, and results by no more than rounding: lower it where a GPU's memory runs short.
     progress
         Whether calls of more than a second show a progress bar: drawn in a terminal and in Jupyter, and where stderr is
         a file or a pipe as plain lines, one in half a minute.

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 import torch
 
 import scdiva as sd
+from scdiva.data import batch
 from scdiva.models import save_model
 from scdiva.tokenizer.vocabulary import load_vocabulary
 
@@ -319,3 +320,42 @@ def test_some_cells_are_run_with_tensors_beside_them(adata, one, plain, kind, mo
     assert list(run_cells(model, source, running, only=np.zeros(90, dtype=bool))) == []
     with pytest.raises(TypeError, match="width of its own"):
         running._replace(what=scaled).width(model)
+
+
+def test_on_cuda_batches_are_large_and_from_some_number_of_cells_on_compiled(adata, one, monkeypatch):
+    """What CUDA is asked for, done on the CPU; blocks are traced, not compiled to machine code."""
+    from scdiva import _running
+    from scdiva.models import inference
+    from scdiva.nn import Blocks
+
+    opened, budgets, compiled = [], [], []
+    open_encoder, fill_batches, compile_each = inference.open_encoder, batch.fill_batches, Blocks.compile_each
+
+    def on_cpu(model, *, device, **options):
+        opened.append((device, options["compiled"]))
+        return open_encoder(model, device="cpu", **options)
+
+    def filled(lengths, budget, most):
+        budgets.append(budget)
+        return fill_batches(lengths, budget, most)
+
+    def traced(blocks):
+        compiled.append(blocks)
+        compile_each(blocks, backend="eager")
+
+    monkeypatch.setattr(inference, "open_encoder", on_cpu)
+    monkeypatch.setattr(batch, "fill_batches", filled)
+    monkeypatch.setattr(Blocks, "compile_each", traced)
+    source = _running.open_for(one, adata, _running.how_to_run(None, "cpu", "fp32"))[1]
+    expected = _running.embed_all(one, source, _running.how_to_run(None, "cpu", "bf16"))
+    assert set(budgets) == {batch.BATCH_TOKENS}
+    assert not compiled
+    for least, is_compiled in ((91, False), (90, True)):
+        monkeypatch.setattr(_running, "COMPILED_CELLS", least)
+        budgets.clear()
+        found = _running.embed_all(one, source, _running.Running(None, "cuda", "bf16", "embedding"))
+        np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)
+        assert opened[-1] == ("cuda", is_compiled)
+        assert set(budgets) == {131_072}
+        assert bool(compiled) == is_compiled
+        assert one.blocks[0]._compiled_call_impl is None, "the model is left as it was"

@@ -3,7 +3,8 @@
 On a CPU each worker is a thread that shares the weights and computes on one core (torch lets go of Python's lock while
 it computes). Cells that go through the transformer come one at a time, so nothing is padded and no core waits for
 another; two threads inside one small matrix product gain little, and much less than nothing on a busy machine. On CUDA
-there are two workers: one prepares the next batch while the device works on the last.
+one worker is enough: batches are checked on the CPU, go over and come back through page-locked memory, and a result is
+waited for where it is taken. A function that reads out may ask the device for more; for those there are two.
 
 What runs in lower precision are the matrix products of the transformer's blocks, 99% of the work. The residual stream
 and the norms, the set encoder and what goes in and out stay in float32, as when the model was trained.
@@ -23,13 +24,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from scdiva._device import sent
 from scdiva._settings import logger
+from scdiva.models.network import check_input
 from scdiva.models.scdiva import ScDiVa
 
 Packed = tuple[Tensor, Tensor, Tensor]
 """tokens int64 (T,), values float (T,), cu_seqlens int32 (B + 1,), as :meth:`ScDiVa.encode` takes them."""
 Batch = tuple[Tensor, ...]
 """The same three, and whatever else a function that reads out asks for."""
+Coming = tuple[Tensor, torch.cuda.Event | None]
+"""A result on the CPU, and what has to be waited for until it has come there from CUDA."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 Encode = Callable[[Callable[[Item], Batch], Iterable[Item]], Iterator[np.ndarray]]
@@ -59,7 +64,7 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
     model
         The model.
     batch
-        B cells of at most `config.input_length` genes.
+        B cells of at most `config.input_length` genes; `cu_seqlens` as :meth:`ScDiVa.forward` takes it.
     what
         `"embedding"`, the cell state, integrated or joined with own components where the model does so; `"state"`, the
         cell state itself; a function, what that returns.
@@ -75,7 +80,7 @@ def read_out(model: ScDiVa, batch: Batch, what: ReadOut) -> Tensor:
     last = model.integration or model.own
     if what == "state" or last is None:
         return state
-    found: Tensor = last(state.float(), tokens, values, cu_seqlens)
+    found: Tensor = last(state.float(), tokens, values, sent(cu_seqlens, tokens.device))
     return found
 
 
@@ -87,6 +92,7 @@ def open_encoder(
     precision: str = "fp32",
     threads: int | None = None,
     what: ReadOut = "embedding",
+    compiled: bool = False,
 ) -> Iterator[Encode[Any]]:
     """Get a model ready to encode batch after batch; leave it as it was when the ``with`` block ends, however it ends.
 
@@ -104,6 +110,8 @@ def open_encoder(
         Workers on a CPU; `None`: as many as torch has threads. Their number changes no bit of a result.
     what
         What to read out, see :func:`read_out`.
+    compiled
+        Whether the transformer's blocks are compiled for it, where they are a copy, of lower precision.
 
     Yields
     ------
@@ -120,22 +128,30 @@ def open_encoder(
     home, training = next(model.parameters()).device, model.training
     with _one_thread_each() as n_torch:
         kind = torch.device(device).type
-        n_workers = (threads or n_torch) if kind == "cpu" else 2 if kind == "cuda" else 1
+        n_workers = (threads or n_torch) if kind == "cpu" else 2 if kind == "cuda" and callable(what) else 1
         pool = ThreadPoolExecutor(n_workers, "scdiva", initializer=torch.set_num_threads, initargs=(1,))
         try:
             model.to(device).eval()
             network = at_precision(model, precision, what)
+            if compiled and network is not model:
+                network.compile_blocks()
 
-            def state_of(batch: Batch) -> np.ndarray:
+            def state_of(batch: Batch) -> Coming:
+                on_device = tuple(sent(part, device) for part in batch)
+                if kind != "cpu" and not callable(what):
+                    c, (tokens, values, bounds) = model.config, batch
+                    check_input(c, tokens, values, bounds, None, None, max_length=c.input_length)
+                    on_device = *on_device[:2], bounds
                 with torch.inference_mode():
-                    return read_out(network, tuple(part.to(device) for part in batch), what).float().cpu().numpy()
+                    found = read_out(network, on_device, what).float().to("cpu", non_blocking=kind == "cuda")
+                return found, torch.cuda.current_stream(device).record_event() if kind == "cuda" else None
 
-            def in_parts(make: Callable[[Any], Batch], item: Any) -> np.ndarray:
+            def in_parts(make: Callable[[Any], Batch], item: Any) -> list[Coming]:
                 n_cells = len(item) if isinstance(item, np.ndarray) else 1
 
-                def run(n: int) -> np.ndarray:
+                def run(n: int) -> list[Coming]:
                     parts = [item] if n == 1 else np.array_split(item, min(n, n_cells))
-                    return np.concatenate([state_of(make(part)) for part in parts])
+                    return [state_of(make(part)) for part in parts]
 
                 try:
                     return run_in_parts(run, n_cells, device=device, advice="a smaller batch_size avoids this")
@@ -150,7 +166,7 @@ def open_encoder(
             def encode(make: Callable[[Item], Batch], items: Iterable[Item]) -> Iterator[np.ndarray]:
                 errors: list[BaseException] = []
 
-                def attempt(item: Item) -> np.ndarray:
+                def attempt(item: Item) -> list[Coming]:
                     if errors:  # of another worker: nothing new is begun
                         raise errors[0]
                     try:
@@ -159,7 +175,11 @@ def open_encoder(
                         errors.append(error)
                         raise
 
-                return pool.map(attempt, items)
+                for parts in pool.map(attempt, items):
+                    for _, arrived in parts:
+                        if arrived is not None:
+                            arrived.synchronize()
+                    yield np.concatenate([found.numpy() for found, _ in parts])
 
             yield encode
         finally:

@@ -167,10 +167,10 @@ ABOUT = {
         "Goals are on CPU time per cell, which counts the thread that reads ahead; with other work on the machine that "
         "thread can cost more wall time than it saves, and from run to run the ratio to `backed` moved by a quarter, "
         "once to just below its goal. Rows of one block of 64 neighbours come in nearby batches in "
-        "ours and scDataset; `backed` and AnnLoader draw from the whole file. TileDB-SOMA-ML reads the same cells from an "
-        "experiment. `packed, 64 processes` reads them packed, as ranked tokens and values, one epoch of the lanes of every "
-        "eighth of 64 processes. Rows read per cell used are counted over an epoch of all of them; pool and order of 59 M "
-        "cells are those of a simulated index in a process of its own, 237 of the MB mapped from its files.",
+        "ours and scDataset; `backed` and AnnLoader draw from the whole file. TileDB-SOMA-ML reads the same cells "
+        "from an experiment. `packed, 64 processes` reads them packed, as ranked tokens and values, one epoch of the "
+        "lanes of every eighth of 64 processes. Rows read per cell used are counted over an epoch of all of them; pool "
+        "and order of 59 M cells are those of a simulated index in a process of its own, 237 of the MB mapped from its files.",
     ),
     "sources": (
         "Reading by where cells lie",

@@ -170,7 +170,8 @@ ABOUT = {
         "ours and scDataset; `backed` and AnnLoader draw from the whole file. TileDB-SOMA-ML reads the same cells "
         "from an experiment. `packed, 64 processes` reads them packed, as ranked tokens and values, one epoch of the "
         "lanes of every eighth of 64 processes. Rows read per cell used are counted over an epoch of all of them; pool "
-        "and order of 59 M cells are those of a simulated index in a process of its own, 237 of the MB mapped from its files.",
+        "and order of 59 M cells are those of a simulated index in a process of its own, 237 of the MB mapped from its "
+        "files.",
     ),
     "sources": (
         "Reading by where cells lie",

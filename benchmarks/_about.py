@@ -212,10 +212,17 @@ ABOUT = {
         "each target again. The judge keeps the last 64 networks without memory that it built, for speed. Targets may "
         "be of different calls, each with its commit; the first finding ends a target, and is mended before it counts.",
     ),
+    "aot": (
+        "Kernels compiled for GPUs that are not here",
+        "The attention kernels in bfloat16 by Triton's compiler for A100 (sm_80), H100 and H200 (sm_90) and B200 "
+        "(sm_100): every launch that is taken by default, and every launch that tuning may take for heads of 64. A "
+        "register that spills lies on the thread's stack. Matrix instructions are counted in the machine code.",
+    ),
     "gpu": (
         "GPU",
-        "One call of `benchmarks/gpu.py`: arms in turn, device events, best of several samples. Where a goal was "
-        "missed, the kernels that took the time stand beside it.",
+        "One call of `benchmarks/gpu.py`: arms in turn, device events, best of several samples; `tl.embed` and `fit` "
+        "by the clock, from ranked cells to states and from a packed corpus to weights. Where a goal was missed, the "
+        "kernels that took the time stand beside it.",
     ),
 }
 """Title and what to know, by result; a result that is not named here gets its own name and no words."""

@@ -37,7 +37,7 @@ from pytorch_lightning.callbacks import Callback
 from torch import Tensor, nn
 
 from scdiva._constants import N_SPECIAL
-from scdiva._running import embed_all, how_to_run
+from scdiva._running import COMPILED_CELLS, CUDA_TOKENS, embed_all, how_to_run
 from scdiva.data.batch import CellBatch
 from scdiva.data.datamodule import CellDataModule
 from scdiva.diffusion.loss import masked_cross_entropy
@@ -119,7 +119,7 @@ class CellsInMemory:
 
 def embedding(setting: Setting) -> Iterator[dict]:
     """`tl.embed` from ranked cells to states on the host, full and typical cells; and its model on one batch alone."""
-    n_cells, config, model = (20_480 if setting.cuda else 24), model_config(setting), build(setting)
+    n_cells, config, model = (COMPILED_CELLS if setting.cuda else 24), model_config(setting), build(setting)
     running = how_to_run(None, setting.device.type, "bf16" if setting.cuda else "fp32")
     kinds = kinds_of_cells(setting, n_cells)
     sources = {kind: CellsInMemory(cells_of(setting, genes)) for kind, genes in kinds.items()}
@@ -164,7 +164,7 @@ def embedding(setting: Setting) -> Iterator[dict]:
     network = at_precision(model, running.precision)
     if setting.cuda:
         network.compile_blocks()
-    few = {kind: genes[: 109 if setting.cuda else 4] for kind, genes in kinds.items()}  # 128 k tokens of full cells
+    few = {kind: genes[: CUDA_TOKENS // setting.length if setting.cuda else 4] for kind, genes in kinds.items()}
     batches = {kind: batch_of(setting, genes) for kind, genes in few.items()}
 
     def encode(batch: CellBatch) -> Arm:

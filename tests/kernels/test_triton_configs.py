@@ -15,7 +15,7 @@ def test_a_plan_fits_its_device(device, head_dim, itemsize):
     plan = default_plan(head_dim, itemsize, capability, limit)
     for kernel in KERNELS:
         tiles = plan.of(kernel)
-        fitting = candidates(kernel, head_dim, itemsize, limit)
+        fitting = candidates(kernel, head_dim, itemsize, limit, capability)
         assert tiles in fitting
         if device != "tiny":
             assert all(shared_bytes(kernel, each, head_dim, itemsize) <= limit for each in fitting)

@@ -50,7 +50,10 @@ TOPICS = {
     "training": ("Training", ("ablation", "learning_curve", "learning_curve_mouse", "attempts")),
     "speed": (
         "Speed and memory",
-        ("scaling", "embedding", "training", "serialisation", "loss", "loading", "sources", "activations", "gpu", "aot"),
+        (
+            *("scaling", "embedding", "training", "serialisation", "loss"),
+            *("loading", "sources", "activations", "gpu", "aot"),
+        ),
     ),
     "reliability": ("Faults and fuzzing", ("faults", "faults_long", "fuzz")),
 }

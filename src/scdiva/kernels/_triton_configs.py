@@ -128,8 +128,7 @@ def candidates(
         tried = tuple(tiles for tiles in tried if (tiles.block_k if kernel == "dkdv" else tiles.block_q) >= 64)
     elif itemsize == 2 and kernel == "dkdv":  # before Hopper 64 × 64 scores spill (benchmarks/aot.py)
         tried = tuple(tiles for tiles in tried if min(tiles.block_q, tiles.block_k) < 64)
-    fitting = [tiles for tiles in tried if shared_bytes(kernel, tiles, head_dim, itemsize) <= shared_limit]
-    return fitting or [tried[-1]]
+    return [one for one in tried if shared_bytes(kernel, one, head_dim, itemsize) <= shared_limit] or [tried[-1]]
 
 
 def default_plan(head_dim: int, itemsize: int, capability: tuple[int, int], shared_limit: int) -> Plan:
@@ -142,9 +141,8 @@ def default_plan(head_dim: int, itemsize: int, capability: tuple[int, int], shar
     capability
         CUDA architecture of the device, such as `(9, 0)`.
     """
-    narrow, wide = (_HOPPER, _HOPPER_WIDE) if capability >= (9, 0) else (_AMPERE, _AMPERE_WIDE)
-    if itemsize == 4:
-        narrow, wide = _FULL, _FULL_WIDE
+    half = (_HOPPER, _HOPPER_WIDE) if capability >= (9, 0) else (_AMPERE, _AMPERE_WIDE)
+    narrow, wide = (_FULL, _FULL_WIDE) if itemsize == 4 else half
     plan = wide if head_dim == 128 else narrow
     for kernel in KERNELS:
         fitting = candidates(kernel, head_dim, itemsize, shared_limit, capability)

@@ -17,8 +17,9 @@ from torch import Tensor
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch, from_ragged
-from scdiva.data.corpus import PackedCells, take_cells
+from scdiva.data.corpus import take_cells
 from scdiva.data.order import Order
+from scdiva.data.packed import PackedCells
 from scdiva.data.pool import CellPool
 from scdiva.data.stream import TrainingStream
 from scdiva.diffusion import cell_of_token, mask_tokens, stratified_times

@@ -157,6 +157,16 @@ ABOUT = {
         "thread, arms in turn, best CPU time. Peak MiB are tensors above the start; resident MiB are a process of its "
         "own for each arm, a check by other means.",
     ),
+    "packing": (
+        "Packing, and formats of packed cells",
+        "Made-up counts in files of one study each are packed by one process and by two, whose imports count. The "
+        "packed cells are written in each library's own format and read in random batches of 64, as the tokens, values "
+        "and bounds that training takes: `ours` is the training stream with 64 blocks of 64 cells in its buffer; "
+        "annbatch reads zarr shards with the ranked tokens as column indices, in chunks of 64 or in its own of 512; "
+        "litdata and MosaicML Streaming read chunks of 64 MB, shuffled as they do it by themselves. CPU time of all "
+        "threads, arms in turn, best of the rounds. Mixing: of how many runs of 1,000 neighbours the 64 cells of "
+        "a batch come. Resuming: whether a new reader goes on from what the old one noted with the same cells.",
+    ),
     "loading": (
         "Loading random mini-batches",
         "Batches of 64 cells as raw CSR rows of one uncompressed h5ad file, opened anew by each arm, from the page "

@@ -20,7 +20,7 @@ import torch
 
 import scdiva as sd
 from scdiva.data.cells import open_cells
-from scdiva.data.corpus import PackedCells
+from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa
 from scdiva.tokenizer import Vocabulary
 from scdiva.train import LinearMap, fit_linear_map

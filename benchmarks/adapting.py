@@ -39,7 +39,7 @@ from zero_shot import SCORES, scores, timed
 import scdiva as sd
 from scdiva._labels import batch_numbers
 from scdiva.data.cells import open_cells
-from scdiva.data.corpus import PackedCells
+from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa, load_model
 from scdiva.train.adaptation import read_cells
 from scdiva.train.own_components import with_own_components

@@ -57,7 +57,8 @@ from sklearn.metrics import average_precision_score
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
-from scdiva.data.corpus import PackedCells, pack_files
+from scdiva.data.packed import PackedCells
+from scdiva.data.packing import pack_files
 from scdiva.diffusion.thinning import Counts, counts_of
 from scdiva.models import ScDiVa, load_model
 from scdiva.populations.corrections import shift_to

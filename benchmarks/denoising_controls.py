@@ -29,8 +29,8 @@ from torch import Tensor
 
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch
-from scdiva.data.corpus import PackedCells
 from scdiva.data.order import Order
+from scdiva.data.packed import PackedCells
 from scdiva.data.pool import CellPool
 from scdiva.data.stream import TrainingStream
 from scdiva.diffusion import cell_of_token, mask_tokens

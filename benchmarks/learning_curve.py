@@ -42,7 +42,8 @@ from zero_shot import scores
 
 import scdiva as sd
 from scdiva._rng import step_generator
-from scdiva.data.corpus import PackedCells, pack_files
+from scdiva.data.packed import PackedCells
+from scdiva.data.packing import pack_files
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer import Vocabulary
 from scdiva.train import LinearMap, fit_linear_map

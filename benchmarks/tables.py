@@ -52,7 +52,7 @@ TOPICS = {
         "Speed and memory",
         (
             *("scaling", "embedding", "training", "serialisation", "loss"),
-            *("loading", "sources", "activations", "gpu", "aot"),
+            *("packing", "loading", "sources", "activations", "gpu", "aot"),
         ),
     ),
     "reliability": ("Faults and fuzzing", ("faults", "faults_long", "fuzz")),

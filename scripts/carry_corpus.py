@@ -92,23 +92,31 @@ def checksum(content: dict[str, np.ndarray]) -> str:
 
 
 def read_packed(file: Path) -> tuple[dict[str, np.ndarray], dict]:
-    """Everything of a packed corpus: its arrays and its header (attributes and names of the studies)."""
-    with h5py.File(file, "r") as packed:
-        content = {name: packed[name][:] for name in (*COLUMNS, "measured", "denominator")}
-        attributes = {key: value.item() if hasattr(value, "item") else value for key, value in packed.attrs.items()}
-        names = [str(name) for name in packed["study_names"].asstr()[:]]
-    return content, {"attributes": attributes, "study_names": names}
+    """Everything of a packed corpus: its arrays, as a corpus of one file has them, and its header."""
+    from scdiva.data.packed import PackedCells, token_type
+
+    packed = PackedCells(file)
+    indptr, tokens, values = packed.read(0, packed.n_obs)
+    content = {
+        "indptr": indptr,
+        "tokens": tokens.astype(token_type(packed.n_tokens)),
+        "values": values,
+        "study": packed.study.astype(np.int32),
+        "measured": np.array(packed.measured),
+        "denominator": np.array(packed.denominator),
+    }
+    attributes = {name: getattr(packed, name) for name in ("fingerprint", "n_tokens", "max_length", "entropy_floor")}
+    return content, {"attributes": {"scdiva_packed": 1, **attributes}, "study_names": packed.study_names}
 
 
 def write_packed(file: Path, content: dict[str, np.ndarray], header: dict) -> None:
     """Write what :func:`read_packed` read."""
     with h5py.File(file, "w") as packed:
         packed.attrs.update(header["attributes"])
-        for name in COLUMNS:
+        for name in (*COLUMNS, "denominator"):
             packed[name] = content[name]
         packed["study_names"] = np.array(header["study_names"], dtype=h5py.string_dtype())
         packed.create_dataset("measured", data=content["measured"], compression="gzip")
-        packed["denominator"] = content["denominator"]
 
 
 def bounds_of_studies(study: np.ndarray) -> list[tuple[int, int]]:

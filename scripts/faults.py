@@ -7,6 +7,8 @@ A straight run notes what its checkpoint is after each step: weights, their runn
 the same configuration are killed (SIGKILL at a random moment, or while a checkpoint is being written), told to stop
 (SIGTERM, Ctrl-C) or find the disk full; each is resumed until it is done. After each fault the checkpoint on the disk
 must be that of the straight run at its step, bit for bit, at most `checkpoint_every` steps old, and so must be the end.
+Packing is killed at random moments too, by one process and by three: after each kill all parts that have their name
+must be those of a call that was never killed, none that was there may be gone, and at the end the folders are alike.
 The last lines are a table of what was tried, bit-exact and lost; the exit code is 1 if anything was lost.
 
 `--long` is `scdiva pretrain --preset mini` on a folder of files, as a user calls it: once without kills, once killed at
@@ -35,7 +37,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faults_runs import EVERY, Board, Toy, saved
+from faults_runs import EVERY, Board, Packing, Toy, saved
 
 from scdiva.data.corpus import data_files
 from scdiva.train.callbacks import CHECKPOINT
@@ -195,6 +197,40 @@ def full_disk(trial: Trial, number: int, rng: random.Random, root: Path) -> None
             subprocess.run(["umount", str(small)], check=False)
 
 
+def killed_packing(root: Path, number: int, workers: int, rng: random.Random) -> dict[str, Any]:
+    """SIGKILL at random moments while files are packed; each call goes on after the one before until all is done."""
+    what = "SIGKILL in packing" if workers == 1 else f"SIGKILL in packing, {workers} processes"
+    print(f"{what} ...", flush=True)
+    job, begun = Packing(root / f"packing{workers}"), time.monotonic()
+    if wait(forked(lambda: job.run("straight", workers)), lambda: False):
+        raise SystemExit("Packing without faults failed.")
+    seconds, straight = time.monotonic() - begun, job.files("straight")
+    tried = exact = lost = 0
+    known: set[str] = set()
+    while tried < number or known:  # to the end
+        kills = tried < number
+        end = time.monotonic() + rng.random() * seconds
+        child = forked(lambda: job.run("killed", workers))
+        code = wait(child, lambda end=end, kills=kills: kills and time.monotonic() > end)
+        if code is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            found = job.files("killed")
+            parts = {name: digest for name, digest in found.items() if name.startswith("part-")}
+            same = parts.items() <= straight.items()
+            tried, exact, lost = tried + 1, exact + same, lost + bool(known - parts.keys())
+            if not same or known - parts.keys():
+                print(f"  {what}: parts alike: {same}, gone: {sorted(known - parts.keys())}", flush=True)
+            known = set(parts)
+        else:
+            if code or (found := job.files("killed")) != straight:
+                print(f"  {what}: the end is another one (exit code {code})", flush=True)
+                lost += 1
+            shutil.rmtree(job.folder / "killed")
+            known = set()
+    return {"fault": what, "tried": tried, "bit_exact": exact, "lost": lost}
+
+
 def straight_run(job: Toy, folder: Path) -> tuple[dict[int, str], float]:
     """Digests after each step of a run without faults, and the seconds of one that writes its checkpoints."""
 
@@ -243,6 +279,8 @@ def short(arguments: argparse.Namespace) -> list[dict[str, Any]]:
         trial = begin("SIGKILL in save", job, straight)
         kills(trial, arguments.saves, seconds, rng, in_save=True)
         rows.append(trial.row())
+        rows.append(killed_packing(root, arguments.kills, 1, rng))
+        rows.append(killed_packing(root, max(1, arguments.signals // 2), 3, rng))
     return rows
 
 
@@ -311,9 +349,9 @@ def main() -> int:
         from _record import record
 
         record("faults_long" if arguments.long else "faults", rows, seconds=round(time.monotonic() - begun))
-    print(f"{'fault':24}{'tried':>8}{'bit-exact':>12}{'lost':>8}")
+    print(f"{'fault':32}{'tried':>8}{'bit-exact':>12}{'lost':>8}")
     for row in rows:
-        print(f"{row['fault']:24}{row['tried']:8}{row['bit_exact']:12}{row['lost']:8}")
+        print(f"{row['fault']:32}{row['tried']:8}{row['bit_exact']:12}{row['lost']:8}")
     print(f"{time.monotonic() - begun:.0f} s")
     return int(any(row["lost"] or row["bit_exact"] < row["tried"] for row in rows))
 

@@ -15,6 +15,7 @@ import torch
 
 from scdiva._rng import step_generator
 from scdiva.data.datamodule import CellDataModule
+from scdiva.data.packing import pack_files
 from scdiva.datasets import toy
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer import Vocabulary
@@ -138,6 +139,28 @@ class Toy:
         module = Dropping(model, training, n_studies=2)
         train(module, data, folder, board, noted, **options)
         return module
+
+
+class Packing:
+    """Packing of three files into 23 parts."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        cells = toy(1080, 300)
+        human = Vocabulary.human()
+        genes = human.subset(human.match(cells.var_names).tokens)
+        self.vocabulary = genes.with_entropy(np.ones(genes.n_genes))
+        (folder / "studies").mkdir(parents=True)
+        for name, rows in (("a", slice(0, 700)), ("b", slice(700, 710)), ("c", slice(710, 1080))):
+            cells[rows].copy().write_h5ad(folder / "studies" / f"{name}.h5ad")
+
+    def run(self, out: str, workers: int) -> None:
+        pack_files(self.folder / "studies", self.vocabulary, self.folder / out, workers=workers, part_cells=50)
+
+    def files(self, out: str) -> dict[str, str]:
+        """SHA-256 of every file by its name; hidden ones are no part of a corpus, and none is left at the end."""
+        there = sorted((self.folder / out).glob("**/*"))
+        return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in there if path.is_file()}
 
 
 def train(

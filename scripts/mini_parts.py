@@ -9,7 +9,7 @@ import torch
 from mini_stages import AnchorConfig, AnchorModule, StateHeadConfig, StateHeadModule, start_state_head
 
 from scdiva._rng import step_generator
-from scdiva.data.corpus import PackedCells
+from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa
 from scdiva.tokenizer import Vocabulary
 from scdiva.tokenizer.serialize import score_denominator

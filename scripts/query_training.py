@@ -21,7 +21,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_seed
 from scdiva.data.batch import CellBatch, from_ragged
-from scdiva.data.corpus import PackedCells, take_cells
+from scdiva.data.corpus import take_cells
+from scdiva.data.packed import PackedCells
 from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import Counts, chosen, counts_of, keep_counts, log_normalised
 from scdiva.models.scdiva import ScDiVa

@@ -29,7 +29,7 @@ from query_training import QueryConfig, QueryModule, StudyDataModule
 from train_mini import BUNDLED, trained_seconds
 
 from scdiva._rng import step_generator
-from scdiva.data.corpus import PackedCells
+from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa, load_model, save_model
 from scdiva.train import fit
 

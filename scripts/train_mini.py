@@ -48,8 +48,9 @@ from pytorch_lightning.callbacks import Callback
 
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
-from scdiva.data.corpus import PackedCells, pack_files
 from scdiva.data.datamodule import CellDataModule
+from scdiva.data.packed import PackedCells
+from scdiva.data.packing import pack_files
 from scdiva.models import ScDiVa, ScDiVaConfig, save_model
 from scdiva.models.network import init_gene_embedding
 from scdiva.tokenizer import Vocabulary, load_vocabulary
@@ -130,7 +131,10 @@ def prepare(corpus: Path, folder: Path, excluded: tuple[str, ...] = ()) -> None:
             entropy_floor=floor,
             min_genes=MIN_GENES_PER_CELL,
         )
-        print(f"{name}: {packed.n_obs:,} cells of {len(part)} studies, {packed.indptr[-1]:,} tokens", flush=True)
+        print(
+            f"{name}: {packed.n_obs:,} cells of {len(part)} studies, {packed.lengths.sum(dtype=np.int64):,} tokens",
+            flush=True,
+        )
     vocabulary.write(folder / "vocabulary.safetensors")  # last: its presence says that the folder is complete
 
 
@@ -326,7 +330,7 @@ def train(arguments: argparse.Namespace, folder: Path) -> Path:
             "studies": cells.study_names,
             "validation_studies": list(VALIDATION),
             "n_cells": cells.n_obs,
-            "n_tokens": int(cells.indptr[-1]),
+            "n_tokens": int(cells.lengths.sum(dtype=np.int64)),
             **(json.loads(carried.read_text()) if (carried := folder / "carried.json").exists() else {}),
         },
         **({"time_limit": arguments.time_limit, "out_of_time": stopped} if arguments.time_limit else {}),

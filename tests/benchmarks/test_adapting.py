@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import scdiva as sd
-from scdiva.data.corpus import pack_files
+from scdiva.data.packing import pack_files
 from scdiva.models import save_model
 
 

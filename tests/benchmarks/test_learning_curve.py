@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import scdiva as sd
-from scdiva.data.corpus import pack_files
+from scdiva.data.packing import pack_files
 
 
 def test_a_line_in_the_logarithm_is_found_and_extrapolated(script):

@@ -104,7 +104,7 @@ def test_a_stopped_run_is_resumed_to_the_same_model(options, training_options, t
 
 
 def test_a_packed_corpus_without_validation(files, options, tmp_path):
-    from scdiva.data.corpus import pack_files
+    from scdiva.data.packing import pack_files
     from scdiva.pp import corpus_entropy
 
     file, run = options
@@ -160,7 +160,8 @@ def test_help_needs_no_heavy_package():
 
 
 def test_a_packed_corpus_gives_the_svd_start(files, options, model_options, tmp_path, capsys):
-    from scdiva.data.corpus import PackedCells, pack_files
+    from scdiva.data.packed import PackedCells
+    from scdiva.data.packing import pack_files
     from scdiva.pp import corpus_entropy
     from scdiva.train import fit_linear_map
 

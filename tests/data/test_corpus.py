@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from scdiva.data.corpus import file_note, pack_files
+from scdiva.data.corpus import file_note
 from scdiva.data.datamodule import UNSEEN_STUDY, CellDataModule
+from scdiva.data.packing import pack_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:(study|adata)", "ignore:Writing zarr v2")
 

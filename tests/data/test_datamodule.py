@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from scdiva.data.cells import open_cells
-from scdiva.data.corpus import pack_files
 from scdiva.data.datamodule import UNSEEN_STUDY, CellDataModule
+from scdiva.data.packing import pack_files
 
 
 def as_cells(batch) -> list[tuple]:

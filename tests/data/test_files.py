@@ -14,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scdiva.data.corpus import check_manifest, data_files, file_note, held_out_studies, pack_files
+from scdiva.data.corpus import check_manifest, data_files, file_note, held_out_studies
 from scdiva.data.datamodule import CellDataModule
+from scdiva.data.packing import pack_files
 
 pytestmark = pytest.mark.filterwarnings("ignore:(study|adata)2", "ignore:Writing zarr v2")
 
@@ -165,7 +166,7 @@ def test_a_resumed_run_refuses_a_changed_file(folder, vocabulary, tmp_path, pack
         trainer(tmp_path, 3).fit(Probe(), datamodule=module_of(train, vocabulary), ckpt_path=tmp_path / "last.ckpt")
 
         if packed:
-            pack_files([folder / "study0.h5ad"], vocabulary, train, max_length=25).close()
+            pack_files([folder], vocabulary, train, max_length=24).close()
         else:
             adata = ad.read_h5ad(changed)
             adata.X.data[3] += 1  # as many bytes as before

@@ -1,26 +1,115 @@
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 
+import fsspec
 import h5py
 import numpy as np
 import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from scdiva.data.cells import open_cells
-from scdiva.data.corpus import PackedCells, is_packed, pack_files, study_names, take_cells
+from scdiva.data.corpus import file_note, study_names, take_cells
 from scdiva.data.datamodule import CellDataModule
 from scdiva.data.order import Order
+from scdiva.data.packed import PackedCells, is_packed
+from scdiva.data.packing import pack_files
 from scdiva.data.pool import CellPool
 from scdiva.data.stream import TrainingStream
 
 
 @pytest.fixture(scope="module")
 def packed_path(study_files, vocabulary, tmp_path_factory):
-    path = tmp_path_factory.mktemp("packed") / "corpus.h5"
+    path = tmp_path_factory.mktemp("packed") / "corpus"
     with pytest.warns(UserWarning, match="study2: 2 of 131 cells .*vocabulary"):
-        pack_files(study_files, vocabulary, path, max_length=30).close()
+        pack_files(study_files, vocabulary, path, max_length=30, part_cells=50).close()
     return path
+
+
+@pytest.fixture(scope="module", params=["in one piece", "in chunks"])
+def single_path(packed_path, tmp_path_factory, request):
+    """The same cells in one file, as earlier versions packed them."""
+    path, packed = tmp_path_factory.mktemp("single") / "corpus.h5", PackedCells(packed_path)
+    indptr, tokens, values = packed.read(0, packed.n_obs)
+    chunks = {"chunks": (1 << 8,), "maxshape": (None,)} if request.param == "in chunks" else {}
+    with h5py.File(path, "w") as file:
+        about = {"fingerprint": packed.fingerprint, "n_tokens": packed.n_tokens, "entropy_floor": packed.entropy_floor}
+        file.attrs.update(scdiva_packed=1, max_length=packed.max_length, **about)
+        for name, column in (("tokens", tokens.astype(np.uint16)), ("values", values), ("study", packed.study)):
+            file.create_dataset(name, data=column.astype(np.int32) if name == "study" else column, **chunks)
+        file["indptr"], file["denominator"] = indptr, packed.denominator
+        file["study_names"] = np.array(packed.study_names, dtype=h5py.string_dtype())
+        file.create_dataset("measured", data=packed.measured, compression="gzip")
+    return path
+
+
+def test_a_single_file_is_the_same_corpus(packed_path, single_path, vocabulary):
+    packed, single = PackedCells(packed_path, vocabulary), PackedCells(single_path, vocabulary)
+    assert len(packed.bounds) == 7  # 60, 25 and 131 cells, 50 a part
+    assert single.study_names == packed.study_names
+    for name in ("lengths", "study", "measured", "denominator"):
+        np.testing.assert_array_equal(getattr(single, name), getattr(packed, name))
+    for start, stop in ((0, 214), (0, 0), (59, 61), (49, 200), (213, 214)):
+        for a, b in zip(packed.read(start, stop), single.read(start, stop), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@given(st.lists(st.tuples(st.integers(0, 214), st.integers(0, 214)).map(sorted), min_size=1, max_size=6))
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_ranges_are_those_of_the_whole(packed_path, ranges):
+    packed = PackedCells(packed_path)
+    whole = packed.read(0, 214)
+    rows = np.concatenate([np.arange(*one) for one in ranges])
+    for a, b in zip(packed.read_ranges(ranges), take_cells(whole, rows), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_part_is_a_corpus_by_itself(packed_path):
+    packed, n = PackedCells(packed_path), 0
+    for path, first in zip(sorted(packed_path.glob("part-*.h5")), packed.bounds, strict=False):
+        part = PackedCells(path)
+        assert part.study_names == [packed.study_names[packed.study[first]]]
+        for a, b in zip(part.read(0, part.n_obs), packed.read(first, first + part.n_obs), strict=True):
+            np.testing.assert_array_equal(a, b)
+        n += part.n_obs
+    assert n == packed.n_obs
+
+
+@pytest.fixture
+def memory(packed_path):
+    """A store that is no disk, with the corpus in a bucket."""
+    store = fsspec.filesystem("memory")
+    store.put(str(packed_path), "/bucket/corpus", recursive=True)
+    yield store
+    store.rm("/bucket", recursive=True)
+
+
+def test_it_is_read_from_afar(memory, packed_path, vocabulary):
+    there, here = PackedCells("memory://bucket/corpus", vocabulary), PackedCells(packed_path)
+    assert is_packed("memory://bucket/corpus")
+    assert not is_packed("memory://bucket")
+    for a, b in zip(
+        there.read_ranges([(40, 70), (3, 3), (200, 214)]), here.read_ranges([(40, 70), (200, 214)]), strict=True
+    ):
+        np.testing.assert_array_equal(a[-len(b) :], b)
+    part = next(path for path in memory.ls("/bucket/corpus", detail=False) if path.endswith(".h5"))
+    memory.pipe(part, memory.cat(part)[:4000])
+    with pytest.raises(ValueError, match=r"memory://bucket/corpus' is damaged: it can't be read"):
+        there.read(0, 214)
+
+
+def test_it_is_trained_on_from_afar(memory, packed_path, vocabulary):
+    pytest.importorskip("upath", reason="universal-pathlib, of the extra remote, is not installed")
+    streams = [
+        CellDataModule(data, vocabulary=vocabulary, context=20, batch_size=8).training_stream()
+        for data in ("memory://bucket/corpus", packed_path)
+    ]
+    assert torch.equal(*(stream.batch(3).tokens for stream in streams))
+    assert file_note("memory://bucket/corpus") == file_note(packed_path)
 
 
 def test_packed_cells_equal_the_files(packed_path, study_files, vocabulary):
@@ -67,7 +156,7 @@ def test_min_genes(study_files, vocabulary, tmp_path, packed_path):
 def test_it_is_read_without_anndata_and_scanpy(packed_path):
     code = (
         "import sys; sys.modules.update(anndata=None, scanpy=None)\n"  # None makes an import fail
-        "from scdiva.data.corpus import PackedCells\n"
+        "from scdiva.data.packed import PackedCells\n"
         "from scdiva.data.order import Order\n"
         "from scdiva.data.stream import CellPool, TrainingStream\n"
         f"packed = PackedCells({str(packed_path)!r})\n"
@@ -82,17 +171,14 @@ def test_it_is_read_without_anndata_and_scanpy(packed_path):
     assert done.stdout.strip() == str(stream.batch(2).tokens.tolist())
 
 
-def test_a_failed_pack_leaves_the_older_file(study_files, vocabulary, tmp_path, packed_path):
-    out = tmp_path / "corpus.h5"
-    out.write_bytes(packed_path.read_bytes())
+def test_a_failed_pack_leaves_nothing(study_files, vocabulary, tmp_path):
     bad = tmp_path / "bad.h5ad"
     bad.write_bytes(study_files[0].read_bytes())
     with h5py.File(bad, "r+") as file:
         file["X/data"][5] = np.nan
     with pytest.raises(ValueError, match=r"bad\.h5ad: .*1 NaN values"):
-        pack_files([study_files[1], bad], vocabulary, out)
-    assert out.read_bytes() == packed_path.read_bytes()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.h5ad", "corpus.h5"]
+        pack_files([bad, study_files[1]], vocabulary, tmp_path / "corpus")
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.h5ad"]
 
 
 def test_another_vocabulary_is_refused(packed_path, vocabulary):
@@ -103,7 +189,7 @@ def test_another_vocabulary_is_refused(packed_path, vocabulary):
         PackedCells(packed_path, other)
 
 
-def test_foreign_and_damaged_files_are_refused(packed_path, study_files, tmp_path):
+def test_foreign_and_damaged_files_are_refused(packed_path, single_path, study_files, tmp_path):
     with pytest.raises(ValueError, match="is no packed corpus"):
         PackedCells(study_files[0])
     with pytest.raises(FileNotFoundError, match="no file"):
@@ -111,33 +197,58 @@ def test_foreign_and_damaged_files_are_refused(packed_path, study_files, tmp_pat
     assert is_packed(packed_path)
     assert not is_packed(tmp_path)
     damaged = tmp_path / "damaged.h5"
-    damaged.write_bytes(packed_path.read_bytes())
+    damaged.write_bytes(single_path.read_bytes())
     with h5py.File(damaged, "r+") as file:
-        file["tokens"].resize((7,))
+        del file["tokens"]
+        file["tokens"] = np.zeros(7, np.uint16)
     with pytest.raises(ValueError, match="its parts do not fit"):
         PackedCells(damaged)
     with h5py.File(damaged, "r+") as file:
         del file["tokens"]
-    with pytest.raises(ValueError, match=r"lacks \['tokens'\]"):
+    with pytest.raises(ValueError, match=r"is damaged: .*tokens"):
         PackedCells(damaged)
 
 
 @pytest.mark.parametrize(("part", "at", "value"), [("study", 5, 3), ("study", 5, -1), ("indptr", 5, 10**6)])
-def test_numbers_that_do_not_fit_are_refused(packed_path, tmp_path, part, at, value):
+def test_numbers_that_do_not_fit_are_refused(single_path, tmp_path, part, at, value):
     damaged = tmp_path / "damaged.h5"
-    damaged.write_bytes(packed_path.read_bytes())
+    damaged.write_bytes(single_path.read_bytes())
     with h5py.File(damaged, "r+") as file:
         file[part][at] = value
     with pytest.raises(ValueError, match="its parts do not fit"):
         PackedCells(damaged)
+    damaged.write_bytes(single_path.read_bytes())
     with h5py.File(damaged, "r+") as file:
         del file.attrs["max_length"]
-    with pytest.raises(ValueError, match=r"lacks \['max_length'\]"):
+    with pytest.raises(ValueError, match=r"is damaged: .*max_length"):
         PackedCells(damaged)
 
 
-def test_a_file_that_was_cut_off_is_named(packed_path, study_files, vocabulary, tmp_path):
-    for whole in (packed_path, study_files[0]):
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("index.json", "or it is of another version"),
+        ("lengths-*", "or it is of another version"),
+        ("part-study0-000000000-*", "it can't be read"),
+    ],
+)
+def test_a_damaged_folder_is_named(packed_path, tmp_path, name, said):
+    for cut in (True, False):
+        shutil.copytree(packed_path, tmp_path / "corpus")
+        (file,) = (tmp_path / "corpus").glob(name)
+        if cut:
+            file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+        else:
+            file.unlink()
+        with pytest.raises(
+            ValueError, match=f"corpus'.* {said}" if cut or name != "index.json" else "no packed corpus"
+        ):
+            PackedCells(tmp_path / "corpus").read(0, 60)
+        shutil.rmtree(tmp_path / "corpus")
+
+
+def test_a_file_that_was_cut_off_is_named(single_path, study_files, vocabulary, tmp_path):
+    for whole in (single_path, study_files[0]):
         cut = tmp_path / whole.name
         cut.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
         with pytest.raises(ValueError, match=rf"{whole.name}' can't be opened: it is truncated"):
@@ -151,15 +262,19 @@ def test_arguments_are_checked(study_files, vocabulary, tmp_path):
         study_names([study_files[0], study_files[0]])
     with pytest.raises(ValueError, match="min_genes must be at least 1"):
         pack_files(study_files, vocabulary, tmp_path / "x.h5", min_genes=0)
-    with pytest.raises(TypeError, match=r"study0.h5ad' must be a list of files"):
-        pack_files(str(study_files[0]), vocabulary, tmp_path / "x.h5")
+    with pytest.raises(ValueError, match="must be a folder on a disk"):
+        pack_files(study_files, vocabulary, "s3://bucket/corpus")
+    with pytest.raises(ValueError, match=r"shard must be .* got \(3, 3\)"):
+        pack_files(study_files, vocabulary, tmp_path / "x", shard=(3, 3))
 
 
 def test_a_file_that_is_read_is_not_written(study_files, vocabulary, tmp_path):
     own = tmp_path / "own.h5ad"
     own.write_bytes(study_files[0].read_bytes())
-    with pytest.raises(FileExistsError, match="is the file that is read"):
+    with pytest.raises(NotADirectoryError, match=r"own.h5ad' is no folder"):
         pack_files([study_files[1], tmp_path], vocabulary, own)
+    with pytest.raises(FileExistsError, match=r"is a folder that holds 'own.h5ad' and is no corpus"):
+        pack_files([study_files[1]], vocabulary, tmp_path)
     assert own.read_bytes() == study_files[0].read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["own.h5ad"]
 

@@ -15,11 +15,14 @@ from pathlib import Path
 import anndata as ad
 import numpy as np
 import pytest
+import torch
 import zarr
 
 import scdiva as sd
+from scdiva.data import CellDataModule
 from scdiva.data.cells import open_cells
-from scdiva.data.corpus import check_manifest, data_files, file_note, manifest_of, pack_files
+from scdiva.data.corpus import check_manifest, data_files, file_note, manifest_of
+from scdiva.data.packing import pack_files
 from scdiva.data.paths import as_path, is_path, listing
 from scdiva.models import load_model
 from scdiva.train import PretrainingConfig, pretrain
@@ -117,6 +120,22 @@ def test_a_folder_in_a_bucket_is_its_files(s3, bucket, folder, vocabulary, tmp_p
     assert far.study_names == near.study_names
     for a, b in zip(far.read(0, far.n_obs), near.read(0, near.n_obs), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_packed_parts_in_s3_give_the_same_stream(s3, bucket, folder, vocabulary, tmp_path):
+    pack_files(folder, vocabulary, tmp_path / "corpus", part_cells=50).close()
+    s3().put(str(tmp_path / "corpus"), f"{bucket}/packed", recursive=True)
+    far, near = (
+        CellDataModule(where, vocabulary=vocabulary, batch_size=16, context=40, n_blocks=2, block_rows=8)
+        for where in (f"{bucket}/packed", tmp_path / "corpus")
+    )
+    assert far.n_cells == near.n_cells == 214
+    for number in range(14):
+        one, two = far.training_stream().batch(number), near.training_stream().batch(number)
+        assert all(map(torch.equal, (one.tokens, one.values, one.study), (two.tokens, two.values, two.study)))
+    (note,) = far.manifest()["files"]["train"].values()
+    assert note["sha256"] == file_note(tmp_path / "corpus")["sha256"]
+    s3().rm(f"{bucket}/packed", recursive=True)
 
 
 def test_pretraining_from_s3_is_that_from_the_files(bucket, folder, vocabulary, tmp_path):

@@ -20,7 +20,9 @@ import scipy.sparse as sp
 import scdiva as sd
 from scdiva import cli
 from scdiva.data.cells import open_cells
-from scdiva.data.corpus import PackedCells, file_note, pack_files
+from scdiva.data.corpus import file_note
+from scdiva.data.packed import PackedCells
+from scdiva.data.packing import pack_files
 
 tiledbsoma = pytest.importorskip("tiledbsoma.io", reason="tiledbsoma, of the extra census, is not installed")
 
@@ -137,7 +139,7 @@ def test_the_page_leads_from_an_experiment_to_a_corpus(uri, cells, tmp_path, mon
         assert n
     monkeypatch.chdir(tmp_path)
     exec(compile(script, "census.py", "exec"), {})
-    packed = PackedCells("census.h5")
+    packed = PackedCells("census")
     assert packed.study_names == ["a", "b", "c"]
     assert packed.n_obs == cells.obs["is_primary_data"].sum()
 

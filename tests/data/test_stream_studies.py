@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 
 from scdiva.data.cells import open_cells
-from scdiva.data.corpus import PackedCells, pack_files
 from scdiva.data.datamodule import CellDataModule
+from scdiva.data.packed import PackedCells
+from scdiva.data.packing import pack_files
 from scdiva.data.pool import CellPool
 from scdiva.data.stream import ValidationBatches
 from scdiva.datasets import toy

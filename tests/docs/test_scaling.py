@@ -41,13 +41,16 @@ def test_pretraining_commands_parse(command):
     assert launcher[0] in ("torchrun", "srun")
     assert launcher[-1] == "scdiva"
     _, options = options_of(arguments)
-    assert options["train"] == ["train.h5"]
+    assert options["train"] == ["corpus"]
     assert options["out"] == "run"
 
 
 def test_there_is_a_command_for_each_launcher():
     assert sum("pretrain" in line for line in COMMANDS) == 3
-    assert {shlex.split(line)[0] for line in COMMANDS} == {"torchrun", "srun", "sbatch"}
+    assert {shlex.split(line)[0] for line in COMMANDS} == {"scdiva", "torchrun", "srun", "sbatch"}
+    array = shlex.split(next(line for line in COMMANDS if "--shard" in line))
+    _, options = options_of(shlex.split(array[-1].replace("$SLURM_ARRAY_TASK_ID", "63"))[1:])
+    assert (options["shard"], options["workers"]) == ((63, 64), 4)
 
 
 def test_the_commands_and_scripts_run(tmp_path, monkeypatch):
@@ -58,8 +61,10 @@ def test_the_commands_and_scripts_run(tmp_path, monkeypatch):
         toy(40, 400, rng=len(folder)).write_h5ad(Path(folder) / f"{folder[-5:]}.h5ad")
     exec(compile(scripts["# entropy.py"].replace("min_genes=200", "min_genes=1"), "entropy.py", "exec"), {})
     assert np.isfinite(Vocabulary.read("vocabulary.safetensors").table["entropy"]).any()
-    exec(compile(scripts["# pack.py"], "pack.py", "exec"), {})
-    assert sorted(file.name for file in Path().glob("*.h5")) == ["train.h5", "validation.h5"]
+    for line in COMMANDS:
+        if line.startswith("scdiva pack"):
+            assert main(shlex.split(line.partition("--workers")[0])[1:]) == 0
+    assert sorted(file.parent.name for file in Path().glob("*/index.json")) == ["corpus", "corpus-validation"]
     torchrun, srun, resumed = (shlex.split(line.split("scdiva ")[1]) for line in COMMANDS if "pretrain" in line)
     for number, command in enumerate((srun, torchrun, resumed)):  # without their launchers, in one small process
         assert ("--resume" in command) == (number == 2)

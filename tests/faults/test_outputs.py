@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import scdiva as sd
-from scdiva.data.corpus import pack_files
+from scdiva.data.packing import pack_files
 from scdiva.models import Annotator, PerturbationModel, load_model, save_model
 from scdiva.models._fitted import load_fitted
 
@@ -58,7 +58,7 @@ def plot(name):
 WRITES = {
     "tl.embed_file": lambda out, _, model, file: sd.tl.embed_file(file, out.with_suffix(".h5ad"), model=model),
     "tl.embed_file, zarr": lambda out, _, model, file: sd.tl.embed_file(file, out.with_suffix(".zarr"), model=model),
-    "data.pack_files": lambda out, _, model, file: pack_files([file], model.vocabulary, out.with_suffix(".h5")),
+    "data.pack_files": lambda out, _, model, file: pack_files([file], model.vocabulary, out),
     "models.save_model": lambda out, _, model, __: save_model(model, model.vocabulary, out),
     **{f"pl.{name}": plot(name) for name in PLOTS},
 }
@@ -114,7 +114,7 @@ def test_the_input_is_no_output(drawn, model, file, tmp_path, overwrite):
     before = own.read_bytes()
     with pytest.raises(FileExistsError, match="is the file that is read"):
         sd.tl.embed_file(own, own, model=model, overwrite=overwrite)
-    with pytest.raises(FileExistsError, match="is the file that is read"):
+    with pytest.raises(NotADirectoryError, match=r"cells.h5ad' is no folder"):
         pack_files([own], model.vocabulary, own)
     assert own.read_bytes() == before
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from scdiva.data.corpus import pack_files
+from scdiva.data.packing import pack_files
 from scdiva.datasets import toy
 from scdiva.tokenizer import load_vocabulary
 

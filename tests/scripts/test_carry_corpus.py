@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from scdiva.data.corpus import PackedCells
+from scdiva.data.packed import PackedCells
 
 
 @pytest.mark.parametrize("doubt", [None, 1e-4])

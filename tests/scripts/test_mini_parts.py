@@ -6,7 +6,7 @@ import json
 
 import torch
 
-from scdiva.data.corpus import PackedCells
+from scdiva.data.packed import PackedCells
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.models.hub import find_model
 from scdiva.tokenizer import Vocabulary

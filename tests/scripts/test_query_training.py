@@ -18,7 +18,8 @@ from query_training import (
 
 import scdiva as sd
 from scdiva._rng import step_generator
-from scdiva.data.corpus import PackedCells, pack_files
+from scdiva.data.packed import PackedCells
+from scdiva.data.packing import pack_files
 from scdiva.diffusion.masking import cell_of_token
 from scdiva.diffusion.thinning import counts_of, log_normalised
 from scdiva.models import ScDiVa, ScDiVaConfig

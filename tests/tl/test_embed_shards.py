@@ -19,9 +19,9 @@ import scipy.sparse as sp
 
 import scdiva as sd
 from scdiva.data.blocks import OpenMatrix
+from scdiva.data.shards import as_shard, scan_once
 from scdiva.tl import _embed_file
-from scdiva.tl._embed_file import scan_once
-from scdiva.tl._shards import Parts, as_shard
+from scdiva.tl._shards import Parts
 
 N = 4096 * 4 + 100
 """Five windows."""

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from scdiva._constants import N_SPECIAL
 from scdiva._rng import step_generator
 from scdiva.data.batch import CellBatch, from_ragged
-from scdiva.data.corpus import PackedCells, pack_files
+from scdiva.data.packed import PackedCells
+from scdiva.data.packing import pack_files
 from scdiva.datasets import toy
 from scdiva.models import ScDiVa, ScDiVaConfig
 from scdiva.tokenizer.vocabulary import Vocabulary

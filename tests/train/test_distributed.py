@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -36,7 +37,7 @@ def one():
 def two(corpus, vocabulary, tmp_path_factory):
     """All runs in two processes, started as torchrun starts them; what each found, and their folder."""
     folder = tmp_path_factory.mktemp("distributed")
-    (folder / "corpus.h5").write_bytes(corpus.path.read_bytes())
+    shutil.copytree(corpus.path, folder / "corpus.h5")
     vocabulary.write(folder / "vocabulary.safetensors")
     order = [sys.executable, str(PROCESS), str(folder)]
     with (folder / "log").open("w") as log:

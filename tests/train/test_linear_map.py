@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from scdiva._constants import N_SPECIAL
-from scdiva.data.corpus import PackedCells
+from scdiva.data.packed import PackedCells
 from scdiva.train import fit_linear_map
 from scdiva.train import linear_map as module
 
@@ -175,7 +175,7 @@ def test_too_many_directions_are_refused(corpus, n_dims):
 
 
 def test_directions_that_no_cell_spans_are_refused(vocabulary, tmp_path):
-    from scdiva.data.corpus import pack_files
+    from scdiva.data.packing import pack_files
     from scdiva.datasets import toy
 
     toy(145, 40)[:9].copy().write_h5ad(tmp_path / "few.h5ad")

@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         how = {
             "pretrain": f" Go on with the same options and --resume true (out: {options.get('out')})",
-            "embed": " The same command goes on where it stopped.",
+            **dict.fromkeys(("embed", "pack"), " The same command goes on where it stopped."),
         }
         _say(command, f"stopped.{how.get(command, '')}")
         return 130
@@ -62,6 +62,7 @@ def _run(command: str, options: dict[str, Any]) -> Any:
     """Run a command; give what is printed, of several processes that pretrain together in the first alone."""
     from scdiva._settings import settings
     from scdiva.cli._calls import CALLS, SETTINGS, info, run_call
+    from scdiva.tokenizer.names import read_species
     from scdiva.train import _pretrain
     from scdiva.train.config import PretrainingConfig
 
@@ -74,6 +75,10 @@ def _run(command: str, options: dict[str, Any]) -> Any:
 
             return folder if is_first_process() else None
     with settings.override(**{name: options.pop(name) for name in SETTINGS if name in options}):
+        if command == "pack":
+            from scdiva.data.packing import pack_files
+
+            return getattr(pack_files(**options | {"species": read_species(options["species"])}), "path", None)
         return run_call(CALLS[command], options) if command in CALLS else info(**options)
 
 

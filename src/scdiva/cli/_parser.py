@@ -27,12 +27,14 @@ from scdiva._checks import or_nearest
 from scdiva._settings import Settings, settings
 from scdiva._version import __version__
 from scdiva.cli._calls import CALLS, SETTINGS, TABLE, info
+from scdiva.data.packing import pack_files
 from scdiva.models.config import ScDiVaConfig
 from scdiva.train._pretrain import pretrain
 from scdiva.train.config import PretrainingConfig
 
 COMMANDS = {
     **{name: call.line for name, call in CALLS.items()},
+    "pack": "Serialise files into a corpus to train on, part by part.",
     "pretrain": "Pretrain a model on files and save it.",
     "info": "Describe a model, or a file of cells.",
 }
@@ -149,6 +151,11 @@ def command_parser(command: str) -> _Parser:
     if command == "info":
         parser = _Parser(command, summary(info), "WHAT")
         parser.add_function(info, arguments(info), ())
+    elif command == "pack":
+        parser = _Parser(command, summary(pack_files), "--paths FILES --vocabulary NAME -o FOLDER")
+        parser.add_argument("--config", action=ActionConfigFile, help=_OURS["config"])
+        parser.add_function(pack_files, arguments(pack_files), ())
+        kept = ("progress", "verbosity")
     elif command == "pretrain":
         parser = _Parser(command, summary(pretrain), "--train FILES | --soma URI --out FOLDER")
         parser.add_argument("--config", action=ActionConfigFile, help=_OURS["config"])
@@ -213,7 +220,7 @@ def options_of(words: Sequence[str]) -> tuple[str, dict[str, Any]]:
     parser = command_parser(command)
     rest = [re.sub(r"^--[\w-]+", lambda option: "--" + option[0][2:].replace("-", "_"), word) for word in rest]
     if rest and not rest[0].startswith("-"):
-        rest = ["--what" if command == "info" else "--file", *rest]
+        rest = [{"info": "--what", "pack": "--paths"}.get(command, "--file"), *rest]
     found: dict[str, Any] = parser.parse_args(rest).as_dict()
     found.pop("config", None)
     return command, found

@@ -11,8 +11,8 @@ _WHERE = {
     "CellBatch": "batch",
     "CellSource": "cells",
     "open_cells": "cells",
-    "PackedCells": "corpus",
-    "pack_files": "corpus",
+    "PackedCells": "packed",
+    "pack_files": "packing",
     "CellDataModule": "datamodule",
     "open_soma": "soma",
 }

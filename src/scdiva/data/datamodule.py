@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,17 +18,9 @@ from scdiva._checks import check_least
 from scdiva._constants import MAX_LENGTH
 from scdiva._settings import logger
 from scdiva.data.batch import CellBatch
-from scdiva.data.corpus import (
-    PackedCells,
-    check_manifest,
-    data_files,
-    held_out_studies,
-    is_packed,
-    manifest_of,
-    study_names,
-    warn_left_out,
-)
+from scdiva.data.corpus import check_manifest, data_files, held_out_studies, manifest_of, study_names, warn_left_out
 from scdiva.data.order import Order
+from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.pool import LEFT_OUT, CellPool, Source
 from scdiva.data.reading import Reading
@@ -210,10 +203,10 @@ class CellDataModule(pl.LightningDataModule):
         """
         files, report = self._files[part], []
 
-        def count(name: str, lengths: np.ndarray, columns: int | None, matched: int) -> None:
-            dropped = int((lengths < self.min_genes).sum())
-            warn_left_out(name, dropped, len(lengths), self.min_genes)
-            kept = {"study": name, "cells": len(lengths) - dropped, "cells_dropped": dropped}
+        def count(name: str, lengths: Sequence[np.ndarray], columns: int | None, matched: int) -> None:
+            n, dropped = sum(map(len, lengths)), sum(int((some < self.min_genes).sum()) for some in lengths)
+            warn_left_out(name, dropped, n, self.min_genes)
+            kept = {"study": name, "cells": n - dropped, "cells_dropped": dropped}
             report.append(kept | {"columns": columns, "genes_matched": matched})
 
         if is_path(files[0]) and is_packed(files[0]):
@@ -224,8 +217,11 @@ class CellDataModule(pl.LightningDataModule):
                         f"{str(files[0])!r} holds {corpus.max_length} genes per cell, fewer than {option}={asked}; "
                         f"lower the {option} or pack it anew with a larger max_length."
                     )
+            # by parts: of an atlas no mask of all cells is made
+            of = [(corpus.study[a], corpus.lengths[a:b]) for a, b in itertools.pairwise(corpus.bounds) if b > a]
             for number, name in enumerate(corpus.study_names):
-                count(name, corpus.lengths[corpus.study == number], None, int(corpus.measured[number].sum()))
+                lengths = [some for study, some in of if study == number]
+                count(name, lengths, None, int(corpus.measured[number].sum()))
             return [corpus], corpus.study_names, [corpus.study], report
 
         from scdiva.data.cells import open_cells  # a packed corpus is read without AnnData
@@ -239,7 +235,7 @@ class CellDataModule(pl.LightningDataModule):
                 source = open_cells(one, self.vocabulary, self._reading, **how)
             except (KeyError, ValueError) as error:
                 raise ValueError(f"{name}: {error.args[0]}") from error
-            count(name, source.lengths, len(source.tokens), len(source.measured_tokens))
+            count(name, [source.lengths], len(source.tokens), len(source.measured_tokens))
             sources.append(replace(source, name=name))
         return sources, names, [np.broadcast_to(i, s.n_obs) for i, s in enumerate(sources)], report
 
@@ -424,7 +420,7 @@ def corpus_files(data: Sequence[Any]) -> list[Any]:
     files = data_files(data)
     packed = [is_path(one) and is_packed(one) for one in files]
     if any(packed) and len(files) > 1:
-        raise ValueError("a packed corpus stands alone: pack all files into one with scdiva.data.pack_files.")
+        raise ValueError("a packed corpus stands alone: add the files to it, scdiva.data.pack_files(..., append=True).")
     if not any(packed):
         _names(files, "adata")
     return files

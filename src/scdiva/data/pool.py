@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 
 from scdiva.data.blocks import BLOCK_ROWS
-from scdiva.data.corpus import PackedCells
+from scdiva.data.packed import PackedCells
 
 if TYPE_CHECKING:  # a packed corpus is read without AnnData
     from scdiva.data.cells import CellSource

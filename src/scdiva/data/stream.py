@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from scdiva.data.batch import CellBatch, from_ragged
-from scdiva.data.corpus import PackedCells
 from scdiva.data.order import Buffer, Order
+from scdiva.data.packed import PackedCells
 from scdiva.data.pool import CellPool, Held, Source
 
 Key = TypeVar("Key")

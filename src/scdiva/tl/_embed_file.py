@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
+from collections.abc import Iterator
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -31,11 +29,12 @@ from scdiva._version import __version__
 from scdiva.data.blocks import BLOCK_ROWS, open_matrix
 from scdiva.data.cells import open_cells
 from scdiva.data.output import copy_frame, new_rows, open_alone, open_store, refuse_full, refuse_target, whole_or_not
-from scdiva.data.paths import as_path, is_path, listing
+from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import Reading, Species
+from scdiva.data.shards import as_shard, digest, folder_of, scan_once, stamp
 from scdiva.data.soma import SomaCells
 from scdiva.data.writing import check_key
-from scdiva.tl._shards import DAMAGED, Parts, as_shard, map_shards, named_everywhere, put_whole
+from scdiva.tl._shards import Parts, map_shards, named_everywhere
 
 if TYPE_CHECKING:
     from dask.distributed import Client
@@ -225,7 +224,7 @@ def _embed_shard(
     parameters["model"] = model_name(model)
     run = _run(loaded, source, running, given, parameters["precision"]) | {"window": window}
     try:
-        parts = Parts(_folder_of(out) / _digest(run), source.n_obs, window, running.width(loaded))
+        parts = Parts(folder_of(out) / digest(run), source.n_obs, window, running.width(loaded))
         made = _Made(parts, key, parameters, at_first)
         first, stop = parts.range_of(number, n_shards)
         with _alone(parts.folder.parent, f"{number}-of-{n_shards}", waits=not joins):
@@ -296,30 +295,6 @@ def _write(new: Path, path: Path, made: _Made) -> None:
         anndata.io.write_elem(file, "uns", {C.UNS: {made.key: made.parameters}})
 
 
-def scan_once(out: Path, key: dict[str, Any], make: Callable[[], Scan]) -> Scan:
-    """Scan a matrix, unless another job has; of several that come at once, one does it and the others wait.
-
-    Parameters
-    ----------
-    out
-        The result, beside which it is kept.
-    key
-        What it depends on, as plain JSON values.
-    make
-        Scans the matrix.
-    """
-    text, kept = json.dumps(key, sort_keys=True), _folder_of(out) / "scan.npz"
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    with open_alone(kept.with_suffix(".lock"), waits=True):  # where there are no locks, each job scans
-        with contextlib.suppress(*DAMAGED), np.load(kept) as found:
-            if str(found["key"]) == text:
-                stored = {field.name: found[field.name] for field in fields(Scan)}
-                return Scan(**{name: value if value.ndim else value.item() for name, value in stored.items()})
-        scan = make()
-        put_whole(kept, lambda file: np.savez(file, key=text, **asdict(scan)))
-        return scan
-
-
 @contextlib.contextmanager
 def _alone(folder: Path, what: str, *, waits: bool = False) -> Iterator[None]:
     """Hold a lock in the folder of a result's parts for the block; if another call holds it, wait, or RuntimeError."""
@@ -339,19 +314,6 @@ def _window() -> int:
     from scdiva.data.batch import WINDOW  # torch comes after what can be refused without it
 
     return -(-WINDOW // BLOCK_ROWS) * BLOCK_ROWS
-
-
-def _folder_of(out: Path) -> Path:
-    return out.with_name(f".{out.name}.parts")
-
-
-def stamp(path: Path) -> str:
-    """Sizes and times of change, or versions, of a file or all files of a folder: another stamp, another content."""
-    return _digest(path.note() if isinstance(path, SomaCells) else listing(path))
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 def _one_path(given: Any, name: str) -> Path:

@@ -3,43 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-import operator
 import os
-import uuid
 import warnings
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from scdiva._checks import from_extra, warn
 from scdiva._settings import logger, progress_bar
+from scdiva.data.shards import DAMAGED, put_whole
 from scdiva.models.hub import SCHEME, available, find_model
 
 if TYPE_CHECKING:
     from dask.distributed import Client
 
-DAMAGED = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
-"""What numpy raises of a file that is not there, or not whole."""
 Result = TypeVar("Result")
 SHARDS_PER_THREAD, LEAST_SHARDS = 4, 64
 """Shards for each thread of the workers, and at least: few enough that opening the file is a small part of the work,
 enough that all workers end together and that those which come late find some left."""
-
-
-def as_shard(given: tuple[int, int]) -> tuple[int, int]:
-    """Check what a caller gave as one of several ranges of rows: which, from 0, of how many; else ValueError."""
-    try:
-        number, n = (operator.index(one) for one in given)
-        if 0 <= number < n:
-            return number, n
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(f"shard must be (number from 0, how many), such as (0, 64) to (63, 64); got {given!r}.")
 
 
 @dataclass(frozen=True)
@@ -117,16 +102,6 @@ class Parts:
 
     def _path(self, first: int) -> Path:
         return self.folder / f"{first:012d}.npz"
-
-
-def put_whole(path: Path, write: Callable[[BinaryIO], Any]) -> None:
-    """Write a file that is there whole or not at all, on the disk before it has its name."""
-    beside = path.with_name(f".{uuid.uuid4().hex}.{path.name}")
-    with beside.open("wb") as file:
-        write(file)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
 
 
 def map_shards(client: Client | str, embed: Callable[[tuple[int, int]], Result], most: int) -> list[Result]:

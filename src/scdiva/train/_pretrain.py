@@ -14,7 +14,8 @@ import yaml
 from scdiva._checks import from_extra, refuse_unknown, refuse_unwritable
 from scdiva._docs import with_shared_docs
 from scdiva._validate import Input
-from scdiva.data.corpus import PackedCells, data_files, held_out_studies, is_packed, study_names
+from scdiva.data.corpus import data_files, held_out_studies, study_names
+from scdiva.data.packed import PackedCells, is_packed
 from scdiva.data.paths import as_path, is_path
 from scdiva.data.reading import Reading, Species
 from scdiva.data.soma import open_soma

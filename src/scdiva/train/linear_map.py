@@ -74,7 +74,7 @@ def fit_linear_map(
     Parameters
     ----------
     cells
-        The corpus, as :class:`~scdiva.data.corpus.PackedCells` has it: `n_tokens`, `study`, `study_names`, `measured`
+        The corpus, as :class:`~scdiva.data.PackedCells` has it: `n_tokens`, `study`, `study_names`, `measured`
         and `read`. Cells should be packed whole (a large `max_length`): what is cut off counts as zero.
     n_dims
         Number of directions, k.
@@ -104,7 +104,7 @@ def fit_linear_map(
     >>> from scdiva.data import pack_files
     >>> from scdiva.train import fit_linear_map
     >>> sd.datasets.toy(60, 100).write_h5ad("study.h5ad")
-    >>> packed = pack_files(["study.h5ad"], "scdiva-mini", "corpus.h5")
+    >>> packed = pack_files(["study.h5ad"], "scdiva-mini", "corpus")
     >>> fit_linear_map(packed, 5).weight.shape
     (19626, 5)
     >>> packed.close()

@@ -1,0 +1,301 @@
+"""Packing: files serialised once, part by part, by as many processes and jobs as there are.
+
+A part is a range of rows of one file, in a file of its own that gets its name once it is whole. Its name says all that
+its bits depend on, so what a killed call has finished is found and kept, and whoever finds all parts writes the index.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing.connection
+import os
+import re
+import shutil
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import h5py
+import numpy as np
+
+from scdiva._checks import check_least, refuse_unwritable
+from scdiva._constants import MAX_LENGTH, N_SPECIAL
+from scdiva._docs import with_shared_docs
+from scdiva._settings import logger, progress_bar, settings
+from scdiva._validate import Input
+from scdiva._version import __version__
+from scdiva.data.blocks import BLOCK_ROWS, open_matrix
+from scdiva.data.corpus import data_files, file_note, study_names, take_cells, warn_left_out
+from scdiva.data.output import open_alone, refuse_full, whole_or_not
+from scdiva.data.packed import ARRAYS, FORMAT, INDEX, PART_CELLS, PackedCells, is_url, read_index, token_type
+from scdiva.data.paths import as_path
+from scdiva.data.reading import Reading, Species
+from scdiva.data.shards import as_shard, digest, put_whole, scan_once, stamp
+from scdiva.tokenizer.serialize import ENTROPY_FLOOR, score_denominator
+from scdiva.tokenizer.vocabulary import Vocabulary, load_vocabulary
+
+_OURS = re.compile(r"index\.json|(lengths|study|measured|denominator)-[0-9a-f]{12}\.npy|part-.+-\d{9}-[0-9a-f]{12}\.h5")
+"""Names of what stands in the folder of a corpus."""
+
+
+@with_shared_docs
+def pack_files(
+    paths: Sequence[str | Path] | str | Path,
+    vocabulary: Vocabulary | str | Path,
+    out: str | Path,
+    *,
+    workers: int = 1,
+    shard: tuple[int, int] | None = None,
+    append: bool = False,
+    max_length: int = MAX_LENGTH,
+    entropy_floor: float = ENTROPY_FLOOR,
+    min_genes: int = 1,
+    part_cells: int = PART_CELLS,
+    layer: str | None = None,
+    use_raw: bool = False,
+    input: Input = "auto",
+    gene_ids: str | None = None,
+    species: Species = None,
+    duplicates: Literal["sum", "error"] = "sum",
+) -> PackedCells | None:
+    """Serialise files into a corpus to train on: a folder of parts, each of cells of one study, and an index.
+
+    A call that is cut off, by a kill, an interrupt or an error, leaves its finished parts. The same call goes on after
+    them. Parts whose file or arguments have changed since are packed anew. What is packed depends neither on `workers`
+    nor on `shard`, to the bit.
+
+    Parameters
+    ----------
+    paths
+        ``.h5ad`` or ``.zarr`` files, one study each, or folders of them; the file's name without suffix is the study's
+        name. They may have different genes: each is matched by itself, as human or mouse, unless
+        `species` says which.
+    vocabulary
+        Genes and entropies.
+    out
+        Folder of the corpus, on a disk; made if it is not there. Its `index.json` is written last.
+    workers
+        Processes that pack, each a part at a time, with up to 6 bytes times `max_length` times `part_cells` of memory.
+        Call from under ``if __name__ == "__main__":`` with more than one.
+    shard
+        `(i, n)`: do only the i-th of n ranges of the parts, i from 0. Call it n times, in any order, on any number of
+        machines that share the disk, otherwise with the same arguments; the call that finds all parts finished writes
+        the index.
+    append
+        Add the studies to the corpus at `out`, whose parts stay as they are.
+    max_length
+        Genes kept per cell.
+    entropy_floor
+        See :func:`scdiva.tokenizer.serialize.score_denominator`.
+    min_genes
+        Cells with fewer known genes are left out, with a warning that says how many.
+    part_cells
+        Rows of a file that make a part.
+    %(reading)s
+
+    Returns
+    -------
+    The corpus, opened; with `shard`, None as long as parts of others are missing.
+
+    Raises
+    ------
+    FileExistsError
+        If `out` holds anything else than a corpus, or one with studies that `paths` does not name and `append` is
+        False.
+    OSError
+        If `out` is a file, or can't be written into.
+    RuntimeError
+        If another call is writing the same parts, or a process was killed, perhaps for its memory: then take fewer
+        `workers`, or smaller parts.
+    ValueError
+        If there are no files, two have one name, or one does not pass :func:`scdiva.data.cells.open_cells` (the message
+        names the file); if a file was changed while it was packed; if the corpus to append to was packed with other
+        arguments, or has a study of that name already.
+
+    Examples
+    --------
+    >>> import scdiva as sd
+    >>> from scdiva.data import pack_files
+    >>> sd.datasets.toy(60, 100).write_h5ad("study.h5ad")
+    >>> packed = pack_files(["study.h5ad"], "scdiva-mini", "corpus")
+    >>> packed.n_obs
+    60
+    >>> packed.close()
+    """
+    check_least(min_genes=(min_genes, 1), max_length=(max_length, 1), part_cells=(part_cells, 1), workers=(workers, 1))
+    number, n_shards = (0, 1) if shard is None else as_shard(shard)
+    if is_url(out):
+        raise ValueError(f"out={out!r} must be a folder on a disk: copy the finished corpus to where it is to be read.")
+    files = [as_path(path) for path in data_files(paths if isinstance(paths, list | tuple) else [paths])]
+    names, out, genes = study_names(files), Path(out), load_vocabulary(vocabulary)
+    denominator = score_denominator(genes.entropy, entropy_floor)
+    about = {"fingerprint": genes.fingerprint, "n_tokens": genes.n_genes + N_SPECIAL, "max_length": max_length}
+    about |= {"entropy_floor": entropy_floor, "min_genes": min_genes, "ranked_by": digest(denominator.tolist())}
+    job = _Job(out, genes, denominator, Reading(layer, use_raw, input, gene_ids, species, duplicates, "nan"), about)
+    refuse_unwritable(out / INDEX)
+    before = _before(job, names, append)
+    tasks = [task for path, name in zip(files, names, strict=True) for task in _tasks(job, path, name, part_cells)]
+    wanted = [task.name for task in tasks]
+    if append and (twice := {study for part, study in before.items() if part not in wanted}.intersection(names)):
+        raise ValueError(f"{str(out)!r} holds {min(twice)!r}, of another file or arguments, already: rename the file.")
+    mine = tasks[len(tasks) * number // n_shards : len(tasks) * (number + 1) // n_shards]
+    # the first parts of all files first: one process scans a file, and whoever else comes to it waits
+    mine = sorted((task for task in mine if not (out / task.name).exists()), key=lambda task: task.first)
+    bar = progress_bar(desc="packing", unit="cell", total=sum(task.stop - task.first for task in mine))
+    with bar, ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _begin) as pool:
+        for done in (pool.map if workers > 1 else map)(partial(_pack, job), mine):
+            bar.update(done.stop - done.first)
+    if left := sum(not (out / name).exists() for name in wanted):
+        logger.info("shard %d of %d is finished; %d parts of others are not", number, n_shards, left)
+        return None
+    parts = _write_index(job, list(dict.fromkeys([*(before if append else ()), *wanted])))
+    for name in names:
+        of_study = [part for part in parts if part["study"] == name]
+        dropped = sum(part["cells_dropped"] for part in of_study)
+        warn_left_out(name, dropped, dropped + sum(part["cells"] for part in of_study), min_genes)
+    return PackedCells(out)
+
+
+class _Job(NamedTuple):
+    """What all parts have in common; `about` is what the index says of it, in plain values."""
+
+    out: Path
+    vocabulary: Vocabulary
+    denominator: np.ndarray
+    reading: Reading
+    about: dict[str, Any]
+
+
+class _Task(NamedTuple):
+    """A part to be: its file, study and rows, of how many; the stamp of the file; the name that says all of it."""
+
+    path: Path
+    study: str
+    first: int
+    stop: int
+    n_obs: int
+    stamp: str
+    name: str
+
+
+def _before(job: _Job, names: Sequence[str], append: bool) -> dict[str, str]:
+    """Find the parts of the corpus that is there, with the study of each; refuse what must not be written into."""
+    out = job.out
+    if strange := sorted(path.name for path in out.glob("[!.]*") if not _OURS.fullmatch(path.name)):
+        raise FileExistsError(f"{str(out)!r} is a folder that holds {strange[0]!r} and is no corpus. Pass another out.")
+    if not (out / INDEX).exists():
+        return {}
+    old = read_index(out)
+    before = {part["file"]: part["study"] for part in old["parts"]}
+    if append:
+        for key, now in job.about.items():
+            if old[key] != now:
+                raise ValueError(f"{str(out)!r} was packed with {key} {old[key]}, not {now}. Append with the same.")
+    elif others := sorted(set(before.values()).difference(names)):
+        raise FileExistsError(
+            f"{str(out)!r} holds {len(others)} studies that are not to be packed (first: {others[0]!r}). Pass "
+            "append=True to add to it, or another out."
+        )
+    return before
+
+
+def _tasks(job: _Job, path: Path, study: str, part_cells: int) -> list[_Task]:
+    """Divide a file into parts; one at least."""
+    with open_matrix(path, job.reading.layer, job.reading.use_raw) as opened:
+        n_obs = opened.shape[0]
+    tasks, given = [], [job.about, vars(job.reading), __version__, study, at_first := stamp(path)]
+    for first in range(0, max(n_obs, 1), part_cells):
+        stop = min(first + part_cells, n_obs)
+        name = f"part-{study[:99]}-{first:09d}-{digest([*given, first, stop])[:12]}.h5"
+        tasks.append(_Task(path, study, first, stop, n_obs, at_first, name))
+    return tasks
+
+
+def _begin() -> None:
+    """Begin a process that packs: it draws no bars, and ends when the one that started it is killed."""
+    settings.progress = False
+    started_by = [multiprocessing.parent_process().sentinel]  # type: ignore[union-attr]
+    threading.Thread(target=lambda: multiprocessing.connection.wait(started_by) and os._exit(1), daemon=True).start()
+
+
+def _pack(job: _Job, task: _Task) -> _Task:
+    """Write a part."""
+    from scdiva.data.cells import open_cells
+
+    how = {name: job.about[name] for name in ("max_length", "entropy_floor")}
+    opened, found = partial(open_cells, task.path, job.vocabulary, job.reading, **how), None
+    try:
+        if (task.first, task.stop) != (0, task.n_obs):
+            of_scan = {"file": task.stamp, "vocabulary": job.about["fingerprint"], **vars(job.reading)}
+            found = scan_once(job.out / f"part-{task.study}", of_scan, lambda: opened(keep=False).scan)
+        source = opened(scanned=found)
+    except (KeyError, ValueError) as error:
+        raise ValueError(f"{task.path.name}: {error.args[0]}") from error
+    types = {"tokens": token_type(source.n_tokens), "values": np.dtype(np.float32)}
+    lengths, pieces = [np.zeros(1, np.int64)], []
+    for start in range(task.first, task.stop, BLOCK_ROWS):
+        stop = min(start + BLOCK_ROWS, task.stop)
+        kept = np.flatnonzero(source.lengths[start:stop] >= job.about["min_genes"])
+        bounds, *columns = take_cells(source.read(start, stop), kept)
+        lengths.append(np.diff(bounds))
+        pieces.append([column.astype(dtype, copy=False) for column, dtype in zip(columns, types.values(), strict=True)])
+    source.close()
+    indptr = np.cumsum(np.concatenate(lengths))
+    measured = np.isin(np.arange(source.n_tokens), source.tokens)[None]
+    n_cells, n = len(indptr) - 1, int(indptr[-1])
+    content = hashlib.sha256(indptr.tobytes())
+    job.out.mkdir(parents=True, exist_ok=True)
+    refuse_full(job.out / task.name, n * sum(dtype.itemsize for dtype in types.values()))
+    with whole_or_not(job.out / task.name) as new, h5py.File(new, "w") as file:
+        for number, (name, dtype) in enumerate(types.items()):
+            stored, at = file.create_dataset(name, (n,), dtype), 0  # in one piece: neighbours are a range of bytes
+            for piece in pieces:
+                stored[at : at + len(piece[number])] = piece[number]
+                content.update(piece[number].tobytes())
+                at += len(piece[number])
+        file["indptr"], file["study"], file["denominator"] = indptr, np.zeros(n_cells, np.int32), job.denominator
+        file["study_names"] = np.array([task.study], dtype=h5py.string_dtype())
+        file.create_dataset("measured", data=measured, compression="gzip")
+        about = {"study": task.study, "cells": n_cells, "cells_dropped": task.stop - task.first - n_cells}
+        origin = {"file": task.path.name, "first": task.first} | ({} if task.first else file_note(task.path))
+        about |= {"sha256": content.hexdigest(), "source": origin}
+        file.attrs.update(job.about, scdiva_packed=1, about=json.dumps(about))
+        if stamp(task.path) != task.stamp:
+            raise ValueError(f"{str(task.path)!r} was changed while it was packed. Call again once it is whole.")
+    return task
+
+
+def _write_index(job: _Job, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Write the index of parts and delete what is no part of the corpus any more; give what it says of the parts."""
+    parts, lengths = list[dict[str, Any]](), list[np.ndarray]()
+    measured = dict[str, np.ndarray]()
+    narrow = np.promote_types(np.uint16, np.min_scalar_type(job.about["max_length"]))
+    with open_alone(job.out / ".part-index.writing"):
+        for name in names:
+            with h5py.File(job.out / name) as part:
+                at = {column: part[column].id.get_offset() or 0 for column in ("tokens", "values")}
+                about = {"file": name, "bytes": (job.out / name).stat().st_size, "at": at}
+                parts.append(about | json.loads(part.attrs["about"]))
+                lengths.append(np.diff(part["indptr"][:]).astype(narrow))
+                measured.setdefault(parts[-1]["study"], part["measured"][0])
+        total, studies = digest([part["sha256"] for part in parts]), list(measured)
+        wide = np.promote_types(np.int16, np.min_scalar_type(-len(studies)))
+        numbers = np.array([studies.index(part["study"]) for part in parts], wide)
+        study = np.repeat(numbers, [len(length) for length in lengths])
+        arrays = np.concatenate(lengths), study, np.stack(list(measured.values())), job.denominator
+        files = {name: f"{name}-{total[:12]}.npy" for name in ARRAYS}
+        for file, array in zip(files.values(), arrays, strict=True):
+            put_whole(job.out / file, partial(np.save, arr=array))
+        head = {"scdiva_packed": FORMAT, "sha256": total, "bytes": sum(part["bytes"] for part in parts), **job.about}
+        text = json.dumps({**head, "reading": job.reading.parameters(), "arrays": files, "parts": parts}, indent=1)
+        put_whole(job.out / INDEX, lambda file: file.write(text.encode()))
+        for path in job.out.iterdir():
+            if path.name.startswith(".part-"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            elif _OURS.fullmatch(path.name) and path.name not in {INDEX, *files.values(), *names}:
+                path.unlink()
+    return parts

@@ -1,0 +1,163 @@
+"""A corpus is the same whoever packs it, in whatever order, and however often the call was cut off."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import anndata as ad
+import numpy as np
+import pytest
+
+from scdiva import cli
+from scdiva.data import packing
+from scdiva.data.datamodule import CellDataModule
+from scdiva.data.packed import PackedCells
+from scdiva.data.packing import pack_files
+
+pytestmark = pytest.mark.filterwarnings("ignore:study2")
+HOW = {"max_length": 30, "part_cells": 40}
+
+
+def content(out: Path) -> dict[str, str]:
+    return {str(file.relative_to(out)): hashlib.sha256(file.read_bytes()).hexdigest() for file in out.rglob("*")}
+
+
+@pytest.fixture(scope="module")
+def files(study_files, tmp_path_factory):
+    """Copies, so that they may be changed."""
+    return [Path(shutil.copy2(path, tmp_path_factory.getbasetemp() / path.name)) for path in study_files]
+
+
+@pytest.fixture(scope="module")
+def straight(files, vocabulary, tmp_path_factory):
+    out = tmp_path_factory.mktemp("straight") / "corpus"
+    pack_files(files, vocabulary, out, **HOW)
+    return content(out)
+
+
+@pytest.fixture
+def packed_now(monkeypatch):
+    """The parts that are packed, by name, as they come."""
+    names, pack = [], packing._pack
+    monkeypatch.setattr(packing, "_pack", lambda job, task: (pack(job, task), names.append(task.name))[0])
+    return names
+
+
+def test_processes_pack_the_same(files, vocabulary, straight, tmp_path):
+    assert len([name for name in straight if name.startswith("part-")]) == 7
+    packed = pack_files(files, vocabulary, tmp_path / "corpus", workers=2, **HOW)
+    assert content(tmp_path / "corpus") == straight
+    assert packed.n_obs == 214
+
+
+def test_the_last_job_writes_the_index(files, vocabulary, straight, tmp_path, packed_now):
+    jobs = [pack_files(files, vocabulary, tmp_path / "corpus", shard=(i, 3), **HOW) for i in (2, 0, 2)]
+    assert jobs == [None] * 3
+    assert len(packed_now) == 5
+    with pytest.raises(ValueError, match="is no packed corpus"):
+        PackedCells(tmp_path / "corpus")
+    assert pack_files(files, vocabulary, tmp_path / "corpus", shard=(1, 3), **HOW).n_obs == 214
+    assert content(tmp_path / "corpus") == straight
+
+
+def test_a_call_goes_on_where_it_was_cut_off(files, vocabulary, straight, tmp_path, packed_now, monkeypatch):
+    out, write = tmp_path / "corpus", packing.whole_or_not
+
+    def cut_off(path):
+        if len(packed_now) == 3:
+            path.with_name(f".{path.stem}.new.h5").write_bytes(b"half a part")
+            raise KeyboardInterrupt
+        return write(path)
+
+    monkeypatch.setattr(packing, "whole_or_not", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        pack_files(files, vocabulary, out, **HOW)
+    monkeypatch.setattr(packing, "whole_or_not", write)
+    found = {name: (out / name).stat().st_ino for name in packed_now}
+    assert len(found) == 3
+    packed_now.clear()
+    pack_files(files, vocabulary, out, **HOW)
+    assert len(packed_now) == 4
+    assert not found.keys() & set(packed_now)
+    assert content(out) == straight
+    pack_files(files, vocabulary, out, **HOW)  # once more: nothing to do
+    assert len(packed_now) == 4
+    assert content(out) == straight
+    assert {name: (out / name).stat().st_ino for name in found} == found
+
+
+def test_what_has_changed_is_packed_anew(files, vocabulary, tmp_path, packed_now):
+    own = [Path(shutil.copy(path, tmp_path)) for path in files]
+    pack_files(own, vocabulary, tmp_path / "corpus", **HOW)
+    before = PackedCells(tmp_path / "corpus").read(0, 60)
+    packed_now.clear()
+    cells = ad.read_h5ad(own[1])
+    cells[:20].copy().write_h5ad(own[1])
+    packed = pack_files(own, vocabulary, tmp_path / "corpus", **HOW)
+    assert [name[:11] for name in packed_now] == ["part-study1"]
+    assert np.bincount(packed.study).tolist() == [60, 20, 129]
+    assert all(np.array_equal(*pair) for pair in zip(packed.read(0, 60), before, strict=True))
+    packed_now.clear()
+    pack_files(own, vocabulary, tmp_path / "corpus", **HOW | {"max_length": 20})
+    assert len(packed_now) == 7
+    assert len(list((tmp_path / "corpus").iterdir())) == 7 + 5  # parts, the index, its four arrays
+
+
+def test_studies_are_appended(files, vocabulary, straight, tmp_path, packed_now):
+    out = tmp_path / "corpus"
+    first = pack_files(files[:2], vocabulary, out, append=True, **HOW)
+    before, whole = content(out), first.read(0, 85)
+    both = pack_files(files[2], vocabulary, out, append=True, **HOW)
+    assert content(out) == straight
+    assert {name for name in before if name.startswith("part-")} < straight.keys()
+    assert both.study_names == ["study0", "study1", "study2"]
+    for a, b in zip(first.read(0, 85), whole, strict=True):  # who had it open still reads it
+        np.testing.assert_array_equal(a, b)
+    assert len(packed_now) == 7
+    assert pack_files(files[1:], vocabulary, out, append=True, **HOW).n_obs == 214  # they are there
+    with pytest.raises(ValueError, match=r"packed with max_length 30, not 20. Append with the same"):
+        pack_files(files[2], vocabulary, out, append=True, max_length=20)
+    with pytest.raises(ValueError, match="holds 'study2', of another file or arguments, already"):
+        pack_files(files[2], vocabulary, out, append=True, max_length=30, part_cells=7)
+    with pytest.raises(FileExistsError, match=r"holds 2 studies that are not to be packed \(first: 'study0'\)"):
+        pack_files(files[2], vocabulary, out, **HOW)
+    assert content(out) == straight
+
+
+def test_a_file_that_changes_meanwhile_is_no_part(files, vocabulary, tmp_path, monkeypatch):
+    monkeypatch.setattr(packing, "file_note", lambda path: path.touch() or {})
+    own = Path(shutil.copy(files[0], tmp_path))
+    with pytest.raises(ValueError, match=r"study0.h5ad' was changed while it was packed"):
+        pack_files(own, vocabulary, tmp_path / "corpus")
+    assert not list((tmp_path / "corpus").iterdir())
+
+
+def test_the_index_says_what_there_is(files, vocabulary, tmp_path):
+    pack_files(files, vocabulary, tmp_path / "corpus", min_genes=30, **HOW)
+    index = json.loads((tmp_path / "corpus" / "index.json").read_text())
+    assert index["fingerprint"] == vocabulary.fingerprint
+    packed = PackedCells(tmp_path / "corpus")
+    assert [part["cells"] for part in index["parts"]] == np.diff(packed.bounds).tolist()
+    assert sum(part["cells_dropped"] for part in index["parts"]) == 216 - packed.n_obs > 2
+    indptr, tokens, values = PackedCells(tmp_path / "corpus" / index["parts"][0]["file"]).read(0, 40)
+    whole = b"".join(array.tobytes() for array in (indptr, tokens.astype(np.uint16), values))
+    assert hashlib.sha256(whole).hexdigest() == index["parts"][0]["sha256"]
+    source = hashlib.sha256(files[0].read_bytes()).hexdigest()
+    assert index["parts"][0]["source"] == {
+        "file": files[0].name, "first": 0, "size": files[0].stat().st_size, "sha256": source
+    }  # fmt: skip
+    note = CellDataModule(tmp_path / "corpus", vocabulary=vocabulary, context=20).manifest()["files"]["train"]
+    assert note["corpus"]["sha256"] == index["sha256"]
+
+
+def test_a_command_packs(files, vocabulary, tmp_path, capsys):
+    vocabulary.write(tmp_path / "genes.safetensors")
+    (tmp_path / "studies").mkdir()
+    shutil.copy2(files[0], tmp_path / "studies")
+    command = ["pack", str(tmp_path / "studies"), "--vocabulary", str(tmp_path / "genes.safetensors")]
+    assert cli.main([*command, "-o", str(tmp_path / "corpus"), "--max_length", "12"]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "corpus")
+    assert PackedCells(tmp_path / "corpus", vocabulary).lengths.max() == 12

@@ -7,8 +7,9 @@ import numpy as np
 from _annotation_arms import Said, Task
 from _judge import over_seeds as spread
 from _prepared import LABELS
+from sklearn.metrics import roc_auc_score
 
-from scdiva.metrics.annotation import calibration, classification, labelled, rejection_auroc
+from scdiva.metrics.annotation import calibration, classification, labelled
 
 N_BINS = 15
 
@@ -71,7 +72,7 @@ def _rejection(adata: ad.AnnData, todo: list[Task], found: list[Said]) -> dict:
         truth = labels[task.asked]
         unknown = truth == task.taken_out
         keep = unknown | _shared(labels, task)
-        each.append({task.taken_out: rejection_auroc(said["novelty"][keep], unknown[keep])})
+        each.append({task.taken_out: float(roc_auc_score(unknown[keep], said["novelty"][keep]))})
     by_query = {
         query: {"rejection": _mean_of([some for task, some in zip(todo, each, strict=True) if task.query == query])}
         for query in dict.fromkeys(task.query for task in todo)

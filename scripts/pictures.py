@@ -25,7 +25,7 @@ PICTURES = {
     "networks.png": ("networks", "sd.pl.grn("),
     "reconstruction.png": ("generation", "sd.pl.reconstruction("),
     "generation.png": ("generation", "sd.pl.generated("),
-    "pretraining.png": ("pretraining", "sd.pl.training("),
+    "pretraining.png": ("pretraining", "ratios.plot("),
 }
 """Of each picture the tutorial, and how the call that draws it begins."""
 DPI = 80

@@ -14,7 +14,6 @@ NOT_ON_ADATA = {
     # These start from files or from a model, since there is no adata yet.
     "pp.corpus_entropy": "data",
     "tl.embed_file": "path",
-    "pl.training": "path",
     # These read what a prediction holds, or scores of it.
     "tl.score_perturbation": "predicted",
     "get.perturbation_df": "predicted",

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scdiva.metrics import avg_batch, calibration, classification, knn_cross_validation, rejection_auroc
+from scdiva.metrics import avg_batch, calibration, classification, knn_cross_validation
 from scdiva.metrics.annotation import labelled
 
 NAMES = st.sampled_from(["a", "b", "c", "unknown"])
@@ -146,17 +146,6 @@ def test_chances_that_come_true_as_often_as_said_have_no_error():
     assert calibration(np.sqrt(p), right)["ece"] == pytest.approx(1 / 6, abs=0.02)  # mean of sqrt(p) - p
 
 
-@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=2, max_size=30))
-def test_auroc_is_the_share_of_pairs_in_order(cells):
-    novelty, unknown = map(np.array, zip(*cells, strict=True))
-    if unknown.all() or not unknown.any():
-        with pytest.raises(ValueError, match="needs both"):
-            rejection_auroc(novelty, unknown)
-        return
-    new, old = novelty[unknown][:, None], novelty[~unknown]
-    assert rejection_auroc(novelty, unknown) == pytest.approx(((new > old) + 0.5 * (new == old)).mean())
-
-
 def test_the_value_that_is_no_truth_value_is_named():
     with pytest.raises(ValueError, match=r"correct .*float64.*0\.25"):
         calibration([0.5, 0.5, 0.5], [0.0, 1.0, 0.25])
@@ -187,7 +176,3 @@ def test_predictions_that_cannot_be_scored_are_refused():
     ]:
         with pytest.raises(ValueError, match=words):
             calibration(confidence, correct, **options)
-    with pytest.raises(ValueError, match=r"1 of 2 cells have a novelty .* number 0"):
-        rejection_auroc([np.inf, 0.0], [True, False])
-    with pytest.raises(ValueError, match="unknown must hold truth values"):
-        rejection_auroc([1.0, 0.0], [2, 0])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import rankdata
 
-from scdiva.metrics import bleu, l_dist, marginal_recall, recall_at_k, reconstruction_scores, value_spearman
+from scdiva.metrics import bleu, l_dist, marginal_recall, reconstruction_scores, value_spearman
 
 CELL = st.lists(st.integers(0, 30), min_size=1, max_size=12, unique=True)
 """The genes of a cell, each once."""
@@ -128,15 +128,6 @@ def test_value_spearman_equals_pearson_of_mean_ranks(pairs):
 
 
 @given(CELL, st.data())
-def test_recall_counts_the_genes_in_both(true, data):
-    predicted = data.draw(st.lists(st.integers(0, 30), min_size=len(true), max_size=len(true), unique=True))
-    found = recall_at_k(true, predicted)
-    assert found == same(len(set(true) & set(predicted)) / len(true))
-    assert recall_at_k(data.draw(st.permutations(true)), data.draw(st.permutations(predicted))) == found
-    assert recall_at_k(true, true) == 1
-
-
-@given(CELL, st.data())
 def test_marginal_recall_equals_taking_genes_one_by_one(cell, data):
     frequency = data.draw(st.lists(st.integers(0, 4).map(lambda n: n / 4), min_size=31, max_size=31))
     n_shown = data.draw(st.integers(0, len(cell) - 1))
@@ -147,7 +138,7 @@ def test_marginal_recall_equals_taking_genes_one_by_one(cell, data):
         taken.append(best)
         left.remove(best)
     found = marginal_recall(hidden, shown, frequency)
-    assert found == same(recall_at_k(hidden, taken))
+    assert found == same(len(set(hidden) & set(taken)) / len(hidden))
 
 
 def test_marginal_recall_by_hand():
@@ -236,7 +227,7 @@ def test_what_was_shown_does_not_hide_what_was_missed():
     assert (found.masked_recall, found.visible_recall, found.coverage) == (0, 1, 0.9)
 
 
-@pytest.mark.parametrize("function", [l_dist, bleu, recall_at_k])
+@pytest.mark.parametrize("function", [l_dist, bleu])
 @pytest.mark.parametrize(
     ("true", "predicted", "error", "message"),
     [
@@ -257,16 +248,11 @@ def test_sequences_that_are_none_are_refused(function, true, predicted, error, m
 def test_repeats_are_refused_where_a_gene_stands_once():
     with pytest.raises(ValueError, match=r"1 of 2 genes of true .*gene 4\)"):
         l_dist([4, 5, 4], [4, 5])
-    for true, predicted in (([4, 4], [4, 5]), ([4, 5], [5, 5])):
-        with pytest.raises(ValueError, match="occur more than once"):
-            recall_at_k(true, predicted)
 
 
 def test_other_numbers_are_refused():
     with pytest.raises(ValueError, match="max_n must be at least 1, got 0"):
         bleu([1], [1], max_n=0)
-    with pytest.raises(ValueError, match=r"true has 2 genes .*predicted 3"):
-        recall_at_k([1, 2], [1, 2, 3])
     with pytest.raises(ValueError, match=r"same shape .*\(2,\).*\(3,\)"):
         value_spearman([1, 2], [1, 2, 3])
     with pytest.raises(ValueError, match=r"1 of 2 values of predicted .*number 1\)"):

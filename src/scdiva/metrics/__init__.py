@@ -1,10 +1,10 @@
 """Scores of embeddings and predictions: arrays in, floats out, no AnnData."""
 
-from .annotation import calibration, classification, knn_cross_validation, rejection_auroc
+from .annotation import calibration, classification, knn_cross_validation
 from .integration import avg_batch, avg_bio, shuffle_control
 from .networks import enrichment, hub_scores
 from .perturbation import de_scores, discrimination, discrimination_matrix, hit_rate, perturbation_response
-from .reconstruction import bleu, l_dist, marginal_recall, recall_at_k, reconstruction_scores, value_spearman
+from .reconstruction import bleu, l_dist, marginal_recall, reconstruction_scores, value_spearman
 
 __all__ = [
     "avg_batch",
@@ -22,9 +22,7 @@ __all__ = [
     "l_dist",
     "marginal_recall",
     "perturbation_response",
-    "recall_at_k",
     "reconstruction_scores",
-    "rejection_auroc",
     "shuffle_control",
     "value_spearman",
 ]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
@@ -92,16 +90,6 @@ def batch_codes(batch: ArrayLike, n_cells: int) -> NDArray[np.intp]:
     if len(names) == n_cells > 2:
         raise ValueError(f"Each of the {n_cells} cells is a batch of its own: pass the samples or runs as batch.")
     return codes
-
-
-def refuse_trivial(names: NDArray[Any], score: str) -> None:
-    """Refuse labels of labelled cells that part nothing: one for all of them, or one for each."""
-    found = np.unique(names)
-    if len(found) < 2:
-        what = f"all {len(names)} labelled cells are {str(found[0])!r}" if len(found) else "no cell has a label"
-        raise ValueError(f"{score} needs cells of at least two labels; {what}.")
-    if len(found) == len(names):
-        raise ValueError(f"{score} needs labels that cells share; each of the {len(names)} cells has its own.")
 
 
 def truth_values(given: ArrayLike, what: str) -> NDArray[np.bool_]:

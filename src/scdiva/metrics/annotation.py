@@ -1,11 +1,11 @@
-"""How well cell-type labels can be read off an embedding; how right, calibrated and wary an annotation is."""
+"""How well cell-type labels can be read off an embedding; how right and calibrated an annotation is."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from scdiva._checks import check_least
 
@@ -164,7 +164,9 @@ def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) 
     0.1
     """
     p = np.asarray(confidence, dtype=np.float64)
-    right = _truth_values(correct, "correct", p)
+    if p.shape != np.shape(correct) or p.ndim != 1 or not p.size:
+        raise ValueError(f"scores have shape {p.shape} and correct has {np.shape(correct)}; both must be (n_cells,).")
+    right = truth_values(correct, "correct")
     check_least(n_bins=(n_bins, 1))
     mend = "Leave out the cells that have none; turn scores into probabilities first."
     refuse_where(~((p >= 0) & (p <= 1)), "confidences are not from 0 to 1", mend)
@@ -175,50 +177,3 @@ def calibration(confidence: ArrayLike, correct: ArrayLike, *, n_bins: int = 15) 
         accuracy = np.bincount(place, weights=right, minlength=n_bins) / n_cells
     error = float(np.nansum(n_cells * np.abs(accuracy - mean)) / len(p))
     return {"ece": error, "confidence": mean, "accuracy": accuracy, "n_cells": n_cells}
-
-
-def rejection_auroc(novelty: ArrayLike, unknown: ArrayLike) -> float:
-    """Tell how well a score of novelty sets cells of unknown types apart from those of known ones.
-
-    Parameters
-    ----------
-    novelty
-        Score of each cell, higher for cells less like any reference type, shape `(n_cells,)`; any scale.
-    unknown
-        Whether the cell is of a type that the reference does not have, shape `(n_cells,)`.
-
-    Returns
-    -------
-    The chance that a cell of an unknown type scores above one of a known type, ties counting half: 1 is perfect,
-    0.5 is what chance gives.
-
-    Raises
-    ------
-    ValueError
-        If there are no cells, the two differ in length, a score is not finite, `unknown` holds anything but truth
-        values, or all cells are known or all unknown.
-
-    Examples
-    --------
-    >>> import scdiva as sd
-    >>> sd.metrics.rejection_auroc([0.1, 0.2, 3.0], [False, False, True])
-    1.0
-    """
-    from sklearn.metrics import roc_auc_score
-
-    score = np.asarray(novelty, dtype=np.float64)
-    new = _truth_values(unknown, "unknown", score)
-    refuse_where(~np.isfinite(score), "cells have a novelty that is not finite")
-    if new.all() or not new.any():
-        raise ValueError(
-            f"All {len(new)} cells are of {'unknown' if new.all() else 'known'} types: setting them apart needs both."
-        )
-    return float(roc_auc_score(new, score))
-
-
-def _truth_values(given: ArrayLike, what: str, beside: NDArray[np.floating]) -> NDArray[np.bool_]:
-    """Give truth values as such; refuse other numbers, and another shape than that of the scores."""
-    shape = np.shape(given)
-    if shape != beside.shape or len(shape) != 1 or not shape[0]:
-        raise ValueError(f"scores have shape {beside.shape} and {what} has {shape}; both must be (n_cells,).")
-    return truth_values(given, what)

@@ -8,12 +8,13 @@ import numpy as np
 
 from scdiva._checks import from_extra
 
-from ._input import batch_codes, check_coordinates, labelled, refuse_trivial, scored_cells
+from ._input import batch_codes, check_coordinates, labelled, scored_cells
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from numpy.typing import ArrayLike, NDArray
+    from scipy.sparse import csr_matrix
 
 Definition = Literal["paper", "scgpt"]
 
@@ -82,7 +83,11 @@ def avg_bio(
     _check_definition(definition)
     igraph = from_extra("igraph", "metrics", "Leiden clusters need igraph")
     coordinates, names = scored_cells(embedding, labels)
-    refuse_trivial(names, "agreement with clusters")
+    if not 1 < (n_labels := len(np.unique(names))) < len(names):
+        raise ValueError(
+            f"agreement with clusters needs at least two labels, and some that cells share; the {len(names)} labelled "
+            f"cells have {n_labels}, such as {str(names[0])!r}."
+        )
     nmi, ari = _leiden_agreement(igraph, coordinates, names, rng)
     width = float(silhouette_score(coordinates, names))
     parts = {"nmi": nmi, "ari": ari, "asw": width if definition == "paper" else (width + 1) / 2}
@@ -250,23 +255,20 @@ def _mixing(
     return {"avg_batch": float(np.mean(list(parts.values()))), **parts}
 
 
-def _nearest(coordinates: NDArray[np.floating], n: int) -> NDArray[np.intp]:
-    """Find the nearest other cells of each cell, exactly, shape `(n_cells, n)`."""
+def _neighbours(coordinates: NDArray[np.floating], n: int) -> csr_matrix:
+    """Give the graph of each cell's n nearest other cells, exactly, (n_cells, n_cells)."""
     from sklearn.neighbors import NearestNeighbors
 
     if n >= len(coordinates):
         raise ValueError(f"{n} neighbours of each cell are needed, and only {len(coordinates)} cells can be scored.")
-    return np.asarray(NearestNeighbors(n_neighbors=n).fit(coordinates).kneighbors(return_distance=False))
+    return NearestNeighbors(n_neighbors=n).fit(coordinates).kneighbors_graph()
 
 
 def _graph_connectivity(coordinates: NDArray[np.floating], names: NDArray[np.str_]) -> float:
     """Mean over labels of the share of cells in the largest part of their graph, whose edges count both ways."""
-    from scipy.sparse import csr_array
     from scipy.sparse.csgraph import connected_components
 
-    nearest = _nearest(coordinates, CONNECTED_NEIGHBORS - 1)
-    n_cells, k = nearest.shape
-    graph = csr_array((np.ones(nearest.size), nearest.ravel(), np.arange(0, nearest.size + 1, k)), (n_cells, n_cells))
+    graph = _neighbours(coordinates, CONNECTED_NEIGHBORS - 1)
     shares = []
     for name in np.unique(names):
         own = np.flatnonzero(names == name)
@@ -283,9 +285,8 @@ def _leiden_agreement(
 
     from sklearn.metrics import adjusted_rand_score, normalized_mutual_info_score
 
-    nearest = _nearest(coordinates, LEIDEN_NEIGHBORS)
-    edges = np.column_stack([np.repeat(np.arange(len(nearest)), LEIDEN_NEIGHBORS), nearest.ravel()])
-    graph = igraph.Graph(n=len(nearest), edges=edges).simplify()
+    edges = np.column_stack(_neighbours(coordinates, LEIDEN_NEIGHBORS).nonzero())
+    graph = igraph.Graph(n=len(coordinates), edges=edges).simplify()
     # igraph draws from Python's generator unless given one of its own; the user's global state stays untouched.
     igraph.set_random_number_generator(random.Random(rng))
     try:

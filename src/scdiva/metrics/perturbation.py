@@ -303,14 +303,9 @@ def _varies(values: NDArray[np.float64]) -> bool:
 def _similarity(predicted: NDArray[np.float64], observed: NDArray[np.float64], metric: Distance) -> NDArray[np.float64]:
     """Similarity of each row of the one to each of the other."""
     from scipy.spatial.distance import cdist
+    from sklearn.metrics.pairwise import cosine_similarity
 
-    if metric in ("l1", "l2"):
-        apart: NDArray[np.float64] = cdist(predicted, observed, "cityblock" if metric == "l1" else "euclidean")
-        return -apart / (predicted.shape[1] if metric == "l1" else 1)
-    return _unit(predicted) @ _unit(observed).T
-
-
-def _unit(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Scale rows to length 1; those of zeros stay."""
-    length = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(length > 0, length, 1.0)
+    if metric == "cosine":  # scipy's is not defined for a row of zeros
+        return np.asarray(cosine_similarity(predicted, observed))
+    apart: NDArray[np.float64] = cdist(predicted, observed, "cityblock" if metric == "l1" else "euclidean")
+    return -apart / (predicted.shape[1] if metric == "l1" else 1)

@@ -160,38 +160,8 @@ def value_spearman(true: ArrayLike, predicted: ArrayLike) -> float:
     return float(spearmanr(a, b).statistic)
 
 
-def recall_at_k(true: ArrayLike, predicted: ArrayLike) -> float:
-    """Share of k hidden genes that are among the k predicted ones.
-
-    Read it beside :func:`marginal_recall`, which knows nothing of the cell but what was shown.
-
-    Parameters
-    ----------
-    true
-        The hidden genes, as numbers or tokens, in any order, each once, shape `(k,)`.
-    predicted
-        As many genes, each once, shape `(k,)`.
-
-    Returns
-    -------
-    The share, 0 to 1.
-
-    Raises
-    ------
-    ValueError
-        If there are no genes, the numbers of genes differ, a gene occurs twice, or either has more than one axis or a
-        negative number.
-    TypeError
-        If either does not hold integers.
-    """
-    genes, guessed = _sequence(true, "true", once=True), _sequence(predicted, "predicted", once=True)
-    if len(guessed) != len(genes):
-        raise ValueError(f"true has {len(genes)} genes and predicted {len(guessed)}: predict as many as are hidden.")
-    return _found(genes, guessed)
-
-
 def marginal_recall(true: ArrayLike, shown: ArrayLike, frequency: ArrayLike) -> float:
-    """:func:`recall_at_k` of the k most frequent genes that were not shown: what a model has to pass.
+    """Share of k hidden genes that are among the k most frequent ones not shown: what a model has to pass.
 
     Parameters
     ----------
@@ -275,8 +245,8 @@ def reconstruction_scores(
     --------
     >>> import scdiva as sd
     >>> true, found, hidden = [5, 3, 9, 7], [5, 9, 3, 7], [False, True, True, False]
-    >>> sd.metrics.bleu(true, true), sd.metrics.l_dist(true, found).l_dist, sd.metrics.recall_at_k(true, [3, 5, 1, 2])
-    (1.0, 0.5, 0.5)
+    >>> sd.metrics.bleu(true, true), sd.metrics.l_dist(true, found).l_dist
+    (1.0, 0.5)
     >>> sd.metrics.marginal_recall([2, 3], [0], [0.9, 0.8, 0.7, 0.1])
     0.5
     >>> round(sd.metrics.value_spearman([1.0, 2.0, 3.0, 4.0], [1.1, 1.9, 4.0, 3.0]), 2)

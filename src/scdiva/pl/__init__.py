@@ -6,7 +6,6 @@ from scdiva.pl._annotation import confusion_matrix, marker_heatmap, reliability
 from scdiva.pl._network import attention, grn, regulon
 from scdiva.pl._perturbation import delta_scatter, discrimination, hit_rate, perturbation, perturbation_scores
 from scdiva.pl._reconstruction import gene_overlap, reconstruction
-from scdiva.pl._training import training
 from scdiva.pl._umap import annotation, generated, integration, umap
 
 __all__ = [
@@ -26,6 +25,5 @@ __all__ = [
     "reconstruction",
     "regulon",
     "reliability",
-    "training",
     "umap",
 ]

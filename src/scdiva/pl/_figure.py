@@ -13,6 +13,7 @@ import numpy as np
 
 from scdiva._checks import refuse_unwritable
 from scdiva._docs import with_shared_docs
+from scdiva.data.output import whole_or_not
 from scdiva.data.writing import check_anndata
 
 if TYPE_CHECKING:
@@ -229,19 +230,12 @@ def _check_file(save: str | os.PathLike[str] | None) -> None:
 
 
 def _finish(fig: Figure, *, own: bool, return_fig: bool, save: str | os.PathLike[str] | None) -> Figure | None:
-    """Write the figure if asked to, and close it where nobody else will see it.
-
-    A figure is written beside its file and renamed, so that a broken-off call leaves the old picture.
-    """
+    """Write the figure if asked to, and close it where nobody else will see it."""
     if save is not None:
         path = Path(save)
         path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f".{path.stem}.part{path.suffix}")
-        try:
-            fig.savefig(part, dpi=200, bbox_inches="tight")
-            part.replace(path)
-        finally:
-            part.unlink(missing_ok=True)
+        with whole_or_not(path) as new:
+            fig.savefig(new, dpi=200, bbox_inches="tight")
         if own and not return_fig:
             import matplotlib.pyplot as plt
 

@@ -281,7 +281,7 @@ def _layers(cells: list[Any], column: np.ndarray, shape: tuple[int, int], names:
 
 def _scores(cells: list[Any], n_tokens: int, *, by_rank: bool) -> dict[str, float]:
     """Means over cells of the scores; NaN where no cell has one."""
-    from scdiva.metrics import marginal_recall, recall_at_k, reconstruction_scores
+    from scdiva.metrics import marginal_recall, reconstruction_scores
 
     frequency = np.bincount(np.concatenate([tokens for tokens, _, _ in cells]), minlength=n_tokens) / len(cells)
     rows = []
@@ -293,7 +293,7 @@ def _scores(cells: list[Any], n_tokens: int, *, by_rank: bool) -> dict[str, floa
             row.update({name: np.nan for name in row if name.startswith(("masked_", "visible_"))})
             row["visible_recall"] = float(np.isin(tokens[~masked], made).mean()) if not masked.all() else np.nan
             if masked.any():
-                row["masked_recall"] = recall_at_k(tokens[masked], made[~np.isin(made, tokens[~masked])])
+                row["masked_recall"] = float(np.isin(tokens[masked], made).mean())
         row["marginal_recall"] = marginal_recall(tokens[masked], tokens[~masked], frequency) if masked.any() else np.nan
         rows.append(row)
     names = rows[0]

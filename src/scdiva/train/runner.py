@@ -156,7 +156,8 @@ def fit(
 
     Everything else comes from `module.config`. In `out_dir` appear `last.ckpt` (replaced every `checkpoint_every` steps
     and at the end, by a file that is whole) and `log/version_<n>/metrics.csv`, one version per start,
-    which :func:`scdiva.pl.training` draws; pretraining adds `validation.csv`, the scores of each validation study.
+    for `pandas.read_csv` (columns `step`, `train/loss`, `val/loss`, ...); pretraining adds `validation.csv`, the scores
+    at each share of masked genes and of each validation study.
 
     SIGTERM and Ctrl-C end the run after the optimiser step under way, with a checkpoint; a second Ctrl-C at once.
 

@@ -8,9 +8,7 @@ import numpy as np
 import pandas as pd
 from _network_density import density_test
 from _network_metrics import edge_stability, score_edges
-from scipy.stats import hypergeom
-
-import scdiva as sd
+from scipy.stats import false_discovery_control, hypergeom
 
 N_PERMUTATIONS, N_BOOTSTRAP, N_RANDOM = 1000, 1000, 1000
 N_SHUFFLES = 20
@@ -20,6 +18,8 @@ N_BEST = 20
 LEAST_MEMBERS = 3
 """A smaller family is not asked about."""
 SIGNIFICANT = 0.05
+SIZES = 5, 500
+"""Genes of a set that have a module, least and most."""
 PAPER_TARGETS = ("HBG1", "HBG2", "MS4A3", "FTH1")
 """Genes that the scDiVa paper names among the 20 that attend most to SPI1."""
 PAPER_PAIR = ("TNFSF13B", "TNFRSF13B")
@@ -130,11 +130,21 @@ def module_scores(
 
 
 def _enriched(genes: np.ndarray, modules: np.ndarray, sets: dict[str, list[str]]) -> dict:
-    """Pairs of module and set below a false discovery rate of 5%, and modules that are in one."""
-    of = {name: genes[modules == name].tolist() for name in np.unique(modules)}
-    found = sd.metrics.enrichment(of, sets, genes.tolist())
-    below = found[found["padj"] < SIGNIFICANT]
-    return {"n_pairs": len(below), "n_enriched": int(below["module"].nunique())}
+    """Pairs of module and set below a false discovery rate of 5% over all pairs, and modules that are in one.
+
+    Fisher's exact test, one-sided, against all genes that have a module; sets of `SIZES` of them are asked about.
+    """
+    universe = set(genes)
+    tested = [own for some in sets.values() if SIZES[0] <= len(own := universe & set(some)) <= SIZES[1]]
+    if not tested:
+        raise ValueError(f"none of {len(sets)} gene sets has {SIZES[0]} to {SIZES[1]} of the {len(universe)} genes.")
+    of = [set(genes[modules == name]) for name in np.unique(modules)]
+    overlap = np.array([[len(module & some) for some in tested] for module in of])
+    n_module, n_set = (np.array([len(some) for some in names]) for names in (of, tested))
+    chance = hypergeom.sf(overlap - 1, len(universe), n_set, n_module[:, None])
+    # a sum of chances may pass 1 in its last digit
+    below = false_discovery_control(chance.clip(0, 1).ravel()).reshape(chance.shape) < SIGNIFICANT
+    return {"n_pairs": int(below.sum()), "n_enriched": int(below.any(axis=1).sum())}
 
 
 def exchanged(modules: np.ndarray, strength: np.ndarray, rng: np.random.Generator, n_bins: int = 10) -> np.ndarray:

@@ -169,8 +169,6 @@ def networks(adata: ad.AnnData, how: dict[str, Any]) -> Iterator[Any]:
     sd.tl.grn(adata, **how)
     sd.tl.grn_modules(adata)
     yield adata
-    sets = {"first half": list(adata.var_names[: adata.n_vars // 2])}
-    yield sd.tl.enrich_modules(adata, sets)
     yield sd.get.grn_df(adata, top=200)
     yield sd.tl.regulon(adata, gene, **how)
     for method in ("correlation", "attention"):

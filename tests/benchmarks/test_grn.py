@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.stats import false_discovery_control, fisher_exact
 
 
 @pytest.fixture
@@ -51,6 +52,31 @@ def test_a_family_is_held_against_its_like_by_weights_and_by_edges(scores, monke
     for arm, share in (("attention", 1), ("mutual_information", 20 / 30)):
         found = scores.family_scores(graph, genes, genes[:6], arm, 0)
         assert found["density"] == pytest.approx(share * density, abs=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_sets_of_modules_by_fishers_test(scores, seed):
+    """Counted pair by pair; sets with too few or too many genes are not asked about, nor genes without a module."""
+    rng = np.random.default_rng(seed)
+    genes = np.array([f"g{number}" for number in range(600)])
+    modules = rng.choice(["a", "b", "c"], 600, p=[0.6, 0.3, 0.1])
+    sets = {f"{name}{n}": [*rng.choice(genes[modules == name], n), "absent"] for name in "abc" for n in (20, 7)}
+    sets |= {"few": genes[modules == "c"][:4], "many": genes[:501], "drawn": rng.choice(genes, 40, False)}
+    p = {}
+    for name in "abc":
+        own = set(genes[modules == name])
+        for key in set(sets) - {"few", "many"}:
+            some = set(sets[key]) - {"absent"}
+            if len(some) >= 5:
+                both, rest = len(own & some), len(own | some)
+                table = [[both, len(own - some)], [len(some - own), 600 - rest]]
+                p[name, key] = fisher_exact(table, alternative="greater").pvalue
+    below = [pair for pair, q in zip(p, false_discovery_control(list(p.values())), strict=True) if q < 0.05]
+    found = scores._enriched(genes, modules, sets)
+    assert found == {"n_pairs": len(below), "n_enriched": len({name for name, _ in below})}
+    assert found["n_enriched"] >= 2
+    with pytest.raises(ValueError, match="none of 1 gene sets has 5 to 500 of the 600 genes"):
+        scores._enriched(genes, modules, {"few": genes[:4]})
 
 
 def test_rank_of_a_target(scores):

@@ -74,5 +74,5 @@ def folder(tmp_path, monkeypatch):
     for module in ("_maps", "_umap"):
         monkeypatch.setattr(f"scdiva.pl.{module}.umap_of", lambda z, seed: np.ascontiguousarray(z[:, :2]))
     monkeypatch.setattr(sd.datasets, "pbmc68k_reduced", cells_like_a_users)
-    with sd.settings.override(progress=False):
+    with sd.settings.override(progress=False), matplotlib.rc_context():  # decoupler, imported, changes legends
         yield tmp_path

@@ -94,7 +94,6 @@ KEYS = {
     "get.perturbation_df": (lambda a, _: sd.get.perturbation_df(a), "tl.predict_perturbation"),
     "tl.grn_modules": (lambda a, _: sd.tl.grn_modules(a), "tl.grn"),
     "tl.regulon": (lambda a, _: sd.tl.regulon(a, "CD4"), "tl.grn"),
-    "tl.enrich_modules": (lambda a, _: sd.tl.enrich_modules(a, {"s": ["CD4"]}), "tl.grn_modules"),
     "pl.grn": (lambda a, _: sd.pl.grn(a), "tl.grn"),
     "pl.attention": (lambda a, _: sd.pl.attention(a), "tl.grn"),
     "pl.reliability": (lambda a, _: sd.pl.reliability(a), "tl.annotate"),

@@ -2,7 +2,7 @@
 
 from .annotation import calibration, classification, knn_cross_validation
 from .integration import avg_batch, avg_bio, shuffle_control
-from .networks import enrichment, hub_scores
+from .networks import hub_scores
 from .perturbation import de_scores, discrimination, discrimination_matrix, hit_rate, perturbation_response
 from .reconstruction import bleu, l_dist, marginal_recall, reconstruction_scores, value_spearman
 
@@ -15,7 +15,6 @@ __all__ = [
     "de_scores",
     "discrimination",
     "discrimination_matrix",
-    "enrichment",
     "hit_rate",
     "hub_scores",
     "knn_cross_validation",

@@ -7,7 +7,7 @@ from scdiva.tl._embed_file import embed_file
 from scdiva.tl._gene_embedding import gene_embedding
 from scdiva.tl._generate import generate
 from scdiva.tl._grn import grn
-from scdiva.tl._grn_modules import enrich_modules, grn_modules
+from scdiva.tl._grn_modules import grn_modules
 from scdiva.tl._impute import impute
 from scdiva.tl._integrate import integrate
 from scdiva.tl._log_likelihood import log_likelihood
@@ -20,7 +20,6 @@ __all__ = [
     "annotate",
     "embed",
     "embed_file",
-    "enrich_modules",
     "fit_perturbation",
     "gene_embedding",
     "generate",

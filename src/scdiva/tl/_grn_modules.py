@@ -1,11 +1,8 @@
-"""Modules of a gene network and its hubs (`tl.grn_modules`), and the gene sets in them (`tl.enrich_modules`)."""
+"""Modules of a gene network and its hubs (`tl.grn_modules`)."""
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import Iterable, Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -14,11 +11,11 @@ import pandas as pd
 import scipy.sparse as sp
 
 from scdiva import _constants as C
-from scdiva._checks import check_least, check_positive, from_extra, no_column, no_entry
+from scdiva._checks import check_least, check_positive, from_extra
 from scdiva._rng import given_seed, step_seed
 from scdiva.data.network import network_of
-from scdiva.data.writing import check_anndata, check_writable, write
-from scdiva.metrics import enrichment, hub_scores
+from scdiva.data.writing import check_writable, write
+from scdiva.metrics import hub_scores
 
 if TYPE_CHECKING:
     import torch
@@ -120,95 +117,6 @@ def grn_modules(
     parameters = {"key": key, "group": network.group, **given, "seed": str(seed)}
     columns = dict(zip(written, (found, hubs), strict=True))
     return write(adata, "tl.grn_modules", key_added, parameters, copy=copy, var=columns)
-
-
-def enrich_modules(
-    adata: AnnData,
-    gene_sets: str | os.PathLike[str] | Mapping[str, Iterable[str]] | pd.DataFrame,
-    *,
-    key: str = C.VAR_MODULE,
-    gene_symbols: str | None = None,
-    min_genes: int = 5,
-    max_genes: int = 500,
-) -> pd.DataFrame:
-    """Test modules of genes for gene sets, such as MSigDB's Hallmark or Reactome, against the genes of the network.
-
-    Parameters
-    ----------
-    adata
-        Data that :func:`grn_modules` wrote to.
-    gene_sets
-        A GMT file, as MSigDB offers them for download; a mapping from the name of a set to its genes; or a data frame
-        with columns `source` (the set) and `target` (a gene), as decoupler's resources are.
-    key
-        Column of `adata.var` with the modules.
-    gene_symbols
-        Column of `adata.var` with the names by which the sets know genes; None takes `adata.var_names`.
-    min_genes, max_genes
-        Sets with fewer or more genes in the network are not tested.
-
-    Returns
-    -------
-    One row for each module and set: `module`, `gene_set`, `n_module`, `n_set`, `n_overlap`, `fold` (over what chance
-    gives), `p` (hypergeometric, one-sided), `padj` (Benjamini and Hochberg, over all rows) and `genes`, those in both,
-    joined by commas. The background is the genes that have a module. The smallest padj first.
-
-    Raises
-    ------
-    KeyError
-        If there is no such column.
-    ValueError
-        If the file is no GMT file, the frame lacks a column, no gene has a module, or no set has genes enough in the
-        network.
-    FileNotFoundError
-        If there is no such file.
-
-    Examples
-    --------
-    >>> import scdiva as sd
-    >>> adata = sd.datasets.toy(60, 100)
-    >>> sd.tl.grn(adata, "correlation")
-    >>> sd.tl.grn_modules(adata)
-    >>> sets = {"first half": list(adata.var_names[:50])}
-    >>> found = sd.tl.enrich_modules(adata, sets)
-    >>> "padj" in found
-    True
-    """
-    check_anndata(adata)
-    if key not in adata.var:
-        raise no_entry("adata.var", key, adata.var, f"scdiva.tl.grn_modules(adata, key_added={key!r})")
-    if gene_symbols is not None and gene_symbols not in adata.var:
-        raise no_column("adata.var", gene_symbols, adata.var.columns)
-    names = np.asarray((adata.var_names if gene_symbols is None else adata.var[gene_symbols]).astype(str))
-    module = adata.var[key].astype("category").cat.remove_unused_categories()
-    if module.isna().all():
-        raise ValueError(f"no gene of adata has a module in adata.var[{key!r}].")
-    modules = {str(name): names[(module == name).to_numpy()].tolist() for name in module.cat.categories}
-    background = names[module.notna().to_numpy()]
-    return enrichment(modules, _read(gene_sets), background, min_genes=min_genes, max_genes=max_genes)
-
-
-def _read(gene_sets: str | os.PathLike[str] | Mapping[str, Iterable[str]] | pd.DataFrame) -> dict[str, list[str]]:
-    """Give the genes of each set."""
-    if isinstance(gene_sets, pd.DataFrame):
-        if missing := {"source", "target"} - set(gene_sets.columns):
-            raise ValueError(
-                f"gene_sets has no column {sorted(missing)[0]!r}; it needs source (the set) and target (a gene), and "
-                f"has {', '.join(map(repr, gene_sets.columns))}."
-            )
-        gene_sets = dict(iter(gene_sets.groupby("source", observed=True, sort=False)["target"]))
-    elif not isinstance(gene_sets, Mapping):
-        path = Path(gene_sets)
-        text = path.read_text(encoding="utf-8").splitlines()
-        lines = [(number, line.split("\t")) for number, line in enumerate(text, 1) if line.strip()]
-        if short := [number for number, line in lines if len(line) < 3]:
-            raise ValueError(
-                f"{path} is no GMT file: line {short[0]} is not name, description and genes, with tabs between them."
-            )
-        if not lines:
-            raise ValueError(f"{path} holds no gene sets.")
-        gene_sets = {name: [gene for gene in genes if gene] for _, (name, _, *genes) in lines}
-    return {str(name): [str(gene) for gene in genes] for name, genes in gene_sets.items()}
 
 
 def strongest(weights: sp.csr_matrix, n_neighbors: int) -> sp.csr_matrix:

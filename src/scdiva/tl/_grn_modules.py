@@ -110,8 +110,7 @@ def grn_modules(
     code = np.full(adata.n_vars, -1)
     code[taking_part] = np.argsort(np.lexsort((names, -size)))[number]  # the largest is 0
     hubs = np.full(adata.n_vars, np.nan, dtype=np.float32)
-    sources = np.flatnonzero(network.sources)
-    hubs[sources] = hub_scores(abs(network.weights[sources]))
+    hubs[network.sources] = hub_scores(abs(network.weights[network.sources]))
     found = pd.Categorical.from_codes(code, [str(i) for i in range(len(names))])
     given = {"n_neighbors": int(n_neighbors), "resolution": float(resolution)}
     parameters = {"key": key, "group": network.group, **given, "seed": str(seed)}

@@ -150,7 +150,7 @@ def test_what_a_worker_warns_of_or_raises_reaches_the_caller(client, model, adat
 
 def test_parts_that_differ_are_not_joined(client, file, model, tmp_path, monkeypatch):
     digests = iter("abcdefghijklmnop")
-    monkeypatch.setattr(_embed_file, "_digest", lambda value: next(digests))
+    monkeypatch.setattr(_embed_file, "digest", lambda value: next(digests))
     with pytest.raises(RuntimeError, match=r"no whole result .*versions"):
         sd.tl.embed_file(file, tmp_path / "z.h5ad", model=model, client=client)
     assert not (tmp_path / "z.h5ad").exists()
